@@ -1,11 +1,11 @@
-"""The Transformer itself, and every way to keep a deep one trainable, on torch alone.
+"""The Transformer and every method that keeps a deep one trainable, on torch alone.
 
-slots.py has the addresses of branches and what several methods put into them, layer.py the equation; attention.py and
-modules.py compute a branch; stack.py has the encoder and the decoder; cache.py holds the keys and values of decoding,
-pass_state.py what layers share in one pass; recomputation.py saves memory. models.py has the three models, config.py
-what they are built from, archs.py its numbers by name; initialisation.py draws the weights, profile.py measures
-Admin's. methods/ has a file a method, probes/ a file a probe; saving.py keeps a model in a file. Nothing here imports
-fairseq.
+slots.py has the addresses of branches and the modules that several methods share, layer.py the equation; attention.py
+and modules.py compute a branch; stack.py has the encoder and the decoder; cache.py holds the keys and values of
+decoding, pass_state.py the state that layers share in one forward pass; recomputation.py saves memory. models.py has
+the three models, config.py their settings, archs.py the named architectures; initialisation.py draws the weights,
+profile.py measures Admin's omegas. methods/ has one file for each method, probes/ one for each probe; saving.py keeps a
+model in a file. Nothing here imports fairseq.
 """
 
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""Architecture names: model x width x depth -> the numbers they stand for."""
+"""Named architectures: a model, a width and a depth, and the config values that each name stands for."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Width:
     attention_heads: int
 
     def fields(self, stack: str) -> dict[str, int]:
-        """The widths as config fields of `stack`: "encoder_embed_dim" -> 512."""
+        """Return the widths as config fields of `stack`: "encoder_embed_dim" -> 512."""
         return {f"{stack}_{field}": value for field, value in vars(self).items()}
 
 
@@ -36,7 +36,7 @@ WIDTHS = {
     "medium": Width(768, 3072, 12),
     "large": Width(1024, 4096, 16),
 }
-# what a language model's user may leave open beside depth and width; fairseq's own in transformer_lm and roberta
+# further defaults of the language models, as in fairseq's transformer_lm and roberta
 CAUSAL = {"method": "deepnorm", "activation_fn": "relu", "share_decoder_input_output_embed": False}
 MASKED = {"method": "deepnorm", "activation_fn": "gelu", "encoder_learned_pos": False,
           "layernorm_embedding": False, "no_scale_embedding": False}  # fmt: skip
@@ -59,7 +59,7 @@ def _add(model: str, name: str, fields: dict) -> None:
 
 
 def _add_depths(model: str, default: tuple[int, ...], depths: Sequence[tuple[int, ...]], more: dict) -> None:
-    """MODEL[_WIDTH][_DEPTH] of every width; the widths are those of the model's first stack."""
+    """Register MODEL[_WIDTH][_DEPTH] for every width; the widths are those of the model's first stack."""
     stacks = STACKS[model]
     for width_name, width in WIDTHS.items():
         stem = model if width_name == "base" else f"{model}_{width_name}"
@@ -78,7 +78,7 @@ _add(MASKED_LM, "normformer_masked_lm_base", _base | {"method": "normformer"})
 
 
 def unknown(setting: str) -> str:
-    """Return the message for `setting`, which ends in a name that no architecture has; it offers the nearest one."""
+    """Return the error message for `setting`, which ends in an unknown architecture; it offers the nearest name."""
     setting = " ".join(setting.split())
     near = difflib.get_close_matches(setting.split()[-1], PRESETS, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
@@ -87,7 +87,7 @@ def unknown(setting: str) -> str:
     return f"{setting}: no such architecture; {hint}`deepnet methods --archs` lists them, and any depth is {depth}"
 
 
-REGISTRIES: list[Mapping[str, str]] = [MODELS]  # where model_of looks; fairseq's own joins when it is there
+REGISTRIES: list[Mapping[str, str]] = [MODELS]  # searched by model_of; the plugin adds fairseq's own
 
 
 def _arch_of(cfg: Any) -> str:
@@ -95,27 +95,27 @@ def _arch_of(cfg: Any) -> str:
 
 
 def model_of(cfg: Any) -> str:
-    """Name of the model of ours that a config (Namespace, omegaconf or dataclass) is of.
+    """Return the name of our model that a config (Namespace, omegaconf or dataclass) describes.
 
-    The translation model's if it does not say. An architecture may be one that somebody else registered for it.
+    The translation model is the default. The architecture may be registered by another package for one of our models.
     """
     arch = _arch_of(cfg)
     return next((models[arch] for models in REGISTRIES if arch in models), MODEL_NAME)
 
 
 def depths(cfg: Any) -> tuple[int, int]:
-    """Layers N of the encoder and M of the decoder in a filled config, 0 for a stack that the model does not have."""
+    """Return the encoder's layers N and the decoder's M in a filled config, 0 for a stack that the model lacks."""
     return getattr(cfg, "encoder_layers", 0), getattr(cfg, "decoder_layers", 0)
 
 
 def fill(cfg: Any) -> None:
-    """Gives every field the user left open the value of the architecture `cfg` names, in place.
+    """Fill every field that the user left open with the value of the config's architecture, in place.
 
     cfg: argparse.Namespace of the command line, or omegaconf/dataclass config of YAML and checkpoints. The decoder's
     widths follow the encoder's, as in fairseq's `transformer`.
     """
     arch, model = _arch_of(cfg), model_of(cfg)
-    preset = PRESETS.get(arch, PRESETS[model])  # an architecture somebody else registered sets what it sets
+    preset = PRESETS.get(arch, PRESETS[model])  # an architecture of another package sets its own fields
     for field, value in preset.items():
         if getattr(cfg, field, None) is None:
             setattr(cfg, field, value)
@@ -124,4 +124,4 @@ def fill(cfg: Any) -> None:
             if getattr(cfg, f"decoder_{field}", None) is None:
                 setattr(cfg, f"decoder_{field}", getattr(cfg, f"encoder_{field}"))
     if getattr(cfg, "checkpoint_every", None) is not None:
-        cfg.checkpoint_activations = True  # how to recompute is said, so that it is to be recomputed
+        cfg.checkpoint_activations = True  # a flag that says how to recompute implies recomputation

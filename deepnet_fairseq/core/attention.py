@@ -100,9 +100,9 @@ class Attention(nn.Module):
 
 
 def attention_weights(q: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
-    """Compute softmax(q k / sqrt(d) + mask), (B, h, T, S), of q (B, h, T, d) and keys (B, h, S, d), in float32.
+    """Compute softmax(q k / sqrt(d) + mask) in float32, (B, h, T, S), from q (B, h, T, d) and keys (B, h, S, d).
 
-    For alignments. mask: as in Attention.forward.
+    Alignments read these weights. mask: as in Attention.forward.
     """
     scores = torch.matmul(q * q.size(-1) ** -0.5, keys.transpose(2, 3)).float()
     if mask is not None:

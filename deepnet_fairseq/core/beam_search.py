@@ -1,4 +1,4 @@
-"""Beam search on torch alone; fairseq's programs bring their own, which finds the same.
+"""Beam search on torch alone; the search of fairseq's programs finds the same hypotheses.
 
 B sentences, k beams, V symbols; hypotheses are scored by the mean log-probability of their tokens, EOS included, with
 the exponent `length_penalty` on the length (Wu et al. 2016 with another formula; this is fairseq's).
@@ -17,7 +17,7 @@ from .profile import in_mode
 
 
 class Hypothesis(NamedTuple):
-    """tokens (T,), without EOS; score: sum of their log-probabilities and EOS's over (T + 1) ** length_penalty."""
+    """Tokens (T,), without EOS; score: sum of their log-probabilities and EOS's over (T + 1) ** length_penalty."""
 
     tokens: Tensor
     score: float
@@ -27,13 +27,13 @@ class Hypothesis(NamedTuple):
 def beam_search(
     model: DeepModel, tokens: Tensor, beams: int = 5, max_length: int = 200, length_penalty: float = 1.0
 ) -> list[list[Hypothesis]]:
-    """Find the k best hypotheses of each sentence, best first, in evaluation mode; the model's own mode comes back.
+    """Find the k best hypotheses of each sentence, best first, in evaluation mode; restore the model's mode afterwards.
 
     tokens (B, S): source sentences, or for a causal language model the prompts to continue, padded on either side.
     Prompts of one length are searched together, so that no prompt depends on the others or on its padding.
     max_length: of a hypothesis in tokens, less than the decoder has positions. A sentence is done when k hypotheses
-    have ended (fairseq's rule). UserError for beams or a length below 1, for a prompt longer than the decoder has
-    positions, and for a masked language model.
+    have ended (fairseq's rule). Raises a UserError for beams or a length below 1, for a prompt longer than the decoder
+    has positions, and for a masked language model.
     """
     if "decoder" not in model.stacks():
         raise UserError(f"beam_search: {model.NAME} has no decoder; give a translation or causal language model")
@@ -94,7 +94,7 @@ def _search(model: DeepModel, tokens: Tensor, beams: int, longest: int, penalty:
 
 
 def _begin(model: DeepModel, tokens: Tensor, beams: int) -> tuple[dict | None, dict, Tensor]:
-    """Return what the decoder reads besides, its cache, and the prefix of each row, (B k, begun), which EOS begins."""
+    """Return the decoder's other inputs, its cache, and the prefix of each row, (B k, begun), which begins with EOS."""
     state: dict = {}
     rows = torch.arange(len(tokens), device=tokens.device).repeat_interleave(beams)
     start = tokens.new_full((len(rows), 1), EOS)

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from .modules import to_add
 
 SENTENCES = "deepnet_sentences"  # key of [Sentences] in the dictionary that an encoder returns
-STEPS = 8  # a cache that is full makes room for at least so many further steps
-SHARE = 0.75  # of the sentences in a cache that must be alive: with fewer, the others are dropped
+STEPS = 8  # minimum number of further steps for which a full cache makes room
+SHARE = 0.75  # share of a cache's sentences that must be alive; below it, finished ones are dropped
 
 
 class Sentences(NamedTuple):
-    """The sentences of an encoder's output, each once, whatever beam search has repeated.
+    """Sentences of an encoder's output, each once, however often beam search has repeated them.
 
     states (S, B, C); padding (B, S), True at padding; rows (R,): which sentence each row of the decoder's batch reads,
     None where it reads its own.
@@ -46,13 +46,13 @@ class EncoderOutput:
 
     @classmethod
     def by_row(cls, encoder_out: dict) -> EncoderOutput:
-        """Read what Encoder.forward returned, or another encoder, with a sentence for each row of the batch."""
+        """Read the dictionary of Encoder.forward, or of another encoder, with a sentence for each row of the batch."""
         padding = encoder_out["encoder_padding_mask"]
         return cls._of(encoder_out["encoder_out"][0], padding[0] if padding else None)
 
     @classmethod
     def by_sentence(cls, encoder_out: dict) -> EncoderOutput:
-        """Read it with each sentence once, where the rows of the decoder's batch are k beams of each, in order."""
+        """Read the dictionary with each sentence once, where the decoder's rows are k beams of each, in order."""
         (sentences,) = encoder_out.get(SENTENCES, [None])
         if sentences is None or sentences.rows is None:
             return cls.by_row(encoder_out)
@@ -64,7 +64,7 @@ class EncoderOutput:
 
     @classmethod
     def _of(cls, states: Tensor, padding: Tensor | None) -> EncoderOutput:
-        """Make it from states (S, B, C) and padding (B, S), which is None if there is none."""
+        """Make an EncoderOutput of states (S, B, C) and padding (B, S), None without padding."""
         states = states.transpose(0, 1)
         return cls(states, None if padding is None else to_add(~padding[:, None, None], states.dtype))
 
@@ -82,7 +82,7 @@ class DecoderCache:
 
     Where b ends, nothing moves: the batch is then a and c, which lie at places 0 and 2, and the row of b is computed in
     vain, until fewer than SHARE of the sentences are alive or the room is used up. Then one copy keeps those that are
-    alive, and of their prefixes what a beam still looks at.
+    alive, and the parts of their prefixes that a beam still reads.
 
     prefixes: attention -> keys and values of the target, (P, capacity, h, d) for P sentences, of which `used` are
     filled, k a step; sources: attention -> those of the source, (P, S, h, d); past (B, k, used), bool; places (B,):
@@ -90,7 +90,7 @@ class DecoderCache:
     """
 
     def __init__(self, memory: EncoderOutput | None, rows: int):
-        """memory: what cross-attention reads, if there is any; rows: of the decoder's batch, B k."""
+        """Make an empty cache; memory: the input of cross-attention, if any; rows: of the decoder's batch, B k."""
         self.memory, self.beams = memory, memory.beams if memory else 1
         self.length, self.used, self.capacity = 0, 0, 0
         self.sentences = rows // self.beams
@@ -98,10 +98,10 @@ class DecoderCache:
         self.sources: dict[nn.Module, tuple[Tensor, ...]] = {}
         self.past: Tensor | None = None
         self.places: Tensor | None = None
-        self._sentence_at: Tensor | None = None  # the inverse of places, (P,), anything where a sentence has ended
+        self._sentence_at: Tensor | None = None  # inverse of places, (P,); arbitrary where a sentence has ended
 
     def advance(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Begin a step: newest tokens x (B k, 1, C) -> x (P, k, C) and a mask (P, 1, k, used), None for one beam."""
+        """Begin a step: map newest tokens x (B k, 1, C) to x (P, k, C) and mask (P, 1, k, used), None for one beam."""
         itself = torch.eye(self.beams, dtype=torch.bool, device=x.device).expand(x.size(0) // self.beams, -1, -1)
         if self.past is None:
             self.past = itself[..., :0]
@@ -121,7 +121,7 @@ class DecoderCache:
         """Add this step's keys and values, (P, k, h, d) each, and return those of the whole prefix, (P, used, h, d)."""
         newest, before = (keys, values), self.used - self.beams
         held = self.prefixes.get(attention) or [one.new_empty(one.size(0), 0, *one.shape[2:]) for one in newest]
-        if torch.is_grad_enabled():  # what autograd may read later must not be written to
+        if torch.is_grad_enabled():  # autograd may read the old tensors later, so they must not be overwritten
             held = [torch.cat([old[:, :before], one], 1) for old, one in zip(held, newest, strict=True)]
         else:
             if held[0].size(1) < self.capacity:
@@ -132,7 +132,7 @@ class DecoderCache:
         return [one[:, : self.used] for one in held]
 
     def of_source(self, attention: nn.Module, project: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """Return keys and values of the source, (P, S, h, d) each, which `project` gives at the first step."""
+        """Return keys and values of the source, (P, S, h, d) each; `project` computes them at the first step."""
         if attention not in self.sources:
             self.sources[attention] = project()
         return self.sources[attention]
@@ -140,7 +140,7 @@ class DecoderCache:
     def reorder(self, new_order: Tensor) -> None:
         """Let row i continue row new_order[i] of the last step; new_order (rows,) may drop or repeat rows.
 
-        ValueError where beams share a source and the rows of one sentence would come from several.
+        Raises a ValueError where beams share a source and the rows of one sentence would come from several.
         """
         if self.past is None:
             return
@@ -165,7 +165,7 @@ class DecoderCache:
         return x if self._sentence_at is None else x.index_select(0, self._sentence_at)
 
     def _keep(self, places: Tensor | None) -> None:
-        """Keep the sentences at `places`, None for all, and what a beam looks at; make as much room again."""
+        """Keep the sentences at `places`, None for all, and the tokens that a beam still reads; double the room."""
         assert self.past is not None
         needed = self.past.any(1)  # (B, used)
         kept = int(needed.sum(1).max()) if self.used else 0
@@ -174,7 +174,7 @@ class DecoderCache:
         self.past = self.past.gather(2, slots[:, None].expand(-1, self.beams, -1))
         for attention, held in self.prefixes.items():
             rows = (torch.arange(len(slots), device=slots.device) if places is None else places) * held[0].size(1)
-            index = rows[:, None] + F.pad(slots, (0, self.capacity - kept))  # the room holds any numbers
+            index = rows[:, None] + F.pad(slots, (0, self.capacity - kept))  # unused room holds arbitrary numbers
             taken = [one.flatten(0, 1).index_select(0, index.flatten()) for one in held]
             self.prefixes[attention] = [one.unflatten(0, index.shape) for one in taken]
         if places is not None:

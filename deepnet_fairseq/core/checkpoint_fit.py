@@ -1,4 +1,4 @@
-"""Does this checkpoint fit this model? If not: which flag is it."""
+"""Check that a checkpoint fits a model, and name the flag that would make it fit."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ FOREIGN_KEY = re.compile(
 )
 OLD_PROJECTIONS = re.compile(r"(.*_attn\.)in_proj_(weight|bias)$")  # queries, keys and values in one, until 2019
 BEFORE_FIRST = 2  # rows of a table of learned positions up to the padding symbol's
-# what an entry that is there or not says of the flags of its run
+# parameters whose presence tells a flag of the checkpoint's run
 FLAGS = {
     r"(encoder|decoder)\.embed_positions\.weight$": r"--\1-learned-pos",
     r"(encoder|decoder)\.layernorm_embedding\.": "--layernorm-embedding",
 }
-TIES = {  # the second of two names of one matrix, and how a model has two
+TIES = {  # second name of a shared matrix -> flag with which the model has two matrices
     "lm_head.weight": "give --untie-weights-roberta",
     "decoder.output_projection.weight": "drop --share-decoder-input-output-embed and --share-all-embeddings",
     "decoder.embed_tokens.weight": "drop --share-all-embeddings",
@@ -30,7 +30,7 @@ TIES = {  # the second of two names of one matrix, and how a model has two
 
 
 def with_split_projections(state: StateDict) -> StateDict:
-    """`state` with three entries in place of each that fairseq wrote for queries, keys and values together."""
+    """Split each entry that fairseq wrote for queries, keys and values together into three."""
     split: StateDict = {}
     for key, value in state.items():
         if match := OLD_PROJECTIONS.fullmatch(key):
@@ -42,14 +42,14 @@ def with_split_projections(state: StateDict) -> StateDict:
 
 
 def without_foreign_keys(state: StateDict, own: StateDict) -> StateDict:
-    """`state` less the entries that fairseq's `transformer` writes and nothing reads."""
+    """Drop the entries that fairseq's `transformer` writes and nothing reads."""
     return {key: value for key, value in state.items() if key in own or not FOREIGN_KEY.fullmatch(key)}
 
 
 def check_fit(state: StateDict, own: StateDict) -> None:
-    """UserError for the first of depth, method, shapes and constants in which a checkpoint differs from a model.
+    """Raise a UserError for the first of depth, method, shapes and constants in which a checkpoint and a model differ.
 
-    state, own: their state dicts. The message names the flag where that is known, and no file: fairseq's loader does.
+    state, own: their state dicts. The message names the flag where that is known; fairseq's loader adds the file.
     """
     for stack in ("encoder", "decoder"):
         held, built = depth(state, stack), depth(own, stack)
@@ -71,7 +71,7 @@ def check_fit(state: StateDict, own: StateDict) -> None:
 
 
 def check_ties(state: StateDict, model: nn.Module) -> None:
-    """UserError for two matrices that are one in the model: whichever is copied last would be in both places."""
+    """Raise a UserError if two matrices differ that the model shares: the one copied last would replace the other."""
     first: dict[nn.Parameter, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         other = first.setdefault(parameter, name)
@@ -80,7 +80,7 @@ def check_ties(state: StateDict, model: nn.Module) -> None:
 
 
 def depth(state: StateDict, stack: str) -> int:
-    """Number of layers of `stack` in a state dict."""
+    """Count the layers of `stack` in a state dict."""
     layers = (re.match(rf"{stack}\.layers\.(\d+)\.", key) for key in state)
     return 1 + max((int(match.group(1)) for match in layers if match), default=-1)
 
@@ -103,7 +103,7 @@ def _other_shape(key: str, held: tuple, built: tuple, own: StateDict) -> str:
 
 
 def _flags(missing: list[str], extra: list[str]) -> str:
-    """The flags that would make the difference, as far as names tell."""
+    """Return the flags that would remove the difference, as far as parameter names tell."""
     advice = []
     for verb, keys in (("give", extra), ("drop", missing)):
         found = (m.expand(flag) for key in keys for pattern, flag in FLAGS.items() if (m := re.match(pattern, key)))

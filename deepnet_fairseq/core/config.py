@@ -1,10 +1,11 @@
-"""The settings of the three models, named as the flags of fairseq's `transformer`, and a config class for each model.
+"""Config classes of the three models, with fields named as the flags of fairseq's `transformer`.
 
-How one is filled in, as fairseq's command line would, and what no model can be built from, refused by its flag.
+A config is filled in as fairseq's command line would do it; settings that no model can be built from are refused by
+flag.
 
-Flat because fairseq's hierarchical TransformerConfig, given as a model's dataclass, trains six layers whatever the
-flags say. Depth and widths default to None: archs.fill gives them the architecture's numbers, by one path for
-command line, preset and YAML.
+The classes are flat because fairseq's hierarchical TransformerConfig, given as a model's dataclass, trains six layers
+whatever the flags say. Depth and widths default to None: archs.fill gives them the architecture's numbers, by one path
+for command line, preset and YAML.
 """
 
 import argparse
@@ -27,7 +28,7 @@ LONGEST = 1024  # tokens of a sentence
 
 
 def flag(default: Any, help: str, choices: Iterable[str] = ()) -> Any:
-    """A field of a config dataclass: its default, the help of its flag, the words it may be (any value without)."""
+    """Make a field of a config dataclass: default, help of its flag, and permitted words (any value without)."""
     return field(default=default, metadata={"help": help, "choices": tuple(choices)})
 
 
@@ -74,7 +75,7 @@ class DecoderFields:
 
 
 def with_options(fields: type) -> type:
-    """Class decorator: `fields`, modifiers, and the options of both and of every method: what a model is built from."""
+    """Class decorator that adds the modifiers, and the options of modifiers and methods, to the dataclass `fields`."""
     more: list[tuple] = []
     for method in METHODS.values():
         more += [_option_field(method.name, key, f"--method {method.name}", one) for key, one in method.options.items()]
@@ -103,7 +104,7 @@ class DeepTransformerConfig(DecoderFields, EncoderFields, Common):
 @with_options
 @dataclass
 class DeepLanguageModelConfig(DecoderFields, Common):
-    """Flags of `deepnet_lm`; None where the architecture has the word."""
+    """Flags of `deepnet_lm`; None where the architecture decides."""
 
     method: Optional[str] = flag(None, METHOD)
     activation_fn: Optional[str] = flag(None, ACTIVATION, ACTIVATIONS)
@@ -115,7 +116,7 @@ class DeepLanguageModelConfig(DecoderFields, Common):
 @with_options
 @dataclass
 class DeepMaskedLanguageModelConfig(EncoderFields, Common):
-    """Flags of `deepnet_masked_lm`; None where the architecture has the word."""
+    """Flags of `deepnet_masked_lm`; None where the architecture decides."""
 
     method: Optional[str] = flag(None, METHOD)
     activation_fn: Optional[str] = flag(None, ACTIVATION, ACTIVATIONS)
@@ -134,10 +135,10 @@ CONFIGS: dict[str, type] = {
 
 
 def namespace(arch: str, **fields: Any) -> argparse.Namespace:
-    """A filled and checked config of architecture `arch`, as fairseq's command line would make it.
+    """Return a filled and checked config of architecture `arch`, as fairseq's command line would make it.
 
-    fields: config fields by name ("decoder_layers") that are not to be the default; lengths are 1024 tokens by default.
-    UserError, naming the flag, for what no model can be built from.
+    fields: config fields by name ("decoder_layers") that differ from the default; lengths are 1024 tokens by default.
+    Raises a UserError, naming the flag, for settings that no model can be built from.
     """
     known = dataclasses.fields(CONFIGS[archs.model_of(argparse.Namespace(arch=arch))])
     cfg = argparse.Namespace(**({field.name: field.default for field in known} | fields | {"arch": arch}))
@@ -148,12 +149,12 @@ def namespace(arch: str, **fields: Any) -> argparse.Namespace:
 def check_names(arch: str, fields: Iterable[str], more: Iterable[str] = ()) -> None:
     """Refuse an architecture, and the first of some fields by name, that do not exist.
 
-    more: names that are fields too. UserError with the nearest name that exists.
+    more: names that are fields too. Raises a UserError with the nearest name that exists.
     """
     if arch not in archs.PRESETS:
         raise UserError(archs.unknown(f"--arch {arch}"))
     known = {field.name for field in dataclasses.fields(CONFIGS[archs.MODELS[arch]])} | set(more)
-    known |= {f"{method.name}_{key}" for method in METHODS.values() for key in method.options}  # registered since, too
+    known |= {f"{method.name}_{key}" for method in METHODS.values() for key in method.options}  # also registered later
     for name in fields:
         if name not in known:
             near = difflib.get_close_matches(name, sorted(known), n=1)
@@ -162,9 +163,10 @@ def check_names(arch: str, fields: Iterable[str], more: Iterable[str] = ()) -> N
 
 
 def method_of(cfg: Any) -> Method:
-    """The method of a config, which is filled in place where the architecture leaves values open, and checked.
+    """Return the method of a config; fill the config in place where it leaves values open, and check it.
 
-    cfg: argparse.Namespace, omegaconf or dataclass. UserError, naming the flag, for what no model can be built from.
+    cfg: argparse.Namespace, omegaconf or dataclass. Raises a UserError, naming the flag, for settings that no model can
+    be built from.
     """
     archs.fill(cfg)
     check(cfg)
@@ -172,7 +174,7 @@ def method_of(cfg: Any) -> Method:
 
 
 def check(cfg: Any) -> None:
-    """UserError naming the flag for the first thing in a filled config that no model can be built from."""
+    """Raise a UserError, naming the flag, for the first setting of a filled config that no model can be built from."""
     method = get_method(cfg.method)
     if cfg.init_profile not in (None, *method.init_profiles):
         profiles = ", ".join(method.init_profiles)
@@ -208,7 +210,7 @@ def _check_numbers(cfg: Any) -> None:
 
 
 def check_probability(cfg: Any, name: str) -> None:
-    """UserError if the field `name` of a config is no probability of dropout."""
+    """Raise a UserError unless the field `name` of a config is a probability of dropout."""
     if not 0 <= getattr(cfg, name) < 1:
         raise UserError(f"--{name.replace('_', '-')} {getattr(cfg, name)}: must be at least 0 and below 1")
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from . import modules
 
-RESOLUTION = 2**16  # p is rounded to a multiple of 1 / RESOLUTION; what is kept is scaled by the exact one
+RESOLUTION = 2**16  # p is rounded to a multiple of 1 / RESOLUTION; kept values are scaled by that rounded probability
 
 
 def dropout(x: Tensor, p: float) -> Tensor:

@@ -1,6 +1,6 @@
-"""Where weights begin: a visit of every parameter, and the report on what was drawn.
+"""Initialisation of every parameter, and a report on the standard deviations that were drawn.
 
-Base initialisations by name say how each role's weight and bias are drawn before a method's gain:
+A base initialisation (a profile) says how each role's weight and bias are drawn before a method's gain:
 
 fairseq_head   fairseq since March 2020 and every release after 0.9: q, k, v, out Xavier-uniform (q, k, v with gain
                1/sqrt2 when keys and values have the query's width), fc1, fc2 and all biases but out's
@@ -28,22 +28,22 @@ ATTENTION_INPUTS = ("q", "k", "v")
 
 
 def xavier_std(linear: nn.Linear) -> float:
-    """sqrt(2 / (fan_in + fan_out)) (Glorot and Bengio 2010, equation 12)."""
+    """Compute sqrt(2 / (fan_in + fan_out)) (Glorot and Bengio 2010, equation 12)."""
     return math.sqrt(2 / (linear.in_features + linear.out_features))
 
 
 def torch_std(linear: nn.Linear) -> float:
-    """Std of U(-1/sqrt(fan_in), 1/sqrt(fan_in)), torch's default for a Linear."""
+    """Compute the std of U(-1/sqrt(fan_in), 1/sqrt(fan_in)), torch's default for a Linear."""
     return 1 / math.sqrt(3 * linear.in_features)
 
 
 def draw_normal(tensor: Tensor, std: float) -> None:
-    """N(0, std^2) into `tensor`, from torch's generator."""
+    """Fill `tensor` with draws from N(0, std^2), by torch's generator."""
     nn.init.normal_(tensor, 0.0, std)
 
 
 def draw_uniform(tensor: Tensor, std: float) -> None:
-    """U(-b, b) of the given standard deviation: b = sqrt(3) std."""
+    """Fill `tensor` with draws from U(-b, b) of the given standard deviation, b = sqrt(3) std."""
     nn.init.uniform_(tensor, -math.sqrt(3) * std, math.sqrt(3) * std)
 
 
@@ -78,24 +78,25 @@ PROFILES = {
 
 
 def branch_weights(model: nn.Module) -> Iterator[Weight]:
-    """Every weight matrix inside a residual branch, in forward order of each stack."""
+    """Yield every weight matrix inside a residual branch, in forward order of each stack."""
     for module in model.modules():
         if isinstance(module, Layer):
             yield from module.weights()
 
 
 def weight_std(method: Method, profile: str, weight: Weight) -> float:
-    """The std that the profile of that name (a key of PROFILES) and the method's gain give to one weight matrix."""
+    """Return the std that a profile (a key of PROFILES) and the method's gain give to one weight matrix."""
     return PROFILES[profile].weight_std(weight) * method.gain(weight.site, weight.role)
 
 
 @torch.no_grad()
 def initialize(model: nn.Module, method: Method, profile: str) -> None:
-    """Draws all values of a freshly built model, from torch's global generator.
+    """Draw all values of a freshly built model from torch's global generator.
 
-    Embeddings N(0, 1/C) with a zero padding row, output projection N(0, 1/C), each times the method's gain; matrices of
-    a head N(0, 1/C) too; norms 1 and 0; branches by profile and method; modules in a method's slots keep the values
-    they were constructed with. ValueError, naming them, for parameters that none of this is about.
+    Embeddings are N(0, 1/C) with a zero padding row, the output projection N(0, 1/C), each times the method's gain;
+    matrices of a head are N(0, 1/C) too; norms are 1 and 0; branches follow profile and method; modules in a method's
+    slots keep the values they were constructed with. Raises a ValueError that names any parameter covered by none of
+    these rules.
     """
     visited: set[nn.Parameter] = set()
     base = PROFILES[profile]
@@ -141,7 +142,7 @@ def _projection(linear: nn.Linear, gain: float, visited: set) -> None:
 
 @dataclass
 class Row:
-    """All matrices of one role in one kind of branch, over the layers of a stack; stds in units of the weight."""
+    """Matrices of one role in one kind of branch, over the layers of a stack; stds in units of the weight."""
 
     stack: str
     sublayer: str
@@ -152,14 +153,14 @@ class Row:
 
     @property
     def ratio(self) -> float:
-        """Measured over expected, pooled over layers; 1 up to sampling noise."""
+        """Return the measured std over the expected one, pooled over layers; 1 up to sampling noise."""
         squares = [(m / e) ** 2 for m, e in zip(self.measured, self.expected, strict=True) if e > 0]
         return math.sqrt(sum(squares) / len(squares)) if squares else float(any(self.measured) or 1)
 
 
 @torch.no_grad()
 def init_report(model: nn.Module, method: Method, profile: str) -> list[Row]:
-    """One Row per stack, kind of branch and role, in forward order; profile: a key of PROFILES."""
+    """Return one Row per stack, kind of branch and role, in forward order; profile: a key of PROFILES."""
     rows: dict[tuple, Row] = {}
     for weight in branch_weights(model):
         site, linear = weight.site, weight.linear
@@ -173,7 +174,7 @@ def init_report(model: nn.Module, method: Method, profile: str) -> list[Row]:
 
 
 def as_table(rows: list[Row]) -> list[list[str]]:
-    """Header and cells; a range where the layers of a stack differ."""
+    """Return header and cells; a range where the layers of a stack differ."""
     header = ["stack", "branch", "role", "layers", "expected std", "measured std", "ratio", "largest |bias|"]
     cells = [
         [r.stack, r.sublayer, r.role, str(len(r.expected)), _range(r.expected), _range(r.measured)]

@@ -1,4 +1,4 @@
-"""The one equation, in the layers of encoders and decoders.
+"""Layers of encoders and decoders, which all compute one equation.
 
     y = after(residual(x, dropout(outer(W_out . inner(body(before(x)))))))
 
@@ -58,7 +58,7 @@ class StackShape:
 
 
 class Slots(nn.ModuleDict):
-    """One slot of a layer: branch -> module, without those that the method leaves empty."""
+    """One slot of a layer: branch -> module, without the branches where the method leaves it empty."""
 
     def __init__(self, modules: dict[str, nn.Module | None]):
         super().__init__({name: module for name, module in modules.items() if module is not None})
@@ -79,7 +79,7 @@ class Layer(nn.Module):
         self.sites = {s: Site(shape.stack, index, s, shape.dim, shape.num_heads) for s in method.sublayers(shape.stack)}
         self.norm_place = {sublayer: method.norm_place(site) for sublayer, site in self.sites.items()}
         stream_dim = method.stream_width(shape.stack, shape.dim)
-        for sublayer in self.sites:  # fairseq's order, for optimisers number parameters by it
+        for sublayer in self.sites:  # fairseq's order, because optimisers number parameters by it
             if sublayer == "ffn":
                 self.fc1 = empty_linear(shape.dim, shape.ffn_dim, method.bias)
                 self.fc2 = empty_linear(shape.ffn_dim, shape.dim, method.bias)
@@ -103,7 +103,7 @@ class Layer(nn.Module):
         return {"fc1": self.fc1, "fc2": self.fc2} if sublayer == "ffn" else getattr(self, sublayer).weights()
 
     def weights(self) -> Iterator[Weight]:
-        """Every weight matrix of the layer, in forward order of its branches."""
+        """Yield every weight matrix of the layer, in forward order of its branches."""
         for sublayer, site in self.sites.items():
             source_dim = site.dim if sublayer == "ffn" else getattr(self, sublayer).k_proj.in_features
             yield from (Weight(site, role, linear, source_dim) for role, linear in self.matrices(sublayer).items())
@@ -134,7 +134,7 @@ class Layer(nn.Module):
         name: of the branch; body: attention or feed-forward, (B, T, C) -> same, with the slots heads, hidden and inner
         inside it; entry (B, T, W): the layer's input, for a bypass around the whole layer.
         """
-        norm: Any = self._modules.get(NORM_NAMES[name])  # None in a method without
+        norm: Any = self._modules.get(NORM_NAMES[name])  # None in a method without bypass
         before, outer, residual = self.before.get(name), self.outer.get(name), self.residual[name]
 
         h = norm(x) if self.norm_place[name] == "pre" else x
@@ -176,7 +176,7 @@ class CausalLayer(Layer):
         return self.branch("ffn", y, self.feed_forward, entry=x)
 
     def look_back(self, x: Tensor, mask: Tensor | None, cache: DecoderCache | None) -> Tensor:
-        """Apply self-attention to what precedes each token; arguments as in forward."""
+        """Apply self-attention to each token and those before it; arguments as in forward."""
         return self.self_attn(x, mask=mask, causal=mask is None and cache is None, cache=cache)
 
 

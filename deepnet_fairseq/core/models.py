@@ -1,6 +1,6 @@
-"""The three models: encoder-decoder, causal and masked language model, of stacks of any depth under any method.
+"""The three models, encoder-decoder, causal and masked language model, of stacks of any depth under any method.
 
-Made by `build`, by flags of fairseq-train; state dicts have the names of fairseq's own models.
+`build` makes them from the flags of fairseq-train; state dicts have the names of fairseq's own models.
 B sentences, S source and T target tokens, C width, V symbols.
 """
 
@@ -23,8 +23,8 @@ from .stack import Decoder, Encoder, Stack
 
 BOS, PAD, EOS, UNK = range(4)  # the first symbols of every vocabulary, as in fairseq's dictionaries
 SPECIALS = 4
-Value = bool | int | float | str | None  # of a config field
-Extra = dict[str, list[Tensor] | list[None] | None]  # what a model gives beside scores, by fairseq's names
+Value = bool | int | float | str | None  # value of a config field
+Extra = dict[str, list[Tensor] | list[None] | None]  # a model's outputs beside scores, by fairseq's names
 
 
 class Built(NamedTuple):
@@ -38,21 +38,21 @@ class Built(NamedTuple):
 class DeepModel(nn.Module):
     """Stacks of any depth under any registered method.
 
-    A model of one's own gives NAME (a key of archs.STACKS), assemble, tokens, features and vocabulary_projection.
+    A subclass defines NAME (a key of archs.STACKS), assemble, tokens, features and vocabulary_projection.
     """
 
-    NAME: ClassVar[str]  # as fairseq knows the model
-    built_from: Built | None = None  # None if `build` has not made it; saving.save writes it
+    NAME: ClassVar[str]  # the model's name in fairseq
+    built_from: Built | None = None  # arguments of `build`, which saving.save writes; None for a model made otherwise
     after_update: Callable[[Mapping[str, Tensor]], None] | None = None  # Method.after_update, if the method has one
     encoder_class: ClassVar[type[Encoder]] = Encoder
     decoder_class: ClassVar[type[Decoder]] = Decoder
 
     @classmethod
     def create(cls, cfg: Any, method: Method, source_symbols: int, target_symbols: int) -> Self:
-        """The model of a filled and checked config and its method, in training mode.
+        """Make the model of a filled and checked config and its method, in training mode.
 
-        source_symbols, target_symbols: how many are read and predicted, SPECIALS included. Values are drawn from
-        torch's global generator.
+        source_symbols, target_symbols: sizes of the vocabularies that the model reads and predicts, SPECIALS included.
+        Values are drawn from torch's global generator.
         """
         model = cls.assemble(cfg, method, source_symbols, target_symbols)
         initialize(model, method, cfg.init_profile or method.init_profiles[0])
@@ -62,11 +62,11 @@ class DeepModel(nn.Module):
 
     @classmethod
     def assemble(cls, cfg: Any, method: Method, source_symbols: int, target_symbols: int) -> Self:
-        """The modules of a filled and checked config, their values still to be drawn."""
+        """Make the modules of a filled and checked config, their values still to be drawn."""
         raise NotImplementedError
 
     def stacks(self) -> dict[str, Stack]:
-        """ "encoder" and "decoder", those that the model has, in forward order."""
+        """Return the model's stacks by name, "encoder" and "decoder", in forward order."""
         return {name: getattr(self, name) for name in archs.STACKS[self.NAME]}
 
     def forward(self, *args: Any, **net_input: Any) -> tuple[Tensor, Extra]:
@@ -74,25 +74,25 @@ class DeepModel(nn.Module):
         raise NotImplementedError
 
     def tokens(self, *args: Any, **net_input: Any) -> dict[str, Tensor]:
-        """What each stack reads, (B, T), of what `forward` is given."""
+        """Return the tokens that each stack reads, (B, T), from the arguments of `forward`."""
         raise NotImplementedError
 
     def features(self, *args: Any, **net_input: Any) -> dict[str, Tensor]:
-        """What each stack gives, (B, T, C), for the net_input of a fairseq sample."""
+        """Return the output of each stack, (B, T, C), for the net_input of a fairseq sample."""
         raise NotImplementedError
 
     def vocabulary_projection(self) -> nn.Linear:
-        """The matrix (V, C) that gives scores of V symbols."""
+        """Return the matrix (V, C) that projects features to scores of V symbols."""
         raise NotImplementedError
 
     def head_linears(self) -> Iterator[nn.Linear]:
-        """Further matrices outside the stacks."""
+        """Yield further matrices outside the stacks."""
         return iter(())
 
     def train(self, mode: bool = True) -> DeepModel:
-        """As nn.Module.train without the cost of its attributes, for fairseq calls it twice an update.
+        """Set training mode as nn.Module.train does, at less cost, because fairseq calls it twice an update.
 
-        A module with a `train` of its own is asked.
+        A module that overrides `train` has its own method called.
         """
         for module in submodules(self):
             if module is self or type(module).train is nn.Module.train:
@@ -106,14 +106,14 @@ class DeepModel(nn.Module):
         raise UserError("torch.jit.script: not supported; use torch.compile, or export the model (deepnet export)")
 
     def set_num_updates(self, num_updates: int) -> None:
-        """To be told before each update how many are done, as fairseq does, for the parts that change with time."""
+        """Tell the modules that change with time how many updates are done; fairseq calls this before each update."""
         for stack in self.stacks().values():
             stack.set_num_updates(num_updates)
 
     def load_state_dict(self, state_dict: Any, strict: bool = True, model_cfg: Any = None, args: Any = None) -> Any:
-        """Copies a state dict of this model or of fairseq's own of its kind; UserError if it is another model's.
+        """Load a state dict of this model or of its counterpart in fairseq; raise a UserError if it is another model's.
 
-        model_cfg, args: what fairseq gives besides, not read.
+        model_cfg, args: fairseq's further arguments, not read.
         """
         state_dict = checkpoint_fit.with_split_projections(self.renamed(state_dict))
         state_dict = checkpoint_fit.without_foreign_keys(state_dict, self.state_dict())
@@ -123,22 +123,22 @@ class DeepModel(nn.Module):
         return nn.Module.load_state_dict(self, state_dict, strict)
 
     def renamed(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        """A checkpoint's entries under the names they have here."""
+        """Rename a checkpoint's entries to the names they have here."""
         return state_dict
 
 
 def embedding(symbols: int, dim: int) -> nn.Embedding:
-    """A matrix (symbols, dim), its values still to be drawn."""
+    """Make an embedding matrix (symbols, dim), its values still to be drawn."""
     return nn.Embedding(symbols, dim, padding_idx=PAD)
 
 
 class EncoderDecoder(DeepModel):
-    """A Transformer of N encoder and M decoder layers, to translate."""
+    """Translation model: a Transformer of N encoder and M decoder layers."""
 
     NAME = archs.MODEL_NAME
 
     def __init__(self, encoder: Encoder, decoder: Decoder):
-        nn.Module.__init__(self)  # whatever shell is around this
+        nn.Module.__init__(self)  # not fairseq's, which the plugin's subclass also inherits
         self.encoder, self.decoder = encoder, decoder
 
     @classmethod
@@ -161,8 +161,8 @@ class EncoderDecoder(DeepModel):
     ) -> tuple[Tensor, Extra]:
         """Return scores (B, T, V) of src_tokens (B, S) and prev_output_tokens (B, T), and Decoder's dictionary.
 
-        src_lengths is fairseq's and may be None; the others are those of Decoder.extract_features. Hidden states come
-        on request only, for fairseq's `transformer` keeps those of every layer alive in each training step.
+        src_lengths is fairseq's and may be None; the others are those of Decoder.extract_features. Hidden states are
+        returned on request only; fairseq's `transformer` keeps those of every layer alive in each training step.
         """
         memory = self.encoder(src_tokens, src_lengths, return_all_hiddens)
         return self.decoder(
@@ -191,7 +191,7 @@ class EncoderDecoder(DeepModel):
 
 
 class LanguageModel(DeepModel):
-    """A causal language model of M layers. B texts, T tokens."""
+    """Causal language model of M layers. B texts, T tokens."""
 
     NAME = archs.LM
 
@@ -239,7 +239,7 @@ class LanguageModel(DeepModel):
 
 
 class MaskedTokenHead(nn.Linear):
-    """Scores of the vocabulary, W LN(act(dense(x))) + b (Devlin et al. 2019, section 3.1); W may be the embedding."""
+    """Head with scores W LN(act(dense(x))) + b (Devlin et al. 2019, section 3.1); W may be the embedding."""
 
     def __init__(self, dim: int, symbols: int, activation_fn: str, embed_tokens: nn.Embedding | None):
         super().__init__(dim, symbols)
@@ -253,17 +253,18 @@ class MaskedTokenHead(nn.Linear):
         """Draw nothing: initialisation.initialize does."""
 
     def forward(self, features: Tensor, masked_tokens: Tensor | None = None) -> Tensor:
-        """features (B, T, C) -> (B, T, V); of the places that masked_tokens (B, T) marks alone, (masked, V)."""
+        """Score features (B, T, C) as (B, T, V); only the places that masked_tokens (B, T) marks, as (masked, V)."""
         if masked_tokens is not None:
-            places = masked_tokens.flatten().nonzero().squeeze(1)  # waits for a GPU, once: a mask would again backward
+            # one host-device synchronisation; indexing by a mask would cause another in the backward pass
+            places = masked_tokens.flatten().nonzero().squeeze(1)
             features = features.flatten(0, 1).index_select(0, places)
         return super().forward(self.layer_norm(self.activation_fn(self.dense(features))))
 
 
 class MaskedLanguageModel(DeepModel):
-    """A masked language model of N layers (Devlin et al. 2019, as Liu et al. 2019 train it). B texts, T tokens.
+    """Masked language model of N layers (Devlin et al. 2019, as Liu et al. 2019 train it). B texts, T tokens.
 
-    Names of the head are RoBERTa's.
+    The head has RoBERTa's names.
     """
 
     NAME = archs.MASKED_LM
@@ -290,9 +291,9 @@ class MaskedLanguageModel(DeepModel):
     ) -> tuple[Tensor, Extra]:
         """Return scores (B, T, V) of src_tokens (B, T), and {"inner_states": None}.
 
-        Scores of the places that masked_tokens (B, T) marks alone are (masked, V); features (B, T, C) in their place
-        if features_only. inner_states: [(T, B, W) before and after every layer] if return_all_hiddens. The task
-        masked_lm also gives src_id, which no model here reads.
+        With masked_tokens (B, T), scores of the marked places alone, (masked, V); with features_only, features (B, T,
+        C) instead of scores. inner_states: [(T, B, W) before and after every layer] if return_all_hiddens. The task
+        masked_lm also passes src_id, which no model here reads.
         """
         encoded = self.encoder(src_tokens, src_lengths, return_all_hiddens)
         x = encoded["encoder_out"][0].transpose(0, 1)
@@ -321,8 +322,8 @@ def build(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields: Value) -> D
     """Build a model of architecture `arch` with config fields overridden, over `vocab` symbols, SPECIALS included.
 
     fields: as fairseq-train's flags, `method="deepnorm", encoder_layers=100`. Weights are drawn from torch's global
-    generator; the model is in training mode. UserError, with the nearest name, for an architecture or a field that
-    does not exist, and, naming the flag, for fields that no model can be built from.
+    generator; the model is in training mode. Raises a UserError, with the nearest name, for an architecture or a field
+    that does not exist, and, naming the flag, for fields that no model can be built from.
     """
     config.check_names(arch, fields)
     cfg = config.namespace(arch, **fields)
@@ -332,7 +333,7 @@ def build(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields: Value) -> D
 
 
 class _Unfilled(TorchFunctionMode):
-    """Tensors get no values: on the device meta torch would load its compiler, which takes a second, to draw none."""
+    """Mode that fills no tensor: on the device meta torch would load its compiler for it, which takes a second."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function.__name__ in ("normal_", "uniform_", "fill_", "zero_"):
@@ -343,7 +344,7 @@ class _Unfilled(TorchFunctionMode):
 
 
 def blueprint(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields: Value) -> DeepModel:
-    """The model of `build` in shapes alone, on the device meta: for its modules and the sizes of its parameters."""
+    """Make the model of `build` on the device meta, without values, to look at its modules and shapes."""
     with torch.device("meta"), _Unfilled():
         model = build(arch, vocab, **fields)
     model.built_from = None  # there is nothing to save
@@ -358,7 +359,7 @@ def _size(arch: str, vocab: int, fields: frozenset) -> int:
 def parameter_count(arch: str, vocab: int = SPECIALS) -> int:
     """Count the parameters of an architecture with one embedding matrix of `vocab` rows.
 
-    They are extrapolated from stacks of one and two layers. UserError for an architecture that does not exist.
+    They are extrapolated from stacks of one and two layers. Raises a UserError for an architecture that does not exist.
     """
     config.check_names(arch, ())
     preset, model = archs.PRESETS[arch], archs.MODELS[arch]

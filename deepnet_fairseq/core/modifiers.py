@@ -1,7 +1,7 @@
-"""Modifiers: what goes with any method, and is turned on by a flag of its own, --pro-res and --qk-norm.
+"""Registry of modifiers, which combine with any method by a flag of their own, --pro-res and --qk-norm.
 
-A modifier stands around a method and fills a slot beside what the method has there; all else is the method's. Theirs
-is one file, for they are a few lines each. h heads of d features.
+A modifier wraps a method and adds a module to one of its slots; all else is the method's. They share one file, because
+they are a few lines each. h heads of d features.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ MODIFIERS: dict[str, type[Modifier]] = {}
 
 
 class Modifier:
-    """A method with something more; what a subclass does not define is that of `self.method`, the method inside.
+    """Wrapper around a method; what a subclass does not define comes from `self.method`, the method inside.
 
-    A subclass under @register_modifier overrides slots of Method. equation: what becomes of a branch f, as tables print
-    it; help: of its flag; options: as a Method's, with the flags --MODIFIER-KEY.
+    A subclass under @register_modifier overrides slots of Method. equation: the modified branch f, as tables print it;
+    help: of its flag; options: as a Method's, with the flags --MODIFIER-KEY.
     """
 
     modifier: ClassVar[str]
@@ -42,15 +42,15 @@ class Modifier:
 
     @classmethod
     def flag(cls, *key: str) -> str:
-        """The command line's name of the modifier, or of an option."""
+        """Return the flag of the modifier, or of an option."""
         return "--" + "-".join([cls.modifier, *key]).replace("_", "-")
 
     def check(self) -> None:
-        """UserError, naming the flag, for option values that make no sense."""
+        """Raise a UserError, naming the flag, for invalid option values."""
 
 
 def register_modifier(name: str) -> Callable[[type[Modifier]], type[Modifier]]:
-    """Class decorator: offers a Modifier as --NAME; ValueError if another class has the name."""
+    """Class decorator that offers a Modifier as --NAME; ValueError if another class has the name."""
 
     def add(cls: type[Modifier]) -> type[Modifier]:
         if MODIFIERS.setdefault(name, cls) is not cls:
@@ -62,9 +62,9 @@ def register_modifier(name: str) -> Callable[[type[Modifier]], type[Modifier]]:
 
 
 def from_config(cfg: Any) -> Method:
-    """The method of a filled model config, at its depth and with its options, and its modifiers around it.
+    """Make the method of a filled model config, at its depth and with its options, inside its modifiers.
 
-    UserError, naming the flag, for a value that makes no sense, and for an option of a modifier that is not on.
+    Raises a UserError, naming the flag, for an invalid value, and for an option of a modifier that is not on.
     """
     method = get_method(cfg.method).from_config(cfg)
     for name, modifier in MODIFIERS.items():
@@ -79,9 +79,9 @@ def from_config(cfg: Any) -> Method:
 
 
 class Rising(FullPrecision):
-    """a f for f of any shape; a = min(t / (T l), 1) in update t, a buffer in float32 that checkpoints hold.
+    """Product a f for f of any shape; a = min(t / (T l), 1) in update t, a buffer in float32 that checkpoints hold.
 
-    One kernel an update for all layers of a stack: the first holds the numbers of all, and the others follow it.
+    One kernel an update serves all layers of a stack: the first module holds the numbers of all, the others follow it.
     """
 
     def __init__(self, num_updates: int, layer: int, layers: int):
@@ -91,7 +91,7 @@ class Rising(FullPrecision):
         self.of_layers: Tensor | None = None
 
     def set_num_updates(self, updates: int) -> None:
-        """updates: how many are done; fairseq tells every module that has a method of this name, before each batch."""
+        """Set a for the number of updates done; fairseq calls this method of every module before each batch."""
         if self.of_layers is None or self.of_layers.device != self.a.device:
             self.of_layers = torch.empty(self.layers, device=self.a.device)
         layers = torch.arange(1.0, self.layers + 1, device=self.a.device)
@@ -99,17 +99,17 @@ class Rising(FullPrecision):
         self._buffers["a"] = self.of_layers[self.layer - 1]
 
     def follow(self, first: Rising) -> None:
-        """Shares the numbers of the stack's first branch, which has been told; a move or a cast parts them again."""
+        """Share the numbers of the stack's first branch, already up to date; a move or a cast separates them again."""
         assert first.of_layers is not None
         self._buffers["a"] = first.of_layers[self.layer - 1]
 
     @property
     def factor(self) -> Tensor:
-        """What f is multiplied by; export folds it into the matrix before."""
+        """Factor on f; export folds it into the matrix before."""
         return self.a
 
     def forward(self, f: Tensor) -> Tensor:
-        return f * self.a  # in the type of f, for a number has no say in it
+        return f * self.a  # in the type of f: a 0-dim tensor does not promote it
 
 
 @register_modifier("pro_res")
@@ -133,7 +133,7 @@ class ProRes(Modifier):
             raise UserError(f"--pro-res-updates {self.values['updates']}: must be at least 1")
 
     def outer(self, site: Site) -> nn.Module:
-        """Behind what the method has there; in front of the dropout, whose mask a product does not change."""
+        """Add a Rising behind the method's module, in front of the dropout, whose mask a product does not change."""
         inside = self.method.outer(site)
         rising = Rising(self.values["updates"], site.layer, self.method.depth(site.stack))
         return rising if inside is None else nn.Sequential(inside, rising)
@@ -154,14 +154,14 @@ class QKNorm(Modifier):
     help = "LayerNorm on queries and keys by head"
 
     def heads(self, site: Site, dim: int) -> nn.Module:
-        """Behind what the method has there."""
+        """Add LayerNorms on q and k behind the method's module."""
         norms = ByRole({role: nn.LayerNorm(dim, bias=False) for role in "qk"})
         inside = self.method.heads(site, dim)
         return norms if inside is None else Both(inside, norms)
 
 
 class Both(nn.Module):
-    """Two modules of the slot `heads`, one behind the other."""
+    """Apply two modules of the slot `heads` one after the other."""
 
     def __init__(self, first: nn.Module, second: nn.Module):
         super().__init__()

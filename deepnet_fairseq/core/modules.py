@@ -49,7 +49,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-drop: Callable[[Tensor, float], Tensor] = F.dropout  # cpu_dropout.py puts a faster one here
+drop: Callable[[Tensor, float], Tensor] = F.dropout  # cpu_dropout.py replaces it by a faster one
 
 
 class Dropout(nn.Module):
@@ -65,7 +65,7 @@ class Dropout(nn.Module):
 
     @property
     def drops(self) -> bool:
-        """Whether numbers are dropped at present."""
+        """True while dropout is active."""
         return (self.training or self.apply_during_inference) and self.p > 0
 
     def forward(self, x: Tensor) -> Tensor:
@@ -89,8 +89,8 @@ class _Unfilled(nn.Linear):
 def empty_linear(in_features: int, out_features: int, bias: bool = True) -> nn.Linear:
     """Make an nn.Linear whose values are undefined until initialisation.initialize or a checkpoint fills them.
 
-    Its class is nn.Linear itself, for quantisers look for exactly that. Drawing values twice would take half the time
-    in which a deep model is built, and use up random numbers.
+    Its class is nn.Linear itself, because quantisers look for exactly that. Drawing values twice would take half the
+    time in which a deep model is built, and use up random numbers.
     """
     module: nn.Linear = _Unfilled(in_features, out_features, bias=bias)
     module.__class__ = nn.Linear
@@ -124,19 +124,19 @@ def to_add(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def token_positions(tokens: Tensor, padding_idx: int) -> Tensor:
-    """tokens (B, T) -> (B, T): padding_idx + 1 at the first token, one more at each; padding_idx at padding."""
+    """Number tokens (B, T): padding_idx + 1 at the first, one more at each following; padding_idx at padding."""
     is_token = tokens.ne(padding_idx).int()
     return (is_token.cumsum(1) * is_token).long() + padding_idx
 
 
 class SinusoidalPositions(nn.Module):
-    """sin and cos of position times 10000^(-i / (C/2 - 1)), i = 0 to C/2 - 1: the sines in front, the cosines behind.
+    """Sines, then cosines, of position times 10000^(-i / (C/2 - 1)), i = 0 to C/2 - 1.
 
-    As in tensor2tensor and fairseq; Vaswani et al. 2017, section 3.5, interleave them and divide by C/2. A table of
-    `size` positions, which grows when a longer sentence comes.
+    The layout is tensor2tensor's and fairseq's; Vaswani et al. 2017, section 3.5, interleave them and divide by C/2.
+    The table has `size` positions and grows when a longer sentence comes.
     """
 
-    max_positions = 100_000  # fairseq's word for no limit
+    max_positions = 100_000  # fairseq's value for no limit
     weights: Tensor  # (rows, C)
 
     def __init__(self, size: int, dim: int, padding_idx: int):
@@ -145,9 +145,9 @@ class SinusoidalPositions(nn.Module):
         self.register_buffer("weights", self.table(size + padding_idx + 1), persistent=False)
 
     def table(self, rows: int) -> Tensor:
-        """(rows, C), the row of padding_idx zero."""
+        """Compute the table (rows, C); the row of padding_idx is zero."""
         table, half = torch.empty(rows, self.dim), self.dim // 2
-        if table.is_meta:  # shapes alone, as models.blueprint wants them
+        if table.is_meta:  # models.blueprint needs shapes alone
             return table
         rates = torch.exp(torch.arange(half, dtype=torch.float) * -(math.log(10000) / (half - 1)))
         angles = torch.arange(rows, dtype=torch.float).unsqueeze(1) * rates
@@ -156,7 +156,7 @@ class SinusoidalPositions(nn.Module):
         return table
 
     def forward(self, tokens: Tensor, last: bool = False) -> Tensor:
-        """tokens (B, T) -> (B, T, C); if `last`, that of position T for each sentence, (B, 1, C)."""
+        """Return positional embeddings of tokens (B, T), (B, T, C); if `last`, of position T alone, (B, 1, C)."""
         rows = self.padding_idx + 1 + tokens.size(1)
         if rows > self.weights.size(0):
             self.weights = self.table(rows).to(self.weights)
@@ -166,14 +166,14 @@ class SinusoidalPositions(nn.Module):
 
 
 class LearnedPositions(nn.Embedding):
-    """A vector a position, for sentences of up to max_positions tokens; IndexError beyond. Values are drawn later."""
+    """One learned vector a position, for up to max_positions tokens; IndexError beyond. Values are drawn later."""
 
     def __init__(self, size: int, dim: int, padding_idx: int):
         super().__init__(size + padding_idx + 1, dim, padding_idx)
         self.max_positions = size
 
     def forward(self, tokens: Tensor, last: bool = False) -> Tensor:
-        """As SinusoidalPositions.forward; (1, 1, C) if `last`."""
+        """Return embeddings as SinusoidalPositions.forward does; (1, 1, C) if `last`."""
         assert self.padding_idx is not None
         if last:
             return super().forward(tokens.new_full((1, 1), self.padding_idx + tokens.size(1)))
@@ -181,7 +181,7 @@ class LearnedPositions(nn.Embedding):
 
 
 def submodules(root: nn.Module) -> Iterator[nn.Module]:
-    """root and all below it, each module once; nn.Module.modules takes five times as long."""
+    """Yield root and all modules below it, each once; nn.Module.modules takes five times as long."""
     visited: set[nn.Module] = set()
     waiting: list[nn.Module | None] = [root]
     while waiting:

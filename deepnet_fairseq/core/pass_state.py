@@ -12,10 +12,11 @@ _RUNNING: ContextVar[State] = ContextVar("state of the running pass")
 
 
 def pass_state() -> State:
-    """Return the dictionary of the running forward pass of a stack; each pass, and each decoding step, has its own.
+    """Return the dictionary of a stack's running forward pass; each pass, and each decoding step, has its own.
 
-    A slot keeps there what a later layer reads, under a key of its own: a tensor, or a list or dictionary of tensors.
-    When layers are recomputed, the dictionary is what it was when the first of them began. RuntimeError outside a pass.
+    A slot stores data for later layers under a key of its own: a tensor, or a list or dictionary of tensors.
+    When layers are recomputed, the dictionary is restored to its state before the first of them. Raises a RuntimeError
+    outside a pass.
     """
     try:
         return _RUNNING.get()

@@ -1,6 +1,6 @@
-"""Admin's profile: hooks on every residual merge, and the omegas of one forward pass.
+"""Measure Admin's profile: the omegas of one forward pass, by hooks on every residual merge.
 
-methods/admin.py has the equation and where it comes from. Hooks are attached from outside and removed at the end.
+methods/admin.py has the equation and its source. Hooks are attached from outside and removed at the end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ AT_LAST = 10**9  # updates, behind any warm-up
 
 
 def residuals(model: nn.Module) -> Iterator[tuple[Site, Residual]]:
-    """Every branch with the module that merges it into the residual stream, in forward order of each stack."""
+    """Yield every branch with the module that merges it into the residual stream, in forward order of each stack."""
     for stack in model.stacks().values():
         for layer in stack.layers:
             for sublayer, site in layer.sites.items():
@@ -28,7 +28,7 @@ def residuals(model: nn.Module) -> Iterator[tuple[Site, Residual]]:
 
 @contextmanager
 def watching(model: nn.Module, visit: Callable[[Site, Any, Tensor, Tensor], None]) -> Iterator[None]:
-    """Inside the context visit(site, residual, x, f) is called just before each merge of shortcut x and branch f."""
+    """Call visit(site, residual, x, f) before each merge of shortcut x and branch f while the context lasts."""
 
     with ExitStack() as hooks:
         for site, residual in residuals(model):
@@ -38,13 +38,13 @@ def watching(model: nn.Module, visit: Callable[[Site, Any, Tensor, Tensor], None
 
 
 def variance(tensor: Tensor) -> float:
-    """Population variance over all elements, padding included, in float32."""
+    """Compute the population variance over all elements, padding included, in float32."""
     return tensor.detach().float().var(unbiased=False).item()
 
 
 @contextmanager
 def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """Training or evaluation mode inside the context; then each module's own, as it was."""
+    """Put the model into training or evaluation mode inside the context; restore each module's mode afterwards."""
     modes = {module: module.training for module in model.modules()}
     model.train(training)
     try:
@@ -56,11 +56,11 @@ def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
 
 @torch.no_grad()
 def profile_omegas(model: nn.Module, net_input: dict, seed: int) -> dict[Site, float]:
-    """One omega a branch of an Admin model, from one batch (`net_input` of a fairseq sample), dropout from `seed`.
+    """Measure one omega a branch of an Admin model on one batch (`net_input` of a fairseq sample), dropout from `seed`.
 
-    In forward order, the encoder's first. The model has them then: each is set as the pass in training mode reaches it,
-    from what the branches before it gave; branches that rise with the updates count fully. All else is as before, the
-    state of torch's generators too.
+    They are in forward order, the encoder's first. Each is set in the model as the pass in training mode reaches it,
+    from the outputs of the branches before it; branches that rise with the updates count fully. All else is left as it
+    was, the state of torch's generators too.
     """
     omegas: dict[Site, float] = {}
     following = dict.fromkeys(model.stacks(), 1.0)
@@ -86,13 +86,13 @@ def profile_omegas(model: nn.Module, net_input: dict, seed: int) -> dict[Site, f
 
 @torch.no_grad()
 def apply_omegas(model: nn.Module, omegas: list[float]) -> None:
-    """Fills the omegas (C,) of all branches, given in forward order, encoder first; ValueError for another number."""
+    """Fill the omegas (C,) of all branches, given in forward order, encoder first; ValueError for another number."""
     for (_, residual), omega in zip(residuals(model), omegas, strict=True):
         residual.omega.fill_(omega)
 
 
 def shape(model: nn.Module) -> dict[str, Any]:
-    """Depth and widths of the stacks that the model has, by the names of Profile's fields."""
+    """Return depth and widths of the model's stacks, by the names of Profile's fields."""
     stacks = model.stacks()
     depths = {f"{name}_layers": len(stack.layers) for name, stack in stacks.items()}
     widths = {f"{name}_width": stack.layers[0].fc1.in_features for name, stack in stacks.items()}
@@ -100,7 +100,7 @@ def shape(model: nn.Module) -> dict[str, Any]:
 
 
 def dropouts(model: nn.Module) -> dict[str, float]:
-    """The three probabilities of dropout, by their config fields: dropout, attention_dropout, activation_dropout."""
+    """Return the three probabilities of dropout by config field: dropout, attention_dropout, activation_dropout."""
     layer = next(iter(model.stacks().values())).layers[0]
     inside = {"attention_dropout": layer.self_attn.dropout.p, "activation_dropout": layer.activation_dropout.p}
     return {"dropout": layer.dropout.p} | inside

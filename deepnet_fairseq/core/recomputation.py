@@ -17,7 +17,7 @@ def group_size(cfg: Any) -> int:
 
 
 def recomputed(group: Callable[[Tensor, State], Tensor], x: Tensor, state: State) -> Tensor:
-    """Return group(x, state), of which nothing but x is kept: the backward pass computes it again.
+    """Return group(x, state), keeping nothing but x: the backward pass computes it again.
 
     The group may change `state`; the second time it begins with the same state and the same random numbers.
     """

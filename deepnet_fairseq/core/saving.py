@@ -1,4 +1,4 @@
-"""A model of `build` in one file: what it was built from, and its weights."""
+"""Save a model of `build`, its arguments and its weights, to one file, and load it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..errors import UserError
 from .models import DeepModel, blueprint, build
 
 VERSION = "deepnet_fairseq core model 1"  # the value of the entry "format"
-PLAIN = (bool, int, float, str, type(None))  # what a field may be, by its very type: a subclass would be pickled
+PLAIN = (bool, int, float, str, type(None))  # exact types of fields: a subclass would be pickled
 MEND = "give a file that deepnet_fairseq.core.save wrote"
 
 
@@ -21,8 +21,8 @@ def save(model: DeepModel, path: str | os.PathLike[str]) -> None:
     """Write a model of `build` to the file `path`, which appears whole or not at all.
 
     torch.load(path, weights_only=True) gives a dictionary of format, arch, vocab and fields, the last three as `build`
-    was given them, and model, the state dict. UserError, naming the file, if it cannot be written, or if `load` could
-    not make the model again: `build` has not made it, or it has other modules since.
+    was given them, and model, the state dict. Raises a UserError, naming the file, if it cannot be written, or if
+    `load` could not make the model again: `build` has not made it, or its modules have changed since.
     """
     path = Path(path)
     files.check_file("save", path)
@@ -41,8 +41,8 @@ def save(model: DeepModel, path: str | os.PathLike[str]) -> None:
 def load(path: str | os.PathLike[str]) -> DeepModel:
     """Make the model in a file of `save` again, in evaluation mode, on the CPU, in the precision it was saved in.
 
-    Nothing in the file is run, and torch's random generator stays as it is. UserError, naming the file, if there is
-    none, if it is damaged or another program's, or if its method is not registered.
+    Nothing in the file is run, and torch's random generator stays as it is. Raises a UserError, naming the file, if
+    there is none, if it is damaged or another program's, or if its method is not registered.
     """
     path = Path(path)
     if not path.is_file():

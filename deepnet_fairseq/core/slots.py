@@ -1,4 +1,4 @@
-"""Addresses inside a model, and the modules that stand in the slots of the one equation in several methods.
+"""Sites and weights inside a model, and the modules that several methods put into the slots of the one equation.
 
 Every residual branch is a Site, every weight matrix of a branch has a role. B sentences, T tokens, C width.
 """
@@ -41,7 +41,7 @@ class Site:
 class Weight:
     """One weight matrix of a branch.
 
-    role: "q", "k", "v", "out", "fc1" or "fc2"; source_dim: width of what the branch's keys and values are made from.
+    role: "q", "k", "v", "out", "fc1" or "fc2"; source_dim: width of the input of the branch's keys and values.
     """
 
     site: Site
@@ -54,9 +54,9 @@ Scale = float | Tensor  # a number, or one a feature (C,)
 
 
 class FullPrecision(nn.Module):
-    """A module whose own parameters and buffers stay float32 when the model is cast to fp16 or bf16.
+    """Module whose own parameters and buffers stay float32 when the model is cast to fp16 or bf16.
 
-    For numbers that half precision would ruin: their gradient is a sum over all tokens, their updates are small
+    It is for numbers that half precision would ruin: their gradient is a sum over all tokens, their updates are small
     against their value, and under --memory-efficient-fp16 nothing else keeps a float32 copy.
     """
 
@@ -73,7 +73,7 @@ class FullPrecision(nn.Module):
 
 
 class Residual(nn.Module):
-    """x + f, and the base of other merges, modules so that hooks find every branch's merge at the same place.
+    """Residual merge x + f, and the base of other merges; a module, so that hooks find every merge at the same place.
 
     A subclass that computes a x + b f defines `scales`, which returns a and b in the trained model, each a number or
     (C,): export folds them into nearby weights. One without it does not fold.
@@ -89,14 +89,14 @@ class Residual(nn.Module):
 
 
 class PlainSum(Residual):
-    """x + f where a method leaves the slot empty."""
+    """Residual merge x + f where a method leaves the slot empty."""
 
     def scales(self) -> tuple[Scale, Scale]:
         return 1.0, 1.0
 
 
 class ConstantShortcut(Residual):
-    """alpha * x + f, (B, T, C) each, as one operation; alpha a number that is not trained."""
+    """Residual merge alpha * x + f, (B, T, C) each, as one operation; alpha a constant."""
 
     def __init__(self, alpha: float):
         super().__init__()
@@ -113,7 +113,7 @@ class ConstantShortcut(Residual):
 
 
 class LearnedShortcut(FullPrecision, Residual):
-    """omega o x + f with a vector omega (C,); computed in the type of x, omega itself kept in float32."""
+    """Residual merge omega o x + f with a vector omega (C,), kept in float32; computed in the type of x."""
 
     def __init__(self, dim: int, value: float = 1.0, trainable: bool = True):
         super().__init__()
@@ -127,7 +127,7 @@ class LearnedShortcut(FullPrecision, Residual):
 
 
 class Copies(nn.Module):
-    """Streams side by side that begin as the embedding: (.., C) -> (.., n C), each times its own of n `factors`."""
+    """Copy the embedding to n streams side by side, each times its own of n `factors`: (.., C) -> (.., n C)."""
 
     def __init__(self, *factors: float):
         super().__init__()
@@ -138,7 +138,7 @@ class Copies(nn.Module):
 
 
 class TwoSums(nn.Module):
-    """Streams x and y side by side (.., 2C), branch f (.., C) -> LN(x + a f) and y + b f, (.., 2C)."""
+    """Merge of a branch f (.., C) with streams x and y side by side (.., 2C): LN(x + a f) and y + b f, (.., 2C)."""
 
     def __init__(self, dim: int, a: float, b: float):
         super().__init__()
@@ -149,12 +149,12 @@ class TwoSums(nn.Module):
         return torch.cat([self.norm(torch.add(x, f, alpha=self.a)), torch.add(y, f, alpha=self.b)], -1)
 
     def added(self, streams: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
-        """As Residual's, of the sum that the LayerNorm reads."""
+        """Return branch and sum as Residual.added does, for the sum that the LayerNorm reads."""
         return self.a * f, torch.add(streams.chunk(2, -1)[0], f, alpha=self.a)
 
 
 class Multiply(FullPrecision):
-    """s * x with a learned number s, kept in float32; x of any shape and type -> same."""
+    """Product s * x with a learned number s, kept in float32; x of any shape and type -> same."""
 
     def __init__(self, value: float = 1.0):
         super().__init__()
@@ -165,7 +165,7 @@ class Multiply(FullPrecision):
 
 
 class Shift(FullPrecision):
-    """x - b with a learned number b, 0 at first, kept in float32; x of any shape and type -> same."""
+    """Difference x - b with a learned number b, 0 at first, kept in float32; x of any shape and type -> same."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -176,22 +176,22 @@ class Shift(FullPrecision):
 
 
 class ByRole(nn.ModuleDict):
-    """Projections x (.., h, d) through the module of their role; those of another role as they are."""
+    """Apply to projections x (.., h, d) the module of their role; return those of other roles unchanged."""
 
     def forward(self, x: Tensor, role: str) -> Tensor:
         return self[role](x) if role in self else x
 
 
 def multiply(x: Tensor, scale: Tensor, straight: bool = False) -> Tensor:
-    """s x of x (..) in any type and s () in float32, in the type of x; the gradient of s is added up in float32.
+    """Compute s x of x (..) in any type and s () in float32, in the type of x; accumulate the gradient of s in float32.
 
-    straight: x has the gradient of s x as it is, not times s.
+    straight: pass the gradient of s x on to x unchanged, not times s.
     """
     return _Product.apply(x, scale, straight)
 
 
 def _in_type(x: Tensor, function: Callable[..., Tensor], number: Tensor) -> Tensor:
-    """function(x, number (), float32), computed in float32 and given in the type of x, by one kernel."""
+    """Compute function(x, number) in float32 and return it in the type of x, by one kernel; number () in float32."""
     return function(x, number.view(1), out=torch.empty_like(x))
 
 
@@ -208,12 +208,12 @@ class _Product(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         x, scale = ctx.saved_tensors
-        products = torch.addcmul(scale.new_zeros(1), grad, x)  # the zero's type is theirs: float16's end at 65504
+        products = torch.addcmul(scale.new_zeros(1), grad, x)  # in float32, the zero's type: float16 ends at 65504
         return grad if ctx.straight else _in_type(grad, torch.mul, scale), products.sum(), None
 
 
 class _Difference(torch.autograd.Function):
-    """x (..) in any type, b () in float32 -> x - b; the gradient of b is added up in float32."""
+    """Autograd function x - b, x (..) in any type, b () in float32; accumulates the gradient of b in float32."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, shift: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""Encoder and decoder, by fairseq's contracts for both: what goes in, what comes out, names of parameters.
+"""Encoder and decoder with fairseq's interfaces: inputs, outputs, names of parameters.
 
-What they share: embeddings, the run through the layers, the last LayerNorm.
+Both share embeddings, the run through the layers and the last LayerNorm.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Stack(nn.Module):
     def assemble(
         self, cfg: Any, shape: StackShape, method: Method, embed_tokens: nn.Embedding, layer_class: type[Layer]
     ) -> None:
-        """Makes the modules under fairseq's names and the method's constants as buffers."""
+        """Make the modules under fairseq's names, and register the method's constants as buffers."""
         assert embed_tokens.padding_idx is not None  # fairseq's dictionaries have one
         self.name = shape.stack
         self.padding_idx: int = embed_tokens.padding_idx
@@ -68,7 +68,7 @@ class Stack(nn.Module):
         return self.dropout(x), embedding
 
     def positions(self, tokens: Tensor, last: bool = False) -> Tensor | None:
-        """Positional embeddings of tokens (B, T): (B, T, C), or (B, 1, C) of the last one alone."""
+        """Return positional embeddings of tokens (B, T): (B, T, C), or (B, 1, C) of the last one alone."""
         return None if self.embed_positions is None else self.embed_positions(tokens, last)
 
     def transform(self, x: Tensor, *inputs: Any, recompute: bool = True) -> Tensor:
@@ -114,12 +114,12 @@ class Stack(nn.Module):
         return recomputed(group, x, state) if again and torch.is_grad_enabled() else group(x, state)
 
     def begin(self, x: Tensor, state: State) -> Tensor:
-        """Turn embeddings x (B, T, C) into what the first layer reads, (B, T, W)."""
+        """Turn embeddings x (B, T, C) into the input of the first layer, (B, T, W)."""
         with running(state):
             return self.mix(x if self.beginning is None else self.beginning(x), state)
 
     def mix(self, y: Tensor, state: State) -> Tensor:
-        """Return what the next layer reads after the embedding or a layer has given y (B, T, W)."""
+        """Return the input of the next layer, given the output y (B, T, W) of the embedding or of a layer."""
         return y if self.mixer is None else self.mixer(y, state.setdefault(HISTORY, []))
 
     def finish(self, x: Tensor) -> Tensor:
@@ -139,7 +139,7 @@ class Stack(nn.Module):
     def set_num_updates(self, num_updates: int) -> None:
         """Tell the modules that change with time how many updates are done.
 
-        One that can `follow` another of its class is told of the first, for a thousand may need one number.
+        A module with a `follow` method copies from the first of its class: a thousand may need the same number.
         """
         firsts: dict[type, Any] = {}
         for module in submodules(self):
@@ -151,14 +151,14 @@ class Stack(nn.Module):
                     module.set_num_updates(num_updates)
 
     def max_positions(self) -> int:
-        """Longest sentence in tokens."""
+        """Return the longest sentence in tokens."""
         if self.embed_positions is None:
             return self.max_tokens
         return min(self.max_tokens, self.embed_positions.max_positions)
 
 
 class Encoder(Stack):
-    """N EncoderLayers over source tokens, made by `build`. B sentences, S tokens, C width."""
+    """Encoder of N EncoderLayers over source tokens, made by `build`. B sentences, S tokens, C width."""
 
     def build(self, cfg: Any, method: Method, embed_tokens: nn.Embedding) -> Encoder:
         """Make the modules of a filled model config, and return the encoder itself."""
@@ -175,7 +175,7 @@ class Encoder(Stack):
     ) -> dict:
         """Encode src_tokens (B, S), padded on either side, and return fairseq's dictionary of lists.
 
-        token_embeddings (B, S, C): what the tokens' embeddings are replaced by. The dictionary:
+        token_embeddings (B, S, C) replace the tokens' own. The dictionary:
 
         encoder_out [(S, B, C)], encoder_padding_mask [(B, S)], encoder_embedding [(B, S, C)],
         encoder_states [(S, B, W) before and after every layer] if return_all_hiddens, src_lengths [(B, 1)]; and
@@ -183,7 +183,8 @@ class Encoder(Stack):
         """
         places = src_tokens.eq(self.padding_idx)
         x, embedding = self.embed(src_tokens, self.positions(src_tokens), token_embeddings)
-        mask = to_add(~places[:, None, None], x.dtype)  # (B, 1, 1, S); to ask whether there is padding waits for a GPU
+        # (B, 1, 1, S), also without padding: asking a GPU for it would be a host-device synchronisation
+        mask = to_add(~places[:, None, None], x.dtype)
         x = x.masked_fill(places.unsqueeze(-1), 0)
         states = list(self.states(x, mask)) if return_all_hiddens else []
         x = states[-1] if states else self.transform(x, mask)
@@ -203,7 +204,7 @@ class Encoder(Stack):
         (sentences,) = encoder_out[SENTENCES]
         rows = new_order if sentences.rows is None else sentences.rows.index_select(0, new_order)
         unmoved = sentences.rows is not None and rows.is_cpu and torch.equal(rows, sentences.rows)
-        if unmoved:  # beams of a sentence have changed places; to ask a GPU for this takes longer than the copies below
+        if unmoved:  # beams of a sentence have changed places; asking a GPU for this takes longer than the copies below
             return encoder_out
         along = {"encoder_out": 1, "encoder_states": 1}  # the dimension of the batch, 0 in the others
         reordered = {
@@ -215,17 +216,17 @@ class Encoder(Stack):
 
 
 class Decoder(Stack):
-    """M layers over target tokens and the projection to the vocabulary; without an encoder, no cross-attention.
+    """Decoder of M layers and the projection to the vocabulary; it has cross-attention if there is an encoder.
 
-    Made by `build`. B sentences (rows of hypotheses in beam search), T target and S source tokens, C width, V symbols.
+    `build` makes it. B sentences (rows of hypotheses in beam search), T target and S source tokens, C width, V symbols.
     """
 
-    CACHE = "deepnet.cache"  # its place in fairseq's incremental_state, which beam search carries along
+    CACHE = "deepnet.cache"  # its key in fairseq's incremental_state, which beam search carries along
 
     def build(self, cfg: Any, method: Method, embed_tokens: nn.Embedding, symbols: int, tied: bool) -> Decoder:
         """Make the modules of a filled model config, to predict V = `symbols`, and return the decoder itself.
 
-        tied: is the projection the matrix of embed_tokens?
+        tied: whether the projection shares the matrix of embed_tokens.
         """
         shape = StackShape.from_config(cfg, "decoder")
         self.attends = "encoder_attn" in method.sublayers("decoder")
@@ -239,9 +240,9 @@ class Decoder(Stack):
     def forward(
         self, prev_output_tokens: Tensor, *inputs: Any, features_only: bool = False, **options: Any
     ) -> tuple[Tensor, dict]:
-        """prev_output_tokens (B, T) -> scores (B, T, V) (or features (B, T, C)), and more, see extract_features.
+        """Return scores (B, T, V) of prev_output_tokens (B, T), or features (B, T, C), and a dictionary.
 
-        inputs, options: those of extract_features.
+        inputs, options, dictionary: those of extract_features.
         """
         x, extra = self.extract_features(prev_output_tokens, *inputs, **options)
         return (x if features_only else self.output_layer(x)), extra
@@ -259,11 +260,11 @@ class Decoder(Stack):
     ) -> tuple[Tensor, dict]:
         """Return features (B, T, C) and a dictionary; with an incremental_state, of the newest token alone (B, 1, C).
 
-        A call with an incremental_state must give one token more than the call before, else ValueError.
+        A call with an incremental_state must pass one token more than the call before, else ValueError.
         full_context_alignment: let each token see later ones too;
         alignment_heads: how many heads to average; src_lengths is fairseq's and not read.
         The dictionary holds attn [(B, T, S)], the cross-attention of layer `alignment_layer` (default: the last)
-        averaged over heads, or [None] where nobody asks (training, generation without alignments) or there is none;
+        averaged over heads, or [None] if it was not requested (training, generation without alignments) or is absent;
         and inner_states, [(T, B, W) before and after every layer] if return_all_hiddens.
         """
         watched = alignment_layer if self.attends else None
@@ -298,7 +299,7 @@ class Decoder(Stack):
     def cache(self, tokens: Tensor, encoder_out: dict | None, incremental_state: dict | None) -> DecoderCache | None:
         """Return the cache in fairseq's incremental_state, made at the first step; None without incremental_state.
 
-        ValueError if tokens (B, T) are not one more than those that the cache holds.
+        Raises a ValueError if tokens (B, T) are not one more than those that the cache holds.
         """
         if incremental_state is None:
             return None
@@ -314,23 +315,24 @@ class Decoder(Stack):
         return cache
 
     def output_layer(self, features: Tensor) -> Tensor:
-        """(B, T, C) -> scores over the vocabulary (B, T, V)."""
+        """Project features (B, T, C) to scores over the vocabulary (B, T, V)."""
         return self.output_projection(features)
 
     def reorder_incremental_state_scripting(self, incremental_state: dict, new_order: Tensor) -> None:
-        """Beam search's call after each step, by fairseq's name; row i goes on from row new_order[i], (rows,)."""
+        """Reorder the cache after a step of beam search: row i continues row new_order[i], (rows,)."""
         if self.CACHE in incremental_state:
             incremental_state[self.CACHE]["cache"].reorder(new_order)
 
     def make_generation_fast_(self, need_attn: bool = True, **_: Any) -> None:
-        """fairseq-generate's call before decoding: attention weights only under --print-alignment."""
+        """Compute attention weights only under --print-alignment; fairseq-generate calls this before decoding."""
         self.need_attn = need_attn and self.attends
 
     def _mask(self, tokens: Tensor, everywhere: bool) -> Tensor:
         """Return the mask of self-attention, broadcastable to (B, 1, T, T), True where a query may look.
 
-        A query at padding sees itself, for a softmax over nothing is not a number. everywhere: tokens see later ones
-        too. The mask is built for every batch: to ask whether one is padded on the left would wait for a GPU.
+        A query at padding sees itself, because a softmax over nothing is NaN. everywhere: tokens see later ones too.
+        The mask is built for every batch: asking whether one is padded on the left would be a host-device
+        synchronisation.
         """
         padding = tokens.eq(self.padding_idx)
         if everywhere:

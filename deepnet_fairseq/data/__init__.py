@@ -1,6 +1,6 @@
-"""Text in, fairseq's binarised data out.
+"""Prepare data: text in, fairseq's binarised data out.
 
-The embedded corpus (language/), any parallel text (parallel_text.py), text for language models (lm_text.py), the
-corpora of the papers (recipes/) with what fetches them (download.py, archive.py), stands in for them (miniature/), and
-the steps of language pairs (bilingual.py) and of many languages (multilingual.py).
+The sources are the embedded corpus (language/), any parallel text (parallel_text.py), text for language models
+(lm_text.py) and the corpora of the papers (recipes/), which are downloaded (download.py, archive.py) or generated in
+miniature (miniature/). bilingual.py has the steps of language pairs, multilingual.py those of many languages.
 """

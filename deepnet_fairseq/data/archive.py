@@ -1,4 +1,4 @@
-"""Archives: unpacked into a folder, whole and with nothing outside, or read line by line without unpacking."""
+"""Unpack archives into a folder, whole and with nothing outside it, or read them line by line without unpacking."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ LONGEST_NAME = 255  # bytes of a file's name on all usual file systems
 
 
 def unpack(archive: Path, dest: Path, wanted: Callable[[str], bool]) -> None:
-    """The files of a .tar.gz whose names are `wanted`, in the folder `dest`.
+    """Unpack the files of a .tar.gz whose names are `wanted` into the folder `dest`.
 
-    UserError, and nothing of `dest`: a member would get outside, or is neither file nor folder (a link might lead
-    there); the archive is broken or cut off; it unpacks to more than the disk has free; nothing in it is wanted.
+    Raises a UserError, and leaves no `dest`, if a member would be written outside or is neither file nor folder (a link
+    might lead outside); if the archive is broken or cut off; if it unpacks to more than the disk has free; if nothing
+    in it is wanted.
     """
     dest.parent.mkdir(parents=True, exist_ok=True)
     with (
@@ -48,16 +49,16 @@ def unpack(archive: Path, dest: Path, wanted: Callable[[str], bool]) -> None:
                 shutil.copyfileobj(body, file)
         if not any(part.iterdir()):
             raise UserError(f"{archive}: holds none of the files wanted; remove it and fetch it again")
-        while tar.fileobj.read(CHUNK):  # on to the checksum of the compression
+        while tar.fileobj.read(CHUNK):  # read on to the checksum of the compression
             pass
 
 
 def stream_lines(archive: Path, member: str) -> Iterator[str]:
-    """The lines of one member of a .zip, .tar or .tar.gz, without their "\\n", unpacked only as they are read (UTF-8).
+    """Yield the lines of one member of a .zip, .tar or .tar.gz, without their "\\n", unpacked as they are read (UTF-8).
 
-    A member whose name ends in .gz is unpacked, too.
+    A member whose name ends in .gz is unpacked too.
 
-    UserError, when the first or a later line is asked for: no such member, no UTF-8, an archive that is broken.
+    Raises a UserError, at the first or a later line, for a missing member, text that is not UTF-8, or a broken archive.
     """
     with _reading(archive), _member(archive, member) as body:
         yield from split_lines(body, f"{archive}, {member}")
@@ -66,7 +67,7 @@ def stream_lines(archive: Path, member: str) -> Iterator[str]:
 @contextmanager
 def _member(archive: Path, name: str):
     if archive.name.endswith(".zip"):
-        with zipfile.ZipFile(archive) as content, content.open(name) as body:  # which checks its CRC at its end
+        with zipfile.ZipFile(archive) as content, content.open(name) as body:  # checks the member's CRC at its end
             yield body
     else:
         with tarfile.open(archive) as tar:
@@ -79,7 +80,7 @@ def _member(archive: Path, name: str):
 
 @contextmanager
 def _reading(archive: Path):
-    """Whatever the readers say of an archive that is none, broken or too short, as a UserError."""
+    """Turn any error of reading an archive that is broken, cut off or none into a UserError."""
     if not archive.is_file():
         raise UserError(f"{archive}: is not there; fetch it first")
     try:

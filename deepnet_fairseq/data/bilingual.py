@@ -26,16 +26,16 @@ from .vocabulary import FAIRSEQ_SPECIAL
 
 Texts = dict[str, Path]
 Lines = Callable[[], Iterable[str]]
-MARK = "@@"  # at the end of a piece that its word goes on after
+MARK = "@@"  # mark at the end of a piece whose word continues
 
 
 def sides(prefix: Path, langs: tuple[str, str]) -> list[Path]:
-    """The files P.SRC and P.TGT of a prefix P."""
+    """Return the files P.SRC and P.TGT of a prefix P."""
     return [prefix.with_name(f"{prefix.name}.{lang}") for lang in langs]
 
 
 class Bilingual:
-    """What is made in `dest` for the languages `langs`, source and target; each method is one of `steps` or several."""
+    """Preparation of a language pair, source and target, in `dest`; each method runs one or several of `steps`."""
 
     def __init__(self, steps: Steps, dest: Path, langs: tuple[str, str], workers: int):
         self.steps, self.dest, self.langs, self.workers = steps, dest, langs, workers
@@ -48,13 +48,13 @@ class Bilingual:
         return write_columns(sides(prefix, self.langs), pairs)
 
     def _each(self, functions: list[Callable[[str], str]], pairs: Iterable[tuple[str, str]], label: str):
-        """The pairs with a function applied to each side, by several processes."""
+        """Apply a function to each side of the pairs, in several processes."""
         return map_rows(lambda pair: tuple(f(line) for f, line in zip(functions, pair)), pairs, self.workers, label)
 
     def tokenise(self, subset: str, lines: dict[str, Lines], chain: Chain) -> tuple[Path, int]:
-        """The tokenised text, and its sentences.
+        """Tokenise a text; return its prefix and the number of its sentences.
 
-        lines: language -> its raw lines. UserError if the languages have not as many.
+        lines: language -> its raw lines. Raises a UserError if the languages have different numbers of lines.
         """
         prefix = self.text / "tokenised" / subset
 
@@ -69,9 +69,9 @@ class Bilingual:
         return prefix, found["sentences"]
 
     def references(self, lines: dict[str, Iterable[str]], sentences: int) -> None:
-        """DEST/reference/test.SRC-TGT.TGT for both directions.
+        """Write DEST/reference/test.SRC-TGT.TGT for both directions.
 
-        UserError unless they have as many lines as the test set has `sentences`.
+        Raises a UserError unless they have as many lines as the test set has `sentences`.
         """
         folder = self.dest / "reference"
 
@@ -85,7 +85,7 @@ class Bilingual:
         self.steps.run("references", [folder], {}, make)
 
     def clean(self, stage: str, texts: Texts, limits: Limits) -> tuple[Texts, dict[str, int]]:
-        """The texts without the pairs outside the limits, and how many pairs are left of each."""
+        """Drop the pairs outside the limits; return the texts, and the number of pairs left in each."""
         folder = self.text / stage
 
         def make() -> dict:
@@ -99,7 +99,7 @@ class Bilingual:
         return {subset: folder / subset for subset in texts}, counts
 
     def hold_out(self, train: Path, every: int) -> Texts:
-        """Training and validation text: each `every`-th pair of `train` goes to the latter."""
+        """Split training text: every `every`-th pair of `train` goes to the validation text."""
         texts = {subset: self.text / "split" / subset for subset in ("train", "valid")}
 
         def make() -> None:
@@ -113,16 +113,17 @@ class Bilingual:
         return texts
 
     def learn(self, train: Path, merges: int) -> Path:
-        """DEST/text/codes: subword-nmt's codes, a merge a line, learnt on both languages together.
+        """Learn subword-nmt's codes on both languages together; return DEST/text/codes, one merge a line.
 
-        They are `merges`, fewer if no pair of symbols occurs twice any more; Sennrich et al. 2016 (arXiv 1508.07909).
+        There are `merges` of them, fewer if no pair of symbols occurs twice any more; Sennrich et al. 2016 (arXiv
+        1508.07909).
         """
         codes = self.text / "codes"
 
         def make() -> None:
             from subword_nmt import learn_bpe as learning
 
-            learning.tqdm = partial(tqdm, desc="merges", disable=None)  # its bar on a terminal only
+            learning.tqdm = partial(tqdm, desc="merges", disable=None)  # its progress bar on a terminal only
             learning.max = most_frequent
             lines = chain.from_iterable(map(read_lines, sides(train, self.langs)))
             with whole(codes) as part, open(part, "w", encoding="utf-8", newline="\n") as file:
@@ -132,7 +133,7 @@ class Bilingual:
         return codes
 
     def apply(self, codes: Path, texts: Texts) -> tuple[Texts, dict[str, int]]:
-        """The texts in pieces; language -> the types of pieces in "train"."""
+        """Segment the texts; return them, and language -> number of types of pieces in "train"."""
         segmented, types = {subset: self.text / "pieces" / subset for subset in texts}, {}
         for subset, prefix in texts.items():
 
@@ -150,7 +151,7 @@ class Bilingual:
         return segmented, types
 
     def binarise(self, texts: Texts, codes: Path, dictionary: Path | None = None) -> dict:
-        """DEST/bin, with the codes; see binarise.binarise."""
+        """Write DEST/bin, with the codes; see binarise.binarise."""
         dest = self.dest / "bin"
 
         def make() -> dict:
@@ -166,7 +167,7 @@ class Bilingual:
 
 
 def most_frequent(pairs, key=None):
-    """max as subword-nmt calls it: of counts, or at each merge of a dict, by (count, pair), for half of the time.
+    """Find the maximum for subword-nmt, in half of the time: of counts, or at each merge of a dict, by (count, pair).
 
     pairs: pair of symbols -> how often it occurs.
     """
@@ -177,7 +178,7 @@ def most_frequent(pairs, key=None):
 
 
 class Tokenised:
-    """What is in `folder`; UserError if files are missing.
+    """Tokenised text in `folder`; raises a UserError if files are missing.
 
     texts: subset in fairseq's names -> prefix; names: subset -> the name it has in the folder. Validation and test sets
     may be several, as test.NAME.de; the one without a name comes first, the others by name. codes, dictionary: the
@@ -214,18 +215,18 @@ class Tokenised:
         return names
 
     def files(self) -> list[Path]:
-        """All of them: texts in both languages, and codes and dictionary where they are."""
+        """List the files: texts in both languages, and codes and dictionary if present."""
         texts = [path for prefix in self.texts.values() for path in sides(prefix, self.langs)]
         return texts + [path for path in (self.codes, self.dictionary) if path]
 
     def state(self) -> dict[str, list[int] | None]:
-        """File -> size and time of change."""
+        """Return file -> size and time of change."""
         return {path.name: file_state(path) for path in self.files()}
 
     def check(self) -> dict[str, int]:
-        """Subset -> pairs; UserError for unequal lengths, bad UTF-8, and text that is in pieces already."""
+        """Return subset -> number of pairs; UserError for unequal lengths, bad UTF-8, and text already in pieces."""
         counts, marks = dict.fromkeys(self.texts, 0), Counter[str]()
-        for _ in read_lines(self.codes) if self.codes else ():  # are they text?
+        for _ in read_lines(self.codes) if self.codes else ():  # check that they are UTF-8
             pass
         for subset, prefix in self.texts.items():
             for number, pair in enumerate(read_pairs(*sides(prefix, self.langs)), 1):

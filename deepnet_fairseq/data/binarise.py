@@ -1,6 +1,6 @@
-"""Text in pieces -> fairseq's binarised data, the bytes that fairseq-preprocess would write.
+"""Binarise text in pieces: write the same bytes as fairseq-preprocess.
 
-fairseq's own FileBinarizer is left aside: of N processes, one works only when the others are done, so that two are as
+fairseq's own FileBinarizer is not used: one of its N processes works only when the others are done, so that two are as
 slow as one, and it calls a function for each piece.
 """
 
@@ -20,12 +20,12 @@ from .lines import map_chunks, read_lines
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
 
-PLAIN = "text"  # stands for the language in text for language models
-MULTIPLE = 8  # what fairseq-preprocess fills dictionaries up to
+PLAIN = "text"  # takes the place of the language in text for language models
+MULTIPLE = 8  # fairseq-preprocess pads dictionaries to a multiple of this
 
 
 def check_dest(dest: Path) -> None:
-    """Raise UserError for a folder whose name fairseq takes for several."""
+    """Raise a UserError for a folder whose name fairseq splits into several."""
     if os.pathsep in str(dest):
         raise UserError(f"{dest}: fairseq takes a name with {os.pathsep} for several folders; name another")
 
@@ -37,12 +37,12 @@ def binarise(
     workers: int = 2,
     dictionary: Path | None = None,
 ) -> dict:
-    """Fills the folder `dest`, with a joined dictionary: `dictionary`, else one made of the training text.
+    """Fill the folder `dest`, with a joined dictionary: `dictionary`, else one made of the training text.
 
     langs: source and target, or None for language models; texts: subset in fairseq's names ("train", "valid", "test",
     "test1", ...) -> P of the files P.LANG, or the file. Returns {"types": of the dictionary with its special symbols,
     "text": {subset: {lang, or PLAIN: {"sentences", "pieces", "unknown": per cent}}}}; an empty line counts as a
-    sentence of no piece.
+    sentence without pieces.
     """
     from fairseq.data import Dictionary
 
@@ -67,7 +67,7 @@ def binarise(
 
 
 def count_pieces(path: Path, workers: int) -> Counter:
-    """Piece -> how often a text has it."""
+    """Return piece -> its count in a text."""
     total: Counter = Counter()
     for counted in map_chunks(_count, read_lines(path), workers, f"types {path.name}"):
         total.update(counted)
@@ -79,18 +79,18 @@ def _count(lines: list[str]) -> Counter:
 
 
 def _write(path: Path, types: Dictionary, prefix: Path, workers: int) -> dict:
-    """PREFIX.bin and PREFIX.idx; what binarise says of a text."""
+    """Write PREFIX.bin and PREFIX.idx; return the counts that binarise reports of a text."""
     from fairseq.data import indexed_dataset
 
     numbers, unknown, end = types.indices, types.unk(), types.eos()
     dtype = indexed_dataset.best_fitting_int_dtype(len(types))
 
     def encode(lines: list[str]) -> tuple[bytes, list[int], int]:
-        """The numbers of the pieces, how many each line has, and how many pieces are none of the dictionary."""
+        """Return the pieces' numbers, the count of pieces in each line, and the count outside the dictionary."""
         pieces = [line.split() for line in lines]
         flat = [*chain.from_iterable([*(numbers.get(piece, unknown) for piece in line), end] for line in pieces)]
         lost = flat.count(unknown)
-        if lost:  # though one that reads <unk> is not replaced
+        if lost:  # a piece that reads <unk> is not counted as replaced
             lost -= sum(line.count(types.unk_word) for line in pieces)
         return np.array(flat, dtype).tobytes(), [len(line) + 1 for line in pieces], lost
 
@@ -103,6 +103,6 @@ def _write(path: Path, types: Dictionary, prefix: Path, workers: int) -> dict:
             replaced += lost
     with indexed_dataset.MMapIndexedDataset.Index.writer(f"{prefix}.idx", dtype) as index:
         index.write(sizes)
-    total = sum(sizes)  # an end of sentence each is among them
+    total = sum(sizes)  # one end of sentence a line included
     percent = 100 * replaced / total if total else 0.0
     return {"sentences": len(sizes), "pieces": total - len(sizes), "unknown": float(f"{percent:.3}")}

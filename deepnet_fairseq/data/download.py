@@ -1,7 +1,7 @@
-"""Files over HTTP into a folder: each under its name whole and verified, or not at all.
+"""Download files over HTTP into a folder: each appears under its name whole and verified, or not at all.
 
-What has come so far lies in NAME.part and is gone on with by the next call; .NAME.etag beside it tells two versions of
-a file without a published checksum apart. SHA256SUMS holds the checksums of such files, as they first came.
+A partial download lies in NAME.part and is resumed by the next call; .NAME.etag beside it tells two versions of a file
+without a published checksum apart. SHA256SUMS holds the checksums of such files from their first download.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from ..files import whole
 from .lines import writing
 
 SUMS = "SHA256SUMS"  # lines `HEX  NAME`, as sha256sum writes and checks them
-HEADERS = {"User-Agent": f"deepnet_fairseq/{__version__}", "Accept-Encoding": "identity"}  # the bytes as they lie there
+# "identity": no compression for the transfer
+HEADERS = {"User-Agent": f"deepnet_fairseq/{__version__}", "Accept-Encoding": "identity"}
 BUSY = (408, 425, 429, 500, 502, 503, 504)
-ATTEMPTS = 6  # in a row in vain
+ATTEMPTS = 6  # attempts in a row that bring no byte
 WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds before the second attempt, doubled before each later one
 TIMEOUT = (15.0, 60.0)  # seconds to connect, and without a byte
 CHUNK = 1 << 18
@@ -41,13 +42,13 @@ RESUMED = "free some space or mend it, then run this again: it goes on where it 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """One file to fetch.
+    """File to fetch.
 
-    name: what it is called once it is here, no path
+    name: name in the folder, without a path
     urls: http or https, tried in this order, the official one first
     size: bytes, None if unknown
-    checksum: "sha256:HEX" or "md5:HEX", None if no one trustworthy published one
-    origin: who published the checksum
+    checksum: "sha256:HEX" or "md5:HEX", None if no trustworthy source published one
+    origin: publisher of the checksum
     """
 
     name: str
@@ -58,23 +59,23 @@ class RemoteFile:
 
 
 def at(*addresses: str, http: bool = False, **facts) -> RemoteFile:
-    """A file named as at its addresses (without https://); http: it may also be had without encryption."""
+    """Make a RemoteFile named as at its addresses (without https://); http: also try without encryption."""
     schemes = ("https", "http") if http else ("https",)
     urls = tuple(f"{scheme}://{address}" for scheme in schemes for address in addresses)
     return RemoteFile(addresses[0].rpartition("/")[2], urls, **facts)
 
 
-Fetch = Callable[[Iterable[RemoteFile], Path], dict[str, Path]]  # fetch_all, or what stands in for it
+Fetch = Callable[[Iterable[RemoteFile], Path], dict[str, Path]]  # fetch_all, or a stand-in for it
 
 
 class Unavailable(Exception):
-    """An address does not give the file; says why."""
+    """Raised when an address does not give the file, with the reason."""
 
 
 def fetch_all(files: Iterable[RemoteFile], folder: Path) -> dict[str, Path]:
-    """Name -> path in `folder`, which is made. Files that are there and verified cost no request.
+    """Fetch files into `folder`, which is made; return name -> path. Files that are there and verified cost no request.
 
-    UserError: a file that is there is another; the disk has no room; no address gives a file.
+    Raises a UserError if an existing file is another one, the disk has no room, or no address gives a file.
     """
     files = list(files)
     with writing(folder, "name another place"):
@@ -85,7 +86,7 @@ def fetch_all(files: Iterable[RemoteFile], folder: Path) -> dict[str, Path]:
             lacking = (max(0, (file.size or 0) - _size(folder / f"{file.name}.part")) for file in missing)
             need_space(folder, sum(lacking), "the download")
             for file in missing:
-                if not _is_there(file, folder):  # fetched by another process meanwhile
+                if not _is_there(file, folder):  # another process may have fetched it meanwhile
                     _download(file, folder, session)
     sums = recorded_sums(folder)
     if new := [file.name for file in files if not file.checksum and file.name not in sums]:
@@ -96,7 +97,7 @@ def fetch_all(files: Iterable[RemoteFile], folder: Path) -> dict[str, Path]:
 
 
 def described(files: Iterable[RemoteFile], folder: Path, fetch: Fetch) -> dict[str, dict]:
-    """fetch_all; name -> {"sha256", "size" in bytes, "url"}."""
+    """Fetch files; return name -> {"sha256", "size" in bytes, "url"}."""
     files = list(files)
     paths = fetch(files, folder)
     return {
@@ -115,7 +116,7 @@ def _is_there(file: RemoteFile, folder: Path) -> bool:
 
 
 def _difference(path: Path, file: RemoteFile) -> str | None:
-    """What `path` has instead of what `file` must have by its publisher or its first download, or None."""
+    """Describe how `path` differs from the file that was published, or first downloaded; None if it does not."""
     if not path.is_file():
         return "no ordinary file"
     if file.size not in (None, _size(path)):
@@ -149,13 +150,13 @@ def _broken(path: Path, name: str) -> str | None:
 
 
 def _download(file: RemoteFile, folder: Path, session: requests.Session) -> None:
-    """From the first address that gives the file."""
+    """Download a file from the first address that gives it."""
     part, reasons = folder / f"{file.name}.part", []
     for url in file.urls:
         try:
             resumed = _size(part)
             _receive(file, url, part, session)
-            if (found := _difference(part, file)) and resumed:  # it began as something else
+            if (found := _difference(part, file)) and resumed:  # its first part was another file's
                 part.unlink()
                 _receive(file, url, part, session)
                 found = _difference(part, file)
@@ -174,16 +175,16 @@ def _download(file: RemoteFile, folder: Path, session: requests.Session) -> None
 
 
 def _receive(file: RemoteFile, url: str, part: Path, session: requests.Session) -> None:
-    """All of it into `part`; Unavailable if an interruption comes again and again without a byte more."""
+    """Receive the whole file into `part`; raise Unavailable after ATTEMPTS interruptions without a further byte."""
     most, vain = _size(part), 0
-    every = 0.1 if sys.stderr.isatty() else 30.0  # seconds between two states of the bar
+    every = 0.1 if sys.stderr.isatty() else 30.0  # seconds between updates of the bar
     with tqdm(desc=file.name, total=file.size, unit="B", unit_scale=True, mininterval=every, file=sys.stderr) as bar:
         while True:
             try:
                 return _request(file, url, part, session, bar)
             except UserError:
                 raise
-            except (ValueError, requests.TooManyRedirects) as error:  # an address that is none, or a way to one
+            except (ValueError, requests.TooManyRedirects) as error:  # an invalid address or redirection
                 raise Unavailable(f"no address ({_reason(error)})") from error
             except (requests.RequestException, HTTPError) as error:
                 why = _reason(error)
@@ -196,7 +197,7 @@ def _receive(file: RemoteFile, url: str, part: Path, session: requests.Session) 
 
 
 def _request(file: RemoteFile, url: str, part: Path, session: requests.Session, bar: tqdm) -> None:
-    """One request for what `part` lacks; Unavailable, or HTTPError where asking again may help."""
+    """Request the bytes that `part` lacks; raise Unavailable, or an HTTPError where another attempt may help."""
     start, tag = _size(part), _etag(part).read_text() if _etag(part).exists() else ""
     if start and start == file.size:
         return
@@ -206,7 +207,7 @@ def _request(file: RemoteFile, url: str, part: Path, session: requests.Session, 
     with session.get(url, headers=headers, stream=True, timeout=TIMEOUT) as response:
         content_range, now = response.headers.get("Content-Range", ""), response.headers.get("ETag", "")
         if response.status_code == 416 and content_range == f"bytes */{start}":
-            return  # killed between the last byte and the name
+            return  # a former process was killed between the last byte and the renaming
         fits = content_range.startswith(f"bytes {start}-") and now in ("", tag or now)
         if response.status_code == 416 or response.status_code == 206 and not fits:
             part.unlink(missing_ok=True)
@@ -226,7 +227,7 @@ def _request(file: RemoteFile, url: str, part: Path, session: requests.Session, 
         bar.total = total
         bar.update(start - bar.n)
         with writing(part, RESUMED), open(part, "ab" if start else "wb") as out:
-            while chunk := response.raw.read1(CHUNK):  # what is there: nothing waits for a full buffer
+            while chunk := response.raw.read1(CHUNK):  # does not wait for a full buffer
                 out.write(chunk)
                 bar.update(len(chunk))
         if total is not None and _size(part) < total:
@@ -234,7 +235,7 @@ def _request(file: RemoteFile, url: str, part: Path, session: requests.Session, 
 
 
 def _etag(part: Path) -> Path:
-    """Where the server's validator of what is in `part` lies."""
+    """Return the file that holds the server's validator (ETag) of the content of `part`."""
     return part.with_name(f".{part.stem}.etag")
 
 
@@ -243,20 +244,20 @@ def _size(path: Path) -> int:
 
 
 def _reason(error: BaseException) -> str:
-    """The innermost of what requests and urllib3 wrap several times: [Errno 104] Connection reset by peer."""
+    """Unwrap the innermost error of requests and urllib3: [Errno 104] Connection reset by peer."""
     while inner := [arg for arg in (getattr(error, "reason", None), *error.args) if isinstance(arg, BaseException)]:
         error = inner[-1]
     return str(error).rpartition(": ")[2] or type(error).__name__
 
 
 def digest(path: Path, algorithm: str = "sha256") -> str:
-    """HEX of a file by a name of hashlib."""
+    """Compute a file's checksum in hexadecimal, by hashlib's name of the algorithm."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
 
 
 def recorded_sums(folder: Path) -> dict[str, str]:
-    """Name -> HEX of FOLDER/SHA256SUMS, {} without one; UserError naming the line that is none."""
+    """Read FOLDER/SHA256SUMS as name -> checksum, {} without one; a UserError names a malformed line."""
     path, sums = folder / SUMS, {}
     text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     for number, line in enumerate(text.splitlines(), 1):
@@ -267,7 +268,7 @@ def recorded_sums(folder: Path) -> dict[str, str]:
 
 
 def need_space(folder: Path, needed: int, what: str) -> None:
-    """UserError if `needed` bytes do not fit where `folder` is or will be."""
+    """Raise a UserError if `needed` bytes do not fit on the disk of `folder`, which need not exist yet."""
     there = next(place for place in (folder.resolve(), *folder.resolve().parents) if place.exists())
     if needed > (free := shutil.disk_usage(there).free):
         needs, has = (tqdm.format_sizeof(size, "B") for size in (needed, free))
@@ -276,7 +277,7 @@ def need_space(folder: Path, needed: int, what: str) -> None:
 
 @contextmanager
 def locked(path: Path):
-    """Within, no other process has this lock: it waits, and says so. A kill frees it."""
+    """Hold a lock that one process has at a time; say so if it has to wait. The end of the process frees it."""
     lock = FileLock(path)
     with writing(path, "name another place"):
         try:
@@ -291,5 +292,5 @@ def locked(path: Path):
 
 
 def say(text: str) -> None:
-    """A line on stderr, above the bars."""
+    """Print a line to stderr, above the progress bars."""
     tqdm.write(text, file=sys.stderr)

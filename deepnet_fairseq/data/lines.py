@@ -1,4 +1,4 @@
-"""Text as a stream of lines, which no memory must hold; only \\n ends one, as for every other tool of the trade.
+"""Stream text line by line, never held in memory; only \\n ends a line, as for other text tools.
 
 Work on lines may be done in several processes, none of which outlives this one.
 """
@@ -27,10 +27,10 @@ from ..files import whole
 
 Pairs = list[tuple[str, str]]  # sentences, source and target
 REMOVE = "remove the pair from both files"
-CHUNK = 2000  # rows a process takes at a time
+CHUNK = 2000  # rows that a process takes at a time
 LONGEST = 1 << 24  # bytes of a line
 INVISIBLE = frozenset(("Cc", "Cf", "Zl", "Zp", "Zs"))  # categories of Unicode: control, format, separators
-# Letters of Indic scripts and Hebrew that NFC takes apart too, as one character and as several
+# letters of Indic scripts and Hebrew that NFC decomposes too: as one character and as several
 _APART = [chr(code) for code in (*range(0x900, 0x1000), *range(0xFB1D, 0xFB50)) if len(normalize("NFC", chr(code))) > 1]
 NEVER_COMPOSED = [re.compile("|".join(letters)) for letters in (_APART, [normalize("NFD", one) for one in _APART])]
 BLANK = frozenset("\ufffd\u2581\u2800\u115f\u1160\u3164\uffa0\ufe0e\ufe0f")  # SentencePiece drops the first two
@@ -40,7 +40,7 @@ _libc = ctypes.CDLL(None)
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """The lines as they are, without their \\n and a byte order mark; UserError for a missing file; see split_lines."""
+    """Yield the lines without their \\n and a byte order mark; UserError for a missing file; see split_lines."""
     if not path.is_file():
         raise UserError(f"{path}: no such file")
     with open(path, "rb") as file:
@@ -59,7 +59,7 @@ def split_lines(file: IO[bytes], name: str) -> Iterator[str]:
 
 
 def is_blank(line: str) -> bool:
-    """Return whether a line shows nothing, so that a tokenizer may leave nothing of it: U+200B, BEL, U+FFFD, ..."""
+    """Return whether a line has no visible character (U+200B, BEL, U+FFFD, ...), so that a tokenizer may drop it."""
     usual = line[:1].isalnum() and line[0] not in BLANK  # four times as fast for most lines
     return not usual and all(char in BLANK or category(char) in INVISIBLE for char in line)
 
@@ -67,7 +67,7 @@ def is_blank(line: str) -> bool:
 def note_letters(names: Sequence[str], rows: Iterable[tuple[str, ...]]) -> None:
     """Print a line for each column of text that mixes composed letters (é is one character) and decomposed ones.
 
-    No tokenizer takes the two for the same letters. names: of the columns.
+    Tokenizers treat the two as different letters. names: of the columns.
     """
     found = {name: [0, 0] for name in (*names, *(f"{name} (nukta and dots)" for name in names))}
     columns = list(found.values())
@@ -87,24 +87,24 @@ def note_letters(names: Sequence[str], rows: Iterable[tuple[str, ...]]) -> None:
 
 
 def one_line(text: str) -> str:
-    """`text` without surrounding white space, and with blanks for what other tools take for the end of a line."""
+    """Strip `text`, and replace characters that other tools take for the end of a line by blanks."""
     return " ".join(text.strip().splitlines())
 
 
 def read_pairs(
     source: Path, target: Path, empty: str = "keep", clean: Callable[[str], str] = str
 ) -> Iterator[tuple[str, str]]:
-    """Lines of two files beside each other, each through `clean`; see align. UserError for what read_lines refuses."""
+    """Yield the lines of two files in pairs, each through `clean`; see align. UserError as from read_lines."""
     return align(map(clean, read_lines(source)), map(clean, read_lines(target)), (str(source), str(target)), empty)
 
 
 def align(
     sources: Iterator[str], targets: Iterator[str], names: tuple[str, str], empty: str = "keep"
 ) -> Iterator[tuple[str, str]]:
-    """The lines of two texts in pairs; UserError, with their names, if one has more of them.
+    """Yield the lines of two texts in pairs; raise a UserError, with their names, if one has more lines.
 
-    empty: what becomes of a pair with an empty side: "keep" it (a published test set, whose sentences must stay what
-    they are), "drop" it (training text), or else a UserError with these words for the way out, as REMOVE.
+    empty: treatment of a pair with an empty side: "keep" it (a published test set, whose sentences must not change),
+    "drop" it (training text), or raise a UserError with these words as the way out, as REMOVE.
     """
     for number, pair in enumerate(zip_longest(sources, targets), 1):
         if None in pair:
@@ -119,12 +119,12 @@ def align(
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> int:
-    """Writes `path` whole, and its folder if there is none; the number of lines."""
+    """Write `path` whole, and its folder if there is none; return the number of lines."""
     return write_columns([path], ((line,) for line in lines))
 
 
 def write_columns(paths: list[Path], rows: Iterable[tuple[str, ...]]) -> int:
-    """Column i of every row to paths[i], each whole; the number of rows."""
+    """Write column i of every row to paths[i], each whole; return the number of rows."""
     count = 0
     with ExitStack() as stack:
         files = []
@@ -142,10 +142,10 @@ def write_columns(paths: list[Path], rows: Iterable[tuple[str, ...]]) -> int:
 
 @contextmanager
 def writing(path: Path, then: str = "free some space, or name another place"):
-    """A disk that does not take what is written within is a UserError; `then`: the way out.
+    """Turn a disk's refusal of a write in the context into a UserError; `then`: the way out.
 
-    Full, over quota, read-only: whatever the system says. Errors of requests and of broken archives have no errno and
-    pass through.
+    The disk may be full, over quota or read-only. Errors of requests and of broken archives have no errno and pass
+    through.
     """
     try:
         yield
@@ -157,15 +157,15 @@ def writing(path: Path, then: str = "free some space, or name another place"):
 
 
 def map_rows(function: Callable, rows: Iterable, workers: int, label: str) -> Iterator:
-    """function(row) of every row, a line or several, in order; see map_chunks."""
+    """Yield function(row) of every row, one line or several, in order; see map_chunks."""
     for done in map_chunks(lambda chunk: [*map(function, chunk)], rows, workers, label):
         yield from done
 
 
 def map_chunks(function: Callable, rows: Iterable, workers: int, label: str) -> Iterator:
-    """function(rows) of lists of some thousand rows at a time, in order, with a progress bar on a terminal.
+    """Yield the results of function(rows) on lists of some thousand rows, in order, with a progress bar on a terminal.
 
-    With several `workers`, processes forked from this one do it; a few chunks of rows are in memory at a time.
+    Several `workers` are processes forked from this one; a few chunks of rows are in memory at a time.
     """
     rows = iter(rows)
     chunks = iter(lambda: list(islice(rows, CHUNK)), [])
@@ -194,7 +194,7 @@ _function: Callable  # of a worker
 
 def _begin(function: Callable) -> None:
     global _function
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # it ends when its parent does, in whatever way
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # it ends when its parent does
     _function = function
 
 

@@ -1,7 +1,7 @@
-"""Plain text -> pieces -> fairseq's binarised data for the tasks language_modeling and masked_lm.
+"""Prepare plain text for the tasks language_modeling and masked_lm: pieces, then fairseq's binarised data.
 
-Text goes through in lines, not through memory; only SentencePiece's training holds up to 10 million of them. What cuts
-it, one of fairseq's own encoders, is remembered beside the data: DATA/text.json holds fairseq's settings, {"bpe":
+Text is streamed in lines; only SentencePiece's training holds up to 10 million of them. The segmentation, one of
+fairseq's own encoders, is recorded beside the data: DATA/text.json holds fairseq's settings, {"bpe":
 "sentencepiece", "sentencepiece_model": "spm.model"} or {"bpe": "gpt2", "gpt2_encoder_json": "encoder.json",
 "gpt2_vocab_bpe": "vocab.bpe"}, with file names from the folder.
 """
@@ -29,19 +29,19 @@ from .vocabulary import Vocabulary
 NAME = "text.json"
 MEND = "take those of GPT-2"
 TRAINED_ON = 10_000_000  # lines drawn for SentencePiece
-LONGEST = 1 << 20  # bytes of a line that it does not pass over; a paragraph may be one
-PLACES = (  # of GPT-2's files: where fairseq takes them, and OpenAI
+LONGEST = 1 << 20  # bytes of the longest line that it does not skip; a paragraph may be one line
+PLACES = (  # addresses of GPT-2's files: fairseq's and OpenAI's
     "https://dl.fbaipublicfiles.com/fairseq/gpt2_bpe",
     "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main",
 )
-CHECKSUMS = {  # those that OpenAI's tiktoken holds its downloads against
+CHECKSUMS = {  # those by which OpenAI's tiktoken verifies its downloads
     "encoder.json": "sha256:196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
     "vocab.bpe": "sha256:1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
 }
 
 
 def _gpt2_symbols(path: Path, merges: Path) -> list[str]:
-    """Of encoder.json and vocab.bpe (Radford et al. 2019, bytes in pairs): fairseq writes pieces as their numbers."""
+    """Read the symbols of encoder.json and vocab.bpe (byte-level BPE, Radford et al. 2019): the pieces' numbers."""
     numbers = read_object(path, MEND)
     values = list(numbers.values())
     if any(type(number) is not int or number < 0 for number in values) or len(set(values)) < len(values):
@@ -55,17 +55,17 @@ def _gpt2_symbols(path: Path, merges: Path) -> list[str]:
     return [str(number) for number in sorted(values)]
 
 
-KINDS = {  # of fairseq's --bpe: its setting -> name of the file in the folder of the data
+KINDS = {  # fairseq's --bpe -> its setting -> name of the file in the data's folder
     "sentencepiece": {"sentencepiece_model": "spm.model"},
     "gpt2": {"gpt2_encoder_json": "encoder.json", "gpt2_vocab_bpe": "vocab.bpe"},
 }
 
 
 class Segmenter:
-    """kind: one of KINDS; files: fairseq's setting -> path. UserError, naming the file, if one is missing or broken.
+    """Segmentation of text into pieces; raises a UserError, naming the file, if one is missing or broken.
 
-    symbols: all that text may be cut into, as it stands in fairseq's dictionary. SentencePiece's (Kudo and Richardson
-    2018, arXiv 1808.06226) are written as they are.
+    kind: one of KINDS; files: fairseq's setting -> path; symbols: all pieces, as fairseq's dictionary writes them:
+    SentencePiece's (Kudo and Richardson 2018, arXiv 1808.06226) as text, GPT-2's as numbers.
     """
 
     def __init__(self, kind: str, files: dict[str, Path]):
@@ -75,7 +75,7 @@ class Segmenter:
         self._bpe = encoders.build_bpe(argparse.Namespace(bpe=kind, **settings))
 
     def encode(self, line: str) -> str:
-        """Pieces separated by blanks, "" for a blank line; white space around the line does not count."""
+        """Return the pieces separated by blanks, "" for a blank line; white space around the line does not count."""
         return "" if is_blank(line) else self._bpe.encode(line.strip())
 
     def decode(self, pieces: str) -> str:
@@ -83,7 +83,7 @@ class Segmenter:
         return self._bpe.decode(pieces)
 
     def write(self, folder: Path, **facts) -> None:
-        """Copies of the files, unless they lie there, and text.json with `facts` beside the settings."""
+        """Copy the files to `folder`, unless they lie there, and write text.json with `facts` beside the settings."""
         for setting, name in KINDS[self.kind].items():
             if self.files[setting] != folder / name:
                 shutil.copyfile(self.files[setting], folder / name)
@@ -91,7 +91,7 @@ class Segmenter:
 
 
 def read(folder: Path) -> Segmenter:
-    """That of the data in `folder`; UserError if it holds none."""
+    """Read the segmenter of the data in `folder`; raise a UserError if it holds none."""
     path = folder / NAME
     mend = "make the data with `deepnet prepare lm`, or write their BPE there as docs/language_models.md says"
     content = read_object(path, mend)
@@ -104,7 +104,7 @@ def read(folder: Path) -> Segmenter:
 
 
 def fetch_gpt2(folder: Path) -> dict[str, Path]:
-    """GPT-2's files, name -> path in `folder`, fetched unless they are there; UserError if no address gives them."""
+    """Fetch GPT-2's files unless they exist; return name -> path in `folder`. UserError if no address gives them."""
     from .download import RemoteFile, fetch_all
 
     return fetch_all(
@@ -123,7 +123,7 @@ def prepare_lm(
     dictionary: Path | None = None,
     workers: int = 1,
 ) -> None:
-    """Checks all of the text, then writes `dest` in one move: nothing of it is there before all is.
+    """Check all of the text, then write `dest`, which appears in one move, whole or not at all.
 
     texts: "train", "valid" and "test" -> files, one for "train"; fairseq calls several of them valid, valid1, ...
     segmenter: of the part-made folder, where it may leave its files; called once the text is found to be in order
@@ -157,7 +157,7 @@ def prepare_lm(
 
 
 def _count(path: Path) -> dict:
-    """Lines, words and bytes (without \\n) of a file; UserError if it cannot be read or holds no text."""
+    """Count lines, words and bytes (without \\n) of a file; raise a UserError if it cannot be read or holds no text."""
     lines = words = size = 0
     for line in read_lines(path):
         lines, words, size = lines + 1, words + len(line.split()) * (not is_blank(line)), size + len(line.encode())
@@ -167,7 +167,7 @@ def _count(path: Path) -> dict:
 
 
 def train_sentencepiece(text: Path, vocab: int, folder: Path) -> Segmenter:
-    """FOLDER/spm.model of `vocab` pieces; UserError if the text does not go with it."""
+    """Train FOLDER/spm.model with `vocab` pieces; raise a UserError if the text does not allow that number."""
     print(f"| training SentencePiece, {vocab:,} pieces")
     lines = (line.strip() for line in read_lines(text) if not is_blank(line))
     options = {"input_sentence_size": TRAINED_ON, "shuffle_input_sentence": True, "max_sentence_length": LONGEST}
@@ -177,7 +177,7 @@ def train_sentencepiece(text: Path, vocab: int, folder: Path) -> Segmenter:
 
 
 def _dictionary(counts: Counter, symbols: Iterable[str]) -> Dictionary:
-    """fairseq's, the commonest first; the symbols that the text has not got are in it too: other text may have them."""
+    """Make fairseq's dictionary, the commonest first, with all symbols: other text may have those that this lacks."""
     dictionary = Dictionary()
     for symbol in symbols:
         dictionary.add_symbol(symbol, n=counts[symbol])

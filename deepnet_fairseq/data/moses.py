@@ -1,6 +1,6 @@
-"""Moses' way of tokenising and cleaning: sacremoses, and what it lacks.
+"""Tokenise and clean as Moses does, by sacremoses and additions to it.
 
-Where it differs from the Perl originals: docs/corpora.md, "sacremoses and the Perl originals".
+docs/corpora.md, "sacremoses and the Perl originals", lists differences.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial, reduce
 
-# What Perl's \s matches; Python's also matches \x1c to \x1f.
+# Characters that Perl's \s matches; Python's also matches \x1c to \x1f.
 WHITE = "\t\n\v\f\r\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"  # and the blank
 SPACE = re.compile(f"[ {WHITE}]+")
-UNEVEN = re.compile(f"[{WHITE}][ {WHITE}]*| [ {WHITE}]+")  # all but single blanks, which may stay as they are
+UNEVEN = re.compile(f"[{WHITE}][ {WHITE}]*| [ {WHITE}]+")  # all white space except single blanks, which stay
 LONGEST_WORD = 1000  # characters
-PATTERN = frozenset(r".^$*+?{}[]\|()")  # what means more than itself in one
+PATTERN = frozenset(r".^$*+?{}[]\|()")  # characters with a special meaning in a pattern
 
 
 @dataclass(frozen=True)
 class Chain:
-    """What is done to a line, in this order; tokenising, with special characters escaped, always is.
+    """Processing of a line, in this order; tokenising, with special characters escaped, always takes place.
 
     normalise: normalize-punctuation.perl, then remove-non-printing-char.perl; aggressive: tokenizer.perl -a, which
     splits at hyphens; lowercase: lowercase.perl.
@@ -37,7 +37,7 @@ class Chain:
 
 
 def line_function(lang: str, chain: Chain) -> Callable[[str], str]:
-    """line in `lang` ("de") -> line."""
+    """Return the function that processes a line in `lang` ("de")."""
     import regex
     from sacremoses import MosesPunctNormalizer
 
@@ -55,9 +55,9 @@ def line_function(lang: str, chain: Chain) -> Callable[[str], str]:
 
 
 def normaliser(rules: Iterable[tuple[str, str]]) -> Callable[[str], str]:
-    """What sacremoses' normalize makes of a line and its end, which Perl's rules see as well.
+    """Return sacremoses' normalize, applied to a line with its end, which Perl's rules see too.
 
-    rules: patterns and what to put for them. Each is compiled once; plain text needs no pattern, and blanks become one
+    rules: patterns and replacements. Each is compiled once; plain text needs no pattern, and blanks become one
     only where there are two.
     """
     replace: list[Callable[[str], str]] = []
@@ -77,7 +77,7 @@ def normaliser(rules: Iterable[tuple[str, str]]) -> Callable[[str], str]:
 
 
 def tokeniser(lang: str):
-    """sacremoses' MosesTokenizer, which asks for the kind of a letter by a set of them that is made once."""
+    """Make sacremoses' MosesTokenizer, with a set of letters that is made once in place of its look-ups."""
     from sacremoses import MosesTokenizer
 
     class Tokeniser(MosesTokenizer):
@@ -96,13 +96,13 @@ def tokeniser(lang: str):
 
 
 def lowercase(line: str) -> str:
-    """Perl's lc, which knows no final sigma."""
+    """Lower-case as Perl's lc, which has no final sigma."""
     return "".join(map(str.lower, line)) if "Σ" in line else line.lower()
 
 
 @dataclass(frozen=True)
 class Limits:
-    """ratio: how many times as many words one side may have as the other; least and most: words of each side."""
+    """Limits of a pair: ratio of the sides' lengths in words, least and most words of each side."""
 
     ratio: float
     least: int
@@ -113,7 +113,7 @@ class Limits:
 
 
 def clean(pairs: Iterable[tuple[str, str]], limits: Limits) -> Iterator[tuple[str, str]]:
-    """The pairs within the limits, white space made single blanks; a bar, Moses' separator of factors, is removed."""
+    """Yield the pairs within the limits, with single blanks, and without bars, Moses' separator of factors."""
     for pair in pairs:
         kept = tuple(UNEVEN.sub(" ", line.replace("|", "")).strip(" ") for line in pair)
         if _fit(kept, limits):

@@ -1,6 +1,6 @@
-"""Many languages, one vocabulary: parallel text of many pairs -> binarised data for one multilingual model.
+"""Prepare parallel text of many language pairs, with one vocabulary, for one multilingual model.
 
-The text of a language pair is read as a stream, for a corpus may be larger than the memory.
+The text of a language pair is read as a stream, because a corpus may be larger than the memory.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from .parallel_text import sentencepiece_model
 from .steps import Steps, read_json, remove
 from .vocabulary import Vocabulary, sample, sampling_probabilities
 
-LEAST = 10_000  # sentence pairs a shard; a pair that has fewer lies in fewer shards, and fairseq knows what that means
+LEAST = 10_000  # sentence pairs a shard; a pair with fewer lies in fewer shards, which fairseq allows
 BATCH = 20_000  # sentence pairs encoded at a time
 SAMPLE = 10_000_000  # sentences the vocabulary is trained on, at most
-CHARACTER_COVERAGE = 0.9999  # of some 6,000 characters in 76 languages of Tatoeba, this keeps those seen thrice
+CHARACTER_COVERAGE = 0.9999  # of some 6,000 in 76 languages of Tatoeba it keeps those seen thrice
 
 Sentences = Iterator[tuple[str, str]]
 
 
 @dataclass(frozen=True)
 class PairText:
-    """A language pair's text, which nothing holds in memory.
+    """Text of a language pair, read as a stream.
 
     langs: the two languages; subsets: "train", "valid", ... -> a function that reads the pairs from the start; state:
-    whatever changes when the text does (sizes and times of its files, checksums), for the record of a step; bound: a
-    quick upper bound of the training pairs, where reading them takes long; finish: called when all of it is binarised;
-    one_way: a test set from the first language into the second alone, beside one of the same name the other way.
+    changes with the text (sizes and times of its files, checksums), for the record of a step; bound: a quick upper
+    bound of the training pairs, where reading them takes long; finish: called when all of it is binarised; one_way: a
+    test set from the first language into the second alone, beside one of the same name the other way.
     """
 
     langs: tuple[str, str]
@@ -48,17 +48,17 @@ class PairText:
 
     @property
     def name(self) -> str:
-        """As "de-en"."""
+        """Name of the pair, "de-en"."""
         return "-".join(self.langs)
 
     @property
     def directions(self) -> tuple[str, ...]:
-        """As ("de-en", "en-de")."""
+        """Names of the directions, ("de-en", "en-de")."""
         return (self.name,) if self.one_way else (self.name, "-".join(reversed(self.langs)))
 
     @property
     def step(self) -> str:
-        """What the step is called that binarises it."""
+        """Name of the step that binarises it."""
         return f"pair.{self.name}" + (f".{'.'.join(self.subsets)}" if self.one_way else "")
 
 
@@ -71,7 +71,7 @@ def split_pair(pair: str) -> tuple[str, str]:
 
 
 def file_state(path: Path) -> list[int]:
-    """Size in bytes and time of change in ns; UserError if there is no such file."""
+    """Return size in bytes and time of change in ns; raise a UserError if there is no such file."""
     if not path.is_file():
         raise UserError(f"{path}: no such file")
     return steps.file_state(path)
@@ -80,12 +80,12 @@ def file_state(path: Path) -> list[int]:
 def binarise(
     pairs: Iterable[tuple[str, str]], vocabulary: Vocabulary, prefixes: Sequence[tuple[Path, Path]], threads: int = 1
 ) -> int:
-    """Writes what fairseq-preprocess would, without segmented text in between; the number of sentences.
+    """Write the files of fairseq-preprocess without segmented text in between; return the number of sentences.
 
-    prefixes: the paths of source and target less .bin and .idx, one pair of them a shard; sentence i goes to shard i
-    modulo their number. UserError for fewer sentences than shards.
+    prefixes: the paths of source and target without .bin and .idx, one pair of them a shard; sentence i goes to shard i
+    modulo their number. Raises a UserError for fewer sentences than shards.
     """
-    import torch  # which a recipe's plan does without
+    import torch  # imported here, because a recipe's plan does without it
 
     count, pairs = 0, iter(pairs)
     with ExitStack() as files:
@@ -122,7 +122,7 @@ def _side(texts: Sequence[PairText], lang: str) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Multilingual:
-    """One preparation into DEST/bin, or DEST/bin/shard00, shard01, ... of which fairseq reads one an epoch.
+    """Preparation of DEST/bin, or DEST/bin/shard00, shard01, ... of which fairseq reads one an epoch.
 
     Names are those that its task translation_multi_simple_epoch looks for. Dictionaries and held-out subsets lie in the
     first shard only: fairseq takes both from there. DEST/spm.model is a copy of the file `spm`, or `vocab` pieces
@@ -137,11 +137,10 @@ class Multilingual:
     threads: int = 1
 
     def run(self, texts: Sequence[PairText], evaluated: Sequence[PairText] = ()) -> dict[str, dict[str, int]]:
-        """pair -> subset -> sentence pairs. Each pair has steps of its own: one that comes later leaves the others.
+        """Prepare all pairs; return pair -> subset -> sentence pairs.
 
-        The folders of another number of shards are removed.
-
-        texts: pairs to train on; evaluated: pairs without training text, in languages that others have.
+        Each pair has steps of its own, so that one added later leaves the others' valid. Folders of another number of
+        shards are removed. texts: pairs to train on; evaluated: pairs without training text, in languages of others.
         """
         Steps(self.dest).run("layout", [], {"shards": self.shards}, lambda: remove(self.dest / "bin"))
         for folder in (*map(self.data, range(self.shards)), self.dest / "reference"):
@@ -149,7 +148,7 @@ class Multilingual:
         counted = {} if self.spm else {text.name: self.count(text) for text in texts}
         vocabulary = self.vocabulary(texts, counted)
         counts = {}
-        for text in texts:  # one pair after another: it may take its archives away when it is done
+        for text in texts:  # one pair after another, because a pair may remove its archives when it is done
             counts[text.name] = self.pair(text, counted.get(text.name) or self.count(text), vocabulary)
             text.finish()
         for text in evaluated:
@@ -158,9 +157,9 @@ class Multilingual:
         return counts
 
     def vocabulary(self, texts: Sequence[PairText], counted: dict[str, int]) -> Vocabulary:
-        """The model, trained unless it is given or there; UserError if the file given is none.
+        """Return the SentencePiece model, trained unless given or present; raise a UserError if the given file is none.
 
-        counted: pair -> training pairs, where none is given. Pairs that come later change nothing.
+        counted: pair -> training pairs, if no model is given. Pairs added later change nothing.
         """
         path = self.dest / "spm.model"
         first = read_json(self.dest / "steps" / "vocabulary.json").get("result", {}).get("pairs")
@@ -182,7 +181,7 @@ class Multilingual:
         return Vocabulary(path)
 
     def draw(self, texts: Sequence[PairText], counted: dict[str, int]) -> dict[str, Iterator[str]]:
-        """language -> lines, its share of the sample by temperature."""
+        """Return language -> lines, its share of the sample by temperature."""
         languages = sorted({lang for text in texts for lang in text.langs})
         sizes = {lang: sum(counted[text.name] for text in texts if lang in text.langs) for lang in languages}
         total = min(SAMPLE, sum(sizes.values()))
@@ -198,11 +197,11 @@ class Multilingual:
         }
 
     def data(self, shard: int = 0) -> Path:
-        """The folder of a shard, by its number from 0."""
+        """Return the folder of a shard, by its number from 0."""
         return self.dest / "bin" if self.shards == 1 else self.dest / "bin" / f"shard{shard:02d}"
 
     def write_lists(self, texts: Sequence[PairText], vocabulary: Vocabulary) -> None:
-        """dict.LANG.txt, langs.txt (for --lang-dict) and pairs.txt (all directions, for --lang-pairs)."""
+        """Write dict.LANG.txt, langs.txt (for --lang-dict) and pairs.txt (all directions, for --lang-pairs)."""
         languages = sorted({lang for text in texts for lang in text.langs})
         for language in languages:
             write_lines(self.data() / f"dict.{language}.txt", vocabulary.dictionary(len(languages)))
@@ -211,7 +210,7 @@ class Multilingual:
             write_lines(folder / "pairs.txt", (pair for text in texts for pair in text.directions))
 
     def count(self, text: PairText) -> int:
-        """Training pairs, or their bound; the reading finds what is wrong with the text, too."""
+        """Count the training pairs, or return their bound; reading them also finds mistakes in the text."""
 
         def make() -> dict:
             if text.bound is not None:
@@ -226,10 +225,10 @@ class Multilingual:
         return counts["train"]
 
     def pair(self, text: PairText, train: int, vocabulary: Vocabulary) -> dict[str, int]:
-        """Binarised text of one pair, subset -> sentence pairs."""
+        """Binarise the text of one pair; return subset -> sentence pairs."""
         shards = max(1, min(self.shards, train // LEAST))
         read = dict(text.subsets)
-        if "train" in read:  # fairseq wants a valid set of every pair it trains on: a training pair stands in for one
+        if "train" in read:  # fairseq requires a valid set of every pair it trains on: a training pair stands in
             read.setdefault("valid", lambda: islice(text.subsets["train"](), 1))
         prefixes = {  # source and target, which both directions share, a pair of them a shard
             name: [

@@ -1,4 +1,4 @@
-"""Any parallel text -> SentencePiece joint BPE -> fairseq's binarised data."""
+"""Prepare any parallel text: joint BPE by SentencePiece, then fairseq's binarised data."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ MIN_TRAIN_PAIRS = 100
 def prepare_text(
     langs: tuple[str, str], prefixes: dict[str, str], dest: Path, vocab: int = 10_000, drop_empty: bool = False
 ) -> None:
-    """Reads and checks everything, then writes `dest` in one move.
+    """Read and check everything, then write `dest`, which appears in one move.
 
     langs: source and target suffix; prefixes: split -> prefix, several for valid and test separated by commas (fairseq
     then calls them valid, valid1, ...); vocab: SentencePiece pieces of the joint vocabulary. `dest` gets the binarised
     data, spm.model, the segmented text under text/, and as raw/test.LANG, raw/valid.LANG and so on the raw text that
-    scores compare with. UserError, before `dest` is there, for text that does not do.
+    scores compare with. Raises a UserError, before `dest` exists, for unusable text.
     """
     check_pair("SOURCE and TARGET", *langs)
     check_dest(dest)
@@ -65,9 +65,9 @@ def prepare_text(
 
 
 def read_parallel(prefix: str, source_lang: str, target_lang: str, drop_empty: bool = False) -> Pairs:
-    """PREFIX.source_lang and PREFIX.target_lang, their lines as one_line makes them.
+    """Read PREFIX.source_lang and PREFIX.target_lang, each line through one_line.
 
-    UserError for a missing file, bad UTF-8, unequal or empty lines.
+    Raises a UserError for a missing file, bad UTF-8, unequal numbers of lines, or empty lines.
     """
     source, target = Path(f"{prefix}.{source_lang}"), Path(f"{prefix}.{target_lang}")
     pairs = list(read_pairs(source, target, "drop" if drop_empty else f"{REMOVE}, or pass --drop-empty", one_line))
@@ -77,10 +77,10 @@ def read_parallel(prefix: str, source_lang: str, target_lang: str, drop_empty: b
 
 
 def sentencepiece_model(sentences: Iterable[str], vocab: int, **options) -> bytes:
-    """A SentencePiece BPE model; `options` are SentencePiece's. UserError if the text does not go with `vocab`.
+    """Train a SentencePiece BPE model; `options` are SentencePiece's. UserError if the text does not allow `vocab`.
 
-    The model leaves characters as they are (by SentencePiece's own rules 10² becomes 102), but for white space: a
-    blank stands for any, because white space separates the pieces in fairseq's files.
+    The model leaves characters as they are (by SentencePiece's own rules 10² becomes 102), except white space, which
+    becomes a blank, because white space separates the pieces in fairseq's files.
     """
     if vocab < 1:
         raise UserError(f"--vocab {vocab}: must be 1 or more")

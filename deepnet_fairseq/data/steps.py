@@ -1,4 +1,4 @@
-"""The steps of a recipe: each is done once, and again when its output is not whole or anything before it changed."""
+"""Run the steps of a recipe: each once, and again if its output is not whole or anything before it has changed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .lines import writing
 
 
 class Steps:
-    """The steps of one recipe in one folder, in a fixed order; what is done is recorded in FOLDER/steps/NAME.json."""
+    """Steps of one recipe in one folder, in a fixed order; steps done are recorded in FOLDER/steps/NAME.json."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -24,13 +24,13 @@ class Steps:
     def run(
         self, name: str, outputs: Sequence[Path], settings: dict, make: Callable[[], dict | None], keep=False
     ) -> dict:
-        """What make() returned, now or when the step was done.
+        """Run a step, unless it is done, and return the result of make(), from now or from then.
 
-        outputs: files, or folders with all that is in them; make writes each whole (`files.whole`).
-        settings: what the step depends on beside the steps before it, as JSON can hold it. The step is skipped when it
-        was done with these settings, after the same steps, and its outputs still have the sizes and times they had;
-        otherwise the outputs are removed first (with `keep` make deals with them), and the steps after this one are
-        done again, too. RuntimeError if make() leaves an output out.
+        outputs: files, or folders with their content; make writes each whole (`files.whole`).
+        settings: dependencies of the step beside the steps before it, for JSON. The step is skipped if it was done with
+        these settings, after the same steps, and its outputs still have their sizes and times; otherwise the outputs
+        are removed first (with `keep` make deals with them), and the later steps run again too. Raises a RuntimeError
+        if make() does not make an output.
         """
         record = self.folder / "steps" / f"{name}.json"
         asked = _digest([name, settings, self.previous])
@@ -54,13 +54,13 @@ class Steps:
         return done["result"]
 
     def _state(self, outputs: Sequence[Path]) -> dict[str, list[int] | None]:
-        """Path from the folder -> size in bytes and time of change in ns; None for what is not there."""
+        """Return path from the folder -> size in bytes and time of change in ns; None for a missing file."""
         files = [file for path in outputs for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
         return {os.path.relpath(file, self.folder): file_state(file) for file in files if not file.is_dir()}
 
 
 def file_state(file: Path) -> list[int] | None:
-    """Size in bytes and time of change in ns, None if it is not there: what tells that a file is as it was."""
+    """Return size in bytes and time of change in ns, by which an unchanged file is known; None if it is missing."""
     return [file.stat().st_size, file.stat().st_mtime_ns] if file.exists() else None
 
 
@@ -69,24 +69,24 @@ def _digest(content) -> str:
 
 
 def read_json(path: Path) -> dict:
-    """A JSON object; {} for a file that is missing or torn."""
+    """Read a JSON object; return {} for a file that is missing or cut off."""
     return parse_row(path.read_text(encoding="utf-8", errors="replace")) if path.is_file() else {}
 
 
 def write_json(path: Path, content: dict) -> None:
-    """An object as indented JSON in UTF-8, whole or not at all; makes the folder."""
+    """Write an object as indented JSON in UTF-8, whole or not at all; make the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole(path) as part:
         part.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def remove(path: Path) -> None:
-    """The file or folder `path`, and whatever an interrupted `whole(path)` left beside it."""
+    """Remove the file or folder `path`, and anything that an interrupted `whole(path)` left beside it."""
     unfinished = path.parent.glob(f"{escape(path.name)}.*.part") if path.parent.is_dir() else ()
     for gone in (path, *unfinished):
         if gone.is_dir() and not gone.is_symlink():
             moved = gone.with_name(f"{gone.name}.{os.getpid()}.part")
-            gone.rename(moved)  # a program that outlived its parent may still write into it
+            gone.rename(moved)  # a program that has outlived its parent may still write into it
             shutil.rmtree(moved)
         else:
             gone.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""One SentencePiece vocabulary for all languages, and samples of their text drawn by temperature to train it on."""
+"""SentencePiece vocabulary of all languages, and samples of their text, drawn by temperature, to train it on."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import sentencepiece
 from ..errors import UserError
 
 FAIRSEQ_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # the first four entries of every fairseq dictionary
-MULTIPLE = 8  # tensor cores want matrix sizes in such steps
+MULTIPLE = 8  # tensor cores need matrix sizes that are multiples of this
 
 
 class Vocabulary:
-    """SentencePiece's pieces in their order behind fairseq's four special symbols.
+    """Vocabulary of SentencePiece's pieces in their order behind fairseq's four special symbols.
 
-    The dictionary is that of the model, not of the words some text happens to hold: text binarised later fits it.
-    UserError if the file is not there or no SentencePiece model.
+    The dictionary has all pieces of the model, not only those of some text, so that text binarised later fits it.
+    Raises a UserError if the file is missing or no SentencePiece model.
     """
 
     def __init__(self, model: Path):
@@ -38,23 +38,23 @@ class Vocabulary:
         self._fairseq_id[special] = FAIRSEQ_SPECIAL.index("<unk>")
 
     def __len__(self) -> int:
-        """Entries of fairseq's dictionary, its four special symbols among them."""
+        """Return the number of entries of fairseq's dictionary, its four special symbols included."""
         return len(FAIRSEQ_SPECIAL) + len(self.subwords)
 
     def encode(self, sentences: list[str], threads: int = 1) -> list[np.ndarray]:
-        """fairseq's numbers of the pieces of each sentence, the end-of-sentence symbol last."""
+        """Return fairseq's numbers of each sentence's pieces, with the end-of-sentence symbol last."""
         eos = FAIRSEQ_SPECIAL.index("</s>")
         encoded = self.processor.encode(sentences, out_type=int, num_threads=threads)
         return [np.append(self._fairseq_id[ids], eos) if ids else np.array([eos]) for ids in encoded]
 
     def dictionary(self, languages: int) -> list[str]:
-        """Lines of dict.LANG.txt; with fillers, so that it is a multiple of 8 once fairseq adds a tag per language."""
+        """Return the lines of dict.LANG.txt, filled up to a multiple of 8 including fairseq's tag for each language."""
         fillers = -(len(self) + languages) % MULTIPLE
         return [f"{entry} 1" for entry in (*self.subwords, *(f"madeupword{i:04d}" for i in range(fillers)))]
 
 
 def sampling_probabilities(sizes: dict[str, int], temperature: float) -> dict[str, float]:
-    """p_l proportional to (n_l / sum of n) ** (1 / T), as in Arivazhagan et al. (2019); T = 1 keeps the proportions.
+    """Compute p_l proportional to (n_l / sum of n) ** (1 / T) (Arivazhagan et al. 2019); T = 1 keeps the proportions.
 
     sizes: language -> sentences; the shares sum to 1. The temperature T is above 0.
     """
@@ -64,10 +64,10 @@ def sampling_probabilities(sizes: dict[str, int], temperature: float) -> dict[st
 
 
 def sample(lines: Iterable[str], count: int, wanted: int, rng: Random) -> Iterator[str]:
-    """`wanted` of the `count` lines, in one pass and in their order.
+    """Sample `wanted` of the `count` lines, in one pass and in their order.
 
     Each line comes wanted // count times; those that come once more are a random sample without replacement (Knuth,
-    The Art of Computer Programming, vol. 2, algorithm S), so that the share is met to the line.
+    The Art of Computer Programming, vol. 2, algorithm S), so that the number of lines is exact.
     """
     copies, left = divmod(wanted, count)
     for position, line in enumerate(lines):

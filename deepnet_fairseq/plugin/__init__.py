@@ -1,4 +1,4 @@
-"""Train, save, resume and load the models of the core with fairseq; patches.py lists what it changes in fairseq.
+"""Train, save, resume and load the models of the core with fairseq; patches.py lists the changes to fairseq.
 
 This file silences warnings that appear at every start and that a user can do nothing about, by their exact text.
 """

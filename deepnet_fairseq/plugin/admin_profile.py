@@ -104,7 +104,7 @@ def positive(value) -> float:
     return value
 
 
-HELD_SENTENCES = 32  # of a batch that stays the same
+HELD_SENTENCES = 32  # size of the batch that stays the same
 
 
 def fill_profile(model: nn.Module, iterator) -> None:

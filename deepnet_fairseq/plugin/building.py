@@ -86,10 +86,10 @@ def from_checkpoint(path: str) -> tuple[FairseqShell, DictConfig]:
     if not OmegaConf.is_dict(cfg.get("task")):
         raise UserError(f"{path}: its config has no task section; give a checkpoint of fairseq-train")
     if hasattr(model_cfg, "load_checkpoint_heads"):
-        model_cfg.load_checkpoint_heads = True  # there is no task to ask for those it was fine-tuned with
+        model_cfg.load_checkpoint_heads = True  # no task knows the heads that it was fine-tuned with
     try:
         task = blank_task(*_vocabularies(weights))
-        task.cfg = cfg.task  # it says how long a sample is, where the model's config follows it
+        task.cfg = cfg.task  # the model's config may follow its length of a sample
         model = MODELS[archs.model_of(model_cfg)].build_model(model_cfg, task)
         model.load_state_dict(weights)
     except KeyError as error:

@@ -54,7 +54,7 @@ class Chunked:
         return criterion
 
     def forward(self, model: nn.Module, sample: dict, reduce: bool = True):
-        """Return the batch's loss (a sum over tokens, nats), its sample size and what is logged.
+        """Return the batch's loss (a sum over tokens, nats), its sample size and the values to log.
 
         fairseq's own, with all logits, if unreduced, with --report-accuracy, or with --ignore-prefix-size.
         """

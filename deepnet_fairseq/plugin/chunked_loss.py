@@ -18,12 +18,12 @@ PREFIX = "chunked_"  # of the criteria's names
 NAME = f"{PREFIX}label_smoothed_cross_entropy"
 PLAIN = f"{PREFIX}cross_entropy"
 BUDGET = {"cpu": 16 * 2**20, "cuda": 256 * 2**20}  # bytes of float32 logits at a time: a cache, a busy GPU
-FEWEST = 256  # tokens that make a matrix product worth its while
+FEWEST = 256  # fewer tokens make an inefficient matrix product
 SCALE = 2.0**10  # keeps the gradient of unlikely words in the range of fp16 until the loss scale is known
 
 
 class Losses(NamedTuple):
-    """Sums over tokens: the loss to train on and -log p of the targets, both in nats."""
+    """Losses summed over tokens, in nats: the one to train on, and -log p of the targets."""
 
     loss: Tensor
     nll_loss: Tensor
@@ -95,7 +95,7 @@ def _of_logits(lprobs: Tensor, y: Tensor, each: float, of_target: float) -> Tens
 
 
 def _add_gradients(x: Tensor, weight: Tensor, of_logits: Tensor, of_x: Tensor | None, of_weight: Tensor | None) -> None:
-    """Write a chunk's gradient with respect to its features to of_x, and add that with respect to the weight."""
+    """Write a chunk's gradient with respect to its features to of_x, and add that of the weight to of_weight."""
     half = x.dtype != of_logits.dtype
     scale = SCALE if x.dtype == torch.float16 else 1.0
     narrow = (of_logits * scale).to(x.dtype) if half else of_logits

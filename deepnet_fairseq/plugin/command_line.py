@@ -68,7 +68,7 @@ def parse_or_explain(parse, parser, input_args=None, *args, **kwargs):
     except KeyError as error:
         if error.args != (None,):
             raise
-        parser.error("--task: name the one that the checkpoint was trained with")  # where none is usual
+        parser.error("--task: name the one that the checkpoint was trained with")  # no task is the default
     namespace = result[0] if isinstance(result, tuple) else result
     # fairseq reads --bf16 as a wish for a TPU and then calls torch_xla, on a GPU and a CPU alike
     if getattr(namespace, "bf16", False) and importlib.util.find_spec("torch_xla") is None:

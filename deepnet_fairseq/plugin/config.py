@@ -46,7 +46,7 @@ class FineTuningFlags:
 
 MORE: dict[str, tuple[type, ...]] = dict.fromkeys(archs.STACKS, (TrainingFlags,))
 MORE[archs.MASKED_LM] += (FineTuningFlags,)
-ELSEWHERE = {  # what fairseq's tasks and its section `checkpoint` say
+ELSEWHERE = {  # settings that fairseq's tasks and its section `checkpoint` decide
     "max_source_positions": II("task.max_source_positions"),
     "max_target_positions": II("task.max_target_positions"),
     "tokens_per_sample": II("task.tokens_per_sample"),
@@ -68,7 +68,7 @@ def _field(one: dataclasses.Field) -> tuple:
         kind = ChoiceEnum(choices) if kind is str else Optional[ChoiceEnum(choices)]
     default = ELSEWHERE.get(one.name, one.default)
     shown = one.metadata["help"] + (f" (default: {default})" if default else "")
-    told = {} if str(default).startswith("${") else {"help": shown}  # without: no flag, it is the task's
+    told = {} if str(default).startswith("${") else {"help": shown}  # no help: no flag, the task decides
     return one.name, kind, field(default=default, metadata=told)
 
 

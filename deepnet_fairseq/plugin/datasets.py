@@ -1,8 +1,7 @@
 """Check binarised data before anything is trained with them, and batch them without losing a sentence.
 
-With broken data fairseq ends in the middle of an epoch, on a GPU with a failed assertion of the device, or trains on
-what it takes for text. It reads the whole of binarised files when it opens them; a look at all tokens costs little
-more.
+With broken data fairseq ends in the middle of an epoch, on a GPU with a failed device assertion, or trains on garbage.
+It reads binarised files whole when it opens them, so checking all tokens costs little more.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from ..errors import UserError
 
 log = logging.getLogger(__name__)
 PROCESSES, BEGUN = "num_shards", "begun"  # in the state of an iterator
-MAGIC, HEADER = b"MMIDIDX\x00\x00", struct.Struct("<9sQBQ")  # then sizes in int32, places in int64
+MAGIC, HEADER = b"MMIDIDX\x00\x00", struct.Struct("<9sQBQ")  # followed by sizes in int32 and offsets in int64
 TYPES = indexed_dataset._code_to_dtype
 OLD_MAGIC = b"TNTIDX\x00\x00"
 MEND = "binarise the text anew"
@@ -94,7 +93,7 @@ def keep_last_batch(batch_by_size, indices, *args, **kwargs):
 
 
 def on_processes(state: dict, number: int) -> dict:
-    """Return an iterator's state for `number` processes, which go on after the same number of sentences.
+    """Convert an iterator's state for `number` processes, which continue after the same number of sentences.
 
     A checkpoint counts the batches of one process, which has more of them when there are fewer processes.
     """

@@ -25,7 +25,7 @@ FFN = ("fc1", "fc2", "activation_dropout")
 
 
 class Diverged(FloatingPointError):
-    """Raised on every rank in the same update, as losses and gradients are sums over all ranks.
+    """Raised on every rank in the same update, because losses and gradients are sums over all ranks.
 
     update: the one that could not be made, counted from 1; kind: LOSS, GRADIENTS, FLOOR or WEIGHTS; samples: the
     update's batches.
@@ -39,8 +39,8 @@ class Diverged(FloatingPointError):
 def addresses(model: nn.Module) -> dict[str, str]:
     """Map each module's path to an address: "encoder.layers.2.fc1" -> "encoder.3.ffn", a branch's Site as written.
 
-    What belongs to no single branch is addressed by its layer ("decoder.7"), and by its path outside of layers and in
-    models of other packages.
+    A module that belongs to no single branch is addressed by its layer ("decoder.7"); outside of layers, and in models
+    of other packages, by its path.
     """
     found = {module: path for path, module in model.named_modules()}
     for layer in [module for module in model.modules() if hasattr(module, "sites")]:
@@ -85,7 +85,7 @@ class Search:
 
     @torch.no_grad()
     def _look(self, direction: str, path: str, tensor: Tensor) -> None:
-        """Look at one tensor; called in the order in which the pass computes them."""
+        """Check one tensor; called in the order in which the pass computes them."""
         if direction not in self.found and tensor.is_floating_point() and not tensor.isfinite().all():
             where = self.addresses.get(path) or self.addresses.get(path.rpartition(".")[0])
             self.found[direction] = where or path or "model"
@@ -94,10 +94,10 @@ class Search:
 def repeat(trainer, samples: list, update: int) -> tuple[str, float]:
     """Repeat the passes of an update (counted from 0) with its random numbers.
 
-    Return where the first number is not finite, "" if nowhere, and the sum of this process's losses. Each process
-    repeats its own batches, without the others.
+    Return the address of the first number that is not finite, "" if there is none, and the sum of this process's
+    losses. Each process repeats its own batches, without the others.
     """
-    trainer.task.probes = None  # they have seen the update
+    trainer.task.probes = None  # the probes have seen the update
     utils.set_torch_seed(trainer.cfg.common.seed + update)
     trainer.model.train()
     trainer.criterion.train()

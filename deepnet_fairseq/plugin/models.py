@@ -38,7 +38,7 @@ from . import config
 
 logger = logging.getLogger(__name__)
 HEADS = "classification_heads"
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # from malloc.h
 # RoBERTa's encoder is a shell around the encoder and the head
 ROBERTA = re.compile(r"^(?:encoder|decoder)\.(sentence_encoder\.|(?=lm_head\.))")
 OLD_NORM = ".emb_layer_norm.", ".layernorm_embedding."
@@ -91,7 +91,7 @@ class FairseqShell(DeepModel):
         config.check(cfg)
         cls.fit_to(cfg, task)
         model = cls.create(cfg, method, len(task.source_dictionary), len(task.target_dictionary))
-        model.args = model.cfg = cfg  # where fairseq's models keep it
+        model.args = model.cfg = cfg  # attribute in which fairseq's models keep it
         model.profiled, model.profile_source = method.profiled, method.profile if method.profiled else None
         dictionaries = {"encoder": task.source_dictionary, "decoder": task.target_dictionary}
         for name, stack in model.stacks().items():
@@ -101,7 +101,8 @@ class FairseqShell(DeepModel):
     def prepare_for_inference_(self, cfg: Any) -> None:
         """Prepare for generation; fairseq-generate, fairseq-interactive and hub interfaces call this."""
         super().prepare_for_inference_(cfg)
-        programs = {f"fairseq_cli.{name}" for name in ("generate", "interactive")}  # a hub's process may be a server
+        # not in hub interfaces, whose process may be a server
+        programs = {f"fairseq_cli.{name}" for name in ("generate", "interactive")}
         theirs = programs & sys.modules.keys() or Path(sys.argv[0]).parent.name == "fairseq_cli"
         if theirs and next(self.parameters()).is_cpu:
             keep_freed_memory()
@@ -217,6 +218,6 @@ MODELS: dict[str, type[FairseqShell]] = {
 archs.REGISTRIES.append(ARCH_MODEL_NAME_REGISTRY)  # an architecture that somebody else registered for one of them
 for _arch, _model in archs.MODELS.items():
     if _arch in MODELS:
-        ARCH_CONFIG_REGISTRY[_arch] = archs.fill  # where register_model has put an empty function
+        ARCH_CONFIG_REGISTRY[_arch] = archs.fill  # register_model has put an empty function there
     else:
         register_model_architecture(_model, _arch)(archs.fill)

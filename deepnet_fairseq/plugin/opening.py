@@ -1,4 +1,4 @@
-"""Describe a training in the line with which it begins."""
+"""Describe a training in the first line of its log."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from .probe_record import FILE
 
 
 def opening_line(trainer) -> str:
-    """Name the method, depth, coefficients, parameters and precision of a DeepTrainer's run, and what it writes where.
+    """Name the method, depth, coefficients, parameters and precision of a DeepTrainer's run, and its output files.
 
-    Of another package's model only the parameters, the precision and the places.
+    For another package's model only the parameters, the precision and the files are named.
     """
     cfg, model, said = trainer.cfg, trainer.get_model(), []
     if isinstance(model, DeepModel):

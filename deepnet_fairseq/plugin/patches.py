@@ -40,32 +40,32 @@ def import_user_module(original: Callable[..., None], *args: Any) -> None:
     attach_to_programs()
 
 
-PATCHES: dict[tuple[Any, str], Handler] = {  # (module or class, function): what is called in its place
-    # argparse prints a page for a wrong flag; fairseq reads --bf16 as a wish for a TPU
+PATCHES: dict[tuple[Any, str], Handler] = {  # (module or class, function): the handler called in its place
+    # argparse prints a page for a wrong flag; fairseq takes --bf16 as a request for a TPU
     (options, "parse_args_and_arch"): command_line.parse_or_explain,
-    # the first call of fairseq-train's main: its Trainer is ours from here on, whoever has started it
+    # the first call of fairseq-train's main: from here on its Trainer is ours, in whatever way it was started
     (utils, "import_user_module"): import_user_module,
     # every task gets DeepTask in front; fairseq ignores a YAML's section of a task without a dataclass
     (tasks, "setup_task"): task.set_up,
-    # fairseq reads truncated data without a word
+    # fairseq reads truncated data silently
     (indexed_dataset, "make_dataset"): datasets.open_checked,
     # it drops the last sentences of a data set: --required-batch-size-multiple, fairseq/data/data_utils.py
     (data_utils, "batch_by_size"): datasets.keep_last_batch,
-    # torch ends a process that loads data at any SIGTERM, and the training with it, before that has saved
+    # torch ends a data-loading process at any SIGTERM, and with it the training, before it has saved
     (signal_handling, "_set_worker_signal_handlers"): train_loop.spare_worker,
-    # it starts nothing on CPUs, and torchrun's processes each as a training of their own
+    # it starts no processes on CPUs, and makes each of torchrun's processes a training of its own
     (distributed_utils, "call_main"): launch.call_main,
     # a full disk ends a run, and weights that are not finite replace good ones
     (checkpoint_utils, "save_checkpoint"): saving.save_checkpoint,
-    # a checkpoint_last.pt, killed while it is copied, was lost
+    # a checkpoint_last.pt is lost if the run is killed while it is copied
     (PathManager, "copy"): atomic.copy,
     # it resumes from checkpoint_last.pt alone, whole or not
     (checkpoint_utils, "load_checkpoint"): train_loop.load_checkpoint,
-    # whatever a damaged file makes its readers raise; settings of the file are run by eval()
+    # readers of damaged files raise any error; fairseq runs settings of the file with eval()
     (checkpoint_utils, "load_checkpoint_to_cpu"): reading.load_checkpoint_to_cpu,
 }
 
-PROGRAM: dict[str, Handler] = {  # the same of fairseq-train's own functions, in the namespace where its main runs
+PROGRAM: dict[str, Handler] = {  # the same for fairseq-train's own functions, in the namespace where its main runs
     # signals, divergence, --stop-stuck; a training that is over makes one more update each time it is started
     "train": train_loop.train,
     # signals are answered after each update
@@ -86,7 +86,7 @@ CALLED: dict[Callable[[], None], str] = {  # plugin.silence() comes before, and 
 
 
 def apply() -> None:
-    """Change what is listed above; a second call changes nothing."""
+    """Make the changes listed above; a second call changes nothing."""
     for call in CALLED:
         call()
     hydra._internal.utils.CompactHydraException = ONE_LINE
@@ -95,7 +95,7 @@ def apply() -> None:
     attach_to_programs()
     if not hasattr(numpy, "compat"):  # fairseq takes numpy.compat.long, which numpy 2 no longer has
         vars(numpy)["compat"] = types.SimpleNamespace(long=int)
-    package = Path(__file__).parents[1]  # --user-dir has nothing more to do, by either path that fairseq makes of it
+    package = Path(__file__).parents[1]  # --user-dir is then done already, by either path that fairseq makes of it
     imported = vars(utils.import_user_module).setdefault("memo", set())
     imported |= {str(package), os.path.join(os.path.dirname(fairseq.__file__), "..", package.name)}
 

@@ -37,7 +37,7 @@ class Record:
 
 
 class Writer:
-    """Writer that appends to a run's file; a resumed run adds a header, and its rows replace those that it repeats.
+    """Append to a run's file; a resumed run adds a header, and its rows replace those that it repeats.
 
     fresh: begin the file anew, as at update 0. Raises OSError if the file cannot be written.
     """
@@ -46,7 +46,7 @@ class Writer:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         kept = path.read_bytes() if path.exists() and not fresh else b""
-        kept = kept[: kept.rfind(b"\n") + 1]  # without a line that a killed run left unfinished
+        kept = kept[: kept.rfind(b"\n") + 1]  # drop a line that a killed run left unfinished
         with whole(path) as part:
             part.write_bytes(kept + json.dumps({"format": FORMAT} | header).encode() + b"\n")
 
@@ -67,7 +67,7 @@ def read_rows(path: Path) -> list[dict]:
     if not path.is_file():
         raise UserError(f"{path}: no such file; train with --deepnet-probe to get one")
     text = path.read_text(encoding="utf-8", errors="replace")
-    return [parse_row(line) for line in text.split("\n")[:-1]]  # the last is whole, or a killed run's
+    return [parse_row(line) for line in text.split("\n")[:-1]]  # the last line may be cut off by a kill
 
 
 def record_of(lines: list[dict], where: object) -> Record:

@@ -1,4 +1,4 @@
-"""Run probes in fairseq's training: at which updates, against which reference, into which file.
+"""Run probes in fairseq's training: choose the updates, keep the reference, write the file.
 
 DeepTrainer calls them before each batch and around the clipping of gradients.
 """
@@ -32,15 +32,15 @@ logger = logging.getLogger(__name__)
 class TrainingProbes:
     """Probes of a fairseq-train run: they write to fairseq's log and a file in `folder` every `interval` updates.
 
-    header: what the file says of the run beside the probes' names and the interval.
+    header: facts of the run for the file, beside the probes' names and the interval.
     """
 
     def __init__(self, model: nn.Module, probes: list[type[Probe]], interval: int, folder: Path, header: dict):
         self.session = Session(model, probes)
         self.interval, self.folder = interval, folder
         self.header = header | {"probes": [probe.name for probe in probes], "interval": interval}
-        self.writer: Writer | None = None  # of the first rank
-        self.iterator: Any = None  # the training's first, from which the held batch comes
+        self.writer: Writer | None = None  # on the first rank
+        self.iterator: Any = None  # the training's first iterator, from which the held batch comes
         self.update = 0
         self._opened = False
         self._written: int | None = None  # last update with a row: fairseq repeats a step that failed, to look into it
@@ -48,7 +48,7 @@ class TrainingProbes:
     def before_batch(self, update: int, dummy: bool = False) -> None:
         """Prepare for a batch of training; the first of a probed update begins a session.
 
-        dummy: the batch counts for nothing, it keeps a process busy that has no more of its own.
+        dummy: the batch counts for nothing and keeps a process busy that has no more batches of its own.
         """
         if not self._opened:
             self._open(update)
@@ -59,7 +59,7 @@ class TrainingProbes:
         self.session.dummy = dummy
 
     def see_gradients(self, scale: float | Tensor) -> None:
-        """Look at the gradients of an update, which are accumulated, reduced over processes and not yet clipped.
+        """Show the probes an update's gradients, which are accumulated, reduced over processes and not yet clipped.
 
         scale: turns the gradients at hand into those of the mean loss.
         """
@@ -67,7 +67,7 @@ class TrainingProbes:
             self.session.gradients(scale)
 
     def end_update(self, made: bool) -> None:
-        """End the session, and write what was seen if the update is made."""
+        """End the session, and write its values if the update was made."""
         try:
             if self.session.watching and made:
                 self._write()
@@ -84,7 +84,7 @@ class TrainingProbes:
                 metrics.log_scalar(key, float(f"{value:.5g}"), priority=2000)
 
     def _open(self, update: int) -> None:
-        """Start or continue the run's file, and settle on the held batch and F(x, theta_0)."""
+        """Start or continue the run's file, and set the held batch and F(x, theta_0)."""
         self._opened = True
         first = agreement.is_first()
         if first:
@@ -109,7 +109,7 @@ def probes_of(model: nn.Module, cfg: Any) -> TrainingProbes | None:
 def reference(model: nn.Module, net_input: dict, path: Path, update: int, write: bool) -> dict[str, Tensor]:
     """Return F(x, theta_0) on the held batch: the model's outputs at update 0, later those that `path` holds.
 
-    A resumed run without that file, or with one of another batch, warns and takes the outputs of now.
+    A resumed run without that file, or with one of another batch, warns and takes the present outputs.
     """
     held = net_input["src_tokens"]
     if update:

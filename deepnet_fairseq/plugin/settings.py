@@ -15,7 +15,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from ..errors import UserError
 
 SECTIONS = ("model", "task", "criterion", "optimizer", "lr_scheduler", "scoring", "bpe", "tokenizer")
-PLACES = {"data", "path", "dir", "file"}  # words in names of settings that hold a file's or a folder's name
+PLACES = {"data", "path", "dir", "file"}  # parts of the names of settings whose value is a file or a folder
 RUNS = (ast.Call, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.NamedExpr, ast.Pow)
 LONGEST = 100_000  # entries of a list
 

@@ -1,9 +1,9 @@
-"""`--stop-stuck`: end a training that has learnt how often each word occurs, and no more, with a line and a status.
+"""`--stop-stuck`: end a training that does no better than unigram entropy, with one line and a status of its own.
 
 A model that predicts the same probabilities at every place has a loss of at least the entropy of the targets'
 frequencies p; with label smoothing eps over V words, of at least that of (1 - eps - eps / (V - 1)) p + eps / (V - 1),
-fairseq's smoothed targets. A validation loss near that bound is what guessing gives. The targets of the same batches
-are counted, so that this holds for translation, masked and causal language models alike.
+fairseq's smoothed targets. A validation loss near that bound is no better than guessing. The targets of the same
+batches are counted, so that this holds for translation, masked and causal language models alike.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from ..errors import UserError
 from .distributed import agreement
 
 STATUS = 4  # of fairseq-train
-MARGIN = 0.5  # bits: hardly better than guessing; a language model of the quickstart's text is better by 3.5
+MARGIN = 0.5  # bits; a language model of the quickstart's text is better than guessing by 3.5
 KEY = "deepnet_stuck"  # in a checkpoint's extra_state
-LOSSES = ("cross_entropy", "label_smoothed_cross_entropy", "masked_lm")  # and chunked_: logged in bits per target token
-REFUSED = {  # section, key: why
+# logged in bits per target token, as are their chunked_ forms
+LOSSES = ("cross_entropy", "label_smoothed_cross_entropy", "masked_lm")
+REFUSED = {  # (section, key) -> reason
     ("dataset", "disable_validation"): "it goes by the validation losses",
     ("optimization", "sentence_avg"): "it goes by losses of a token, not of a sentence",
     ("criterion", "ignore_prefix_size"): "a loss without its prefix is not of all targets",
@@ -30,11 +31,11 @@ logger = logging.getLogger(__name__)
 
 
 class Stuck:
-    """Watch over a training's validation losses, which notes since when they have been those of guessing.
+    """Watch over a training's validation losses, which notes since when they are no better than guessing.
 
-    limit: so many updates of that end the training, 0 for never; smoothing: the loss's label smoothing; padding: the
-    target that does not count. since: the update of the first such validation in a row, None if the last was better;
-    at: the update of the last.
+    limit: number of such updates that ends the training, 0 for never; smoothing: the loss's label smoothing; padding:
+    the target that does not count. since: the update of the first such validation in a row, None if the last was
+    better; at: the update of the last validation.
     """
 
     def __init__(self, limit: int, smoothing: float = 0.0, padding: int = 1):
@@ -46,7 +47,7 @@ class Stuck:
 
     @property
     def over(self) -> bool:
-        """True once the losses have been those of guessing for `limit` updates."""
+        """True once the losses have been no better than guessing for `limit` updates."""
         return bool(self.limit) and self.since is not None and self.at - self.since >= self.limit
 
     def count(self, sample: dict | None, task) -> None:
@@ -61,7 +62,7 @@ class Stuck:
     def compare(self, task, stats: dict, first: bool) -> None:
         """Compare the loss of a validated subset with that of guessing. Only the first subset counts.
 
-        All processes call it together, for the counts are sums over all of them.
+        All processes must call it together, because the counts are sums over all of them.
         """
         if not self.limit:
             return
@@ -80,7 +81,7 @@ class Stuck:
         self.since, self.at = extra_state.get(KEY, (None, 0))
 
     def validated(self, update: int, loss: float, bound: float) -> None:
-        """Note a validation loss of the weights after `update`, and the loss of guessing, in bits per token."""
+        """Note the validation loss after `update`, and the bound, the loss of guessing, in bits per token."""
         self.at, self.loss, self.bound = update, loss, bound
         if loss < bound - MARGIN:
             self.since = None
@@ -122,6 +123,6 @@ def check_settings(setting: Callable[[str, str], object]) -> None:
 
 
 def watch_of(cfg, criterion) -> Stuck:
-    """Make the watch that a training's config asks for; UserError for flags that leave nothing to go by."""
+    """Make the watch that a training's config asks for; raise a UserError for flags that leave nothing to compare."""
     check_settings(lambda section, key: getattr(getattr(cfg, section, None), key, None))
     return Stuck(getattr(cfg.model, "stop_stuck", 0), getattr(criterion, "eps", 0.0), criterion.padding_idx)

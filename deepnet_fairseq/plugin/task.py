@@ -28,7 +28,7 @@ class DeepTask:
 
     probes: TrainingProbes | None = None
     stuck: Stuck | None = None
-    validated = 0  # subsets that the present validation has finished
+    validated = 0  # number of subsets that the present validation has finished
 
     def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False, **kwargs):
         """Run the passes of one batch. A batch that keeps an idle process busy has size 0 and logs zeros.
@@ -44,7 +44,7 @@ class DeepTask:
         return loss, size, logged
 
     def optimizer_step(self, optimizer, model, update_num):
-        """Make an update, and let the method change the weights behind it."""
+        """Make an update, and let the method change the weights after it."""
         super().optimizer_step(optimizer, model, update_num)  # type: ignore[misc]
         apply_after_update(optimizer, model)
 

@@ -40,10 +40,10 @@ FORCED = ("--distributed-world-size", "1")  # fairseq's parser takes the last of
 
 
 class DeepTrainer(Trainer):
-    """Subclass of fairseq's Trainer with every change that this package makes to a training step.
+    """Trainer of fairseq with every change that this package makes to a training step.
 
-    samples: the batches of the present update; told: whether a signal has come to any process, None if nobody has
-    asked; over: what fairseq's `train` would return, if the training was over when it was started; make_as_in: the
+    samples: the batches of the present update; told: whether a signal has come to any process, None before the first
+    check; over: the value for fairseq's `train` to return if the training was over when it was started; make_as_in: the
     epoch in which the resumed training made its batches; limited: the modules whose gradients are clipped apart.
     """
 
@@ -68,23 +68,23 @@ class DeepTrainer(Trainer):
 
     @property
     def model(self):
-        """The model as the processes train it together."""
+        """Model in its wrapper for several processes."""
         if self._wrapped_model is None:
             self._wrapped_model = self._over_processes(self._model)
         return self._wrapped_model
 
     @property
     def criterion(self):
-        """The loss, which may have parameters of its own."""
+        """Loss, wrapped too if it has parameters of its own."""
         if self._wrapped_criterion is None:
             trained = utils.has_parameters(self._criterion)
             self._wrapped_criterion = self._over_processes(self._criterion) if trained else self._criterion
         return self._wrapped_criterion
 
     def _over_processes(self, module: torch.nn.Module) -> Any:
-        """Wrap a module by --ddp-backend, on CPUs too, without fairseq's heartbeat.
+        """Wrap a module by --ddp-backend, also on CPUs, without fairseq's heartbeat.
 
-        The heartbeat kills the whole process group without a word; a collective that waits too long raises instead.
+        The heartbeat kills the whole process group silently; a collective that waits too long raises an error instead.
         """
         place, group = self.cfg.distributed_training, self.data_parallel_process_group
         if not self.use_distributed_wrapper:
@@ -145,12 +145,12 @@ class DeepTrainer(Trainer):
                            disable_iterator_cache=False):  # fmt: skip
         """Return the training's batches; after a resume they are the same as without the interruption.
 
-        fairseq makes the batches once in a process, with a seed of the epoch in which the process begins.
+        fairseq makes the batches once in a process, seeded by the epoch in which the process begins.
         """
         made_in, self.make_as_in = self.make_as_in, None
         if made_in is None or disable_iterator_cache or self.cfg.dataset.update_epoch_batch_itr:
             made_in = epoch
-        if load_dataset and made_in != epoch:  # the data are the present epoch's all the same
+        if load_dataset and made_in != epoch:  # the data are still the present epoch's
             subset, load_dataset = self.cfg.dataset.train_subset, False
             self.task.load_dataset(subset, epoch=epoch, combine=combine, data_selector=data_selector, tpu=self.tpu)
         iterator = super().get_train_iterator(
@@ -171,8 +171,8 @@ class DeepTrainer(Trainer):
     def train_step(self, samples, raise_oom=False):
         """Make an update; raise Diverged if its loss is not finite.
 
-        At an epoch's end a process that has fewer batches than the others computes some that count for nothing.
-        fairseq takes all of an update's batches in a process for such if the last one is, hence their order.
+        At an epoch's end a process that has fewer batches than the others computes dummy ones, which count for nothing.
+        fairseq treats all of an update's batches in a process as dummies if the last one is, hence their order.
         """
         self.samples, before = samples, self.get_num_updates()
         with half_precision.on_cpu(self):
@@ -221,7 +221,7 @@ class DeepTrainer(Trainer):
     def valid_step(self, sample, raise_oom=False):
         """Validate a batch; raise Stopped if a signal came.
 
-        raise_oom: it is the batch's second try, of this process alone, in which nobody may ask the others.
+        raise_oom: marks the batch's second try, by this process alone, in which no collective may be called.
         """
         if not raise_oom:
             train_loop.stop_if_told(self)
@@ -233,9 +233,9 @@ class DeepTrainer(Trainer):
     def consolidate_optimizer(self):
         """Gather the optimiser's state for a checkpoint, unless after an error the other processes do not take part.
 
-        It is the first call that fairseq makes when an update has raised an error. For a FloatingPointError it raises
-        Diverged, before fairseq writes crash.pt and repeats the update under its NanDetector: the file is as large as
-        a checkpoint and nothing reads it, and the NanDetector prints a page.
+        fairseq calls it first when an update has raised an error. For a FloatingPointError it raises Diverged, before
+        fairseq writes crash.pt and repeats the update under its NanDetector: the file is as large as a checkpoint and
+        nothing reads it, and the NanDetector prints a page.
         """
         error = sys.exc_info()[1]
         if isinstance(error, Diverged):
@@ -278,9 +278,9 @@ def parse(flags: list[str]) -> argparse.Namespace:
 
 
 def build_trainer(args: argparse.Namespace) -> DeepTrainer:
-    """Return the Trainer with task, model and criterion from the run's seed; no batch is loaded.
+    """Build the Trainer with task, model and criterion from the run's seed; no batch is loaded.
 
-    UserError without a batch size, and for whatever task and model refuse.
+    Raises a UserError without a batch size, and for settings that task or model refuse.
     """
     cfg = convert_namespace_to_omegaconf(args)
     if cfg.dataset.max_tokens is None and cfg.dataset.batch_size is None:
@@ -296,7 +296,7 @@ def build_trainer(args: argparse.Namespace) -> DeepTrainer:
 def refuse_others(args: argparse.Namespace, who: str) -> None:
     """Raise a UserError, naming the flag, for another package's architecture or a training that starts from weights.
 
-    who: looks at it, "the check".
+    who: the command that refuses, for the message ("the check").
     """
     if args.arch not in archs.PRESETS:
         known = " and ".join(archs.STACKS)
@@ -321,7 +321,7 @@ def batches(trainer: DeepTrainer) -> Iterator[list]:
 
 
 def step(trainer: DeepTrainer, samples: list) -> dict | None:
-    """Make one update, and return what it logs; None if it overflowed and only the loss scale changed."""
+    """Make one update, and return its log; None if it overflowed and only the loss scale changed."""
     fairseq = logging.getLogger("fairseq")  # prints a page of hooks' findings before numbers that are not finite
     level = fairseq.level
     fairseq.setLevel(logging.CRITICAL)

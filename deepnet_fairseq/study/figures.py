@@ -1,6 +1,6 @@
-"""`deepnet report --figures`: a function for each figure of a paper, from its runs to a Picture with its points.
+"""Draw the figures of `deepnet report --figures`: a function for each turns its runs into a Picture.
 
-A function raises UserError, naming the run, where one lacks what the figure needs.
+A function raises a UserError, naming the run, where one lacks what the figure needs.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ FIGURE4_PANELS = (  # title, y axis, probe, addresses, the paper's values
     ("(b) LayerNorm input behind FFN", "L2 norm", "ln_input", FFN, paper.FIGURE4_FFN),
     ("(c) LayerNorm input behind self-attention", "L2 norm", "ln_input", ATTENTION, paper.FIGURE4_ATTENTION),
 )
-PAPER_WIDTH = 512  # of the models of Figure 4
+PAPER_WIDTH = 512  # of the models in Figure 4
 FIGURE7 = {"lr": "(a) learning rate", "batch": "(b) batches per update", "size": "(c) size (width-FFN-heads)"}
-EARLY = 1000  # updates that NormFormer's Figure 3 is the mean of; the paper does not say how many
+EARLY = 1000  # first updates that NormFormer's Figure 3 averages; the paper does not say how many
 MEASURE = "mean |element| of fc2's gradient"
-SLOTS = {  # of NormFormer's Figure 4 -> title, and the slots where a model may have it
+SLOTS = {  # panel of NormFormer's Figure 4 -> title, and the slots in which a model may have the factor
     "ffn.inner": ("(a) LayerNorm behind the activation", ("ffn.inner",)),
     "self_attn.outer": ("(b) LayerNorm behind self-attention", ("self_attn.outer",)),
     "self_attn.inner.c": ("(c) factors on heads", ("self_attn.inner.c", "self_attn.outer.c")),
@@ -66,7 +66,7 @@ def _probed(runs: Runs, probe: str) -> Runs:
 
 
 def _along(run: RecordedRun, values: dict[str, float], place: str = "") -> dict[int, float]:
-    """Return layer -> the value at "STACK.LAYER" + place, of the decoder, or of the encoder of a model without."""
+    """Return layer -> value at "STACK.LAYER" + place, of the decoder, or of the encoder of a model without decoder."""
     stack, depth = ("decoder", run.decoder_layers) if run.decoder_layers else ("encoder", run.encoder_layers)
     found = {layer: values.get(f"{stack}.{layer}{place}", math.nan) for layer in range(1, depth + 1)}
     return found if any(map(math.isfinite, found.values())) else {}
@@ -79,7 +79,7 @@ def _validation(run: RecordedRun, style: Style, epochs: bool = False) -> Series:
 
 
 def figure3(runs: Runs) -> Picture:
-    """Post-LN's gradients vanish towards the bottom, Post-LN-init's do not, and it trains.
+    """Draw Figure 3: Post-LN's gradients vanish towards the bottom, Post-LN-init's do not, and it trains.
 
     runs: "part": "profile" with probes of update 0, or "curve" with validation losses.
     """
@@ -109,7 +109,7 @@ def figure3(runs: Runs) -> Picture:
 
 
 def figure4(runs: Runs) -> Picture:
-    """Without warm-up Post-LN's output jumps at once, its LayerNorms read more, and its gradients vanish.
+    """Draw Figure 4: without warm-up Post-LN's output jumps at once, LayerNorms' inputs grow, and gradients vanish.
 
     runs: one for each "series" of FIGURE4, of one width, probed at every update. The norms are L2 over features, so the
     paper's are drawn times the square root of the runs' width over its own.
@@ -141,7 +141,7 @@ def figure4(runs: Runs) -> Picture:
 
 
 def fitted(points: Mapping[float, float], power: bool = False):
-    """Fit y = A log10 x + B, or the power law log10 y = A log10 x + B, as scipy's linregress: slope A, intercept B."""
+    """Fit y = A log10 x + B, or the power law log10 y = A log10 x + B, by scipy's linregress: slope A, intercept B."""
     from scipy import stats
 
     values = [math.log10(y) if power else y for y in points.values()]
@@ -165,7 +165,7 @@ def _with_laws(series: list[Series], power: bool = False) -> tuple[list[Series],
 
 
 def figure5(runs: Runs) -> Picture:
-    """The model update early in training grows with depth under Post-LN, and far less under DeepNorm.
+    """Draw Figure 5: the early model update grows with depth under Post-LN, and far less under DeepNorm.
 
     runs: both methods at several depths, "update": U, probed after U updates, the same number for all.
     """
@@ -196,7 +196,7 @@ def _scores(runs: Runs, method: str, layers: str) -> Series:
 
 
 def figure6(runs: Runs) -> Picture:
-    """BLEU against depth, methods by where their LayerNorm stands, DeepNorm in each panel.
+    """Draw Figure 6: BLEU by depth, one panel for each place of the LayerNorm, DeepNorm in each panel.
 
     runs: methods at several depths, with score.json, or diverged.
     """
@@ -214,7 +214,7 @@ def figure6(runs: Runs) -> Picture:
 
 
 def figure7(runs: Runs) -> Picture:
-    """Validation loss of deep models while learning rate, batch or width changes.
+    """Draw Figure 7: validation loss of deep models for several learning rates, batches or widths.
 
     runs: "panel": "lr", "batch" or "size", "value": the setting; validation losses.
     """
@@ -234,7 +234,7 @@ def figure7(runs: Runs) -> Picture:
 
 
 def figure8(runs: Runs) -> Picture:
-    """BLEU against the logarithm of depth, encoder and decoder layers together, with the line L(d) = A log10 d + B.
+    """Draw Figure 8: BLEU by the logarithm of depth, encoder and decoder layers together, with L(d) = A log10 d + B.
 
     runs: methods at several depths, with score.json, or diverged.
     """
@@ -248,9 +248,9 @@ def figure8(runs: Runs) -> Picture:
 
 
 def figure10(runs: Runs) -> Picture:
-    """Figures 9 and 10: BLEU into each language on Flores-101, a line a run.
+    """Draw Figures 9 and 10: BLEU into each language on Flores-101, one line a run.
 
-    The paper has a map of colours, a cell a direction. runs: of Table 3, with the test set "flores" in score.json.
+    The paper has a heat map, one cell a direction. runs: of Table 3, with the test set "flores" in score.json.
     """
     found: dict[str, dict[str, float]] = {}
     for run in runs:
@@ -271,7 +271,7 @@ def figure10(runs: Runs) -> Picture:
 
 
 def normformer3(runs: Runs) -> Picture:
-    """NormFormer, Figure 3: early on Pre-LN's first layers get the largest gradients, and Post-LN's the smallest.
+    """Draw NormFormer's Figure 3: at first Pre-LN's lowest layers get the largest gradients, Post-LN's the smallest.
 
     The paper takes the L1 norm of the gradient of the second feed-forward matrix. runs: probed with gradient_l1.
     """
@@ -294,7 +294,7 @@ def normformer3(runs: Runs) -> Picture:
 
 
 def normformer4(runs: Runs) -> Picture:
-    """NormFormer, Figure 4: what the gains of its LayerNorms and its factors on heads have become, layer by layer.
+    """Draw NormFormer's Figure 4: the learned gains of its LayerNorms and its factors on heads, layer by layer.
 
     runs: of NormFormer, probed with learned_scale; each is drawn at its last probed update.
     """
@@ -318,7 +318,7 @@ def normformer4(runs: Runs) -> Picture:
 
 
 def training_losses(runs: Runs) -> Picture:
-    """Training loss over updates, a panel a depth: the mean of the seeds of each method, or of each "variant"."""
+    """Draw the training loss over updates, one panel a depth: the seeds' mean of each method, or of each "variant"."""
     groups: dict[str, dict[str, Runs]] = {}
     for run in sorted(runs, key=lambda run: (run.encoder_layers > 0, run.decoder_layers, run.facts.get("variant", ""))):
         groups.setdefault(run.depth, {}).setdefault(run.facts.get("variant") or run.method, []).append(run)
@@ -335,16 +335,16 @@ def training_losses(runs: Runs) -> Picture:
     return Picture("Training loss by depth", panels, columns=2)
 
 
-EVERY: dict[int | str, Callable[[Runs], Picture]] = {  # by number those of the DeepNet paper
+EVERY: dict[int | str, Callable[[Runs], Picture]] = {  # numbers are figures of the DeepNet paper
     3: figure3, 4: figure4, 5: figure5, 6: figure6, 7: figure7, 8: figure8, 10: figure10, "depth": training_losses,
     "normformer3": normformer3, "normformer4": normformer4, "inverted_gain": training_losses,
 }  # fmt: skip
 
 
 def chosen(runs: Path, only: str | None) -> list[int | str]:
-    """Return the figures asked for by "4,5,normformer4", or all that have a folder below `runs`.
+    """Parse the figures of "4,5,normformer4", or list all that have a folder below `runs`.
 
-    Raise UserError for a figure that is none, and where no figure has a folder.
+    Raises a UserError for an unknown figure, and if no figure has a folder.
     """
     if only is not None:
         known = {str(figure): figure for figure in EVERY}
@@ -361,9 +361,9 @@ def chosen(runs: Path, only: str | None) -> list[int | str]:
 
 
 def redraw(runs: Path, figure: int | str, out: Path) -> str:
-    """Write the figure's PNG in `out` and, with the text that it returns, a Markdown file of the same name.
+    """Write the figure to `out` as PNG and as Markdown, and return the Markdown text.
 
-    Raise UserError if none of its runs is finished, or one lacks what the figure needs.
+    Raises a UserError if none of its runs is finished, or one lacks what the figure needs.
     """
     picture, path = EVERY[figure](runs_of(runs, figure)), out / name_of(figure)
     said = text(picture)

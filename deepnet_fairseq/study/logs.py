@@ -1,4 +1,4 @@
-"""The reader of train.log: what fairseq-train wrote with `--log-format json`, possibly in several attempts."""
+"""Read train.log, which fairseq-train writes with `--log-format json`, possibly in several attempts."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ..files import WRONG_VALUES, parse_row
 
 ROW = re.compile(r"\| INFO \| (train_inner|valid) \| (\{.*\})")
 READ = {"train_inner": ("num_updates", "loss"), "valid": ("valid_num_updates", "valid_loss", "epoch")}  # of a row
-MORE = ("lr", "gnorm", "wall")  # kept besides, for readers of a record
+MORE = ("lr", "gnorm", "wall")  # also kept, for readers of a record
 MEANT = {"train_inner": "training progress", "valid": "validation loss"}
 STAMP = r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)"
 BEGIN = re.compile(STAMP + r".*\| INFO \| fairseq_cli\.train \| (\{|Namespace\()")
-# Who speaks once a training runs: others, as what announces the processes, also speak before the next attempt begins.
+# Loggers of a running training; others also log before the next attempt begins, as when processes are started.
 RUNNING = re.compile(STAMP + r"[^|]*\| \w+ \| (fairseq_cli\.|fairseq\.trainer|fairseq\.checkpoint|train|valid)")
 
 
 def short(path: Path) -> dict:
-    """Return what is kept of a log, in the shape that a record of the run has it in.
+    """Reduce a log to the rows that a record of the run keeps.
 
-    attempts: times of the settings and of the last line of training, of each. train_inner, valid: fairseq's rows, cut;
-    an empty one for a line that is broken.
+    Its entries: attempts: for each, the times of the settings and of the last line of training; train_inner, valid:
+    fairseq's rows, shortened, an empty one for a broken line.
     """
     text = path.read_text(encoding="utf-8", errors="replace")
     attempts: list[list[str]] = []
@@ -44,7 +44,7 @@ def short(path: Path) -> dict:
 
 @dataclass(frozen=True)
 class Curve:
-    """After updates[i], in epoch epochs[i] (from 1; 0 in training): losses[i], label-smoothed, in bits per token.
+    """Losses after updates[i], in epoch epochs[i] (from 1; 0 in training): label-smoothed, in bits per token.
 
     A loss of training is the mean of its logged interval.
     """
@@ -59,9 +59,9 @@ class Curve:
 
 
 def curve(log: dict, tag: str, where: object) -> Curve:
-    """Return the losses of training or validation, where a resumed run replaces what it repeats.
+    """Return the losses of training or validation; a resumed run's replace those that it repeats.
 
-    log: see short(); empty if there is none. tag: a key of READ. where: names the log in errors. Raise UserError if
+    log: see short(); empty if there is none. tag: a key of READ. where: names the log in errors. Raises a UserError if
     there is no log or no such row in it, or if a row is broken.
     """
     update, loss, *epoch = READ[tag]

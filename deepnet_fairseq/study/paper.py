@@ -1,8 +1,8 @@
-"""The points of Figures 3-8 of DeepNet (Wang et al. 2022, arXiv 2203.00555v1), read off the published pictures.
+"""Points of Figures 3-8 of DeepNet (Wang et al. 2022, arXiv 2203.00555v1), read off the published pictures.
 
-Below them, under names of their own, those of NormFormer. The numbers stand in paper.toml.
+NormFormer's figures follow under names of their own. The numbers are in paper.toml.
 
-They are no data of the authors: ERROR says how far off a reading may be. Methods go by this package's names.
+They are not the authors' data: ERROR is the uncertainty of a reading. Methods have this package's names.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SETTING, ERROR = ({int(figure): text for figure, text in _READ[name].items()} fo
 
 
 def _pairs(name: str) -> dict[str, dict]:
-    """Method or series -> x -> y."""
+    """Return method or series -> x -> y."""
     return {series: dict(points) for series, points in _READ[name].items()}
 
 
@@ -38,10 +38,10 @@ FIGURE8 = _pairs("FIGURE8")
 NORMFORMER_SETTING = "125M parameters, 12 layers"
 NORMFORMER_ERROR = "by eye, from a reproduction"
 
-# Figure 3 has no axis that could be read; what its text says of gradients by layer, first layer over last
+# Figure 3 has no readable axis; these are its text's ratios of gradients, first layer over last
 NORMFORMER_FIGURE3 = {"post_ln": "far below 1", "pre_ln": "far above 1", "normformer": "nearer to 1 than Pre-LN"}
 
-NORMFORMER_FIGURE4 = {  # slot -> layer -> lowest and highest: of LayerNorms the median gain, of heads all factors
+NORMFORMER_FIGURE4 = {  # slot -> layer -> lowest and highest: median gain of LayerNorms, all factors on heads
     "ffn.inner": {1: (0.22, 0.22), 12: (0.9, 0.9)},
     "self_attn.outer": {1: (0.14, 0.14)} | dict.fromkeys(range(2, 13), (0.25, 0.38)),
     "self_attn.inner.c": dict.fromkeys(range(1, 13), (0.35, 1.8)),

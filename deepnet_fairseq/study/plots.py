@@ -1,4 +1,4 @@
-"""Pictures of recorded numbers: curves. Measured is solid, a paper's is dashed and hollow.
+"""Draw pictures of recorded numbers. Measured values are solid, a paper's dashed and hollow.
 
 A figure is a Picture, whose panels hold all numbers that are drawn: `draw` writes it as PNG, `text` as Markdown.
 """
@@ -20,7 +20,7 @@ MEASURED = {"linestyle": "-", "linewidth": 1.6, "markersize": 4.5}
 PAPER = {"linestyle": "--", "linewidth": 1.0, "markersize": 4.5, "markerfacecolor": "none", "alpha": 0.75}
 METADATA: dict[str, Any] = {".png": {"Software": None}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
 CROSS: dict[str, Any] = {"fontsize": 15, "ha": "center", "va": "center_baseline", "annotation_clip": False}
-WIDTH = 4.2  # of a panel, inches
+WIDTH = 4.2  # of a panel, in inches
 ROWS = 12  # x values of a panel that its table shows, at most
 
 
@@ -42,11 +42,11 @@ LABELS = {
     "resi_dual": "ResiDual", "siamese_norm": "SiameseNorm",
 }  # fmt: skip
 COLOURS = ("#D55E00", "#000000", "#009E73", "#E69F00", "#0072B2", "#56B4E9", "#CC79A7", "#7F5B3A")  # Okabe and Ito's
-MARKERS = "osD^v<>"  # as many as have no divisor in common with the colours
+MARKERS = "osD^v<>"  # their number is coprime with the colours'
 
 
 def style_of(method: str) -> Style:
-    """Return how a method looks; one without a label above is grey."""
+    """Return the style of a method; one without a label above is grey."""
     ranks = {name: rank for rank, name in enumerate(LABELS)}
     return style_of_setting(ranks[method], LABELS[method]) if method in LABELS else Style(method, "#767676", "P")
 
@@ -57,17 +57,17 @@ def style_of_setting(rank: int, label: str) -> Style:
 
 
 def magnitude(value: str) -> tuple[float, str]:
-    """Return what settings are sorted by: 5e-4 of "5e-4", 512 of "512-2048-8"; then the setting itself."""
+    """Return the sort key of a setting: 5e-4 of "5e-4", 512 of "512-2048-8"; then the setting itself."""
     first = re.match(r"\d+(\.\d+)?(e-?\d+)?", value)
     return float(first.group()) if first else 0.0, value
 
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a panel.
+    """Line of a panel.
 
-    points: x -> y. failed: x of runs that diverged. band: x -> lowest and highest, shaded. law: x -> y of a
-    fitted line, drawn in place of the line through the points.
+    points: x -> y; failed: x of runs that diverged; band: x -> lowest and highest, shaded; law: x -> y of a fitted
+    line, drawn in place of the line through the points.
     """
 
     style: Style
@@ -80,9 +80,9 @@ class Series:
 
 @dataclass(frozen=True)
 class Panel:
-    """Series on one pair of axes.
+    """Panel: several Series on one pair of axes.
 
-    log: logarithmic axes, "x", "y" or "xy". ticks: the only ones of the x axis.
+    log: logarithmic axes, "x", "y" or "xy"; ticks: the only ones of the x axis.
     """
 
     title: str
@@ -95,7 +95,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure. paper: setting of the paper's points. tables, notes: what its text has besides the panels' numbers."""
+    """Figure with its panels; paper: setting of the paper's points; tables, notes: further parts of its text."""
 
     heading: str
     panels: Sequence[Panel]
@@ -108,14 +108,14 @@ class Picture:
 def draw(picture: Picture, path: Path) -> None:
     """Write a PNG, PDF or SVG, by the path's ending; the same numbers give the same bytes. The file is whole or absent.
 
-    A PDF holds its letters as letters, as journals ask.
+    A PDF embeds fonts as text, as journals require.
     """
     from matplotlib import rc_context
     from PIL import Image
 
     with rc_context({"svg.hashsalt": "deepnet", "pdf.fonttype": 42}), whole(path) as part:
         _figure(picture).savefig(part, format=path.suffix[1:], dpi=110, metadata=METADATA[path.suffix])
-        if path.suffix == ".png":  # fewer colours halve the file: lines and letters on white lose little
+        if path.suffix == ".png":  # a palette halves the file; lines and letters on white lose little
             Image.open(part).convert("RGB").quantize(128).save(part, format="png", optimize=True)
 
 
@@ -138,7 +138,7 @@ def _figure(picture: Picture) -> Any:
 
 
 def _draw_panel(panel: Panel, axes: Any, handles: dict[str, Any]) -> None:
-    """Draw all series; `handles` gets the legend's entry of each label, the measured one where there are both."""
+    """Draw all series, and add each label's entry to the legend's `handles`, the measured one if there are both."""
     from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
     axes.grid(alpha=0.25, linewidth=0.6)
@@ -157,7 +157,7 @@ def _draw_panel(panel: Panel, axes: Any, handles: dict[str, Any]) -> None:
             axes.fill_between(list(series.band), *ends, color=style.colour, alpha=0.2)
         if series.law:
             axes.plot(list(series.law), list(series.law.values()), look["linestyle"], color=style.colour, linewidth=1.2)
-        for place in series.failed:  # on its line if that reaches so far, else at the bad end of the axis
+        for place in series.failed:  # on its own line if that reaches so far, else at the bad end of the axis
             reached, before = place in series.points, sum(place in one.failed for one in panel.series[:rank])
             end = (place, series.points[place] if reached else float("loss" in panel.y))
             units = "data" if reached else axes.get_xaxis_transform()
@@ -179,7 +179,7 @@ def text(picture: Picture) -> str:
 
 
 def _numbers(panel: Panel) -> list[list[str]]:
-    """Return a row for each x, a column for each label: measured (paper)."""
+    """Return a row for each x and a column for each label: measured (paper)."""
     ours, theirs = ({x for one in panel.series if one.paper == paper for x in (*one.points, *one.failed, *one.band)}
                     for paper in (False, True))  # fmt: skip
     places = sorted({*_some(sorted(ours)), *(theirs if len(theirs) <= ROWS else ())})
@@ -210,14 +210,14 @@ def _value(series: Series, x: float) -> str:
 
 
 def _some(places: list[float]) -> list[float]:
-    """Return at most ROWS of them, the first and the last included."""
+    """Return at most ROWS places, the first and the last included."""
     if len(places) <= ROWS:
         return places
     return [places[round(rank * (len(places) - 1) / (ROWS - 1))] for rank in range(ROWS)]
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Format with so many significant digits, the whole part in full; a dash where there is none."""
+    """Format a number with so many significant digits, its whole part in full; a dash for None."""
     if value is None or not math.isfinite(value):
         return "–"
     if abs(value) < 1e-4:
@@ -226,7 +226,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def means(pairs: Iterable[tuple[float, float]]) -> dict[float, float]:
-    """Return x -> mean of its y, in the order of x: runs that differ in their seed alone become one point."""
+    """Return x -> mean of its y, ordered by x, so that runs that differ in their seed alone become one point."""
     found: dict[float, list[float]] = {}
     for x, y in pairs:
         found.setdefault(x, []).append(y)

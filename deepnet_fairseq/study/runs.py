@@ -1,4 +1,4 @@
-"""A training run on disk, as a live folder or as a line in a file of records: settings, log, probes, score."""
+"""Read a training run, a live folder or a line in a file of records: settings, log, probes, score."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ..files import parse, read_object
 from ..plugin.probe_record import FILE, Record, read_rows, record_of
 from .logs import Curve, curve, short, training_hours
 
-RECORDS = ".jsonl"  # behind the name of a folder of runs: the file of their records
-FILES = {  # in a live folder, by the part of a record
+RECORDS = ".jsonl"  # ending of the file of records, behind the name of the runs' folder
+FILES = {  # part of a record -> file in a live folder
     "run": "run.json", "environment": "environment.json", "command": "command", "diverged": "diverged",
     "stuck": "stuck", "check": "check.json", "score": "score.json",
     "log": "train.log", "probes": FILE,
@@ -30,27 +30,26 @@ SHARED = {  # figure -> the folder of the experiment whose runs it shares
     "normformer4": "normformer_clm",
 }  # fmt: skip
 STACKS = ("encoder_layers", "decoder_layers")
-ENOUGH = 400  # updates; before, a healthy run may still be where it started
-STUCK = 0.68  # of the loss of the first logged interval
+ENOUGH = 400  # updates before which a healthy run may still have its initial loss
+STUCK = 0.68  # share of the loss of the first logged interval
 
 
 class RecordedRun:
-    """One run, live or recorded.
+    """Training run, live or recorded.
 
-    place: its folder, with run.json and what else a figure needs, or the file that holds its record. path: where the
-    run lies, or would lie if it were live. parts: the contents, by FILES. facts: the part "run", with method, a name of
-    METHODS, and encoder_layers, decoder_layers or both, as the model has stacks, at least; a stack that is not there
-    has 0 layers. seed: None where run.json has none. environment: commit, versions, hardware, gpus; empty if that was
-    not recorded. command, score: None where there is none. log_file: where its log stands. finished: its training is
-    over, well or not. ended_in_nan: its script recorded numbers that are not finite; `diverged` also judges by the
-    loss. stuck: it was stopped because it had learnt no more than how often each word occurs. miniature: it was trained
-    on generated data.
+    place: its folder, with run.json and other files, or the file that holds its record. path: the run's folder, or the
+    one that it would have if it were live. parts: the contents, by FILES. facts: the part "run", with at least method,
+    a name of METHODS, and the layers of the model's stacks, encoder_layers, decoder_layers or both; a missing stack has
+    0 layers. seed: None if run.json has none. environment: commit, versions, hardware, gpus; empty if not recorded.
+    command, score: None if there is none. log_file: place of its log. finished: its training is over, well or not.
+    ended_in_nan: its script recorded numbers that are not finite; `diverged` also judges by the loss. stuck: it was
+    stopped because it did no better than unigram entropy. miniature: it was trained on generated data.
     """
 
     def __init__(self, place: Path, record: dict[str, Any] | None = None):
-        """Read a live run's folder, or take the `record` that a line of the file `place` holds.
+        """Read a live run's folder, or take the `record` of a line of the file `place`.
 
-        UserError if something is broken, or facts are missing.
+        Raises a UserError if something is broken, or facts are missing.
         """
         self.place, self.recorded = place, record is not None
         self.parts = _parts(place) if record is None else record
@@ -79,24 +78,24 @@ class RecordedRun:
         self.command, self.score = self.parts.get("command"), self.parts.get("score")
 
     def where(self, part: str = "run") -> str:
-        """Name a part of it in errors."""
+        """Name a part of the run, for errors."""
         return f"{self.place}: {self.name}: {part}" if self.recorded else str(self.place / FILES[part])
 
     @property
     def depth(self) -> str:
-        """As "18L-18L", of a language model "12L"."""
+        """Depth as "18L-18L", of a language model "12L"."""
         return "-".join(f"{self.facts[key]}L" for key in STACKS if key in self.facts)
 
     @property
     def layers(self) -> int:
-        """N of an N-N model; UserError if it is none."""
+        """Return N of an N-N model; raise a UserError if it is none."""
         if self.encoder_layers != self.decoder_layers:
             raise UserError(f"{self.where()}: {self.depth}; this figure compares N-N models, move it away")
         return self.decoder_layers
 
     @cached_property
     def updates(self) -> int | None:
-        """The last update that its log names; None before the first."""
+        """Last update that its log names; None before the first."""
         try:
             return self.log.updates[-1]
         except UserError:
@@ -104,7 +103,7 @@ class RecordedRun:
 
     @cached_property
     def state(self) -> str:
-        """State of training and scoring, as tables print it.
+        """State of training and scoring, as printed in tables.
 
         A score counts once the training is over and no direction is missing.
         """
@@ -120,7 +119,7 @@ class RecordedRun:
         return "scored in part" if self.score.get("missing") else SCORED
 
     def choice(self, key: str, choices) -> str:
-        """The fact `key`; UserError unless it is one of `choices`."""
+        """Return the fact `key`; raise a UserError unless it is one of `choices`."""
         value = self.facts.get(key)
         if not isinstance(value, str) or value not in choices:
             raise UserError(f"{self.where()}: {key} {value!r}: must be one of {', '.join(choices)}")
@@ -128,14 +127,14 @@ class RecordedRun:
 
     @cached_property
     def log(self) -> Curve:
-        """The losses of training; UserError if there is no log, or nothing in it."""
+        """Return the losses of training; raise a UserError if there is no log, or nothing in it."""
         return curve(self.parts.get("log", {}), "train_inner", self.where("log"))
 
     @cached_property
     def validation(self) -> Curve:
-        """The validation losses; without points if the run diverged before its first validation.
+        """Return the validation losses; without points if the run diverged before its first validation.
 
-        UserError if any other run has none.
+        Raises a UserError if another run has none.
         """
         try:
             return curve(self.parts.get("log", {}), "valid", self.where("log"))
@@ -146,21 +145,21 @@ class RecordedRun:
 
     @property
     def hours(self) -> float | None:
-        """Of training, all attempts together; None if the log does not tell."""
+        """Hours of training, all attempts together; None if the log has no times."""
         return training_hours(self.parts.get("log", {}), self.where("log"))
 
     @cached_property
     def record(self) -> Record:
-        """What the probes found; nothing if there were none, UserError if that is broken."""
+        """Return the probes' record, empty without probes; raise a UserError if it is broken."""
         rows = self.parts.get("probes")
         return Record({}, {}) if rows is None else record_of(rows, self.where("probes"))
 
     def probed(self, probe: str) -> list[int]:
-        """The updates at which that probe found something, in their order."""
+        """Return the updates with values of that probe, in order."""
         return [update for update in self.record.updates() if self.record.rows[update].get(probe)]
 
     def probe(self, update: int, probe: str) -> dict[str, float]:
-        """address -> value; UserError if that probe was not recorded at that update."""
+        """Return address -> value; raise a UserError if that probe was not recorded at that update."""
         values = self.record.rows.get(update, {}).get(probe)
         if not values:
             lacking = f"has no {probe} at update {update}; train with --deepnet-probe {probe}"
@@ -169,9 +168,9 @@ class RecordedRun:
 
     @cached_property
     def diverged(self) -> bool:
-        """Whether the numbers ended, or the model learnt no more than how often each word occurs.
+        """True if numbers stopped being finite, or the model did no better than unigram entropy.
 
-        The trainer says the first, and the second where it stopped for it. Else the second is a rule of thumb: after
+        The trainer reports the first, and the second if it stopped for it. Else the second is a rule of thumb: after
         400 updates or more, the training loss is still above 68% of that of the first logged interval. On the embedded
         corpus, logged every 25 updates, runs that fail are at 75-82% after 400 updates and others below 63%; a log
         without the start of the run is misjudged.
@@ -184,9 +183,9 @@ class RecordedRun:
 
     @property
     def bleu(self) -> float | None:
-        """BLEU in 0..100; None if the run diverged before there was anything to score.
+        """Return BLEU in 0..100; None if the run diverged before there was anything to score.
 
-        UserError if any other run has none.
+        Raises a UserError if another run has none.
         """
         if self.score is None and self.diverged:
             return None
@@ -197,17 +196,17 @@ class RecordedRun:
 
 
 def name_of(figure: int | str) -> str:
-    """Name of a figure's files: "figure4" of DeepNet's Figure 4, the figure's own of another paper's."""
+    """Return the name of a figure's files: "figure4" for DeepNet's Figure 4, its own name for another paper's."""
     return figure if isinstance(figure, str) else f"figure{figure}"
 
 
 def folder_of(figure: int | str) -> str:
-    """Name of the folder of a figure's runs: its experiment's where others share them, else the figure's."""
+    """Return the folder of a figure's runs: its experiment's if others share them, else the figure's."""
     return SHARED.get(figure, name_of(figure))
 
 
 def runs_of(folder: Path, figure: int | str) -> list[RecordedRun]:
-    """The figure's finished runs below folder, by name; UserError if there is none."""
+    """Read the figure's finished runs below `folder`, by name; raise a UserError if there is none."""
     finished = recorded_below(folder / folder_of(figure), over=True)
     if not finished:
         raise UserError(f"{folder / folder_of(figure)}: holds no finished runs; record some first")
@@ -215,12 +214,12 @@ def runs_of(folder: Path, figure: int | str) -> list[RecordedRun]:
 
 
 def holds_runs(folder: Path) -> bool:
-    """Whether there is such a folder of live runs, or the file of its records."""
+    """Tell whether there is such a folder of live runs, or the file of its records."""
     return folder.is_dir() or _records_file(folder).is_file()
 
 
 def recorded_below(folder: Path, over: bool = False) -> list[RecordedRun]:
-    """Read the live runs in `folder` and the records in the file FOLDER.jsonl, in the order of their names.
+    """Read the live runs in `folder` and the records in the file FOLDER.jsonl, ordered by name.
 
     over: read only live runs that are over; others may be half-written.
     """
@@ -230,7 +229,7 @@ def recorded_below(folder: Path, over: bool = False) -> list[RecordedRun]:
 
 
 def read_records(path: Path) -> list[RecordedRun]:
-    """Read a file of records, a JSON object with a name a line; UserError, naming the line, for one that is broken."""
+    """Read a file of records, one JSON object with a name a line; a UserError names a broken line."""
     found = []
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
@@ -248,7 +247,7 @@ def _records_file(folder: Path) -> Path:
 
 
 def _parts(folder: Path) -> dict[str, Any]:
-    """Return what a record holds of a live run; UserError for a broken file, or if there is no run.json."""
+    """Read a live run as a record; raise a UserError for a broken file, or if there is no run.json."""
     readers: dict[str, Callable[[Path], Any]] = {"log": short, "probes": read_rows} | dict.fromkeys(TEXTS, _text)
     there = {part: folder / name for part, name in FILES.items() if part == "run" or (folder / name).exists()}
     return {part: readers[part](path) if part in readers else read_object(path, MEND) for part, path in there.items()}
@@ -259,13 +258,13 @@ def _text(path: Path) -> str:
 
 
 def is_over(place: Path) -> bool:
-    """Whether a live run is over: the scripts add an empty file `trained` then."""
+    """Tell whether a live run is over: its script then adds an empty file `trained`."""
     return (place / "trained").exists()
 
 
 def live_runs(folder: Path) -> list[Path]:
     """List the folders of the live runs in `folder`, by name: those with a run.json.
 
-    The quickstart's lie one deeper, in a folder of their depth, length and seed.
+    The quickstart's lie one level deeper, in a folder of their depth, length and seed.
     """
     return sorted(path.parent for pattern in ("*/run.json", "*/*/run.json") for path in folder.glob(pattern))

@@ -1,4 +1,4 @@
-"""`deepnet report`: recorded runs beside the numbers of a paper's table, as one Markdown page.
+"""Render `deepnet report`: recorded runs beside the numbers of a paper's table, as one Markdown page.
 
 The published numbers stand in tables.toml. The table's keys tell its rows apart; runs that differ in their seed alone
 share a row.
@@ -34,18 +34,18 @@ SIGNED = {  # part of score.json -> metric, in the notes
     "tokenised": "tokenised BLEU", "sacrebleu": "sacreBLEU", "spbleu": "spBLEU", "m2m": "BLEU by M2M-100's protocol",
     "ter": "TER",
 }  # fmt: skip
-PACKAGES = {"python": "Python", "torch": "PyTorch", "sacrebleu": "sacreBLEU"}  # whose usual name is another
+PACKAGES = {"python": "Python", "torch": "PyTorch", "sacrebleu": "sacreBLEU"}  # package -> its usual name
 Published = float | str  # a number or "diverged"
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of a paper, or the numbers of a figure: an entry of tables.toml.
+    """Table of a paper, or the numbers of a figure: an entry of tables.toml.
 
-    name: for `deepnet report --table`; folders: where below RUNS its runs lie; script: the script that records them;
-    paper: its "citation" (authors, year and title) and "url"; place: where in the paper the numbers stand. metric: the
-    name of the numbers; kind: of the published BLEU, one of scoring.KINDS, "" if the columns differ. columns: the head
-    of each -> the path of its number in score.json, as "sets.test.bleu". keys: the keys of run.json that tell rows
+    name: for `deepnet report --table`; folders: of its runs, below RUNS; script: the script that records them; paper:
+    its "citation" (authors, year and title) and "url"; place: of the numbers in the paper. metric: the name of the
+    numbers; kind: of the published BLEU, one of scoring.KINDS, "" if the columns differ. columns: the head of each ->
+    the path of its number in score.json, as "sets.test.bleu". keys: the keys of run.json that tell rows
     apart; searched: a further key, of a setting that was searched over, each value of which has a row. rows: values of
     `keys` -> head of a column -> published number, if the paper gives one. notes: paragraphs below the table.
     """
@@ -67,13 +67,13 @@ class Table:
 
 
 def read_tables(text: str) -> dict[str, Table]:
-    """Return name -> table, of a text like that of tables.toml."""
+    """Parse the tables of a text like tables.toml, by name."""
     content = tomllib.loads(text)
     return {fields["name"]: _table(content["papers"], fields) for fields in content["table"]}
 
 
 def _table(papers: dict[str, dict[str, str]], fields: dict[str, Any]) -> Table:
-    """Return the table of an entry: its numbers are `rows` under `head`, or those of the last column by depth."""
+    """Make the table of an entry: its numbers are `rows` under `head`, or those of the last column by depth."""
     columns, keys = list(fields["columns"]), fields.get("keys", ("method", *DEPTH))
     head, rows, figure, across, values = (fields.pop(key, ()) for key in ("head", "rows", "figure", "across", "values"))
     if figure:
@@ -91,7 +91,7 @@ TABLES = read_tables(Path(__file__).with_suffix(".toml").read_text(encoding="utf
 
 
 def number_at(score: Mapping, path: str) -> float | None:
-    """Return the number that the content of score.json has at these keys, as "a.b"; None where it has none."""
+    """Return the number at the keys "a.b" in the content of score.json; None if it has none."""
     value: Any = score
     for key in path.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
@@ -100,7 +100,7 @@ def number_at(score: Mapping, path: str) -> float | None:
 
 @dataclass(frozen=True)
 class Cell:
-    """One number over the seeds of its runs, beside the published one. others: the states of runs without one."""
+    """Cell: one number over the seeds of its runs, beside the published one; others: the states of runs without one."""
 
     values: Sequence[float]
     others: Sequence[str]
@@ -124,9 +124,9 @@ class Cell:
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """A row of a table: its runs, which differ in their seed, beside the paper's numbers; either may be missing.
+    """Row of a table: its runs, which differ in their seed, beside the paper's numbers; either may be missing.
 
-    key: values of the table's keys. setting: the value of what was searched over, if anything was.
+    key: values of the table's keys; setting: the value of the setting that was searched over, if any.
     """
 
     table: Table
@@ -136,7 +136,7 @@ class Result:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The table's keys with this row's values."""
+        """Return the table's keys with this row's values."""
         return dict(zip(self.table.keys, self.key, strict=True))
 
     @property
@@ -146,12 +146,12 @@ class Result:
 
     @property
     def layers(self) -> int:
-        """Layers of encoder and decoder together; 0 in a table that does not tell rows apart by them."""
+        """Layers of encoder and decoder together; 0 in a table whose rows do not differ in them."""
         return sum(self.facts.get(key, 0) for key in DEPTH)
 
     @property
     def words(self) -> list[str]:
-        """The cells that identify the row: model, other keys, the setting searched over, depth as "18L-18L"."""
+        """Return the cells that identify the row: model, other keys, the setting searched over, depth as "18L-18L"."""
         facts = self.facts
         depth = "-".join(f"{facts[key]}L" for key in DEPTH if key in facts)
         others = [str(facts[key]) or DASH for key in _others(self.table)]
@@ -177,7 +177,7 @@ def _head(table: Table) -> list[str]:
 
 
 def _key(table: Table, run: RecordedRun) -> tuple[tuple, str]:
-    """Return the values of the table's keys in run.json, and of the key searched over; UserError if one is missing."""
+    """Return the values of the table's keys in run.json, and of the key searched over; UserError for a missing one."""
     facts = run.facts | ({"method": run.facts["system"]} if "system" in run.facts else {})  # trained elsewhere
     for key in filter(None, (*table.keys, table.searched)):
         if not isinstance(facts.get(key), (str, int)):
@@ -186,7 +186,7 @@ def _key(table: Table, run: RecordedRun) -> tuple[tuple, str]:
 
 
 def score_of(table: Table, run: RecordedRun) -> dict:
-    """Return the content of score.json of a run that is scored, else {}; UserError if it has no number of the table."""
+    """Return score.json's content if the run is scored, else {}; UserError if it has no number of the table."""
     score = (run.score or {}) if run.state == SCORED else {}
     if score and all(number_at(score, path) is None for path in table.columns.values()):
         asked = " or ".join(f'"{path}"' for path in table.columns.values())
@@ -195,13 +195,13 @@ def score_of(table: Table, run: RecordedRun) -> dict:
 
 
 def _name(table: Table, run: RecordedRun) -> str:
-    """Return the name of a run's folder, behind the experiment's where a table reads several."""
+    """Return the name of a run's folder, behind the experiment's if a table reads several."""
     return run.name if len(table.folders) == 1 else run.address
 
 
 @dataclass(frozen=True)
 class TableReport:
-    """A table with its runs. environments: the descriptions of what they were trained with, each once."""
+    """Table with its runs; environments: descriptions of the commits, versions and hardware of the runs, each once."""
 
     table: Table
     folder: Path
@@ -212,12 +212,12 @@ class TableReport:
 
     @property
     def runs(self) -> list[RecordedRun]:
-        """All runs, those of one row together."""
+        """Return all runs, those of one row together."""
         return [run for result in self.results for run in result.runs]
 
 
 def collect(folder: Path, table: Table) -> TableReport:
-    """Read RUNS/EXPERIMENT/*; UserError if no run is there, or one is broken. A miniature has no rows without runs."""
+    """Read RUNS/EXPERIMENT/*; UserError if there is no run, or one is broken. A miniature has no rows without runs."""
     runs = [run for name in table.folders for run in recorded_below(folder / name)]
     if not runs:
         raise UserError(f"{folder / table.folders[0]}: holds no runs; record some with {table.script} (OUT={folder})")
@@ -228,7 +228,7 @@ def collect(folder: Path, table: Table) -> TableReport:
 
 
 def _results(table: Table, runs: Sequence[RecordedRun]) -> list[Result]:
-    """Return a result for each row: systems in the paper's order, then those that only runs have, each by depth."""
+    """Return a result for each row: systems in the paper's order, then those of runs alone, each by depth."""
     found: dict[tuple, list[RecordedRun]] = {}
     for run in sorted(runs, key=lambda run: (run.seed or 0, _name(table, run))):
         found.setdefault(_key(table, run), []).append(run)
@@ -244,7 +244,7 @@ def _results(table: Table, runs: Sequence[RecordedRun]) -> list[Result]:
 
 
 def _caveats(table: Table, runs: Iterable[RecordedRun]) -> Iterator[str]:
-    """Yield a line for each reason that the numbers may not mean what they seem to, with the runs by name."""
+    """Yield a line for each reason to read numbers with care, with the names of the runs."""
     found: dict[str, list[str]] = {}
     for run in runs:
         texts = []
@@ -268,7 +268,7 @@ def _caveats(table: Table, runs: Iterable[RecordedRun]) -> Iterator[str]:
 
 
 def described(environment: Mapping) -> str:
-    """Describe what a run was trained with in one line: commit, versions and hardware."""
+    """Describe in one line what a run was trained with: commit, versions and hardware."""
     commit, versions, hardware = (environment.get(key) for key in ("commit", "versions", "hardware"))
     versions = versions if isinstance(versions, dict) else {}
     parts = [f"commit {commit or 'not recorded'}{' (modified)' * bool(environment.get('modified'))}"]
@@ -277,7 +277,7 @@ def described(environment: Mapping) -> str:
 
 
 def markdown_page(report: TableReport, out: Path | None = None) -> str:
-    """Return the Markdown page. out: the file it is for: links to logs are relative to its folder, or else to RUNS."""
+    """Return the Markdown page; out: its file, to whose folder links to logs are relative, or else to RUNS."""
     table, start = report.table, (out.resolve().parent if out else report.folder.resolve())
     overview = [[*_head(table), *table.columns]]
     overview += [[*result.words, *(str(result.cell(column)) for column in table.columns)] for result in report.results]
@@ -319,7 +319,7 @@ def _runs(report: TableReport, start: Path) -> list[list[str]]:
 
 
 def _tokenised(table: Table) -> bool:
-    """Return whether the BLEU is of the paper's own tokens, so that comparable sacreBLEU has to stand beside it."""
+    """Tell whether the BLEU is of the paper's own tokens, so that comparable sacreBLEU has to stand beside it."""
     return table.kind == "tokenised"
 
 
@@ -370,7 +370,7 @@ def _signatures(score: dict) -> Iterator[tuple[str, str]]:
 def render_report(runs: Path, table: str, out: Path | None = None) -> str:
     """Return the page of a table, and write it to `out`. The same runs give the same bytes.
 
-    Raise UserError for an unknown table, for runs that are not there or broken, and for a path not to be written.
+    Raises a UserError for an unknown table, for missing or broken runs, and for a path that cannot be written.
     """
     if table not in TABLES:
         raise UserError(f"--table {table}: no such table; choose one of {', '.join(TABLES)}")

@@ -1,1 +1,1 @@
-"""What a user asks around a training: will it train, does it fit, how fast is it, where does it go from here."""
+"""Tools around a training: compare, check, plan, average, generate, translate, verify and export."""

@@ -1,4 +1,4 @@
-"""The mean of several checkpoints of one run, a model that often translates better than any of them."""
+"""Average several checkpoints of one run into a model that often translates better than any of them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ..files import save
 from ..plugin.building import own_config
 from ..plugin.checkpoints.epoch_weights import weights_of
 
-EPOCH = re.compile(r"(?:checkpoint|weights)(\d+)\.pt")  # weights: of --epoch-weights
+EPOCH = re.compile(r"(?:checkpoint|weights)(\d+)\.pt")  # weights: files of --epoch-weights
 UPDATE = re.compile(r"checkpoint_\d+_(\d+)\.pt")
 BEST = re.compile(r"checkpoint\.best_.+\.pt")
-# within one run, between attempts
+# these may differ within one run, between attempts
 MAY_DIFFER = {"checkpoint_activations", "checkpoint_every", "admin_profile",
               "deepnet_probe", "probe_interval", "probe_dir", "epoch_weights"}  # fmt: skip
 
 
 def last(folder: Path, k: int) -> list[Path]:
-    """The last k checkpoints of a run, oldest first: epoch checkpoints if there are k, else those by updates.
+    """Return the last k checkpoints of a run, oldest first: epoch checkpoints if there are k, else those by updates.
 
-    UserError, naming the folder, if there are not as many of either.
+    Raises a UserError, naming the folder, if there are fewer of either.
     """
     for pattern in (EPOCH, UPDATE):
         numbered = [(int(m.group(1)), p) for p in folder.iterdir() if (m := pattern.fullmatch(p.name))]
@@ -37,11 +37,12 @@ def last(folder: Path, k: int) -> list[Path]:
 
 
 def best(folder: Path, k: int) -> list[Path]:
-    """The k checkpoints with the best validation score, best first, by the run's own --best-checkpoint-metric.
+    """Return the k checkpoints with the best validation score, best first, by the run's --best-checkpoint-metric.
 
-    Reads every checkpoint of the folder. UserError if fewer than k have a finite score, or one is another model's.
+    It reads every checkpoint of the folder. Raises a UserError if fewer than k have a finite score, or one is another
+    model's.
     """
-    scored: dict[int, tuple[float, Path]] = {}  # updates -> ...; the best ones are saved under two names
+    scored: dict[int, tuple[float, Path]] = {}  # keyed by updates, because the best ones are saved under two names
     maximize = False
     for path in sorted(folder.iterdir()):
         if any(pattern.fullmatch(path.name) for pattern in (EPOCH, UPDATE, BEST)):
@@ -60,11 +61,11 @@ def best(folder: Path, k: int) -> list[Path]:
 
 
 def average(paths: list[Path], out: Path) -> None:
-    """Writes the mean of the parameters with the first checkpoint's config, without optimiser state.
+    """Write the mean of the parameters with the first checkpoint's config, without optimiser state.
 
     Vaswani et al. 2017, section 6.1, average the last 5 of a base model, written ten minutes apart.
-    Accumulated in float64, one checkpoint in memory at a time beside the sum. UserError for checkpoints of different
-    runs, for one that does not exist, and for parameters that are no numbers; then nothing is written.
+    The sum is float64, with one checkpoint in memory at a time beside it. Raises a UserError, and writes nothing, for
+    checkpoints of different runs, for a missing one, and for parameters that are not finite.
     """
     first, total, seen = None, {}, set()
     for path in paths:
@@ -89,7 +90,7 @@ def average(paths: list[Path], out: Path) -> None:
 
 
 def _keep_ties(before: dict[str, Tensor], after: dict[str, Tensor]) -> None:
-    """Tensors that were one and the same in the checkpoint are written once again."""
+    """Tie tensors again that were tied in the checkpoint, so that each is written once."""
     owners: dict[tuple, str] = {}
     for key, value in before.items():
         owner = owners.setdefault((value.data_ptr(), value.shape, value.stride()), key) if value.numel() else key

@@ -1,6 +1,6 @@
-"""`deepnet check`: the first updates of a fairseq-train run, watched in this process, and a verdict on the long one.
+"""`deepnet check`: make the first updates of a fairseq-train run in this process, and judge the whole run.
 
-All probes are on and nothing is left behind. The thresholds are calibrated in docs/probes.md.
+All probes are on, and no files are left behind. docs/probes.md calibrates the thresholds.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from ..plugin.trainer import batches, build_trainer, parse, refuse_others, step
 from ..text_table import render
 
 ATTEMPTS = 3  # batches for an update: in fp16 the first ones overflow until the loss scale fits
-# evenness of a stack's gradient norms, smallest over largest layer's
+# evenness of a stack's gradient norms: smallest layer's over largest layer's
 UNEVEN = 0.1  # in the first updates: a risk, unless it evens out
-HEALED = 1.5  # times its start: it does, as under ReZero, whose branches open one by one
+HEALED = 1.5  # times the start: it evens out, as under ReZero, whose branches open one by one
 STARVED = 1e-3  # in the last updates, if it started uneven
-# the same for one layer: what it passes on to the one below, on average
+# the same for one layer: mean ratio of the gradients of neighbouring layers
 FADING = 0.9  # in the first updates, for the start to be uneven because of the depth
-LOST = 0.1  # in the last updates: no stack learns so, whatever its start
+LOST = 0.1  # in the last updates: no stack learns with less, whatever its start
 TIGHT = 4.0  # doublings of the activations left in fp16
 LATEST = 5  # updates whose median counts as the end
-ROWS, DEPTHS = 8, 6  # at most, of the page's tables
+ROWS, DEPTHS = 8, 6  # limits of the report's tables
 
 STABLE, AT_RISK, DIVERGING = "stable", "at risk", "diverging"
 
 
 @dataclass(frozen=True)
 class Observed:
-    """One update of a check.
+    """Observation of one update of a check.
 
-    update: how many were made before it; lr: its learning rate; loss: before it, bits per token, NaN if the update
+    update: number of updates before it; lr: its learning rate; loss: before it, bits per token, NaN if the update
     failed; tokens: its target tokens; probes[probe][address]: values as the probes define them.
     """
 
@@ -57,14 +57,14 @@ class Observed:
     probes: dict[str, Values]
 
     def profile(self, stack: str) -> list[float]:
-        """Gradient norm of each layer of `stack`, L2, the first layer first; empty if the update has none."""
+        """Return the L2 gradient norm of each layer of `stack`, the first layer first; empty if the update has none."""
         norms = self.probes.get("gradient_norm", {})
         return [norms[where] for layer in range(1, len(norms) + 1) if (where := f"{stack}.{layer}") in norms]
 
     def evenness(self, stack: str) -> float:
-        """Smallest over largest gradient norm of the layers: 1 where all learn alike, 0 where some get nothing.
+        """Return the layers' smallest gradient norm over the largest: 1 if all are alike, 0 if some get nothing.
 
-        NaN for no layers and for norms that are not finite.
+        It is NaN without layers, and for norms that are not finite.
         """
         norms = self.profile(stack)
         if not norms or not all(map(math.isfinite, norms)):
@@ -72,7 +72,7 @@ class Observed:
         return min(norms) / max(norms) if max(norms) > 0 else 0.0
 
     def ln_input(self, kind: str) -> float:
-        """Mean norm of what the LayerNorms of one kind of branch read, over all stacks; NaN if the update has none.
+        """Return the mean norm of the inputs of one kind of branch's LayerNorms, over all stacks; NaN if there is none.
 
         kind: "ffn" or "self_attn".
         """
@@ -81,7 +81,7 @@ class Observed:
 
 
 class Headroom(NamedTuple):
-    """How much room fp16 has left.
+    """Headroom of a run in fp16.
 
     activation: largest absolute value in the forward passes; doublings: how often the activations can double before
     fp16 overflows; loss_scale: the largest power of two that keeps the gradients of the weights finite.
@@ -94,10 +94,10 @@ class Headroom(NamedTuple):
 
 @dataclass(frozen=True)
 class ShortTraining:
-    """What a check saw.
+    """Result of a short training.
 
-    layers: N and M, 0 for a stack that the model does not have; peak: of the learning rate; failure: why the trainer
-    gave up, if so; seconds: without set-up; longer: the flag with which a check sees the peak learning rate.
+    layers: N and M, 0 for a stack that the model does not have; peak: of the learning rate; failure: the trainer's
+    error, if any; seconds: without set-up; longer: the flag with which a check reaches the peak learning rate.
     """
 
     method: str
@@ -111,13 +111,13 @@ class ShortTraining:
 
     @property
     def stacks(self) -> dict[str, int]:
-        """Layers of those that the model has."""
+        """Return the number of layers of each stack that the model has."""
         layers = zip(("encoder", "decoder"), self.layers, strict=True)
         return {stack: count for stack, count in layers if count}
 
     @property
     def headroom(self) -> Headroom | None:
-        """The least of all updates; None where no update has finite numbers."""
+        """Smallest headroom over all updates; None if no update has finite numbers."""
         rows = [(o.probes["half_precision"], o.tokens) for o in self.observed if "half_precision" in o.probes]
         rows = [(row, tokens) for row, tokens in rows if all(map(math.isfinite, row.values())) and tokens]
         if not rows:
@@ -131,11 +131,11 @@ class ShortTraining:
 def train_briefly(
     flags: list[str], updates: int, warmup: int | None, seconds: float, progress: Callable[[int, float], None]
 ) -> ShortTraining:
-    """Trains as `fairseq-train FLAGS` would, on one process, for `updates` or until `seconds` are over.
+    """Train as `fairseq-train FLAGS` would, in one process, for `updates` or until `seconds` are over.
 
     warmup: compress the learning rate's warm-up to so many updates; progress(update, loss) after each, loss in bits per
-    token. Nothing is left on the disk. UserError for flags that this package refuses, for another package's
-    architecture, and where no update could be made; a flag that fairseq-train refuses ends the program, as there.
+    token. Nothing is left on the disk. Raises a UserError for flags that this package refuses, for another package's
+    architecture, and if no update could be made; a flag that fairseq-train refuses ends the program, as there.
     """
     with tempfile.TemporaryDirectory() as folder:
         args = _adapt(parse([*flags, "--no-save", "--save-dir", folder]), warmup)
@@ -172,7 +172,7 @@ def train_briefly(
 
 
 def _adapt(args: argparse.Namespace, warmup: int | None) -> argparse.Namespace:
-    """The run's args with all probes on and its warm-up compressed; UserError for a run that a check cannot watch."""
+    """Turn on all probes and compress the warm-up in a run's args; UserError for a run that a check cannot watch."""
     refuse_others(args, "the check")
     args.deepnet_probe, args.probe_interval = "all", 1
     if warmup is not None:
@@ -183,7 +183,7 @@ def _adapt(args: argparse.Namespace, warmup: int | None) -> argparse.Namespace:
 
 
 def _step(trainer: Trainer, samples: list) -> Observed | None:
-    """One update, without what the probes will have written; None if it overflowed and only the loss scale changed."""
+    """Make one update, to be completed with its probes; None if it overflowed and only the loss scale changed."""
     update, lr = trainer.get_num_updates(), trainer.get_lr()
     log = step(trainer, samples)
     tokens = sum(sample["ntokens"] for sample in samples if sample)
@@ -192,7 +192,7 @@ def _step(trainer: Trainer, samples: list) -> Observed | None:
 
 @dataclass(frozen=True)
 class Finding:
-    """A reason for a verdict. kind: AT_RISK or DIVERGING; update: since when; evidence: one line with the numbers."""
+    """Reason for a verdict. kind: AT_RISK or DIVERGING; update: the first one; evidence: one line with the numbers."""
 
     kind: str
     update: int
@@ -201,7 +201,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """kind: the worst of the findings, STABLE without any; notes: what the check could not see. str() is one line."""
+    """Verdict; kind: the worst of the findings, STABLE without any; notes: limits of the check. str() is one line."""
 
     kind: str
     findings: list[Finding]
@@ -216,7 +216,7 @@ class Verdict:
 
 
 def judge(short_training: ShortTraining) -> Verdict:
-    """The verdict on a short training: by its losses, the evenness of its gradients, the room it leaves in fp16."""
+    """Judge a short training by its losses, the evenness of its gradients, and its headroom in fp16."""
     observed, findings = short_training.observed, []
     last = observed[-1].update
     broken = [o.update for o in observed if not math.isfinite(o.loss)]
@@ -240,8 +240,8 @@ def judge(short_training: ShortTraining) -> Verdict:
 
 
 def _starved(observed: list[Observed], stack: str) -> Finding | None:
-    """The lower layers get nothing: from the start under Post-LN (Figure 3a), and once it has diverged (Figure 4d)."""
-    even = [(o.update, o.evenness(stack)) for o in observed[1:]]  # some methods start with zeros
+    """Find vanishing gradients in lower layers: from the start under Post-LN (Figure 3a), or after divergence (4d)."""
+    even = [(o.update, o.evenness(stack)) for o in observed[1:]]  # some methods start with gradients of zero
     even = [(update, value) for update, value in even if math.isfinite(value)]
     if len(even) < 2 * LATEST - 1:
         return None
@@ -252,7 +252,7 @@ def _starved(observed: list[Observed], stack: str) -> Finding | None:
     lost = end**a_layer < LOST
     if not fades and not lost:
         return None
-    starved = [i for i, (_, value) in enumerate(even) if value >= STARVED]  # not yet
+    starved = [i for i, (_, value) in enumerate(even) if value >= STARVED]  # updates at which it was not starved yet
     since = even[min(starved[-1] + 1, len(even) - 1) if starved else 0][0]
     where = f"{stack} layer {norms.index(min(norms)) + 1}"
     evidence = f"{where} gets {end:.0e} of the largest layer's gradient, {start:.0e} in the first updates"
@@ -273,12 +273,12 @@ def _notes(short_training: ShortTraining) -> list[str]:
 
 
 def _evenly(count: int, wanted: int) -> list[int]:
-    """At most `wanted` of range(count), first and last among them."""
+    """Choose at most `wanted` of range(count), evenly, the first and the last included."""
     return sorted({round(index) for index in np.linspace(0, count - 1, min(count, wanted))})
 
 
 def _progress(short_training: ShortTraining) -> str:
-    """A row for some of the updates: what the four quantities of the paper do as the learning rate rises."""
+    """Tabulate the four quantities of the paper at some of the updates, as the learning rate rises."""
     stacks = list(short_training.stacks)
     rows = [
         ["update", "lr", "loss", "model update", "LN input ffn", "self-attn", *(f"grad {stack}" for stack in stacks)]
@@ -293,7 +293,7 @@ def _progress(short_training: ShortTraining) -> str:
 
 
 def _profile(short_training: ShortTraining) -> str:
-    """Gradient norm of some layers, before the first update and at the last."""
+    """Tabulate the gradient norms of some layers, before the first update and at the last."""
     rows = [["layer", "gradient at first", "at last"]]
     for stack in short_training.stacks:
         before, after = (short_training.observed[index].profile(stack) for index in (0, -1))
@@ -303,7 +303,7 @@ def _profile(short_training: ShortTraining) -> str:
 
 
 def text(short_training: ShortTraining) -> str:
-    """The whole report; ends with the verdict."""
+    """Return the whole report, which ends with the verdict."""
     verdict = judge(short_training)
     room = short_training.headroom
     half = "not measured: no update had finite numbers"
@@ -334,7 +334,7 @@ def text(short_training: ShortTraining) -> str:
 
 
 def as_dict(short_training: ShortTraining) -> dict:
-    """For --json: verdict, findings, and every update's numbers."""
+    """Return verdict, findings, and every update's numbers, for --json."""
     verdict = judge(short_training)
     return {
         "verdict": verdict.kind,
@@ -356,4 +356,4 @@ def as_dict(short_training: ShortTraining) -> dict:
 
 
 def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None  # JSON has no others
+    return value if math.isfinite(value) else None  # JSON has no NaN and infinity

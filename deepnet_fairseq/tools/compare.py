@@ -1,8 +1,8 @@
-"""`deepnet compare`: train a grid of methods, depths, learning rates and seeds; give its table and its picture.
+"""`deepnet compare`: train a grid of methods, depths, learning rates and seeds; make its table and its picture.
 
-Each cell of the grid is one fairseq-train, in a folder of its own, with the same data and flags. One that is over is a
-line of OUT/records.jsonl and is never trained again; one that was begun goes on from its last checkpoint. A training
-that is stuck or diverges is a result.
+Each cell of the grid is one fairseq-train, in a folder of its own, with the same data and flags. A finished cell is a
+line of OUT/records.jsonl and is never trained again; one that was begun resumes from its last checkpoint. A training
+that is stuck or diverges is a result too.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ TRAINING = shlex.split("""
     --distributed-world-size 1""")
 GENERATION = shlex.split("--beam 4 --lenpen 0.6 --max-len-a 1.5 --max-len-b 10 --max-tokens 6000")
 ON_CPU = ["--cpu"] * (not torch.cuda.is_available())
-# flags of fairseq-train that a cell decides -> what to give instead; the command takes others as its own
+# flags of fairseq-train that a cell decides -> flag to give instead; the command has others as its own
 REFUSED = {"--encoder-layers": "--depths", "--decoder-layers": "--depths", "--warmup-updates": "--warmup"}
-# fairseq's programs take one --user-dir, which is this package: methods of one's own are imported before
+# fairseq's programs take one --user-dir, which is this package: the user's methods are imported before
 OWN_METHODS = """import runpy, sys
 from deepnet_fairseq import register, user_dir
 register()
@@ -58,15 +58,15 @@ runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)"""
 BETA2 = re.compile(r"--adam-betas[ =]\(?[\d.]+, ?([\d.]+)")
 ENDED = re.compile(r"error: ((diverged|stuck) at update \d+)")
 LATEST = re.compile(r'train_inner \| .*?"loss": "([\d.]+)".*?"num_updates": "(\d+)"')
-SHORT = 2.0  # BLEU; below it a model writes the target language, and does not translate yet
-# seconds between two looks at the programs, between two lines of progress, and before the time left is estimated
+SHORT = 2.0  # BLEU below which a model writes the target language, but does not translate yet
+# seconds between polls of the programs, between lines of progress, and before the time left is estimated
 POLL, SECONDS, SETTLED = 0.2, 5.0, 30.0
-LINES = 8  # of a panel at most
+LINES = 8  # most lines of a panel
 DIED_WITH_PARENT = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
 
 
 class Cell(NamedTuple):
-    """One training, of a model of `depth` encoder and as many decoder layers."""
+    """Cell of the grid: one training, of a model with `depth` encoder and `depth` decoder layers."""
 
     depth: int
     method: str
@@ -79,10 +79,10 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Grid:
-    """All cells, and what they share.
+    """Grid of cells with their common settings.
 
-    data: binarised, of one language pair; updates: of each cell; jobs: cells trained at a time; flags: fairseq-train's
-    own, the last word; warmup: share of the updates; user_dir: folder of methods of one's own.
+    data: binarised, of one language pair; updates: of each cell; jobs: cells trained at a time; flags: of
+    fairseq-train, which override others; warmup: share of the updates; user_dir: folder of the user's methods.
     """
 
     data: Path
@@ -98,7 +98,7 @@ class Grid:
     user_dir: str | None = None
 
     def check(self) -> None:
-        """UserError for a grid that cannot be trained on any data."""
+        """Raise a UserError for a grid that cannot be trained on any data."""
         for method in self.methods:
             get_method(method)
         for flag, numbers in {"--depths": self.depths, "--updates": [self.updates], "--jobs": [self.jobs]}.items():
@@ -114,30 +114,30 @@ class Grid:
 
     @property
     def cells(self) -> list[Cell]:
-        """Small models first, for their results come soon."""
+        """List the cells, ordered by depth as given: small models first give results soon."""
         return [Cell(*one) for one in product(self.depths, self.methods, self.lrs, self.seeds)]
 
     @property
     def dictionaries(self) -> list[bytes]:
-        """The contents of both; they hold how often each word occurs, so that other text has others."""
+        """Return the contents of both dictionaries; they hold each word's count, so that other text has others."""
         return [path.read_bytes() for path in sorted(self.data.glob("dict.*.txt"))]
 
     def direction(self) -> str:
-        """As "de-en"; UserError for data that is none of one language pair."""
+        """Return the direction as "de-en"; raise a UserError unless the data is of one language pair."""
         found = sorted(self.data.glob("train.*-*.*.idx"))
         if len(self.dictionaries) != 2 or len(found) != 2:
             raise UserError(f"{self.data}: no binarised data of one language pair; `deepnet prepare text` makes such")
         return found[0].name.split(".")[1]
 
     def name(self, cell: Cell) -> str:
-        """Of a cell's folder in `out`, and of its record."""
+        """Return the name of a cell's folder in `out`, and of its record."""
         return f"{cell.depth}L-{cell.depth}L-{self.updates}-updates-seed{cell.seed}/{cell.method}-lr{rate(cell.lr)}"
 
     def warmup_updates(self) -> tuple[int, str]:
-        """The updates of warm-up, and what is to be said of them: Adam's beta2 sets a minimum, 2 / (1 - beta2).
+        """Return the updates of warm-up, and a note on them: Adam's beta2 sets a minimum, 2 / (1 - beta2).
 
-        Before the rate is at its peak Adam's second moments must have formed, or methods differ by that alone. No more
-        than half of the updates are taken for it.
+        Adam's second moments must have formed before the rate reaches its peak, or methods differ by that alone. The
+        minimum takes at most half of the updates.
         """
         beta2 = float(BETA2.findall(" ".join([*TRAINING, *self.flags]))[-1])
         asked, least = round(self.warmup * self.updates), round(2 / (1 - beta2))
@@ -148,9 +148,9 @@ class Grid:
         return found, said if asked < least else ""
 
     def training(self, cell: Cell) -> list[str]:
-        """The flags of a cell's fairseq-train, but for its folder."""
+        """Return the flags of a cell's fairseq-train, without its folder."""
         layers, every, warmup = str(cell.depth), str(max(1, self.updates // 12)), self.warmup_updates()[0]
-        stuck = max(300, self.updates // 4, warmup * 3 // 2)  # no healthy training is at guessing for so long
+        stuck = max(300, self.updates // 4, warmup * 3 // 2)  # no healthy training is at unigram entropy for so long
         return [
             *TRAINING, *["--share-all-embeddings"] * (len(set(self.dictionaries)) == 1), *ON_CPU,
             "--encoder-layers", layers, "--decoder-layers", layers, "--method", cell.method,
@@ -161,7 +161,7 @@ class Grid:
         ]  # fmt: skip
 
     def facts(self, cell: Cell) -> dict:
-        """What run.json holds of a cell; trainings with the same facts are the same."""
+        """Return a cell's content of run.json; trainings with equal facts are the same."""
         facts = {
             "method": cell.method, "encoder_layers": cell.depth, "decoder_layers": cell.depth, "seed": cell.seed,
             "experiment": "compare", "lr": cell.lr, "updates": self.updates,
@@ -171,7 +171,7 @@ class Grid:
         return facts if PACKAGE in source.parents else facts | {"source": zlib.crc32(source.read_bytes())}
 
     def command(self, cell: Cell) -> str:
-        """The command that trains this cell alone."""
+        """Return the command that trains this cell alone."""
         grid = f"--methods {cell.method} --depths {cell.depth} --lrs {rate(cell.lr)} --seeds {cell.seed}"
         words = [*grid.split(), f"--updates={self.updates}", f"--warmup={self.warmup:.6g}", *self.flags]
         own = ["--user-dir", self.user_dir] if self.user_dir else []
@@ -179,14 +179,14 @@ class Grid:
 
 
 def rate(lr: float) -> str:
-    """A learning rate as "5e-4"."""
+    """Format a learning rate as "5e-4"."""
     return re.sub(r"\.?0*e([+-]?)0*", r"e\1", f"{lr:e}")
 
 
 def steps(grid: Grid, cell: Cell) -> Generator[subprocess.Popen, None, RecordedRun]:
-    """Start what a cell needs, one program after the other: each is yielded, and has ended when the next is asked for.
+    """Start the programs of a cell in turn; each is yielded, and must have ended before the next is asked for.
 
-    Return the record. UserError, naming the log, for a program that failed.
+    Returns the record. Raises a UserError, naming the log, if a program failed.
     """
     run = grid.out / grid.name(cell)
     log, checkpoint = run / FILES["log"], run / "checkpoint_last.pt"
@@ -216,7 +216,7 @@ def steps(grid: Grid, cell: Cell) -> Generator[subprocess.Popen, None, RecordedR
 
 
 def describe(grid: Grid, cell: Cell, run: Path) -> None:
-    """Write what a recorded run has beside its log."""
+    """Write the files of a recorded run beside its log: facts, environment, command."""
     run.mkdir(parents=True, exist_ok=True)
     place = environment(int(torch.cuda.is_available()))
     texts = {"run": json.dumps(grid.facts(cell)), "environment": json.dumps(place), "command": grid.command(cell)}
@@ -225,18 +225,18 @@ def describe(grid: Grid, cell: Cell, run: Path) -> None:
 
 
 def read(log: Path) -> str:
-    """All of a log."""
+    """Read a whole log."""
     return log.read_text(encoding="utf-8", errors="replace")
 
 
 def failed(what: str, log: Path) -> UserError:
-    """The error of a program that failed."""
+    """Make the error of a program that failed."""
     last = (read(log).strip().splitlines() or ["it said nothing"])[-1]
     return UserError(f"{what} failed: {last[:300]}; whole log: {log}")
 
 
 def start(grid: Grid, name: str, words: list[str], log: Path, output: Path) -> subprocess.Popen:
-    """Start one of fairseq's programs, of this interpreter, whatever is on the PATH; Ctrl-C does not reach it."""
+    """Start one of fairseq's programs by this interpreter, not by the PATH; Ctrl-C does not reach it."""
     begin = ["-c", OWN_METHODS, grid.user_dir] if grid.user_dir else ["-m"]
     command = [sys.executable, *begin, f"fairseq_cli.{name}", str(grid.data), "--user-dir", str(PACKAGE), *words]
     threads = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // grid.jobs))}
@@ -253,9 +253,9 @@ def die_with_parent() -> None:
 
 
 class Work:
-    """What is left of a grid: it is trained, recorded and, on stderr, told about.
+    """Remaining work of a grid: train it, record it, and report progress on stderr.
 
-    records: of all cells in the grid's folder, by their names. UserError for a cell that had other settings.
+    records: of all cells in the grid's folder, by name. Raises a UserError for a cell that had other settings.
     """
 
     def __init__(self, grid: Grid):
@@ -275,7 +275,7 @@ class Work:
             raise UserError(f"{begun.parent}: had another {differ[0]}; remove it and its record, or name another --out")
 
     def run(self) -> None:
-        """Train what is left; UserError for the first program that fails. Whatever ends it stops the trainings."""
+        """Train the remaining cells; raise a UserError if a program fails. Any exception stops the trainings."""
         waiting = [name for name in self.cells if name not in self.records]
         before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
         try:
@@ -289,7 +289,7 @@ class Work:
                 time.sleep(POLL)
         finally:
             for rest, process in self.running.values():
-                process.terminate()  # fairseq-train saves what it has
+                process.terminate()  # fairseq-train saves a checkpoint
                 process.wait()
                 rest.close()
             signal.signal(signal.SIGTERM, before)
@@ -308,18 +308,18 @@ class Work:
         print(f"{self.cells[name]}: {outcome(run)}", file=sys.stderr)
 
     def _latest(self, name: str) -> tuple[int, str]:
-        """The last update of a cell, and its loss, as the log has them."""
+        """Return the last update of a cell, and its loss, from the log."""
         log = self.grid.out / name / FILES["log"]
         found = [("-", self.grid.updates)] if name in self.records else [("-", 0)]
         found += LATEST.findall(read(log)) if log.exists() and name not in self.records else []
         return int(found[-1][1]), found[-1][0]
 
     def _made(self) -> float:
-        """Updates of all cells, each weighed by its model's layers; two layers' worth goes to the words."""
+        """Sum the updates of all cells, weighted by layers; embedding and projection count as two layers."""
         return sum(self._latest(name)[0] * (cell.depth + 2) for name, cell in self.cells.items())
 
     def _show(self) -> None:
-        """Print a line of progress, unless there was one just now."""
+        """Print a line of progress, unless the last one is recent."""
         if (now := time.monotonic()) < self.shown + SECONDS or not self.running:
             return
         self.shown, made = now, self._made()
@@ -333,27 +333,27 @@ class Work:
 
 
 def duration(seconds: float) -> str:
-    """As "40 s" or "12 min"."""
+    """Format a duration as "40 s" or "12 min"."""
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 def held_out(run: RecordedRun) -> float:
-    """The last validation loss, bits per token; infinite for a run that diverged or was stuck."""
+    """Return the last validation loss, bits per token; infinity for a run that diverged or was stuck."""
     return math.inf if run.ended_in_nan or run.stuck else run.validation.losses[-1]
 
 
 def outcome(run: RecordedRun) -> str:
-    """How a training ended, in a few words."""
+    """Describe the end of a training in a few words."""
     bleu = f", BLEU {run.bleu:.1f}" if run.score else ""
     return run.parts.get("diverged") or run.parts.get("stuck") or f"held-out loss {held_out(run):.2f}{bleu}"
 
 
 class Best(NamedTuple):
-    """A method at a depth, at the best of its rates, by the mean held-out loss of the seeds.
+    """Result of a method at a depth, at the best of its rates by the mean held-out loss of the seeds.
 
-    lr: a rate at which a seed failed is never the best; None where all are such, and then `runs` are of the lowest.
-    edge: "≤ " or "≥ " where it is the lowest or highest of several. failed: by rate, of all rates. runs, held_out,
-    bleu: by seed; no losses where each rate failed, no BLEU there and where there are no references.
+    lr: a rate at which a seed failed is never the best; None if all failed, and then `runs` are of the lowest. edge:
+    "≤ " or "≥ " if it is the lowest or highest of several. failed: rate -> outcome. runs, held_out, bleu: by seed; no
+    losses if each rate failed, no BLEU then and without references.
     """
 
     method: str
@@ -366,7 +366,7 @@ class Best(NamedTuple):
     bleu: list[float]
 
     def row(self) -> list[str]:
-        """Of the table."""
+        """Return the cells of the table's row."""
         lr = "-" if self.lr is None else self.edge + rate(self.lr)
         seconds = duration(3600 * fmean(run.hours or 0 for run in self.runs))
         bleu = spread(self.bleu, 1) + " (too short)" * bool(self.bleu and fmean(self.bleu) < SHORT)
@@ -375,7 +375,7 @@ class Best(NamedTuple):
 
 
 def spread(values: list[float], digits: int) -> str:
-    """The mean, and the range where there are several."""
+    """Format the mean, and the range of several values."""
     texts = [f"{value:.{digits}f}" for value in (fmean(values), min(values), max(values))] if values else ["-"]
     return texts[0] if len(values) < 2 else f"{texts[0]} [{texts[1]}, {texts[2]}]"
 
@@ -393,7 +393,7 @@ def best_of(grid: Grid, records: dict[str, RecordedRun], method: str, depth: int
 
 
 def table(grid: Grid, rows: list[Best]) -> str:
-    """The rows, and what is to be known of them."""
+    """Return the table with its notes."""
     header = ["method", "layers", "best rate", "held-out loss", "BLEU", "training", "failed"]
     text = render([header, *(row.row() for row in rows)])
     notes = {
@@ -409,7 +409,7 @@ def table(grid: Grid, rows: list[Best]) -> str:
 
 
 def picture(grid: Grid, rows: list[Best]) -> Picture:
-    """Loss and BLEU by depth at the best rates, with the seeds' range; of one depth, the loss by update."""
+    """Plot loss and BLEU by depth at the best rates, with the seeds' range; for a single depth, the loss by update."""
     panels: list[Panel] = []
     title = f"{grid.updates:,} updates" + f", best of {len(grid.lrs)} rates" * (len(grid.lrs) > 1)
     for start in range(0, len(grid.methods), LINES):
@@ -426,7 +426,7 @@ def picture(grid: Grid, rows: list[Best]) -> Picture:
 
 
 def _series(rows: list[Best], method: str, values: str, rank: int) -> Series:
-    """A method's line by depth."""
+    """Make a method's line by depth."""
     found = {float(row.depth): getattr(row, values) for row in rows if row.method == method}
     points = {depth: fmean(some) for depth, some in found.items() if some}
     band = {depth: (min(some), max(some)) for depth, some in found.items() if len(some) > 1}
@@ -435,9 +435,9 @@ def _series(rows: list[Best], method: str, values: str, rank: int) -> Series:
 
 
 def compare(grid: Grid, plot: Path | None = None, as_json: bool = False) -> str:
-    """Train what is left, draw `plot`; return the table, or JSON.
+    """Train the remaining cells, draw `plot`; return the table, or JSON.
 
-    UserError, before anything is trained, for a grid, data or a picture that cannot be.
+    Raises a UserError, before anything is trained, for an invalid grid, data or picture.
     """
     grid.check()
     grid.direction()

@@ -1,4 +1,4 @@
-"""Where a training ran: commit, versions, hardware."""
+"""Describe the environment of a training: commit, versions, hardware."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PACKAGES = [
 
 
 def environment(gpus: int) -> dict:
-    """What environment.json of a run holds; gpus: of the training, on all machines, 0 for the CPU."""
+    """Return the content of a run's environment.json; gpus: of the training, on all machines, 0 for the CPU."""
     commit, modified = repository()
     return {
         "commit": commit,
@@ -39,21 +39,21 @@ def environment(gpus: int) -> dict:
 
 
 def repository() -> tuple[str | None, bool]:
-    """Short commit of the checkout this package lies in, None outside of one, and whether files differ from it."""
+    """Return the short commit of this package's checkout, None outside of one, and whether files differ from it."""
     here = Path(__file__).resolve().parent
 
     def git(*words: str) -> str:
         return subprocess.run(["git", "-C", here, *words], capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        git("ls-files", "--error-unmatch", "--", __file__)  # a checkout of ours, not one that holds an installation
+        git("ls-files", "--error-unmatch", "--", __file__)  # our checkout, not another one with an installation inside
         return git("rev-parse", "--short=10", "HEAD"), bool(git("status", "--porcelain", "--untracked-files=no"))
     except (OSError, subprocess.CalledProcessError):
         return None, False
 
 
 def versions() -> dict[str, str]:
-    """Package -> version of those that are installed."""
+    """Return package -> version of the installed ones."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
@@ -62,12 +62,12 @@ def versions() -> dict[str, str]:
 
 
 def graphics(gpus: int) -> str:
-    """As "8 x NVIDIA H200", by this machine's first; "8 x GPU" where torch sees none."""
+    """Describe GPUs as "8 x NVIDIA H200", by this machine's first; "8 x GPU" if torch sees none."""
     return f"{gpus} x {torch.cuda.get_device_name() if torch.cuda.is_available() else 'GPU'}"
 
 
 def processor() -> str:
-    """As "CPU, 2 cores: AMD EPYC 7B13"."""
+    """Describe the CPU as "CPU, 2 cores: AMD EPYC 7B13"."""
     found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     name = found.group(1).strip() if found else platform.machine()
     cores = len(os.sched_getaffinity(0))

@@ -1,4 +1,4 @@
-"""fairseq-generate for many directions of one model, which is loaded once.
+"""Run fairseq-generate for many directions of one model, which is loaded once.
 
 OPUS-100 has 188 directions, Flores-101 as many as there are pairs: fairseq-generate would load the model for each.
 """
@@ -19,12 +19,12 @@ from ..languages import parse_pair
 
 
 def translate(directions: list[str], folder: Path, flags: list[str]) -> None:
-    """FOLDER/SRC-TGT.txt is what fairseq-generate prints for each of `directions`, FOLDER/SRC-TGT.log what it logs.
+    """Write fairseq-generate's output for each of `directions` to FOLDER/SRC-TGT.txt, its log to FOLDER/SRC-TGT.log.
 
-    flags: those of fairseq-generate but for the languages. A direction that is there already is left alone; an
-    interrupted one is not there. UserError, naming --directions, for words that are no direction.
+    flags: those of fairseq-generate, without the languages. A direction that exists is left alone; an interrupted one
+    does not exist. Raises a UserError, naming --directions, for words that are no direction.
     """
-    known = [path.name[5:-4] for flag in flags for path in Path(flag).glob("dict.*.txt")]  # the codes of DATA
+    known = [path.name[5:-4] for flag in flags for path in Path(flag).glob("dict.*.txt")]  # language codes of DATA
     pairs = {direction: parse_pair("--directions", direction, known) for direction in directions}
     left = [direction for direction in directions if not (folder / f"{direction}.txt").exists()]
     folder.mkdir(parents=True, exist_ok=True)
@@ -45,7 +45,7 @@ def _translate(source: str, target: str, result: Path, flags: list[str]) -> None
 
 @contextmanager
 def _loaded_once() -> Iterator[None]:
-    """fairseq's loader of models gives, for the same checkpoints, the models it gave before."""
+    """Cache the models that fairseq loads, by their checkpoints, while the context lasts."""
     load, known = checkpoint_utils.load_model_ensemble, {}
 
     def load_model_ensemble(filenames, *args, **kwargs):
@@ -63,7 +63,7 @@ def _loaded_once() -> Iterator[None]:
 
 @contextmanager
 def _logged(path: Path) -> Iterator[None]:
-    """What fairseq logs goes to `path` and nowhere else."""
+    """Redirect fairseq's log to `path` alone while the context lasts."""
     root = logging.getLogger()
     before, level, fairseq = root.handlers[:], root.level, logging.getLogger("fairseq")
     file = logging.FileHandler(path, "w", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""`deepnet quickstart`: `deepnet compare` on an artificial language pair, which is made first."""
+"""`deepnet quickstart`: run `deepnet compare` on an artificial language pair, which it makes first."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ PAIR = ("qaa", "qab")
 
 
 def quickstart(methods: list[str], depth: int, updates: int, seed: int, out: Path) -> str:
-    """Make the data, do all that is not done yet, draw OUT/loss.png; return the table.
+    """Make the data, train the remaining cells, draw OUT/loss.png; return the table.
 
-    UserError, before anything is written, for a setting that cannot be; later, naming the log, where a program fails.
+    Raises a UserError, before anything is written, for an invalid setting; later, naming the log, if a program fails.
     """
     grid = Grid(out / "data", methods, [depth], [1e-3], [seed], updates, out)
     grid.check()

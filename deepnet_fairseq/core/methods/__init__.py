@@ -1,4 +1,4 @@
-"""One file a method: every module in this folder registers itself when the package is imported."""
+"""Methods, one file each: every module in this folder registers itself when the package is imported."""
 
 import importlib
 import pkgutil

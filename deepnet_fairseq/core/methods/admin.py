@@ -4,9 +4,9 @@ Liu et al. 2020, "Understanding the Difficulty of Training Transformers", sectio
 Neural Machine Translation", section 2. In one forward pass in training mode every omega is set as the pass reaches it
 (core/profile.py):
     omega_1 = 1,  omega_{i+1}^2 = Var(omega_i o x_i) + Var(f_i)     per stack, the decoder starting at 1 again
-The paper measures all branches with omega = 1 and leaves Var(x_0) out; the authors' code does what stands above, and so
-do we. It keeps the profile in a side file that even generation needs; ours is read once and lives in the checkpoint.
-omega_1 of each stack stays at 1 (`--admin-train but_first`), for then a trained model folds into a Transformer without
+The paper measures all branches with omega = 1 and leaves Var(x_0) out; we follow the authors' code, which computes the
+above. It keeps the profile in a side file that even generation needs; ours is read once and lives in the checkpoint.
+omega_1 of each stack stays at 1 (`--admin-train but_first`), so that a trained model folds into a Transformer without
 untying its embeddings; the authors train it too (`all`), and report that `none` gives almost the same BLEU.
 omega is kept in float32: half precision would lose the updates of a number of size 10.
 """
@@ -17,7 +17,7 @@ from .base import Method, Option, register
 
 @register("admin")
 class Admin(Method):
-    """omega (C,) of each branch from a profile of the model; UserError at the start of a training without one."""
+    """Post-LN with a trained omega (C,) on each shortcut, from a profile; a training without one raises a UserError."""
 
     equation = "LN(omega o x + f(x)), omega from a profile"
     paper = "Liu et al. 2020"

@@ -20,7 +20,7 @@ OMEGA = {"log": lambda n: math.sqrt((n + 1) / math.log(n + 1) - 1), "constant": 
 
 @register("admin_torch")
 class AdminTorch(Method):
-    """omega by OMEGA of the number of branches: a constant, or the start of a vector (C,)."""
+    """Post-LN with omega on each shortcut, by OMEGA of the number of branches: a constant, or a vector's start (C,)."""
 
     equation = "LN(omega x + f(x)), omega from the depth"
     paper = "Liu et al. 2022 (admin-torch)"
@@ -31,7 +31,7 @@ class AdminTorch(Method):
     }
 
     def omega(self, stack: str) -> float:
-        """The factor of every shortcut of `stack`, where it is trained its first value."""
+        """Return the factor of every shortcut of `stack`; where it is trained, its initial value."""
         return OMEGA[self.output_change](self.branches(stack))
 
     def residual(self, site):

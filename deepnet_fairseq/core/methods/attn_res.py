@@ -15,11 +15,11 @@ from ..pass_state import pass_state
 from ..slots import FullPrecision
 from .base import Method, register
 
-OUTPUTS, KEYS = "attn_res_outputs", "attn_res_keys"  # v_i and RMSNorm(v_i), lists in the state of a pass
+OUTPUTS, KEYS = "attn_res_outputs", "attn_res_keys"  # keys of the lists of v_i and RMSNorm(v_i) in the state of a pass
 
 
 class MeanOfOutputs(FullPrecision):
-    """Merge that returns what the next branch reads: h_{k+1} of all outputs so far, the branch's own among them."""
+    """Merge that returns the input of the next branch: h_{k+1} of all outputs so far, the branch's own included."""
 
     def __init__(self, dim: int):
         super().__init__()
@@ -40,13 +40,13 @@ class MeanOfOutputs(FullPrecision):
         return mean
 
     def added(self, x, f):
-        """Return the branch, and the sum that a plain Transformer would have here, for probes."""
+        """Return, for probes, the branch and the sum that a plain Transformer would have here."""
         return f, x + f
 
 
 @register("attn_res")
 class AttentionResiduals(Method):
-    """A MeanOfOutputs in place of every merge."""
+    """Pre-LN with a MeanOfOutputs in place of every merge."""
 
     equation = "sum_i softmax_i(w_k . RMSNorm(v_i)) v_i over the outputs v_i of all earlier branches"
     paper = "arXiv:2603.15031"

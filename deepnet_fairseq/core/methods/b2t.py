@@ -1,4 +1,4 @@
-"""B2T, bottom-to-top: Post-LN, but a layer's last branch gives LN(entry + x + f(x)), entry what the layer has read.
+"""B2T, bottom-to-top: Post-LN whose last branch of a layer gives LN(entry + x + f(x)), entry being the layer's input.
 
 Takase et al. 2023, "B2T Connection: Serving Stability and Performance in Deep Transformers" (arXiv 2206.00330): a way
 around all LayerNorms of a layer but the last, in both stacks; evidence from text generation, translation at 18L-18L
@@ -13,7 +13,7 @@ from .base import Method, Option, register
 
 
 class Bottom(nn.Module):
-    """x + entry, (.., C) each."""
+    """Bypass x + entry, (.., C) each."""
 
     def forward(self, x, entry):
         return x + entry
@@ -21,7 +21,7 @@ class Bottom(nn.Module):
 
 @register("b2t")
 class B2T(Method):
-    """The bypass of a layer's last branch."""
+    """Post-LN with a bypass around each layer, added to the shortcut of its last branch."""
 
     equation = "LN(x + f(x)); a layer's last one LN(entry + x + f(x))"
     paper = "Takase et al. 2023"
@@ -38,4 +38,4 @@ class B2T(Method):
         return {"gain": self.depth(stack) ** -0.5} if self.rescale else {}
 
     def constants(self, stack):
-        return {"entry": 1.0}  # a Post-LN's checkpoint has the same parameters
+        return {"entry": 1.0}  # a checkpoint of Post-LN has the same parameters

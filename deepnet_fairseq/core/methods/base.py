@@ -30,7 +30,7 @@ METHODS: dict[str, type[Method]] = {}
 
 @dataclass(frozen=True)
 class Option:
-    """A setting of one method; the flag is --METHOD-KEY. Its type is that of `default`, text for None.
+    """Setting of one method; its flag is --METHOD-KEY. Its type is that of `default`, text for None.
 
     help: of the flag; choices: the words it may be, () for any value of the type.
     """
@@ -41,11 +41,11 @@ class Option:
 
     @property
     def values(self) -> str:
-        """The values that it takes, in words."""
+        """Describe the permitted values in words."""
         return " / ".join(self.choices) or {bool: "flag", type(None): "text"}.get(type(self.default), "number")
 
     def parse(self, text: str) -> bool | int | float | str:
-        """Return the value that a text stands for; ValueError for none."""
+        """Convert a text to the option's value; raise a ValueError if it is not one."""
         if isinstance(self.default, bool):
             if text.lower() not in ("true", "false"):
                 raise ValueError("is true or false")
@@ -57,11 +57,11 @@ class Option:
 
 
 class Method:
-    """One stabilisation method at one depth: what stands in each slot, and the gain of each weight's init.
+    """One stabilisation method at one depth: the module in each slot, and the gain of each weight's initialisation.
 
     N, M: encoder and decoder layers, 0 for a stack that the model does not have; options: values of the class's
-    `options`, which become attributes. KeyError for an option that the class does not have; UserError, naming the
-    flag, for a value that is none of its choices, or that `check` refuses.
+    `options`, which become attributes. Raises a KeyError for an option that the class does not have; UserError, naming
+    the flag, for a value that is none of its choices, or that `check` refuses.
 
     A subclass sets equation and paper, as tables print them, and under @register gets its name.
     """
@@ -69,19 +69,19 @@ class Method:
     name: ClassVar[str]
     equation: ClassVar[str]
     paper: ClassVar[str]
-    norm: str = "post"  # the method in a word, and what norm_place and closing_norm go by
-    bias: ClassVar[bool] = True  # do the branches' matrices have biases?
+    norm: str = "post"  # place of the LayerNorms, which norm_place and closing_norm read
+    bias: ClassVar[bool] = True  # whether the branches' matrices have biases
     init_profiles: ClassVar[tuple[str, ...]] = ("fairseq_head", "xavier_legacy")  # the first is the default
     options: ClassVar[dict[str, Option]] = {}
-    train_flags: ClassVar[tuple[str, ...]] = ()  # what a first training needs beside --method
-    # for `deepnet verify`: what others' code has for gains other than 1; in words -> of the method and a stack
+    train_flags: ClassVar[tuple[str, ...]] = ()  # flags that a first training needs beside --method
+    # for `deepnet verify`: description -> gain, by method and stack, of other code than ours
     mistaken_gains: ClassVar[dict[str, Callable[[Any, str], float]]] = {}
-    profiled: ClassVar[bool] = False  # are its shortcuts set from a profile (its option) before the first update?
+    profiled: ClassVar[bool] = False  # whether a profile (an option) sets the shortcuts before the first update
 
     if TYPE_CHECKING:
 
         def __getattr__(self, option: str) -> Any:
-            """The value of an option."""
+            """Return the value of an option."""
 
     def __init__(self, N: int, M: int, **options: Any):
         self.num_encoder_layers, self.num_decoder_layers = N, M
@@ -94,7 +94,7 @@ class Method:
 
     @classmethod
     def from_config(cls, cfg: Any) -> Method:
-        """The method at the depth and with the options of a filled model config; UserError as __init__."""
+        """Make the method with the depth and options of a filled model config; UserError as in __init__."""
         values: dict[str, Any] = {}
         for key, option in cls.options.items():
             value = getattr(cfg, f"{cls.name}_{key}", option.default)
@@ -103,42 +103,42 @@ class Method:
 
     @classmethod
     def flag(cls, key: str) -> str:
-        """The command line's name of an option."""
+        """Return the flag of an option."""
         return f"--{cls.name}-{key}".replace("_", "-")
 
     def check(self) -> None:
-        """UserError, naming the flag, for option values that make no sense."""
+        """Raise a UserError, naming the flag, for invalid option values."""
 
     def depth(self, stack: str) -> int:
-        """Layers of `stack`."""
+        """Return the number of layers of `stack`."""
         return self.num_encoder_layers if stack == "encoder" else self.num_decoder_layers
 
     def sublayers(self, stack: str) -> tuple[str, ...]:
-        """The branches of a layer of `stack`, in forward order: three where a decoder attends to an encoder."""
+        """Return the branches of a layer of `stack`, in forward order: three where a decoder attends to an encoder."""
         attends = stack == "decoder" and self.num_encoder_layers
         return BRANCHES if attends else tuple(name for name in BRANCHES if name != "encoder_attn")
 
     def branches(self, stack: str) -> int:
-        """Residual branches of `stack` in all."""
+        """Count the residual branches of `stack`."""
         return len(self.sublayers(stack)) * self.depth(stack)
 
     # the LayerNorms, and the stream
 
     def norm_place(self, site: Site) -> str:
-        """Where the branch's LayerNorm (of W features) stands: "post", "pre" or "none"."""
+        """Return the place of the branch's LayerNorm (of W features): "post", "pre" or "none"."""
         return self.norm
 
     def norm_places(self, stack: str) -> set[str]:
-        """What norm_place says of the branches of `stack`."""
+        """Return the places of all branches of `stack`, by norm_place."""
         layers = range(1, self.depth(stack) + 1)
         return {self.norm_place(Site(stack, l, name, 1, 1)) for l in layers for name in self.sublayers(stack)}
 
     def closing_norm(self, stack: str) -> bool:
-        """Does a LayerNorm (of W features) end the stack, in front of `ending`?"""
+        """Tell whether a LayerNorm (of W features) ends the stack, in front of `ending`."""
         return self.norm == "pre"
 
     def stream_width(self, stack: str, dim: int) -> int:
-        """W, the features of what layers hand on, for C = `dim`.
+        """Return W, the width of the stream between layers, for C = `dim`.
 
         Where it is not C, `beginning` or `mixer` makes W features of the embedding's C, `before` and `ending` C of the
         stream's W.
@@ -181,7 +181,7 @@ class Method:
     def bypass(self, site: Site) -> nn.Module | None:
         """Module called as bypass(x, entry) that gives the shortcut of a layer's last branch, (B, T, W) each -> same.
 
-        entry: what the layer has read.
+        entry: the layer's input.
         """
         return None
 
@@ -194,9 +194,9 @@ class Method:
     def mixer(self, stack: str, dim: int) -> nn.Module | None:
         """Module called as mixer(y, history) before the first layer and after each one.
 
-        y: what the beginning or a layer gave, (B, T, W), or the embedding (B, T, C) where W is made here; history: a
-        list local to this forward pass, which the mixer may extend. It returns what the next layer, or the end of the
-        stack, reads, (B, T, W).
+        y: output of the beginning or of a layer, (B, T, W), or the embedding (B, T, C) where W is made here; history: a
+        list local to this forward pass, which the mixer may extend. It returns the input of the next layer or of the
+        stack's end, (B, T, W).
         """
         return None
 
@@ -219,13 +219,13 @@ class Method:
         return 1.0
 
     def coefficients(self, stack: str) -> dict[str, float]:
-        """The numbers that this depth gives to `stack`, for `deepnet methods NAME`; empty if there are none."""
+        """Return the numbers that this depth gives to `stack`, for `deepnet methods NAME`; empty if there are none."""
         return {}
 
     # the built model
 
     def constants(self, stack: str) -> dict[str, float]:
-        """Numbers the forward pass depends on but no parameter holds; saved with the model and checked on loading."""
+        """Return numbers of the forward pass that no parameter holds; saved with the model and checked on loading."""
         return {}
 
     def after_update(self, weights: Mapping[str, Tensor]) -> None:
@@ -237,7 +237,7 @@ class Method:
 
 
 def register(name: str) -> Callable[[type[Method]], type[Method]]:
-    """Class decorator: offers a Method as `--method NAME`; ValueError if another class has the name."""
+    """Class decorator that offers a Method as `--method NAME`; ValueError if another class has the name."""
 
     def add(cls: type[Method]) -> type[Method]:
         if METHODS.setdefault(name, cls) is not cls:
@@ -249,7 +249,7 @@ def register(name: str) -> Callable[[type[Method]], type[Method]]:
 
 
 def get_method(name: str) -> type[Method]:
-    """The class registered under `name`; UserError if there is none."""
+    """Return the class registered under `name`; raise a UserError if there is none."""
     if name not in METHODS:
         raise UserError(f"--method {' '.join(name.split())}: unknown; choose one of {', '.join(sorted(METHODS))}")
     return METHODS[name]

@@ -2,7 +2,7 @@
 
 Liu et al. 2023, "BranchNorm: Robustly Scaling Extremely Deep Transformers" (arXiv:2305.02790). No code was released.
 Experimental: T = 4000, the length of the usual warm-up, is our reading and is not confirmed by the paper's text. Update
-t (from 0) runs with a_t = min((t + 1) / T, 1), for a_0 = 0 would leave the branches without gradient. a_t is saved with
+t (from 0) runs with a_t = min((t + 1) / T, 1): a_0 = 0 would leave the branches without gradient. a_t is saved with
 the model: a checkpoint translates with the value it was trained at.
 """
 
@@ -16,7 +16,7 @@ from .base import Method, Option, register
 
 
 class RisingBranch(FullPrecision, Residual):
-    """x + a f of (B, T, C) each; a = min((t + 1) / num_updates, 1), a buffer in float32 that checkpoints hold."""
+    """Merge x + a f of (B, T, C) each; a = min((t + 1) / num_updates, 1), a buffer in float32 that checkpoints hold."""
 
     def __init__(self, num_updates: int):
         super().__init__()
@@ -24,11 +24,11 @@ class RisingBranch(FullPrecision, Residual):
         self.register_buffer("a", torch.tensor(1 / num_updates))
 
     def set_num_updates(self, t: int) -> None:
-        """t: updates done; fairseq tells every module that has a method of this name, before each batch."""
+        """Set a for update t, counted from 0; fairseq calls this method of every module before each batch."""
         self.a.fill_(min((t + 1) / self.num_updates, 1.0))
 
     def follow(self, first: RisingBranch) -> None:
-        """Shares the number of the stack's first branch, which has been told; a move or a cast parts them again."""
+        """Share the buffer of the stack's first branch, which is up to date; a move or a cast separates them again."""
         self._buffers["a"] = first.a
 
     def forward(self, x, f):
@@ -40,7 +40,7 @@ class RisingBranch(FullPrecision, Residual):
 
 @register("branchnorm")
 class BranchNorm(Method):
-    """a_t on every branch; UserError for --branchnorm-updates below 1."""
+    """Post-LN with the factor a_t on every branch; UserError for --branchnorm-updates below 1."""
 
     equation = "LN(x + a_t f(x)), a_t = min((t + 1) / T, 1)"
     paper = "Liu et al. 2023"

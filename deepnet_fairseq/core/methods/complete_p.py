@@ -21,7 +21,7 @@ from .base import Method, Option, register
 
 
 class ScaledBranch(Residual):
-    """x + c f of (B, T, C) each, c a constant, as one operation."""
+    """Merge x + c f of (B, T, C) each, c a constant, as one operation."""
 
     def __init__(self, factor: float):
         super().__init__()
@@ -59,7 +59,7 @@ class CompleteP(Method):
         return ScaledBranch(self.coefficients(site.stack)["branch"])
 
     def coefficients(self, stack):
-        """The factors on branches, and on learning rate and eps of Adam for what stands in layers."""
+        """Return the factors on branches, and on Adam's learning rate and eps for the parameters of layers."""
         m, a = self.depth(stack) / self.base_depth, self.exponent
         return {"branch": m**-a, "lr": m ** (a - 1), "adam_eps": m**-a}
 

@@ -20,7 +20,7 @@ BETA_ROLES = ("v", "out", "fc1", "fc2")
 
 @register("deepnorm")
 class DeepNorm(Method):
-    """Both stacks' alpha as a constant in the model, saved with it; beta in the initialisation alone."""
+    """Post-LN with both stacks' alpha as a constant saved with the model, and beta in the initialisation alone."""
 
     equation = "LN(alpha x + f(x))"
     paper = "Wang et al. 2022"
@@ -36,7 +36,7 @@ class DeepNorm(Method):
     }
 
     def coefficients(self, stack):
-        """alpha and beta of Figure 2, whose 0.81 and 0.87 are rounded (appendix B has 0.814 and 0.869)."""
+        """Return alpha and beta of Figure 2, whose 0.81 and 0.87 are rounded (appendix B has 0.814 and 0.869)."""
         N, M = self.num_encoder_layers, self.num_decoder_layers
         if stack == "encoder" and M:
             depth = (N**4 * M) ** (1 / 16)

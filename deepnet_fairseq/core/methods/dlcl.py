@@ -34,7 +34,7 @@ from .base import Method, Option, register
 
 @dataclass(frozen=True)
 class Reach:
-    """Which outputs a sum reads: of the last `window` each `dilation`-th, the newest among them.
+    """Outputs that a sum reads: every `dilation`-th of the last `window`, the newest included.
 
     There is a sum at each `period`-th row from row `first` on; elsewhere the newest output goes on alone.
     """
@@ -45,25 +45,25 @@ class Reach:
     first: int = 0
 
     def sums(self, row: int) -> bool:
-        """Is there a sum at this row?"""
+        """Tell whether there is a sum at this row."""
         return row >= self.first and row % self.period == 0
 
     def read_by(self, row: int) -> slice:
-        """The outputs that the sum of this row reads."""
+        """Return the outputs that the sum of this row reads."""
         oldest = max(0, row + 1 - self.window)
         return slice(oldest + (row - oldest) % self.dilation, row + 1, self.dilation)
 
     def readers_of(self, row: int, last: int) -> slice:
-        """The sums, up to that of row `last`, that read the output of this row."""
+        """Return the sums, up to that of row `last`, that read the output of this row."""
         last = min(last, row + self.window - 1)
         first = next((later for later in range(row, last + 1, self.dilation) if self.sums(later)), last + 1)
         return slice(first, last + 1, math.lcm(self.dilation, self.period))
 
 
 class History:
-    """What all sums of one forward pass share: rows (L+1, B T C) in the type of W, the y_k or their normalised ones.
+    """State that the sums of one forward pass share: rows (L+1, B T C) in the type of W, the y_k, normalised or not.
 
-    In the backward pass also gradients (L+1, B T C) of the sums that it has passed, and of_weights, that of W.
+    The backward pass adds gradients (L+1, B T C) of the sums that it has passed, and of_weights, the gradient of W.
     """
 
     gradients: Tensor
@@ -71,10 +71,10 @@ class History:
 
     def __init__(self, sums: int, y: Tensor, dtype: torch.dtype):
         self.rows = y.new_empty(sums, y.numel(), dtype=dtype)
-        self.backward_pass, self.last = -1, 0  # which one it is, and the sum with which it began
+        self.backward_pass, self.last = -1, 0  # the current backward pass, and the sum with which it began
 
     def begin(self, row: int, weight: Tensor) -> None:
-        """A backward pass has come to the sum of this row: if it is another pass, nothing is left of the one before."""
+        """Note that a backward pass has reached the sum of this row; a new pass clears the state of the one before."""
         backward_pass = torch._C._current_graph_task_id()
         if backward_pass != self.backward_pass:
             self.backward_pass, self.last = backward_pass, row
@@ -83,10 +83,11 @@ class History:
 
 
 class WeightedSum(torch.autograd.Function):
-    """y (B, T, C), the newest, W (L+1, L+1), the history -> sum_k W[row,k] y_k (B, T, C) in the type of y.
+    """Autograd function: newest y (B, T, C), W (L+1, L+1), history -> sum_k W[row,k] y_k (B, T, C) in the type of y.
 
-    Autograd knows of y alone. A gradient of the sums behind it has come when its own is asked for, because each of them
-    reads the one before through a layer; so that of y is one product too. That of W is complete in row 0.
+    Autograd sees y alone. When the gradient of y is asked for, the gradients of all later sums have arrived, because
+    each of them reads the one before through a layer; so the gradient of y is one product too. That of W is complete in
+    row 0.
     """
 
     @staticmethod
@@ -122,7 +123,7 @@ class WeightedSum(torch.autograd.Function):
 
 
 class LayerWeights(FullPrecision):
-    """W (size, size), size = L+1; row i mixes the outputs there are after layer i, those in its reach.
+    """Weights W (size, size), size = L+1; row i mixes the outputs that exist after layer i and lie in its reach.
 
     init: "average", each row's weights equal with the sum 1, "one", all of them 1, or "last", 1 for the newest output
     and 0 for others; window: 0 for all outputs; dilation, period, first: those of Reach.
@@ -138,7 +139,7 @@ class LayerWeights(FullPrecision):
         self.weight = nn.Parameter(rows)
 
     def forward(self, y: Tensor, history: list[Any]) -> Tensor:
-        """The newest output (B, T, C) -> its combination with those before it (B, T, C)."""
+        """Combine the newest output (B, T, C) with those before it, (B, T, C)."""
         if not history:
             history.append(History(len(self.weight), y, self.weight.dtype))
         row = len(history) - 1
@@ -147,9 +148,9 @@ class LayerWeights(FullPrecision):
 
 
 class Combination(nn.Module):
-    """The mixer of one stack, called as Method.mixer says: y (B, T, C) and the history it extends -> (B, T, C).
+    """Mixer of one stack, called as Method.mixer says: y (B, T, C) and the history it extends -> (B, T, C).
 
-    norms: does the embedding have a LayerNorm of this combination, does each layer's output?
+    norms: whether the embedding passes a LayerNorm of this combination, and whether each layer's output does.
     """
 
     def __init__(self, layers: int, dim: int, norm: str, norms: tuple[bool, bool], weights: LayerWeights):

@@ -1,4 +1,4 @@
-"""GPAS: y = z - SiLU(g_l) sg(z), z = x + dropout(f(LN(x))): Pre-LN whose stream is shrunk, its gradient not.
+"""GPAS: y = z - SiLU(g_l) sg(z), z = x + dropout(f(LN(x))): Pre-LN that scales the stream down, but not its gradient.
 
 Chen et al. 2025, "GPAS: Accelerating Convergence of LLM Pretraining via Gradient-Preserving Activation Scaling"
 (arXiv:2506.22049), for decoder language models; sg passes no gradient, so that y is (1 - SiLU(g)) z and z has y's
@@ -21,9 +21,9 @@ from .base import Method, Option, register
 
 
 class Shrink(FullPrecision, Residual):
-    """z - SiLU(g) sg(z), z = x + f of (B, T, C) each, g a number in float32; in the type of x.
+    """Merge z - SiLU(g) sg(z), z = x + f of (B, T, C) each, g a number in float32; in the type of x.
 
-    gradient_clip: largest norm of the gradient of all g, 0 for any; a trainer goes by it.
+    gradient_clip: largest norm of the gradient of all g, 0 for no limit; the trainer reads it.
     """
 
     def __init__(self, g: nn.Parameter, gradient_clip: float = 0.0):
@@ -40,7 +40,7 @@ class Shrink(FullPrecision, Residual):
 
 @register("gpas")
 class GPAS(Method):
-    """A Shrink in place of every merge; those of a layer share one parameter g_l. UserError for a clip below 0."""
+    """Pre-LN with a Shrink in place of every merge; a layer's merges share one g_l. UserError for a clip below 0."""
 
     equation = "z - SiLU(g_l) sg(z), z = x + f(LN(x)), g_l = 0 at first"
     paper = "Chen et al. 2025"

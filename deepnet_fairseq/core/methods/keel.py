@@ -1,4 +1,4 @@
-"""Keel: y = LN(S x + dropout(f(LN(x)))), S the branches of the stack: Post-LN with a shortcut that nothing vanishes on.
+"""Keel: y = LN(S x + dropout(f(LN(x)))), S branches in the stack: Post-LN without vanishing gradients.
 
 Chen and Wei 2026, "Post-LayerNorm Is Back: Stable, ExpressivE, and Deep" (arXiv:2601.19895), for decoder language
 models of up to 1,024 branches; no official code. Its exceptions, here of every stack:
@@ -19,7 +19,7 @@ from .base import Method, register
 
 @register("keel")
 class Keel(Method):
-    """A LayerNorm in the slot `before`, another behind each sum but the first."""
+    """LayerNorm in the slot `before`, and another behind each sum but the first."""
 
     equation = "LN(S x + f(LN(x))), S branches"
     paper = "Chen and Wei 2026"

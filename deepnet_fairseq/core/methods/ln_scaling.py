@@ -4,9 +4,9 @@ Sun et al. 2025, "The Curse of Depth in Large Language Models" (arXiv:2502.05795
 factor is a constant on the output of both LayerNorms of a layer, in the code (lmsdss/LayerNorm-Scaling) as in the
 paper; the LayerNorm at the end has none. The code lowers the method's name and then asks for capitals, so that its own
 branch is never reached. GPAS's authors start the learned gain of the LayerNorm at 1 / sqrt(l) instead, which trains
-differently. To be combined with no initialisation that shrinks with depth, the authors say.
-Ours: encoders too, each stack by its own l; in cross-attention the factor is on the query's input, for keys and values
-come from the encoder's last LayerNorm.
+differently. The authors advise against combining it with an initialisation that shrinks with depth.
+Ours: encoders too, each stack by its own l; in cross-attention the factor is on the query's input alone, because keys
+and values come from the encoder's last LayerNorm.
 """
 
 from torch import nn
@@ -15,7 +15,7 @@ from .base import Method, register
 
 
 class Scale(nn.Module):
-    """c x, c a constant; x of any shape and type -> same."""
+    """Product c x, c a constant; x of any shape and type -> same."""
 
     def __init__(self, factor: float):
         super().__init__()
@@ -40,8 +40,8 @@ class LNScaling(Method):
         return Scale(site.layer**-0.5)
 
     def coefficients(self, stack):
-        """The factor of the last layer; that of the first is 1."""
+        """Return the factor of the last layer; that of the first is 1."""
         return {"last_layer": self.depth(stack) ** -0.5}
 
     def constants(self, stack):
-        return self.coefficients(stack)  # a Pre-LN's checkpoint has the same parameters
+        return self.coefficients(stack)  # a checkpoint of Pre-LN has the same parameters

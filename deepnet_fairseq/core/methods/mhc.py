@@ -3,7 +3,7 @@
 Xie et al. 2025, "mHC: Manifold-Constrained Hyper-Connections" (arXiv 2512.24880), section 4; evidence from decoder
 language models of 3 to 27 billion parameters only. Each H is of a phi RMSNorm(vec X) + b, phi a matrix, a a number:
 H_pre (n) through a sigmoid, H_post (n) through twice one, H_res (n, n) through exp and 20 steps of Sinkhorn, columns
-then rows divided by their sums. What is learnt and computed for an H is float32; Sinkhorn's steps are log-softmax.
+then rows divided by their sums. Parameters and computation of an H are float32; Sinkhorn's steps are log-softmax.
 n = 4 and a = 0.01 at first are the paper's. b is ours: 4 and -4 where the hyper-connections that it starts from (Zhu
 et al. 2024) begin with 1 and 0. So branch k reads stream k mod n by 0.98 and others by 0.02, H_res is 0.999 I, H_post
 1, phi 0, and the model begins as Pre-LN. The stack's end is another LN(H_pre X), as in the authors' DeepSeek-V4, with b
@@ -19,16 +19,16 @@ from ..modules import without_autocast
 from ..slots import Copies, FullPrecision
 from .base import Method, Option, register
 
-STEPS = 20  # of Sinkhorn
+STEPS = 20  # iterations of Sinkhorn
 
 
 def towards_identity(streams: int) -> Tensor:
-    """b (n, n) of an H that begins near I; sigmoid(4) = 0.98, exp(-8) = 0.0003."""
+    """Return b (n, n) of an H that begins near I; sigmoid(4) = 0.98, exp(-8) = 0.0003."""
     return torch.tensor([[4.0 if row == column else -4.0 for column in range(streams)] for row in range(streams)])
 
 
 class Mappings(FullPrecision, nn.Linear):
-    """X (.., nC) -> a phi RMSNorm(X) + b, float32, for each b in its shape."""
+    """Map X (.., nC) to a phi RMSNorm(X) + b, float32, for each b in its shape."""
 
     def __init__(self, width: int, *bs: Tensor):
         super().__init__(width, sum(b.numel() for b in bs))
@@ -52,7 +52,7 @@ class Mappings(FullPrecision, nn.Linear):
 
 
 def sinkhorn(logits: Tensor) -> Tensor:
-    """exp of logits (.., n, n), then columns and rows divided by their sums, STEPS times: rows sum to 1."""
+    """Apply exp to logits (.., n, n), then divide columns and rows by their sums, STEPS times: rows sum to 1."""
     h = logits.movedim((-2, -1), (0, 1))  # a CPU is ten times as fast along tokens
     for _ in range(STEPS):
         h = h.log_softmax(0).log_softmax(1)
@@ -60,12 +60,12 @@ def sinkhorn(logits: Tensor) -> Tensor:
 
 
 def mix(h: Tensor, streams: Tensor) -> Tensor:
-    """H (.., m, n), n streams side by side (.., nC) -> m streams (.., mC)."""
+    """Mix n streams side by side (.., nC) by H (.., m, n) into m streams (.., mC)."""
     return (h.to(streams.dtype) @ streams.unflatten(-1, (h.size(-1), -1))).flatten(-2)
 
 
 class Read(nn.Module):
-    """X (.., nC) -> LN(H_pre X) (.., C)."""
+    """Read a branch's input from the streams: X (.., nC) -> LN(H_pre X) (.., C)."""
 
     def __init__(self, dim: int, b: Tensor):
         super().__init__()
@@ -78,7 +78,7 @@ class Read(nn.Module):
 
 
 class Write(nn.Module):
-    """X (.., nC), f (.., C) -> H_res X + H_post f (.., nC)."""
+    """Merge a branch into the streams: X (.., nC), f (.., C) -> H_res X + H_post f (.., nC)."""
 
     def __init__(self, dim: int, streams: int):
         super().__init__()
@@ -95,7 +95,7 @@ class Write(nn.Module):
 
 @register("mhc")
 class MHC(Method):
-    """n streams that doubly stochastic matrices mix; UserError for --mhc-streams below 1."""
+    """Residual stream of n copies, mixed by doubly stochastic matrices; UserError for --mhc-streams below 1."""
 
     equation = "H_res X + H_post f(LN(H_pre X)), n streams X, H_res doubly stochastic"
     paper = "Xie et al. 2025"

@@ -13,7 +13,7 @@ from .base import Method, Option, register
 
 @register("mix_ln")
 class MixLN(Method):
-    """The place of the LayerNorm by layer; UserError for a share outside [0, 1)."""
+    """Post-LN in the first layers, Pre-LN in the others; UserError for a share outside [0, 1)."""
 
     equation = "LN(x + f(x)) in the first layers, x + f(LN(x)) in the others"
     paper = "Li et al. 2024"
@@ -25,7 +25,7 @@ class MixLN(Method):
             raise UserError(f"--mix-ln-share {self.share}: must be at least 0 and below 1")
 
     def post_layers(self, stack: str) -> int:
-        """The Post-LN layers of `stack`."""
+        """Count the Post-LN layers of `stack`."""
         return int(self.share * self.depth(stack) + 1e-9)  # 0.29 x 100 is a little less than 29
 
     def norm_place(self, site):

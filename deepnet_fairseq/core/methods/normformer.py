@@ -3,7 +3,7 @@
 Shleifer, Weston, Ott 2021, "NormFormer: Improved Transformer Pretraining with Extra Normalization":
     self-attention  y = x + D(LN(W_out concat(c_i head_i)))
     ffn             y = r o x + D(fc2(LN(drop(act(fc1(LN(x)))))))      vector r: --normformer-scale-residual only
-Everything new starts at 1, where LayerNorms are, or neutral. Cross-attention is plain Pre-LN.
+The factors c and r and the gains of the LayerNorms start at 1. Cross-attention is plain Pre-LN.
 fairseq's code multiplies chunks of the output behind W_out by c_i, another function than the paper's (its author: for
 speed); `--normformer-head-scale fairseq` is that one. It has the options in the decoder layer only and registers them
 for language models only; the paper has no encoder-decoder. Here they act in both stacks.
@@ -17,7 +17,7 @@ from .base import Method, Option, register
 
 
 class HeadScale(nn.Module):
-    """x (B, T, C) -> same: chunk i of the features, C / h wide, times c_i; c (h,), 1 at first."""
+    """Multiply chunk i of the features, C / h wide, by c_i: x (B, T, C) -> same; c (h,), 1 at first."""
 
     def __init__(self, num_heads: int):
         super().__init__()
@@ -45,7 +45,7 @@ class NormFormer(Method):
     }
 
     def scales_heads(self, site, placement: str) -> bool:
-        """Has the branch a HeadScale at `placement`, "paper" (before W_out) or "fairseq" (behind it)?"""
+        """Tell whether the branch has a HeadScale at `placement`, "paper" (before W_out) or "fairseq" (behind it)."""
         in_scope = site.sublayer == "self_attn" or (self.head_scale_scope == "all" and site.sublayer == "encoder_attn")
         return in_scope and self.head_scale == placement
 

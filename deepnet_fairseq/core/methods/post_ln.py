@@ -10,7 +10,7 @@ from .base import Method, register
 
 @register("post_ln")
 class PostLN(Method):
-    """No slot filled: what fairseq's `transformer` computes; under the profile fairseq_head it starts as that too."""
+    """Post-LN with all slots empty: fairseq's `transformer`, initialised alike too under the profile fairseq_head."""
 
     equation = "LN(x + f(x))"
     paper = "Vaswani et al. 2017"

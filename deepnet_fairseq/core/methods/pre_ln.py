@@ -13,7 +13,7 @@ from .base import Method, Option, register
 
 @register("pre_ln")
 class PreLN(Method):
-    """No slot filled, LayerNorms before the branches: fairseq's `transformer` with both --*-normalize-before."""
+    """Pre-LN with all slots empty: fairseq's `transformer` with both --*-normalize-before."""
 
     equation = "x + f(LN(x))"
     paper = "Wang et al. 2019"

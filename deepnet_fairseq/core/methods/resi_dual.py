@@ -16,14 +16,14 @@ from .base import Method, Option, register
 
 
 class First(nn.Module):
-    """x and r (.., 2C) -> x (.., C)."""
+    """Input of a branch: x and r (.., 2C) -> x (.., C)."""
 
     def forward(self, streams):
         return streams.chunk(2, -1)[0]
 
 
 class Meeting(nn.Module):
-    """x and r (.., 2C) -> x + LN(r) (.., C)."""
+    """End of a stack: x and r (.., 2C) -> x + LN(r) (.., C)."""
 
     def __init__(self, dim: int):
         super().__init__()
@@ -36,7 +36,7 @@ class Meeting(nn.Module):
 
 @register("resi_dual")
 class ResiDual(Method):
-    """A second stream without LayerNorms; UserError for a --resi-dual-scale that is not above 0."""
+    """Post-LN with a second stream that no LayerNorm scales; UserError for a --resi-dual-scale that is not above 0."""
 
     equation = "LN(x + f(x)) and r + s f(x), x + LN(r) at the end"
     paper = "Xie et al. 2023"

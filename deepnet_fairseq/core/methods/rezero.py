@@ -15,7 +15,7 @@ from .base import Method, Option, register
 
 
 class Gate(FullPrecision, Residual):
-    """x + a f of (B, T, C) each, a number a, in float32; the sum returns to the type of x, or stays so if `widen`."""
+    """Merge x + a f of (B, T, C) each, a number a, in float32; the sum returns to the type of x unless `widen`."""
 
     def __init__(self, a: nn.Parameter, widen: bool):
         super().__init__()
@@ -30,7 +30,7 @@ class Gate(FullPrecision, Residual):
 
 
 class Narrow(nn.Module):
-    """Back from the float32 stream to the type of the model's weights."""
+    """Cast the float32 stream back to the type of the model's weights."""
 
     def __init__(self):
         super().__init__()
@@ -42,7 +42,7 @@ class Narrow(nn.Module):
 
 @register("rezero")
 class ReZero(Method):
-    """A Gate in place of every merge; those of a layer share one parameter a_l, unless per_sublayer."""
+    """Residual branches without LayerNorm, merged by a Gate; a layer's gates share one a_l, unless per_sublayer."""
 
     equation = "x + a_l f(x), a_l = 0 at first"
     paper = "Bachlechner et al. 2020"

@@ -16,7 +16,7 @@ from .base import Method, register
 
 
 class Fork(nn.Module):
-    """emb (.., C) -> LN(emb) and emb (.., 2C)."""
+    """Beginning of a stack: emb (.., C) -> LN(emb) and emb (.., 2C)."""
 
     def __init__(self, dim: int):
         super().__init__()
@@ -27,7 +27,7 @@ class Fork(nn.Module):
 
 
 class Meeting(nn.Module):
-    """x and y (.., 2C) -> LN(x + LN(y)) (.., C)."""
+    """Input of a branch and end of a stack: x and y (.., 2C) -> LN(x + LN(y)) (.., C)."""
 
     def __init__(self, dim: int):
         super().__init__()
@@ -40,7 +40,7 @@ class Meeting(nn.Module):
 
 @register("siamese_norm")
 class SiameseNorm(Method):
-    """A Post-LN stream and a Pre-LN one around the same branches."""
+    """Post-LN stream and Pre-LN stream around the same branches."""
 
     equation = "LN(x + o / sqrt(2l)) and y + o, o = f(LN(x + LN(y)))"
     paper = "Li et al. 2026"
@@ -59,7 +59,7 @@ class SiameseNorm(Method):
         return TwoSums(site.dim, (len(self.sublayers(site.stack)) * site.layer) ** -0.5, 1)
 
     def coefficients(self, stack):
-        """The factor of the last layer's branches."""
+        """Return the factor of the last layer's branches."""
         return {"last_layer": self.branches(stack) ** -0.5}
 
     def ending(self, stack, dim):

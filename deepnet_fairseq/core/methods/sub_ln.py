@@ -34,7 +34,7 @@ class SubLN(Method):
         return self.coefficients(site.stack)["gamma"] if scaled else 1.0
 
     def coefficients(self, stack):
-        """The gain of the Xavier init in `stack`; at 6L-6L 1.547 in the encoder, 1.700 in the decoder."""
+        """Return the gain of the Xavier init in `stack`; at 6L-6L 1.547 in the encoder, 1.700 in the decoder."""
         square = math.log(self.branches(stack))
         if stack == "encoder" and self.num_decoder_layers:
             square *= math.log(self.branches("decoder")) / 3

@@ -6,8 +6,8 @@ Huang et al. 2020, "Improving Transformer Optimization Through Better Initializa
 A matrix shared by both embeddings takes the encoder's factor, once; a tied output projection is scaled with it,
 positions are not. q, k keep fairseq's gain 1/sqrt2 as in the authors' code (the paper says 1). That code also
 multiplies v by sqrt2, to undo the same gain, and keeps LayerNorms it never calls, which we do not build.
-A stack alone takes the encoder's factors, for a decoder without cross-attention is its like; that is our reading, paper
-and code have encoder and decoder only. The schedule, lr sqrt(P / (P + t)), is `--lr-scheduler t_fixup`
+A stack alone takes the encoder's factors, because a decoder without cross-attention has the same branches; that is our
+reading: paper and code have encoder and decoder only. The schedule, lr sqrt(P / (P + t)), is `--lr-scheduler t_fixup`
 (plugin/optimisers/papers.py).
 """
 
@@ -18,7 +18,7 @@ from .base import Method, register
 
 @register("t_fixup")
 class TFixup(Method):
-    """No LayerNorm and no slot filled: gains alone, on branches and embeddings."""
+    """Residual branches without LayerNorm, all slots empty; only the gains on branches and embeddings differ."""
 
     equation = "x + f(x), init scaled by N^(-1/4)"
     paper = "Huang et al. 2020"

@@ -1,4 +1,4 @@
-"""How much of each residual sum comes from its branch: Admin's explanation of unstable training."""
+"""Share of each residual sum that comes from its branch: Admin's explanation of unstable training."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from .base import TokenSums, Values, over_ranks, register_probe
 class BranchDependency(TokenSums):
     """Var(f) / Var(x + f) over tokens and features (Liu et al. 2020), f behind its dropout; a number from 0 on.
 
-    x and f as they are summed: with the factors that the method gives to shortcut and branch; of a stream wider than
-    branches what the residual module's `added` says, else all of it. Addresses: of branches, "decoder.18.ffn". In the
-    log: the mean over layers, as "decoder.ffn".
+    x and f are taken as they are summed: with the factors that the method gives to shortcut and branch. In a stream
+    wider than the branches they are the result of the residual module's `added`, or else the whole stream. Addresses:
+    of branches, "decoder.18.ffn". In the log: the mean over layers, as "decoder.ffn".
     """
 
     def hooks(self, masks: dict[str, Tensor]) -> Iterator:
@@ -31,7 +31,8 @@ class BranchDependency(TokenSums):
     @torch.no_grad()  # a trained factor would keep the graph alive
     def _visit(self, address: str, mask: Tensor, residual: nn.Module, inputs: tuple, _merged: Tensor) -> None:
         added: Any = getattr(type(residual), "added", Residual.added)  # which calls no hook of ours
-        with fork_rng([inputs[0].device] if inputs[0].is_cuda else []):  # a random method's numbers are not used up
+        # a merge that draws random numbers must not advance the training's generators
+        with fork_rng([inputs[0].device] if inputs[0].is_cuda else []):
             branch, merged = added(residual, *(part.detach()[mask] for part in inputs))
         sums = [part.double().pow(power).sum() for part in (branch, merged) for power in (1, 2)]
         self.add(address, branch.numel(), *sums)

@@ -16,8 +16,8 @@ class GradientNorm(Probe):
     """L2 norms of the gradient of the mean loss per token (natural log), before clipping.
 
     Addresses: "decoder.18" all parameters of a layer, "decoder.18.ffn.fc1" one weight matrix, "encoder.embed_tokens"
-    and the like what stands outside the layers; a matrix that several of them share is named after the first. In the
-    log: layers, the rest, and as "decoder.fc1" the norm over all weights of one role.
+    and the like parameters outside the layers; a shared matrix is named after its first place. In the log: layers,
+    parameters outside them, and as "decoder.fc1" the norm over all weights of one role.
     """
 
     def gradients(self, scale: float | Tensor) -> None:
@@ -45,7 +45,7 @@ class GradientNorm(Probe):
 class GradientL1(Probe):
     """L1 norm / elements of the gradient of the mean loss per token (natural log), before clipping.
 
-    The mean absolute element, that is. Addresses: "decoder.18.ffn.fc2" one weight matrix. In the log: the mean over
+    This is the mean absolute element. Addresses: "decoder.18.ffn.fc2" one weight matrix. In the log: the mean over
     layers, as "decoder.fc2".
     """
 
@@ -62,7 +62,7 @@ class GradientL1(Probe):
 
 
 def _owner(name: str) -> str:
-    """ "encoder.layers.0.fc1.bias" -> "encoder.1", "decoder.embed_tokens.weight" -> "decoder.embed_tokens"."""
+    """Map "encoder.layers.0.fc1.bias" to "encoder.1", "decoder.embed_tokens.weight" to "decoder.embed_tokens"."""
     words = name.split(".")
     if words[1] == "layers":
         return f"{words[0]}.{int(words[2]) + 1}"

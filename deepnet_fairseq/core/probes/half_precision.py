@@ -1,4 +1,4 @@
-"""How near a run comes to the ends of half precision."""
+"""Distance of a run from the limits of half precision."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ LARGEST = 65504.0  # of fp16
 
 @register_probe("half_precision")
 class HalfPrecision(Probe):
-    """Largest absolute values, to set beside fp16's largest number 65504.
+    """Largest absolute values, to compare with fp16's largest number 65504.
 
-    "encoder", "decoder" and further parts of the model: of what any module in them gives, the sums of shortcut and
-    branch and the scores of the vocabulary included; "gradient": of any element of the gradient of the mean loss per
+    "encoder", "decoder" and further parts of the model: over the outputs of their modules, the sums of shortcut and
+    branch and the scores of the vocabulary included; "gradient": over the elements of the gradient of the mean loss per
     token. fairseq's gradients in half precision are those of the summed loss times the loss scale.
     """
 

@@ -1,4 +1,4 @@
-"""What the factors that a method learns have become."""
+"""Distribution of the factors that a method learns."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ ADDED = {"bias", "shift"}  # parameters that are no factors
 class LearnedScale(Probe):
     """Median, minimum and maximum of every vector or number that a method's slots multiply by.
 
-    LayerNorm's gains, factors on heads, on shortcuts and on branches. Addresses: "decoder.3.ffn.inner.median" the gain
-    of the LayerNorm in that slot of methods/base.py, "decoder.3.self_attn.inner.c.max" a factor that its method calls
-    c, "decoder.ending.scale.min" one at a stack's end; where one slot holds several LayerNorms, each by its name. A
-    matrix is taken row by row without its zeros, for they are DLCL's weights of layers still to come; that of an
-    nn.Linear is no factor. A method that learns no factors gives none. In the log: medians, their mean over layers, as
-    "decoder.ffn.inner".
+    These are LayerNorm's gains, and factors on heads, shortcuts and branches. Addresses: "decoder.3.ffn.inner.median"
+    the gain of the LayerNorm in that slot of methods/base.py, "decoder.3.self_attn.inner.c.max" a factor that its
+    method calls c, "decoder.ending.scale.min" one at a stack's end; where one slot holds several LayerNorms, each by
+    its name. A matrix is taken row by row without its zeros, which are DLCL's weights of layers still to come; that
+    of an nn.Linear is no factor. A method that learns no factors gives none. In the log: medians, their mean over
+    layers, as "decoder.ffn.inner".
     """
 
     def values(self) -> Values:
@@ -39,7 +39,7 @@ class LearnedScale(Probe):
 
 
 def scales(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Address and values, float32 and flat, of all learned factors in the slots."""
+    """Yield address and values, float32 and flat, of all learned factors in the slots."""
     for place, slot in (found for stack in model.stacks().values() for found in stack.slots()):
         maps = {module.weight for module in slot.modules() if isinstance(module, nn.Linear)}
         named = slot.named_parameters()

@@ -1,4 +1,4 @@
-"""The norm of what each LayerNorm reads: behind it a gradient shrinks by sqrt(d) / ||x|| (Xiong et al. 2020)."""
+"""Norm of each LayerNorm's input, behind which a gradient shrinks by sqrt(d) / ||x|| (Xiong et al. 2020)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .base import TokenSums, Values, over_ranks, register_probe
 class LNInput(TokenSums):
     """||x|| per token, an L2 norm over features, averaged over tokens (Wang et al. 2022, Figure 4b and 4c).
 
-    sqrt(C) for features of unit variance. Addresses: "decoder.18.ffn" the LayerNorm of a branch, others by their
+    It is sqrt(C) for features of unit variance. Addresses: "decoder.18.ffn" the LayerNorm of a branch, others by their
     module's name. In the log: the mean over layers, as "decoder.ffn".
     """
 

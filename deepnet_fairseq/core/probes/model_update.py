@@ -1,4 +1,4 @@
-"""How far the model has moved: ||F(x, theta_i) - F(x, theta_0)|| on one batch that stays the same."""
+"""Accumulated model update ||F(x, theta_i) - F(x, theta_0)|| on one batch that stays the same."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class ModelUpdate(Probe):
     """The accumulated model update (Wang et al. 2022, Figure 4a): L2 norm over features, averaged over tokens.
 
     F: output of the decoder before the vocabulary ("decoder"), and of the encoder ("encoder"), in evaluation mode, so
-    without dropout. At most 2 sqrt(C) where a LayerNorm of unit gain ends the stack, sqrt(2 C) for independent outputs.
+    without dropout. It is at most 2 sqrt(C) where a LayerNorm of unit gain ends the stack, sqrt(2 C) for independent
+    outputs.
     """
 
     needs_held = True
@@ -29,9 +30,9 @@ class ModelUpdate(Probe):
 
 
 def outputs(model: nn.Module, net_input: dict) -> dict[str, Tensor]:
-    """Each stack's output at the tokens of a batch (net_input of a fairseq sample), (tokens, C), float32.
+    """Return each stack's output at the tokens of a batch (net_input of a fairseq sample), (tokens, C), float32.
 
-    Leaves model and random numbers as they were.
+    The model's mode and the random generators are left as they were.
     """
     devices = [parameter.device for parameter in model.parameters() if parameter.is_cuda][:1]
     with in_mode(model, training=False), torch.no_grad(), fork_rng(devices):
@@ -41,6 +42,6 @@ def outputs(model: nn.Module, net_input: dict) -> dict[str, Tensor]:
 
 
 def token_masks(model: nn.Module, *inputs: Any, **net_input: Any) -> dict[str, Tensor]:
-    """Where each stack reads a token and not padding, (B, T) bool, of what the model's `forward` is given."""
+    """Return a mask (B, T) by stack, True at tokens, False at padding, from the arguments of the model's `forward`."""
     stacks = model.stacks()
     return {name: tokens.ne(stacks[name].padding_idx) for name, tokens in model.tokens(*inputs, **net_input).items()}

@@ -1,4 +1,4 @@
-"""The probed updates of one run, whoever drives the training."""
+"""Run probes through the updates of a training, independently of the trainer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .model_update import token_masks
 
 
 class Session:
-    """The probed updates of one run.
+    """Session of probes over the updates of one run.
 
     model: the bare model, without DDP's wrapper. Calls come in the order begin, (forward passes), gradients, values;
     without the last two the update is dropped, as after an overflow. Inner hooks live for the length of a forward pass
@@ -22,14 +22,14 @@ class Session:
 
     def __init__(self, model: nn.Module, probes: list[type[Probe]]):
         self.model, self.kinds = model, probes
-        self.held: Held | None = None  # set before the first update, where a probe needs it
-        self.watching: list[Probe] = []  # of the update under observation, if there is one
-        self.dummy = False  # does the next forward pass belong to a batch that only fills up a rank?
+        self.held: Held | None = None  # set before the first update if a probe needs it
+        self.watching: list[Probe] = []  # probes of the update under observation, if there is one
+        self.dummy = False  # whether the next forward pass belongs to a dummy batch, which only keeps a rank busy
         self._outer: list[RemovableHandle] = []
         self._inner: list[RemovableHandle] = []
 
     def begin(self) -> None:
-        """The weights are theta_i and the forward passes of update i + 1 come next."""
+        """Begin a probed update: the weights are theta_i, and the forward passes of update i + 1 come next."""
         self.end()
         self.watching = [probe(self.model) for probe in self.kinds]
         for probe in self.watching:
@@ -40,21 +40,21 @@ class Session:
         ]
 
     def gradients(self, scale: float | Tensor) -> None:
-        """The gradients of all forward passes are in place; times `scale` they are those of the mean loss."""
+        """Show the accumulated gradients to the probes; times `scale` they are those of the mean loss."""
         for probe in self.watching:
             probe.gradients(scale)
 
     def values(self) -> dict[str, Values]:
-        """Probe -> address -> value; on every rank at the same time."""
+        """Return probe -> address -> value; every rank must call this at the same time."""
         return {probe.name: probe.values() for probe in self.watching}
 
     def summary(self, values: dict[str, Values]) -> Values:
-        """ "probe/address" -> value, what goes into fairseq's log."""
+        """Return the entries of fairseq's log, "probe/address" -> value."""
         found = {probe.name: probe.summary(values[probe.name]) for probe in self.watching}
         return {f"{name}/{address}": value for name, values in found.items() for address, value in values.items()}
 
     def end(self) -> None:
-        """Takes all hooks off; the model is as it was."""
+        """Remove all hooks; the model is as it was."""
         for handle in self._outer + self._inner:
             handle.remove()
         self._outer, self._inner, self.watching = [], [], []

@@ -1,4 +1,4 @@
-"""An artificial language pair, qaa -> qab (codes that ISO 639-2 reserves for local use).
+"""Artificial language pair, qaa -> qab (codes that ISO 639-2 reserves for local use).
 
 qaa puts the finite verb second in main clauses and last in subordinate ones, splits separable verbs, marks three
 genders, three cases and number on determiner and adjective, glues compounds and says three-and-twenty. qab is
@@ -22,12 +22,12 @@ from . import qaa, qab
 from .meaning import Speaker, build_lexicon
 
 LANGS = ("qaa", "qab")
-MOST = 20_000  # words of a kind, in under a minute
+MOST = 20_000  # limit of nouns and of verbs, so that drawing them takes less than a minute
 SIZES = {"train": 20_000, "valid": 500, "test": 500}
 
 
 def sentence_pairs(seed: int, nouns: int, verbs: int) -> Iterator[tuple[str, str]]:
-    """Endless distinct pairs: neither a source nor a target sentence comes twice."""
+    """Yield distinct pairs without end: neither a source nor a target sentence comes twice."""
     speaker = Speaker(build_lexicon(seed, nouns, verbs), Random(f"sentences {seed}"))
     earlier: set[str] = set()
     while True:
@@ -39,9 +39,9 @@ def sentence_pairs(seed: int, nouns: int, verbs: int) -> Iterator[tuple[str, str
 
 
 def make_corpus(sizes: dict[str, int], seed: int = 1, nouns: int = 120, verbs: int = 60) -> dict[str, Pairs]:
-    """split -> pairs; the same numbers always give the same corpus, and a longer train split extends a shorter one.
+    """Make split -> pairs; equal arguments give the same corpus, and a longer train split extends a shorter one.
 
-    sizes: split -> sentence pairs. UserError for fewer than 1 of these, 1 noun or 10 verbs.
+    sizes: split -> number of pairs. Raises a UserError for fewer than 1 pair, 1 noun or 10 verbs.
     """
     if min(sizes.values()) < 1 or not 1 <= nouns <= MOST or not 10 <= verbs <= MOST:
         raise UserError(f"the corpus needs at least 1 sentence a split, 1 to {MOST:,} nouns and 10 to {MOST:,} verbs")

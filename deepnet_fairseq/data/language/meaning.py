@@ -1,4 +1,4 @@
-"""The words of both languages, drawn once from a seed; what a sentence says, before any language, and how it is drawn.
+"""Words of both languages, drawn once from a seed, and random sentences as meanings, independent of language.
 
 A clause is a verb and its noun phrases.
 """
@@ -15,13 +15,13 @@ CODAS = {"qaa": ("", "", "l", "n", "r", "s", "k", "nd"), "qab": ("", "", "", "n"
 SPELLING = {  # in order
     "sht": "st", "kl": "cl", "kr": "cr", "au": "o", "ei": "e", "k": "c", "h": "j", "w": "u", "z": "s",
 }  # fmt: skip
-SEPARABLE = (("ab", "a"), ("auf", "e"), ("mit", "co"), ("vor", "pre"))  # prefix in qaa, its trace in qab
+SEPARABLE = (("ab", "a"), ("auf", "e"), ("mit", "co"), ("vor", "pre"))  # prefix in qaa, and its counterpart in qab
 TENSES = ("present", "past", "perfect")
 
 
 @dataclass(frozen=True)
 class Word:
-    """A stem in each language."""
+    """Word: a stem in each language."""
 
     qaa: str
     qab: str
@@ -29,7 +29,7 @@ class Word:
 
 @dataclass(frozen=True)
 class Noun(Word):
-    """gender: m, f, n, and plural suffix in qaa; animate: noun class in qab."""
+    """Noun with its gender (m, f, n) and plural suffix in qaa, and its noun class, animate or not, in qab."""
 
     gender: str
     plural: str
@@ -38,7 +38,7 @@ class Noun(Word):
 
 @dataclass(frozen=True)
 class Verb(Word):
-    """objects: 0, 1 (accusative) or 2 (and dative); prefix: separable in qaa, "" if none."""
+    """Verb with its number of objects, 0, 1 (accusative) or 2 (and dative), and its separable prefix in qaa, or ""."""
 
     objects: int
     prefix: str
@@ -46,14 +46,14 @@ class Verb(Word):
 
 @dataclass(frozen=True)
 class Preposition(Word):
-    """case: what it governs in qaa, acc or dat."""
+    """Preposition with the case that it governs in qaa, acc or dat."""
 
     case: str
 
 
 @dataclass(frozen=True)
 class Lexicon:
-    """All words that sentences are made of, names apart."""
+    """Lexicon of all words that sentences are made of, except names."""
 
     nouns: tuple[Noun, ...]
     verbs: tuple[Verb, ...]
@@ -64,12 +64,12 @@ class Lexicon:
 
 
 def build_lexicon(seed: int, nouns: int, verbs: int) -> Lexicon:
-    """A lexicon of the given numbers of nouns and verbs, and in proportion of adjectives and adverbs."""
+    """Draw a lexicon of the given numbers of nouns and verbs, with adjectives and adverbs in proportion."""
     random = Random(f"lexicon {seed}")
     used: set[tuple[str, str]] = set()
 
     def word(lang: str, syllables: int) -> str:
-        """Never the same twice in a language."""
+        """Coin a word that the language does not have yet."""
         while (found := (lang, coin_word(random, lang, syllables))) in used:
             syllables += random.random() < 0.1
         used.add(found)
@@ -97,14 +97,14 @@ def build_lexicon(seed: int, nouns: int, verbs: int) -> Lexicon:
 
 
 def coin_word(random: Random, lang: str, syllables: int) -> str:
-    """A stem of so many syllables in the sounds of qaa or qab."""
+    """Draw a stem of so many syllables in the sounds of qaa or qab."""
     return "".join(
         random.choice(ONSETS[lang]) + random.choice(VOWELS[lang]) + random.choice(CODAS[lang]) for _ in range(syllables)
     )
 
 
 def respell(name: str) -> str:
-    """A name of qaa in the spelling of qab; the sounds are replaced in their order."""
+    """Spell a name of qaa as in qab; the sounds are replaced in order."""
     for sound, letters in SPELLING.items():
         name = name.replace(sound, letters)
     return name
@@ -112,7 +112,7 @@ def respell(name: str) -> str:
 
 @dataclass(frozen=True)
 class NounPhrase:
-    """A thing; count > 1 is spelled out as a numeral, plural without count is not."""
+    """Noun phrase; count > 1 is spelled out as a numeral, a plural without count is not."""
 
     noun: Noun
     definite: bool
@@ -125,7 +125,7 @@ class NounPhrase:
 
 @dataclass(frozen=True)
 class Name:
-    """Somebody; plural, animate and masculine where a language asks."""
+    """Name of a person: singular, and animate and masculine where a language distinguishes."""
 
     word: str
     plural = False
@@ -133,19 +133,19 @@ class Name:
 
 @dataclass(frozen=True)
 class Pronoun:
-    """Takes up a thing said before."""
+    """Pronoun that refers to an earlier noun phrase."""
 
     referent: NounPhrase
 
     @property
     def plural(self) -> bool:
-        """As what it takes up."""
+        """Return the number of the noun phrase that it refers to."""
         return self.referent.plural
 
 
 @dataclass(frozen=True)
 class Clause:
-    """A verb with what belongs to it; objects that the verb does not take are None."""
+    """Clause: a verb and its noun phrases; objects that the verb does not take are None."""
 
     subject: NounPhrase | Name | Pronoun | None  # None: the relative pronoun
     verb: Verb
@@ -155,25 +155,25 @@ class Clause:
     indirect: NounPhrase | Name | None = None
     adverb: Word | None = None
     place: tuple[Preposition, NounPhrase] | None = None
-    topic: str = "subject"  # what comes first in a main clause of qaa
+    topic: str = "subject"  # first part of a main clause in qaa
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """A main clause; each further clause follows "and" (conjunction None) or a subordinating conjunction."""
+    """Sentence: a main clause; each further clause follows "and" (conjunction None) or a subordinating conjunction."""
 
     main: Clause
     rest: tuple[tuple[Word | None, Clause], ...] = ()
 
 
 class Speaker:
-    """Draws sentences of the lengths of talks: mean about 15 words, a long tail up to about 60."""
+    """Source of random sentences as long as those of talks: mean about 15 words, a long tail up to about 60."""
 
     def __init__(self, lexicon: Lexicon, random: Random):
         self.lexicon, self.random = lexicon, random
 
     def sentence(self) -> Sentence:
-        """The next one; the same lexicon and random state give the same sentences."""
+        """Draw the next sentence; the same lexicon and random state give the same sentences."""
         main = self._clause()
         rest, before = [], main
         while len(rest) < 4 and self._chance(0.4):

@@ -1,10 +1,10 @@
-"""The source language: verb second or last, separable verbs, gender and case."""
+"""Source language: verb second or last, separable verbs, gender and case."""
 
 from __future__ import annotations
 
 from .meaning import Clause, Name, NounPhrase, Pronoun, Sentence, Verb
 
-ENDINGS = {  # of determiners and adjectives
+ENDINGS = {  # endings of determiners and adjectives
     "nom": {"m": "ok", "f": "a", "n": "em", "pl": "i"},
     "acc": {"m": "on", "f": "a", "n": "em", "pl": "i"},
     "dat": {"m": "ul", "f": "ur", "n": "ul", "pl": "im"},
@@ -16,7 +16,7 @@ MIDDLE_FIELD = ("subject", "indirect", "direct", "adverb", "place")
 
 
 def say(sentence: Sentence) -> str:
-    """The sentence in qaa, tokenised."""
+    """Say the sentence in qaa, tokenised."""
     words = main_clause(sentence.main)
     for conjunction, clause in sentence.rest:
         if conjunction is None:
@@ -27,7 +27,7 @@ def say(sentence: Sentence) -> str:
 
 
 def main_clause(clause: Clause) -> list[str]:
-    """Topic, finite verb, the rest, negation, then what the verb left behind."""
+    """Order a main clause: topic, finite verb, other parts, negation, remaining parts of the verb."""
     parts = _parts(clause)
     finite, remainder = _finite_and_remainder(clause.verb, clause.tense, clause.subject.plural)
     words = parts.pop(clause.topic) + [finite]
@@ -36,7 +36,7 @@ def main_clause(clause: Clause) -> list[str]:
 
 
 def subordinate_clause(clause: Clause, plural: bool | None = None) -> list[str]:
-    """All parts, negation, the whole verb at the end. plural: of the head, in a relative clause."""
+    """Order a subordinate clause: all parts, negation, the whole verb. plural: number of a relative clause's head."""
     parts = _parts(clause)
     plural = clause.subject.plural if plural is None else plural
     finite, remainder = _finite_and_remainder(clause.verb, clause.tense, plural)
@@ -64,7 +64,7 @@ def _finite_and_remainder(verb: Verb, tense: str, plural: bool) -> tuple[str, li
 
 
 def phrase(thing: NounPhrase | Name | Pronoun, case: str) -> list[str]:
-    """A noun phrase, name or pronoun in nom, acc or dat."""
+    """Say a noun phrase, name or pronoun in nom, acc or dat."""
     if isinstance(thing, Name):
         return [thing.word]
     if isinstance(thing, Pronoun):
@@ -86,7 +86,7 @@ def _ending(thing: NounPhrase, case: str) -> str:
 
 
 def numeral(number: int) -> str:
-    """One word, units before tens: 23 is triunddvazig."""
+    """Spell a number as one word, units before tens: 23 is triunddvazig."""
     tens, units = divmod(number, 10)
     if not tens:
         return UNITS[units]

@@ -1,4 +1,4 @@
-"""The target language: subject, verb, object; adjectives after nouns; two noun classes, no case."""
+"""Target language: subject, verb, object; adjectives after nouns; two noun classes, no case."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UNITS = ("", "uno", "duo", "tre", "catro", "cinco", "ses", "sete", "oto", "nove"
 
 
 def say(sentence: Sentence) -> str:
-    """The sentence in qab, tokenised."""
+    """Say the sentence in qab, tokenised."""
     words = clause_words(sentence.main)
     for conjunction, clause in sentence.rest:
         words += ["," if conjunction else "e"] + ([conjunction.qab] if conjunction else []) + clause_words(clause)
@@ -24,7 +24,7 @@ def say(sentence: Sentence) -> str:
 
 
 def clause_words(clause: Clause, head: NounPhrase | None = None) -> list[str]:
-    """Subject, negation, verb, direct and indirect object, place, adverb. head: of a relative clause."""
+    """Order a clause: subject, negation, verb, direct, indirect object, place, adverb. head: of a relative clause."""
     subject = clause.subject or head
     words = [] if head else phrase(subject)
     words += ["non"] * clause.negated + [finite(clause.verb, clause.tense, subject.plural)]
@@ -39,12 +39,12 @@ def clause_words(clause: Clause, head: NounPhrase | None = None) -> list[str]:
 
 
 def finite(verb: Verb, tense: str, plural: bool) -> str:
-    """The verb in one of TENSES, which qab makes by an ending."""
+    """Conjugate the verb in one of TENSES, which qab forms by an ending."""
     return verb.qab + AGREEMENT[tense][plural]
 
 
 def phrase(thing: NounPhrase | Name | Pronoun) -> list[str]:
-    """A noun phrase, name or pronoun; there are no cases."""
+    """Say a noun phrase, name or pronoun; there are no cases."""
     if isinstance(thing, Name):
         return [respell(thing.word.lower()).capitalize()]
     if isinstance(thing, Pronoun):
@@ -64,6 +64,6 @@ def phrase(thing: NounPhrase | Name | Pronoun) -> list[str]:
 
 
 def numeral(number: int) -> list[str]:
-    """Tens before units, two words: 23 is duonta tre."""
+    """Spell a number in two words, tens before units: 23 is duonta tre."""
     tens, units = divmod(number, 10)
     return ([UNITS[tens] + "nta"] if tens else []) + ([UNITS[units]] if units else [])

@@ -1,4 +1,4 @@
-"""Miniatures of the corpora: generated archives in the formats of the published ones, where downloads would lie.
+"""Generate miniatures of the corpora: archives in the formats of the published ones, in the place of downloads.
 
 All text is in the embedded artificial language (`data/language`); a miniature has the same bytes each time.
 """
@@ -13,7 +13,7 @@ from ...files import whole
 from ..download import RemoteFile
 from . import bilingual, multilingual
 
-ARCHIVES = {  # pattern of an address -> its content, of the pattern's groups
+ARCHIVES = {  # pattern of an address -> function of the pattern's groups that makes the content
     r"/iwslt14/de-en\.tgz$": bilingual.iwslt14,
     r"statmt\.org/(wmt\d\d)/(?:translation-task/)?test(?:-filtered)?\.tgz$": multilingual.wmt,
     r"/ted_talks\.tar\.gz$": multilingual.ted,
@@ -26,12 +26,12 @@ ARCHIVES = {  # pattern of an address -> its content, of the pattern's groups
 
 
 def archive(url: str) -> bytes:
-    """The miniature of what lies at an address."""
+    """Make the miniature of the archive at an address."""
     return next(make(*found.groups()) for pattern, make in ARCHIVES.items() if (found := re.search(pattern, url)))
 
 
 def write(files: Iterable[RemoteFile], folder: Path) -> dict[str, Path]:
-    """Name -> path in `folder`; what is there already stays."""
+    """Write the files' miniatures to `folder`, unless they exist; return name -> path."""
     folder.mkdir(parents=True, exist_ok=True)
     for file in files:
         if not (folder / file.name).exists():

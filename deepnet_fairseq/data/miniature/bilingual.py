@@ -1,4 +1,4 @@
-"""English, German and French: IWSLT-14's talks in WIT3's archive, and the archives of WMT as statmt.org has them.
+"""Miniatures in English, German and French: IWSLT-14's talks in WIT3's archive, WMT's archives as on statmt.org.
 
 IWSLT's training files have the five tags <url>, <keywords>, <talkid>, <title> and <description> (a <speaker> line would
 have come through fairseq's prepare-iwslt14.sh as text, and its data has none). Titles and descriptions are translated
@@ -17,10 +17,10 @@ from .text import TALK, WEB, gzipped, lines, spoilt, tar, tar_gz, translations
 
 LANGS = {"de": "german", "en": "english"}
 TALKS, TALK_SENTENCES = 120, 48  # a talk's title and description are two sentences more
-SPOILT_TALKS = 20  # so many have three pairs for the cleaning to drop
+SPOILT_TALKS = 20  # talks with three pairs that cleaning has to drop
 TEST_TALKS, TEST_SENTENCES = 2, 30  # of each test set
 
-SIZES = {  # archive of WMT -> how many pairs it has with each language, their frames
+SIZES = {  # archive of WMT -> number of pairs with each language, and their frames
     published.EUROPARL: (2000, TALK),
     published.COMMON_CRAWL: (1000, WEB),
     published.NEWS_COMMENTARY: (1000, TALK),
@@ -28,12 +28,12 @@ SIZES = {  # archive of WMT -> how many pairs it has with each language, their f
     published.NEWS_COMMENTARY_9: (500, TALK),
     published.GIGA_FREN: (1000, WEB),
 }
-SPOILT = 10  # times three pairs for the cleaning to drop, in each
+SPOILT = 10  # times three pairs that cleaning has to drop, in each archive
 HELD_OUT = 200  # sentences of newstest2013 and of newstest2014
 
 
 def iwslt14() -> bytes:
-    """Bytes of de-en.tgz."""
+    """Make the bytes of de-en.tgz."""
     pairs = translations("iwslt14", tuple(LANGS))
     tests = {name: [list(islice(pairs, 2 + TEST_SENTENCES)) for _ in range(TEST_TALKS)] for name in TEST_SETS}
     talks = [list(islice(pairs, 2 + TALK_SENTENCES)) for _ in range(TALKS)]  # title, description, sentences
@@ -73,7 +73,7 @@ def _xml(name: str, talks: list[Pairs], side: int) -> list[str]:
 
 
 def wmt(name: str) -> bytes:
-    """Bytes of an archive by its file name: lines, but for newstest2014, which is SGML."""
+    """Make the bytes of an archive by its file name: lines, except newstest2014, which is SGML."""
     if name == published.NEWSTEST2013.name:
         return tar_gz(_plain("dev/newstest2013.{}", tuple(LANGS), _held_out(name, tuple(LANGS))))
     if name == published.NEWSTEST2014.name:
@@ -105,7 +105,7 @@ def _plain(member: str, langs: tuple[str, ...], pairs: Pairs) -> dict[str, str]:
 
 
 def _sgml(pair: str, langs: tuple[str, ...], name: str) -> dict[str, str]:
-    """newstest2014 of a pair ("deen"), as source and as reference in both languages."""
+    """Make newstest2014 of a pair ("deen"), as source and as reference in both languages."""
     members, pairs = {}, _held_out(name, langs)
     for side, lang in enumerate(langs):
         sentences = [f'<seg id="{i}">{escape(row[side])}</seg>' for i, row in enumerate(pairs, 1)]

@@ -1,4 +1,4 @@
-"""Many languages: OPUS-100, an archive a pair; pairs of OPUS in the Moses format; the test sets of Table 3."""
+"""Miniatures in many languages: OPUS-100, one archive a pair; OPUS in the Moses format; the test sets of Table 3."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ..recipes.opus100 import ARCHIVES
 from .text import lines, split, tar_gz, zipped
 
 OPUS_100 = {"de-en": 3000, "en-fr": 2500, "en-ru": 2000}  # sentence pairs to train on
-SMALL = 150  # of the other pairs
+SMALL = 150  # sentence pairs of the other pairs
 SIZES = {"CCMatrix": 2000, "CCAligned": 1000, "Tatoeba": 300}  # sentence pairs fit for training
-LESS = 2  # times fewer where German is not among the two
+LESS = 2  # divisor for pairs without German
 HELD_OUT = 100  # of a dev and of a test set each
 
 
 def opus100(pair: str) -> bytes:
-    """Bytes of opus-100-corpus-PAIR-v1.0.tar.gz; the training text has one pair more, with an empty side."""
+    """Make the bytes of opus-100-corpus-PAIR-v1.0.tar.gz; the training text has one more pair, with an empty side."""
     langs = tuple(pair.split("-"))
     wanted = {"train": OPUS_100.get(pair, SMALL)}
     if ARCHIVES[pair].test:
@@ -36,12 +36,12 @@ def opus100(pair: str) -> bytes:
 
 
 def sizes(langs: tuple[str, str]) -> dict[str, int]:
-    """Sentence pairs fit for training, of each corpus; no pair is in two of them."""
+    """Return the number of pairs fit for training in each corpus; no pair is in two of them."""
     return {corpus: size // (1 if "de" in langs else LESS) for corpus, size in SIZES.items()}
 
 
 def opus(corpus: str, pair: str) -> bytes:
-    """Bytes of CORPUS/.../PAIR.txt.zip, in the corpus' own codes."""
+    """Make the bytes of CORPUS/.../PAIR.txt.zip, in the corpus' own codes."""
     ours = {code: lang for lang, code in OTHER_CODES.get(corpus, {}).items()}
     codes = pair.split("-")
     langs = tuple(ours.get(code, code) for code in codes)
@@ -53,12 +53,12 @@ def opus(corpus: str, pair: str) -> bytes:
 
 @cache
 def _rows(langs: tuple[str, str]) -> list[tuple[str, str]]:
-    """What is fit for training, of all corpora."""
+    """Return the pairs fit for training, of all corpora."""
     return split(f"opus {'-'.join(langs)}", langs, {"train": sum(sizes(langs).values())})["train"]
 
 
 def _unfit(langs: tuple[str, str], rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """What mining lets through: empty and equal sides, menus, pairs of other corpora, sentences of test sets."""
+    """Return pairs that mining lets through: empty and equal sides, menus, pairs of other corpora, test sentences."""
     (first, second), menu = rows[0], tuple(" ".join(row[side] for row in rows[:100]) for side in (0, 1))
     found = [("", second), (first, ""), (first, first), menu, (first, second)]
     if FLORES.keys() >= set(langs):
@@ -73,7 +73,7 @@ def _flores_rows() -> dict[str, list[tuple[str, ...]]]:
 
 
 def flores() -> bytes:
-    """Bytes of flores101_dataset.tar.gz: the same sentences in every language."""
+    """Make the bytes of flores101_dataset.tar.gz: the same sentences in every language."""
     members = {}
     for subset, folder in zip(("dev", "test"), FLORES_SPLITS.values(), strict=True):
         for side, code in enumerate(FLORES.values()):
@@ -83,7 +83,7 @@ def flores() -> bytes:
 
 
 def zero_shot() -> bytes:
-    """Bytes of opus-100-corpus-zeroshot-v1.0.tar.gz: the same sentences for every two of the languages."""
+    """Make the bytes of opus-100-corpus-zeroshot-v1.0.tar.gz: the same sentences for every two of the languages."""
     rows = split("zero-shot", ZERO_SHOT_LANGUAGES, {"test": HELD_OUT})["test"]
     members = {}
     for pair in combinations(range(len(ZERO_SHOT_LANGUAGES)), 2):
@@ -95,7 +95,7 @@ def zero_shot() -> bytes:
 
 
 def wmt(name: str) -> bytes:
-    """Bytes of the archive of a test set, named as by sacreBLEU: the same sentences from and into English."""
+    """Make the bytes of a test set's archive, named as by sacreBLEU: the same sentences from and into English."""
     from sacrebleu.dataset import DATASETS
 
     langs, members = ("en", *(lang for lang, year in WMT.items() if year == name)), {}
@@ -109,7 +109,8 @@ def wmt(name: str) -> bytes:
 
 
 def ted() -> bytes:
-    """Bytes of ted_talks.tar.gz, as far as it is read: tokenised; each third language lacks each third sentence."""
+    """Make the bytes of ted_talks.tar.gz, the parts that are read: tokenised; each third language lacks each third
+    sentence."""
     langs = tuple(TED_COLUMNS)
     table = ["\t".join(["talk_name", *TED_COLUMNS.values()])]
     for number, row in enumerate(split("ted", langs, {"test": HELD_OUT})["test"]):

@@ -1,4 +1,4 @@
-"""Sentences of the embedded language as raw text in many languages, and archives to put it into.
+"""Generate raw text in many languages from the embedded language, and put it into archives.
 
 English is qab and German is qaa; every other language is qaa in an alphabet of its own, so that all say the same.
 """
@@ -18,22 +18,22 @@ from zlib import crc32
 from ..language import qaa, qab
 from ..language.meaning import Speaker, build_lexicon
 
-# So few words, and such short sentences, that a narrow model learns something in 300 updates of 1,000 tokens.
+# Few words and short sentences, so that a narrow model learns something in 300 updates of 1,000 tokens.
 NOUNS, VERBS, LONGEST = 6, 10, 10
 VOWELS, CONSONANTS = "aeiou", "bcdfghjklmnpqrstvwxyz"
 LATIN = (VOWELS, CONSONANTS)
-LETTERS = {"ru": ("аеиоу", "бвгджзйклмнпрстфхцчшщ")}  # vowels and consonants; the others have the Latin ones
-TALK = ('"{}"', "O'Malo: {}", "{} (Q&A)", "[{}]", "O’Malo: {}")  # what a tokeniser escapes
-# What the web holds. Some of these characters end a line for str.splitlines, though for no tool of the trade.
+LETTERS = {"ru": ("аеиоу", "бвгджзйклмнпрстфхцчшщ")}  # vowels and consonants by language; others have the Latin ones
+TALK = ('"{}"', "O'Malo: {}", "{} (Q&A)", "[{}]", "O’Malo: {}")  # frames with characters that a tokeniser escapes
+# Frames found on the web. Some of these characters end a line for str.splitlines, but not for other text tools.
 WEB = (*TALK, "„{}“", "{}\u00a0…", "\u2028{}", "{}\u0085", "–\u200b{}")
-EVERY = 12  # this many sentences have one among them that stands in such a frame
+EVERY = 12  # one of so many sentences stands in such a frame
 SUBSETS, SHARE = {0: "dev", 1: "test"}, 10  # one English sentence in ten may come in dev sets, one in test sets
-EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest a zip can say
-RATIO = 1.4  # below clean-corpus-n's 1.5, so that only what is spoilt on purpose is dropped
+EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest date of a zip
+RATIO = 1.4  # below clean-corpus-n's 1.5, so that only pairs spoilt on purpose are dropped
 
 
 def translations(name: str, langs: tuple[str, ...], frames: tuple[str, ...] = TALK) -> Iterator[tuple[str, ...]]:
-    """Endless distinct sentences, each in all `langs`; another name draws others of the same vocabulary."""
+    """Yield distinct sentences without end, each in all `langs`; another name gives others of the same vocabulary."""
     for texts in _sentences(name, frames):
         yield _in(langs, texts)
 
@@ -41,10 +41,10 @@ def translations(name: str, langs: tuple[str, ...], frames: tuple[str, ...] = TA
 def split(  # type: ignore[return]  # there is always another sentence
     name: str, langs: tuple[str, ...], wanted: dict[str, int]
 ) -> dict[str, list[tuple[str, ...]]]:
-    """Subset, which is train, dev or test -> so many sentences in all `langs`.
+    """Draw the wanted numbers of sentences in all `langs`, by subset: train, dev or test.
 
-    A sentence belongs to one of the three whatever the name: none is trained on here and tested on there, not even
-    in German, which says two things of English in one way where subject and object have one form.
+    A sentence belongs to one of the three whatever the name: none is trained on in one corpus and tested on in another.
+    That holds in German too, which merges two English sentences where subject and object have the same form.
     """
     found: dict[str, list[tuple[str, ...]]] = {subset: [] for subset in wanted}
     for texts in _sentences(name, WEB):
@@ -61,7 +61,7 @@ def _in(langs: tuple[str, ...], texts: dict[str, str]) -> tuple[str, ...]:
 
 
 def _sentences(name: str, frames: tuple[str, ...]) -> Iterator[dict[str, str]]:
-    """In German and English, neither said before."""
+    """Yield sentences in German and English, neither of which came before."""
     speaker = Speaker(build_lexicon(1, NOUNS, VERBS), Random(f"miniature {name}"))
     earlier: set[str] = set()
     for number in count(1):
@@ -76,7 +76,7 @@ def _sentences(name: str, frames: tuple[str, ...]) -> Iterator[dict[str, str]]:
 
 
 def spoilt(pairs: Iterator[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Three pairs that cleaning has to drop: an empty side, sides of over 250 words, sides of unlike length."""
+    """Make three pairs that cleaning has to drop: an empty side, sides of over 250 words, sides of unlike length."""
     long = [next(pairs)]
     while min(map(_words, _joined(long))) <= 250:
         long.append(next(pairs))
@@ -91,7 +91,7 @@ def _joined(pairs: list[tuple[str, str]]) -> tuple[str, str]:
 
 
 def _raw(tokens: str) -> str:
-    """As published: no space before punctuation, no comma before another sign."""
+    """Detokenise as published text is: no space before punctuation, no comma before another sign."""
     return tokens.replace(" , ,", " ,").replace(" , .", " .").replace(" ,", ",").replace(" .", ".")
 
 
@@ -101,13 +101,13 @@ def _fit(one: str, other: str) -> bool:
 
 
 def _words(text: str) -> int:
-    """Words and punctuation, as a tokeniser counts them."""
+    """Count words and punctuation as a tokeniser does."""
     return len(text.replace(",", " ,").replace(".", " .").split())
 
 
 @cache
 def _alphabet(lang: str) -> dict[int, str]:
-    """A letter for each letter, vowels for vowels; str.translate's table."""
+    """Return str.translate's table to a language's alphabet, vowels for vowels."""
     random = Random(f"alphabet {lang}")
     vowels, consonants = ("".join(random.sample(letters, len(letters))) for letters in LETTERS.get(lang, LATIN))
     small = dict(zip(VOWELS + CONSONANTS, vowels + consonants, strict=True))
@@ -115,12 +115,12 @@ def _alphabet(lang: str) -> dict[int, str]:
 
 
 def tar_gz(members: dict[str, str]) -> bytes:
-    """A gzipped tar of path -> text; its bytes, and those of the others, depend on the text alone."""
+    """Make a gzipped tar of path -> text; its bytes, as those of the functions below, depend on the text alone."""
     return gzipped(tar({path: text.encode() for path, text in members.items()}))
 
 
 def tar(members: dict[str, bytes]) -> bytes:
-    """A tar of path -> content: no clock, no owner, members in order."""
+    """Make a tar of path -> content, without times and owners, members in order."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
         for path, content in sorted(members.items()):
@@ -131,12 +131,12 @@ def tar(members: dict[str, bytes]) -> bytes:
 
 
 def gzipped(content: bytes) -> bytes:
-    """The content in gzip's format."""
+    """Compress the content in gzip's format."""
     return gzip.compress(content, mtime=0)
 
 
 def zipped(members: dict[str, str]) -> bytes:
-    """A zip of path -> text."""
+    """Make a zip of path -> text."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for path in sorted(members):
@@ -145,5 +145,5 @@ def zipped(members: dict[str, str]) -> bytes:
 
 
 def lines(sentences: list[str]) -> str:
-    """One a line, the last one ended as well."""
+    """Join sentences, one a line, the last line ended too."""
     return "".join(f"{sentence}\n" for sentence in sentences)

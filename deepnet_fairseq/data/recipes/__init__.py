@@ -1,4 +1,4 @@
-"""Corpora of the papers as recipes: name -> how it is made."""
+"""Recipes of the papers' corpora, by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RECIPES: dict[str, Recipe] = {
 
 
 def find(name: str) -> Recipe:
-    """The recipe of that name; UserError, with the list of them, if there is none."""
+    """Return the recipe of that name; raise a UserError with the list of recipes if there is none."""
     if name not in RECIPES:
         listed = "; ".join(f"{recipe.name} ({recipe.title})" for recipe in RECIPES.values())
         raise UserError(f"there is no recipe {name}; there are {listed}")

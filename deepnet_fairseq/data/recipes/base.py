@@ -1,4 +1,4 @@
-"""What all recipes share: their options, their plan, and the frame around their steps."""
+"""Base class of recipes: their options, their plan, and the frame around their steps."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ FLAGS = {"pairs": "--pairs", "text": "--from", "vocab": "--vocab", "shards": "--
 
 @dataclass(frozen=True)
 class Options:
-    """What `deepnet prepare` was asked for; None where the recipe's own value holds.
+    """Options of `deepnet prepare`; None where the recipe's own value holds.
 
-    dest: the folder to fill; fetch: how the published files come, or who generates a miniature's (miniature.write);
-    pairs: as "de-en"; vocab: BPE merges or SentencePiece pieces; temperature: of the sampling of languages, for the
+    dest: the folder to fill; fetch: downloads the published files, or generates a miniature's (miniature.write); pairs:
+    as "de-en"; vocab: BPE merges or SentencePiece pieces; temperature: of the sampling of languages, for the
     vocabulary.
     """
 
@@ -36,84 +36,84 @@ class Options:
     fetch: Fetch = fetch_all
     workers: int = 1
     pairs: tuple[str, ...] | None = None
-    text: Path | None = None  # --from: a folder of text that is tokenised already
+    text: Path | None = None  # --from: a folder of text that is already tokenised
     vocab: int | None = None
     shards: int | None = None
     temperature: float | None = None
-    spm: Path | None = None  # a SentencePiece model to take instead of training one
+    spm: Path | None = None  # a SentencePiece model to use instead of training one
 
     @property
     def miniature(self) -> bool:
-        """Are the files generated ones?"""
+        """True if the files are generated."""
         return self.fetch is not fetch_all
 
 
 class Recipe(ABC):
-    """How one corpus is made: from which files, by which steps, with which outcome.
+    """Recipe of one corpus: its files, its steps, its result.
 
-    A new one derives from BilingualRecipe or MultilingualRecipe and stands in RECIPES. It fills DEST/bin (binarised
+    A new one derives from BilingualRecipe or MultilingualRecipe and is listed in RECIPES. It fills DEST/bin (binarised
     data) and DEST/reference (raw references of the test sets) and describes both in DEST/recipe.json; DEST/steps
-    remembers what is done.
+    records the steps that are done.
     """
 
     name: str
     title: str
     space: int = 0  # bytes that downloads and all steps need together
-    takes: frozenset[str] = frozenset()  # the fields of Options that mean something here, of those in FLAGS
-    expected: dict[str, int] = {}  # count -> what it is known to be
+    takes: frozenset[str] = frozenset()  # fields of Options, of those in FLAGS, that this recipe uses
+    expected: dict[str, int] = {}  # count -> its known value
     vocab: int  # BPE merges or SentencePiece pieces
     miniature_vocab: int
 
     @abstractmethod
     def files(self, options: Options) -> tuple[RemoteFile, ...]:
-        """What is downloaded, with sizes and checksums where they are published; none where --from gives the text."""
+        """List the downloads, with sizes and checksums if published; none if --from gives the text."""
 
     @abstractmethod
     def outline(self, options: Options) -> str:
-        """Say for the plan, in a line, what is done to the text."""
+        """Describe for the plan, in one line, the processing of the text."""
 
     @abstractmethod
     def tools(self, options: Options) -> dict[str, str]:
-        """Name -> version of what changes the outcome; UserError if one is not there."""
+        """Return name -> version of the tools that change the result; raise a UserError if one is missing."""
 
     @abstractmethod
     def make(self, options: Options, steps: Steps, files: dict[str, Path]) -> dict:
-        """Runs the steps that make DEST/bin and DEST/reference; returns what recipe.json says beside the common part.
+        """Run the steps that make DEST/bin and DEST/reference; return the recipe's own part of recipe.json.
 
-        files: name -> what was downloaded. Returned are "pieces" (fairseq's name of the segmentation), "detokenise" (is
-        the text in Moses tokens?), "lowercase", "counts" and more.
+        files: name -> downloaded file. Returned are "pieces" (fairseq's name of the segmentation), "detokenise"
+        (whether the text is in Moses tokens), "lowercase", "counts" and more.
         """
 
     def vocabulary_size(self, options: Options) -> int:
-        """Of --vocab, else of the miniature or the recipe."""
+        """Return the vocabulary's size: --vocab, else that of the miniature or the recipe."""
         return options.vocab or (self.miniature_vocab if options.miniature else self.vocab)
 
     def needs(self, options: Options) -> int:
-        """Bytes that downloads and all steps need together; 0 where nobody knows beforehand."""
+        """Return the bytes that downloads and all steps need together; 0 if unknown beforehand."""
         return self.space
 
     def settings(self, options: Options) -> dict:
-        """What the outcome depends on, as JSON can hold it; another value of it makes the corpus anew."""
+        """Return, for JSON, the settings that the result depends on; if they change, the corpus is made anew."""
         chosen = {field: getattr(options, field) for field in sorted(FLAGS)}
         chosen |= {field: os.fspath(value) for field, value in chosen.items() if isinstance(value, Path)}
         return chosen | {"pairs": list(options.pairs) if options.pairs else None, "tools": self.tools(options)}
 
     def build(self, options: Options) -> None:
-        """Makes DEST, or what is missing of it; says so if nothing is.
+        """Make DEST, or its missing parts; say so if it is complete.
 
-        UserError for options or tools that do not do, a folder that holds something else, a full disk, files that
-        cannot be had, and counts more than 1% off. Stopped anywhere, it goes on there when it is called again.
+        Raises a UserError for unusable options or tools, a folder that holds something else, a full disk, files that
+        cannot be downloaded, and counts more than 1% off. An interrupted build continues at the next call.
         """
         self.check(options)
         with claimed(options.dest, f"{self.name}{' (miniature)' if options.miniature else ''}"):
             settings, summary = self.settings(options), options.dest / "recipe.json"
             whole = read_json(summary)
-            same = settings.items() <= whole.get("settings", {}).items()  # one made before had more of them
+            same = settings.items() <= whole.get("settings", {}).items()  # older releases recorded more settings
             if same and whole["outputs"] == outputs(options.dest):
                 print(f"{options.dest}: whole")
                 return
             summary.unlink(missing_ok=True)
-            if not options.miniature:  # what DEST and the downloads hold already is not to be written
+            if not options.miniature:  # files that DEST and the downloads already hold need no space
                 folders = {options.dest.resolve(), options.downloads.resolve()}
                 held = {file for folder in folders for file in folder.rglob("*") if file.is_file()}
                 missing = self.needs(options) - sum(file.stat().st_size for file in held)
@@ -127,7 +127,7 @@ class Recipe(ABC):
             print(f"| wrote {options.dest}")
 
     def check(self, options: Options) -> None:
-        """UserError for options that this recipe has no use for, and for tools that are not there."""
+        """Raise a UserError for options that this recipe does not use, and for missing tools."""
         check_dest(options.dest)
         for field, flag in FLAGS.items():
             if getattr(options, field) is not None and field not in self.takes:
@@ -140,9 +140,9 @@ class Recipe(ABC):
         self.tools(options)
 
     def fetch(self, options: Options, steps: Steps) -> dict[str, dict]:
-        """Downloads what is missing; name -> {"sha256", "size" in bytes, "url"}.
+        """Download missing files; return name -> {"sha256", "size" in bytes, "url"}.
 
-        UserError if no address gives a file, or it is another than was published.
+        Raises a UserError if no address gives a file, or if it differs from the published one.
         """
         files = self.files(options)
         paths = [options.downloads / file.name for file in files]
@@ -154,7 +154,7 @@ class Recipe(ABC):
         )
 
     def check_count(self, options: Options, what: str, count: int, unit: str = "sentence pairs") -> None:
-        """Prints a count beside what is expected; UserError if they are more than 1% apart."""
+        """Print a count beside the expected one; raise a UserError if they are more than 1% apart."""
         known = None if options.miniature or options.text else self.expected.get(what)
         line = f"| {what}: {count:,} {unit}"
         if known in (None, count):
@@ -168,7 +168,7 @@ class Recipe(ABC):
             )
 
     def plan(self, options: Options) -> str:
-        """Describe what build() would do, a line for each file, tool and count; nothing is downloaded or written."""
+        """Describe the work of build(), one line for each file, tool and count; nothing is downloaded or written."""
         self.check(options)
         size = f"about {tqdm.format_sizeof(n, 'B')} with all steps" if (n := self.needs(options)) else "size not known"
         lines = [f"{self.name}: {self.title}", f"into {options.dest}, {size}"]
@@ -186,13 +186,13 @@ class Recipe(ABC):
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Python packages -> the versions that are installed."""
+    """Return Python package -> installed version."""
     return {package: version(package) for package in packages}
 
 
 @contextmanager
 def claimed(dest: Path, what: str) -> Iterator[None]:
-    """DEST is ours while this runs, once no other process works in it; UserError if it holds something else."""
+    """Lock DEST, after waiting for other processes; raise a UserError if it holds something else."""
     mark = dest / "steps" / "recipe"
     if not mark.exists():
         if dest.exists() and not dest.is_dir():
@@ -202,7 +202,7 @@ def claimed(dest: Path, what: str) -> Iterator[None]:
             raise UserError(f"{dest}: is there and holds other things ({sorted(others)[0]}); name a new folder")
         mark.parent.mkdir(parents=True, exist_ok=True)
     with locked(dest / "steps" / "lock"):
-        held = (mark.read_text().strip() if mark.exists() else "") or what  # a kill may leave it empty
+        held = (mark.read_text().strip() if mark.exists() else "") or what  # a killed process may leave it empty
         if held != what:
             raise UserError(f"{dest}: holds {held}, not {what}; name another folder")
         mark.write_text(f"{what}\n")
@@ -210,6 +210,6 @@ def claimed(dest: Path, what: str) -> Iterator[None]:
 
 
 def outputs(dest: Path) -> dict[str, int]:
-    """Path -> bytes of all that makes up a prepared corpus: copying it, or removing what led to it, changes nothing."""
+    """Return path -> bytes of a prepared corpus' files; copying it, or removing intermediate files, changes nothing."""
     files = [file for name in ("bin", "reference") for file in sorted((dest / name).rglob("*")) if file.is_file()]
     return {os.fspath(file.relative_to(dest)): file.stat().st_size for file in files}

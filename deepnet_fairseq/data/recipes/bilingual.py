@@ -1,4 +1,4 @@
-"""What the bilingual recipes share: Moses tokens, joint BPE, a joined dictionary."""
+"""Base class of the bilingual recipes: Moses tokens, joint BPE, a joined dictionary."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OPENING, CLOSING = re.compile(r'<seg id="[0-9]*">\s*'), re.compile(r"\s*</seg>\s
 
 
 class BilingualRecipe(Recipe):
-    """One language pair: a subclass says where its lines are, how they are tokenised and what is kept.
+    """Recipe of one language pair; a subclass gives its lines, their tokenisation and the limits of cleaning.
 
     Cleaning is done on words, before BPE, or on pieces, after it; vocab: merges of a BPE on both languages together.
     """
@@ -31,7 +31,7 @@ class BilingualRecipe(Recipe):
     langs: tuple[str, str]  # source and target
     archives: tuple[RemoteFile, ...]
     miniature_vocab = 500
-    chain: Chain  # for training text, and for a validation set of its own
+    chain: Chain  # for training text, and for a separate validation set
     test_chain: Chain
     word_limits: Limits | None = None  # of training pairs, before BPE
     subword_limits: Limits | None = None  # of training pairs, and validation pairs held out of them, after BPE
@@ -39,20 +39,20 @@ class BilingualRecipe(Recipe):
 
     @abstractmethod
     def raw(self, subset: str, lang: str, files: dict[str, Path]) -> Iterator[str]:
-        """The lines to be tokenised: of "train", and of "valid" where nothing is held out.
+        """Yield the lines to tokenise: of "train", and of "valid" where nothing is held out.
 
-        files: name -> what was downloaded.
+        files: name -> downloaded file.
         """
 
     @abstractmethod
     def published(self, lang: str, files: dict[str, Path]) -> Iterator[str]:
-        """The lines of the test set's XML or SGML, as published."""
+        """Yield the lines of the test set's XML or SGML, as published."""
 
     def files(self, options: Options) -> tuple[RemoteFile, ...]:
         return () if options.text else self.archives
 
     def tokenised(self, options: Options) -> Tokenised | None:
-        """The text of --from."""
+        """Return the text of --from, if given."""
         return Tokenised(options.text, self.langs) if options.text else None
 
     def needs(self, options: Options) -> int:
@@ -100,7 +100,7 @@ class BilingualRecipe(Recipe):
         return texts
 
     def _take_tokenised(self, options: Options, steps: Steps, tokenised: Tokenised) -> Texts:
-        remove(options.dest / "reference")  # of an earlier corpus in this folder
+        remove(options.dest / "reference")  # left by an earlier corpus in this folder
         for subset, count in steps.run("given", [], {"files": tokenised.state()}, tokenised.check).items():
             if tokenised.names[subset] != subset:
                 print(f"| {subset} is {tokenised.names[subset]}")
@@ -108,7 +108,7 @@ class BilingualRecipe(Recipe):
         return tokenised.texts
 
     def _cleaned(self, options: Options, work: Bilingual, texts: Texts) -> Texts:
-        """Without what is too long, and with a validation set."""
+        """Drop pairs outside the limits of length, and hold out a validation set."""
         if self.word_limits:
             kept, counts = work.clean("clean", {"train": texts["train"]}, self.word_limits)
             texts = texts | kept
@@ -127,7 +127,7 @@ class BilingualRecipe(Recipe):
         found = work.binarise(texts, codes, tokenised and tokenised.dictionary)
         counts: dict = {subset: sizes[self.langs[0]]["sentences"] for subset, sizes in found["text"].items()}
         for subset, count in counts.items():
-            if subset == "test" or not (self.subword_limits and options.vocab):  # of other pieces, others are too long
+            if subset == "test" or not (self.subword_limits and options.vocab):  # other pieces, other lengths
                 self.check_count(options, subset, count)
         types |= {"joined": found["words"]}
         for lang, number in types.items() if options.vocab is None else ():
@@ -139,25 +139,25 @@ class BilingualRecipe(Recipe):
         return counts | {"text": found["text"], "dictionary": found["types"]}
 
 
-# The text within the tags of WIT3's and WMT's files, exactly as fairseq's scripts take it out of them.
+# The text within the tags of WIT3's and WMT's files, exactly as fairseq's scripts extract it.
 
 
 def training_lines(lines: Iterable[str]) -> Iterator[str]:
-    """Sentences, titles and descriptions of the talks of a train.tags file (WIT3)."""
+    """Yield sentences, titles and descriptions of the talks in a train.tags file (WIT3)."""
     for line in lines:
         if not any(tag in line for tag in HEADERS):
             yield TITLES.sub("", line)
 
 
 def segments(lines: Iterable[str]) -> Iterator[str]:
-    """Sentences of an XML or SGML file, to be tokenised: with typewriter apostrophes."""
+    """Yield the sentences of an XML or SGML file for tokenising, with typewriter apostrophes."""
     for line in lines:
         if SEGMENT in line:
             yield CLOSING.sub("", OPENING.sub("", line)).replace("’", "'")
 
 
 def published_segments(lines: Iterable[str]) -> Iterator[str]:
-    """The same sentences as published, as a reference: entities stay, as in sacreBLEU's copies of the test sets."""
+    """Yield the sentences as published, for references: entities stay, as in sacreBLEU's copies of the test sets."""
     for line in lines:
         if SEGMENT in line:
             yield " ".join(CLOSING.sub("", OPENING.sub("", line)).split())

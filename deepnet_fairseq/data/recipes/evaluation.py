@@ -1,7 +1,7 @@
-"""The test sets of Table 3 (DeepNet, section 6): M2M-100's (Fan et al., 2020), and Flores-101.
+"""Test sets of Table 3 (DeepNet, section 6): M2M-100's (Fan et al., 2020), and Flores-101.
 
-Each is there for every two of the languages that it has text in, but for WMT's: from 2019 on its sentences were written
-in the source language, so that the two directions have texts of their own.
+Each covers every two of the languages that it has text in, except WMT's: from 2019 on its sentences were written in the
+source language, so that the two directions have texts of their own.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ZERO_SHOT = at(
     "object.pouta.csc.fi/OPUS-100/v1.0/opus-100-corpus-zeroshot-v1.0.tar.gz", size=2_556_791, origin=ORIGIN,
     checksum="sha256:241de5bf4eb382017337f3ffb23cdf319c971585b5f679da9a420f23a5c2ed8f",
 )  # fmt: skip
-ZERO_SHOT_LANGUAGES = ("ar", "de", "fr", "nl", "ru", "zh")  # every two of them
+ZERO_SHOT_LANGUAGES = ("ar", "de", "fr", "nl", "ru", "zh")  # any two of these have a test set
 FLORES_SPLITS = {"valid": "dev", "flores": "devtest"}
 WMT = {  # language -> its test set with English, in sacreBLEU's names; Fan et al. compare with WMT's systems on them
     "de": "wmt19", "et": "wmt18", "fi": "wmt17", "fr": "wmt14", "lt": "wmt19", "lv": "wmt17", "ru": "wmt19",
@@ -46,7 +46,7 @@ TED_CODES = """
 ar az be bg bn bs cs da de el en es et fa fi fr gl he hi hr hu hy id it ja ka kk ko lt mk mn mr ms my nl no:nb pl pt ro
 ru sk sl sq sr sv ta th tr uk ur vi zh:zh-cn zh_TW:zh-tw
 """
-# Language -> its column; left out are a second fr and pt, and what M2M-100 does not know
+# Language -> its column; left out are a second fr and pt, and languages that M2M-100 lacks
 TED_COLUMNS = {code.partition(":")[0]: code.rpartition(":")[2] for code in TED_CODES.split()}
 CODES = """
 af:afr am:amh ar:ara as:asm ast:ast az:azj be:bel bg:bul bn:ben bs:bos ca:cat ceb:ceb ckb:ckb cs:ces cy:cym da:dan
@@ -62,7 +62,7 @@ FLORES: dict[str, str] = dict(code.split(":") for code in CODES.split())
 
 @cache
 def wmt_archives() -> dict[str, RemoteFile]:
-    """Test set -> what sacreBLEU downloads for it, with its checksum."""
+    """Return test set -> the archive that sacreBLEU downloads for it, with its checksum."""
     from sacrebleu.dataset import DATASETS
 
     archives = {}
@@ -74,34 +74,34 @@ def wmt_archives() -> dict[str, RemoteFile]:
 
 
 def wmt_set(direction: tuple[str, str]) -> str:
-    """sacreBLEU's name of it."""
+    """Return sacreBLEU's name of a direction's test set."""
     return next(WMT[lang] for lang in direction if lang != "en")
 
 
 def wmt_directions(languages: list[str]) -> list[tuple[str, str]]:
-    """Those with a test set of WMT."""
+    """List the directions with a test set of WMT."""
     others = [lang for lang in languages if lang in WMT] if "en" in languages else []
     return [direction for lang in others for direction in (("en", lang), (lang, "en"))]
 
 
 class Evaluation:
-    """The test sets: in DEST/evaluation once `fetch` was called, which is before any pair, and those of --from."""
+    """Test sets in DEST/evaluation, and those of --from. `fetch` must be called before any pair is prepared."""
 
     def __init__(self, options: Options):
         self.options, self.folder, self.root = options, options.text, options.dest / "evaluation"
 
     @property
     def has_ted(self) -> bool:
-        """Nobody has it to download any more: a copy may be laid where downloads lie."""
+        """True if TED's talks are there: they can no longer be downloaded, but a copy may lie beside the downloads."""
         laid = self.options.downloads / TED.name
         return self.options.miniature or laid.exists() or (self.root / "ted").is_dir()
 
     def files(self) -> tuple[RemoteFile, ...]:
-        """What is downloaded, TED's talks if a copy is there."""
+        """List the downloads, with TED's talks if there is a copy."""
         return (FLORES_101, ZERO_SHOT, *wmt_archives().values(), *([TED] if self.has_ted else []))
 
     def fetch(self) -> dict[str, dict]:
-        """Downloads and unpacks; name -> {"sha256", "size", "url"}."""
+        """Download and unpack; return name -> {"sha256", "size", "url"}."""
         files, downloads = self.files(), self.options.downloads
         folders = [self.root / name for name in ("flores101", "opus100", "wmt", *(["ted"] if self.has_ted else []))]
 
@@ -120,17 +120,17 @@ class Evaluation:
         return Steps(self.options.dest).run("evaluation", folders, {"files": [file.checksum for file in files]}, make)
 
     def subsets(self, langs: tuple[str, str]) -> dict[str, Callable[[], Sentences]]:
-        """valid and flores where Flores-101 has both languages, opus where OPUS-100 has the pair, ted, and FOLDER's."""
+        """Return a pair's subsets, those that exist: valid and flores (Flores-101), opus (OPUS-100), ted, FOLDER's."""
         found: dict[str, Callable[[], Sentences]] = {}
         for name, paths in self._paths(langs).items():
-            empty = "drop" if name == "ted" else "keep"  # not every talk is there in every language
+            empty = "drop" if name == "ted" else "keep"  # not every talk exists in every language
             read = partial(read_pairs, *paths, empty=empty, clean=one_line)
             if name != "ted" or not paths[0].exists() or next(read(), None):
                 found[name] = read
         return found
 
     def one_way(self, languages: list[str]) -> list[PairText]:
-        """WMT's, a direction each, where FOLDER has none of that name."""
+        """Return WMT's test sets, one direction each, unless FOLDER has one of that name."""
         texts = []
         for langs in wmt_directions(languages):
             if "wmt" in self._own_subsets("-".join(sorted(langs))):
@@ -141,13 +141,13 @@ class Evaluation:
         return texts
 
     def state(self, langs: tuple[str, str]) -> dict:
-        """What changes when the test sets of a pair do, as PairText.state."""
+        """Return PairText.state of the test sets of a pair."""
         paths = self._paths(langs)
         own = [path for name in self._own_subsets("-".join(langs)) for path in paths[name]]
         return {"subsets": sorted(paths), "given": {str(path): file_state(path) for path in own}}
 
     def held_out(self, lang: str) -> frozenset[str]:
-        """All sentences of a language in all the sets."""
+        """Return all sentences of a language in all test sets."""
         folders = [self.root / name for name in ("opus100", "wmt", "ted")] + ([self.folder] if self.folder else [])
         files = [path for folder in folders for path in folder.rglob(f"*.{lang}")]
         for split in FLORES_SPLITS.values():
@@ -170,13 +170,13 @@ class Evaluation:
         return paths
 
     def _own_subsets(self, pair: str) -> list[str]:
-        """The subsets of FOLDER."""
+        """Return the subsets of FOLDER."""
         folder = self.folder / pair if self.folder else None
         return sorted({path.stem for path in folder.iterdir()}) if folder and folder.is_dir() else []
 
 
 def write_wmt(langs: tuple[str, str], downloads: Path, folder: Path) -> None:
-    """FOLDER/test.LANG: source and reference of a direction, as sacreBLEU reads them; UserError for an odd archive."""
+    """Write FOLDER/test.LANG, source and reference of a direction, as sacreBLEU does; UserError for an odd archive."""
     from sacrebleu.dataset import DATASETS
 
     name = wmt_set(langs)
@@ -187,9 +187,9 @@ def write_wmt(langs: tuple[str, str], downloads: Path, folder: Path) -> None:
 
 
 def write_ted(archive: Path, folder: Path, workers: int) -> None:
-    """FOLDER/test.LANG: the test set of the talks, detokenised; an empty line where the language lacks a sentence.
+    """Write FOLDER/test.LANG, the test set of the talks, detokenised; a missing sentence is an empty line.
 
-    UserError for an archive without one of the languages.
+    Raises a UserError for an archive without one of the languages.
     """
     from sacremoses import MosesDetokenizer
 

@@ -16,18 +16,18 @@ TEST_SETS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.t
 
 
 class Iwslt14(BilingualRecipe):
-    """TED talks; the test set is two development and three test sets in a row."""
+    """Recipe of TED talks; the test set joins two development and three test sets."""
 
     name = "iwslt14_de_en"
     title = "IWSLT-14 German-English, the runs of Figure 6"
     langs = ("de", "en")
-    archives = (  # wit3.fbk.eu has it no more
+    archives = (  # wit3.fbk.eu no longer has it
         at("dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz", http=True, size=19_982_877,
            checksum="md5:10936dfdf616504ddbd844e91b94ef4a", origin="a public script that calls fairseq's"),
     )  # fmt: skip
     space = 300_000_000
     vocab = 10_000
-    chain = test_chain = Chain(lowercase=True)  # which commutes with the cleaning that the script does before
+    chain = test_chain = Chain(lowercase=True)  # lower-casing commutes with the cleaning that the script does before it
     word_limits = Limits(1.5, 1, 175)
     every = 23
     expected = {

@@ -1,10 +1,10 @@
-"""The corpus of 102 languages (DeepNet, section 6): CCMatrix, CCAligned, OPUS-100 and Tatoeba, a pair at a time.
+"""Corpus of 102 languages (DeepNet, section 6): CCMatrix, CCAligned, OPUS-100 and Tatoeba, a pair at a time.
 
-12 billion sentence pairs in 1,932 directions: more than one machine holds as text, or reads in an epoch. So pairs are
-named, and each is downloaded, cleaned, segmented and binarised into shards, and its archives are removed before the
-next one comes. What was there stays when pairs are added.
+It has 12 billion sentence pairs in 1,932 directions, more than one machine holds as text, or reads in an epoch. So the
+user names pairs; each is downloaded, cleaned, segmented and binarised into shards, and its archives are removed before
+the next one comes. Pairs that are prepared stay when others are added.
 
-Languages are called as M2M-100 calls them, mostly by ISO 639-1; OPUS does so, too, but for what stands in OTHER_CODES.
+Languages have M2M-100's codes, mostly those of ISO 639-1; OPUS has the same, except those in OTHER_CODES.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .multilingual import MultilingualRecipe
 MINIATURE = ("de-en", "de-fr", "en-fr")
 SITE = "https://object.pouta.csc.fi"
 VERSIONS = {"CCMatrix": "v1", "CCAligned": "v1", "Tatoeba": "v2023-04-12"}
-OTHER_CODES = {  # as in the names of OPUS' files, by the list of them that mtdata keeps
+OTHER_CODES = {  # codes in the names of OPUS' files, by mtdata's list of them
     "CCAligned": {"ceb": "cx", "ckb": "cb", "zh": "zh_CN"},
     "Tatoeba": {"fa": "pes", "ms": "zsm", "no": "nb", "sw": "swh", "zh": "cmn"},
 }
@@ -38,10 +38,10 @@ LONGEST = 1000  # characters a side; sentences beyond are menus and lists
 
 
 def archives_of(pair: str) -> dict[str, tuple[RemoteFile, list[str]]]:
-    """Corpus -> its archive of a pair in the order of the alphabet, and the members, source and target.
+    """Return corpus -> its archive of a pair in alphabetical order, and the members, source and target.
 
-    OPUS has them in the order of the alphabet of its own codes, and publishes no checksums: the first download's is
-    kept. OPUS-100, "OPUS (Zhang et al., 2020)" in the paper, is there for some pairs with English.
+    OPUS orders pairs alphabetically by its own codes, and publishes no checksums: the first download's is kept.
+    OPUS-100, "OPUS (Zhang et al., 2020)" in the paper, has some pairs with English.
     """
     found = {}
     for corpus, version in VERSIONS.items():
@@ -55,14 +55,14 @@ def archives_of(pair: str) -> dict[str, tuple[RemoteFile, list[str]]]:
 
 
 class Archives:
-    """Those of one pair, fetched when they are first read; a corpus that does not have the pair is passed over."""
+    """Archives of one pair, fetched when they are first read; a corpus that lacks the pair is skipped."""
 
     def __init__(self, pair: str, options: Options):
         self.pair, self.options = pair, options
 
     @cached_property
     def members(self) -> list[tuple[Path, list[str]]]:
-        """Archives, and in each the members, source and target. UserError if no corpus has the pair."""
+        """Fetch the archives, and list in each the members, source and target. UserError if no corpus has the pair."""
         found = []
         for corpus, (file, members) in archives_of(self.pair).items():
             try:
@@ -76,27 +76,27 @@ class Archives:
         return found
 
     def read(self) -> Sentences:
-        """The sentence pairs of all archives, as they are; UserError where languages have not as many lines."""
+        """Yield the sentence pairs of all archives, unchanged; UserError for unequal numbers of lines."""
         for path, members in self.members:
             source, target = (map(one_line, stream_lines(path, member)) for member in members)
             yield from align(source, target, tuple(members), empty="keep")
 
     def remove(self) -> None:
-        """Deletes what was fetched; the next reading fetches anew."""
+        """Delete the fetched archives; the next reading fetches them anew."""
         for file, _ in archives_of(self.pair).values():
             (self.options.downloads / file.name).unlink(missing_ok=True)
         self.__dict__.pop("members", None)
 
 
 def clean(pairs: Iterable[tuple[str, str]], held_out: tuple[Set[str], Set[str]], name: str) -> Sentences:
-    """The pairs that are fit for training; says at the end how many were left out for which reason.
+    """Yield the pairs that are fit for training; print at the end how many were left out for which reason.
 
     Left out are pairs with an empty side, equal sides, a side over 1,000 characters, one of the sentences `held_out`
-    for evaluation on its side, and pairs that came before. Of each that is kept a hash of 8 bytes is remembered, which
-    takes about 80 bytes of memory; that any of 400 million is taken for another has a chance below 1%.
+    for evaluation on its side, and repeated pairs. A hash of 8 bytes is kept of each pair, which takes about 80 bytes
+    of memory; the probability of a collision among 400 million is below 1%.
 
-    Of what M2M-100 did (Fan et al., 2020, examples/m2m_100 of fairseq) three filters are not here: too much
-    punctuation, characters foreign to the language (needs its histograms), lengths of pieces above 3 to 1.
+    Three of M2M-100's filters (Fan et al., 2020, examples/m2m_100 of fairseq) are missing: too much punctuation,
+    characters foreign to the language (needs its histograms), lengths of pieces above 3 to 1.
     """
     counts, hashes = Counter(), set()
     for source, target in pairs:
@@ -119,7 +119,7 @@ def clean(pairs: Iterable[tuple[str, str]], held_out: tuple[Set[str], Set[str]],
 
 
 class M2m102(MultilingualRecipe):
-    """--pairs is needed; --from FOLDER adds test sets, FOLDER/PAIR/SUBSET.LANG."""
+    """Recipe of 102 languages; --pairs is required, --from FOLDER adds test sets, FOLDER/PAIR/SUBSET.LANG."""
 
     name = "m2m102"
     title = "CCMatrix, CCAligned, OPUS-100 and Tatoeba, for 102 languages in one model (Table 3 of DeepNet)"
@@ -131,11 +131,11 @@ class M2m102(MultilingualRecipe):
         return *Evaluation(options).files(), *archives
 
     def fetch(self, options: Options, steps: Steps) -> dict[str, dict]:
-        """Nothing yet: the archives of a pair come when it is read."""
+        """Fetch nothing yet: the archives of a pair are fetched when it is read."""
         return {}
 
     def pairs(self, options: Options) -> tuple[str, ...]:
-        """As OPUS names them, in the order of the alphabet."""
+        """Return the pairs by OPUS' names, in alphabetical order."""
         if options.pairs is None and not options.miniature:
             raise UserError("m2m102 has 12 billion sentence pairs; name some languages' as --pairs de-en,en-fr")
         return tuple({"-".join(sorted(split_pair(pair))): pair for pair in options.pairs or MINIATURE})
@@ -152,7 +152,7 @@ class M2m102(MultilingualRecipe):
         return PairText(langs, subsets, state, lambda: sum(1 for _ in archives.read()), archives.remove)
 
     def evaluated(self, options: Options, texts: Sequence[PairText]) -> list[PairText]:
-        """Every two of the languages that are not trained on together, as Flores is for all of them; and WMT's."""
+        """Return all pairs of languages that are not trained on together, which Flores-101 has, and WMT's test sets."""
         evaluation, trained = Evaluation(options), {text.langs for text in texts}
         languages = sorted({lang for langs in trained for lang in langs})
         pairs = []

@@ -1,6 +1,6 @@
-"""What the multilingual recipes share: pairs that may come one after another, and the steps that make them.
+"""Base class of the multilingual recipes, whose pairs may be added one after another, and the recipe of own text.
 
-And the recipe of anybody's text in many languages: a folder of pairs, raw, one sentence a line.
+Own text in many languages is a folder of pairs, raw, one sentence a line.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ..vocabulary import Vocabulary
 from .base import Options, Recipe, versions
 
 TEMPERATURE = 5.0  # M2M-100's; the DeepNet paper does not say
-SUBSETS = ("train", "valid", "test")  # of own text
-PAIRS = Path("steps", "pairs.json")  # those of a folder, which may come one after another
+SUBSETS = ("train", "valid", "test")  # of the user's own text
+PAIRS = Path("steps", "pairs.json")  # pairs of a folder, which may be added one after another
 
 
 class MultilingualRecipe(Recipe):
-    """One model for many pairs: a subclass says which pairs there are and where their text is.
+    """Recipe of many pairs for one model; a subclass lists the pairs and finds their text.
 
     vocab: pieces of the SentencePiece model that all languages share. --temperature and --spm: see Multilingual.
     """
@@ -34,14 +34,14 @@ class MultilingualRecipe(Recipe):
 
     @abstractmethod
     def pairs(self, options: Options) -> tuple[str, ...]:
-        """The pairs asked for; UserError for one that this corpus does not have."""
+        """Return the requested pairs; raise a UserError for one that this corpus lacks."""
 
     @abstractmethod
     def text(self, options: Options, pair: str) -> PairText:
-        """The text of one pair; UserError if it is not there."""
+        """Return the text of one pair; raise a UserError if it is missing."""
 
     def evaluated(self, options: Options, texts: Sequence[PairText]) -> list[PairText]:
-        """Pairs without training text that there are test sets of, in the languages of `texts`."""
+        """Return pairs with test sets but without training text, in the languages of `texts`."""
         return []
 
     def outline(self, options: Options) -> str:
@@ -62,13 +62,13 @@ class MultilingualRecipe(Recipe):
         if options.spm is not None:
             if options.vocab or options.temperature:
                 raise UserError("--spm is a vocabulary made already: leave out --vocab and --temperature")
-            Vocabulary(options.spm)  # is one, or UserError before anything is written
+            Vocabulary(options.spm)  # raises a UserError before anything is written
         for pair in (together := self._together(options)):
             if (reverse := "-".join(reversed(split_pair(pair)))) in together:
                 raise UserError(f"{pair} and {reverse}: a pair gives both directions; put all of its text into {pair}")
 
     def _together(self, options: Options) -> list[str]:
-        """The pairs asked for now or before."""
+        """Return the pairs requested now or before."""
         return sorted({*self.pairs(options), *read_json(options.dest / PAIRS).get("pairs", [])})
 
     def make(self, options: Options, steps: Steps, files: dict[str, Path]) -> dict:
@@ -86,7 +86,7 @@ class MultilingualRecipe(Recipe):
 
 
 class OwnText(MultilingualRecipe):
-    """FOLDER/PAIR/SUBSET.LANG, as in FOLDER/deu-eng/train.deu; valid and test may be missing."""
+    """Recipe of FOLDER/PAIR/SUBSET.LANG, as in FOLDER/deu-eng/train.deu; valid and test may be missing."""
 
     name = "multilingual"
     title = "any text in FOLDER/PAIR/{train,valid,test}.LANG (--from FOLDER), one vocabulary for all its languages"
@@ -102,7 +102,7 @@ class OwnText(MultilingualRecipe):
         super().check(options)
 
     def pairs(self, options: Options) -> tuple[str, ...]:
-        """The folders that --pairs names, or all."""
+        """Return the folders that --pairs names, or all."""
         found = sorted(folder.name for folder in options.text.iterdir() if folder.is_dir() and "-" in folder.name)
         missing = [pair for pair in options.pairs or () if pair not in found]
         if missing or not found:

@@ -16,13 +16,13 @@ from .multilingual import MultilingualRecipe
 
 SITE = "object.pouta.csc.fi/OPUS-100/v1.0"
 MINIATURE = ("an-en", "de-en", "en-fr", "en-ru")
-SPLITS = {"train": "train", "valid": "dev", "test": "test"}  # fairseq's name -> the corpus'
-BINARISED = 4  # bytes of binarised data for each of the archive, about
+SPLITS = {"train": "train", "valid": "dev", "test": "test"}  # fairseq's name of a subset -> the corpus' name
+BINARISED = 4  # bytes of binarised data a byte of the archive, about
 ORIGIN = "the datasets library, datasets/opus100/dataset_infos.json"
 
 
 class Archive(NamedTuple):
-    """One pair: bytes of its archive, its SHA-256, and sentence pairs of each split."""
+    """Archive of one pair: its bytes, its SHA-256, and the sentence pairs of each split."""
 
     size: int
     sha256: str
@@ -39,7 +39,7 @@ ARCHIVES = {
 
 
 class Opus100(MultilingualRecipe):
-    """The vocabulary is of 250,000 pieces: what the parameters in Table 2 of the DeepNet paper leave room for."""
+    """Recipe with a vocabulary of 250,000 pieces, which follows from the parameters in Table 2 of the DeepNet paper."""
 
     name = "opus100"
     title = "OPUS-100 v1.0, 99 pairs with English, for 100 languages in one model (Table 2, Figure 8 of DeepNet)"
@@ -53,7 +53,7 @@ class Opus100(MultilingualRecipe):
         return (1 + BINARISED) * sum(ARCHIVES[pair].size for pair in self.pairs(options))
 
     def pairs(self, options: Options) -> tuple[str, ...]:
-        """In the order of the alphabet, as the corpus names them; --pairs en-de means de-en, too."""
+        """Return the pairs by the corpus' names, in alphabetical order; --pairs en-de means de-en too."""
         if options.pairs is None:
             return MINIATURE if options.miniature else tuple(ARCHIVES)
         pairs = tuple({"-".join(sorted(split_pair(pair))): pair for pair in options.pairs})
@@ -73,18 +73,18 @@ class Opus100(MultilingualRecipe):
 
 
 def archive_of(pair: str) -> RemoteFile:
-    """Of a pair in ARCHIVES."""
+    """Return the archive of a pair in ARCHIVES."""
     facts = {"size": ARCHIVES[pair].size, "checksum": f"sha256:{ARCHIVES[pair].sha256}", "origin": ORIGIN}
     return at(f"{SITE}/opus-100-corpus-{pair}-v1.0.tar.gz", **facts)
 
 
 def members(pair: str, split: str) -> list[str]:
-    """Of its archive: source and target of a split."""
+    """Return the members of a pair's archive: source and target of a split."""
     return [f"opus-100-corpus/v1.0/supervised/{pair}/opus.{pair}-{split}.{lang}" for lang in split_pair(pair)]
 
 
 def _read(archive: Path, pair: str, split: str) -> Sentences:
-    """The pairs of one split; UserError if the archive, whose checksum was right, is there no more."""
+    """Yield the pairs of one split; raise a UserError if the archive, which was verified before, is gone."""
     names = members(pair, split)
     source, target = (map(one_line, stream_lines(archive, name)) for name in names)
     return align(source, target, tuple(names), empty="drop" if split == "train" else "keep")

@@ -15,7 +15,7 @@ TFDS = "TensorFlow Datasets' list of checksums"
 
 
 def _statmt(path: str, checksum: str, size: int | None = None, origin: str = TFDS) -> RemoteFile:
-    """What WMT's site has at `path`; sacreBLEU's list and the Admin authors' scripts name it without www."""
+    """Make the RemoteFile at `path` of WMT's site, with and without www, as different scripts name it."""
     return at(f"www.statmt.org/{path}", f"statmt.org/{path}", http=True, size=size, checksum=checksum, origin=origin)
 
 
@@ -47,7 +47,7 @@ NEWSTEST2013 = at("data.statmt.org/wmt17/translation-task/dev.tgz", http=True)
 NEWSTEST2014 = _statmt(
     "wmt14/test-full.tgz", "md5:a8cd784e006feb32ac6f3d9ec7eb389a", origin="sacreBLEU's test set wmt14/full"
 )
-# Archive -> its member for a language, in the order of the scripts
+# archive -> its member for a language, in the order of the scripts
 GERMAN = {
     EUROPARL: "training/europarl-v7.de-en.{}",
     COMMON_CRAWL: "commoncrawl.de-en.{}",
@@ -63,7 +63,7 @@ FRENCH = {
 
 
 class Wmt17(BilingualRecipe):
-    """What fairseq's prepare-wmt14en2de.sh makes without --icml17, and calls wmt17_en_de."""
+    """Recipe of fairseq's prepare-wmt14en2de.sh without --icml17, which calls it wmt17_en_de."""
 
     name = "wmt17_en_de"
     title = "WMT English-German of fairseq's wmt17_en_de, the runs of Table 1"
@@ -75,7 +75,7 @@ class Wmt17(BilingualRecipe):
     chain, test_chain = Chain(normalise=True, aggressive=True), Chain(aggressive=True)
     subword_limits = Limits(1.5, 1, 250)
     every = 100
-    # Of a public log of the script with de as its source: cleaning and BPE treat both sides alike. Perl's tokens.
+    # from a public log of the script with de as its source: cleaning and BPE treat both sides alike; Perl's tokens
     expected = {"training text": 4_590_101, "train": 3_961_179, "valid": 40_058, "test": 3_003}
 
     def raw(self, subset: str, lang: str, files: dict[str, Path]) -> Iterator[str]:
@@ -89,7 +89,7 @@ class Wmt17(BilingualRecipe):
 
 
 class Wmt14(Wmt17):
-    """The variant of the authors of Admin: the same text, cleaned before BPE, and newstest2013 to validate."""
+    """Recipe of Admin's authors: the text of Wmt17, cleaned before BPE, with newstest2013 to validate."""
 
     name = "wmt14_en_de"
     title = "WMT English-German of the Admin authors"
@@ -107,9 +107,9 @@ class Wmt14(Wmt17):
 
 
 class Wmt14French(Wmt17):
-    """What the Admin authors' wmt14en-fr.sh makes: five corpora of 40.8 million pairs, treated as in fairseq's script.
+    """Recipe of the Admin authors' wmt14en-fr.sh: five corpora of 40.8 million pairs, treated as in fairseq's script.
 
-    The sum of the five is told in facebookresearch/fairseq-lua#59, to three digits: none to compare with.
+    The only published count is their sum, in facebookresearch/fairseq-lua#59, to three digits: too coarse to check.
     """
 
     name = "wmt14_en_fr"

@@ -89,7 +89,7 @@ def keep_previous(path: str | Path) -> None:
 def _link(source: str | Path, path: Path) -> None:
     try:
         os.link(source, path)
-    except OSError:  # a file system without links
+    except OSError:  # the file system has no hard links
         shutil.copyfile(source, path)
         sync(path)
 

@@ -1,9 +1,9 @@
-"""`--epoch-weights`: keep what an average of checkpoints reads, and no more.
+"""`--epoch-weights`: keep only the weights that an average of checkpoints reads.
 
 fairseq keeps a whole checkpoint of each epoch, with the optimiser's state, which is six sevenths of it in half
 precision, and a copy of the best one. Where an epoch is short, 400 are written of which ten are read. Here an epoch
-leaves its weights alone, as weightsN.pt, and only where they may be among those that are averaged; what a resume needs
-is saved by --save-interval-updates.
+writes only its weights, as weightsN.pt, and only if they may be among those that are averaged; --save-interval-updates
+saves the state that a resume needs.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from . import atomic
 
 WHICH = re.compile(r"last:([1-9]\d*)|([1-9]\d*)-([1-9]\d*)")
 FILE = re.compile(r"weights(\d+)\.pt")
-OF_TRAINING = ("ema", "ema_fp32_params")  # extra state that is as large as the weights
-_beside: tuple[Path, str] | None = None  # where the save that is being made leaves its weights too, and the flag
+OF_TRAINING = ("ema", "ema_fp32_params")  # extra state as large as the weights
+_beside: tuple[Path, str] | None = None  # folder in which the running save also leaves its weights, and the flag
 
 
 def check(flag: str | None) -> None:
@@ -36,8 +36,8 @@ def check(flag: str | None) -> None:
 def wanted(flag: str, epoch: int, updates: int, max_epoch: int, max_update: int) -> bool:
     """Return whether an average may read the weights at the end of `epoch`.
 
-    flag: as check() takes it; updates: made so far; max_epoch, max_update: where the training ends, 0 for never. The
-    last epochs are foretold from the updates that an epoch has had so far, with one to spare.
+    flag: as check() takes it; updates: made so far; max_epoch, max_update: end of the training, 0 for none. The last
+    epochs are predicted from the updates that an epoch has had so far, with one to spare.
     """
     match = WHICH.fullmatch(flag)
     if match[2]:
@@ -68,7 +68,7 @@ def save_checkpoint(original, cfg, trainer, epoch_itr, val_loss):
 
 
 def _goes_on(cfg, length, epoch: int, updates: int) -> bool:
-    """Return whether the training is sure to go on after this epoch and is saved by updates."""
+    """Return whether the training certainly continues after this epoch and is saved by updates."""
     early = cfg.patience > 0 or length.stop_time_hours > 0 or length.stop_min_lr >= 0
     by_epoch, by_update = length.max_epoch or math.inf, length.max_update or math.inf
     return cfg.save_interval_updates > 0 and not early and epoch < by_epoch and updates < by_update

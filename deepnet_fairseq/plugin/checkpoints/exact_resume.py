@@ -23,8 +23,8 @@ KEY = "deepnet_training"  # in extra_state
 WEIGHTS, SCALER = "fp32_params", "loss_scaler"  # in the state of an optimiser for half precision, beside loss_scale
 CLOCKS = (meters.TimeMeter, meters.StopwatchMeter)
 program: dict = {}  # the namespace in which fairseq-train's main runs, set by patches.attach
-unfinished: bool | None = None  # set while a training is saved that a signal stopped: was it the end of an epoch?
-averages: dict = {}  # of the epoch, as they were before the resume; set while what was left over is done
+unfinished: bool | None = None  # set while saving after a signal: whether an epoch had ended
+averages: dict = {}  # the epoch's averages from before the resume; set while the interrupted update is finished
 
 
 def _early_stopping():
@@ -38,11 +38,11 @@ def forgotten(trainer: Trainer) -> dict:
     batches = trainer.task.dataset_to_epoch_iter.get(trainer.task.datasets.get(trainer.cfg.dataset.train_subset))
     return {
         "patience": {name: getattr(patience, name) for name in ("best", "num_runs") if hasattr(patience, name)},
-        # torch's scheduler inside reduce_lr_on_plateau: fairseq keeps its best, not how long that was ago
+        # torch's scheduler inside reduce_lr_on_plateau: fairseq keeps its best value, not its age
         "lr_scheduler": schedule.state_dict() if hasattr(schedule, "state_dict") else None,
         # how many updates ago the average was made, under --ema-update-freq
         "ema_counter": trainer.ema.update_freq_counter if trainer.cfg.ema.store_ema else None,
-        "batches_made_in": getattr(batches, "made_in", None),  # None if each epoch makes its own
+        "batches_made_in": getattr(batches, "made_in", None),  # None if each epoch makes its own batches
         "unfinished": unfinished,
         "averages": averages | _averages(),
     }
@@ -76,7 +76,7 @@ def remember(trainer: Trainer, extra_state: dict) -> None:
 
 def between_epochs(extra_state: dict) -> bool:
     """Return whether a checkpoint with that extra state was saved between two epochs."""
-    place = extra_state["train_iterator"]  # on more processes than before the count may have become 0 in an epoch
+    place = extra_state["train_iterator"]  # with more processes than before, the count may be 0 within an epoch
     return not place.get(datasets.BEGUN, place.get("iterations_in_epoch", 1))
 
 
@@ -89,7 +89,7 @@ def weights(optimizer) -> list[Tensor]:
         return []
     if not isinstance(params, dict):
         return [param.data for param in params]
-    [flat], sizes = params.values(), [param.numel() for param in half]  # of the one device: all weights in one tensor
+    [flat], sizes = params.values(), [param.numel() for param in half]  # one device: all weights are in one tensor
     parts = flat.data[: sum(sizes)].split(sizes)
     return [part.view(param.shape) for part, param in zip(parts, half, strict=True)]
 
@@ -123,7 +123,7 @@ def load_weights(optimizer, state_dict: dict) -> None:
     if getattr(optimizer, "fp32_params", None) is None or len(params) != len(saved):
         return
     if not all(torch.equal(value.to(param), param.data) for param, value in zip(params, saved, strict=True)):
-        return  # not what was loaded in half precision: of another model, or a part of one
+        return  # they differ from the loaded half precision: another model's, or a part of one
     if hasattr(optimizer, "load_float32_weights"):
         optimizer.load_float32_weights(saved)
     else:
@@ -141,7 +141,7 @@ def catch_up(trainer, extra_state: dict) -> tuple[list, bool]:
     ours, state = extra_state.get(KEY) or {}, extra_state["train_iterator"]
     cfg, at_end = trainer.cfg, between_epochs(extra_state)
     epoch = state["epoch"] - at_end
-    # what a save asks an epoch's iterator, of one whose batches are gone
+    # the attributes of an epoch's iterator that a save reads, for one whose batches are used up
     place = SimpleNamespace(epoch=epoch, end_of_epoch=lambda: at_end, state_dict=lambda: state)
     losses, over = [extra_state.get("val_loss")], _over(trainer)
     schedule = getattr(trainer.lr_scheduler, "lr_scheduler", None)  # torch's, which fairseq moves when it resumes
@@ -170,7 +170,7 @@ def _over(trainer) -> bool:
 
 
 def _log_averages(trainer, epoch: int, found: dict) -> None:
-    """Write the line that fairseq-train logs last in an epoch; once more if it was written before."""
+    """Write the line that fairseq-train logs last in an epoch, again if it was written before."""
     common, updates = trainer.cfg.common, trainer.get_num_updates()
     bar = progress_bar.progress_bar(
         [], log_format=common.log_format, log_file=common.log_file, epoch=epoch,

@@ -1,11 +1,11 @@
 """Read checkpoints: only plain data is unpickled, and a file that cannot be used is refused in one line.
 
-torch stores a checksum for every tensor and never checks it; here each file is verified before it is read, and a resume
-takes the last checkpoint, or the newest that is whole.
+torch stores a checksum for every tensor and never checks it; this module verifies each file before it is read, and a
+resume takes the last checkpoint, or the newest that is whole.
 
 torch >= 2.6 loads with its weights_only unpickler, which knows tensors and containers. fairseq also writes the classes
-below; each holds data, none runs code when it is rebuilt. That a file holds weights that are finite numbers, and the
-config of their model, fairseq finds out later, if at all: weights that are no numbers translate into anything.
+below; each holds data, none runs code when it is rebuilt. This module also checks that weights are finite and that the
+model's config is there: fairseq notices later, if at all, and weights that are NaN translate into anything.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 DEFAULT = "checkpoint_last.pt"  # of --restore-file
 RESUMABLE = r"checkpoint(?:_previous|\d+|_\d+_\d+|(_best|\.best_.+)){}\.pt"
 UNREADABLE = (OSError, EOFError, zipfile.BadZipFile, zlib.error, struct.error, ValueError, RuntimeError, IndexError)
-FOLDER = 0x10  # in the attributes of a member, of which torch then reads nothing
+FOLDER = 0x10  # bit in a zip member's attributes, by which torch reads nothing of it
 NUMPY_DTYPES = ("Int64DType", "Int32DType", "Float64DType", "Float32DType", "BoolDType")
 HALF = (torch.float16, torch.bfloat16)
 
@@ -79,14 +79,14 @@ def allow_plain_data() -> None:
 def load_checkpoint_to_cpu(original, path, arg_overrides=None, **kwargs) -> dict:
     """Load a checkpoint of fairseq; raise a UserError, naming the file, for one that is damaged, foreign or none.
 
-    UserError, too, for overrides that prune layers of our models, which fairseq would leave out without a word.
+    Overrides that prune layers of our models are refused too: fairseq would ignore them silently.
     """
 
     def load(*args, **kwargs):
         if os.path.isfile(path):
             check_whole(path)  # torch does not look at its checksums
             raw = torch.load(path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True)
-            for config in (raw.get("cfg"), raw.get("args")):  # before fairseq converts them, which runs eval()
+            for config in (raw.get("cfg"), raw.get("args")):  # checked before fairseq converts them, which runs eval()
                 check_plain(path, config)
         return original(*args, **kwargs)
 
@@ -119,9 +119,9 @@ def explained(load, path, *args, **kwargs):
 
 
 def _check_ordinary(path: str) -> None:
-    if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for
+    if os.path.exists(path) and not os.path.isfile(path):  # opening a pipe would block
         raise UserError(f"{path}: is no ordinary file; give a checkpoint of fairseq-train")
-    if any("\ud800" <= char <= "\udfff" for char in str(path)):  # torch takes it for no name at all
+    if any("\ud800" <= char <= "\udfff" for char in str(path)):  # torch cannot open such a name
         raise UserError(f"{path!r}: its name is not UTF-8; rename it")
 
 
@@ -267,5 +267,5 @@ def updates(path: Path) -> int:
     try:
         state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
         return state["optimizer_history"][-1]["num_updates"]
-    except Exception:  # of whatever a damaged file makes torch raise
+    except Exception:  # a damaged file makes torch raise errors of any kind
         return -1

@@ -1,7 +1,7 @@
 """Save a training's checkpoints; a save that fails is a warning in the log, not the end of the run.
 
-A training locks its --save-dir, for a second training there would replace and remove the first one's checkpoints. The
-lock is filelock's, on a file in the folder; the system frees it when the process ends in any way.
+A training locks its --save-dir, because a second training there would replace and remove the first one's checkpoints.
+The lock is filelock's, on a file in the folder; the system frees it when the process ends in any way.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .atomic import SaveError
 log = logging.getLogger(__name__)
 RULES = ("keep_interval_updates", "keep_last_epochs", "keep_best_checkpoints")
 LOCK = ".lock"
-GRACE = 5.0  # seconds in which a process that was killed may still be on its way out
+GRACE = 5.0  # seconds that a killed process may take to exit
 _lock: FileLock | None = None  # of this process
 _failure: SaveError | None = None  # of the latest save
 
@@ -36,7 +36,7 @@ def begin(cfg) -> None:
     Raises a UserError, before anything is written, if another training holds the folder.
     """
     global _failure
-    if cfg.write_checkpoints_asynchronously:  # needs iopath, and then fairseq writes no checkpoint_last.pt
+    if cfg.write_checkpoints_asynchronously:  # needs iopath, with which fairseq writes no checkpoint_last.pt
         raise UserError("--write-checkpoints-asynchronously: not supported; drop it")
     if not cfg.no_save:
         take(Path(cfg.save_dir))
@@ -109,7 +109,7 @@ def on_cpu(state: dict) -> dict:
 def save_checkpoint(original, cfg, trainer, epoch_itr, val_loss):
     """Save a checkpoint; if that fails, write a warning and let the training go on.
 
-    Diverged if a weight is not finite: nobody can train on with it, and it must not replace one that is.
+    Raises Diverged if a weight is not finite: such a checkpoint is useless, and must not replace a good one.
     """
     global _failure
     if not cfg.no_save and not all(agreement.gathered(all_finite(trainer.get_model()))):

@@ -1,4 +1,4 @@
-"""Handlers around fairseq-train's loop: where a run resumes, how it ends, and signals, which stop it with a checkpoint.
+"""Handlers around fairseq-train's loop: resume a run, end it, and stop it with a checkpoint at a signal.
 
 SIGTERM and SIGUSR1, by which schedulers announce the end, are noticed at once and answered between two updates.
 """
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 ANSWERED = (signal.SIGTERM, signal.SIGUSR1)
 ECHO = 3.0  # seconds in which one signal may come twice: from the scheduler, and passed on by torchrun
 _first: dict[int, float] = {}  # signal -> when it came
-_answered: set[int] = set()  # by the end of the process, which is near
+_answered: set[int] = set()  # the process is about to end
 _before: dict[int, object] = {}  # signal -> handler, while a training is watched over
 
 
@@ -41,7 +41,8 @@ class Stopped(Exception):
 def load_checkpoint(original, cfg, trainer, **kwargs):
     """Describe the run in the log, lock the folder, resume from the newest whole checkpoint, and finish its epoch.
 
-    It is the first call that fairseq-train's main makes with its Trainer. UserError if another training has the folder.
+    It is the first call that fairseq-train's main makes with its Trainer. Raises a UserError if another training has
+    the folder.
     """
     logging.getLogger("deepnet_fairseq.training").info(opening_line(trainer))
     saving.begin(cfg)
@@ -56,7 +57,7 @@ def load_checkpoint(original, cfg, trainer, **kwargs):
     extra_state, epoch_itr = original(cfg, trainer, **kwargs)
     if extra_state is not None:
         if not (another_run or cfg.reset_dataloader or cfg.reset_meters or cfg.reset_optimizer):
-            watch()  # it may validate
+            watch()  # finishing the epoch may validate
             answer = exact_resume.catch_up(trainer, extra_state)
             trainer.over = answer if answer[1] else None
         if exact_resume.between_epochs(extra_state) and metrics.get_meters("train"):
@@ -121,16 +122,16 @@ def explain_lost_loader(cfg, error: Exception) -> None:
 
 
 def validate_and_save(original, cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch):
-    """Validate and save after an update, where it is time to; end the process with a checkpoint if a signal came.
+    """Validate and save after an update, where one is due; end the process with a checkpoint if a signal came.
 
-    Return validation losses, and whether the training is over; a last save of a stuck training is not worth it.
+    Return validation losses, and whether the training is over. A stuck training gets no final save.
     """
     try:
         stop_if_told(trainer)
         losses, over = original(cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch)
         return losses, over or trainer.stuck.over
     except Stopped:
-        pass  # and no more: what is raised below has nothing to do with it
+        pass  # leave the handler: errors raised below must not be chained to this one
     _save_and_exit(trainer, epoch_itr, end_of_epoch)
 
 
@@ -155,7 +156,7 @@ def _save_and_exit(trainer, epoch_itr, end_of_epoch: bool) -> None:
         raise UserError(f"stopped by {name} after update {updates}, and {error}") from None
     finally:
         exact_resume.unfinished = None
-    agreement.meet()  # torchrun ends them all as soon as one does
+    agreement.meet()  # torchrun ends all processes as soon as one does
     path = Path(cfg.save_dir) / f"{atomic.LAST}{trainer.checkpoint_suffix}.pt"
     saved = "nothing is saved (--no-save)" if cfg.no_save else f"{path} is saved, the same command goes on from it"
     log.info(f"stopped by {name} after update {updates}: {saved}")
@@ -180,7 +181,7 @@ def unwatch() -> None:
 
     When one process has ended, torchrun sends the others the same signal again.
     """
-    _first.clear()  # what came is not for the next training of this process
+    _first.clear()  # earlier signals do not concern the next training of this process
     while _before:
         kind, handler = _before.popitem()
         signal.signal(kind, signal.SIG_IGN if kind in _answered else handler)

@@ -1,1 +1,1 @@
-"""Trainings on several processes: how they start (launch.py), agree (agreement.py) and shard Adam's state (zero.py)."""
+"""Distributed training: start processes (launch.py), run collectives (agreement.py), shard Adam's state (zero.py)."""

@@ -1,4 +1,4 @@
-"""Collectives over all ranks of a training, which return at once where there is only one process.
+"""Collectives over all ranks of a training: broadcast, all-gather, barrier; they return at once for one process.
 
 All ranks must make the same calls in the same order: every function but `several` and `is_first` waits for the others.
 """
@@ -24,10 +24,10 @@ def is_first() -> bool:
 
 
 def from_first(ask: Callable[[], object]):
-    """Call ask() on rank 0 and return its result on every rank; raise its UserError on every rank."""
+    """Call ask() on rank 0 and broadcast its result; raise its UserError on every rank."""
     if not several():
         return ask()
-    found = [None, None]  # the answer, or what is wrong
+    found = [None, None]  # the answer, or the error's message
     if is_first():
         try:
             found[0] = ask()

@@ -38,7 +38,7 @@ LOST = re.compile(
     r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe|time[d ]*out|heartbeat|not all ranks|\b(TCP)?store\b",
     re.I,
 )
-FORWARDED = (signal.SIGTERM, signal.SIGUSR1)  # to the processes started here, which save
+FORWARDED = (signal.SIGTERM, signal.SIGUSR1)  # passed to the processes started here, which save
 
 
 def flush_denormals() -> None:
@@ -66,7 +66,7 @@ def call_main(original, cfg, main, **kwargs):
         place.distributed_backend = "gloo"
     _wait_at_most(place.heartbeat_timeout)
     if place.distributed_init_method is None and _slurm():
-        distributed_utils.infer_init_method(place)  # from its variables
+        distributed_utils.infer_init_method(place)  # from torchrun's environment variables
     if place.distributed_world_size > 1 and not place.distributed_no_spawn:
         return _spawn(cfg, main, kwargs, on_cpu)
     with _said_in_a_line(cfg):
@@ -76,8 +76,8 @@ def call_main(original, cfg, main, **kwargs):
 def meet_once() -> None:
     """Let fairseq use gloo's default process group in place of a second group of all processes.
 
-    fairseq makes one for the sake of NCCL. While it is made, gloo waits forever for a process that is killed after it
-    has sent its address and before it is connected.
+    fairseq makes the second group because NCCL needs it. While it is made, gloo waits forever for a process that is
+    killed after it has sent its address and before it is connected.
     """
     if torch.distributed.is_initialized() and torch.distributed.get_backend() == "gloo":
         distributed_utils.get_global_group._global_group = torch.distributed.group.WORLD
@@ -167,7 +167,7 @@ def _process(number: int, main, cfg, kwargs: dict, parent: int, mistakes) -> Non
     patches.attach(main.__globals__)
     end_with(parent)
     _wait_at_most(cfg.distributed_training.heartbeat_timeout)
-    multiprocessing.set_start_method("fork", force=True)  # of those that load data, as everywhere else
+    multiprocessing.set_start_method("fork", force=True)  # for data-loading processes, as everywhere else
     try:
         with _said_in_a_line(cfg):
             try:

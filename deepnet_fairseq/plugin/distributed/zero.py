@@ -10,7 +10,7 @@ from ..optimisers import deepnet_adam
 
 
 def check_settings(setting: Callable[[str, str], object]) -> None:
-    """Raise a UserError for what cannot be sharded; setting(section, key) returns a value of fairseq's config."""
+    """Raise a UserError for settings that forbid sharding; setting(section, key) returns one of fairseq's config."""
     if setting("distributed_training", "ddp_backend") == "fully_sharded":
         raise UserError("--ddp-backend fully_sharded: not supported; use --zero-sharding os")
     optimizer = setting("optimizer", "_name") or setting("", "optimizer")
@@ -23,5 +23,5 @@ def check_settings(setting: Callable[[str, str], object]) -> None:
 
 
 def left_alone(trainer) -> bool:
-    """Return whether an error is being handled while the state lies with processes that know nothing of it."""
+    """Return whether an error is being handled while other processes, unaware of it, hold parts of the state."""
     return sys.exc_info()[1] is not None and getattr(trainer.optimizer.optimizer, "is_shared", False)

@@ -15,10 +15,10 @@ from .deepnet_adam import HalfPrecisionOptimizer
 def apply_after_update(optimizer: FairseqOptimizer, model: nn.Module) -> None:
     """Give the weights that were just updated to the method of a DeepModel, if it changes them.
 
-    These are the float32 weights of an optimiser for half precision, and the model gets them again. Under ZeRO in half
-    precision each process changes those of its share. UserError where half precision has no float32 weights.
+    In half precision these are the optimiser's float32 weights, which are then copied to the model again; under ZeRO
+    each process changes those of its share. Raises a UserError where half precision has no float32 weights.
     """
-    while hasattr(model, "module"):  # of several processes
+    while hasattr(model, "module"):  # DistributedDataParallel's wrapper
         model = model.module
     after_update = getattr(model, "after_update", None)
     if after_update is None:

@@ -1,4 +1,4 @@
-"""`--optimizer deepnet_adam`: fairseq's adam, its flags, numbers and checkpoints, by torch's fused kernel.
+"""`--optimizer deepnet_adam`: fairseq's adam with its flags, numbers and checkpoints, by torch's fused kernel.
 
 Adam with decoupled weight decay (Kingma and Ba 2015, algorithm 1 in the order of section 2's end; Loshchilov and Hutter
 2019, algorithm 2). fairseq's adam computes
@@ -70,8 +70,8 @@ def betas(text: str) -> tuple[float, float]:
 class Adam(torch.optim.Optimizer):
     """Adam over one group of parameters, with the state of fairseq's adam.
 
-    factor: what multiplies all gradients in the next step, a number or a tensor (), so that scaling and clipping touch
-    no gradient. shard: the parameters that this process updates under ZeRO, None for all.
+    factor: multiplies all gradients in the next step, a number or a tensor (), so that scaling and clipping touch no
+    gradient. shard: the parameters that this process updates under ZeRO, None for all.
     """
 
     def __init__(self, params, lr: float, betas: tuple[float, float], eps: float, weight_decay: float):
@@ -86,7 +86,8 @@ class Adam(torch.optim.Optimizer):
         loss = closure() if closure is not None else None
         (group,) = self.param_groups
         parameters = group["params"] if self.shard is None else [group["params"][n] for n in self.shard.own]
-        lists: dict[tuple, tuple[list, ...]] = defaultdict(lambda: ([], [], [], []))  # parameters of the same update
+        # grouped by update number and device
+        lists: dict[tuple, tuple[list, ...]] = defaultdict(lambda: ([], [], [], []))
         for p in parameters:
             if (grad := p.grad) is None:
                 continue
@@ -112,7 +113,7 @@ class Adam(torch.optim.Optimizer):
 
     @property
     def is_shared(self) -> bool:
-        """Whether other processes keep parts of the state."""
+        """True if other processes keep parts of the state."""
         return self.shard is not None
 
     def consolidate_state_dict(self) -> None:
@@ -128,13 +129,13 @@ class Adam(torch.optim.Optimizer):
         self.gathered = self.shard.gather(entries)
 
     def broadcast_global_state_dict(self, state_dict: dict) -> dict:
-        """Return on all processes the state that the first one has read, by the name that fairseq's trainer calls."""
+        """Broadcast the state that the first process has read; fairseq's trainer calls this name."""
         if self.shard is None:
             return state_dict
         return distributed_utils.broadcast_object(state_dict, src_rank=0, group=self.shard.group)
 
     def state_dict(self) -> dict:
-        """Return {"state": {number: {"step", "exp_avg", "exp_avg_sq"}}, "param_groups"}, under ZeRO of what is here."""
+        """Return {"state": {number: {"step", "exp_avg", "exp_avg_sq"}}, "param_groups"}, under ZeRO its part."""
         state, names = super().state_dict(), ("step", *MOMENTS)
         for number, entry in sorted(self.gathered.items()):
             if "step" in entry:
@@ -146,7 +147,7 @@ class Adam(torch.optim.Optimizer):
         """Take over the state of this class or of fairseq's adam; raise a UserError if it is another model's."""
         parameters = self.param_groups[0]["params"] if self.shard is None else self.shard.parameters
         saved = state_dict["param_groups"][0]
-        of_all = saved.get("step", 0)  # apex counts for all parameters together
+        of_all = saved.get("step", 0)  # apex keeps one count for all parameters
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
         try:
             found = {
@@ -193,11 +194,12 @@ class HalfPrecisionOptimizer(DeepFP16):
     def __init__(self, cfg, params, fp32_optimizer, fp32_params, **kwargs):
         super().__init__(cfg, params, fp32_optimizer, fp32_params, **kwargs)
         self.saves_flat = self.has_flat_params
-        self.own = params  # what this process updates, then its float32 weights and gradients in the same order
+        # the parameters that this process updates; below, their float32 weights and gradients in the same order
+        self.own = params
         self.weights = (
             _views(next(iter(fp32_params.values())), params) if self.saves_flat else [p.data for p in fp32_params]
         )
-        self.gradients: list[Tensor] = []  # from the first update on, for ZeRO has them of its share alone
+        self.gradients: list[Tensor] = []  # made at the first update, because ZeRO keeps those of its share alone
 
     @classmethod
     def build_optimizer(cls, cfg, params, **kwargs) -> HalfPrecisionOptimizer:
@@ -237,7 +239,7 @@ class HalfPrecisionOptimizer(DeepFP16):
         if self._needs_sync:
             present = [number for number, p in enumerate(self.own) if p.grad is not None]
             _copy([self.gradients[number] for number in present], [self.own[number].grad for number in present])
-            if len(present) < len(self.own):  # counts as a gradient of 0
+            if len(present) < len(self.own):  # no gradient counts as 0
                 torch._foreach_zero_([self.gradients[n] for n, p in enumerate(self.own) if p.grad is None])
             self._needs_sync = False
 
@@ -260,7 +262,7 @@ class HalfPrecisionOptimizer(DeepFP16):
         return [entry[WEIGHT] for _, entry in sorted(self.optimizer.gathered.items())]
 
     def load_float32_weights(self, weights: list[Tensor]) -> None:
-        """Take over what float32_weights returned."""
+        """Load the weights that float32_weights returned."""
         shard = self.optimizer.shard
         _copy(self.weights, weights if shard is None else [weights[number] for number in shard.own])
 
@@ -275,7 +277,7 @@ class HalfPrecisionOptimizer(DeepFP16):
                 state_dict = _split(state_dict, self.fp16_params)
             elif self.has_flat_params and not flat:
                 state_dict = _merged(state_dict)
-        except (KeyError, RuntimeError) as error:  # another optimiser's, or of other sizes in all
+        except (KeyError, RuntimeError) as error:  # another optimiser's, or another total size
             raise UserError(WRONG) from error
         super().load_state_dict(state_dict, optimizer_overrides)
 
@@ -333,7 +335,7 @@ class DeepnetAdam(FairseqAdam):
 
     @property
     def optimizer_config(self) -> dict:
-        """The settings that are given now and replace those of a checkpoint."""
+        """Settings of the command line, which replace those of a checkpoint."""
         return settings(self.cfg)
 
     def shard(self, group) -> None:
@@ -342,11 +344,11 @@ class DeepnetAdam(FairseqAdam):
 
     @property
     def _multiply_factor(self) -> float | Tensor:
-        """The factor by fairseq's name for it: what turns the gradients at hand into those that count."""
+        """Factor that turns the gradients at hand into those of the step; the name is fairseq's."""
         return self.optimizer.factor
 
     def multiply_grads(self, c: float | Tensor) -> None:
-        """Multiply all gradients by c, when the step reads them."""
+        """Multiply all gradients by c, which takes effect when the step reads them."""
         self.optimizer.factor = self.optimizer.factor * c
 
     def clip_grad_norm(self, max_norm: float, aggregate_norm_fn=None) -> Tensor:

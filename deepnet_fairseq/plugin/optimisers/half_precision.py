@@ -1,4 +1,4 @@
-"""fairseq's half precision, `--fp16`, `--bf16` and `--amp`: resumed to the bit, on a CPU too, AMP unscaled once."""
+"""Half precision of fairseq, `--fp16`, `--bf16`, `--amp`: resumed bit for bit, on a CPU too, AMP unscaled once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..checkpoints import exact_resume
 from ..distributed import agreement
 
 logger = logging.getLogger(__name__)
-# what fairseq takes of CUDA without asking whether it trains there: what a CPU gives
+# CUDA calls that fairseq makes without checking for a GPU -> their replacement on a CPU
 ON_CPU = {
     (torch.cuda, "current_device"): lambda: None,  # as a parameter's device.index
     (torch.Tensor, "cuda"): lambda tensor: tensor,
@@ -27,7 +27,7 @@ ON_CPU = {
 
 
 def warn_on_cpu(trainer) -> None:
-    """Say once that half precision makes nothing faster on a CPU."""
+    """Warn once that half precision makes nothing faster on a CPU."""
     flag = "--fp16" if trainer.cfg.common.fp16 else "--amp"
     if _on_cpu(trainer) and flag not in trainer._warn_once and agreement.is_first():
         trainer._warn_once.add(flag)  # a resume builds the optimiser again
@@ -97,8 +97,8 @@ class DeepAMP(ExactState, AMPOptimizer):
     def step(self) -> None:
         """Make an update with the gradients that clip_grad_norm has unscaled.
 
-        A scaler remembers by the optimiser's identity whose gradients those are. fairseq gives it torch's optimiser
-        there and its own wrapper here, so that Adam would see them divided by the scale twice.
+        A scaler notes by the optimiser's identity whose gradients it has unscaled. fairseq passes torch's optimiser to
+        unscale_ and its own wrapper to step, so that Adam would see gradients divided by the scale twice.
         """
         self.scaler.step(self.optimizer)
         self.scaler.update()
@@ -111,9 +111,9 @@ for _kind, _stock in ((DeepFP16, FP16Optimizer), (DeepMemoryEfficientFP16, Memor
 
 
 def build(cfg, params: list):
-    """Build the optimiser for half precision that the flags, or the registered optimiser's `half_precision`, ask for.
+    """Build the optimiser for half precision by the flags, or by the registered optimiser's `half_precision`.
 
-    cfg: fairseq's whole config. UserError for an optimiser that cannot do what half precision asks of it.
+    cfg: fairseq's whole config. Raises a UserError for an optimiser that does not support half precision.
     """
     common, name = cfg.common, cfg.optimizer._name
     if common.amp:

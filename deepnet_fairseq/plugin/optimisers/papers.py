@@ -1,7 +1,7 @@
-"""What papers' recipes ask for and fairseq lacks: Admin's optimiser RAdam, T-Fixup's learning rate, GPAS's clipping.
+"""RAdam (Admin's optimiser), T-Fixup's learning rate and GPAS's clipping, which papers' recipes need and fairseq lacks.
 
 `--optimizer radam`: Liu et al. 2020, arXiv 1908.03265. `--lr-scheduler t_fixup`: lr(t) = lr sqrt(P / (P + t)), at its
-height from the first update (Huang et al. 2020); fairseq's inverse_sqrt divides by the length of its warm-up.
+peak from the first update (Huang et al. 2020); fairseq's inverse_sqrt divides by the length of its warm-up.
 """
 
 from dataclasses import dataclass, field
@@ -31,14 +31,14 @@ class RAdamConfig(FairseqDataclass):
 
 
 class PatientRAdam(torch.optim.RAdam):
-    """torch's RAdam, which makes no step until the variance of its rate is known, but for the decay of weights.
+    """RAdam of torch, but without a step, weight decay apart, until the variance of its rate is tractable.
 
-    That is while the length of the moving average rho_t <= 5: for the first 5 updates at beta2 0.98. There torch steps
+    It waits while the length of the moving average rho_t <= 5: for the first 5 updates at beta2 0.98. There torch steps
     with the bare momentum; Admin's authors do not. Parameters in half precision are updated in float32, one after the
-    other, and have their moments in it.
+    other, and their moments are float32.
     """
 
-    # what fairseq asks of one for --fp16 and --memory-efficient-fp16, and what it need not do
+    # what fairseq requires of an optimiser for --fp16 and --memory-efficient-fp16
     supports_flat_params = supports_memory_efficient_fp16 = disable_mem_eff_fp16_loading_hack = True
 
     @torch.no_grad()
@@ -64,11 +64,11 @@ class PatientRAdam(torch.optim.RAdam):
             for param in params:
                 if param.grad is not None:
                     param.mul_(1 - group["lr"] * group["weight_decay"])
-        self.param_groups = [group | {"params": params, "lr": 0.0 if early else group["lr"]}]  # 0: the moments alone
+        self.param_groups = [group | {"params": params, "lr": 0.0 if early else group["lr"]}]  # 0: moments alone
         super().step()
 
     def load_state_dict(self, state_dict: dict) -> None:
-        """As torch's, which would cast the moments to the type of parameters in half precision."""
+        """Load a state without torch's cast of the moments to the type of parameters in half precision."""
         super().load_state_dict(state_dict)
         indices = [index for group in state_dict["param_groups"] for index in group["params"]]
         for index, param in zip(indices, (p for group in self.param_groups for p in group["params"]), strict=True):
@@ -92,7 +92,7 @@ class RAdam(FairseqOptimizer):
 
     @property
     def optimizer_config(self) -> dict:
-        """What is given now and replaces what a checkpoint holds."""
+        """Settings of the command line, which replace those of a checkpoint."""
         return settings(self.cfg) | {"decoupled_weight_decay": True}
 
 
@@ -106,9 +106,9 @@ class TFixupScheduleConfig(FairseqDataclass):
 
 @register_lr_scheduler("t_fixup", dataclass=TFixupScheduleConfig)
 class TFixupSchedule(FairseqLRScheduler):
-    """No warm-up, inverse square root decay; t counts updates from 0.
+    """Inverse square root decay without warm-up; t counts updates from 0.
 
-    UserError, naming the flag, for several rates in --lr and for --decay-period below 1.
+    Raises a UserError, naming the flag, for several rates in --lr and for --decay-period below 1.
     """
 
     def __init__(self, cfg, optimizer):
@@ -130,7 +130,7 @@ class TFixupSchedule(FairseqLRScheduler):
 
 
 def clip_apart(trainer) -> None:
-    """Clip on their own the gradients of modules with a `gradient_clip`, the largest L2 norm of them all."""
+    """Clip separately the gradients of modules with a `gradient_clip`, the largest L2 norm over all of them."""
     limited = trainer.limited
     if limited is None:  # a walk through all layers, once
         model = trainer.get_model()

@@ -1,4 +1,4 @@
-"""ZeRO stage 1: which process of a group updates which parameter, and what they send each other."""
+"""ZeRO stage 1: divide parameters among the processes of a group, and exchange weights and states."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Shard:
     each to the process with the least so far.
 
     torch's ZeroRedundancyOptimizer would keep float32 weights and gradients of the whole model on every process, which
-    in half precision are half of all there is: 4 + 8 + 8 / n bytes a parameter on each of n processes, in the place of
-    4 + 16 / n.
+    in half precision are half of the memory: 4 + 8 + 8 / n bytes a parameter on each of n processes, instead of 4 + 16
+    / n.
     """
 
     def __init__(self, group, parameters: list[nn.Parameter]):
@@ -31,14 +31,14 @@ class Shard:
         self.own = sorted(self.parts[group.rank()])
 
     def publish(self) -> None:
-        """Send the weights of its own parameters from each process to all."""
+        """Broadcast from each process the weights of its own parameters."""
         for process, numbers in enumerate(self.parts):
             if numbers:
                 weights = [self.parameters[number].data for number in numbers]
                 distributed._broadcast_coalesced(self.group, weights, BUCKET, process)
 
     def gather(self, entries: dict[int, dict]) -> dict[int, dict]:
-        """Return on the first process the entries of all, their tensors on the CPU; {} on the others.
+        """Gather the entries of all processes on the first one, their tensors on the CPU; return {} on the others.
 
         entries: of own parameters by their number, all with the same keys. A tensor has the parameter's shape; anything
         else is passed on as it is.

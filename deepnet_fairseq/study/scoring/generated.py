@@ -1,7 +1,7 @@
-"""What fairseq-generate printed, and a test set of it as the metrics want it, by what its corpus says of its text.
+"""Read the output of fairseq-generate, and align it with references as the metrics need them.
 
-S- source, T- reference, H- and D- translation, P- scores; sentences in any order. A bilingual run has one file of it, a
-multilingual one a file a direction.
+Lines are S- source, T- reference, H- and D- translation, P- scores; sentences come in any order. A bilingual run has
+one file, a multilingual one a file for each direction. The corpus' recipe.json says how its text was processed.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ SPEED = re.compile(
 )
 TEST_SET = re.compile(r" (\S+) (\S+-\S+) (\d+) examples$")
 OF_SENTENCE = re.compile(r"[A-Z]-\d+\t")
-MARKS = ("▁", "@@")  # of pieces of words
+MARKS = ("▁", "@@")  # marks of pieces of words
 
 
 @dataclass(frozen=True)
 class Output:
-    """A file of translations; its test set and direction ("test", "de-en") where its place in a folder tells them."""
+    """File of translations, with test set and direction ("test", "de-en") if its place in a folder tells them."""
 
     file: Path
     subset: str | None = None
@@ -46,8 +46,8 @@ class Output:
 def find_outputs(path: Path, known: Collection[str] = ()) -> list[Output]:
     """List the outputs at `path`: a file, a run's folder, or a folder of SRC-TGT.txt or SUBSET/SRC-TGT.txt.
 
-    A file directly in the folder is of the subset "test". known: codes of languages in use. Raise UserError for a
-    folder without outputs, and for a .txt file in it whose name is no direction; a single file is not looked for yet.
+    A file directly in the folder is of the subset "test". known: codes of languages in use. Raises a UserError for a
+    folder without outputs, and for a .txt file in it whose name is no direction; a single file need not exist yet.
     """
     if not path.is_dir():
         return [Output(path)]
@@ -70,8 +70,8 @@ def find_outputs(path: Path, known: Collection[str] = ()) -> list[Output]:
 class Generated:
     """Translations and references, one a sentence, in the order of the test set.
 
-    `references` is what the model's dictionary leaves of them: a word that it lacks reads <<unk>>, so that no
-    translation matches it; None where fairseq knew no references.
+    In `references` a word that the model's dictionary lacks reads <<unk>>, so that no translation matches it; None if
+    fairseq had no references.
     """
 
     path: Path
@@ -80,9 +80,9 @@ class Generated:
 
 
 def read_generated(path: Path) -> Generated:
-    """Read a file that fairseq-generate printed.
+    """Read an output of fairseq-generate.
 
-    Raise UserError if a sentence is missing or there twice, or if some translations lack their references.
+    Raises a UserError if a sentence is missing or comes twice, or if some translations lack references.
     """
     text = read_text(path)
     if text and not text.endswith("\n"):
@@ -95,7 +95,7 @@ def read_generated(path: Path) -> Generated:
 
 
 def _check_pieces(generated: Generated) -> None:
-    """Raise UserError if most translations hold pieces of words; in a few lines a mark is text."""
+    """Raise a UserError if most translations hold pieces of words; in a few lines such a mark may be text."""
     for mark in MARKS:
         count = sum(mark in line for line in generated.translations)
         if 2 * count > len(generated.translations):
@@ -106,14 +106,14 @@ def _check_pieces(generated: Generated) -> None:
 
 
 def generation_speed(generated: Path) -> dict[str, float] | None:
-    """Return seconds of translating, sentences and tokens a second, as fairseq logged them; None if it did not."""
+    """Return seconds of translating, sentences and tokens a second from fairseq's log; None if it has none."""
     found = _logged(SPEED, generated)
     names = ("seconds", "sentences_per_second", "tokens_per_second")
     return {name: float(found[-1][name]) for name in names} if found else None
 
 
 def read_text(path: Path) -> str:
-    """The file as it is: a carriage return ends no line. UserError if there is none, or it is no UTF-8."""
+    """Read a file unchanged: a carriage return ends no line. UserError if it is missing or not UTF-8."""
     if not path.is_file():
         raise UserError(f"{path}: no such file")
     try:
@@ -137,7 +137,7 @@ def _sentences(pattern: re.Pattern, text: str, what: str, path: Path) -> list[st
 
 
 def _logged(pattern: re.Pattern, generated: Path) -> list[re.Match]:
-    """Return the matches in fairseq's log, which stands in the output itself or in a file beside it."""
+    """Return the matches in fairseq's log, which is in the output itself or in a file beside it."""
     log = generated.with_name("generate.log" if generated.name == "generated.txt" else f"{generated.stem}.log")
     for path in (generated, log):
         if path.is_file():
@@ -149,7 +149,7 @@ def _logged(pattern: re.Pattern, generated: Path) -> list[re.Match]:
 
 @dataclass(frozen=True)
 class Corpus:
-    """The folder DEST over the binarised data, and what DEST/recipe.json holds; the defaults where there is none.
+    """Folder DEST above the binarised data, with the facts of DEST/recipe.json, or defaults if there is none.
 
     detokenise: the binarised text is in Moses tokens; lowercase: and in lower case.
     """
@@ -161,7 +161,7 @@ class Corpus:
 
     @cached_property
     def languages(self) -> set[str]:
-        """The codes of its dictionaries, by which names of directions are read."""
+        """Return the language codes of its dictionaries, by which names of directions are read."""
         return {path.name[5:-4] for path in self.binarised.glob("dict.*.txt")} if self.binarised else set()
 
     def target(self, direction: str) -> str:
@@ -176,18 +176,18 @@ class Corpus:
         return next((path for path in (recipes, texts) if path and path.is_file()), None)
 
     def with_references(self, subset: str) -> set[str]:
-        """The directions that have raw references in this subset."""
+        """Return the directions that have raw references in this subset."""
         return _directions(self.folder and self.folder / "reference", f"{subset}.*-*.*")
 
     def pairs(self) -> set[str]:
-        """The directions of pairs.txt; empty for a bilingual corpus."""
-        for folder in (self.binarised, self.binarised.parent) if self.binarised else ():  # a shard lies one deeper
+        """Return the directions of pairs.txt; empty for a bilingual corpus."""
+        for folder in (self.binarised, self.binarised.parent) if self.binarised else ():  # a shard is one level deeper
             if (folder / "pairs.txt").is_file():
                 return set((folder / "pairs.txt").read_text(encoding="utf-8").split())
         return set()
 
     def directions(self, subset: str) -> set[str]:
-        """What a whole translation of `subset` holds: the pairs with a test set of their own."""
+        """Return the directions of a complete translation of `subset`: the pairs with a test set of their own."""
         return self.pairs() & (self.with_references(subset) or self.pairs())
 
 
@@ -196,10 +196,10 @@ def _directions(folder: Path | None, pattern: str) -> set[str]:
 
 
 def read_corpus(data: str | Path | None) -> Corpus:
-    """What lies over the binarised data; a Corpus of defaults without data or recipe.json.
+    """Read the Corpus above the binarised data; defaults without data or recipe.json.
 
-    data: as fairseq takes it, DEST/bin, a shard in it, or several joined with colons. UserError if there is no such
-    folder, or recipe.json is damaged.
+    data: as fairseq takes it, DEST/bin, a shard in it, or several joined with colons. Raises a UserError if there is no
+    such folder, or recipe.json is damaged.
     """
     if data is None:
         return Corpus()
@@ -219,11 +219,11 @@ def read_corpus(data: str | Path | None) -> Corpus:
 
 @dataclass(frozen=True)
 class AlignedText:
-    """All lists have one entry a sentence, in the order of the test set.
+    """Translations beside references, lists with one entry a sentence, in the order of the test set.
 
-    hypotheses, references: as text is published, for sacreBLEU; generated: as fairseq-generate printed them.
-    target: the language, None where nothing tells. raw: the references are the corpus's, not the detokenised T- lines,
-    in which a word that the model's dictionary lacks is spoilt.
+    hypotheses, references: detokenised, for sacreBLEU; generated: as fairseq-generate printed them. target: the
+    language, None if unknown. raw: the references are the corpus's, not the detokenised T- lines, in which a word that
+    the model's dictionary lacks is spoilt.
     """
 
     generated: Generated
@@ -237,8 +237,8 @@ class AlignedText:
 def align_with_references(output: Output, corpus: Corpus) -> AlignedText:
     """Read an output beside its references: those of the corpus, or else those that fairseq-generate printed.
 
-    Raise UserError if sentences are missing, doubled, or not as many as the log says or the references are, and if they
-    are pieces of words.
+    Raises a UserError if sentences are missing or doubled, if their number differs from the log's or the references',
+    and if they are pieces of words.
     """
     generated = read_generated(output.file)
     subset, direction = _test_set(output, corpus)
@@ -258,7 +258,7 @@ def align_with_references(output: Output, corpus: Corpus) -> AlignedText:
 
 
 def _test_set(output: Output, corpus: Corpus) -> tuple[str, str | None]:
-    """Return subset and direction: by the file's place, fairseq's log, the file's name, or the corpus's only one."""
+    """Find subset and direction: by the file's place, fairseq's log, the file's name, or the corpus' only one."""
     if output.subset:
         return output.subset, output.direction
     if logged := _logged(TEST_SET, output.file):
@@ -270,9 +270,9 @@ def _test_set(output: Output, corpus: Corpus) -> tuple[str, str | None]:
 
 
 def _check_count(generated: Generated, direction: str | None) -> None:
-    """Raise UserError unless the output holds as many sentences as its log says.
+    """Raise a UserError unless the output holds as many sentences as its log says.
 
-    The log names the size of the test set, and the sentences of each process where several translated shards of it.
+    The log has the size of the test set, and the sentences of each process if several translated shards of it.
     """
     found = len(generated.translations)
     sizes = [int(m[3]) for m in _logged(TEST_SET, generated.path) if m[2] == direction]
@@ -283,7 +283,7 @@ def _check_count(generated: Generated, direction: str | None) -> None:
 
 
 def need_target(path: Path, target: str | None) -> str:
-    """Return the target language; raise UserError, naming the file, where nothing tells it."""
+    """Return the target language; raise a UserError, naming the file, if it is unknown."""
     if target is None:
         raise UserError(f"{path}: which languages? Keep fairseq-generate's log beside it, or name the file SRC-TGT.txt")
     return target

@@ -1,4 +1,4 @@
-"""Whether systems differ from a baseline by more than the choice of test sentences explains: paired tests, tables."""
+"""Test whether systems differ from a baseline by more than the choice of test sentences explains, and print tables."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ...text_table import render
 from .generated import AlignedText, align_with_references, find_outputs, read_corpus
 from .scores import ChrF, metric_of
 
-TestSet = tuple[str, str] | None  # subset and direction; None: the one of bilingual runs
+TestSet = tuple[str, str] | None  # subset and direction; None: the only one of bilingual runs
 LEVEL = 0.05
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One test set: its systems, the baseline first; metric -> sacreBLEU's result of each, and its signature.
+    """Comparison on one test set: systems, the baseline first; metric -> sacreBLEU's results, and its signature.
 
     A Result has score (0..100), mean and ci, the half width of the 95% bootstrap interval, and p_value against the
     baseline, None for itself.
@@ -31,10 +31,10 @@ class Comparison:
 
 
 def paired(paths: list[Path], data: str | Path | None) -> Iterator[tuple[TestSet, list[AlignedText]]]:
-    """Each test set that all have, with what each made of it, in the order of `paths`.
+    """Yield each test set that all systems have, with their translations of it, in the order of `paths`.
 
-    paths: see find_outputs; data: see read_corpus. UserError if a path is there twice, if there is no such test set, or
-    if the systems do not translate the same sentences.
+    paths: see find_outputs; data: see read_corpus. Raises a UserError if a path comes twice, if there is no such test
+    set, or if the systems do not translate the same sentences.
     """
     corpus = read_corpus(data)
     if twice := {path for path in paths if [other.resolve() for other in paths].count(path.resolve()) > 1}:
@@ -54,7 +54,7 @@ def paired(paths: list[Path], data: str | Path | None) -> Iterator[tuple[TestSet
 
 
 def names(paths: list[Path]) -> list[str]:
-    """What tells the systems apart: the names of their folders or files, else their paths."""
+    """Return distinct names of the systems: those of their folders or files, else their paths."""
     runs = [path.parent if path.name == "generated.txt" else path for path in paths]
     short = [run.resolve().name for run in runs]
     return short if len(set(short)) == len(short) else [str(path) for path in paths]
@@ -63,10 +63,10 @@ def names(paths: list[Path]) -> list[str]:
 def significance(
     baseline: Path, systems: list[Path], data: str | Path | None = None, tokenize: str | None = None
 ) -> dict[TestSet, Comparison]:
-    """Test set -> its comparison: None for a bilingual run, else (subset, direction), those that all systems have.
+    """Compare systems on each test set that all have: None for a bilingual run, else (subset, direction).
 
-    By sacreBLEU's paired bootstrap resampling (Koehn 2004), two-sided. baseline, systems: see find_outputs; tokenize:
-    see score. UserError if the systems do not translate the same sentences.
+    The test is sacreBLEU's paired bootstrap resampling (Koehn 2004), two-sided. baseline, systems: see find_outputs;
+    tokenize: see score. Raises a UserError if the systems do not translate the same sentences.
     """
     paths, found = [baseline, *systems], {}
     for key, aligned in paired(paths, data):
@@ -77,7 +77,7 @@ def significance(
         for metric in metrics:
             first, *others = results[metric]
             for result in others:
-                if result.score == first.score:  # sacreBLEU counts the samples that differ more, which none need do
+                if result.score == first.score:  # sacreBLEU counts the samples that differ more: there may be none
                     result.p_value = 1.0
         signed = {metric: str(signature) for metric, signature in signatures.items()}
         found[key] = Comparison(names(paths), {metric: results[metric] for metric in metrics}, signed)

@@ -1,4 +1,4 @@
-"""score.json of a run: of one direction, of many and their means, or perplexities from logs; by sacreBLEU's metrics."""
+"""Compute score.json of a run by sacreBLEU: one direction, many and their means, or perplexities from logs."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from .words import Words, base_language, bleu_metric, bleu_of_language, tokenise
 
 RESAMPLES = 1000
 KINDS = ("tokenised", "sacrebleu", "spbleu", "m2m")
-SPBLEU = "flores101"  # sacreBLEU's name of the pieces that spBLEU is of
+SPBLEU = "flores101"  # sacreBLEU's name of the pieces of spBLEU
 GROUPS = ("to_english", "from_english", "between_others")
 MEANS = {"bleu": "mean"} | dict(zip(GROUPS, ("into English", "from English", "between others"), strict=True))
 REFERENCES = {
     "raw": "references: raw text of the corpus",
     "generated": "references: lines T-n of fairseq-generate; --data BIN compares with raw text where the corpus has it",
 }
-NAMED = 5  # directions that a message lists
+NAMED = 5  # directions that a message lists at most
 PERPLEXITY = "perplexity"
 CAUSAL = re.compile(r"Loss \(base 2\): (\S+), Perplexity: ")
 MASKED = re.compile(r'\| INFO \| (\S+) \| \{.*"\1_loss": "([^"]*)"')
-HIGHEST = 100.0  # bits a token; a model that knows nothing is at log2 of its vocabulary
+HIGHEST = 100.0  # bits a token; an untrained model is at log2 of its vocabulary
 
 
 def score(
@@ -52,9 +52,9 @@ def score(
 ) -> dict:
     """Return the content of score.json: scores in 0..100, lengths, speed; or perplexities, if `paper` asks for them.
 
-    path: see find_outputs and perplexity; data: see read_corpus; paper: what "bleu" is, see kinds_of_bleu; tokenize:
-    sacreBLEU's tokenizer, by default that of the target language. Raise UserError if directions are missing, unless
-    `partial`.
+    path: see find_outputs and perplexity; data: see read_corpus; paper: the kind of "bleu", see kinds_of_bleu;
+    tokenize: sacreBLEU's tokenizer, by default that of the target language. Raises a UserError if directions are
+    missing, unless `partial`.
     """
     if paper == PERPLEXITY:
         if data is not None or partial or tokenize:
@@ -82,7 +82,7 @@ def score(
 def metric_of(aligned: AlignedText, tokenize: str | None = None) -> BLEU:
     """Return the BLEU of a text: with the tokenizer of its language, unless `tokenize` names one.
 
-    Raise UserError where nothing tells the language of a text that the usual tokenizer does not split.
+    Raises a UserError if the language is unknown of a text that the usual tokenizer does not split.
     """
     if not (aligned.target or tokenize) and written_without_blanks(aligned.references):
         raise UserError(
@@ -93,7 +93,7 @@ def metric_of(aligned: AlignedText, tokenize: str | None = None) -> BLEU:
 
 
 def score_output(aligned: AlignedText, paper: str = "sacrebleu", tokenize: str | None = None) -> dict:
-    """Return score.json of one direction, not rounded; raise UserError if the paper's BLEU cannot be had."""
+    """Return score.json of one direction, not rounded; raise a UserError if the paper's BLEU cannot be computed."""
     text, lowercase = (aligned.hypotheses, aligned.references), aligned.corpus.lowercase
     tokens = (aligned.generated.translations, aligned.generated.references or [])
     bleu, notes = metric_of(aligned, tokenize), []
@@ -123,7 +123,7 @@ def score_output(aligned: AlignedText, paper: str = "sacrebleu", tokenize: str |
 
 
 def _tokenised(aligned: AlignedText) -> dict | None:
-    """BLEU of words between blanks, as fairseq's own scorer counts them."""
+    """Compute the BLEU of words between blanks, as fairseq's own scorer counts them."""
     generated, metric = aligned.generated, bleu_metric(tokenize="none")
     if generated.references is None:
         return None
@@ -132,26 +132,26 @@ def _tokenised(aligned: AlignedText) -> dict | None:
 
 
 def _m2m(aligned: AlignedText) -> dict:
-    """BLEU of words as M2M-100's authors split them; the signature names the tokeniser."""
+    """Compute the BLEU of words as M2M-100's authors split them; the signature names the tokeniser."""
     split, name = tokeniser(need_target(aligned.generated.path, aligned.target))
     metric = bleu_metric(aligned.corpus.lowercase, Words(split, f"m2m.{name}"))
     return score_with_interval(metric, aligned.hypotheses, aligned.references)
 
 
 def _rounded(value, digits: int = 2):
-    """To two decimals, as sacreBLEU prints its scores; ratios to four."""
+    """Round to two decimals, as sacreBLEU prints its scores; ratios to four."""
     if isinstance(value, dict):
         return {key: _rounded(inner, 4 if key == "length_ratio" else 2) for key, inner in value.items()}
     return round(value, digits) if isinstance(value, float) else value
 
 
 def group(source: str, target: str) -> str:
-    """Return which of GROUPS a direction is of."""
+    """Return the one of GROUPS that a direction belongs to."""
     return GROUPS[0] if base_language(target) == "en" else GROUPS[1] if base_language(source) == "en" else GROUPS[2]
 
 
 def check_complete(path: Path, sets: dict[str, dict], corpus: Corpus, partial: bool) -> dict[str, list[str]]:
-    """Subset -> the corpus's directions without a translation; UserError if there are any, unless `partial`."""
+    """Return subset -> the corpus' directions without a translation; UserError if there are any, unless `partial`."""
     lost = {subset: sorted(corpus.directions(subset) - outputs.keys()) for subset, outputs in sets.items()}
     lost = {subset: directions for subset, directions in lost.items() if directions}
     for subset, directions in lost.items() if not partial else ():
@@ -164,7 +164,7 @@ def check_complete(path: Path, sets: dict[str, dict], corpus: Corpus, partial: b
 
 
 def summarise(sets: dict[str, dict[str, dict]], corpus: Corpus) -> dict:
-    """Add the means to subset -> direction -> scores. The top level repeats "test", or else is the sets' mean."""
+    """Add the means to subset -> direction -> scores. The top level repeats "test", or else is the mean of the sets."""
 
     def grouped(directions: dict[str, dict]) -> list[dict]:
         pairs = (parse_pair("direction", name, corpus.languages) for name in directions)
@@ -181,7 +181,7 @@ def summarise(sets: dict[str, dict[str, dict]], corpus: Corpus) -> dict:
 
 
 def _means(parts: list[dict], directions: dict[str, dict]) -> dict:
-    """Of parts of the same weight, whatever their number of sentences; None for a group that none of them has."""
+    """Average parts with equal weight, regardless of their sentences; None for a group that none of them has."""
 
     def mean(key: str) -> float | None:
         values = [part[key] for part in parts if part.get(key) is not None]
@@ -197,7 +197,7 @@ def _means(parts: list[dict], directions: dict[str, dict]) -> dict:
 
 
 def score_table(found: dict) -> str:
-    """Return the content of score.json as tables for a reader, with notes and signatures."""
+    """Format the content of score.json as tables, with notes and signatures."""
     if found["kind"] == PERPLEXITY:
         rows = [["set", "perplexity", "bits a token"]]
         for name, one in (found.get("sets") or {"": found}).items():
@@ -236,10 +236,10 @@ def _cell(value: float | None) -> str:
 
 
 def perplexity(path: Path) -> dict:
-    """The content of score.json: perplexity a token, and the loss behind it in bits.
+    """Return the content of score.json: perplexity a token, and its loss in bits.
 
     path: a log of fairseq-eval-lm or of `fairseq-validate --log-format json`, or a folder of such logs SUBSET.txt,
-    whose numbers then stand under sets.SUBSET. UserError if a log has no loss, or one that is not finite.
+    whose numbers then stand under sets.SUBSET. Raises a UserError if a log has no loss, or one that is not finite.
     """
     if not path.is_dir():
         return {"kind": PERPLEXITY} | _of_log(path)
@@ -250,7 +250,7 @@ def perplexity(path: Path) -> dict:
 
 
 def _of_log(path: Path) -> dict:
-    """Of the last evaluation in it."""
+    """Return the loss and perplexity of a log's last evaluation."""
     text = read_text(path)
     losses = CAUSAL.findall(text) or [loss for _, loss in MASKED.findall(text)]
     try:
@@ -265,7 +265,7 @@ def _of_log(path: Path) -> dict:
 
 
 def _spbleu(lowercase: bool) -> BLEU:
-    """Return the BLEU of SentencePiece's pieces; raise UserError where sacreBLEU would download their model."""
+    """Return the BLEU of SentencePiece's pieces; raise a UserError if sacreBLEU would have to download their model."""
     url = SPM_MODELS[SPBLEU]["url"]
     path = Path(tokenizer_spm.SACREBLEU_DIR) / "models" / Path(url).name
     if not path.is_file():
@@ -274,10 +274,10 @@ def _spbleu(lowercase: bool) -> BLEU:
 
 
 def kinds_of_bleu(words: str | None) -> dict[str | None, str]:
-    """Test set -> which of KINDS its paper reports, under None that of all others.
+    """Return test set -> the one of KINDS that its paper reports; under None, that of all others.
 
-    words: a kind for all test sets, or "m2m,flores=spbleu": one, and others by name; None: sacreBLEU's. UserError
-    for words that are no kind.
+    words: a kind for all test sets, or "m2m,flores=spbleu": one, and others by name; None: sacreBLEU's. Raises a
+    UserError for an unknown kind.
     """
     kinds: dict[str | None, str] = {None: "sacrebleu"}
     for word in words.split(",") if words else ():
@@ -289,14 +289,14 @@ def kinds_of_bleu(words: str | None) -> dict[str | None, str]:
 
 
 class ChrF(CHRF):
-    """sacreBLEU 2.6.0 cannot take the mean of its samples where some, in which nothing is right, are no float32."""
+    """ChrF whose samples are all floats: sacreBLEU 2.6.0 cannot average them if some, without a match, are not."""
 
     def _compute_f_score(self, statistics: list[int]) -> float:
         return float(super()._compute_f_score(statistics))
 
 
 def score_with_interval(metric: Metric, translations: list[str], references: list[str]) -> dict:
-    """sacreBLEU's score, 0..100, of the whole text, with its signature; mean and ci are of 1000 bootstrap samples.
+    """Return sacreBLEU's score, 0..100, of the whole text, and its signature; mean and ci of 1000 bootstrap samples.
 
     ci: half the width of the 95% interval.
     """

@@ -1,7 +1,7 @@
-"""Tokenisers of the target language, for sacreBLEU: its own by default, or those of M2M-100's protocol.
+"""Choose the target language's tokeniser for sacreBLEU: its own by default, or that of M2M-100's protocol.
 
-The protocol is fairseq's examples/m2m_100/tok.sh LANG, then BLEU of the words. Each tokeniser is a library's. Where
-that is not tok.sh's own: docs/reports.md, "M2M-100's protocol".
+The protocol is fairseq's examples/m2m_100/tok.sh LANG, then BLEU of the words. Each tokeniser is a library's;
+docs/reports.md, "M2M-100's protocol", lists those that are not tok.sh's own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
 from ...errors import UserError
 
-DEFAULT = {"ja": "ja-mecab", "ko": "ko-mecab", "th": "th", "zh": "zh"}  # by target language; of all others 13a
+DEFAULT = {"ja": "ja-mecab", "ko": "ko-mecab", "th": "th", "zh": "zh"}  # target language -> tokenizer; 13a for others
 TWO_LETTERS = {  # ISO 639-1 codes of the three-letter codes whose language a tokeniser knows
     "asm": "as", "ben": "bn", "bur": "my", "cat": "ca", "ces": "cs", "chi": "zh", "cmn": "zh", "cze": "cs",
     "deu": "de", "dut": "nl", "ell": "el", "eng": "en", "est": "et", "fin": "fi", "fra": "fr", "fre": "fr",
@@ -28,7 +28,8 @@ TWO_LETTERS = {  # ISO 639-1 codes of the three-letter codes whose language a to
     "slo": "sk", "slv": "sl", "spa": "es", "swe": "sv", "tam": "ta", "tel": "te", "tha": "th", "wuu": "zh",
     "yue": "zh", "zho": "zh",
 }  # fmt: skip
-SCRIPTS = ("Han", "Hiragana", "Katakana", "Hangul", "Thai", "Lao", "Khmer", "Myanmar", "Tibetan")  # of long words
+# scripts that 13a does not split into words
+SCRIPTS = ("Han", "Hiragana", "Katakana", "Hangul", "Thai", "Lao", "Khmer", "Myanmar", "Tibetan")
 UNSPLIT = regex.compile("[" + "".join(rf"\p{{{script}}}" for script in SCRIPTS) + "]")
 LETTER = regex.compile(r"\p{L}")
 EXTRA = "pip install 'deepnet_fairseq[m2m]'"
@@ -38,7 +39,7 @@ NOT_PRINTED = regex.compile(r"\p{C}")
 
 
 def _normalised(language: str) -> Split:
-    """replace-unicode-punctuation.perl, normalize-punctuation.perl -l LANG, remove-non-printing-char.perl."""
+    """Return replace-unicode-punctuation.perl, normalize-punctuation.perl -l LANG, remove-non-printing-char.perl."""
     moses = MosesPunctNormalizer(language, perl_parity=True, pre_replace_unicode_punct=True)
     return lambda line: _printed(moses.normalize(line + "\n"))  # Perl's rules see the end of the line
 
@@ -48,7 +49,7 @@ def _printed(line: str) -> str:
 
 
 def _moses(language: str, between: Split = str) -> tuple[Split, str]:
-    """tokenizer.perl -no-escape -l LANG of what `between` makes of a normalised line."""
+    """Return tokenizer.perl -no-escape -l LANG, applied after `between` to a normalised line, and its name."""
     normalise, moses = _normalised(language), MosesTokenizer(language)
     split = partial(moses.tokenize, return_str=True, escape=False)
     return lambda line: split(between(normalise(line))), f"sacremoses-{version('sacremoses')}"
@@ -65,7 +66,7 @@ def _japanese(language: str) -> Split:
 
 
 def _sacrebleu(name: str, prepared: Callable[[str], Split]) -> Callable[[str], tuple[Split, str]]:
-    """Return sacreBLEU's own tokeniser, of what `prepared` of the language makes of a line."""
+    """Return sacreBLEU's own tokeniser, applied after the language's `prepared` to a line."""
 
     def tokeniser_of(language: str) -> tuple[Split, str]:
         prepare, split = prepared(language), bleu_metric(tokenize=name).tokenizer
@@ -89,7 +90,7 @@ def _indic(language: str) -> tuple[Split, str]:
     return lambda line: " ".join(trivial_tokenize(normalise(line.strip()), language)), name
 
 
-TOKENISERS: dict[str, Callable[[str], tuple[Split, str]]] = {  # by target language; of all others Moses's
+TOKENISERS: dict[str, Callable[[str], tuple[Split, str]]] = {  # target language -> tokeniser; Moses's for all others
     "hi": _indic, "ne": _indic, "ro": _romanian, "si": _indic, "th": _thai,
     "ja": _sacrebleu("ja-mecab", _japanese), "ko": _sacrebleu("ko-mecab", lambda _: _printed),
     "my": _sacrebleu("char", lambda _: str), "zh": _sacrebleu("zh", _normalised),
@@ -105,7 +106,7 @@ def base_language(code: str) -> str:
 def tokeniser(language: str) -> tuple[Split, str]:
     """Return M2M-100's split of lines in `language` ("zh", "zho_Hans"), and its name with its version.
 
-    Raise UserError, naming the extra to install, where its library is missing.
+    Raises a UserError, naming the extra to install, if its library is missing.
     """
     base = base_language(language)
     try:
@@ -115,7 +116,7 @@ def tokeniser(language: str) -> tuple[Split, str]:
 
 
 class Words(BaseTokenizer):
-    """A tokeniser that sacreBLEU lacks, as one of its own."""
+    """Tokeniser that sacreBLEU lacks, with the interface of its own."""
 
     def __init__(self, split: Split, name: str):
         self.split, self.name = split, name
@@ -134,7 +135,8 @@ def bleu_metric(lowercase: bool = False, tokenize: str | Words = "13a") -> BLEU:
     if tokenize == "th":
         tokenize = Words(*_thai("th"))
     own = isinstance(tokenize, Words)
-    metric = BLEU(tokenize="none" if own else tokenize, lowercase=lowercase, force=True)  # we do have tokenised text
+    # force: without a warning that the text is tokenised
+    metric = BLEU(tokenize="none" if own else tokenize, lowercase=lowercase, force=True)
     if own:
         metric.tokenizer, metric.tokenizer_signature = tokenize, tokenize.signature()
     return metric
@@ -143,7 +145,7 @@ def bleu_metric(lowercase: bool = False, tokenize: str | Words = "13a") -> BLEU:
 def bleu_of_language(target: str | None, lowercase: bool, tokenize: str | None) -> BLEU:
     """Return sacreBLEU's metric with the tokenizer `tokenize`, or else with the one of the target language.
 
-    Raise UserError where the library of that language is missing; nothing is downloaded.
+    Raises a UserError if the library of that language is missing; nothing is downloaded.
     """
     name = tokenize or DEFAULT.get(base_language(target or ""), "13a")
     try:
@@ -156,6 +158,6 @@ def bleu_of_language(target: str | None, lowercase: bool, tokenize: str | None) 
 
 
 def written_without_blanks(lines: list[str]) -> bool:
-    """Return whether most letters are of SCRIPTS, whose words sacreBLEU's usual tokenizer does not split."""
+    """Tell whether most letters are of SCRIPTS, whose words sacreBLEU's usual tokenizer does not split."""
     text = "".join(LETTER.findall("".join(lines)))
     return 2 * len(UNSPLIT.findall(text)) > len(text)

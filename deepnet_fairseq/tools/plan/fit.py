@@ -1,4 +1,4 @@
-"""Search the flags that make a training fit: from those that cost nothing to those that cost most."""
+"""Search the flags that make a training fit, from those that cost nothing to those that cost most."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from .trace import Stage, trace
 
 MOST_GPUS = 1024
 USABLE = 0.9  # of a GPU's memory; the rest is for CUDA's context, workspaces and gaps between blocks
-SAVES = 0.99  # of the peak before it: an option that saves less is left out
+SAVES = 0.99  # share of the former peak: an option that saves less is left out
 GROUPS = (1, 4)  # layers that are recomputed together
-# Tokens of one GPU's batch. MOST: an update of 128 x 4,096 tokens is still made of 32 batches of all lengths. LEAST: in
-# smaller ones launching kernels takes longer than computing; where layers are recomputed, down to LONGEST.
+# Tokens of one GPU's batch. MOST: an update of 128 x 4,096 tokens still consists of 32 batches of all lengths. LEAST:
+# in smaller batches launching kernels takes longer than computing; with recomputation the limit is LONGEST.
 MOST, LEAST, LONGEST = 16_384, 4096, 1024
 TRACED = 1024  # tokens that `choose` traces, and twice as many: memory and operations are linear in sentences
 
 
 @dataclass(frozen=True)
 class Option:
-    """A setting with what it needs, offered as a step towards fitting, and the setting as given."""
+    """Option on the way to fitting: a setting, its memory, and the setting as given."""
 
     name: str
     original: Setting
@@ -31,18 +31,18 @@ class Option:
 
     @property
     def fits(self) -> bool:
-        """Whether the peak stays within USABLE of a GPU's memory."""
+        """True if the peak stays within USABLE of a GPU's memory."""
         return self.memory.peak <= USABLE * self.setting.gpu_memory
 
     @property
     def cost(self) -> float:
-        """Operations for a token, relative to the setting as given."""
+        """Number of operations a token, relative to the setting as given."""
         now, before = (flops(setting).step / setting.batch for setting in (self.setting, self.original))
         return now / before
 
     @property
     def flags(self) -> str:
-        """The flags of fairseq-train that change."""
+        """Flags of fairseq-train that change."""
         new = self.setting
         flags = {
             "optimizer": f"--optimizer {new.optimizer}",
@@ -64,10 +64,10 @@ Ways = Iterator[tuple[str, Setting]]
 
 
 def recommend(setting: Setting) -> list[Option]:
-    """Return the setting as given and, until one fits, ways towards less memory; the last is the one to take.
+    """Return the setting as given and, until one fits, options with less memory; the last is the recommended one.
 
-    In this order: the loss in chunks, layers recomputed one at a time and in groups, the optimiser's state sharded,
-    more GPUs, each in the largest batches that fit, if any do. Ways that save nothing are left out.
+    The order is: the loss in chunks, layers recomputed one at a time and in groups, the optimiser's state sharded, more
+    GPUs, each in the largest batches that fit, if any do. Options that save nothing are left out.
     """
     options = [Option("as given", setting, setting, memory(setting))]
     for name, way in _ways(setting, MOST_GPUS, loss=True):
@@ -80,8 +80,9 @@ def recommend(setting: Setting) -> list[Option]:
 
 
 def choose(setting: Setting, batch: bool, recompute: bool, adam: bool) -> tuple[Option, int, float]:
-    """Return the fastest way to make the setting's update that fits, else the one that takes least; and the numbers
-    of parameters, and of operations in such an update on all GPUs.
+    """Return the fastest option for the setting's update that fits, else the one with the least memory.
+
+    Also return the numbers of parameters, and of operations in such an update on all GPUs.
 
     batch: whether --max-tokens may change, with --update-freq, so that an update stays as large; recompute: whether
     layers may be recomputed; adam: whether the optimiser is Adam, which can be sharded.
@@ -97,7 +98,7 @@ def choose(setting: Setting, batch: bool, recompute: bool, adam: bool) -> tuple[
 
 
 def _ways(setting: Setting, gpus: int, loss: bool = False, recompute: bool = True, adam: bool = True) -> Ways:
-    """Yield names and settings of the same batch: what costs nothing first, sharding over up to `gpus` GPUs last."""
+    """Yield names and settings of the same batch: cheapest first, sharding over up to `gpus` GPUs last."""
     way, name, chunked = setting, "as given", setting.objective.chunked
     if loss and chunked and not setting.chunked:
         way, name = replace(setting, criterion=chunked), "loss in chunks"
@@ -112,7 +113,7 @@ def _ways(setting: Setting, gpus: int, loss: bool = False, recompute: bool = Tru
 
 
 def _largest(name: str, original: Setting, way: Setting, sizes: Iterable[int], needs: Needs) -> Option:
-    """Return the way in the first of the sizes in which it fits, else in the last."""
+    """Return the option in the first of the sizes in which it fits, else in the last."""
     for tokens in sizes:
         taken = replace(way, max_tokens=tokens, update_freq=original.max_tokens * original.update_freq // tokens)
         said = f"{name}, batches of {tokens:,} tokens x {taken.update_freq}" if tokens != original.max_tokens else name
@@ -123,7 +124,7 @@ def _largest(name: str, original: Setting, way: Setting, sizes: Iterable[int], n
 
 
 def _sizes(way: Setting, most: int, least: int = 0) -> Iterator[int]:
-    """Yield tokens of a batch from `most` down, of which an update takes a whole number."""
+    """Yield batch sizes in tokens from `most` down, whole fractions of an update."""
     whole, given = way.max_tokens * way.update_freq, way.max_tokens
     least = max(way.length, min(given, least or (LONGEST if way.checkpoint_every else LEAST)))
     for freq in range(1, whole // least + 1):
@@ -132,7 +133,7 @@ def _sizes(way: Setting, most: int, least: int = 0) -> Iterator[int]:
 
 
 def _stages(setting: Setting) -> Callable[[Setting], list[Stage]]:
-    """Return what gives the stages of this model in batches of any size, by the line through two small ones."""
+    """Return a function for the stages of this model at any batch size, by linear extrapolation from two small ones."""
     sentences = max(1, TRACED // setting.length)
     few, more = (trace(replace(setting, max_tokens=n * sentences * setting.length, update_freq=1)) for n in (1, 2))
 

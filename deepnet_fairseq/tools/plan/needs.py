@@ -1,8 +1,8 @@
-"""Parameters, operations, time, and peak memory of a training.
+"""Compute parameters, operations, time, and peak memory of a training.
 
-The update is followed as fairseq's Trainer runs it, stage by stage (trace.py): the forward pass adds what each holds;
-the backward pass frees it from the end, while gradients arrive; the optimiser then adds its temporaries. Adam's moments
-are there from the second update on, and the gradients from the second batch of an update with --update-freq.
+The update is followed as fairseq's Trainer runs it, stage by stage (trace.py): the forward pass adds each stage's
+memory; the backward pass frees it from the end, while gradients arrive; the optimiser then adds its temporaries. Adam's
+moments exist from the second update on, and the gradients from the second batch of an update with --update-freq.
 
 Operations are those of matrix products and attention, 2 for each multiplication and addition, as Kaplan et al. 2020
 ("Scaling Laws for Neural Language Models", table 1) and Narayanan et al. 2021 ("Efficient Large-Scale Language Model
@@ -19,7 +19,7 @@ from typing import Any
 from .setting import Setting
 from .trace import LAYERS, Stage, layers_are_alike, skeleton, trace
 
-# What Python and autograd need for the modules, tensors and graph nodes around one parameter, in the memory of the CPU.
+# Bytes of CPU memory that Python and autograd need for the modules, tensors and graph nodes around one parameter.
 # Measured: resident memory at the peak, less all tensors, of 758 to 21,002 parameters, recomputed and not.
 OBJECTS = 14_000
 TERA = 1e12
@@ -28,12 +28,12 @@ TERA = 1e12
 def count(setting: Setting) -> SimpleNamespace:
     """Count the setting's parameters: exactly, from a skeleton on torch's meta device; a shared one once.
 
-    total; trainable: those that are trained; tensors: how many hold them; largest: numbers of the largest;
-    weight_bytes: of all; gradient_bytes: of those that are trained.
+    total; trainable: those that are trained; tensors: number of tensors that hold them; largest: numbers in the largest
+    tensor; weight_bytes: of all; gradient_bytes: of those that are trained.
     """
     depths = [getattr(setting.cfg, name) for name in setting.layer_fields]
     model = skeleton(setting) if layers_are_alike(setting) else skeleton(setting, max(depths))
-    times = dict.fromkeys(model.parameters(), 1)  # how often a parameter's like is there
+    times = dict.fromkeys(model.parameters(), 1)  # number of parameters like this one
     for name, stack in model.stacks().items():
         for parameter in stack.layers[-1].parameters():
             times[parameter] += getattr(setting.cfg, f"{name}_layers") - len(stack.layers)
@@ -67,10 +67,10 @@ def flops(setting: Setting, stages: list[Stage] | None = None) -> SimpleNamespac
 
 
 def speed(setting: Setting, rate: float, updates: int | None = None) -> SimpleNamespace:
-    """Return the speed of a training at `rate` FLOP/s on each GPU; gradients' exchange is in the rate or left out.
+    """Return the speed at `rate` FLOP/s on each GPU; the exchange of gradients counts only if `rate` includes it.
 
     step: seconds of an update; tokens_per_second: target tokens, of all GPUs; updates, hours: of the whole training,
-    None where nobody asked.
+    None without `updates`.
     """
     step = flops(setting).step / (rate * setting.gpus)
     hours = None if updates is None else updates * step / 3600
@@ -78,17 +78,17 @@ def speed(setting: Setting, rate: float, updates: int | None = None) -> SimpleNa
 
 
 def updates_of(setting: Setting, epochs: float, corpus_tokens: int) -> int:
-    """Return the updates that `epochs` of a corpus of so many target tokens take; batches count as full."""
+    """Return the updates in `epochs` of a corpus of `corpus_tokens` target tokens; batches count as full."""
     return max(1, round(epochs * corpus_tokens / setting.batch))
 
 
 def memory(setting: Setting, parameters: Any = None, stages: list[Stage] | None = None) -> SimpleNamespace:
     """Return the bytes that an update takes, from the second on: on one GPU, or of a process on the CPU.
 
-    optimiser: what it keeps between updates; buckets: the copy of the gradients that pytorch_ddp sends; activations:
-    what all stages but the loss hold at the end of the forward pass; recomputed: what the largest of them adds in its
-    backward pass; loss: what the loss holds, and its temporaries; step: temporaries of the optimiser's update; objects:
-    Python's, on the CPU; peak: the most at a time, which is in `phase` "forward", "backward" or "optimiser".
+    optimiser: its state between updates; buckets: the copy of the gradients that pytorch_ddp sends; activations: memory
+    of all stages but the loss at the end of the forward pass; recomputed: the most that one of them adds in its
+    backward pass; loss: memory of the loss, with its temporaries; step: temporaries of the optimiser's update; objects:
+    Python's, on the CPU; peak: the most at a time, which occurs in `phase` "forward", "backward" or "optimiser".
     """
     parameters, stages = parameters or count(setting), stages or trace(setting)
     weights, gradients = parameters.weight_bytes, parameters.gradient_bytes
@@ -122,10 +122,10 @@ def memory(setting: Setting, parameters: Any = None, stages: list[Stage] | None 
 
 
 class Pass:
-    """Stages that keep what they need, or are recomputed together; in bytes.
+    """Memory of a pass over stages that keep their activations, or are recomputed together; in bytes.
 
-    held: what they leave in the forward pass; rise: the most in it; redone: what the
-    backward pass computes again first, which then is as if it had been kept; redoing: the most while it does.
+    held: memory that they leave in the forward pass; rise: the most in it; redone: activations that the backward pass
+    first computes again and then holds; redoing: the most while it does.
     """
 
     def __init__(self, stages: list[Stage], setting: Setting):
@@ -140,7 +140,7 @@ class Pass:
 
 
 def _passes(stages: list[Stage], setting: Setting) -> list[Pass]:
-    """Layers that are recomputed together, all else a stage at a time."""
+    """Group layers that are recomputed together; other stages stand alone."""
     groups: list[list[Stage]] = []
     for stage in stages:
         last = groups[-1] if groups else [stage]

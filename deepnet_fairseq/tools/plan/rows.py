@@ -1,4 +1,4 @@
-"""Plan of many trainings: the rows of a table, the batch that fits into memory, their hours and their disk space.
+"""Plan many trainings, the rows of a table: the batch that fits into memory, hours and disk space.
 
 Hours are operations over an assumed rate; the bytes of checkpoints follow from the parameters.
 """
@@ -23,7 +23,7 @@ MOMENTS, MASTER, HALF, SINGLE = 8, 4, 2, 4  # bytes a parameter: Adam's, float32
 WHOLE = 3  # checkpoints with all state at a time: the last, the one before, and the one that is being written
 GB = 1e9
 EPOCHS = re.compile(r"(?:(?:last:)?\d{1,9}|\d{1,9}-\d{1,9})?")
-NUMBERS = {  # flags of a row that are read here
+NUMBERS = {  # flags of a row that this module reads
     "--kept": 1, "--stuck": 0, "--save-interval-updates": 0, "--distributed-world-size": 1, "--corpus-tokens": 0.0,
     "--max-update": 0.0, "--max-epoch": 0.0,
 }  # fmt: skip
@@ -33,11 +33,11 @@ NAME = 32  # characters of a row's name that are shown
 
 @dataclass(frozen=True)
 class Row:
-    """One training and its files.
+    """Row of the plan: one training and its files.
 
-    name: of its run; option: what it is trained with; updates: None where nothing says its end; hours; peak, kept:
-    bytes on the disk at the most while it trains, and at its end; done: is it over already? stuck: the paper's
-    diverged, and this one is planned to end as stuck after so many updates without learning, 0 for all others.
+    name: of its run; option: its setting; updates: None if its end is unknown; hours; peak, kept: bytes on the disk,
+    the most while it trains, and at its end; done: whether it is over already; stuck: if the paper's run diverged,
+    number of updates after which this one is planned to end as stuck, else 0.
     """
 
     name: str
@@ -52,18 +52,18 @@ class Row:
 
     @property
     def flags(self) -> str:
-        """The flags of fairseq-train that were chosen, "!" if the training does not fit into the GPU."""
+        """Flags of fairseq-train that were chosen, "!" if the training does not fit into the GPU."""
         stuck = f" --stop-stuck {self.stuck}" if self.stuck else ""
         return self.option.flags + stuck if self.option.fits or self.option.setting.device == "cpu" else "!"
 
 
 def read(lines: Iterable[str], rate: float | None = None) -> list[Row]:
-    """Return a row of each line: `NAME [--done] [--vocab SIZE] [--corpus-tokens N] [--kept N] WORDS of fairseq-train`.
+    """Read a row of each line: `NAME [--done] [--vocab SIZE] [--corpus-tokens N] [--kept N] WORDS of fairseq-train`.
 
     --corpus-tokens: target tokens of an epoch, for trainings that end by epochs; --kept: how many files with weights
-    stay (default 1; 0: nothing is saved); --free: what may be chosen, "batch,recompute" or one; --facts: run.json's,
+    stay (default 1; 0: nothing is saved); --free: settings to choose, "batch,recompute" or one; --facts: run.json's,
     --experiment: its folder, to find the paper's cell; --stuck: updates after which a training ends whose cell diverged
-    there. rate: TFLOP/s of each GPU or process. UserError, naming the row, for flags that cannot be.
+    there. rate: TFLOP/s of each GPU or process. Raises a UserError, naming the row, for invalid flags.
     """
     return [_row(shlex.split(line), rate) for line in lines if line.strip()]
 
@@ -92,7 +92,7 @@ def _row(words: list[str], rate: float | None) -> Row:
     if args.max_epoch and args.corpus_tokens:
         ends.append(updates_of(setting, args.max_epoch, int(args.corpus_tokens)))
     stuck = args.stuck if args.stuck and diverged(args.experiment, json.loads(args.facts)) else 0
-    if stuck:  # the first validation is where it is first saved
+    if stuck:  # it is first saved at the first validation
         ends.append(stuck + args.save_interval_updates)
     hours = min(ends, default=0) * work / ((rate or ASSUMED[setting.device]) * TERA * setting.gpus) / 3600
     disk = _disk(setting, parameters, args)
@@ -100,7 +100,7 @@ def _row(words: list[str], rate: float | None) -> Row:
 
 
 def diverged(experiment: str, facts: dict) -> bool:
-    """Whether the paper says of this row of an experiment's table that it diverged; facts: of the row's run.json."""
+    """Tell whether the paper's table has this row as diverged; facts: of the row's run.json."""
     from ...study.tables import TABLES
 
     cells = [
@@ -112,7 +112,7 @@ def diverged(experiment: str, facts: dict) -> bool:
 
 
 def _disk(setting: Setting, parameters: int, args) -> tuple[float, float]:
-    """Return bytes at most, and at the end."""
+    """Return the bytes on the disk: the most, and at the end."""
     if not args.kept:
         return 0.0, 0.0
     weights = parameters * (SINGLE if setting.precision == "fp32" else HALF)
@@ -124,7 +124,7 @@ def _disk(setting: Setting, parameters: int, args) -> tuple[float, float]:
 
 
 def as_text(rows: list[Row], rate: float | None = None, side_by_side: int = 1) -> str:
-    """Return the plan of rows that are trained in this order, so many at a time: a line each, and sums."""
+    """Format the plan of rows that are trained in this order, `side_by_side` at a time: a line each, and sums."""
     left, setting = [row for row in rows if not row.done], rows[0].option.setting
     hours, kept = sum(row.hours for row in left) / side_by_side, sum(row.kept for row in rows)
     most = kept + sum(sorted((row.peak for row in left), reverse=True)[:side_by_side])

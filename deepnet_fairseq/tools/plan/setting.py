@@ -1,4 +1,4 @@
-"""The setting that a plan is made for: a model, its batches, precision and optimiser, by fairseq-train's flags."""
+"""Setting of a plan, read from fairseq-train's flags: a model, its batches, precision and optimiser."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ...plugin.chunked_loss import NAME, PLAIN
 
 GIB = 2**30
 FLOAT32 = 4
-MOST = 10**8  # of any whole number that is given
+MOST = 10**8  # limit of any whole number
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 OPTIMIZERS = ADAM, FUSED = "adam", "deepnet_adam"
 SHARDED = "--zero-sharding os"
@@ -38,12 +38,12 @@ class Objective(NamedTuple):
 
     @property
     def translates(self) -> bool:
-        """Whether there are a source and a target; the loss then is label-smoothed."""
+        """True if there are a source and a target; the loss is then label-smoothed."""
         return self.task == "translation"
 
     @property
     def masks(self) -> bool:
-        """Whether some of the tokens are hidden, and only these predicted."""
+        """True if some of the tokens are masked, and only these predicted."""
         return self.task == "masked_lm"
 
 
@@ -56,15 +56,15 @@ OBJECTIVES = {
 
 @dataclass(frozen=True)
 class Setting:
-    """A model, its batches and the machine: the flags of a training that its memory and time depend on.
+    """Setting of a training: the flags of model, batches and machine that determine memory and time.
 
     cfg: a filled model config; vocab: symbols that the first stack reads, and those that the model predicts;
     max_tokens: source tokens, and target tokens, in a batch of one GPU, padding included (of a language model's one
     text, simply tokens); length: tokens of a sentence; precision: a key of DTYPES, or "memory-efficient-" and one of
-    the halves, which have no master copy; optimizer: "adam" or "deepnet_adam"; criterion: by default the model's;
-    mask_prob: share of the tokens that a masked language model predicts; checkpoint_every: layers that are recomputed
-    together, 0 for none; zero: whether the optimiser's state is sharded; gpu_memory: bytes; device: "cpu" or "cuda".
-    UserError, naming the flag, for values out of range and for flags that do not go together.
+    the half precisions, then without a master copy; optimizer: "adam" or "deepnet_adam"; criterion: by default the
+    model's; mask_prob: share of the tokens that a masked language model predicts; checkpoint_every: layers that are
+    recomputed together, 0 for none; zero: whether the optimiser's state is sharded; gpu_memory: bytes; device: "cpu" or
+    "cuda". Raises a UserError, naming the flag, for values out of range and for flags that do not go together.
     """
 
     cfg: argparse.Namespace
@@ -113,7 +113,7 @@ class Setting:
 
     @property
     def memory_efficient(self) -> bool:
-        """Whether the weights are in half precision without a master copy."""
+        """True if the weights are in half precision without a master copy."""
         return self.precision.startswith("memory-efficient")
 
     @property
@@ -143,7 +143,7 @@ class Setting:
 
     @property
     def chunked(self) -> bool:
-        """Whether the loss is computed in chunks."""
+        """True if the loss is computed in chunks."""
         return self.criterion == self.objective.chunked
 
     @property
@@ -182,21 +182,21 @@ FLAGS = ("max_tokens", "update_freq", "criterion", "mask_prob", "gpus")  # named
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that raises UserError for a mistake."""
+    """Parser that raises a UserError for a mistake."""
 
     def error(self, message: str):
-        """Raise UserError."""
+        """Raise a UserError."""
         raise UserError(message.removeprefix("argument "))
 
 
 def check_number(flag: str, value: float, zero: bool = False) -> None:
-    """Raise UserError, naming the flag, unless the value is a number above 0 or, with `zero`, 0."""
-    if not (0 < value < 1e18 or (zero and value == 0)):  # which is false of nan
+    """Raise a UserError, naming the flag, unless the value is a number above 0 or, with `zero`, 0."""
+    if not (0 < value < 1e18 or (zero and value == 0)):  # false for NaN
         raise UserError(f"{flag} {value}: must be a number {'from' if zero else 'above'} 0")
 
 
 def parse(flags: list[str], strict: bool = True) -> Setting:
-    """Return the setting of `deepnet plan`'s flags; UserError, naming the flag, for one that is unknown or contradicts.
+    """Parse `deepnet plan`'s flags; raise a UserError, naming the flag, for one that is unknown or contradicts others.
 
     strict: False ignores flags that memory and time do not depend on, as in a whole command of fairseq-train.
     """

@@ -1,4 +1,4 @@
-"""A plan as text and as JSON."""
+"""Format a plan as text and as JSON."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Memory and operations of a model's forward and backward passes, from a few of its layers run without storage.
+"""Trace memory and operations of a model's forward and backward passes, from a few layers run without storage.
 
-The model runs without storage, on the meta device, which passes for a GPU or a CPU (`AsOn`): nothing is
-computed, but every tensor has its shape and type, and dies when it would. A meter adds up the bytes that are alive and
-the operations of every kernel, stage by stage: embedding, each layer, the end of a stack, the loss. Layers between the
-first and the last are alike, so three of a stack stand for all. Whatever a method puts into its slots is thus counted
-by itself; what autograd keeps, and when it lets it go, is torch's own doing.
+The model runs on the meta device, which passes for a GPU or a CPU (`AsOn`): nothing is computed, but every tensor has
+its shape, type and lifetime. A meter adds up the live bytes and the operations of every kernel, stage by stage:
+embedding, each layer, the end of a stack, the loss. Layers between the first and the last are alike, so three of a
+stack stand for all. The modules in a method's slots are thus counted automatically; torch itself decides which tensors
+autograd keeps, and how long.
 """
 
 from __future__ import annotations
@@ -35,22 +35,23 @@ from .setting import FLOAT32, Setting
 
 ALIKE = 3  # layers traced: the first and the last may differ from those between
 LAYERS = "layers"
-MIXED = 6  # where layers read those before them, a layer's cost grows with its place, and these show how
+MIXED = 6  # where layers read all earlier ones, a layer's cost grows with its place; this number shows how
 FORMULAS = {packet.__name__: formula for packet, formula in flop_registry.items()}
-FORMULAS["_scaled_dot_product_flash_attention_for_cpu"] = sdpa_flop  # which torch does not count
-NO_KERNEL = ("empty", "new_empty", "empty_like", "new_empty_strided", "_unsafe_view", "detach", "zeros")  # beside views
-SEVERAL = {  # kernels of operators that are more than one, as benchmarks/fake_gpu counts them
+FORMULAS["_scaled_dot_product_flash_attention_for_cpu"] = sdpa_flop  # formulas that torch lacks
+# operators without a kernel, beside views
+NO_KERNEL = ("empty", "new_empty", "empty_like", "new_empty_strided", "_unsafe_view", "detach", "zeros")
+SEVERAL = {  # operators of several kernels, as benchmarks/fake_gpu counts them
     "native_layer_norm_backward": 2, "_scaled_dot_product_flash_attention_backward": 3, "embedding_dense_backward": 10,
 }  # fmt: skip
 
 
 @dataclass
 class Stage:
-    """A stretch of the update: bytes beside those before it, operations of its forward pass, launches of kernels.
+    """Stage of the update: bytes beside those before it, operations of its forward pass, launches of kernels.
 
-    output: of what it gives to the next stage; forward, backward: what the pass leaves when it is done; rise: the most
-    of each pass in between, `accumulated` that of the backward pass where gradients of its parameters are there
-    already; gradients: of its parameters, not in these; launches, launches_back: of the passes.
+    output: of its output; forward, backward: memory that the pass leaves behind; forward_rise, rise: the most within
+    each pass; accumulated: that of the backward pass if its parameters already have gradients; gradients: of its
+    parameters, not included in these; launches, launches_back: of the passes.
     """
 
     name: str
@@ -66,13 +67,13 @@ class Stage:
     launches_back: int = 0
 
     def further(self, before: Stage, steps: float) -> Stage:
-        """This stage `steps` places on, along the line through `before`, one place back, and itself."""
+        """Extrapolate this stage `steps` places further, linearly from `before`, the stage one place back."""
         numbers = {key: n + round(steps * (n - getattr(before, key))) for key, n in vars(self).items() if key != "name"}
         return Stage(self.name, **numbers)
 
 
 class Meter(TorchDispatchMode):
-    """Bytes of the storages made inside that are alive, operations, launches. `own`: tensors that were there before."""
+    """Count live bytes of storages made in the context, operations and launches. own: tensors from before."""
 
     def __init__(self, own: list[Tensor]):
         super().__init__()
@@ -100,14 +101,14 @@ class Meter(TorchDispatchMode):
         return out
 
     def arrived(self, gradient: Tensor) -> None:
-        """A parameter's gradient stays beyond the pass, and is counted apart."""
+        """Count a parameter's gradient separately, because it outlives the pass."""
         key = gradient.untyped_storage()._cdata
         self.live -= self.sizes[key]
         self.gradients += self.sizes[key]
         self.sizes[key] = 0
 
     def lap(self) -> tuple[int, int, int, int, int, int]:
-        """Live, most live, the same with gradients, gradients, operations, launches; peaks start again from here."""
+        """Return live bytes, their peak, the peak with gradients, gradients, operations, launches; restart peaks."""
         found = (self.live, self.peak, self.peak_with_gradients, self.gradients, self.flops, self.launches)
         self.peak, self.peak_with_gradients = self.live, self.live + self.gradients
         return found
@@ -127,8 +128,10 @@ class Meter(TorchDispatchMode):
 
 
 class AsOn(TorchFunctionMode):
-    """Tensors on the meta device pass for a CPU's or a GPU's, where dropout's mask is a byte a number; attention is one
-    kernel."""
+    """Mode in which tensors on the meta device pass for a CPU's or a GPU's.
+
+    On a GPU dropout's mask is one byte a number; attention is one kernel.
+    """
 
     def __init__(self, device: str):
         super().__init__()
@@ -138,7 +141,7 @@ class AsOn(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         for name, value in self.attributes.items():
-            if func == vars(torch._C.TensorBase)[name].__get__:  # another object each time
+            if func == vars(torch._C.TensorBase)[name].__get__:  # the storage is another object each time
                 return value
         if kwargs.get("device"):
             kwargs = kwargs | {"device": "meta"}
@@ -175,7 +178,7 @@ def trace(setting: Setting) -> list[Stage]:
 
 
 def _run(setting: Setting, layers: int) -> Run:
-    """Return the run of so many layers a stack, the same for all depths."""
+    """Return the cached run with at most `layers` layers a stack, which serves all depths."""
     depths = {name: min(layers, getattr(setting.cfg, name)) for name in setting.layer_fields}
     key: tuple = (str(vars(setting.cfg) | depths | {"arch": ""}), setting.vocab, setting.precision, setting.max_tokens)
     key += (setting.length, setting.criterion, setting.mask_prob, setting.device, layers)
@@ -188,7 +191,7 @@ _alike: dict[str, bool] = {}
 
 
 def layers_are_alike(setting: Setting) -> bool:
-    """Whether the parameters of all layers of a stack have the same shapes, at the setting's depth."""
+    """Tell whether the parameters of all layers of a stack have the same shapes, at the setting's depth."""
     key = f"{vars(setting.cfg)} {setting.vocab}"
     if key not in _alike:
         _alike[key] = _are_alike(setting)
@@ -208,7 +211,7 @@ def _are_alike(setting: Setting) -> bool:
 
 
 def skeleton(setting: Setting, layers: int = ALIKE, mixers: bool = True) -> DeepModel:
-    """The setting's model with at most so many layers a stack, its mixers for all or for these; on the meta device."""
+    """Make the setting's model on the meta device, with at most so many layers a stack, and mixers for all or these."""
     fields = vars(setting.cfg)
     depths = {name: min(layers, fields[name]) for name in setting.layer_fields}
     cfg = config.namespace(**(fields | depths))
@@ -219,13 +222,13 @@ def skeleton(setting: Setting, layers: int = ALIKE, mixers: bool = True) -> Deep
 
 
 class Run:
-    """One forward and backward pass of the setting's model of so many layers a stack, in `stages`."""
+    """Run one forward and backward pass of the setting's model with so many layers a stack, and keep its `stages`."""
 
     def __init__(self, setting: Setting, layers: int):
         self.setting, self.model = setting, skeleton(setting, layers, mixers=False).train()
         self.stages: list[Stage] = []
         self.before: tuple = ()
-        self.shares = False  # whether layers share state, so that a layer's cost may grow with its place
+        self.shares = False  # True if layers share state, so that a layer's cost may grow with its place
         self.sentences = setting.max_tokens // setting.length
         with ExitStack() as stack:
             stack.enter_context(AsOn(setting.device))
@@ -237,13 +240,13 @@ class Run:
             features = [self._forward()]
             with self._stage("output") as stage:
                 loss = self._loss(features.pop())
-            if setting.chunked:  # whose forward pass has made the products of the backward pass
+            if setting.chunked:  # its forward pass has computed the products of the backward pass
                 stage.flops //= 3
             loss.backward()
             self._passed(self.stages[0])
 
     def expanded(self, setting: Setting, fewer: Run | None = None) -> Iterator[Stage]:
-        """The stages at the setting's depth; fewer: a run with a layer less, which shows what grows with the depth."""
+        """Yield the stages at the setting's depth; fewer: a run with one layer less, which shows growth with depth."""
         for name, group in itertools.groupby(self.stages, key=lambda stage: stage.name):
             *front, last = group
             layers = f"{name.split()[0]} {LAYERS}"
@@ -263,19 +266,19 @@ class Run:
         return x
 
     def _stack(self, name: str, stack: Stack, memory: tuple) -> Tensor:
-        """Embedding, layers and end -> features (B, T, C); memory: what each layer gets besides."""
+        """Run embedding, layers and end of a stack; return features (B, T, C). memory: each layer's further inputs."""
         state: State = {}
         with self._stage(f"{name} embedding") as stage:
             tokens = torch.zeros(self.sentences, self.setting.length, dtype=torch.long)
             learned = isinstance(stack.embed_positions, nn.Embedding)
             positions = stack.positions(tokens) if learned else None
-            if stack.embed_positions is not None and not learned:  # a sum with numbers that no gradient asks for
+            if stack.embed_positions is not None and not learned:  # adds constants, which have no gradient
                 weight = stack.embed_tokens.weight
                 positions = weight.new_empty(*tokens.shape, weight.size(1))
             x = stack.begin(stack.embed(tokens, positions)[0], state)
             del positions
             queries = self.setting.length if name == "decoder" else 1
-            mask = x.new_zeros(self.sentences, 1, queries, self.setting.length)  # it stays for all layers
+            mask = x.new_zeros(self.sentences, 1, queries, self.setting.length)  # the mask stays for all layers
             stage.output = x.nbytes
         for layer in stack.layers:
             x = self._boundary(x)
@@ -290,7 +293,7 @@ class Run:
         return self._boundary(x)
 
     def _boundary(self, x: Tensor) -> Tensor:
-        """x, whose gradient in the backward pass ends the stage that begins here."""
+        """Return x; the arrival of its gradient ends, in the backward pass, the stage that begins here."""
         index = len(self.stages)
         x = x.view_as(x)
         x.register_hook(lambda _: self._passed(self.stages[index]))
@@ -307,7 +310,7 @@ class Run:
         stage.flops, stage.launches = flops_now - flops, launches_now - launches
 
     def _passed(self, stage: Stage) -> None:
-        """The backward pass has left the stage."""
+        """Record that the backward pass has left the stage."""
         live, _, _, gradients, _, launches = self.before
         now, peak, with_gradients, gradients_now, _, launches_now = self.before = self.meter.lap()
         stage.backward, stage.accumulated = now - live, peak - live
