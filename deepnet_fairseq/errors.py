@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 
 class UserError(ValueError):
-    """What a user asked for cannot be: str(error) is the line to print. A ValueError for Python callers."""
+    """Mistake of a user: str(error) is the line to print. A ValueError for Python callers."""
 
 
 def behind(error: BaseException | None) -> Iterator[BaseException]:
@@ -40,7 +40,7 @@ def user_error_line(error: BaseException | None) -> str | None:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """On a GPU, or on a CPU in any of the ways that torch says so."""
+    """Return whether memory ran out, on a GPU, or on a CPU in any of the ways that torch says so."""
     said = str(error).lower()
     words = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory")
     return isinstance(error, MemoryError) or any(word in said for word in words)

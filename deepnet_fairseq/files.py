@@ -14,7 +14,7 @@ WRONG_VALUES = (ValueError, KeyError, TypeError, AttributeError, OverflowError) 
 
 
 def check_file(flag: str, path: Path, inputs: tuple[Path, ...] = ()) -> None:
-    """UserError, before the work is done, if no file can be written at `path`, or if it is one of the `inputs`."""
+    """Raise UserError, before the work is done, if `path` cannot be written, or is one of the `inputs`."""
     if path.is_dir():
         raise UserError(f"{flag} {path}: is a folder; name a file")
     if path.exists() and not path.is_file():
@@ -25,7 +25,7 @@ def check_file(flag: str, path: Path, inputs: tuple[Path, ...] = ()) -> None:
 
 
 def check_folder(flag: str, path: Path) -> None:
-    """UserError, before the work is done, if no new folder can be made at `path`; an empty one counts as new."""
+    """Raise UserError, before the work is done, if no new folder can be made; an empty one counts as new."""
     if (path.exists() and not path.is_dir()) or (path.is_dir() and any(path.iterdir())):
         raise UserError(f"{flag} {path}: is there and not empty; name a new folder")
     _check_parent(flag, path)
@@ -41,7 +41,7 @@ def _check_parent(flag: str, path: Path) -> None:
 
 @contextmanager
 def whole(path: Path, follow: bool = True):
-    """Gives a neighbouring path to write a file or folder to, which takes the name `path` if all went well.
+    """Give a neighbouring path to write a file or folder to, which takes the name `path` if all went well.
 
     Else it is removed, and what was at `path` is as it was. OSError if the disk does not take it. follow: if `path` is
     a link it stays, and what it points to is replaced; else the link is.

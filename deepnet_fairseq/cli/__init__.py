@@ -43,7 +43,7 @@ class Help(argparse.HelpFormatter):
 
 
 class Shown(NamedTuple):
-    """What a command shows: text for people, "" for none, data for --json; status: of the process."""
+    """Output of a command: text for people, "" for none, data for --json; status: of the process."""
 
     text: str
     data: Any

@@ -47,7 +47,7 @@ def compare(args) -> None:
 
 
 def rates(flag: str, text: str) -> list[float]:
-    """Of a comma-separated list of learning rates; UserError, naming the flag, for anything else."""
+    """Parse a comma-separated list of learning rates; UserError, naming the flag, for anything else."""
     try:
         return [float(rate) for rate in text.split(",")]
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Does an exported folder translate text as fairseq's plain model does? Both sides begin with the text itself."""
+"""Compare translations of text by an exported folder and by fairseq's plain model; both begin with the text itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On to CTranslate2: its own converter, from fairseq's plain model; then both models score the same tokens."""
+"""Export to CTranslate2 by its own converter, from fairseq's plain model; then both models score the same tokens."""
 
 from __future__ import annotations
 

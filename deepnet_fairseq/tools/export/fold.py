@@ -1,4 +1,4 @@
-"""Whether a model folds into a plain Post-LN or Pre-LN Transformer, and how: its method's factors go into weights.
+"""Fold a model into a plain Post-LN or Pre-LN Transformer, if it can be: its method's factors go into weights.
 
 LN(w o x + c f(x)) is to become LN(x' + f'(x')) with the same values. c goes into the last matrix of f; and so does a
 module `outer` that only multiplies, by its `factor`; one in `before` goes into the matrices that read it. For w:
@@ -71,7 +71,7 @@ def why_not_foldable(model: nn.Module) -> str | None:
 
 
 def _factor(module: nn.Module) -> Scale | None:
-    """What a module multiplies by, if that is all it does."""
+    """Return what a module multiplies by, if that is all it does."""
     if not isinstance(module, nn.Sequential):
         return getattr(module, "factor", None)
     factors = [_factor(part) for part in module]

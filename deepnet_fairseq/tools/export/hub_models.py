@@ -50,7 +50,7 @@ MARKS = {"bos_token_id": BOS, "pad_token_id": PAD, "eos_token_id": EOS}
 
 @dataclass(frozen=True)
 class Port:
-    """What a model of transformers is made from.
+    """Ingredients of a model of transformers.
 
     name: what its classes begin with; head: what the class of the whole model ends with; config: of its config class;
     state: all its parameters; longest: tokens that have a position; bounded: must no text be longer, for positions are
@@ -76,7 +76,7 @@ def port(folded: Folded) -> Port:
 
 
 def misfit(reason: str, way_out: str = ELSEWHERE) -> UserError:
-    """What does not fit, in one line."""
+    """Return the error for what does not fit, in one line."""
     return UserError(f"--to huggingface: {reason}; {way_out}")
 
 

@@ -1,4 +1,4 @@
-"""On to Hugging Face: a folder that transformers loads by its Auto classes, checked against fairseq's plain model."""
+"""Export to Hugging Face: a folder that transformers loads by its Auto classes, checked against fairseq's model."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _save(model, folder: Path) -> None:
 
 
 def _generation(folded: Folded, ported: Port, search: Settings | None) -> dict:
-    """As fairseq searches: no padding, no empty translation, and an end once there are as many finished ones as beams.
+    """Return settings that search as fairseq: no padding, no empty translation, an end once as many as beams are finished.
 
     Both take twice as many candidates as beams, count as finished those among the best `beam` of them that end, and
     divide a score by length ** penalty, the eos counted. early_stopping, which is not the default there, is that end;

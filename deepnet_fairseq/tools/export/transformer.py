@@ -113,7 +113,7 @@ class Folded:
 
     @property
     def stock(self) -> Stock:
-        """Which of fairseq's models it is."""
+        """Return which of fairseq's models it is."""
         return BY_NAME[self.model["_name"]]
 
     @property

@@ -80,7 +80,7 @@ class CTranslate2:
 
 
 class Fairseq:
-    """This package's model, any method's, under fairseq's beam search.
+    """Decoder of this package's models, of any method, under fairseq's beam search.
 
     dictionaries: fairseq's, of source and target.
     """

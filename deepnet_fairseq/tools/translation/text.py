@@ -1,4 +1,4 @@
-"""How a run's text becomes numbers: its dictionaries, what cut its sentences, and its tags of languages."""
+"""Find how a run's text becomes numbers: its dictionaries, what cut its sentences, and its tags of languages."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def measure(tensor: Tensor) -> Measured:
 
 @dataclass
 class Kind:
-    """All matrices of one role in one sort of branch of a stack, and what was measured of each."""
+    """Matrices of one role in one sort of branch of a stack, and what was measured of each."""
 
     stack: str
     sublayer: str
@@ -70,7 +70,7 @@ class Kind:
         return math.sqrt(sum((m.std / e) ** 2 * m.elements if e else math.inf for m, e in pairs) / self.elements)
 
     def fits(self, expected: list[float]) -> bool:
-        """Whether the deviations are these, pooled and layer by layer."""
+        """Return whether the deviations are these, pooled and layer by layer."""
 
         def near(ratio: float, elements: int) -> bool:
             return ratio > 0 and abs(math.log(ratio)) <= self.tolerance(elements)
@@ -116,7 +116,7 @@ class Draw:
     std: Callable[[Weight], float]
 
     def fits(self, kind: Kind) -> bool:
-        """Whether the kind has these deviations."""
+        """Return whether the kind has these deviations."""
         first = self.std(kind.matrices[0].weight)  # most are far off already
         if kind.measured[0].std > 2 * first or 2 * kind.measured[0].std < first:
             return False

@@ -43,7 +43,7 @@ class Audit:
 
     @property
     def fits(self) -> bool:
-        """Whether there is no finding."""
+        """Return whether there is no finding."""
         return not self.findings
 
     def as_dict(self) -> dict[str, Any]:

@@ -75,7 +75,7 @@ class Found:
 
     @property
     def ours(self) -> bool:
-        """Whether it is one of this package's models."""
+        """Return whether it is one of this package's models."""
         return str(self.config.get("arch") or self.config.get("_name")) in archs.PRESETS
 
 
