@@ -127,7 +127,7 @@ def _save(model, folder: Path) -> None:
 
 
 def _generation(folded: Folded, ported: Port, search: Settings | None) -> dict:
-    """Return settings that search as fairseq: no padding, no empty translation, an end once `beam` of them are finished.
+    """Return settings that search as fairseq: no padding, no empty translation, an end at `beam` finished ones.
 
     Both take twice as many candidates as beams, count as finished those among the best `beam` of them that end, and
     divide a score by length ** penalty, the eos counted. early_stopping, which is not the default there, is that end;
