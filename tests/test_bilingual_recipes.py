@@ -20,6 +20,8 @@ from deepnet_fairseq.data.recipes import RECIPES, Options
 from deepnet_fairseq.data.recipes.bilingual import published_segments
 from deepnet_fairseq.data.recipes.wmt import FRENCH, GERMAN
 from deepnet_fairseq.errors import UserError
+from deepnet_fairseq.tools.translation.pieces import MosesPieces
+from deepnet_fairseq.tools.translation.text import find_chain
 
 from .support.helpers import assert_refused
 from .support.prepared import content, killed_at, lines
@@ -82,6 +84,8 @@ def test_every_step_of_iwslt14(built, lang):
         pieces = lines(text / "pieces" / f"{subset}.{lang}")
         assert any("@@ " in line for line in pieces)
         assert [line.replace("@@ ", "") for line in pieces] == lines(text / stage / f"{subset}.{lang}")
+    ours = MosesPieces(built / "bin" / "codes", lang, lang, find_chain(str(built / "bin")))  # of `deepnet translate`
+    assert [" ".join(ours.cut(line.replace("’", "'"))) for line in references] == pieces
 
 
 @smoke
