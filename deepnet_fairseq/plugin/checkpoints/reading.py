@@ -108,6 +108,8 @@ def explained(load, path, *args, **kwargs):
         return load(path, *args, **kwargs)
     except UserError:
         raise
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: no such file; name a checkpoint of fairseq-train") from error
     except pickle.UnpicklingError as error:
         raise UserError(_refusal(path, str(error))) from error
     except (KeyError, TypeError, AttributeError, OmegaConfBaseException) as error:  # plain data, laid out otherwise
