@@ -169,7 +169,7 @@ class Corpus:
         return parse_pair("direction", direction, self.languages)[1]
 
     def reference(self, subset: str, direction: str) -> Path | None:
-        """Return the raw references of a test set, by a recipe or by prepare-text; None if there are none."""
+        """Return the raw references of a test set, by a recipe or by `deepnet prepare text`; None if there are none."""
         target = self.target(direction)
         recipes = self.folder and self.folder / "reference" / f"{subset}.{direction}.{target}"
         texts = self.binarised and self.binarised / "raw" / f"{subset}.{target}"
