@@ -151,11 +151,13 @@ def test_one_that_breaks_is_resumed(programs, pair):
 def test_a_signal_ends_the_training_first(pair, monkeypatch, number):
     """None is left behind, none counts as trained."""
     ends = f"import os, time; os.kill(os.getppid(), {number:d}); time.sleep(60)"
+    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it of what it runs behind
     started, before = [], signal.getsignal(number)
     monkeypatch.setattr(compare, "start", lambda *_: started.append(started_by(ends)) or started[0])
     with pytest.raises(SystemExit) as ended:
         main(words(pair))
     assert ended.value.code == 128 + number and signal.getsignal(number) is before
+    signal.signal(signal.SIGINT, ignored)
     assert started[0].returncode == -signal.SIGTERM and not list(pair.parent.rglob("trained"))
 
 

@@ -20,7 +20,7 @@ from deepnet_fairseq.plugin.building import from_checkpoint
 from deepnet_fairseq.tools import translation
 
 from .conftest import SPLITS, TRAIN_FLAGS
-from .support.helpers import PAD, USER_DIR, run, sentences, teach
+from .support.helpers import USER_DIR, run, sentences, teach
 from .support.odd import odd_lines
 
 POSITIONS = 60
@@ -166,7 +166,6 @@ def refused(words, message: str, capsys) -> None:
 def test_what_users_give_wrong(case, tmp_path, capsys):
     """The number of a line that is too long or no UTF-8, before anything is translated; flags by their names."""
     folder, file = export(case, "ctranslate2"), tmp_path / "lines"
-    capsys.readouterr()
     languages = case.language_flags()
     long = " ".join([case.lines[9]] * 40)
     file.write_text(f"{case.lines[0]}\n{long}\n")
@@ -192,9 +191,7 @@ def test_what_users_give_wrong(case, tmp_path, capsys):
         deepnet_fairseq.translate(folder, "one line")
 
 
-def test_int8_and_python(case):
-    """Three lines of Python; products in 8 bits change little."""
-    options = case.options()
-    exact, int8 = (deepnet_fairseq.translate(export(case, "ctranslate2"), case.lines[:40], int8=on, **options)
-                   for on in (False, True))  # fmt: skip
-    assert len(exact) == len(int8) == 40 and PAD is not None
+def test_products_in_8_bits_change_little(case):
+    folder, lines = export(case, "ctranslate2"), case.lines[:40]
+    exact, int8 = (deepnet_fairseq.translate(folder, lines, int8=on, **case.options()) for on in (False, True))
+    assert len(exact) == len(int8) == 40 and sum(map(str.__eq__, exact, int8)) > 10
