@@ -47,7 +47,7 @@ def started_by(*words, **more) -> subprocess.Popen:
 
 
 class Programs:
-    """What was asked for; what a training says, its status, whether it saves, and its loss by its flags."""
+    """Stand-in for fairseq's programs: how trainings end and what they say is set, and commands are kept."""
 
     said, status, saves = "done", 0, True
 
@@ -181,7 +181,7 @@ def test_what_cannot_be_leaves_nothing(said, more, programs, pair, tmp_path):
 
 
 def test_the_quickstart_is_a_call_of_it(programs, pair, capsys):
-    """What is done is skipped, a method that is added is trained alone."""
+    """Skip trainings that are recorded, and train a method alone that is added."""
     out = pair.parent
     words = ["quickstart", "--depth", "2", "--updates", "100", "--seed", "3", "--out", str(out), "--methods"]
     main([*words, "deepnorm"])
@@ -199,7 +199,7 @@ def test_the_quickstart_is_a_call_of_it(programs, pair, capsys):
 
 @pytest.mark.smoke
 def test_killed_and_resumed_with_a_method_of_ones_own(data, tmp_path):
-    """Whatever kills it, its trainings die with it; the next call goes on from their checkpoints."""
+    """Killed with SIGKILL, it takes its trainings along; the next call resumes their checkpoints."""
     (tmp_path / "own").mkdir()
     (tmp_path / "own/mine.py").write_text(MINE)
     out, run = tmp_path / "out", tmp_path / "out/1L-1L-60-updates-seed1/mine-lr1e-3"

@@ -38,7 +38,7 @@ def test_checkpoint_translates_as_then(kind):
 
 @pytest.mark.parametrize("kind", EXPECTED)
 def test_checkpoint_and_its_average_export(kind, tmp_path):
-    """Of every kind, tags of languages and averages among them; fairseq's own model translates as then."""
+    """fairseq's own model translates as then, after averaging and export; kinds include EMA and tags of languages."""
     mean, plain = tmp_path / "mean.pt", tmp_path / "checkpoint_last.pt"
     data = DATA / ("many" if kind == "multilingual" else "pair")
     for words in (

@@ -50,7 +50,7 @@ def judged(state: dict, method: str = "deepnorm", alpha: float | None = None):
 
 
 def tokens(kind: str) -> tuple:
-    """What a model of a kind is called with."""
+    """Return the inputs of a model of a kind."""
     ids = torch.arange(16).view(2, 8) % 7 + 3
     return (ids, None, ids) if kind == archs.MODEL_NAME else (ids,)
 
