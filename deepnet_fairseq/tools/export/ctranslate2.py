@@ -59,7 +59,8 @@ def convert(folded: Folded, dictionaries, out: Path, quantization: str | None = 
         for dictionary, name in zip((*dictionaries, dictionaries[0]), names, strict=True):
             dictionary.save(str(Path(folder) / name))
         task = {"task": TASKS[folded.stock.name], "source_lang": "src", "target_lang": "tgt", "data": folder}
-        args = argparse.Namespace(**(folded.sections["task"] | task | folded.model))
+        task["add_bos_token"] = folded.sections.get("task", {}).get("add_bos_token", False)  # a language model's
+        args = argparse.Namespace(**(task | folded.model))
         legacy = Path(folder) / "model.pt"
         torch.save({"args": args, "model": folded.state}, legacy)
         try:

@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 
 from ...core.models import EOS, PAD, SPECIALS, UNK
-from ...data.steps import write_json
 from ...errors import UserError
 from ...files import whole
-from ..translation.description import NAME
 from ..translation.engines import SHORTEST, HuggingFace, Settings, quiet
 from .checks import check_text
 from .hub_models import AUTO, MARKS, Port, port
@@ -66,7 +64,7 @@ def write_huggingface(
         else:
             with quiet():
                 write_translation_tokenizer(transformers, part, ported, text)
-            write_json(part / NAME, text.described.to_json())
+            text.described.write(part)
             check_text(served, part, HuggingFace)
     return ported.name, difference
 

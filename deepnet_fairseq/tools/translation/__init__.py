@@ -93,16 +93,18 @@ def run(
     A file is checked to its end before the first line is translated: UserError, with the number of a line that is not
     UTF-8 or too long. From a terminal each line is translated at once. Other arguments: as for `load`.
     """
-    lines = read_lines(Path(file)) if file is not None else split_lines(sys.stdin.buffer, "standard input")
     if file is not None and not Path(file).is_file():
         raise UserError(f"{file}: no such file")
     translator = load(model, data, source, target, settings, subwords)
     print(f"| {translator.engine.name}, {settings.cores()} threads, beam {settings.beam}", file=sys.stderr)
-    total = None
-    if file is not None:
-        total = sum(translator.cut(line, number) != [] for number, line in enumerate(read_lines(Path(file)), 1))
-    chunk = 1 if file is None and sys.stdin.isatty() else CHUNK
-    with tqdm(total=total, unit=" lines", disable=None) as bar:
+    if file is None:
+        lines, number, chunk = split_lines(sys.stdin.buffer, "standard input"), None, 1 if sys.stdin.isatty() else CHUNK
+    else:
+        number, chunk = 0, CHUNK
+        for number, line in enumerate(read_lines(Path(file)), 1):
+            translator.cut(line, number)
+        lines = read_lines(Path(file))
+    with tqdm(total=number, unit=" lines", disable=None) as bar:
         for line in translator.translate(lines, chunk):
             sys.stdout.write(f"{line}\n")
             bar.update()

@@ -34,7 +34,6 @@ def load_checkpoint(
     pieces, tags = text.cutter(*direction), text.described.tags(*direction)
     if why_not_foldable(model) is None and importlib.util.find_spec("ctranslate2") is not None:
         folded = fold_model(model, cfg.model)
-        folded.sections["task"] = section
         with tempfile.TemporaryDirectory() as folder:
             convert(folded, text.dictionaries, Path(folder) / "model")
             engine = CTranslate2(Path(folder) / "model", text.described, pieces, tags, settings)

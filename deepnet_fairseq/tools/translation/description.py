@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
+from ...data.steps import write_json
 from ...errors import UserError
 from ...files import WRONG_VALUES, read_object
 from .pieces import KINDS
@@ -55,14 +55,13 @@ class Description:
         before = {"src": [symbols.get(source, "")], "tgt": [symbols.get(target, "")]}.get(self.source_tag, [])
         return before, [symbols[target]] if self.target_tag else []
 
-    def cutter(self, folder: Path, source: str, target: str):
-        """Return the pieces' class, made for a direction from the file in `folder`."""
-        kind = KINDS[self.pieces]
-        return kind(folder / (kind.file or ""), source, target, self.chain)
+    def cutter(self, file: Path | None, source: str, target: str):
+        """Return the pieces' class, made for a direction; file: what cuts text, None if nothing does."""
+        return KINDS[self.pieces](file, source, target, self.chain)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return what the file holds."""
-        return asdict(self)
+    def write(self, folder: Path) -> None:
+        """Write the file into an exported folder."""
+        write_json(folder / NAME, asdict(self))
 
 
 def read_description(folder: Path) -> Description:

@@ -15,6 +15,7 @@ from typing import Any
 
 from ...errors import UserError
 from .description import Description
+from .pieces import KINDS
 
 SHORTEST = 1  # tokens of a translation but for its end
 
@@ -63,7 +64,8 @@ class CTranslate2:
     @classmethod
     def of_folder(cls, folder: Path, described: Description, direction: tuple[str, str], settings: Settings):
         """Load what `deepnet export --to ctranslate2` has written."""
-        return cls(folder, described, described.cutter(folder, *direction), described.tags(*direction), settings)
+        file = folder / (KINDS[described.pieces].file or "")
+        return cls(folder, described, described.cutter(file, *direction), described.tags(*direction), settings)
 
     def cut(self, line: str) -> list[str]:
         """Return the tag and the pieces; CTranslate2 adds the end."""

@@ -16,7 +16,7 @@ from fairseq.data.multilingual.multilingual_utils import get_lang_tok
 from ...data.recipes import RECIPES
 from ...errors import UserError
 from ...files import read_object
-from .description import NAME, Description
+from .description import Description
 from .pieces import KINDS
 
 MANY = "translation_multi_simple_epoch"
@@ -38,13 +38,11 @@ class Text:
 
     def cutter(self, source: str, target: str):
         """Return the pieces' class, made for a direction."""
-        return KINDS[self.described.pieces](self.file, source, target, self.described.chain)
+        return self.described.cutter(self.file, source, target)
 
     def write(self, folder: Path) -> None:
         """Write translation.json, and what cuts text, into an exported folder."""
-        from ...data.steps import write_json
-
-        write_json(folder / NAME, self.described.to_json())
+        self.described.write(folder)
         if self.file is not None:
             shutil.copyfile(self.file, folder / KINDS[self.described.pieces].file)
 
