@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 
 import pytest
 import torch
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+from tqdm import tqdm
 
 from deepnet_fairseq.data.language import make_corpus, write_corpus
 from deepnet_fairseq.data.parallel_text import prepare_text
@@ -30,7 +32,12 @@ def pytest_addoption(parser) -> None:
 
 
 def pytest_configure(config) -> None:
-    """Register a stranger's methods before test files are collected, whose parameters are the registry."""
+    """Register a stranger's methods before test files are collected, whose parameters are the registry.
+
+    Forks of a test share tqdm's own lock with it: one that a test kills while it holds the lock would stop the test.
+    """
+    tqdm.set_lock(threading.RLock())
+    tqdm.monitor_interval = 0  # its thread could hold the lock at a fork
     if config.getoption("--methods-from"):
         import_user_dir(config.getoption("--methods-from"))
 

@@ -179,8 +179,7 @@ def given(tmp_path):
 
 
 def from_text(folder, dest, **more):
-    options = Options(dest, dest / "downloads", text=folder, vocab=60)
-    RECIPES["iwslt14_de_en"].build(replace(options, **more))
+    RECIPES["iwslt14_de_en"].build(Options(dest, dest / "downloads", text=folder, **{"vocab": 60} | more))
     return json.loads((dest / "recipe.json").read_text())
 
 

@@ -33,8 +33,6 @@ def fork(words: list[str], folder: str | Path, seconds: int = 600) -> subprocess
     """
     with tempfile.TemporaryDirectory() as room:
         files = [Path(room, name) for name in ("out", "errors")]
-        for file in files:
-            file.touch()
         child = os.fork()
         if not child:
             status = 1
@@ -53,7 +51,7 @@ def fork(words: list[str], folder: str | Path, seconds: int = 600) -> subprocess
 def _forget_the_tests(folder: str | Path, files: list[Path]) -> None:
     """Reset what pytest and earlier tests have set in this process to what it is in one that has just begun."""
     for number, path in enumerate([Path(os.devnull), *files]):
-        os.dup2(os.open(path, os.O_RDWR | os.O_APPEND), number)
+        os.dup2(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT), number)
     sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w")
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
     os.chdir(folder)

@@ -25,7 +25,6 @@ def killed_at(step: str, build) -> None:
     """build() in a process that gets SIGKILL as soon as it says that the step begins."""
     read, write = os.pipe()
     if not (child := os.fork()):
-        os.close(read)
         sys.stdout = open(write, "w", buffering=1)  # noqa: SIM115
         build()
         os._exit(0)
