@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from statistics import fmean
 
 import matplotlib
 from cells import Records, cells_of, read_plan
@@ -19,6 +20,8 @@ from symbols import SOURCE_BLIND, UNIGRAM
 matplotlib.use("Agg")
 
 from matplotlib import pyplot
+
+from deepnet_fairseq.study.paper import FIGURE6
 
 HERE = Path(__file__).resolve().parent
 NAMES = {
@@ -74,6 +77,59 @@ def draw(records: list[dict], path: Path) -> None:
     )  # fmt: skip
     axes.legend(fontsize=8, loc="lower left")
     figure.savefig(path, dpi=150, metadata={"Software": None})
+
+
+def by_depth(records: Iterable[dict]) -> dict[tuple[str, int], list[dict]]:
+    """Sort the trainings of experiments B and C2 by method and layers, the first seed first.
+
+    Of a method's rates at a depth only B's one rate for all counts: that of most of its records.
+    """
+    found = [one for one in records if one["experiment"] in ("B", "C2")]
+    rates = [one["lr"] for one in found if one["experiment"] == "B"]
+    common = max(set(rates), key=rates.count) if rates else None
+    sorted_records: dict[tuple[str, int], list[dict]] = {}
+    for one in sorted(found, key=lambda one: (list(NAMES).index(one["method"]), one["layers"], one["seed"])):
+        if one["experiment"] == "C2" or one["lr"] == common:
+            sorted_records.setdefault((one["method"], one["layers"]), []).append(one)
+    return sorted_records
+
+
+def draw_depth(records: list[dict], path: Path) -> None:
+    """Draw BLEU by depth: means over the seeds, a bar from the lowest to the highest, a cross where it was stuck."""
+    figure, axes = pyplot.subplots(figsize=(7.5, 4.5), layout="constrained")
+    found = by_depth(records)
+    for method in dict.fromkeys(method for method, _ in found):
+        layers = [layers for name, layers in found if name == method]
+        scores = [[one.get("bleu", 0.0) for one in found[method, depth]] for depth in layers]
+        means = [fmean(some) for some in scores]
+        axes.plot(layers, means, color=COLOURS[method], marker="o", label=NAMES[method])
+        axes.vlines(layers, [min(some) for some in scores], [max(some) for some in scores], color=COLOURS[method])
+        stuck = [depth for depth in layers if any(one["ended"] != "trained" for one in found[method, depth])]
+        axes.plot(stuck, [0] * len(stuck), color=COLOURS[method], marker="x", markersize=10, linestyle="none")
+    ticks = sorted({layers for _, layers in found})
+    axes.set_xscale("log")
+    axes.set_xticks(ticks, labels=[f"{layers}L-{layers}L" for layers in ticks])
+    axes.minorticks_off()
+    axes.set(ylabel="BLEU on 500 test sentences", ylim=(-2, None), title="Translation by depth, one rate for all")
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=150, metadata={"Software": None})
+
+
+def depth_table(records: list[dict]) -> str:
+    """Lay out BLEU by method and depth, with the paper's Figure 6 in brackets where it shows the method."""
+    found = by_depth(records)
+    depths = sorted({layers for _, layers in found})
+    rows = []
+    for method in dict.fromkeys(method for method, _ in found):
+        cells = []
+        for depth in depths:
+            some = found.get((method, depth), [])
+            text = ", ".join(f"{one['bleu']:.1f}" if "bleu" in one else one["ended"] for one in some) or "-"
+            tens, published = divmod(depth, 10), FIGURE6.get(method, [])
+            beside = tens[1] == 0 and 0 < tens[0] <= len(published)
+            cells.append(f"{text} ({published[tens[0] - 1]:.1f})" if beside else text)
+        rows.append([NAMES[method], *cells])
+    return table(["method", *(f"{depth}L-{depth}L" for depth in depths)], rows)
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
@@ -158,6 +214,7 @@ def sections(records: Records) -> dict[str, str]:
         "deepest": symbols_table(copying(every, layers=500)),
         "shallower": symbols_table([one for one in copying(every) if one["layers"] != 500]),
         "reversing": symbols_table([one for one in every if one["task"] == "reverse"]),
+        "depths": depth_table(every),
         "texts": text_table([one for one in every if one["experiment"] != "C1"]),
         "hours": hours_table(records),
         "made_with": made_with(every),
@@ -179,6 +236,7 @@ def main() -> None:
         sys.exit(None if rendered == page else f"{path}: not of the records; run results/thousand_layers/render.py")
     path.write_text(rendered, encoding="utf-8")
     draw(list(records.over.values()), HERE / "copying.png")
+    draw_depth(list(records.over.values()), HERE / "depth.png")
 
 
 if __name__ == "__main__":
