@@ -1,4 +1,4 @@
-"""The depth study's page: its tables against numbers by hand, and against the records beside it."""
+"""The pages of the depth study and of the check: tables against numbers by hand, and against the records."""
 
 import importlib.util
 import math
@@ -30,17 +30,7 @@ def training(method, layers, rate, loss, seed=1, updates=500, **parts):
 
 def test_pages_are_those_of_the_records():
     subprocess.run([sys.executable, SCRIPT, "--check"], check=True)
-
-
-def test_best_rate(render):
-    """The lowest first seed among the rates with most seeds, the mean over seeds; failures are no losses."""
-    records = [training("keel", 6, 0.004, 7.5), training("keel", 6, 0.0028, 7.4)]
-    assert render.best(records) == (0.0028, [7.4])
-    records += [training("keel", 6, 0.004, loss, seed) for seed, loss in ((2, 7.7), (3, 9.0))]
-    assert render.best(records) == (0.004, [7.5, 7.7])
-    assert render.best([training("keel", 6, 0.004, 9.0)])[1] == []
-    (line,) = render.summary(records, ("keel",), [(6, 500), (18, 500)]).splitlines()[2:]
-    assert line == "| Keel | 7.60 (≥ 0.004) | - |"
+    subprocess.run([sys.executable, ROOT / "results/check/judge.py", "render", "--check"], check=True)
 
 
 def test_failures_and_warm_up(render):
@@ -56,12 +46,3 @@ def test_failures_and_warm_up(render):
     ended["log"]["train_inner"] = []
     page = render.warm_up([ended, training("deepnorm", 6, 0.001, 6.0, updates=3000)])
     assert page.splitlines()[2] == "| 6L-6L | DeepNorm | 0.001 | stuck | 9.00 |"
-
-
-def test_picture(render, tmp_path):
-    """The same records give the same bytes, without a date."""
-    records = render.read("records.jsonl")
-    for name in ("one.svg", "two.svg"):
-        render.draw(records, tmp_path / name)
-    written = (tmp_path / "one.svg").read_bytes()
-    assert written == (tmp_path / "two.svg").read_bytes() and b"DeepNorm" in written and len(written) < 70_000
