@@ -122,6 +122,14 @@ def test_a_panel_has_eight_lines_at_most(programs, pair):
     assert lines == [8, 8, 1, 1]
 
 
+def test_data_without_references_give_losses_alone(programs, pair, capsys):
+    """A folder of binarised text without raw text has nothing to score against; the table says `-`."""
+    (pair / "raw/test.qab").unlink()
+    main(words(pair, "--json"))
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["held_out"], row["bleu"], programs.names) == ([5.0], [], ["train"])
+
+
 @pytest.mark.parametrize("saves", [True, False])
 def test_a_training_that_diverges_is_a_result(programs, pair, saves, capsys):
     programs.said, programs.status, programs.saves = "fairseq-train: error: diverged at update 90; lower --lr", 3, saves
