@@ -1,7 +1,7 @@
 """Find the first layer of a forward or backward pass whose output or gradient is not finite.
 
 A training that diverges ends in one line and a status of its own: DeepTrainer notices numbers that are not finite and
-raises Diverged, and `headline` repeats the update under Search. docs/troubleshooting.md.
+raises Diverged, and `headline` repeats the update under Search. docs/training_flags.md.
 """
 
 from __future__ import annotations
