@@ -20,7 +20,7 @@ from deepnet_fairseq.data.language import make_corpus, write_corpus
 
 from .support.helpers import ROOT
 
-PAGES = ("README.md", "docs/adding_a_method.md", "docs/experiments.md")
+PAGES = ("README.md", "docs/adding_a_method.md", "docs/experiments.md", "docs/tutorial.md")
 BLOCK = re.compile(r"(?:<!-- not run: *(?P<why>.*?) *-->\n+)?^```bash\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
 TWO_LAYERS = r"\1_tiny --encoder-layers 2 --decoder-layers 2 --cpu --num-workers 0"
 SMALLER = [  # pattern, what stands in its place
@@ -28,11 +28,11 @@ SMALLER = [  # pattern, what stands in its place
     (r"(?<=quickstart.sh) (--methods deepnorm,admin,dlcl) --updates 200", r" \1 --depth 2 --updates 25"),
     (r"^scripts/test.sh$", "scripts/test.sh tests/test_links.py"),
     (r"--vocab 10000$", "--vocab 150"),
-    (r"(?<=--user-dir deepnet_fairseq --arch )(deepnet_transformer)_18_18", TWO_LAYERS),
+    (r"(?<=--user-dir deepnet_fairseq --arch )(deepnet_transformer)(?:_18_18|_tiny_10_10)", TWO_LAYERS),
     (r"(?<=data-bin/de-en --arch )(deepnet_transformer)_tiny_50_50", TWO_LAYERS),
-    (r"--max-tokens 4000 --max-update 8000", "--max-tokens 40000 --max-update 6"),  # an update an epoch
-    (r"(?<=--nproc-per-node )8", "2"),
-    (r"(?<=--distributed-world-size )8", "2"),
+    (r"--max-tokens [14]000 --max-update [28]000", "--max-tokens 40000 --max-update 6"),  # an update an epoch
+    (r"(?<=--save-interval-updates )200", "2"),
+    (r"(--nproc-per-node|--distributed-world-size) 8", r"\1 2"),
     (r" --fp16$", ""),
     (r"^(pytest .*)$", r"\1 -n 0 --collect-only"),
 ]
