@@ -49,8 +49,7 @@ SLOTS = {  # panel of NormFormer's Figure 4 -> title, and the slots in which a m
 def _picture(figure: int, title: str, panels: list[Panel], **more) -> Picture:
     """Return a figure of the DeepNet paper."""
     setting = paper.SETTING[figure]
-    read = f"In parentheses: the paper's values, read off its figure (precision: {paper.ERROR[figure]})."
-    notes = [f"{read} Its setting: {setting}."]
+    notes = [f"In parentheses: values read off the paper's figure ({paper.ERROR[figure]}). Its setting: {setting}."]
     return Picture(f"Figure {figure}: {title}", panels, setting, notes=notes, **more)
 
 
@@ -267,10 +266,7 @@ def figure10(runs: Runs) -> Picture:
         for rank, (name, into) in enumerate(found.items())
     ]
     panel = Panel("mean over source languages", "target languages, the best first", "BLEU", series)
-    note = (
-        "The paper draws 87 languages and 7,482 directions as colours without numbers. Their mean spBLEU is 13.6 for "
-        "M2M-100 and 18.6 for DeepNet."
-    )
+    note = "The paper draws its 7,482 directions as colours. Their mean spBLEU: 13.6 for M2M-100, 18.6 for DeepNet."
     return Picture("Figures 9 and 10: BLEU on Flores-101 by language", [panel], notes=[note])
 
 
@@ -293,10 +289,7 @@ def normformer3(runs: Runs) -> Picture:
         Panel(f"(a) mean of the first {EARLY:,} updates", "layer", MEASURE, profiles, log="y"),
         Panel("(b) first layer / last layer", "updates made", "ratio", ratios, log="y"),
     ]
-    note = (
-        f"The numbers of the paper's panel (b) cannot be read; its text says: {said}. "
-        f"Its setting: {paper.NORMFORMER_SETTING}."
-    )
+    note = f"The paper's panel (b) cannot be read. Its text says: {said}. Its setting: {paper.NORMFORMER_SETTING}."
     return Picture(f"NormFormer, Figure 3: {MEASURE} by layer", panels, notes=[note])
 
 

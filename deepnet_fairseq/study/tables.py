@@ -287,7 +287,7 @@ def markdown_page(report: TableReport, out: Path | None = None) -> str:
         *([f"> **{escape(BANNER)}**"] if report.miniature else []),
         *(f"> **Warning:** {escape(warning)}" for warning in report.warnings),
         "## Overview",
-        escape(f"Metric: {table.metric}. A cell is the measured number (the published one in parentheses)."),
+        escape(f"Metric: {table.metric}. Each cell is measured (published). Several seeds give mean ± standard deviation."),
         markdown([list(map(escape, row)) for row in overview]),
         "## Runs",
         "Each training has a row.",
@@ -350,7 +350,6 @@ def _notes(report: TableReport) -> list[str]:
     return [
         f"Parentheses hold the published number ({report.table.place}); where there are none, the paper has no number. "
         f'"not run" means that no run was recorded. {better} is better.',
-        "Several seeds are shown as their mean ± sample standard deviation.",
         *report.table.notes,
         *["Brackets hold the 95% interval from 1,000 bootstrap samples of the test set."] * _tokenised(report.table),
         "Cost is the wall time of all attempts of a training, times its number of GPUs if it ran on GPUs. "
