@@ -287,7 +287,7 @@ def markdown_page(report: TableReport, out: Path | None = None) -> str:
         *([f"> **{escape(BANNER)}**"] if report.miniature else []),
         *(f"> **Warning:** {escape(warning)}" for warning in report.warnings),
         "## Overview",
-        escape(f"Metric: {table.metric}. Each cell is measured (published). Several seeds give mean ± standard deviation."),
+        escape(f"{table.metric}. Each cell is measured (published). Several seeds give mean ± standard deviation."),
         markdown([list(map(escape, row)) for row in overview]),
         "## Runs",
         "Each training has a row.",
