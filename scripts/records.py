@@ -59,8 +59,8 @@ This page shows what the scripts of the papers' figures produce, for readers who
 one at full size.
 
 ```bash
-SMOKE=1 scripts/figure4.sh             # one figure in miniature; the other scripts take SMOKE=1 too
-scripts/render_results.sh runs-smoke   # records the finished runs and writes this page again
+SMOKE=1 scripts/figure4.sh             # a figure in miniature; likewise the other scripts
+scripts/render_results.sh runs-smoke   # records the runs and writes this page again
 ```
 
 A miniature trains a narrow model on generated text for a few hundred updates. Its picture shows that the script runs to
