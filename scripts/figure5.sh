@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Figure 5 of the DeepNet paper: model update early in training against depth, N-N layers, Post-LN and DeepNorm of width
-# 64 (feed-forward 128, 2 heads). The paper does not say after how many updates; 5 come closest (results/figures.md).
+# 64 (feed-forward 128, 2 heads). The paper does not say after how many updates; here it is 5 (results/figures.md).
 #
 #   scripts/figure5.sh [--dry-run] [flags of fairseq-train]    every N from 6 to 100
 #   SMOKE=1 scripts/figure5.sh       five depths in miniature

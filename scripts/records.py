@@ -55,9 +55,16 @@ MINIATURES = """# Figures in miniature
 
 > **{banner}**
 
-What `SMOKE=1 scripts/figureN.sh` and `SMOKE=1 scripts/normformer_lm.sh` draw: narrow models, a few hundred updates,
-generated text. They show that the scripts run to the end and what their output looks like. Logs, settings and
-environment of each run are in [runs](runs); `scripts/render_results.sh` writes this page.
+This page shows what the scripts of the papers' figures produce, for readers who want to see the output before they run
+one at full size.
+
+```bash
+SMOKE=1 scripts/figure4.sh             # a figure in miniature; likewise the other scripts
+scripts/render_results.sh runs-smoke   # records the runs and writes this page again
+```
+
+A miniature trains a narrow model on generated text for a few hundred updates. Its picture shows that the script runs to
+the end, and nothing about the paper's result. The [records](runs) hold the log, settings and environment of each run.
 """
 
 

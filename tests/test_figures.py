@@ -59,7 +59,7 @@ NUMBERS = {  # figure -> number of its table, first cell, column -> cell
 def test_pictures_and_numbers(figure, drawn):
     """Numbers by hand. Of figure 4, other LayerNorms and gradients of single weights do not count."""
     text = check_picture(drawn / f"figure{figure}.png")
-    assert text.startswith(f"Figure {figure}: ") and f"paper, in parentheses: {paper.SETTING[figure]}" in text
+    assert text.startswith(f"Figure {figure}: ") and f"Its setting: {paper.SETTING[figure]}." in text
     for (number, row, column), expected in NUMBERS[figure].items():
         assert table(text, number)[row][column] == expected, (number, row, column)
 

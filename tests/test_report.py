@@ -115,7 +115,7 @@ def test_warnings(tmp_path, capsys):
     run(tmp_path, "table1", "c", "admin", bleu=28.0, smoke=True, batch_tokens=1, paper_batch_tokens=524288)
     run(tmp_path, "table1", "d", "dlcl", bleu=28.0, corpus="of DATA", paper_corpus="wmt17_en_de")
     text = printed(capsys, tmp_path, "--table", "1")
-    assert "> **Miniature on generated data: numbers say nothing about the paper's.**" in text
+    assert "> **Miniature on generated data: do not compare its numbers with the paper's.**" in text
     assert re.findall(r"\*\*Warning:\*\* (.*)", text.replace("\\", "")) == [
         "an update has 4096 tokens, the paper's 524288: a",
         "the published numbers are tokenised BLEU, these are sacrebleu: b",

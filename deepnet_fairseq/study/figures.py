@@ -32,16 +32,16 @@ FIGURE4 = {  # its series
 FFN, ATTENTION = (rf"(encoder|decoder)\.\d+\.{branch}" for branch in ("ffn", "self_attn"))
 FIGURE4_PANELS = (  # title, y axis, probe, addresses, the paper's values
     ("(a) accumulated model update", "||F(x,θᵢ) - F(x,θ₀)||", "model_update", "decoder", paper.FIGURE4_UPDATE),
-    ("(b) LayerNorm input behind FFN", "L2 norm", "ln_input", FFN, paper.FIGURE4_FFN),
-    ("(c) LayerNorm input behind self-attention", "L2 norm", "ln_input", ATTENTION, paper.FIGURE4_ATTENTION),
+    ("(b) LayerNorm input after the FFN", "L2 norm", "ln_input", FFN, paper.FIGURE4_FFN),
+    ("(c) LayerNorm input after self-attention", "L2 norm", "ln_input", ATTENTION, paper.FIGURE4_ATTENTION),
 )
 PAPER_WIDTH = 512  # of the models in Figure 4
 FIGURE7 = {"lr": "(a) learning rate", "batch": "(b) batches per update", "size": "(c) size (width-FFN-heads)"}
 EARLY = 1000  # first updates that NormFormer's Figure 3 averages; the paper does not say how many
 MEASURE = "mean |element| of fc2's gradient"
 SLOTS = {  # panel of NormFormer's Figure 4 -> title, and the slots in which a model may have the factor
-    "ffn.inner": ("(a) LayerNorm behind the activation", ("ffn.inner",)),
-    "self_attn.outer": ("(b) LayerNorm behind self-attention", ("self_attn.outer",)),
+    "ffn.inner": ("(a) LayerNorm after the activation", ("ffn.inner",)),
+    "self_attn.outer": ("(b) LayerNorm after self-attention", ("self_attn.outer",)),
     "self_attn.inner.c": ("(c) factors on heads", ("self_attn.inner.c", "self_attn.outer.c")),
 }
 
@@ -49,7 +49,7 @@ SLOTS = {  # panel of NormFormer's Figure 4 -> title, and the slots in which a m
 def _picture(figure: int, title: str, panels: list[Panel], **more) -> Picture:
     """Return a figure of the DeepNet paper."""
     setting = paper.SETTING[figure]
-    notes = [f"paper, in parentheses: {setting}; read off its figure, {paper.ERROR[figure]}"]
+    notes = [f"In parentheses: values read off the paper's figure ({paper.ERROR[figure]}). Its setting: {setting}."]
     return Picture(f"Figure {figure}: {title}", panels, setting, notes=notes, **more)
 
 
@@ -266,7 +266,7 @@ def figure10(runs: Runs) -> Picture:
         for rank, (name, into) in enumerate(found.items())
     ]
     panel = Panel("mean over source languages", "target languages, the best first", "BLEU", series)
-    note = "paper: 87 languages, 7,482 directions, as colours without numbers; spBLEU 13.6 (M2M-100) and 18.6 (DeepNet)"
+    note = "The paper draws its 7,482 directions as colours. Their mean spBLEU: 13.6 for M2M-100, 18.6 for DeepNet."
     return Picture("Figures 9 and 10: BLEU on Flores-101 by language", [panel], notes=[note])
 
 
@@ -289,7 +289,7 @@ def normformer3(runs: Runs) -> Picture:
         Panel(f"(a) mean of the first {EARLY:,} updates", "layer", MEASURE, profiles, log="y"),
         Panel("(b) first layer / last layer", "updates made", "ratio", ratios, log="y"),
     ]
-    note = f"paper: {paper.NORMFORMER_SETTING}; its text on the ratio of (b), whose numbers cannot be read: {said}"
+    note = f"The paper's panel (b) cannot be read. Its text says: {said}. Its setting: {paper.NORMFORMER_SETTING}."
     return Picture(f"NormFormer, Figure 3: {MEASURE} by layer", panels, notes=[note])
 
 
@@ -310,8 +310,8 @@ def normformer4(runs: Runs) -> Picture:
                 series += [Series(style_of(run.method), middle, band=band)] if middle else []
         panels.append(Panel(title, "layer", "median, least to largest", series))
     note = (
-        f"paper, in parentheses: {paper.NORMFORMER_SETTING}, Figure 4, {paper.NORMFORMER_ERROR}; medians in (a) and "
-        "(b), least and largest factor in (c)"
+        f"In parentheses: the paper's values ({paper.NORMFORMER_ERROR}). They are medians in (a) and (b), and the "
+        f"smallest and largest factor in (c). Its setting: {paper.NORMFORMER_SETTING}."
     )
     heading = "NormFormer, Figure 4: learned scales by layer"
     return Picture(heading, panels, paper.NORMFORMER_SETTING, notes=[note])

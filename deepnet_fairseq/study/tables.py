@@ -29,7 +29,7 @@ POINTS = {  # figure of DeepNet -> layers of encoder and decoder, and each metho
     8: ([(d // 2, d // 2) for d in paper.FIGURE8["deepnorm"]], {"deepnorm": paper.FIGURE8["deepnorm"].values()}),
 }
 DASH = "–"
-BANNER = "Miniature on generated data: numbers say nothing about the paper's."
+BANNER = "Miniature on generated data: do not compare its numbers with the paper's."
 SIGNED = {  # part of score.json -> metric, in the notes
     "tokenised": "tokenised BLEU", "sacrebleu": "sacreBLEU", "spbleu": "spBLEU", "m2m": "BLEU by M2M-100's protocol",
     "ter": "TER",
@@ -283,14 +283,14 @@ def markdown_page(report: TableReport, out: Path | None = None) -> str:
     overview += [[*result.words, *(str(result.cell(column)) for column in table.columns)] for result in report.results]
     parts = [
         f"# {escape(table.place)}: {escape(table.title)}",
-        f"Beside {escape(table.place)} of {escape(table.paper['citation'])}: <{table.paper['url']}>",
+        f"Compared with {escape(table.place)} of {escape(table.paper['citation'])}: <{table.paper['url']}>",
         *([f"> **{escape(BANNER)}**"] if report.miniature else []),
         *(f"> **Warning:** {escape(warning)}" for warning in report.warnings),
         "## Overview",
-        escape(f"{table.metric}: measured (published); over several seeds mean ± standard deviation of the sample"),
+        escape(f"{table.metric}. Each cell is measured (published). Several seeds give mean ± standard deviation."),
         markdown([list(map(escape, row)) for row in overview]),
         "## Runs",
-        "one row a training",
+        "Each training has a row.",
         markdown(_runs(report, start)),
         "## Notes",
         "\n".join(f"- {escape(note)}" for note in _notes(report)),
@@ -348,12 +348,12 @@ def _notes(report: TableReport) -> list[str]:
     better = "Higher" if report.table.higher_is_better else "Lower"
     signatures = {pair for run in report.runs for pair in _signatures(score_of(report.table, run))}
     return [
-        f"In parentheses the published number, of {report.table.place}; no parentheses where the paper gives none. "
-        f'"not run": no run was recorded. {better} is better.',
+        f"Parentheses hold the published number ({report.table.place}); where there are none, the paper has no number. "
+        f'"not run" means that no run was recorded. {better} is better.',
         *report.table.notes,
-        *["In brackets the 95% interval of 1,000 bootstrap samples of the test set."] * _tokenised(report.table),
-        "Cost: wall time of the training, all its attempts, times its GPUs; on a CPU wall time alone. "
-        "Translating and scoring are not in it.",
+        *["Brackets hold the 95% interval from 1,000 bootstrap samples of the test set."] * _tokenised(report.table),
+        "Cost is the wall time of all attempts of a training, times its number of GPUs if it ran on GPUs. "
+        "It does not include translation and scoring.",
         *(f"Signature of {SIGNED[name]}: {text}" for name, text in sorted(signatures)),
     ]
 

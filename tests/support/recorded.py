@@ -39,7 +39,7 @@ def update(value, at=10):
 
 
 def watched(layers=18, updates=3):
-    """Probes of Figure 4: update u; norms, on average, 8 + u behind FFN and 9 behind self-attention."""
+    """Probes of Figure 4: update u; norms, on average, 8 + u after the FFN and 9 after self-attention."""
     layer = range(1, layers + 1)
     return {
         u: {
