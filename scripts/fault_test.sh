@@ -7,7 +7,7 @@
 #   SEED=7 scripts/fault_test.sh             the kills of another time, as far as the machine's speed is the same
 #   scripts/fault_test.sh --help             more
 #
-# Hardware: 2 CPU cores. Time: a few minutes. docs/checkpoints.md says what is injected and what is promised.
+# Hardware: 2 CPU cores. Time: a few minutes. results/faults.md says what is injected.
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/fault_test.sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

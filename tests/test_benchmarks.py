@@ -14,7 +14,7 @@ from benchmarks.__main__ import main
 from benchmarks.timing import STOCK, Cell, Column, readable, table, take_turns
 
 from .conftest import TRAIN_FLAGS
-from .support.helpers import ROOT, run, shown_in_speed
+from .support.helpers import ROOT, run, shown_in_results
 
 SMALL = ["--cpu", "--max-tokens=300", "--benchmark-vocabulary=120", *models.size("2-1", "tiny")]
 TOKENS = "tokens per second"  # in the records
@@ -86,8 +86,8 @@ def test_torchscale_does_the_same_work():
 
 
 @pytest.mark.parametrize("study", ["bench", "deployed"])
-def test_the_page_of_speed_shows_recorded_results(study):
-    """The page's tables are those of the records in results/bench and results/deployed."""
+def test_the_pages_of_speed_show_recorded_results(study):
+    """The pages' tables are those of the records beside them, in results/bench and results/deployed."""
     recorded: dict[str, dict] = {}
     for path in (ROOT / "results" / study).glob("*.json"):
         record = json.loads(path.read_text())
@@ -101,6 +101,6 @@ def test_the_page_of_speed_shows_recorded_results(study):
             recorded.setdefault(place, {})[cell["candidate"]] = f"{readable(median, '')} [{ratio:.2f}]"
     programs = ("stock", "ours", "ctranslate2", "ctranslate2-int8", "transformers")
     programs = ("ours", "stock", "torchscale") if study == "bench" else programs
-    shown = {name: values for name, *values in shown_in_speed(study)}
+    shown = {name: values for name, *values in shown_in_results(study)}
     assert len(shown) > 2
     assert shown == {name: [recorded[name].get(program, "not run") for program in programs] for name in shown}

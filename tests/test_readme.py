@@ -20,7 +20,7 @@ from deepnet_fairseq.data.language import make_corpus, write_corpus
 
 from .support.helpers import ROOT
 
-PAGES = ("README.md", "docs/adding_a_method.md", "docs/experiments.md", "docs/tutorial.md")
+PAGES = ("README.md", *(f"docs/{page}.md" for page in ("adding_a_method", "experiments", "tutorial", "reproduce_table1")))
 BLOCK = re.compile(r"(?:<!-- not run: *(?P<why>.*?) *-->\n+)?^```bash\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
 TWO_LAYERS = r"\1_tiny --encoder-layers 2 --decoder-layers 2 --cpu --num-workers 0"
 SMALLER = [  # pattern, what stands in its place

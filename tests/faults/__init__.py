@@ -1,1 +1,1 @@
-"""`python -m tests.faults --help`: trainings that are killed; docs/checkpoints.md says what is injected."""
+"""`python -m tests.faults --help`: trainings that are killed; results/faults.md says what is injected."""

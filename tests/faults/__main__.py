@@ -1,4 +1,4 @@
-"""Trainings that are killed, starved of disk and started again, beside one that is left alone; docs/checkpoints.md."""
+"""Trainings that are killed, starved of disk and started again, beside one that is left alone; results/faults.md."""
 
 from __future__ import annotations
 

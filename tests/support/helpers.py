@@ -111,7 +111,7 @@ def call(package: Path, *words) -> str:
     return done.stdout
 
 
-def shown_in_speed(mark: str) -> list[list[str]]:
-    """Return the rows of the table in docs/speed.md between comments of that name, without its head."""
-    shown = (ROOT / "docs/speed.md").read_text().split(f"<!-- {mark} -->\n")[1].split(f"<!-- /{mark} -->")[0]
+def shown_in_results(mark: str) -> list[list[str]]:
+    """Return the rows of the table in results/MARK/README.md between comments of that name, without its head."""
+    shown = (ROOT / f"results/{mark}/README.md").read_text().split(f"<!-- {mark} -->\n")[1].split(f"<!-- /{mark}")[0]
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in shown.splitlines()[2:]]
