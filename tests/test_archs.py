@@ -1,4 +1,4 @@
-"""Architecture names: the promised list and their numbers, one config by every route; DeepNorm's constants."""
+"""Tests of architecture names: the documented list, their sizes, one config by every route, DeepNorm's constants."""
 
 import argparse
 from itertools import chain
@@ -64,7 +64,7 @@ def test_numbers_of_a_translation_model(arch, encoder, decoder, width):
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_numbers_of_a_language_model(kind, width):
-    """KIND[_WIDTH][_DEPTH]; without a depth, 12 layers."""
+    """Architecture names KIND[_WIDTH][_DEPTH] set width and depth; the default depth is 12 layers."""
     for depth in DEPTHS:
         cfg = namespace(f"{kind}{width}_{depth}".rstrip("_"))
         assert (*numbers(cfg, stack_of(kind)), cfg.method) == (depth or 12, *WIDTHS[width], "deepnorm")
@@ -117,7 +117,10 @@ TASKS = {archs.MODEL_NAME: "translation", archs.LM: "language_modeling", archs.M
 
 
 def test_what_stands_beside_depth_and_width():
-    """fairseq's own: ReLU and two matrices in the causal model, GELU and RoBERTa's tied head in the masked one."""
+    """Other settings are fairseq's:
+
+    ReLU and untied matrices in the causal model, GELU and a tied head in the masked one.
+    """
     causal, masked, roberta = map(namespace, (archs.LM, archs.MASKED_LM, "normformer_masked_lm_base"))
     assert (causal.activation_fn, causal.share_decoder_input_output_embed) == ("relu", False)
     assert (masked.activation_fn, masked.untie_weights_roberta) == ("gelu", False)

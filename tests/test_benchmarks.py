@@ -1,4 +1,4 @@
-"""python -m benchmarks: all candidates do the same work, parts are timed where they belong, failures are shown."""
+"""Tests of python -m benchmarks: candidates do equal work, parts are timed where they belong, failures are shown."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RECORDED = {"default": "fairseq's batches", "32": "32 sentences", "1": "one sent
 
 
 def rows_of(text: str) -> list[list[str]]:
-    """The rows of Markdown tables, without head and ruler."""
+    """Return the rows of Markdown tables, without headers and rulers."""
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")]
     return [row for row in rows if row[0] not in ("---", "depth", "batches", "")]
 
@@ -71,7 +71,7 @@ def test_deployed_programs_translate_the_same_sentences(data, tmp_path, capsys):
 
 @pytest.mark.peers
 def test_torchscale_does_the_same_work():
-    """With the same weights it gives stock fairseq's loss and gradients."""
+    """torchscale's model with stock fairseq's weights gives the same loss and gradients."""
     assert "torchscale" in models.chosen("torchscale", [])
     stock, peer = (models.trainer_of([*SMALL, "--dropout=0", *models.MODELS[n]]) for n in (STOCK, "torchscale"))
     weights = {name.replace(".fc", ".ffn.fc"): weight for name, weight in stock.model.state_dict().items()}
@@ -87,7 +87,7 @@ def test_torchscale_does_the_same_work():
 
 @pytest.mark.parametrize("study", ["bench", "deployed"])
 def test_the_page_of_speed_shows_recorded_results(study):
-    """The page's tables are those of the records in results/bench and results/deployed."""
+    """Tables in docs/speed.md equal the records in results/bench and results/deployed."""
     recorded: dict[str, dict] = {}
     for path in (ROOT / "results" / study).glob("*.json"):
         record = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""configs/*.yaml train what the scripts of the same experiments train."""
+"""Tests that configs/*.yaml train the same as the scripts of the same experiments."""
 
 import re
 import shlex
@@ -57,7 +57,7 @@ FOLLOW = {  # settings above
 
 
 def settings(cfg) -> dict[str, object]:
-    """section.key -> value of all that decides what is trained."""
+    """Return every setting that affects the training, section.key -> value."""
     archs.fill(cfg.model)
     found = {}
     for section in (name for name in SECTIONS if cfg.get(name) is not None):
@@ -71,7 +71,7 @@ def settings(cfg) -> dict[str, object]:
 
 
 def _number(value):
-    """1e-4, "1e-4" and 0.0001 are one value."""
+    """Normalise a value, so that 1e-4, "1e-4" and 0.0001 are equal."""
     if isinstance(value, list):
         return [_number(item) for item in value]
     try:
@@ -99,7 +99,7 @@ def test_every_yaml_is_compared():
 
 
 def overrides_in_comments(name, row) -> list[str]:
-    """The words below "# ROW:", as a shell would read them."""
+    """Return the words below the comment "# ROW:", as a shell would split them."""
     text = (ROOT / f"configs/{name}.yaml").read_text()
     (lines,) = re.findall(rf"{row}:\n((?:#   .*\n)+)", text)
     return [word for word in shlex.split(lines.replace("#   ", "").replace("\\\n", "")) if word[0] != "#"]
@@ -107,7 +107,7 @@ def overrides_in_comments(name, row) -> list[str]:
 
 @pytest.mark.parametrize("name, row", [(name, "") for name in CONFIGS] + list(IN_COMMENTS))
 def test_yaml_and_script_train_the_same(name, row, tmp_path):
-    """Every setting of the script's row is the YAML's; what the YAML leaves open has fairseq's default in both."""
+    """A YAML file has every setting of the script's row; settings it leaves out are fairseq's defaults in both."""
     run, setting = CONFIGS[name]
     setting = IN_COMMENTS.get((name, row), setting)
     overrides = overrides_in_comments(name, row) if row else []

@@ -1,4 +1,4 @@
-"""Dropout from 16 bits; the only test that needs core/cpu_dropout.py."""
+"""Tests of dropout from 16 random bits; no other file tests core/cpu_dropout.py."""
 
 import pytest
 import torch

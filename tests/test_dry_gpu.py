@@ -1,6 +1,6 @@
-"""Types, kernel launches and host-device synchronisations of an update, counted on benchmarks.fake_gpu.
+"""Tests of an update's types, kernel launches and host-device synchronisations on benchmarks.fake_gpu.
 
-The numbers below are today's; whoever lowers one writes it here.
+The expected counts are today's; a change that lowers one updates it here.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ pytestmark = pytest.mark.skipif(obstacle() is not None, reason=str(obstacle()))
 
 @pytest.fixture(scope="module")
 def gpu():
-    """A process with that GPU."""
+    """Provide a process with the fake GPU."""
     device = FakeGPU()
     yield device
     device.close()
@@ -72,7 +72,7 @@ def test_an_update_by_the_defaults(gpu):
 @pytest.mark.smoke
 @pytest.mark.parametrize("method", [*sorted(METHODS), "deepnorm --pro-res --qk-norm"])
 def test_every_method(gpu, method):
-    """Count launches: each further layer has as many as the one before, and at most COST."""
+    """Every further layer costs as many launches as the one before, at most COST, and no synchronisation."""
     flags = (*DEFAULT, "--method", *method.split(), *get_method(method.split()[0]).train_flags)
     records = [gpu(train, (*layers(number), *flags), SMALL) for number in (3, 4, 5)]
     assert [record.mismatches for record in records] == [[]] * 3
@@ -95,7 +95,7 @@ def test_an_update_by_other_settings(gpu, precision, other):
 
 @pytest.mark.smoke
 def test_steps_of_beam_search(gpu):
-    """The first step asks how beams share sources; one in eight drops cached positions that no beam needs."""
+    """Beam search synchronises at its first step to share sources, and at one step in eight to drop positions."""
     steps = gpu(decode, {"vocab": 100, "encoder_layers": 2, "decoder_layers": 2}, torch.half)
     assert set(steps[5].waits) == DECODING
     assert not steps[5].copies

@@ -1,4 +1,4 @@
-"""A training that is killed and started again ends as one left alone: weights, states and logs, bit for bit."""
+"""Tests that an interrupted training resumes to the weights, states and logs of an undisturbed one, bit for bit."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ MORE = {
 
 @pytest.mark.parametrize("flags", [*CASES, *(pytest.param(flags, marks=pytest.mark.smoke) for flags in MORE)])
 def test_killed_training_ends_as_one_left_alone(flags, data, tmp_path):
-    """Killed after updates, in the second epoch, in the middle of saves."""
+    """A training killed after updates, in the second epoch and in the middle of saves ends as an undisturbed one."""
     assert_ends_as_one_left_alone(tmp_path, (data, *RUN, *flags.split()), (CASES | MORE)[flags])
 
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("moment", [("update", 5), ("update", 10), ("validation", 4), ("update", 16)], ids=str)
 def test_stopped_training_ends_as_one_left_alone(moment, data, tmp_path):
-    """By a signal: in an epoch, at its last update, in its validation, at the last update of all."""
+    """A training stopped by SIGTERM at any point, validation included, ends as an undisturbed one."""
     assert_ends_as_one_left_alone(tmp_path, (data, *RUN, "--max-update", "16"), [moment], kind=signal.SIGTERM)
 
 
 @pytest.mark.parametrize("layout", [(), ("--fp16-no-flatten-grads",)], ids=["flat", "not flat"])
 def test_float32_weights_and_loss_scale_go_on(layout, data, tmp_path):
-    """Weights that round to the same numbers are told apart; the scale grows when it would have."""
+    """Float32 master weights and the growth of the loss scale survive a resume."""
     flags = (*TINY, "--fp16", *layout, "--fp16-init-scale", "8", "--fp16-scale-window", "4")
     first, second = (Training(data, tmp_path, *flags).trainer for _ in range(2))
     for value in exact_resume.weights(first.optimizer):

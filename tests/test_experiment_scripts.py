@@ -1,4 +1,4 @@
-"""The scripts of tables and experiments: the papers' hyper-parameters, batches and launchers."""
+"""Tests of the scripts of tables and experiments: the papers' hyper-parameters, batches and launchers."""
 
 import os
 import subprocess
@@ -66,7 +66,7 @@ def batch(flags):
 
 @pytest.mark.parametrize("name", PAPER)
 def test_the_papers_hyper_parameters(name, tmp_path):
-    """Of every row, with the paper's batch on the default number of GPUs."""
+    """Every row has the paper's hyper-parameters, and the paper's batch on the default number of GPUs."""
     rows, tokens, paper = PAPER[name]
     found = [values(words) for words in trainings(name, OUT=tmp_path / "out")]
     assert len(found) == rows
@@ -97,7 +97,7 @@ def test_an_update_is_the_papers_on_any_number_of_gpus(gpus, nodes, tokens):
 
 
 def test_admins_depths_and_seeds():
-    """Of the baselines the depths that the papers give; its authors' seeds, unless others are named."""
+    """Admin's scripts train the depths of the papers and the seeds of its authors, unless others are named."""
     found = [values(words) for words in trainings("admin_wmt14_en_fr")]
     depths = [(flags["--method"], f"{flags['--encoder-layers']}-{flags['--decoder-layers']}") for flags in found]
     assert sorted(depths) == sorted(
@@ -134,13 +134,13 @@ FITTING = [  # settings -> tokens of a GPU's batch, whether layers are recompute
 
 @pytest.mark.parametrize("setting, expected", FITTING)
 def test_memory_decides_on_batch_and_recomputation(setting, expected):
-    """The update is the paper's either way."""
+    """GPU memory decides on the batch and on recomputation; an update keeps the paper's number of tokens."""
     (flags,) = map(values, trainings("table1_wmt17", **DEEP, **setting))
     assert (flags["--max-tokens"], "--checkpoint-activations" in flags) == expected and batch(flags) == 128 * 4096
 
 
 def test_recipes_of_60_layers():
-    """microsoft/deepnmt's En-Fr: 3,200 x 8 x 16 tokens at 1e-3, dropout 0.2, beam 10; En-De by its paper's text."""
+    """RECIPE=deepnmt trains microsoft/deepnmt's 60 layers: En-Fr by its repository, En-De by its paper's text."""
     for name, tokens, expected, beam in (
         ("admin_wmt14_en_fr", 3200 * 8 * 16, ("1e-3", "0.2", "8000", "50"), ("10", "1.0")),
         ("admin_wmt14", 4 * 8192, ("1e-3", "0.1", "4000", "50"), ("4", "0.6")),
@@ -161,14 +161,17 @@ def test_recipes_of_60_layers():
     ({"ORDER": "given"}, [("deepnorm", "18"), ("admin", "18"), ("deepnorm", "6"), ("admin", "6")]),
 ])  # fmt: skip
 def test_rows_come_in_the_order_asked_for(order, rows):
-    """What the user came for first: the first method at its deepest; seed by seed."""
+    """Rows run in the order asked for: seed by seed, the first method first, the deepest first by default."""
     words = trainings("table1_wmt17", METHODS="deepnorm admin", DEPTHS="18 6", SEEDS="1 7", **order)
     found = [(flags["--seed"], flags["--method"], flags["--encoder-layers"]) for flags in map(values, words)]
     assert found == [(seed, *row) for seed in "17" for row in rows]
 
 
 def test_a_dry_run_is_a_table(tmp_path):
-    """Rows, hours, memory and disk of what is left; a cell that diverged in the paper ends early; nothing is made."""
+    """A dry run prints a table of the remaining rows with hours, memory and disk, and writes nothing.
+
+    A cell that diverged in the paper is planned with fewer updates.
+    """
     done = tmp_path / "table1" / "deepnorm-6-seed1"
     done.mkdir(parents=True)
     (done / "trained").touch()
@@ -200,7 +203,7 @@ def test_admin_is_profiled_before_it_is_trained():
 
 
 def test_lengths_of_translations():
-    """fairseq's own, as the authors evaluate, but for the longest sentence."""
+    """Translations have fairseq's default lengths, as in the authors' evaluation, but for the longest sentence."""
     found = values(next(words for words in dry_run("table1_wmt17", **ROW) if words[0] == "fairseq-generate"))
     assert "--max-len-a" not in found and found["--beam"] == "4"
     assert found["--max-source-positions"] == found["--max-target-positions"] == found["--max-tokens"]
@@ -215,7 +218,7 @@ def test_torchrun():
 
 @pytest.mark.smoke
 def test_slurm_runs_each_row_as_a_job(tmp_path):
-    """A job is the script itself narrowed to its row; run here, it does what the script alone would."""
+    """LAUNCH=slurm submits each row as a job that runs the script narrowed to the row."""
     fake = tmp_path / "bin" / "sbatch"
     fake.parent.mkdir()
     fake.write_text(f'#!/bin/sh\ncat >"{tmp_path}/job-$$"\necho 42\n')

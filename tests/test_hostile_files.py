@@ -1,6 +1,6 @@
-"""Our own formats, plain text and settings: broken ones are one line with the file and the reason.
+"""Tests of our own formats, plain text and settings: damage gives one line with the file and the reason.
 
-What is whole is read again as it was written.
+Whole files are read back as they were written.
 """
 
 import json
@@ -100,7 +100,7 @@ PARSERS = {  # name of the file -> reader, keys of its objects, what stands befo
 
 @pytest.mark.parametrize("name", PARSERS)
 def test_any_bytes(name, tmp_path):
-    """They give a value or a UserError in one line that names the file, and no other exception."""
+    """Any bytes in a file give a value or a UserError in one line that names the file, and no other exception."""
     read, keys, before = PARSERS[name]
     path = tmp_path / name
     (tmp_path / "bin").mkdir()
@@ -134,7 +134,7 @@ def test_any_bytes(name, tmp_path):
      f"[0] * {LONGEST + 1}"],
 )  # fmt: skip
 def test_settings_that_run_code_are_refused(text):
-    """In fairseq's config and in the arguments of old checkpoints."""
+    """Settings that run code are refused, in fairseq's config and in the arguments of old checkpoints."""
     args = Namespace(encoder_layers=text)
     for config in ({"model": {"_name": "fconv", "encoder_layers": text}}, args, {"model": {"w2v_args": args}}):
         with pytest.raises(UserError, match=r"^old\.pt: encoder_layers .* is no plain value"):

@@ -1,4 +1,4 @@
-"""A folded model in transformers: the same logits for every method that folds; what has no place there."""
+"""Tests of folded models in transformers: equal logits for every method that folds, refusals for the others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ALL_OMEGAS = {"method": "admin", "admin_train": "all"}
 
 
 def assert_same_logits(folder, kind=PAIR, **fields):
-    """Of the model as trained, through fairseq's code and ours, and what transformers loads."""
+    """Check that the trained model, its fold in fairseq and the model of transformers give the same logits."""
     model = trained(kind, 2, **fields)
     given = single_stacks.inputs(kind)
     source, target = given[0], given[-1]

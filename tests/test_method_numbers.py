@@ -1,6 +1,6 @@
-"""Each method's numbers against closed forms worked out by hand, at width 512 and feed-forward width 2048.
+"""Tests of each method's numbers against closed forms by hand, at width 512 and feed-forward width 2048.
 
-Of an encoder-decoder with N = M layers, and of a stack alone, encoder or decoder.
+Models are encoder-decoders with N = M layers, and a single stack, encoder or decoder.
 """
 
 import math
@@ -25,7 +25,7 @@ BOTH = ("encoder", "decoder")
 
 
 def std(method, stack, layer, sublayer, role, profile=None):
-    """The std a built method gives to one weight matrix of a base-width model (drawn so: test_init)."""
+    """Compute the std that a method gives to one weight matrix of a base-width model (test_init checks draws)."""
     linear = nn.Linear(*SHAPES.get(role, (512, 512)), device="meta")
     weight = Weight(Site(stack, layer, sublayer, 512, 8), role, linear, 512)
     return weight_std(method, profile or method.init_profiles[0], weight)
@@ -36,7 +36,7 @@ def method(name, layers, **options):
 
 
 def alone(name, stack, layers, **options):
-    """The method of a model with this stack and no other."""
+    """Build the method of a model with this stack and no other."""
     return get_method(name)(*((layers, 0) if stack == "encoder" else (0, layers)), **options)
 
 
@@ -55,7 +55,7 @@ ALONE = {  # layers: DeepNorm's alpha and beta, sqrt(ln 2N), 0.67 N^(-1/4), (9N)
 @pytest.mark.parametrize("stack", BOTH)
 @pytest.mark.parametrize("layers", ALONE)
 def test_a_stack_alone(layers, stack):
-    """T-Fixup has the encoder's factors in either stack; R-Fixup L = 2N branches."""
+    """A single stack has DeepNorm's and Sub-LN's own formulas, T-Fixup's encoder factors, and L = 2N in R-Fixup."""
     deepnorm, sub_ln, t_fixup, r_fixup = (
         alone(name, stack, layers) for name in ("deepnorm", "sub_ln", "t_fixup", "r_fixup")
     )
@@ -72,7 +72,7 @@ def test_a_stack_alone(layers, stack):
 
 
 def test_deepnorm_scales_values_outputs_and_feed_forward():
-    """Their Xavier by beta, 0.2063 and 0.1699 at 100L-100L; not queries and keys. DeepNet, Figure 2."""
+    """DeepNorm multiplies Xavier by beta for values, outputs and FFN, not for queries and keys (Figure 2)."""
     for stack, fc, vo in (("encoder", 0.0057665, 0.0091177), ("decoder", 0.0047490, 0.0075088)):
         for role, expected in {"fc1": fc, "fc2": fc, "v": vo, "out": vo, "q": 0.0441942, "k": 0.0441942}.items():
             found = std(method("deepnorm", 100), stack, 1, "ffn" if "fc" in role else "self_attn", role)
@@ -108,7 +108,7 @@ EXTRA = [  # parameters beside Post-LN's, of 6 layers in a stack alone, or 6 + 6
 
 @pytest.mark.parametrize(("kind", "name", "fields", "expected"), EXTRA)
 def test_parameters(kind, name, fields, expected):
-    """At width 512."""
+    """Each method adds the expected number of parameters to Post-LN's at width 512."""
     depths = {f"{stack}_layers": 6 for stack in STACKS[kind]}
     with torch.device("meta"):
         models = build(kind, 50, method=name, **depths, **fields), build(kind, 50, method="post_ln", **depths)
@@ -117,7 +117,7 @@ def test_parameters(kind, name, fields, expected):
 
 
 def test_post_ln_init():
-    """1 / (N - l + 1) in each stack, on Xavier's and on fairseq's own init; of output matrices alone by an option."""
+    """Post-LN-init scales by 1 / (N - l + 1) in each stack, on two inits; an option limits it to output matrices."""
     built = method("post_ln_init", 18)
     for layer, expected in {1: 0.0015528, 6: 0.0021501, 17: 0.0139754, 18: 0.0279508}.items():
         assert std(built, "encoder", layer, "ffn", "fc2", "xavier_legacy") == pytest.approx(expected, rel=1e-4)
@@ -179,7 +179,7 @@ def test_dlcl_window_averages_the_last_outputs():
 
 
 def test_t_fixup_schedule():
-    """lr sqrt(P / (P + t)) with P = 4000."""
+    """T-Fixup's schedule is lr sqrt(P / (P + t)) with P = 4000."""
     rates = []
     schedule = object.__new__(TFixupSchedule)
     schedule.optimizer = SimpleNamespace(set_lr=rates.append, get_lr=lambda: rates[-1])
@@ -188,7 +188,7 @@ def test_t_fixup_schedule():
 
 
 def test_t_fixup_scales_a_shared_embedding_once():
-    """By the encoder's depth: (9 * 2)^(-1/4), not the decoder's, not both."""
+    """T-Fixup scales a shared embedding once, by the encoder's depth: (9 * 2)^(-1/4)."""
     model = build(vocab=2000, method="t_fixup", encoder_layers=2, decoder_layers=3, share_all_embeddings=True)
     assert model.encoder.embed_tokens.weight.std().item() == pytest.approx(0.485492 * 512**-0.5, rel=0.01)
 
@@ -216,7 +216,7 @@ def test_branchnorm_rises_from_one_over_t():
 @pytest.mark.parametrize("kind", [MODEL_NAME, LM])
 @pytest.mark.parametrize("name", ["r_fixup", "rezero"])
 def test_branches_are_silent_at_first(name, kind):
-    """The encoder gives back what it reads, the decoder scores each word by its embedding.
+    """Branches begin at zero: the encoder returns its embeddings, the decoder scores words by theirs.
 
     Without tied embeddings all of R-Fixup's scores are 0, and the loss is ln V.
     """
@@ -234,7 +234,7 @@ def test_branches_are_silent_at_first(name, kind):
 
 
 def test_first_step_of_rezero():
-    """Only the factors, the embeddings and the output projection have a gradient."""
+    """ReZero's first step gives gradients only to factors, embeddings and the output projection."""
     model = small(MODEL_NAME, method="rezero")
     loss_of(model).backward()
     moved = {name for name, p in model.named_parameters() if p.grad.abs().max() > 0}

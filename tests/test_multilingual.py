@@ -1,4 +1,4 @@
-"""Text of many pairs into one vocabulary and one folder: what is in it, what is wrong with it, fairseq's task on it."""
+"""Tests of preparing many pairs with one vocabulary: the folder's content, mistakes, and fairseq's task on it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NARROW = (
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    """FOLDER/PAIR/SUBSET.LANG; en-fr has no valid set."""
+    """Provide texts FOLDER/PAIR/SUBSET.LANG; en-fr has no valid set."""
     folder, rows = tmp_path_factory.mktemp("text"), translations("many", LANGS)
     for pair, size in SIZES.items():
         (folder / pair).mkdir()
@@ -61,7 +61,7 @@ def prepared(text, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def sharded(text, prepared, tmp_path_factory):
-    """de-en in two shards, en-fr, which is small, in one; with the vocabulary of `prepared`."""
+    """Provide de-en in two shards and the small en-fr in one, with the vocabulary of `prepared`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(multilingual, "LEAST", 100)
         dest = tmp_path_factory.mktemp("sharded") / "dest"
@@ -69,14 +69,14 @@ def sharded(text, prepared, tmp_path_factory):
 
 
 def sentences(folder, stem, lang):
-    """Binarised sentences as the text they stand for, by fairseq's own reading of data and dictionary."""
+    """Return binarised sentences as text, read with fairseq's own data and dictionary classes."""
     dictionary = Dictionary.load(str(folder / f"dict.{lang}.txt"))
     data = data_utils.load_indexed_dataset(str(folder / f"{stem}.{lang}"), dictionary)
     return [dictionary.string(ids, bpe_symbol="sentencepiece") for ids in data]
 
 
 def test_sampling():
-    """Shares by hand; a sample of whole copies and a rest without replacement."""
+    """Sampling shares equal those by hand; a sample holds whole copies and a rest without replacement."""
     assert sampling_probabilities({"de": 8, "gd": 1}, 3) == pytest.approx({"de": 2 / 3, "gd": 1 / 3})
     assert sampling_probabilities({"de": 8, "gd": 1}, 1) == pytest.approx({"de": 8 / 9, "gd": 1 / 9})
     drawn = Counter(sample(range(10), 10, 25, Random(1)))
@@ -169,7 +169,7 @@ def test_flags_that_cannot_be(flags, text, tmp_path):
 
 
 def test_both_orders_of_a_pair_and_a_side_without_text_are_refused(text, tmp_path):
-    """Also one order now and the other one later."""
+    """Two orders of one pair, at once or in later calls, and a side without text are refused."""
     for pair in ("de-en", "en-de", "zh-Hans-en"):
         shutil.copytree(text / "de-en", tmp_path / "text" / pair)
     prepare(tmp_path / "text", tmp_path / "dest", "--pairs", "de-en,de-en", "--vocab", "200")
@@ -186,7 +186,10 @@ def test_both_orders_of_a_pair_and_a_side_without_text_are_refused(text, tmp_pat
 
 
 def test_directions_are_translated_as_fairseq_does_and_no_sentence_is_too_long(text, prepared, tmp_path):
-    """1,500 pieces by the script's command: a line for each sentence, none dropped; the user's flags come behind."""
+    """Directions are translated as by fairseq-generate, a line for each sentence, even with 1,500 pieces.
+
+    The user's flags come after the script's.
+    """
     shutil.copytree(text, tmp_path / "text")
     for lang in ("de", "en"):
         with open(tmp_path / "text" / "de-en" / f"test.{lang}", "a") as file:
@@ -215,7 +218,7 @@ def test_directions_are_translated_as_fairseq_does_and_no_sentence_is_too_long(t
 
 
 def test_the_task_under_hydra(prepared, tmp_path):
-    """The YAML of OPUS-100, narrowed: a task that fairseq knows by flags alone takes its settings from there."""
+    """fairseq-hydra-train trains OPUS-100's YAML: the task, which fairseq knows by flags alone, takes its settings."""
     folder = prepared / "bin"
     small = (
         "model._name=deepnet_transformer_tiny_6_6", "common.cpu=true", "common.fp16=false", "dataset.num_workers=0",

@@ -1,4 +1,4 @@
-"""With neutral parameters a method is the one it extends, bit for bit where the algebra says so."""
+"""Tests that a method with neutral parameters equals the one it extends, bit for bit where algebra allows."""
 
 import pytest
 import torch
@@ -12,12 +12,12 @@ from .support.helpers import batch, logits, small
 
 
 def made(kind, method, **options):
-    """Three layers a stack, in evaluation mode."""
+    """Build a model of three layers a stack in evaluation mode."""
     return single_stacks.small(kind, 3, method=method, **options)
 
 
 def twin(model, kind, base):
-    """A model of method `base` with the weights of `model`."""
+    """Build a model of method `base` with the weights of `model`."""
     other, state = made(kind, base), model.state_dict()
     other.load_state_dict({key: state[key] for key in other.state_dict()})
     return other
@@ -28,7 +28,7 @@ def outputs(model, kind):
 
 
 def gradients(model, kind):
-    """Of the first layers' fc1."""
+    """Compute the gradients of the first layers' fc1."""
     loss = model.train()(*single_stacks.inputs(kind))[0].square().mean()
     return torch.autograd.grad(loss, [stack.layers[0].fc1.weight for stack in model.stacks().values()])
 

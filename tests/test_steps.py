@@ -1,4 +1,4 @@
-"""Steps are done once, and again when their output is not whole or anything before them changed."""
+"""Tests that a step runs once, and again when its output is not whole or an earlier step changed."""
 
 import os
 
@@ -11,7 +11,7 @@ from deepnet_fairseq.files import whole
 
 
 class Program:
-    """Three steps in a row, as often as wanted: a file, a folder made of it, a file made of that."""
+    """Program of three steps, repeatable: a file, a folder made of it, a file made of that."""
 
     def __init__(self, folder):
         self.folder, self.words, self.made = folder, ["b", "a"], []

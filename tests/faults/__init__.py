@@ -1,1 +1,1 @@
-"""`python -m tests.faults --help`: trainings that are killed; docs/checkpoints.md says what is injected."""
+"""Fault-injection campaigns: `python -m tests.faults --help`; docs/checkpoints.md lists the faults."""

@@ -1,4 +1,4 @@
-"""Trainings that are killed, starved of disk and started again, beside one that is left alone; docs/checkpoints.md."""
+"""Kill, starve and restart trainings, and compare them with undisturbed ones; see docs/checkpoints.md."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Run a campaign for each kind of training; print a table, or end with a line that says what was lost."""
+    """Run a campaign for each kind of training; print a table, or exit with one line that names what was lost."""
     given, folder = arguments(), Path(tempfile.mkdtemp(prefix="faults"))
     torch.set_num_threads(1)  # a process with threads cannot be forked
     begun, chance, tallies = time.monotonic(), random.Random(given.seed), {}

@@ -1,4 +1,4 @@
-"""The experiment scripts: run, started and left alone, and what they would run, as their --dry-run prints it."""
+"""Experiment scripts for tests: run to the end, started in the background, or as --dry-run lists their commands."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def _command(name, flags, environment) -> dict:
 
 
 def script(name, *flags, check=True, timeout=600, **environment):
-    """Runs scripts/NAME.sh."""
+    """Run scripts/NAME.sh to its end."""
     done = subprocess.run(**_command(name, flags, environment), capture_output=True, text=True, timeout=timeout)
     assert not check or done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done
 
 
 def start(name, *flags, **environment) -> subprocess.Popen:
-    """The same, at work, as the leader of a group of processes."""
+    """Start scripts/NAME.sh in the background, as the leader of a process group."""
     heed = (signal.SIGINT, signal.SIG_DFL)  # background jobs are born deaf to Ctrl-C
     return subprocess.Popen(
         **_command(name, flags, environment), stdout=subprocess.DEVNULL, start_new_session=True,
@@ -50,7 +50,7 @@ def start(name, *flags, **environment) -> subprocess.Popen:
 
 
 def until(condition, seconds: int = 300) -> None:
-    """Waits for it."""
+    """Wait until the condition holds."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -58,17 +58,17 @@ def until(condition, seconds: int = 300) -> None:
 
 
 def dry_run(name, *flags, **environment) -> list[list[str]]:
-    """The commands, each in words."""
+    """Return the commands of a dry run, each split into words."""
     return [shlex.split(line) for line in script(name, COMMANDS, *flags, **environment).stdout.splitlines()]
 
 
 def trainings(name, *flags, **environment) -> list[list[str]]:
-    """The words after fairseq-train of each training."""
+    """Return the arguments of fairseq-train for each training of a dry run."""
     found = dry_run(name, *flags, **environment)
     return [words[words.index("fairseq-train") + 1 :] for words in found if "fairseq-train" in words]
 
 
 def values(words) -> dict[str, str]:
-    """Flag -> its last value, "" for a switch."""
+    """Return the last value of each flag, "" for a switch."""
     pairs = zip(words, [*words[1:], "--"], strict=True)
     return {word: "" if value.startswith("--") else value for word, value in pairs if word.startswith("--")}

@@ -1,4 +1,4 @@
-"""Programs in a fork of the test process, which has imported torch, fairseq and the package: a second, not five."""
+"""Programs run in a fork of the test process, which has imported torch and fairseq: about 1 s a start, not 5 s."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ QUIET = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceW
 
 
 def fork(words: list[str], folder: str | Path, seconds: int = 600) -> subprocess.CompletedProcess:
-    """Run a program of this environment's bin folder, or -m and a module, in `folder` with nothing to read.
+    """Run a program of this environment's bin folder, or `-m MODULE`, in `folder` with empty standard input.
 
-    seconds: how long it may run.
+    seconds: time limit
     """
     with tempfile.TemporaryDirectory() as room:
         files = [Path(room, name) for name in ("out", "errors")]
@@ -49,7 +49,7 @@ def fork(words: list[str], folder: str | Path, seconds: int = 600) -> subprocess
 
 
 def _forget_the_tests(folder: str | Path, files: list[Path]) -> None:
-    """Reset what pytest and earlier tests have set in this process to what it is in one that has just begun."""
+    """Reset the process state that pytest and earlier tests have changed to that of a fresh process."""
     for number, path in enumerate([Path(os.devnull), *files]):
         os.dup2(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT), number)
     sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w")
@@ -72,7 +72,7 @@ def _forget_the_tests(folder: str | Path, files: list[Path]) -> None:
 
 
 def _run(words: list[str]) -> int:
-    """Its status; what nobody caught goes to the hook, as with Python itself."""
+    """Run a program and return its exit status; uncaught errors go to sys.excepthook, as in Python itself."""
     status = 1
     try:
         if words[0] == "-m":

@@ -1,4 +1,4 @@
-"""The training of a plan's setting in fairseq's Trainer, on made-up sentences."""
+"""Trainings of planned settings in fairseq's Trainer, on generated sentences."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TRANSLATION = ("--source-lang", "xx", "--target-lang", "yy", "--label-smoothing"
 
 
 class PlannedTraining:
-    """One process; `step` makes an update on batches without padding."""
+    """Training on one process; `step` makes an update on batches without padding."""
 
     def __init__(self, setting: Setting):
         self.setting = setting
