@@ -34,7 +34,7 @@ class Loopback(ThreadingHTTPServer):
     files: path -> bytes
     faults: path -> faults, one for each request, then none; itertools.repeat(fault) repeats one
     headers: path -> headers of every answer, such as ETag or Content-Type
-    ignores: headers that the server ignores: "Range" (sends the whole file), "If-Range" (sends the range of any version)
+    ignores: headers that the server ignores: "Range" (sends the whole file), "If-Range" (sends any version)
     asked: (path, headers) in the order of requests; sent: path -> body bytes
     """
 
