@@ -94,9 +94,9 @@ class Largest(TorchDispatchMode):
 
 
 def test_no_more_logits_than_a_chunk():
-    """The loss holds at most a chunk of logits:
+    """Logits are held for at most one chunk.
 
-    19 tokens make two chunks of at most 17 (the weight itself has 16 rows).
+    19 tokens make two chunks of at most 17; the weight itself, transposed, has 16 rows.
     """
     rows = []
     for criterion in criteria(17):

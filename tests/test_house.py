@@ -138,7 +138,7 @@ def test_docstrings_begin_with_a_verb_or_name_the_thing():
     words += "|all|both|none|never|from|by|to|for|in|on|with|without|within|at|usererror"
     third = "(add|apply|attach|check|copie|draw|fill|give|keep|make|print|read|remove|return|run|take|write)s"
     bad = re.compile(rf"\W*({words}|{third})(?![\w-])", re.IGNORECASE)
-    nodes = [(name, node) for name in inside() for node in ast.walk(tree(modules()[name]))]
+    nodes = [(name, node) for name in modules() for node in ast.walk(tree(modules()[name]))]
     documented = [(name, node) for name, node in nodes if isinstance(node, ast.Module | ast.ClassDef | FUNCTIONS)]
     texts = [(name, ast.get_docstring(node) or "") for name, node in documented]
     assert [(name, text) for name, text in texts if bad.match(text)] == []

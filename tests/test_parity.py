@@ -134,7 +134,7 @@ def test_reads_a_checkpoint_of_the_release_with_doubled_encoder_weights():
 
 @pytest.mark.parametrize("method", METHODS)
 def test_masked_tokens_and_features(method):
-    """The head at chosen positions equals the head at all; its input equals roberta's features."""
+    """The head at chosen positions equals the head everywhere; its input equals roberta's features."""
     tokens = batch()
     chosen = torch.zeros_like(tokens, dtype=torch.bool)
     chosen[1, 2] = chosen[2, 5] = chosen[0, 0] = True
