@@ -103,7 +103,7 @@ def _train_or_end(original, cfg, trainer, *args):
     line = line or divergence.headline(trainer, *found)
     if agreement.is_first():
         print(f"{Path(sys.argv[0]).name}: error: {line}", file=sys.stderr)
-    agreement.meet()  # torchrun ends all processes as soon as one has ended
+    agreement.barrier()  # torchrun ends all processes as soon as one has ended
     raise SystemExit(status)
 
 
@@ -156,7 +156,7 @@ def _save_and_exit(trainer, epoch_itr, end_of_epoch: bool) -> None:
         raise UserError(f"stopped by {name} after update {updates}, and {error}") from None
     finally:
         exact_resume.unfinished = None
-    agreement.meet()  # torchrun ends all processes as soon as one does
+    agreement.barrier()  # torchrun ends all processes as soon as one does
     path = Path(cfg.save_dir) / f"{atomic.LAST}{trainer.checkpoint_suffix}.pt"
     saved = "nothing is saved (--no-save)" if cfg.no_save else f"{path} is saved, the same command goes on from it"
     log.info(f"stopped by {name} after update {updates}: {saved}")

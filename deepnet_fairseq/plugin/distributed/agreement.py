@@ -57,7 +57,7 @@ def largest(number: int, device: torch.device) -> int:
     return int(numbers.item())
 
 
-def meet() -> None:
-    """Wait for all ranks (barrier), so that rank 0 can finish writing before torchrun ends it with the others."""
+def barrier() -> None:
+    """Wait for all ranks, so that rank 0 can finish writing before torchrun ends it with the others."""
     if several():
         distributed.barrier()
