@@ -112,7 +112,7 @@ def save_checkpoint(original, cfg, trainer, epoch_itr, val_loss):
     Raises Diverged if a weight is not finite: such a checkpoint is useless, and must not replace a good one.
     """
     global _failure
-    if not cfg.no_save and not all(agreement.gathered(all_finite(trainer.get_model()))):
+    if not cfg.no_save and not all(agreement.all_gather(all_finite(trainer.get_model()))):
         raise Diverged(trainer.get_num_updates(), WEIGHTS, trainer.samples)
     try:
         path = epoch_weights.save_checkpoint(original, cfg, trainer, epoch_itr, val_loss)

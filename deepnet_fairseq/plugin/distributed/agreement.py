@@ -39,8 +39,8 @@ def from_first(ask: Callable[[], object]):
     return found[0]
 
 
-def gathered(mine) -> list:
-    """Return the list of all ranks' `mine` by rank (all-gather); it must be possible to pickle it."""
+def all_gather(mine) -> list:
+    """Return the list of all ranks' `mine` by rank; it must be possible to pickle it."""
     if not several():
         return [mine]
     found = [None] * distributed.get_world_size()
