@@ -49,7 +49,7 @@ def load_checkpoint(original, cfg, trainer, **kwargs):
     trainer.over = None
     if cfg.restore_file == reading.DEFAULT:
         folder, suffix = Path(cfg.save_dir), trainer.checkpoint_suffix
-        if path := agreement.from_first(lambda: str(reading.other_than_last(folder, suffix) or "")):
+        if path := agreement.broadcast_from_first(lambda: str(reading.other_than_last(folder, suffix) or "")):
             cfg = copy.deepcopy(cfg)
             cfg.restore_file = path.removesuffix(f"{suffix}.pt") + ".pt"  # fairseq adds the suffix
             cfg.finetune_from_model = cfg.continue_once = None

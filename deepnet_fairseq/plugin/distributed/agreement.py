@@ -23,7 +23,7 @@ def is_first() -> bool:
     return not distributed.is_initialized() or distributed.get_rank() == 0
 
 
-def from_first(ask: Callable[[], object]):
+def broadcast_from_first(ask: Callable[[], object]):
     """Call ask() on rank 0 and broadcast its result; raise its UserError on every rank."""
     if not several():
         return ask()
