@@ -73,7 +73,7 @@ def call_main(original, cfg, main, **kwargs):
         return original(cfg, main, **kwargs)
 
 
-def meet_once() -> None:
+def use_default_group() -> None:
     """Let fairseq use gloo's default process group in place of a second group of all processes.
 
     fairseq makes the second group because NCCL needs it. While it is made, gloo waits forever for a process that is
