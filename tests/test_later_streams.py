@@ -103,7 +103,7 @@ def test_siamese_norm():
     model, tokens = awake(LM, 3, method="siamese_norm"), batch()[1:]
     decoder, expected = model.decoder, {}
 
-    def meet(module, x, y):
+    def merge(module, x, y):
         return plain_norm(x + plain_norm(y, module.inner), module.outer)
 
     with torch.no_grad():
@@ -112,12 +112,12 @@ def test_siamese_norm():
         states = [(x, y)]
         for l, layer in enumerate(decoder.layers, 1):
             for sublayer, site in layer.sites.items():
-                o = branch(layer, sublayer, meet(layer.before[sublayer], x, y))
+                o = branch(layer, sublayer, merge(layer.before[sublayer], x, y))
                 merged = x + o / math.sqrt(2 * l)
                 expected[str(site)] = (o.var() / (2 * l) / merged.var()).item()
                 x, y = plain_norm(merged, layer.residual[sublayer].norm), y + o
             states.append((x, y))
-        assert_states(model, tokens, states, meet(decoder.ending, x, y))
+        assert_states(model, tokens, states, merge(decoder.ending, x, y))
     assert dependencies(model, tokens) == pytest.approx(expected, rel=1e-3)
 
 
