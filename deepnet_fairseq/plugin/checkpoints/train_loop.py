@@ -20,7 +20,7 @@ from pathlib import Path
 from fairseq import checkpoint_utils
 from fairseq.logging import metrics
 
-from ...errors import UserError, behind
+from ...errors import UserError, causes
 from .. import divergence, stuck
 from ..distributed import agreement
 from ..opening import opening_line
@@ -114,7 +114,7 @@ def explain_lost_loader(cfg, error: Exception) -> None:
     """
     frames = traceback.extract_tb(error.__traceback__)
     halfway = not isinstance(error, RuntimeError) and any(frame.name == "_try_get_data" for frame in frames)
-    if halfway or any("DataLoader worker (pid" in str(one) for one in behind(error)):
+    if halfway or any("DataLoader worker (pid" in str(one) for one in causes(error)):
         raise UserError(
             f"--num-workers {cfg.dataset.num_workers}: a process that loads data was killed, often for memory; take "
             f"fewer, and start the training again: it resumes from {cfg.checkpoint.save_dir}"

@@ -29,7 +29,7 @@ from torch.distributed.elastic.utils.distributed import get_free_port
 from torch.nn.parallel import DistributedDataParallel
 
 from ... import register
-from ...errors import UserError, behind, user_error_line
+from ...errors import UserError, causes, user_error_line
 from ..checkpoints import saving
 
 LAUNCHED = "TORCHELASTIC_RUN_ID"  # set for torchrun's processes
@@ -212,7 +212,7 @@ def _said_in_a_line(cfg):
     try:
         yield
     except Exception as error:
-        place, first = cfg.distributed_training, next(filter(None, map(_of_network, behind(error))), "")
+        place, first = cfg.distributed_training, next(filter(None, map(_of_network, causes(error))), "")
         if not first or place.distributed_world_size == 1 or user_error_line(error):
             raise
         raise UserError(
