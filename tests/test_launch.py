@@ -185,5 +185,5 @@ def test_a_process_lost_while_others_load_is_one_line(reason, said):
     """A process lost while others load a checkpoint is named in one line; true loading errors stay as they are."""
     place = {"distributed_rank": 0, "distributed_world_size": 2}
     cfg = OmegaConf.create({"distributed_training": place, "checkpoint": {"save_dir": "runs/mine"}})
-    with pytest.raises(Exception, match=said), launch._said_in_a_line(cfg):
+    with pytest.raises(Exception, match=said), launch._explain_in_a_line(cfg):
         raise Exception("Cannot load model parameters from checkpoint x.pt") from RuntimeError(reason)

@@ -73,8 +73,8 @@ def _take(folder: Path) -> None:
         holder = ""
         with suppress(OSError):
             holder = f" ({file.read_text().strip()[:100]})"
-        said = f"{folder}: another training holds it{holder}; wait for its end, or give another --save-dir"
-        raise UserError(said) from None
+        problem = f"{folder}: another training holds it{holder}; wait for its end, or give another --save-dir"
+        raise UserError(problem) from None
     except (OSError, NotImplementedError):  # read-only, or a disk without locks; fairseq says why it cannot be written
         return
     _lock = lock

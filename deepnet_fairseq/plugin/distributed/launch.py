@@ -69,7 +69,7 @@ def call_main(original, cfg, main, **kwargs):
         distributed_utils.infer_init_method(place)  # from torchrun's environment variables
     if place.distributed_world_size > 1 and not place.distributed_no_spawn:
         return _spawn(cfg, main, kwargs, on_cpu)
-    with _said_in_a_line(cfg):
+    with _explain_in_a_line(cfg):
         return original(cfg, main, **kwargs)
 
 
@@ -124,10 +124,10 @@ def _spawn(cfg, main, kwargs: dict, on_cpu: bool) -> None:
             pass
     except multiprocessing.ProcessExitedException as error:
         if not mistakes.empty():
-            said = mistakes.get()
-            if isinstance(said, int):
-                sys.exit(said)
-            raise UserError(said) from None
+            mistake = mistakes.get()
+            if isinstance(mistake, int):
+                sys.exit(mistake)
+            raise UserError(mistake) from None
         if error.signal_name:
             ended = f"process {error.error_index} of {number} was ended by {error.signal_name}"
             raise UserError(f"{ended}; {_again(cfg)}") from None
@@ -169,7 +169,7 @@ def _process(number: int, main, cfg, kwargs: dict, parent: int, mistakes) -> Non
     _wait_at_most(cfg.distributed_training.heartbeat_timeout)
     multiprocessing.set_start_method("fork", force=True)  # for data-loading processes, as everywhere else
     try:
-        with _said_in_a_line(cfg):
+        with _explain_in_a_line(cfg):
             try:
                 distributed_utils.distributed_main(number, main, cfg, kwargs)
             except SystemExit as ended:  # gloo may abort when the group is left, and hide the status
@@ -207,7 +207,7 @@ def _wait_at_most(seconds: int) -> None:
 
 
 @contextlib.contextmanager
-def _said_in_a_line(cfg):
+def _explain_in_a_line(cfg):
     """Turn errors of the network, from the first barrier on, into a UserError; then leave the process group."""
     try:
         yield
