@@ -38,12 +38,12 @@ def pytest_configure(config) -> None:
     holds the lock would block the test.
     """
     tqdm.set_lock(threading.RLock())
-    tqdm.monitor_interval = 0  # its thread could hold the lock at a fork
+    tqdm.monitor_interval = 0  # tqdm's monitor thread could hold the lock at a fork
     if config.getoption("--methods-from"):
         import_user_dir(config.getoption("--methods-from"))
 
 
-missing: list[str] = []  # tests that were skipped because a library is not installed
+missing: list[str] = []  # node ids of tests that were skipped because a library is missing
 
 
 def pytest_runtest_logreport(report) -> None:
@@ -106,4 +106,4 @@ def group(tmp_path):
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     yield torch.distributed.group.WORLD
     torch.distributed.destroy_process_group()
-    _clear_sharding_prop_cache()  # it holds the group, whose end would hang in a fork of this process
+    _clear_sharding_prop_cache()  # it would keep the group alive, whose destruction hangs in a fork of this process

@@ -16,7 +16,7 @@ import pytest
 from deepnet_fairseq.data.archive import stream_lines, unpack
 from deepnet_fairseq.errors import UserError
 
-NOISE = np.random.default_rng(0).integers(0, 256, 5_000, dtype=np.uint8).tobytes()  # which nothing compresses
+NOISE = np.random.default_rng(0).integers(0, 256, 5_000, dtype=np.uint8).tobytes()  # does not compress
 LONG = b"short\n" + b"x" * 20_000_000
 FILES = {"a/train.de": b"ein Satz\nnoch einer\n" * 40, "a/b/c": b"", "noise": NOISE, "block": b"x" * 512}
 

@@ -21,7 +21,7 @@ from deepnet_fairseq.plugin.config import DeepTransformerConfig, namespace
 from .support.single_stacks import KINDS, stack_of
 from .test_configs import of_flags, of_yaml
 
-DEEPNORM = {  # N, M: alpha_e, beta_e, alpha_d, beta_d; DeepNet, Figure 2, to six decimals
+DEEPNORM = {  # N, M: alpha_e, beta_e, alpha_d, beta_d of DeepNet's Figure 2, to six decimals
     (1, 1): (0.810000, 0.870000, 1.316074, 0.537285),
     (6, 6): (1.417938, 0.496989, 2.059767, 0.343295),
     (12, 3): (1.614732, 0.436419, 1.732051, 0.408248),
@@ -132,7 +132,7 @@ def test_what_stands_beside_depth_and_width():
 @pytest.mark.parametrize(
     ("arch", "flags", "fields"),
     [
-        ("deepnet_transformer_tiny_12_6", ("--method", "pre_ln", "--encoder-normalize-before"),  # which it implies
+        ("deepnet_transformer_tiny_12_6", ("--method", "pre_ln", "--encoder-normalize-before"),  # implied by pre_ln
          {"method": "pre_ln", "encoder_normalize_before": "true"}),
         ("deepnet_lm_tiny_24", (), {}),
         ("normformer_lm_125m", ("--decoder-layers", "3", "--normformer-scale-residual"),

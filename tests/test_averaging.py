@@ -124,7 +124,7 @@ def edited(path, out, change):
 def test_other_models_are_not_mixed_in(folder, tmp_path, section, name, value):
     def change(state):
         state["cfg"][section].update({name: value})
-        if name == "encoder_layers":  # or it is damaged
+        if name == "encoder_layers":  # otherwise the file is damaged
             added = {key.replace("layers.1", "layers.2"): weight for key, weight in state["model"].items()}
             state["model"] |= {key: weight for key, weight in added.items() if key.startswith("encoder.layers.2")}
 
@@ -141,7 +141,7 @@ def test_a_score_that_is_no_number_is_not_among_the_best(folder, tmp_path):
     assert [path.name for path in averaging.best(tmp_path, 2)] == ["checkpoint3.pt", "checkpoint1.pt"]
 
 
-REFUSED = {  # words of the command -> what is named
+REFUSED = {  # words of the command -> words of the refusal
     "{folder}": "add --last K or --best K",
     "{folder} --last 99": "smaller --last",
     "{folder} --best 99": "smaller --best",

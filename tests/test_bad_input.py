@@ -13,7 +13,7 @@ from .support import sentiment
 from .support.helpers import ROOT, USER_DIR, assert_refused, run
 
 ARCH = ("--arch", "deepnet_transformer_tiny")
-MISTAKES = {  # flags -> what is named; the first one of them where it is None
+MISTAKES = {  # flags -> words of the refusal; None: the first flag
     ("--method", "deepnrom"): None,
     ("--encoder-layers", "0"): None,
     ("--encoder-attention-heads", "7"): None,
@@ -34,14 +34,14 @@ MISTAKES = {  # flags -> what is named; the first one of them where it is None
     ("--arch", "deepnet_transformer_18_19"): "--arch deepnet_transformer_18_19",
 }
 NO_TEXT = f"{ROOT}/tests/golden/checkpoints/fp32/checkpoint_last.pt"
-OF_GENERATION = {  # flags -> what is named
+OF_GENERATION = {  # flags -> words of the refusal
     ("--replace-unk",): "--replace-unk",
     ("--bpe", "subword_nmt", "--bpe-codes", NO_TEXT): f"{NO_TEXT}, line 2: not UTF-8",
 }
 LM = ("--task", "language_modeling", "--arch", "deepnet_lm_tiny_6")
 MASKED = ("--task", "masked_lm", "--criterion", "masked_lm", "--arch", "deepnet_masked_lm_tiny_6")
 CLASSES = ("--task", "sentence_prediction", "--criterion", "sentence_prediction", "--arch", "deepnet_masked_lm_tiny_6")
-OF_LANGUAGE_MODELS = {  # data, flags, what is named
+OF_LANGUAGE_MODELS = {  # data, flags, words of the refusal
     "translation model": ("text", (*LM, *ARCH), "--task language_modeling", "--task translation"),
     "no task": ("text", ("--arch", "normformer_lm_125m"), "--task translation", "--task language_modeling"),
     "causal model": ("text", (*MASKED, "--arch", "deepnet_lm"), "--task masked_lm", "--task language_modeling"),

@@ -17,7 +17,7 @@ from .conftest import TRAIN_FLAGS
 from .support.helpers import ROOT, run, shown_in_speed
 
 SMALL = ["--cpu", "--max-tokens=300", "--benchmark-vocabulary=120", *models.size("2-1", "tiny")]
-TOKENS = "tokens per second"  # in the records
+TOKENS = "tokens per second"  # name of the quantity in the records
 RECORDED = {"default": "fairseq's batches", "32": "32 sentences", "1": "one sentence"}
 
 
@@ -50,7 +50,7 @@ def test_turns_rotate_and_a_failure_ends_a_candidate():
         return {"speed": 10.0 * (repeat + 1) * (1 + (name == "ours"))}
 
     take_turns(cells, {name: partial(go, name) for name in cells}, range(-1, 2))
-    assert called == ["late", STOCK, "ours", STOCK, "ours", "ours", STOCK]  # the warm-up of "late" failed
+    assert called == ["late", STOCK, "ours", STOCK, "ours", "ours", STOCK]  # the warm-up of "late" has failed
     printed = table([], [Column("speed", "")], list(cells.values()))
     assert "| ours | 30.0 (20.0 to 40.0) [2.00] |" in printed
     assert "| late |  failed: RuntimeError: no such operator |" in printed
@@ -65,7 +65,7 @@ def test_deployed_programs_translate_the_same_sentences(data, tmp_path, capsys):
     stock, ours, other = rows_of(capsys.readouterr().out)
     assert [row[1] for row in (stock, ours, other)] == [STOCK, "ours", "ctranslate2"] and "[1.00]" in stock[2]
     assert float(ours[3]) == pytest.approx(float(stock[3]), abs=0.05)
-    assert float(other[3]) == pytest.approx(float(stock[3]), abs=1)  # it stops by another rule
+    assert float(other[3]) == pytest.approx(float(stock[3]), abs=1)  # its stopping rule differs
     assert all(cell and "failed" not in cell for row in (stock, ours, other) for cell in row)
 
 

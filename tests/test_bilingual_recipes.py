@@ -48,7 +48,7 @@ def quick(monkeypatch):
 @pytest.fixture(scope="module")
 def options(tmp_path_factory):
     """Provide the options of an uninterrupted build."""
-    dest = tmp_path_factory.mktemp("with blank") / "iwslt, 14"  # and a comma, which ends a prefix for fairseq
+    dest = tmp_path_factory.mktemp("with blank") / "iwslt, 14"  # with a comma too, which ends a prefix in fairseq
     return Options(dest, dest / "downloads", fetch=write, workers=2)
 
 
@@ -72,7 +72,7 @@ def test_every_step_of_iwslt14(built, lang):
     assert len(tokenised) == len(talks) == 6060
     assert tokenised[:60] == [moses(re.sub("</?(title|description)>", "", line)) for line in talks[:60]]
     kept = lines(text / "clean" / f"train.{lang}")
-    assert len(kept) == 6000  # what the miniature says is fit for training
+    assert len(kept) == 6000  # the miniature's number of pairs that are fit for training
     assert lines(text / "split" / f"valid.{lang}") == kept[22::23]
     assert lines(text / "split" / f"train.{lang}") == [line for i, line in enumerate(kept, 1) if i % 23]
     direction = "en-de.de" if lang == "de" else "de-en.en"
@@ -84,7 +84,7 @@ def test_every_step_of_iwslt14(built, lang):
         pieces = lines(text / "pieces" / f"{subset}.{lang}")
         assert any("@@ " in line for line in pieces)
         assert [line.replace("@@ ", "") for line in pieces] == lines(text / stage / f"{subset}.{lang}")
-    ours = MosesPieces(built / "bin" / "codes", lang, lang, find_chain(str(built / "bin")))  # of `deepnet translate`
+    ours = MosesPieces(built / "bin" / "codes", lang, lang, find_chain(str(built / "bin")))  # `deepnet translate`
     assert [" ".join(ours.cut(line.replace("’", "'"))) for line in references] == pieces
 
 
@@ -177,7 +177,7 @@ def given(tmp_path):
     for lang in ("de", "en"):
         shutil.copy(folder / f"test.{lang}", folder / f"test.old.{lang}")
         with open(folder / f"train.{lang}", "a") as file:
-            file.write("a b c d e f\n" if lang == "de" else "a\n")  # nothing to train on
+            file.write("a b c d e f\n" if lang == "de" else "a\n")  # pairs that are not fit for training
     return folder
 
 
@@ -191,13 +191,13 @@ def test_text_that_is_tokenised_already(given, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(bilingual, "binarise", copy_text)
         said = from_text(given, dest, workers=1)
-        (dest / "reference").mkdir()  # as of an earlier corpus in this folder
+        (dest / "reference").mkdir()  # left by an earlier corpus in this folder
         from_text(given, dest, workers=1, vocab=50)
     counts = ([len(line.split()) for line in lines(given / f"train.{lang}")] for lang in ("de", "en"))
     train = sum(2 * max(pair) <= 3 * min(pair) for pair in zip(*counts, strict=True))
     assert 700 < train < 801 and [len(lines(dest / "bin" / f"train.{lang}")) for lang in ("de", "en")] == [train] * 2
     assert said["subsets"] == {"train": "train", "valid": "valid", "test": "test", "test1": "test.old"}
-    assert said["files"] == {} and not (dest / "reference").exists()  # no one knows the raw text
+    assert said["files"] == {} and not (dest / "reference").exists()  # the raw text is unknown
 
 
 def test_merges_and_dictionary_of_other_text(given, tmp_path, capsys):

@@ -23,7 +23,7 @@ def observed(update, decoder, loss=None, lr=1e-3, half=None, encoder=(1.0, 1.0, 
     """Return one observed update with the given gradient norms of three encoder layers and some decoder layers."""
     norms = {f"encoder.{l}": norm for l, norm in enumerate(encoder, 1)}
     norms |= {f"decoder.{l}": norm for l, norm in enumerate(decoder, 1)}
-    norms |= {"decoder.1.ffn.fc1": 1e-30, "encoder.embed_tokens": 1e-30}  # no layers
+    norms |= {"decoder.1.ffn.fc1": 1e-30, "encoder.embed_tokens": 1e-30}  # addresses that are not layers
     probes = {"gradient_norm": norms, "half_precision": half or HEALTHY}
     return Observed(update, lr, 10 - 0.05 * update if loss is None else loss, 1000, probes)
 
@@ -43,12 +43,12 @@ def test_even_gradients_are_stable():
 @pytest.mark.parametrize(
     "start, later, kind, update",
     [
-        (0.02, 1e-6, DIVERGING, 10),  # Post-LN: uneven, then starved from update 10 on
-        (0.02, 0.02, AT_RISK, 29),  # uneven, and the learning rate has not done its work yet
-        (0.02, 0.5, STABLE, None),  # ReZero: evens out
+        (0.02, 1e-6, DIVERGING, 10),  # Post-LN: uneven, then vanishing from update 10 on
+        (0.02, 0.02, AT_RISK, 29),  # uneven, before the learning rate has its effect
+        (0.02, 0.5, STABLE, None),  # ReZero: becomes even
         (0.3, 0.02, STABLE, None),  # uneven, but over few layers
-        (0.5, 0.02, STABLE, None),  # DS-Init, DeepNorm under a warm-up that is too short: even at the start
-        (0.5, 1e-4, DIVERGING, 10),  # a hundredth from layer to layer: lost, whatever the start was
+        (0.5, 0.02, STABLE, None),  # DS-Init, or DeepNorm with too short a warm-up: even at the start
+        (0.5, 1e-4, DIVERGING, 10),  # a hundredth from layer to layer: diverging, whatever the start
         (0.5, 0.0, DIVERGING, 10),
     ],
 )

@@ -58,7 +58,7 @@ def test_killed_while_it_saves(moment, tmp_path):
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     assert reading.updates(last) == 1 and any(name.endswith(".part") for name in names(tmp_path))
-    atomic._cleaned.clear()  # as the process does that is started next
+    atomic._cleaned.clear()  # as in a new process
     (tmp_path / "weights7.pt.1.part").write_bytes(b"of a killed run")
     (tmp_path / "generated.part").write_bytes(b"of another program")
     atomic.save(state(3), last)
@@ -156,4 +156,4 @@ def test_ties_stay_ties():
     first, second = torch.arange(16.0).bfloat16().view(4, 4), torch.ones(3)
     moved = on_cpu({"model": {"a": first, "tie": first}, "state": [(second, 3)], "none": None})
     assert torch.equal(moved["model"]["a"], first.float()) and moved["model"]["tie"] is moved["model"]["a"]
-    assert moved["state"][0][0].data_ptr() == second.data_ptr()  # it is in full precision already
+    assert moved["state"][0][0].data_ptr() == second.data_ptr()  # full precision already, so it is not copied

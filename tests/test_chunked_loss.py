@@ -74,7 +74,7 @@ def test_same_loss_and_gradients(method, monkeypatch):
 )
 def test_same_log(flags):
     model, given = small(2), sample()
-    given["target"][:, 3] = model(**given["net_input"])[0].argmax(-1)[:, 3]  # so that some targets are the likeliest
+    given["target"][:, 3] = model(**given["net_input"])[0].argmax(-1)[:, 3]  # some targets must be the likeliest tokens
     (_, size, theirs), (_, own_size, ours) = (criterion(model, given) for criterion in criteria(**flags))
     assert own_size == size and ours.keys() == theirs.keys()
     for key, value in theirs.items():
@@ -121,7 +121,7 @@ def test_half_precision_is_no_worse_than_fairseqs(dtype):
     generator = torch.Generator().manual_seed(0)
     features = (4 * torch.randn(300, 32, generator=generator)).to(dtype)
     weight = (torch.randn(3000, 32, generator=generator) / 3).to(dtype)
-    targets = torch.randint(0, 8, (300,), generator=generator)  # frequent words: large sums
+    targets = torch.randint(0, 8, (300,), generator=generator)  # frequent words, so that sums are large
 
     def fairseqs(x, w):
         lprobs = F.log_softmax(x @ w.t(), -1, dtype=torch.promote_types(x.dtype, torch.float32))

@@ -22,7 +22,7 @@ from deepnet_fairseq.tools import compare
 from .support.experiments import until
 from .support.helpers import assert_refused
 
-# in place of fairseq-train: a log of a minute, what it says, the checkpoints that it leaves
+# stands for fairseq-train: writes a log of a minute, its output and its checkpoints
 TRAIN = """import json, pathlib, sys
 loss, said, status, folder = sys.argv[1:]
 print("2026-01-01 00:00:00 | INFO | fairseq_cli.train | {}")
@@ -151,7 +151,7 @@ def test_one_that_breaks_is_resumed(programs, pair):
 def test_a_signal_ends_the_training_first(pair, monkeypatch, number):
     """A signal ends the running training first, and does not count it as trained."""
     ends = f"import os, time; os.kill(os.getppid(), {number:d}); time.sleep(60)"
-    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it of what it runs behind
+    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets background jobs ignore SIGINT
     started, before = [], signal.getsignal(number)
     monkeypatch.setattr(compare, "start", lambda *_: started.append(started_by(ends)) or started[0])
     with pytest.raises(SystemExit) as ended:

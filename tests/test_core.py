@@ -128,7 +128,7 @@ def test_its_beam_search_ends_within_the_positions():
     model = build("deepnet_transformer_tiny_6_6", vocab=VOCAB, method="deepnorm", share_all_embeddings=True,
                   decoder_learned_pos=True, max_target_positions=6).eval()  # fmt: skip
     with torch.no_grad():
-        model.decoder.output_projection.weight[EOS] = -9  # it never ends by itself
+        model.decoder.output_projection.weight[EOS] = -9  # so that it never ends by itself
     found = beam_search(model, sources(2), beams=2)
     assert {len(hypothesis.tokens) for one in found for hypothesis in one} == {5}
     assert beam_search(model, sources(2)[:0]) == []

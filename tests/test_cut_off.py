@@ -89,7 +89,7 @@ def test_cut_off_stops_in_time_and_resumes(hosts, tmp_path):
         before, _, after = log.read_text().partition("fairseq-train: error: ")
         assert after.startswith(f"process {rank} of 2: another one is gone or cannot be reached"), before
         assert str(folder) in after.splitlines()[0]
-        assert "Traceback" not in before  # after it torchrun's own
+        assert "Traceback" not in before  # a traceback after it is torchrun's own
     assert 6 <= states.check(folder, saved(logs[0].read_text())) < 40
 
     hosts[1].ip("link", "set", hosts[1].interface, "up")

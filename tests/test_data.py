@@ -17,7 +17,7 @@ from deepnet_fairseq.errors import UserError
 
 from .support.helpers import run
 
-BLANK = " \u200b\u200e\u2028\ufffd\u2581\x07\u00ad".encode()  # shows nothing
+BLANK = " \u200b\u200e\u2028\ufffd\u2581\x07\u00ad".encode()  # characters without ink
 SIZES = {"train": 2000, "valid": 100, "test": 100}
 
 

@@ -72,7 +72,7 @@ def assert_plain(model, given, **options):
 def test_what_is_sampled_is_what_the_plain_path_samples(kind):
     """Sampling from the ten likeliest tokens gives the same with and without a cache."""
     found = assert_plain(awake(kind), prefixes() if kind == LM else sources(3, 9, 6), beam_size=3, sampling=10)
-    assert len({tuple(tokens) for tokens, _ in found}) > 3  # three of each sentence are drawn
+    assert len({tuple(tokens) for tokens, _ in found}) > 3  # three are drawn for each sentence
 
 
 @pytest.mark.parametrize(("kind", "name", "beam"), SEARCHES)
@@ -99,7 +99,7 @@ def test_sentences_that_end_early_leave_the_batch():
     assert [len(tokens) for tokens, _ in found[::5]] == [3, 9, 6, 4, 8, 7]
 
 
-ORDERS = {  # sentence after sentence, rows of two beams
+ORDERS = {  # orders of rows, two beams for each sentence
     "ends": [[0, 0, 4, 5, 7, 6, 8, 9], [1, 0, 2, 3, 7, 6], [3, 2, 4, 5], [2, 2]],
     "the last ends": [[0, 1, 2, 2, 4, 5, 6, 7], [0, 1, 3, 2]],
     "change places": [[8, 9, 1, 0, 2, 3, 6, 7, 5, 4], [2, 3, 0, 1, 8, 8]],

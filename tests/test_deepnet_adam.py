@@ -29,7 +29,7 @@ from .support.helpers import small
 from .support.observing import close, loss_of, net_input, observe
 
 SHAPES = [(7, 5), (3,), (), (64, 64), (130,), (40, 16)]
-ABSENT = {4: (1,), 5: (1, 2), 20: (0, 3), 21: (0, 1, 2, 3, 4, 5)}  # update -> parameters without gradient
+ABSENT = {4: (1,), 5: (1, 2), 20: (0, 3), 21: (0, 1, 2, 3, 4, 5)}  # update -> parameters without gradients
 FP16 = {"fp16": True, "fp16_init_scale": 128, "fp16_scale_window": 4}
 KINDS = {
     "fp32": (torch.float32, {}),
@@ -149,7 +149,7 @@ def test_radam_in_half_precision():
     built, again = (half_precision.build(cfg, of) for of in (params, twins))
     train(built, params, range(20, 32))
     train(optimiser("radam", wide), wide, range(20, 32))
-    assert difference(params, wide) < 4e-3 + 12 * 2**-10  # the rounding of updates, for weights from 2 to 4
+    assert difference(params, wide) < 4e-3 + 12 * 2**-10  # rounding of the updates, for weights from 2 to 4
     assert all(moment.dtype == torch.float32 for state in built.optimizer.state.values() for moment in state.values())
     torch._foreach_copy_([twin.data for twin in twins], [param.data for param in params])
     again.load_state_dict(copy.deepcopy(built.state_dict()))
@@ -206,7 +206,7 @@ def test_state_is_fairseqs_both_ways(kind):
     params, expected = kept[0]
     assert ("loss_scale" in expected) == ("fp16" in kind)
     assert len(expected["state"]) == (1 if kind == "fp16" else len(params))
-    weights, moments = (2e-6, 1e-6) if kind == "fp32" else (2e-2, 1e-3)  # half precision's last place, here and there
+    weights, moments = (2e-6, 1e-6) if kind == "fp32" else (2e-2, 1e-3)  # the last place of half precision
     for others, state in kept:
         assert difference(others, params) < weights
         for key in expected.keys() - {"state", "fp32_params"}:
@@ -274,7 +274,7 @@ def test_checkpoints_are_small_and_export(flags, data, tmp_path):
     path = tmp_path / "checkpoint_last.pt"
     state, model = torch.load(path, weights_only=True), from_checkpoint(str(path))[0]
     trained = [state["model"][name] for name, _ in model.named_parameters()]
-    each = 16 if flags else 12  # bytes: the weights, two moments, and in half precision the float32 weights
+    each = 16 if flags else 12  # bytes: the weights, two moments, and with bf16 the float32 weights
     assert path.stat().st_size < 1.25 * each * sum(p.numel() for p in model.parameters()) + 100_000
     average([path, path], tmp_path / "mean.pt")
     assert difference(from_checkpoint(str(tmp_path / "mean.pt"))[0].parameters(), trained) == 0

@@ -22,7 +22,7 @@ def test_the_branch_with_a_broken_weight_is_named(method, data, tmp_path):
     training.step()
     weights = [weight for stack in ("encoder", "decoder") for layer in getattr(training.model, stack).layers
                for weight in layer.weights()]  # fmt: skip
-    weight = weights[7 * sorted(METHODS).index(method) % len(weights)]  # every branch and role in turn
+    weight = weights[7 * sorted(METHODS).index(method) % len(weights)]  # covers all branches and roles over the methods
     with torch.no_grad():
         weight.linear.weight[3, 5] = math.nan
     assert training.diverge() == f"diverged at update 2: loss not finite, first at {weight.site} (forward)"

@@ -51,7 +51,7 @@ def test_example_of_a_new_method_is_found(extended):
     """The example of a new method is listed, can be exported, and has its option and its coefficients."""
     command = ("deepnet_fairseq", "methods", "layer_scale", "--layers", "18,25", "--json")
     card = json.loads(call(extended / "deepnet_fairseq", *command))
-    extra = 30 * 512 + 2 * 2 * 512  # 2N + 3M vectors, and Pre-LN's two last LayerNorms
+    extra = 30 * 512 + 2 * 2 * 512  # 2N + 3M vectors, and Pre-LN's two final LayerNorms
     assert card["parameters"].startswith(f"{extra:+,} beside") and card["last LayerNorm"] == "yes"
     assert card["export"].startswith("plain Transformer")
     assert card["options"][0][:3] == ["--layer-scale-init", "number", "0.0"]

@@ -63,7 +63,7 @@ def test_whole_and_only_once(server, file, tmp_path, capsys):
     assert re.search(r"a\.gz: 100%.* 1\.02M/1\.02M", capsys.readouterr().err)
     assert path.read_bytes() == BODY and path.name == "a.gz" and seen(path.parent) == ["a.gz"]
     assert [headers["Accept-Encoding"] for _, headers in server.asked] == ["identity"]
-    path.parent.chmod(0o500)  # a folder that several share, say
+    path.parent.chmod(0o500)  # for example a shared folder
     assert fetch(file, path.parent) == path and len(server.asked) == 1
     path.write_bytes(WRONG)
     with pytest.raises(UserError, match=r"a\.gz: is not the file meant, sha256 .* \(the publisher\); remove it"):
@@ -88,7 +88,7 @@ def test_server_that_starts_over_ends(server, file, tmp_path):
         fetch(file, tmp_path)
     assert len(server.ranges("/a.gz")) == 7 and seen(tmp_path) == ["a.gz.part"]
     server.faults["/a.gz"] = ()
-    assert fetch(file, tmp_path).read_bytes() == BODY  # 200 to a Range: nothing is spliced
+    assert fetch(file, tmp_path).read_bytes() == BODY  # the answer to a Range is 200, so nothing is spliced
 
 
 def test_busy_then_fine_and_busy_for_ever(server, file, tmp_path):
@@ -119,7 +119,7 @@ def test_no_address_gives_it(server, tmp_path):
     line = str(caught.value)
     assert "\n" not in line and line.startswith("a.gz: ") and f"by hand into {tmp_path} under this name" in line
     assert [url for url, reason in reasons.items() if f"{url}: {reason}" not in line] == [] == seen(tmp_path)
-    server.files["/page"] = GZ  # nothing of the page was recorded
+    server.files["/page"] = GZ  # the web page's checksum was not recorded
     assert fetch(RemoteFile("a.gz", (server.url("/page"),)), tmp_path / "right").read_bytes() == GZ
     found = fetch(RemoteFile("a.gz", tuple(map(server.url, ("/a.gz", "/b", "/c"))), None, sha256(BODY)), tmp_path)
     assert found.read_bytes() == BODY and server.ranges("/c") == [None]
@@ -192,7 +192,7 @@ def test_recorded_checksums(server, tmp_path):
     server.files["/b"] = b"xx"
     with pytest.raises(UserError, match=f"instead of {sha256(b'bb')[7:]} .*SHA256SUMS"):
         fetch_all(files, tmp_path)
-    (tmp_path / "b").write_bytes(b"by hand")  # what the message asks for, but another file
+    (tmp_path / "b").write_bytes(b"by hand")  # the message asks for a file, and this is a wrong one
     with pytest.raises(UserError, match=r"b: is not the file meant"):
         fetch_all(files, tmp_path)
     (tmp_path / "SHA256SUMS").write_text("not sums\n")

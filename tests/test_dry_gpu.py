@@ -17,19 +17,19 @@ from deepnet_fairseq.tools.plan.setting import parse
 SMALL = Shape(rows=8, source=11, target=9)
 DEFAULT = ("--fp16", "--optimizer", "deepnet_adam")
 TINY = ("--arch", "deepnet_transformer_tiny")
-COUNTED = torch.__version__.startswith("2.13.")  # other versions have other operators
-PAIR = 124  # launches of a layer of each stack, forward and backward; 95 before the layers were plain torch
-NEW = 2 * PAIR  # most launches of a method that nobody has counted yet
+COUNTED = torch.__version__.startswith("2.13.")  # other versions of torch have other operators
+PAIR = 124  # launches of a layer in each stack, forward and backward
+NEW = 2 * PAIR  # upper limit for a method without an entry in COST
 COST = dict.fromkeys(("ds_init", "mix_ln", "post_ln", "post_ln_init", "pre_ln"), 119) | {
     "admin": 154, "admin_torch": 124, "attn_res": 1026, "b2t": 123, "branchnorm": 134, "complete_p": 124,
     "deepnorm": PAIR, "dlcl": 139, "gpas": 192, "hybrid_norm": 137, "keel": 139, "ln_scaling": 129, "mhc": 1004,
     "normformer": 139, "peri_ln": 134, "r_fixup": 140, "resi_dual": 158, "rezero": 162, "siamese_norm": 184,
     "sub_ln": 131, "t_fixup": 104, "deepnorm --pro-res --qk-norm": 152,
 }  # fmt: skip
-GROWING = {"attn_res"}  # each branch reads all before it: COST is the fifth layer's
-WAITS = 11  # synchronisations of an update in half precision, all of them behind the backward pass
+GROWING = {"attn_res"}  # each branch reads all earlier ones: COST holds the fifth layer's count
+WAITS = 11  # synchronisations of an update in half precision, all after the backward pass
 ASKS = {"chunked": {"forward nonzero plugin/chunked_cross_entropy.py:forward"}}  # setting -> "part kind file:function"
-DECODING = {"rest copy to host core/cache.py:reorder"}  # of a step, as above
+DECODING = {"rest copy to host core/cache.py:reorder"}  # synchronisations of a decoding step, in the same form
 PRECISIONS = {
     "float32": (), "fp16": ("--fp16",), "bf16": ("--bf16",), "amp": ("--amp",),
     "memory-efficient fp16": ("--memory-efficient-fp16",), "memory-efficient bf16": ("--memory-efficient-bf16",),

@@ -23,7 +23,7 @@ MODEL = (
     "--max-update", "12", "--adam-eps", "1e-6",
 )  # fmt: skip
 MODES = {"ddp": (), "zero": ("--optimizer", "deepnet_adam", "--zero-sharding", "os")}
-# The rest are slow.
+# The remaining cases are slow.
 SOME = [(2, "deepnorm", "ddp", 1), (2, "admin", "zero", 0), (2, "rezero", "zero", 1)]
 ALL = [*product((2, 4), ("deepnorm", "admin", "dlcl", "rezero"), MODES, (0, 1))]
 CASES = [pytest.param(*case, marks=() if case in SOME else pytest.mark.slow) for case in ALL]

@@ -14,14 +14,14 @@ from .test_commands import losses
 
 ARCH = ("--arch", "deepnet_transformer_tiny", "--encoder-layers", "3", "--decoder-layers", "2")
 TRANSLATE = ("--user-dir", USER_DIR, "--cpu", "--beam", "2", "--max-len-a", "0", "--max-len-b", "5")
-FLOAT32 = ("admin", "r_fixup")  # keep numbers in float32 under half precision
+FLOAT32 = ("admin", "r_fixup")  # methods whose parameters stay in float32 under half precision
 
 
 def flags_of(method):
     return ("--method", method, *get_method(method).train_flags)
 
 
-# one in the default suite, for the minutes; CI runs all
+# The default suite runs one method to save time; CI runs all.
 @pytest.mark.parametrize(
     "method", [name if name == "deepnorm" else pytest.param(name, marks=pytest.mark.smoke) for name in sorted(METHODS)]
 )

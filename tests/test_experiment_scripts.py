@@ -11,18 +11,18 @@ from .test_scripts import needs_venv
 
 pytestmark = needs_venv
 
-# DeepNet, appendix, Tables 4 to 8; the recipe of Admin's authors. Batches in tokens an update.
+# Recipes of DeepNet's Tables 4 to 8 (appendix) and of Admin's authors. Batches are in tokens an update.
 EVERYWHERE = {
     "--criterion": "label_smoothed_cross_entropy", "--label-smoothing": "0.1", "--adam-betas": "(0.9, 0.98)",
     "--lr-scheduler": "inverse_sqrt", "--warmup-init-lr": "1e-7", "--fp16": "",
 }  # fmt: skip
 BASE = {"--encoder-embed-dim": "512", "--encoder-ffn-embed-dim": "2048", "--encoder-attention-heads": "8"}
 LARGE = {"--encoder-embed-dim": "1024", "--encoder-ffn-embed-dim": "4096", "--encoder-attention-heads": "16"}
-ADMIN = {  # what the recipes of Admin's authors share
+ADMIN = {  # flags shared by the recipes of Admin's authors
     "--optimizer": "radam", "--adam-eps": "1e-8", "--clip-norm": "0.0", "--attention-dropout": "0.1",
     "--activation-dropout": "0.1", "--fp16-scale-window": "256", "--threshold-loss-scale": "0.03125",
 }  # fmt: skip
-PAPER = {  # script: its rows, tokens an update, flags
+PAPER = {  # script: number of rows, tokens an update, flags
     "iwslt14_de_en": (10 * 10, 4000, BASE | {
         "--lr": "5e-4", "--warmup-updates": "4000", "--adam-eps": "1e-8", "--max-update": "8000", "--clip-norm": "0.0",
         "--dropout": "0.4", "--weight-decay": "1e-4", "--optimizer": "deepnet_adam",
@@ -72,9 +72,9 @@ def test_the_papers_hyper_parameters(name, tmp_path):
     assert len(found) == rows
     for flags in found:
         expected = dict(EVERYWHERE | paper)
-        if name == "table1_wmt17" and flags["--method"] in NO_NORM:  # Table 5's second column
+        if name == "table1_wmt17" and flags["--method"] in NO_NORM:  # the second column of the paper's Table 5
             expected["--lr"] = "5e-4"
-        if name == "iwslt14_de_en" and flags["--method"] == "rezero":  # in fp32 in Figure 6, and nowhere else
+        if name == "iwslt14_de_en" and flags["--method"] == "rezero":  # the paper trains it in fp32, in Figure 6 alone
             assert "--fp16" not in flags
             del expected["--fp16"]
         if "no_warmup" in flags["--save-dir"]:
@@ -123,7 +123,7 @@ def test_what_the_paper_leaves_open_is_a_setting(average, of, tmp_path):
 
 
 DEEP = {"DEPTHS": "100", "METHODS": "deepnorm"}
-FITTING = [  # settings -> tokens of a GPU's batch, whether layers are recomputed; without a plan by depth
+FITTING = [  # settings -> tokens of a GPU's batch, recomputation; without a plan the depth decides
     ({"PLAN": 1, "GPU_MEMORY": 80}, ("8192", False)),
     ({"PLAN": 1, "GPU_MEMORY": 80, "RECOMPUTE": 1}, ("16384", True)),
     ({"PLAN": 1, "GPU_MEMORY": 24, "MAX_TOKENS": 2048, "GPUS": 2}, ("2048", True)),
@@ -213,7 +213,7 @@ def test_torchrun():
     lines = dry_run("table1_wmt17", **ROW, GPUS=4, LAUNCH="torchrun")
     train = next(words for words in lines if "fairseq-train" in words)
     assert train[:5] == ["torchrun", "--nproc-per-node", "4", "--no-python", "fairseq-train"]
-    assert values(train)["--distributed-world-size"] == "4"  # without it each process would train alone
+    assert values(train)["--distributed-world-size"] == "4"  # otherwise each process would train on its own
 
 
 @pytest.mark.smoke
@@ -243,7 +243,7 @@ def test_slurm_runs_each_row_as_a_job(tmp_path):
         assert values(train)["--distributed-world-size"] == "16" and values(train)["--patience"] == "3"
 
 
-WRONG = {  # script and setting: what is said
+WRONG = {  # script and settings -> words of the refusal
     ("table1_wmt17", "GPUS", 3): "GPUS=3: must divide 128, the batches of an update",
     ("table1_wmt17", "MAX_TOKENS", 3000): "do not divide the paper's batch of 524288",
     ("table1_wmt17", "LAUNCH", "mpirun"): "LAUNCH=mpirun: choose spawn, torchrun or slurm",
@@ -267,9 +267,9 @@ def test_wrong_settings(name, setting, value):
     assert done.returncode == 1 and WRONG[name, setting, value] in done.stderr.splitlines()[-1]
 
 
-STOPPED = [  # script, settings, updates after which a training that learns nothing is ended
+STOPPED = [  # script, settings, updates after which a stuck training is ended
     ("table1_wmt17", {}, None),
-    ("table1_wmt17", {"PLAN": 1, "METHODS": "post_ln", "DEPTHS": 18}, "10000"),  # it diverged in the paper
+    ("table1_wmt17", {"PLAN": 1, "METHODS": "post_ln", "DEPTHS": 18}, "10000"),  # diverged in the paper
     ("table1_wmt17", {"PLAN": 1, "METHODS": "post_ln", "DEPTHS": 18, "STOP_STUCK": 0}, None),
     ("table1_wmt17", {"STOP_STUCK": 5000}, "5000"),
     ("table1_wmt17", {"SMOKE": 1}, "200"),

@@ -163,7 +163,7 @@ def test_the_folder_says_what_it_is(checkpoint, hub):
     assert "# qaa to qab" in card and 'language: ["qaa", "qab"]' in card
     assert {"num_beams": 5, "length_penalty": 0.6, "early_stopping": True}.items() <= search.items()
     assert (hub / "model.safetensors").exists() and not list(hub.glob("*.bin"))
-    for path in hub.glob("*.json"):  # nothing of where it was made
+    for path in hub.glob("*.json"):  # no path of the machine
         assert str(checkpoint.parent) not in path.read_text()
 
 
@@ -174,7 +174,7 @@ def test_greedy_search_has_no_penalty(checkpoint, hub, tmp_path):
     assert search.get("num_beams", 1) == 1 and not search.get("early_stopping")
 
 
-REFUSED = {  # beside the checkpoint's name: flags, and what is said of them
+REFUSED = {  # beside the checkpoint's name: flags, words of the refusal
     "quantized transformer": (("--to", "transformer", "--quantization", "int8"), "--quantization"),
     "fp16 ctranslate2": (("--to", "ctranslate2", "--fp16"), "--quantization float16"),
     "no folder": (("--to", "transformer", "--out", "no/such/x.pt"), "--out no/such.*make it first"),

@@ -61,12 +61,12 @@ def test_killed_at_random_ends_as_undisturbed(tmp_path):
 
 def test_a_process_that_dies_at_its_start_is_noticed(tmp_path, data, monkeypatch):
     """A process that dies at its start ends the other with one line, without a wait of --heartbeat-timeout."""
-    monkeypatch.setattr(life, "FORK", ranks.CONTEXT)  # what is forked off pytest prints where pytest reads it
+    monkeypatch.setattr(life, "FORK", ranks.CONTEXT)  # pytest would capture the output of forks of this process
     pair = life.Life(words_of(data, 9, tmp_path / "run", KINDS["pair"][1]), 2, tmp_path / "log")
     try:
         assert pair.reaches("initialized host", 2), pair.said()
         os.kill(pair.pids[1], signal.SIGSTOP)
-        assert pair.wait(2) == [None, None]  # the first has come to where it needs the second
+        assert pair.wait(2) == [None, None]  # the first waits for the second
         pair.kill([pair.pids[1]])
         pair.launcher.join(8)
         assert pair.statuses() == [1, -9]

@@ -41,7 +41,7 @@ def table(text, number):
     return {row[0]: dict(zip(header, row, strict=True)) for row in rows}
 
 
-NUMBERS = {  # figure -> number of its table, first cell, column -> cell
+NUMBERS = {  # figure -> (number of the table, first cell, column) -> cell
     3: {(1, "5", "Post-LN"): "1.30 (0.2)", (1, "0", "Post-LN-init"): "1.80 (2.25)",
         (2, "6", "Post-LN"): "0.600 (0.630 to 0.740)", (3, "2", "Post-LN-init"): "6.50 (6.7)"},
     4: {(1, "2", "Post-LN, warm-up"): "2.00 (0.0354)", (2, "2", "Post-LN, no warm-up"): "10.0 (8.73)",
@@ -100,7 +100,7 @@ def test_a_diverged_run_needs_no_score(tmp_path):
     assert table(text_of(8, folder), 1)["100"]["Post-LN"] == "diverged"
 
 
-# the quickstart's runs
+# The quickstart's runs.
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_losses_by_depth(runs):
     assert table(text, 2)["800"]["DeepNorm"] == "3.50"
 
 
-# NormFormer's
+# NormFormer's figures.
 
 PLACES = ("ffn.inner", "self_attn.outer", "self_attn.inner.c")
 
@@ -198,7 +198,7 @@ def test_learned_scales(normformer):
     assert all(row["NormFormer"].endswith("(0.350 to 1.80)") for row in heads.values()) and len(heads) == 12
 
 
-# what the figures stand on: colours for every eye, laws fitted through points
+# The parts of figures: colours that everybody can tell apart, fits through points.
 
 
 def test_methods_of_one_panel_stay_apart():

@@ -117,7 +117,7 @@ def test_admins_folds_are_exact_in_float64():
     model = trained(PAIR, 6, method="admin").double()
     before = scores(model, PAIR)
     assert fold(model) == {}
-    for _, residual in residuals(model):  # what was folded leaves the residual plain
+    for _, residual in residuals(model):  # folded factors leave a plain residual
         residual.omega.data.fill_(1.0)
     assert (scores(model, PAIR) - before).abs().max().item() < 1e-12
 
@@ -133,7 +133,7 @@ def test_admins_folds_are_exact_in_float64():
 def test_tied_weights_stay_tied(kind, fields, output):
     found = folded(trained(kind, 2, method="post_ln", **fields), 2, method="post_ln", **fields)
     assert found.state[output].data_ptr() == found.state[STOCK[kind].symbols[0]].data_ptr()
-    placed = {f"{stack}_normalize_before": False for stack in archs.STACKS[kind]}  # in the stacks that the model has
+    placed = {f"{stack}_normalize_before": False for stack in archs.STACKS[kind]}  # in the existing stacks
     assert (fields | placed).items() <= found.model.items()
 
 

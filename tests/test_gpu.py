@@ -41,7 +41,7 @@ def gradients(model):
 @pytest.mark.parametrize("kind", DEPTHS)
 def test_100_layers_of_base_width_stay_finite(kind, method, dtype):
     torch.manual_seed(0)
-    with torch.device("cuda"):  # which draws 736 million numbers in no time
+    with torch.device("cuda"):  # draws 736 million numbers quickly
         model = build(f"{kind}_{DEPTHS[kind].format(100)}", VOCAB, method=method)
     loss, found = gradients(model.to(dtype).train())
     assert torch.isfinite(loss) and found and all(torch.isfinite(gradient).all() for gradient in found)

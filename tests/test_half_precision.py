@@ -20,7 +20,7 @@ from .support.helpers import USER_DIR, run
 from .test_deepnet_adam import settings
 from .test_every_method import TRANSLATE
 
-MODES = {  # flags of a trainer in half precision
+MODES = {  # flags of fairseq's half-precision trainers
     "fp16": ("--fp16",),
     "amp": ("--amp",),
     "amp, deepnet_adam": ("--amp", "--optimizer", "deepnet_adam"),
@@ -31,10 +31,10 @@ MODES = {  # flags of a trainer in half precision
     "memory-efficient": ("--memory-efficient-fp16",),
     "memory-efficient radam": ("--memory-efficient-fp16", "--optimizer", "radam"),
 }
-# Adam's first steps are about the signs of gradients, which rounding changes near 0: the losses on the way (8 bits, and
-# 0.3 bits from one to the next) differ by more than those of one and the same model in the two types, 6e-4 bits.
-# Without float32 weights what an update adds is rounded to 11 bits besides
-AT_LAST, BETWEEN, EFFICIENT = 4.1e-3, 6.1e-3, 0.03  # bits a token, of a log with three digits
+# Adam's first steps follow the signs of gradients, which rounding changes near 0. Losses on the way (8 bits, falling by
+# 0.3 bits an update) therefore differ by more than the 6e-4 bits of one model in both types.
+# Without float32 weights every update is also rounded to 11 bits.
+AT_LAST, BETWEEN, EFFICIENT = 4.1e-3, 6.1e-3, 0.03  # bits a token, in a log with three decimals
 DEFAULT = [("deepnorm", "fp16"), ("deepnorm", "amp")]
 
 
@@ -44,7 +44,7 @@ def in_float32(data):
     return cache(lambda *flags: train(data, "--cpu", *flags)[0])
 
 
-AUTOCAST = ("admin", "dlcl", "mhc", "rezero")  # with parameters of their own that stay in float32
+AUTOCAST = ("admin", "dlcl", "mhc", "rezero")  # methods with parameters that stay in float32
 ALL = [("deepnorm", mode) for mode in MODES]
 ALL += [(name, "fp16") for name in sorted(METHODS) if name != "deepnorm"] + [(name, "amp") for name in AUTOCAST]
 
@@ -65,7 +65,7 @@ def test_losses_are_those_of_float32(method, mode, in_float32, data, caplog):
     efficient = "--memory-efficient-fp16" in half
     assert max(apart) < (EFFICIENT if efficient else BETWEEN) and apart[-1] < (EFFICIENT if efficient else AT_LAST)
     assert expected[-1] < expected[0] - 0.5
-    assert 28 - math.log2(scale) >= 15  # overflows
+    assert 28 - math.log2(scale) >= 15  # number of overflows
     assert "on a CPU: what a GPU would compute" in caplog.text
 
 
@@ -142,7 +142,7 @@ def test_adam_sees_the_gradient_that_amp_has_scaled():
         optimizer = DeepAMP.build_optimizer(cfg, [parameter])
     assert optimizer.scaler.get_growth_interval() == 7
     optimizer.optimizer.register_step_pre_hook(lambda *_: seen.append(parameter.grad.clone()))
-    for factor in (1.0, float("inf"), 1.0):  # the second overflows
+    for factor in (1.0, float("inf"), 1.0):  # the second update overflows
         optimizer.zero_grad()
         optimizer.backward((parameter * gradient * factor).sum())
         optimizer.clip_grad_norm(0.0)

@@ -27,12 +27,12 @@ def test_held_until_released(tmp_path):
     folder = tmp_path / "new" / "run"
     saving.take(folder)
     saving.take(folder)
-    saving._lock, kept = None, saving._lock  # as in another process
+    saving._lock, kept = None, saving._lock  # as another process would see it
     with pytest.raises(UserError, match=rf"another training holds it \(process {os.getpid()} on {HOST}\)"):
         saving.take(folder)
     saving._lock = kept
     saving.take(tmp_path)
-    saving._lock = None  # as in another process
+    saving._lock = None  # as another process would see it
     saving.take(folder)
 
 

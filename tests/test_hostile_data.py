@@ -21,7 +21,7 @@ from .test_bad_input import assert_one_line
 
 DAMAGED, OTHER, CODE = "damaged", "not a checkpoint of fairseq", "refused, it asks to load"
 GENERATE = ("--user-dir", USER_DIR, "--cpu", "--task", "translation", "--max-tokens", "2000")
-TOUCH = Call(os.system, "touch PROOF")  # in the current folder
+TOUCH = Call(os.system, "touch PROOF")  # leaves the file in the current folder
 
 
 @pytest.fixture(scope="session")
@@ -166,10 +166,10 @@ def test_strings_for_eval_are_plain_values(data, sound, tmp_path):
     assert_one_line(run("fairseq-generate", data, *GENERATE, "--path", path, check=False), "is no plain value")
 
 
-# binarised data and dictionaries
+# Binarised data and dictionaries.
 
 INDEX, TOKENS = "train.qaa-qab.qaa.idx", "train.qaa-qab.qaa.bin"
-TYPE, COUNT = 17, 18  # offsets in an index: type of token, number of sentences
+TYPE, COUNT = 17, 18  # offsets in an index of the token type and the number of sentences
 EOS = 2
 LONG, SHORT = [5] * 1200 + [EOS], [6] * 10 + [EOS]
 
@@ -196,7 +196,7 @@ def both(split, *rows):
     return both_sides(lambda lang: sentences(f"{split}.qaa-qab.{lang}", *rows))
 
 
-BROKEN = {  # -> which file, and what is said of it
+BROKEN = {  # case -> file and words of the refusal
     "index short of a byte": (file_changed(INDEX, lambda data: data[:-1]), INDEX, "truncated"),
     "magic": (put(INDEX, 0, b"XXXX"), INDEX, "no index of binarised data"),
     "type of token is a float": (put(INDEX, TYPE, b"\6"), INDEX, "tokens of type 6"),

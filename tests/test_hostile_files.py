@@ -49,11 +49,11 @@ def omega(value) -> bytes:
 
 CUT, NOT_UTF8 = b'{"method": "deepnorm", "enc', b'{"\xff\xfe": 1}'
 FACTS = {"method": "deepnorm", "encoder_layers": 6, "decoder_layers": 6}
-WRONG = {  # file -> contents that no program wrote; any bytes are tried below
+WRONG = {  # file -> contents that no program writes; arbitrary bytes are tried below
     "profile.json": (
         CUT, NOT_UTF8, omega(float("nan")), omega(10**400), as_json(PROFILE, omega=[1.5] * 5),
         as_json(PROFILE, format="deepnet_fairseq admin profile 9"), as_json(PROFILE, nonsense=1),
-        b"1 1.5\n3 1.5\n1 1.5\n2 1.5\n3 1.5\n", b"1 1.5\n2 1.5\n", b"1 1.0\n2 two\n",  # columns, in older files
+        b"1 1.5\n3 1.5\n1 1.5\n2 1.5\n3 1.5\n", b"1 1.5\n2 1.5\n", b"1 1.0\n2 two\n",  # columns, as in older files
     ),
     "run.json": (CUT, NOT_UTF8, as_json(FACTS, encoder_layers=0), as_json(FACTS, decoder_layers="6")),
     "train.log": (b'now | INFO | train_inner | {"num_updates": "1", "wall": 1}\n',
@@ -85,7 +85,7 @@ def log_of_a_record(path):
 
 
 PROFILE_KEYS = (*PROFILE, "seed", "dropout", "data", "method", "encoder_width")
-PARSERS = {  # name of the file -> reader, keys of its objects, what stands before one
+PARSERS = {  # name of the file -> reader, keys of its objects, bytes before an object
     "profile.json": (lambda path: read_profile(str(path)), PROFILE_KEYS, b""),
     "run.json": (whole_run, ("method", "encoder_layers", "decoder_layers", "seed", "part", "series"), b""),
     "record": (log_of_a_record, ("attempts", "train_inner"), b""),

@@ -18,7 +18,7 @@ from .support.helpers import ROOT
 
 PACKAGE = "deepnet_fairseq"
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
-FAIRSEQ = {"fairseq", "fairseq_cli", "hydra", "omegaconf"}  # and what it brings
+FAIRSEQ = {"fairseq", "fairseq_cli", "hydra", "omegaconf"}  # fairseq and its dependencies
 TABLE = (ROOT / "docs" / "house.md").read_text(encoding="utf-8").split("|---|---|\n")[1].split("\n\n")[0]
 ROOMS = [room for row in TABLE.splitlines() for room in re.findall("`(.*?)`", row.split("|")[1])]  # lower ones first
 HEIGHT = {room: height for height, room in enumerate([*ROOMS, "__main__"])}
@@ -110,7 +110,7 @@ def test_no_import_cycle():
     while done := [name for name, needed in graph.items() if not needed & graph.keys()]:
         for name in done:
             del graph[name]
-    assert graph == {}  # what is left is a cycle or leads into one
+    assert graph == {}  # the remaining modules form a cycle or lead into one
 
 
 def test_nothing_private_is_imported():

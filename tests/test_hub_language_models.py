@@ -84,7 +84,7 @@ def test_lm_evaluation_harness_finds_fairseqs_perplexity(prepared, exported, tex
     bits, tokens = measured(prepared, path)
     (tmp_path / "hub").mkdir()
     as_it_is = asked(str(path), tmp_path / "hub", str(prepared))
-    as_it_is.tokenizer.add_bos_token = as_it_is.add_bos_token = False  # rolling windows begin with it by themselves
+    as_it_is.tokenizer.add_bos_token = as_it_is.add_bos_token = False  # rolling windows begin with it already
     for model in (harness(hub), as_it_is):
         found = harness_bits(model, texts[2].read_text(encoding="utf-8").split("\n")[:-1], tmp_path)
         assert found == pytest.approx(bits * tokens, rel=1e-4)

@@ -51,7 +51,7 @@ def test_same_logits(method, kind, tmp_path):
 
 
 TIED, LEARNED = {"share_decoder_input_output_embed": True}, {"encoder_learned_pos": True, "max_source_positions": 10}
-CASES = {  # kind, flags, whether one matrix embeds and predicts, how many positions the table has, if it is one
+CASES = {  # kind, flags, whether one matrix embeds and predicts, size of a learned table of positions
     "one embedding": (PAIR, {"share_all_embeddings": True}, True, None),
     "one embedding, Pre-LN": (PAIR, {"share_all_embeddings": True, "method": "pre_ln"}, True, None),
     "a shared decoder": (PAIR, TIED, False, None),

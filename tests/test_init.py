@@ -69,7 +69,7 @@ def test_what_is_drawn_is_what_the_method_says(number):
     model, method = build(kind, 2000, method=name, **fields), get_method(name)(*(2 * (s in stacks) for s in BOTH))
     for row in init_report(model, method, method.init_profiles[0]):
         assert row.ratio == pytest.approx(1, abs=0.015), row
-    for stack in model.stacks().values():  # T-Fixup's (9N)^(-1/4), R-Fixup's zeros
+    for stack in model.stacks().values():  # T-Fixup's (9N)^(-1/4), and R-Fixup's zeros
         for embedding, gain in (
             (stack.embed_tokens, 18**-0.25 if name == "t_fixup" else 1),
             (stack.embed_positions, 1),

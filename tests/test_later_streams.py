@@ -23,7 +23,7 @@ def gradients(model, loss) -> dict[str, torch.Tensor]:
     return {name: gradient for name, gradient in zip(wanted, found, strict=True) if gradient is not None}
 
 
-DENSE = [(1, 1), (2, 1), (1, 3), (2, 2), (4, 5)]  # dilation and period; 4x5 is the paper's choice for depth 48
+DENSE = [(1, 1), (2, 1), (1, 3), (2, 2), (4, 5)]  # dilation and period; (4, 5) is the paper's choice for depth 48
 
 
 @pytest.mark.parametrize("dilation, period", DENSE)
@@ -213,7 +213,7 @@ def test_sinkhorns_sums(n):
         assert (h >= 0).all() and torch.allclose(h.sum(-1), torch.ones(50, n), atol=1e-5)
         assert (h.sum(-2) - 1).abs().max() < 0.05
     first = sinkhorn(Write(8, n).h.bias[n:].detach().view(n, n))
-    apart = math.exp(-8)  # b is 4 on the diagonal, -4 elsewhere
+    apart = math.exp(-8)  # the bias is 4 on the diagonal and -4 elsewhere
     assert torch.allclose(first * (1 + (n - 1) * apart), torch.eye(n) + apart * (1 - torch.eye(n)), atol=1e-6)
 
 

@@ -39,7 +39,7 @@ def expected(data, tmp_path_factory):
 PROMPT = "import deepnet_fairseq as d; d.register(); from fairseq_cli.train import cli_main; cli_main()"
 
 
-MODULE = ("python", "-m", "fairseq_cli.train")  # multiprocessing gives its children a copy of this module
+MODULE = ("python", "-m", "fairseq_cli.train")  # multiprocessing copies this module into its children
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_masks_are_of_the_type_that_autocast_computes_in(dtype):
         mask = to_add(look, torch.float32)
         exact = to_add(look, torch.float64)
     assert mask.dtype == dtype and mask.isfinite().all() and mask.stride(0) == 8
-    assert exact.dtype == torch.float64  # which autocast leaves alone
+    assert exact.dtype == torch.float64  # autocast leaves float64 alone
     assert to_add(look.to("meta"), torch.float32).dtype == torch.float32
 
 
@@ -62,7 +62,7 @@ def test_learned_numbers_cost_no_copies_in_half_precision(module):
     x = torch.linspace(0.5, 2, 10_000).half().requires_grad_()
     with torch.no_grad():
         for number in module.parameters():
-            number.add_(1e-4)  # lost in float16
+            number.add_(1e-4)  # too small for float16
     with Operations() as seen:
         y = module(x)
     assert len(seen) == 1 and y.dtype == torch.float16

@@ -62,7 +62,7 @@ def test_weights_of_earlier_layers():
     check(model, rows | {f"decoder.mixer.norms.{i}": model.decoder.mixer.norms[i].weight for i in (1, 2)})
     with torch.no_grad():
         model.decoder.mixer.weights.weight[0] = 0.0
-    assert "decoder.mixer.weights.0" not in by_place(PROBE(model).values())  # nothing is in use
+    assert "decoder.mixer.weights.0" not in by_place(PROBE(model).values())  # no factor is in use
 
 
 @pytest.mark.parametrize("method", [*sorted(METHODS), "every_slot"])

@@ -117,7 +117,7 @@ def test_stock_fairseq_finds_the_same_perplexity(data, checkpoint, exported):
     ]
     found = [re.search(r"Loss \(base 2\): (\S+), Perplexity: (\S+)", text).groups() for text in said]
     assert found[0] == found[1]
-    assert 1 < float(found[0][1]) < WORDS / 3  # it has learnt something
+    assert 1 < float(found[0][1]) < WORDS / 3  # the model has learnt from the text
 
 
 def test_pre_ln_keeps_its_last_norm(data, ran, tmp_path):
@@ -126,7 +126,7 @@ def test_pre_ln_keeps_its_last_norm(data, ran, tmp_path):
     model, _ = loaded(tmp_path / "plain.pt")
     assert model.decoder.layer_norm is not None and model.decoder.layers[0].normalize_before
     assert_same_scores(path, model, data)
-    export(path, "--to", "ctranslate2", "--out", tmp_path / "ct2")  # checks itself
+    export(path, "--to", "ctranslate2", "--out", tmp_path / "ct2")  # checks its own result
 
 
 def test_ctranslate2_continues_alike(data, checkpoint, tmp_path):
@@ -142,7 +142,7 @@ def test_ctranslate2_continues_alike(data, checkpoint, tmp_path):
     words = [[task.dictionary[i] for i in row.tolist()] for row in prompts]
     generator = ctranslate2.Generator(str(tmp_path / "ct2"), intra_threads=1)
     theirs = generator.generate_batch(words, beam_size=1, max_length=LONGEST, include_prompt_in_result=True)
-    until = LONGEST - PROMPTED  # fairseq forces an end, CTranslate2 just stops
+    until = LONGEST - PROMPTED  # fairseq forces an end of sentence, CTranslate2 stops without one
     assert [result.sequences[0][:until] for result in theirs] == [row[:until] for row in ours]
     assert len({tuple(row) for row in ours}) > 20
 

@@ -89,7 +89,7 @@ def test_masked_training_and_its_validation(bin_folder, tmp_path):
     task = ("--task", "masked_lm", "--criterion", "masked_lm")
     train = ("fairseq-train", bin_folder, *TRAIN, *task, "--save-dir", tmp_path)
     found = losses(run(*train, "--arch", "deepnet_masked_lm_tiny_100", "--sample-break-mode", "complete").stdout)
-    first = math.log2(len(lines_of(bin_folder, "train")[0]) + 1) + 0.72  # bits, of scores of unit variance; <mask>
+    first = math.log2(len(lines_of(bin_folder, "train")[0]) + 1) + 0.72  # bits of a random model
     assert found[1] == pytest.approx(first, abs=0.3) and max(found.values()) < found[1] + 0.5
     model, _cfg = from_checkpoint(str(tmp_path / "checkpoint_last.pt"))
     assert (model.NAME, len(model.encoder.layers)) == (archs.MASKED_LM, 100)

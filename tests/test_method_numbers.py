@@ -79,28 +79,28 @@ def test_deepnorm_scales_values_outputs_and_feed_forward():
             assert found == pytest.approx(expected, rel=1e-4)
 
 
-EXTRA = [  # parameters beside Post-LN's, of 6 layers in a stack alone, or 6 + 6
+EXTRA = [  # parameters beyond Post-LN's, for a stack of 6 layers or for 6 + 6
     *((LM, "admin", {}, 12 * 512), (MASKED_LM, "admin", {}, 12 * 512), (MODEL_NAME, "admin", {}, 30 * 512)),  # omega
-    (LM, "dlcl", {}, 49 + 7 * 1024),  # (N + 1)^2 weights, a LayerNorm on each output, Pre-LN's last one
+    (LM, "dlcl", {}, 49 + 7 * 1024),  # (N + 1)^2 weights, a LayerNorm on each output, Pre-LN's final one
     *((LM, "pre_ln", {}, 1024), (MASKED_LM, "pre_ln", {}, 1024), (LM, "t_fixup", {}, -12 * 1024)),
     (MASKED_LM, "sub_ln", {}, 6 * (1024 + 4096) + 1024),
     # q, k, v, out and fc2 as wide as the model, fc1 2048; b and m of each branch, b of fc1 and fc2, the end's
     (LM, "r_fixup", {}, -12 * 1024 - 6 * (5 * 512 + 2048) + 6 * 6 + 1),
-    (MASKED_LM, "r_fixup", {}, -12 * 1024 - 6 * (5 * 512 + 2048) + 6 * 6 + 2),  # its end is m (x - b), not x - b
+    (MASKED_LM, "r_fixup", {}, -12 * 1024 - 6 * (5 * 512 + 2048) + 6 * 6 + 2),  # the final merge is m (x - b)
     # h + 2d + 2f a layer, + d with factors on the shortcut; and Pre-LN's two last LayerNorms
     (MODEL_NAME, "normformer", {}, 12 * 5_128 + 2 * 1024),
     (MODEL_NAME, "normformer", {"normformer_scale_residual": True}, 12 * 5_640 + 2 * 1024),
     (LM, "normformer", {"normformer_no_attention_norm": True}, 6 * (5_128 - 1024) + 1024),
     (LM, "normformer", {"normformer_no_ffn_norm": True}, 6 * (5_128 - 4096) + 1024),
     (MASKED_LM, "normformer", {"normformer_head_scale": "none"}, 6 * 5_120 + 1024),
-    # Pre-LN's last one in place of a LayerNorm on each output
+    # Pre-LN's final LayerNorm replaces one on each output
     (LM, "dlcl", {"dlcl_plain": True}, 49 + 1024),
     # a LayerNorm at the end; three a branch, one at the beginning, two at the end
     *((LM, "b2t", {}, 0), (LM, "resi_dual", {}, 1024), (LM, "siamese_norm", {}, 2 * 12 * 1024 + 3 * 1024)),
     # n + (n + n^2) rows of phi and as many b, three a, a branch; n, n and one at the end, and its LayerNorm
     (LM, "mhc", {}, 12 * (24 * 2048 + 24 + 3) + 4 * 2048 + 4 + 1 + 1024),
     (LM, "mhc", {"mhc_streams": 2}, 12 * (8 * 1024 + 8 + 3) + 2 * 1024 + 2 + 1 + 1024),
-    # N + M factors, or one a branch; the 2N + 3M LayerNorms fall away
+    # N + M factors, or one a branch; the 2N + 3M LayerNorms are absent
     (MODEL_NAME, "rezero", {}, 12 - 30 * 1024),
     (MODEL_NAME, "rezero", {"rezero_per_sublayer": True}, 30 - 30 * 1024),
 ]
@@ -145,7 +145,7 @@ def test_an_encoder_and_a_decoder(layers):
     found = [sub_ln.coefficients(stack)["gamma"] for stack in BOTH] + [gain(t_fixup, stack, 1, "fc1") for stack in BOTH]
     found += [admin_torch.omega(stack) for stack in BOTH] + [gain(r_fixup, "decoder", 1, role) for role in ("q", "fc1")]
     assert found == pytest.approx(BOTH_STACKS[layers], abs=2e-6)
-    # both embeddings take (9 layers)^(-1/4), the decoder's factor
+    # both embeddings are scaled by (9 layers)^(-1/4), the decoder's factor
     assert [t_fixup.embedding_gain(stack) for stack in BOTH] == pytest.approx([BOTH_STACKS[layers][3]] * 2, abs=6e-7)
     for stack in BOTH:
         for sublayer in r_fixup.sublayers(stack)[:-1]:
@@ -238,6 +238,6 @@ def test_first_step_of_rezero():
     model = small(MODEL_NAME, method="rezero")
     loss_of(model).backward()
     moved = {name for name, p in model.named_parameters() if p.grad.abs().max() > 0}
-    # nothing reaches the encoder while the factor on cross-attention is 0
+    # the encoder gets no gradient while the factor of cross-attention is 0
     factors = {f"decoder.layers.{l}.residual.self_attn.a" for l in (0, 1)}
     assert moved == factors | {"decoder.embed_tokens.weight", "decoder.output_projection.weight"}

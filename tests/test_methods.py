@@ -61,7 +61,7 @@ def texts():
 
 
 def spelled(variant):
-    if isinstance(variant, str):  # a kind of model
+    if isinstance(variant, str):  # the name of a kind of model
         return variant
     name, options = variant
     return "-".join([name, *(f"{key.removeprefix(name + '_')}={value}" for key, value in options.items())])
@@ -94,7 +94,7 @@ def test_padding_batch_mates_and_the_way_of_decoding_do_not_matter(variant):
     assert close(logits(model, src[1:], left(prev[1:]))[:, 2:], found[1:])
     with torch.no_grad():
         memory = model.encoder(src[1:])
-    assert close(step_by_step(model, prev[1:], memory), found[1:])  # it starts from rows without padding
+    assert close(step_by_step(model, prev[1:], memory), found[1:])  # begins with rows without padding
 
 
 @pytest.mark.parametrize(("kind", "variant"), texts(), ids=spelled)
@@ -131,7 +131,7 @@ def test_slots_see_each_token_alone(kind, name):
     model, before, seen = awake(kind, 3, **fields(name)), {}, set()
     slots = [(address, slot) for stack in model.stacks().values() for address, slot in stack.slots()]
     for address, slot in slots:
-        if address.count(".") == 3:  # of a branch
+        if address.count(".") == 3:  # the slot of a branch
 
             def keep(slot, given):
                 before[slot] = copied(pass_state())

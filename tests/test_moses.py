@@ -27,10 +27,10 @@ def words(count: int, word: str = "w") -> str:
 
 
 FIRST = ("first", "pair")
-KEPT = (  # one word each; just one and a half times as many, either way round; the longest; the longest word
+KEPT = (  # one word each; a length ratio of exactly 1.5 either way; the longest sentence; the longest word
     ("a", "b"), (words(2), words(3)), (words(6), words(4)), (words(175), words(175)), ("x" * 1000, "b"),
 )  # fmt: skip
-DROPPED = (  # nothing or blanks on a side; a little or much more on one; too long; too long a word; bars only
+DROPPED = (  # an empty or blank side; a length ratio above 1.5; too long a sentence; too long a word; bars only
     ("", "a"), ("a", ""), (" \t\u00a0\u2003 ", "a"), (words(15), words(23)), (words(4), words(2)),
     (words(176), words(175)), ("a", "x" * 1001), ("|", "a"),
 )  # fmt: skip

@@ -95,7 +95,7 @@ def test_vocabulary_is_trained_on_languages_in_their_shares(tmp_path):
     for lang, weight in weights.items():
         assert len(found[lang]) / total == pytest.approx(weight / sum(weights.values()), abs=1e-3)
         assert all(line.startswith(lang) for line in found[lang])
-    assert len(set(found["en"])) > 4000  # of both pairs
+    assert len(set(found["en"])) > 4000  # the text of both pairs
 
 
 def test_text_counts_and_lists(text, prepared):
@@ -105,8 +105,8 @@ def test_text_counts_and_lists(text, prepared):
             for lang in pair.split("-"):
                 given, found = lines(text / pair / f"{subset}.{lang}"), sentences(folder, f"{subset}.{pair}", lang)
                 same = [one == other for one, other in zip(given, found, strict=True)]
-                assert sum(same) > 0.97 * len(same)  # a few hold characters too rare for the vocabulary
-    assert sentences(folder, "valid.en-fr", "fr") == lines(text / "en-fr" / "train.fr")[:1]  # stands in for none
+                assert sum(same) > 0.97 * len(same)  # a few hold characters that the vocabulary lacks
+    assert sentences(folder, "valid.en-fr", "fr") == lines(text / "en-fr" / "train.fr")[:1]  # in place of a valid set
     assert lines(folder / "langs.txt") == ["de", "en", "fr"]
     assert lines(folder / "pairs.txt") == ["de-en", "en-de", "en-fr", "fr-en"]
     summary = json.loads((prepared / "recipe.json").read_text())
@@ -206,7 +206,7 @@ def test_directions_are_translated_as_fairseq_does_and_no_sentence_is_too_long(t
     assert len(source) == len(said) == HELD_OUT + 1 and len(source[str(HELD_OUT)].split()) > 700
     assert score(out, folder, partial=True)["directions"]["de-en"]["sentences"] == HELD_OUT + 1
     short = words[: words.index("--max-source-positions")] + words[words.index("--max-len-b") :]
-    with pytest.raises(SystemExit, match="since max_positions="):  # which fairseq takes from the model, if not told
+    with pytest.raises(SystemExit, match="since max_positions="):  # the model's, unless a flag is given
         main([*short[1:], "--directions", "de-en", "--out", str(tmp_path / "again")])
     ours = {"--directions", "--out"}
     words = [word for word, before in zip(words[2:], words[1:], strict=False) if not ours & {word, before}]

@@ -47,7 +47,7 @@ def m2m(tmp_path_factory):
 def test_counts_are_known_from_how_the_miniatures_are_made(opus, m2m):
     for dest, known in (
         (opus, {"an-en": 150, "de-en": 3000, "en-fr": 2500, "en-ru": 2000}),
-        (m2m, {"de-fr": 3300}),  # of de-en, OPUS-100's pairs are there as well, less those that are twice or tested on
+        (m2m, {"de-fr": 3300}),  # de-en also has OPUS-100's pairs, without duplicates and test sentences
     ):
         summary = json.loads((dest / "recipe.json").read_text())
         found = {pair: held["train"] for pair, held in summary["counts"]["pairs"].items() if "train" in held}
@@ -140,7 +140,7 @@ def test_m2m102_with_further_test_sets(m2m, tmp_path):
     dest = tmp_path / "dest"
     flags = ("--spm", str(m2m / "spm.model"), "--from", str(tmp_path / "more"), "--pairs", "de-en")
     main(command("m2m102", dest, *flags))
-    assert lines(dest / "reference" / "wmt.de-en.en") == ["Good day!"]  # and none of sacreBLEU's under this name
+    assert lines(dest / "reference" / "wmt.de-en.en") == ["Good day!"]  # none of sacreBLEU's set of this name
     assert "flores101_dataset.tar.gz" in json.loads((dest / "recipe.json").read_text())["files"]
 
 

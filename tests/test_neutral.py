@@ -33,7 +33,7 @@ def gradients(model, kind):
     return torch.autograd.grad(loss, [stack.layers[0].fc1.weight for stack in model.stacks().values()])
 
 
-# what makes a method neutral
+# Changes that make a method neutral.
 
 
 def unchanged(model):
@@ -69,7 +69,7 @@ def without_its_norms(model):
 
 
 NO_NORMS = {"normformer_no_attention_norm": True, "normformer_no_ffn_norm": True}
-PAIRS = {  # method, options, what makes it neutral, the method that it is then
+PAIRS = {  # method, options, the change that makes it neutral, the method that it then equals
     "deepnorm, alpha 1": ("deepnorm", {}, with_alpha_one, "post_ln"),
     "admin, not profiled": ("admin", {}, unchanged, "post_ln"),
     "admin_torch, linear": ("admin_torch", {"admin_torch_output_change": "linear"}, unchanged, "post_ln"),
@@ -101,7 +101,7 @@ def test_neutral_is_the_base_method_bit_for_bit(kind, pair):
 def test_r_fixup_is_t_fixup_without_biases():
     model = small(3, method="r_fixup")
     with torch.no_grad():
-        for parameter in model.parameters():  # wake the zero matrices, not the scalars
+        for parameter in model.parameters():  # move the zero matrices away from 0, but not the scalars
             if parameter.dim() == 2:
                 parameter.add_(torch.randn(parameter.shape), alpha=0.1)
     other = small(3, method="t_fixup")

@@ -8,14 +8,14 @@ from .test_scripts import needs_venv
 
 pytestmark = needs_venv
 
-# Shleifer et al. 2021, Table 1, by the authors' commands in fairseq's examples/normformer
+# Shleifer et al. 2021, Table 1, and the authors' commands in fairseq's examples/normformer.
 EVERYWHERE = {
     "--adam-betas": "(0.9, 0.98)", "--adam-eps": "1e-8", "--weight-decay": "0.01", "--clip-norm": "0.0",
     "--lr-scheduler": "polynomial_decay", "--warmup-updates": "750", "--tokens-per-sample": "2048",
     "--sample-break-mode": "none", "--memory-efficient-fp16": "", "--fp16-init-scale": "4",
     "--criterion": "cross_entropy", "--checkpoint-activations": "", "--task": "language_modeling",
 }  # fmt: skip
-SIZES = {  # tokens an update, updates, dropout, learning rates beside the grid's
+SIZES = {  # tokens an update, updates, dropout, learning rates beyond the grid's
     "125m": (2**19, "572204", "0.1", set()),
     "355m": (2**19, "572204", "0.0", set()),
     "1.3b": (2**20, "286102", "0.1", {"2e-4"}),

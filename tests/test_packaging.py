@@ -50,7 +50,7 @@ def test_commands_import_what_they_use(words):
     printed = run_cold("python", "-X", "importtime", "-m", "deepnet_fairseq", *words.split()).stdout
     loaded = {line.split("|")[-1].strip() for line in printed.splitlines() if line.startswith("import time:")}
     assert "deepnet_fairseq.cli" in loaded
-    slow = {"fairseq", "hydra", "omegaconf"} | ({"torch._dynamo"} if words != PLAN else set())  # for fake tensors
+    slow = {"fairseq", "hydra", "omegaconf"} | ({"torch._dynamo"} if words != PLAN else set())  # fake tensors
     assert loaded.isdisjoint({"torch"} if words[0] == "-" else slow)
 
 
@@ -117,7 +117,7 @@ def closure(names: Iterable[str]) -> list[metadata.Distribution]:
         if name not in found:
             try:
                 found[name] = metadata.distribution(name)
-            except metadata.PackageNotFoundError:  # of a build of torch for another machine
+            except metadata.PackageNotFoundError:  # requirement of a torch build for another machine
                 continue
             waiting += required(found[name])
     return list(found.values())
@@ -174,5 +174,5 @@ def test_wheel_and_torch_alone(wheel, tmp_path):
     assert "encoder alpha  1.417938 " in installed.run("deepnet methods deepnorm", tmp_path).stdout
     assert re.search("fits into 80 GiB.* as it is", installed.run(f"deepnet {PLAN}", tmp_path).stdout)
     done = installed.run("deepnet check data --max-tokens 4096", tmp_path, check=False)
-    said = done.stderr.splitlines()[-1]  # behind torch's own warning that there is no numpy
+    said = done.stderr.splitlines()[-1]  # torch warns before it that numpy is missing
     assert (done.returncode, said) == (1, f"deepnet: error: needs fairseq; {WAY}")

@@ -11,7 +11,7 @@ from .support.helpers import PAD, TOLERANCE, VOCAB
 from .support.single_stacks import EVERY, batch, disturb, inputs, loss_of, scores, small, stock
 
 FP32 = TOLERANCE[torch.float32]
-METHODS = {"post_ln": False, "pre_ln": True}  # is the LayerNorm before the branch?
+METHODS = {"post_ln": False, "pre_ln": True}  # whether the LayerNorm precedes the branch
 COMMON = [
     {},
     {"layernorm_embedding": True, "no_scale_embedding": True},
@@ -30,13 +30,13 @@ VARIANTS = {
     MASKED_LM: [*COMMON[:-1], {"activation_fn": "relu"}, {"encoder_learned_pos": True},
                 {"untie_weights_roberta": True}, ROBERTA],
 }  # fmt: skip
-OURS = {  # what roberta takes where a flag leaves it open, and our architecture leaves out
+OURS = {  # roberta's defaults, which our architecture does not set
     "encoder_learned_pos": False, "layernorm_embedding": False, "no_scale_embedding": False, "activation_fn": "gelu",
 }  # fmt: skip
 CASES = [(kind, method, 18, {}) for kind in EVERY for method in METHODS]
 CASES += [(kind, list(METHODS)[n % 2], 2, fields) for kind in EVERY for n, fields in enumerate(VARIANTS[kind][1:])]
 NAMES = ["-".join([kind, method, *fields]) for kind, method, _, fields in CASES]
-EXTRA = {"version", "embed_positions._float_tensor"}  # entries that nothing reads
+EXTRA = {"version", "embed_positions._float_tensor"}  # entries that no code reads
 
 
 def pair(kind, method, layers=2, **fields):
@@ -117,7 +117,7 @@ def contracts(model, src, prev) -> dict:
 
 def test_contracts_of_encoder_and_decoder():
     src, _, prev = inputs(MODEL_NAME)
-    src, prev = src[:2, -4:], prev[:2, :3]  # without padding
+    src, prev = src[:2, -4:], prev[:2, :3]  # a part without padding
     with torch.no_grad():
         ours, theirs = (contracts(model, src, prev) for model in pair(MODEL_NAME, "post_ln"))
     for asked, answer in theirs.items():

@@ -21,7 +21,7 @@ CHANGED = {
     "fairseq.data.data_utils.batch_by_size",
     "fairseq.data.indexed_dataset.make_dataset",
     "fairseq.distributed.utils.call_main",
-    "fairseq.distributed_utils.call_main",  # the same module by its old name
+    "fairseq.distributed_utils.call_main",  # the old name of the same module
     "fairseq.file_io.PathManager.copy",
     "fairseq.options.parse_args_and_arch",
     "fairseq.tasks.setup_task",
@@ -33,7 +33,7 @@ CHANGED = {
     "hydra._internal.utils.CompactHydraException",
     "torch.utils.data._utils.signal_handling._set_worker_signal_handlers",
 }
-TORCHS_OWN = {"torch._weights_only_unpickler._marked_safe_globals_set"}  # torch.serialization.add_safe_globals
+TORCHS_OWN = {"torch._weights_only_unpickler._marked_safe_globals_set"}  # set by torch.serialization.add_safe_globals
 SNAPSHOT = """
     import json, sys, types
     import fairseq_cli.generate, fairseq_cli.hydra_train, fairseq_cli.interactive, fairseq_cli.train
@@ -89,7 +89,7 @@ IN_PYTHON = """
     train.cli_main()
     print(train.Trainer.__name__)
 """
-STARTS = {  # a name -> the first lines of a program that trains in its own process
+STARTS = {  # name -> first lines of a program that trains in its own process
     "--user-dir alone": "",
     "imported before": "import deepnet_fairseq",
     "registered before": "import deepnet_fairseq; deepnet_fairseq.register()",

@@ -33,7 +33,7 @@ def planned(model: str, flags: str = ""):
         layers = 2 if (model, stack) == (MT, "encoder") else 3
         words += [f"--{stack}-layers={layers}", f"--{stack}-embed-dim=32", f"--{stack}-ffn-embed-dim=64"]
         words.append(f"--{stack}-attention-heads=2")
-    if model != MT:  # they have one stack
+    if model != MT:  # models of one stack
         flags = flags.replace(f" --{({'encoder', 'decoder'} - set(archs.STACKS[model])).pop()}-layers 9", "")
     elif "--vocab" not in flags or "," not in flags:
         words.append("--share-all-embeddings")
@@ -92,7 +92,7 @@ def test_flops_are_torchs(model, flags):
     """Planned FLOPs equal those of torch.utils.flop_counter: forward, backward and recomputed."""
     setting = planned(model, flags)
     run = PlannedTraining(setting)
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # it does not count a CPU's kernel
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # it ignores the CPU's kernel
         loss = run.trainer.criterion(run.trainer.model.train(), run.batches[0])[0]
         forward = counter.get_total_flops()
         loss.backward()
@@ -102,7 +102,7 @@ def test_flops_are_torchs(model, flags):
     assert counter.get_total_flops() == pytest.approx(found.step, rel=0.01)
 
 
-USUAL = {"deepnorm", "dlcl", "resi_dual"}  # an update costs a second
+USUAL = {"deepnorm", "dlcl", "resi_dual"}  # the default suite runs these only, because an update takes a second
 TRAININGS = [
     pytest.param(MT, f"--method {method}", marks=() if method in USUAL else pytest.mark.smoke)
     for method in sorted(METHODS)
@@ -158,7 +158,7 @@ def test_deep_models_are_the_line_through_shallow_ones(method, monkeypatch):
     extrapolated = trace(setting)
     for name in ("ALIKE", "MIXED"):
         monkeypatch.setattr(f"deepnet_fairseq.tools.plan.trace.{name}", 10)
-    whole = trace(replace(setting, mask_prob=0.2))  # not the same trace again
+    whole = trace(replace(setting, mask_prob=0.2))  # another setting, so that the cached trace is not returned
     assert len(whole) == len(extrapolated) == 2 + 20 + 2 + 1
     for mine, traced in zip(extrapolated, whole, strict=True):
         for name, number in vars(traced).items():

@@ -44,11 +44,11 @@ def test_what_is_recommended_fits(flags, steps):
     assert memory(again) == last.memory
     assert again.max_tokens * again.update_freq == 8192
     chunks = any("chunk" in option.name for option in options)
-    assert chunks == (len(options) > 1 and flags[1] != MASKED[1])  # a masked model's loss has none
+    assert chunks == (len(options) > 1 and flags[1] != MASKED[1])  # a masked model's loss is not chunked
 
 
 def test_json_and_table_say_the_same(capsys):
-    corpus = 8192 * 2 * 400  # target tokens, of 400 updates
+    corpus = 8192 * 2 * 400  # target tokens of 400 updates
     flags = ["plan", *BASE, "--gpus", "2", "--flops", "100", "--epochs", "2.5", "--corpus-tokens", str(corpus)]
     main([*flags, "--json"])
     found = json.loads(capsys.readouterr().out)
@@ -67,7 +67,7 @@ def test_report_speaks_of_the_one_stack(model, capsys):
     main(["plan", "--arch", f"{model}_48"])
     printed = capsys.readouterr().out
     assert f"{model}_48, 48, deepnorm" in printed
-    assert "--flops" in printed and "seconds an update" not in printed  # without a rate no time is made up
+    assert "--flops" in printed and "seconds an update" not in printed  # no time is printed without a rate
 
 
 def test_nothing_fits(capsys):
@@ -135,7 +135,7 @@ def test_rows_are_summed_up(tmp_path, capsys):
 
 TABLE1 = "--arch deepnet_transformer_100_100 --share-all-embeddings --vocab 40000 --fp16 --optimizer deepnet_adam "
 TABLE1 += "--distributed-world-size 8 --max-tokens 4096 --update-freq 16 --free "
-CHOSEN = [  # what may be chosen, GiB of a GPU, further flags: what is
+CHOSEN = [  # what may be chosen, GiB of a GPU, further flags -> chosen flags
     ("batch,recompute", 80, "", "--max-tokens 8192 --update-freq 8"),
     ("batch,recompute", 24, "", "--checkpoint-activations --max-tokens 8192 --update-freq 8"),
     ("batch", 24, "", "--zero-sharding os"),

@@ -109,7 +109,7 @@ def test_record_round_trip(tmp_path):
     updates, values = record.series("model_update", "decoder")
     assert updates == [0, 5, 10] and values[:2] == [1.0, 3.1235] and math.isnan(values[2])
     with open(path, "a") as file:
-        file.write('{"update": 20, "model_upd')  # killed here
+        file.write('{"update": 20, "model_upd')  # cut off by a kill
     assert read_record(path).updates() == [0, 5, 10, 15]
     Writer(path, {"method": "deepnorm", "interval": 3}, fresh=False).row(21, {"model_update": {"decoder": 5.0}})
     assert read_record(path).updates() == [0, 5, 10, 15, 21] and read_record(path).header["interval"] == 3

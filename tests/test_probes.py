@@ -73,7 +73,7 @@ def test_gradient_norms(kind):
     """Gradient norms of layers and weights equal autograd's, and together give the norm of all gradients."""
     model = small(kind)
     found = observe(model, "gradient_norm", scale=1 / 8)["gradient_norm"]
-    grads = {name: p.grad for name, p in model.named_parameters()}  # of loss times 8
+    grads = {name: p.grad for name, p in model.named_parameters()}  # gradients of 8 times the loss
 
     def norm(prefix):
         return math.sqrt(sum(g.square().sum().item() for name, g in grads.items() if name.startswith(prefix))) / 8

@@ -20,7 +20,7 @@ from .support.single_stacks import EVERY, KINDS
 DROPOUTS = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
 INPUT = net_input()
 INPUTS = {kind: {"src_tokens": single_stacks.batch(), "src_lengths": None} for kind in KINDS} | {EVERY[0]: INPUT}
-# the authors' profile of WMT-14 En-De at 100L-100L, by position
+# The authors' profile of WMT-14 En-De at 100L-100L, by position.
 PUBLISHED = {
     "encoder": {1: 1.0, 2: 1.319040, 3: 1.455032, 4: 1.512330, 7: 1.809997, 8: 1.866789, 100: 6.162000, 200: 8.836020},
     "decoder": {1: 1.0, 2: 1.342587, 3: 1.480067, 4: 1.610133, 5: 1.686171, 150: 7.963441, 300: 11.249614},

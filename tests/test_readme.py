@@ -23,20 +23,20 @@ from .support.helpers import ROOT
 PAGES = ("README.md", "docs/adding_a_method.md", "docs/experiments.md")
 BLOCK = re.compile(r"(?:<!-- not run: *(?P<why>.*?) *-->\n+)?^```bash\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
 TWO_LAYERS = r"\1_tiny --encoder-layers 2 --decoder-layers 2 --cpu --num-workers 0"
-SMALLER = [  # pattern, what stands in its place
+SMALLER = [  # pattern, replacement
     (r"^scripts/quickstart.sh$", "scripts/quickstart.sh --depth 2 --updates 25"),
     (r"(?<=quickstart.sh) (--methods deepnorm,admin,dlcl) --updates 200", r" \1 --depth 2 --updates 25"),
     (r"^scripts/test.sh$", "scripts/test.sh tests/test_links.py"),
     (r"--vocab 10000$", "--vocab 150"),
     (r"(?<=--user-dir deepnet_fairseq --arch )(deepnet_transformer)_18_18", TWO_LAYERS),
     (r"(?<=data-bin/de-en --arch )(deepnet_transformer)_tiny_50_50", TWO_LAYERS),
-    (r"--max-tokens 4000 --max-update 8000", "--max-tokens 40000 --max-update 6"),  # an update an epoch
+    (r"--max-tokens 4000 --max-update 8000", "--max-tokens 40000 --max-update 6"),  # one update an epoch
     (r"(?<=--nproc-per-node )8", "2"),
     (r"(?<=--distributed-world-size )8", "2"),
     (r" --fp16$", ""),
     (r"^(pytest .*)$", r"\1 -n 0 --collect-only"),
 ]
-# folder, variables and functions are kept in the file $0; a command is done when all of it is: -e, pipefail
+# Folder, variables and functions are kept in the file $0. With -e and pipefail a block fails if any command does.
 SHELL = """
 [ ! -s "$0" ] || source "$0" 2>/dev/null
 set -e -o pipefail

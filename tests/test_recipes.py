@@ -10,7 +10,7 @@ from deepnet_fairseq.cli import main
 from deepnet_fairseq.data.miniature import ARCHIVES
 from deepnet_fairseq.data.recipes import RECIPES, Options
 
-PUBLISHED = {  # facts that the plans state, beside their files and counts
+PUBLISHED = {  # facts that the plans state beside their files and counts
     "iwslt14_de_en": (
         "dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz",
         "19,982,877 bytes, md5:10936dfdf616504ddbd844e91b94ef4a", "1 to 175 words", "10,000 BPE merges",

@@ -33,7 +33,7 @@ RECORDS = [
 def runs(tmp_path_factory):
     """Provide runs of Table 1: a baseline, a worse system, a diverged one and an unfinished one, with checkpoints."""
     root = tmp_path_factory.mktemp("machine") / "runs of mine"
-    place = str(root / "data" / "bin").replace(" ", "\\ ")  # as the scripts quote it
+    place = str(root / "data" / "bin").replace(" ", "\\ ")  # quoted as in the scripts
     said = {"command": f"fairseq-train {place} --arch x --tensorboard-logdir /mnt/disk/logs"}
     first, *rest = log(("10:00:00", "13:00:00")).splitlines()
     said["log"] = "\n".join([f"{first[:-1]}, 'save_dir': '{root}/table1'}}", LISTING + PARAMETERS, *rest]) + "\n"
@@ -41,7 +41,7 @@ def runs(tmp_path_factory):
         (run(root, "table1", name, method, bleu=28.0, **said) / "checkpoint_last.pt").write_bytes(b"0" * 1000)
     run(root, "table1", "gone", "admin", diverged="diverged at update 150", **said)
     begun = run(root, "table1", "begun", "post_ln", trained=False, **said)
-    (begun / "environment.json").write_text("")  # as it is for a second while a script writes it
+    (begun / "environment.json").write_text("")  # empty for a moment while a script writes it
     return root
 
 

@@ -15,7 +15,7 @@ from .support.helpers import ROOT
 from .support.reported import ENVIRONMENT, grid, log, printed, run, score
 
 PAGE = (ROOT / "docs" / "reports.md").read_text()
-SEEDS = (27.61, 27.82, 28.13)  # BLEU of DeepNorm 18L-18L, published 28.8
+SEEDS = (27.61, 27.82, 28.13)  # BLEU of DeepNorm at 18L-18L; the paper has 28.8
 MEAN, SD = statistics.fmean(SEEDS), statistics.stdev(SEEDS)
 
 
@@ -30,10 +30,10 @@ def runs(tmp_path_factory):
     run(root, "table1", "post-50-2", "post_ln", 50, seed=2, diverged="")
     run(root, "table1", "post-100", "post_ln", 100, stuck="stuck at update 400: validation loss 8.05 bits")
     run(root, "table1", "pre-18", "pre_ln", bleu=28.25)
-    run(root, "table1", "admin-6", "admin", 6, trained=False, bleu=99.0)  # a score that is not to be shown
+    run(root, "table1", "admin-6", "admin", 6, trained=False, bleu=99.0)  # its score must not be shown
     run(root, "table1", "admin-18", "admin")
-    run(root, "table1", "branchnorm-18", "branchnorm", bleu=28.5)  # not in the paper
-    run(root, "table1", "dlcl-50", "dlcl", 50, bleu=27.0)  # diverged in the paper alone
+    run(root, "table1", "branchnorm-18", "branchnorm", bleu=28.5)  # no row of the paper
+    run(root, "table1", "dlcl-50", "dlcl", 50, bleu=27.0)  # diverged in the paper only
     return root
 
 
@@ -58,8 +58,8 @@ def test_overview_beside_the_paper(runs, capsys):
 def test_runs_one_by_one(runs, capsys):
     text = printed(capsys, runs, "--table", "1")
     (row,) = [row for row in grid(text, "Runs") if row["run"] == "pre-18"]
-    assert row["sacreBLEU \\[95%\\]"] == r"27.25 \[26.65, 27.65\]"  # 27.15 +- 0.5, the mean of the samples
-    assert row["cost"] == "24 GPU-hours"  # three hours on eight
+    assert row["sacreBLEU \\[95%\\]"] == r"27.25 \[26.65, 27.65\]"  # 27.15 +- 0.5, the samples' mean
+    assert row["cost"] == "24 GPU-hours"  # three hours on eight GPUs
     assert (row["BLEU"], row["updates"], row["trained with"]) == ("28.25", "200", "1")
     assert row["log"] == "[log](table1/pre-18/train.log)"
 
@@ -134,7 +134,7 @@ def test_documented_example_of_a_table(tmp_path, capsys, monkeypatch):
     assert "Lower is better" in text and "BLEU" not in text.split("\n## Notes")[0]
 
 
-# tables with columns of their own
+# Tables with columns of their own.
 
 
 def test_multilingual_tables(tmp_path, capsys):

@@ -67,7 +67,7 @@ def test_the_file_is_plain_data(tmp_path):
     fields = sizes(MODEL_NAME, 2) | {"method": "branchnorm", "branchnorm_updates": 9}
     format = "deepnet_fairseq core model 1"
     assert content == {"format": format, "arch": MODEL_NAME, "vocab": VOCAB, "fields": fields}
-    small(MODEL_NAME, method="branchnorm", branchnorm_updates=9).load_state_dict(weights)  # fairseq's takes them
+    small(MODEL_NAME, method="branchnorm", branchnorm_updates=9).load_state_dict(weights)  # fairseq's takes them too
 
 
 def test_a_file_that_load_cannot_use(tmp_path):

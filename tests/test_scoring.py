@@ -61,7 +61,7 @@ def test_numbers_are_those_of_the_sacrebleu_command(tmp_path):
     assert 30 < result["bleu"] < 90 and "case:lc" in result["signature"]
     assert (
         0 < score_with_interval(ChrF(), ["abc d", "zz x"], ["abc d", "yy u"])["mean"] < 100
-    )  # in some nothing is right
+    )  # some samples have no match
 
 
 def test_tokenised_bleu_is_fairseqs(tmp_path):
@@ -99,7 +99,7 @@ def test_moses_tokens_are_undone(tmp_path):
     for file in (bin.parent / "reference").iterdir():
         file.unlink()
     (bin / "raw").mkdir()
-    (bin / "raw" / "test.en").write_text("\n".join(RAW[::-1]) + "\n")  # where `prepare text` copies it
+    (bin / "raw" / "test.en").write_text("\n".join(RAW[::-1]) + "\n")  # the place where `prepare text` copies it
     assert align_with_references(Output(path), read_corpus(bin)).references == RAW[::-1]
     (bin / "raw" / "test.en").unlink()
     prepared = align_with_references(Output(path), read_corpus(bin))
@@ -242,7 +242,7 @@ WORDS = {  # language -> a line, its words by hand or by the library that tok.sh
     "tha": ("ฉันเป็นนักเรียนไทย", "ฉัน เป็น นักเรียน ไทย", None),
     "hin": ("मैं छात्र हूँ।", "मैं छात्र हूँ ।", "मैं छात्र हूँ।"),
 }
-SACREBLEU = {"zh_CN": "zh", "jpn_Jpan": "ja-mecab-", "ko": "ko-mecab-", "tha": "pythainlp-"}  # in the signature
+SACREBLEU = {"zh_CN": "zh", "jpn_Jpan": "ja-mecab-", "ko": "ko-mecab-", "tha": "pythainlp-"}  # in signatures
 LIBRARIES = {"ja": "MeCab", "ko": "mecab_ko", "th": "pythainlp", "hi": "indicnlp.normalize.indic_normalize"}
 
 

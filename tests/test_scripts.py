@@ -42,7 +42,7 @@ def test_setup_done_is_silent():
 
 @pytest.fixture(scope="module")
 def quickstart_out(tmp_path_factory):
-    return tmp_path_factory.mktemp("quick start") / "out"  # a path with a blank, too
+    return tmp_path_factory.mktemp("quick start") / "out"  # the path has a blank
 
 
 def result(stdout) -> dict[str, dict[str, str]]:

@@ -154,7 +154,7 @@ def test_steps_that_fail(clone):
     assert clone.setup()[0] == 0
 
 
-WRONG = {  # what is missing -> environment, words of the answer
+WRONG = {  # missing thing -> environment, words of the message
     "headers": ({"NO_HEADERS": "1"}, ("Python.h", "apt install python3-dev")),
     "venv": ({"NO_VENV": "1"}, ("python3.11 makes no environments", "apt install python3-venv")),
     "compiler": ({}, ("C++ compiler", "apt install g++")),
@@ -170,7 +170,7 @@ def test_what_is_missing_is_named(clone, missing):
         (clone.programs / "c++").unlink()
     clone.refuses(*words, **environment)
     assert clone.steps == [] and (missing == "compiler" or not clone.complete)
-    if missing == "compiler":  # none is needed where a wheel is
+    if missing == "compiler":  # a wheel needs no compiler
         clone.program("pip", PIP.replace("*--dry-run*) exit 1", "*--dry-run*) exit 0"))
         assert clone.setup()[0] == 0
 

@@ -44,8 +44,8 @@ def test_a_signal_is_answered_by_a_save(kind, data, tmp_path):
     assert said(log) == [f"stopped by {kind.name} after update 3: {path} is saved, the same command goes on from it"]
     assert live(tmp_path / "second", *command) == 0
     assert [updates for kind, updates in rows(tmp_path / "second") if kind == "train_inner"] == [4, 5, 6, 7, 8]
-    assert live(tmp_path / "over", *command) == 0  # a run that is over makes no more updates; fairseq makes one
-    assert {kind for kind, _ in rows(tmp_path / "over")} == {"train"}  # the averages that may not have been logged
+    assert live(tmp_path / "over", *command) == 0  # a finished run makes no more updates, whereas fairseq makes one
+    assert {kind for kind, _ in rows(tmp_path / "over")} == {"train"}  # averages that may not have been logged yet
 
 
 def test_full_disk_is_a_warning_and_the_end_no_success(data, tmp_path):
@@ -131,7 +131,7 @@ def test_a_loader_that_is_killed_is_one_line(error):
     """A killed loader gives one line, in whichever call it is noticed; other errors stay as they are."""
     cfg = OmegaConf.create({"dataset": {"num_workers": 2}, "checkpoint": {"save_dir": "runs/mine"}})
 
-    def _try_get_data(error):  # as in torch's DataLoader
+    def _try_get_data(error):  # the name of the function in torch's DataLoader
         try:
             raise error
         except type(error) as raised:

@@ -20,7 +20,7 @@ def record(folder, rate, seed=1, text=TEXT):
     return folder
 
 
-SYSTEMS = ((0.3, 1), (0.3, 2), (0.1, 3))  # rate and seed: a baseline, one as good, one that is better
+SYSTEMS = ((0.3, 1), (0.3, 2), (0.1, 3))  # rate and seed of a baseline, an equal system and a better one
 CELL = r"(\d+\.\d+)(?: \((\d+\.\d+) ± (\d+\.\d+)\))?(?: \(p = (\d\.\d+)\))?"  # score, mean, interval, p
 
 

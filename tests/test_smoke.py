@@ -13,12 +13,12 @@ from .test_scripts import needs_venv
 
 pytestmark = needs_venv
 
-ROWS = {  # script -> folder of its runs, the row
+ROWS = {  # script -> folder of its runs, settings of the row
     "table1_wmt17": ("table1", {"METHODS": "admin", "DEPTHS": "2"}),
     "iwslt14_de_en": ("iwslt14", {"METHODS": "deepnorm", "DEPTHS": "2"}),
     "table2_opus100": ("opus100", {"DEPTHS": "4"}),
     "table3_m2m": ("table3", {"DEPTHS": "2"}),
-    "admin_wmt14": ("admin_wmt14", {"METHODS": "admin", "DEPTHS": "2", "PRECISION": "fp16"}),  # as on a GPU, with radam
+    "admin_wmt14": ("admin_wmt14", {"METHODS": "admin", "DEPTHS": "2", "PRECISION": "fp16"}),  # as on a GPU; radam
     "admin_wmt14_en_fr": ("admin_wmt14_en_fr", {"METHODS": "admin", "DEPTHS": "2-1"}),
     "admin_iwslt14": ("admin_iwslt14", {"METHODS": "admin", "DEPTHS": "2", "WARMUP": "0"}),
 }
@@ -47,7 +47,7 @@ def test_ends_in_a_row_of_the_report(whole):
     score, table = row(run), run.parent
     assert "Miniature on generated data" in printed and run.name in printed and f"{score['bleu']:.2f}" in printed
     assert f"{score['bleu']:.2f}" in table.with_suffix(".md").read_text()
-    kept = sorted(run.glob("*.pt"))  # weights, of the average and the last; all that was there is said
+    kept = sorted(run.glob("*.pt"))  # weights only, of the average and the last checkpoint
     assert {path.name for path in kept} <= {"averaged.pt", "checkpoint_last.pt"} and "== plan" in printed
     assert all(torch.load(path, weights_only=False)["last_optimizer_state"] is None for path in kept)
     assert (run / "disk").read_text() in printed

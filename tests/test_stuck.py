@@ -18,7 +18,7 @@ from .support.helpers import PAD, run
 from .support.lm_trainings import FLAGS, KINDS, make_text
 
 WATCHED = tuple(flag for flag in TRAIN_FLAGS if flag != "--disable-validation")
-# a rate that moves nothing: the model guesses at random, which is worse than by frequencies
+# This rate changes nothing: the model guesses at random, which is worse than by frequencies.
 STILL = (*TINY, "--lr", "1e-9", "--validate-interval-updates", "2", "--save-interval-updates", "2")
 
 

@@ -86,7 +86,7 @@ def test_held_out_sentences_are_never_trained_on(symbols):
     held_out = {tuple(row) for row in symbols.held_out().tolist()}
     assert len(held_out) == symbols.HELD_OUT
     drawn = symbols.draw(2 * symbols.SENTENCES * 300, seed=1).tolist()
-    assert held_out & {tuple(row) for row in drawn}  # some would be, were they not left out
+    assert held_out & {tuple(row) for row in drawn}  # without the filter some would be drawn
     for update in range(300):
         source, target = symbols.batch("reverse", 1, update)
         assert source.shape == target.shape == (symbols.SENTENCES, symbols.LENGTH + 1)

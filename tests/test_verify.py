@@ -158,7 +158,7 @@ def test_alpha_on_the_wrong_operand_shows_in_a_live_module():
     assert judged(wrong.state_dict()).fits
     assert (
         verify(labml(6, 2.0, 2.0), "post_ln", tokens("labml")).factors[0][-1] == "fits"
-    )  # LN does not see a common factor
+    )  # LayerNorm removes a common factor
 
 
 MISTAKES = {

@@ -93,7 +93,7 @@ def test_our_checkpoint_says_its_method_and_options(tmp_path):
     assert "factor of the shortcut 2.828" in finding and "that is 32 layers', this model has 3" in finding
 
 
-LAYOUTS = {  # names of a layer with their roles, as Marian, torchscale and torch write them
+LAYOUTS = {  # names of a layer and their roles, as in Marian, torchscale and torch
     "model.decoder.layers.{}.": {**{f"self_attn.{name}_proj.weight": (C, C) for name in ("q", "k", "v", "out")},
                                  "fc1.weight": (F, C), "fc2.weight": (C, F)},
     "encoder.layers.{}.": {**{f"self_attn.{name}_proj.weight": (C, C) for name in ("q", "k", "v", "out")},

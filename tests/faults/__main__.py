@@ -53,5 +53,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.argv[0] = "fairseq-train"  # whose mistakes the package explains in one line
+    sys.argv[0] = "fairseq-train"  # the package explains mistakes of programs of this name in one line
     main()

@@ -18,18 +18,18 @@ from . import states
 from .life import FAILED, FLAGS, SAVES, Life, children, phase, saved
 from .states import Lost
 
-PATIENCE = 60  # seconds that a rank may take to notice the end of another, and a training to end by itself
+PATIENCE = 60  # seconds for a rank to notice that another has ended, and for a training to end
 LAST = "checkpoint_last.pt"
 SPLITS = {"train": 100, "valid": 10, "test": 10}
 SOON = ("--heartbeat-timeout", "15")
-KINDS = {  # name: processes, flags, whom a kill is for
+KINDS = {  # name: processes, flags, victims of a kill
     "alone": (1, ("--optimizer", "adam", "--store-ema", "--ema-decay", "0.9", "--ema-fp32"), "ranks"),
     "pair": (2, ("--optimizer", "deepnet_adam", "--update-freq", "2", *SOON), "ranks"),
     "zero": (2, ("--optimizer", "deepnet_adam", "--zero-sharding", "os", *SOON), "ranks"),
     "loaders": (1, ("--optimizer", "adam", "--num-workers", "2"), "a loader"),
     "launcher": (2, ("--optimizer", "deepnet_adam", *SOON), "the launcher"),
 }
-COUNTED = ("resumes", "full disks", "failed saves", "survivors ended")  # and kills by phase, and trainings
+COUNTED = ("resumes", "full disks", "failed saves", "survivors ended")  # beside kills by phase, and trainings
 
 
 def make_data(folder: Path) -> Path:
@@ -59,7 +59,7 @@ class Campaign:
         begun, life = time.monotonic(), self.begin("alone")
         if any(life.wait(PATIENCE + 4 * updates)):
             raise Lost(f"{life.log}: ended with {life.statuses()} though nothing befell it")
-        self.seconds = (time.monotonic() - begun) / 2  # the later half comes after a resume
+        self.seconds = (time.monotonic() - begun) / 2  # the second half of the undisturbed time follows a resume
         self.writing = median(map(float, re.findall(r"writing took ([\d.]+) seconds", life.said())))
         self.expected, self.rows = states.load(folder / "alone" / LAST), rows(life.log)
         self.size = (folder / "alone" / LAST).stat().st_size
@@ -82,7 +82,7 @@ class Campaign:
                 finally:
                     life.end()
                 self.check(life, statuses, killed, full, known)
-                # one rank may be done in the instant in which another is killed
+                # one rank may end at the instant when another is killed
                 least = self.updates if 0 in statuses else max(known, saved(life.said()))
                 known, done = states.check(self.folder / name, least), set(statuses) == {0}
                 kills -= killed
@@ -123,7 +123,7 @@ class Campaign:
             raise Lost(f"{life.log}: a rank still runs")
         if "Traceback" in said:
             raise Lost(f"{life.log}: a traceback in place of a line")
-        if not killed and any(statuses) and not (full and FAILED in said):  # else the last save has failed
+        if not killed and any(statuses) and not (full and FAILED in said):  # otherwise the last save failed
             raise Lost(f"{life.log}: ended with {statuses} though nothing befell it")
         if known and f"@ {known} updates" not in said and phase(said) != "start":
             raise Lost(f"{life.log}: did not go on from update {known}")

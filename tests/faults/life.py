@@ -17,15 +17,15 @@ from ..support.helpers import USER_DIR
 from ..support.ranks import be_rank, free_port
 
 SAVES, SAVED, FAILED = "Preparing to save checkpoint", "Saved checkpoint", "the training goes on"
-AFTER = {  # line of the log -> phase of the training that follows
+AFTER = {  # line of the log -> phase of the training after it
     "Start iterating over samples": "training", "| train_inner | {": "training", 'begin validation on "': "validation",
     "| valid | {": "training", SAVES: "saving", SAVED: "training", FAILED: "training",
 }  # fmt: skip
 PHASES = ("start", "training", "validation", "saving")
 POLL = 1e-3  # seconds
-RUNS = 999  # in place of an exit status
+RUNS = 999  # stands for the exit status of a running process
 FORK = multiprocessing.get_context("fork")
-FLAGS = (  # a 2L-2L model of width 32 that saves and validates every third update
+FLAGS = (  # 2L-2L model of width 32, saved and validated every third update
     "--user-dir", USER_DIR, "--cpu", "--arch", "deepnet_transformer", "--encoder-layers", "2", "--decoder-layers", "2",
     "--encoder-embed-dim", "32", "--encoder-ffn-embed-dim", "64", "--encoder-attention-heads", "2", "--dropout", "0.1",
     "--share-all-embeddings", "--criterion", "label_smoothed_cross_entropy", "--label-smoothing", "0.1",

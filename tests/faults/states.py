@@ -9,7 +9,7 @@ import torch
 
 CLOCKS = {"TimeMeter", "StopwatchMeter"}
 HISTORY = "optimizer_history"
-ELSEWHERE = {  # what differs by folder and by clock, and sums over a life that fairseq shows nobody
+ELSEWHERE = {  # entries that depend on the folder or the clock, and sums that fairseq never prints
     ".args", ".cfg", ".extra_state.previous_training_time",
     ".extra_state.metrics.default", ".extra_state.metrics.valid",
 }  # fmt: skip

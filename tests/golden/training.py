@@ -36,7 +36,7 @@ KINDS = {  # name -> processes, flags
     "admin": (1, (*TWO, *ADAM, "--method", "admin", "--admin-profile", "auto")),
     "ema": (1, (*TWO, *ADAM, "--store-ema", "--ema-decay", "0.9")),
     "multilingual": (1, (*MANY, *ADAM)),
-    "flags_that_went": (1, (*TWO, *ADAM)),  # their checkpoint had --watch-interval 2 and --compile-layers
+    "flags_that_went": (1, (*TWO, *ADAM)),  # --watch-interval 2 and --compile-layers of its checkpoint are gone
     "fully_sharded": (2, (*TWO, *ADAM, "--ddp-backend", "fully_sharded", "--use-sharded-state")),
 }
 SAVED, RESUMED = 4, 8  # updates

@@ -8,7 +8,7 @@ import numpy
 import torch
 from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
 
-LONGEST = 600  # characters of a line that explains; paths of tests are long
+LONGEST = 600  # characters of an error's line; paths in tests are long
 DEEP = b"[" * 100_000
 
 

@@ -16,7 +16,7 @@ from ..conftest import TRAIN_FLAGS
 
 TINY = ("--arch", "deepnet_transformer", "--encoder-layers", "2", "--decoder-layers", "2", "--encoder-embed-dim", "16",
         "--encoder-ffn-embed-dim", "32", "--encoder-attention-heads", "2")  # fmt: skip
-# from update 2 on the learning rate is 7.5, 15, ...: without LayerNorm the numbers end at update 3
+# The learning rate is 7.5, 15, ... from update 2 on: without LayerNorm the numbers stop being finite at update 3.
 WILD = (*TINY, "--method", "t_fixup", "--lr", "300", "--warmup-updates", "40", "--warmup-init-lr", "1e-4")
 
 

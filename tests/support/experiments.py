@@ -18,7 +18,7 @@ SETTINGS = (
 )  # fmt: skip
 COMMANDS = "--dry-run=commands"
 SAID = tempfile.TemporaryDirectory()
-# what `deepnet methods` says takes seconds, and is the same for every script that plans its rows: asked once
+# `deepnet methods` takes seconds and prints the same for every script that plans rows, so it is called once
 ASKED_ONCE = f"""() {{
     local said="{SAID.name}/$(cksum <<<"$*")"
     [ -f "$said" ] || {{ command deepnet "$@" >"$said.new" && mv "$said.new" "$said"; }} && cat "$said"
@@ -27,7 +27,7 @@ ASKED_ONCE = f"""() {{
 
 def _command(name, flags, environment) -> dict:
     clean = {key: value for key, value in os.environ.items() if key not in SETTINGS}
-    env = clean | {"PLAN": "0"} | {key: str(value) for key, value in environment.items()}  # which takes seconds
+    env = clean | {"PLAN": "0"} | {key: str(value) for key, value in environment.items()}  # a plan takes seconds
     if COMMANDS in flags:
         env["BASH_FUNC_deepnet%%"] = ASKED_ONCE
     return {"args": ["bash", ROOT / f"scripts/{name}.sh", *map(str, flags)], "env": env, "stdin": subprocess.DEVNULL}
@@ -42,7 +42,7 @@ def script(name, *flags, check=True, timeout=600, **environment):
 
 def start(name, *flags, **environment) -> subprocess.Popen:
     """Start scripts/NAME.sh in the background, as the leader of a process group."""
-    heed = (signal.SIGINT, signal.SIG_DFL)  # background jobs are born deaf to Ctrl-C
+    heed = (signal.SIGINT, signal.SIG_DFL)  # background jobs ignore Ctrl-C by default
     return subprocess.Popen(
         **_command(name, flags, environment), stdout=subprocess.DEVNULL, start_new_session=True,
         preexec_fn=lambda: signal.signal(*heed),

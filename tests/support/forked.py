@@ -23,7 +23,7 @@ from deepnet_fairseq import plugin
 from deepnet_fairseq.plugin import command_line
 
 BIN = Path(sys.executable).parent
-QUIET = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)  # as Python has it
+QUIET = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)  # Python's defaults
 
 
 def fork(words: list[str], folder: str | Path, seconds: int = 600) -> subprocess.CompletedProcess:
@@ -36,7 +36,7 @@ def fork(words: list[str], folder: str | Path, seconds: int = 600) -> subprocess
         child = os.fork()
         if not child:
             status = 1
-            gc.freeze()  # models and process groups of the tests are not this process's to collect: that crashed
+            gc.freeze()  # collecting the tests' models and process groups in this process crashed
             try:
                 _forget_the_tests(folder, files)
                 signal.alarm(seconds)
@@ -57,12 +57,12 @@ def _forget_the_tests(folder: str | Path, files: list[Path]) -> None:
     os.chdir(folder)
     os.environ["OMP_NUM_THREADS"] = "1"
     atexit._clear()
-    importlib.reload(warnings)  # pytest's record of them is gone
+    importlib.reload(warnings)  # forget pytest's record of them
     warnings.resetwarnings()
     for category in QUIET:
         warnings.simplefilter("ignore", category)
     plugin.silence()
-    logging.root.handlers.clear()  # as fairseq's programs do when they are imported
+    logging.root.handlers.clear()  # as at the import of fairseq's programs
     level = os.environ.get("LOGLEVEL", "INFO").upper()
     logging.basicConfig(format=plugin.FORMAT, datefmt="%Y-%m-%d %H:%M:%S", level=level, stream=sys.stdout)
     logging.root.setLevel(level)
@@ -80,7 +80,7 @@ def _run(words: list[str]) -> int:
             runpy.run_module(words[1], run_name="__main__", alter_sys=True)
         else:
             sys.argv = [str(BIN / words[0]), *words[1:]]
-            command_line.explain_uncaught()  # its hook goes by the program's name
+            command_line.explain_uncaught()  # its hook reads the program's name
             runpy.run_path(sys.argv[0], run_name="__main__")
         status = 0
     except SystemExit as error:

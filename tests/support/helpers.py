@@ -17,7 +17,7 @@ from deepnet_fairseq.plugin.building import build
 from .forked import fork
 
 ROOT = Path(__file__).resolve().parents[2]
-ELSEWHERE = tempfile.TemporaryDirectory()  # programs that are told no folder write here
+ELSEWHERE = tempfile.TemporaryDirectory()  # working folder of programs that are given none
 USER_DIR = str(ROOT / "deepnet_fairseq")
 PAD, EOS, UNK, FIRST, VOCAB = 1, 2, 3, 4, 60
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}

@@ -71,9 +71,9 @@ def rows(log: Path) -> dict:
 
 
 def _life(words: list[str], log: Path, at, kind: int, limit) -> None:
-    multiprocessing.set_start_method("fork", force=True)  # of data loading, as in a program
+    multiprocessing.set_start_method("fork", force=True)  # start method of data loading, as in a program
     if limit is not None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # as in a program: Python's own setting
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # Python's default, as in a program
         resource.setrlimit(*limit)
     if at is not None:
         _signal_at(*MOMENTS[at[0]], at[1], kind)

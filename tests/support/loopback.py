@@ -50,7 +50,7 @@ class Loopback(ThreadingHTTPServer):
         self.sent: Counter[str] = Counter()
         self.closing = threading.Event()
 
-    def handle_error(self, *_):  # connections that end early are what this is for
+    def handle_error(self, *_):  # connections that end early are intended
         pass
 
     def url(self, path: str = "") -> str:
@@ -98,14 +98,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection |= fault.after is not None
         body = body[: fault.after]
         try:
-            self.server.sent[self.path] += len(body)  # before: who has the last of it looks here at once
+            self.server.sent[self.path] += len(body)  # first: its receiver may check at once
             self.wfile.write(body)
-        except OSError:  # the other side has had enough
+        except OSError:  # the client has closed the connection
             self.close_connection = True
         if fault.after is not None and fault.then == "stall":
             self.server.closing.wait(30)
         if fault.after is not None and fault.then == "reset":
-            time.sleep(0.05)  # what was sent arrives
+            time.sleep(0.05)  # lets the sent bytes arrive
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.connection.close()
 

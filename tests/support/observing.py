@@ -42,7 +42,7 @@ def observe(model, batches, names="all", scale=1.0, loss=loss_of, held=None):
     for inputs in batches:
         (loss(model, inputs) / scale).backward()
     sums = [value for probe in session.watching for value in getattr(probe, "sums", {}).values()]
-    assert not any(value.requires_grad for value in sums)  # no graph is kept
+    assert not any(value.requires_grad for value in sums)  # no autograd graph is kept
     session.gradients(scale)
     values = session.values()
     session.end()

@@ -10,8 +10,8 @@ from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
 from deepnet_fairseq import cli
 from deepnet_fairseq.data.language import make_corpus
 
-MERGES = ("t h", "th e", "Ġ the", "u n", "d o", "un do", "Ġ un", "Ġ s", "c a", "ca t", "Ġ cat")  # U+0120: a blank
-DOCUMENT = 5  # sentences
+MERGES = ("t h", "th e", "Ġ the", "u n", "d o", "un do", "Ġ un", "Ġ s", "c a", "ca t", "Ġ cat")  # U+0120 is a blank
+DOCUMENT = 5  # sentences in a document
 SIZES = {"train": 300, "valid": 20, "test": 10}
 VOCAB = 150
 
@@ -44,7 +44,7 @@ def a_texts(tmp_path_factory):
     folder = tmp_path_factory.mktemp("text")
     paths = [write_documents(folder / split, documents(size, seed)) for seed, (split, size) in enumerate(SIZES.items())]
     with open(paths[2], "a", encoding="utf-8") as file:
-        file.write("Łódź 🙃\u2028ends\n")  # characters of which the training text has none
+        file.write("Łódź 🙃\u2028ends\n")  # characters that the training text lacks
     return paths
 
 

@@ -15,7 +15,7 @@ import fairseq_cli.train
 
 from deepnet_fairseq.errors import user_error_line
 
-CONTEXT = multiprocessing.get_context("forkserver")  # forks a process that has imported this file and run nothing
+CONTEXT = multiprocessing.get_context("forkserver")  # forks from a process that has only imported this file
 CONTEXT.set_forkserver_preload([__name__])
 
 

@@ -24,7 +24,7 @@ RUN = (
     "--lr-scheduler", "fixed", "--max-tokens", "256", "--num-workers", "0", "--no-epoch-checkpoints", "--log-format",
     "json", "--log-interval", "1",
 )  # fmt: skip
-HEAD = "sentence_classification_head"  # fairseq's name of it, unless told
+HEAD = "sentence_classification_head"  # fairseq's default name of the head
 CLASSES = ("--task", "sentence_prediction", "--criterion", "sentence_prediction", "--init-token", "0",
            "--separator-token", "2", "--max-positions", "32")  # fmt: skip
 

@@ -18,9 +18,9 @@ from deepnet_fairseq.plugin.building import blank_task, build
 from . import helpers
 from .helpers import FIRST, PAD, VOCAB
 
-KINDS = (archs.LM, archs.MASKED_LM)  # of one stack
+KINDS = (archs.LM, archs.MASKED_LM)  # kinds of models with one stack
 EVERY = (archs.MODEL_NAME, *KINDS)
-MASK = VOCAB - 1  # what stands for a hidden word
+MASK = VOCAB - 1  # symbol of a masked word
 
 
 def stack_of(kind: str) -> str:
@@ -111,5 +111,5 @@ def stock(kind: str, layers: int = 2, pre_norm: bool = False, **fields):
     positions = dict.fromkeys(lengths, 1024)
     cfg = argparse.Namespace(encoder_normalize_before=pre_norm, **positions, **(sizes(kind, layers) | fields))
     complete(cfg)
-    cfg.decoder_normalize_before = pre_norm  # base_lm_architecture says True whatever is asked
+    cfg.decoder_normalize_before = pre_norm  # base_lm_architecture sets True in any case
     return model.build_model(cfg, blank_task(VOCAB)).eval()
