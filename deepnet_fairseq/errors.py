@@ -1,4 +1,4 @@
-"""A mistake the user can mend: one line that names the flag or the file and the way out."""
+"""Mistakes that a user can mend: one line that names the flag or the file and the way out."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ class UserError(ValueError):
     """Mistake of a user: str(error) is the line to print. A ValueError for Python callers."""
 
 
-def behind(error: BaseException | None) -> Iterator[BaseException]:
-    """`error`, what it was raised from, and so on, each once: where a debugger looks on, omegaconf's go in a circle.
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield `error` and its chain of causes, each once, without those that `raise ... from None` hides.
 
-    As Python prints them: not what `raise ... from None` hides.
+    omegaconf's errors form a cycle when a debugger is attached, so an error may be its own cause.
     """
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
@@ -26,12 +26,12 @@ def user_error_line(error: BaseException | None) -> str | None:
     """Return the line to print for `error`, or None if it is neither a missing file nor caused by a UserError.
 
     fairseq wraps whatever goes wrong while loading into "Cannot load model parameters from checkpoint FILE; ...":
-    the wrapper knows the file, the UserError behind it knows the reason.
+    the wrapper names the file, and the UserError that caused it names the reason.
     """
     if isinstance(error, FileNotFoundError):
         return str(error)
     file = ""
-    for one in behind(error):
+    for one in causes(error):
         if isinstance(one, UserError):
             return f"{file}{one}"
         if match := re.match(r"Cannot load model parameters from checkpoint (.*?);", str(one)):

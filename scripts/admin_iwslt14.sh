@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Admin's table of IWSLT-14 De-En (Liu et al. 2020): BLEU of Post-LN, Pre-LN and Admin at 6L-6L, five seeds each, by the
-# authors' recipe: width 512/1024, RAdam, 90 epochs of batches of 4,096 tokens, the last ten epochs' checkpoints
-# averaged; and without warm-up, at their 3e-4 and beta2 0.995, with a rate that falls linearly.
+# Reproduce Admin's table of IWSLT-14 De-En (Liu et al. 2020): BLEU of Post-LN, Pre-LN and Admin at 6L-6L, five seeds
+# each. The recipe is the authors': width 512/1024, RAdam, 90 epochs of batches of 4,096 tokens, and the mean of the
+# last ten epochs' checkpoints. Every row also trains without warm-up, at 3e-4 and beta2 0.995 with a linearly falling
+# rate.
 #
 #   scripts/admin_iwslt14.sh [--dry-run] [flags of fairseq-train]
 #   SMOKE=1 scripts/admin_iwslt14.sh      Admin and Pre-LN in miniature, with and without warm-up
-#   WARMUP=1 METHODS=admin SEEDS=1111 ... WARMUP=1: with warm-up alone, 0: without
-[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/admin_iwslt14.sh
+#   WARMUP=1 METHODS=admin SEEDS=1111 ... WARMUP=1: rows with warm-up only, 0: without only
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # if run by sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib/common.sh

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Admin's table (Liu et al. 2020; "Very Deep Transformers", 2020): BLEU on WMT-14 En-De of Post-LN, Pre-LN and Admin at
-# 6L-6L, 12L-12L, 18L-18L and of Admin at 60L-12L, trained by the authors' recipe: RAdam, batches of 4 x 8,192 tokens, the
-# last ten epochs' checkpoints averaged.
+# Reproduce Admin's table of WMT-14 En-De (Liu et al. 2020; "Very Deep Transformers", 2020): BLEU of Post-LN, Pre-LN and
+# Admin at 6L-6L, 12L-12L and 18L-18L, and of Admin at 60L-12L. The recipe is the authors': RAdam, batches of
+# 4 x 8,192 tokens, and the mean of the last ten epochs' checkpoints.
 #
 #   scripts/admin_wmt14.sh [--dry-run] [flags of fairseq-train]
 #   SMOKE=1 scripts/admin_wmt14.sh        Admin and Pre-LN at 6L-6L in miniature
-#   METHODS=admin DEPTHS="18 60" ...      60 stands for 60L-12L; the decoder's layers else are the encoder's
-#   RECIPE=deepnmt ...                    60L-12L and 6L-6L by the text of the paper that reports 30.1: half the epochs
-[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/admin_wmt14.sh
+#   METHODS=admin DEPTHS="18 60" ...      60 means 60L-12L; other depths have equal stacks
+#   RECIPE=deepnmt ...                    60L-12L and 6L-6L as in the paper that reports 30.1: half the epochs
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # if run by sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib/common.sh

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Admin's results on WMT-14 En-Fr (Liu et al. 2020; "Very Deep Transformers", 2020): BLEU of Post-LN, Pre-LN and Admin
-# at 6L-6L and 60L-12L, of Admin at five depths more, by the authors' recipe: RAdam, 50 epochs of updates of 640,000
-# tokens, twice as many at 60L-12L, the last ten epochs' checkpoints averaged. The other depths' batch is not given: here
-# 6L-6L's.
+# Reproduce Admin's results on WMT-14 En-Fr (Liu et al. 2020; "Very Deep Transformers", 2020): BLEU of Post-LN, Pre-LN
+# and Admin at 6L-6L and 60L-12L, and of Admin at five more depths. The recipe is the authors': RAdam, 50 epochs of
+# updates of 640,000 tokens (twice as many at 60L-12L), and the mean of the last ten epochs' checkpoints. The authors do
+# not give the batch of the other depths, which train with that of 6L-6L here.
 #
 #   scripts/admin_wmt14_en_fr.sh [--dry-run] [flags of fairseq-train]
 #   SMOKE=1 scripts/admin_wmt14_en_fr.sh       Admin and Pre-LN at 6L-6L in miniature
-#   METHODS=admin DEPTHS="12-12 12-60" ...     the encoder's and the decoder's layers
+#   METHODS=admin DEPTHS="12-12 12-60" ...     layers of the encoder and of the decoder
 #   RECIPE=deepnmt ...                         60L-12L and 6L-6L by microsoft/deepnmt's script, whose paper reports 43.8
-[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/admin_wmt14_en_fr.sh
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # if run by sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib/common.sh
@@ -34,7 +34,7 @@ record() {  # record METHOD DEPTH FLAGS...
 }
 
 rows "$depths" record
-if [ -z "$smoke$suffix${METHODS:-}${DEPTHS:-}" ]; then  # the baselines, at the depths that the papers give
+if [ -z "$smoke$suffix${METHODS:-}${DEPTHS:-}" ]; then  # the baselines, at the papers' depths only
     chosen "pre_ln post_ln" ""
     rows "60-12 6-6" record
 fi

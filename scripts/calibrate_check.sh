@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Does `deepnet check` foresee what a training does? Every method at 6L-6L to 100L-100L on a corpus in miniature, checked
-# (40 updates, warm-up compressed to 20) and trained (400 updates); ends with the verdicts beside the outcomes.
+# Measure how well `deepnet check` predicts trainings. Every method at 6L-6L to 100L-100L is checked (40 updates,
+# warm-up compressed to 20) and trained (400 updates) on a miniature corpus; a table compares verdicts with outcomes.
 #
 #   scripts/calibrate_check.sh [--dry-run] [flags of fairseq-train]
 #   METHODS="deepnorm post_ln" DEPTHS="6 18" scripts/calibrate_check.sh --lr 5e-3
 #   DATA=quickstart/data scripts/calibrate_check.sh                      on the quickstart's larger corpus
-[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/calibrate_check.sh
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # if run by sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib/common.sh

@@ -1,7 +1,7 @@
-"""How often `deepnet check` says of a training what the training then does: calibration_table.py RUNS.
+"""Compare the verdicts of `deepnet check` with the outcomes of the trainings: calibration_table.py RUNS.
 
-RUNS is the folder that scripts/calibrate_check.sh has made. Prints two tables: verdicts by method and depth, marked
-where they are wrong, and verdicts against outcomes.
+RUNS is the folder that scripts/calibrate_check.sh writes. Prints two tables: verdicts by method and depth, with wrong
+ones marked, and verdicts against outcomes.
 """
 
 import sys
@@ -17,7 +17,7 @@ VERDICTS, OUTCOMES = ("stable", "at risk", "diverging"), ("trained", "diverged")
 
 
 def verdict_of(run: RecordedRun) -> str:
-    """The verdict in the run's check.json; UserError if there is none."""
+    """Return the verdict in the run's check.json; UserError if there is none."""
     path = run.place / "check.json"
     verdict = read_object(path, "delete it and check again").get("verdict")
     if verdict not in VERDICTS:
@@ -26,7 +26,10 @@ def verdict_of(run: RecordedRun) -> str:
 
 
 def tables(folder: Path) -> str:
-    """Of the finished runs in `folder`; a warning, "at risk" or "diverging", is right if the training diverged."""
+    """Return the tables for the finished runs in `folder`.
+
+    A warning, "at risk" or "diverging", is right if the training diverged.
+    """
     runs = [run for run in recorded_below(folder, over=True) if (run.place / "check.json").exists()]
     if not runs:
         raise UserError(f"{folder}: holds no finished runs with a check.json; scripts/calibrate_check.sh makes them")

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Checks that run no code: style, types (about half a minute the first time, then seconds), and the scripts themselves.
-# scripts/test.sh begins with them.
-[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/check.sh
+# Check style, types and the shell scripts without running code of the package; half a minute the first time, then
+# seconds. scripts/test.sh begins with these checks.
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # if run by sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/setup.sh

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Says which share of the package's statements the tests have run since the last call: a table by room, and
-# coverage/xml and coverage/html/index.html for what reads them.
+# Report the share of the package's statements that tests have run since the last call: a table by room, and
+# coverage/xml and coverage/html/index.html for other tools.
 #   COVERAGE=1 scripts/test.sh && scripts/coverage.sh
-# Programs that tests start count too; not those that a test kills. Counting takes half as long again.
-[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/coverage.sh
+# Programs that tests start are counted, except those that a test kills. Counting takes half as long again.
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # if run by sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/setup.sh
@@ -11,10 +11,10 @@ source scripts/setup.sh
     echo "coverage: nothing counted yet; run COVERAGE=1 scripts/test.sh first" >&2
     exit 1
 }
-# a process that was killed leaves a file that is none
+# a killed process leaves an unreadable file
 ! compgen -G 'coverage/data.*' >/dev/null || coverage combine --quiet --append || [ -f coverage/data ]
 coverage xml --quiet
-[ -n "${CI:-}" ] || coverage html --quiet  # nobody reads CI's
+[ -n "${CI:-}" ] || coverage html --quiet  # CI does not use the HTML report
 coverage report | awk '
     function share(room) { return statements[room] ? 100 * (1 - missed[room] / statements[room]) : 100 }
     $1 ~ /^deepnet_fairseq\// {

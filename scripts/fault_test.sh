@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# Does a training survive? Small ones on 1 and on 2 processes, killed (SIGKILL) KILLS times at random moments, a part of
-# them inside saves, with the disk full in a quarter of its lives, each time started again; beside one that is left alone:
-# equal at the end, bit for bit, and no checkpoint lost. Prints a table; exits with 1 and one line on any difference.
+# Test that trainings survive kills and full disks. Small trainings on 1 and 2 processes are killed (SIGKILL) KILLS
+# times at random moments, part of them inside saves, with a full disk in a quarter of the starts, and restarted each
+# time. They must end equal to undisturbed ones bit for bit, with no checkpoint lost. Prints a table; exits with 1 on a
+# difference.
 #
 #   scripts/fault_test.sh [KILLS]            default 60
-#   SEED=7 scripts/fault_test.sh             the kills of another time, as far as the machine's speed is the same
-#   scripts/fault_test.sh --help             more
+#   SEED=7 scripts/fault_test.sh             the random moments of another run, if the machine is as fast
+#   scripts/fault_test.sh --help             all options
 #
-# Hardware: 2 CPU cores. Time: a few minutes. results/faults.md says what is injected.
-[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/fault_test.sh
+# Hardware: 2 CPU cores. Time: a few minutes. results/faults.md lists the faults.
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # if run by sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/setup.sh

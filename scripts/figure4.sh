@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# Figure 4 of the DeepNet paper: the first 30 updates of Post-LN without warm-up, Post-LN with 4,000 warm-up updates, and
-# Post-LN-init with as many. 18L-18L, IWSLT-14 De-En: model update, LayerNorm inputs, gradient norms.
+# Reproduce Figure 4 of the DeepNet paper: the first 30 updates of Post-LN without warm-up, of Post-LN with 4,000
+# warm-up updates, and of Post-LN-init with as many. Model update, LayerNorm inputs and gradient norms; 18L-18L,
+# IWSLT-14 De-En.
 #
 #   scripts/figure4.sh [--dry-run] [flags of fairseq-train]
 #   SMOKE=1 scripts/figure4.sh       width 64 in miniature
-[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/figure4.sh
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # if run by sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib/common.sh
 begin figure4 1 "$@"
-precision=fp32  # the first updates change the output by less than fp16 can tell
+precision=fp32  # fp16 is too coarse for the first updates' changes of the output
 prepare iwslt14_de_en
 
 iwslt14_setting

@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# Figure 5 of the DeepNet paper: model update early in training against depth, N-N layers, Post-LN and DeepNorm of width
-# 64 (feed-forward 128, 2 heads). The paper does not say after how many updates; here it is 5 (results/figures.md).
+# Reproduce Figure 5 of the DeepNet paper: model update early in training against depth, for N-N layers of Post-LN and
+# DeepNorm, width 64 (feed-forward 128, 2 heads). The paper does not state the number of updates; here it is 5
+# (results/figures.md).
 #
 #   scripts/figure5.sh [--dry-run] [flags of fairseq-train]    every N from 6 to 100
 #   SMOKE=1 scripts/figure5.sh       five depths in miniature
-#   UPDATE=4 DEPTHS="6 50 100" ...   after another number of updates, at other depths
-[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/figure5.sh
+#   UPDATE=4 DEPTHS="6 50 100" ...   another number of updates, other depths
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # if run by sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib/common.sh
 begin figure5 1 "$@"
-precision=fp32  # the first updates change the output by less than fp16 can tell
+precision=fp32  # fp16 is too coarse for the first updates' changes of the output
 prepare iwslt14_de_en
 
 update="${UPDATE:-5}" depths="${DEPTHS:-$(seq -s ' ' 6 100)}"

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Figure 6 of the DeepNet paper: test BLEU after 8,000 updates against depth, 10L-10L to 100L-100L, ten methods.
-# IWSLT-14 De-En; mixed precision but for ReZero, which the paper trained in fp32. The trainings are iwslt14_de_en.sh's.
+# Reproduce Figure 6 of the DeepNet paper: test BLEU after 8,000 updates against depth, 10L-10L to 100L-100L, for ten
+# methods. IWSLT-14 De-En; mixed precision except for ReZero, which the paper trained in fp32. iwslt14_de_en.sh runs the
+# trainings.
 #
 #   scripts/figure6.sh [--dry-run] [flags of fairseq-train]
 #   SMOKE=1 scripts/figure6.sh       width 64, 6L-6L and 18L-18L in miniature
-#   METHODS="deepnorm admin" DEPTHS="10 100" ...   any methods of `deepnet methods`, any depths
-[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/figure6.sh
+#   METHODS="deepnorm admin" DEPTHS="10 100" ...   other methods of `deepnet methods`, other depths
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # if run by sh
 set -euo pipefail
 FIGURE=6 SCRIPT="$(realpath "$0")" exec bash "$(dirname "${BASH_SOURCE[0]}")/iwslt14_de_en.sh" "$@"

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Figure 7 of the DeepNet paper: validation loss of 18L-18L DeepNorm on WMT-17 En-De over 30,000 updates, one
-# hyper-parameter changed at a time: learning rate, batch size, width.
+# Reproduce Figure 7 of the DeepNet paper: validation loss of 18L-18L DeepNorm on WMT-17 En-De over 30,000 updates, with
+# one hyper-parameter changed at a time: learning rate, batch size or width.
 #
 #   scripts/figure7.sh [--dry-run] [flags of fairseq-train]
 #   SMOKE=1 scripts/figure7.sh       6L-6L of width 64 in miniature
-# An update is the paper's 128 batches of 4096 tokens whatever GPUS is, by accumulation.
-[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/figure7.sh
+# An update has the paper's 128 batches of 4,096 tokens on any number of GPUS, by gradient accumulation.
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # if run by sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib/common.sh

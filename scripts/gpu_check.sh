@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# What no CPU can prove: Table 1's own commands for DeepNorm at 18L-18L and 100L-100L, 200 updates on generated text, killed
-# half-way, resumed and translated, on as many of this machine's GPUs as divide the paper's batch; the tests marked gpu;
-# a training step beside stock fairseq's. Ends with tokens/s, memory and launches beside what `deepnet plan` says of them.
+# Check on GPUs what a CPU cannot. Table 1's commands for DeepNorm at 18L-18L and 100L-100L make 200 updates on
+# generated text, on as many GPUs as divide the paper's batch, and are killed half-way, resumed and translated. The
+# tests marked gpu and a training step beside stock fairseq's follow. Compares tokens/s, memory and launches with
+# `deepnet plan`.
 #
-#   scripts/gpu_check.sh [OUT]          OUT: default gpu_check; docs/first_day.md says what to send back
-#   ONLY=table1 scripts/gpu_check.sh    one of table1, tests, bench
-#   SMOKE=1 scripts/gpu_check.sh        table1 in miniature, on two processes of a CPU; proves the path alone
-#   DEPTHS="18 100" UPDATES=200 ...     other depths, another length
+#   scripts/gpu_check.sh [OUT]          OUT: default gpu_check; docs/first_day.md lists the files to send back
+#   ONLY=table1 scripts/gpu_check.sh    one part: table1, tests or bench
+#   SMOKE=1 scripts/gpu_check.sh        table1 in miniature on two processes of a CPU, to test this script
+#   DEPTHS="18 100" UPDATES=200 ...     other depths, another number of updates
 #
-# Hardware: GPUs of 24 GB or more. An active environment with fairseq is used as it is; without one scripts/setup.sh makes
-# it. None of this has run on a GPU yet.
-[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/gpu_check.sh
+# Hardware: GPUs of 24 GB or more. Uses the active environment if it has fairseq; otherwise scripts/setup.sh makes one.
+# This has not run on a GPU yet.
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # if run by sh
 set -euo pipefail
 case "${1:-}" in -h | --help) sed -n '2,13s/^# \{0,1\}//p' "$0"; exit ;; esac
 parts="tests table1 bench" depths="18 100" passes=60 symbols=39996 place=()
@@ -27,7 +28,7 @@ command -v fairseq-train >/dev/null || source scripts/setup.sh
 seen="$(python -c 'import torch; print(torch.cuda.device_count())')"
 mkdir -p "$out"
 
-long_text() {  # long_text PASSES: as the corpus, each time in another order, one to six sentences a line
+long_text() {  # long_text PASSES: the corpus, shuffled anew in each pass, in lines of one to six sentences
     deepnet prepare language "$text"
     mkdir -p "$text/long"
     for pass in $(seq "$1"); do
@@ -40,7 +41,7 @@ long_text() {  # long_text PASSES: as the corpus, each time in another order, on
     cut -f 2 "$text/both" >"$text/long/train.qab"
 }
 
-prepare() {  # text of some 10 million tokens, and a vocabulary as large as the paper's, most of which no text has
+prepare() {  # prepare: make about 10 million tokens, with unused symbols added up to the paper's vocabulary size
     [ ! -f "$data/dict.qab.txt" ] || return 0
     echo "== generated text"
     long_text "$passes"
@@ -52,7 +53,7 @@ prepare() {  # text of some 10 million tokens, and a vocabulary as large as the 
     mv "$data.part" "$data"
 }
 
-killed_and_resumed() {  # killed_and_resumed DEPTH: SIGKILL to all its processes after the first save, then once more
+killed_and_resumed() {  # killed_and_resumed DEPTH: kill all processes with SIGKILL after the first save, then resume
     local log="$out/table1/deepnorm-$1-seed1/train.log" session
     local command=(env DATA="$data" OUT="$out" METHODS=deepnorm DEPTHS="$1" bash scripts/table1_wmt17.sh
         --max-update "$UPDATES" --save-interval-updates $((UPDATES / 4)) --log-interval 5 "${place[@]}")

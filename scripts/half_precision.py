@@ -1,8 +1,8 @@
-"""What half precision makes of each method's first updates, beside float32: half_precision.py DATA [FLAG ...] > TABLE.
+"""Compare each method's first updates in half precision with float32: half_precision.py DATA [FLAG ...] > TABLE.
 
-deepnet_transformer_tiny 3L-3L on a folder of binarised data, with more flags of fairseq-train, as --cpu. Prints a
-Markdown table: the loss (bits a token) of update 25 in each precision, the largest difference from float32 on the way,
-and how many batches overflow before the loss scale fits that begins at 2^28.
+Trains deepnet_transformer_tiny 3L-3L on a folder of binarised data, with more flags of fairseq-train such as --cpu.
+Prints a Markdown table: the loss (bits a token) of update 25 in each precision, the largest difference from float32 on
+the way, and the number of batches that overflow before the loss scale, which begins at 2^28, fits.
 """
 
 import itertools
@@ -28,7 +28,7 @@ FLAGS = (
 
 
 def train(data, *flags, updates: int = UPDATES):
-    """Losses of updates, a batch that overflows tried again; the loss scale of the last; the trainer."""
+    """Train, repeating batches that overflow; return the losses, the last loss scale and the trainer."""
     trainer = build_trainer(parse([str(word) for word in (data, *FLAGS, *flags)]))
     iterator = trainer.get_train_iterator(1)
     trainer.begin_epoch(1)
@@ -45,7 +45,7 @@ def train(data, *flags, updates: int = UPDATES):
 
 
 def rows(data, *flags):
-    """The table's, head first."""
+    """Yield the rows of the table, the header first."""
     yield ["method", "fp32", *PRECISIONS, *(f"{name} at most" for name in PRECISIONS), "overflows"]
     for method in sorted(METHODS):
         chosen = ("--method", method, *METHODS[method].train_flags, *flags)

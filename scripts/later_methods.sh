@@ -1,21 +1,24 @@
 #!/usr/bin/env bash
-# The first updates of every method of `deepnet methods`, some with modifiers and options too, at 6L-6L and 18L-18L: the
-# quickstart's corpus and setting, without translating. One that diverges is a row as well. Ends with a table of losses.
+# Compare the first updates of every method of `deepnet methods`, some also with modifiers and options, at 6L-6L and
+# 18L-18L, in the quickstart's setting without translation. A diverged training is a row too. Ends with a table of
+# losses.
 #
 #   scripts/later_methods.sh [--dry-run] [flags of fairseq-train]      200 updates: 20 s and 50 s of a core a method
 #   METHODS="pre_ln normformer+normformer-scale-residual+normformer-head-scale=none" DEPTHS="6 18" UPDATES=200 ...
-#   METHODS: behind plus signs flags of the training, with their value behind an equals sign; SEEDS, OUT as everywhere
-[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/later_methods.sh
+#   METHODS: flags of a training follow the method after plus signs, their values after equals signs; SEEDS, OUT as in
+#   other scripts
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # if run by sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib/common.sh
 begin_small later_methods "$@"
-# DenseFormer; GPT-2's initialisation; pro_res, the last layer in full from update 36 on at 6L-6L, 108 at 18L-18L
+# DenseFormer, GPT-2's initialisation, QK-norm, and ProRes, whose last layer reaches full strength at update 36 (6L-6L)
+# or 108 (18L-18L)
 modified="dlcl+dlcl-plain+dlcl-init=last pre_ln+pre-ln-scaled-init"
 modified+="$(printf ' %s' {deepnorm,pre_ln,keel}+{qk-norm,pro-res+pro-res-updates=6})"
 updates="${UPDATES:-200}" asked="${METHODS:-$(deepnet methods --names) $modified}"
 numbers UPDATES "$updates"
-# shellcheck disable=SC2086  # a word each
+# one word for each method
 chosen "$(printf '%s\n' $asked | sed 's/+.*//' | sort -u | paste -sd' ')" "${DEPTHS:-6 18}"
 
 record() {  # record WORD DEPTH

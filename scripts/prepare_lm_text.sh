@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Plain text -> SentencePiece or GPT-2's byte BPE -> binarised data for language models (docs/language_models.md).
+# Prepare plain text for language models: SentencePiece or GPT-2's byte BPE, binarised (docs/language_models.md).
 #
 #   scripts/prepare_lm_text.sh TRAIN VALID TEST DEST [--bpe sentencepiece|gpt2] [--vocab N] [--workers N] ...
 #
@@ -7,7 +7,7 @@
 # separated by commas (fairseq then calls them test, test1, ...). DEST must not exist.
 #
 #   scripts/prepare_lm_text.sh wiki.train wiki.valid wiki.test data-bin/wiki --vocab 32000
-[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/prepare_lm_text.sh
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # if run by sh
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Parallel text -> SentencePiece joint BPE -> binarised data for fairseq-train.
+# Prepare parallel text for fairseq-train: joint SentencePiece BPE, binarised.
 #
 #   scripts/prepare_text.sh SRC TGT TRAIN_PREFIX VALID_PREFIX TEST_PREFIX DEST [--vocab N] [--drop-empty]
 #
@@ -7,7 +7,7 @@
 # several, separated by commas (fairseq then calls them test, test1, ...). DEST must not exist.
 #
 #   scripts/prepare_text.sh de en corpus/train corpus/valid corpus/test data-bin/de-en --vocab 10000
-[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/prepare_text.sh
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # if run by sh
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 source "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/setup.sh"

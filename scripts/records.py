@@ -1,9 +1,9 @@
-"""Records of finished runs, and what readers see of them; scripts/render_results.sh calls both.
+"""Keep records of finished runs, and render the pages of results/ from them.
 
-keep RUNS DEST     what reports and figures need of the runs, without the machine's own paths, a line a run
-render RESULTS     RESULTS/runs as tables, pictures, an index
+keep RUNS DEST     writes a line for each run with the data of reports and figures, without paths of the machine
+render RESULTS     writes tables, pictures and an index from RESULTS/runs
 
-Run as python -m scripts.records.
+scripts/render_results.sh calls both. Run as python -m scripts.records.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _line_of(run: RecordedRun, runs: Path, dest: Path) -> tuple[Path, str]:
 
 
 def relative(text: str, base: Path) -> str:
-    """text with paths below `base` relative to it, others as ".../NAME"; addresses on the network stay."""
+    """Return text with paths below `base` relative to it, and other paths as ".../NAME"; network addresses stay."""
     start = str(base.resolve())
     for spelling in dict.fromkeys((start, re.sub(r"([^\w@%+=:,./-])", r"\\\1", start))):
         text = re.sub(re.escape(spelling) + r"/(?=[^\s/])", "", text)
@@ -126,7 +126,7 @@ def relative(text: str, base: Path) -> str:
 
 
 def _relative_values(value, base: Path):
-    """The same for each text in what a JSON file holds."""
+    """Return the content of a JSON file with `relative` applied to every text."""
     if isinstance(value, dict):
         return {key: _relative_values(item, base) for key, item in value.items()}
     if isinstance(value, list):
@@ -135,11 +135,12 @@ def _relative_values(value, base: Path):
 
 
 def render(results: Path) -> Iterator[str]:
-    """Renders what `results`/runs records; yields a line on each thing done. The same records give the same bytes.
+    """Render the records in `results`/runs; yield a line for each thing done.
 
-    Written are `results`/tables, /figures and /miniatures.md, and what stands between <!-- report NAME --> and
-    <!-- /report NAME --> in `results`/README.md, the index, and in the pages of TABLES_OF_RUNS. A figure whose runs
-    lack something is left out, and its line says so. UserError if nothing is recorded, or a record is broken.
+    The same records give the same bytes. Written are `results`/tables, /figures and /miniatures.md, and the text
+    between <!-- report NAME --> and <!-- /report NAME --> in `results`/README.md, the index, and in the pages of
+    TABLES_OF_RUNS. A figure whose runs are incomplete is left out, and its line says so. UserError if nothing is
+    recorded, or a record is broken.
     """
     runs = results / "runs"
     if not runs.is_dir():
@@ -167,7 +168,7 @@ def render(results: Path) -> Iterator[str]:
 
 
 def _put(page: Path, name: str, text: str) -> Iterator[str]:
-    """Between the two lines that name it, where `page` has them."""
+    """Replace the text between the two comments that name it, where `page` has them."""
     held = page.read_text(encoding="utf-8") if page.is_file() else ""
     before, first, rest = held.partition(f"<!-- report {name} -->\n")
     _, last, after = rest.partition(f"<!-- /report {name} -->")
@@ -178,9 +179,10 @@ def _put(page: Path, name: str, text: str) -> Iterator[str]:
 
 
 def _state_and_headline(report: TableReport) -> tuple[str, str]:
-    """Return what was run, and the best number of a row: of the paper's own method, published, deep, if one is.
+    """Return the kind and number of runs, and the best result, "–" where there is none.
 
-    A dash where nothing has a number.
+    The best result is taken from the row of the paper's own method, with a published number, at the largest depth, if
+    there is one.
     """
     over = sum(run.finished for run in report.runs)
     kind = "miniature" if report.miniature else "as in the paper, but for its warnings"
@@ -195,7 +197,7 @@ def _state_and_headline(report: TableReport) -> tuple[str, str]:
 
 
 def _render_figures(results: Path, rows: list[tuple]) -> Iterator[str]:
-    """Pictures of miniatures go to a folder of their own, and with their numbers on one page."""
+    """Draw the figures; pictures of miniatures go to a folder of their own, their numbers to one page."""
     page = [MINIATURES.format(banner=BANNER)]
     for figure in EVERY:
         what, script = FIGURES.get(figure, (f"Wang et al. 2022, Figure {figure}", f"scripts/{name_of(figure)}.sh"))
@@ -225,7 +227,7 @@ def _render_figures(results: Path, rows: list[tuple]) -> Iterator[str]:
 
 
 def _index(rows: list[tuple], results: Path) -> str:
-    """Markdown of all rows, on a page in `results`."""
+    """Return the index of all rows in Markdown, for a page in `results`."""
     header = ["what", "script", "run here", "measured (published)", "record"]
     cells = []
     for *words, place in rows:
@@ -235,12 +237,12 @@ def _index(rows: list[tuple], results: Path) -> str:
 
 
 def _of_runs(table: list[list[str]]) -> str:
-    """A table of runs, header first; "None." where it has no row."""
+    """Return a table of runs in Markdown, header first, or "None." if it has no rows."""
     return markdown([list(map(escape, row)) for row in table]) + "\n" if len(table) > 1 else "None.\n"
 
 
 def _trained_with(runs: list[RecordedRun]) -> str:
-    """What they were trained with, each environment once, with its commits."""
+    """Return the environments of the runs, each once, with its commits."""
     trained: dict[str, list[str]] = {}
     for environment in (run.environment for run in runs):
         commits = trained.setdefault(described(environment | {"commit": "COMMITS"}), [])
@@ -250,7 +252,7 @@ def _trained_with(runs: list[RecordedRun]) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Parses, does, prints; a mistake ends it with one line and status 1."""
+    """Parse the arguments, run the command and print its lines; a mistake ends it with one line and status 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True, dest="command", metavar="COMMAND")
     sub = commands.add_parser("keep", help="records finished runs")

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Renders everything recorded in results/runs: the tables' pages, the figures, the index; and the table of methods.
-# Trains nothing; a second call changes nothing.
+# Render everything recorded in results/runs: the tables' pages, the figures, the index, and the table of methods.
+# This trains nothing, and a second call changes nothing.
 #
-#   scripts/render_results.sh                        from the records that are there
-#   scripts/render_results.sh RUNS...                after recording the finished runs in RUNS, folders as a script's OUT
-#   scripts/render_results.sh quickstart=quickstart  the quickstart's runs, as results/runs/quickstart.jsonl; so any NAME=RUNS
-[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/render_results.sh
+#   scripts/render_results.sh                        renders the existing records
+#   scripts/render_results.sh RUNS...                first records the finished runs in RUNS, OUT folders of scripts
+#   scripts/render_results.sh quickstart=quickstart  NAME=RUNS: records the runs as results/runs/NAME.jsonl
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # if run by sh
 set -euo pipefail
 start="$PWD"
 case "${1:-}" in -h | --help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit ;; esac

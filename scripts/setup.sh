@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Makes .venv with the pinned versions of scripts/constraints.txt; does nothing when that is done already. Interrupted,
-# or without network, it goes on from there the next time.
-# Source it (quickstart.sh and test.sh do) to have the environment active afterwards.
+# Make .venv with the pinned versions of scripts/constraints.txt; do nothing if it is complete. After an interruption or
+# a network failure, the next call continues. Source this file, as quickstart.sh and test.sh do, to leave the
+# environment active.
 #   PYTHON=python3.12 scripts/setup.sh    another interpreter (3.11 or 3.12)
-#   TORCH_CUDA=1 scripts/setup.sh         the CUDA build of torch even where no GPU is seen
+#   TORCH_CUDA=1 scripts/setup.sh         installs the CUDA build of torch even where no GPU is found
 
 # shellcheck disable=SC1091,SC2317
-if [ -z "${BASH_VERSION:-}" ]; then  # run by sh or sourced by zsh, where $0 is this file
+if [ -z "${BASH_VERSION:-}" ]; then  # run by sh, or sourced by zsh, where $0 is this file
     bash "$0" && . "$(dirname "$(dirname "$(realpath "$0")")")/.venv/bin/activate"
     return 2>/dev/null || exit
 fi
@@ -17,7 +17,7 @@ deepnet_log="$deepnet_venv/setup.log"
 
 setup_fail() { echo "setup: $*" >&2; return 1; }
 
-setup_python() {  # the interpreter to use: $PYTHON, or the first of these that is 3.11 or 3.12
+setup_python() {  # prints the interpreter to use: $PYTHON, or the first of these that is 3.11 or 3.12
     local candidate candidates=(python3.11 python3.12 python3 python) without_venv=""
     [ -z "${PYTHON:-}" ] || candidates=("$PYTHON")
     for candidate in "${candidates[@]}"; do
@@ -35,7 +35,7 @@ setup_python() {  # the interpreter to use: $PYTHON, or the first of these that 
         "name one: PYTHON=/path/to/python3.11 scripts/setup.sh"
 }
 
-setup_as_asked() {  # has .venv the interpreter and the build of torch that $PYTHON and $TORCH_CUDA name, if they do?
+setup_as_asked() {  # succeeds if .venv has the interpreter and torch build of $PYTHON and $TORCH_CUDA, if set
     local wanted
     [ -z "${TORCH_CUDA:-}" ] || ! setup_has 'torch-*+cpu' || return
     [ -n "${PYTHON:-}" ] || return 0
@@ -43,27 +43,27 @@ setup_as_asked() {  # has .venv the interpreter and the build of torch that $PYT
     [ -d "$deepnet_venv/lib/$wanted" ]
 }
 
-setup_holds() {  # setup_holds FILE TEXT: says .venv's file just that, and is there a Python behind it?
+setup_holds() {  # setup_holds FILE TEXT: succeeds if .venv's file holds just that text, and .venv has a Python
     [ "$(cat "$deepnet_venv/$1" 2>/dev/null)" = "$2" ] && [ -x "$deepnet_venv/bin/python" ]
 }
 
-setup_has() { compgen -G "$deepnet_venv/lib/python*/site-packages/$1.dist-info" >/dev/null; }  # is that installed?
+setup_has() { compgen -G "$deepnet_venv/lib/python*/site-packages/$1.dist-info" >/dev/null; }  # is it installed?
 
-setup_forget_halves() {  # what pip was killed at: the file INSTALLER is the last but one that it writes of a package
+setup_forget_halves() {  # removes packages whose installation was killed; pip writes INSTALLER last but one
     local package
     for package in "$deepnet_venv"/lib/python*/site-packages/*.dist-info; do
         [ -e "$package/INSTALLER" ] || rm -rf "$package"
     done
 }
 
-setup_step() {  # setup_step "what it does" command...: a dot every five seconds, the reason on failure
+setup_step() {  # setup_step "description" command...: prints a dot every five seconds, and the reason of a failure
     local message="$1" dots start=$SECONDS seconds=0 status=0 logged
     shift
     printf 'setup: %s ' "$message"
     logged="$(cat "$deepnet_log" 2>/dev/null | wc -c)"
     (while sleep 1 >/dev/null && kill -0 $$ 2>/dev/null; do ((++seconds % 5)) || printf .; done) 9<&- &
     dots=$!
-    # in the foreground, and ended by Ctrl-C as a whole: pip exits by itself then, and bash would try the next command
+    # runs in the foreground and dies with Ctrl-C: pip exits by itself then, and bash would try the next command
     (trap 'trap - INT; kill -INT $BASHPID' INT; "$@") >>"$deepnet_log" 2>&1 || status=$?
     kill "$dots" 2>/dev/null
     wait "$dots" 2>/dev/null
@@ -71,7 +71,7 @@ setup_step() {  # setup_step "what it does" command...: a dot every five seconds
     [ "$status" -eq 0 ] || setup_explain "$(tail -c "+$((logged + 1))" "$deepnet_log")"
 }
 
-setup_explain() {  # what is known of a failed step's log, or its end
+setup_explain() {  # prints the known cause of a failed step, or the end of its log
     local offline='Failed to establish a new connection|Temporary failure in name resolution|Read timed out|ProxyError'
     if grep -Eq "$offline|ConnectTimeout|SSLError|RemoteDisconnected|ConnectionResetError" <<<"$1"; then
         setup_fail "a package index does not answer (\`pip config list\` and PIP_INDEX_URL say which is asked);" \
@@ -84,20 +84,20 @@ setup_explain() {  # what is known of a failed step's log, or its end
     fi
 }
 
-setup_torch() {  # the build for this machine: CPU where no NVIDIA driver answers
+setup_torch() {  # installs the build for this machine: CPU where no NVIDIA driver answers
     local pin="$1"
     ! setup_has "torch-${pin#*==}*" || return 0
     if [ -n "${TORCH_CUDA:-}" ] || nvidia-smi >/dev/null 2>&1; then
         "$deepnet_venv/bin/pip" install "$pin"
         return
     fi
-    # from the indexes pip is set up with, else PyTorch's own of CPU builds, else the default build (some GB, runs too)
+    # tries pip's configured indexes, then PyTorch's index of CPU builds, then the default build (some GB, also works)
     "$deepnet_venv/bin/pip" install "$pin+cpu" ||
         "$deepnet_venv/bin/pip" install "$pin+cpu" --extra-index-url https://download.pytorch.org/whl/cpu ||
         "$deepnet_venv/bin/pip" install "$pin"
 }
 
-setup_compiler() {  # fairseq comes compiled for some Pythons; elsewhere a C++ compiler and Python's headers are needed
+setup_compiler() {  # checks for a C++ compiler and Python's headers, unless fairseq has a wheel for this Python
     local compiler headers
     headers="$("$deepnet_venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("include"))')"
     compiler="$(command -v c++ || command -v g++)"
@@ -112,19 +112,20 @@ setup_compiler() {  # fairseq comes compiled for some Pythons; elsewhere a C++ c
         "install Python's headers (Debian: apt install python3-dev)"
 }
 
-setup_pip() {  # setup_pip install ...: in the pinned versions
+setup_pip() {  # setup_pip install ...: installs the pinned versions
     (cd "$deepnet_root" && exec "$deepnet_venv/bin/pip" "$@" -c scripts/constraints.txt)
 }
 
-# Builds against the torch just installed; CUDA_HOME would make it look for sources it lacks. Of what it requires setup.py
-# lists all but torchaudio, which nothing of translation needs and which keeps transformers' models from loading.
+# Build against the torch just installed; with CUDA_HOME the build would look for sources that are not there. setup.py
+# lists all of fairseq's requirements but torchaudio, which translation does not need and which breaks transformers'
+# imports.
 setup_fairseq() {
     (unset CUDA_HOME; setup_pip install --no-build-isolation --no-deps fairseq-fixed)
 }
 
-setup_main() {  # setup_main STAMP: under a lock on the folder, which is file 9
+setup_main() {  # setup_main STAMP: sets up under a lock on the folder, file descriptor 9
     local torch made python
-    local -x PYTHONPATH="" PYTHONHOME="" PIP_TARGET="" PIP_PREFIX="" PIP_USER=0  # what lies elsewhere is not in .venv
+    local -x PYTHONPATH="" PYTHONHOME="" PIP_TARGET="" PIP_PREFIX="" PIP_USER=0  # ignores packages outside .venv
     [ -w "$deepnet_root" ] && { [ ! -e "$deepnet_venv" ] || [ -w "$deepnet_venv" ]; } ||
         setup_fail "no finished .venv that you can use is in $deepnet_root, which is not yours to write;" \
             "let its owner run scripts/setup.sh, or clone into a folder of your own" || return

@@ -1,4 +1,4 @@
-"""Tables of the pages on small experiments, quickstart.md, inverted_gain.md, later_methods.md."""
+"""Tables of the small experiments, for the pages quickstart.md, inverted_gain.md and later_methods.md."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LAYERS = (1, 2, 6, 12, 18, 24)  # whose gradients are shown
 
 
 def rows_by_depth(runs: list[RecordedRun]) -> list[list[str]]:
-    """A header, and one row a run: its model, its final loss (bits a token), its BLEU."""
+    """Return a header and one row a run: its model, its final loss (bits a token), its BLEU."""
     rows = [["model", "method", "seed", "updates", "final loss", "BLEU", "training"]]
     for run in sorted(runs, key=lambda run: (run.layers, run.method)):
         log = run.log
@@ -42,7 +42,7 @@ def by_variant(runs: list[RecordedRun]) -> dict[tuple[str, str], list[RecordedRu
 
 
 def rows_inverted(runs: list[RecordedRun]) -> list[list[str]]:
-    """A header, and a row a model and variant: median and range over seeds of losses (bits) and gradient norms."""
+    """Return a header and a row a model and variant: losses (bits) and gradient norms, median and range."""
     header = ["model", "variant", "seeds", "training loss", "validation loss", "perplexity"]
     rows = [header + [f"gradient norm at {update}" for update in NORMS_AT]]
     for (model, variant), found in by_variant(runs).items():
@@ -55,7 +55,7 @@ def rows_inverted(runs: list[RecordedRun]) -> list[list[str]]:
 
 
 def rows_gradients(runs: list[RecordedRun]) -> list[list[str]]:
-    """A header, and a row for each probed update of a run with gradient_norm: norms of layers and of matrices."""
+    """Return a header and a row for each update with gradient_norm: norms of layers and of query matrices."""
     rows = [["model", "variant", "update", *(f"layer {layer}" for layer in LAYERS), *(f"q of {l}" for l in LAYERS)]]
     for (model, variant), found in by_variant(runs).items():
         for run in found:
@@ -68,7 +68,7 @@ def rows_gradients(runs: list[RecordedRun]) -> list[list[str]]:
 
 
 def spread(values: list[float]) -> str:
-    """As "5.01 (4.98 to 5.10)": median and range; "diverged" stands for what is no number."""
+    """Format the median and range of numbers, as "5.01 (4.98 to 5.10)"; values that are not finite are counted."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return "-"
@@ -77,13 +77,13 @@ def spread(values: list[float]) -> str:
 
 
 def norm_at(run: RecordedRun, update: int) -> float:
-    """The mean norm of the gradient in the logged interval that ends at `update`; NaN where there is none."""
+    """Return the mean gradient norm of the logged interval that ends at `update`; NaN if there is none."""
     norms = {row["num_updates"]: float(row["gnorm"]) for row in run.parts["log"]["train_inner"] if "gnorm" in row}
     return norms.get(str(update), math.nan)
 
 
 def rows_by_method(runs: list[RecordedRun]) -> list[list[str]]:
-    """A header, and a row a method with its flags: losses (bits) and gradient norms of each depth, how it ended."""
+    """Return a header and a row a method with its flags: losses (bits), gradient norms and outcome by depth."""
     depths = sorted({run.layers for run in runs})
     header = ["method"]
     for layers in depths:

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Table 2 of the DeepNet paper: average BLEU on OPUS-100 of DeepNorm with 200 and 1,000 layers, beside the baselines of
-# Zhang et al. (2020), which the paper copied. The trainings are opus100.sh's.
+# Reproduce Table 2 of the DeepNet paper: average BLEU on OPUS-100 of DeepNorm with 200 and 1,000 layers, beside the
+# baselines of Zhang et al. (2020), which the paper quotes. opus100.sh runs the trainings.
 #
 #   scripts/table2_opus100.sh [--dry-run] [flags of fairseq-train]
 #   SMOKE=1 scripts/table2_opus100.sh     4 and 12 layers on three language pairs in miniature
-[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/table2_opus100.sh
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # if run by sh
 set -euo pipefail
 [ "${SMOKE:-0}" != 0 ] || export DEPTHS="${DEPTHS:-200 1000}"
 REPORT=2 SCRIPT="$(realpath "$0")" exec bash "$(dirname "${BASH_SOURCE[0]}")/opus100.sh" "$@"

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Table 3 of the DeepNet paper: DeepNorm 100L-100L of width 1,024 (3.2 B parameters) on 102 languages, 1,932 directions,
-# beside M2M-100; BLEU on the WMT, OPUS, TED and Flores-101 test sets. 260,000 updates of 256 x 4,096 tokens.
-# The corpus is larger than any one machine: scripts/prepare_m2m102.sh makes it a language pair at a time; PAIRS="de-en
-# fr-en" trains on some.
+# Reproduce Table 3 of the DeepNet paper: DeepNorm 100L-100L of width 1,024 (3.2 B parameters) on 102 languages and
+# 1,932 directions, beside M2M-100; BLEU on the WMT, OPUS, TED and Flores-101 test sets. 260,000 updates of 256 x 4,096
+# tokens. The corpus is larger than one machine holds. scripts/prepare_m2m102.sh prepares it pair by pair, and
+# PAIRS="de-en fr-en" trains on some pairs.
 #
 #   PAIRS="de-en fr-en" scripts/table3_m2m.sh [--dry-run] [flags of fairseq-train]
 #   SMOKE=1 scripts/table3_m2m.sh         6L-6L on two language pairs in miniature
-[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/table3_m2m.sh
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # if run by sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib/common.sh
@@ -27,7 +27,7 @@ record() {  # record METHOD DEPTH FLAGS...
     row "$1" "$2" "$2" "$2" "${@:3}"
 }
 
-subsets() {  # the test sets that are there
+subsets() {  # prints the test sets that exist
     local set bin="${data%%:*}"
     [ -d "$bin" ] || printf '%s\n' wmt opus ted flores
     for set in wmt opus ted flores; do

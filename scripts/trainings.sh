@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# The long trainings of results/thousand_layers (plan.toml), in the background on one core each, from a clone of their
-# own at the commit that results/thousand_layers/commit names. They outlive this script and the terminal; killed, or
-# after a restart of the machine, they resume with the same command.
+# Run the long trainings of results/thousand_layers (plan.toml) in the background, on one core each, in a separate clone
+# at the commit that results/thousand_layers/commit names. They outlive this script and the terminal. After a kill or a
+# restart of the machine they resume with the same command.
 #
-#   scripts/trainings.sh start [N]   N workers (default 1) that train cell after cell; a worker that runs is left alone
-#   scripts/trainings.sh list        each cell: to come, begun, or what it gave; hours beside those predicted
-#   scripts/trainings.sh pause       holds the trainings within a second, to time something else
-#   scripts/trainings.sh continue    lets them go on
+#   scripts/trainings.sh start [N]   starts N workers (default 1), which train cell after cell; running workers stay
+#   scripts/trainings.sh list        lists each cell with its state or result, and its hours beside the predicted ones
+#   scripts/trainings.sh pause       suspends the trainings within a second, to time something else
+#   scripts/trainings.sh continue    resumes suspended trainings
 #   scripts/trainings.sh stop        ends the workers; fairseq-train saves first
-#   scripts/trainings.sh collect     adds what is recorded to this checkout's results/thousand_layers/records.jsonl
-#   TRAININGS=DIR  where it all is (default ~/deepnet_trainings): the clone, runs, data, log
-#   MIX=DIR        the German-English text of the cells named mix, for the first start: train.de, valid.tatoeba.de, ...
-[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/trainings.sh
+#   scripts/trainings.sh collect     adds new records to this checkout's results/thousand_layers/records.jsonl
+#   TRAININGS=DIR  folder of the clone, runs, data and log (default ~/deepnet_trainings)
+#   MIX=DIR        German-English text of the cells named mix, for the first start: train.de, valid.tatoeba.de, ...
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # if run by sh
 set -euo pipefail
 here="$(dirname "$(dirname "$(realpath "${BASH_SOURCE[0]}")")")"
 work="$(realpath -m -- "${TRAININGS:-$HOME/deepnet_trainings}")"
@@ -22,7 +22,7 @@ usage() { sed -n '2,15s/^# \{0,1\}//p' "$0"; }
 run() { (cd "$work/clone" && exec .venv/bin/python "$study/run.py" "$work" --plan "$work/plan.toml" "$@"); }
 ready() { [ -x "$work/clone/.venv/bin/python" ] || fail "$work: no trainings there; begin with scripts/trainings.sh start"; }
 
-make_clone() {  # the clone at its commit, with an environment of its own; the plan and the records of this checkout
+make_clone() {  # makes the clone at its commit, with an environment of its own; plan and records are this checkout's
     local commit
     commit="$(cat "$here/$study/commit")"
     mkdir -p "$work"
@@ -38,7 +38,7 @@ make_clone() {  # the clone at its commit, with an environment of its own; the p
     [ -z "${MIX:-}" ] || ln -sfn "$(realpath -- "$MIX")" "$work/text"
 }
 
-start() {  # start N: each worker holds a lock, so that a second one of its number does nothing
+start() {  # start N: starts workers, each with a lock that keeps a second one of its number from starting
     local worker
     [[ "$1" =~ ^[1-9][0-9]*$ ]] || fail "start $1: give a number of workers"
     make_clone

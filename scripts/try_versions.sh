@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Tries other versions: for each a new environment with that torch, fairseq-fixed and the wheel of the last commit, then
-# `deepnet quickstart` in miniature. A row each of what came out; the environments are removed, their logs stay.
+# Try other versions: install each torch with fairseq-fixed and the last commit's wheel into a new environment, and run
+# `deepnet quickstart` in miniature. Prints a row for each; the environments are removed, their logs stay.
 #
-#   scripts/try_versions.sh PYTHON:TORCH ...      as python3.11:2.6.0 python3.12:2.13.0 python3.13:2.13.0
+#   scripts/try_versions.sh PYTHON:TORCH ...      for example python3.11:2.6.0 python3.12:2.13.0 python3.13:2.13.0
 #
-# Needs the network, some GB and about five minutes each; TORCH may name a build, as 2.13.0+cpu. Logs: versions/.
-[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # sh scripts/try_versions.sh
+# Needs the network, some GB and about five minutes for each; TORCH may name a build, 2.13.0+cpu. Logs: versions/.
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # if run by sh
 set -euo pipefail
 case "${1:-}" in "" | -h | --help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 mkdir -p versions
-unset PYTHONPATH CUDA_HOME  # with CUDA_HOME fairseq's build looks for sources it lacks
+unset PYTHONPATH CUDA_HOME  # with CUDA_HOME fairseq's build looks for sources that are not there
 
-attempt() {  # attempt PYTHON TORCH FOLDER: in an empty folder, with its tree of the last commit
+attempt() {  # attempt PYTHON TORCH FOLDER: tries one pair in an empty folder, with the tree of the last commit there
     export PATH="$3/venv/bin:$PATH"
     echo "== environment" && "$1" -m venv "$3/venv" && cd "$3" || return
     echo "== torch" && pip install "torch==$2" numpy cython setuptools wheel || return

@@ -1,9 +1,10 @@
-"""Zero-shot accuracy of causal checkpoints by lm-evaluation-harness: python -m scripts.zero_shot CHECKPOINT ... > TABLE
+"""Measure zero-shot accuracy by lm-evaluation-harness: python -m scripts.zero_shot CHECKPOINT ... > TABLE
 
-The tasks of NormFormer's Table 2 (Shleifer et al. 2021), for models of any method: NormFormer's own have no plain
-Transformer that `deepnet export` could write, so the harness asks fairseq's model and cuts text by the tokenizer of an
-export. StoryCloze is left out: its authors give its text by hand. Needs the extra `huggingface` and lm_eval[hf]; the
-tasks' data come from the Hub. Not run here: no model of that size was trained.
+The tasks are those of NormFormer's Table 2 (Shleifer et al. 2021), for causal models of any method. NormFormer does not
+fold into a plain Transformer for `deepnet export`, so the harness evaluates fairseq's model and cuts text with the
+tokenizer of an export. StoryCloze is left out, because its authors hand out its text individually. Needs the extra
+`huggingface` and lm_eval[hf]; the tasks' data come from the Hub. No model of that size has been trained, so no result
+is recorded.
 """
 
 import argparse
@@ -32,7 +33,7 @@ TASKS = {"hellaswag": "acc_norm", "piqa": "acc", "winogrande": "acc", "openbookq
 
 
 class Asked(nn.Module):
-    """A causal model as the harness asks for one: logits of input_ids, a config, a device."""
+    """Causal model with the interface that the harness expects: logits of input_ids, a config, a device."""
 
     def __init__(self, model, config):
         super().__init__()
@@ -40,21 +41,21 @@ class Asked(nn.Module):
 
     @property
     def device(self):
-        """Where its parameters are."""
+        """Device of the parameters."""
         return next(self.parameters()).device
 
     def forward(self, input_ids):
-        """(B, T) numbers -> logits (B, T, V)."""
+        """Compute logits (B, T, V) of token numbers (B, T)."""
         return SimpleNamespace(logits=self.model(input_ids)[0])
 
     def tie_weights(self) -> None:
-        """They are."""
+        """Satisfy the harness; the weights are already tied."""
 
 
 def asked(path: str, folder: Path, data: str | None = None, device: str = "cpu", batch: int = 16):
-    """A checkpoint for lm_eval's simple_evaluate; its tokenizer is written into `folder`.
+    """Return a checkpoint for lm_eval's simple_evaluate; its tokenizer is written into `folder`.
 
-    data: folder of the run's data, by default where it was trained from. UserError for another model, or other text.
+    data: folder of the run's data, by default the one of its training. UserError for another kind of model, or of text.
     """
     transformers = library()
     from lm_eval.models.huggingface import HFLM
@@ -74,7 +75,7 @@ def asked(path: str, folder: Path, data: str | None = None, device: str = "cpu",
 
 
 def rows(args):
-    """The table's, head first."""
+    """Yield the rows of the table, the header first."""
     from lm_eval import simple_evaluate
 
     yield ["checkpoint", *args.tasks, "average"]
@@ -87,7 +88,7 @@ def rows(args):
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Prints the table, Markdown."""
+    """Print the table in Markdown."""
     parser = argparse.ArgumentParser(prog="zero_shot", description=__doc__.partition("\n")[0])
     parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT")
     parser.add_argument("--data", help="the run's binarised data, by default where it was trained from")

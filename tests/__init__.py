@@ -1,4 +1,4 @@
-"""Tests run with fairseq as programs find it under --user-dir, but for what a process of its own is to show."""
+"""Test suite; fairseq is imported with the plug-in registered, as its programs import it for --user-dir."""
 
 from deepnet_fairseq import register
 

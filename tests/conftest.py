@@ -1,4 +1,4 @@
-"""Fixtures: binarised data of the embedded corpus, one trained model for the command-line tests."""
+"""Fixtures: binarised data of the embedded corpus, and one trained model for the command-line tests."""
 
 from __future__ import annotations
 
@@ -32,34 +32,35 @@ def pytest_addoption(parser) -> None:
 
 
 def pytest_configure(config) -> None:
-    """Register a stranger's methods before test files are collected, whose parameters are the registry.
+    """Register the methods of --methods-from before collection: the methods are parameters of tests.
 
-    Forks of a test share tqdm's own lock with it: one that a test kills while it holds the lock would stop the test.
+    tqdm's lock becomes this process's own. Forks of a test share tqdm's default lock: a fork that is killed while it
+    holds the lock would block the test.
     """
     tqdm.set_lock(threading.RLock())
-    tqdm.monitor_interval = 0  # its thread could hold the lock at a fork
+    tqdm.monitor_interval = 0  # tqdm's monitor thread could hold the lock at a fork
     if config.getoption("--methods-from"):
         import_user_dir(config.getoption("--methods-from"))
 
 
-missing: list[str] = []  # tests that were skipped because a library is not installed
+missing: list[str] = []  # node ids of tests that were skipped because a library is missing
 
 
 def pytest_runtest_logreport(report) -> None:
-    """Remember what a missing library has skipped."""
+    """Record the tests that were skipped because a library is missing."""
     if report.skipped and "could not import" in str(report.longrepr):
         missing.append(report.nodeid)
 
 
 def pytest_sessionfinish(session) -> None:
-    """Let a run with ALL_LIBRARIES=1, as CI's, fail if a library was missing: nothing else would say so."""
+    """Fail a run with ALL_LIBRARIES=1, such as CI's, if a library was missing; pytest alone would only skip."""
     if missing and os.environ.get("ALL_LIBRARIES"):
         print(f"\nskipped, for a library is missing: {', '.join(missing)}")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_collection_modifyitems(items) -> None:
-    """Files of 20 seconds and more begin: none of them is left to one process at the end; slow tests have all day."""
+    """Put the slowest test files first, so that none of them starts last on one worker; slow tests get no timeout."""
     items.sort(key=lambda item: item.path.stem not in LONGEST)
     for item in items:
         if item.get_closest_marker("slow"):
@@ -67,7 +68,7 @@ def pytest_collection_modifyitems(items) -> None:
 
 
 def make_data(folder, test: int):
-    """400 pairs to train on, 20 to validate, `test` to translate."""
+    """Write a binarised corpus of 400 training pairs, 20 validation pairs and `test` test pairs; return its folder."""
     write_corpus(make_corpus({"train": 400, "valid": 20, "test": test}, nouns=20, verbs=10), folder / "text")
     prefixes = {split: str(folder / "text" / split) for split in SPLITS}
     prepare_text(("qaa", "qab"), prefixes, folder / "bin", vocab=150)
@@ -76,13 +77,13 @@ def make_data(folder, test: int):
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory):
-    """A folder of binarised qaa-qab data; the plain text lies beside it in text/."""
+    """Provide a folder of binarised qaa-qab data, with the plain text in text/ beside it."""
     return make_data(tmp_path_factory.mktemp("corpus"), test=20)
 
 
 @pytest.fixture(scope="session")
 def trained(data, tmp_path_factory):
-    """A folder with checkpoint_last.pt of a 100L-100L model after 4 updates through fairseq-train."""
+    """Provide a folder with checkpoint_last.pt of a 100L-100L model after 4 updates of fairseq-train."""
     folder = tmp_path_factory.mktemp("trained")
     arch = ("--arch", "deepnet_transformer_tiny_100_100")
     run_cold("fairseq-train", data, *TRAIN_FLAGS, *arch, "--max-update", "4", "--save-dir", folder)
@@ -91,7 +92,7 @@ def trained(data, tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def levels_of_loggers():
-    """Programs that tests and fixtures of any scope run in this process set them: each test finds Python's own."""
+    """Reset the levels of loggers before each test, because programs that run in this process change them."""
     for name in ("fairseq", "deepnet_fairseq", "train_inner"):
         logging.getLogger(name).setLevel(logging.NOTSET)
     before = logging.root.level
@@ -101,8 +102,8 @@ def levels_of_loggers():
 
 @pytest.fixture
 def group(tmp_path):
-    """One process that believes in others."""
+    """Provide a process group of a single process."""
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     yield torch.distributed.group.WORLD
     torch.distributed.destroy_process_group()
-    _clear_sharding_prop_cache()  # it holds the group, whose end would hang in a fork of this process
+    _clear_sharding_prop_cache()  # it would keep the group alive, whose destruction hangs in a fork of this process

@@ -1,4 +1,4 @@
-"""Admin through fairseq's programs: profiled once, before the optimiser, and never again."""
+"""Tests of Admin in fairseq's programs: it is profiled once, before the optimiser is built, and never again."""
 
 import json
 import random
@@ -35,7 +35,7 @@ def auto(data, tmp_path_factory):
 
 
 def test_file_and_auto_are_the_same_training(data, profile, auto):
-    """Same omegas, so the same losses; and other losses than with one omega changed."""
+    """A profile from a file and --admin-profile auto give the same losses; one changed omega gives others."""
     train = ("fairseq-train", data, *TRAIN_FLAGS, *ADMIN, "--max-update", "3", "--no-save", "--admin-profile")
     assert PROFILED in auto[1]
     assert losses(run(*train, profile).stdout) == losses(auto[1])
@@ -67,7 +67,7 @@ def test_training_without_a_profile_is_refused(data, profile, tmp_path):
 
 
 def test_the_profiled_batch_is_the_first_one_trained_on(data):
-    """The batch itself, through fairseq's own trainer and iterator."""
+    """The profiled batch is the first training batch of fairseq's own trainer and iterator."""
     trainer = build_trainer(parse([str(data), *TRAIN_FLAGS, *ADMIN, "--admin-profile", "auto", "--seed", "7"]))
     epoch = trainer.get_train_iterator(epoch=1)
     states = random.getstate(), numpy.random.get_state()[1].tolist()

@@ -1,4 +1,4 @@
-"""Method.after_update reaches float32 weights, model and checkpoint; its example is nGPT (scripts/ngpt)."""
+"""Tests of Method.after_update, which reaches float32 weights, model and checkpoint, with nGPT as example."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Archives: whole in their folder, or nothing at all, and nothing beside it; or the lines of a member."""
+"""Tests of archives: they unpack whole into their folder or not at all, and members are read line by line."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import pytest
 from deepnet_fairseq.data.archive import stream_lines, unpack
 from deepnet_fairseq.errors import UserError
 
-NOISE = np.random.default_rng(0).integers(0, 256, 5_000, dtype=np.uint8).tobytes()  # which nothing compresses
+NOISE = np.random.default_rng(0).integers(0, 256, 5_000, dtype=np.uint8).tobytes()  # does not compress
 LONG = b"short\n" + b"x" * 20_000_000
 FILES = {"a/train.de": b"ein Satz\nnoch einer\n" * 40, "a/b/c": b"", "noise": NOISE, "block": b"x" * 512}
 
 
 def make(path, *members):
-    """A zip or tar of (name or TarInfo, bytes)."""
+    """Write a zip or tar of (name or TarInfo, bytes)."""
     if path.suffix == ".zip":
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
             for member, body in members:
@@ -52,13 +52,13 @@ def everything(name):
 
 @pytest.fixture
 def room(tmp_path):
-    """A folder with nothing but a folder to unpack into; what is beside it afterwards came from an archive."""
+    """Provide an empty folder to unpack into; any new file beside it was written by an archive."""
     (tmp_path / "room").mkdir()
     return tmp_path / "room"
 
 
 def refused(path, room, match):
-    """UserError in one line that names the archive, and nothing anywhere."""
+    """Check that an archive is refused in one line that names it, and that no file is written."""
     before = content(room.parent)
     with pytest.raises(UserError, match=match) as caught:
         unpack(path, room / "dest", everything)
@@ -67,7 +67,7 @@ def refused(path, room, match):
 
 
 def test_what_is_wanted(tmp_path, room):
-    """What is not wanted may even be bad; a ./ before names does not count, nor do rights."""
+    """Unpacks only wanted members: others may be invalid, a leading ./ is ignored, and permissions are dropped."""
     path = make(
         tmp_path / "x.tgz", *FILES.items(), (info("./do", mode=0o6775), b"#!"), (info("d", tarfile.DIRTYPE), b"")
     )
@@ -92,7 +92,7 @@ def test_no_archive(tmp_path, room):
 
 
 def read(path):
-    """What comes out of an archive: of a tar unpacked, of a zip by the lines of a member."""
+    """Read an archive: the files of a tar, or the lines of a zip's members."""
     if path.suffix == ".zip":
         return [list(stream_lines(path, name)) for name in FILES]
     dest = path.parent / "dest"
@@ -103,7 +103,7 @@ def read(path):
 
 @pytest.mark.parametrize("name", ("x.tar.gz", "x.zip"))
 def test_cut_anywhere_or_one_wrong_byte(name, tmp_path):
-    """Nothing comes of an archive that breaks off; of one with a wrong byte nothing, or it did not matter (a time)."""
+    """Truncated archives are refused; a wrong byte is noticed unless it changes nothing, such as a time stamp."""
     files = FILES | {"noise": NOISE.hex().encode()}
     path = make(tmp_path / name, *files.items())
     body, whole = path.read_bytes(), read(path)
@@ -123,14 +123,14 @@ def test_cut_anywhere_or_one_wrong_byte(name, tmp_path):
 
 @pytest.mark.parametrize("kind", (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE))
 def test_links_and_devices(kind, tmp_path, room):
-    """Corpora have none, and every way around an unpacker goes through one."""
+    """Links and device files are refused: corpora have none, and path attacks on unpackers use them."""
     path = make(tmp_path / "x.tgz", ("file", b"1"), (info("odd", kind, "file"), b""), ("odd/through", b"2"))
     refused(path, room, "'odd' is no ordinary file")
 
 
 @pytest.mark.parametrize("name", ("../evil", "a/../../evil", "/evil", "x" * 300))
 def test_names_that_lead_elsewhere(name, tmp_path, room):
-    """Nothing is written outside of the folder, and nothing at all if a name is refused."""
+    """Names that point outside are refused or stay in the folder; a refused archive writes nothing."""
     path = make(tmp_path / "x.tgz", (info(name), b"text"))
     try:
         unpack(path, room / "dest", everything)
@@ -140,7 +140,7 @@ def test_names_that_lead_elsewhere(name, tmp_path, room):
 
 
 def test_bomb(tmp_path, room, monkeypatch):
-    """30 MB of zeros in less than 60 kB, on a disk with 20 MB."""
+    """Refuses an archive of 30 MB of zeros in less than 60 kB when the disk has 20 MB free."""
     path = make(tmp_path / "bomb.tgz", ("fine", b"fine"), ("zeros", b"\0" * 30_000_000))
     assert path.stat().st_size < 60_000
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=20_000_000))
@@ -149,7 +149,7 @@ def test_bomb(tmp_path, room, monkeypatch):
 
 @pytest.mark.parametrize("name", ("x.tgz", "x.zip"))
 def test_lines_of_a_member(name, tmp_path):
-    """Only \\n ends a line: parallel text has other separators of Unicode within sentences."""
+    """Lines end with \n only: parallel text has other Unicode separators within sentences."""
     lines = ["ein Satz", "", "a\u2028b\x85c\x0bd\re", "größer", "last"]
     path = make(tmp_path / name, ("a", b"x\n"), ("d/text", "\n".join(lines).encode()), ("z", NOISE), ("long", LONG))
     assert list(stream_lines(path, "d/text")) == lines
@@ -163,7 +163,7 @@ def test_lines_of_a_member(name, tmp_path):
 
 
 def test_lines_stream(tmp_path):
-    """The lines before a break come, then a UserError."""
+    """Lines before a truncation are read, then a UserError follows."""
     path = make(tmp_path / "x.tgz", ("t", b"a line of text, some\n" * 500_000))
     os.truncate(path, path.stat().st_size - 2000)
     lines = stream_lines(path, "t")

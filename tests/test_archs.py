@@ -1,4 +1,4 @@
-"""Architecture names: the promised list and their numbers, one config by every route; DeepNorm's constants."""
+"""Tests of architecture names: the documented list, their sizes, one config by every route, DeepNorm's constants."""
 
 import argparse
 from itertools import chain
@@ -21,7 +21,7 @@ from deepnet_fairseq.plugin.config import DeepTransformerConfig, namespace
 from .support.single_stacks import KINDS, stack_of
 from .test_configs import of_flags, of_yaml
 
-DEEPNORM = {  # N, M: alpha_e, beta_e, alpha_d, beta_d; DeepNet, Figure 2, to six decimals
+DEEPNORM = {  # N, M: alpha_e, beta_e, alpha_d, beta_d of DeepNet's Figure 2, to six decimals
     (1, 1): (0.810000, 0.870000, 1.316074, 0.537285),
     (6, 6): (1.417938, 0.496989, 2.059767, 0.343295),
     (12, 3): (1.614732, 0.436419, 1.732051, 0.408248),
@@ -64,7 +64,7 @@ def test_numbers_of_a_translation_model(arch, encoder, decoder, width):
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_numbers_of_a_language_model(kind, width):
-    """KIND[_WIDTH][_DEPTH]; without a depth, 12 layers."""
+    """Architecture names KIND[_WIDTH][_DEPTH] set width and depth; the default depth is 12 layers."""
     for depth in DEPTHS:
         cfg = namespace(f"{kind}{width}_{depth}".rstrip("_"))
         assert (*numbers(cfg, stack_of(kind)), cfg.method) == (depth or 12, *WIDTHS[width], "deepnorm")
@@ -117,7 +117,10 @@ TASKS = {archs.MODEL_NAME: "translation", archs.LM: "language_modeling", archs.M
 
 
 def test_what_stands_beside_depth_and_width():
-    """fairseq's own: ReLU and two matrices in the causal model, GELU and RoBERTa's tied head in the masked one."""
+    """Other settings are fairseq's:
+
+    ReLU and untied matrices in the causal model, GELU and a tied head in the masked one.
+    """
     causal, masked, roberta = map(namespace, (archs.LM, archs.MASKED_LM, "normformer_masked_lm_base"))
     assert (causal.activation_fn, causal.share_decoder_input_output_embed) == ("relu", False)
     assert (masked.activation_fn, masked.untie_weights_roberta) == ("gelu", False)
@@ -129,7 +132,7 @@ def test_what_stands_beside_depth_and_width():
 @pytest.mark.parametrize(
     ("arch", "flags", "fields"),
     [
-        ("deepnet_transformer_tiny_12_6", ("--method", "pre_ln", "--encoder-normalize-before"),  # which it implies
+        ("deepnet_transformer_tiny_12_6", ("--method", "pre_ln", "--encoder-normalize-before"),  # implied by pre_ln
          {"method": "pre_ln", "encoder_normalize_before": "true"}),
         ("deepnet_lm_tiny_24", (), {}),
         ("normformer_lm_125m", ("--decoder-layers", "3", "--normformer-scale-residual"),

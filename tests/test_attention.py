@@ -1,4 +1,4 @@
-"""Attention beside its formula, dropout beside its definition, and modules that may stand in the matrices' place."""
+"""Tests of attention against its formula, of dropout against its definition, and of modules that replace matrices."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def attention(source_dim=8):
 
 
 def by_formula(module, x, source, look):
-    """softmax(q k / sqrt(d)) v of each head, with -inf where `look` (B, T, S) is False."""
+    """Compute softmax(q k / sqrt(d)) v of each head, with -inf where `look` (B, T, S) is False."""
 
     def split(y):
         return y.unflatten(-1, (HEADS, -1)).transpose(1, 2)
@@ -35,7 +35,7 @@ def by_formula(module, x, source, look):
 @pytest.mark.parametrize("form", ["causal", "none", "bool", "numbers"])
 @pytest.mark.parametrize("source_dim", [None, 6])
 def test_attention_is_its_formula(form, source_dim):
-    """Output, weights and gradients, of itself and of a source."""
+    """Output, weights and gradients of self- and cross-attention equal the formula's."""
     module = attention(source_dim or 8)
     x = torch.randn(3, 5, 8, dtype=torch.float64, requires_grad=True)
     source = None if source_dim is None else torch.randn(3, 7, 6, dtype=torch.float64, requires_grad=True)
@@ -86,7 +86,7 @@ def test_dropout_draws_from_the_generator_and_its_gradient_has_the_same_mask():
 
 
 class Adapter(nn.Module):
-    """A low-rank adapter around a matrix, as peft libraries put it into a model; it begins as the matrix itself."""
+    """Low-rank adapter around a matrix, as peft libraries insert it; it begins as the matrix itself."""
 
     def __init__(self, base):
         super().__init__()

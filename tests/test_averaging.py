@@ -1,4 +1,4 @@
-"""The mean of checkpoints, and the checkpoints it refuses to mix."""
+"""Tests of averaging: the mean of checkpoints, and the checkpoints that cannot be averaged."""
 
 import re
 
@@ -21,7 +21,7 @@ THREE_EPOCHS = ("--max-epoch", "3", "--max-tokens", "3000")
 
 @pytest.fixture(scope="module")
 def folder(data, tmp_path_factory):
-    """Checkpoints of 3 epochs and of updates 3, 6, ..., each with its validation loss."""
+    """Provide checkpoints of 3 epochs and of updates 3, 6, ..., each with its validation loss."""
     path = tmp_path_factory.mktemp("run")
     train = ("fairseq-train", data, *FLAGS, *ARCH, *THREE_EPOCHS, "--save-interval-updates", "3")
     run(*train, "--keep-best-checkpoints", "2", "--save-dir", path)
@@ -40,7 +40,7 @@ def average(*words) -> None:
 
 
 def test_last(folder, tmp_path, capsys):
-    """By epoch, or by update where epochs are too few."""
+    """--last selects checkpoints by epoch, or by update where there are too few epochs."""
     average(folder, "--last", "2", "--out", tmp_path / "mean.pt")
     assert "checkpoint2.pt, checkpoint3.pt" in capsys.readouterr().out
     assert_mean(tmp_path / "mean.pt", [folder / "checkpoint2.pt", folder / "checkpoint3.pt"])
@@ -55,9 +55,9 @@ def test_last(folder, tmp_path, capsys):
 
 @pytest.mark.parametrize("flag, epochs, saves", [("last:2", (2, 3), 3), ("2-2", (2,), 2)])
 def test_epochs_leave_their_weights_alone(data, folder, tmp_path, flag, epochs, saves):
-    """Those of the same training's checkpoints, no larger than they must be, and nothing else of an epoch.
+    """--epoch-weights saves the weights of an epoch's whole checkpoint, and nothing else of it, in a small file.
 
-    last:2 has one to spare; whole checkpoints come with those, by updates, and at the end.
+    last:2 keeps one file more; whole checkpoints are saved by updates and at the end.
     """
     save = ("--save-dir", tmp_path, "--epoch-weights", flag, "--save-interval-updates", "1000")
     done = run("fairseq-train", data, *FLAGS, *ARCH, *THREE_EPOCHS, *save)
@@ -79,7 +79,7 @@ def test_epochs_leave_their_weights_alone(data, folder, tmp_path, flag, epochs, 
     [(0, 100_000, 400, range(390, 401)), (4, 0, 4, range(1, 5)), (0, 0, 499, range(1, 500))],
 )
 def test_the_last_epochs_are_foretold(max_epoch, max_update, ends, epochs):
-    """Of 250 updates each: of 400 the last ten, and one to spare; all where no end is known."""
+    """`last:10` saves the last ten epochs and one more, by the limit on epochs or updates; all if there is none."""
     of_run = (max_epoch, max_update)
     found = [epoch for epoch in range(1, ends + 1) if epoch_weights.wanted("last:10", epoch, 250 * epoch, *of_run)]
     assert found == list(epochs)
@@ -111,7 +111,7 @@ def test_the_mean_translates_and_trains_on(data, folder, tmp_path):
 
 
 def edited(path, out, change):
-    """A copy of a checkpoint with something changed in it."""
+    """Write a copy of a checkpoint after change(state)."""
     state = torch.load(path)
     change(state)
     torch.save(state, out)
@@ -124,7 +124,7 @@ def edited(path, out, change):
 def test_other_models_are_not_mixed_in(folder, tmp_path, section, name, value):
     def change(state):
         state["cfg"][section].update({name: value})
-        if name == "encoder_layers":  # or it is damaged
+        if name == "encoder_layers":  # otherwise the file is damaged
             added = {key.replace("layers.1", "layers.2"): weight for key, weight in state["model"].items()}
             state["model"] |= {key: weight for key, weight in added.items() if key.startswith("encoder.layers.2")}
 
@@ -141,7 +141,7 @@ def test_a_score_that_is_no_number_is_not_among_the_best(folder, tmp_path):
     assert [path.name for path in averaging.best(tmp_path, 2)] == ["checkpoint3.pt", "checkpoint1.pt"]
 
 
-REFUSED = {  # words of the command -> what is named
+REFUSED = {  # words of the command -> words of the refusal
     "{folder}": "add --last K or --best K",
     "{folder} --last 99": "smaller --last",
     "{folder} --best 99": "smaller --best",

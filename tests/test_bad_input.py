@@ -1,4 +1,4 @@
-"""A user's mistake ends non-zero, in one line that names the flag or the file, with nothing written."""
+"""Tests of users' mistakes: exit status not 0, one line that names the flag or the file, nothing written."""
 
 import subprocess
 
@@ -13,7 +13,7 @@ from .support import sentiment
 from .support.helpers import ROOT, USER_DIR, assert_refused, run
 
 ARCH = ("--arch", "deepnet_transformer_tiny")
-MISTAKES = {  # flags -> what is named; the first one of them where it is None
+MISTAKES = {  # flags -> words of the refusal; None: the first flag
     ("--method", "deepnrom"): None,
     ("--encoder-layers", "0"): None,
     ("--encoder-attention-heads", "7"): None,
@@ -34,14 +34,14 @@ MISTAKES = {  # flags -> what is named; the first one of them where it is None
     ("--arch", "deepnet_transformer_18_19"): "--arch deepnet_transformer_18_19",
 }
 NO_TEXT = f"{ROOT}/tests/golden/checkpoints/fp32/checkpoint_last.pt"
-OF_GENERATION = {  # flags -> what is named
+OF_GENERATION = {  # flags -> words of the refusal
     ("--replace-unk",): "--replace-unk",
     ("--bpe", "subword_nmt", "--bpe-codes", NO_TEXT): f"{NO_TEXT}, line 2: not UTF-8",
 }
 LM = ("--task", "language_modeling", "--arch", "deepnet_lm_tiny_6")
 MASKED = ("--task", "masked_lm", "--criterion", "masked_lm", "--arch", "deepnet_masked_lm_tiny_6")
 CLASSES = ("--task", "sentence_prediction", "--criterion", "sentence_prediction", "--arch", "deepnet_masked_lm_tiny_6")
-OF_LANGUAGE_MODELS = {  # data, flags, what is named
+OF_LANGUAGE_MODELS = {  # data, flags, words of the refusal
     "translation model": ("text", (*LM, *ARCH), "--task language_modeling", "--task translation"),
     "no task": ("text", ("--arch", "normformer_lm_125m"), "--task translation", "--task language_modeling"),
     "causal model": ("text", (*MASKED, "--arch", "deepnet_lm"), "--task masked_lm", "--task language_modeling"),
@@ -61,7 +61,7 @@ def assert_one_line(done: subprocess.CompletedProcess, *words: str):
 
 
 def line_of(capsys, *words, parser=options.get_training_parser) -> str:
-    """Return what fairseq-train says as it ends; nothing but the command line has been looked at."""
+    """Return the line with which fairseq-train refuses a command line; only the command line is parsed."""
     with pytest.raises(SystemExit) as ended:
         options.parse_args_and_arch(parser(), [str(word) for word in words])
     line = capsys.readouterr().err.rstrip()
@@ -98,7 +98,7 @@ def test_a_validation_without_a_task(language_data, capsys):
 
 @pytest.mark.parametrize("flags", [LM, MASKED], ids=["causal", "masked"])
 def test_a_part_or_a_dictionary_that_is_not_there(flags, language_data):
-    """Its name in one line."""
+    """A missing split or dictionary is named in one line."""
     args = options.parse_args_and_arch(options.get_training_parser(), [str(language_data / "text"), *flags])
     cfg = convert_namespace_to_omegaconf(args).task
     task = tasks.setup_task(cfg)
@@ -111,7 +111,7 @@ def test_a_part_or_a_dictionary_that_is_not_there(flags, language_data):
 
 
 def test_a_mistake_ends_a_program(data, tmp_path):
-    """Model, architecture and data, before a folder is made."""
+    """Mistakes in model, architecture or data end fairseq-train before it makes a folder."""
     train, save = ("fairseq-train", *TRAIN_FLAGS, "--save-dir", tmp_path / "save"), tmp_path / "save"
     for words, named in (((data,), "--arch"), ((tmp_path, *ARCH), f"{tmp_path}: holds no dict.LANG.txt")):
         assert_one_line(run(*train, *words, check=False), named)

@@ -1,4 +1,4 @@
-"""python -m benchmarks: all candidates do the same work, parts are timed where they belong, failures are shown."""
+"""Tests of python -m benchmarks: candidates do equal work, parts are timed where they belong, failures are shown."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .conftest import TRAIN_FLAGS
 from .support.helpers import ROOT, run, shown_in_results
 
 SMALL = ["--cpu", "--max-tokens=300", "--benchmark-vocabulary=120", *models.size("2-1", "tiny")]
-TOKENS = "tokens per second"  # in the records
+TOKENS = "tokens per second"  # name of the quantity in the records
 RECORDED = {"default": "fairseq's batches", "32": "32 sentences", "1": "one sentence"}
 
 
 def rows_of(text: str) -> list[list[str]]:
-    """The rows of Markdown tables, without head and ruler."""
+    """Return the rows of Markdown tables, without headers and rulers."""
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")]
     return [row for row in rows if row[0] not in ("---", "depth", "batches", "")]
 
@@ -50,7 +50,7 @@ def test_turns_rotate_and_a_failure_ends_a_candidate():
         return {"speed": 10.0 * (repeat + 1) * (1 + (name == "ours"))}
 
     take_turns(cells, {name: partial(go, name) for name in cells}, range(-1, 2))
-    assert called == ["late", STOCK, "ours", STOCK, "ours", "ours", STOCK]  # the warm-up of "late" failed
+    assert called == ["late", STOCK, "ours", STOCK, "ours", "ours", STOCK]  # the warm-up of "late" has failed
     printed = table([], [Column("speed", "")], list(cells.values()))
     assert "| ours | 30.0 (20.0 to 40.0) [2.00] |" in printed
     assert "| late |  failed: RuntimeError: no such operator |" in printed
@@ -65,13 +65,13 @@ def test_deployed_programs_translate_the_same_sentences(data, tmp_path, capsys):
     stock, ours, other = rows_of(capsys.readouterr().out)
     assert [row[1] for row in (stock, ours, other)] == [STOCK, "ours", "ctranslate2"] and "[1.00]" in stock[2]
     assert float(ours[3]) == pytest.approx(float(stock[3]), abs=0.05)
-    assert float(other[3]) == pytest.approx(float(stock[3]), abs=1)  # it stops by another rule
+    assert float(other[3]) == pytest.approx(float(stock[3]), abs=1)  # its stopping rule differs
     assert all(cell and "failed" not in cell for row in (stock, ours, other) for cell in row)
 
 
 @pytest.mark.peers
 def test_torchscale_does_the_same_work():
-    """With the same weights it gives stock fairseq's loss and gradients."""
+    """torchscale's model with stock fairseq's weights gives the same loss and gradients."""
     assert "torchscale" in models.chosen("torchscale", [])
     stock, peer = (models.trainer_of([*SMALL, "--dropout=0", *models.MODELS[n]]) for n in (STOCK, "torchscale"))
     weights = {name.replace(".fc", ".ffn.fc"): weight for name, weight in stock.model.state_dict().items()}
@@ -87,7 +87,7 @@ def test_torchscale_does_the_same_work():
 
 @pytest.mark.parametrize("study", ["bench", "deployed"])
 def test_the_pages_of_speed_show_recorded_results(study):
-    """The pages' tables are those of the records beside them, in results/bench and results/deployed."""
+    """Tables in results/bench and results/deployed equal the records beside them."""
     recorded: dict[str, dict] = {}
     for path in (ROOT / "results" / study).glob("*.json"):
         record = json.loads(path.read_text())

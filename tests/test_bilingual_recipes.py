@@ -1,4 +1,4 @@
-"""The bilingual recipes, on miniatures of the published archives and on text that is tokenised already."""
+"""Tests of the bilingual recipes, on miniatures of the published archives and on tokenised text."""
 
 import html
 import json
@@ -31,7 +31,7 @@ TEST_SETS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.t
 
 
 def copy_text(langs, texts, dest, workers, dictionary=None):
-    """In place of the binariser, where binarised data is not the question."""
+    """Copy text in place of binarising it, for tests that do not need binarised data."""
     for subset, prefix in texts.items():
         for lang in langs:
             shutil.copy(f"{prefix}.{lang}", dest / f"{subset}.{lang}")
@@ -47,8 +47,8 @@ def quick(monkeypatch):
 
 @pytest.fixture(scope="module")
 def options(tmp_path_factory):
-    """Of an uninterrupted build."""
-    dest = tmp_path_factory.mktemp("with blank") / "iwslt, 14"  # and a comma, which ends a prefix for fairseq
+    """Provide the options of an uninterrupted build."""
+    dest = tmp_path_factory.mktemp("with blank") / "iwslt, 14"  # with a comma too, which ends a prefix in fairseq
     return Options(dest, dest / "downloads", fetch=write, workers=2)
 
 
@@ -72,7 +72,7 @@ def test_every_step_of_iwslt14(built, lang):
     assert len(tokenised) == len(talks) == 6060
     assert tokenised[:60] == [moses(re.sub("</?(title|description)>", "", line)) for line in talks[:60]]
     kept = lines(text / "clean" / f"train.{lang}")
-    assert len(kept) == 6000  # what the miniature says is fit for training
+    assert len(kept) == 6000  # the miniature's number of pairs that are fit for training
     assert lines(text / "split" / f"valid.{lang}") == kept[22::23]
     assert lines(text / "split" / f"train.{lang}") == [line for i, line in enumerate(kept, 1) if i % 23]
     direction = "en-de.de" if lang == "de" else "de-en.en"
@@ -84,7 +84,7 @@ def test_every_step_of_iwslt14(built, lang):
         pieces = lines(text / "pieces" / f"{subset}.{lang}")
         assert any("@@ " in line for line in pieces)
         assert [line.replace("@@ ", "") for line in pieces] == lines(text / stage / f"{subset}.{lang}")
-    ours = MosesPieces(built / "bin" / "codes", lang, lang, find_chain(str(built / "bin")))  # of `deepnet translate`
+    ours = MosesPieces(built / "bin" / "codes", lang, lang, find_chain(str(built / "bin")))  # `deepnet translate`
     assert [" ".join(ours.cut(line.replace("’", "'"))) for line in references] == pieces
 
 
@@ -107,7 +107,7 @@ def test_the_data_are_what_recipe_json_says(built):
 
 @smoke
 def test_a_kill_at_any_step_changes_nothing(built, options, tmp_path, capsys):
-    """Killed four times, each time later, the corpus is as one left alone, and needs nothing that led to it."""
+    """A build killed at four successive steps gives the corpus of an uninterrupted one, and keeps no leftovers."""
     fresh = replace(options, dest=tmp_path / "dest", downloads=tmp_path / "dest" / "downloads", workers=1)
     for step in ("download", "tokenise.train", "learn-bpe", "binarise"):
         killed_at(step, lambda: RECIPES["iwslt14_de_en"].build(fresh))
@@ -122,7 +122,7 @@ def test_a_kill_at_any_step_changes_nothing(built, options, tmp_path, capsys):
 
 
 def assert_tokenised(found, lang, folder, members):
-    """Lines are those of the archives' members in their order, normalised and tokenised by Moses' rules."""
+    """Check that lines are those of the archives' members in order, normalised and tokenised by Moses' rules."""
     raw = [line for file, member in members.items() for line in stream_lines(folder / file.name, member.format(lang))]
     moses = line_function(lang, Chain(normalise=True, aggressive=True))
     assert len(found) == len(raw) and found[::50] == [moses(line) for line in raw[::50]]
@@ -134,7 +134,10 @@ def sides(folder, subset):
 
 @smoke
 def test_wmt(tmp_path, quick):
-    """fairseq's, cleaned after BPE, and that of the Admin authors, cleaned before it, with newstest2013 to validate."""
+    """WMT-17 cleans after BPE as fairseq does;
+
+    WMT-14 cleans before it as Admin's authors do and validates on newstest2013.
+    """
     wmt17, wmt14 = (tmp_path / name for name in ("wmt17_en_de", "wmt14_en_de"))
     for dest in (wmt17, wmt14):
         RECIPES[dest.name].build(Options(dest, tmp_path, fetch=write, workers=2))
@@ -153,7 +156,7 @@ def test_wmt(tmp_path, quick):
 
 @smoke
 def test_wmt_english_french(tmp_path, quick):
-    """Five corpora in the script's order, the last packed twice; each 1333rd pair validates."""
+    """WMT-14 En-Fr holds five corpora in order, the last packed twice; each 1333rd pair is for validation."""
     dest = tmp_path / "dest"
     RECIPES["wmt14_en_fr"].build(Options(dest, tmp_path, fetch=write, workers=2))
     train = lines(dest / "text" / "tokenised" / "train.fr")
@@ -165,7 +168,7 @@ def test_wmt_english_french(tmp_path, quick):
 
 @pytest.fixture
 def given(tmp_path):
-    """Tokenised text as a user has it: train, valid, and two test sets."""
+    """Provide a user's tokenised text: train, valid, and two test sets."""
     folder = tmp_path / "my text"
     folder.mkdir()
     for split, text in make_corpus({"train": 800, "valid": 40, "test": 30}).items():
@@ -174,7 +177,7 @@ def given(tmp_path):
     for lang in ("de", "en"):
         shutil.copy(folder / f"test.{lang}", folder / f"test.old.{lang}")
         with open(folder / f"train.{lang}", "a") as file:
-            file.write("a b c d e f\n" if lang == "de" else "a\n")  # nothing to train on
+            file.write("a b c d e f\n" if lang == "de" else "a\n")  # pairs that are not fit for training
     return folder
 
 
@@ -188,17 +191,17 @@ def test_text_that_is_tokenised_already(given, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(bilingual, "binarise", copy_text)
         said = from_text(given, dest, workers=1)
-        (dest / "reference").mkdir()  # as of an earlier corpus in this folder
+        (dest / "reference").mkdir()  # left by an earlier corpus in this folder
         from_text(given, dest, workers=1, vocab=50)
     counts = ([len(line.split()) for line in lines(given / f"train.{lang}")] for lang in ("de", "en"))
     train = sum(2 * max(pair) <= 3 * min(pair) for pair in zip(*counts, strict=True))
     assert 700 < train < 801 and [len(lines(dest / "bin" / f"train.{lang}")) for lang in ("de", "en")] == [train] * 2
     assert said["subsets"] == {"train": "train", "valid": "valid", "test": "test", "test1": "test.old"}
-    assert said["files"] == {} and not (dest / "reference").exists()  # no one knows the raw text
+    assert said["files"] == {} and not (dest / "reference").exists()  # the raw text is unknown
 
 
 def test_merges_and_dictionary_of_other_text(given, tmp_path, capsys):
-    """The letters that they lack are unknown, and counted."""
+    """Letters that given merges and dictionary lack become unknown, and are counted."""
     (given / "codes").write_text("#version: 0.2\nq q\n")
     letters = sorted(set("".join(lines(given / "train.de") + lines(given / "train.en"))) - {" "})
     dictionary = "".join(f"{letter}{end} 1\n" for letter in letters for end in ("", "@@"))

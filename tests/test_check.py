@@ -1,4 +1,4 @@
-"""`deepnet check`: signals and verdicts on made-up observations, then the command on real batches."""
+"""Tests of `deepnet check`: signals and verdicts on synthetic observations, then the command on real batches."""
 
 import json
 import math
@@ -20,10 +20,10 @@ HEALTHY = {"encoder": 3.0, "decoder": 8.0, "gradient": 0.01}
 
 
 def observed(update, decoder, loss=None, lr=1e-3, half=None, encoder=(1.0, 1.0, 1.0)):
-    """One update with the given gradient norms of three encoder and some decoder layers."""
+    """Return one observed update with the given gradient norms of three encoder layers and some decoder layers."""
     norms = {f"encoder.{l}": norm for l, norm in enumerate(encoder, 1)}
     norms |= {f"decoder.{l}": norm for l, norm in enumerate(decoder, 1)}
-    norms |= {"decoder.1.ffn.fc1": 1e-30, "encoder.embed_tokens": 1e-30}  # no layers
+    norms |= {"decoder.1.ffn.fc1": 1e-30, "encoder.embed_tokens": 1e-30}  # addresses that are not layers
     probes = {"gradient_norm": norms, "half_precision": half or HEALTHY}
     return Observed(update, lr, 10 - 0.05 * update if loss is None else loss, 1000, probes)
 
@@ -33,7 +33,7 @@ def training(rows, failure=None, peak=1e-3):
 
 
 def test_even_gradients_are_stable():
-    """Those that dip and come back, too; that the learning rate has not come to its peak is said."""
+    """Even gradients are stable, even after a dip; a learning rate that stays below its peak gives a note."""
     verdict = judge(training([observed(i, [1e-9 if 10 <= i < 15 else 0.5, 0.7, 1.0]) for i in range(30)]))
     assert verdict.kind == STABLE and str(verdict) == "stable" and not verdict.findings and not verdict.notes
     (note,) = judge(training([observed(i, [0.5, 1.0], lr=1e-6) for i in range(30)])).notes
@@ -43,17 +43,17 @@ def test_even_gradients_are_stable():
 @pytest.mark.parametrize(
     "start, later, kind, update",
     [
-        (0.02, 1e-6, DIVERGING, 10),  # Post-LN: uneven, then starved from update 10 on
-        (0.02, 0.02, AT_RISK, 29),  # uneven, and the learning rate has not done its work yet
-        (0.02, 0.5, STABLE, None),  # ReZero: evens out
+        (0.02, 1e-6, DIVERGING, 10),  # Post-LN: uneven, then vanishing from update 10 on
+        (0.02, 0.02, AT_RISK, 29),  # uneven, before the learning rate has its effect
+        (0.02, 0.5, STABLE, None),  # ReZero: becomes even
         (0.3, 0.02, STABLE, None),  # uneven, but over few layers
-        (0.5, 0.02, STABLE, None),  # DS-Init, DeepNorm under a warm-up that is too short: even at the start
-        (0.5, 1e-4, DIVERGING, 10),  # a hundredth from layer to layer: lost, whatever the start was
+        (0.5, 0.02, STABLE, None),  # DS-Init, or DeepNorm with too short a warm-up: even at the start
+        (0.5, 1e-4, DIVERGING, 10),  # a hundredth from layer to layer: diverging, whatever the start
         (0.5, 0.0, DIVERGING, 10),
     ],
 )
 def test_gradients_that_vanish(start, later, kind, update):
-    """Smallest over largest gradient of the decoder's layers, before update 10 and from it on."""
+    """Vanishing gradients decide the verdict by the ratio of smallest to largest norm, before and after update 10."""
     verdict = judge(training([observed(i, [later if i >= 10 else start, 0.7, 1.0]) for i in range(30)]))
     assert verdict.kind == kind
     if update:
@@ -68,7 +68,7 @@ def test_numbers_that_are_not_finite():
 
 
 def test_other_risks():
-    """A loss that rises; in fp16 activations and gradients that are too large."""
+    """A rising loss, large activations in fp16 and large gradients in fp16 are at risk."""
     rising = [observed(i, [0.5, 1.0], loss=10 + i / 10) for i in range(30)]
     wide = [observed(i, [0.5, 1.0], half=HEALTHY | {"decoder": 20000.0}) for i in range(30)]
     steep = [observed(i, [0.5, 1.0], half=HEALTHY | {"gradient": 1000.0}) for i in range(30)]
@@ -83,7 +83,7 @@ def cell(folder, method, layers, verdict, losses):
 
 
 def test_calibration(tmp_path):
-    """Four cells: right both ways, a false alarm, a miss; then a broken one."""
+    """Calibration counts agreements, a false alarm and a miss, and refuses a broken cell."""
     cell(tmp_path, "deepnorm", 6, "stable", recorded.HEALTHY)
     cell(tmp_path, "post_ln", 18, "diverging", recorded.STUCK)
     cell(tmp_path, "rezero", 6, "at risk", recorded.HEALTHY)
@@ -105,7 +105,7 @@ FLAGS = (*TRAIN_FLAGS, "--arch", "deepnet_transformer_tiny", "--dropout", "0")
 
 
 def check(capsys, data, *flags, expect=0):
-    """What the command prints, run in this process."""
+    """Run the command in this process and return its output."""
     capsys.readouterr()
     if expect:
         with pytest.raises(SystemExit) as ended:
@@ -118,7 +118,7 @@ def check(capsys, data, *flags, expect=0):
 
 @pytest.mark.smoke
 def test_deepnorm_is_stable_where_post_ln_is_not(data, capsys, tmp_path, monkeypatch):
-    """18L-18L at the peak learning rate; nothing is written anywhere."""
+    """DeepNorm at 18L-18L and the peak learning rate is stable and Post-LN is not; no file is written."""
     monkeypatch.chdir(tmp_path)
     deep = ("--encoder-layers", "18", "--decoder-layers", "18", "--lr", "1e-3", "--warmup-updates", "20")
     good = check(capsys, data, *deep)
@@ -131,7 +131,7 @@ def test_deepnorm_is_stable_where_post_ln_is_not(data, capsys, tmp_path, monkeyp
 
 
 def test_json_and_the_real_schedule(data, capsys):
-    """As fairseq-train itself: learning rates and losses; a whole command line may be given."""
+    """`deepnet check` sees the learning rates and losses of fairseq-train, whose whole command line it accepts."""
     flags = ("check", "--json", "--updates", "10", "fairseq-train", data, *FLAGS, "--warmup-updates", "100")
     out = run("deepnet", *flags).stdout
     found = json.loads(out[out.index("{") :].splitlines()[0])

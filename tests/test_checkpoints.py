@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, damaged ones that are noticed; shared memory."""
+"""Tests of checkpoint files: written whole or not at all, damage noticed, shared memory kept shared."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ def names(folder) -> set[str]:
 
 @pytest.mark.parametrize("links", [True, False])
 def test_previous_stays_until_the_next_is_whole(links, tmp_path, monkeypatch):
-    """Some file systems have no links; killed between the two names, a run finds both to be one file."""
+    """The previous checkpoint stays until the next is whole, also on file systems without hard links.
+
+    A run that was killed between the two renames finds both names to be one file.
+    """
     if not links:
         monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError(1, "Operation not permitted")))
     last, previous = tmp_path / "checkpoint_last.pt", tmp_path / "checkpoint_previous.pt"
@@ -45,7 +48,7 @@ def test_previous_stays_until_the_next_is_whole(links, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("moment", ["save", "fsync", "link", "replace"])
 def test_killed_while_it_saves(moment, tmp_path):
-    """At each of its steps: there is the old file or the new one, and the next save removes what is left."""
+    """A save killed at any of its steps leaves the old file or the new one; the next save removes leftovers."""
     last = tmp_path / "checkpoint_last.pt"
     atomic.save(state(1), last)
     if not (child := os.fork()):
@@ -55,7 +58,7 @@ def test_killed_while_it_saves(moment, tmp_path):
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     assert reading.updates(last) == 1 and any(name.endswith(".part") for name in names(tmp_path))
-    atomic._cleaned.clear()  # as the process does that is started next
+    atomic._cleaned.clear()  # as in a new process
     (tmp_path / "weights7.pt.1.part").write_bytes(b"of a killed run")
     (tmp_path / "generated.part").write_bytes(b"of another program")
     atomic.save(state(3), last)
@@ -64,7 +67,7 @@ def test_killed_while_it_saves(moment, tmp_path):
 
 
 def test_full_disk(tmp_path, monkeypatch):
-    """The system's reason, not torch's; the old file as it was."""
+    """A full disk is reported with the system's reason, not torch's, and the old file stays unchanged."""
     last = tmp_path / "checkpoint_last.pt"
     atomic.save(state(1), last)
     before = last.read_bytes()
@@ -84,9 +87,9 @@ def test_fairseqs_copies_are_ours(tmp_path):
 
 
 def test_every_flipped_bit_that_matters_is_noticed(tmp_path):
-    """One bit of every byte: the file is said to be damaged, or torch reads the same from it.
+    """A flipped bit in any byte is reported as damage, unless torch reads the same tensor.
 
-    0x10 makes a folder of a member, of which torch reads what happens to be in memory.
+    Bit 0x10 turns a member into a folder, for which torch reads uninitialised memory.
     """
     path, saved, expected = tmp_path / "checkpoint1.pt", io.BytesIO(), torch.arange(100.0)
     torch.save({"w": expected}, saved)
@@ -111,7 +114,7 @@ def damaged(path) -> None:
 
 
 def test_the_newest_that_is_whole(tmp_path, caplog):
-    """The one that has had most updates, under whatever name; the best by validation last."""
+    """Recovery takes the whole checkpoint with the most updates, whatever its name, and the best by validation last."""
     caplog.set_level(logging.WARNING, reading.log.name)
     updates = {"_last": 9, "_1_2": 2, "1": 4, "_2_6": 6, "_2_8": 8, "_previous": 7, "_best": 5, ".best_loss_1.5": 3}
     files = {name: tmp_path / f"checkpoint{name}.pt" for name in updates}
@@ -149,8 +152,8 @@ def test_a_damaged_last_does_not_push_the_previous_out(tmp_path):
 
 
 def test_ties_stay_ties():
-    """Copied in half precision, a tied weight is one tensor in float32, in any container."""
+    """A tied weight in half precision stays one tensor when it is copied to float32, in any container."""
     first, second = torch.arange(16.0).bfloat16().view(4, 4), torch.ones(3)
     moved = on_cpu({"model": {"a": first, "tie": first}, "state": [(second, 3)], "none": None})
     assert torch.equal(moved["model"]["a"], first.float()) and moved["model"]["tie"] is moved["model"]["a"]
-    assert moved["state"][0][0].data_ptr() == second.data_ptr()  # it is in full precision already
+    assert moved["state"][0][0].data_ptr() == second.data_ptr()  # full precision already, so it is not copied

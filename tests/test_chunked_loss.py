@@ -1,4 +1,4 @@
-"""The loss that never holds all logits is fairseq's: value, gradients, log and training; it holds what it says."""
+"""Tests of the chunked loss: it equals fairseq's in value, gradients, log and training, and holds at most one chunk."""
 
 from types import SimpleNamespace
 
@@ -26,7 +26,7 @@ from .support.single_stacks import stock
 
 
 def sample():
-    """3 sentences, 19 tokens to predict; 6 and 5 of chunks of 3."""
+    """Return a batch of 3 sentences with 19 tokens to predict."""
     src, prev = batch()
     target = prev.roll(-1, 1)
     inputs = {"src_tokens": src, "src_lengths": src.ne(PAD).sum(1), "prev_output_tokens": prev}
@@ -34,7 +34,7 @@ def sample():
 
 
 def criteria(chunk=3, **flags):
-    """fairseq's and ours, `chunk` tokens at a time."""
+    """Return fairseq's criterion and ours, which works on `chunk` tokens at a time."""
     flags = {"task": blank_task(VOCAB), "sentence_avg": False, "label_smoothing": 0.1} | flags
     ours = ChunkedLabelSmoothedCrossEntropy(**flags)
     ours.chunk = chunk
@@ -42,7 +42,7 @@ def criteria(chunk=3, **flags):
 
 
 def gradients(model, criterion, scale=1.0):
-    """The loss of the sample and the gradient of every parameter."""
+    """Return the loss of the sample and the gradient of every parameter."""
     model.zero_grad(set_to_none=True)
     loss, _size, _log = criterion(model, sample())
     (loss * scale).backward()
@@ -58,7 +58,7 @@ def assert_close(found, expected, tolerance=2e-6):
 
 @pytest.mark.parametrize("method", [*sorted(METHODS), "fairseq's own"])
 def test_same_loss_and_gradients(method, monkeypatch):
-    """With a matrix of its own, and with one that is the embeddings' too; in validation without a gradient."""
+    """Loss and gradients equal fairseq's, with and without tied embeddings; validation computes no gradient."""
     tied = {"share_all_embeddings": len(method) % 2 == 0}
     model = stock(MODEL_NAME, **tied) if method == "fairseq's own" else small(2, method=method, **tied)
     theirs, ours = (gradients(model, criterion, scale=3.0) for criterion in criteria())
@@ -74,7 +74,7 @@ def test_same_loss_and_gradients(method, monkeypatch):
 )
 def test_same_log(flags):
     model, given = small(2), sample()
-    given["target"][:, 3] = model(**given["net_input"])[0].argmax(-1)[:, 3]  # so that some targets are the likeliest
+    given["target"][:, 3] = model(**given["net_input"])[0].argmax(-1)[:, 3]  # some targets must be the likeliest tokens
     (_, size, theirs), (_, own_size, ours) = (criterion(model, given) for criterion in criteria(**flags))
     assert own_size == size and ours.keys() == theirs.keys()
     for key, value in theirs.items():
@@ -82,7 +82,7 @@ def test_same_log(flags):
 
 
 class Largest(TorchDispatchMode):
-    """Most rows that any tensor as wide as the vocabulary had."""
+    """Recorder of the most rows of any tensor as wide as the vocabulary."""
 
     rows = 0
 
@@ -94,7 +94,10 @@ class Largest(TorchDispatchMode):
 
 
 def test_no_more_logits_than_a_chunk():
-    """19 tokens make two chunks of 17 or fewer; the weight itself, transposed, has 16 rows."""
+    """Logits are held for at most one chunk.
+
+    19 tokens make two chunks of at most 17; the weight itself, transposed, has 16 rows.
+    """
     rows = []
     for criterion in criteria(17):
         with Largest() as largest:
@@ -114,11 +117,11 @@ def test_what_is_frozen_gets_none(frozen):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_no_worse_than_fairseqs(dtype):
-    """Against float64 from the same numbers; the gradient of an unlikely word is below what fp16 holds."""
+    """Errors against float64 are no larger than fairseq's; unlikely words have gradients below the range of fp16."""
     generator = torch.Generator().manual_seed(0)
     features = (4 * torch.randn(300, 32, generator=generator)).to(dtype)
     weight = (torch.randn(3000, 32, generator=generator) / 3).to(dtype)
-    targets = torch.randint(0, 8, (300,), generator=generator)  # frequent words: large sums
+    targets = torch.randint(0, 8, (300,), generator=generator)  # frequent words, so that sums are large
 
     def fairseqs(x, w):
         lprobs = F.log_softmax(x @ w.t(), -1, dtype=torch.promote_types(x.dtype, torch.float32))

@@ -1,4 +1,4 @@
-"""The `deepnet` command: help that explains every argument, names that moved, JSON where it is asked for."""
+"""Tests of the `deepnet` command: help for every argument, names that moved, JSON output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .support.helpers import USER_DIR, assert_refused
 
 
 def commands(top: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """Every command that runs something, by its words."""
+    """Return the parser of every command that runs something, by its words."""
     (inner,) = [action for action in top._actions if isinstance(action, argparse._SubParsersAction)] or [None]
     if inner is None:
         return {top.prog: top}
@@ -44,7 +44,7 @@ def test_help_lists_every_command_in_a_group(capsys):
 
 @pytest.mark.parametrize("name", MOVED)
 def test_a_name_of_the_release_before_says_the_new_one(name):
-    """In one line, whatever follows; the new one exists."""
+    """Former names of commands exit with one line that gives the new name, whatever follows; the new name exists."""
     assert_refused(f"`deepnet {name}` is now `deepnet {MOVED[name]}`", name, "18", "--method", "deepnorm")
     words = MOVED[name].split()
     assert any(known.startswith(f"deepnet {words[0]}") for known in COMMANDS)
@@ -56,7 +56,7 @@ def card(name: str, capsys, *words: str) -> dict:
 
 
 def test_cards(capsys):
-    """The numbers are DeepNet's Figure 2; evidence is counted in the repository's records."""
+    """A method's card shows the numbers of DeepNet's Figure 2, and counts evidence in the repository's records."""
     found = card("deepnorm", capsys, "--layers", "18,18")
     numbers = {"encoder alpha": 1.998746, "encoder beta": 0.352571, "decoder alpha": 2.710806, "decoder beta": 0.260847}
     assert found["coefficients"]["18L-18L"] == pytest.approx(numbers, abs=1e-6)
@@ -68,7 +68,7 @@ def test_cards(capsys):
 
 
 def test_json_is_all_that_is_printed(capsys, tmp_path):
-    """Progress goes to stderr."""
+    """JSON is all that goes to stdout with --json; progress goes to stderr."""
     main(["path", "--json"])
     assert json.loads(capsys.readouterr().out) == {"path": USER_DIR}
     main(["prepare", "language", str(tmp_path / "text"), "--json"])

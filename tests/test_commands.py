@@ -1,6 +1,6 @@
-"""fairseq's own programs on our model: train, generate, interactive, validate, resume, all as a user types them.
+"""Tests of fairseq's own programs on our model: train, generate, interactive, validate and resume, as a user runs them.
 
-Each is started cold here at least once; elsewhere they are forks of the test process.
+Each program is started cold here at least once; elsewhere they are forks of the test process.
 """
 
 import json
@@ -28,7 +28,7 @@ def losses(log: str) -> dict[int, float]:
 
 
 def quiet(done) -> str:
-    """What a start without a mistake printed: no warning, nothing of developers'."""
+    """Return the output of a start without mistakes, after checking that it holds no warnings or debug lines."""
     assert "Warning" not in done.stdout and "DEBUG" not in done.stdout
     return done.stdout
 
@@ -42,7 +42,7 @@ def test_a_100_layer_model_translates(data, trained):
 
 
 def test_it_is_what_it_says(trained, capsys):
-    """`deepnet verify` reads what fairseq-train has saved: method, updates, both alphas."""
+    """`deepnet verify` reads from a checkpoint of fairseq-train its method, updates and both alphas."""
     main(["verify", str(trained / "checkpoint_last.pt"), "--method", "deepnorm"])
     printed = capsys.readouterr().out
     assert "layers: encoder 100, decoder 100; trained, 4 updates" in printed
@@ -51,7 +51,7 @@ def test_it_is_what_it_says(trained, capsys):
 
 @pytest.fixture(scope="module")
 def small(data, tmp_path_factory):
-    """A checkpoint of a 2L-2L model."""
+    """Provide a checkpoint of a 2L-2L model."""
     folder = tmp_path_factory.mktemp("small")
     flags = ("--max-update", "1", "--save-dir", folder, "--tensorboard-logdir", folder / "board")
     log = quiet(run_cold("fairseq-train", data, *TRAIN_FLAGS, *TINY, *flags))
@@ -60,7 +60,10 @@ def small(data, tmp_path_factory):
 
 
 def scalars(folder) -> dict[str, float]:
-    """The last value of each tag in the one file of TensorBoard's in a folder: 8 bytes of length, 4, an event, 4."""
+    """Return the last value of each tag in a folder's only TensorBoard file.
+
+    A record is 8 bytes of length, 4 of checksum, an event, 4 of checksum.
+    """
     (path,) = folder.iterdir()
     content, at, found = path.read_bytes(), 0, {}
     while at < len(content):
@@ -72,7 +75,7 @@ def scalars(folder) -> dict[str, float]:
 
 
 def test_a_training_says_what_it_is_and_where_its_numbers_go(small):
-    """fairseq's own --tensorboard-logdir gets the loss of the log."""
+    """The log's first line describes the training, and --tensorboard-logdir receives the log's loss."""
     log, board = (small.parent / "log").read_text(), small.parent / "board"
     (opening,) = re.findall(r"deepnorm 2L-2L; .*", log)
     assert "encoder alpha 1.006, beta 0.7006; decoder alpha 1.565, beta 0.4518" in opening
@@ -110,7 +113,7 @@ def test_interactive_and_validate(data, small, tmp_path):
 
 
 def test_a_checkpoint_of_the_stock_transformer_resumes(data, tmp_path):
-    """Adam's state included: fairseq's `transformer` trains 2 updates, post_ln the third, as it would have itself."""
+    """A checkpoint of fairseq's `transformer`, with Adam's state, resumes as post_ln with the same loss."""
     widths = [f"--{side}-{name}" for side in ("encoder", "decoder") for name in ("layers", "attention-heads")]
     flags = [word for flag in widths for word in (flag, "2")] + ["--encoder-embed-dim", "64"]
     flags += ["--encoder-ffn-embed-dim", "128", "--dropout", "0", "--save-dir", tmp_path]
@@ -124,7 +127,7 @@ def test_a_checkpoint_of_the_stock_transformer_resumes(data, tmp_path):
 
 
 def test_the_quickstarts_yaml_trains(data, tmp_path):
-    """By hydra, one of its settings overridden."""
+    """fairseq-hydra-train trains from configs/quickstart.yaml, with one setting overridden."""
     settings = (f"common.user_dir={USER_DIR}", f"task.data={data}", f"checkpoint.save_dir={tmp_path}")
     settings += ("model.method=pre_ln", "optimization.max_update=1", f"hydra.run.dir={tmp_path}/hydra")
     run_cold("fairseq-hydra-train", "--config-dir", f"{USER_DIR}/../configs", "--config-name", "quickstart", *settings)

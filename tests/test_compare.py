@@ -1,6 +1,6 @@
-"""`deepnet compare` and `quickstart` with stand-ins for fairseq's programs: what they train, resume, choose and refuse.
+"""Tests of `deepnet compare` and `quickstart`, with stand-ins for fairseq's programs.
 
-The real ones run in the smoke test, with a method in a folder of one's own, and in tests/test_scripts.py.
+The real programs run in the smoke test, with a method in a user's folder, and in tests/test_scripts.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from deepnet_fairseq.tools import compare
 from .support.experiments import until
 from .support.helpers import assert_refused
 
-# in place of fairseq-train: a log of a minute, what it says, the checkpoints that it leaves
+# stands for fairseq-train: writes a log of a minute, its output and its checkpoints
 TRAIN = """import json, pathlib, sys
 loss, said, status, folder = sys.argv[1:]
 print("2026-01-01 00:00:00 | INFO | fairseq_cli.train | {}")
@@ -47,7 +47,7 @@ def started_by(*words, **more) -> subprocess.Popen:
 
 
 class Programs:
-    """Stand-in for fairseq's programs: how trainings end and what they say is set, and commands are kept."""
+    """Stand-in for fairseq's programs: tests set the loss, output and status of trainings; commands are recorded."""
 
     said, status, saves = "done", 0, True
 
@@ -77,7 +77,7 @@ def programs(monkeypatch):
 
 @pytest.fixture
 def pair(tmp_path):
-    """Data with one sentence to translate, as far as its files are looked at."""
+    """Provide a data folder whose files suffice for the command's checks, with one sentence to translate."""
     for file in ("dict.qaa.txt", "dict.qab.txt", "train.qaa-qab.qaa.idx", "train.qaa-qab.qab.idx", "raw/test.qab"):
         (tmp_path / "out/data" / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "out/data" / file).write_text("a b c d\n")
@@ -89,7 +89,7 @@ def words(data, *more, methods="deepnorm"):
 
 
 def test_the_best_rate_the_spread_and_the_picture(programs, pair, tmp_path, capsys):
-    """A rate at which a seed is stuck is never the best; what is over is not trained again, nor drawn differently."""
+    """The best rate has no stuck seed; finished trainings are not repeated, and their plot stays the same."""
 
     def loss(flags):
         if "post_ln" in flags or ("--lr 2e-3" in flags and "--seed 2" in flags):
@@ -139,7 +139,7 @@ def test_a_training_that_diverges_is_a_result(programs, pair, saves, capsys):
 
 
 def test_one_that_breaks_is_resumed(programs, pair):
-    """Its log is gone on with where there is a checkpoint, and begun again where there is none."""
+    """A failed training is reported and resumed; its log continues if there is a checkpoint, and restarts otherwise."""
     programs.said, programs.status, programs.saves = "RuntimeError: no memory", 1, False
     run = pair.parent / "6L-6L-100-updates-seed1/deepnorm-lr1e-3"
     for _ in range(2):
@@ -157,9 +157,9 @@ def test_one_that_breaks_is_resumed(programs, pair):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_training_first(pair, monkeypatch, number):
-    """None is left behind, none counts as trained."""
+    """A signal ends the running training first, and does not count it as trained."""
     ends = f"import os, time; os.kill(os.getppid(), {number:d}); time.sleep(60)"
-    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it of what it runs behind
+    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets background jobs ignore SIGINT
     started, before = [], signal.getsignal(number)
     monkeypatch.setattr(compare, "start", lambda *_: started.append(started_by(ends)) or started[0])
     with pytest.raises(SystemExit) as ended:
@@ -189,7 +189,7 @@ def test_what_cannot_be_leaves_nothing(said, more, programs, pair, tmp_path):
 
 
 def test_the_quickstart_is_a_call_of_it(programs, pair, capsys):
-    """Skip trainings that are recorded, and train a method alone that is added."""
+    """`deepnet quickstart` calls compare: it skips recorded trainings, and trains only an added method."""
     out = pair.parent
     words = ["quickstart", "--depth", "2", "--updates", "100", "--seed", "3", "--out", str(out), "--methods"]
     main([*words, "deepnorm"])
@@ -207,7 +207,7 @@ def test_the_quickstart_is_a_call_of_it(programs, pair, capsys):
 
 @pytest.mark.smoke
 def test_killed_and_resumed_with_a_method_of_ones_own(data, tmp_path):
-    """Killed with SIGKILL, it takes its trainings along; the next call resumes their checkpoints."""
+    """Killed with SIGKILL, `deepnet compare` takes its trainings along; the next call resumes their checkpoints."""
     (tmp_path / "own").mkdir()
     (tmp_path / "own/mine.py").write_text(MINE)
     out, run = tmp_path / "out", tmp_path / "out/1L-1L-60-updates-seed1/mine-lr1e-3"

@@ -1,4 +1,4 @@
-"""What the plug-in mends in fairseq; what a user can do nothing about is not printed, what looks like it is."""
+"""Tests of the plug-in's corrections to fairseq, and of the messages that it hides or shows."""
 
 import argparse
 import warnings
@@ -35,7 +35,7 @@ def test_plain_data_loads(tmp_path):
 
 
 def test_the_line_for_a_user():
-    """fairseq's wrapper names the file, our error the reason, whichever way they are chained."""
+    """The line for a user names the file from fairseq's wrapper and the reason from our error, in either chaining."""
     try:
         try:
             raise UserError("holds 3 encoder layers")

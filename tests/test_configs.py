@@ -1,4 +1,4 @@
-"""configs/*.yaml train what the scripts of the same experiments train."""
+"""Tests that configs/*.yaml train the same as the scripts of the same experiments."""
 
 import re
 import shlex
@@ -18,7 +18,7 @@ from .test_scripts import needs_venv
 
 pytestmark = needs_venv
 
-CONFIGS = {  # YAML -> script and the row that it is
+CONFIGS = {  # YAML -> script, and the settings that choose its row
     "iwslt14_de_en": ("iwslt14_de_en", {"METHODS": "deepnorm", "DEPTHS": 18}),
     "table1_wmt17": ("table1_wmt17", {"METHODS": "deepnorm", "DEPTHS": 18}),
     "figure7_wmt17_large": ("figure7", {}),
@@ -32,7 +32,7 @@ CONFIGS = {  # YAML -> script and the row that it is
         {"PARTS": "clm", "SIZES": "125m", "METHODS": "normformer+scale_residual", "LRS": "3e-3"},
     ),
 }
-IN_COMMENTS = {  # YAML and the row whose overrides stand in its comments -> that row of the script
+IN_COMMENTS = {  # YAML and the row whose overrides its comments list -> settings of that row of the script
     ("admin_wmt14_en_fr", "60L-12L"): {"METHODS": "pre_ln", "DEPTHS": "60-12"},
     ("admin_iwslt14", "Without warm-up"): {"METHODS": "pre_ln", "WARMUP": 0, "SEEDS": 1111},
     ("normformer_lm", "355M"): {"PARTS": "clm", "SIZES": "355m", "METHODS": "normformer+scale_residual", "LRS": "3e-3"},
@@ -49,15 +49,15 @@ OF_THE_RUN = {
     "user_dir", "data", "save_dir", "lang_dict", "lang_pairs", "arch", "_name", "no_progress_bar", "probe_dir",
     "distributed_num_procs", "distributed_port",
 }  # fmt: skip
-KINDS = {"--arch", "--task", "--criterion", "--optimizer", "--lr-scheduler", "--total-num-update"}  # and what they need
-FOLLOW = {  # settings above
+KINDS = {"--arch", "--task", "--criterion", "--optimizer", "--lr-scheduler", "--total-num-update"}  # and their needs
+FOLLOW = {  # settings that follow from others
     "dataset.max_tokens_valid", "distributed_training.fp16", "distributed_training.memory_efficient_fp16",
     "lr_scheduler.lr", "optimizer.lr", "model.tokens_per_sample",
 }  # fmt: skip
 
 
 def settings(cfg) -> dict[str, object]:
-    """section.key -> value of all that decides what is trained."""
+    """Return every setting that affects the training, section.key -> value."""
     archs.fill(cfg.model)
     found = {}
     for section in (name for name in SECTIONS if cfg.get(name) is not None):
@@ -71,7 +71,7 @@ def settings(cfg) -> dict[str, object]:
 
 
 def _number(value):
-    """1e-4, "1e-4" and 0.0001 are one value."""
+    """Normalise a value, so that 1e-4, "1e-4" and 0.0001 are equal."""
     if isinstance(value, list):
         return [_number(item) for item in value]
     try:
@@ -99,7 +99,7 @@ def test_every_yaml_is_compared():
 
 
 def overrides_in_comments(name, row) -> list[str]:
-    """The words below "# ROW:", as a shell would read them."""
+    """Return the words below the comment "# ROW:", as a shell would split them."""
     text = (ROOT / f"configs/{name}.yaml").read_text()
     (lines,) = re.findall(rf"{row}:\n((?:#   .*\n)+)", text)
     return [word for word in shlex.split(lines.replace("#   ", "").replace("\\\n", "")) if word[0] != "#"]
@@ -107,11 +107,11 @@ def overrides_in_comments(name, row) -> list[str]:
 
 @pytest.mark.parametrize("name, row", [(name, "") for name in CONFIGS] + list(IN_COMMENTS))
 def test_yaml_and_script_train_the_same(name, row, tmp_path):
-    """Every setting of the script's row is the YAML's; what the YAML leaves open has fairseq's default in both."""
+    """A YAML file has every setting of the script's row; settings it leaves out are fairseq's defaults in both."""
     run, setting = CONFIGS[name]
     setting = IN_COMMENTS.get((name, row), setting)
     overrides = overrides_in_comments(name, row) if row else []
-    for file in ("dict.txt", "train.idx"):  # what tells data for language models
+    for file in ("dict.txt", "train.idx"):  # files that mark data for language models
         (tmp_path / file).touch()
     words = trainings(run, **setting | ({"DATA": tmp_path} if "PARTS" in setting else {}))
     chosen = words[-3] if run == "figure7" else words[0]  # the panel of sizes begins with the base width

@@ -1,4 +1,4 @@
-"""The core by itself: torch alone builds, trains and decodes; what it gives is what it gives inside fairseq."""
+"""Tests of the core without fairseq: torch alone builds, trains and decodes, with the results it has in fairseq."""
 
 import importlib.util
 import json
@@ -54,14 +54,14 @@ print({name.partition(".")[0] for name in sys.modules} & {"fairseq", "hydra", "o
 
 
 def test_torch_is_all_it_needs():
-    """Every method in every kind of model: built, trained, profiled, watched and decoded, with nothing of fairseq."""
+    """Every method in every kind of model builds, trains, profiles and decodes without importing fairseq."""
     assert run_cold("python", "-c", ALONE).stdout.split("\n")[-2] == "set()"
 
 
 @pytest.mark.parametrize("kind", EVERY)
 @pytest.mark.parametrize("method", METHODS)
 def test_what_it_builds_is_what_fairseq_builds(kind, method):
-    """The same weights from the same seed under the same names, and the same scores."""
+    """The core builds the models that fairseq builds: same names, same order, same scores."""
     inside = awake(kind, method=method)
     alone = build(kind, VOCAB, **sizes(kind, 2), method=method).eval()
     alone.load_state_dict(inside.state_dict())
@@ -95,7 +95,7 @@ def test_a_mistyped_architecture_is_refused(maker):
 
 
 def test_an_option_of_a_method_registered_later_is_a_field(monkeypatch):
-    """The config classes are older than it; its value arrives."""
+    """An option of a method that is registered later becomes a field, although the config classes are older."""
     seen = []
     late = type("Late", (METHODS["post_ln"],), {"name": "late", "options": {"strength": Option(1.0, "how much")},
                                                 "check": lambda self: seen.append(self.strength)})  # fmt: skip
@@ -121,11 +121,14 @@ def test_its_beam_search_finds_what_fairseq_s_finds(kind, beams):
 
 
 def test_its_beam_search_ends_within_the_positions():
-    """Of a table of 6: 5 tokens and the end, as fairseq has it; nothing of no sentence; no beam is a mistake."""
+    """Beam search stops within the position table as fairseq's does: 6 positions hold 5 tokens and the end.
+
+    No sentences give no results; a beam or a length of 0 is an error.
+    """
     model = build("deepnet_transformer_tiny_6_6", vocab=VOCAB, method="deepnorm", share_all_embeddings=True,
                   decoder_learned_pos=True, max_target_positions=6).eval()  # fmt: skip
     with torch.no_grad():
-        model.decoder.output_projection.weight[EOS] = -9  # it never ends by itself
+        model.decoder.output_projection.weight[EOS] = -9  # so that it never ends by itself
     found = beam_search(model, sources(2), beams=2)
     assert {len(hypothesis.tokens) for one in found for hypothesis in one} == {5}
     assert beam_search(model, sources(2)[:0]) == []
@@ -136,7 +139,7 @@ def test_its_beam_search_ends_within_the_positions():
 
 @pytest.mark.parametrize("learned", [False, True])
 def test_a_prompt_longer_than_the_positions_is_refused(learned):
-    """EOS stands in front of it: of 6 positions 5 are left."""
+    """A prompt that fills all positions is refused: EOS precedes it, so 6 positions hold a prompt of 5."""
     model = small(LM, decoder_learned_pos=learned, max_target_positions=6)
     prompts = batch(2, 8, seed=1)[1:, :6]
     assert [len(one.tokens) for one in beam_search(model, prompts[:, :5], 1)[0]] == [0]
@@ -155,7 +158,7 @@ def test_several_tokens_at_once_are_refused_by_a_cache():
 
 
 def alike(found, expected):
-    """Check the hypotheses of two searches; batches of other sizes round otherwise."""
+    """Check that two searches have equal hypotheses; scores differ by rounding, as batch sizes differ."""
     for ours, alone in zip(found, expected, strict=True):
         assert [one.tokens.tolist() for one in ours] == [one.tokens.tolist() for one in alone]
         assert [one.score for one in ours] == pytest.approx([one.score for one in alone], abs=1e-5)
@@ -165,7 +168,7 @@ def alike(found, expected):
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("fields", [{"method": "deepnorm"}, {"method": "pre_ln", "decoder_learned_pos": True}])
 def test_prompts_of_unequal_length_continue_as_each_alone(fields, beams, padded_on):
-    """Among them an empty one, in any order, and the same one twice."""
+    """Prompts of unequal length continue as each alone, in any order, repeated, and with an empty one among them."""
     model, width = awake(LM, **fields), 9
     lengths = (4, 1, 7, 0, 4, 2)
     prompts = [row[:length] for row, length in zip(batch(6, width, seed=3), lengths, strict=True)]
@@ -187,7 +190,7 @@ def test_a_masked_language_model_is_not_searched():
 
 @pytest.mark.parametrize("updates", [2, 600])
 def test_the_lines_in_the_readme_train_and_decode(updates, capsys):
-    """As printed, but for the number of updates; after all of them the layers have learnt to reverse."""
+    """README's example runs as printed; after all 600 updates the model reverses new sentences."""
     torch.manual_seed(0)
     lines = torch_alone.example()
     assert "range(600)" in lines and len([line for line in lines.split("\n") if line]) <= 24

@@ -1,4 +1,4 @@
-"""Dropout from 16 bits; the only test that needs core/cpu_dropout.py."""
+"""Tests of dropout from 16 random bits; no other file tests core/cpu_dropout.py."""
 
 import pytest
 import torch
@@ -22,4 +22,4 @@ def test_numbers_are_dropped_with_their_probability_and_the_mean_is_kept(p, dtyp
     assert abs(share - p) < 5 * (p * (1 - p) / n) ** 0.5 + 0.5 / 2**16
     assert float(drawn.max()) == pytest.approx(1 / (1 - p), rel=1e-4 if dtype == torch.float32 else 1e-2)
     neighbours = torch.corrcoef(torch.stack([drawn.flatten()[:-1].float(), drawn.flatten()[1:].float()]))[0, 1]
-    assert abs(neighbours) < 5 / n**0.5  # four numbers come from one draw
+    assert abs(neighbours) < 5 / n**0.5  # four numbers come from one random draw

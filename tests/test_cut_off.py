@@ -1,4 +1,4 @@
-"""A training on two hosts, one of which is cut off from the network: a namespace each, and a cable (veth) to pull."""
+"""Test of a training on two hosts, network namespaces joined by a veth cable, one of which is cut off."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ SILENT = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
 
 
 class Host:
-    """A process that sleeps in its namespace; the files are everybody's."""
+    """Host: a sleeping process in a network namespace of its own; the file system is shared."""
 
     def __init__(self, number: int, *words) -> None:
-        """words: the command that makes the namespace."""
+        """Start the host; words: the command that makes the namespace."""
         self.number, self.interface = number, f"cable{number}"
         self.sleeper = subprocess.Popen([*words, "sleep", "infinity"], **SILENT)
         name = Path(f"/proc/{self.sleeper.pid}/comm")
@@ -41,7 +41,7 @@ class Host:
         subprocess.run(self.command("ip", *words), check=True, **SILENT)
 
     def train(self, flags: list[str], log: Path) -> subprocess.Popen:
-        """Start torchrun with its rendezvous at the first host and one process a host; it prints to the file `log`."""
+        """Start torchrun with one process a host and the rendezvous at the first; output goes to the file `log`."""
         place = ("--nnodes", "2", "--node_rank", self.number, "--master_addr", "10.77.0.1", "--master_port", 29400)
         words = (PROGRAMS / "torchrun", *place, "--nproc_per_node", "1", "--no-python", PROGRAMS / "fairseq-train")
         environment = os.environ | {"GLOO_SOCKET_IFNAME": self.interface, "OMP_NUM_THREADS": "1"}
@@ -51,7 +51,7 @@ class Host:
 
 @pytest.fixture
 def hosts():
-    """Two joined hosts; skips where this user or system has no network namespaces."""
+    """Provide two joined hosts; skip where the user or system has no network namespaces."""
     made: list[Host] = []
     try:
         made.append(Host(0, "unshare", "--user", "--map-root-user", "--net"))
@@ -73,7 +73,7 @@ def hosts():
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("nsenter") or not shutil.which("ip"), reason="no tools for network namespaces")
 def test_cut_off_stops_in_time_and_resumes(hosts, tmp_path):
-    """Both hosts stop with one line; joined again and started again, they end as a training that was not disturbed."""
+    """Hosts that lose each other stop with one line; rejoined and restarted, they end as an undisturbed training."""
     data, folder, alone = make_data(tmp_path), tmp_path / "cut", tmp_path / "undisturbed"
     flags = ("--optimizer", "adam", "--heartbeat-timeout", TIMEOUT)
     words = [words_of(data, 40, save, flags) for save in (folder, alone)]
@@ -89,7 +89,7 @@ def test_cut_off_stops_in_time_and_resumes(hosts, tmp_path):
         before, _, after = log.read_text().partition("fairseq-train: error: ")
         assert after.startswith(f"process {rank} of 2: another one is gone or cannot be reached"), before
         assert str(folder) in after.splitlines()[0]
-        assert "Traceback" not in before  # after it torchrun's own
+        assert "Traceback" not in before  # a traceback after it is torchrun's own
     assert 6 <= states.check(folder, saved(logs[0].read_text())) < 40
 
     hosts[1].ip("link", "set", hosts[1].interface, "up")

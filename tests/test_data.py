@@ -1,4 +1,4 @@
-"""The embedded corpus and the preparation of any text."""
+"""Tests of the embedded corpus and of the preparation of any text."""
 
 import hashlib
 import resource
@@ -17,7 +17,7 @@ from deepnet_fairseq.errors import UserError
 
 from .support.helpers import run
 
-BLANK = " \u200b\u200e\u2028\ufffd\u2581\x07\u00ad".encode()  # shows nothing
+BLANK = " \u200b\u200e\u2028\ufffd\u2581\x07\u00ad".encode()  # characters without ink
 SIZES = {"train": 2000, "valid": 100, "test": 100}
 
 
@@ -39,7 +39,7 @@ def test_splits_do_not_overlap_and_are_seeded_and_extensible(corpus):
 
 
 def test_the_corpus_is_the_one_that_recorded_runs_were_trained_on(corpus):
-    """Every word of it: results would change with the grammar."""
+    """The embedded corpus equals, word for word, the one that recorded runs were trained on."""
     text = "".join(f"{source}\t{target}\n" for split in corpus.values() for source, target in split)
     assert (
         hashlib.sha256(text.encode()).hexdigest() == "fccc775b5013d50fec3bb65f06ec4a4d096c26136a293c6ea3e2018535d968ca"
@@ -53,7 +53,7 @@ def test_command_writes_it(tmp_path):
 
 
 def test_a_full_disk(tmp_path):
-    """A limit on the size of files stands for its end."""
+    """A full disk, imitated by a limit on file sizes, ends the command in one line and leaves no file."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
     try:
@@ -67,7 +67,7 @@ def test_a_full_disk(tmp_path):
 
 
 def test_text_stays_as_it_is_and_mixed_letters_are_told(tmp_path, capsys):
-    """White space alone becomes a blank."""
+    """Text passes through SentencePiece unchanged but for white space; mixed forms of letters give a warning."""
     line = "10² ½ ﬁ می\u200cخواهم é e\u0301 Ａ"
     model = sentencepiece.SentencePieceProcessor(model_proto=parallel_text.sentencepiece_model([line] * 9, 40))
     assert model.decode(model.encode(line)) == line and model.decode(model.encode("1\u00a0\t0")) == "1 0"
@@ -144,7 +144,10 @@ def test_drop_empty_and_several_test_sets(text, tmp_path, monkeypatch):
 
 
 def test_pieces_outside_a_given_dictionary_are_counted(data, tmp_path, monkeypatch):
-    """Three processes and one make the same; what reads <unk> is in every dictionary."""
+    """Pieces that a given dictionary lacks are counted, equally with one process and with three.
+
+    The piece <unk> is in every dictionary.
+    """
     monkeypatch.setattr(lines, "CHUNK", 3)
     (tmp_path / "text").write_text("a b\n<unk> x\n\n\u2028 a\rb c\n" + "a\n" * 20)
     (tmp_path / "dict").write_text("a 1\nb 1\n")

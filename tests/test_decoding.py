@@ -1,4 +1,4 @@
-"""Incremental decoding with shared, preallocated caches: what generation sees is what the plain path computes."""
+"""Tests of incremental decoding with shared, preallocated caches against decoding without a cache."""
 
 import copy
 
@@ -21,7 +21,7 @@ SEARCHES += [(kind, "deepnorm", beam) for kind in (MODEL_NAME, LM) for beam in (
 
 
 def sources(*lengths):
-    """Sentences of random words, padded on the left."""
+    """Draw sentences of random words, padded on the left."""
     generator = torch.Generator().manual_seed(4)
     rows = torch.full((len(lengths), max(lengths)), PAD)
     for row, length in zip(rows, lengths, strict=True):
@@ -32,14 +32,14 @@ def sources(*lengths):
 
 
 def prefixes():
-    """Of 3, 5 and 1 tokens, as the task pads them: the generator is free where the prefix is padding."""
+    """Draw prefixes of 3, 5 and 1 tokens, padded on the right as the task pads them."""
     tokens = text(length=5)
     tokens[0, 3:] = tokens[2, 1:] = PAD
     return tokens
 
 
 def generated(model, given, longest=2 * STEPS, **options):
-    """What fairseq's generator makes of sources or prefixes (B, T): tokens, score and scores of every hypothesis."""
+    """Generate with fairseq's generator; return tokens, score and positional scores of every hypothesis."""
     torch.manual_seed(2)
     sample = {"net_input": {"src_tokens": given, "src_lengths": given.ne(PAD).sum(1)}}
     if "sampling" in options:
@@ -52,7 +52,7 @@ def generated(model, given, longest=2 * STEPS, **options):
 
 
 def plainly(model):
-    """A copy without a cache: every step reads the whole prefix again."""
+    """Return a copy of the model that decodes without a cache: every step reads the whole prefix again."""
     plain = copy.deepcopy(model)
     forward = plain.decoder.forward
     plain.decoder.forward = lambda *args, incremental_state=None, **kwargs: forward(*args, **kwargs)
@@ -60,7 +60,7 @@ def plainly(model):
 
 
 def assert_plain(model, given, **options):
-    """Generation with caches = generation without: tokens and scores, which it returns."""
+    """Check that generation with and without caches gives the same tokens and scores; return them."""
     cached, plain = (generated(each, given, **options) for each in (model, plainly(model)))
     assert [tokens for tokens, _ in cached] == [tokens for tokens, _ in plain]
     for (_, ours), (_, theirs) in zip(cached, plain, strict=True):
@@ -70,14 +70,14 @@ def assert_plain(model, given, **options):
 
 @pytest.mark.parametrize("kind", [MODEL_NAME, LM])
 def test_what_is_sampled_is_what_the_plain_path_samples(kind):
-    """From the ten likeliest tokens."""
+    """Sampling from the ten likeliest tokens gives the same with and without a cache."""
     found = assert_plain(awake(kind), prefixes() if kind == LM else sources(3, 9, 6), beam_size=3, sampling=10)
-    assert len({tuple(tokens) for tokens, _ in found}) > 3  # three of each sentence are drawn
+    assert len({tuple(tokens) for tokens, _ in found}) > 3  # three are drawn for each sentence
 
 
 @pytest.mark.parametrize(("kind", "name", "beam"), SEARCHES)
 def test_beam_search_finds_what_the_plain_path_finds(kind, name, beam):
-    """Past the first room of the cache, so that what no beam needs is dropped on the way."""
+    """Beam search finds the same with and without a cache, past the length at which the cache drops entries."""
     model, given = awake(kind, method=name), prefixes() if kind == LM else sources(3, 9, 6, 4, 8, 7)
     found = assert_plain(model, given, beam_size=beam, longest=2 * STEPS if kind == LM else 3 * STEPS)
     assert len(found) == len(given) * beam
@@ -99,7 +99,7 @@ def test_sentences_that_end_early_leave_the_batch():
     assert [len(tokens) for tokens, _ in found[::5]] == [3, 9, 6, 4, 8, 7]
 
 
-ORDERS = {  # sentence after sentence, rows of two beams
+ORDERS = {  # orders of rows, two beams for each sentence
     "ends": [[0, 0, 4, 5, 7, 6, 8, 9], [1, 0, 2, 3, 7, 6], [3, 2, 4, 5], [2, 2]],
     "the last ends": [[0, 1, 2, 2, 4, 5, 6, 7], [0, 1, 3, 2]],
     "change places": [[8, 9, 1, 0, 2, 3, 6, 7, 5, 4], [2, 3, 0, 1, 8, 8]],
@@ -109,7 +109,7 @@ ORDERS = {  # sentence after sentence, rows of two beams
 
 @pytest.mark.parametrize("orders", ORDERS.values(), ids=ORDERS)
 def test_rows_are_those_of_the_plain_path_whatever_their_order(orders):
-    """Scores and alignments, with room made on the way."""
+    """Scores and alignments equal those without a cache in any order of rows, also when the cache grows."""
     model, beams = small(2), 2
     model.decoder.make_generation_fast_(need_attn=True)
     src, generator = sources(5, 9, 3, 6, 4), torch.Generator().manual_seed(5)
@@ -129,7 +129,7 @@ def test_rows_are_those_of_the_plain_path_whatever_their_order(orders):
 
 
 def run_steps(model, lengths, beams, orders):
-    """Decode as many steps as there are orders of the rows, each after its step, and return the cache."""
+    """Decode one step for each order of the rows, reordering after the step; return the cache."""
     with torch.no_grad():
         rows = torch.arange(len(lengths)).repeat_interleave(beams)
         memory = model.encoder.reorder_encoder_out(model.encoder(sources(*lengths)), rows)
@@ -152,7 +152,7 @@ def test_where_a_sentence_ends_no_other_moves_until_a_quarter_has():
 
 
 def test_what_no_beam_looks_back_at_is_dropped():
-    """Where all beams descend from one, the cache keeps a prefix once, not once a beam."""
+    """The cache keeps a prefix once where all beams descend from one hypothesis, not once for each beam."""
     beams = 4
     cache = run_steps(small(1), (5,), beams, [[0] * beams] * (4 * STEPS))
     assert cache.used < 4 * STEPS + beams * STEPS < 4 * STEPS * beams
@@ -160,7 +160,7 @@ def test_what_no_beam_looks_back_at_is_dropped():
 
 @pytest.mark.parametrize("recomputing", [False, True])
 def test_gradients_flow_through_the_cache(recomputing):
-    """Decoding token by token (REINFORCE, minimum risk training) gives those of the whole pass."""
+    """Gradients of decoding token by token, as in REINFORCE, equal those of a whole pass."""
     model = small(3, dropout=0.0, attention_dropout=0.0, checkpoint_activations=recomputing).train()
     src, prev = (
         sources(5, 9, 3),
@@ -208,7 +208,7 @@ def test_hypotheses_of_several_sentences_do_not_change_places():
 
 
 def test_no_attention_weights_where_there_is_no_source():
-    """fairseq-generate asks for them after beam search; there are none, whatever it says before."""
+    """Attention weights are None in a language model, although fairseq-generate asks for them."""
     model = awake(LM)
     for need_attn in (True, False):
         model.decoder.make_generation_fast_(need_attn=need_attn)

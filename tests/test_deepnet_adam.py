@@ -1,7 +1,4 @@
-"""deepnet_adam is fairseq's adam, in float32 and half precision: numbers, norms, state, trainings, what it refuses.
-
-And radam is its authors'.
-"""
+"""Tests of deepnet_adam against fairseq's adam in float32 and half precision, and of radam against torch's RAdam."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ from .support.helpers import small
 from .support.observing import close, loss_of, net_input, observe
 
 SHAPES = [(7, 5), (3,), (), (64, 64), (130,), (40, 16)]
-ABSENT = {4: (1,), 5: (1, 2), 20: (0, 3), 21: (0, 1, 2, 3, 4, 5)}  # update -> parameters without gradient
+ABSENT = {4: (1,), 5: (1, 2), 20: (0, 3), 21: (0, 1, 2, 3, 4, 5)}  # update -> parameters without gradients
 FP16 = {"fp16": True, "fp16_init_scale": 128, "fp16_scale_window": 4}
 KINDS = {
     "fp32": (torch.float32, {}),
@@ -47,13 +44,13 @@ OTHERS = [SHAPES[:-1], [*SHAPES[:-1], (16, 40)], [(5,)]]
 
 @pytest.fixture(autouse=True)
 def no_gpu_needed(monkeypatch):
-    """fairseq asks for the number of the GPU where its flat parameters go; a CPU has none."""
+    """Replace torch.cuda.current_device, which fairseq calls for flat parameters, where there is no GPU."""
     if not torch.cuda.is_available():
         monkeypatch.setattr("torch.cuda.current_device", lambda: None)
 
 
 def settings(name: str, common: dict | None = None, **adam):
-    """fairseq's whole config, with optimiser `name`."""
+    """Return fairseq's whole config with the optimiser `name`."""
     cfg = OmegaConf.structured(FairseqConfig)
     OmegaConf.set_struct(cfg, False)
     cfg.optimization.lr, cfg.optimization.update_freq = [1e-2], [1]
@@ -69,7 +66,7 @@ def parameters(dtype=torch.float32, shapes=SHAPES, seed: int = 0) -> list[nn.Par
 
 
 def model(kind: str) -> list[nn.Parameter]:
-    """Parameters of a type, and two that are kept in float32 as FullPrecision slots are."""
+    """Return parameters of one type, and two that stay in float32 as those of FullPrecision slots do."""
     return parameters(KINDS[kind][0]) + parameters(shapes=SHAPES[1:3], seed=1)
 
 
@@ -79,7 +76,7 @@ def optimiser(name: str, params, kind: str = "fp32", **given):
 
 
 def gradients(params, update: int, overflow: bool = False) -> list[torch.Tensor]:
-    """Draw gradients of very different size from update to update."""
+    """Draw gradients whose size varies strongly from update to update."""
     generator = torch.Generator().manual_seed(update)
     found = [torch.randn(p.shape, generator=generator) * (1.0 if update % 3 else 1e-3) for p in params]
     if overflow:
@@ -88,9 +85,9 @@ def gradients(params, update: int, overflow: bool = False) -> list[torch.Tensor]
 
 
 def train(built, params, updates, max_norm: float = 0.7, absent=lambda update: ()) -> list:
-    """Updates through fairseq's calls in its trainer's order, with a warm-up, clipping every other.
+    """Make updates through fairseq's calls in its trainer's order, with a warm-up and clipping in every other.
 
-    The norms, and where it overflows what is said.
+    Returns the gradient norms, or the message where the update overflows.
     """
     found, scaled = [], getattr(built, "scaler", None) is not None
     for update in updates:
@@ -115,13 +112,13 @@ def absent(update):
 
 
 def difference(ours, theirs) -> float:
-    """Largest difference of two lists of tensors."""
+    """Return the largest difference of two lists of tensors."""
     return max((a.double() - b.double()).abs().max().item() for a, b in zip(ours, theirs, strict=True))
 
 
 @pytest.mark.parametrize("eps", [1e-8, 1e-2])
 def test_the_numbers_are_fairseqs(eps):
-    """30 updates with warm-up, weight decay, clipping and gradients that are not there; eps as large as sqrt(v) too."""
+    """Updates equal fairseq's over 30 steps with warm-up, weight decay, clipping, absent gradients and a large eps."""
     theirs, ours = parameters(), parameters()
     expected = train(optimiser("adam", theirs, adam_eps=eps), theirs, range(30), absent=absent)
     found = train(optimiser("deepnet_adam", ours, adam_eps=eps), ours, range(30), absent=absent)
@@ -130,7 +127,7 @@ def test_the_numbers_are_fairseqs(eps):
 
 
 def test_radam_waits_until_its_rate_is_known():
-    """torch's RAdam from update 6 on; before, no steps with the bare momentum, which Admin's code leaves out too."""
+    """radam equals torch's RAdam from update 6 on, and takes no steps before, as in the code of Admin's authors."""
     params, twins = parameters(torch.float64), parameters(torch.float64)
     built = optimiser("radam", params)
     theirs = torch.optim.RAdam(twins, 1e-2, (0.9, 0.98), weight_decay=0.1, decoupled_weight_decay=True)
@@ -146,13 +143,13 @@ def test_radam_waits_until_its_rate_is_known():
 
 
 def test_radam_in_half_precision():
-    """--memory-efficient-fp16: about the weights of float32, from moments in float32; and it resumes to the bit."""
+    """radam with --memory-efficient-fp16 stays close to float32, keeps float32 moments and resumes to the bit."""
     params, wide = parameters(torch.float16), [nn.Parameter(p.detach().float()) for p in parameters(torch.float16)]
     twins, cfg = [nn.Parameter(p.detach().clone()) for p in params], settings("radam", FP16)
     built, again = (half_precision.build(cfg, of) for of in (params, twins))
     train(built, params, range(20, 32))
     train(optimiser("radam", wide), wide, range(20, 32))
-    assert difference(params, wide) < 4e-3 + 12 * 2**-10  # the rounding of updates, for weights from 2 to 4
+    assert difference(params, wide) < 4e-3 + 12 * 2**-10  # rounding of the updates, for weights from 2 to 4
     assert all(moment.dtype == torch.float32 for state in built.optimizer.state.values() for moment in state.values())
     torch._foreach_copy_([twin.data for twin in twins], [param.data for param in params])
     again.load_state_dict(copy.deepcopy(built.state_dict()))
@@ -162,7 +159,7 @@ def test_radam_in_half_precision():
 
 
 def masters(built, params) -> list[torch.Tensor]:
-    """The float32 weights in their parameters' shapes, of fairseq's optimiser for half precision or ours."""
+    """Return the float32 weights of fairseq's half-precision optimiser or ours, in the parameters' shapes."""
     if isinstance(built, HalfPrecisionOptimizer):
         return built.float32_weights()
     if not built.has_flat_params:
@@ -174,7 +171,10 @@ def masters(built, params) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("kind", HALF)
 def test_the_numbers_in_half_precision_are_fairseqs(kind):
-    """30 updates: clipping, a growing loss scale, overflows; a parameter out of use counts as one with gradient 0."""
+    """Updates in half precision equal fairseq's over 30 steps, with clipping, overflows and a growing loss scale.
+
+    A parameter without a gradient counts as one with gradient 0.
+    """
     theirs, ours = model(kind), model(kind)
     reference, found = optimiser("adam", theirs, kind), optimiser("deepnet_adam", ours, kind)
     assert type(found) is HalfPrecisionOptimizer and type(reference) is half_precision.DeepFP16
@@ -192,7 +192,7 @@ def test_the_numbers_in_half_precision_are_fairseqs(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_state_is_fairseqs_both_ways(kind):
-    """12 updates, the state handed over, 12 more: as 24 without a change, in fairseq's layout of entries."""
+    """State moves between adam and deepnet_adam in both directions: 12 and 12 updates equal 24 without a change."""
     kept, missing = [], absent if kind == "fp32" else lambda _: ()
     for first, second in (("adam", "adam"), ("adam", "deepnet_adam"), ("deepnet_adam", "adam")):
         params = model(kind)
@@ -206,7 +206,7 @@ def test_state_is_fairseqs_both_ways(kind):
     params, expected = kept[0]
     assert ("loss_scale" in expected) == ("fp16" in kind)
     assert len(expected["state"]) == (1 if kind == "fp16" else len(params))
-    weights, moments = (2e-6, 1e-6) if kind == "fp32" else (2e-2, 1e-3)  # half precision's last place, here and there
+    weights, moments = (2e-6, 1e-6) if kind == "fp32" else (2e-2, 1e-3)  # the last place of half precision
     for others, state in kept:
         assert difference(others, params) < weights
         for key in expected.keys() - {"state", "fp32_params"}:
@@ -219,7 +219,7 @@ def test_state_is_fairseqs_both_ways(kind):
 
 
 def test_norms():
-    """Many gradients and a few large ones, to float32's precision; none; and one that is not finite."""
+    """Gradient norms hold float32 precision for many small and a few large values, and report NaN and infinity."""
     params = [nn.Parameter(torch.zeros(2**24)), nn.Parameter(torch.zeros(3))]
     built = optimiser("deepnet_adam", params)
     assert built.clip_grad_norm(1.0).item() == 0.0
@@ -233,7 +233,7 @@ def test_norms():
 
 @pytest.mark.parametrize(("kind", "shapes"), [*product(("fp32", "bf16"), OTHERS), ("fp16", OTHERS[0])])
 def test_the_state_of_another_model_is_refused(kind, shapes):
-    """Nothing of it is taken over; where all parameters are one tensor (fp16), its length is all that tells."""
+    """The state of another model is refused as a whole; in fp16 only the length of the flat tensor can tell."""
     dtype = KINDS[kind][0]
     params, others = parameters(dtype), parameters(dtype, shapes)
     built, other = optimiser("deepnet_adam", params, kind), optimiser("deepnet_adam", others, kind)
@@ -253,7 +253,7 @@ def test_refusals_name_the_flag(section, key):
 
 
 def test_probes_read_the_gradients_of_the_mean_loss(tmp_path):
-    """They look before the factor is applied, and fairseq's name for it tells them."""
+    """Probes read the gradients of the mean loss, although they look before the scaling factor is applied."""
     net, inputs = small(2), net_input()
     built = optimiser("deepnet_adam", list(net.parameters()))
     probes = TrainingProbes(net, get_probes("gradient_norm"), 1, tmp_path, {"method": "deepnorm"})
@@ -269,12 +269,12 @@ def test_probes_read_the_gradients_of_the_mean_loss(tmp_path):
 
 @pytest.mark.parametrize("flags", [(), ("--bf16",)], ids=["fp32", "bf16"])
 def test_checkpoints_are_small_and_export(flags, data, tmp_path):
-    """Weights, means and squares are one memory each in the file; averaging and folding take it as any other."""
+    """Checkpoints of deepnet_adam store each tensor once; they can be averaged and exported."""
     training(data, tmp_path, *TINY, "--optimizer", "deepnet_adam", *flags, "--max-update", "2")
     path = tmp_path / "checkpoint_last.pt"
     state, model = torch.load(path, weights_only=True), from_checkpoint(str(path))[0]
     trained = [state["model"][name] for name, _ in model.named_parameters()]
-    each = 16 if flags else 12  # bytes: the weights, two moments, and in half precision the float32 weights
+    each = 16 if flags else 12  # bytes: the weights, two moments, and with bf16 the float32 weights
     assert path.stat().st_size < 1.25 * each * sum(p.numel() for p in model.parameters()) + 100_000
     average([path, path], tmp_path / "mean.pt")
     assert difference(from_checkpoint(str(tmp_path / "mean.pt"))[0].parameters(), trained) == 0

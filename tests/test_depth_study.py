@@ -1,4 +1,4 @@
-"""The pages of the depth study and of the check: tables against numbers by hand, and against the records."""
+"""Tests of the pages of the depth study and of the check: tables against numbers by hand and against records."""
 
 import importlib.util
 import math
@@ -21,7 +21,7 @@ def render():
 
 
 def training(method, layers, rate, loss, seed=1, updates=500, **parts):
-    """A record of a training that ended at that held-out loss, and at 9 bits on the training data."""
+    """Return a record of a training with that held-out loss, and 9 bits on the training data."""
     run = {"method": method, "encoder_layers": layers, "decoder_layers": layers, "lr": rate, "seed": seed}
     rows = [{"num_updates": str(update), "loss": str(loss)} for update, loss in ((400, 5), (425, 8), (500, 10))]
     log = {"train_inner": rows, "valid": [{"valid_loss": "1.0"}, {"valid_loss": str(loss)}]}
@@ -34,7 +34,7 @@ def test_pages_are_those_of_the_records():
 
 
 def test_failures_and_warm_up(render):
-    """A training failed that ended early, or no better than guessing; the loss of updates 401 to 500 is a mean."""
+    """A training has failed if it ended early or is no better than guessing; the early loss is a mean."""
     diverged = training("pre_ln", 6, 0.001, 7.0, diverged="at update 7", check={"verdict": "at risk"})
     stuck = training("pre_ln", 6, 0.002, 8.95, check={"verdict": "stable"})
     trained = training("pre_ln", 6, 0.004, 7.0, check={"verdict": "stable"})

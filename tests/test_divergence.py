@@ -1,4 +1,4 @@
-"""Where the numbers of a training end, and what is said of it: every case is made so that the place is known."""
+"""Tests of divergence: every case has a known place where numbers stop being finite."""
 
 import math
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ def test_the_branch_with_a_broken_weight_is_named(method, data, tmp_path):
     training.step()
     weights = [weight for stack in ("encoder", "decoder") for layer in getattr(training.model, stack).layers
                for weight in layer.weights()]  # fmt: skip
-    weight = weights[7 * sorted(METHODS).index(method) % len(weights)]  # every branch and role in turn
+    weight = weights[7 * sorted(METHODS).index(method) % len(weights)]  # covers all branches and roles over the methods
     with torch.no_grad():
         weight.linear.weight[3, 5] = math.nan
     assert training.diverge() == f"diverged at update 2: loss not finite, first at {weight.site} (forward)"
@@ -30,7 +30,7 @@ def test_the_branch_with_a_broken_weight_is_named(method, data, tmp_path):
 
 
 def test_a_model_of_another_package_is_addressed_by_its_modules(data, tmp_path):
-    """Under --amp, at the floor of its loss scale."""
+    """A divergence of fairseq's own model at the floor of the --amp loss scale is named by its module."""
     training = Training(data, tmp_path, "--arch", "transformer", *TINY[2:], "--amp", "--min-loss-scale", "100")
     with torch.no_grad():
         training.model.decoder.layers[0].fc1.bias[0] = math.inf
@@ -46,7 +46,7 @@ def test_a_gradient_that_is_not_finite_behind_a_finite_forward_pass(data, tmp_pa
 
 
 def test_a_loss_that_is_not_finite_with_gradients_that_are(data, tmp_path, monkeypatch):
-    """And a search that fails is no reason to say nothing."""
+    """A loss that is not finite is reported with finite gradients too, and when the search for the place fails."""
     training = Training(data, tmp_path, *TINY)
     criterion, compute = training.trainer.criterion, training.trainer.criterion.compute_loss
     monkeypatch.setattr(criterion, "compute_loss", lambda *a, **k: tuple(x + math.inf for x in compute(*a, **k)))
@@ -55,7 +55,7 @@ def test_a_loss_that_is_not_finite_with_gradients_that_are(data, tmp_path, monke
 
 
 def test_only_the_floor_of_the_loss_scale_is_a_divergence(data, tmp_path):
-    """From a scale of 32 down to 2 batches that overflow are left out; the next one ends the training."""
+    """Overflows are skipped while the loss scale falls; an overflow at its floor is a divergence."""
     training = Training(data, tmp_path, *TINY, "--fp16", "--fp16-init-scale", "32", "--min-loss-scale", "1")
     optimizer = training.trainer.optimizer
     optimizer.clip_grad_norm = lambda *_, **__: optimizer.scaler.check_overflow(math.inf)
@@ -66,7 +66,7 @@ def test_only_the_floor_of_the_loss_scale_is_a_divergence(data, tmp_path):
 
 
 def test_weights_that_are_not_finite_replace_no_checkpoint(data, tmp_path, monkeypatch, capsys):
-    """An update that breaks them is found at its save; the program ends in a line and a status."""
+    """Weights that are not finite replace no checkpoint: the save finds them, and the program ends in one line."""
     train(data, tmp_path, *TINY, "--max-update", "1")
     good = (tmp_path / "checkpoint_last.pt").read_bytes()
     make = Trainer.set_num_updates
@@ -94,7 +94,7 @@ def test_two_processes_end_together_with_one_line(data, tmp_path):
 
 
 def test_norms_of_several_gpus_that_are_not_finite_are_no_inconsistency():
-    """fairseq reports a fatal error there, which is no divergence."""
+    """Gradient norms of several GPUs that are not finite are a divergence, not fairseq's fatal inconsistency."""
     trainer = DeepTrainer.__new__(DeepTrainer)
     trainer.cfg = SimpleNamespace(common=SimpleNamespace(amp=False))
     with pytest.raises(FloatingPointError, match="^gradients are Nan/Inf$"):

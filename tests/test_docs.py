@@ -1,4 +1,4 @@
-"""The documentation says what the code does."""
+"""Tests of the documentation against the code."""
 
 import json
 import os
@@ -24,9 +24,9 @@ PAGES = [page for folder in FOLDERS for page in sorted(folder.glob("*.md")) if p
 
 
 def test_tables_of_methods():
-    """docs/methods.md holds what scripts/methods_page.py writes; scripts/render_results.sh calls it.
+    """docs/methods.md holds the tables that scripts/methods_page.py writes.
 
-    A method that is new, or a stranger's, is not on the page yet.
+    Methods that are new, or from a user's folder, need not be on the page.
     """
     held = re.search(r"<!-- methods -->\n(.*)<!-- /methods -->", PAGE, re.DOTALL).group(1)
     assert set(held.strip().splitlines()) <= set(methods_page().splitlines())
@@ -34,7 +34,7 @@ def test_tables_of_methods():
 
 @pytest.fixture(scope="module")
 def extended(tmp_path_factory):
-    """A copy of package and tests with the file of docs/adding_a_method.md in it."""
+    """Provide a copy of package and tests with the file of docs/adding_a_method.md in it."""
     folder = tmp_path_factory.mktemp("extended")
     for name in ("deepnet_fairseq", "benchmarks", "tests"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -48,10 +48,10 @@ def extended(tmp_path_factory):
 
 
 def test_example_of_a_new_method_is_found(extended):
-    """Listed, foldable, with its option and its numbers by depth."""
+    """The example of a new method is listed, can be exported, and has its option and its coefficients."""
     command = ("deepnet_fairseq", "methods", "layer_scale", "--layers", "18,25", "--json")
     card = json.loads(call(extended / "deepnet_fairseq", *command))
-    extra = 30 * 512 + 2 * 2 * 512  # 2N + 3M vectors, and Pre-LN's two last LayerNorms
+    extra = 30 * 512 + 2 * 2 * 512  # 2N + 3M vectors, and Pre-LN's two final LayerNorms
     assert card["parameters"].startswith(f"{extra:+,} beside") and card["last LayerNorm"] == "yes"
     assert card["export"].startswith("plain Transformer")
     assert card["options"][0][:3] == ["--layer-scale-init", "number", "0.0"]
@@ -60,7 +60,7 @@ def test_example_of_a_new_method_is_found(extended):
 
 @pytest.mark.smoke
 def test_a_new_method_keeps_what_every_method_keeps(extended):
-    """All tests that go by the registry, of this method: a file is enough."""
+    """Every test that is parametrised by the registry passes for the example of a new method."""
     words = ["-m", "pytest", "-p", "no:xdist", "-p", "no:cacheprovider", "--tb=short"]
     words += ["-m", "not slow and not gpu and not peers"]
     words += ["-k", "(layer_scale or by_name) and not documented"]
@@ -71,7 +71,7 @@ def test_a_new_method_keeps_what_every_method_keeps(extended):
 
 
 def test_default_profiles_are_the_documented_ones():
-    """Of the methods on the page."""
+    """Default init profiles of the methods equal those on the page."""
     documented = 0
     for row in re.findall(r"^\| `\w+` \| .* \|$", PAGE, re.MULTILINE):
         profile, names = re.match(r"\| `(\w+)`", row)[1], re.findall(r"\w+", row.split("|")[-2])

@@ -1,4 +1,4 @@
-"""Files over HTTP, from a server on this machine that goes wrong on demand: whole and verified, or not at all."""
+"""Tests of downloads from a local server that fails on demand: files are whole and verified, or absent."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ def fetch(file, folder):
 
 
 def seen(folder):
-    """Names that do not start with a dot."""
+    """Return the names in a folder that do not start with a dot."""
     return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
 
 
 def test_whole_and_only_once(server, file, tmp_path, capsys):
-    """With a bar; a second call costs no request; a changed file is noticed and left alone."""
+    """A download shows a bar and runs once; a changed file is noticed and left alone."""
     path = fetch(file, tmp_path / "new" / "folder")
     assert re.search(r"a\.gz: 100%.* 1\.02M/1\.02M", capsys.readouterr().err)
     assert path.read_bytes() == BODY and path.name == "a.gz" and seen(path.parent) == ["a.gz"]
     assert [headers["Accept-Encoding"] for _, headers in server.asked] == ["identity"]
-    path.parent.chmod(0o500)  # a folder that several share, say
+    path.parent.chmod(0o500)  # for example a shared folder
     assert fetch(file, path.parent) == path and len(server.asked) == 1
     path.write_bytes(WRONG)
     with pytest.raises(UserError, match=r"a\.gz: is not the file meant, sha256 .* \(the publisher\); remove it"):
@@ -73,7 +73,7 @@ def test_whole_and_only_once(server, file, tmp_path, capsys):
 
 @pytest.mark.parametrize("then", ("close", "reset", "stall"))
 def test_broken_transfers_resume(then, server, file, tmp_path):
-    """Truncated, reset, stalled: the rest is asked for, and no byte is sent twice; each that adds bytes is patience."""
+    """Transfers that are truncated, reset or stalled resume at their last byte, as long as each adds bytes."""
     server.faults["/a.gz"] = [Fault(after=300_000, then=then)] * 2 + [Fault(after=30_000)] * 8
     assert fetch(file, tmp_path).read_bytes() == BODY
     assert server.ranges("/a.gz")[:4] == [None, "bytes=300000-", "bytes=600000-", "bytes=630000-"]
@@ -81,14 +81,14 @@ def test_broken_transfers_resume(then, server, file, tmp_path):
 
 
 def test_server_that_starts_over_ends(server, file, tmp_path):
-    """Without ranges an interruption at the same place is in vain: 6 times more, not for ever."""
+    """A server without ranges that breaks off at the same byte is given up after 7 attempts."""
     server.ignores.add("Range")
     server.faults["/a.gz"] = repeat(Fault(after=300_000))
     with pytest.raises(UserError, match=r"a\.gz: no address gives it .*IncompleteRead\(300000 .*6 times in a row"):
         fetch(file, tmp_path)
     assert len(server.ranges("/a.gz")) == 7 and seen(tmp_path) == ["a.gz.part"]
     server.faults["/a.gz"] = ()
-    assert fetch(file, tmp_path).read_bytes() == BODY  # 200 to a Range: nothing is spliced
+    assert fetch(file, tmp_path).read_bytes() == BODY  # the answer to a Range is 200, so nothing is spliced
 
 
 def test_busy_then_fine_and_busy_for_ever(server, file, tmp_path):
@@ -101,7 +101,7 @@ def test_busy_then_fine_and_busy_for_ever(server, file, tmp_path):
 
 
 def test_no_address_gives_it(server, tmp_path):
-    """Each is asked in turn, then one line with every address, its reason, and the way out."""
+    """Every address is tried, then one line lists each with its reason and the way out."""
     server.faults["/a.gz"] = repeat(Fault(status=410))
     server.faults["/away"] = [Fault(302, {"Location": "http://[x/"})]
     server.files |= {"/page": b"\n<!DOCTYPE HTML>", "/torn": GZ[:-9], "/b": WRONG, "/c": BODY}
@@ -119,14 +119,14 @@ def test_no_address_gives_it(server, tmp_path):
     line = str(caught.value)
     assert "\n" not in line and line.startswith("a.gz: ") and f"by hand into {tmp_path} under this name" in line
     assert [url for url, reason in reasons.items() if f"{url}: {reason}" not in line] == [] == seen(tmp_path)
-    server.files["/page"] = GZ  # nothing of the page was recorded
+    server.files["/page"] = GZ  # the web page's checksum was not recorded
     assert fetch(RemoteFile("a.gz", (server.url("/page"),)), tmp_path / "right").read_bytes() == GZ
     found = fetch(RemoteFile("a.gz", tuple(map(server.url, ("/a.gz", "/b", "/c"))), None, sha256(BODY)), tmp_path)
     assert found.read_bytes() == BODY and server.ranges("/c") == [None]
 
 
 def test_wrong_content_and_wrong_size(server, file, tmp_path):
-    """One line with what was expected and found, and nothing left."""
+    """Wrong content or size is refused in one line with the expected and found values; no file stays."""
     server.files["/a.gz"] = WRONG
     with pytest.raises(UserError) as caught:
         fetch(file, tmp_path)
@@ -139,7 +139,7 @@ def test_wrong_content_and_wrong_size(server, file, tmp_path):
 
 
 def test_bad_part_is_mended(server, file, tmp_path):
-    """A part that holds something else is spliced, noticed, and fetched anew; so is one that a wrong rest comes for."""
+    """A part file with wrong content, or a wrong range in the answer, is noticed and fetched anew."""
     part = tmp_path / "a.gz.part"
     part.write_bytes(b"x" * 1000)
     assert fetch(file, tmp_path).read_bytes() == BODY
@@ -152,9 +152,9 @@ def test_bad_part_is_mended(server, file, tmp_path):
 
 @pytest.mark.parametrize("heeded", (True, False))
 def test_changed_file_is_not_spliced(heeded, server, tmp_path):
-    """No checksum is known: the ETag, sent as If-Range, tells that the rest belongs to another file.
+    """A file that changed on the server is not spliced, even without a known checksum: If-Range sends the ETag.
 
-    A server that sends the rest nevertheless gives itself away by the new ETag.
+    A server that ignores If-Range is recognised by the new ETag.
     """
     server.headers["/a.gz"]["ETag"] = '"1"'
     file = RemoteFile("a", (server.url("/a.gz"),))
@@ -171,7 +171,7 @@ def test_changed_file_is_not_spliced(heeded, server, tmp_path):
 
 
 def test_part_that_is_whole_or_too_long(server, file, tmp_path):
-    """Killed between the last byte and the name: verified without fetching (416). Too long: started over."""
+    """A complete part file is verified without a transfer (status 416); one that is too long is fetched anew."""
     for part, sent in ((BODY, 0), (BODY + b"more", 1)):
         for size in (None, len(BODY)):
             (tmp_path / "a.gz").unlink(missing_ok=True)
@@ -182,7 +182,7 @@ def test_part_that_is_whole_or_too_long(server, file, tmp_path):
 
 
 def test_recorded_checksums(server, tmp_path):
-    """The first download is recorded, in the format that sha256sum checks; every later one must be the same."""
+    """Checksums of first downloads are recorded in sha256sum's format, and later downloads must match."""
     server.files |= {"/z": b"zz", "/b": b"bb"}
     files = [RemoteFile(name, (server.url(f"/{name}"),)) for name in ("z", "b")]
     fetch_all(files, tmp_path)
@@ -192,7 +192,7 @@ def test_recorded_checksums(server, tmp_path):
     server.files["/b"] = b"xx"
     with pytest.raises(UserError, match=f"instead of {sha256(b'bb')[7:]} .*SHA256SUMS"):
         fetch_all(files, tmp_path)
-    (tmp_path / "b").write_bytes(b"by hand")  # what the message asks for, but another file
+    (tmp_path / "b").write_bytes(b"by hand")  # the message asks for a file, and this is a wrong one
     with pytest.raises(UserError, match=r"b: is not the file meant"):
         fetch_all(files, tmp_path)
     (tmp_path / "SHA256SUMS").write_text("not sums\n")
@@ -204,7 +204,7 @@ def test_recorded_checksums(server, tmp_path):
 
 
 def test_space_is_looked_for_first(server, file, tmp_path, monkeypatch):
-    """For all files together, less what their parts hold; else by the length of the answer."""
+    """Free space is checked before the transfer, for all files less their part files, or by the answer's length."""
     files = [file, RemoteFile("b", (server.url("/a.gz"),), len(BODY), sha256(BODY))]
     (tmp_path / "a.gz.part").write_bytes(BODY[:24_000])
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=2_023_999))
@@ -218,7 +218,7 @@ def test_space_is_looked_for_first(server, file, tmp_path, monkeypatch):
 
 
 def test_disk_full_halfway(server, file, tmp_path):
-    """A limit on the size of files stands for the end of the disk: then there is room, and it goes on."""
+    """A download that fills the disk, imitated by a limit on file sizes, resumes when there is space again."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (300_001, limits[1]))
     try:

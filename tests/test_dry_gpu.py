@@ -1,6 +1,6 @@
-"""Types, kernel launches and host-device synchronisations of an update, counted on benchmarks.fake_gpu.
+"""Tests of an update's types, kernel launches and host-device synchronisations on benchmarks.fake_gpu.
 
-The numbers below are today's; whoever lowers one writes it here.
+The expected counts are today's; a change that lowers one updates it here.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from deepnet_fairseq.tools.plan.setting import parse
 SMALL = Shape(rows=8, source=11, target=9)
 DEFAULT = ("--fp16", "--optimizer", "deepnet_adam")
 TINY = ("--arch", "deepnet_transformer_tiny")
-COUNTED = torch.__version__.startswith("2.13.")  # other versions have other operators
-PAIR = 124  # launches of a layer of each stack, forward and backward; 95 before the layers were plain torch
-NEW = 2 * PAIR  # most launches of a method that nobody has counted yet
+COUNTED = torch.__version__.startswith("2.13.")  # other versions of torch have other operators
+PAIR = 124  # launches of a layer in each stack, forward and backward
+NEW = 2 * PAIR  # upper limit for a method without an entry in COST
 COST = dict.fromkeys(("ds_init", "mix_ln", "post_ln", "post_ln_init", "pre_ln"), 119) | {
     "admin": 154, "admin_torch": 124, "attn_res": 1026, "b2t": 123, "branchnorm": 134, "complete_p": 124,
     "deepnorm": PAIR, "dlcl": 139, "gpas": 192, "hybrid_norm": 137, "keel": 139, "ln_scaling": 129, "mhc": 1004,
     "normformer": 139, "peri_ln": 134, "r_fixup": 140, "resi_dual": 158, "rezero": 162, "siamese_norm": 184,
     "sub_ln": 131, "t_fixup": 104, "deepnorm --pro-res --qk-norm": 152,
 }  # fmt: skip
-GROWING = {"attn_res"}  # each branch reads all before it: COST is the fifth layer's
-WAITS = 11  # synchronisations of an update in half precision, all of them behind the backward pass
+GROWING = {"attn_res"}  # each branch reads all earlier ones: COST holds the fifth layer's count
+WAITS = 11  # synchronisations of an update in half precision, all after the backward pass
 ASKS = {"chunked": {"forward nonzero plugin/chunked_cross_entropy.py:forward"}}  # setting -> "part kind file:function"
-DECODING = {"rest copy to host core/cache.py:reorder"}  # of a step, as above
+DECODING = {"rest copy to host core/cache.py:reorder"}  # synchronisations of a decoding step, in the same form
 PRECISIONS = {
     "float32": (), "fp16": ("--fp16",), "bf16": ("--bf16",), "amp": ("--amp",),
     "memory-efficient fp16": ("--memory-efficient-fp16",), "memory-efficient bf16": ("--memory-efficient-bf16",),
@@ -46,7 +46,7 @@ pytestmark = pytest.mark.skipif(obstacle() is not None, reason=str(obstacle()))
 
 @pytest.fixture(scope="module")
 def gpu():
-    """A process with that GPU."""
+    """Provide a process with the fake GPU."""
     device = FakeGPU()
     yield device
     device.close()
@@ -72,7 +72,7 @@ def test_an_update_by_the_defaults(gpu):
 @pytest.mark.smoke
 @pytest.mark.parametrize("method", [*sorted(METHODS), "deepnorm --pro-res --qk-norm"])
 def test_every_method(gpu, method):
-    """Count launches: each further layer has as many as the one before, and at most COST."""
+    """Every further layer costs as many launches as the one before, at most COST, and no synchronisation."""
     flags = (*DEFAULT, "--method", *method.split(), *get_method(method.split()[0]).train_flags)
     records = [gpu(train, (*layers(number), *flags), SMALL) for number in (3, 4, 5)]
     assert [record.mismatches for record in records] == [[]] * 3
@@ -95,7 +95,7 @@ def test_an_update_by_other_settings(gpu, precision, other):
 
 @pytest.mark.smoke
 def test_steps_of_beam_search(gpu):
-    """The first step asks how beams share sources; one in eight drops cached positions that no beam needs."""
+    """Beam search synchronises at its first step to share sources, and at one step in eight to drop positions."""
     steps = gpu(decode, {"vocab": 100, "encoder_layers": 2, "decoder_layers": 2}, torch.half)
     assert set(steps[5].waits) == DECODING
     assert not steps[5].copies

@@ -1,4 +1,4 @@
-"""Several processes train the same model on the same batches as one: by DDP and ZeRO, of every kind of model."""
+"""Tests that several processes, with DDP or ZeRO, train the same model as one process, for all kinds of model."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ MODEL = (
     "--max-update", "12", "--adam-eps", "1e-6",
 )  # fmt: skip
 MODES = {"ddp": (), "zero": ("--optimizer", "deepnet_adam", "--zero-sharding", "os")}
-# The rest are slow.
+# The remaining cases are slow.
 SOME = [(2, "deepnorm", "ddp", 1), (2, "admin", "zero", 0), (2, "rezero", "zero", 1)]
 ALL = [*product((2, 4), ("deepnorm", "admin", "dlcl", "rezero"), MODES, (0, 1))]
 CASES = [pytest.param(*case, marks=() if case in SOME else pytest.mark.slow) for case in ALL]
 
 
 def train(folder, data, world, method, *flags):
-    """Losses of 12 updates of the batches of 4, and the checkpoint."""
+    """Train 12 updates of 4 batches each; return their losses and the checkpoint."""
     words = (*TRAIN_FLAGS, *MODEL, "--method", method, *METHODS[method].train_flags, *flags)
     found = ranks.train(world, folder / "log", data, *words, "--update-freq", 4 // world, "--save-dir", folder)
     state = checkpoint_utils.load_checkpoint_to_cpu(str(folder / "checkpoint_last.pt"))
@@ -39,13 +39,13 @@ def train(folder, data, world, method, *flags):
 
 @pytest.fixture(scope="module")
 def alone(data, tmp_path_factory):
-    """Method -> losses and checkpoint of a training by one process."""
+    """Provide the losses and checkpoint of a training on one process, by method."""
     return cache(lambda method: train(tmp_path_factory.mktemp("alone"), data, 1, method))
 
 
 @pytest.mark.parametrize("world, method, mode, again", CASES)
 def test_losses_weights_and_state_are_those_of_one(alone, world, method, mode, again, data, tmp_path):
-    """Float32, 12 updates; what differs is the order of sums."""
+    """Losses, weights and optimiser state after 12 float32 updates are those of one process, up to summation order."""
     flags = (*MODES[mode], *["--checkpoint-activations"][:again])
     losses, state = train(tmp_path, data, world, method, *flags)
     expected, one = alone(method)
@@ -54,7 +54,7 @@ def test_losses_weights_and_state_are_those_of_one(alone, world, method, mode, a
 
 
 def assert_same(state, expected):
-    """Weights and moments; a unit whose ReLU is at its edge may fall to the other side."""
+    """Check that weights and moments are equal but for the few units whose ReLU lies at its edge."""
     assert state["model"].keys() == expected["model"].keys()
     pairs = [(state["model"][name], value) for name, value in expected["model"].items()]
     found, others = (one["last_optimizer_state"]["state"] for one in (state, expected))
@@ -73,9 +73,9 @@ HALF = {"--fp16": MODES, "--amp": ("ddp",)}
 @pytest.mark.smoke
 @pytest.mark.parametrize("precision, mode", [(precision, mode) for precision, modes in HALF.items() for mode in modes])
 def test_half_precision_is_that_of_one(precision, mode, alone, data, tmp_path):
-    """12 updates: losses as in float32, and weights as one process makes them.
+    """Losses in half precision are those of float32, and weights those of one process.
 
-    Those of 2 in a row may fall on either side of a number of fp16: 2^-10 for weights up to 2.
+    Rounded weights may differ by one step of fp16, 2^-10 for weights up to 2.
     """
     found = []
     for world, flags in ((1, ()), (2, MODES[mode])):
@@ -97,7 +97,7 @@ def test_half_precision_is_that_of_one(precision, mode, alone, data, tmp_path):
     ],
 )
 def test_resumes_on_another_number_in_another_mode(alone, world, mode, later, other, data, tmp_path):
-    """5 updates and 7 more are 12, whoever makes them."""
+    """A training resumes on another number of processes in another mode: 5 and 7 updates equal 12."""
     first, _ = train(tmp_path, data, world, "rezero", *MODES[mode], "--max-update", 5)
     both, state = train(tmp_path, data, later, "rezero", *MODES[other])
     expected, one = alone("rezero")
@@ -113,7 +113,7 @@ EXACT = [(precision, mode) for precision in ((), ("--bf16",), ("--fp16",)) for m
     [pytest.param(*case, marks=() if case == (("--fp16",), "zero") else pytest.mark.slow) for case in EXACT],
 )
 def test_resumed_on_two_processes_bit_for_bit(precision, mode, data, tmp_path):
-    """6 updates, and 3 and 3 more: weights and state of the optimiser, with its float32 weights in half precision."""
+    """A training on two processes resumes bit for bit: 3 and 3 updates equal 6 in weights and optimiser state."""
     found = []
     for name, stops in (("at once", [6]), ("in two", [3, 6])):
         (folder := tmp_path / name).mkdir()
@@ -141,7 +141,7 @@ def test_what_cannot_be_sharded_is_refused(flags, data, tmp_path, capsys):
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    """Of language models."""
+    """Provide the text of language models."""
     return make_text(tmp_path_factory.mktemp("text"))
 
 
@@ -153,7 +153,7 @@ DEFAULT = [("causal", "ddp"), ("masked", "zero")]
     "kind, mode", [pytest.param(*case, marks=() if case in DEFAULT else pytest.mark.slow) for case in OF_ONE_STACK]
 )
 def test_language_models_on_two_processes(kind, mode, text, tmp_path):
-    """Losses, weights and moments; which tokens are masked does not depend on the process."""
+    """Language models on two processes have the losses, weights and moments of one, with the same masked tokens."""
     found = []
     for world, flags in ((1, ()), (2, MODES[mode])):
         if kind == "causal" and mode == "ddp":

@@ -1,4 +1,4 @@
-"""Every registered method through fairseq's programs; a new file in core/methods/ joins by itself."""
+"""Tests of every registered method in fairseq's programs; a new file in core/methods/ is included by itself."""
 
 import math
 import re
@@ -14,14 +14,14 @@ from .test_commands import losses
 
 ARCH = ("--arch", "deepnet_transformer_tiny", "--encoder-layers", "3", "--decoder-layers", "2")
 TRANSLATE = ("--user-dir", USER_DIR, "--cpu", "--beam", "2", "--max-len-a", "0", "--max-len-b", "5")
-FLOAT32 = ("admin", "r_fixup")  # keep numbers in float32 under half precision
+FLOAT32 = ("admin", "r_fixup")  # methods whose parameters stay in float32 under half precision
 
 
 def flags_of(method):
     return ("--method", method, *get_method(method).train_flags)
 
 
-# one in the default suite, for the minutes; CI runs all
+# The default suite runs one method to save time; CI runs all.
 @pytest.mark.parametrize(
     "method", [name if name == "deepnorm" else pytest.param(name, marks=pytest.mark.smoke) for name in sorted(METHODS)]
 )
@@ -35,7 +35,7 @@ def test_trains_and_translates(method, data, tmp_path):
 
 @pytest.mark.parametrize("method", FLOAT32)
 def test_bf16_training_with_float32_numbers(method, data, tmp_path):
-    """fairseq's half-precision optimiser takes a model of two types; the numbers move in steps bf16 does not have."""
+    """Parameters kept in float32 train in a bf16 model, in steps that are finer than bf16."""
     train = ("fairseq-train", data, *TRAIN_FLAGS, *ARCH, *flags_of(method), "--bf16", "--save-dir", tmp_path)
     found = losses(run(*train, "--max-update", "3").stdout)
     assert len(found) == 3
@@ -48,7 +48,7 @@ def test_bf16_training_with_float32_numbers(method, data, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", [(), ("--bf16",)], ids=["fp32", "bf16"])
 def test_500_500(precision, data, tmp_path):
-    """1,000 layers on a CPU: trained, saved, loaded, translating."""
+    """A model of 1,000 layers trains, saves, loads and translates on a CPU."""
     flags = (*TRAIN_FLAGS, "--arch", "deepnet_transformer_tiny_500_500", "--max-update", "20", "--save-dir", tmp_path)
     trained = losses(run("fairseq-train", data, *flags, *precision).stdout)
     assert sorted(trained) == list(range(1, 21))

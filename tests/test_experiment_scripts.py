@@ -1,4 +1,4 @@
-"""The scripts of tables and experiments: the papers' hyper-parameters, batches and launchers."""
+"""Tests of the scripts of tables and experiments: the papers' hyper-parameters, batches and launchers."""
 
 import os
 import subprocess
@@ -11,18 +11,18 @@ from .test_scripts import needs_venv
 
 pytestmark = needs_venv
 
-# DeepNet, appendix, Tables 4 to 8; the recipe of Admin's authors. Batches in tokens an update.
+# Recipes of DeepNet's Tables 4 to 8 (appendix) and of Admin's authors. Batches are in tokens an update.
 EVERYWHERE = {
     "--criterion": "label_smoothed_cross_entropy", "--label-smoothing": "0.1", "--adam-betas": "(0.9, 0.98)",
     "--lr-scheduler": "inverse_sqrt", "--warmup-init-lr": "1e-7", "--fp16": "",
 }  # fmt: skip
 BASE = {"--encoder-embed-dim": "512", "--encoder-ffn-embed-dim": "2048", "--encoder-attention-heads": "8"}
 LARGE = {"--encoder-embed-dim": "1024", "--encoder-ffn-embed-dim": "4096", "--encoder-attention-heads": "16"}
-ADMIN = {  # what the recipes of Admin's authors share
+ADMIN = {  # flags shared by the recipes of Admin's authors
     "--optimizer": "radam", "--adam-eps": "1e-8", "--clip-norm": "0.0", "--attention-dropout": "0.1",
     "--activation-dropout": "0.1", "--fp16-scale-window": "256", "--threshold-loss-scale": "0.03125",
 }  # fmt: skip
-PAPER = {  # script: its rows, tokens an update, flags
+PAPER = {  # script: number of rows, tokens an update, flags
     "iwslt14_de_en": (10 * 10, 4000, BASE | {
         "--lr": "5e-4", "--warmup-updates": "4000", "--adam-eps": "1e-8", "--max-update": "8000", "--clip-norm": "0.0",
         "--dropout": "0.4", "--weight-decay": "1e-4", "--optimizer": "deepnet_adam",
@@ -66,15 +66,15 @@ def batch(flags):
 
 @pytest.mark.parametrize("name", PAPER)
 def test_the_papers_hyper_parameters(name, tmp_path):
-    """Of every row, with the paper's batch on the default number of GPUs."""
+    """Every row has the paper's hyper-parameters, and the paper's batch on the default number of GPUs."""
     rows, tokens, paper = PAPER[name]
     found = [values(words) for words in trainings(name, OUT=tmp_path / "out")]
     assert len(found) == rows
     for flags in found:
         expected = dict(EVERYWHERE | paper)
-        if name == "table1_wmt17" and flags["--method"] in NO_NORM:  # Table 5's second column
+        if name == "table1_wmt17" and flags["--method"] in NO_NORM:  # the second column of the paper's Table 5
             expected["--lr"] = "5e-4"
-        if name == "iwslt14_de_en" and flags["--method"] == "rezero":  # in fp32 in Figure 6, and nowhere else
+        if name == "iwslt14_de_en" and flags["--method"] == "rezero":  # the paper trains it in fp32, in Figure 6 alone
             assert "--fp16" not in flags
             del expected["--fp16"]
         if "no_warmup" in flags["--save-dir"]:
@@ -97,7 +97,7 @@ def test_an_update_is_the_papers_on_any_number_of_gpus(gpus, nodes, tokens):
 
 
 def test_admins_depths_and_seeds():
-    """Of the baselines the depths that the papers give; its authors' seeds, unless others are named."""
+    """Admin's scripts train the depths of the papers and the seeds of its authors, unless others are named."""
     found = [values(words) for words in trainings("admin_wmt14_en_fr")]
     depths = [(flags["--method"], f"{flags['--encoder-layers']}-{flags['--decoder-layers']}") for flags in found]
     assert sorted(depths) == sorted(
@@ -123,7 +123,7 @@ def test_what_the_paper_leaves_open_is_a_setting(average, of, tmp_path):
 
 
 DEEP = {"DEPTHS": "100", "METHODS": "deepnorm"}
-FITTING = [  # settings -> tokens of a GPU's batch, whether layers are recomputed; without a plan by depth
+FITTING = [  # settings -> tokens of a GPU's batch, recomputation; without a plan the depth decides
     ({"PLAN": 1, "GPU_MEMORY": 80}, ("8192", False)),
     ({"PLAN": 1, "GPU_MEMORY": 80, "RECOMPUTE": 1}, ("16384", True)),
     ({"PLAN": 1, "GPU_MEMORY": 24, "MAX_TOKENS": 2048, "GPUS": 2}, ("2048", True)),
@@ -134,13 +134,13 @@ FITTING = [  # settings -> tokens of a GPU's batch, whether layers are recompute
 
 @pytest.mark.parametrize("setting, expected", FITTING)
 def test_memory_decides_on_batch_and_recomputation(setting, expected):
-    """The update is the paper's either way."""
+    """GPU memory decides on the batch and on recomputation; an update keeps the paper's number of tokens."""
     (flags,) = map(values, trainings("table1_wmt17", **DEEP, **setting))
     assert (flags["--max-tokens"], "--checkpoint-activations" in flags) == expected and batch(flags) == 128 * 4096
 
 
 def test_recipes_of_60_layers():
-    """microsoft/deepnmt's En-Fr: 3,200 x 8 x 16 tokens at 1e-3, dropout 0.2, beam 10; En-De by its paper's text."""
+    """RECIPE=deepnmt trains microsoft/deepnmt's 60 layers: En-Fr by its repository, En-De by its paper's text."""
     for name, tokens, expected, beam in (
         ("admin_wmt14_en_fr", 3200 * 8 * 16, ("1e-3", "0.2", "8000", "50"), ("10", "1.0")),
         ("admin_wmt14", 4 * 8192, ("1e-3", "0.1", "4000", "50"), ("4", "0.6")),
@@ -161,14 +161,17 @@ def test_recipes_of_60_layers():
     ({"ORDER": "given"}, [("deepnorm", "18"), ("admin", "18"), ("deepnorm", "6"), ("admin", "6")]),
 ])  # fmt: skip
 def test_rows_come_in_the_order_asked_for(order, rows):
-    """What the user came for first: the first method at its deepest; seed by seed."""
+    """Rows run in the order asked for: seed by seed, the first method first, the deepest first by default."""
     words = trainings("table1_wmt17", METHODS="deepnorm admin", DEPTHS="18 6", SEEDS="1 7", **order)
     found = [(flags["--seed"], flags["--method"], flags["--encoder-layers"]) for flags in map(values, words)]
     assert found == [(seed, *row) for seed in "17" for row in rows]
 
 
 def test_a_dry_run_is_a_table(tmp_path):
-    """Rows, hours, memory and disk of what is left; a cell that diverged in the paper ends early; nothing is made."""
+    """A dry run prints a table of the remaining rows with hours, memory and disk, and writes nothing.
+
+    A cell that diverged in the paper is planned with fewer updates.
+    """
     done = tmp_path / "table1" / "deepnorm-6-seed1"
     done.mkdir(parents=True)
     (done / "trained").touch()
@@ -200,7 +203,7 @@ def test_admin_is_profiled_before_it_is_trained():
 
 
 def test_lengths_of_translations():
-    """fairseq's own, as the authors evaluate, but for the longest sentence."""
+    """Translations have fairseq's default lengths, as in the authors' evaluation, but for the longest sentence."""
     found = values(next(words for words in dry_run("table1_wmt17", **ROW) if words[0] == "fairseq-generate"))
     assert "--max-len-a" not in found and found["--beam"] == "4"
     assert found["--max-source-positions"] == found["--max-target-positions"] == found["--max-tokens"]
@@ -210,12 +213,12 @@ def test_torchrun():
     lines = dry_run("table1_wmt17", **ROW, GPUS=4, LAUNCH="torchrun")
     train = next(words for words in lines if "fairseq-train" in words)
     assert train[:5] == ["torchrun", "--nproc-per-node", "4", "--no-python", "fairseq-train"]
-    assert values(train)["--distributed-world-size"] == "4"  # without it each process would train alone
+    assert values(train)["--distributed-world-size"] == "4"  # otherwise each process would train on its own
 
 
 @pytest.mark.smoke
 def test_slurm_runs_each_row_as_a_job(tmp_path):
-    """A job is the script itself narrowed to its row; run here, it does what the script alone would."""
+    """LAUNCH=slurm submits each row as a job that runs the script narrowed to the row."""
     fake = tmp_path / "bin" / "sbatch"
     fake.parent.mkdir()
     fake.write_text(f'#!/bin/sh\ncat >"{tmp_path}/job-$$"\necho 42\n')
@@ -240,7 +243,7 @@ def test_slurm_runs_each_row_as_a_job(tmp_path):
         assert values(train)["--distributed-world-size"] == "16" and values(train)["--patience"] == "3"
 
 
-WRONG = {  # script and setting: what is said
+WRONG = {  # script and settings -> words of the refusal
     ("table1_wmt17", "GPUS", 3): "GPUS=3: must divide 128, the batches of an update",
     ("table1_wmt17", "MAX_TOKENS", 3000): "do not divide the paper's batch of 524288",
     ("table1_wmt17", "LAUNCH", "mpirun"): "LAUNCH=mpirun: choose spawn, torchrun or slurm",
@@ -264,9 +267,9 @@ def test_wrong_settings(name, setting, value):
     assert done.returncode == 1 and WRONG[name, setting, value] in done.stderr.splitlines()[-1]
 
 
-STOPPED = [  # script, settings, updates after which a training that learns nothing is ended
+STOPPED = [  # script, settings, updates after which a stuck training is ended
     ("table1_wmt17", {}, None),
-    ("table1_wmt17", {"PLAN": 1, "METHODS": "post_ln", "DEPTHS": 18}, "10000"),  # it diverged in the paper
+    ("table1_wmt17", {"PLAN": 1, "METHODS": "post_ln", "DEPTHS": 18}, "10000"),  # diverged in the paper
     ("table1_wmt17", {"PLAN": 1, "METHODS": "post_ln", "DEPTHS": 18, "STOP_STUCK": 0}, None),
     ("table1_wmt17", {"STOP_STUCK": 5000}, "5000"),
     ("table1_wmt17", {"SMOKE": 1}, "200"),

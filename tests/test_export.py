@@ -1,4 +1,4 @@
-"""`deepnet export` of translation models: stock fairseq without our package, CTranslate2, transformers, refusals."""
+"""Tests of `deepnet export` for translators: stock fairseq without our package, CTranslate2, transformers, refusals."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def checkpoint(data, tmp_path_factory):
-    """A checkpoint of fairseq-train, its 2L-2L DeepNorm model then taught to copy."""
+    """Provide a checkpoint of fairseq-train whose 2L-2L DeepNorm model was then trained to copy."""
     path = tmp_path_factory.mktemp("deepnorm") / "checkpoint_last.pt"
     run("fairseq-train", data, *TRAIN_FLAGS, *ARCH, "--max-update", "1", "--save-dir", path.parent)
     state, (model, _) = torch.load(path), from_checkpoint(str(path))
@@ -60,7 +60,7 @@ def exported(checkpoint):
 
 
 def export(*words) -> str:
-    """Return what `deepnet export` prints, in this process."""
+    """Run `deepnet export` in this process; return its output."""
     with redirect_stdout(StringIO()) as said:
         main(["export", *map(str, words)])
     return said.getvalue()
@@ -71,7 +71,7 @@ def hypotheses(printed: str) -> dict[str, str]:
 
 
 def test_stock_fairseq_translates_alike(data, checkpoint, exported):
-    """Plain fairseq-generate, no --user-dir: the same words for every sentence."""
+    """Stock fairseq-generate without --user-dir translates every sentence with the same words."""
     ours = hypotheses(run("fairseq-generate", data, *SEARCH, "--path", checkpoint, "--user-dir", USER_DIR).stdout)
     theirs = hypotheses(run("fairseq-generate", data, *SEARCH, "--path", exported).stdout)
     assert len(ours) == SENTENCES and ours == theirs
@@ -107,7 +107,7 @@ def words(dictionary, tokens) -> list[str]:
 
 
 def test_ctranslate2_translates_alike(checkpoint, converted):
-    """Beam 5, piece by piece."""
+    """CTranslate2 with beam 5 translates every sentence with the same pieces."""
     models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)])
     source, longest = sentences(SENTENCES, len(task.source_dictionary)), 30
     sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(PAD).sum(1)}}
@@ -128,7 +128,7 @@ def test_int8(checkpoint):
 
 @pytest.fixture(scope="module", name="hub")
 def a_hub(checkpoint):
-    """A folder for transformers."""
+    """Provide a folder exported for transformers."""
     out = checkpoint.with_name("hub")
     said = export(checkpoint, "--to", "huggingface", "--out", out, "--lenpen", "0.6")
     assert float(re.search(r"a FSMT; its logits differ by at most (\S+)", said).group(1)) < 1e-4
@@ -136,7 +136,7 @@ def a_hub(checkpoint):
 
 
 def test_transformers_translates_alike(data, checkpoint, hub):
-    """Text in, text out, generate() by itself with beam 5: translations of our search and the model as trained."""
+    """generate() of transformers translates text, with beam 5, as our search and the trained model do."""
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
     kinds = (AutoModelForSeq2SeqLM, AutoTokenizer)
@@ -163,18 +163,18 @@ def test_the_folder_says_what_it_is(checkpoint, hub):
     assert "# qaa to qab" in card and 'language: ["qaa", "qab"]' in card
     assert {"num_beams": 5, "length_penalty": 0.6, "early_stopping": True}.items() <= search.items()
     assert (hub / "model.safetensors").exists() and not list(hub.glob("*.bin"))
-    for path in hub.glob("*.json"):  # nothing of where it was made
+    for path in hub.glob("*.json"):  # no path of the machine
         assert str(checkpoint.parent) not in path.read_text()
 
 
 def test_greedy_search_has_no_penalty(checkpoint, hub, tmp_path):
-    """Which transformers refuses with one beam."""
+    """An export for greedy search has no length penalty, which transformers refuses with one beam."""
     export(checkpoint, "--to", "huggingface", "--out", tmp_path / "hub", "--beam", "1", "--lenpen", "0.6")
     search = json.loads((tmp_path / "hub" / "generation_config.json").read_text())
     assert search.get("num_beams", 1) == 1 and not search.get("early_stopping")
 
 
-REFUSED = {  # beside the checkpoint's name: flags, and what is said of them
+REFUSED = {  # beside the checkpoint's name: flags, words of the refusal
     "quantized transformer": (("--to", "transformer", "--quantization", "int8"), "--quantization"),
     "fp16 ctranslate2": (("--to", "ctranslate2", "--fp16"), "--quantization float16"),
     "no folder": (("--to", "transformer", "--out", "no/such/x.pt"), "--out no/such.*make it first"),
@@ -185,7 +185,7 @@ REFUSED = {  # beside the checkpoint's name: flags, and what is said of them
 
 
 def assert_refused(case, data, path, folder) -> None:
-    """In one line, and nothing is written or lost."""
+    """Check that an export is refused in one line, and that no file is written or lost."""
     (words, message), text = case, data.parent / "text" / "test.qaa"
     words = [word.format(text=text, folder=text.parent) for word in words]
     out = () if "--out" in words else ("--out", folder / "out")

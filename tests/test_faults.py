@@ -1,4 +1,4 @@
-"""Trainings that are killed and starved of disk end as ones left alone; and a difference would be noticed."""
+"""Tests of the fault campaigns: trainings survive kills and full disks, and a difference would be noticed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_difference_of_two_checkpoints_is_found(other, where):
 
 
 def test_a_lost_checkpoint_is_noticed(tmp_path):
-    """One that holds fewer updates than were saved before, and one that is truncated."""
+    """A checkpoint with fewer updates than were saved, or a truncated one, raises Lost."""
     torch.save(STATE, tmp_path / "checkpoint_last.pt")
     with pytest.raises(states.Lost, match="holds 6 updates where 9"):
         states.check(tmp_path, at_least=9)
@@ -50,7 +50,7 @@ def test_a_lost_checkpoint_is_noticed(tmp_path):
 
 @pytest.mark.smoke
 def test_killed_at_random_ends_as_undisturbed(tmp_path):
-    """scripts/fault_test.sh in short."""
+    """A short run of scripts/fault_test.sh loses no checkpoint."""
     command = [sys.executable, "-m", "tests.faults", "5", "--updates", "12", "--seed", "1"]
     env = os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=400)
@@ -60,13 +60,13 @@ def test_killed_at_random_ends_as_undisturbed(tmp_path):
 
 
 def test_a_process_that_dies_at_its_start_is_noticed(tmp_path, data, monkeypatch):
-    """Two that have met meet no second time, where one would wait for the other's address for --heartbeat-timeout."""
-    monkeypatch.setattr(life, "FORK", ranks.CONTEXT)  # what is forked off pytest prints where pytest reads it
+    """A process that dies at its start ends the other with one line, without a wait of --heartbeat-timeout."""
+    monkeypatch.setattr(life, "FORK", ranks.CONTEXT)  # pytest would capture the output of forks of this process
     pair = life.Life(words_of(data, 9, tmp_path / "run", KINDS["pair"][1]), 2, tmp_path / "log")
     try:
         assert pair.reaches("initialized host", 2), pair.said()
         os.kill(pair.pids[1], signal.SIGSTOP)
-        assert pair.wait(2) == [None, None]  # the first has come to where it needs the second
+        assert pair.wait(2) == [None, None]  # the first waits for the second
         pair.kill([pair.pids[1]])
         pair.launcher.join(8)
         assert pair.statuses() == [1, -9]

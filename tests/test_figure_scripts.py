@@ -1,4 +1,4 @@
-"""scripts/figure3.sh ... figure8.sh: what they would run, and one of them from corpus to picture."""
+"""Tests of scripts/figure3.sh to figure8.sh: their commands, and one run from corpus to picture."""
 
 import json
 import os
@@ -16,12 +16,12 @@ pytestmark = needs_venv
 
 
 def figure(number, *flags, **setting):
-    """Runs a figure's script."""
+    """Run a figure's script."""
     return script(f"figure{number}", *flags, **setting)
 
 
 def commands(number, *flags, **setting):
-    """The flags of each training that --dry-run prints: flag -> its last value."""
+    """Return the flags of each training that --dry-run prints, flag -> its last value."""
     return [values(words) for words in trainings(f"figure{number}", *flags, **setting)]
 
 
@@ -35,7 +35,7 @@ def commands(number, *flags, **setting):
     ],
 )
 def test_the_papers_setting(tmp_path, number, count, paper):
-    """How many trainings there are, and hyper-parameters of the paper's appendix."""
+    """Figure scripts have the number of trainings and the hyper-parameters of the paper's appendix."""
     found = commands(number, "--patience", "7", OUT=str(tmp_path / "out"))
     assert len(found) == count
     always = {"--adam-betas": "(0.9, 0.98)", "--label-smoothing": "0.1", "--patience": "7"}
@@ -53,7 +53,7 @@ def test_sweeps_of_figure_7():
 
 @pytest.mark.parametrize("number, recipe", [(3, "iwslt14_de_en"), (7, "wmt17_en_de"), (8, "opus100")])
 def test_data(tmp_path, number, recipe):
-    """Without DATA the corpus's recipe comes first; a folder that is not there ends the script."""
+    """A figure's script prepares its corpus first unless DATA is given, and refuses a missing folder."""
     first = figure(number, COMMANDS, OUT=tmp_path / "out").stdout.splitlines()[0]
     assert first == f"deepnet prepare corpus {recipe} {tmp_path}/out/data/{recipe}"
     done = figure(number, check=False, OUT=tmp_path / "out", DATA=tmp_path / "absent")
@@ -61,7 +61,7 @@ def test_data(tmp_path, number, recipe):
 
 
 def test_pieces_of_the_data(tmp_path):
-    """Generated as the data's subwords ask: IWSLT-14's are subword-nmt's, ours are sentencepiece's."""
+    """Translations undo the subwords of the data: subword-nmt's of IWSLT-14, or sentencepiece's."""
     for text, pieces in (("ver@@ 3\nsuch 2\n", "subword_nmt"), ("▁ver 3\nsuch 2\n", "sentencepiece")):
         (tmp_path / "dict.de.txt").write_text(text, encoding="utf-8")
         found = dry_run("figure6", DATA=tmp_path, DEPTHS="10", METHODS="deepnorm")
@@ -69,7 +69,10 @@ def test_pieces_of_the_data(tmp_path):
 
 
 def test_precision_and_gpus(tmp_path):
-    """fp16 but for ReZero in Figure 6, and Figures 4 and 5; an update is the paper's on any number."""
+    """Trainings use fp16, except Figures 4 and 5 and ReZero in Figure 6.
+
+    An update has the paper's batch on any number of GPUs.
+    """
     fake = tmp_path / "bin" / "nvidia-smi"
     fake.parent.mkdir()
     fake.write_text("#!/bin/sh\nfor gpu in 0 1 2 3; do echo GPU $gpu; done\n")
@@ -86,7 +89,7 @@ def test_precision_and_gpus(tmp_path):
 
 @pytest.mark.smoke
 def test_ctrl_c_leaves_nothing_running(data, tmp_path):
-    """Trainings that run side by side end with the script, and go on from there the next time."""
+    """Ctrl-C ends the script with all its parallel trainings, and the next call resumes them."""
     setting = {"SMOKE": 1, "DATA": data, "OUT": tmp_path, "DEPTHS": "4 6", "JOBS": 2}
     process = start("figure8", "--max-update", "100000", **setting)
     logs = [tmp_path / "opus100" / f"deepnorm-{layers}-seed1" / "train.log" for layers in (4, 6)]
@@ -102,7 +105,7 @@ def test_ctrl_c_leaves_nothing_running(data, tmp_path):
 
 @pytest.mark.smoke
 def test_figure_4_from_data_to_picture(data, tmp_path):
-    """A training that fails ends it; three runs of 30 updates, a picture; the second time nothing is trained."""
+    """figure4.sh trains three runs and draws the picture; a failed training ends it, a second call trains nothing."""
     done = figure(4, "--criterion", "nonsense", check=False, SMOKE=1, DATA=data, OUT=tmp_path / "failed")
     assert done.returncode == 1 and "failed; whole log:" in done.stderr
     assert "figure4.png" not in os.listdir(tmp_path / "failed")

@@ -1,4 +1,4 @@
-"""Recorded runs -> DeepNet's Figures 3-8, the quickstart's losses by depth, NormFormer's Figures 3 and 4."""
+"""Tests of figures of recorded runs: DeepNet's Figures 3-8, losses by depth, NormFormer's Figures 3 and 4."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .support.recorded import every_figure, falling, record
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory):
-    """Runs of every figure, and what the command made of them."""
+    """Provide recorded runs of every figure, drawn by `deepnet report`."""
     root = tmp_path_factory.mktemp("recorded") / "runs"
     every_figure(root)
     main(["report", str(root), "--figures"])
@@ -28,20 +28,20 @@ def drawn(tmp_path_factory):
 
 
 def check_picture(path):
-    """A PNG of several colours; the text of its numbers."""
+    """Check the size of a PNG; return the text of its numbers."""
     picture = matplotlib.image.imread(path)
     assert picture.shape[0] > 300 and picture.shape[1] > 400 and path.stat().st_size < 100_000
     return path.with_suffix(".md").read_text()
 
 
 def table(text, number):
-    """Rows of one of its tables, from 1: first cell -> header -> cell."""
+    """Return the rows of a text's table number 1, 2, ...: first cell -> header -> cell."""
     tables = [part.splitlines() for part in text.split("\n\n") if part.startswith("|")]
     header, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in tables[number - 1])
     return {row[0]: dict(zip(header, row, strict=True)) for row in rows}
 
 
-NUMBERS = {  # figure -> number of its table, first cell, column -> cell
+NUMBERS = {  # figure -> (number of the table, first cell, column) -> cell
     3: {(1, "5", "Post-LN"): "1.30 (0.2)", (1, "0", "Post-LN-init"): "1.80 (2.25)",
         (2, "6", "Post-LN"): "0.600 (0.630 to 0.740)", (3, "2", "Post-LN-init"): "6.50 (6.7)"},
     4: {(1, "2", "Post-LN, warm-up"): "2.00 (0.0354)", (2, "2", "Post-LN, no warm-up"): "10.0 (8.73)",
@@ -57,7 +57,7 @@ NUMBERS = {  # figure -> number of its table, first cell, column -> cell
 
 @pytest.mark.parametrize("figure", NUMBERS)
 def test_pictures_and_numbers(figure, drawn):
-    """Numbers by hand. Of figure 4, other LayerNorms and gradients of single weights do not count."""
+    """Figures show the numbers worked out by hand; other LayerNorms and single weights are left out of Figure 4."""
     text = check_picture(drawn / f"figure{figure}.png")
     assert text.startswith(f"Figure {figure}: ") and f"Its setting: {paper.SETTING[figure]}." in text
     for (number, row, column), expected in NUMBERS[figure].items():
@@ -65,7 +65,7 @@ def test_pictures_and_numbers(figure, drawn):
 
 
 def test_only_some_figures_elsewhere(drawn, tmp_path):
-    """The same runs give the same bytes."""
+    """`--figures 8,5 --out` writes these figures alone, with the same bytes as before."""
     main(["report", str(drawn), "--figures", "8,5", "--out", str(tmp_path / "new" / "out")])
     assert [path.name for path in sorted((tmp_path / "new" / "out").iterdir())] == [
         "figure5.md", "figure5.png", "figure8.md", "figure8.png"]  # fmt: skip
@@ -79,7 +79,7 @@ def directions(**bleu):
 
 
 def test_bleu_by_language(tmp_path):
-    """Means over the source languages, of both systems."""
+    """BLEU of a language is the mean over its source languages, for both systems."""
     record(tmp_path, 10, "deep", layers=100, score=directions(de_en=20.0, en_de=10.0, de_fr=0.0))
     record(tmp_path, 10, "m2m100", "pre_ln", 24, score=directions(de_en=12.0), system="M2M-100")
     text = redraw(tmp_path, 10, tmp_path)
@@ -87,7 +87,7 @@ def test_bleu_by_language(tmp_path):
 
 
 def text_of(figure, *folders):
-    """The text of a figure of some runs, without the picture."""
+    """Return the text of a figure of some runs, without the picture."""
     return text(EVERY[figure]([RecordedRun(folder) for folder in folders]))
 
 
@@ -100,12 +100,12 @@ def test_a_diverged_run_needs_no_score(tmp_path):
     assert table(text_of(8, folder), 1)["100"]["Post-LN"] == "diverged"
 
 
-# the quickstart's runs
+# The quickstart's runs.
 
 
 @pytest.fixture
 def runs(tmp_path):
-    """Two depths and methods, as quickstart.sh lays them out."""
+    """Provide runs of two depths and two methods, in the folders that quickstart.sh makes."""
     for layers, last in ((18, 400), (50, 800)):
         for method, loss, bleu in (("deepnorm", 3.0 + layers / 100, 36.8), ("post_ln", 8.04, None)):
             made = record(tmp_path, "depth", method, method, layers, losses=falling(loss, last), bleu=bleu, seed=1)
@@ -116,20 +116,20 @@ def runs(tmp_path):
 
 
 def test_losses_by_depth(runs):
-    """A panel a depth; a run that was stuck to its end."""
+    """The figure of losses has one panel for each depth, and shows stuck runs to their end."""
     text = redraw(runs, "depth", runs)
     assert check_picture(runs / "depth.png") == text
     assert list(table(text, 1)["400"].values()) == ["400", "3.18", "8.04"]
     assert table(text, 2)["800"]["DeepNorm"] == "3.50"
 
 
-# NormFormer's
+# NormFormer's figures.
 
 PLACES = ("ffn.inner", "self_attn.outer", "self_attn.inner.c")
 
 
 def model(root, name, method, probes, layers=12, stacks=("decoder",)):
-    """A run of a model with these stacks."""
+    """Write a run of a model with these stacks."""
     folder = record(root, "normformer3", name, method, probes=probes)
     facts = {"method": method} | {f"{stack}_layers": layers for stack in stacks}
     (folder / "run.json").write_text(json.dumps(facts))
@@ -137,7 +137,7 @@ def model(root, name, method, probes, layers=12, stacks=("decoder",)):
 
 
 def gradients(at: dict, layers=12, stack="decoder"):
-    """Update -> fc2's gradient, `slope` to the power of the layer from 0, times `size`."""
+    """Return gradients by update: fc2's of layer l (from 0) is size * slope**l."""
     return {
         update: {
             "gradient_l1": {f"{stack}.{l + 1}.ffn.fc2": size * slope**l for l in range(layers)} | {f"{stack}.1": 99.0}
@@ -147,7 +147,7 @@ def gradients(at: dict, layers=12, stack="decoder"):
 
 
 def scales(at: dict, layers=12, stack="decoder", places=PLACES):
-    """Update -> medians of layer l: `base` + l / 100, a tenth below and above it least and largest."""
+    """Return learned scales by update: the median of layer l is base + l / 100, the range 0.1 to either side."""
     return {
         update: {
             "learned_scale": {
@@ -167,7 +167,7 @@ def both(one: dict, other: dict) -> dict:
 
 @pytest.fixture(scope="module")
 def normformer(tmp_path_factory):
-    """Post-LN, Pre-LN and NormFormer, NormFormer with its scales; and what the command made of them."""
+    """Provide runs of Post-LN, Pre-LN and NormFormer, drawn by `deepnet report`."""
     root = tmp_path_factory.mktemp("recorded")
     model(root, "a", "post_ln", gradients({0: (1.0, 2.0), 500: (3.0, 2.0)}))
     model(root, "b", "pre_ln", gradients({0: (1.0, 0.5), 500: (3.0, 0.5), 5000: (1.0, 0.25)}))
@@ -178,7 +178,7 @@ def normformer(tmp_path_factory):
 
 
 def test_gradients_by_layer(normformer):
-    """The mean of the first 1,000 updates, later ones only over updates."""
+    """Gradients by layer are the mean of the first 1,000 updates; later updates show in the table of updates alone."""
     text = check_picture(normformer / "normformer3.png")
     assert text.startswith("NormFormer, Figure 3: mean |element| of fc2's gradient") and "Post-LN far below 1" in text
     by_layer, ratios = table(text, 1), table(text, 2)
@@ -189,7 +189,7 @@ def test_gradients_by_layer(normformer):
 
 
 def test_learned_scales(normformer):
-    """Of the last probed update, beside what the paper has for the layer."""
+    """Learned scales are those of the last probed update, with the paper's values in brackets."""
     text = check_picture(normformer / "normformer4.png")
     gain, attention, heads = (table(text, number) for number in (1, 2, 3))
     found = [gain[layer]["NormFormer"] for layer in ("1", "6", "12")]
@@ -198,11 +198,11 @@ def test_learned_scales(normformer):
     assert all(row["NormFormer"].endswith("(0.350 to 1.80)") for row in heads.values()) and len(heads) == 12
 
 
-# what the figures stand on: colours for every eye, laws fitted through points
+# The parts of figures: colours that everybody can tell apart, fits through points.
 
 
 def test_methods_of_one_panel_stay_apart():
-    """Every method stands in a panel; those with a label differ by colour or marker."""
+    """Every method is in a panel; labelled methods of a panel differ in colour or marker."""
     groups = [methods_of_panel(norm) for norm in ("post", "none", "pre")]
     assert all(group[0] == "deepnorm" for group in groups)
     assert sorted(name for group in groups for name in group[1:]) == sorted(METHODS.keys() - {"deepnorm"})

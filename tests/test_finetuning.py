@@ -1,6 +1,6 @@
-"""A masked language model as a classifier: sentence_prediction by fairseq-train.
+"""Tests of fine-tuning a masked language model as a classifier: sentence_prediction by fairseq-train.
 
-It starts from nothing, from a checkpoint of our own, or from one of fairseq's roberta.
+Training starts from nothing, from our own checkpoint, or from one of fairseq's roberta.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def sentences():
 
 @pytest.mark.parametrize("method", ["post_ln", "pre_ln"])
 def test_the_head_is_robertas(method):
-    """In training mode: fairseq's encoder has a fast path of its own in evaluation."""
+    """The classification head equals roberta's in training mode, where fairseq's encoder takes no fast path."""
     peer, _ = stock_roberta(encoder_normalize_before=method == "pre_ln")
     model = masked_lm(method=method, **OF_ROBERTA)
     asked = {"features_only": True, "classification_head_name": "narrow"}
@@ -59,7 +59,7 @@ def test_the_head_is_robertas(method):
 
 
 def test_names_of_robertas_first_releases():
-    """decoder. for encoder., emb_layer_norm, and queries, keys and values in one matrix."""
+    """Names of roberta's first releases load: decoder. for encoder., emb_layer_norm, and one in_proj matrix."""
     peer, _ = stock_roberta()
     state, old = peer.state_dict(), {}
     for name, value in state.items():
@@ -84,7 +84,7 @@ def test_embeddings_that_are_scaled_are_warned_of(caplog):
 
 @pytest.fixture(scope="module", name="pretrained")
 def a_pretrained(data, tmp_path_factory):
-    """checkpoint_last.pt of deepnet_masked_lm after 12 updates."""
+    """Provide checkpoint_last.pt of deepnet_masked_lm after 12 updates."""
     folder = tmp_path_factory.mktemp("pretrained")
     flags = ("--task", "masked_lm", "--criterion", "masked_lm", "--tokens-per-sample", "32", "--max-update", "12")
     flags += ("--sample-break-mode", "eos", "--save-dir", folder)
@@ -95,7 +95,7 @@ def a_pretrained(data, tmp_path_factory):
 
 @pytest.fixture(scope="module", name="tuned")
 def a_tuned(data, pretrained, tmp_path_factory):
-    """The folder, with log, of a fine-tuning without a break."""
+    """Provide the folder and log of an undisturbed fine-tuning."""
     folder = tmp_path_factory.mktemp("tuned")
     assert lives.live(folder / "log", *tuning(data, pretrained, folder)) == 0
     return folder
@@ -115,7 +115,7 @@ def test_accuracy_is_reported_and_chooses_the_best(tuned):
 
 
 def test_a_killed_fine_tuning_goes_on_exactly(data, pretrained, tuned, tmp_path):
-    """By the same command: from its own checkpoint, not from the pretrained model again."""
+    """A killed fine-tuning resumes exactly with the same command, from its own checkpoint."""
     log, words = tmp_path / "log", tuning(data, pretrained, tmp_path / "save")
     assert lives.live(log, *words, at=("update", 18)) < 0
     assert lives.live(log, *words) == 0
@@ -123,7 +123,7 @@ def test_a_killed_fine_tuning_goes_on_exactly(data, pretrained, tuned, tmp_path)
 
 
 def test_heads_that_the_task_has_not(tuned, caplog):
-    """Left out with a warning, or taken under load_checkpoint_heads, as fairseq's roberta does."""
+    """Heads that the task lacks are dropped with a warning, or kept with load_checkpoint_heads, as in roberta."""
     logging.getLogger("deepnet_fairseq").propagate = True
     path, other = str(tuned / "checkpoint_last.pt"), {"classification_head_name": "other"}
     saved = torch.load(path)["model"][f"classification_heads.{HEAD}.out_proj.weight"]
@@ -138,7 +138,7 @@ def test_heads_that_the_task_has_not(tuned, caplog):
 
 
 def test_two_processes_leave_the_masked_head_out(data, pretrained, tmp_path):
-    """lm_head has no gradient, for which DistributedDataParallel would wait; the loss is that of one process."""
+    """Fine-tuning on two processes has the losses of one, although lm_head gets no gradient."""
     words = (data / "classes", *RUN, *CLASSES, "--num-classes", "2", "--finetune-from-model", pretrained, "--no-save")
     words += ("--dropout", "0", "--max-update", "4", "--disable-validation", "--max-tokens", "128")
     two, one = (
@@ -149,7 +149,7 @@ def test_two_processes_leave_the_masked_head_out(data, pretrained, tmp_path):
 
 
 def test_a_checkpoint_of_roberta_is_fine_tuned(data, tmp_path):
-    """As fairseq-train writes it: --restore-file starts from its weights."""
+    """A checkpoint of fairseq's roberta is fine-tuned: --restore-file starts from its weights."""
     symbols = len(sentiment.dictionary()) + 1  # <mask>
     peer, cfg = stock_roberta(vocab=symbols)
     cfg.data, cfg.task = str(data / "text"), "masked_lm"

@@ -1,4 +1,4 @@
-"""A folded model is fairseq's own `transformer`, `transformer_lm` or `roberta` with the same scores."""
+"""Tests that a folded model is fairseq's own `transformer`, `transformer_lm` or `roberta` with equal scores."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ REASONS = {
 
 
 def trained(kind, layers, **fields):
-    """A model away from its start: noise on all parameters, omegas 0.5 to 9, branches of BranchNorm half grown."""
+    """Build a model as after a training: noise on all parameters, omegas of 0.5 to 9, BranchNorm half way."""
     model = disturb(small(kind, layers, **fields), 0.05)
     model.set_num_updates(2000)
     generator = torch.Generator().manual_seed(2)
@@ -48,18 +48,18 @@ def trained(kind, layers, **fields):
 
 
 def scores(model, kind):
-    """Of a made-up batch at its tokens; at padding fairseq's own models compute something else."""
+    """Compute the scores of a fixed batch at its real tokens; fairseq's models differ at padding."""
     given = single_stacks.inputs(kind)
     return single_stacks.scores(model, *given)[given[-1].ne(PAD)]
 
 
 def folded(model, layers, **fields):
-    """Return what fold_model makes of a model of these layers and fields; it is used up."""
+    """Fold a model of these layers and fields; fold_model takes over its tensors."""
     return fold_model(model, namespace(model.NAME, **(single_stacks.sizes(model.NAME, layers) | fields)))
 
 
 def twin(model, layers, **fields):
-    """fairseq's own model."""
+    """Build fairseq's own model from the folded one."""
     found = folded(model, layers, **fields)
     return stock_model(found.model, found.state)
 
@@ -113,11 +113,11 @@ def test_other_ways_and_flags(case):
 
 
 def test_admins_folds_are_exact_in_float64():
-    """A factor in the LayerNorm before it, divided out of the matrices that read that."""
+    """Admin's fold, which moves omegas into LayerNorms and divides the next matrices, is exact in float64."""
     model = trained(PAIR, 6, method="admin").double()
     before = scores(model, PAIR)
     assert fold(model) == {}
-    for _, residual in residuals(model):  # what was folded leaves the residual plain
+    for _, residual in residuals(model):  # folded factors leave a plain residual
         residual.omega.data.fill_(1.0)
     assert (scores(model, PAIR) - before).abs().max().item() < 1e-12
 
@@ -133,7 +133,7 @@ def test_admins_folds_are_exact_in_float64():
 def test_tied_weights_stay_tied(kind, fields, output):
     found = folded(trained(kind, 2, method="post_ln", **fields), 2, method="post_ln", **fields)
     assert found.state[output].data_ptr() == found.state[STOCK[kind].symbols[0]].data_ptr()
-    placed = {f"{stack}_normalize_before": False for stack in archs.STACKS[kind]}  # in the stacks that the model has
+    placed = {f"{stack}_normalize_before": False for stack in archs.STACKS[kind]}  # in the existing stacks
     assert (fields | placed).items() <= found.model.items()
 
 

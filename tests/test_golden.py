@@ -1,4 +1,4 @@
-"""Checkpoints of an earlier version: they load, resume and translate as they did then; see golden/training.py."""
+"""Tests that checkpoints of an earlier version load, resume and translate as before; see golden/training.py."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ def numbers(hypothesis: str) -> tuple[float, str]:
 
 @pytest.mark.parametrize("kind", EXPECTED)
 def test_checkpoint_resumes_with_the_losses_of_then(kind, tmp_path):
-    """Updates 5 to 8; printed losses have three decimals."""
+    """A golden checkpoint resumes with the recorded losses of updates 5 to 8, to three decimals."""
     shutil.copytree(CHECKPOINTS / kind, tmp_path, dirs_exist_ok=True)
     assert train(kind, tmp_path, RESUMED) == pytest.approx(EXPECTED[kind]["losses"], abs=0.0021)
 
@@ -38,7 +38,7 @@ def test_checkpoint_translates_as_then(kind):
 
 @pytest.mark.parametrize("kind", EXPECTED)
 def test_checkpoint_and_its_average_export(kind, tmp_path):
-    """fairseq's own model translates as then, after averaging and export; kinds include EMA and tags of languages."""
+    """A golden checkpoint translates as recorded after averaging and export, EMA and language tags included."""
     mean, plain = tmp_path / "mean.pt", tmp_path / "checkpoint_last.pt"
     data = DATA / ("many" if kind == "multilingual" else "pair")
     for words in (
@@ -53,7 +53,7 @@ def test_checkpoint_and_its_average_export(kind, tmp_path):
 
 
 def test_a_checkpoint_in_shards_is_refused():
-    """The line names the commit that gathers them."""
+    """A checkpoint in shards is refused in one line that names the commit that gathers them."""
     with pytest.raises(UserError, match=r"checkpoint_last.pt: lies in shards, which commit 45b0f76 .* gathers"):
         checkpoint_utils.load_checkpoint_to_cpu(str(CHECKPOINTS / "fully_sharded" / "checkpoint_last.pt"))
 

@@ -1,4 +1,4 @@
-"""On a CUDA device: half precision at depth, and the same numbers as on the CPU."""
+"""Tests on a CUDA device: half precision at depth, and the results of a CPU."""
 
 import pytest
 import torch
@@ -21,14 +21,14 @@ DEPTHS = {archs.MODEL_NAME: "{0}_{0}", archs.LM: "{0}", archs.MASKED_LM: "{0}"}
 
 
 def scores(model, device="cuda"):
-    """Of a batch with padding, and what is predicted of it."""
+    """Compute the scores of a padded batch; return them and the targets."""
     src, prev = (tokens.to(device) for tokens in batch())
     both = all(hasattr(model, stack) for stack in ("encoder", "decoder"))
     return (model(src, None, prev) if both else model(prev))[0], prev
 
 
 def gradients(model):
-    """The loss, and what it leaves in each trained parameter."""
+    """Compute the loss and the gradients of the trained parameters."""
     model.zero_grad()
     found, prev = scores(model)
     loss = cross_entropy(found.float().flatten(0, 1), prev.flatten(), ignore_index=PAD)
@@ -41,7 +41,7 @@ def gradients(model):
 @pytest.mark.parametrize("kind", DEPTHS)
 def test_100_layers_of_base_width_stay_finite(kind, method, dtype):
     torch.manual_seed(0)
-    with torch.device("cuda"):  # which draws 736 million numbers in no time
+    with torch.device("cuda"):  # draws 736 million numbers quickly
         model = build(f"{kind}_{DEPTHS[kind].format(100)}", VOCAB, method=method)
     loss, found = gradients(model.to(dtype).train())
     assert torch.isfinite(loss) and found and all(torch.isfinite(gradient).all() for gradient in found)
@@ -59,7 +59,7 @@ def test_same_as_on_the_cpu(kind, method):
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_no_pass_waits_for_the_gpu(method):
-    """torch refuses what would wait."""
+    """Forward and backward passes in half precision never wait for the GPU; torch raises if one does."""
     model = small(2, method=method).cuda().half().train()
     src, prev = (tokens.cuda() for tokens in batch())
     torch.cuda.set_sync_debug_mode("error")
@@ -73,7 +73,7 @@ def test_no_pass_waits_for_the_gpu(method):
 
 @pytest.mark.parametrize("kind", HALF)
 def test_deepnet_adam_is_fairseqs(kind):
-    """In half precision, and the state is handed over by way of the CPU."""
+    """deepnet_adam in half precision equals fairseq's adam on a GPU, and state moves between the two."""
     built = []
     for name in ("adam", "deepnet_adam"):
         params = [torch.nn.Parameter(p.data.cuda()) for p in parameters(kind)]
@@ -87,7 +87,7 @@ def test_deepnet_adam_is_fairseqs(kind):
 
 @pytest.mark.parametrize("precision", ["--fp16", "--bf16"])
 def test_an_update_waits_behind_its_backward_pass(data, tmp_path, precision):
-    """torch refuses what would wait before; the first updates also do what is done once."""
+    """An update waits for the GPU only after its backward pass, from the second update on."""
     flags = (*TINY, "--clip-norm", "1", "--optimizer", "deepnet_adam", precision)
     training = Training(data, tmp_path, *flags, common=ON_GPU)
     training.step()
@@ -107,7 +107,7 @@ def test_an_update_waits_behind_its_backward_pass(data, tmp_path, precision):
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device")
 @pytest.mark.parametrize("mode", [(), ("--zero-sharding", "os")])
 def test_two_gpus_are_one(data, tmp_path, mode):
-    """Of the same batches, in half precision: the loss of each of ten updates."""
+    """Training on two GPUs in fp16 has the losses of one GPU with the same batches, over ten updates."""
     flags = ("--arch", "deepnet_transformer_tiny", "--dropout", "0", "--fp16", "--fp16-init-scale", "64", "--no-save")
     words, losses = (data, *ON_GPU, *flags, "--max-update", "10", "--optimizer", "deepnet_adam"), []
     for world in (1, 2):

@@ -1,4 +1,4 @@
-"""No two trainings in one folder."""
+"""Tests that two trainings never share a folder."""
 
 import os
 import socket
@@ -23,21 +23,21 @@ def soon(monkeypatch):
 
 
 def test_held_until_released(tmp_path):
-    """The same process may ask again; another folder frees the first."""
+    """A folder stays locked for other processes until its process locks another; locking it twice is fine."""
     folder = tmp_path / "new" / "run"
     saving.take(folder)
     saving.take(folder)
-    saving._lock, kept = None, saving._lock  # as in another process
+    saving._lock, kept = None, saving._lock  # as another process would see it
     with pytest.raises(UserError, match=rf"another training holds it \(process {os.getpid()} on {HOST}\)"):
         saving.take(folder)
     saving._lock = kept
     saving.take(tmp_path)
-    saving._lock = None  # as in another process
+    saving._lock = None  # as another process would see it
     saving.take(folder)
 
 
 def test_a_second_training_ends_in_one_line(data, tmp_path):
-    """On each rank, before anything is written; one that saves nothing needs no folder."""
+    """A second training in a folder ends in one line on every rank before it writes; --no-save needs no lock."""
     run, log = tmp_path / "run", tmp_path / "log"
     flags = (data, *TRAIN_FLAGS, *TINY, "--max-update", "1", "--save-dir", run)
     saving.take(run)

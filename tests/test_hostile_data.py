@@ -1,7 +1,4 @@
-"""Checkpoints and binarised data that are broken, of another kind, or made to do harm: one line, nothing lost.
-
-No code of a checkpoint is run.
-"""
+"""Tests of damaged, foreign and malicious checkpoints and data: one line, nothing lost, no code of a file run."""
 
 import os
 import pickle
@@ -24,12 +21,12 @@ from .test_bad_input import assert_one_line
 
 DAMAGED, OTHER, CODE = "damaged", "not a checkpoint of fairseq", "refused, it asks to load"
 GENERATE = ("--user-dir", USER_DIR, "--cpu", "--task", "translation", "--max-tokens", "2000")
-TOUCH = Call(os.system, "touch PROOF")  # in the current folder
+TOUCH = Call(os.system, "touch PROOF")  # leaves the file in the current folder
 
 
 @pytest.fixture(scope="session")
 def sound(data, tmp_path_factory):
-    """Of a 1L-1L model of width 16, after an update."""
+    """Provide a checkpoint of a 1L-1L model of width 16 after one update."""
     folder = tmp_path_factory.mktemp("sound")
     run("fairseq-train", data, *TRAIN_FLAGS, *TINY, "--max-update", "1", "--save-dir", folder)
     return folder / "checkpoint_last.pt"
@@ -37,14 +34,14 @@ def sound(data, tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
-    """Where code of a file would leave its proof."""
+    """Work in an empty folder, and check that no code of a file left its PROOF there."""
     monkeypatch.chdir(tmp_path)
     yield
     assert not (tmp_path / "PROOF").exists(), "code of the file was run"
 
 
 def changed(change, **how):
-    """A writer of the sound checkpoint after change(state); so are those below."""
+    """Return a writer of the sound checkpoint after change(state); the functions below return writers too."""
 
     def write(path, sound) -> None:
         state = torch.load(sound, weights_only=False)
@@ -58,12 +55,12 @@ def holding(**values):
 
 
 def section(name, **values):
-    """Settings of a section of the config."""
+    """Return a writer that changes settings in a section of the config."""
     return changed(lambda state: state["cfg"][name].update(values))
 
 
 def filled(value, **kind):
-    """A weight of the first layer."""
+    """Return a writer that fills a weight of the first layer with a value."""
 
     def change(state):
         state["model"]["encoder.layers.0.fc1.weight"] = torch.full((32, 16), value, **kind)
@@ -72,7 +69,7 @@ def filled(value, **kind):
 
 
 def rewritten(change):
-    """change: bytes -> bytes, of the whole file."""
+    """Return a writer that changes the file's bytes by change(bytes)."""
     return lambda path, sound: path.write_bytes(change(sound.read_bytes()))
 
 
@@ -109,7 +106,7 @@ WRONG = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_opening(case, sound, tmp_path):
-    """By the function with which every program opens one."""
+    """A wrong checkpoint is refused in one line by the function that all of fairseq's programs open it with."""
     write, says = WRONG[case]
     path = tmp_path / "wrong.pt"
     write(path, sound)
@@ -119,14 +116,14 @@ def test_opening(case, sound, tmp_path):
 
 
 def lacking(path, sound) -> None:
-    """Without embeddings."""
+    """Write a checkpoint without embeddings."""
     state = torch.load(sound, weights_only=False)
     weights = {name: value for name, value in state["model"].items() if "embed_tokens" not in name}
     torch.save(state | {"model": weights}, path)
 
 
 def test_commands(sound, tmp_path):
-    """What was there stays as it was."""
+    """Commands refuse a wrong checkpoint in one line and leave all files as they were."""
     path, out = tmp_path / "wrong.pt", tmp_path / "out"
     out.write_bytes(b"what was there")
     for write, says in (
@@ -144,7 +141,7 @@ def test_commands(sound, tmp_path):
 
 
 def test_programs_of_fairseq(data, sound, tmp_path):
-    """Missing, one that would run code, and one whose optimiser's state is text."""
+    """fairseq's programs refuse a checkpoint that is missing, would run code, or has text as optimiser state."""
     path = tmp_path / "wrong.pt"
     generate = ("fairseq-generate", data, *GENERATE, "--path", path)
     train = ("fairseq-train", data, *TRAIN_FLAGS, *TINY, "--save-dir", tmp_path / "save", "--restore-file", path)
@@ -158,7 +155,10 @@ def test_programs_of_fairseq(data, sound, tmp_path):
 
 
 def test_strings_for_eval_are_plain_values(data, sound, tmp_path):
-    """An fconv's layers are read by eval(): a checkpoint of plain data alone ran code in fairseq-generate."""
+    """Refuses strings that fairseq would pass to eval() unless they are plain values.
+
+    An fconv checkpoint of plain data once ran code in fairseq-generate through its layers.
+    """
     code, path = f"__import__('os').system('touch {tmp_path}/PROOF')", tmp_path / "wrong.pt"
     layers = {"_name": "fconv", "arch": "fconv", "encoder_layers": code, "decoder_layers": code}
     widths = {"encoder_embed_dim": 8, "decoder_embed_dim": 8, "decoder_out_embed_dim": 8}
@@ -166,16 +166,16 @@ def test_strings_for_eval_are_plain_values(data, sound, tmp_path):
     assert_one_line(run("fairseq-generate", data, *GENERATE, "--path", path, check=False), "is no plain value")
 
 
-# binarised data and dictionaries
+# Binarised data and dictionaries.
 
 INDEX, TOKENS = "train.qaa-qab.qaa.idx", "train.qaa-qab.qaa.bin"
-TYPE, COUNT = 17, 18  # offsets in an index: type of token, number of sentences
+TYPE, COUNT = 17, 18  # offsets in an index of the token type and the number of sentences
 EOS = 2
 LONG, SHORT = [5] * 1200 + [EOS], [6] * 10 + [EOS]
 
 
 def file_changed(name: str, change):
-    """Changes a folder. change: bytes -> bytes, of the file `name`."""
+    """Return a function that changes the bytes of the file `name` of a folder by change(bytes)."""
     return lambda folder: (folder / name).write_bytes(change((folder / name).read_bytes()))
 
 
@@ -184,7 +184,7 @@ def put(name: str, offset: int, content: bytes):
 
 
 def both_sides(change):
-    """change: language -> what changes a folder."""
+    """Return a function that changes both languages of a folder; change: language -> function of a folder."""
     return lambda folder: [change(lang)(folder) for lang in ("qaa", "qab")] and None
 
 
@@ -196,7 +196,7 @@ def both(split, *rows):
     return both_sides(lambda lang: sentences(f"{split}.qaa-qab.{lang}", *rows))
 
 
-BROKEN = {  # -> which file, and what is said of it
+BROKEN = {  # case -> file and words of the refusal
     "index short of a byte": (file_changed(INDEX, lambda data: data[:-1]), INDEX, "truncated"),
     "magic": (put(INDEX, 0, b"XXXX"), INDEX, "no index of binarised data"),
     "type of token is a float": (put(INDEX, TYPE, b"\6"), INDEX, "tokens of type 6"),
@@ -224,7 +224,7 @@ def test_opening_data(case, copied, tmp_path):
 
 
 def test_opening_sound_data(copied, tmp_path):
-    """An empty line is binarised as its end: nothing is wrong with it."""
+    """Sound data with an empty line, which is binarised as its end of sentence, are accepted."""
     both("train", *[[EOS]] * 20, SHORT)(copied)
     Training(copied, tmp_path, *TINY).step()
 

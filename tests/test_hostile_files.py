@@ -1,6 +1,6 @@
-"""Our own formats, plain text and settings: broken ones are one line with the file and the reason.
+"""Tests of our own formats, plain text and settings: damage gives one line with the file and the reason.
 
-What is whole is read again as it was written.
+Whole files are read back as they were written.
 """
 
 import json
@@ -49,11 +49,11 @@ def omega(value) -> bytes:
 
 CUT, NOT_UTF8 = b'{"method": "deepnorm", "enc', b'{"\xff\xfe": 1}'
 FACTS = {"method": "deepnorm", "encoder_layers": 6, "decoder_layers": 6}
-WRONG = {  # file -> contents that no program wrote; any bytes are tried below
+WRONG = {  # file -> contents that no program writes; arbitrary bytes are tried below
     "profile.json": (
         CUT, NOT_UTF8, omega(float("nan")), omega(10**400), as_json(PROFILE, omega=[1.5] * 5),
         as_json(PROFILE, format="deepnet_fairseq admin profile 9"), as_json(PROFILE, nonsense=1),
-        b"1 1.5\n3 1.5\n1 1.5\n2 1.5\n3 1.5\n", b"1 1.5\n2 1.5\n", b"1 1.0\n2 two\n",  # columns, in older files
+        b"1 1.5\n3 1.5\n1 1.5\n2 1.5\n3 1.5\n", b"1 1.5\n2 1.5\n", b"1 1.0\n2 two\n",  # columns, as in older files
     ),
     "run.json": (CUT, NOT_UTF8, as_json(FACTS, encoder_layers=0), as_json(FACTS, decoder_layers="6")),
     "train.log": (b'now | INFO | train_inner | {"num_updates": "1", "wall": 1}\n',
@@ -85,7 +85,7 @@ def log_of_a_record(path):
 
 
 PROFILE_KEYS = (*PROFILE, "seed", "dropout", "data", "method", "encoder_width")
-PARSERS = {  # name of the file -> reader, keys of its objects, what stands before one
+PARSERS = {  # name of the file -> reader, keys of its objects, bytes before an object
     "profile.json": (lambda path: read_profile(str(path)), PROFILE_KEYS, b""),
     "run.json": (whole_run, ("method", "encoder_layers", "decoder_layers", "seed", "part", "series"), b""),
     "record": (log_of_a_record, ("attempts", "train_inner"), b""),
@@ -100,7 +100,7 @@ PARSERS = {  # name of the file -> reader, keys of its objects, what stands befo
 
 @pytest.mark.parametrize("name", PARSERS)
 def test_any_bytes(name, tmp_path):
-    """They give a value or a UserError in one line that names the file, and no other exception."""
+    """Any bytes in a file give a value or a UserError in one line that names the file, and no other exception."""
     read, keys, before = PARSERS[name]
     path = tmp_path / name
     (tmp_path / "bin").mkdir()
@@ -134,7 +134,7 @@ def test_any_bytes(name, tmp_path):
      f"[0] * {LONGEST + 1}"],
 )  # fmt: skip
 def test_settings_that_run_code_are_refused(text):
-    """In fairseq's config and in the arguments of old checkpoints."""
+    """Settings that run code are refused, in fairseq's config and in the arguments of old checkpoints."""
     args = Namespace(encoder_layers=text)
     for config in ({"model": {"_name": "fconv", "encoder_layers": text}}, args, {"model": {"w2v_args": args}}):
         with pytest.raises(UserError, match=r"^old\.pt: encoder_layers .* is no plain value"):

@@ -1,4 +1,4 @@
-"""Rules of the house, checked on the sources: rooms' budgets and order, no cycle, no private name, a core on torch.
+"""Tests of the house rules on the sources: rooms' budgets and order, import cycles, private names, docstrings.
 
 docs/house.md is the map of the rooms. The package is not imported, so this takes a few seconds.
 """
@@ -18,14 +18,14 @@ from .support.helpers import ROOT
 
 PACKAGE = "deepnet_fairseq"
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
-FAIRSEQ = {"fairseq", "fairseq_cli", "hydra", "omegaconf"}  # and what it brings
+FAIRSEQ = {"fairseq", "fairseq_cli", "hydra", "omegaconf"}  # fairseq and its dependencies
 TABLE = (ROOT / "docs" / "house.md").read_text(encoding="utf-8").split("|---|---|\n")[1].split("\n\n")[0]
 ROOMS = [room for row in TABLE.splitlines() for room in re.findall("`(.*?)`", row.split("|")[1])]  # lower ones first
 HEIGHT = {room: height for height, room in enumerate([*ROOMS, "__main__"])}
 
 
 class Import(NamedTuple):
-    """An import: dotted module, name taken from it ("" for the module), whether it waits for a function call."""
+    """Import statement: dotted module, name taken from it ("" for the module), whether a function call makes it."""
 
     module: str
     name: str
@@ -33,7 +33,7 @@ class Import(NamedTuple):
 
 
 def tracked(ending: str) -> list[Path]:
-    """List files of the repository by the end of their names, those that git does not track yet included."""
+    """List the repository's files with this ending, including those that git does not track yet."""
     words = ["git", "ls-files", "--cached", "--others", "--exclude-standard", f"*{ending}"]
     found = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
     return [ROOT / name for name in found if name and (ROOT / name).is_file()]
@@ -41,7 +41,7 @@ def tracked(ending: str) -> list[Path]:
 
 @cache
 def modules() -> dict[str, Path]:
-    """Map dotted names to files, of the package and its tests."""
+    """Map dotted names to files, for all Python files in folders."""
     files = {path.relative_to(ROOT): path for path in tracked(".py")}
     dotted = {".".join(short.with_suffix("").parts): path for short, path in files.items() if len(short.parts) > 1}
     return {name.removesuffix(".__init__"): path for name, path in dotted.items()}
@@ -91,7 +91,7 @@ def room(module: str) -> str:
 
 
 def test_rooms_keep_their_budgets():
-    """Lines of code; `python scripts/count_code.py` prints them all."""
+    """Rooms keep within their budgets of lines of code, as `python scripts/count_code.py` prints them."""
     found = subprocess.run([sys.executable, ROOT / "scripts" / "count_code.py"], capture_output=True, text=True)
     assert found.returncode == 0 and len(found.stdout.splitlines()) > 10, found.stderr
     assert [line for line in found.stdout.splitlines() if "OVER" in line] == []
@@ -110,7 +110,7 @@ def test_no_import_cycle():
     while done := [name for name, needed in graph.items() if not needed & graph.keys()]:
         for name in done:
             del graph[name]
-    assert graph == {}  # what is left is a cycle or leads into one
+    assert graph == {}  # the remaining modules form a cycle or lead into one
 
 
 def test_nothing_private_is_imported():
@@ -119,7 +119,7 @@ def test_nothing_private_is_imported():
 
 
 def test_lower_rooms_do_not_import_higher_ones():
-    """Inside functions neither; and the map has all rooms and no other, with rooms one level down at most."""
+    """Lower rooms never import higher ones, inside functions either; the map lists every room, one level deep."""
     within = [(name, module) for name, module in taken() if module in inside()]
     assert [(name, module) for name, module in within if HEIGHT[room(module)] > HEIGHT[room(name)]] == []
     assert {room(name) for name in inside()} | {"__main__"} == HEIGHT.keys()
@@ -127,7 +127,7 @@ def test_lower_rooms_do_not_import_higher_ones():
 
 
 def test_the_core_stands_on_torch_alone():
-    """Neither it nor the files that all rooms may use take anything of fairseq or data."""
+    """The core, and the files that all rooms may use, import nothing of fairseq or of higher rooms."""
     base = {room for room in ROOMS if modules()[f"{PACKAGE}.{room}"].name != "__init__.py"} | {"core"}
     found = [(name, module) for name, module in taken() if room(name) in base]
     assert [pair for pair in found if pair[1].split(".")[0] in FAIRSEQ or room(pair[1]) in set(ROOMS) - base] == []
@@ -138,7 +138,7 @@ def test_docstrings_begin_with_a_verb_or_name_the_thing():
     words += "|all|both|none|never|from|by|to|for|in|on|with|without|within|at|usererror"
     third = "(add|apply|attach|check|copie|draw|fill|give|keep|make|print|read|remove|return|run|take|write)s"
     bad = re.compile(rf"\W*({words}|{third})(?![\w-])", re.IGNORECASE)
-    nodes = [(name, node) for name in inside() for node in ast.walk(tree(modules()[name]))]
+    nodes = [(name, node) for name in modules() for node in ast.walk(tree(modules()[name]))]
     documented = [(name, node) for name, node in nodes if isinstance(node, ast.Module | ast.ClassDef | FUNCTIONS)]
     texts = [(name, ast.get_docstring(node) or "") for name, node in documented]
     assert [(name, text) for name, text in texts if bad.match(text)] == []

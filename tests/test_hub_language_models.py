@@ -1,4 +1,4 @@
-"""A language model's export, as a user runs it: perplexity by fairseq-eval-lm, transformers, lm-evaluation-harness."""
+"""Tests of a language model's export: equal perplexity in fairseq-eval-lm, transformers, lm-evaluation-harness."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ METHODS = {"deepnorm": (), "pre_ln": ("--no-scale-embedding",)}
 
 
 def export(path, prepared, out, *words) -> str:
-    """Return what `deepnet export --to huggingface` prints."""
+    """Run `deepnet export --to huggingface` in this process; return its output."""
     with redirect_stdout(StringIO()) as said:
         cli.main(["export", *map(str, (path, "--to", "huggingface", "--data", prepared, "--out", out, *words))])
     return said.getvalue()
 
 
 def loaded(hub):
-    """Return the exported tokenizer and model."""
+    """Load the exported tokenizer and model."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(hub, local_files_only=True)
     return tokenizer, transformers.AutoModelForCausalLM.from_pretrained(hub, local_files_only=True).eval()
 
 
 @pytest.fixture(scope="module", name="prepared")
 def a_prepared(texts, tmp_path_factory):
-    """`deepnet prepare lm`: 300 lines with SentencePiece, in documents."""
+    """Provide 300 lines in documents, prepared by `deepnet prepare lm` with SentencePiece."""
     return prepare(texts, tmp_path_factory.mktemp("lm") / "bin", "--vocab", VOCAB)
 
 
 @pytest.fixture(scope="module", name="exported", params=METHODS)
 def an_exported(request, prepared, tmp_path_factory):
-    """Checkpoint and folder of a model after 20 updates."""
+    """Provide the checkpoint of a model after 20 updates and the folder of its export."""
     folder = tmp_path_factory.mktemp(request.param) / "save"
     flags = ("--method", request.param, *METHODS[request.param], *LONGEST, "--max-update", 20)
     path = trained("causal", prepared, folder, *flags)
@@ -55,14 +55,14 @@ def an_exported(request, prepared, tmp_path_factory):
 
 
 def measured(prepared, path) -> tuple[float, int]:
-    """Return bits a token and tokens of the test text, a line at a time, by fairseq-eval-lm."""
+    """Measure the test text line by line with fairseq-eval-lm; return bits a token and the number of tokens."""
     said = run("fairseq-eval-lm", prepared, *EVAL, "--path", path).stdout
     tokens = int(re.search(r"Evaluated ([\d,]+) tokens", said).group(1).replace(",", ""))
     return float(re.search(r"Loss \(base 2\): (\S+),", said).group(1)), tokens
 
 
 def test_the_export_finds_fairseqs_perplexity(prepared, exported, texts):
-    """Text in, bits out: of each line with its </s>, by the exported tokenizer and model."""
+    """The exported tokenizer and model give fairseq's bits a token of text, each line with its </s>."""
     path, hub = exported
     bits, tokens = measured(prepared, path)
     tokenizer, model = loaded(hub)
@@ -78,20 +78,23 @@ def test_the_export_finds_fairseqs_perplexity(prepared, exported, texts):
 
 @pytest.mark.peers
 def test_lm_evaluation_harness_finds_fairseqs_perplexity(prepared, exported, texts, tmp_path):
-    """Of the export, and of the checkpoint as scripts/zero_shot.py asks it, which need not fold."""
+    """lm-evaluation-harness finds fairseq's perplexity for the export, and for the checkpoint in zero_shot.py."""
     pytest.importorskip("lm_eval", reason="pip install 'lm_eval[hf]'")
     path, hub = exported
     bits, tokens = measured(prepared, path)
     (tmp_path / "hub").mkdir()
     as_it_is = asked(str(path), tmp_path / "hub", str(prepared))
-    as_it_is.tokenizer.add_bos_token = as_it_is.add_bos_token = False  # rolling windows begin with it by themselves
+    as_it_is.tokenizer.add_bos_token = as_it_is.add_bos_token = False  # rolling windows begin with it already
     for model in (harness(hub), as_it_is):
         found = harness_bits(model, texts[2].read_text(encoding="utf-8").split("\n")[:-1], tmp_path)
         assert found == pytest.approx(bits * tokens, rel=1e-4)
 
 
 def test_it_goes_on_greedily_as_its_logits_say(exported, texts):
-    """generate() behind prompts of unequal length, with its cache; the tokenizer begins them as fairseq's blocks."""
+    """generate() continues prompts of unequal length greedily as the logits of each alone do.
+
+    The tokenizer begins a prompt with the symbol that begins fairseq's blocks.
+    """
     tokenizer, model = loaded(exported[1])
     prompts = [line for line in texts[1].read_text(encoding="utf-8").split("\n") if line][:2]
     prompts[1] = prompts[1].split()[0]
@@ -108,7 +111,7 @@ def test_it_goes_on_greedily_as_its_logits_say(exported, texts):
 
 
 def test_a_beginning_of_its_own(prepared, exported, tmp_path):
-    """--add-bos-token: the tokenizer and generate() are told of it."""
+    """An export of a model trained with --add-bos-token begins with <s> in tokenizer and generate()."""
     state = torch.load(exported[0])
     state["cfg"]["task"] |= {"add_bos_token": True}
     torch.save(state, tmp_path / "bos.pt")

@@ -1,4 +1,4 @@
-"""A folded model in transformers: the same logits for every method that folds; what has no place there."""
+"""Tests of folded models in transformers: equal logits for every method that folds, refusals for the others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ALL_OMEGAS = {"method": "admin", "admin_train": "all"}
 
 
 def assert_same_logits(folder, kind=PAIR, **fields):
-    """Of the model as trained, through fairseq's code and ours, and what transformers loads."""
+    """Check that the trained model, its fold in fairseq and the model of transformers give the same logits."""
     model = trained(kind, 2, **fields)
     given = single_stacks.inputs(kind)
     source, target = given[0], given[-1]
@@ -51,7 +51,7 @@ def test_same_logits(method, kind, tmp_path):
 
 
 TIED, LEARNED = {"share_decoder_input_output_embed": True}, {"encoder_learned_pos": True, "max_source_positions": 10}
-CASES = {  # kind, flags, whether one matrix embeds and predicts, how many positions the table has, if it is one
+CASES = {  # kind, flags, whether one matrix embeds and predicts, size of a learned table of positions
     "one embedding": (PAIR, {"share_all_embeddings": True}, True, None),
     "one embedding, Pre-LN": (PAIR, {"share_all_embeddings": True, "method": "pre_ln"}, True, None),
     "a shared decoder": (PAIR, TIED, False, None),

@@ -1,4 +1,4 @@
-"""Tokenizers of an export: the numbers that fairseq gives the pieces, and the text again."""
+"""Tests of the tokenizers of an export: they give fairseq's token numbers, and decode to the text."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ HARD = ["  two   blanks ", "a☃☃ ☃b", "ﬁ ½ Ａ é e\u0301", "tab\there",
 
 @pytest.fixture(scope="module", name="plain")
 def some_plain():
-    """Made sentences of two languages."""
+    """Provide generated sentences of two languages."""
     corpus = make_corpus({"train": 60, "valid": 1, "test": 1}, nouns=20)["train"]
     return [pair[side] for side in (0, 1) for pair in corpus]
 
 
 def all_pieces(segmenter) -> Dictionary:
-    """fairseq's, of every piece, in another order than the model's; with a filler, as padded vocabularies have."""
+    """Build a fairseq dictionary of every piece in another order than the model's, padded with a filler."""
     dictionary = Dictionary()
     for piece in reversed(segmenter.symbols):
         dictionary.add_symbol(piece)
@@ -42,7 +42,7 @@ def all_pieces(segmenter) -> Dictionary:
 
 @pytest.fixture(name="segmenter", params=["bpe", "unigram", "gpt2"])
 def a_segmenter(request, plain, tmp_path):
-    """Of each kind that a fast tokenizer cuts by."""
+    """Provide a segmenter of each kind that fast tokenizers support."""
     if request.param == "gpt2":
         write_gpt2(tmp_path / "data")
         content = {"bpe": "gpt2", "gpt2_encoder_json": "encoder.json", "gpt2_vocab_bpe": "vocab.bpe"}
@@ -55,7 +55,7 @@ def a_segmenter(request, plain, tmp_path):
 
 @pytest.mark.parametrize("begin", (EOS, 0))
 def test_a_fast_tokenizer_cuts_as_fairseq_does(begin, segmenter, plain, tmp_path):
-    """Sentences, and what they have not: blanks in a row, letters that no piece has, signs that are normalised."""
+    """A fast tokenizer cuts text as fairseq does: repeated blanks, unknown letters, normalised signs included."""
     dictionary, lines = all_pieces(segmenter), [*plain, *map(str.strip, HARD)]
     cut = [dictionary.encode_line(segmenter.encode(line), add_if_not_exist=False, append_eos=False) for line in lines]
     ported = Port("OPT", "ForCausalLM", MARKS | {"bos_token_id": begin}, {}, 128, bounded=True)
@@ -77,7 +77,10 @@ def text(kind: str, file, *dictionaries) -> Text:
 
 
 def test_a_translation_models_text_is_cut_by_its_sentencepiece_model(plain, tmp_path):
-    """The numbers that fairseq gives; a piece that the dictionary lacks is <unk>, and marks in a text are text."""
+    """A translation model's tokenizer gives fairseq's numbers; a piece missing in the dictionary is <unk>.
+
+    Special symbols that occur in the text are treated as text.
+    """
     (tmp_path / "spm.model").write_bytes(sentencepiece_model(plain, 90))
     (tmp_path / "hub").mkdir()
     segmenter = segmenter_of(str(tmp_path), None)
@@ -96,7 +99,7 @@ def test_a_translation_models_text_is_cut_by_its_sentencepiece_model(plain, tmp_
 
 
 def test_text_that_no_tokenizer_cuts_alike_is_refused(segmenter, tmp_path):
-    """In a line: pieces that the dictionary lacks, two dictionaries, subword-nmt's codes, text that comes cut."""
+    """Refuses text that no tokenizer would cut alike: missing pieces, two dictionaries, subword-nmt, cut text."""
     full, less = all_pieces(segmenter), Dictionary()
     for piece in full.symbols[4:-2]:
         less.add_symbol(piece)
@@ -126,7 +129,7 @@ def test_what_cut_the_text_is_found_or_asked_for(tmp_path):
 
 
 def test_a_recipe_says_how_its_text_became_moses_tokens(tmp_path):
-    """By the recipe's name beside the data, also in a shard's folder; plain tokens elsewhere."""
+    """Moses' settings come from the recipe beside the data, also for shards; other data have plain tokens."""
     (tmp_path / "bin" / "shard00").mkdir(parents=True)
     plain = {"normalise": False, "aggressive": False, "lowercase": False}
     assert find_chain(str(tmp_path / "bin")) == plain

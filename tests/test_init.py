@@ -1,4 +1,4 @@
-"""Initial weights against the closed forms of each method and profile."""
+"""Tests of initial weights against the closed forms of each method and profile."""
 
 import math
 
@@ -18,7 +18,7 @@ BOTH = ("encoder", "decoder")
 
 
 def first_layers(method, profile):
-    """A 2L-2L base model initialised as the first layers of a 6L-6L one."""
+    """Build a 2L-2L base model initialised as the first layers of a 6L-6L one."""
     model = build(encoder_layers=2, decoder_layers=2, method=method, vocab=50)
     torch.manual_seed(0)
     initialize(model, get_method(method)(6, 6), profile)
@@ -26,7 +26,7 @@ def first_layers(method, profile):
 
 
 def test_deepnorm_is_normal_and_its_variant_uniform():
-    """A uniform distribution ends at sqrt(3) = 1.732 standard deviations; a normal one of this size beyond 3.5."""
+    """DeepNorm draws from a normal distribution, and its variant from a uniform one, which ends at sqrt(3) std."""
     for profile, bound in (("xavier_normal", None), ("xavier_uniform", math.sqrt(3))):
         model = first_layers("deepnorm", profile)
         weight = model.decoder.layers[0].fc1.weight
@@ -48,7 +48,7 @@ def test_biases_of_vanilla_profiles(profile):
 
 @pytest.mark.parametrize("decoder_width", [256, 384])
 def test_fairseq_head_is_what_fairseq_draws(decoder_width):
-    """Every tensor of the stock model has the std of ours, at a size where sampling noise is below 3%."""
+    """Every tensor of profile fairseq has the std of the stock model's, whose sampling noise is below 3%."""
     wide = {"encoder_embed_dim": 256, "decoder_embed_dim": decoder_width}
     wide |= {"encoder_ffn_embed_dim": 512, "decoder_ffn_embed_dim": 512}
     ours = single_stacks.small(archs.MODEL_NAME, method="post_ln", **wide).state_dict()
@@ -60,7 +60,7 @@ def test_fairseq_head_is_what_fairseq_draws(decoder_width):
 
 @pytest.mark.parametrize("number", range(len(METHODS)), ids=sorted(METHODS))
 def test_what_is_drawn_is_what_the_method_says(number):
-    """Measured over expected std, pooled over the layers; embeddings, positions, head; norms 1 and 0; padding 0."""
+    """Initial weights have the std that the method states, pooled over layers; norms are 1 and 0, padding is 0."""
     name, kind = sorted(METHODS)[number], single_stacks.EVERY[number % 3]
     stacks = archs.STACKS[kind]
     fields = {f"{stack}_{field}": value for stack in stacks for field, value in
@@ -69,7 +69,7 @@ def test_what_is_drawn_is_what_the_method_says(number):
     model, method = build(kind, 2000, method=name, **fields), get_method(name)(*(2 * (s in stacks) for s in BOTH))
     for row in init_report(model, method, method.init_profiles[0]):
         assert row.ratio == pytest.approx(1, abs=0.015), row
-    for stack in model.stacks().values():  # T-Fixup's (9N)^(-1/4), R-Fixup's zeros
+    for stack in model.stacks().values():  # T-Fixup's (9N)^(-1/4), and R-Fixup's zeros
         for embedding, gain in (
             (stack.embed_tokens, 18**-0.25 if name == "t_fixup" else 1),
             (stack.embed_positions, 1),

@@ -1,4 +1,4 @@
-"""Codes of languages and pairs of them, as they come in names of files, folders and flags."""
+"""Tests of language codes and pairs, as they occur in names of files, folders and flags."""
 
 import pytest
 

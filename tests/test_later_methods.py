@@ -1,4 +1,4 @@
-"""Methods since 2024 on one stream: hidden states worked out from the weights, factors, exceptions, gradients."""
+"""Tests of methods since 2024 on one stream: hidden states by formula, factors, exceptions, gradients."""
 
 import json
 import math
@@ -25,12 +25,12 @@ def silu(g):
 
 
 def norm(layer, sublayer, x):
-    """The branch's LayerNorm."""
+    """Apply the branch's LayerNorm."""
     return getattr(layer, NORM_NAMES[sublayer])(x)
 
 
 def body(layer, sublayer, memory):
-    """A branch from q, k, v or fc1 to out or fc2, x (B, T, C) -> same; cross-attention on memory (B, S, C)."""
+    """Return the branch from q, k, v or fc1 to out or fc2, x (B, T, C) -> same; memory (B, S, C)."""
     if sublayer == "ffn":
         return lambda x: layer.fc2(layer.fc1(x).relu())
     own = getattr(layer, sublayer)
@@ -40,9 +40,9 @@ def body(layer, sublayer, memory):
 
 
 def assert_states(name, equation, kind=LM, layers=3, end=None, **fields):
-    """Every state of the decoder is what equation(layer, site, x, branch) makes of the one before.
+    """Check that every decoder state is equation(layer, site, x, branch) of the one before.
 
-    end: of the last one, the decoder's output; by default its LayerNorm.
+    end: function of the last state that gives the decoder's output; by default the last LayerNorm.
     """
     model = awake(kind, layers, method=name, **fields)
     memory, given = None, (batch()[1:],)
@@ -78,7 +78,7 @@ def test_complete_p(exponent, factor):
 
 
 def test_what_complete_p_asks_of_training():
-    """At m = L / L_base: m^-a on branches and eps, m^(a - 1) on the learning rate; by each stack's depth."""
+    """CompleteP scales branches and eps by m^-a and the learning rate by m^(a - 1), m = L / L_base of each stack."""
     half = get_method("complete_p")(128, 2, exponent=0.5)
     assert half.coefficients("encoder") == EVEN({"branch": 1 / 8, "lr": 8**-1, "adam_eps": 1 / 8})
     assert half.coefficients("decoder") == EVEN({"branch": 1, "lr": 1, "adam_eps": 1})
@@ -107,7 +107,7 @@ def test_coefficients_by_option(capsys):
 
 @pytest.mark.parametrize(("kind", "branches"), [(LM, 6), (MODEL_NAME, 9)])
 def test_keel(kind, branches):
-    """S x but in the first layer, whose first branch has no LayerNorm behind it."""
+    """KEEL merges S x + f(LN(x)), but x in the first layer, whose first branch has no LayerNorm after it."""
 
     def equation(layer, site, x, f):
         total = (1 if site.layer == 1 else branches) * x + f(layer.before[site.sublayer](x))
@@ -132,7 +132,7 @@ def test_mix_ln(share, post):
 
 
 def test_layers_of_mix_ln():
-    """3 of 12 and 6 of 24 in the authors' scripts; by an option 2 of 32."""
+    """Mix-LN has Post-LN in 3 of 12 and 6 of 24 layers, as in the authors' scripts; an option sets the share."""
     found = get_method("mix_ln")(12, 24)
     assert [found.post_layers(stack) for stack in ("encoder", "decoder")] == [3, 6]
     assert [get_method("mix_ln")(0, 100, share=share).post_layers("decoder") for share in (0.29, 0.99, 0)] == [
@@ -144,7 +144,7 @@ def test_layers_of_mix_ln():
 
 
 def test_gpas():
-    """(1 - SiLU(g_l)) (x + f(LN(x))), one g for both branches of a layer."""
+    """GPAS computes (1 - SiLU(g_l)) (x + f(LN(x))), with one g for both branches of a layer."""
 
     def equation(layer, site, x, f):
         (g,) = {residual.g for residual in layer.residual.values()}
@@ -157,7 +157,7 @@ def test_gpas():
 
 @pytest.mark.parametrize("kind", [LM, MODEL_NAME])
 def test_peri_ln(kind):
-    """And the embedding is normalised before the first layer reads it."""
+    """Peri-LN computes x + LN(f(LN(x))), and normalises the embedding."""
 
     def equation(layer, site, x, f):
         return x + layer.outer[site.sublayer](f(norm(layer, site.sublayer, x)))
@@ -176,7 +176,7 @@ def test_peri_ln(kind):
 @pytest.mark.parametrize("kind", [LM, MODEL_NAME])
 @pytest.mark.parametrize("star", [False, True])
 def test_hybrid_norm(kind, star):
-    """One LayerNorm a layer, behind its last attention; with the option Pre-LN first."""
+    """HybridNorm has one LayerNorm a layer, after its last attention; HybridNorm* begins with a Pre-LN layer."""
 
     def equation(layer, site, x, f):
         if star and site.layer == 1:
@@ -190,7 +190,7 @@ def test_hybrid_norm(kind, star):
 
 
 def test_heads_of_hybrid_norm():
-    """softmax(n(q) n(k) / sqrt(d)) n(v), each normalised over the d features of its head."""
+    """HybridNorm's heads compute softmax(n(q) n(k) / sqrt(d)) n(v), normalised over the d features of a head."""
     attention = awake(LM, 1, method="hybrid_norm").decoder.layers[0].self_attn
     x = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))
 
@@ -213,7 +213,7 @@ def test_megatron_s_initialisation_in_hybrid_norm():
 
 @pytest.mark.parametrize("g", [-1.5, 0.0, 0.8])
 def test_gradient_of_gpas(g):
-    """Of z what the output has, as if nothing were scaled; of g that of the value, by finite differences."""
+    """GPAS passes the output's gradient to its input unscaled; that of g equals finite differences."""
     gate = torch.nn.Parameter(torch.tensor(g, dtype=torch.float64))
     shrink, generator = Shrink(gate), torch.Generator().manual_seed(0)
     x, f, weights = torch.randn(3, 2, 4, 8, dtype=torch.float64, generator=generator)
@@ -232,7 +232,7 @@ def test_gradient_of_gpas(g):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_gpas_in_half_precision(dtype):
-    """g stays float32, and so does the sum that its gradient is: here more than float16 holds."""
+    """GPAS's g stays float32 in half precision, and so does its gradient, a sum beyond float16's range."""
     shrink = Shrink(torch.nn.Parameter(torch.tensor(0.5))).to(dtype)
     x, f = torch.full((2, 2**17), 1.0, dtype=dtype)
     y = shrink(x, f)
@@ -244,7 +244,7 @@ def test_gpas_in_half_precision(dtype):
 
 
 def test_scaled_initialisation_of_gpt_2():
-    """Last matrices by 1/sqrt(branches), 2M in a language model, 2N and 3M in a translator; no other."""
+    """scaled_init divides out and fc2 by sqrt(branches): 2M in a language model, 2N and 3M in a translator."""
     pair, text = get_method("pre_ln")(6, 6, scaled_init=True), get_method("pre_ln")(0, 12, scaled_init=True)
     for found, stack, factor in ((pair, "encoder", 12), (pair, "decoder", 18), (text, "decoder", 24)):
         gains = {role: found.gain(Site(stack, 2, "ffn", 8, 2), role) for role in ("q", "k", "v", "out", "fc1", "fc2")}

@@ -1,4 +1,4 @@
-"""Methods whose layers read more than the stream of the layer before, each against its paper's formulas."""
+"""Tests of methods whose layers read more than one stream, each against its paper's formulas."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def gradients(model, loss) -> dict[str, torch.Tensor]:
     return {name: gradient for name, gradient in zip(wanted, found, strict=True) if gradient is not None}
 
 
-DENSE = [(1, 1), (2, 1), (1, 3), (2, 2), (4, 5)]  # dilation and period; 4x5 is the paper's choice for depth 48
+DENSE = [(1, 1), (2, 1), (1, 3), (2, 2), (4, 5)]  # dilation and period; (4, 5) is the paper's choice for depth 48
 
 
 @pytest.mark.parametrize("dilation, period", DENSE)
 def test_denseformer(dilation, period):
-    """Layer l + 1 reads sum_j A_lj y_j over j = l, l - k, .. where p divides l > 0, else y_l: states and gradients."""
+    """DenseFormer's layer l + 1 reads sum_j A_lj y_j over j = l, l - k, .. where p divides l > 0, else y_l."""
     fields = {"dlcl_plain": True, "dlcl_init": "last", "dlcl_dilation": dilation, "dlcl_period": period}
     model, tokens = awake(LM, 7, method="dlcl", **fields), batch()
     decoder = model.decoder
@@ -51,7 +51,7 @@ def test_denseformer(dilation, period):
 
 
 def branch(layer, sublayer, inside):
-    """f(inside) of a layer of a language model."""
+    """Compute f(inside) of a layer of a language model."""
     if sublayer == "ffn":
         return layer.fc2(layer.fc1(inside).relu())
     return layer.self_attn(inside, causal=True)
@@ -63,7 +63,7 @@ def plain_norm(x, norm):
 
 
 def assert_states(model, tokens, states, features):
-    """Hidden states on request and the output; of the streams side by side."""
+    """Check the hidden states on request, with streams side by side, and the output."""
     with torch.no_grad():
         found, extra = model.decoder(tokens, features_only=True, return_all_hiddens=True)
     assert torch.allclose(found, features, atol=1e-5)
@@ -79,7 +79,7 @@ def dependencies(model, tokens) -> dict[str, float]:
 
 @pytest.mark.parametrize("s", [1.0, 0.25])
 def test_resi_dual(s):
-    """x' = LN(x + f), r' = r + s f, from emb and s emb; x + LN(r) with epsilon 1e-7; and what the probe has of it."""
+    """ResiDual computes x' = LN(x + f), r' = r + s f and ends with x + LN(r); the probe reports its branches."""
     model, tokens = awake(LM, method="resi_dual", resi_dual_scale=s), batch()[1:]
     decoder, expected = model.decoder, {}
     with torch.no_grad():
@@ -99,11 +99,11 @@ def test_resi_dual(s):
 
 
 def test_siamese_norm():
-    """o = f(LN(x + LN(y))), x' = LN(x + o / sqrt(2l)), y' = y + o, from LN(emb) and emb; LN(x + LN(y)) at the end."""
+    """SiameseNorm computes o = f(LN(x + LN(y))), x' = LN(x + o / sqrt(2l)), y' = y + o, as in its paper."""
     model, tokens = awake(LM, 3, method="siamese_norm"), batch()[1:]
     decoder, expected = model.decoder, {}
 
-    def meet(module, x, y):
+    def merge(module, x, y):
         return plain_norm(x + plain_norm(y, module.inner), module.outer)
 
     with torch.no_grad():
@@ -112,17 +112,17 @@ def test_siamese_norm():
         states = [(x, y)]
         for l, layer in enumerate(decoder.layers, 1):
             for sublayer, site in layer.sites.items():
-                o = branch(layer, sublayer, meet(layer.before[sublayer], x, y))
+                o = branch(layer, sublayer, merge(layer.before[sublayer], x, y))
                 merged = x + o / math.sqrt(2 * l)
                 expected[str(site)] = (o.var() / (2 * l) / merged.var()).item()
                 x, y = plain_norm(merged, layer.residual[sublayer].norm), y + o
             states.append((x, y))
-        assert_states(model, tokens, states, meet(decoder.ending, x, y))
+        assert_states(model, tokens, states, merge(decoder.ending, x, y))
     assert dependencies(model, tokens) == pytest.approx(expected, rel=1e-3)
 
 
 def test_siamese_norms_factors():
-    """One over the square root of the branches down to the layer: 2l, and 3l where there is cross-attention."""
+    """SiameseNorm divides by the square root of the branches so far: 2l, or 3l with cross-attention."""
     for sublayer in BRANCHES:
         merged = METHODS["siamese_norm"](18, 18).residual(Site("decoder", 12, sublayer, 8, 2))
         assert merged.a == pytest.approx(1 / 6)
@@ -131,7 +131,7 @@ def test_siamese_norms_factors():
 
 
 def test_b2t():
-    """The second branch of a layer gives LN(entry + x + f(x)), entry what the layer has read."""
+    """B2T's second branch of a layer gives LN(entry + x + f(x)), with entry the layer's input."""
     model, tokens = awake(LM, method="b2t"), batch()[1:]
     decoder, expected = model.decoder, {}
     with torch.no_grad():
@@ -151,7 +151,7 @@ def test_b2t():
 
 
 def test_b2ts_rescaling():
-    """All matrices of all branches N^(-1/2) as wide, N the layers of their stack; biases as ever."""
+    """B2T's rescaling multiplies all matrices of branches by N^(-1/2), N the layers of the stack, and no bias."""
     fields = {"encoder_layers": 4, "decoder_layers": 9}
     models = [small(MODEL_NAME, method="b2t", b2t_rescale=rescale, **fields) for rescale in (False, True)]
     for plain, rescaled in zip(*(branch_weights(model) for model in models), strict=True):
@@ -162,7 +162,7 @@ def test_b2ts_rescaling():
 
 
 def mapped(maps, streams):
-    """b + a phi X / rms(X), X (.., nC) -> for each b in its shape."""
+    """Compute the maps b + a phi X / rms(X), X (.., nC), each in its shape."""
     rms = (streams.square().mean(-1, keepdim=True) + 1e-6).sqrt()
     logits = torch.einsum("...w,mw->...m", streams / rms, maps.weight)
     first = 0
@@ -172,7 +172,7 @@ def mapped(maps, streams):
 
 
 def stochastic(logits):
-    """Columns, then rows divided by their sums, 20 times."""
+    """Normalise columns, then rows, to sum 1, 20 times."""
     h = logits.exp()
     for _ in range(20):
         h = h / h.sum(-2, keepdim=True)
@@ -182,7 +182,7 @@ def stochastic(logits):
 
 @pytest.mark.parametrize("n", [1, 4])
 def test_mhc(n):
-    """X' = H_res X + H_post f(LN(H_pre X)), from n copies of emb; one more LN(H_pre X) at the end."""
+    """mHC computes X' = H_res X + H_post f(LN(H_pre X)) from n copies of the embedding."""
     model, tokens = awake(LM, method="mhc", mhc_streams=n), batch()[1:]
     decoder, expected = model.decoder, {}
     with torch.no_grad():
@@ -206,20 +206,20 @@ def test_mhc(n):
 
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_sinkhorns_sums(n):
-    """Rows sum to 1, columns nearly, of logits from narrow to as wide as the first ones."""
+    """Sinkhorn's rows sum to 1 and its columns nearly, for narrow and wide logits."""
     generator = torch.Generator().manual_seed(0)
     for width in (0.1, 1.0, 3.0):
         h = sinkhorn(width * torch.randn(50, n, n, generator=generator))
         assert (h >= 0).all() and torch.allclose(h.sum(-1), torch.ones(50, n), atol=1e-5)
         assert (h.sum(-2) - 1).abs().max() < 0.05
     first = sinkhorn(Write(8, n).h.bias[n:].detach().view(n, n))
-    apart = math.exp(-8)  # b is 4 on the diagonal, -4 elsewhere
+    apart = math.exp(-8)  # the bias is 4 on the diagonal and -4 elsewhere
     assert torch.allclose(first * (1 + (n - 1) * apart), torch.eye(n) + apart * (1 - torch.eye(n)), atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", EVERY)
 def test_mhc_begins_as_pre_ln(kind):
-    """All streams are the embedding, what one gets all get, and a LayerNorm reads what is half of their sum."""
+    """mHC begins as Pre-LN: all its streams equal the embedding, and each LayerNorm reads their mean."""
     model, plain = (small(kind, 3, method=method) for method in ("mhc", "pre_ln"))
     plain.load_state_dict(model.state_dict(), strict=False)
     assert torch.allclose(scores(model, *inputs(kind)), scores(plain, *inputs(kind)), atol=1e-4)

@@ -1,4 +1,4 @@
-"""However its processes are started, a training is one training; when one is lost the others say so and end."""
+"""Tests of launching: a training is the same however its processes start, and ends in one line if one is lost."""
 
 import os
 import re
@@ -25,7 +25,7 @@ LONG = ("--max-update", "100000", "--save-interval-updates", "5", "--keep-interv
 
 
 def logged(losses: list[float]):
-    """Two processes sum in another order than one: the last of the three places that are logged may differ by one."""
+    """Expect losses up to the order of sums: the last of three logged decimals may differ by one."""
     return pytest.approx(losses, abs=1.1e-3)
 
 
@@ -39,14 +39,14 @@ def expected(data, tmp_path_factory):
 PROMPT = "import deepnet_fairseq as d; d.register(); from fairseq_cli.train import cli_main; cli_main()"
 
 
-MODULE = ("python", "-m", "fairseq_cli.train")  # multiprocessing gives its children a copy of this module
+MODULE = ("python", "-m", "fairseq_cli.train")  # multiprocessing copies this module into its children
 
 
 @pytest.mark.parametrize(
     "program", [("fairseq-train",), ("python", "-c", PROMPT), MODULE], ids=["fairseq-train", "a prompt", "python -m"]
 )
 def test_two_processes(program, expected, data, tmp_path):
-    """On a CPU too, where fairseq starts none and exits 0; for --user-dir it imports nothing that is imported."""
+    """Two processes train on a CPU, where fairseq's launcher starts none; --user-dir is imported once."""
     words = (*TRAIN_FLAGS, *MODEL, "--max-update", "4", "--save-dir", tmp_path, "--distributed-world-size", "2")
     done = run_cold(*program, data, *words)
     assert list(losses(done.stdout).values()) == logged(expected)
@@ -55,7 +55,7 @@ def test_two_processes(program, expected, data, tmp_path):
 
 @pytest.mark.smoke
 def test_two_processes_of_hydra(data, tmp_path):
-    """fairseq-hydra-train imports --user-dir in its main alone, so that on CPUs all about processes is named."""
+    """fairseq-hydra-train trains on two processes of a CPU when each is started with its rank."""
     place = {"world_size": 2, "backend": "gloo", "init_method": f"file://{tmp_path}/meeting", "no_spawn": True}
     settings = {
         "common.user_dir": USER_DIR, "common.cpu": True, "task.data": data, "checkpoint.save_dir": tmp_path,
@@ -80,9 +80,9 @@ def test_two_processes_of_hydra(data, tmp_path):
 
 @pytest.fixture
 def begin(data, tmp_path):
-    """begin(launcher): two processes of fairseq-train, after their first checkpoints, and their numbers.
+    """Start two processes of fairseq-train; return them after their first checkpoints, with their numbers.
 
-    None outlives its test.
+    All processes are killed when the test ends.
     """
     started = []
 
@@ -130,7 +130,7 @@ def test_a_lost_process_ends_the_other_in_a_line(begin, tmp_path):
 @pytest.mark.smoke
 @pytest.mark.parametrize("launcher", ["torchrun", "fairseq-train"])
 def test_workers_end_with_a_killed_launcher(launcher, begin, data, tmp_path):
-    """Seconds after SIGKILL to its process group; and the same command goes on at once."""
+    """Worker processes end seconds after SIGKILL to their launcher's group, and the same command resumes at once."""
     process, workers = begin(launcher)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -140,7 +140,7 @@ def test_workers_end_with_a_killed_launcher(launcher, begin, data, tmp_path):
 
 
 def gone(pids: list[int], seconds: float) -> bool:
-    """Return whether all end within that many seconds."""
+    """Return whether all processes end within that many seconds."""
     deadline = time.monotonic() + seconds
     while any(map(lives, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -148,7 +148,7 @@ def gone(pids: list[int], seconds: float) -> bool:
 
 
 def test_all_take_the_checkpoint_before(expected, data, tmp_path):
-    """When the last is damaged: from the same update, and with the same numbers. When all are, nothing is changed."""
+    """Every process resumes from the checkpoint before a damaged one; if all are damaged, no file changes."""
     words = (*TRAIN_FLAGS, *MODEL, "--save-interval-updates", "3", "--save-dir", tmp_path)
     ranks.train(2, tmp_path / "log", data, *words, "--max-update", "4")
     os.truncate(tmp_path / "checkpoint_last.pt", 3000)
@@ -164,7 +164,7 @@ def test_all_take_the_checkpoint_before(expected, data, tmp_path):
 
 
 def test_a_process_that_never_comes(data, tmp_path):
-    """Two are announced, one is there: --heartbeat-timeout bounds the wait."""
+    """A process that never comes ends the other one after --heartbeat-timeout, in one line."""
     words = (*TRAIN_FLAGS, *MODEL, "--save-dir", tmp_path, "--heartbeat-timeout", "3", "--distributed-world-size", "2",
              "--distributed-init-method", f"file://{tmp_path}/meeting", "--distributed-no-spawn",
              "--distributed-rank", "0", "--distributed-backend", "gloo")  # fmt: skip
@@ -182,8 +182,8 @@ def test_a_process_that_never_comes(data, tmp_path):
     ],
 )
 def test_a_process_lost_while_others_load_is_one_line(reason, said):
-    """fairseq's words there are those of a checkpoint that does not fit; where they are true, they stay."""
+    """A process lost while others load a checkpoint is named in one line; true loading errors stay as they are."""
     place = {"distributed_rank": 0, "distributed_world_size": 2}
     cfg = OmegaConf.create({"distributed_training": place, "checkpoint": {"save_dir": "runs/mine"}})
-    with pytest.raises(Exception, match=said), launch._said_in_a_line(cfg):
+    with pytest.raises(Exception, match=said), launch._explain_in_a_line(cfg):
         raise Exception("Cannot load model parameters from checkpoint x.pt") from RuntimeError(reason)

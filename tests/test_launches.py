@@ -1,4 +1,4 @@
-"""Few operations for a GPU to be given, few bytes for it to move: counted on the CPU, and on the device meta."""
+"""Tests that an update needs few operations and few copies on a GPU, counted on the CPU and the device meta."""
 
 import copy
 
@@ -17,7 +17,7 @@ from .support.operations import Operations
 
 
 def test_attention_is_not_cudnns():
-    """Neither inside fairseq nor alone."""
+    """cuDNN's attention is disabled, both in fairseq and in the core alone."""
     for begin in (register, lambda: models.build("deepnet_lm_tiny", 20)):
         torch.backends.cuda.enable_cudnn_sdp(True)
         begin()
@@ -26,7 +26,7 @@ def test_attention_is_not_cudnns():
 
 @pytest.mark.parametrize("length", [7, 8, 13])
 def test_masks_need_no_copy(length):
-    """Every row begins at a multiple of 8 numbers, as the memory-efficient kernel asks for."""
+    """Rows of masks begin at multiples of 8 numbers, so that the memory-efficient kernel needs no copy."""
     look = torch.ones(3, 1, 1, length, dtype=torch.bool)
     look[1, ..., :2] = False
     mask = to_add(look, torch.float16)
@@ -36,18 +36,18 @@ def test_masks_need_no_copy(length):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_masks_are_of_the_type_that_autocast_computes_in(dtype):
-    """For it would copy them in each layer, and make -inf of float32's lowest number."""
+    """Masks have autocast's type, which avoids a copy in each layer and an overflow of float32's minimum to -inf."""
     look = torch.zeros(2, 1, 1, 7, dtype=torch.bool)
     with torch.autocast("cpu", dtype):
         mask = to_add(look, torch.float32)
         exact = to_add(look, torch.float64)
     assert mask.dtype == dtype and mask.isfinite().all() and mask.stride(0) == 8
-    assert exact.dtype == torch.float64  # which autocast leaves alone
+    assert exact.dtype == torch.float64  # autocast leaves float64 alone
     assert to_add(look.to("meta"), torch.float32).dtype == torch.float32
 
 
 def test_a_step_of_decoding_copies_nothing_to_the_device():
-    """And makes its mask there, with rows that need no copy."""
+    """A decoding step copies nothing to the device, and makes a mask there whose rows need no copy."""
     states = torch.empty(3, 5, 64, device="meta")
     with torch.no_grad(), Operations() as seen:
         cache = DecoderCache(EncoderOutput(states, None, 4), 12)
@@ -58,11 +58,11 @@ def test_a_step_of_decoding_copies_nothing_to_the_device():
 
 @pytest.mark.parametrize("module", [Multiply(1.3), Shift()])
 def test_learned_numbers_cost_no_copies_in_half_precision(module):
-    """One operation forward; and their gradient is a float32 sum, as large as float16 does not go."""
+    """Learned factors cost one operation in half precision, and their gradient is summed in float32."""
     x = torch.linspace(0.5, 2, 10_000).half().requires_grad_()
     with torch.no_grad():
         for number in module.parameters():
-            number.add_(1e-4)  # lost in float16
+            number.add_(1e-4)  # too small for float16
     with Operations() as seen:
         y = module(x)
     assert len(seen) == 1 and y.dtype == torch.float16
@@ -79,7 +79,7 @@ def test_learned_numbers_cost_no_copies_in_half_precision(module):
 
 @pytest.mark.parametrize("kind", [MODEL_NAME, LM])
 def test_branchnorms_number_is_written_once_a_stack(kind):
-    """At 500L-500L there are 2,500; also after a cast, which parts them."""
+    """BranchNorm's factor is written once for each stack, also after a cast, which separates its copies."""
     model = models.build(
         "deepnet_transformer_tiny" if kind == MODEL_NAME else "deepnet_lm_tiny", 20, method="branchnorm"
     )

@@ -1,4 +1,4 @@
-"""Learned factors as the probe has them, against the parameters themselves."""
+"""Tests of learned factors as the probe reports them, against the parameters themselves."""
 
 import math
 
@@ -19,7 +19,7 @@ LM = archs.LM
 
 
 def three(values) -> dict[str, float]:
-    """The statistics by numpy."""
+    """Compute the probe's three statistics with numpy."""
     values = np.asarray(values.detach().double() if torch.is_tensor(values) else values)
     return {"median": np.median(values), "min": values.min(), "max": values.max()}
 
@@ -33,7 +33,7 @@ def by_place(values: dict[str, float]) -> dict[str, dict[str, float]]:
 
 
 def check(model, expected: dict):
-    """The probe has these places, no others, with the statistics of these tensors."""
+    """Check that the probe reports exactly these places, with the statistics of these tensors."""
     found = by_place(PROBE(model).values())
     assert found.keys() == expected.keys()
     for place, values in expected.items():
@@ -42,7 +42,7 @@ def check(model, expected: dict):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_normformer(kind):
-    """Its four additions in every layer; not their biases, and not the LayerNorms that Pre-LN has too."""
+    """NormFormer's four additions in every layer are reported, without biases and without Pre-LN's LayerNorms."""
     model, stack = awake(kind, 3, method="normformer", normformer_scale_residual=True), stack_of(kind)
     expected = {}
     for index, layer in enumerate(model.stacks()[stack].layers, 1):
@@ -54,7 +54,7 @@ def test_normformer(kind):
 
 
 def test_weights_of_earlier_layers():
-    """DLCL's W by row, what the layer behind it reads, over the layers there are; the LayerNorm of each output."""
+    """DLCL's weights are reported by row, over the existing layers, with the LayerNorm of each output."""
     model = awake(LM, 2, method="dlcl")
     with torch.no_grad():
         model.decoder.mixer.weights.weight.copy_(torch.tensor([[2.0, 0, 0], [-3, 5, 0], [7, 1, 4]]))
@@ -62,12 +62,12 @@ def test_weights_of_earlier_layers():
     check(model, rows | {f"decoder.mixer.norms.{i}": model.decoder.mixer.norms[i].weight for i in (1, 2)})
     with torch.no_grad():
         model.decoder.mixer.weights.weight[0] = 0.0
-    assert "decoder.mixer.weights.0" not in by_place(PROBE(model).values())  # nothing is in use
+    assert "decoder.mixer.weights.0" not in by_place(PROBE(model).values())  # no factor is in use
 
 
 @pytest.mark.parametrize("method", [*sorted(METHODS), "every_slot"])
 def test_factors_in_slots_and_nothing_else(method, every_slot):  # noqa: F811
-    """All factors of slots at 7 show, and nothing else of the model does."""
+    """Factors in slots are all reported, and no other parameter of the model."""
     model = helpers.small(2, method=method)
     slots = [slot for stack in model.stacks().values() for _, slot in stack.slots()]
     inside = {p: name for slot in slots for name, p in slot.named_parameters()}

@@ -1,4 +1,4 @@
-"""Every page's links: files, headings and pictures of this repository that are there."""
+"""Tests that every link of a page leads to a file, heading or picture of this repository."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ pages = pytest.mark.parametrize("page", sorted(PAGES), ids=lambda path: str(path
 
 
 def prose(text: str) -> str:
-    """A page without its blocks of code, in which brackets are no links and # is a comment."""
+    """Return a page without its code blocks, where brackets are no links and # begins a comment."""
     return re.sub(r"^( *)```.*?^\1```$", "", text, flags=re.DOTALL | re.MULTILINE)
 
 
 def targets(text: str) -> list[str]:
-    """Where links and pictures lead, in Markdown or HTML."""
+    """Return the targets of links and pictures, in Markdown or HTML."""
     spans = re.sub(r"(?<!\[)`[^`\n]*`", "", prose(text))
     return re.findall(r"\]\(<?([^)\s>]+)>?\)", spans) + re.findall(r"\b(?:href|src|srcset)=\"([^\"]+)\"", spans)
 
 
 def anchors(text: str) -> set[str]:
-    """What headings are linked by: lower case, blanks as hyphens, no other marks; the second of a name ends in -1."""
+    """Return the anchors of headings: lower case, hyphens for blanks, no other marks, -1 for a repeated one."""
     found: list[str] = []
     for title in re.findall(r"^#+ +(.+?) *$", prose(text), re.MULTILINE):
         shown = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title).lower()
@@ -35,7 +35,7 @@ def anchors(text: str) -> set[str]:
 
 
 def leads_nowhere(page: Path, target: str) -> bool:
-    """A file that is not there, or a heading that the page has not got."""
+    """Return whether a link's file or heading is missing."""
     path, _, heading = target.partition("#")
     linked = page.parent / path if path else page
     return not linked.exists() or bool(heading) and heading not in anchors(linked.read_text())

@@ -1,4 +1,4 @@
-"""`deepnet export` of language models, as a user runs it; fairseq without our package."""
+"""Tests of `deepnet export` for language models, as a user runs it, and of fairseq without our package."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ def a_data(tmp_path_factory):
 
 
 def lines_of(data, split):
-    """Return the lines of a split, each behind an eos and padded on the right, (B, T)."""
+    """Return the lines of a split, each after an eos and padded on the right, (B, T)."""
     lines = data_utils.load_indexed_dataset(str(data / split))
     return pad_sequence([torch.cat([line.new_tensor([EOS]), line]).long() for line in lines], True, PAD)
 
 
 def trained(kind, data, folder, *flags):
-    """Return checkpoint_last.pt of fairseq-train.
+    """Train with fairseq-train; return checkpoint_last.pt.
 
-    fairseq copies the config of an architecture that has its model's name (and any under hydra), so the checkpoint does
-    not know what the model has filled in.
+    fairseq copies the config of an architecture that has its model's name (and any under hydra), so the checkpoint
+    lacks the values that the model has filled in.
     """
     words = (*FLAGS, "--disable-validation", *KINDS[kind], "--arch", ARCHS[kind], *flags, "--save-dir", folder)
     train(1, folder.with_suffix(".log"), data, *words)
@@ -55,13 +55,13 @@ def trained(kind, data, folder, *flags):
 
 @pytest.fixture(scope="module", name="ran")
 def a_ran(data, tmp_path_factory):
-    """A DeepNorm run of 2 updates."""
+    """Provide the checkpoint of a DeepNorm run of 2 updates."""
     return trained("causal", data, tmp_path_factory.mktemp("lm") / "save", "--max-update", 2)
 
 
 @pytest.fixture(scope="module", name="checkpoint")
 def a_checkpoint(ran, data):
-    """The last one, its model then taught the text."""
+    """Provide that checkpoint after its model was trained on the text."""
     state, (model, _), text = torch.load(ran), from_checkpoint(str(ran)), lines_of(data, "train")
 
     def what_follows(step):
@@ -74,7 +74,7 @@ def a_checkpoint(ran, data):
 
 
 def variant(ran, path, task=(), predicted=SYMBOLS, **fields):
-    """Write a checkpoint as the run with other flags would have begun."""
+    """Write a checkpoint as the run would have begun with other flags."""
     state = torch.load(ran)
     cfg = state["cfg"]["model"] | fields
     state["cfg"] |= {"model": cfg, "task": state["cfg"]["task"] | dict(task)}
@@ -85,7 +85,7 @@ def variant(ran, path, task=(), predicted=SYMBOLS, **fields):
 
 
 def export(*words) -> str:
-    """Return what `deepnet export` prints."""
+    """Run `deepnet export` in this process; return its output."""
     with redirect_stdout(StringIO()) as said:
         cli.main(["export", *map(str, words)])
     return said.getvalue()
@@ -110,14 +110,14 @@ def assert_same_scores(path, model, data):
 
 
 def test_stock_fairseq_finds_the_same_perplexity(data, checkpoint, exported):
-    """Plain fairseq-eval-lm, no --user-dir; the architectures of transformer_lm would make it Pre-LN."""
+    """Stock fairseq-eval-lm without --user-dir finds the same perplexity, although transformer_lm is Pre-LN."""
     said = [
         run("fairseq-eval-lm", data, *EVAL, "--path", path, *flags).stdout
         for path, flags in ((checkpoint, ("--user-dir", USER_DIR)), (exported, ()))
     ]
     found = [re.search(r"Loss \(base 2\): (\S+), Perplexity: (\S+)", text).groups() for text in said]
     assert found[0] == found[1]
-    assert 1 < float(found[0][1]) < WORDS / 3  # it has learnt something
+    assert 1 < float(found[0][1]) < WORDS / 3  # the model has learnt from the text
 
 
 def test_pre_ln_keeps_its_last_norm(data, ran, tmp_path):
@@ -126,11 +126,11 @@ def test_pre_ln_keeps_its_last_norm(data, ran, tmp_path):
     model, _ = loaded(tmp_path / "plain.pt")
     assert model.decoder.layer_norm is not None and model.decoder.layers[0].normalize_before
     assert_same_scores(path, model, data)
-    export(path, "--to", "ctranslate2", "--out", tmp_path / "ct2")  # checks itself
+    export(path, "--to", "ctranslate2", "--out", tmp_path / "ct2")  # checks its own result
 
 
 def test_ctranslate2_continues_alike(data, checkpoint, tmp_path):
-    """Greedily behind 30 prompts, symbol by symbol."""
+    """CTranslate2 continues 30 prompts greedily with the same symbols."""
     said = export(checkpoint, "--to", "ctranslate2", "--data", data, "--out", tmp_path / "ct2")
     assert float(re.search(r"at most (\S+)", said).group(1)) < 1e-4
     model, task = loaded(checkpoint)
@@ -142,13 +142,13 @@ def test_ctranslate2_continues_alike(data, checkpoint, tmp_path):
     words = [[task.dictionary[i] for i in row.tolist()] for row in prompts]
     generator = ctranslate2.Generator(str(tmp_path / "ct2"), intra_threads=1)
     theirs = generator.generate_batch(words, beam_size=1, max_length=LONGEST, include_prompt_in_result=True)
-    until = LONGEST - PROMPTED  # fairseq forces an end, CTranslate2 just stops
+    until = LONGEST - PROMPTED  # fairseq forces an end of sentence, CTranslate2 stops without one
     assert [result.sequences[0][:until] for result in theirs] == [row[:until] for row in ours]
     assert len({tuple(row) for row in ours}) > 20
 
 
 def test_a_beginning_of_its_own(ran, tmp_path):
-    """--add-bos-token: CTranslate2 is told of it."""
+    """An export of a model trained with --add-bos-token tells CTranslate2 to begin with <s>."""
     path = variant(ran, tmp_path / "bos.pt", {"add_bos_token": True})
     export(path, "--to", "ctranslate2", "--out", tmp_path / "ct2")
     assert json.loads((tmp_path / "ct2" / "config.json").read_text())["bos_token"] == "<s>"

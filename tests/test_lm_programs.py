@@ -1,4 +1,4 @@
-"""Language models through fairseq's programs: trained, evaluated, continued; perplexity computed by hand."""
+"""Tests of language models in fairseq's programs: trained, evaluated, continued, with perplexity by hand."""
 
 import math
 import re
@@ -27,7 +27,10 @@ READ = ("--user-dir", USER_DIR, "--cpu", "--task", "language_modeling")
 
 @pytest.fixture(scope="module")
 def bin_folder(tmp_path_factory):
-    """Sentences in one document: behind an empty line, a prefix that ends at once, fairseq's generator gives up."""
+    """Provide sentences of one document.
+
+    fairseq's generator fails on a prefix that ends at once, as after an empty line.
+    """
     folder = tmp_path_factory.mktemp("pieces")
     paths = [folder / split for split in SENTENCES]
     for seed, path in enumerate(paths):
@@ -38,7 +41,7 @@ def bin_folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def causal(bin_folder, tmp_path_factory):
-    """A checkpoint of 24 layers after 4 updates, which have not exploded."""
+    """Provide a checkpoint of 24 layers after 4 updates whose loss has not exploded."""
     folder = tmp_path_factory.mktemp("causal")
     train = ("fairseq-train", bin_folder, *TRAIN, *CAUSAL, "--arch", "deepnet_lm_tiny_24", "--save-dir", folder)
     found = losses(run(*train).stdout)
@@ -52,7 +55,7 @@ def lines_of(data, split):
 
 
 def test_perplexity(causal, bin_folder):
-    """2 to the mean of -log2 p over all pieces and ends of sentences, each sentence behind an </s>."""
+    """Perplexity is 2 to the mean of -log2 p over all pieces and ends of sentences, each sentence after an </s>."""
     given = ("--path", causal, "--gen-subset", "valid", "--sample-break-mode", "eos", "--max-tokens", "500")
     said = run("fairseq-eval-lm", bin_folder, *READ, *given).stdout
     ((bits, perplexity),) = re.findall(r"Loss \(base 2\): ([\d.]+), Perplexity: ([\d.]+)", said)
@@ -70,7 +73,7 @@ def test_perplexity(causal, bin_folder):
 
 
 def test_generation(causal, bin_folder):
-    """Continuations begin with the three pieces that they were given, and are scored."""
+    """Continuations begin with the three pieces of their prefix, and have scores."""
     given = ("--path", causal, "--gen-subset", "test", "--prefix-size", "3", "--beam", "2", "--max-len-b", "6")
     given += ("--max-len-a", "0", "--sample-break-mode", "eos", "--batch-size", "4")
     said = run("fairseq-generate", bin_folder, *READ, *given).stdout
@@ -86,7 +89,7 @@ def test_masked_training_and_its_validation(bin_folder, tmp_path):
     task = ("--task", "masked_lm", "--criterion", "masked_lm")
     train = ("fairseq-train", bin_folder, *TRAIN, *task, "--save-dir", tmp_path)
     found = losses(run(*train, "--arch", "deepnet_masked_lm_tiny_100", "--sample-break-mode", "complete").stdout)
-    first = math.log2(len(lines_of(bin_folder, "train")[0]) + 1) + 0.72  # bits, of scores of unit variance; <mask>
+    first = math.log2(len(lines_of(bin_folder, "train")[0]) + 1) + 0.72  # bits of a random model
     assert found[1] == pytest.approx(first, abs=0.3) and max(found.values()) < found[1] + 0.5
     model, _cfg = from_checkpoint(str(tmp_path / "checkpoint_last.pt"))
     assert (model.NAME, len(model.encoder.layers)) == (archs.MASKED_LM, 100)

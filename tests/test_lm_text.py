@@ -1,6 +1,6 @@
-"""deepnet prepare lm: what the tasks read is the text, its documents apart, in pieces that fit other text too.
+"""Tests of `deepnet prepare lm`: fairseq's tasks read the text with its documents apart, in pieces.
 
-A mistake ends in one line that names the flag or the file, and leaves nothing behind.
+A mistake ends in one line that names the flag or the file, and leaves no file.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def gpt2(texts, tmp_path_factory):
 
 
 def held(data, split):
-    """The dictionary and the lines of a split, as symbols."""
+    """Return the dictionary and the lines of a split, as symbols."""
     dictionary = Dictionary.load(str(data / "dict.txt"))
     lines = data_utils.load_indexed_dataset(str(data / split), dictionary)
     return dictionary, [[dictionary[token] for token in line] for line in lines]
@@ -51,7 +51,7 @@ def test_sentencepiece_gives_the_text_back(sentencepieces, texts):
 
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_gpt2_gives_every_character_back(split, gpt2, texts):
-    """The dictionary holds all pieces, so no character is unknown, whatever the training text had."""
+    """GPT-2's pieces give back every character, even those that the training text lacks."""
     dictionary, lines = held(gpt2, split)
     bpe = get_encoder(gpt2 / "encoder.json", gpt2 / "vocab.bpe")
     plain = [bpe.decode(map(int, line[:-1])) for line in lines]
@@ -60,7 +60,7 @@ def test_gpt2_gives_every_character_back(split, gpt2, texts):
 
 @pytest.mark.parametrize("made", ["sentencepieces", "gpt2"])
 def test_dictionary(made, request):
-    """Every symbol once, the commonest first, with the counts of the training text; a multiple of 8."""
+    """The dictionary lists every symbol once, the most frequent first, with its count; its size is a multiple of 8."""
     data = request.getfixturevalue(made)
     dictionary, lines = held(data, "train")
     counts = Counter(symbol for line in lines for symbol in line[:-1])
@@ -89,7 +89,7 @@ def task_of(name, data, *flags):
 
 @pytest.mark.parametrize(("name", "key"), [("language_modeling", "source"), ("masked_lm", "net_input.src_tokens")])
 def test_documents_stay_apart(name, key, sentencepieces):
-    """With complete_doc a sample is a document: none is joined with another, whatever the room."""
+    """Samples of complete_doc are whole documents, none joined with another, whatever the sample length."""
     task = task_of(name, sentencepieces, "--sample-break-mode", "complete_doc", "--tokens-per-sample", "100000")
     task.load_dataset("train")
     dataset = task.datasets["train"]
@@ -103,7 +103,7 @@ def test_documents_stay_apart(name, key, sentencepieces):
 
 
 def test_an_earlier_vocabulary(sentencepieces, texts, tmp_path):
-    """Other text in the pieces and numbers of a first one: --spm and --dict."""
+    """Other text is prepared with an earlier vocabulary through --spm and --dict."""
     flags = ("--spm", sentencepieces / "spm.model", "--dict", sentencepieces / "dict.txt")
     data = prepare([texts[1], texts[2], texts[0]], tmp_path / "bin", *flags)
     assert (data / "dict.txt").read_text() == (sentencepieces / "dict.txt").read_text()
@@ -112,7 +112,7 @@ def test_an_earlier_vocabulary(sentencepieces, texts, tmp_path):
 
 
 def test_fetched_from_where_they_lie(tmp_path, monkeypatch):
-    """Once."""
+    """GPT-2's files are fetched once from where they are published."""
     bodies = {path.name: path.read_bytes() for path in write_gpt2(tmp_path / "made")}
     with serve({f"/{name}": body for name, body in bodies.items()}) as server:
         monkeypatch.setattr(lm_text, "PLACES", (server.url(),))
@@ -125,7 +125,7 @@ def test_fetched_from_where_they_lie(tmp_path, monkeypatch):
 
 
 def broken_gpt2(change):
-    """Flags with a GPT-2 BPE of which one file was changed: change(encoder, merges)."""
+    """Return flags that name a GPT-2 BPE with one file changed by change(encoder, merges)."""
 
     def flags(folder):
         paths = write_gpt2(folder / "broken")

@@ -1,4 +1,4 @@
-"""The project's tools on language models: divergence, checks, and what they are not for."""
+"""Tests of the project's tools on language models: divergence, checks, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A checkpoint of another model is refused with the flag that differs."""
+"""Tests that a checkpoint of another model is refused with the flag that differs."""
 
 from functools import lru_cache
 
@@ -17,7 +17,7 @@ from .support.helpers import SMALL, VOCAB, small
 
 
 def refused(state, model, *words):
-    """In one line with these words, and nothing of it is taken."""
+    """Check that a state is refused in one line with these words, and that the model keeps its weights."""
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with pytest.raises(UserError) as caught:
         model.load_state_dict(state)
@@ -46,13 +46,13 @@ def test_another_vocabulary_is_refused():
 
 @lru_cache
 def of_method(name):
-    """A model into which others' checkpoints are loaded."""
+    """Build a model that other methods' checkpoints are loaded into."""
     return causal(4, method=name)
 
 
 @pytest.mark.parametrize("saved", sorted(METHODS))
 def test_other_methods(saved):
-    """What loads computes the same function (methods that differ at the start only); all else is refused."""
+    """A checkpoint loads into another method only if the function is the same; every other pair is refused."""
     tokens = single_stacks.batch()
     source = single_stacks.awake(LM, 4, method=saved)
     for built in METHODS:
@@ -66,7 +66,7 @@ def test_other_methods(saved):
 
 
 def test_constants_of_another_depth():
-    """Layers cut out of a deeper model keep the alpha they were trained with, so they do not fit a shallower one."""
+    """Layers cut from a deeper model are refused, because alpha is that of the depth they were trained at."""
     state = small(2).state_dict() | {"encoder.alpha": torch.tensor(3.415742)}
     refused(state, small(2), "encoder.alpha", "3.416", "other depths")
 
@@ -105,7 +105,7 @@ def test_checkpoints_of_other_language_models(kind):
 
 
 def test_overrides_that_prune_layers_are_refused(trained):
-    """fairseq leaves them out without a word, for our configs have no field of that name."""
+    """Overrides that prune layers are refused; fairseq would silently ignore them for our configs."""
     register()
     with pytest.raises(UserError, match="encoder_layers_to_keep: .* export the model"):
         checkpoint_utils.load_checkpoint_to_cpu(str(trained / "checkpoint_last.pt"), {"encoder_layers_to_keep": "0,2"})

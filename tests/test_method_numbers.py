@@ -1,6 +1,6 @@
-"""Each method's numbers against closed forms worked out by hand, at width 512 and feed-forward width 2048.
+"""Tests of each method's numbers against closed forms by hand, at width 512 and feed-forward width 2048.
 
-Of an encoder-decoder with N = M layers, and of a stack alone, encoder or decoder.
+Models are encoder-decoders with N = M layers, and a single stack, encoder or decoder.
 """
 
 import math
@@ -25,7 +25,7 @@ BOTH = ("encoder", "decoder")
 
 
 def std(method, stack, layer, sublayer, role, profile=None):
-    """The std a built method gives to one weight matrix of a base-width model (drawn so: test_init)."""
+    """Compute the std that a method gives to one weight matrix of a base-width model (test_init checks draws)."""
     linear = nn.Linear(*SHAPES.get(role, (512, 512)), device="meta")
     weight = Weight(Site(stack, layer, sublayer, 512, 8), role, linear, 512)
     return weight_std(method, profile or method.init_profiles[0], weight)
@@ -36,7 +36,7 @@ def method(name, layers, **options):
 
 
 def alone(name, stack, layers, **options):
-    """The method of a model with this stack and no other."""
+    """Build the method of a model with this stack and no other."""
     return get_method(name)(*((layers, 0) if stack == "encoder" else (0, layers)), **options)
 
 
@@ -55,7 +55,7 @@ ALONE = {  # layers: DeepNorm's alpha and beta, sqrt(ln 2N), 0.67 N^(-1/4), (9N)
 @pytest.mark.parametrize("stack", BOTH)
 @pytest.mark.parametrize("layers", ALONE)
 def test_a_stack_alone(layers, stack):
-    """T-Fixup has the encoder's factors in either stack; R-Fixup L = 2N branches."""
+    """A single stack has DeepNorm's and Sub-LN's own formulas, T-Fixup's encoder factors, and L = 2N in R-Fixup."""
     deepnorm, sub_ln, t_fixup, r_fixup = (
         alone(name, stack, layers) for name in ("deepnorm", "sub_ln", "t_fixup", "r_fixup")
     )
@@ -72,35 +72,35 @@ def test_a_stack_alone(layers, stack):
 
 
 def test_deepnorm_scales_values_outputs_and_feed_forward():
-    """Their Xavier by beta, 0.2063 and 0.1699 at 100L-100L; not queries and keys. DeepNet, Figure 2."""
+    """DeepNorm multiplies Xavier by beta for values, outputs and FFN, not for queries and keys (Figure 2)."""
     for stack, fc, vo in (("encoder", 0.0057665, 0.0091177), ("decoder", 0.0047490, 0.0075088)):
         for role, expected in {"fc1": fc, "fc2": fc, "v": vo, "out": vo, "q": 0.0441942, "k": 0.0441942}.items():
             found = std(method("deepnorm", 100), stack, 1, "ffn" if "fc" in role else "self_attn", role)
             assert found == pytest.approx(expected, rel=1e-4)
 
 
-EXTRA = [  # parameters beside Post-LN's, of 6 layers in a stack alone, or 6 + 6
+EXTRA = [  # parameters beyond Post-LN's, for a stack of 6 layers or for 6 + 6
     *((LM, "admin", {}, 12 * 512), (MASKED_LM, "admin", {}, 12 * 512), (MODEL_NAME, "admin", {}, 30 * 512)),  # omega
-    (LM, "dlcl", {}, 49 + 7 * 1024),  # (N + 1)^2 weights, a LayerNorm on each output, Pre-LN's last one
+    (LM, "dlcl", {}, 49 + 7 * 1024),  # (N + 1)^2 weights, a LayerNorm on each output, Pre-LN's final one
     *((LM, "pre_ln", {}, 1024), (MASKED_LM, "pre_ln", {}, 1024), (LM, "t_fixup", {}, -12 * 1024)),
     (MASKED_LM, "sub_ln", {}, 6 * (1024 + 4096) + 1024),
     # q, k, v, out and fc2 as wide as the model, fc1 2048; b and m of each branch, b of fc1 and fc2, the end's
     (LM, "r_fixup", {}, -12 * 1024 - 6 * (5 * 512 + 2048) + 6 * 6 + 1),
-    (MASKED_LM, "r_fixup", {}, -12 * 1024 - 6 * (5 * 512 + 2048) + 6 * 6 + 2),  # its end is m (x - b), not x - b
+    (MASKED_LM, "r_fixup", {}, -12 * 1024 - 6 * (5 * 512 + 2048) + 6 * 6 + 2),  # the final merge is m (x - b)
     # h + 2d + 2f a layer, + d with factors on the shortcut; and Pre-LN's two last LayerNorms
     (MODEL_NAME, "normformer", {}, 12 * 5_128 + 2 * 1024),
     (MODEL_NAME, "normformer", {"normformer_scale_residual": True}, 12 * 5_640 + 2 * 1024),
     (LM, "normformer", {"normformer_no_attention_norm": True}, 6 * (5_128 - 1024) + 1024),
     (LM, "normformer", {"normformer_no_ffn_norm": True}, 6 * (5_128 - 4096) + 1024),
     (MASKED_LM, "normformer", {"normformer_head_scale": "none"}, 6 * 5_120 + 1024),
-    # Pre-LN's last one in place of a LayerNorm on each output
+    # Pre-LN's final LayerNorm replaces one on each output
     (LM, "dlcl", {"dlcl_plain": True}, 49 + 1024),
     # a LayerNorm at the end; three a branch, one at the beginning, two at the end
     *((LM, "b2t", {}, 0), (LM, "resi_dual", {}, 1024), (LM, "siamese_norm", {}, 2 * 12 * 1024 + 3 * 1024)),
     # n + (n + n^2) rows of phi and as many b, three a, a branch; n, n and one at the end, and its LayerNorm
     (LM, "mhc", {}, 12 * (24 * 2048 + 24 + 3) + 4 * 2048 + 4 + 1 + 1024),
     (LM, "mhc", {"mhc_streams": 2}, 12 * (8 * 1024 + 8 + 3) + 2 * 1024 + 2 + 1 + 1024),
-    # N + M factors, or one a branch; the 2N + 3M LayerNorms fall away
+    # N + M factors, or one a branch; the 2N + 3M LayerNorms are absent
     (MODEL_NAME, "rezero", {}, 12 - 30 * 1024),
     (MODEL_NAME, "rezero", {"rezero_per_sublayer": True}, 30 - 30 * 1024),
 ]
@@ -108,7 +108,7 @@ EXTRA = [  # parameters beside Post-LN's, of 6 layers in a stack alone, or 6 + 6
 
 @pytest.mark.parametrize(("kind", "name", "fields", "expected"), EXTRA)
 def test_parameters(kind, name, fields, expected):
-    """At width 512."""
+    """Each method adds the expected number of parameters to Post-LN's at width 512."""
     depths = {f"{stack}_layers": 6 for stack in STACKS[kind]}
     with torch.device("meta"):
         models = build(kind, 50, method=name, **depths, **fields), build(kind, 50, method="post_ln", **depths)
@@ -117,7 +117,7 @@ def test_parameters(kind, name, fields, expected):
 
 
 def test_post_ln_init():
-    """1 / (N - l + 1) in each stack, on Xavier's and on fairseq's own init; of output matrices alone by an option."""
+    """Post-LN-init scales by 1 / (N - l + 1) in each stack, on two inits; an option limits it to output matrices."""
     built = method("post_ln_init", 18)
     for layer, expected in {1: 0.0015528, 6: 0.0021501, 17: 0.0139754, 18: 0.0279508}.items():
         assert std(built, "encoder", layer, "ffn", "fc2", "xavier_legacy") == pytest.approx(expected, rel=1e-4)
@@ -145,7 +145,7 @@ def test_an_encoder_and_a_decoder(layers):
     found = [sub_ln.coefficients(stack)["gamma"] for stack in BOTH] + [gain(t_fixup, stack, 1, "fc1") for stack in BOTH]
     found += [admin_torch.omega(stack) for stack in BOTH] + [gain(r_fixup, "decoder", 1, role) for role in ("q", "fc1")]
     assert found == pytest.approx(BOTH_STACKS[layers], abs=2e-6)
-    # both embeddings take (9 layers)^(-1/4), the decoder's factor
+    # both embeddings are scaled by (9 layers)^(-1/4), the decoder's factor
     assert [t_fixup.embedding_gain(stack) for stack in BOTH] == pytest.approx([BOTH_STACKS[layers][3]] * 2, abs=6e-7)
     for stack in BOTH:
         for sublayer in r_fixup.sublayers(stack)[:-1]:
@@ -179,7 +179,7 @@ def test_dlcl_window_averages_the_last_outputs():
 
 
 def test_t_fixup_schedule():
-    """lr sqrt(P / (P + t)) with P = 4000."""
+    """T-Fixup's schedule is lr sqrt(P / (P + t)) with P = 4000."""
     rates = []
     schedule = object.__new__(TFixupSchedule)
     schedule.optimizer = SimpleNamespace(set_lr=rates.append, get_lr=lambda: rates[-1])
@@ -188,7 +188,7 @@ def test_t_fixup_schedule():
 
 
 def test_t_fixup_scales_a_shared_embedding_once():
-    """By the encoder's depth: (9 * 2)^(-1/4), not the decoder's, not both."""
+    """T-Fixup scales a shared embedding once, by the encoder's depth: (9 * 2)^(-1/4)."""
     model = build(vocab=2000, method="t_fixup", encoder_layers=2, decoder_layers=3, share_all_embeddings=True)
     assert model.encoder.embed_tokens.weight.std().item() == pytest.approx(0.485492 * 512**-0.5, rel=0.01)
 
@@ -216,7 +216,7 @@ def test_branchnorm_rises_from_one_over_t():
 @pytest.mark.parametrize("kind", [MODEL_NAME, LM])
 @pytest.mark.parametrize("name", ["r_fixup", "rezero"])
 def test_branches_are_silent_at_first(name, kind):
-    """The encoder gives back what it reads, the decoder scores each word by its embedding.
+    """Branches begin at zero: the encoder returns its embeddings, the decoder scores words by theirs.
 
     Without tied embeddings all of R-Fixup's scores are 0, and the loss is ln V.
     """
@@ -234,10 +234,10 @@ def test_branches_are_silent_at_first(name, kind):
 
 
 def test_first_step_of_rezero():
-    """Only the factors, the embeddings and the output projection have a gradient."""
+    """ReZero's first step gives gradients only to factors, embeddings and the output projection."""
     model = small(MODEL_NAME, method="rezero")
     loss_of(model).backward()
     moved = {name for name, p in model.named_parameters() if p.grad.abs().max() > 0}
-    # nothing reaches the encoder while the factor on cross-attention is 0
+    # the encoder gets no gradient while the factor of cross-attention is 0
     factors = {f"decoder.layers.{l}.residual.self_attn.a" for l in (0, 1)}
     assert moved == factors | {"decoder.embed_tokens.weight", "decoder.output_projection.weight"}

@@ -1,7 +1,7 @@
-"""What every registered method must keep in every kind of model; a new method file is tested here without a new test.
+"""Tests of the properties that every registered method keeps; a new method file is covered without a new test.
 
-One check is made of each option of each method, the others of a covering choice: each method in one kind of model, and
-in all of them a method that fills every slot.
+Each option of each method gets one check. The others take a covering choice: each method in one kind of model, and a
+method that fills every slot in all kinds.
 """
 
 import copy
@@ -28,14 +28,14 @@ CHOICE += [(EVERY[number % len(EVERY)], name) for number, name in enumerate(MODI
 
 @pytest.fixture(autouse=True)
 def every_slot():
-    """Registered on the fly."""
+    """Register a method that fills every slot, for one test."""
     register("every_slot")(EverySlot)
     yield "every_slot"
     del METHODS["every_slot"]
 
 
 def variants():
-    """Every method, and every method with each of its options at each value a flag can give."""
+    """Yield every method, and every method with each of its options at each value a flag can give."""
     for name, cls in sorted(METHODS.items()):
         yield name, {}
         for key, option in cls.options.items():
@@ -48,27 +48,27 @@ def variants():
 
 
 def fields(name):
-    """Of "deepnorm+qk_norm" the config: a method and its modifiers."""
+    """Return the config of "deepnorm+qk_norm", a method and its modifiers."""
     method, *modifiers = name.split("+")
     return {"method": method} | dict.fromkeys(modifiers, True)
 
 
 def texts():
-    """Each of them in one kind of language model, those with an option in the causal one."""
+    """Yield each variant in one kind of language model, those with an option in the causal one."""
     for number, (name, options) in enumerate(variants()):
         yield LM if options else KINDS[number % 2], (name, options)
     yield LM, ("every_slot", {})
 
 
 def spelled(variant):
-    if isinstance(variant, str):  # a kind of model
+    if isinstance(variant, str):  # the name of a kind of model
         return variant
     name, options = variant
     return "-".join([name, *(f"{key.removeprefix(name + '_')}={value}" for key, value in options.items())])
 
 
 def left(tokens, places=2):
-    """The same behind so many places of padding."""
+    """Pad tokens on the left."""
     return torch.cat([torch.full((len(tokens), places), PAD), tokens], 1)
 
 
@@ -77,7 +77,7 @@ def close(found, expected):
 
 
 def step_by_step(model, tokens, *memory):
-    """Scores (B, T, V) of one-token-at-a-time decoding."""
+    """Compute scores (B, T, V) by decoding one token at a time."""
     places, state = range(1, tokens.size(1) + 1), {}
     with torch.no_grad():
         return torch.cat([model.decoder(tokens[:, :t], *memory, incremental_state=state)[0] for t in places], 1)
@@ -85,7 +85,7 @@ def step_by_step(model, tokens, *memory):
 
 @pytest.mark.parametrize("variant", variants(), ids=spelled)
 def test_padding_batch_mates_and_the_way_of_decoding_do_not_matter(variant):
-    """A translation alone, in a batch, its source padded on either side, its target on the left, token by token."""
+    """Scores of a translation do not depend on its batch, on padding, or on decoding token by token."""
     name, options = variant
     model, (src, prev) = awake(TRANSLATION, 3, **fields(name), **options), batch()
     found, alone = logits(model, src, prev), logits(model, src[1:2, 4:], prev[1:2])
@@ -94,12 +94,12 @@ def test_padding_batch_mates_and_the_way_of_decoding_do_not_matter(variant):
     assert close(logits(model, src[1:], left(prev[1:]))[:, 2:], found[1:])
     with torch.no_grad():
         memory = model.encoder(src[1:])
-    assert close(step_by_step(model, prev[1:], memory), found[1:])  # it starts from rows without padding
+    assert close(step_by_step(model, prev[1:], memory), found[1:])  # begins with rows without padding
 
 
 @pytest.mark.parametrize(("kind", "variant"), texts(), ids=spelled)
 def test_the_same_of_a_text(kind, variant):
-    """A row alone is that row in a batch, padded on either side, and token by token; who sees what follows."""
+    """Scores of a text do not depend on its batch, on padding, or on decoding; only masked models look ahead."""
     name, options = variant
     model, tokens = awake(kind, 3, **fields(name), **options), text()
     found, row = scores(model, tokens), tokens[:1, :-2]
@@ -117,7 +117,7 @@ def test_the_same_of_a_text(kind, variant):
 
 
 def backwards(value):
-    """Tensors (B, T, ..), in lists and dictionaries too, with the order of their tokens reversed."""
+    """Reverse the order of tokens in tensors (B, T, ..), in lists and dictionaries too."""
     if isinstance(value, torch.Tensor):
         return value.flip(1)
     if isinstance(value, dict):
@@ -127,11 +127,11 @@ def backwards(value):
 
 @pytest.mark.parametrize(("kind", "name"), CHOICE)
 def test_slots_see_each_token_alone(kind, name):
-    """What decoding relies on: a step hands them one token of each of several hypotheses."""
+    """Slots treat each token alone, as incremental decoding needs: reversing the order of tokens changes nothing."""
     model, before, seen = awake(kind, 3, **fields(name)), {}, set()
     slots = [(address, slot) for stack in model.stacks().values() for address, slot in stack.slots()]
     for address, slot in slots:
-        if address.count(".") == 3:  # of a branch
+        if address.count(".") == 3:  # the slot of a branch
 
             def keep(slot, given):
                 before[slot] = copied(pass_state())
@@ -151,7 +151,7 @@ def test_slots_see_each_token_alone(kind, name):
 
 @pytest.mark.parametrize(("kind", "name"), CHOICE)
 def test_saved_loaded_and_copied(kind, name, tmp_path):
-    """EMA and sharded trainers deep-copy the model."""
+    """A model keeps its scores when it is saved and loaded, and when it is deep-copied as EMA does."""
     model, other, given = awake(kind, **fields(name)), small(kind, **fields(name)), inputs(kind)
     assert not torch.equal(scores(other, *given), scores(model, *given))
     torch.save(model.state_dict(), tmp_path / "model.pt")
@@ -162,7 +162,7 @@ def test_saved_loaded_and_copied(kind, name, tmp_path):
 
 @pytest.mark.parametrize(("kind", "name"), CHOICE)
 def test_every_parameter_learns_at_100_layers(kind, name):
-    """No unused parameter (DDP needs that), no NaN, the masked model's head too; nor any in bf16."""
+    """Every parameter gets a finite gradient at 100 layers, which DDP needs; scores in bf16 are finite."""
     model = small(kind, 100, **fields(name)).train()
     loss_of(model).backward()
     for parameter_name, parameter in model.named_parameters():
@@ -174,7 +174,7 @@ def test_every_parameter_learns_at_100_layers(kind, name):
 
 @pytest.mark.parametrize(("kind", "name"), CHOICE)
 def test_checkpointed_activations_give_the_same_gradients(kind, name):
-    """By twos of three layers, so that the last group is smaller; each layer runs once more in the backward pass."""
+    """Recomputation in groups of two of three layers gives the same gradients, and runs each layer once more."""
     models = [awake(kind, 3, **fields(name), dropout=0.2, attention_dropout=0.1, **more).train() for more in
               ({}, {"checkpoint_every": 2})]  # fmt: skip
     calls = [0, 0]

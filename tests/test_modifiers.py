@@ -1,6 +1,6 @@
-"""Modifiers by their formulas, around methods that have something in the same slot, and their flags.
+"""Tests of modifiers by their formulas, around methods that use the same slot, and of their flags.
 
-That a modified method decodes, is saved and recomputed as any other is in test_methods.py.
+test_methods.py covers decoding, saving and recomputation of modified methods.
 """
 
 import math
@@ -21,13 +21,13 @@ from .support.single_stacks import EVERY, awake, batch, inputs, loss_of, scores,
 
 
 def rising(model):
-    """a of every branch, in forward order."""
+    """Return the factor a of every branch, in forward order."""
     return [module.a.item() for module in model.modules() if isinstance(module, Rising)]
 
 
 @pytest.mark.parametrize("kind", EVERY)
 def test_branches_rise_layer_by_layer(kind):
-    """a(l, t) = min(t / (T l), 1), t updates from 1, T = 1000 by default: the paper's schedule."""
+    """ProRes branches rise layer by layer by the paper's schedule a(l, t) = min(t / (T l), 1), with T = 1000."""
     model = small(kind, 3, pro_res=True)
     branches = [2, 3] if len(model.stacks()) == 2 else [2]
     for done, expected in ((0, [1e-3, 5e-4, 1 / 3e3]), (999, [1, 0.5, 1 / 3]), (1999, [1, 1, 2 / 3]), (9999, [1] * 3)):
@@ -41,7 +41,7 @@ def test_branches_rise_layer_by_layer(kind):
 
 @pytest.mark.parametrize("method", ["deepnorm", "normformer", "rezero"])
 def test_a_branch_counts_as_much_as_its_a(method):
-    """The method with a f in place of each f, whatever it has behind a branch itself."""
+    """A method under ProRes computes with a f in place of each f, whatever follows the branch."""
     model, plain = (awake(LM, method=method, **more) for more in ({"pro_res": True}, {}))
     inside = {name.replace("outer.self_attn.0.0.", "outer.self_attn.0."): v for name, v in model.state_dict().items()}
     plain.load_state_dict({name: inside[name] for name in plain.state_dict()})
@@ -56,7 +56,10 @@ def test_a_branch_counts_as_much_as_its_a(method):
 
 
 def test_layers_share_one_vector_and_part_when_moved():
-    """One kernel an update for a stack; a cast copies, and the next update puts them together again."""
+    """Layers share one vector of factors, so that an update is one kernel for a stack.
+
+    A cast separates the layers until the next update.
+    """
     model = small(MASKED_LM, 3, pro_res=True)
     for _ in range(2):
         model.set_num_updates(1)
@@ -69,7 +72,7 @@ def test_layers_share_one_vector_and_part_when_moved():
 
 
 def test_admin_measures_branches_that_count_fully():
-    """As without the modifier, whose a is then what it was."""
+    """Admin profiles branches at full strength under ProRes, whose factors it restores."""
     net_input = {"src_tokens": batch(), "src_lengths": None}
     model = small(LM, method="admin", pro_res=True)
     model.set_num_updates(99)
@@ -81,7 +84,7 @@ def test_admin_measures_branches_that_count_fully():
 
 @pytest.mark.parametrize("method", ["deepnorm", "pre_ln"])
 def test_queries_and_keys_are_normalised_by_head(method):
-    """softmax(LN(q) LN(k) / sqrt(d)) v, mean 0 and variance 1 over d before the gain; also of what attends a source."""
+    """QK-norm computes softmax(LN(q) LN(k) / sqrt(d)) v with statistics over d of each head, in cross-attention too."""
     model = awake(EVERY[0], method=method, qk_norm=True)
     layer = model.decoder.layers[1]
     x, memory = (torch.randn(2, length, 16, generator=torch.Generator().manual_seed(length)) for length in (5, 7))
@@ -131,7 +134,7 @@ def test_flags_that_make_no_sense(fields, message):
 
 
 def test_a_modifier_of_one_s_own():
-    """Registered, it is in no config made before; around a method by hand it is asked before the method."""
+    """A modifier's name is registered once; registering it again is an error."""
     assert sorted(MODIFIERS) == ["pro_res", "qk_norm"]
     with pytest.raises(ValueError, match="twice"):
         register_modifier("pro_res")(type("Other", (Modifier,), {}))

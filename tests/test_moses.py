@@ -1,4 +1,4 @@
-"""Moses' way of cleaning and tokenising, BPE's of cutting words, and the text within tags."""
+"""Tests of Moses' cleaning and tokenising, of learning BPE, and of the text within tags."""
 
 import io
 import shutil
@@ -17,7 +17,7 @@ IWSLT = Limits(1.5, 1, 175)
 
 
 def perl(code: str, text: str) -> str:
-    """What Perl makes of `text` ($_), both in UTF-8."""
+    """Run Perl on `text` as $_; both are UTF-8."""
     done = subprocess.run(["perl", "-CS", "-0777", "-pe", code], input=text.encode(), capture_output=True, check=True)
     return done.stdout.decode()
 
@@ -27,10 +27,10 @@ def words(count: int, word: str = "w") -> str:
 
 
 FIRST = ("first", "pair")
-KEPT = (  # one word each; just one and a half times as many, either way round; the longest; the longest word
+KEPT = (  # one word each; a length ratio of exactly 1.5 either way; the longest sentence; the longest word
     ("a", "b"), (words(2), words(3)), (words(6), words(4)), (words(175), words(175)), ("x" * 1000, "b"),
 )  # fmt: skip
-DROPPED = (  # nothing or blanks on a side; a little or much more on one; too long; too long a word; bars only
+DROPPED = (  # an empty or blank side; a length ratio above 1.5; too long a sentence; too long a word; bars only
     ("", "a"), ("a", ""), (" \t\u00a0\u2003 ", "a"), (words(15), words(23)), (words(4), words(2)),
     (words(176), words(175)), ("a", "x" * 1001), ("|", "a"),
 )  # fmt: skip
@@ -64,14 +64,14 @@ LETTERS = "abC 12.\"'`,;:!?()%-–—„“”’‘«»\u00a0\u2003…\r\tº cm
 
 
 def noise(count: int) -> list[str]:
-    """Lines of what rules are made for."""
+    """Draw lines of the characters that the rules treat."""
     random = Random(1)
     return ["".join(random.choices(LETTERS, k=random.randrange(60))) for _ in range(count)]
 
 
 @pytest.mark.parametrize("lang", ["de", "en", "fr"])
 def test_what_is_compiled_once_changes_nothing(lang):
-    """sacremoses as it is, line by line."""
+    """The compiled rules give the same as plain sacremoses, line by line."""
     normalise = sacremoses.MosesPunctNormalizer(lang, perl_parity=True).normalize
     tokenise = sacremoses.MosesTokenizer(lang).tokenize
     quick = line_function(lang, Chain(normalise=True, aggressive=True))
@@ -81,7 +81,7 @@ def test_what_is_compiled_once_changes_nothing(lang):
 
 
 def test_merges_are_learnt_in_the_same_order(monkeypatch):
-    """Among pairs that occur equally often, too; subword-nmt prunes those that are rare."""
+    """Merges are learnt in subword-nmt's order, also among pairs of equal frequency and with its pruning."""
     text, found = [" ".join(line.split()) for line in noise(400)], []
     for change in ({}, {"max": most_frequent}):
         with monkeypatch.context() as patch:

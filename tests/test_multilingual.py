@@ -1,4 +1,4 @@
-"""Text of many pairs into one vocabulary and one folder: what is in it, what is wrong with it, fairseq's task on it."""
+"""Tests of preparing many pairs with one vocabulary: the folder's content, mistakes, and fairseq's task on it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NARROW = (
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    """FOLDER/PAIR/SUBSET.LANG; en-fr has no valid set."""
+    """Provide texts FOLDER/PAIR/SUBSET.LANG; en-fr has no valid set."""
     folder, rows = tmp_path_factory.mktemp("text"), translations("many", LANGS)
     for pair, size in SIZES.items():
         (folder / pair).mkdir()
@@ -61,7 +61,7 @@ def prepared(text, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def sharded(text, prepared, tmp_path_factory):
-    """de-en in two shards, en-fr, which is small, in one; with the vocabulary of `prepared`."""
+    """Provide de-en in two shards and the small en-fr in one, with the vocabulary of `prepared`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(multilingual, "LEAST", 100)
         dest = tmp_path_factory.mktemp("sharded") / "dest"
@@ -69,14 +69,14 @@ def sharded(text, prepared, tmp_path_factory):
 
 
 def sentences(folder, stem, lang):
-    """Binarised sentences as the text they stand for, by fairseq's own reading of data and dictionary."""
+    """Return binarised sentences as text, read with fairseq's own data and dictionary classes."""
     dictionary = Dictionary.load(str(folder / f"dict.{lang}.txt"))
     data = data_utils.load_indexed_dataset(str(folder / f"{stem}.{lang}"), dictionary)
     return [dictionary.string(ids, bpe_symbol="sentencepiece") for ids in data]
 
 
 def test_sampling():
-    """Shares by hand; a sample of whole copies and a rest without replacement."""
+    """Sampling shares equal those by hand; a sample holds whole copies and a rest without replacement."""
     assert sampling_probabilities({"de": 8, "gd": 1}, 3) == pytest.approx({"de": 2 / 3, "gd": 1 / 3})
     assert sampling_probabilities({"de": 8, "gd": 1}, 1) == pytest.approx({"de": 8 / 9, "gd": 1 / 9})
     drawn = Counter(sample(range(10), 10, 25, Random(1)))
@@ -95,7 +95,7 @@ def test_vocabulary_is_trained_on_languages_in_their_shares(tmp_path):
     for lang, weight in weights.items():
         assert len(found[lang]) / total == pytest.approx(weight / sum(weights.values()), abs=1e-3)
         assert all(line.startswith(lang) for line in found[lang])
-    assert len(set(found["en"])) > 4000  # of both pairs
+    assert len(set(found["en"])) > 4000  # the text of both pairs
 
 
 def test_text_counts_and_lists(text, prepared):
@@ -105,8 +105,8 @@ def test_text_counts_and_lists(text, prepared):
             for lang in pair.split("-"):
                 given, found = lines(text / pair / f"{subset}.{lang}"), sentences(folder, f"{subset}.{pair}", lang)
                 same = [one == other for one, other in zip(given, found, strict=True)]
-                assert sum(same) > 0.97 * len(same)  # a few hold characters too rare for the vocabulary
-    assert sentences(folder, "valid.en-fr", "fr") == lines(text / "en-fr" / "train.fr")[:1]  # stands in for none
+                assert sum(same) > 0.97 * len(same)  # a few hold characters that the vocabulary lacks
+    assert sentences(folder, "valid.en-fr", "fr") == lines(text / "en-fr" / "train.fr")[:1]  # in place of a valid set
     assert lines(folder / "langs.txt") == ["de", "en", "fr"]
     assert lines(folder / "pairs.txt") == ["de-en", "en-de", "en-fr", "fr-en"]
     summary = json.loads((prepared / "recipe.json").read_text())
@@ -169,7 +169,7 @@ def test_flags_that_cannot_be(flags, text, tmp_path):
 
 
 def test_both_orders_of_a_pair_and_a_side_without_text_are_refused(text, tmp_path):
-    """Also one order now and the other one later."""
+    """Two orders of one pair, at once or in later calls, and a side without text are refused."""
     for pair in ("de-en", "en-de", "zh-Hans-en"):
         shutil.copytree(text / "de-en", tmp_path / "text" / pair)
     prepare(tmp_path / "text", tmp_path / "dest", "--pairs", "de-en,de-en", "--vocab", "200")
@@ -186,7 +186,10 @@ def test_both_orders_of_a_pair_and_a_side_without_text_are_refused(text, tmp_pat
 
 
 def test_directions_are_translated_as_fairseq_does_and_no_sentence_is_too_long(text, prepared, tmp_path):
-    """1,500 pieces by the script's command: a line for each sentence, none dropped; the user's flags come behind."""
+    """Directions are translated as by fairseq-generate, a line for each sentence, even with 1,500 pieces.
+
+    The user's flags come after the script's.
+    """
     shutil.copytree(text, tmp_path / "text")
     for lang in ("de", "en"):
         with open(tmp_path / "text" / "de-en" / f"test.{lang}", "a") as file:
@@ -203,7 +206,7 @@ def test_directions_are_translated_as_fairseq_does_and_no_sentence_is_too_long(t
     assert len(source) == len(said) == HELD_OUT + 1 and len(source[str(HELD_OUT)].split()) > 700
     assert score(out, folder, partial=True)["directions"]["de-en"]["sentences"] == HELD_OUT + 1
     short = words[: words.index("--max-source-positions")] + words[words.index("--max-len-b") :]
-    with pytest.raises(SystemExit, match="since max_positions="):  # which fairseq takes from the model, if not told
+    with pytest.raises(SystemExit, match="since max_positions="):  # the model's, unless a flag is given
         main([*short[1:], "--directions", "de-en", "--out", str(tmp_path / "again")])
     ours = {"--directions", "--out"}
     words = [word for word, before in zip(words[2:], words[1:], strict=False) if not ours & {word, before}]
@@ -215,7 +218,7 @@ def test_directions_are_translated_as_fairseq_does_and_no_sentence_is_too_long(t
 
 
 def test_the_task_under_hydra(prepared, tmp_path):
-    """The YAML of OPUS-100, narrowed: a task that fairseq knows by flags alone takes its settings from there."""
+    """fairseq-hydra-train trains OPUS-100's YAML: the task, which fairseq knows by flags alone, takes its settings."""
     folder = prepared / "bin"
     small = (
         "model._name=deepnet_transformer_tiny_6_6", "common.cpu=true", "common.fp16=false", "dataset.num_workers=0",

@@ -1,4 +1,4 @@
-"""The recipes of OPUS-100 and of the 102 languages on archives in the published formats."""
+"""Tests of the recipes of OPUS-100 and of the 102 languages, on archives in the published formats."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def m2m(tmp_path_factory):
 def test_counts_are_known_from_how_the_miniatures_are_made(opus, m2m):
     for dest, known in (
         (opus, {"an-en": 150, "de-en": 3000, "en-fr": 2500, "en-ru": 2000}),
-        (m2m, {"de-fr": 3300}),  # of de-en, OPUS-100's pairs are there as well, less those that are twice or tested on
+        (m2m, {"de-fr": 3300}),  # de-en also has OPUS-100's pairs, without duplicates and test sentences
     ):
         summary = json.loads((dest / "recipe.json").read_text())
         found = {pair: held["train"] for pair, held in summary["counts"]["pairs"].items() if "train" in held}
@@ -75,7 +75,7 @@ def test_cleaning_says_what_it_left_out(capsys):
 
 
 def test_m2m102_sets_of_every_two_languages(m2m):
-    """en-fr is not trained on, and is tested."""
+    """Test sets cover every two languages: en-fr is tested although it is not trained on."""
     assert lines(m2m / "bin" / "pairs.txt") == ["de-en", "en-de", "de-fr", "fr-de"]
     flores = m2m / "evaluation" / "flores101" / "flores101_dataset" / "devtest"
     for source, target in (("de", "en"), ("en", "fr"), ("fr", "en")):
@@ -113,7 +113,7 @@ def test_wmt_sets_are_sacrebleus_own_and_of_one_direction(m2m, tmp_path, monkeyp
 
 
 def test_ted_is_detokenised_and_leaves_out_what_a_language_lacks(m2m):
-    """In the miniature German lacks every third sentence, French none."""
+    """TED's text is detokenised, and sentences that a language lacks are left out: here a third of the German."""
     german, french = (lines(m2m / "evaluation" / "ted" / f"test.{lang}") for lang in ("de", "fr"))
     assert [not line for line in german] == [number % 3 == 1 for number in range(100)]
     assert all(french) and not [line for line in french if re.search(r" [.,)]|\( |NULL", line)]
@@ -123,7 +123,7 @@ def test_ted_is_detokenised_and_leaves_out_what_a_language_lacks(m2m):
 
 
 def test_each_corpus_has_codes_of_its_own():
-    """As the files in OPUS are called; the members in the order of the pair asked for."""
+    """Each corpus has its own language codes, as OPUS names the files, and members in the order of the pair."""
     found = {corpus: (file.name, *members) for corpus, (file, members) in archives_of("de-zh").items()}
     assert found["CCMatrix"] == ("CCMatrix.de-zh.zip", "CCMatrix.de-zh.de", "CCMatrix.de-zh.zh")
     assert found["CCAligned"] == ("CCAligned.de-zh_CN.zip", "CCAligned.de-zh_CN.de", "CCAligned.de-zh_CN.zh_CN")
@@ -140,7 +140,7 @@ def test_m2m102_with_further_test_sets(m2m, tmp_path):
     dest = tmp_path / "dest"
     flags = ("--spm", str(m2m / "spm.model"), "--from", str(tmp_path / "more"), "--pairs", "de-en")
     main(command("m2m102", dest, *flags))
-    assert lines(dest / "reference" / "wmt.de-en.en") == ["Good day!"]  # and none of sacreBLEU's under this name
+    assert lines(dest / "reference" / "wmt.de-en.en") == ["Good day!"]  # none of sacreBLEU's set of this name
     assert "flores101_dataset.tar.gz" in json.loads((dest / "recipe.json").read_text())["files"]
 
 

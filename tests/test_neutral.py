@@ -1,4 +1,4 @@
-"""With neutral parameters a method is the one it extends, bit for bit where the algebra says so."""
+"""Tests that a method with neutral parameters equals the one it extends, bit for bit where algebra allows."""
 
 import pytest
 import torch
@@ -12,12 +12,12 @@ from .support.helpers import batch, logits, small
 
 
 def made(kind, method, **options):
-    """Three layers a stack, in evaluation mode."""
+    """Build a model of three layers a stack in evaluation mode."""
     return single_stacks.small(kind, 3, method=method, **options)
 
 
 def twin(model, kind, base):
-    """A model of method `base` with the weights of `model`."""
+    """Build a model of method `base` with the weights of `model`."""
     other, state = made(kind, base), model.state_dict()
     other.load_state_dict({key: state[key] for key in other.state_dict()})
     return other
@@ -28,12 +28,12 @@ def outputs(model, kind):
 
 
 def gradients(model, kind):
-    """Of the first layers' fc1."""
+    """Compute the gradients of the first layers' fc1."""
     loss = model.train()(*single_stacks.inputs(kind))[0].square().mean()
     return torch.autograd.grad(loss, [stack.layers[0].fc1.weight for stack in model.stacks().values()])
 
 
-# what makes a method neutral
+# Changes that make a method neutral.
 
 
 def unchanged(model):
@@ -69,7 +69,7 @@ def without_its_norms(model):
 
 
 NO_NORMS = {"normformer_no_attention_norm": True, "normformer_no_ffn_norm": True}
-PAIRS = {  # method, options, what makes it neutral, the method that it is then
+PAIRS = {  # method, options, the change that makes it neutral, the method that it then equals
     "deepnorm, alpha 1": ("deepnorm", {}, with_alpha_one, "post_ln"),
     "admin, not profiled": ("admin", {}, unchanged, "post_ln"),
     "admin_torch, linear": ("admin_torch", {"admin_torch_output_change": "linear"}, unchanged, "post_ln"),
@@ -101,7 +101,7 @@ def test_neutral_is_the_base_method_bit_for_bit(kind, pair):
 def test_r_fixup_is_t_fixup_without_biases():
     model = small(3, method="r_fixup")
     with torch.no_grad():
-        for parameter in model.parameters():  # wake the zero matrices, not the scalars
+        for parameter in model.parameters():  # move the zero matrices away from 0, but not the scalars
             if parameter.dim() == 2:
                 parameter.add_(torch.randn(parameter.shape), alpha=0.1)
     other = small(3, method="t_fixup")

@@ -1,4 +1,4 @@
-"""scripts/normformer_lm.sh: the paper's hyper-parameters, its grid, and what becomes of a row."""
+"""Tests of scripts/normformer_lm.sh: the paper's hyper-parameters, its grid, and the files of a row."""
 
 import pytest
 
@@ -8,14 +8,14 @@ from .test_scripts import needs_venv
 
 pytestmark = needs_venv
 
-# Shleifer et al. 2021, Table 1, by the authors' commands in fairseq's examples/normformer
+# Shleifer et al. 2021, Table 1, and the authors' commands in fairseq's examples/normformer.
 EVERYWHERE = {
     "--adam-betas": "(0.9, 0.98)", "--adam-eps": "1e-8", "--weight-decay": "0.01", "--clip-norm": "0.0",
     "--lr-scheduler": "polynomial_decay", "--warmup-updates": "750", "--tokens-per-sample": "2048",
     "--sample-break-mode": "none", "--memory-efficient-fp16": "", "--fp16-init-scale": "4",
     "--criterion": "cross_entropy", "--checkpoint-activations": "", "--task": "language_modeling",
 }  # fmt: skip
-SIZES = {  # tokens an update, updates, dropout, learning rates beside the grid's
+SIZES = {  # tokens an update, updates, dropout, learning rates beyond the grid's
     "125m": (2**19, "572204", "0.1", set()),
     "355m": (2**19, "572204", "0.0", set()),
     "1.3b": (2**20, "286102", "0.1", {"2e-4"}),
@@ -35,7 +35,7 @@ ABLATION = [
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    """What tells binarised text: in a dry run no more is looked at."""
+    """Provide the empty files that mark binarised text, which suffice for a dry run."""
     folder = tmp_path_factory.mktemp("text")
     for file in ("dict.txt", "train.idx"):
         (folder / file).touch()
@@ -44,7 +44,7 @@ def text(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def commands(text):
-    """Part -> the commands of its rows, in words."""
+    """Provide the commands of the rows of each part, split into words."""
     found = {"clm": [], "ablation": [], "mlm": []}
     for words in dry_run("normformer_lm", DATA=text, OUT=text / "out"):
         found[next(part for part in found if f"normformer_{part}/" in " ".join(words))].append(words)
@@ -57,7 +57,7 @@ def trained(commands):
 
 
 def variant(flags):
-    """Method and the options of it."""
+    """Return the method and its options."""
     method = flags["--method"]
     options = {flag: value for flag, value in flags.items() if flag.startswith(f"--{method}-")}
     return (method, *(f"{flag}={value}" if value else flag for flag, value in options.items()))
@@ -87,7 +87,7 @@ def test_the_ablation_takes_one_part_away_at_a_time(commands):
 
 
 def test_masked_language_models(commands):
-    """RoBERTa base's recipe in fairseq: 2,048 samples of 512 tokens an update."""
+    """Masked language models train by RoBERTa base's recipe in fairseq: 2,048 samples of 512 tokens an update."""
     rows = trained(commands["mlm"])
     assert {(variant(flags), flags["--lr"]) for flags in rows} == {
         ((method,), lr) for method in ("pre_ln", "normformer") for lr in ("5e-4", "1e-3")
@@ -102,7 +102,7 @@ def test_masked_language_models(commands):
 
 
 def test_rows_can_be_narrowed(tmp_path):
-    """Any method, on fewer GPUs, on the user's text, which is prepared first."""
+    """Rows can be narrowed to any method, fewer GPUs and the user's text, which is prepared first."""
     names = [str(tmp_path / name) for name in "abc"]
     chosen = {"PARTS": "clm", "SIZES": "355m", "METHODS": "deepnorm post_ln@2e-4", "LRS": "1e-3 2e-3", "SEEDS": 3}
     where = {"MAX_TOKENS": 4096, "GPUS": 2, "OUT": tmp_path, "TEXT": " ".join(names)}

@@ -1,6 +1,6 @@
-"""What is installed: a version, a command by two names, annotations for others, and nothing but the package.
+"""Tests of the installed package: its version, two names of its command, its annotations, and no other files.
 
-And what the wheel gives in an environment of links to what is installed here: torch alone, or what it asks for.
+The wheel is tried in environments of links to this one's packages, with torch alone and with its requirements.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ print(len(beam_search(load("model.pt"), tokens)))"""
 
 
 def test_version_is_the_packages(capsys):
-    """Of the package, of what pip knows, and of the changelog's newest entry."""
+    """The version is the same in the package, in pip's metadata and in the changelog's newest entry."""
     with pytest.raises(SystemExit) as end:
         cli.main(["--version"])
     newest = re.search(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE).group(1)
@@ -46,11 +46,11 @@ def test_version_is_the_packages(capsys):
 
 @pytest.mark.parametrize("words", ["--help", "--version", "methods --archs", "methods deepnorm", "methods", PLAN])
 def test_commands_import_what_they_use(words):
-    """The command by its other name: no torch for a page of help; no fairseq for a model or a plan."""
+    """`python -m deepnet_fairseq` shows help without importing torch, and models and plans without fairseq."""
     printed = run_cold("python", "-X", "importtime", "-m", "deepnet_fairseq", *words.split()).stdout
     loaded = {line.split("|")[-1].strip() for line in printed.splitlines() if line.startswith("import time:")}
     assert "deepnet_fairseq.cli" in loaded
-    slow = {"fairseq", "hydra", "omegaconf"} | ({"torch._dynamo"} if words != PLAN else set())  # for fake tensors
+    slow = {"fairseq", "hydra", "omegaconf"} | ({"torch._dynamo"} if words != PLAN else set())  # fake tensors
     assert loaded.isdisjoint({"torch"} if words[0] == "-" else slow)
 
 
@@ -67,10 +67,10 @@ def test_what_is_not_installed_is_named_with_the_way_to_it(module, monkeypatch):
 
 
 class Installation:
-    """An environment that has a wheel and, by links, distributions of this one with what they require."""
+    """Environment with a wheel and, by links, some of this environment's packages and their requirements."""
 
     def __init__(self, folder: Path, wheel: Path, *wanted: str):
-        """wanted: names of distributions, or "" for the wheel's own requirements."""
+        """Make the environment. wanted: names of packages, or "" for the wheel's own requirements."""
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
         self.bin, (self.site,) = folder / "bin", folder.glob("lib/python*/site-packages")
         install = ["--python", self.bin / "python", "install", "--no-deps", "--no-index", wheel]
@@ -81,7 +81,7 @@ class Installation:
             self.link(found)
 
     def link(self, found: metadata.Distribution) -> None:
-        """Its modules, and its programs, if it is fairseq."""
+        """Link a package's modules, and fairseq's programs."""
         for name in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
             if not name.endswith(".pth") and not (self.site / name).exists():
                 (self.site / name).symlink_to(found.locate_file(name))
@@ -92,7 +92,7 @@ class Installation:
                 (self.bin / entry.name).chmod(0o755)
 
     def run(self, command: str, folder: Path, check=True) -> subprocess.CompletedProcess:
-        """By bash, with its programs alone."""
+        """Run a command by bash, with this environment's programs on PATH."""
         environment = os.environ | {"PATH": f"{self.bin}:/usr/bin:/bin", "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
         done = subprocess.run(
             ["bash", "-euc", command], cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True,
@@ -103,13 +103,13 @@ class Installation:
 
 
 def required(found: metadata.Distribution) -> list[str]:
-    """Names, without those of its extras."""
+    """Return the names that a package requires, without those of its extras."""
     wanted = [packaging.requirements.Requirement(text) for text in found.requires or ()]
     return [entry.name for entry in wanted if entry.marker is None or entry.marker.evaluate({"extra": ""})]
 
 
 def closure(names: Iterable[str]) -> list[metadata.Distribution]:
-    """Of what is installed here: these and all that they require."""
+    """Return the installed packages of these names, and all that they require."""
     found: dict[str, metadata.Distribution] = {}
     waiting = list(names)
     while waiting:
@@ -117,7 +117,7 @@ def closure(names: Iterable[str]) -> list[metadata.Distribution]:
         if name not in found:
             try:
                 found[name] = metadata.distribution(name)
-            except metadata.PackageNotFoundError:  # of a build of torch for another machine
+            except metadata.PackageNotFoundError:  # requirement of a torch build for another machine
                 continue
             waiting += required(found[name])
     return list(found.values())
@@ -125,7 +125,7 @@ def closure(names: Iterable[str]) -> list[metadata.Distribution]:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """Made of the sdist, which is made of a copy of the tree."""
+    """Provide a wheel built from the sdist of a copy of the tree."""
     folder = tmp_path_factory.mktemp("built")
     tree = folder / "tree"
     shutil.copytree(ROOT / "deepnet_fairseq", tree / "deepnet_fairseq", ignore=shutil.ignore_patterns("__pycache__"))
@@ -150,7 +150,7 @@ def test_wheel_holds_the_package_and_nothing_else(wheel):
 
 @pytest.mark.smoke
 def test_wheel_and_fairseq_train(wheel, tmp_path):
-    """No file of the repository is needed: `deepnet quickstart`, and fairseq-train with `deepnet path`."""
+    """The wheel suffices for `deepnet quickstart`, and for fairseq-train with `deepnet path`."""
     installed = Installation(tmp_path / "environment", wheel, "", "fairseq-fixed")
     assert installed.run("deepnet path", tmp_path).stdout == f"{(installed.site / 'deepnet_fairseq').resolve()}\n"
     printed = installed.run("deepnet quickstart --methods deepnorm --depth 2 --updates 25", tmp_path).stdout
@@ -166,7 +166,7 @@ def test_wheel_and_fairseq_train(wheel, tmp_path):
 
 @pytest.mark.smoke
 def test_wheel_and_torch_alone(wheel, tmp_path):
-    """The core builds, differentiates and translates; a command that trains names what is missing, in one line."""
+    """The wheel on torch alone builds, trains and decodes a model; a command that needs more names it in one line."""
     installed = Installation(tmp_path / "environment", wheel, "torch")
     assert not (installed.site / "fairseq").exists() and not (installed.site / "numpy").exists()
     (tmp_path / "alone.py").write_text(ALONE)
@@ -174,5 +174,5 @@ def test_wheel_and_torch_alone(wheel, tmp_path):
     assert "encoder alpha  1.417938 " in installed.run("deepnet methods deepnorm", tmp_path).stdout
     assert re.search("fits into 80 GiB.* as it is", installed.run(f"deepnet {PLAN}", tmp_path).stdout)
     done = installed.run("deepnet check data --max-tokens 4096", tmp_path, check=False)
-    said = done.stderr.splitlines()[-1]  # behind torch's own warning that there is no numpy
+    said = done.stderr.splitlines()[-1]  # torch warns before it that numpy is missing
     assert (done.returncode, said) == (1, f"deepnet: error: needs fairseq; {WAY}")

@@ -1,4 +1,4 @@
-"""post_ln and pre_ln are fairseq's `transformer`, `transformer_lm` and `roberta`: same keys, scores and output."""
+"""Tests that post_ln and pre_ln equal fairseq's models: same keys, scores and other outputs."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from .support.helpers import PAD, TOLERANCE, VOCAB
 from .support.single_stacks import EVERY, batch, disturb, inputs, loss_of, scores, small, stock
 
 FP32 = TOLERANCE[torch.float32]
-METHODS = {"post_ln": False, "pre_ln": True}  # is the LayerNorm before the branch?
+METHODS = {"post_ln": False, "pre_ln": True}  # whether the LayerNorm precedes the branch
 COMMON = [
     {},
     {"layernorm_embedding": True, "no_scale_embedding": True},
@@ -30,17 +30,17 @@ VARIANTS = {
     MASKED_LM: [*COMMON[:-1], {"activation_fn": "relu"}, {"encoder_learned_pos": True},
                 {"untie_weights_roberta": True}, ROBERTA],
 }  # fmt: skip
-OURS = {  # what roberta takes where a flag leaves it open, and our architecture leaves out
+OURS = {  # roberta's defaults, which our architecture does not set
     "encoder_learned_pos": False, "layernorm_embedding": False, "no_scale_embedding": False, "activation_fn": "gelu",
 }  # fmt: skip
 CASES = [(kind, method, 18, {}) for kind in EVERY for method in METHODS]
 CASES += [(kind, list(METHODS)[n % 2], 2, fields) for kind in EVERY for n, fields in enumerate(VARIANTS[kind][1:])]
 NAMES = ["-".join([kind, method, *fields]) for kind, method, _, fields in CASES]
-EXTRA = {"version", "embed_positions._float_tensor"}  # entries that nothing reads
+EXTRA = {"version", "embed_positions._float_tensor"}  # entries that no code reads
 
 
 def pair(kind, method, layers=2, **fields):
-    """Ours with the state dict of theirs."""
+    """Build our model with the state dict of fairseq's; return both."""
     own = OURS if kind == MASKED_LM else {}
     theirs = disturb(stock(kind, layers, METHODS[method], **(own | fields)))
     ours = disturb(small(kind, layers, method=method, **fields), 1.0)
@@ -63,7 +63,10 @@ def test_same_scores(kind, method, layers, fields):
 @pytest.mark.parametrize("kind", EVERY)
 @pytest.mark.parametrize("method", METHODS)
 def test_same_keys_and_gradients_in_the_same_order(method, kind):
-    """Optimisers number parameters by it, so the state of Adam carries over too. roberta's encoder is in a shell."""
+    """Keys and gradients come in fairseq's order, by which optimisers number parameters and Adam's state.
+
+    roberta wraps its encoder in a second module.
+    """
     ours, theirs = pair(kind, method)
     shells = {f"encoder.{key}" if key.startswith("lm_head.") else key for key in ours.state_dict()}
     plain = {key.replace("sentence_encoder.", "") for key in theirs.state_dict()}
@@ -98,7 +101,7 @@ def test_same_attention_weights(method):
 
 
 def contracts(model, src, prev) -> dict:
-    """What fairseq's encoder and decoder answer beside scores, by what is asked."""
+    """Return the other outputs of fairseq's encoder and decoder, by argument."""
     lengths, encoder, decoder = src.ne(PAD).sum(1), model.encoder, model.decoder
     memory = encoder(src, lengths)
     other = encoder.embed_tokens(src).flip(0)
@@ -114,7 +117,7 @@ def contracts(model, src, prev) -> dict:
 
 def test_contracts_of_encoder_and_decoder():
     src, _, prev = inputs(MODEL_NAME)
-    src, prev = src[:2, -4:], prev[:2, :3]  # without padding
+    src, prev = src[:2, -4:], prev[:2, :3]  # a part without padding
     with torch.no_grad():
         ours, theirs = (contracts(model, src, prev) for model in pair(MODEL_NAME, "post_ln"))
     for asked, answer in theirs.items():
@@ -131,7 +134,7 @@ def test_reads_a_checkpoint_of_the_release_with_doubled_encoder_weights():
 
 @pytest.mark.parametrize("method", METHODS)
 def test_masked_tokens_and_features(method):
-    """The head at chosen places is the head at those places; what the head reads is roberta's too."""
+    """The head at chosen positions equals the head everywhere; its input equals roberta's features."""
     tokens = batch()
     chosen = torch.zeros_like(tokens, dtype=torch.bool)
     chosen[1, 2] = chosen[2, 5] = chosen[0, 0] = True
@@ -147,7 +150,7 @@ def test_masked_tokens_and_features(method):
 @pytest.mark.parametrize("head_scale", ["fairseq", "none"])
 @pytest.mark.parametrize("scale_residual", [True, False])
 def test_normformer_is_fairseqs(head_scale, scale_residual):
-    """`transformer_lm` has NormFormer's operations as flags, with the heads scaled behind W_out."""
+    """normformer equals `transformer_lm` with NormFormer's flags, which scale heads after W_out."""
     scales = {"scale_fc": True, "scale_attn": True, "scale_heads": head_scale == "fairseq"}
     theirs = disturb(stock(LM, 2, True, **scales, scale_resids=scale_residual, activation_fn="gelu"))
     options = {"normformer_head_scale": head_scale, "normformer_scale_residual": scale_residual}

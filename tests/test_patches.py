@@ -1,4 +1,4 @@
-"""Registration with fairseq, and the only places where the package changes another library."""
+"""Tests of the registration with fairseq, and of the only places where the package changes other libraries."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHANGED = {
     "fairseq.data.data_utils.batch_by_size",
     "fairseq.data.indexed_dataset.make_dataset",
     "fairseq.distributed.utils.call_main",
-    "fairseq.distributed_utils.call_main",  # the same module by its old name
+    "fairseq.distributed_utils.call_main",  # the old name of the same module
     "fairseq.file_io.PathManager.copy",
     "fairseq.options.parse_args_and_arch",
     "fairseq.tasks.setup_task",
@@ -33,7 +33,7 @@ CHANGED = {
     "hydra._internal.utils.CompactHydraException",
     "torch.utils.data._utils.signal_handling._set_worker_signal_handlers",
 }
-TORCHS_OWN = {"torch._weights_only_unpickler._marked_safe_globals_set"}  # torch.serialization.add_safe_globals
+TORCHS_OWN = {"torch._weights_only_unpickler._marked_safe_globals_set"}  # set by torch.serialization.add_safe_globals
 SNAPSHOT = """
     import json, sys, types
     import fairseq_cli.generate, fairseq_cli.hydra_train, fairseq_cli.interactive, fairseq_cli.train
@@ -63,7 +63,7 @@ SNAPSHOT = """
 
 
 def test_the_list_of_patches_is_complete():
-    """Every attribute of every loaded module and class of these libraries, before register() and after."""
+    """register() changes the listed attributes of these libraries' loaded modules and classes, and no others."""
     printed = run_cold("python", "-c", dedent(SNAPSHOT)).stdout
     (listed,) = (line for line in printed.splitlines() if line.startswith("["))
     assert set(json.loads(listed)) - TORCHS_OWN == CHANGED
@@ -89,7 +89,7 @@ IN_PYTHON = """
     train.cli_main()
     print(train.Trainer.__name__)
 """
-STARTS = {  # a name -> the first lines of a program that trains in its own process
+STARTS = {  # name -> first lines of a program that trains in its own process
     "--user-dir alone": "",
     "imported before": "import deepnet_fairseq",
     "registered before": "import deepnet_fairseq; deepnet_fairseq.register()",
@@ -99,7 +99,7 @@ STARTS = {  # a name -> the first lines of a program that trains in its own proc
 
 @pytest.mark.parametrize("begin", STARTS)
 def test_a_training_from_python(begin, data, tmp_path):
-    """As in a notebook: whoever has imported the package has called register() first, or fairseq says so."""
+    """fairseq's trainer runs from Python with register() called first; otherwise fairseq reports the import."""
     words = [str(data), *TRAIN_FLAGS, *TINY, "--max-update", "1", "--save-dir", str(tmp_path)]
     done = run_cold("python", "-c", dedent(IN_PYTHON).format(begin=STARTS[begin], words=words), check=False)
     if begin == "imported before":
@@ -109,7 +109,7 @@ def test_a_training_from_python(begin, data, tmp_path):
 
 
 def test_a_folder_of_ones_own_registers_the_package(data, tmp_path):
-    """--user-dir names one folder: that of a stranger's method begins with register()."""
+    """A user's folder that calls register() works as --user-dir, which takes one folder only."""
     folder = tmp_path / "strangers"
     folder.mkdir()
     (folder / "__init__.py").write_text(

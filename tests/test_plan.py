@@ -1,4 +1,4 @@
-"""What `deepnet plan` says a training needs, against models that were built, torch's counter and torch's allocator."""
+"""Tests of `deepnet plan` against built models, torch's counter and torch's allocator."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ LARGE = "--vocab 3000"
 
 
 def planned(model: str, flags: str = ""):
-    """A small setting: 3 layers of width 32 a stack (an encoder beside a decoder 2), 8 sentences of 20 tokens."""
+    """Return a small setting: 3 layers of width 32 a stack (2 in an encoder with decoder), 8 sentences of 20 tokens."""
     words = [f"--arch={model}", "--vocab=60", "--max-tokens=160", "--length=20", "--cpu"]
     for stack in archs.STACKS[model]:
         layers = 2 if (model, stack) == (MT, "encoder") else 3
         words += [f"--{stack}-layers={layers}", f"--{stack}-embed-dim=32", f"--{stack}-ffn-embed-dim=64"]
         words.append(f"--{stack}-attention-heads=2")
-    if model != MT:  # they have one stack
+    if model != MT:  # models of one stack
         flags = flags.replace(f" --{({'encoder', 'decoder'} - set(archs.STACKS[model])).pop()}-layers 9", "")
     elif "--vocab" not in flags or "," not in flags:
         words.append("--share-all-embeddings")
@@ -61,7 +61,7 @@ COUNTED += [
 
 @pytest.mark.parametrize(("model", "flags"), COUNTED)
 def test_count_is_the_built_models(model, flags):
-    """In all, and trained."""
+    """The planned number of parameters, in total and trained, is the built model's."""
     setting = planned(model, flags)
     own, found = built(setting), count(setting)
     assert found.total == sum(p.numel() for p in own.parameters())
@@ -89,10 +89,10 @@ def test_published_sizes(flags):
 @pytest.mark.parametrize("flags", ["", "--checkpoint-every 2"])
 @pytest.mark.parametrize("model", [MT, LM, MASKED])
 def test_flops_are_torchs(model, flags):
-    """torch.utils.flop_counter sees what is planned, forward, backward and recomputed."""
+    """Planned FLOPs equal those of torch.utils.flop_counter: forward, backward and recomputed."""
     setting = planned(model, flags)
     run = PlannedTraining(setting)
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # it does not count a CPU's kernel
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # it ignores the CPU's kernel
         loss = run.trainer.criterion(run.trainer.model.train(), run.batches[0])[0]
         forward = counter.get_total_flops()
         loss.backward()
@@ -102,7 +102,7 @@ def test_flops_are_torchs(model, flags):
     assert counter.get_total_flops() == pytest.approx(found.step, rel=0.01)
 
 
-USUAL = {"deepnorm", "dlcl", "resi_dual"}  # an update costs a second
+USUAL = {"deepnorm", "dlcl", "resi_dual"}  # the default suite runs these only, because an update takes a second
 TRAININGS = [
     pytest.param(MT, f"--method {method}", marks=() if method in USUAL else pytest.mark.smoke)
     for method in sorted(METHODS)
@@ -123,8 +123,10 @@ TRAININGS += [
 
 @pytest.mark.parametrize(("model", "flags"), TRAININGS)
 def test_peak_is_what_torch_hands_out(model, flags):
-    """Through fairseq's Trainer, beside weights and optimiser, which were there before; the plan, made between two
-    updates, leaves no tensor without storage behind."""
+    """The planned peak is the memory that torch allocates in fairseq's Trainer beyond weights and optimiser state.
+
+    A plan between two updates leaves no tensor without storage.
+    """
     setting = planned(model, f"{DEEP} {flags}")
     run = PlannedTraining(setting)
     for _ in range(2):
@@ -138,7 +140,7 @@ def test_peak_is_what_torch_hands_out(model, flags):
 
 
 def allocated(function) -> int:
-    """Most bytes that torch's CPU allocator handed out while the function ran, beside what was there before."""
+    """Return the most bytes that torch's CPU allocator held for the function, beyond those held before."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
         function()
     events = [event for event in watched.profiler.kineto_results.events() if event.name() == "[memory]"]
@@ -151,12 +153,12 @@ def allocated(function) -> int:
 
 @pytest.mark.parametrize("method", ["post_ln", "dlcl"])
 def test_deep_models_are_the_line_through_shallow_ones(method, monkeypatch):
-    """Layers that were not traced, of 10: as if all had been; dlcl's small matrix grows with the depth's square."""
+    """The trace of a deep model, extrapolated from shallow ones, equals a whole one; dlcl's grows quadratically."""
     setting = planned(MT, f"--method {method} --encoder-layers 10 --decoder-layers 10")
     extrapolated = trace(setting)
     for name in ("ALIKE", "MIXED"):
         monkeypatch.setattr(f"deepnet_fairseq.tools.plan.trace.{name}", 10)
-    whole = trace(replace(setting, mask_prob=0.2))  # not the same trace again
+    whole = trace(replace(setting, mask_prob=0.2))  # another setting, so that the cached trace is not returned
     assert len(whole) == len(extrapolated) == 2 + 20 + 2 + 1
     for mine, traced in zip(extrapolated, whole, strict=True):
         for name, number in vars(traced).items():
@@ -165,8 +167,10 @@ def test_deep_models_are_the_line_through_shallow_ones(method, monkeypatch):
 
 
 def test_half_precision_and_optimisers():
-    """Bytes a parameter: 16 in fp32; 20 in half precision with float32 weights, gradients and moments; 12 without a
-    master copy; over 4 GPUs a quarter of all that is float32."""
+    """Bytes a parameter are 16 in fp32, 20 in half precision with float32 weights, and 12 without master copy.
+
+    ZeRO on 4 GPUs keeps a quarter of all that is float32.
+    """
     setting = replace(planned(MT), device="cuda")
 
     def bytes_each(precision="fp32", **changes):

@@ -1,4 +1,4 @@
-"""`deepnet plan`: what it prints, what it recommends, what it refuses."""
+"""Tests of `deepnet plan`: its output, its recommendations and its refusals."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MASKED = ["--arch", "deepnet_masked_lm_100", "--bf16", "--max-tokens", "8192", "
     ],
 )
 def test_what_is_recommended_fits(flags, steps):
-    """Each step needs less than the one before; the flags of the last, given back to the command, give its peak."""
+    """Each recommended step needs less memory than the one before, and the last one's flags give its peak."""
     options = recommend(parse(flags))
     peaks = [option.memory.peak for option in options]
     assert peaks == sorted(peaks, reverse=True)
@@ -44,11 +44,11 @@ def test_what_is_recommended_fits(flags, steps):
     assert memory(again) == last.memory
     assert again.max_tokens * again.update_freq == 8192
     chunks = any("chunk" in option.name for option in options)
-    assert chunks == (len(options) > 1 and flags[1] != MASKED[1])  # a masked model's loss has none
+    assert chunks == (len(options) > 1 and flags[1] != MASKED[1])  # a masked model's loss is not chunked
 
 
 def test_json_and_table_say_the_same(capsys):
-    corpus = 8192 * 2 * 400  # target tokens, of 400 updates
+    corpus = 8192 * 2 * 400  # target tokens of 400 updates
     flags = ["plan", *BASE, "--gpus", "2", "--flops", "100", "--epochs", "2.5", "--corpus-tokens", str(corpus)]
     main([*flags, "--json"])
     found = json.loads(capsys.readouterr().out)
@@ -67,7 +67,7 @@ def test_report_speaks_of_the_one_stack(model, capsys):
     main(["plan", "--arch", f"{model}_48"])
     printed = capsys.readouterr().out
     assert f"{model}_48, 48, deepnorm" in printed
-    assert "--flops" in printed and "seconds an update" not in printed  # without a rate no time is made up
+    assert "--flops" in printed and "seconds an update" not in printed  # no time is printed without a rate
 
 
 def test_nothing_fits(capsys):
@@ -113,7 +113,7 @@ def test_mistakes_in_a_row(flags, tmp_path):
 
 
 def test_rows_are_summed_up(tmp_path, capsys):
-    """Hours of each length of training, side by side; bytes of fp16: 14 of a whole checkpoint, 2 of weights."""
+    """The summary of rows adds hours and bytes: 14 a parameter for a checkpoint in fp16, 2 for weights."""
     model = "--arch deepnet_transformer_6_6 --share-all-embeddings --vocab 40000 --fp16 --max-tokens 4096"
     rows = [
         f"by-updates {model} --max-update 5000 --unknown-flag x --optimizer radam",
@@ -135,7 +135,7 @@ def test_rows_are_summed_up(tmp_path, capsys):
 
 TABLE1 = "--arch deepnet_transformer_100_100 --share-all-embeddings --vocab 40000 --fp16 --optimizer deepnet_adam "
 TABLE1 += "--distributed-world-size 8 --max-tokens 4096 --update-freq 16 --free "
-CHOSEN = [  # what may be chosen, GiB of a GPU, further flags: what is
+CHOSEN = [  # what may be chosen, GiB of a GPU, further flags -> chosen flags
     ("batch,recompute", 80, "", "--max-tokens 8192 --update-freq 8"),
     ("batch,recompute", 24, "", "--checkpoint-activations --max-tokens 8192 --update-freq 8"),
     ("batch", 24, "", "--zero-sharding os"),
@@ -148,7 +148,7 @@ CHOSEN = [  # what may be chosen, GiB of a GPU, further flags: what is
 
 @pytest.mark.parametrize(("free", "gib", "more", "flags"), CHOSEN)
 def test_the_largest_batch_that_fits_is_chosen(free, gib, more, flags, tmp_path, capsys):
-    """By a line through two small batches; the plan of the flags themselves says the same, a tenth of a GPU is free."""
+    """The largest batch that fits is chosen by a line through two small ones; a tenth of the GPU stays free."""
     (tmp_path / "rows").write_text(f"row --gpu-memory {gib} {TABLE1} '{free}' {more}\n")
     main(["plan", "--rows", str(tmp_path / "rows"), "--chosen", str(tmp_path / "chosen")])
     assert (tmp_path / "chosen").read_text() == f"row\t{flags}\n"
@@ -162,7 +162,7 @@ def test_the_largest_batch_that_fits_is_chosen(free, gib, more, flags, tmp_path,
 
 
 def test_documented_plans_are_those_of_today():
-    """docs/planning.md: the column of planned peaks, and that each is within 10% of the measured one beside it."""
+    """docs/planning.md shows today's planned peaks, each within 10% of the measured one beside it."""
     page = (ROOT / "docs" / "planning.md").read_text()
     rows = re.findall(r"^\| `(--arch .*?)` \| ([\d,]+) \| ([\d,]+) \| ([\d.]+) \|", page, re.MULTILINE)
     assert len(rows) == 9

@@ -1,4 +1,4 @@
-"""Probes in fairseq-train: nothing changes, the log and the file carry them, in every mode of training."""
+"""Tests of probes in fairseq-train: the training stays the same, in every mode, and log and file hold the values."""
 
 import json
 import math
@@ -29,7 +29,7 @@ def weights(folder):
 
 
 def close(found, expected, tolerance):
-    """All values of two rows of records, except the largest single numbers, which round differently."""
+    """Check that two rows of records agree, except in the largest single numbers, which round differently."""
     assert found.keys() == expected.keys()
     for probe in found.keys() - {"half_precision"}:
         assert found[probe].keys() == expected[probe].keys()
@@ -40,7 +40,7 @@ def close(found, expected, tolerance):
 
 @pytest.fixture(scope="module")
 def plain(data, tmp_path_factory):
-    """A run of 20 updates without probes, with dropout."""
+    """Provide a run of 20 updates without probes, with dropout."""
     folder = tmp_path_factory.mktemp("plain")
     train(data, folder, "--max-update", "20", "--dropout", "0.1")
     return folder
@@ -48,7 +48,7 @@ def plain(data, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def probed(data, tmp_path_factory):
-    """The same run with all probes, its output in out.txt."""
+    """Provide the same run with all probes, its output in out.txt."""
     folder = tmp_path_factory.mktemp("probed")
     out = train(data, folder, "--max-update", "20", "--dropout", "0.1", *PROBES)
     (folder / "out.txt").write_text(out)
@@ -56,14 +56,14 @@ def probed(data, tmp_path_factory):
 
 
 def test_probes_change_nothing(plain, probed):
-    """Bit-identical weights after 20 updates."""
+    """Probes leave the weights after 20 updates bit-identical."""
     ours, theirs = weights(probed), weights(plain)
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
     assert not (plain / "probes.jsonl").exists()
 
 
 def test_rows_and_log(probed):
-    """A row every second update; fairseq's own log has the same numbers, and its gnorm is what the norms make up."""
+    """Probes write a row every second update; fairseq's log has the same numbers, and its gnorm is their norm."""
     record = read_record(probed / "probes.jsonl")
     assert record.updates() == list(range(0, 20, 2))
     assert record.header["method"] == "deepnorm" and record.header["encoder_layers"] == 3
@@ -81,7 +81,7 @@ def test_rows_and_log(probed):
 
 
 def test_resumed_run_goes_on(data, probed, tmp_path):
-    """Stopped after 9 updates and resumed: the rows of a run that never stopped, theta_0 remembered."""
+    """A run resumed after 9 updates has the rows of an undisturbed one, because it remembers theta_0."""
     train(data, tmp_path, "--max-update", "9", "--dropout", "0.1", *PROBES)
     out = train(data, tmp_path, "--max-update", "20", "--dropout", "0.1", *PROBES)
     resumed, whole = read_record(tmp_path / "probes.jsonl"), read_record(probed / "probes.jsonl")
@@ -90,7 +90,7 @@ def test_resumed_run_goes_on(data, probed, tmp_path):
 
 
 def test_a_reference_that_is_lost(tmp_path, caplog):
-    """Or broken, or another batch's: the run counts from where it is, and says so."""
+    """A reference that is lost, damaged or of another batch is replaced, with a warning in the log."""
     model, kept = small(2), tmp_path / "probes.reference.pt"
     first = reference(model, net_input(), kept, 0, write=True)
     assert all(torch.equal(reference(model, net_input(), kept, 5, write=False)[name], first[name]) for name in first)
@@ -105,7 +105,7 @@ def test_a_reference_that_is_lost(tmp_path, caplog):
 
 @pytest.fixture(scope="module")
 def row(data, tmp_path_factory):
-    """The first row of a run of two batches an update, with flags."""
+    """Provide the first row of a run with two batches an update, by flags."""
 
     def made(*flags):
         folder = tmp_path_factory.mktemp("row")
@@ -121,7 +121,7 @@ def accumulated(row):
 
 
 def test_checkpointing_and_clipping(row, accumulated):
-    """Gradients are whole, before clipping; recomputed passes count once."""
+    """Gradients are read whole and before clipping, and recomputed passes count once."""
     close(row("--checkpoint-activations", "--clip-norm", "0.001"), accumulated, 1e-4)
 
 
@@ -130,14 +130,14 @@ def test_checkpointing_and_clipping(row, accumulated):
     *(pytest.param(flag, marks=pytest.mark.smoke) for flag in ("--fp16", "--memory-efficient-fp16", "--amp")),
 ])  # fmt: skip
 def test_half_precision_gradients_are_unscaled(row, accumulated, flags):
-    """fairseq's half-precision optimisers divide by the number of tokens after clipping; the probe does not wait."""
+    """Gradients in half precision are reported unscaled, although fairseq divides them only after clipping."""
     full, half = accumulated["gradient_norm"], row(*flags.split())["gradient_norm"]
     for address in ("decoder.2", "encoder.1", "decoder.1.ffn.fc1", "encoder.embed_tokens"):
         assert half[address] == pytest.approx(full[address], rel=0.05)
 
 
 def test_two_ranks_are_one_larger_batch(data, tmp_path, accumulated):
-    """Two processes see what one sees that accumulates two batches."""
+    """Two processes report what one process reports that accumulates two batches."""
     words = [data, *TRAIN_FLAGS, *ARCH, "--max-update", "1", "--no-save", *PROBES, "--dropout", "0"]
     ranks.train(2, tmp_path / "log", *words, "--save-dir", tmp_path / "two", "--ddp-backend", "legacy_ddp")
     record = read_record(tmp_path / "two" / "probes.jsonl")
@@ -146,7 +146,7 @@ def test_two_ranks_are_one_larger_batch(data, tmp_path, accumulated):
 
 
 def test_a_probed_checkpoint_translates_and_is_averaged(data, probed, plain, tmp_path):
-    """Other programs do not look at the probes of the run that made a checkpoint."""
+    """fairseq-generate and `deepnet average` accept a checkpoint of a probed run."""
     out = run("fairseq-generate", data, "--user-dir", TRAIN_FLAGS[1], "--path", probed / "checkpoint_last.pt", "--cpu")
     assert "Generate test" in out.stdout
     both = [str(folder / "checkpoint_last.pt") for folder in (probed, plain)]
@@ -154,7 +154,7 @@ def test_a_probed_checkpoint_translates_and_is_averaged(data, probed, plain, tmp
 
 
 def test_divergence_is_named_and_recorded(data, tmp_path):
-    """T-Fixup at an absurd learning rate: status 3, and the rows up to it, the last one null."""
+    """A divergence is named, with status 3, and recorded in rows of which the last holds null."""
     flags = ("--method", "t_fixup", "--lr", "1e6", "--warmup-updates", "1", "--max-update", "20")
     done = run("fairseq-train", data, *TRAIN_FLAGS, *ARCH, *flags, "--no-save", "--save-dir", tmp_path,
                "--deepnet-probe", "all", "--probe-interval", "1", check=False)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Updates under observation: accumulation, dummy batches, overflows, names; and the file of a run."""
+"""Tests of probed updates: accumulation, dummy batches, overflows, names; and of the record file."""
 
 import math
 
@@ -18,7 +18,7 @@ from .support.observing import close, loss_of, net_input, observe
 
 
 def test_accumulation_is_one_larger_batch():
-    """Two forward passes of an update count as the batch they make together, rows padded differently."""
+    """Two forward passes of an update count as one larger batch, although their rows are padded differently."""
     whole = net_input(rows=4)
     halves = [{key: value[rows] for key, value in whole.items()} for rows in (slice(0, 2), slice(2, 4))]
     one = observe(small(2), [whole])
@@ -35,7 +35,7 @@ def test_accumulation_is_one_larger_batch():
 
 
 def test_a_dummy_batch_counts_for_nothing():
-    """What keeps a rank busy that has no batch left: the sums have all addresses, and nothing in them."""
+    """A dummy batch, which keeps a rank busy without data, adds nothing to the sums."""
     model = small(2)
     session = Session(model, get_probes("ln_input,branch_dependency"))
     session.begin()
@@ -49,14 +49,14 @@ def test_a_dummy_batch_counts_for_nothing():
 
 
 class LeftOut(Residual):
-    """A branch that is left out of a token at random, as in stochastic depth."""
+    """Residual whose branch is left out of a token at random, as in stochastic depth."""
 
     def forward(self, x, f):
         return x + f * (torch.rand(*f.shape[:-1], 1) > 0.3)
 
 
 def test_probes_use_up_no_random_numbers():
-    """Not even where the sum that a probe asks for draws some."""
+    """Probes consume no random numbers, even where a residual that they evaluate draws some."""
     left = []
     for probed in (False, True):
         model = small(2, dropout=0.1).train()
@@ -72,7 +72,7 @@ def test_probes_use_up_no_random_numbers():
 
 
 def test_overflow_and_loss_scale(tmp_path):
-    """The update that overflows leaves no row; the next attempt at it does, with the gradients of the mean loss."""
+    """An update that overflows leaves no row; its next attempt does, with the gradients of the mean loss."""
     model, inputs = small(2), net_input()
     probes = TrainingProbes(model, get_probes("gradient_norm"), 1, tmp_path, {"method": "deepnorm"})
     for made in (False, True):
@@ -98,7 +98,7 @@ def test_names():
 
 
 def test_record_round_trip(tmp_path):
-    """What is written is read; a repeated update replaces; a fresh run starts over; no number stays no number."""
+    """Records are read as written; a repeated update replaces its row, and a fresh run starts over."""
     path = tmp_path / "run" / "probes.jsonl"
     writer = Writer(path, {"method": "deepnorm"}, fresh=True)
     for update, value in ((0, 1.0), (5, 2.0), (5, 3.123456), (10, math.inf)):
@@ -109,7 +109,7 @@ def test_record_round_trip(tmp_path):
     updates, values = record.series("model_update", "decoder")
     assert updates == [0, 5, 10] and values[:2] == [1.0, 3.1235] and math.isnan(values[2])
     with open(path, "a") as file:
-        file.write('{"update": 20, "model_upd')  # killed here
+        file.write('{"update": 20, "model_upd')  # cut off by a kill
     assert read_record(path).updates() == [0, 5, 10, 15]
     Writer(path, {"method": "deepnorm", "interval": 3}, fresh=False).row(21, {"model_update": {"decoder": 5.0}})
     assert read_record(path).updates() == [0, 5, 10, 15, 21] and read_record(path).header["interval"] == 3

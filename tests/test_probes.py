@@ -1,4 +1,4 @@
-"""Each probe against an independent computation, on models of all kinds, without fairseq's programs."""
+"""Tests of each probe against an independent computation, on all kinds of model, without fairseq's programs."""
 
 import math
 
@@ -20,19 +20,19 @@ TRANSLATION = archs.MODEL_NAME
 
 
 def small(kind=TRANSLATION, **fields):
-    """Two layers a stack."""
+    """Build a model of two layers a stack."""
     return single_stacks.small(kind, 2, **fields)
 
 
 def held_inputs(kind):
-    """Another batch than `observe` trains on."""
+    """Return another batch than `observe` trains on."""
     if kind == TRANSLATION:
         return net_input(seed=9)
     return {"src_tokens": single_stacks.batch(seed=9), "src_lengths": None}
 
 
 def observe(model, names="all", scale=1.0):
-    """The values of one update on one batch, whose loss is divided by `scale` before the backward pass."""
+    """Observe one update on one batch, whose loss is divided by `scale` before the backward pass."""
     if model.NAME == TRANSLATION:
         return observing.observe(model, [net_input()], names, scale)
     held = held_inputs(model.NAME)
@@ -47,7 +47,7 @@ ON_METHODS += [
 
 @pytest.mark.parametrize(("kind", "method"), ON_METHODS)
 def test_every_probe_on_every_method(kind, method):
-    """Finite, with an address per layer or branch and no other stack; the model's hooks and modes are as before."""
+    """Every probe gives finite values on every method, one address a layer or branch, and restores the model."""
     model = small(kind, method=method).train()
     values = observe(model)
     assert values.keys() == PROBES.keys()
@@ -70,10 +70,10 @@ def test_every_probe_on_every_method(kind, method):
 
 @pytest.mark.parametrize("kind", single_stacks.EVERY)
 def test_gradient_norms(kind):
-    """Layers, weights and the rest, against autograd's own numbers; together they are the norm of all."""
+    """Gradient norms of layers and weights equal autograd's, and together give the norm of all gradients."""
     model = small(kind)
     found = observe(model, "gradient_norm", scale=1 / 8)["gradient_norm"]
-    grads = {name: p.grad for name, p in model.named_parameters()}  # of loss times 8
+    grads = {name: p.grad for name, p in model.named_parameters()}  # gradients of 8 times the loss
 
     def norm(prefix):
         return math.sqrt(sum(g.square().sum().item() for name, g in grads.items() if name.startswith(prefix))) / 8
@@ -91,7 +91,7 @@ def test_gradient_norms(kind):
 
 
 def test_l1_beside_l2():
-    """L1 / n is at most L2 / sqrt(n), and near it for what is no outlier."""
+    """Mean L1 norms are at most L2 / sqrt(n), and close to it without outliers."""
     found = observe(small(), "gradient_l1,gradient_norm", scale=1 / 8)
     l1, l2 = found["gradient_l1"], found["gradient_norm"]
     assert l1.keys() == {address for address in l2 if address.count(".") == 3} and len(l1) == 2 * 6 + 2 * 10
@@ -110,7 +110,7 @@ def test_frozen_branches():
 
 
 def norms_read(model, inputs, monkeypatch):
-    """Mean L2 norm at real tokens of everything torch's layer_norm is given."""
+    """Return the mean L2 norm, at real tokens, of every input of torch's layer_norm."""
     plain, seen = F.layer_norm, []
 
     def spy(x, *args, **kwargs):
@@ -126,7 +126,7 @@ def norms_read(model, inputs, monkeypatch):
 
 @pytest.mark.parametrize("method", ["post_ln", "pre_ln", "normformer"])
 def test_ln_inputs(method, monkeypatch):
-    """Every LayerNorm there is, without padding; in the log the mean over layers."""
+    """ln_input covers every LayerNorm without padding; the log shows the mean over layers."""
     model = small(method=method)
     found = observe(model, "ln_input")["ln_input"]
     assert sorted(found.values()) == pytest.approx(sorted(norms_read(model, net_input(), monkeypatch)), rel=1e-5)
@@ -137,7 +137,7 @@ def test_ln_inputs(method, monkeypatch):
 
 @pytest.mark.parametrize("method", ["post_ln", "deepnorm", "admin"])
 def test_branch_dependency(method):
-    """Var f / Var(alpha x + f); without padding it follows from the recorder's variances, for x and f of mean 0."""
+    """branch_dependency is Var f / Var(alpha x + f), as the variances of the recorder give it."""
     model, inputs, merged = small(method=method), net_input(), []
     for key in ("src_tokens", "prev_output_tokens"):
         inputs[key] = inputs[key].clamp(min=4)
@@ -154,7 +154,7 @@ def test_branch_dependency(method):
 
 @pytest.mark.parametrize("kind", single_stacks.EVERY)
 def test_model_update_of_a_known_change(kind):
-    """A last LayerNorm 1.1 times as wide moves the output by a tenth of its norm, sqrt(C) a token."""
+    """model_update is 0.1 sqrt(C) a token when the last LayerNorm's gain grows by a tenth."""
     model, inputs = small(kind), held_inputs(kind)
     before, last = outputs(model, inputs), [*model.stacks()][-1]
     tokens = inputs["prev_output_tokens" if kind == TRANSLATION else "src_tokens"]
@@ -178,7 +178,7 @@ def test_half_precision_extremes():
 
 
 def test_summaries():
-    """The log has layers, and roles over all layers."""
+    """Summaries in the log show layers, and roles over all layers."""
     values = {"decoder.1": 5.0, "decoder.1.ffn.fc1": 3.0, "decoder.2.ffn.fc1": 4.0, "encoder.embed_tokens": 1.0}
     summary = {"decoder.1": 5.0, "decoder.fc1": 5.0, "encoder.embed_tokens": 1.0}
     assert PROBES["gradient_norm"].summary(values) == summary

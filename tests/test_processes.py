@@ -1,4 +1,4 @@
-"""Lines worked on in several processes."""
+"""Tests of work on lines in several processes."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Admin's profile: the sequence of omegas, the file, the two ways into training, and what they leave alone."""
+"""Tests of Admin's profile: the omegas, the file, the two ways into training, and the state it restores."""
 
 import math
 from dataclasses import replace
@@ -20,7 +20,7 @@ from .support.single_stacks import EVERY, KINDS
 DROPOUTS = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
 INPUT = net_input()
 INPUTS = {kind: {"src_tokens": single_stacks.batch(), "src_lengths": None} for kind in KINDS} | {EVERY[0]: INPUT}
-# the authors' profile of WMT-14 En-De at 100L-100L, by position
+# The authors' profile of WMT-14 En-De at 100L-100L, by position.
 PUBLISHED = {
     "encoder": {1: 1.0, 2: 1.319040, 3: 1.455032, 4: 1.512330, 7: 1.809997, 8: 1.866789, 100: 6.162000, 200: 8.836020},
     "decoder": {1: 1.0, 2: 1.342587, 3: 1.480067, 4: 1.610133, 5: 1.686171, 150: 7.963441, 300: 11.249614},
@@ -36,7 +36,7 @@ def profile_of(kind):
 
 
 def omega_by_hand(model, seed):
-    """The sequence by definition: a full pass for each next omega, with the omegas before it already set."""
+    """Compute omegas by definition: a full pass for each one, with those before it set."""
     omegas, sites = {}, [site for site, _ in residuals(model)]
     running = {"encoder": 1.0, "decoder": 1.0}
     for site in sites:
@@ -88,7 +88,7 @@ def profile():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_profile_of_a_stack_alone(kind, tmp_path):
-    """Written and read it fits its model; another file, or branches of another model, are refused."""
+    """A profile of a single stack is written and read back; other files and other branches are refused."""
     profile, path = profile_of(kind), tmp_path / "profile.json"
     profile.write(path)
     assert read_profile(str(path)) == profile
@@ -109,7 +109,7 @@ def test_profile_of_a_stack_alone(kind, tmp_path):
     ],
 )
 def test_profile_of_another_size_is_refused(profile, fields, words, caplog):
-    """Other dropouts are a warning."""
+    """A profile of another size is refused; other dropouts give a warning."""
     with pytest.raises(UserError, match=words):
         profile.check(small(2, method="admin", **fields), "p.json")
     profile.check(small(2, method="admin", dropout=0.3), "p.json")
@@ -118,9 +118,9 @@ def test_profile_of_another_size_is_refused(profile, fields, words, caplog):
 
 @pytest.mark.parametrize("layers", [10, pytest.param(100, marks=pytest.mark.slow)])
 def test_published_profile(layers):
-    """The authors' 100L-100L at base width, dropouts 0.1, on random Zipf tokens, within 3%; or the encoder's beginning.
+    """Omegas of the authors' 100L-100L setting are within 3% of the published ones, on random Zipf tokens.
 
-    An encoder's omega does not depend on what follows; a decoder's reads the depth of its encoder.
+    An encoder's omega does not depend on later layers; a decoder's depends on the depth of its encoder.
     """
     torch.manual_seed(1)
     depth = {"encoder_layers": layers, "decoder_layers": layers}

@@ -1,7 +1,7 @@
-"""The commands of README.md and of the manual's walk-throughs, pasted block by block into one shell of a clone.
+"""Tests that run the commands of README.md and the manual's walk-throughs, block by block in one shell of a clone.
 
-A block stands behind those before it: what they leave (data, checkpoints, the environment that is active) is there.
-What would take a GPU or days is printed with smaller numbers in it: SMALLER is all that is changed.
+A block finds what those before it leave: data, checkpoints, the active environment. Commands that would take a GPU or
+days run with the smaller numbers of SMALLER, and are otherwise unchanged.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ from deepnet_fairseq.data.language import make_corpus, write_corpus
 
 from .support.helpers import ROOT
 
-PAGES = ("README.md", *(f"docs/{page}.md" for page in ("adding_a_method", "experiments", "tutorial", "reproduce_table1")))
+MANUAL = ("adding_a_method", "experiments", "tutorial", "reproduce_table1")
+PAGES = ("README.md", *(f"docs/{page}.md" for page in MANUAL))
 BLOCK = re.compile(r"(?:<!-- not run: *(?P<why>.*?) *-->\n+)?^```bash\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
 TWO_LAYERS = r"\1_tiny --encoder-layers 2 --decoder-layers 2 --cpu --num-workers 0"
-SMALLER = [  # pattern, what stands in its place
+SMALLER = [  # pattern, replacement
     (r"^scripts/quickstart.sh$", "scripts/quickstart.sh --depth 2 --updates 25"),
     (r"(?<=quickstart.sh) (--methods deepnorm,admin,dlcl) --updates 200", r" \1 --depth 2 --updates 25"),
     (r"^scripts/test.sh$", "scripts/test.sh tests/test_links.py"),
     (r"--vocab 10000$", "--vocab 150"),
     (r"(?<=--user-dir deepnet_fairseq --arch )(deepnet_transformer)(?:_18_18|_tiny_10_10)", TWO_LAYERS),
     (r"(?<=data-bin/de-en --arch )(deepnet_transformer)_tiny_50_50", TWO_LAYERS),
-    (r"--max-tokens [14]000 --max-update [28]000", "--max-tokens 40000 --max-update 6"),  # an update an epoch
+    (r"--max-tokens [14]000 --max-update [28]000", "--max-tokens 40000 --max-update 6"),  # one update an epoch
     (r"(?<=--save-interval-updates )200", "2"),
     (r"(--nproc-per-node|--distributed-world-size) 8", r"\1 2"),
     (r" --fp16$", ""),
     (r"^(pytest .*)$", r"\1 -n 0 --collect-only"),
 ]
-# folder, variables and functions are kept in the file $0; a command is done when all of it is: -e, pipefail
+# Folder, variables and functions are kept in the file $0. With -e and pipefail a block fails if any command does.
 SHELL = """
 [ ! -s "$0" ] || source "$0" 2>/dev/null
 set -e -o pipefail
@@ -46,7 +47,7 @@ eval "$1"
 
 
 class Block(NamedTuple):
-    """A block of bash: its number on the page from 1, the commands, and why it is not run, if it is not."""
+    """Block of bash: its page, its number there from 1, its commands, and the reason if it is not run."""
 
     page: str
     number: int
@@ -55,7 +56,7 @@ class Block(NamedTuple):
 
     @property
     def smaller(self) -> str:
-        """Its commands, of a size for seconds on two CPU cores."""
+        """Return the commands at a size for seconds on two CPU cores."""
         text = self.text
         for pattern, instead in SMALLER:
             text = re.sub(pattern, instead, text, flags=re.MULTILINE)
@@ -72,7 +73,7 @@ every_block = pytest.mark.parametrize("block", EVERY, ids=lambda block: f"{block
 
 
 class Reader:
-    """Works in a clone: the tracked files, an environment that looks set up, the text that the page supposes."""
+    """Reader of a page in a clone: tracked files, an environment that looks set up, the text that the page assumes."""
 
     def __init__(self, root: Path):
         self.root, self.ran = root, {}
@@ -87,7 +88,7 @@ class Reader:
             file.rename(file.with_suffix({".qaa": ".de", ".qab": ".en"}[file.suffix]))
 
     def set_up(self) -> None:
-        """A .venv of links to this environment, complete in the eyes of scripts/setup.sh."""
+        """Make a .venv of links to this environment, which scripts/setup.sh takes for complete."""
         venv, real = self.root / ".venv", Path(sys.prefix)
         venv.mkdir()
         for name in ("bin", "lib", "pyvenv.cfg"):
@@ -101,7 +102,7 @@ class Reader:
         (venv / "complete").write_text(text)
 
     def run(self, block: Block) -> subprocess.CompletedProcess:
-        """One block, after those of its page that stand before it; each runs once."""
+        """Run a block after all earlier blocks of its page; each block runs once."""
         for earlier in blocks(block.page)[: block.number]:
             if earlier not in self.ran and not earlier.not_run:
                 environment = os.environ | {"PYTHONPATH": str(self.root), "OMP_NUM_THREADS": "1"}
@@ -115,7 +116,7 @@ class Reader:
 
 @pytest.fixture(scope="module")
 def reader_of(tmp_path_factory):
-    """Page -> its reader, in a clone of its own."""
+    """Provide the reader of a page, in a clone of its own."""
     readers = {}
 
     def reader_of(page: str) -> Reader:
@@ -143,6 +144,6 @@ def test_block_is_commands_and_nothing_left_out(block):
 
 
 def test_what_is_not_run_says_why():
-    """Nine in ten blocks run."""
+    """Blocks that are not run give a reason, and are at most one in ten."""
     left = [block.not_run for block in EVERY if block.not_run is not None]
     assert len(left) <= len(EVERY) / 10 and all(len(why.split()) > 2 for why in left)

@@ -1,4 +1,4 @@
-"""Plans of every recipe in the registry, and the miniatures of their files."""
+"""Tests of the plans of every recipe in the registry, and of the miniatures of their files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from deepnet_fairseq.cli import main
 from deepnet_fairseq.data.miniature import ARCHIVES
 from deepnet_fairseq.data.recipes import RECIPES, Options
 
-PUBLISHED = {  # facts that the plans state, beside their files and counts
+PUBLISHED = {  # facts that the plans state beside their files and counts
     "iwslt14_de_en": (
         "dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz",
         "19,982,877 bytes, md5:10936dfdf616504ddbd844e91b94ef4a", "1 to 175 words", "10,000 BPE merges",
@@ -26,7 +26,7 @@ PUBLISHED = {  # facts that the plans state, beside their files and counts
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_plan_names_files_and_counts_and_makes_nothing(name, tmp_path, capsys):
-    """Every file that it names has a miniature."""
+    """A recipe's plan names files and counts, each file with a miniature, and writes nothing."""
     recipe, dest, text = RECIPES[name], tmp_path / "dest", tmp_path / "text"
     (text / "de-en").mkdir(parents=True)
     for lang in ("de", "en"):

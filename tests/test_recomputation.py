@@ -1,6 +1,6 @@
-"""Activation checkpointing by groups of layers: the same gradients to the last bit, in less memory, by every route.
+"""Tests of recomputation by groups of layers: gradients equal to the last bit, in less memory, by every route.
 
-And the one history that layers share, dlcl's.
+dlcl's history, the only tensor that layers share, is covered too.
 """
 
 import pytest
@@ -25,7 +25,7 @@ HOW = {
 
 
 def gradients(model, seed=3):
-    """Of one training step, and the random state it leaves."""
+    """Return the gradients of one training step, and the random state after it."""
     model.zero_grad(set_to_none=True)
     torch.manual_seed(seed)
     loss_of(model, net_input()).backward()
@@ -41,14 +41,14 @@ def assert_equal(found, expected):
 
 
 def pair(how, layers=7, **fields):
-    """A model that keeps its activations and one that does not, equal weights, in training with dropout."""
+    """Build a model that keeps its activations and one that recomputes them, with equal weights and dropout."""
     models = [small(layers, **(DROPOUT | fields | more)) for more in ({}, HOW[how])]
     return [model.train() for model in models]
 
 
 @pytest.mark.parametrize("how", HOW)
 def test_same_gradients(how):
-    """Of every method, by twos, in test_methods.py."""
+    """Recomputation gives the same gradients and random state; test_methods.py covers every method."""
     plain, recomputed = pair(how)
     assert_equal(gradients(recomputed), gradients(plain))
 
@@ -64,7 +64,7 @@ def test_same_gradients_through_a_history(fields):
 
 
 def test_same_gradients_where_the_input_has_none():
-    """Frozen embeddings: the first layer's input asks for no gradient."""
+    """Recomputation gives the same gradients with frozen embeddings, when the first input needs none."""
     models = pair("two", share_all_embeddings=True)
     for model in models:
         model.encoder.embed_tokens.weight.requires_grad_(False)
@@ -72,7 +72,7 @@ def test_same_gradients_where_the_input_has_none():
 
 
 def test_same_gradients_in_mixed_precision():
-    """The backward pass lies outside autocast, and recomputes inside."""
+    """Recomputation under autocast gives the same gradients, although the backward pass runs outside it."""
 
     def mixed(model):
         torch.manual_seed(3)
@@ -86,7 +86,7 @@ def test_same_gradients_in_mixed_precision():
 
 
 class Storages(TorchDispatchMode):
-    """Bytes of all tensors made inside that live on."""
+    """Recorder of the bytes of all tensors that are made inside and still live."""
 
     def __init__(self):
         super().__init__()
@@ -105,7 +105,7 @@ class Storages(TorchDispatchMode):
 
 
 def kept(model, rows=64):
-    """Bytes that wait for the backward pass."""
+    """Return the bytes that wait for the backward pass, and the loss."""
     inputs = net_input(rows=rows)
     with Storages() as storages:
         loss = loss_of(model, inputs)
@@ -113,7 +113,7 @@ def kept(model, rows=64):
 
 
 def test_nothing_is_kept_but_the_input_of_each_group():
-    """Equal but for one tensor of (rows, length, width) floats a group and stack; 12 layers are 12, 6, 4, 1 groups."""
+    """Recomputation keeps one tensor of (rows, length, width) floats for each group and stack, and no more."""
     rows, width = 64, 16
     source, target = (tokens.size(1) for tokens in batch())
     one = 4 * rows * (source + target) * width
@@ -124,7 +124,7 @@ def test_nothing_is_kept_but_the_input_of_each_group():
 
 
 def test_flags():
-    """Flags that say how to recompute switch recomputation on."""
+    """Flags that set how to recompute switch recomputation on."""
     assert all(namespace("deepnet_transformer", **how).checkpoint_activations for how in HOW.values())
     assert not namespace("deepnet_transformer").checkpoint_activations
     with pytest.raises(UserError, match="--checkpoint-every 0: must be at least 1"):
@@ -132,7 +132,7 @@ def test_flags():
 
 
 def chain(weights, outputs):
-    """A stack of layers x_k -> y_k sin(x_k), each behind the sum of all outputs so far."""
+    """Compute layers x_k -> y_k sin(x_k), each on the sum of all outputs so far."""
     history, x = [], 1.0
     for output in outputs:
         x = weights(output * torch.sin(torch.as_tensor(x)), history)
@@ -153,7 +153,7 @@ def test_dlcls_memory_grows_linearly_with_depth():
 
 
 def test_dlcl_adds_up_in_float32():
-    """1,000 outputs of weight 1/1,000 each; added up in float16 they give 0.98."""
+    """dlcl sums in float32: 1,000 outputs of weight 1/1,000 give 1, where float16 would give 0.98."""
     weights, history = LayerWeights(1000, "average", 0).half(), []
     for _ in range(1000):
         total = weights(torch.ones(1, 1, 4, dtype=torch.float16), history)

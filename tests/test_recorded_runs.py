@@ -1,4 +1,4 @@
-"""What a recorded run tells, and the mistakes in one."""
+"""Tests of recorded runs: their content, and the mistakes in them."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def line(update, loss):
 
 
 def test_a_resumed_run_is_one_curve(tmp_path):
-    """The first attempt dies after update 75; the second resumes at 50 and repeats 75."""
+    """A run that died after update 75 and resumed at 50 gives one curve, with the second values."""
     path = tmp_path / "train.log"
     first = line(25, 9.0) + line(50, 8.0) + line(75, 7.5)
     path.write_text("noise\n" + first + line(75, 7.0) + line(100, 6.0))

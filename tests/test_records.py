@@ -1,4 +1,4 @@
-"""scripts/records.py: reports of records are those of runs, without paths of a machine; results/ is what they give."""
+"""Tests of scripts/records.py: records give the reports of their runs, name no path of a machine, render results/."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ RECORDS = [
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Table 1: a baseline, a worse system, one that diverged, one that still runs; their checkpoints."""
+    """Provide runs of Table 1: a baseline, a worse system, a diverged one and an unfinished one, with checkpoints."""
     root = tmp_path_factory.mktemp("machine") / "runs of mine"
-    place = str(root / "data" / "bin").replace(" ", "\\ ")  # as the scripts quote it
+    place = str(root / "data" / "bin").replace(" ", "\\ ")  # quoted as in the scripts
     said = {"command": f"fairseq-train {place} --arch x --tensorboard-logdir /mnt/disk/logs"}
     first, *rest = log(("10:00:00", "13:00:00")).splitlines()
     said["log"] = "\n".join([f"{first[:-1]}, 'save_dir': '{root}/table1'}}", LISTING + PARAMETERS, *rest]) + "\n"
@@ -41,7 +41,7 @@ def runs(tmp_path_factory):
         (run(root, "table1", name, method, bleu=28.0, **said) / "checkpoint_last.pt").write_bytes(b"0" * 1000)
     run(root, "table1", "gone", "admin", diverged="diverged at update 150", **said)
     begun = run(root, "table1", "begun", "post_ln", trained=False, **said)
-    (begun / "environment.json").write_text("")  # as it is for a second while a script writes it
+    (begun / "environment.json").write_text("")  # empty for a moment while a script writes it
     return root
 
 
@@ -53,7 +53,7 @@ def recorded(runs, tmp_path_factory):
 
 
 def test_reports_are_the_same(runs, recorded, tmp_path, capsys):
-    """But for the run that is not over, and places in commands and of logs."""
+    """Reports of records equal those of the runs, except for the unfinished run and the paths of logs."""
     finished = tmp_path / "finished"
     shutil.copytree(runs, finished)
     shutil.rmtree(finished / "table1" / "begun")
@@ -84,7 +84,7 @@ def test_recording_again_replaces_and_keeps_the_others(runs, tmp_path, capsys):
 
 
 def test_records_of_one_experiment_in_a_file(runs, tmp_path):
-    """Their names are the places below RUNS, so that a run's address is as it was."""
+    """Records of one experiment go into one file, named by their places below RUNS, which keeps addresses."""
     main(["keep", str(runs), str(tmp_path / "quickstart.jsonl")])
     (first, *_) = read_records(tmp_path / "quickstart.jsonl")
     assert (first.parts["name"], first.name, first.address) == ("table1/base", "base", "table1/base")
@@ -132,7 +132,7 @@ def test_a_broken_record_is_named(recorded, tmp_path):
 
 @pytest.fixture(scope="module")
 def rendered(tmp_path_factory):
-    """Table 1 with three depths, Figure 4 in miniature, Figure 5 without its probes: of records, but for a run."""
+    """Provide rendered records: Table 1 at three depths, a miniature of Figure 4, a Figure 5 without probes."""
     root = tmp_path_factory.mktemp("render")
     results = root / "results"
     for layers, bleu in ((6, 27.0), (18, 28.5), (19, 99.0)):
@@ -166,7 +166,7 @@ def test_rendered_pages(rendered):
 
 
 def test_results_are_what_the_records_give(tmp_path):
-    """results/, rendered once more; `scripts/render_results.sh` mends this."""
+    """results/ equals what its records render to; `scripts/render_results.sh` repairs a difference."""
     shutil.copytree(
         RESULTS, tmp_path / "results", ignore=shutil.ignore_patterns("tables", "miniature", "miniatures.md")
     )
@@ -182,7 +182,7 @@ def test_results_are_what_the_records_give(tmp_path):
 
 
 def test_every_record_says_what_it_is():
-    """Log, command, commit, versions, hardware; no path of a machine."""
+    """Every record has a log, command, commit, versions and hardware, and names no path of a machine."""
     found = [one for path in RECORDS for one in read_records(path)]
     assert len(found) == 153 + 205 + 16
     for one in found:

@@ -1,4 +1,4 @@
-"""Recorded runs -> the papers' tables, `deepnet report`: its numbers, and what it says of the runs behind them."""
+"""Tests of `deepnet report`: the papers' tables from recorded runs, and its notes on them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .support.helpers import ROOT
 from .support.reported import ENVIRONMENT, grid, log, printed, run, score
 
 PAGE = (ROOT / "docs" / "reports.md").read_text()
-SEEDS = (27.61, 27.82, 28.13)  # BLEU of DeepNorm 18L-18L, published 28.8
+SEEDS = (27.61, 27.82, 28.13)  # BLEU of DeepNorm at 18L-18L; the paper has 28.8
 MEAN, SD = statistics.fmean(SEEDS), statistics.stdev(SEEDS)
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Table 1 with a run of each kind; Post-LN, 18L-18L, diverged, as in the paper."""
+    """Provide runs of Table 1, one of each kind; Post-LN at 18L-18L diverged, as in the paper."""
     root = tmp_path_factory.mktemp("report") / "runs"
     for seed, bleu in enumerate(SEEDS, start=1):
         run(root, "table1", f"deepnorm-18-{seed}", seed=seed, bleu=bleu)
@@ -30,10 +30,10 @@ def runs(tmp_path_factory):
     run(root, "table1", "post-50-2", "post_ln", 50, seed=2, diverged="")
     run(root, "table1", "post-100", "post_ln", 100, stuck="stuck at update 400: validation loss 8.05 bits")
     run(root, "table1", "pre-18", "pre_ln", bleu=28.25)
-    run(root, "table1", "admin-6", "admin", 6, trained=False, bleu=99.0)  # a score that is not to be shown
+    run(root, "table1", "admin-6", "admin", 6, trained=False, bleu=99.0)  # its score must not be shown
     run(root, "table1", "admin-18", "admin")
-    run(root, "table1", "branchnorm-18", "branchnorm", bleu=28.5)  # not in the paper
-    run(root, "table1", "dlcl-50", "dlcl", 50, bleu=27.0)  # diverged in the paper alone
+    run(root, "table1", "branchnorm-18", "branchnorm", bleu=28.5)  # no row of the paper
+    run(root, "table1", "dlcl-50", "dlcl", 50, bleu=27.0)  # diverged in the paper only
     return root
 
 
@@ -58,14 +58,14 @@ def test_overview_beside_the_paper(runs, capsys):
 def test_runs_one_by_one(runs, capsys):
     text = printed(capsys, runs, "--table", "1")
     (row,) = [row for row in grid(text, "Runs") if row["run"] == "pre-18"]
-    assert row["sacreBLEU \\[95%\\]"] == r"27.25 \[26.65, 27.65\]"  # 27.15 +- 0.5, the mean of the samples
-    assert row["cost"] == "24 GPU-hours"  # three hours on eight
+    assert row["sacreBLEU \\[95%\\]"] == r"27.25 \[26.65, 27.65\]"  # 27.15 +- 0.5, the samples' mean
+    assert row["cost"] == "24 GPU-hours"  # three hours on eight GPUs
     assert (row["BLEU"], row["updates"], row["trained with"]) == ("28.25", "200", "1")
     assert row["log"] == "[log](table1/pre-18/train.log)"
 
 
 def test_published_tables_hold_together():
-    """The table's keys tell all rows apart, and each column has a published number, but those that no paper gives."""
+    """A table's keys distinguish all its rows, and every column has a published number where papers give one."""
     sizes = {name: len(table.rows) for name, table in TABLES.items()}
     assert sizes == {
         "1": 40, "2": 5, "3": 2, "admin_wmt14": 33, "admin_iwslt14": 6, "iwslt14": 100, "normformer_ablation": 6,
@@ -77,7 +77,7 @@ def test_published_tables_hold_together():
 
 
 def perplexities(root, name, lr, valid=None, method="normformer", variant="scale_residual", seed=1, **others):
-    """A run of NormFormer's table of causal language models, 125M."""
+    """Write a run of NormFormer's table of causal language models, 125M."""
     if valid is not None:
         sets = {"valid": {"perplexity": valid}, "test": {"perplexity": valid + 1}}
         others["score"] = {"kind": "perplexity", "sets": sets}
@@ -85,7 +85,7 @@ def perplexities(root, name, lr, valid=None, method="normformer", variant="scale
 
 
 def test_each_learning_rate_has_a_row(tmp_path, capsys):
-    """Three rates, two seeds of one, and one that diverged, in their order; Pre-LN with one run to come."""
+    """Each learning rate has a row, in order, with its seeds and divergences; a missing run shows as such."""
     perplexities(tmp_path, "best-1", "1e-3", 20.31)
     perplexities(tmp_path, "best-2", "1e-3", 20.61, seed=2)
     perplexities(tmp_path, "lucky", "3e-3", 20.52)
@@ -125,7 +125,7 @@ def test_warnings(tmp_path, capsys):
 
 
 def test_documented_example_of_a_table(tmp_path, capsys, monkeypatch):
-    """A metric that is no BLEU, and rows that are not told apart by their depth."""
+    """The documented example of a table works, with a metric other than BLEU and rows not keyed by depth."""
     monkeypatch.setitem(TABLES, "lm", read_tables(re.search(r"```toml\n(.*?)```", PAGE, re.DOTALL).group(1))["lm"])
     run(tmp_path, "lm", "a", "pre_ln", 12, size="125M", score={"sets": {"test": {"perplexity": 20.5}}})
     text = printed(capsys, tmp_path, "--table", "lm")
@@ -134,7 +134,7 @@ def test_documented_example_of_a_table(tmp_path, capsys, monkeypatch):
     assert "Lower is better" in text and "BLEU" not in text.split("\n## Notes")[0]
 
 
-# tables with columns of their own
+# Tables with columns of their own.
 
 
 def test_multilingual_tables(tmp_path, capsys):
@@ -163,7 +163,7 @@ def test_multilingual_tables(tmp_path, capsys):
 
 
 def test_a_miniature_shows_what_was_run(tmp_path, capsys):
-    """Rows without runs are left out."""
+    """A miniature's report leaves out rows without runs."""
     for name, layers in (("a", 2), ("b", 6)):
         run(tmp_path, "opus100", name, layers=layers, score={"bleu": 1.0}, smoke=True)
     text = printed(capsys, tmp_path, "--table", "opus100")
@@ -172,7 +172,7 @@ def test_a_miniature_shows_what_was_run(tmp_path, capsys):
 
 
 def test_columns_of_admins_tables(tmp_path, capsys):
-    """TER stands in a column of its own."""
+    """Tables of Admin have a separate column for TER."""
     edits = {"ter": {"score": 54.0, "mean": 54.1, "ci": 0.5, "signature": "tok:tercom"}}
     run(tmp_path, "admin_wmt14", "a", "admin", 6, corpus="wmt14_en_de", score=score(27.7, **edits))
     text = printed(capsys, tmp_path, "--table", "admin_wmt14")

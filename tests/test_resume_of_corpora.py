@@ -1,4 +1,4 @@
-"""Every kind of corpus resumed exactly: killed at three random updates, to the bit of one left alone."""
+"""Tests of exact resume for every kind of corpus: killed at three random updates, equal to the bit."""
 
 import random
 
@@ -22,7 +22,7 @@ MULTILINGUAL = ("temperature", "concat", "uniform")
 
 
 def three(case: str) -> list[tuple[str, int]]:
-    """Of each life the update at which it ends; the first is over after eight at most, and all three after 24."""
+    """Draw the numbers of updates after which three lives end, at most eight each."""
     chance = random.Random(case)
     return [("update", chance.randint(2, 9)) for _ in range(3)]
 
@@ -38,7 +38,7 @@ def test_language_models(case, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", MULTILINGUAL)
 def test_many_pairs_in_epochs_cut_into_folders(method, sharded, tmp_path):  # noqa: F811
-    """Both directions of two pairs; a new folder each epoch."""
+    """Several pairs in shards, a new folder each epoch and both directions, resume exactly."""
     folders = [sharded / "bin" / name for name in ("shard00", "shard01")]
     task = ("--task", "translation_multi_simple_epoch", "--lang-dict", folders[0] / "langs.txt", "--encoder-langtok",
             "tgt", "--lang-pairs", ",".join(lines(folders[0] / "pairs.txt")))  # fmt: skip

@@ -1,4 +1,4 @@
-"""A model of the core in one file: what comes back is what was saved, or one line says why nothing does."""
+"""Tests of saving a model of the core in one file: it comes back whole, or one line names the reason."""
 
 import copy
 
@@ -16,7 +16,7 @@ from .support.single_stacks import EVERY, disturb, inputs, scores, sizes, small
 
 
 def made(kind=MODEL_NAME, **fields):
-    """A model past its start and past 7 updates."""
+    """Build a model with noise on its parameters, after 7 updates."""
     torch.manual_seed(0)
     model = disturb(build(kind, VOCAB, **(sizes(kind, 2) | fields)))
     model.set_num_updates(7)
@@ -47,7 +47,7 @@ def test_loaded_is_saved(kind, method, tmp_path):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("method", ["deepnorm", "admin"])
 def test_precision_and_shared_matrices_come_back(method, dtype, tmp_path):
-    """admin keeps some parameters in float32; a loaded model and a copy can be saved again."""
+    """Precision and shared matrices are restored, float32 parameters of admin included; loaded models can be saved."""
     model, path = made(method=method, share_all_embeddings=True).to(dtype), str(tmp_path / "model.pt")
     save(model, path)
     found = load(path)
@@ -67,7 +67,7 @@ def test_the_file_is_plain_data(tmp_path):
     fields = sizes(MODEL_NAME, 2) | {"method": "branchnorm", "branchnorm_updates": 9}
     format = "deepnet_fairseq core model 1"
     assert content == {"format": format, "arch": MODEL_NAME, "vocab": VOCAB, "fields": fields}
-    small(MODEL_NAME, method="branchnorm", branchnorm_updates=9).load_state_dict(weights)  # fairseq's takes them
+    small(MODEL_NAME, method="branchnorm", branchnorm_updates=9).load_state_dict(weights)  # fairseq's takes them too
 
 
 def test_a_file_that_load_cannot_use(tmp_path):

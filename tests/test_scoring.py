@@ -1,4 +1,4 @@
-"""deepnet score: BLEU against known numbers, sacreBLEU's command and fairseq's scorer; tokenizers; many directions."""
+"""Tests of `deepnet score`: BLEU against known numbers, sacreBLEU and fairseq's scorer; tokenizers; directions."""
 
 import json
 import re
@@ -38,7 +38,7 @@ def test_identical_text_without_a_corpus(tmp_path):
 
 
 def sacrebleu(folder, translations, references, *flags):
-    """The results of its command, with 1,000 bootstrap samples: score, mean and interval, signature of each metric."""
+    """Run sacreBLEU's command with 1,000 bootstrap samples; return score, mean, interval and signature by metric."""
     for name, lines in (("ref", references), ("hyp", translations)):
         (folder / name).write_text("\n".join(lines) + "\n")
     words = ("-m", "sacrebleu", folder / "ref", "-i", folder / "hyp", "--confidence", "-w", "2", *flags)
@@ -48,7 +48,7 @@ def sacrebleu(folder, translations, references, *flags):
 
 
 def test_numbers_are_those_of_the_sacrebleu_command(tmp_path):
-    """BLEU and chrF in lower case; the edit rate of the words that tokenised BLEU is of."""
+    """Scores equal those of sacreBLEU's command: BLEU and chrF in lower case, TER on tokens."""
     text = sentences(80)
     bin = write_corpus(tmp_path / "corpus", {"test.de-en": text}, lowercase=True)
     wrong = noisy(text, 0.2)
@@ -61,11 +61,11 @@ def test_numbers_are_those_of_the_sacrebleu_command(tmp_path):
     assert 30 < result["bleu"] < 90 and "case:lc" in result["signature"]
     assert (
         0 < score_with_interval(ChrF(), ["abc d", "zz x"], ["abc d", "yy u"])["mean"] < 100
-    )  # in some nothing is right
+    )  # some samples have no match
 
 
 def test_tokenised_bleu_is_fairseqs(tmp_path):
-    """fairseq's scorer on the same words; an unknown word in the reference matches none in the translation."""
+    """Tokenised BLEU equals fairseq's scorer; an unknown word in the reference matches no word."""
     references = sentences(60)
     translations = [s.replace("Hund", "<unk>") for s in noisy(references, 0.3)]
     references = [s.replace("Hund", "<<unk>>") for s in references]
@@ -82,7 +82,7 @@ def test_tokenised_bleu_is_fairseqs(tmp_path):
 
 
 def test_moses_tokens_are_undone(tmp_path):
-    """The same file: 100 against the raw references; the log names the test set, or else the binarised data."""
+    """Moses' tokens are undone, which gives 100 against raw references; log or data name the test set."""
     path = write_generated(tmp_path / "o.txt", TOKENISED, TOKENISED, "de-en")
     bin = write_corpus(tmp_path / "c", {"test.de-en": RAW, "test.en-de": ["x", "y"]}, **MOSES)
     (bin / "shard00").mkdir()
@@ -99,7 +99,7 @@ def test_moses_tokens_are_undone(tmp_path):
     for file in (bin.parent / "reference").iterdir():
         file.unlink()
     (bin / "raw").mkdir()
-    (bin / "raw" / "test.en").write_text("\n".join(RAW[::-1]) + "\n")  # where `prepare text` copies it
+    (bin / "raw" / "test.en").write_text("\n".join(RAW[::-1]) + "\n")  # the place where `prepare text` copies it
     assert align_with_references(Output(path), read_corpus(bin)).references == RAW[::-1]
     (bin / "raw" / "test.en").unlink()
     prepared = align_with_references(Output(path), read_corpus(bin))
@@ -107,7 +107,7 @@ def test_moses_tokens_are_undone(tmp_path):
 
 
 def test_raw_references(tmp_path):
-    """They have what the dictionary lacks, and separators within a sentence end no line."""
+    """Raw references keep words that the dictionary lacks, and Unicode separators within a line."""
     text = [*sentences(40), "eins\u2028zwei drei vier fuenf", "eins\x85zwei\x0cdrei vier", "eins zwei drei\rvier", ""]
     path = write_generated(tmp_path / "o.txt", text, [s.replace("Hund", "<<unk>>") for s in text])
     assert score(path)["bleu"] < 95
@@ -118,7 +118,7 @@ def test_raw_references(tmp_path):
 
 
 def test_pieces_of_words(tmp_path):
-    """Pieces that fairseq-generate left are refused; marks in a few lines are text."""
+    """Translations that still hold pieces of words are refused; marks in a few lines count as text."""
     text = sentences(40)
     pieces = {
         "▁": [" ".join("▁" + word[:2] + " " * bool(word[2:]) + word[2:] for word in s.split()) for s in text],
@@ -204,7 +204,7 @@ def test_command(tmp_path, capsys):
 
 @pytest.fixture
 def spbleu_home(tmp_path, monkeypatch):
-    """Where sacreBLEU looks for its models, and one that is not there."""
+    """Provide the folder in which sacreBLEU looks for its models, without a model."""
     monkeypatch.setattr(tokenizer_spm, "SACREBLEU_DIR", str(tmp_path / "home"))
     return tmp_path / "home" / "models"
 
@@ -242,13 +242,13 @@ WORDS = {  # language -> a line, its words by hand or by the library that tok.sh
     "tha": ("ฉันเป็นนักเรียนไทย", "ฉัน เป็น นักเรียน ไทย", None),
     "hin": ("मैं छात्र हूँ।", "मैं छात्र हूँ ।", "मैं छात्र हूँ।"),
 }
-SACREBLEU = {"zh_CN": "zh", "jpn_Jpan": "ja-mecab-", "ko": "ko-mecab-", "tha": "pythainlp-"}  # in the signature
+SACREBLEU = {"zh_CN": "zh", "jpn_Jpan": "ja-mecab-", "ko": "ko-mecab-", "tha": "pythainlp-"}  # in signatures
 LIBRARIES = {"ja": "MeCab", "ko": "mecab_ko", "th": "pythainlp", "hi": "indicnlp.normalize.indic_normalize"}
 
 
 @pytest.mark.parametrize("language", WORDS)
 def test_words_of_the_target_language(language, tmp_path):
-    """By M2M-100's protocol, and by default by sacreBLEU's tokenizer of the language."""
+    """BLEU splits words by M2M-100's protocol if asked, else by sacreBLEU's tokenizer of the language."""
     pytest.importorskip(LIBRARIES.get(base_language(language), "sacrebleu"))
     line, wanted, by_default = WORDS[language]
     split, name = tokeniser(language)
@@ -263,7 +263,7 @@ def test_words_of_the_target_language(language, tmp_path):
 
 
 def test_numbers_of_a_language_are_those_of_the_sacrebleu_command(tmp_path):
-    """Without a language nothing is scored whose words 13a does not split."""
+    """Scores of a language equal those of sacreBLEU's command; Chinese without a language code is refused."""
     text = ["我是一个学生，真的。", "今天天气很好。", "他们去了北京。"]
     wrong = ["我是学生，真的。", "今天的天气好。", "他去了北京吗？"]
     result = score(write_generated(tmp_path / "en-zho_Hans.txt", wrong, text))
@@ -325,7 +325,7 @@ def test_any_direction_counts_in_the_mean(name, tmp_path):
 
 
 def test_sets(tmp_path):
-    """The subset "test" is what the top level repeats; without it, the mean of the sets."""
+    """The top-level score is that of subset "test", or else the mean of the subsets."""
     translate(tmp_path / "flores", ["de-en", "en-de"])
     translate(tmp_path / "ted", ["de-fr"])
     result = score(tmp_path)
@@ -337,7 +337,7 @@ def test_sets(tmp_path):
 
 
 def test_missing_directions(tmp_path, capsys):
-    """xx-en was trained on, but has no test set; the other five are to be translated."""
+    """Directions without a translation are named; xx-en, which has no test set, is not missed."""
     references = {f"test.{direction}": text for direction, text in TEXT.items()}
     bin = write_corpus(tmp_path / "c", references, pairs=[*NOISE, "xx-en"])
     folder = translate(tmp_path / "generated", ["de-en", "en-fr", "fr-en"])
@@ -370,7 +370,7 @@ MASKED = f"""{STAMP} fairseq_cli.validate | {{'_name': None}}
 
 
 def test_published_perplexities(tmp_path, capsys):
-    """fairseq's own, to its two decimals; of a folder of subsets, in each log the last evaluation."""
+    """Perplexities equal fairseq's to two decimals, from the last evaluation in each log of a folder."""
     with pytest.raises(UserError, match="holds no log of an evaluation, SUBSET.txt"):
         score(tmp_path, paper="perplexity")
     for text, message in (

@@ -1,4 +1,4 @@
-"""The shell scripts, as a user runs them."""
+"""Tests of the shell scripts, run as a user runs them."""
 
 import os
 import re
@@ -31,7 +31,7 @@ def test_says_what_it_does_and_parses(script):
 
 @needs_venv
 def test_every_entry_point_can_be_started():
-    """As the pages print it: scripts/NAME.sh, without bash in front."""
+    """Every script is executable, because pages print scripts/NAME.sh without bash."""
     assert not [script.name for script in SCRIPTS if not os.access(script, os.X_OK)]
 
 
@@ -42,11 +42,11 @@ def test_setup_done_is_silent():
 
 @pytest.fixture(scope="module")
 def quickstart_out(tmp_path_factory):
-    return tmp_path_factory.mktemp("quick start") / "out"  # a path with a blank, too
+    return tmp_path_factory.mktemp("quick start") / "out"  # the path has a blank
 
 
 def result(stdout) -> dict[str, dict[str, str]]:
-    """The closing table: method -> column -> cell."""
+    """Return the final table, method -> column -> cell."""
     lines = stdout.split("== result")[1].splitlines()[1:]
     header, _rule, *rows = [re.split(r" {2,}", line) for line in lines[: lines.index("")]]
     return {row[0]: dict(zip(header, row, strict=True)) for row in rows}
@@ -55,7 +55,7 @@ def result(stdout) -> dict[str, dict[str, str]]:
 @pytest.mark.smoke
 @needs_venv
 def test_quickstart_from_nothing_and_again(quickstart_out):
-    """Some updates of a 2L-2L model: every step runs, a second call repeats none."""
+    """The quickstart runs every step for a 2L-2L model, and a second call repeats none."""
     options = ("--depth", "2", "--updates", "25", "--out", quickstart_out, "--methods", "deepnorm,admin")
     first = bash("scripts/quickstart.sh", *options)
     assert {method for method, row in result(first.stdout).items() if "too short" in row["BLEU"]} == {
@@ -70,7 +70,7 @@ def test_quickstart_from_nothing_and_again(quickstart_out):
 
 @pytest.mark.smoke
 def test_gpu_check_on_two_processes_of_a_cpu(tmp_path):
-    """Table 1's script killed after its first save, resumed, translated, and beside the plan of its command."""
+    """gpu_check.sh on two processes of a CPU kills, resumes and translates Table 1's run, and reports its plan."""
     words = ("-c", f"SMOKE=1 DEPTHS=2 UPDATES=40 exec bash scripts/gpu_check.sh {tmp_path}/out")
     assert "killed after its first save" in bash(*words).stdout
     (run,) = (tmp_path / "out" / "table1").iterdir()
@@ -85,7 +85,7 @@ def test_gpu_check_on_two_processes_of_a_cpu(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_deepnorm_learns_where_post_ln_does_not(seed, tmp_path):
-    """The quickstart's claim: 18L-18L, same data, seed, budget, hyper-parameters."""
+    """DeepNorm learns at 18L-18L where Post-LN does not, with the same data, seed, budget and hyper-parameters."""
     table = result(bash("scripts/quickstart.sh", "--seed", seed, "--out", tmp_path, timeout=3600).stdout)
     learnt, stuck = table["deepnorm"], table["post_ln"]
     assert float(learnt["held-out loss"]) < 4 and float(learnt["BLEU"]) > 20 and learnt["failed"] == "-"

@@ -1,4 +1,4 @@
-"""scripts/setup.sh and a new user's wrong turns; Python, pip and the compiler are stand-ins that take no time."""
+"""Tests of scripts/setup.sh and a new user's mistakes, with fast stand-ins for Python, pip and the compiler."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ STEPS = ["torch==2.13.0+cpu", "numpy cython setuptools wheel", "fairseq-fixed", 
 
 
 class Clone:
-    """A folder with what the set-up reads, in an environment of stand-ins alone."""
+    """Folder with the files that the set-up reads, in an environment of stand-ins alone."""
 
     def __init__(self, folder: Path):
         self.root, self.programs, self.calls = folder / "a clone", folder / "bin", folder / "calls"
@@ -74,7 +74,7 @@ class Clone:
         (self.programs / name).chmod(0o755)
 
     def start(self, *words: str, **environment: str) -> subprocess.Popen:
-        """`words`, by default the script by bash, leader of a process group that heeds Ctrl-C."""
+        """Start `words`, by default the script, as the leader of a process group that reacts to Ctrl-C."""
         self.calls.write_text("")
         heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
         return subprocess.Popen(
@@ -84,19 +84,19 @@ class Clone:
         )  # fmt: skip
 
     def setup(self, *words: str, **environment: str) -> tuple[int, str]:
-        """Its status, and the output of both streams."""
+        """Run the script; return its status and the output of both streams."""
         process = self.start(*words, **environment)
         output, _ = process.communicate(timeout=60)
         return process.returncode, output
 
     def hangs(self, step: str) -> subprocess.Popen:
-        """A set-up that has come to this step and waits in it."""
+        """Start a set-up, and return it when it waits in this step."""
         process = self.start(PIP_HANGS=step)
         until(self.calls.with_suffix(".hangs").exists, seconds=30)
         return process
 
     def refuses(self, *words: str, **environment: str) -> str:
-        """The output of a set-up that fails for the reason in its last line."""
+        """Check that a set-up fails with a reason in its last line; return its output."""
         status, output = self.setup(**environment)
         last = output.splitlines()[-1]
         assert status == 1 and last.startswith("setup: ") and all(word in last for word in words), output
@@ -104,7 +104,7 @@ class Clone:
 
     @property
     def steps(self) -> list[str]:
-        """What pip was to install in the last call, by its place in STEPS."""
+        """Return the steps, of STEPS, that pip ran in the last call."""
         lines = [line for line in self.calls.read_text().splitlines() if "--dry-run" not in line]
         return [step for line in lines for step in STEPS if step in line]
 
@@ -120,7 +120,7 @@ def clone(tmp_path):
 
 @pytest.fixture
 def made(clone):
-    """One that is set up."""
+    """Provide a clone that is set up."""
     clone.setup()
     return clone
 
@@ -135,7 +135,7 @@ def test_from_nothing_and_again(clone):
 @pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGKILL])
 @pytest.mark.parametrize("step", STEPS[::2])
 def test_interrupted_it_goes_on(clone, step, kill):
-    """In a package half installed: without INSTALLER it does not count. What is there is kept."""
+    """An interrupted set-up continues: finished steps are kept, and a package without INSTALLER is repeated."""
     first = clone.hangs(step)
     os.killpg(first.pid, kill)
     assert first.wait(timeout=60) == -kill and not clone.complete
@@ -146,7 +146,7 @@ def test_interrupted_it_goes_on(clone, step, kill):
 
 @pytest.mark.slow
 def test_steps_that_fail(clone):
-    """An index that does not answer is named; of anything else the end of the log is shown."""
+    """A failed step names an index that does not answer; for other failures it shows the end of the log."""
     failing = {"PIP_FAILS": "torch==", "PIP_SAYS": OFFLINE}
     assert OFFLINE not in clone.refuses("index does not answer", "pip config list", "same command again", **failing)
     failing = {"PIP_FAILS": "fairseq-fixed", "PIP_SAYS": "error: no such file: fairseq.cpp"}
@@ -154,7 +154,7 @@ def test_steps_that_fail(clone):
     assert clone.setup()[0] == 0
 
 
-WRONG = {  # what is missing -> environment, words of the answer
+WRONG = {  # missing thing -> environment, words of the message
     "headers": ({"NO_HEADERS": "1"}, ("Python.h", "apt install python3-dev")),
     "venv": ({"NO_VENV": "1"}, ("python3.11 makes no environments", "apt install python3-venv")),
     "compiler": ({}, ("C++ compiler", "apt install g++")),
@@ -170,14 +170,14 @@ def test_what_is_missing_is_named(clone, missing):
         (clone.programs / "c++").unlink()
     clone.refuses(*words, **environment)
     assert clone.steps == [] and (missing == "compiler" or not clone.complete)
-    if missing == "compiler":  # none is needed where a wheel is
+    if missing == "compiler":  # a wheel needs no compiler
         clone.program("pip", PIP.replace("*--dry-run*) exit 1", "*--dry-run*) exit 0"))
         assert clone.setup()[0] == 0
 
 
 @pytest.mark.slow
 def test_what_makes_it_anew(made):
-    """Another Python, torch's CUDA build, another place: programs name their interpreter by its whole path."""
+    """Another Python, torch build or place makes the environment anew, since programs name their interpreter."""
     made.program("python3.12", PYTHON)
     assert made.setup(PYTHON="python3.11") == (0, "")
     assert "Python of python3.12" in made.setup(PYTHON="python3.12")[1] and made.steps == STEPS

@@ -1,4 +1,4 @@
-"""Trainings that are told to stop or run out of disk; their statuses and what they say."""
+"""Tests of signals and full disks in trainings: exit statuses and messages."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def said(log) -> list[str]:
 
 @pytest.mark.parametrize("kind", train_loop.ANSWERED, ids=lambda kind: kind.name)
 def test_a_signal_is_answered_by_a_save(kind, data, tmp_path):
-    """After the very update, and the next start goes on from there; none of it is repeated."""
+    """A signal is answered by a save after the current update, from which the next start resumes."""
     log, command = tmp_path / "log", (data, *RUN, "--max-update", "8", "--save-dir", tmp_path / "run")
     assert live(log, *command, at=("update", 3), kind=kind) == 128 + kind
     path = tmp_path / "run" / LAST
@@ -44,12 +44,12 @@ def test_a_signal_is_answered_by_a_save(kind, data, tmp_path):
     assert said(log) == [f"stopped by {kind.name} after update 3: {path} is saved, the same command goes on from it"]
     assert live(tmp_path / "second", *command) == 0
     assert [updates for kind, updates in rows(tmp_path / "second") if kind == "train_inner"] == [4, 5, 6, 7, 8]
-    assert live(tmp_path / "over", *command) == 0  # a run that is over makes no more updates; fairseq makes one
-    assert {kind for kind, _ in rows(tmp_path / "over")} == {"train"}  # the averages that may not have been logged
+    assert live(tmp_path / "over", *command) == 0  # a finished run makes no more updates, whereas fairseq makes one
+    assert {kind for kind, _ in rows(tmp_path / "over")} == {"train"}  # averages that may not have been logged yet
 
 
 def test_full_disk_is_a_warning_and_the_end_no_success(data, tmp_path):
-    """Files may not grow beyond a size: the run goes on, says so once a save, keeps the old file, and ends with 1."""
+    """A full disk gives one warning a save, keeps the old file, and ends the training with status 1."""
     log, save = tmp_path / "log", tmp_path / "run"
     command = (data, *RUN, "--save-dir", save)
     assert live(log, *command, "--max-update", "4") == 0
@@ -66,7 +66,7 @@ def test_full_disk_is_a_warning_and_the_end_no_success(data, tmp_path):
 
 
 def test_second_signal_ends_at_once():
-    """But not its echo: a scheduler tells torchrun and its processes, and torchrun tells them again."""
+    """A second signal ends the process at once, unless it is an echo: torchrun repeats a scheduler's signal."""
     for pause, status in ((0.0, 7), (0.2, -signal.SIGTERM)):
         if not (child := os.fork()):
             train_loop.ECHO = 0.1
@@ -80,7 +80,7 @@ def test_second_signal_ends_at_once():
 
 @pytest.mark.parametrize("others", [0.0, 1.0])
 def test_processes_tell_each_other_with_what_they_log(others, monkeypatch):
-    """A signal to another process stops this one, without a further message."""
+    """A signal to another process stops this one through the values that all of them log, without extra messages."""
     trainer = DeepTrainer.__new__(DeepTrainer)
     monkeypatch.setattr(train_loop, "_before", {signal.SIGTERM: signal.SIG_DFL})
     monkeypatch.setattr(agreement, "largest", lambda *_: pytest.fail("a message"))
@@ -111,7 +111,7 @@ def _load_data(ready) -> None:
 
 
 def test_processes_that_load_data_outlive_a_jobs_signal():
-    """One sent to all processes of a job; its parent's still ends it."""
+    """Processes that load data ignore a signal to the whole job, and end with their parent."""
     fork = multiprocessing.get_context("fork")
     ready = fork.Event()
     worker = fork.Process(target=_load_data, args=(ready,))
@@ -128,10 +128,10 @@ def test_processes_that_load_data_outlive_a_jobs_signal():
 
 @pytest.mark.parametrize("error", [RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly"), EOFError()])
 def test_a_loader_that_is_killed_is_one_line(error):
-    """Between two batches, and while it hands one over; what a training raises itself is not that."""
+    """A killed loader gives one line, in whichever call it is noticed; other errors stay as they are."""
     cfg = OmegaConf.create({"dataset": {"num_workers": 2}, "checkpoint": {"save_dir": "runs/mine"}})
 
-    def _try_get_data(error):  # as in torch's DataLoader
+    def _try_get_data(error):  # the name of the function in torch's DataLoader
         try:
             raise error
         except type(error) as raised:

@@ -1,4 +1,4 @@
-"""deepnet score BASELINE SYSTEM: p values against sacreBLEU's command and by what must hold."""
+"""Tests of `deepnet score BASELINE SYSTEM`: p values against sacreBLEU's command, and their properties."""
 
 import re
 
@@ -15,12 +15,12 @@ TEXT = sentences(120)
 
 
 def record(folder, rate, seed=1, text=TEXT):
-    """A run's folder, its translations wrong in every 1/rate-th word."""
+    """Write a run's folder whose translations have a share `rate` of wrong words."""
     write_generated(folder / "generated.txt", noisy(text, rate, seed), text, "de-en")
     return folder
 
 
-SYSTEMS = ((0.3, 1), (0.3, 2), (0.1, 3))  # rate and seed: a baseline, one as good, one that is better
+SYSTEMS = ((0.3, 1), (0.3, 2), (0.1, 3))  # rate and seed of a baseline, an equal system and a better one
 CELL = r"(\d+\.\d+)(?: \((\d+\.\d+) ± (\d+\.\d+)\))?(?: \(p = (\d\.\d+)\))?"  # score, mean, interval, p
 
 
@@ -58,7 +58,10 @@ def test_other_sentences_are_refused(tmp_path):
 
 @pytest.fixture
 def multilingual(tmp_path):
-    """Against base, new is better in de-en, worse in en-de, the same in fr-en; each has a direction of its own."""
+    """Provide two systems: the new one is better in de-en, worse in en-de, equal in fr-en.
+
+    Each also has a direction that the other lacks.
+    """
     rates = {"base": {"de-en": 0.4, "en-de": 0.1, "fr-en": 0.3, "en-fr": 0.1},
              "new": {"de-en": 0.1, "en-de": 0.3, "fr-en": 0.3, "de-fr": 0.1}}  # fmt: skip
     for run_, directions in rates.items():

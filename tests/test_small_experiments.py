@@ -1,4 +1,4 @@
-"""Small experiments on the quickstart's corpus: an inverted gain as a stranger's method, the methods' first updates."""
+"""Tests of small experiments on the quickstart's corpus: an inverted gain, and the methods' first updates."""
 
 import importlib.util
 import re
@@ -16,7 +16,7 @@ STRANGER = ROOT / "scripts" / "inverted_gain"
 
 @pytest.fixture(scope="module")
 def wrong():
-    """Name -> class of the stranger's methods, which leave the registry again."""
+    """Provide the user-defined methods by name; they leave the registry again."""
     spec = importlib.util.spec_from_file_location("inverted_gain", STRANGER / "__init__.py")
     before = set(METHODS)
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
@@ -25,7 +25,7 @@ def wrong():
 
 @needs_venv
 def test_trainings_differ_in_the_method_alone(tmp_path):
-    """Of each model and seed: updates, learning rate, width, seed and data are one; wrong alphas at 24 layers alone."""
+    """Trainings of a model and seed differ in the method alone; wrong alphas run at 24 layers alone."""
     groups: dict[tuple, dict[str, dict]] = {}
     for words in trainings("inverted_gain", OUT=tmp_path / "out"):
         found = values(words)

@@ -1,4 +1,4 @@
-"""A row of each table in miniature, from the archives to the report, and the same row when the script is killed."""
+"""Tests of a row of each table in miniature, from archives to report, also when the script is killed."""
 
 import json
 import random
@@ -13,12 +13,12 @@ from .test_scripts import needs_venv
 
 pytestmark = needs_venv
 
-ROWS = {  # script -> folder of its runs, the row
+ROWS = {  # script -> folder of its runs, settings of the row
     "table1_wmt17": ("table1", {"METHODS": "admin", "DEPTHS": "2"}),
     "iwslt14_de_en": ("iwslt14", {"METHODS": "deepnorm", "DEPTHS": "2"}),
     "table2_opus100": ("opus100", {"DEPTHS": "4"}),
     "table3_m2m": ("table3", {"DEPTHS": "2"}),
-    "admin_wmt14": ("admin_wmt14", {"METHODS": "admin", "DEPTHS": "2", "PRECISION": "fp16"}),  # as on a GPU, with radam
+    "admin_wmt14": ("admin_wmt14", {"METHODS": "admin", "DEPTHS": "2", "PRECISION": "fp16"}),  # as on a GPU; radam
     "admin_wmt14_en_fr": ("admin_wmt14_en_fr", {"METHODS": "admin", "DEPTHS": "2-1"}),
     "admin_iwslt14": ("admin_iwslt14", {"METHODS": "admin", "DEPTHS": "2", "WARMUP": "0"}),
 }
@@ -26,13 +26,13 @@ SHORT = ("--max-update", "40", "--save-interval-updates", "10", "--log-interval"
 
 
 def row(run) -> dict:
-    """The finished run's score, but for how long it took."""
+    """Return the run's score without the time it took."""
     return json.loads((run / "score.json").read_text(), object_hook=lambda found: found | {"generation": None})
 
 
 @pytest.fixture(scope="module", params=ROWS)
 def whole(request, tmp_path_factory):
-    """Script, folder and setting of a row that was run without a break, its run, and what it printed."""
+    """Provide the script, setting, run and output of an undisturbed row."""
     out = tmp_path_factory.mktemp("whole run")
     folder, setting = ROWS[request.param]
     printed = script(request.param, *SHORT, timeout=1200, SMOKE=1, OUT=out, PLAN=1, **setting).stdout
@@ -42,12 +42,12 @@ def whole(request, tmp_path_factory):
 
 @pytest.mark.smoke
 def test_ends_in_a_row_of_the_report(whole):
-    """The report has the run's own numbers, and says that they are a miniature's; a second call trains nothing."""
+    """A row ends in the report with the run's numbers, marked as a miniature; a second call trains nothing."""
     name, setting, run, printed = whole
     score, table = row(run), run.parent
     assert "Miniature on generated data" in printed and run.name in printed and f"{score['bleu']:.2f}" in printed
     assert f"{score['bleu']:.2f}" in table.with_suffix(".md").read_text()
-    kept = sorted(run.glob("*.pt"))  # weights, of the average and the last; all that was there is said
+    kept = sorted(run.glob("*.pt"))  # weights only, of the average and the last checkpoint
     assert {path.name for path in kept} <= {"averaged.pt", "checkpoint_last.pt"} and "== plan" in printed
     assert all(torch.load(path, weights_only=False)["last_optimizer_state"] is None for path in kept)
     assert (run / "disk").read_text() in printed
@@ -60,7 +60,7 @@ def test_ends_in_a_row_of_the_report(whole):
     "name, least", [("table1_wmt17", 40), ("iwslt14_de_en", 40), ("opus100", 10), ("table3_m2m", 10)]
 )
 def test_a_miniature_says_something(name, least, tmp_path):
-    """In minutes: DeepNorm translates, into each language that it is asked for; Post-LN 18L-18L is stuck."""
+    """DeepNorm translates a miniature into each language, and Post-LN at 18L-18L is stuck."""
     printed = script(name, timeout=1800, SMOKE=1, OUT=tmp_path).stdout
     scores = [json.loads(path.read_text()) for path in tmp_path.glob("*/deepnorm-*/score.json")]
     found = [one["bleu"] for score in scores for subset in score.get("sets", {"": {"directions": {"": score}}}).values()
@@ -72,7 +72,7 @@ def test_a_miniature_says_something(name, least, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("who", ["script", "everything"])
 def test_killed_and_started_again_it_ends_in_the_same_row(whole, who, tmp_path):
-    """At two random moments; alone, so that its training lives on, or with all it had started."""
+    """A script killed at two random moments, alone or with its children, ends in the same row."""
     name, setting, run, _ = whole
     setting = setting | {"SMOKE": 1, "OUT": tmp_path}
     moments = random.Random(f"{name} {who}")
@@ -94,7 +94,7 @@ LM_RUN = "normformer_clm/normformer-125m-lr1e-3-seed1"
 
 
 def losses(run) -> dict:
-    """Subset -> loss; seconds differ."""
+    """Return the loss of each subset; seconds differ."""
     return {name: one["loss"] for name, one in json.loads((run / "score.json").read_text())["sets"].items()}
 
 
@@ -105,7 +105,7 @@ def last_valid_loss(run) -> float:
 
 @pytest.fixture(scope="module")
 def language_models(tmp_path_factory):
-    """A folder with a causal row and what it printed, and a masked row of two rates, one of which diverges."""
+    """Provide a folder with a causal row, its output, and a masked row of two rates of which one diverges."""
     out = tmp_path_factory.mktemp("normformer")
     causal = script("normformer_lm", *LM_SHORT, timeout=1200, OUT=out, **LM_ROW).stdout
     masked = {"SMOKE": 1, "PARTS": "mlm", "METHODS": "pre_ln", "LRS": "1e-3 1e30", "OUT": out}
@@ -114,8 +114,10 @@ def language_models(tmp_path_factory):
 
 @pytest.mark.smoke
 def test_a_causal_row_ends_in_table_and_figures(language_models):
-    """Its perplexity is that of the training's own last validation: same text, same blocks, another program. A second
-    call trains nothing."""
+    """A causal row ends in table and figures; its perplexity is that of the training's last validation.
+
+    A second call trains nothing.
+    """
     out, printed, _ = language_models
     run = out / LM_RUN
     facts = json.loads((run / "run.json").read_text())

@@ -1,4 +1,4 @@
-"""Steps are done once, and again when their output is not whole or anything before them changed."""
+"""Tests that a step runs once, and again when its output is not whole or an earlier step changed."""
 
 import os
 
@@ -11,7 +11,7 @@ from deepnet_fairseq.files import whole
 
 
 class Program:
-    """Three steps in a row, as often as wanted: a file, a folder made of it, a file made of that."""
+    """Program of three steps, repeatable: a file, a folder made of it, a file made of that."""
 
     def __init__(self, folder):
         self.folder, self.words, self.made = folder, ["b", "a"], []
@@ -45,14 +45,14 @@ class Program:
 
 @pytest.fixture
 def program(tmp_path):
-    return Program(tmp_path / "a [b] *")  # what a pattern would misread
+    return Program(tmp_path / "a [b] *")  # a pattern would misread this path
 
 
 def test_done_once_and_again_after_other_settings(program, capsys):
     assert program() == [{"lines": 2}, {"lines": 2}, {"lines": 1}]
     assert program.made == ["write", "sort", "count"]
     assert capsys.readouterr().out.split("\n")[:3] == ["== write", "== sort", "== count"]
-    assert program() == [{"lines": 2}, {"lines": 2}, {"lines": 1}] and program.made == []  # the counts are remembered
+    assert program() == [{"lines": 2}, {"lines": 2}, {"lines": 1}] and program.made == []  # earlier counts are kept
     assert capsys.readouterr().out.split("\n")[:3] == [f"== {step}: done before" for step in ("write", "sort", "count")]
     program("y")
     assert program.made == ["write", "sort", "count"] and program.content()["sorted/deep/lines"] == b"ay\nby"
@@ -108,7 +108,7 @@ def test_outputs_that_are_not_made_or_gone_on_with(tmp_path):
     assert (tmp_path / "download").read_text() == "half and half"
     (tmp_path / "mine").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "mine")
-    remove(tmp_path / "link")  # and not what it points to
+    remove(tmp_path / "link")  # the link, not its target
     assert not os.path.lexists(tmp_path / "link") and (tmp_path / "mine").is_dir()
 
 

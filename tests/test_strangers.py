@@ -1,4 +1,4 @@
-"""Methods in a folder outside the package pass every test of the registry, with no list edited."""
+"""Tests that methods in a folder outside the package pass every test of the registry."""
 
 import json
 import os
@@ -163,7 +163,7 @@ def test_a_slot_that_looks_along_time_fails_by_name(tmp_path):
 
 
 def test_commands_know_the_methods_of_a_folder(strangers):
-    """What `deepnet plan` counts is what is built, also where widths depend on the depth."""
+    """`deepnet plan` counts a user's method as it is built, also where widths depend on the depth."""
     for name in ("earlier_layers", "value_residual"):
         words = ("--user-dir", strangers, "--arch", "deepnet_transformer_tiny_30_30", "--method", name, "--vocab", "20")
         printed = run_cold("deepnet", "plan", *words, "--share-all-embeddings", "--cpu", "--json").stdout

@@ -1,4 +1,4 @@
-"""A training that learns how often each word occurs, and no more: when --stop-stuck ends it, and when it does not."""
+"""Tests of --stop-stuck, which ends a training that learns word frequencies and no more."""
 
 import math
 import re
@@ -18,13 +18,13 @@ from .support.helpers import PAD, run
 from .support.lm_trainings import FLAGS, KINDS, make_text
 
 WATCHED = tuple(flag for flag in TRAIN_FLAGS if flag != "--disable-validation")
-# a rate that moves nothing: the model guesses at random, which is worse than by frequencies
+# This rate changes nothing: the model guesses at random, which is worse than by frequencies.
 STILL = (*TINY, "--lr", "1e-9", "--validate-interval-updates", "2", "--save-interval-updates", "2")
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.4])
 def test_the_bound_is_the_lowest_loss_of_a_constant_prediction(smoothing):
-    """Against fairseq's own loss, whose minimum descent finds."""
+    """The bound is the lowest loss of a constant prediction, as descent on fairseq's own loss finds it."""
     target = torch.tensor([4, 4, 4, 5, 5, 6])
     logits = torch.zeros(9, dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.LBFGS([logits], max_iter=200, line_search_fn="strong_wolfe")
@@ -53,14 +53,14 @@ def test_updates_count_from_the_first_bad_validation_in_a_row():
 
 @pytest.fixture(scope="module")
 def ended(data, tmp_path_factory):
-    """A still model, watched for 6 updates: its folder and what fairseq-train said."""
+    """Provide a training that cannot learn, stopped after 6 updates: its folder and output."""
     folder = tmp_path_factory.mktemp("stuck")
     flags = (*WATCHED, *STILL, "--stop-stuck", "6", "--max-update", "20", "--save-dir", folder)
     return folder, run("fairseq-train", data, *flags, check=False)
 
 
 def test_a_model_that_learns_nothing_is_stopped(ended):
-    """Validated after 2, 4, ...; bad since 2, so it ends at 8: status 4, one line, and what was saved stays."""
+    """A model that learns nothing is stopped at update 8, with status 4 and one line; its checkpoints stay."""
     folder, done = ended
     assert done.returncode == stuck.STATUS == 4
     (line,) = (line for line in done.stdout.splitlines() if "error: " in line)
@@ -69,7 +69,7 @@ def test_a_model_that_learns_nothing_is_stopped(ended):
 
 
 def test_it_stays_stopped_and_goes_on_if_told(ended, data, capsys):
-    """Started again it makes no update; with the flag at 0 it goes on."""
+    """A stopped training makes no update when it is started again; with --stop-stuck 0 it continues."""
     folder, _ = ended
     with pytest.raises(SystemExit) as again:
         validated_train(data, folder, "--stop-stuck", "6")
@@ -84,7 +84,7 @@ def validated_train(data, folder, *flags):
 
 
 def test_a_model_that_learns_is_not_stopped(data, tmp_path, caplog):
-    """It was no better than guessing once, for fewer updates than are too many."""
+    """A model that learns is not stopped, although it was no better than guessing for a while."""
     shallow = ("--encoder-layers", "1", "--decoder-layers", "1", "--encoder-embed-dim", "32", "--lr", "2e-2")
     flags = ("--stop-stuck", "80", "--max-update", "90", "--validate-interval-updates", "10")
     train(data, tmp_path, *TINY, *shallow, *flags, common=WATCHED)
@@ -93,7 +93,7 @@ def test_a_model_that_learns_is_not_stopped(data, tmp_path, caplog):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_language_models_bound_is_of_what_its_loss_is_of(kind, tmp_path):
-    """All words and ends of lines of a causal model, the masked words of a masked one."""
+    """The bound of a language model counts what its loss counts: all tokens, or the masked ones."""
     flags = (*KINDS[kind], "--stop-stuck", "10", "--save-dir", str(tmp_path))
     trainer = build_trainer(parse([str(make_text(tmp_path)), *FLAGS, *flags]))
     trainer.task.load_dataset("valid")
@@ -112,7 +112,7 @@ def test_a_language_models_bound_is_of_what_its_loss_is_of(kind, tmp_path):
 
 @pytest.mark.smoke
 def test_two_processes_agree(data, ended, tmp_path):
-    """Each has seen half of the text: their bound is that of one process, and they end together."""
+    """Two processes, which see half of the text each, have the bound of one and end together."""
     flags = (*WATCHED, *STILL, "--stop-stuck", "2", "--max-update", "20", "--save-dir", tmp_path)
     both = run("fairseq-train", data, *flags, "--distributed-world-size", "2", check=False)
     assert both.returncode == stuck.STATUS and both.stdout.count("error: stuck at update 4: since update 2 ") == 1
@@ -135,7 +135,7 @@ def test_flags_that_leave_nothing_to_go_by(flag, data, tmp_path, capsys):
 
 
 def test_each_target_is_counted_once(data, tmp_path):
-    """A process whose share is over gets empty batches."""
+    """Each target is counted once, although a process without data gets empty batches."""
     watch = stuck.Stuck(1)
     trainer = Training(data, tmp_path, *TINY).trainer
     for sample in ({"target": torch.tensor([[4, 4, 2], [5, 2, PAD]])}, {}, None):

@@ -1,4 +1,4 @@
-"""The trainings of results/thousand_layers: the task, the plan, the runner, the page."""
+"""Tests of the trainings of results/thousand_layers: the task, the plan, the runner, the page."""
 
 import importlib.util
 import json
@@ -45,7 +45,7 @@ seconds = {{ {layers} = 0.01 }}
 
 
 def module(name):
-    """A script of the study, which imports its neighbours by name."""
+    """Import a script of the study, which imports its neighbours by name."""
     sys.path.insert(0, str(STUDY))
     try:
         spec = importlib.util.spec_from_file_location(name, STUDY / f"{name}.py")
@@ -75,7 +75,7 @@ def entropy(counts) -> float:
 
 
 def test_entropies_are_those_of_the_batches(symbols):
-    """The unigram entropy of 40,000 sentences; the source-blind one is that of a token, its position known."""
+    """Stated entropies are those of 40,000 sentences: unigram, and by position without the source."""
     targets = [symbols.pairs("copy", symbols.draw(40_000, seed=3))[1]][0]
     assert entropy(Counter(targets.flatten().tolist())) == pytest.approx(symbols.UNIGRAM, abs=2e-3)
     by_position = [entropy(Counter(column.tolist())) for column in targets.T]
@@ -86,7 +86,7 @@ def test_held_out_sentences_are_never_trained_on(symbols):
     held_out = {tuple(row) for row in symbols.held_out().tolist()}
     assert len(held_out) == symbols.HELD_OUT
     drawn = symbols.draw(2 * symbols.SENTENCES * 300, seed=1).tolist()
-    assert held_out & {tuple(row) for row in drawn}  # some would be, were they not left out
+    assert held_out & {tuple(row) for row in drawn}  # without the filter some would be drawn
     for update in range(300):
         source, target = symbols.batch("reverse", 1, update)
         assert source.shape == target.shape == (symbols.SENTENCES, symbols.LENGTH + 1)
@@ -103,7 +103,7 @@ def test_rate_warms_up_holds_and_falls_to_zero(symbols):
 
 @pytest.mark.smoke
 def test_a_killed_training_ends_as_an_undisturbed_one(tmp_path):
-    """The same losses to the bit; the seconds of the killed part are counted."""
+    """A killed training ends with the losses of an undisturbed one, to the bit; its seconds add up."""
     flags = ("--updates", 100)
     subprocess.run(symbols_command(tmp_path / "whole", *flags), check=True, stdout=subprocess.DEVNULL)
     killed = subprocess.Popen(symbols_command(tmp_path / "killed", *flags), stdout=subprocess.DEVNULL)
@@ -146,7 +146,7 @@ def test_layers_without_a_gradient_are_counted(symbols):
 
 
 def test_runner_trains_the_plan_once(tmp_path):
-    """Each cell is recorded as it ends, and what waits for a group takes the best rate of it; nothing is left."""
+    """The runner trains each cell once, records it, and gives waiting cells the best rate of their group."""
     (tmp_path / "plan.toml").write_text(PLAN.format(layers=2, updates=60))
     command = runner(tmp_path, tmp_path / "plan.toml")
     before = subprocess.run([*command, "--list"], check=True, capture_output=True, text=True).stdout
@@ -164,14 +164,14 @@ def test_runner_trains_the_plan_once(tmp_path):
 
 
 def test_the_page_s_tables_are_those_of_the_records():
-    """results/thousand_layers/render.py writes them."""
+    """Tables on the page are those that results/thousand_layers/render.py writes."""
     done = subprocess.run([sys.executable, STUDY / "render.py", "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
 @needs_venv
 def test_script_trains_a_miniature_from_the_readme_s_command(tmp_path):
-    """scripts/thousand_layers.sh, 6L-6L in place of 500L-500L: prints both entropies, copies what it has not seen."""
+    """scripts/thousand_layers.sh trains a 6L-6L miniature, which copies held-out sentences."""
     done = bash("scripts/thousand_layers.sh", tmp_path / "out", "--layers", 6, "--lr", "4e-3", "--updates", 300)
     assert "bits a token (unigram entropy 4.05, without the source 3.24)" in done.stdout
     assert done.stdout.endswith("20 of 20 sentences are right\n")
@@ -197,7 +197,7 @@ def test_trainings_script_refuses_what_it_cannot_do(words, tmp_path):
 @pytest.mark.smoke
 @needs_venv
 def test_ctrl_c_leaves_a_training_that_resumes(tmp_path):
-    """The script in the foreground, as a reader of the README runs it."""
+    """Ctrl-C ends the script in the foreground, and the same command resumes."""
     flags = ("--layers", "6", "--lr", "4e-3", "--updates", "300")
     first = start("thousand_layers", str(tmp_path / "out"), *flags)
     until((tmp_path / "out" / "state.pt").exists)

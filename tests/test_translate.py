@@ -1,4 +1,4 @@
-"""Text in, text out: four programs and one model say the same of two hundred odd lines; what users give wrong."""
+"""Tests of `deepnet translate`: four programs translate two hundred odd lines alike; users' mistakes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LANGS = {"pair": ("qaa", "qab"), "many": ("de", "en")}
 
 
 class Case:
-    """A model that copies its source, its data, and the flags by which fairseq's programs use them."""
+    """Model that copies its source, its data, and the flags for fairseq's programs."""
 
     def __init__(self, kind: str, folder, plain: list[str]):
         self.source, self.target = LANGS[kind]
@@ -100,7 +100,7 @@ def case(request, tmp_path_factory):
 
 
 def export(case, to: str):
-    """Export the model, once; what is said goes to pytest."""
+    """Export the model once; pytest captures the output."""
     out = case.folder / to
     if not out.exists():
         main(["export", str(case.path), "--to", to, "--out", str(out)])
@@ -108,7 +108,7 @@ def export(case, to: str):
 
 
 def test_four_programs_translate_two_hundred_odd_lines_alike(case, capfd):
-    """fairseq-interactive, plain fairseq, CTranslate2, transformers; and our own decoder, from text to text."""
+    """Lines of text are translated alike by fairseq-interactive, stock fairseq, CTranslate2, transformers and us."""
     ours = case.interactive(case.path, "--user-dir", USER_DIR)
     found = {"plain fairseq": case.interactive(export(case, "transformer"))}
     options = case.options()
@@ -129,7 +129,7 @@ def test_four_programs_translate_two_hundred_odd_lines_alike(case, capfd):
 
 
 def test_the_folders_readme_translates(case, capfd):
-    """Its lines of Python, as they stand, in a process that has neither fairseq nor this package."""
+    """The Python example in an export's README translates without fairseq and this package."""
     wanted = [case.interactive(case.path, "--user-dir", USER_DIR)[place] for place in (0, 50, 120)]
     lines = [case.lines[place] for place in (0, 50, 120)]
     for to in ("ctranslate2", "huggingface"):
@@ -146,7 +146,7 @@ def test_the_folders_readme_translates(case, capfd):
 
 
 def test_stdin_blank_lines_and_order(case, monkeypatch, capsys):
-    """A blank line stays blank; the last needs no end."""
+    """Lines from stdin keep their order, blank ones stay blank, and the last needs no newline."""
     folder, given = export(case, "ctranslate2"), [case.lines[0], "", "\u200b", *case.lines[1:30]]
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("\n".join(given).encode())))
     main(["translate", str(folder), "--max-tokens", "50", *case.language_flags()])
@@ -157,14 +157,14 @@ def test_stdin_blank_lines_and_order(case, monkeypatch, capsys):
 
 
 def refused(words, message: str, capsys) -> None:
-    """End in one line and without a translation."""
+    """Check that a command ends in one line and prints no translation."""
     with pytest.raises(SystemExit, match=f"^deepnet: error: [^\n]*{message}[^\n]*$"):
         main(["translate", *map(str, words)])
     assert capsys.readouterr().out == ""
 
 
 def test_what_users_give_wrong(case, tmp_path, capsys):
-    """The number of a line that is too long or no UTF-8, before anything is translated; flags by their names."""
+    """Mistakes are named before any translation: the line that is too long or not UTF-8, or the flag."""
     folder, file = export(case, "ctranslate2"), tmp_path / "lines"
     languages = case.language_flags()
     long = " ".join([case.lines[9]] * 40)

@@ -1,4 +1,4 @@
-"""`deepnet verify`: right models fit, published mistakes are named. Fixtures are rebuilt from descriptions."""
+"""Tests of `deepnet verify`: correct models fit, published mistakes are named; fixtures follow descriptions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def xavier(out: int, inside: int, gain: float = 1.0) -> torch.Tensor:
 
 
 def decoder_of(layers: int, gain: float, gained=GAINED) -> dict:
-    """fairseq's names of a decoder, Xavier-normal; `gain` on those matrices that end so."""
+    """Build a decoder's state dict in fairseq's names, Xavier-normal times `gain` for names that end in `gained`."""
     torch.manual_seed(0)
     shapes = {f"self_attn.{name}_proj": (C, C) for name in ("q", "k", "v", "out")} | {"fc1": (F, C), "fc2": (C, F)}
     state = {"decoder.embed_tokens.weight": drawn(50, C, 0.02)}
@@ -45,7 +45,7 @@ def decoder_of(layers: int, gain: float, gained=GAINED) -> dict:
 
 
 def judged(state: dict, method: str = "deepnorm", alpha: float | None = None):
-    """The audit of a state dict, which holds alpha as a number beside the layers, if one is given."""
+    """Audit a state dict, with alpha as a number beside the layers if it is given."""
     return audit(recognised(state | ({} if alpha is None else {"decoder.alpha": torch.tensor(alpha)}), {}), method)
 
 
@@ -62,7 +62,7 @@ def only(result) -> str:
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_a_right_model_of_every_method_fits(name):
-    """Queries of keys with another width are drawn as these."""
+    """A correct model of every method fits, also with cross-attention to another width."""
     for kind in archs.STACKS:
         torch.manual_seed(0)
         widths = {"encoder": 48 if kind == archs.MODEL_NAME else 32, "decoder": 32}
@@ -74,7 +74,7 @@ def test_a_right_model_of_every_method_fits(name):
 
 @pytest.mark.parametrize("name", ["deepnorm", "pre_ln", "keel"])
 def test_modifiers_do_not_disturb(name):
-    """Branches of less than a thousandth, normalised queries: a merge is found as it is, or not at all."""
+    """Modifiers do not disturb the audit: small branches and normalised queries give no wrong finding."""
     fields = sizes(archs.LM, 3) | {"decoder_embed_dim": 32, "pro_res": True, "qk_norm": True}
     result = verify(build(archs.LM, 50, method=name, **fields), name, tokens(archs.LM))
     assert result.fits and result.factors, result.findings
@@ -95,7 +95,7 @@ def test_the_gain_of_other_depths_and_methods():
 
 
 def merged(layers: int, beta: float) -> dict:
-    """torch's names of an encoder, in_proj_weight (3C, C) drawn as one matrix; v misses beta besides."""
+    """Build an encoder's state dict in torch's names, in_proj_weight (3C, C) drawn as one matrix, v without beta."""
     torch.manual_seed(0)
     state = {}
     for layer in range(layers):
@@ -107,7 +107,7 @@ def merged(layers: int, beta: float) -> dict:
 
 
 def torchscale(encoder: int, decoder: int) -> dict:
-    """torchscale's names and initialisation: torch's own, v, out, fc1, fc2 divided by the scale of their stack."""
+    """Build a state dict with torchscale's names and initialisation, v, out, fc1 and fc2 divided by their scale."""
     torch.manual_seed(0)
     scales = {"encoder": (encoder**4 * decoder) ** (1 / 16) / 1.15, "decoder": (12 * decoder) ** 0.25}
     state = {}
@@ -126,7 +126,7 @@ def torchscale(encoder: int, decoder: int) -> dict:
 
 
 class LabmlLayer(nn.TransformerEncoderLayer):
-    """labml's layer of DeepNorm in torch's names, with Xavier's deviations and beta; a on the shortcut, b on f."""
+    """DeepNorm layer of labml in torch's names, with Xavier's deviations and beta; a on the shortcut, b on f."""
 
     def __init__(self, layers: int, a: float, b: float):
         super().__init__(C, 4, F, batch_first=True)
@@ -147,7 +147,7 @@ def labml(layers: int, a: float, b: float) -> nn.Module:
 
 
 def test_alpha_on_the_wrong_operand_shows_in_a_live_module():
-    """labml's x + alpha f, in a forward pass; its weights say nothing of it."""
+    """labml's x + alpha f is found in a forward pass; weights alone cannot show it."""
     alpha = 12**0.25
     wrong, right = labml(6, 1.0, alpha).train(), labml(6, alpha, 1.0)
     assert verify(right, "deepnorm", tokens("labml")).fits and not verify(right, "deepnorm").factors
@@ -158,7 +158,7 @@ def test_alpha_on_the_wrong_operand_shows_in_a_live_module():
     assert judged(wrong.state_dict()).fits
     assert (
         verify(labml(6, 2.0, 2.0), "post_ln", tokens("labml")).factors[0][-1] == "fits"
-    )  # LN does not see a common factor
+    )  # LayerNorm removes a common factor
 
 
 MISTAKES = {
@@ -173,7 +173,7 @@ MISTAKES = {
 
 
 def test_the_table_of_the_manual():
-    """It says what the audit says."""
+    """The manual's table quotes the audit's findings."""
     table = (ROOT / "docs" / "verify.md").read_text().split("## Known mistakes")[1]
     rows = re.findall(r"^\| (\w+).*\|(.*) \|$", table, re.MULTILINE)[1:]
     assert [name for name, _ in rows] == list(MISTAKES)
@@ -184,7 +184,7 @@ def test_the_table_of_the_manual():
 
 
 def test_torchs_own_encoder():
-    """Pre-LN and Post-LN with torch's initialisation: which the file does not show, a forward pass does."""
+    """torch's own encoder does not fit DeepNorm: a forward pass shows the plain shortcut, weights the init."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(C, 4, F, batch_first=True)
     module = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
@@ -195,7 +195,7 @@ def test_torchs_own_encoder():
 
 @pytest.mark.parametrize("kind", list(archs.STACKS))
 def test_fairseqs_own_models_are_post_ln(kind):
-    """RoBERTa with BERT's weights, of which Post-LN says nothing."""
+    """fairseq's own models fit post_ln; RoBERTa's initial weights are BERT's, which no method prescribes."""
     result = verify(stock(kind, 3), "post_ln", tokens(kind))
     assert result.fits and result.profile == "fairseq_head", result.findings
     if kind == archs.MASKED_LM:
@@ -226,7 +226,7 @@ def test_names_that_are_no_whole_model():
 
 @pytest.mark.parametrize("layers", [1, 2])
 def test_small_models_give_no_false_alarm(layers):
-    """And what is sqrt(2) too wide is seen even in these."""
+    """Small models give no false alarm, and weights sqrt(2) too wide are still found."""
     for seed in range(5):
         torch.manual_seed(seed)
         fields = sizes(archs.LM, layers)
@@ -239,7 +239,7 @@ def test_small_models_give_no_false_alarm(layers):
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_our_state_dicts_fit(name):
-    """By their names and shapes alone, without config."""
+    """Our state dicts fit their method by names and shapes alone, without config."""
     torch.manual_seed(0)
     model = build(archs.LM, 40, method=name, **sizes(archs.LM, 3) | {"decoder_embed_dim": 32})
     assert judged(model.state_dict(), name).findings == []

@@ -1,4 +1,4 @@
-"""What `deepnet verify` reads: checkpoints, folders, safetensors, names of others; what it refuses, in one line."""
+"""Tests of the sources of `deepnet verify`: checkpoints, folders, safetensors, other names; refusals in one line."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PAGE = ROOT / "docs" / "verify.md"
 
 
 def save_file(state: dict, path) -> None:
-    """Write safetensors by their own library, where it is installed."""
+    """Write safetensors by their own library; skip the test where it is missing."""
     pytest.importorskip("safetensors.torch").save_file(state, path)
 
 
@@ -45,7 +45,7 @@ def statuses(*words) -> tuple:
 
 
 def test_a_hugging_face_folder(tmp_path, capsys):
-    """Its safetensors alone, with alpha as a buffer; the folder, whose config says alpha."""
+    """A Hugging Face folder is read: alpha comes from a buffer of its safetensors, or from its config."""
     file = tmp_path / "model.safetensors"
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "marian", "deepnorm_alpha": 8**0.25, "k": 3}))
     alpha = torch.tensor(8**0.25)
@@ -69,7 +69,7 @@ def test_half_precision_in_one_file(tmp_path, dtype):
 
 
 def checkpoint(path, method: str, updates: int, **options) -> None:
-    """What fairseq-train saves of one of our models."""
+    """Write a checkpoint as fairseq-train does for one of our models."""
     torch.manual_seed(0)
     fields = sizes(archs.LM, 3) | {"method": method} | options
     cfg = namespace(archs.LM, **fields)
@@ -93,7 +93,7 @@ def test_our_checkpoint_says_its_method_and_options(tmp_path):
     assert "factor of the shortcut 2.828" in finding and "that is 32 layers', this model has 3" in finding
 
 
-LAYOUTS = {  # names of a layer with their roles, as Marian, torchscale and torch write them
+LAYOUTS = {  # names of a layer and their roles, as in Marian, torchscale and torch
     "model.decoder.layers.{}.": {**{f"self_attn.{name}_proj.weight": (C, C) for name in ("q", "k", "v", "out")},
                                  "fc1.weight": (F, C), "fc2.weight": (C, F)},
     "encoder.layers.{}.": {**{f"self_attn.{name}_proj.weight": (C, C) for name in ("q", "k", "v", "out")},
@@ -105,7 +105,7 @@ LAYOUTS = {  # names of a layer with their roles, as Marian, torchscale and torc
 
 @pytest.mark.parametrize("prefix", LAYOUTS)
 def test_names_of_others(prefix):
-    """Every role is there, (out, in) whichever way it was stored, and nothing is left over."""
+    """Names of other packages are recognised: every role, (out, in) in either storage order, nothing unknown."""
     state = {prefix.format(l) + name: torch.randn(*shape) for l in range(2) for name, shape in LAYOUTS[prefix].items()}
     found = recognised(state, {})
     shapes = {m.weight.role: tuple(m.weight.linear.weight.shape) for m in found.matrices}
@@ -123,7 +123,7 @@ def test_cross_attention_is_told_from_self_attention():
 
 
 def test_names_of_ones_own(tmp_path, capsys):
-    """By the file of docs/verify.md; the weights that it does not rename are listed."""
+    """A user's own names are renamed by the file of docs/verify.md; weights it omits are listed."""
     torch.manual_seed(0)
     state = {}
     for layer in range(4):
@@ -150,7 +150,7 @@ def test_files_of_names_that_are_none(tmp_path, text):
 
 
 class Loud(nn.Module):
-    """Says so when it is unpickled."""
+    """Module that reports its unpickling."""
 
     def __reduce__(self):
         return print, ("code was run",)
@@ -158,7 +158,7 @@ class Loud(nn.Module):
 
 @pytest.fixture
 def damaged(tmp_path) -> dict[str, str]:
-    """File -> what is said of it."""
+    """Provide damaged files, and the message about each."""
     torch.save(Loud(), tmp_path / "code.pt")
     torch.jit.trace(nn.Linear(2, 2), torch.ones(2)).save(tmp_path / "script.pt")
     torch.save(torch.ones(3), tmp_path / "tensor.pt")
@@ -192,7 +192,7 @@ def test_files_that_cannot_be_read(tmp_path, damaged, capsys):
 
 
 def test_wrapped_and_tied(tmp_path):
-    """A training's own checkpoint around the weights; one matrix under two names counts once."""
+    """A training's own checkpoint around the weights is unwrapped, and a tied matrix counts once."""
     state = right()
     state |= {f"wrapped.{name}": tensor for name, tensor in state.items() if "layers.0" in name}
     state["lm_head.weight"] = state["decoder.embed_tokens.weight"]

@@ -112,8 +112,8 @@ def main(argv: list[str] | None = None) -> None:
         with contextlib.redirect_stdout(sys.stderr) if args.shows and args.json else contextlib.nullcontext():
             shown = args.run(args)  # with --json progress goes to stderr
         if shown is not None:
-            if said := json.dumps(shown.data) if args.json else shown.text:
-                print(said)
+            if text := json.dumps(shown.data) if args.json else shown.text:
+                print(text)
             if shown.status:
                 sys.exit(shown.status)
     except UserError as error:

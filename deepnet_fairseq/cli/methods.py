@@ -126,7 +126,7 @@ def card(name: str, depths: Any, options: list[str]) -> Shown:
     coefficients = [[symbol, *(f"{at[symbol]:.6f}" for at in found.values())] for symbol in next(iter(found.values()))]
     tables = [[OPTIONS, *option_rows(method)]] if method.options else []
     tables += [[["coefficient", *found], *coefficients]] if coefficients else []
-    lines = (textwrap.fill(f"  {fact:16}{said}", 100, subsequent_indent=" " * 18) for fact, said in facts.items())
+    lines = (textwrap.fill(f"  {fact:16}{text}", 100, subsequent_indent=" " * 18) for fact, text in facts.items())
     data = {"method": name, **facts, "options": option_rows(method), "coefficients": found, "evidence here": trained}
     return Shown("\n\n".join(["\n".join([name, *lines]), *map(text_table.render, tables)]), data)
 

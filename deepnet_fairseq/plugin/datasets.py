@@ -67,8 +67,8 @@ def check_mapped(path: str, vocabulary: int | None) -> None:
     tokens = numpy.memmap(data, kind, "r", shape=size // kind.itemsize)  # of any size: it is not copied
     wrong = tokens.max() if tokens.max() >= vocabulary else tokens.min()
     if not 0 <= wrong < vocabulary:
-        told = f"{data}: holds token {wrong}, its dictionary has {vocabulary:,}"
-        raise UserError(f"{told}; take the dict.LANG.txt that was made with it, or {MEND}")
+        problem = f"{data}: holds token {wrong}, its dictionary has {vocabulary:,}"
+        raise UserError(f"{problem}; take the dict.LANG.txt that was made with it, or {MEND}")
 
 
 def check_folder(folder: str) -> None:

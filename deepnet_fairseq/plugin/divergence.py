@@ -123,7 +123,7 @@ def headline(trainer, update: int, kind: str, samples: list) -> str:
         mine = repeat(trainer, samples, update - 1)
     except Exception:
         mine = ("", 0.0)
-    found = agreement.gathered(mine)
+    found = agreement.all_gather(mine)
     if kind == GRADIENTS and not all(math.isfinite(loss) for _, loss in found):
         kind = LOSS
     where = next((place for place, _ in found if place), "")

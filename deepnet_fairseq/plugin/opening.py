@@ -12,15 +12,15 @@ def opening_line(trainer) -> str:
 
     For another package's model only the parameters, the precision and the files are named.
     """
-    cfg, model, said = trainer.cfg, trainer.get_model(), []
+    cfg, model, parts = trainer.cfg, trainer.get_model(), []
     if isinstance(model, DeepModel):
         method, stacks = from_config(cfg.model), model.stacks()
-        said.append(f"{method.name} {'-'.join(f'{method.depth(stack)}L' for stack in stacks)}")
+        parts.append(f"{method.name} {'-'.join(f'{method.depth(stack)}L' for stack in stacks)}")
         for stack in stacks:
             numbers = ", ".join(f"{name} {value:.4g}" for name, value in method.coefficients(stack).items())
-            said += [f"{stack} {numbers}"] if numbers else []
-    said.append(f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters")
-    said.append(next((kind for kind in ("fp16", "bf16", "amp") if getattr(cfg.common, kind)), "fp32"))
+            parts += [f"{stack} {numbers}"] if numbers else []
+    parts.append(f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters")
+    parts.append(next((kind for kind in ("fp16", "bf16", "amp") if getattr(cfg.common, kind)), "fp32"))
     places = {
         "checkpoints": None if cfg.checkpoint.no_save else cfg.checkpoint.save_dir,
         "log": cfg.common.log_file,
@@ -28,4 +28,4 @@ def opening_line(trainer) -> str:
         "wandb": cfg.common.wandb_project,
         "probes": trainer.probes and trainer.probes.folder / FILE,
     }
-    return "; ".join([*said, *(f"{what} in {place}" for what, place in places.items() if place)])
+    return "; ".join([*parts, *(f"{what} in {place}" for what, place in places.items() if place)])

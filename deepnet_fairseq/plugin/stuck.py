@@ -67,7 +67,7 @@ class Stuck:
         if not self.limit:
             return
         mine = torch.zeros(len(task.target_dictionary), dtype=torch.long) if self.counts is None else self.counts
-        counts = sum(agreement.gathered(mine))
+        counts = sum(agreement.all_gather(mine))
         self.counts = None
         if first and counts.sum():
             self.validated(stats["num_updates"], float(stats["loss"]), entropy(counts, self.smoothing))

@@ -62,8 +62,8 @@ class DeepTask:
                 raise UserError(f"{path}: {error}") from error
             raise
         if len(indices) and not len(kept):
-            said = f"all sentences are longer than {max_positions}; raise --max-tokens or --max-...-positions"
-            raise UserError(f"{path}: {said}")
+            problem = f"all sentences are longer than {max_positions}; raise --max-tokens or --max-...-positions"
+            raise UserError(f"{path}: {problem}")
         return kept
 
     def begin_valid_epoch(self, epoch, model):

@@ -59,7 +59,7 @@ class DeepTrainer(Trainer):
     # build
 
     def __init__(self, cfg, task, model, criterion, quantizer=None):
-        launch.meet_once()
+        launch.use_default_group()
         super().__init__(cfg, task, model, criterion, quantizer)
         self.resumed = False
         with_mixin(task)

@@ -284,12 +284,12 @@ def normformer3(runs: Runs) -> Picture:
         style = style_of(run.method)
         profiles.append(Series(style, {layer: fmean(one[layer] for one in early) for layer in early[0]}))
         ratios.append(Series(style, {update: one[1] / one[max(one)] for update, one in norms.items()}))
-    said = "; ".join(f"{style_of(method).label} {words}" for method, words in paper.NORMFORMER_FIGURE3.items())
+    quotes = "; ".join(f"{style_of(method).label} {words}" for method, words in paper.NORMFORMER_FIGURE3.items())
     panels = [
         Panel(f"(a) mean of the first {EARLY:,} updates", "layer", MEASURE, profiles, log="y"),
         Panel("(b) first layer / last layer", "updates made", "ratio", ratios, log="y"),
     ]
-    note = f"The paper's panel (b) cannot be read. Its text says: {said}. Its setting: {paper.NORMFORMER_SETTING}."
+    note = f"The paper's panel (b) cannot be read. Its text says: {quotes}. Its setting: {paper.NORMFORMER_SETTING}."
     return Picture(f"NormFormer, Figure 3: {MEASURE} by layer", panels, notes=[note])
 
 
@@ -366,9 +366,9 @@ def redraw(runs: Path, figure: int | str, out: Path) -> str:
     Raises a UserError if none of its runs is finished, or one lacks what the figure needs.
     """
     picture, path = EVERY[figure](runs_of(runs, figure)), out / name_of(figure)
-    said = text(picture)
+    markdown = text(picture)
     out.mkdir(parents=True, exist_ok=True)
     draw(picture, path.with_suffix(".png"))
     with whole(path.with_suffix(".md")) as part:
-        part.write_text(said, encoding="utf-8")
-    return said
+        part.write_text(markdown, encoding="utf-8")
+    return markdown

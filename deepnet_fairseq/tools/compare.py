@@ -140,12 +140,12 @@ class Grid:
         minimum takes at most half of the updates.
         """
         beta2 = float(BETA2.findall(" ".join([*TRAINING, *self.flags]))[-1])
-        asked, least = round(self.warmup * self.updates), round(2 / (1 - beta2))
-        found = max(asked, min(least, self.updates // 2))
-        said = f"warm-up: {found} of {self.updates} updates, not {asked}: Adam's second moments want {least}"
+        wanted, least = round(self.warmup * self.updates), round(2 / (1 - beta2))
+        found = max(wanted, min(least, self.updates // 2))
+        note = f"warm-up: {found} of {self.updates} updates, not {wanted}: Adam's second moments want {least}"
         if found < least:
-            said += "; methods may differ by that alone, so give more --updates"
-        return found, said if asked < least else ""
+            note += "; methods may differ by that alone, so give more --updates"
+        return found, note if wanted < least else ""
 
     def training(self, cell: Cell) -> list[str]:
         """Return the flags of a cell's fairseq-train, without its folder."""
@@ -325,11 +325,11 @@ class Work:
         self.shown, made = now, self._made()
         left = sum(cell.depth + 2 for cell in self.cells.values()) * self.grid.updates - made
         speed = (made - self.start) / (now - self.begun)
-        said = [f"{sum(name in self.records for name in self.cells)} of {len(self.cells)} over"]
-        said += ["{}: update {}, loss {}".format(self.cells[name], *self._latest(name)) for name in self.running]
+        parts = [f"{sum(name in self.records for name in self.cells)} of {len(self.cells)} over"]
+        parts += ["{}: update {}, loss {}".format(self.cells[name], *self._latest(name)) for name in self.running]
         settled = speed and now > self.begun + SETTLED
-        said.append(f"about {duration(left / speed)} left" if settled else "time left not known yet")
-        print("; ".join(said), file=sys.stderr)
+        parts.append(f"about {duration(left / speed)} left" if settled else "time left not known yet")
+        print("; ".join(parts), file=sys.stderr)
 
 
 def duration(seconds: float) -> str:

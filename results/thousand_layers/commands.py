@@ -26,7 +26,7 @@ class Failed(Exception):
 
 
 class Held:
-    """Runs the commands of one cell: each is stopped while WORK/PAUSE is there, as by Ctrl-Z, and dies with us.
+    """Runner of one cell's commands: each is suspended while WORK/PAUSE exists, and dies with this process.
 
     RUN/spent.json adds up their processor seconds, those of killed attempts too, and has their largest memory.
     """

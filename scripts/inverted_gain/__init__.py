@@ -1,9 +1,11 @@
-"""DeepNorm with the mistakes of codes released beside later papers: a stranger's methods, in a `--user-dir` of its own.
+"""User-defined methods: DeepNorm with the mistakes of code released with later papers, as a `--user-dir`.
 
-The gain (8N)^(+1/4) on v, out, fc1 and fc2 where Wang et al. 2022 have (8N)^(-1/4), and the shortcut's factor of a
-32-layer model, (2 * 32)^(1/4) = 2.8284, at every depth:
+The gain on v, out, fc1 and fc2 is (8N)^(+1/4) where Wang et al. 2022 have (8N)^(-1/4), and the shortcut's factor is
+that of a 32-layer model, (2 * 32)^(1/4) = 2.8284, at every depth:
+
     pixeli99/MixLN@ff458269 and lmsdss/LayerNorm-Scaling@3ac54dde, peft_pretraining/modeling_llama.py
-Their models have a decoder alone. With two stacks both gains are inverted here, 1 / beta each.
+
+Their models have a decoder alone. A model with two stacks has both gains inverted here, 1 / beta each.
 """
 
 import deepnet_fairseq
@@ -16,7 +18,7 @@ from deepnet_fairseq.core.methods.deepnorm import DeepNorm  # noqa: E402
 
 @register("deepnorm_inverted_gain")
 class InvertedGain(DeepNorm):
-    """1 / beta in the place of beta; alpha is right."""
+    """DeepNorm with 1 / beta in place of beta, and the correct alpha."""
 
     def gain(self, site, role):
         return 1 / super().gain(site, role)
@@ -24,7 +26,7 @@ class InvertedGain(DeepNorm):
 
 @register("deepnorm_fixed_alpha")
 class FixedAlpha(DeepNorm):
-    """The alpha of 32 decoder layers at every depth; beta is right."""
+    """DeepNorm with the alpha of 32 decoder layers at every depth, and the correct beta."""
 
     def coefficients(self, stack):
         return super().coefficients(stack) | {"alpha": 64**0.25}
@@ -32,4 +34,4 @@ class FixedAlpha(DeepNorm):
 
 @register("deepnorm_inverted_gain_fixed_alpha")
 class InvertedGainFixedAlpha(InvertedGain, FixedAlpha):
-    """Both, as released."""
+    """DeepNorm with both mistakes, as released."""

@@ -1,7 +1,7 @@
-# shellcheck shell=bash disable=SC2034,SC2154  # what one room sets, others use
-# The paper's batch on any number of GPUs: GPUS x NODES x max-tokens x update-freq tokens an update.
+# shellcheck shell=bash disable=SC2034,SC2154  # variables set in one file are used in others
+# Set the paper's batch on any number of GPUs: GPUS x NODES x max-tokens x update-freq tokens an update.
 
-batch() {  # batch TOKENS COUNT: sets batch_flags so that an update is made of COUNT batches of TOKENS tokens
+batch() {  # batch TOKENS COUNT: sets batch_flags for updates of COUNT batches of TOKENS tokens
     local tokens="${MAX_TOKENS:-$1}" all
     numbers MAX_TOKENS "$tokens"
     paper_batch=$(($1 * $2)) all=$((world * tokens))
@@ -12,7 +12,7 @@ batch() {  # batch TOKENS COUNT: sets batch_flags so that an update is made of C
     batch_flags=(--max-tokens "$tokens" --update-freq $((paper_batch / all)))
 }
 
-last_of() {  # last_of FLAG WORDS...: the last value FLAG is given, which is the one that holds
+last_of() {  # last_of FLAG WORDS...: prints the last value of FLAG, which is the one that counts
     local flag="$1" word before="" value=""
     shift
     for word in "$@"; do
@@ -22,13 +22,13 @@ last_of() {  # last_of FLAG WORDS...: the last value FLAG is given, which is the
     echo "$value"
 }
 
-batch_of() {  # batch_of FLAGS...: tokens of an update, at most
+batch_of() {  # batch_of FLAGS...: prints the largest number of tokens of an update
     local tokens freq
     tokens="$(last_of --max-tokens "$@")" freq="$(last_of --update-freq "$@")"
     echo $((world * ${tokens:-0} * ${freq:-1}))
 }
 
-check_batch() {  # check_batch NAME FLAGS...: says so where an update is not the paper's
+check_batch() {  # check_batch NAME FLAGS...: reports an update that differs from the paper's
     local name="$1" tokens
     shift
     tokens="$(batch_of "$@")"

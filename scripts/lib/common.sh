@@ -1,33 +1,32 @@
-# shellcheck shell=bash disable=SC2034,SC2154  # what one room sets, others use
-# What the experiment scripts share; sourced by them from the repository's root, never run. Each function is one step and
-# skips what is done already.
+# shellcheck shell=bash disable=SC2034,SC2154  # variables set in one file are used in others
+# Functions shared by the experiment scripts, which source this file from the repository's root. Each function is one
+# step, which is skipped if it is done already.
 #
 # Settings from the environment:
-#   SMOKE=1       a miniature, minutes on 2 CPU cores: narrow models on data generated in the corpus's own format;
-#                 otherwise the paper's setting
-#   METHODS=...   methods of `deepnet methods`; DEPTHS=... layers; SEEDS=... seeds of the trainings: blanks between
-#   DATA=DIR      binarised data; without it the corpus's recipe prepares it in OUT/data, with downloads
-#   OUT=DIR       where runs, reports and pictures go (default runs, with SMOKE=1 runs-smoke); one folder a setting
-#   GPUS=N        GPUs of each training on a machine; NODES=N machines (SLURM). An update is the paper's batch on any
-#                 number, by accumulation
-#   GPU_MEMORY=N  GiB of each (default: what nvidia-smi says, 80 where there is none). What fits into it with a tenth to
-#                 spare decides on the tokens of a GPU's batch and on recomputation, by `deepnet plan`; MAX_TOKENS=N
-#                 and RECOMPUTE=1 or 0 decide instead. TFLOPS=N of each GPU, for the hours that are printed
+#   SMOKE=1       trains a miniature in minutes on 2 CPU cores: narrow models on data generated in the corpus's format;
+#                 without it, the paper's setting
+#   METHODS=...   methods of `deepnet methods`; DEPTHS=... layers; SEEDS=... seeds of the trainings: separated by blanks
+#   DATA=DIR      binarised data; without it the corpus's recipe downloads and prepares it in OUT/data
+#   OUT=DIR       folder of runs, reports and pictures (default runs, with SMOKE=1 runs-smoke); one for each setting
+#   GPUS=N        GPUs of each training on a machine; NODES=N machines (SLURM). An update has the paper's batch on any
+#                 number, by gradient accumulation
+#   GPU_MEMORY=N  GiB of each GPU (default: as nvidia-smi reports, 80 without it). `deepnet plan` chooses a GPU's
+#                 batch and recomputation so that a tenth of it stays free; MAX_TOKENS=N and RECOMPUTE=1 or 0
+#                 override that. TFLOPS=N of each GPU, for the printed hours
 #   PRECISION=... fp16 (default on a GPU), bf16 or fp32
-#   AVERAGE=...   epochs whose checkpoints are averaged: the last 10 as AVERAGE=10, or 36-45; 1: the last checkpoint alone
-#   SHARE_EMBEDDINGS=0   the embeddings of source, target and output are three matrices, by default one
-#   LAUNCH=...    spawn (default: fairseq starts the processes), torchrun, or slurm: one job of sbatch a row, requeued and
-#                 resumed when its time is over; SBATCH_PARTITION, SBATCH_TIMELIMIT and so on are sbatch's own
-#   STOP_STUCK=K  ends a training that for K updates has validated hardly better than guessing by the frequencies of words;
-#                 its cell reads "stuck" (default: 10000 for cells that diverged in the paper, else 0: never; with SMOKE=1 200)
-#   GENERATE=...  flags of fairseq-generate, behind those of the setting: "--batch-size 16 --max-len-a 1.5"
-#   JOBS=N        trainings at a time (default: as many as there are GPUs for, without a GPU one a core)
-#   ORDER=...     of a table's rows: deepest (default: method by method, each from its deepest model on), shallowest (depth
-#                 by depth), given (as DEPTHS has them); PLAN=0 leaves the plan out that is made before anything starts, and what
-#                 follows from it: the paper's tokens of a batch, recomputation from 200 layers on
-#   KEEP=all      a scored run keeps all its checkpoints; without it, weights alone: the averaged model's and the last ones
-# Options: --dry-run prints the plan, a line a row, and --dry-run=commands every command, instead of running it; all
-# others go to fairseq-train.
+#   AVERAGE=...   epochs whose checkpoints are averaged: AVERAGE=10 the last 10, or AVERAGE=36-45; 1: none
+#   SHARE_EMBEDDINGS=0   separate matrices for the embeddings of source, target and output; by default one
+#   LAUNCH=...    spawn (default: fairseq starts the processes), torchrun, or slurm: one sbatch job a row, requeued and
+#                 resumed when its time is over; sbatch reads SBATCH_PARTITION, SBATCH_TIMELIMIT and so on
+#   STOP_STUCK=K  ends a training that for K updates has validated hardly better than word frequencies allow; its cell
+#                 reads "stuck" (default: 10000 for cells that diverged in the paper, else 0, never; with SMOKE=1 200)
+#   GENERATE=...  more flags of fairseq-generate: "--batch-size 16 --max-len-a 1.5"
+#   JOBS=N        trainings at a time (default: as many as the GPUs hold; without a GPU, one for each core)
+#   ORDER=...     order of a table's rows: deepest (default: method by method, the deepest model first), shallowest
+#                 (depth by depth), given (as in DEPTHS). PLAN=0 skips the plan that is made first, and its choices:
+#                 the batch has the paper's tokens, and models of 200 layers and more recompute
+#   KEEP=all      keeps all checkpoints of a scored run; without it, only the weights of the averaged and the last model
+# Options: --dry-run prints the plan, --dry-run=commands every command; all other options go to fairseq-train.
 
 # shellcheck source=scripts/lib/corpus.sh
 source scripts/lib/corpus.sh
@@ -49,8 +48,8 @@ source scripts/lib/made_language.sh
 fail() { echo "$(basename "${SCRIPT:-$0}"): $*" >&2; exit 1; }
 step() { [ -n "$dry_run" ] || { echo; echo "== $*"; }; }
 
-begin() {  # begin EXPERIMENT GPUS "$@": environment, options, folders; GPUS of the paper, or as many as are here
-    local word start="$OLDPWD"  # where the user is
+begin() {  # begin EXPERIMENT GPUS "$@": environment, options and folders; GPUS: the paper's number, at most
+    local word start="$OLDPWD"  # the user's folder
     local words=("${@:3}")
     experiment="$1" paper_gpus="$2" dry_run="" extra=() slots=() planning=""
     shift 2
@@ -81,14 +80,14 @@ begin() {  # begin EXPERIMENT GPUS "$@": environment, options, folders; GPUS of 
     case "${KEEP:=weights}" in weights | all) ;; *) fail "KEEP=$KEEP: choose all, or leave it out" ;; esac
     hardware
     plan "$start" "${words[@]}"
-    failed="$(mktemp -u)"  # made by a row that fails, and not among the runs: a killed script leaves it
+    failed="$(mktemp -u)"  # written by a failed row; outside the runs, so that a killed script leaves none there
     [ -n "$dry_run" ] || mkdir -p "$out/$experiment"
     trap stop_queued EXIT
     trap 'exit 130' INT
     trap 'exit 143' TERM
 }
 
-environment() {  # .venv, which a dry run does not make: the environment that is active will do
+environment() {  # sets up .venv, except in a dry run, which takes the active environment
     if [ -n "$dry_run" ] && command -v deepnet >/dev/null; then return; fi
     [ -z "$dry_run" ] || [ -f .venv/complete ] ||
         fail "--dry-run: activate an environment with deepnet_fairseq, or make one by scripts/setup.sh"
@@ -96,7 +95,7 @@ environment() {  # .venv, which a dry run does not make: the environment that is
     source scripts/setup.sh
 }
 
-plan() {  # plan FOLDER "$@": what this script, called there, is about to do; sets chosen_flags, what each row fits with
+plan() {  # plan FOLDER "$@": runs this script in FOLDER as a plan; sets chosen_flags, with which each row fits
     local rows script name flags picked
     declare -gA chosen_flags=()
     script="$PWD/scripts/$(basename "$0")"
@@ -120,7 +119,7 @@ usage() {
     sed -n '5,/^# Options/s/^# \{0,1\}//p' scripts/lib/common.sh
 }
 
-numbers() {  # numbers NAME "WORDS": each must be a whole number above 0
+numbers() {  # numbers NAME "WORDS": checks that each word is a whole number above 0
     local word
     for word in $2; do
         [[ "$word" =~ ^[1-9][0-9]*$ ]] || fail "$1: $word is no whole number above 0"
@@ -135,7 +134,7 @@ seeds_are_numbers() {
     done
 }
 
-hardware() {  # sets precision, world (processes of a training), jobs, gpu_memory, and where to train and to translate
+hardware() {  # sets precision, world (processes of a training), jobs, gpu_memory, and devices to train and translate on
     nodes="${NODES:-1}" launch="${LAUNCH:-spawn}" precision="${PRECISION:-fp16}" decoding=()
     numbers NODES "$nodes"
     case "$launch" in spawn | torchrun | slurm) ;; *) fail "LAUNCH=$launch: choose spawn, torchrun or slurm" ;; esac
@@ -150,13 +149,13 @@ hardware() {  # sets precision, world (processes of a training), jobs, gpu_memor
         sort -n | awk '$1 > 0 {printf "%.1f", $1 / 1024; exit}' || true)}"
     gpu_memory="${gpu_memory:-80}"  # GiB
     if [ "$launch" = slurm ] || { [ "$devices" -eq 0 ] && [ -n "$dry_run" ] && [ -z "$smoke" ]; }; then
-        here="${GPUS:-$paper_gpus}"  # what the job's machines have, or what would be done on a machine that has them
+        here="${GPUS:-$paper_gpus}"  # GPUs of the job's machines, or of the machine that a dry run assumes
     fi
     if [ "$here" -eq 0 ] || { [ -n "$smoke" ] && [ -z "${GPUS:-}" ]; }; then
         [ -z "${GPUS:-}" ] || [ "$GPUS" = 1 ] || fail "GPUS=$GPUS: this machine has none; leave it out to train on the CPU"
         export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"  # threads of two processes slow each other down ten-fold
         gpus=0 devices=0 world=1 precision="${PRECISION:-fp32}" place=(--cpu) decoding=(--cpu)
-        jobs="$(env -u OMP_NUM_THREADS nproc)"  # which would count threads
+        jobs="$(env -u OMP_NUM_THREADS nproc)"  # without OMP_NUM_THREADS, which nproc would return
     else
         gpus="${GPUS:-$((paper_gpus < here ? paper_gpus : here))}"
         numbers GPUS "$gpus"
@@ -170,14 +169,14 @@ hardware() {  # sets precision, world (processes of a training), jobs, gpu_memor
     jobs="${JOBS:-$jobs}"
 }
 
-chosen() {  # chosen "METHODS" "DEPTHS": the rows to come, before anything is downloaded; sets method_flags
+chosen() {  # chosen "METHODS" "DEPTHS": checks the rows before anything is downloaded; sets method_flags
     local names
     read -r -a names <<<"$1"
     numbers DEPTHS "$2"
     method_flags="$(deepnet methods --flags "$(IFS=,; echo "${names[*]}")")"
 }
 
-rows() {  # rows "DEPTHS" RECORD: calls RECORD METHOD DEPTH FLAGS... for each chosen method, with each seed, side by side
+rows() {  # rows "DEPTHS" RECORD: calls RECORD METHOD DEPTH FLAGS... for each seed and method, in parallel
     local word depth method more
     for seed in $seeds; do
         while read -r -u 3 depth _ method more; do
@@ -191,7 +190,7 @@ rows() {  # rows "DEPTHS" RECORD: calls RECORD METHOD DEPTH FLAGS... for each ch
     done
 }
 
-in_order() {  # in_order "DEPTHS": a line DEPTH FLAGS of each row
+in_order() {  # in_order "DEPTHS": prints a line DEPTH FLAGS for each row
     local depth line
     if [ "$ORDER" = deepest ]; then
         while read -r line; do
@@ -204,7 +203,7 @@ in_order() {  # in_order "DEPTHS": a line DEPTH FLAGS of each row
     fi
 }
 
-row() {  # row METHOD DEPTH ENCODER DECODER FLAGS...: of a table: one training, of variant if that is set, and its score
+row() {  # row METHOD DEPTH ENCODER DECODER FLAGS...: trains and scores one row of a table, of $variant if it is set
     local run="$1-$2${variant:+-$variant}-seed$seed"
     layers "$1" "$3" "$4"
     [ -z "${variant+set}" ] || facts+=", \"variant\": \"$variant\""
@@ -215,7 +214,7 @@ row() {  # row METHOD DEPTH ENCODER DECODER FLAGS...: of a table: one training, 
     [ -n "$dry_run" ] || tidy "$out/$experiment/$run"
 }
 
-finish() {  # finish figure N | table NAME: waits for what is queued; draws the figure, or reports the table
+finish() {  # finish figure N | table NAME: waits for queued trainings, then draws the figure or reports the table
     wait
     [ -z "$dry_run" ] || return 0
     [ ! -e "$failed" ] || exit 1
@@ -229,7 +228,7 @@ finish() {  # finish figure N | table NAME: waits for what is queued; draws the 
 
 finish_figure() { deepnet report "$out" --figures "$1" --out "$out"; }
 
-finish_table() {  # the table as text, and as a page beside the runs
+finish_table() {  # prints the table, and writes it as a page beside the runs
     deepnet report "$out" --table "$1" --out "$out/$experiment.md"
     cat "$out/$experiment.md"
 }

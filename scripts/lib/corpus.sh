@@ -1,7 +1,7 @@
-# shellcheck shell=bash disable=SC2034,SC2154  # what one room sets, others use
-# Data of an experiment: the user's, or made by a recipe of `deepnet prepare`, in miniature where SMOKE=1.
+# shellcheck shell=bash disable=SC2034,SC2154  # variables set in one file are used in others
+# Provide the data of an experiment: the user's, or from a recipe of `deepnet prepare`, in miniature with SMOKE=1.
 
-prepare() {  # prepare RECIPE [FLAGS of deepnet prepare]: sets data, task (flags of fairseq's task), directions if several
+prepare() {  # prepare RECIPE [FLAGS of deepnet prepare]: sets data, task (fairseq's flags), directions if several
     local recipe="$1" dest
     shift
     corpus="$recipe" paper_corpus="$recipe" dest="$out/data/$recipe" task=() directions=() shards=1
@@ -13,7 +13,7 @@ prepare() {  # prepare RECIPE [FLAGS of deepnet prepare]: sets data, task (flags
     elif [ -n "$dry_run" ]; then
         echo deepnet prepare corpus "$recipe" "$dest" "${smoke:+--miniature}" "$@" | sed 's/ *$//'
     elif [ -f "$dest/recipe.json" ] && [ -d "$dest/bin" ]; then
-        step "corpus $recipe, as it was prepared"  # with flags of the user's own, perhaps
+        step "corpus $recipe, as it was prepared"  # perhaps with the user's own flags
     else
         step "corpus $recipe${smoke:+ in miniature}"
         deepnet prepare corpus "$recipe" "$dest" ${smoke:+--miniature} "$@"
@@ -25,9 +25,9 @@ prepare() {  # prepare RECIPE [FLAGS of deepnet prepare]: sets data, task (flags
     fi
 }
 
-multilingual() {  # a corpus with pairs.txt is of several directions: each source begins with the target language's tag
+multilingual() {  # sets the task of data with pairs.txt: each source begins with the target language's tag
     local bin="${data%%:*}" shard all="" pairs
-    if [ ! -d "$bin" ]; then  # a dry run before the data is there
+    if [ ! -d "$bin" ]; then  # a dry run without data
         case "$1" in opus100 | m2m102) directions=(SRC-TGT TGT-SRC) pairs=SRC-TGT,TGT-SRC ;; *) return ;; esac
     fi
     for shard in "$bin"/shard[0-9]*; do
@@ -39,7 +39,7 @@ multilingual() {  # a corpus with pairs.txt is of several directions: each sourc
         mapfile -t directions <"$bin/pairs.txt"
         pairs="$(paste -sd, "$bin/pairs.txt")"
     fi
-    # DeepNet gives neither tags nor temperature: 5 is M2M-100's
+    # DeepNet states neither tags nor temperature; 5 is M2M-100's
     [ "${#directions[@]}" -eq 0 ] || task=(--task translation_multi_simple_epoch --lang-dict "$bin/langs.txt"
         --encoder-langtok tgt --lang-pairs "$pairs" --sampling-method temperature --sampling-temperature 5)
 }

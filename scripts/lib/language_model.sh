@@ -1,13 +1,13 @@
-# shellcheck shell=bash disable=SC2034,SC2154  # what one room sets, others use
-# Language models: NormFormer's hyper-parameters, text, a row from its word to its perplexity. A row's word is a method
-# of `deepnet methods` and, behind plus signs, options of it: normformer+scale_residual+head_scale=none; behind an @ the
-# one learning rate that it is trained with, instead of the grid's.
+# shellcheck shell=bash disable=SC2034,SC2154  # variables set in one file are used in others
+# Language models: NormFormer's hyper-parameters, the text, and a row from its word to its perplexity. A row's word is a
+# method of `deepnet methods`, followed by options after plus signs, as normformer+scale_residual+head_scale=none, and
+# by a learning rate after @ that replaces the grid's.
 
 evaluated=(valid test)
 probe_interval=200
-probed=125m-lr1e-3  # the rows that the figures are drawn of; not all methods train with more
+probed=125m-lr1e-3  # rows that the figures show; some methods do not train at higher rates
 
-language_model() {  # language_model TASK CRITERION LENGTH BREAK: what is trained, on samples of LENGTH tokens
+language_model() {  # language_model TASK CRITERION LENGTH BREAK: sets the task, on samples of LENGTH tokens
     [ -z "$smoke" ] || set -- "$1" "$2" 64 "$4"
     task=(--task "$1" --tokens-per-sample "$3" --sample-break-mode "$4")
     criterion=(--criterion "$2")
@@ -15,21 +15,21 @@ language_model() {  # language_model TASK CRITERION LENGTH BREAK: what is traine
     [ "${MAX_TOKENS:-$length}" -ge "$length" ] || fail "MAX_TOKENS=$MAX_TOKENS: a sample has $length"
 }
 
-settle_lm() {  # settle_lm WARMUP UPDATES FLAGS...: setting, with a schedule that falls to 0 at the end
+settle_lm() {  # settle_lm WARMUP UPDATES FLAGS...: sets setting, with a learning rate that falls to 0 at the end
     schedule=(--lr-scheduler polynomial_decay --warmup-updates "$1" --total-num-update "$2")
     setting=("${batch_flags[@]}" --weight-decay 0.01 --clip-norm 0.0 --max-update "$2" "${@:3}")
 }
 
-clm_setting() {  # clm_setting SIZE: Shleifer et al. 2021, Table 1, and the commands in fairseq's examples/normformer
+clm_setting() {  # clm_setting SIZE: Shleifer et al. 2021, Table 1, by the commands in fairseq's examples/normformer
     local updates=572204 dropout=0.1
     language_model language_modeling cross_entropy 2048 none
     arch="normformer_lm_$1" label="${1^^}" stack=decoder half=memory-efficient-
     grid="1e-4 3e-4 6e-4 1e-3 3e-3" row_words="pre_ln normformer"
     case "$1" in
-        125m) depth=12 row_words+=" normformer+scale_residual post_ln@1e-3" ;;  # Post-LN is in Figure 3 alone
+        125m) depth=12 row_words+=" normformer+scale_residual post_ln@1e-3" ;;  # Post-LN is in Figure 3 only
         355m) depth=24 row_words+=" normformer+scale_residual" dropout=0.0 ;;
-        1.3b) depth=24 updates=286102 grid="1e-4 2e-4 3e-4 6e-4 1e-3 3e-3" ;; # with GPT-3's 2e-4
-        2.7b) depth=32 updates=286102 grid="1e-4 1.6e-4 3e-4 6e-4 1e-3 3e-3" ;; # with GPT-3's 1.6e-4
+        1.3b) depth=24 updates=286102 grid="1e-4 2e-4 3e-4 6e-4 1e-3 3e-3" ;; # 2e-4 is GPT-3's
+        2.7b) depth=32 updates=286102 grid="1e-4 1.6e-4 3e-4 6e-4 1e-3 3e-3" ;; # 1.6e-4 is GPT-3's
         *) fail "SIZES: $1 is none of 125m, 355m, 1.3b, 2.7b" ;;
     esac
     [ -z "$smoke" ] || grid="1e-3 3e-3" row_words="pre_ln normformer post_ln@1e-3"
@@ -38,23 +38,23 @@ clm_setting() {  # clm_setting SIZE: Shleifer et al. 2021, Table 1, and the comm
         --checkpoint-activations
 }
 
-ablation_setting() {  # what each part of NormFormer is worth, at the learning rate that is best with all of them
+ablation_setting() {  # compares the parts of NormFormer, at the best learning rate of the whole
     clm_setting "$1"
     grid=3e-3 row_words="normformer+scale_residual normformer+scale_residual+no_attention_norm"
     row_words+=" normformer+scale_residual+no_ffn_norm normformer normformer+scale_residual+head_scale=none pre_ln"
 }
 
-mlm_setting() {  # the paper's are not known: RoBERTa base's in fairseq's examples/roberta
+mlm_setting() {  # the paper states none: RoBERTa base's in fairseq's examples/roberta
     [ "$1" = base ] || fail "SIZES: $1: masked language models have base alone"
     language_model masked_lm masked_lm 512 complete
     arch="normformer_masked_lm_$1" label="$1" stack=encoder half=""
     depth=12 grid="5e-4 1e-3" row_words="pre_ln normformer"
     batch 8192 128
     settle_lm 10000 125000 --dropout 0.1 --attention-dropout 0.1 --adam-eps 1e-6
-    task+=(--skip-invalid-size-inputs-valid-test)  # paragraphs that are longer, which the training leaves out
+    task+=(--skip-invalid-size-inputs-valid-test)  # longer paragraphs, which training leaves out
 }
 
-miniature_lm() {  # miniature_lm UPDATES: the same flags at a size for two CPU cores, if SMOKE=1
+miniature_lm() {  # miniature_lm UPDATES: shrinks the setting for two CPU cores if SMOKE=1
     [ -n "$smoke" ] || return 0
     depth=4 probe_interval=10
     schedule+=(--warmup-updates 20 --total-num-update "$1")
@@ -63,12 +63,12 @@ miniature_lm() {  # miniature_lm UPDATES: the same flags at a size for two CPU c
         --max-update "$1" --num-workers 0)
 }
 
-lm_figures() {  # lm_figures: NormFormer's Figures 3 and 4, of the runs that were probed
+lm_figures() {  # lm_figures: draws NormFormer's Figures 3 and 4 from the probed runs
     ! compgen -G "$out/normformer_clm/*-$probed-*/probes.jsonl" >/dev/null || finish figure normformer3
     ! compgen -G "$out/normformer_clm/normformer-$probed-*/probes.jsonl" >/dev/null || finish figure normformer4
 }
 
-text() {  # text: sets data: the user's, or what prepare_text is to make of TEXT="TRAIN VALID TEST" or, if SMOKE=1, itself
+text() {  # text: sets data: the user's, or what prepare_text will make of TEXT or, if SMOKE=1, generate
     mapfile -t texts < <(xargs -rn 1 printf '%s\n' <<<"${TEXT:-}")
     corpus="of TEXT" paper_corpus="CC100-En, BookCorpus, Wikipedia and Common Crawl"
     data="${DATA:-$out/data/text}"
@@ -85,7 +85,7 @@ text() {  # text: sets data: the user's, or what prepare_text is to make of TEXT
     fi
 }
 
-prepare_text() {  # prepare_text: what text has announced
+prepare_text() {  # prepare_text: prepares the text that `text` has chosen
     local plain="$out/data/plain"
     if [ -n "${DATA:-}" ]; then
         return
@@ -97,7 +97,7 @@ prepare_text() {  # prepare_text: what text has announced
     fi
 }
 
-make_once() {  # make_once DEST COMMAND...: unless DEST is there
+make_once() {  # make_once DEST COMMAND...: runs the command unless DEST exists
     if [ -n "$dry_run" ]; then
         printf '%q ' "${@:2}"
         echo
@@ -107,7 +107,7 @@ make_once() {  # make_once DEST COMMAND...: unless DEST is there
     fi
 }
 
-lm_rows() {  # lm_rows PART: each of its rows, sizes, learning rates and seeds, side by side
+lm_rows() {  # lm_rows PART: runs each of its rows, sizes, learning rates and seeds, in parallel
     local size word rates lr
     for seed in $seeds; do
         for size in $sizes; do
@@ -128,7 +128,7 @@ lm_rows() {  # lm_rows PART: each of its rows, sizes, learning rates and seeds, 
     done
 }
 
-lm_row() {  # lm_row WORD SIZE LR: one training and its perplexity on valid and test
+lm_row() {  # lm_row WORD SIZE LR: trains one model and evaluates its perplexity on valid and test
     local run="${1//[+=]/-}-$2-lr$3-seed$seed" option flags=() method_words variant=""
     method="${1%%+*}"
     if [[ "$1" == *+* ]]; then variant="${1#*+}"; fi
@@ -145,9 +145,9 @@ lm_row() {  # lm_row WORD SIZE LR: one training and its perplexity on valid and 
     [ -n "$dry_run" ] || tidy "$out/$experiment/$run"
 }
 
-logged() { "$@" 2>&1; }  # fairseq logs to either, by what is installed
+logged() { "$@" 2>&1; }  # fairseq logs to stdout or stderr, depending on what is installed
 
-run_perplexity() {  # run_perplexity NAME: RUN/evaluated/SUBSET.txt and score.json
+run_perplexity() {  # run_perplexity NAME: writes RUN/evaluated/SUBSET.txt and score.json
     local run="$out/$experiment/$1" subset words
     if [ -z "$dry_run" ]; then
         [ ! -f "$run/score.json" ] && [ -f "$run/checkpoint_last.pt" ] && [ ! -f "$run/diverged" ] && [ ! -f "$run/stuck" ] || return 0

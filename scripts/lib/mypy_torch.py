@@ -1,6 +1,7 @@
-"""mypy on torch: what a Module finds in its tables (`layer.fc1`) is of any type, not Tensor | Module.
+"""Plugin of mypy for torch: a Module's attributes from its tables (`layer.fc1`) have type Any.
 
-torch annotates Module.__getattr__ with that union, under which no submodule can be called nor its members named.
+torch annotates Module.__getattr__ with Tensor | Module, which permits neither calls of submodules nor access to their
+members.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ def _any_if_union(context: AttributeContext) -> Type:
 
 
 class ModuleTables(Plugin):
-    """Answers for members that are found by Module.__getattr__; those that are declared keep their type."""
+    """Plugin that types members found by Module.__getattr__; declared members keep their type."""
 
     def get_attribute_hook(self, fullname: str):
         return _any_if_union if fullname.startswith("torch.nn.modules.module.Module.") else None
 
 
 def plugin(version: str) -> type[Plugin]:
-    """Where mypy begins."""
+    """Return the plugin class; mypy's entry point."""
     return ModuleTables

@@ -1,7 +1,7 @@
-# shellcheck shell=bash disable=SC2034,SC2154  # what one room sets, others use
-# Trainings side by side, each on its own GPUs, or as jobs of SLURM.
+# shellcheck shell=bash disable=SC2034,SC2154  # variables set in one file are used in others
+# Run trainings in parallel, each on its own GPUs, or as jobs of SLURM.
 
-queue() {  # queue COMMAND...: starts it beside at most JOBS - 1 others; a failure of any ends the script
+queue() {  # queue COMMAND...: starts a command beside at most JOBS - 1 others; a failure of any ends the script
     local slot=0
     [ "$launch" != slurm ] || [ -n "${SLURM_JOB_ID:-}$planning" ] || fail "LAUNCH=slurm: trains here; leave LAUNCH out"
     if [ -n "$dry_run" ]; then
@@ -15,7 +15,7 @@ queue() {  # queue COMMAND...: starts it beside at most JOBS - 1 others; a failu
     while [ -n "${slots[slot]:-}" ] && kill -0 "${slots[slot]}" 2>/dev/null; do
         slot=$((slot + 1))
     done
-    set -m  # a process group each, so that none outlives the script
+    set -m  # gives each a process group, so that none outlives the script
     (
         trap '[ $? -eq 0 ] || touch "$failed"' EXIT
         if [ "$devices" -gt 0 ] && [ "$nodes" -eq 1 ]; then
@@ -28,7 +28,7 @@ queue() {  # queue COMMAND...: starts it beside at most JOBS - 1 others; a failu
     set +m
 }
 
-stop_queued() {  # ends what still runs, by process group, in earnest where a polite signal does not do
+stop_queued() {  # ends running commands by process group, with SIGKILL if they do not stop
     local group tenths running=()
     for group in "${slots[@]}"; do
         kill -- "-$group" 2>/dev/null && running+=("$group")
@@ -45,7 +45,7 @@ stop_queued() {  # ends what still runs, by process group, in earnest where a po
     [ -n "$dry_run" ] || rm -f "$failed"
 }
 
-submit() {  # submit NAME SETTINGS...: a row as a job, this very script narrowed to it, which resumes when it is requeued
+submit() {  # submit NAME SETTINGS...: submits a job that runs this script for the row, and resumes when requeued
     local name="$experiment-$1-seed$seed" job
     job="$(job_script "$@")"
     if [ -n "$dry_run" ]; then
@@ -57,7 +57,7 @@ submit() {  # submit NAME SETTINGS...: a row as a job, this very script narrowed
     fi
 }
 
-job_script() {  # job_script NAME SETTINGS...: the text of a job
+job_script() {  # job_script NAME SETTINGS...: prints the text of a job
     local setting
     cat <<JOB
 #!/usr/bin/env bash
@@ -78,7 +78,7 @@ JOB
         [ -z "${!setting:-}" ] || echo "export $setting=$(printf %q "${!setting}")"
     done
     cat <<JOB
-trap 'scontrol requeue "\$SLURM_JOB_ID"' USR1  # the time is nearly over
+trap 'scontrol requeue "\$SLURM_JOB_ID"' USR1  # sent when the time is nearly over
 bash $(printf '%q ' "scripts/$(basename "$0")" "${extra[@]}")&
 wait \$!
 JOB

@@ -1,8 +1,8 @@
-# shellcheck shell=bash disable=SC2034,SC2154  # what one room sets, others use
-# A run is a folder: run.json (what it is), environment.json (commit, versions, hardware), command, train.log,
-# probes.jsonl, checkpoints, generated.txt or generated/SUBSET/SRC-TGT.txt, score.json; `trained` when the training is
-# over, `diverged` with the update where it ended in numbers that are not finite, `stuck` with that where it was given
-# up; `disk`, what its checkpoints took.
+# shellcheck shell=bash disable=SC2034,SC2154  # variables set in one file are used in others
+# Train runs. A run is a folder with run.json (its facts), environment.json (commit, versions, hardware), command,
+# train.log, probes.jsonl, checkpoints, generated.txt or generated/SUBSET/SRC-TGT.txt, and score.json. `trained` marks a
+# training that is over, `diverged` holds the update at which its numbers stopped being finite, `stuck` the update at
+# which it was given up, and `disk` the size of its checkpoints.
 
 width() {  # width DIM FFN HEADS: sets width_flags, for both stacks
     width_flags=(--encoder-embed-dim "$1" --encoder-ffn-embed-dim "$2" --encoder-attention-heads "$3")
@@ -15,7 +15,7 @@ layers() {  # layers METHOD ENCODER [DECODER]: sets method, layer_flags, and fac
     layer_flags=(--encoder-layers "$2" --decoder-layers "$decoder")
 }
 
-run_json() {  # run_json FACTS FLAGS...: one JSON object
+run_json() {  # run_json FACTS FLAGS...: prints one JSON object
     local facts="$1"
     shift
     echo "{$facts, \"experiment\": \"$experiment\", \"corpus\": \"$corpus\"," \
@@ -24,13 +24,13 @@ run_json() {  # run_json FACTS FLAGS...: one JSON object
         "\"batch_tokens\": $(batch_of "$@")${paper_batch:+, \"paper_batch_tokens\": $paper_batch}}"
 }
 
-# trains OUT/EXPERIMENT/NAME, or resumes there; FACTS: members of run.json
+# train OUT/EXPERIMENT/NAME, or resume it; FACTS: members of run.json
 run_train() {  # run_train NAME FACTS FLAGS...
     local run="$out/$experiment/$1" facts="$2" adam=adam number words chosen ending=("${stuck_flags[@]}")
     shift 2
     case " $* ${extra[*]} " in *" --disable-validation "*) ending=() ;; esac
     of_method "$method"
-    [[ "${mixed[*]}" == *memory-efficient* ]] || adam=deepnet_adam  # fairseq's adam in the same numbers, and faster
+    [[ "${mixed[*]}" == *memory-efficient* ]] || adam=deepnet_adam  # the same results as fairseq's adam, faster
     read -r -a chosen <<<"${chosen_flags[$experiment/${run##*/}]:-}"
     [ "${RECOMPUTE:-}" != 1 ] || chosen+=(--checkpoint-activations)
     words=("$data" --user-dir deepnet_fairseq "${task[@]}" --arch "$arch" "${criterion[@]}"
@@ -64,12 +64,12 @@ run_train() {  # run_train NAME FACTS FLAGS...
     touch "$run/trained"
 }
 
-run_kept() {  # run_kept NAME FACTS FLAGS...: the same, and of its checkpoints what stays
+run_kept() {  # run_kept NAME FACTS FLAGS...: trains as run_train does, then removes the checkpoints that are not kept
     run_train "$@"
     [ -n "$dry_run" ] || tidy "$out/$experiment/$1"
 }
 
-planned() {  # planned RUN FACTS WORDS...: a line for `deepnet plan --rows`
+planned() {  # planned RUN FACTS WORDS...: prints a line for `deepnet plan --rows`
     local done_flag=() kept=1 free="" stuck="${stop_stuck:-10000}"
     [ ! -f "$1/trained" ] || done_flag=(--done)
     [ "$average" -eq 1 ] || kept=2
@@ -83,25 +83,25 @@ planned() {  # planned RUN FACTS WORDS...: a line for `deepnet plan --rows`
     echo
 }
 
-symbols() {  # of the vocabulary: of the data's, where they are
+symbols() {  # prints the vocabulary's size, that of the data if they exist
     local lines
     lines="$(wc -l "${data%%:*}"/dict.*.txt 2>/dev/null | sort -n | awk '$2 != "total" {lines = $1} END {print lines + 0}')"
     echo $((lines > 0 ? lines + 4 : vocabulary))
 }
 
-same() {  # same COMMAND: without where it is trained, for the batch is the same on any number of GPUs, and how long at most
+same() {  # same COMMAND: prints it without devices, batch split and --stop-stuck, which do not change the training
     sed -E 's/ --(distributed-world-size|update-freq|stop-stuck) [0-9]+| --(cpu|(memory-efficient-)?(fp16|bf16))\b//g
         s/ --checkpoint-(activations|every [0-9]+)| --zero-sharding os| --optimizer (deepnet_)?adam\b//g' <<<"$1"
 }
 
-alone() {  # alone RUN: waits for whoever works there: a training may outlive a script that was killed
+alone() {  # alone RUN: waits for other processes on the run; a training may outlive a killed script
     exec {lock}>"$1/lock"
     flock -n "$lock" && return
     echo "   another process works on $1; waiting for it"
     flock "$lock"
 }
 
-train() {  # train RUN WORDS...: a run that diverges or is stuck is a result, any other failure ends the script
+train() {  # train RUN WORDS...: trains; divergence and being stuck are results, and any other failure ends the script
     local run="$1" before status=0 stopped ended
     shift
     rm -f "$run/diverged" "$run/stuck"
@@ -111,13 +111,13 @@ train() {  # train RUN WORDS...: a run that diverges or is stuck is a result, an
     # shellcheck disable=SC2046
     $(launcher) "$@" >>"$run/train.log" 2>&1 || status=$?
     [ "$status" -ne 0 ] || return 0
-    # 143 and 138, which torchrun turns into 1: told to stop by SIGTERM or SIGUSR1, and saved
+    # statuses 143 and 138, which torchrun turns into 1: stopped by SIGTERM or SIGUSR1 after a save
     stopped="$(tail -c "+$((before + 1))" "$run/train.log" | sed -n -E 's/.*(stopped by SIG[A-Z0-9]+ after .*)/\1/p' | tail -n 1)"
     if [ -n "$stopped" ] && ! [[ "$stopped" == *could\ not\ be\ saved* ]]; then
         echo "   $stopped" >&2
         case "$stopped" in *SIGUSR1*) exit 138 ;; *) exit 143 ;; esac
     fi
-    # status 3 or 4, which torchrun turns into 1
+    # statuses 3 and 4, which torchrun turns into 1: diverged or stuck
     ended="$(tail -c "+$((before + 1))" "$run/train.log" |
         sed -n -E 's/.*error: (diverged at update [0-9]+|stuck at update [0-9]+[^;]*).*/\1/p' | tail -n 1)"
     [ -n "$ended" ] || { tail -n 3 "$run/train.log" >&2; fail "training $run failed; whole log: $run/train.log"; }
@@ -125,7 +125,7 @@ train() {  # train RUN WORDS...: a run that diverges or is stuck is a result, an
     echo "   $run $ended"
 }
 
-launcher() {  # the words before fairseq-train's own
+launcher() {  # prints the words that start fairseq-train
     local torchrun=(torchrun --nproc-per-node "$gpus")
     if [ "$nodes" -gt 1 ]; then
         torchrun+=(--nnodes "$nodes" --rdzv-backend c10d --rdzv-id "${SLURM_JOB_ID:-job}"
@@ -138,11 +138,11 @@ launcher() {  # the words before fairseq-train's own
     fi
 }
 
-run_profile() {  # run_profile RUN WORDS...: Admin's profile of the first batch, where the training asks for one
+run_profile() {  # run_profile RUN WORDS...: profiles the first batch for Admin, if the training needs it
     local profile words word before=""
     profile="$(last_of --admin-profile "${@:2}")" words=()
     [ -n "$profile" ] && [ ! -f "$profile" ] || return 0
-    for word in "${@:2}"; do  # on one process: a profile holds for any number
+    for word in "${@:2}"; do  # on one process, since a profile holds for any number
         [ "$word" != --admin-profile ] && [ "$before" != --admin-profile ] || { before="$word"; continue; }
         words+=("$word")
         before="$word"

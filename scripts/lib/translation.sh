@@ -1,10 +1,10 @@
-# shellcheck shell=bash disable=SC2034,SC2154  # what one room sets, others use
-# From a trained run to its score: checkpoints averaged, the test set translated, score.json.
+# shellcheck shell=bash disable=SC2034,SC2154  # variables set in one file are used in others
+# Score a trained run: average its checkpoints, translate the test set, write score.json.
 
 test_sets=(test)
-longest=6000  # tokens of a sentence that is translated; above, GENERATE has to raise all limits that run_translate sets
+longest=6000  # tokens of the longest sentence; to translate longer ones, raise all limits of run_translate by GENERATE
 
-run_score() {  # run_score NAME SUBSET...: averages, translates the subsets, writes score.json
+run_score() {  # run_score NAME SUBSET...: averages checkpoints, translates the subsets, writes score.json
     local run="$out/$experiment/$1" model subset result
     model="$run/checkpoint_last.pt" result="$run/generated.txt"
     [ "${#directions[@]}" -eq 0 ] || result="$run/generated"
@@ -21,7 +21,7 @@ run_score() {  # run_score NAME SUBSET...: averages, translates the subsets, wri
         --paper "$metric" "${tokenizer[@]}"
 }
 
-tidy() {  # tidy RUN: of one that is over, what a reader wants: the last weights beside the averaged, unless KEEP=all
+tidy() {  # tidy RUN: keeps only the last weights and the averaged ones of a finished run, unless KEEP=all
     local run="$1" left
     [ -f "$run/trained" ] && [ ! -f "$run/disk" ] && compgen -G "$run/*.pt" >/dev/null || return 0
     if [ "$KEEP" != all ]; then
@@ -37,7 +37,7 @@ tidy() {  # tidy RUN: of one that is over, what a reader wants: the last weights
     echo "   $run $(cat "$run/disk")"
 }
 
-run_average() {  # run_average RUN: the mean of its checkpoints of average_epochs, or of as many as there are
+run_average() {  # run_average RUN: averages the checkpoints of average_epochs, or as many as exist
     local epoch files=()
     [ -n "$dry_run" ] || [ ! -f "$1/averaged.pt" ] || return 0
     for epoch in $(averaged_epochs "$1"); do
@@ -55,7 +55,7 @@ run_average() {  # run_average RUN: the mean of its checkpoints of average_epoch
     fi
 }
 
-averaged_epochs() {  # averaged_epochs RUN: the numbers of the epochs of average_epochs, the last ones from what is there
+averaged_epochs() {  # averaged_epochs RUN: prints the epochs of average_epochs, the last ones from existing files
     if [[ "$average_epochs" != last:* ]]; then
         seq "${average_epochs%-*}" "${average_epochs#*-}"
     elif [ -z "$dry_run" ]; then
@@ -63,11 +63,11 @@ averaged_epochs() {  # averaged_epochs RUN: the numbers of the epochs of average
     fi
 }
 
-run_translate() {  # run_translate RUN MODEL SUBSET: RUN/generated.txt, or a file for each of several directions
+run_translate() {  # run_translate RUN MODEL SUBSET: writes RUN/generated.txt, or a file for each of several directions
     local several words positions=() own
     read -r -a own <<<"${GENERATE:-}"
-    # sinusoidal positions go on for ever, and what was trained on shorter sentences translates a longer one somehow;
-    # without, fairseq ends at the first that is longer than in training
+    # sinusoidal positions have no end, so a model can translate sentences longer than those of its training;
+    # without these flags fairseq stops at the first sentence longer than in training
     [[ " ${extra[*]} " == *-learned-pos* ]] || positions=(--max-source-positions "$longest" --max-target-positions "$longest"
         --model-overrides "{'max_source_positions': $longest, 'max_target_positions': $longest}")
     words=("${data%%:*}" --user-dir deepnet_fairseq --path "$2" --gen-subset "$3" "${beam[@]}" --remove-bpe "$pieces"
@@ -81,7 +81,7 @@ run_translate() {  # run_translate RUN MODEL SUBSET: RUN/generated.txt, or a fil
         "${task[@]}" --directions "$several" --out "$1/generated/$3"
 }
 
-directions_of() {  # directions_of SUBSET: those that the binarised data have it for, both ways
+directions_of() {  # directions_of SUBSET: prints the directions of the subset in the binarised data, both ways
     local bin="${data%%:*}" file pair lang
     if [ ! -d "$bin" ]; then
         printf '%s\n' "${directions[@]}"
@@ -90,10 +90,10 @@ directions_of() {  # directions_of SUBSET: those that the binarised data have it
     for file in "$bin/$1".*.idx; do  # SUBSET.SRC-TGT.LANG.idx, once for each language
         IFS=. read -r _ pair lang _ <<<"${file##*/}"
         [ "$lang" != "${pair%-*}" ] || printf '%s\n' "$pair" "${pair#*-}-${pair%-*}"
-    done | sort -u  # WMT's have a file for each direction
+    done | sort -u  # WMT's data have a file for each direction
 }
 
-do_once() {  # do_once WHAT RESULT LOG COMMAND...: its standard output, which takes the name RESULT when it is whole
+do_once() {  # do_once WHAT RESULT LOG COMMAND...: writes the command's output to RESULT, whole or not at all
     if [ -n "$dry_run" ]; then
         printf '%q ' "${@:4}"
         echo

@@ -1,18 +1,19 @@
-"""nGPT: y = Norm(x + a o (Norm(f(x)) - x)), Norm(z) = z / |z|: hidden states and weights on the unit sphere.
+"""nGPT as a `--user-dir`: hidden states and weights on the unit sphere, y = Norm(x + a o (Norm(f(x)) - x)).
 
-A `--user-dir` of its own: the trial of Method.after_update.
+Norm(z) = z / |z|. The method shows how Method.after_update is used.
 
 Loshchilov et al. 2024, "nGPT: Normalized Transformer with Representation Learning on the Hypersphere" (arXiv
-2410.01131), section 2, for decoder language models; no LayerNorm, no biases, and the paper trains without warm-up and
-weight decay. After each update every row of q, k, v, fc1, embedding and output projection, and every column of out and
-fc2, is divided by its length. Queries and keys are s_qk o Norm(.) by head and scores multiplied by sqrt(d), d features
-of a head; fc1's output is multiplied by s_u sqrt(C), the logits by s_z. A vector that begins at `first` is learnt as
-first * s / scale with s = scale at first, which sets its rate under Adam: a (0.05), s_qk (1) and s_z have the scale
-C^(-1/2), s_u (1) has 1. They stay float32.
-Ours: encoders and cross-attention; ReLU with one matrix in place of the paper's gated SiLU; fairseq's positions, added
-before the embedding is normalised, in place of rotations; s_z is one number, C^(1/2) at first, for no slot stands on
-the logits (the paper has one for each word, 1 at first); weights are normalised from the first update on, before which
-their lengths change nothing but the logits, by a few per cent.
+2410.01131), section 2, for decoder language models. There are no LayerNorms and no biases, and the paper trains without
+warm-up and weight decay. After each update every row of q, k, v, fc1, embedding and output projection, and every column
+of out and fc2, is divided by its length. Queries and keys are s_qk o Norm(.) by head, and scores are multiplied by
+sqrt(d), with d features a head; fc1's output is multiplied by s_u sqrt(C), and the logits by s_z. A vector that begins
+at `first` is learnt as first * s / scale with s = scale at the start, which sets its learning rate under Adam: a
+(0.05), s_qk (1) and s_z have the scale C^(-1/2), s_u (1) has 1. These vectors stay in float32.
+
+Differences from the paper: encoders and cross-attention are supported. ReLU with one matrix replaces the gated SiLU.
+fairseq's positions, added before the embedding is normalised, replace rotations. s_z is one number, C^(1/2) at the
+start, because no slot covers the logits (the paper has one number a word, 1 at the start). Weights are normalised from
+the first update on; before it their lengths change only the logits, by a few per cent.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ def on_sphere(x: Tensor) -> Tensor:
 
 
 class OnSphere(nn.Module):
-    """Norm(x), (.., C)."""
+    """Normalisation of vectors to length 1: Norm(x), (.., C)."""
 
     def forward(self, x):
         return on_sphere(x)
 
 
 class Scale(FullPrecision):
-    """A learned factor of `size` numbers: first at first, learnt in units of `scale`."""
+    """Learned factor of `size` numbers that begins at `first` and is learnt in units of `scale`."""
 
     def __init__(self, size: int, first: float, scale: float):
         super().__init__()
@@ -63,7 +64,7 @@ class Scale(FullPrecision):
 
 
 class Step(Scale):
-    """Norm(x + a o (f - x)), (.., C) each, f on the sphere."""
+    """Step on the sphere: Norm(x + a o (f - x)), (.., C) each, with f on the sphere."""
 
     def forward(self, x, f):
         return on_sphere(torch.addcmul(x, self.factor(x), f - x))
@@ -74,7 +75,7 @@ class Step(Scale):
 
 
 class Heads(Scale):
-    """Queries and keys (.., h, d) -> d^(1/2) s_qk o Norm(.), so that scores over d^(1/2) are those of the paper."""
+    """Normalisation of heads (.., h, d): d^(1/2) s_qk o Norm(.), so that scores over d^(1/2) are the paper's."""
 
     def forward(self, x, role):
         if role == "v":
@@ -84,7 +85,7 @@ class Heads(Scale):
 
 @register("ngpt")
 class NGPT(Method):
-    """Norm in the slots `beginning`, `outer` and `residual`; weights normalised after each update."""
+    """nGPT: Norm in the slots `beginning`, `outer` and `residual`; weights are normalised after each update."""
 
     equation = "Norm(x + a o (Norm(f(x)) - x)), Norm to length 1, weights too"
     paper = "Loshchilov et al. 2024"

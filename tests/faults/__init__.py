@@ -1,1 +1,1 @@
-"""`python -m tests.faults --help`: trainings that are killed; results/faults.md says what is injected."""
+"""Fault-injection campaigns: `python -m tests.faults --help`; results/faults.md lists the faults."""

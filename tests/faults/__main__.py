@@ -1,4 +1,4 @@
-"""Trainings that are killed, starved of disk and started again, beside one that is left alone; results/faults.md."""
+"""Kill, starve and restart trainings, and compare them with undisturbed ones; see results/faults.md."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Run a campaign for each kind of training; print a table, or end with a line that says what was lost."""
+    """Run a campaign for each kind of training; print a table, or exit with one line that names what was lost."""
     given, folder = arguments(), Path(tempfile.mkdtemp(prefix="faults"))
     torch.set_num_threads(1)  # a process with threads cannot be forked
     begun, chance, tallies = time.monotonic(), random.Random(given.seed), {}
@@ -53,5 +53,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.argv[0] = "fairseq-train"  # whose mistakes the package explains in one line
+    sys.argv[0] = "fairseq-train"  # the package explains mistakes of programs of this name in one line
     main()

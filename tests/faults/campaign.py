@@ -1,4 +1,4 @@
-"""A training that is left alone, and the same one killed and started again until it is done: they must end equal."""
+"""Campaign: an undisturbed training, and the same training killed and restarted until it ends; both must end equal."""
 
 from __future__ import annotations
 
@@ -18,37 +18,40 @@ from . import states
 from .life import FAILED, FLAGS, SAVES, Life, children, phase, saved
 from .states import Lost
 
-PATIENCE = 60  # seconds that a rank may take to notice the end of another, and a training to end by itself
+PATIENCE = 60  # seconds for a rank to notice that another has ended, and for a training to end
 LAST = "checkpoint_last.pt"
 SPLITS = {"train": 100, "valid": 10, "test": 10}
 SOON = ("--heartbeat-timeout", "15")
-KINDS = {  # name: processes, flags, whom a kill is for
+KINDS = {  # name: processes, flags, victims of a kill
     "alone": (1, ("--optimizer", "adam", "--store-ema", "--ema-decay", "0.9", "--ema-fp32"), "ranks"),
     "pair": (2, ("--optimizer", "deepnet_adam", "--update-freq", "2", *SOON), "ranks"),
     "zero": (2, ("--optimizer", "deepnet_adam", "--zero-sharding", "os", *SOON), "ranks"),
     "loaders": (1, ("--optimizer", "adam", "--num-workers", "2"), "a loader"),
     "launcher": (2, ("--optimizer", "deepnet_adam", *SOON), "the launcher"),
 }
-COUNTED = ("resumes", "full disks", "failed saves", "survivors ended")  # and kills by phase, and trainings
+COUNTED = ("resumes", "full disks", "failed saves", "survivors ended")  # beside kills by phase, and trainings
 
 
 def make_data(folder: Path) -> Path:
-    """Return a folder of binarised qaa-qab text, some 15 batches an epoch."""
+    """Write binarised qaa-qab text of about 15 batches an epoch; return its folder."""
     write_corpus(make_corpus(SPLITS, nouns=20, verbs=10), folder / "text")
     prepare_text(("qaa", "qab"), {split: str(folder / "text" / split) for split in SPLITS}, folder / "bin", vocab=150)
     return folder / "bin"
 
 
 def words_of(data: Path, updates: int, folder: Path, more: tuple) -> list[str]:
-    """Return what follows `fairseq-train`."""
+    """Return the arguments of `fairseq-train`."""
     return [str(word) for word in (data, *FLAGS, "--max-update", updates, "--save-dir", folder, *more)]
 
 
 class Campaign:
-    """Kills of one of KINDS, and what came of them; Lost for anything that the undisturbed training does not have."""
+    """Campaign of kills for one kind of training in KINDS, and a tally of its events.
+
+    Raises Lost if a killed training differs from the undisturbed one.
+    """
 
     def __init__(self, name: str, data: Path, updates: int, folder: Path, chance: random.Random) -> None:
-        """Make the undisturbed training."""
+        """Run the undisturbed training."""
         self.processes, self.more, self.victim = KINDS[name]
         self.data, self.updates, self.folder, self.chance = data, updates, folder, chance
         self.tally: Counter[str] = Counter()
@@ -56,18 +59,18 @@ class Campaign:
         begun, life = time.monotonic(), self.begin("alone")
         if any(life.wait(PATIENCE + 4 * updates)):
             raise Lost(f"{life.log}: ended with {life.statuses()} though nothing befell it")
-        self.seconds = (time.monotonic() - begun) / 2  # the later half comes after a resume
+        self.seconds = (time.monotonic() - begun) / 2  # the second half of the undisturbed time follows a resume
         self.writing = median(map(float, re.findall(r"writing took ([\d.]+) seconds", life.said())))
         self.expected, self.rows = states.load(folder / "alone" / LAST), rows(life.log)
         self.size = (folder / "alone" / LAST).stat().st_size
 
     def begin(self, name: str) -> Life:
-        """Start a training, or what is left of it."""
+        """Start a training, or resume it if it has a checkpoint."""
         log = self.folder / f"{name}-life{self.tally['resumes']}.log"
         return Life(words_of(self.data, self.updates, self.folder / name, self.more), self.processes, log)
 
     def run(self, kills: int, share: float) -> Counter:
-        """Kill so many times, over as many trainings as that takes; for a `share` of lives the disk fills up."""
+        """Kill trainings `kills` times, starting new ones as needed; a `share` of all starts meet a full disk."""
         while kills > 0:
             name, known, done = f"killed{self.tally['trainings']}", 0, False
             while not done:
@@ -79,7 +82,7 @@ class Campaign:
                 finally:
                     life.end()
                 self.check(life, statuses, killed, full, known)
-                # one rank may be done in the instant in which another is killed
+                # one rank may end at the instant when another is killed
                 least = self.updates if 0 in statuses else max(known, saved(life.said()))
                 known, done = states.check(self.folder / name, least), set(statuses) == {0}
                 kills -= killed
@@ -89,7 +92,7 @@ class Campaign:
         return self.tally
 
     def befall(self, life: Life, full: bool) -> bool:
-        """Fill the disk if `full`, maybe for a while only, and kill at a random moment; False if it ended before."""
+        """Limit the disk if `full`, then kill at a random moment; return False if the training ended first."""
         chance = self.chance
         if full and life.reaches(SAVES, chance.randint(1, 2)):
             life.limit_files(int(chance.uniform(0.3, 0.9) * self.size))
@@ -112,7 +115,7 @@ class Campaign:
         return True
 
     def check(self, life: Life, statuses: list[int | None], killed: bool, full: bool, known: int) -> None:
-        """Check the statuses and the log of a life, which went on from update `known`."""
+        """Check the exit statuses and the log of one start, which resumed from update `known`."""
         said = life.said()
         self.tally["failed saves"] += said.count(FAILED)
         self.tally["survivors ended"] += killed and sum((status or 0) > 0 for status in statuses)
@@ -120,7 +123,7 @@ class Campaign:
             raise Lost(f"{life.log}: a rank still runs")
         if "Traceback" in said:
             raise Lost(f"{life.log}: a traceback in place of a line")
-        if not killed and any(statuses) and not (full and FAILED in said):  # else the last save has failed
+        if not killed and any(statuses) and not (full and FAILED in said):  # otherwise the last save failed
             raise Lost(f"{life.log}: ended with {statuses} though nothing befell it")
         if known and f"@ {known} updates" not in said and phase(said) != "start":
             raise Lost(f"{life.log}: did not go on from update {known}")

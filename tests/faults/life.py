@@ -1,4 +1,4 @@
-"""One life of a training: its processes from their start to their end, and what their log says of them."""
+"""Life of a training: its processes from start to end, and the events that its log reports."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from ..support.helpers import USER_DIR
 from ..support.ranks import be_rank, free_port
 
 SAVES, SAVED, FAILED = "Preparing to save checkpoint", "Saved checkpoint", "the training goes on"
-AFTER = {  # line of the log -> phase of the training that follows
+AFTER = {  # line of the log -> phase of the training after it
     "Start iterating over samples": "training", "| train_inner | {": "training", 'begin validation on "': "validation",
     "| valid | {": "training", SAVES: "saving", SAVED: "training", FAILED: "training",
 }  # fmt: skip
 PHASES = ("start", "training", "validation", "saving")
 POLL = 1e-3  # seconds
-RUNS = 999  # in place of an exit status
+RUNS = 999  # stands for the exit status of a running process
 FORK = multiprocessing.get_context("fork")
-FLAGS = (  # a 2L-2L model of width 32 that saves and validates every third update
+FLAGS = (  # 2L-2L model of width 32, saved and validated every third update
     "--user-dir", USER_DIR, "--cpu", "--arch", "deepnet_transformer", "--encoder-layers", "2", "--decoder-layers", "2",
     "--encoder-embed-dim", "32", "--encoder-ffn-embed-dim", "64", "--encoder-attention-heads", "2", "--dropout", "0.1",
     "--share-all-embeddings", "--criterion", "label_smoothed_cross_entropy", "--label-smoothing", "0.1",
@@ -36,22 +36,22 @@ FLAGS = (  # a 2L-2L model of width 32 that saves and validates every third upda
 
 
 def phase(said: str) -> str:
-    """Return which of PHASES a training is in by what its log says."""
+    """Return the phase of a training, one of PHASES, as its log shows it."""
     last = max(AFTER, key=said.rfind)
     return AFTER[last] if last in said else "start"
 
 
 def saved(said: str) -> int:
-    """Return the number of updates of the last save that a log reports; 0 without a save."""
+    """Return the number of updates in the last save that a log reports, 0 if there is none."""
     saves = said.split(SAVES)[1:]  # "... @ 3 updates" and what follows
     return max((int(re.search(r"@ (\d+)", save)[1]) for save in saves if SAVED in save), default=0)
 
 
 class Life:
-    """`fairseq-train FLAGS` on some ranks under a launcher, all forked off this process, which has imported fairseq."""
+    """Processes of `fairseq-train FLAGS` under a launcher, forked off this process after it imported fairseq."""
 
     def __init__(self, flags: list[str], processes: int, log: Path) -> None:
-        """Start the processes; they print to the file `log`."""
+        """Start the processes; their output goes to the file `log`."""
         self.log, port, words = log, free_port(), ["fairseq-train", *flags]
         self.pids, self._statuses = FORK.Array("q", processes), FORK.Array("q", [RUNS] * processes)
         ranks = [(number, processes, port, words, log) for number in range(processes)]
@@ -61,11 +61,11 @@ class Life:
             time.sleep(POLL)
 
     def said(self) -> str:
-        """Return what the log holds by now."""
+        """Return the content of the log so far."""
         return self.log.read_text() if self.log.exists() else ""
 
     def statuses(self) -> list[int | None]:
-        """Return the ranks' exit statuses: None for one that runs, -9 for one that a killed launcher has left."""
+        """Return the ranks' exit statuses: None for a running rank, -9 for one whose launcher was killed."""
         launched = self.launcher.is_alive()
         found = zip(self.pids, self._statuses)
         return [(None if launched or lives(pid) else -9) if status == RUNS else status for pid, status in found]
@@ -75,21 +75,21 @@ class Life:
         return None in self.statuses()
 
     def reaches(self, text: str, times: int) -> bool:
-        """Wait until the log says `text` so many times more; return whether any rank still runs then."""
+        """Wait until `text` appears in the log `times` more times; return whether any rank still runs."""
         goal = self.said().count(text) + times
         while self.alive and self.said().count(text) < goal:
             time.sleep(POLL)
         return self.alive
 
     def wait(self, seconds: float) -> list[int | None]:
-        """Wait for the end of all ranks, at most so many seconds; return their exit statuses."""
+        """Wait for all ranks to end, at most `seconds`; return their exit statuses."""
         deadline = time.monotonic() + seconds
         while self.alive and time.monotonic() < deadline:
             time.sleep(POLL)
         return self.statuses()
 
     def limit_files(self, size: int) -> None:
-        """Let no file grow beyond `size` bytes from now on, as on a disk that is full."""
+        """Limit the size of every file to `size` bytes from now on, which acts as a full disk."""
         for pid in self.pids:
             with contextlib.suppress(ProcessLookupError):
                 resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
@@ -101,7 +101,7 @@ class Life:
                 os.kill(pid, signal.SIGKILL)
 
     def end(self) -> None:
-        """Kill what is left."""
+        """Kill the launcher and the remaining ranks."""
         self.kill([self.launcher.pid, *self.pids])
         self.launcher.join()
 
@@ -122,7 +122,7 @@ def _be_launched(launcher: int, *rank) -> None:
 
 
 def children(pid: int) -> list[int]:
-    """Return the processes that one has started; none if it is gone."""
+    """Return the child processes of a process; none if it has ended."""
     try:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
@@ -130,7 +130,7 @@ def children(pid: int) -> list[int]:
 
 
 def lives(pid: int) -> bool:
-    """Return whether there is a process of that number that has not ended."""
+    """Return whether the process `pid` exists and has not ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:

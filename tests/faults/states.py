@@ -1,4 +1,4 @@
-"""Checkpoints: are they whole, and are two of them the same, bit for bit?"""
+"""Verification of checkpoints: whether they are whole, and whether two of them are equal bit for bit."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import torch
 
 CLOCKS = {"TimeMeter", "StopwatchMeter"}
 HISTORY = "optimizer_history"
-ELSEWHERE = {  # what differs by folder and by clock, and sums over a life that fairseq shows nobody
+ELSEWHERE = {  # entries that depend on the folder or the clock, and sums that fairseq never prints
     ".args", ".cfg", ".extra_state.previous_training_time",
     ".extra_state.metrics.default", ".extra_state.metrics.valid",
 }  # fmt: skip
 
 
 class Lost(Exception):
-    """What a training may never lose."""
+    """Error raised when a training has lost a checkpoint, or differs from the undisturbed one."""
 
 
 def load(path: Path) -> dict:
-    """Return the checkpoint; Lost if it cannot be read."""
+    """Load a checkpoint; Lost if it cannot be read."""
     try:
         return torch.load(path, map_location="cpu")
     except Exception as error:
@@ -32,7 +32,10 @@ def updates(path: Path) -> int:
 
 
 def check(folder: Path, at_least: int) -> int:
-    """The updates that checkpoint_last.pt holds; Lost if any checkpoint is broken or the last one holds too few."""
+    """Return the updates in checkpoint_last.pt;
+
+    Lost if a checkpoint is damaged or the last one holds fewer than `at_least`.
+    """
     found = {path.name: updates(path) for path in sorted(folder.glob("checkpoint*.pt"))}
     last = found.get("checkpoint_last.pt", 0)
     if last < at_least:
@@ -41,9 +44,9 @@ def check(folder: Path, at_least: int) -> int:
 
 
 def differences(found: dict, expected: dict) -> Iterator[str]:
-    """Every place where two checkpoints are not the same, bit for bit; what depends on the clock is left out.
+    """Yield every place where two checkpoints differ bit for bit; times are left out.
 
-    Every resume begins another entry of the optimiser's history; the last one is of the state that was saved.
+    Each resume appends an entry to the optimiser's history; only the last entry, that of the saved state, is compared.
     """
     return _differences(*({**state, HISTORY: state[HISTORY][-1]} for state in (found, expected)))
 
@@ -72,10 +75,10 @@ def _differences(found, expected, where: str = "") -> Iterator[str]:
 
 
 def _is_clock(entry) -> bool:
-    """(priority, name, class, state) of a meter that measures time."""
+    """Return whether an entry (priority, name, class, state) is a meter that measures time."""
     return isinstance(entry, tuple) and len(entry) == 4 and entry[2] in CLOCKS
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """NaN equals itself, and 0.0 is not -0.0."""
+    """Return the bytes of a tensor, so that NaN equals itself and 0.0 differs from -0.0."""
     return tensor.reshape(-1).view(torch.uint8)

@@ -1,1 +1,1 @@
-"""Checkpoints of commit 45b0f76, which later versions still load, resume and translate with."""
+"""Golden checkpoints, written by commit 45b0f76; later versions must load, resume and translate with them."""

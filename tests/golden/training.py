@@ -1,4 +1,4 @@
-"""The trainings of the golden checkpoints: their flags, and what a checkpoint is asked for.
+"""Trainings of the golden checkpoints: their flags, and the losses and translations that tests compare.
 
 Commit 45b0f76 wrote checkpoints/ and data/; the function that did so is in this file's history.
 """
@@ -36,7 +36,7 @@ KINDS = {  # name -> processes, flags
     "admin": (1, (*TWO, *ADAM, "--method", "admin", "--admin-profile", "auto")),
     "ema": (1, (*TWO, *ADAM, "--store-ema", "--ema-decay", "0.9")),
     "multilingual": (1, (*MANY, *ADAM)),
-    "flags_that_went": (1, (*TWO, *ADAM)),  # their checkpoint had --watch-interval 2 and --compile-layers
+    "flags_that_went": (1, (*TWO, *ADAM)),  # --watch-interval 2 and --compile-layers of its checkpoint are gone
     "fully_sharded": (2, (*TWO, *ADAM, "--ddp-backend", "fully_sharded", "--use-sharded-state")),
 }
 SAVED, RESUMED = 4, 8  # updates
@@ -51,7 +51,7 @@ def train(kind: str, folder: Path, updates: int) -> list[float]:
 
 
 def translate(kind: str, folder: Path) -> dict[str, str]:
-    """Translate the test set; return the best hypothesis of each sentence, its score in front."""
+    """Translate the test set; return the best hypothesis of each sentence, preceded by its score."""
     flags = (
         "--path",
         folder / "checkpoint_last.pt",

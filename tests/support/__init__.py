@@ -1,1 +1,1 @@
-"""What several test files stand on: trainings, corpora, servers and models made for tests; no test is here."""
+"""Helpers shared by several test files: trainings, corpora, servers and models; no tests."""

@@ -1,4 +1,4 @@
-"""Files that are broken, or made to do harm, and what is said of them."""
+"""Damaged and malicious files, and checks of the error messages about them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import numpy
 import torch
 from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
 
-LONGEST = 600  # characters of a line that explains; paths of tests are long
+LONGEST = 600  # characters of an error's line; paths in tests are long
 DEEP = b"[" * 100_000
 
 
 class Call:
-    """Unpickled, it calls."""
+    """Object whose unpickling calls a function."""
 
     def __init__(self, function, *words):
         self.function, self.words = function, words
@@ -23,7 +23,7 @@ class Call:
 
 
 def check_line(error: BaseException, *words: str) -> None:
-    """One line with all of `words`."""
+    """Check that an error is one short line that contains all of `words`."""
     line = str(error)
     assert "\n" not in line and len(line) < LONGEST, line
     for word in words:
@@ -31,12 +31,12 @@ def check_line(error: BaseException, *words: str) -> None:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Name -> content of every file below."""
+    """Return the content of every file in a folder, by path."""
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def sentences(name: str, *rows):
-    """Changes a folder: the data of `name` are these sentences, lists of tokens."""
+    """Return a function that writes these sentences, lists of tokens, as the binarised data `name` of a folder."""
 
     def write(folder: Path) -> None:
         builder = MMapIndexedDatasetBuilder(str(folder / f"{name}.bin"), dtype=numpy.int32)

@@ -1,4 +1,4 @@
-"""Trainings that diverge, in this process: fairseq's trainer on the embedded corpus, and what is put into it."""
+"""Diverging trainings in this process: fairseq's trainer on the embedded corpus, and the faults put into it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ..conftest import TRAIN_FLAGS
 
 TINY = ("--arch", "deepnet_transformer", "--encoder-layers", "2", "--decoder-layers", "2", "--encoder-embed-dim", "16",
         "--encoder-ffn-embed-dim", "32", "--encoder-attention-heads", "2")  # fmt: skip
-# from update 2 on the learning rate is 7.5, 15, ...: without LayerNorm the numbers end at update 3
+# The learning rate is 7.5, 15, ... from update 2 on: without LayerNorm the numbers stop being finite at update 3.
 WILD = (*TINY, "--method", "t_fixup", "--lr", "300", "--warmup-updates", "40", "--warmup-init-lr", "1e-4")
 
 
 class Training:
-    """A trainer of `common` and more flags, with the batches of its first epoch."""
+    """Trainer of the flags `common` and more, with the batches of its first epoch."""
 
     def __init__(self, data: Path, folder: Path, *flags: str, common: tuple[str, ...] = TRAIN_FLAGS):
         self.trainer = build_trainer(parse([str(data), *common, "--save-dir", str(folder), *flags]))
@@ -37,7 +37,7 @@ class Training:
         self.trainer.train_step([next(self.batches)])
 
     def diverge(self) -> str:
-        """Make the next step, which diverges; return what fairseq-train would print."""
+        """Make the next step, which diverges; return the line that fairseq-train would print."""
         with pytest.raises(Diverged) as caught:
             self.step()
         error = caught.value
@@ -45,7 +45,7 @@ class Training:
 
 
 def train(data: Path, folder: Path, *flags: str, common: tuple[str, ...] = TRAIN_FLAGS) -> None:
-    """fairseq-train, in this process."""
+    """Run fairseq-train in this process."""
     args = parse([str(data), *common, "--save-dir", str(folder), *flags])
     fairseq_cli.train.main(convert_namespace_to_omegaconf(args))
 
@@ -55,12 +55,12 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
 
 
 def updates(folder: Path) -> int:
-    """Made by the last checkpoint."""
+    """Return the number of updates in the last checkpoint of a folder."""
     return torch.load(folder / "checkpoint_last.pt", weights_only=True)["optimizer_history"][-1]["num_updates"]
 
 
 class Poison(torch.autograd.Function):
-    """The identity, with a gradient of NaN."""
+    """Identity function whose gradient is NaN."""
 
     @staticmethod
     def forward(ctx, x):

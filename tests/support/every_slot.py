@@ -1,4 +1,4 @@
-"""A method that fills every slot with parameters, so that each slot is tested whether or not a method uses it."""
+"""Method that fills every slot with parameters, so that tests cover each slot whether or not a method uses it."""
 
 import torch
 from torch import nn
@@ -49,7 +49,7 @@ class Entry(nn.Module):
 
 
 class Mean(nn.Module):
-    """What the next layer reads, a learned share of the mean of all outputs so far."""
+    """Mixer of layers' outputs: the next layer reads a learned share of the mean of all outputs so far."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The experiment scripts: run, started and left alone, and what they would run, as their --dry-run prints it."""
+"""Experiment scripts for tests: run to the end, started in the background, or as --dry-run lists their commands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SETTINGS = (
 )  # fmt: skip
 COMMANDS = "--dry-run=commands"
 SAID = tempfile.TemporaryDirectory()
-# what `deepnet methods` says takes seconds, and is the same for every script that plans its rows: asked once
+# `deepnet methods` takes seconds and prints the same for every script that plans rows, so it is called once
 ASKED_ONCE = f"""() {{
     local said="{SAID.name}/$(cksum <<<"$*")"
     [ -f "$said" ] || {{ command deepnet "$@" >"$said.new" && mv "$said.new" "$said"; }} && cat "$said"
@@ -27,22 +27,22 @@ ASKED_ONCE = f"""() {{
 
 def _command(name, flags, environment) -> dict:
     clean = {key: value for key, value in os.environ.items() if key not in SETTINGS}
-    env = clean | {"PLAN": "0"} | {key: str(value) for key, value in environment.items()}  # which takes seconds
+    env = clean | {"PLAN": "0"} | {key: str(value) for key, value in environment.items()}  # a plan takes seconds
     if COMMANDS in flags:
         env["BASH_FUNC_deepnet%%"] = ASKED_ONCE
     return {"args": ["bash", ROOT / f"scripts/{name}.sh", *map(str, flags)], "env": env, "stdin": subprocess.DEVNULL}
 
 
 def script(name, *flags, check=True, timeout=600, **environment):
-    """Runs scripts/NAME.sh."""
+    """Run scripts/NAME.sh to its end."""
     done = subprocess.run(**_command(name, flags, environment), capture_output=True, text=True, timeout=timeout)
     assert not check or done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done
 
 
 def start(name, *flags, **environment) -> subprocess.Popen:
-    """The same, at work, as the leader of a group of processes."""
-    heed = (signal.SIGINT, signal.SIG_DFL)  # background jobs are born deaf to Ctrl-C
+    """Start scripts/NAME.sh in the background, as the leader of a process group."""
+    heed = (signal.SIGINT, signal.SIG_DFL)  # background jobs ignore Ctrl-C by default
     return subprocess.Popen(
         **_command(name, flags, environment), stdout=subprocess.DEVNULL, start_new_session=True,
         preexec_fn=lambda: signal.signal(*heed),
@@ -50,7 +50,7 @@ def start(name, *flags, **environment) -> subprocess.Popen:
 
 
 def until(condition, seconds: int = 300) -> None:
-    """Waits for it."""
+    """Wait until the condition holds."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -58,17 +58,17 @@ def until(condition, seconds: int = 300) -> None:
 
 
 def dry_run(name, *flags, **environment) -> list[list[str]]:
-    """The commands, each in words."""
+    """Return the commands of a dry run, each split into words."""
     return [shlex.split(line) for line in script(name, COMMANDS, *flags, **environment).stdout.splitlines()]
 
 
 def trainings(name, *flags, **environment) -> list[list[str]]:
-    """The words after fairseq-train of each training."""
+    """Return the arguments of fairseq-train for each training of a dry run."""
     found = dry_run(name, *flags, **environment)
     return [words[words.index("fairseq-train") + 1 :] for words in found if "fairseq-train" in words]
 
 
 def values(words) -> dict[str, str]:
-    """Flag -> its last value, "" for a switch."""
+    """Return the last value of each flag, "" for a switch."""
     pairs = zip(words, [*words[1:], "--"], strict=True)
     return {word: "" if value.startswith("--") else value for word, value in pairs if word.startswith("--")}

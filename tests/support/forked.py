@@ -1,4 +1,4 @@
-"""Programs in a fork of the test process, which has imported torch, fairseq and the package: a second, not five."""
+"""Programs run in a fork of the test process, which has imported torch and fairseq: about 1 s a start, not 5 s."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from deepnet_fairseq import plugin
 from deepnet_fairseq.plugin import command_line
 
 BIN = Path(sys.executable).parent
-QUIET = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)  # as Python has it
+QUIET = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)  # Python's defaults
 
 
 def fork(words: list[str], folder: str | Path, seconds: int = 600) -> subprocess.CompletedProcess:
-    """Run a program of this environment's bin folder, or -m and a module, in `folder` with nothing to read.
+    """Run a program of this environment's bin folder, or `-m MODULE`, in `folder` with empty standard input.
 
-    seconds: how long it may run.
+    seconds: time limit
     """
     with tempfile.TemporaryDirectory() as room:
         files = [Path(room, name) for name in ("out", "errors")]
         child = os.fork()
         if not child:
             status = 1
-            gc.freeze()  # models and process groups of the tests are not this process's to collect: that crashed
+            gc.freeze()  # collecting the tests' models and process groups in this process crashed
             try:
                 _forget_the_tests(folder, files)
                 signal.alarm(seconds)
@@ -49,7 +49,7 @@ def fork(words: list[str], folder: str | Path, seconds: int = 600) -> subprocess
 
 
 def _forget_the_tests(folder: str | Path, files: list[Path]) -> None:
-    """Reset what pytest and earlier tests have set in this process to what it is in one that has just begun."""
+    """Reset the process state that pytest and earlier tests have changed to that of a fresh process."""
     for number, path in enumerate([Path(os.devnull), *files]):
         os.dup2(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT), number)
     sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w")
@@ -57,12 +57,12 @@ def _forget_the_tests(folder: str | Path, files: list[Path]) -> None:
     os.chdir(folder)
     os.environ["OMP_NUM_THREADS"] = "1"
     atexit._clear()
-    importlib.reload(warnings)  # pytest's record of them is gone
+    importlib.reload(warnings)  # forget pytest's record of them
     warnings.resetwarnings()
     for category in QUIET:
         warnings.simplefilter("ignore", category)
     plugin.silence()
-    logging.root.handlers.clear()  # as fairseq's programs do when they are imported
+    logging.root.handlers.clear()  # as at the import of fairseq's programs
     level = os.environ.get("LOGLEVEL", "INFO").upper()
     logging.basicConfig(format=plugin.FORMAT, datefmt="%Y-%m-%d %H:%M:%S", level=level, stream=sys.stdout)
     logging.root.setLevel(level)
@@ -72,7 +72,7 @@ def _forget_the_tests(folder: str | Path, files: list[Path]) -> None:
 
 
 def _run(words: list[str]) -> int:
-    """Its status; what nobody caught goes to the hook, as with Python itself."""
+    """Run a program and return its exit status; uncaught errors go to sys.excepthook, as in Python itself."""
     status = 1
     try:
         if words[0] == "-m":
@@ -80,7 +80,7 @@ def _run(words: list[str]) -> int:
             runpy.run_module(words[1], run_name="__main__", alter_sys=True)
         else:
             sys.argv = [str(BIN / words[0]), *words[1:]]
-            command_line.explain_uncaught()  # its hook goes by the program's name
+            command_line.explain_uncaught()  # its hook reads the program's name
             runpy.run_path(sys.argv[0], run_name="__main__")
         status = 0
     except SystemExit as error:

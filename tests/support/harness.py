@@ -1,4 +1,4 @@
-"""Language models asked by lm-evaluation-harness."""
+"""Evaluation of language models by lm-evaluation-harness."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from deepnet_fairseq.tools.export.huggingface import library
 
 
 def harness(hub: Path):
-    """Return an exported model as lm-evaluation-harness asks it for perplexities."""
+    """Return an exported model as lm-evaluation-harness loads it for perplexities."""
     library()
     from lm_eval.models.huggingface import HFLM
 
@@ -18,7 +18,7 @@ def harness(hub: Path):
 
 
 def harness_bits(model, lines: list[str], folder: Path) -> float:
-    """Return the bits of lines that end with </s>, by lm-evaluation-harness's bits_per_byte of `model`."""
+    """Return the bits of lines that end with </s>, from lm-evaluation-harness's bits_per_byte of `model`."""
     os.environ |= {"HF_DATASETS_OFFLINE": "1", "HF_DATASETS_CACHE": str(folder / "cache")}
     from lm_eval import simple_evaluate
 

@@ -1,4 +1,4 @@
-"""Models and batches made for tests, and the tolerances they are compared with."""
+"""Small models and batches for tests, and the tolerances of comparisons."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from deepnet_fairseq.plugin.building import build
 from .forked import fork
 
 ROOT = Path(__file__).resolve().parents[2]
-ELSEWHERE = tempfile.TemporaryDirectory()  # programs that are told no folder write here
+ELSEWHERE = tempfile.TemporaryDirectory()  # working folder of programs that are given none
 USER_DIR = str(ROOT / "deepnet_fairseq")
 PAD, EOS, UNK, FIRST, VOCAB = 1, 2, 3, 4, 60
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
@@ -25,14 +25,14 @@ SMALL = {"encoder_embed_dim": 16, "encoder_ffn_embed_dim": 32, "encoder_attentio
 
 
 def small(layers: int = 2, **fields):
-    """A model of width 16 in evaluation mode."""
+    """Build a model of width 16 in evaluation mode."""
     torch.manual_seed(0)
     depths = {"encoder_layers": layers, "decoder_layers": layers}
     return build(vocab=VOCAB, **(depths | SMALL | fields)).eval()
 
 
 def batch(rows: int = 3, source: int = 9, target: int = 7, seed: int = 0):
-    """src_tokens padded on the left, prev_output_tokens padded on the right, both (B, T)."""
+    """Draw src_tokens padded on the left and prev_output_tokens padded on the right, both (B, T)."""
     generator = torch.Generator().manual_seed(seed)
     src = torch.randint(FIRST, VOCAB, (rows, source), generator=generator)
     prev = torch.randint(FIRST, VOCAB, (rows, target), generator=generator)
@@ -47,7 +47,7 @@ def logits(model, src, prev):
 
 
 def sentences(rows: int, vocab: int, seed: int = 0):
-    """src_tokens (B, 9), the first half padded on the left; all end with eos."""
+    """Draw src_tokens (B, 9) that end with eos; the first half of the rows is padded on the left."""
     source = torch.randint(FIRST, vocab, (rows, 9), generator=torch.Generator().manual_seed(seed))
     source[: rows // 2, :4] = PAD
     source[:, -1] = EOS
@@ -55,7 +55,7 @@ def sentences(rows: int, vocab: int, seed: int = 0):
 
 
 def teach(model, steps: int, sample, lr: float = 1e-2):
-    """Trains a model until it says what sample(step) asks for: its inputs and, at once, all targets (B, T)."""
+    """Train a model on sample(step) -> (inputs, targets (B, T)) until it predicts all targets at once."""
     model.train().set_num_updates(1000)
     optimizer = torch.optim.Adam((p for p in model.parameters() if p.requires_grad), lr=lr)
     for step in range(steps):
@@ -68,15 +68,15 @@ def teach(model, steps: int, sample, lr: float = 1e-2):
 
 
 def run(*command, check=True) -> subprocess.CompletedProcess:
-    """A program of this environment's bin folder, in a folder of its own; its stderr follows in stdout.
+    """Run a program of this environment's bin folder in an empty folder; its stderr follows in stdout.
 
-    In a fork of this process, which takes a second and not five.
+    The program runs in a fork of this process, which takes about 1 s and not 5 s.
     """
     return _printed(fork([str(word) for word in command], ELSEWHERE.name), check)
 
 
 def run_cold(*command, check=True) -> subprocess.CompletedProcess:
-    """The same in a process that has imported nothing: for what a start itself is to show."""
+    """Run a program as `run` does, but in a process that has imported nothing, for tests of the start itself."""
     program = Path(sys.executable).parent / command[0]
     words = [str(word) for word in command[1:]]
     done = subprocess.run(
@@ -94,7 +94,7 @@ def _printed(done: subprocess.CompletedProcess, check: bool) -> subprocess.Compl
 
 
 def assert_refused(said: str, *words: str) -> None:
-    """`deepnet WORDS`, in this process, ends in one line, in which `said` stands."""
+    """Check that `deepnet WORDS`, run in this process, exits with one line that contains `said`."""
     with pytest.raises(SystemExit) as ended:
         main([*words])
     message = str(ended.value)
@@ -102,7 +102,7 @@ def assert_refused(said: str, *words: str) -> None:
 
 
 def call(package: Path, *words) -> str:
-    """What `python -m WORDS` prints where that copy of the package is found first."""
+    """Return the output of `python -m WORDS` with that copy of the package first on PYTHONPATH."""
     environment = os.environ | {"PYTHONPATH": str(package.parent), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-m", *map(str, words)], cwd=ROOT / "tests", env=environment, text=True, capture_output=True
@@ -112,6 +112,6 @@ def call(package: Path, *words) -> str:
 
 
 def shown_in_results(mark: str) -> list[list[str]]:
-    """Return the rows of the table in results/MARK/README.md between comments of that name, without its head."""
+    """Return the rows of the table in results/MARK/README.md between comments of that name, without its header."""
     shown = (ROOT / f"results/{mark}/README.md").read_text().split(f"<!-- {mark} -->\n")[1].split(f"<!-- /{mark}")[0]
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in shown.splitlines()[2:]]

@@ -1,4 +1,4 @@
-"""fairseq-train as a process that is killed at a moment of its own life, and what it logged and left."""
+"""Processes of fairseq-train that are killed at a chosen moment, and their logs and checkpoints."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ MOMENTS = {"update": (Trainer, "train_step"), "validation": (Trainer, "valid_ste
 def live(
     log: Path, *flags, at: tuple[str, int] | None = None, kind: int = signal.SIGKILL, limit=None, timeout: float = 120
 ) -> int:
-    """Status of `fairseq-train FLAGS`, minus the signal that ended it; its output is appended to `log`.
+    """Return the exit status of `fairseq-train FLAGS`, negative for a signal; its output is appended to `log`.
 
-    at: (one of MOMENTS, n): the process sends itself the signal `kind` when it comes there for the n-th time.
-    limit: (RLIMIT_..., (soft, hard)), of what the process may use.
+    at: (one of MOMENTS, n): the process sends itself the signal `kind` when it reaches the moment for the n-th time.
+    limit: (RLIMIT_..., (soft, hard)): resource limit of the process.
     """
     words = ["fairseq-train", *map(str, flags)]
     process = CONTEXT.Process(target=_life, args=(words, log, at, kind, limit))
@@ -43,9 +43,9 @@ def live(
 
 
 def assert_ends_as_one_left_alone(folder: Path, command: tuple, deaths: list, kind: int = signal.SIGKILL) -> None:
-    """`fairseq-train COMMAND`, ended by the signal at each of the moments and started again: file by file, bit for bit.
+    """Check that an interrupted `fairseq-train COMMAND` ends as an undisturbed one, in checkpoints, files and logs.
 
-    And what it logs.
+    The training is ended by the signal `kind` at each of the moments `deaths` and started again.
     """
     found = []
     for name, moments in (("alone", []), ("killed", deaths)):
@@ -61,7 +61,7 @@ def assert_ends_as_one_left_alone(folder: Path, command: tuple, deaths: list, ki
 
 
 def rows(log: Path) -> dict:
-    """(kind of line, updates) -> its numbers but times; of lines that came twice the later."""
+    """Return the log's numbers without times, by (kind of line, updates); the later of repeated lines counts."""
     found = {}
     for kind, row in re.findall(r"\| (train_inner|train|valid) \| (\{.*\})", log.read_text()):
         numbers = {name: value for name, value in json.loads(row).items() if not CLOCKS.fullmatch(name)}
@@ -71,9 +71,9 @@ def rows(log: Path) -> dict:
 
 
 def _life(words: list[str], log: Path, at, kind: int, limit) -> None:
-    multiprocessing.set_start_method("fork", force=True)  # of data loading, as in a program
+    multiprocessing.set_start_method("fork", force=True)  # start method of data loading, as in a program
     if limit is not None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # as in a program: Python's own setting
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # Python's default, as in a program
         resource.setrlimit(*limit)
     if at is not None:
         _signal_at(*MOMENTS[at[0]], at[1], kind)

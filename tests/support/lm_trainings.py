@@ -1,4 +1,4 @@
-"""Small trainings of language models: a text with something to learn, and the flags of fairseq-train."""
+"""Small trainings of language models: a text with learnable structure, and flags of fairseq-train."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KINDS = {"causal": CAUSAL, "masked": MASKED}
 
 
 def make_text(folder: Path) -> Path:
-    """Binarised lines of 5 to 20 words; three words of four follow from the one before."""
+    """Write binarised lines of 5 to 20 words, three quarters of which follow from the word before."""
     symbols, draw = Dictionary(), random.Random(0)
     for number in range(WORDS):
         symbols.add_symbol(f"w{number}")

@@ -1,4 +1,4 @@
-"""An HTTP server on 127.0.0.1 that serves bytes from memory, and goes wrong the way real ones do when told to."""
+"""HTTP server on 127.0.0.1 that serves bytes from memory and fails on demand as real servers do."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to one request.
+    """Fault of the answer to one request.
 
-    status, headers: answered instead of the file
-    after: body bytes after which it ends: `then` "close", "reset" (RST instead of FIN) or "stall" (nothing more comes)
+    status, headers: sent in place of the file
+    after: number of body bytes after which the answer stops: `then` is "close", "reset" (RST, not FIN) or "stall"
     """
 
     status: int | None = None
@@ -29,13 +29,13 @@ class Fault:
 
 
 class Loopback(ThreadingHTTPServer):
-    """What is served and what was asked.
+    """Server, its files, its faults and a record of all requests.
 
     files: path -> bytes
-    faults: path -> faults, one a request, then none; itertools.repeat(fault) for ever
+    faults: path -> faults, one for each request, then none; itertools.repeat(fault) repeats one
     headers: path -> headers of every answer, such as ETag or Content-Type
-    ignores: of "Range" (the whole is always sent) and "If-Range" (the range, whatever the version)
-    asked: (path, headers) in the order they came; sent: path -> body bytes
+    ignores: headers that the server ignores: "Range" (sends the whole file), "If-Range" (sends any version)
+    asked: (path, headers) in the order of requests; sent: path -> body bytes
     """
 
     daemon_threads = True
@@ -50,14 +50,14 @@ class Loopback(ThreadingHTTPServer):
         self.sent: Counter[str] = Counter()
         self.closing = threading.Event()
 
-    def handle_error(self, *_):  # connections that end early are what this is for
+    def handle_error(self, *_):  # connections that end early are intended
         pass
 
     def url(self, path: str = "") -> str:
         return f"http://127.0.0.1:{self.server_port}{path}"
 
     def ranges(self, path: str) -> list[str | None]:
-        """The Range header of each request for `path`."""
+        """Return the Range header of each request for `path`."""
         return [headers.get("Range") for asked, headers in self.asked if asked == path]
 
 
@@ -98,21 +98,21 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection |= fault.after is not None
         body = body[: fault.after]
         try:
-            self.server.sent[self.path] += len(body)  # before: who has the last of it looks here at once
+            self.server.sent[self.path] += len(body)  # first: its receiver may check at once
             self.wfile.write(body)
-        except OSError:  # the other side has had enough
+        except OSError:  # the client has closed the connection
             self.close_connection = True
         if fault.after is not None and fault.then == "stall":
             self.server.closing.wait(30)
         if fault.after is not None and fault.then == "reset":
-            time.sleep(0.05)  # what was sent arrives
+            time.sleep(0.05)  # lets the sent bytes arrive
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.connection.close()
 
 
 @contextmanager
 def serve(files: dict[str, bytes]):
-    """A Loopback that answers on a port of its own until the end of the block."""
+    """Provide a Loopback that answers on a port of its own until the end of the block."""
     server = Loopback(files)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()

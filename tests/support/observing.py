@@ -1,4 +1,4 @@
-"""One update of a small model with probes on; the variances of its branches."""
+"""Probed updates of small models, and the variances of their branches."""
 
 from __future__ import annotations
 
@@ -25,13 +25,16 @@ def net_input(rows=3, seed=0):
 
 
 def loss_of(model, inputs):
-    """Summed cross-entropy against made-up targets, as fairseq's criterion calls the model."""
+    """Compute the summed cross-entropy against fixed targets, calling the model as fairseq's criterion does."""
     targets = torch.arange(inputs["prev_output_tokens"].numel()) % VOCAB
     return F.cross_entropy(model(**inputs)[0].flatten(0, 1), targets, reduction="sum")
 
 
 def observe(model, batches, names="all", scale=1.0, loss=loss_of, held=None):
-    """The values of one update over the given batches; loss(model, batch), held: of a model that is no translator."""
+    """Return the probes' values of one update on the given batches.
+
+    loss: function of model and batch; held: held-out batch. Models other than translators need both.
+    """
     session = Session(model, get_probes(names))
     held = held or net_input(seed=9)
     session.held = Held(held, outputs(model, held))
@@ -39,7 +42,7 @@ def observe(model, batches, names="all", scale=1.0, loss=loss_of, held=None):
     for inputs in batches:
         (loss(model, inputs) / scale).backward()
     sums = [value for probe in session.watching for value in getattr(probe, "sums", {}).values()]
-    assert not any(value.requires_grad for value in sums)  # no graph is kept
+    assert not any(value.requires_grad for value in sums)  # no autograd graph is kept
     session.gradients(scale)
     values = session.values()
     session.end()
@@ -54,7 +57,7 @@ def close(found, expected, tolerance=1e-5):
 
 @contextmanager
 def recording(model: nn.Module):
-    """Gives a dict Site -> variances of shortcut and branch, which each forward pass inside the context fills anew."""
+    """Provide a dict Site -> variances of shortcut and branch, which each forward pass inside the context refills."""
     found: dict[Site, tuple[float, float]] = {}
 
     def visit(site, residual, x, f):

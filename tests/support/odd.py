@@ -1,4 +1,4 @@
-"""Two hundred lines as people type them, of which tokenizers make different things."""
+"""Two hundred lines of unusual text that tokenizers treat differently."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ FRAMES = (
 
 
 def odd_lines(plain: list[str]) -> list[str]:
-    """Return each frame around four lines of `plain`, cut to their first words so that they stay short."""
+    """Return each frame around four lines of `plain`, each cut to its first three words."""
     words = [" ".join(line.split()[:3]) for line in plain]
     return [frame.replace("{}", words[place]) for frame in FRAMES for place in range(4)]

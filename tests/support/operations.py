@@ -1,4 +1,4 @@
-"""What a GPU would be given to do: the operations of ATen that compute something, as they are called."""
+"""Operations of ATen that a GPU would be given: recorded as they are called."""
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -7,7 +7,7 @@ NOTHING_TO_DO = """view _unsafe_view t transpose permute expand slice select uns
 
 
 class Operations(TorchDispatchMode):
-    """Their names in order, as a list."""
+    """Recorder of the names of the operations, in order."""
 
     def __init__(self):
         super().__init__()

@@ -10,27 +10,27 @@ from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
 from deepnet_fairseq import cli
 from deepnet_fairseq.data.language import make_corpus
 
-MERGES = ("t h", "th e", "Ġ the", "u n", "d o", "un do", "Ġ un", "Ġ s", "c a", "ca t", "Ġ cat")  # U+0120: a blank
-DOCUMENT = 5  # sentences
+MERGES = ("t h", "th e", "Ġ the", "u n", "d o", "un do", "Ġ un", "Ġ s", "c a", "ca t", "Ġ cat")  # U+0120 is a blank
+DOCUMENT = 5  # sentences in a document
 SIZES = {"train": 300, "valid": 20, "test": 10}
 VOCAB = 150
 
 
 def documents(sentences: int, seed: int = 1) -> list[list[str]]:
-    """Sentences of the embedded corpus, DOCUMENT of them at a time."""
+    """Return sentences of the embedded corpus in documents of DOCUMENT sentences."""
     made = make_corpus({"train": sentences, "valid": 1, "test": 1}, seed, nouns=20, verbs=10)["train"]
     made = [source for source, _ in made]
     return [made[first : first + DOCUMENT] for first in range(0, sentences, DOCUMENT)]
 
 
 def write_documents(path, texts: list[list[str]]):
-    """A sentence a line, an empty line behind each document."""
+    """Write documents with one sentence a line and an empty line after each document."""
     path.write_text("".join("\n".join([*text, "", ""]) for text in texts), encoding="utf-8")
     return path
 
 
 def write_gpt2(folder):
-    """encoder.json with the 256 bytes and what MERGES make of them, vocab.bpe; their paths."""
+    """Write encoder.json, with the 256 bytes and the pieces of MERGES, and vocab.bpe; return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     pieces = [*bytes_to_unicode().values(), *(merge.replace(" ", "") for merge in MERGES)]
     (folder / "encoder.json").write_text(json.dumps({piece: number for number, piece in enumerate(pieces)}))
@@ -40,15 +40,15 @@ def write_gpt2(folder):
 
 @pytest.fixture(scope="module", name="texts")
 def a_texts(tmp_path_factory):
-    """Files of training, validation and test text."""
+    """Provide files of training, validation and test text."""
     folder = tmp_path_factory.mktemp("text")
     paths = [write_documents(folder / split, documents(size, seed)) for seed, (split, size) in enumerate(SIZES.items())]
     with open(paths[2], "a", encoding="utf-8") as file:
-        file.write("Łódź 🙃\u2028ends\n")  # characters of which the training text has none
+        file.write("Łódź 🙃\u2028ends\n")  # characters that the training text lacks
     return paths
 
 
 def prepare(texts, dest, *flags):
-    """`deepnet prepare lm` in this process; dest."""
+    """Run `deepnet prepare lm` in this process; return `dest`."""
     cli.main(["prepare", "lm", *map(str, texts), str(dest), "--workers", "1", *map(str, flags)])
     return dest

@@ -1,4 +1,4 @@
-"""The training of a plan's setting in fairseq's Trainer, on made-up sentences."""
+"""Trainings of planned settings in fairseq's Trainer, on generated sentences."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ TRANSLATION = ("--source-lang", "xx", "--target-lang", "yy", "--label-smoothing"
 
 
 class PlannedTraining:
-    """One process; `step` makes an update on batches without padding."""
+    """Training on one process; `step` makes an update on batches without padding."""
 
     def __init__(self, setting: Setting):
         self.setting = setting
         self.folder = tempfile.TemporaryDirectory(prefix="deepnet-plan-")
         names = ("dict.xx.txt", "dict.yy.txt") if setting.objective.translates else ("dict.txt",)
-        for name, size in zip(names, setting.vocab):  # the mask is a symbol that the task adds
+        for name, size in zip(names, setting.vocab):  # the task adds the mask symbol itself
             blank_task(size - setting.objective.masks).source_dictionary.save(f"{self.folder.name}/{name}")
         args = parse(self._flags())
         for field in dataclasses.fields(config.config_of(setting.cfg)):
@@ -61,7 +61,7 @@ class PlannedTraining:
         net_input, target = {"src_tokens": tokens(setting.vocab[0])}, tokens(setting.vocab[1])
         if setting.objective.translates:
             net_input["prev_output_tokens"] = tokens(setting.vocab[1])
-        if setting.objective.masks:  # padding where nothing is masked; the first places stand for those that are
+        if setting.objective.masks:  # the first positions stand for the masked ones
             target.flatten()[setting.scored :] = PADDING
         net_input["src_lengths"] = torch.full((sentences,), setting.length)
         sample = {"net_input": net_input, "target": target, "ntokens": target.numel()}

@@ -1,4 +1,4 @@
-"""What the tests of prepared text share: its lines and files, a kill at a step."""
+"""Helpers for tests of prepared text: its lines and files, and a kill at a step."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import sys
 
 
 def lines(path) -> list[str]:
-    """Ended by \\n alone, the last one too."""
+    """Read lines; only "\n" ends a line, and the last line must have one."""
     text = path.read_text(encoding="utf-8")
     assert text.endswith("\n")
     return text[:-1].split("\n")
 
 
 def content(dest) -> dict[str, bytes]:
-    """What a prepared corpus is: path -> bytes."""
+    """Return the files of a prepared corpus, path -> bytes."""
     names = ("bin", "reference", "recipe.json", "spm.model")
     files = [path for name in names for path in [dest / name, *(dest / name).rglob("*")]]
     return {str(path.relative_to(dest)): path.read_bytes() for path in files if path.is_file()}
 
 
 def killed_at(step: str, build) -> None:
-    """build() in a process that gets SIGKILL as soon as it says that the step begins."""
+    """Run build() in a child process, which gets SIGKILL as soon as it announces the step."""
     read, write = os.pipe()
     if not (child := os.fork()):
         sys.stdout = open(write, "w", buffering=1)  # noqa: SIM115

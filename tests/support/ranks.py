@@ -1,4 +1,4 @@
-"""fairseq-train on several processes, without the seconds that each would take to import torch and fairseq."""
+"""Launcher of fairseq-train on several processes, forked after torch and fairseq were imported."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import fairseq_cli.train
 
 from deepnet_fairseq.errors import user_error_line
 
-CONTEXT = multiprocessing.get_context("forkserver")  # forks a process that has imported this file and run nothing
+CONTEXT = multiprocessing.get_context("forkserver")  # forks from a process that has only imported this file
 CONTEXT.set_forkserver_preload([__name__])
 
 
 def train(world: int, log: Path, *flags, timeout: float = 300, check: bool = True) -> list[dict]:
-    """What each update logs; `world` processes as torchrun starts them, by themselves if it is 1."""
+    """Train on `world` processes as torchrun starts them, or on one alone; return the log's row of each update."""
     port, words = free_port(), ["fairseq-train", *map(str, flags)]
     processes = [CONTEXT.Process(target=be_rank, args=(n, world, port, words, log)) for n in range(world)]
     for process in processes:
@@ -35,7 +35,7 @@ def train(world: int, log: Path, *flags, timeout: float = 300, check: bool = Tru
 
 
 def free_port() -> int:
-    """A port that nothing listened on a moment ago; below the range that the kernel gives to connections."""
+    """Return a port without a listener, below the range that the kernel assigns to outgoing connections."""
     while True:
         port = random.SystemRandom().randint(12_000, 30_000)
         with socket.socket() as probe:
@@ -44,12 +44,12 @@ def free_port() -> int:
 
 
 def updates(log: Path) -> list[dict]:
-    """The log's row of each update."""
+    """Return the log's row of each update."""
     return [json.loads(row) for row in re.findall(r"train_inner \| (\{.*\})", log.read_text())]
 
 
 def be_rank(number: int, world: int, port: int, words: list[str], log: Path) -> None:
-    """This process is one of torchrun's `world`, or by itself, and runs the program of those words."""
+    """Run a program as rank `number` of `world` processes of torchrun, or on its own if `world` is 1."""
     if world > 1:
         os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
         os.environ |= {"RANK": str(number), "LOCAL_RANK": str(number)}
@@ -57,7 +57,7 @@ def be_rank(number: int, world: int, port: int, words: list[str], log: Path) -> 
 
 
 def fairseq_train(words: list[str], log: Path) -> None:
-    """The program of those words in this process, which ends as it does; what it prints goes to `log`."""
+    """Run fairseq-train in this process, which ends as the program does; the output goes to `log`."""
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(output, stream)

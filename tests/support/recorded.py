@@ -1,4 +1,4 @@
-"""Made-up recorded runs, with known numbers."""
+"""Synthetic recorded runs with known numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .reported import run
 
 
 def falling(to, last=400):
-    """Update -> training loss: from 10 bits to what the last intervals have."""
+    """Return training losses by update: 10 bits at first, `to` over the last intervals."""
     return {25: 10.0} | dict.fromkeys(range(last - 75, last + 1, 25), to)
 
 
@@ -21,7 +21,7 @@ HEALTHY, STUCK = falling(5.0), falling(8.0)
 
 
 def record(root, figure, name, method="deepnorm", layers=18, probes=None, losses=None, valid=None, bleu=None, **facts):
-    """A run's folder. probes: update -> probe -> address -> value; valid: update -> (epoch, loss)."""
+    """Write a run's folder. probes: update -> probe -> address -> value; valid: update -> (epoch, loss)."""
     rows = [("train_inner", {"loss": str(l), "num_updates": str(u), "wall": u}) for u, l in (losses or HEALTHY).items()]
     for update, (epoch, loss) in (valid or {}).items():
         rows.append(("valid", {"epoch": epoch, "valid_loss": str(loss), "valid_num_updates": str(update)}))
@@ -39,7 +39,7 @@ def update(value, at=10):
 
 
 def watched(layers=18, updates=3):
-    """Probes of Figure 4: update u; norms, on average, 8 + u after the FFN and 9 after self-attention."""
+    """Return probes of Figure 4: model update u, and mean norms of 8 + u after FFN and 9 after self-attention."""
     layer = range(1, layers + 1)
     return {
         u: {
@@ -56,7 +56,7 @@ def watched(layers=18, updates=3):
 
 
 def every_figure(root):
-    """One or a few runs for each figure."""
+    """Write one or several runs for each figure."""
     for method in ("post_ln", "post_ln_init"):
         for layers in (6, 18):
             norms = {f"decoder.{l}": l / 10 for l in range(1, layers + 1)}

@@ -1,4 +1,4 @@
-"""Made-up runs of the papers' tables, with known numbers."""
+"""Synthetic runs of the papers' tables, with known numbers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENVIRONMENT = {
 
 
 def log(*attempts, losses=((100, 9.0), (200, 5.0))):
-    """train.log. attempts: times of the first and the last line of each, as "10:00:00"."""
+    """Return a train.log. attempts: times of the first and the last line of each attempt, as "10:00:00"."""
     lines = []
     for start, end in attempts:
         lines.append(f"2026-11-21 {start} | INFO | fairseq_cli.train | {{'_name': None, 'common': {{}}}}")
@@ -29,7 +29,7 @@ def log(*attempts, losses=((100, 9.0), (200, 5.0))):
 
 
 def score(bleu, kind="tokenised", **others):
-    """score.json of a bilingual run; its sacreBLEU is one below."""
+    """Return the score.json of a bilingual run; its sacreBLEU is one point lower."""
     return {
         "bleu": bleu,
         "kind": kind,
@@ -42,8 +42,10 @@ def score(bleu, kind="tokenised", **others):
 
 
 def run(root, table, name, method="deepnorm", layers=18, seed=1, bleu=None, **others):
-    """A run's folder; over, unless trained=False. others: score, the texts of diverged and stuck, log, environment,
-    command; what remains is of run.json."""
+    """Write a run's folder; the run is over unless trained=False.
+
+    others: score, the texts of diverged and stuck, log, environment, command; the rest goes into run.json.
+    """
     folder = root / table / name
     folder.mkdir(parents=True)
     scored = others.pop("score", None if bleu is None else score(bleu))
@@ -72,7 +74,7 @@ def printed(capsys, *words):
 
 
 def grid(text, title):
-    """Rows of one table of the Markdown: a dict of header -> cell, for each."""
+    """Return the rows of one Markdown table, each a dict of header -> cell."""
     section = re.search(rf"^## {title}\n\n.*?\n\n(.*?)\n\n", text, re.DOTALL | re.MULTILINE).group(1)
     header, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines())
     return [dict(zip(header, row, strict=True)) for row in rows]

@@ -1,4 +1,4 @@
-"""Binarised sentences of two classes that a bag of words decides: to pretrain on, and with their labels."""
+"""Binarised sentences of two classes that a bag of words decides, for pretraining and, labelled, for classification."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ RUN = (
     "--lr-scheduler", "fixed", "--max-tokens", "256", "--num-workers", "0", "--no-epoch-checkpoints", "--log-format",
     "json", "--log-interval", "1",
 )  # fmt: skip
-HEAD = "sentence_classification_head"  # fairseq's name of it, unless told
+HEAD = "sentence_classification_head"  # fairseq's default name of the head
 CLASSES = ("--task", "sentence_prediction", "--criterion", "sentence_prediction", "--init-token", "0",
            "--separator-token", "2", "--max-positions", "32")  # fmt: skip
 
 
 def draw(count: int, seed: int) -> list[tuple[list[str], str]]:
-    """(words, class): five to nine words of the sentence's class, and two of the other."""
+    """Draw (words, class): five to nine words of the sentence's class, and two of the other."""
     chance = random.Random(seed)
     kinds = chance.choices(("01", "10"), k=count)
     return [(chance.choices(WORDS[a], k=chance.randint(5, 9)) + chance.sample(WORDS[b], 2), a) for a, b in kinds]
 
 
 def dictionary() -> Dictionary:
-    """Of the words."""
+    """Return the dictionary of the words."""
     made = Dictionary()
     for word in sorted(word for words in WORDS.values() for word in words):
         made.add_symbol(word)
@@ -45,7 +45,7 @@ def dictionary() -> Dictionary:
 
 
 def write(prefix: Path, lines: list[list[str]], symbols: Dictionary) -> None:
-    """PREFIX.bin, PREFIX.idx and dict.txt beside them."""
+    """Write PREFIX.bin, PREFIX.idx and a dict.txt in the same folder."""
     prefix.parent.mkdir(parents=True, exist_ok=True)
     builder = MMapIndexedDatasetBuilder(f"{prefix}.bin", dtype=numpy.uint16)
     for words in lines:
@@ -55,7 +55,7 @@ def write(prefix: Path, lines: list[list[str]], symbols: Dictionary) -> None:
 
 
 def make(folder: Path) -> Path:
-    """FOLDER/text for language_modeling and masked_lm, FOLDER/classes for sentence_prediction; the same sentences."""
+    """Write the same sentences for language models (FOLDER/text) and for sentence_prediction (FOLDER/classes)."""
     labels = Dictionary()
     for name in WORDS:
         labels.add_symbol(name)
@@ -69,5 +69,5 @@ def make(folder: Path) -> Path:
 
 @pytest.fixture(scope="module", name="data")
 def some_data(tmp_path_factory):
-    """The folder that `make` fills."""
+    """Provide the folder that `make` writes."""
     return make(tmp_path_factory.mktemp("sentiment"))

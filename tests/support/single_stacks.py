@@ -1,4 +1,4 @@
-"""Models of every kind made for tests; most of all of one stack, decoder or encoder."""
+"""Models of every kind for tests, mostly of a single stack, decoder or encoder."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from deepnet_fairseq.plugin.building import blank_task, build
 from . import helpers
 from .helpers import FIRST, PAD, VOCAB
 
-KINDS = (archs.LM, archs.MASKED_LM)  # of one stack
+KINDS = (archs.LM, archs.MASKED_LM)  # kinds of models with one stack
 EVERY = (archs.MODEL_NAME, *KINDS)
-MASK = VOCAB - 1  # what stands for a hidden word
+MASK = VOCAB - 1  # symbol of a masked word
 
 
 def stack_of(kind: str) -> str:
-    """The stack that a kind of model has."""
+    """Return the stack of a kind of model."""
     (stack,) = archs.STACKS[kind]
     return stack
 
 
 def sizes(kind: str, layers: int) -> dict:
-    """Width 16; positions and scale of embeddings as the architecture has them."""
+    """Return the config fields of width 16; positions and the scale of embeddings stay the architecture's."""
     widths = {"layers": layers, "embed_dim": 16, "ffn_embed_dim": 32, "attention_heads": 2}
     found = {f"{stack}_{name}": value for stack in archs.STACKS[kind] for name, value in widths.items()}
     return found | {"dropout": 0.0, "attention_dropout": 0.0}
 
 
 def small(kind: str, layers: int = 2, **fields):
-    """A model of width 16 in evaluation mode."""
+    """Build a model of width 16 in evaluation mode."""
     torch.manual_seed(0)
     return build(kind, VOCAB, **(sizes(kind, layers) | fields)).eval()
 
 
 def disturb(model, amount: float = 0.1):
-    """Moves every parameter: methods begin with branches at 0 or factors at 1, which would hide mistakes."""
+    """Add noise to every parameter: methods begin with branches of 0 or factors of 1, which would hide mistakes."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -55,19 +55,19 @@ def disturb(model, amount: float = 0.1):
 
 
 def awake(kind: str, layers: int = 2, **fields):
-    """A model past its start."""
+    """Build a model with noise on all its parameters."""
     return disturb(small(kind, layers, **fields))
 
 
 def batch(rows: int = 3, length: int = 9, seed: int = 0):
-    """src_tokens (B, T), the first row two shorter, padded on the right."""
+    """Draw src_tokens (B, T), padded on the right; the first row is two tokens shorter."""
     tokens = torch.randint(FIRST, VOCAB - 1, (rows, length), generator=torch.Generator().manual_seed(seed))
     tokens[0, length - 2 :] = PAD
     return tokens
 
 
 def inputs(kind: str) -> tuple:
-    """What a model of that kind is called with."""
+    """Return the inputs of a model of that kind."""
     if kind in KINDS:
         return (batch(),)
     src, prev = helpers.batch()
@@ -75,13 +75,13 @@ def inputs(kind: str) -> tuple:
 
 
 def scores(model, *given):
-    """(B, T, V) of tokens, or of source, its lengths and target; without gradients."""
+    """Compute scores (B, T, V) without gradients."""
     with torch.no_grad():
         return model(*given)[0]
 
 
 def loss_of(model, tokens=None):
-    """Cross-entropy of what each kind of model is asked: the token that follows, or the token that was hidden."""
+    """Compute the cross-entropy of the task of each kind of model: the next token, or the masked tokens."""
     tokens = batch() if tokens is None else tokens
     if model.NAME == archs.MODEL_NAME:
         given = inputs(model.NAME)
@@ -104,12 +104,12 @@ STOCK = {
 
 
 def stock(kind: str, layers: int = 2, pre_norm: bool = False, **fields):
-    """fairseq's own `transformer`, `transformer_lm` or `roberta` of the same size."""
+    """Build fairseq's own `transformer`, `transformer_lm` or `roberta` of the same size."""
     torch.manual_seed(0)
     model, complete = STOCK[kind]
     lengths = ("tokens_per_sample", "max_source_positions", "max_target_positions", "max_positions")
     positions = dict.fromkeys(lengths, 1024)
     cfg = argparse.Namespace(encoder_normalize_before=pre_norm, **positions, **(sizes(kind, layers) | fields))
     complete(cfg)
-    cfg.decoder_normalize_before = pre_norm  # base_lm_architecture says True whatever is asked
+    cfg.decoder_normalize_before = pre_norm  # base_lm_architecture sets True in any case
     return model.build_model(cfg, blank_task(VOCAB)).eval()

@@ -1,4 +1,4 @@
-"""Made-up outputs of fairseq-generate, and what a prepared corpus says of them."""
+"""Synthetic outputs of fairseq-generate, and the records of a prepared corpus."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def sentences(count, seed=0):
 
 
 def noisy(text, rate, seed=1):
-    """Every word is replaced by a random one with probability `rate`."""
+    """Replace each word by a random one with probability `rate`."""
     draw = random.Random(seed)
     return [" ".join(draw.choice(VOCABULARY) if draw.random() < rate else w for w in s.split()) for s in text]
 
 
 def write_generated(path, translations, references=None, direction=None, seconds=None):
-    """`path` as fairseq-generate prints it, longest sentence first, with its log beside it if there is one to write."""
+    """Write the output of fairseq-generate, longest sentence first, and its log if a direction is given."""
     path.parent.mkdir(parents=True, exist_ok=True)
     order = sorted(range(len(translations)), key=lambda n: -len(translations[n]))
     lines = []
@@ -45,7 +45,10 @@ def write_generated(path, translations, references=None, direction=None, seconds
 
 
 def write_corpus(folder, references=None, pairs=(), **recipe):
-    """DEST/bin of a prepared corpus. references: "test.de-en" -> sentences; recipe: what differs from plain text."""
+    """Write a prepared corpus; return its bin folder.
+
+    references: "test.de-en" -> sentences; recipe: fields that differ from those of plain text.
+    """
     (folder / "bin").mkdir(parents=True)
     (folder / "reference").mkdir()
     plain = {"recipe": "made_up", "pieces": "sentencepiece", "detokenise": False, "lowercase": False}

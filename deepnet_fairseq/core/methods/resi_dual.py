@@ -22,7 +22,7 @@ class First(nn.Module):
         return streams.chunk(2, -1)[0]
 
 
-class Meeting(nn.Module):
+class StreamMerge(nn.Module):
     """End of a stack: x and r (.., 2C) -> x + LN(r) (.., C)."""
 
     def __init__(self, dim: int):
@@ -60,7 +60,7 @@ class ResiDual(Method):
         return TwoSums(site.dim, 1, self.scale)
 
     def ending(self, stack, dim):
-        return Meeting(dim)
+        return StreamMerge(dim)
 
     def constants(self, stack):
         return {"scale": self.scale} if self.scale != 1 else {}

@@ -26,7 +26,7 @@ class Fork(nn.Module):
         return torch.cat([self.norm(embedding), embedding], -1)
 
 
-class Meeting(nn.Module):
+class StreamMerge(nn.Module):
     """Input of a branch and end of a stack: x and y (.., 2C) -> LN(x + LN(y)) (.., C)."""
 
     def __init__(self, dim: int):
@@ -53,7 +53,7 @@ class SiameseNorm(Method):
         return Fork(dim)
 
     def before(self, site):
-        return Meeting(site.dim)
+        return StreamMerge(site.dim)
 
     def residual(self, site):
         return TwoSums(site.dim, (len(self.sublayers(site.stack)) * site.layer) ** -0.5, 1)
@@ -63,4 +63,4 @@ class SiameseNorm(Method):
         return {"last_layer": self.branches(stack) ** -0.5}
 
     def ending(self, stack, dim):
-        return Meeting(dim)
+        return StreamMerge(dim)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from ...errors import UserError, behind
+from ...errors import UserError, causes
 from ...files import whole
 
 LAST, PREVIOUS = "checkpoint_last", "checkpoint_previous"
@@ -34,7 +34,7 @@ class SaveError(UserError):
 def reason(error: BaseException | None) -> str:
     """Return the system's reason (No space left on device), which torch hides, or else the message's first line."""
     first = str(error).strip().split("\n")[0] or type(error).__name__
-    said = (one.strerror for one in behind(error) if isinstance(one, OSError) and one.strerror)
+    said = (one.strerror for one in causes(error) if isinstance(one, OSError) and one.strerror)
     return next(said, first)
 
 

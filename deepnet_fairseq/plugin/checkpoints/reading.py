@@ -160,8 +160,8 @@ def check_content(path: str, state: dict) -> None:
     state: the file as checkpoint_utils.load_checkpoint_to_cpu returns it.
     """
     if "deepnet_shards" in state:  # its tensors lie in a file for each process
-        said = f"{path}: lies in shards, which commit 45b0f76 of this package gathers"
-        raise UserError(f"{said}; resume the run there without --use-sharded-state")
+        problem = f"{path}: lies in shards, which commit 45b0f76 of this package gathers"
+        raise UserError(f"{problem}; resume the run there without --use-sharded-state")
     weights = state.get("model")
     if not isinstance(weights, dict) or not weights or not all(map(torch.is_tensor, weights.values())):
         raise UserError(f"{path}: not a checkpoint of fairseq (it holds no weights under 'model')")
@@ -243,17 +243,17 @@ def other_than_last(folder: Path, suffix: str) -> Path | None:
     others = earlier(folder, suffix)
     if reason == "missing" and not others:
         return None
-    said = f"{last}: missing" if reason == "missing" else f"{last}: truncated or damaged ({reason})"
+    problem = f"{last}: missing" if reason == "missing" else f"{last}: truncated or damaged ({reason})"
     atomic.spoilt(last)
     for path in others:
         if found := damage(path):
             log.warning(f"{path}: truncated or damaged too ({found})")
         else:
-            log.warning(f"{said}; resuming from {path}")
+            log.warning(f"{problem}; resuming from {path}")
             return path
     raise UserError(
-        f"{said}, and {folder} holds no other checkpoint that is whole; nothing was changed: put one there, name one "
-        "by --restore-file, or start over with another --save-dir"
+        f"{problem}, and {folder} holds no other checkpoint that is whole; nothing was changed: put one there, name "
+        "one by --restore-file, or start over with another --save-dir"
     )
 
 

@@ -27,7 +27,7 @@ RULES = ("keep_interval_updates", "keep_last_epochs", "keep_best_checkpoints")
 LOCK = ".lock"
 GRACE = 5.0  # seconds that a killed process may take to exit
 _lock: FileLock | None = None  # of this process
-_failure: SaveError | None = None  # of the latest save
+_error: SaveError | None = None  # of the latest save
 
 
 def begin(cfg) -> None:
@@ -35,12 +35,12 @@ def begin(cfg) -> None:
 
     Raises a UserError, before anything is written, if another training holds the folder.
     """
-    global _failure
+    global _error
     if cfg.write_checkpoints_asynchronously:  # needs iopath, with which fairseq writes no checkpoint_last.pt
         raise UserError("--write-checkpoints-asynchronously: not supported; drop it")
     if not cfg.no_save:
         take(Path(cfg.save_dir))
-    _failure = None
+    _error = None
 
 
 def take(folder: Path) -> None:
@@ -48,7 +48,7 @@ def take(folder: Path) -> None:
 
     The folder is made. A second call for the same folder changes nothing, one for another folder frees the first.
     """
-    agreement.from_first(lambda: _take(folder.absolute()))
+    agreement.broadcast_from_first(lambda: _take(folder.absolute()))
 
 
 def release() -> None:
@@ -73,8 +73,8 @@ def _take(folder: Path) -> None:
         holder = ""
         with suppress(OSError):
             holder = f" ({file.read_text().strip()[:100]})"
-        said = f"{folder}: another training holds it{holder}; wait for its end, or give another --save-dir"
-        raise UserError(said) from None
+        problem = f"{folder}: another training holds it{holder}; wait for its end, or give another --save-dir"
+        raise UserError(problem) from None
     except (OSError, NotImplementedError):  # read-only, or a disk without locks; fairseq says why it cannot be written
         return
     _lock = lock
@@ -84,7 +84,7 @@ def _take(folder: Path) -> None:
 
 def check(trainer) -> None:
     """Raise a UserError on all ranks if the latest save failed."""
-    failure = agreement.from_first(lambda: _failure and f"the last save failed: {_failure}; {_left(trainer.cfg)}")
+    failure = agreement.broadcast_from_first(lambda: _error and f"the last save failed: {_error}; {_left(trainer.cfg)}")
     if failure:
         raise UserError(failure)
 
@@ -111,17 +111,17 @@ def save_checkpoint(original, cfg, trainer, epoch_itr, val_loss):
 
     Raises Diverged if a weight is not finite: such a checkpoint is useless, and must not replace a good one.
     """
-    global _failure
-    if not cfg.no_save and not all(agreement.gathered(all_finite(trainer.get_model()))):
+    global _error
+    if not cfg.no_save and not all(agreement.all_gather(all_finite(trainer.get_model()))):
         raise Diverged(trainer.get_num_updates(), WEIGHTS, trainer.samples)
     try:
         path = epoch_weights.save_checkpoint(original, cfg, trainer, epoch_itr, val_loss)
     except (SaveError, OSError) as error:
         path = getattr(error, "filename", None) or cfg.save_dir
-        _failure = error if isinstance(error, SaveError) else SaveError(path, error)
-        log.warning(f"{_failure}; the training goes on, {_left(cfg)}")
+        _error = error if isinstance(error, SaveError) else SaveError(path, error)
+        log.warning(f"{_error}; the training goes on, {_left(cfg)}")
         return None
-    _failure = None
+    _error = None
     return path
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from fairseq import checkpoint_utils
 from fairseq.logging import metrics
 
-from ...errors import UserError, behind
+from ...errors import UserError, causes
 from .. import divergence, stuck
 from ..distributed import agreement
 from ..opening import opening_line
@@ -49,7 +49,7 @@ def load_checkpoint(original, cfg, trainer, **kwargs):
     trainer.over = None
     if cfg.restore_file == reading.DEFAULT:
         folder, suffix = Path(cfg.save_dir), trainer.checkpoint_suffix
-        if path := agreement.from_first(lambda: str(reading.other_than_last(folder, suffix) or "")):
+        if path := agreement.broadcast_from_first(lambda: str(reading.other_than_last(folder, suffix) or "")):
             cfg = copy.deepcopy(cfg)
             cfg.restore_file = path.removesuffix(f"{suffix}.pt") + ".pt"  # fairseq adds the suffix
             cfg.finetune_from_model = cfg.continue_once = None
@@ -103,7 +103,7 @@ def _train_or_end(original, cfg, trainer, *args):
     line = line or divergence.headline(trainer, *found)
     if agreement.is_first():
         print(f"{Path(sys.argv[0]).name}: error: {line}", file=sys.stderr)
-    agreement.meet()  # torchrun ends all processes as soon as one has ended
+    agreement.barrier()  # torchrun ends all processes as soon as one has ended
     raise SystemExit(status)
 
 
@@ -114,7 +114,7 @@ def explain_lost_loader(cfg, error: Exception) -> None:
     """
     frames = traceback.extract_tb(error.__traceback__)
     halfway = not isinstance(error, RuntimeError) and any(frame.name == "_try_get_data" for frame in frames)
-    if halfway or any("DataLoader worker (pid" in str(one) for one in behind(error)):
+    if halfway or any("DataLoader worker (pid" in str(one) for one in causes(error)):
         raise UserError(
             f"--num-workers {cfg.dataset.num_workers}: a process that loads data was killed, often for memory; take "
             f"fewer, and start the training again: it resumes from {cfg.checkpoint.save_dir}"
@@ -156,7 +156,7 @@ def _save_and_exit(trainer, epoch_itr, end_of_epoch: bool) -> None:
         raise UserError(f"stopped by {name} after update {updates}, and {error}") from None
     finally:
         exact_resume.unfinished = None
-    agreement.meet()  # torchrun ends all processes as soon as one does
+    agreement.barrier()  # torchrun ends all processes as soon as one does
     path = Path(cfg.save_dir) / f"{atomic.LAST}{trainer.checkpoint_suffix}.pt"
     saved = "nothing is saved (--no-save)" if cfg.no_save else f"{path} is saved, the same command goes on from it"
     log.info(f"stopped by {name} after update {updates}: {saved}")

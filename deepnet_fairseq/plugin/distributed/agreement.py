@@ -23,7 +23,7 @@ def is_first() -> bool:
     return not distributed.is_initialized() or distributed.get_rank() == 0
 
 
-def from_first(ask: Callable[[], object]):
+def broadcast_from_first(ask: Callable[[], object]):
     """Call ask() on rank 0 and broadcast its result; raise its UserError on every rank."""
     if not several():
         return ask()
@@ -39,8 +39,8 @@ def from_first(ask: Callable[[], object]):
     return found[0]
 
 
-def gathered(mine) -> list:
-    """Return the list of all ranks' `mine` by rank (all-gather); it must be possible to pickle it."""
+def all_gather(mine) -> list:
+    """Return the list of all ranks' `mine` by rank; it must be possible to pickle it."""
     if not several():
         return [mine]
     found = [None] * distributed.get_world_size()
@@ -57,7 +57,7 @@ def largest(number: int, device: torch.device) -> int:
     return int(numbers.item())
 
 
-def meet() -> None:
-    """Wait for all ranks (barrier), so that rank 0 can finish writing before torchrun ends it with the others."""
+def barrier() -> None:
+    """Wait for all ranks, so that rank 0 can finish writing before torchrun ends it with the others."""
     if several():
         distributed.barrier()

@@ -29,7 +29,7 @@ from torch.distributed.elastic.utils.distributed import get_free_port
 from torch.nn.parallel import DistributedDataParallel
 
 from ... import register
-from ...errors import UserError, behind, user_error_line
+from ...errors import UserError, causes, user_error_line
 from ..checkpoints import saving
 
 LAUNCHED = "TORCHELASTIC_RUN_ID"  # set for torchrun's processes
@@ -69,11 +69,11 @@ def call_main(original, cfg, main, **kwargs):
         distributed_utils.infer_init_method(place)  # from torchrun's environment variables
     if place.distributed_world_size > 1 and not place.distributed_no_spawn:
         return _spawn(cfg, main, kwargs, on_cpu)
-    with _said_in_a_line(cfg):
+    with _explain_in_a_line(cfg):
         return original(cfg, main, **kwargs)
 
 
-def meet_once() -> None:
+def use_default_group() -> None:
     """Let fairseq use gloo's default process group in place of a second group of all processes.
 
     fairseq makes the second group because NCCL needs it. While it is made, gloo waits forever for a process that is
@@ -124,10 +124,10 @@ def _spawn(cfg, main, kwargs: dict, on_cpu: bool) -> None:
             pass
     except multiprocessing.ProcessExitedException as error:
         if not mistakes.empty():
-            said = mistakes.get()
-            if isinstance(said, int):
-                sys.exit(said)
-            raise UserError(said) from None
+            mistake = mistakes.get()
+            if isinstance(mistake, int):
+                sys.exit(mistake)
+            raise UserError(mistake) from None
         if error.signal_name:
             ended = f"process {error.error_index} of {number} was ended by {error.signal_name}"
             raise UserError(f"{ended}; {_again(cfg)}") from None
@@ -169,7 +169,7 @@ def _process(number: int, main, cfg, kwargs: dict, parent: int, mistakes) -> Non
     _wait_at_most(cfg.distributed_training.heartbeat_timeout)
     multiprocessing.set_start_method("fork", force=True)  # for data-loading processes, as everywhere else
     try:
-        with _said_in_a_line(cfg):
+        with _explain_in_a_line(cfg):
             try:
                 distributed_utils.distributed_main(number, main, cfg, kwargs)
             except SystemExit as ended:  # gloo may abort when the group is left, and hide the status
@@ -207,12 +207,12 @@ def _wait_at_most(seconds: int) -> None:
 
 
 @contextlib.contextmanager
-def _said_in_a_line(cfg):
+def _explain_in_a_line(cfg):
     """Turn errors of the network, from the first barrier on, into a UserError; then leave the process group."""
     try:
         yield
     except Exception as error:
-        place, first = cfg.distributed_training, next(filter(None, map(_of_network, behind(error))), "")
+        place, first = cfg.distributed_training, next(filter(None, map(_of_network, causes(error))), "")
         if not first or place.distributed_world_size == 1 or user_error_line(error):
             raise
         raise UserError(

@@ -210,10 +210,10 @@ def read_corpus(data: str | Path | None) -> Corpus:
         if (path := folder / "recipe.json").is_file():
             try:
                 recipe = parse(path.read_text(encoding="utf-8"))
-                said = bool(recipe["detokenise"]), bool(recipe["lowercase"])
+                settings = bool(recipe["detokenise"]), bool(recipe["lowercase"])
             except WRONG_VALUES as error:
                 raise UserError(f"{path}: is damaged ({error!r}); prepare the corpus again") from None
-            return Corpus(folder, binarised, *said)
+            return Corpus(folder, binarised, *settings)
     return Corpus(binarised=binarised)
 
 

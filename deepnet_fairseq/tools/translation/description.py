@@ -44,9 +44,9 @@ class Description:
             return self.languages[0], self.languages[1]
         for flag, given in (("source", source), ("target", target)):
             if given not in self.symbols:
-                said = "give it" if given is None else "is none of them"
+                problem = "give it" if given is None else "is none of them"
                 known = ", ".join(self.symbols)
-                raise UserError(f"--{flag}-lang{f' {given}' if given else ''}: {said}; the languages are {known}")
+                raise UserError(f"--{flag}-lang{f' {given}' if given else ''}: {problem}; the languages are {known}")
         return str(source), str(target)
 
     def tags(self, source: str, target: str) -> tuple[list[str], list[str]]:

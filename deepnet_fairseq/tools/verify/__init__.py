@@ -168,9 +168,9 @@ def _judge_factors(result: Audit, found: Found, method: Method) -> set[Site]:
         verdict = "fits" if fits else "does not fit"
         result.factors.append([stack, sublayer or "all", f"{wanted:.4f}", f"{has:.4f} ({source}{layers})", verdict])
         if not fits:
-            said = f"{stack} {sublayer or 'all'}: factor of the shortcut {has:.4g}, {result.method} has {wanted:.4g}"
+            finding = f"{stack} {sublayer or 'all'}: factor of the shortcut {has:.4g}, {result.method} has {wanted:.4g}"
             last = Site(stack, found.depths[stack], sublayer or "ffn", 1, 1)
-            result.findings.append(f"{said}; {evidence.explain_factor(has, wanted, method, found, last)}")
+            result.findings.append(f"{finding}; {evidence.explain_factor(has, wanted, method, found, last)}")
     return judged
 
 

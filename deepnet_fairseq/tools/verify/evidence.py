@@ -187,11 +187,11 @@ def explanations(found: Found, method: Method, profile: str) -> Iterator[Draw]:
     """Yield what weights that do not fit may be, likeliest first; profile: the method's that fits best."""
     own = [profile_base(name) for name in dict.fromkeys((profile, *method.init_profiles))]
     others, gains = _bases(), list(_gains(method))
-    for said, gain in gains:
-        yield from (base.times(gain, said) for base in own)
+    for words, gain in gains:
+        yield from (base.times(gain, words) for base in own)
     yield from (base.times(method.gain, base.said) for base in others)
-    for said, gain in gains:
-        yield from (base.times(gain, f"{base.said}, and {said}") for base in others)
+    for words, gain in gains:
+        yield from (base.times(gain, f"{base.said}, and {words}") for base in others)
     for name, other in METHODS.items():
         theirs = other(*found.depths.values())
         bases = map(profile_base, other.init_profiles)

@@ -29,7 +29,7 @@ def merges(module: nn.Module, found: Found, inputs: tuple) -> list[Factor]:
     try:
         for name, part in module.named_modules():
             hooks.append(part.register_forward_pre_hook(events.before, with_kwargs=True))
-            hooks.append(part.register_forward_hook(partial(events.behind, name)))
+            hooks.append(part.register_forward_hook(partial(events.after, name)))
         modes = [(part, part.training) for part in module.modules()]
         module.eval()
         try:
@@ -69,7 +69,7 @@ class _Events:
         """Keep the inputs of a module."""
         self.take((*args, *kwargs.values()))
 
-    def behind(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+    def after(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
         """Keep the outputs of the module `name`; note where they are the end of a branch."""
         number = self.take(output)
         for path, site in self.branches.items():  # torch's attention does not call its out_proj
@@ -87,7 +87,7 @@ class _Events:
         return found
 
     def _solve(self, start: int, end: int, stop: int) -> tuple[float, float] | None:
-        """Return a and b, neither 0, of the first u behind `end` that is a x + b f, with x from `start` on."""
+        """Return a and b, neither 0, of the first u after `end` that is a x + b f, with x from `start` on."""
         size = self.rows[end].numel()
         rows = {n: row for n, row in enumerate(self.rows[start : stop + 1], start) if row.numel() == size}
         matrix = torch.stack(list(rows.values()))

@@ -45,11 +45,11 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], int | None]:
     if not weights:
         raise UserError(f"{path}: holds no weights by name; save the model's state_dict()")
     cfg, history = content.get("cfg"), content.get("optimizer_history")
-    said: Any = (cfg.get("model") if isinstance(cfg, dict) else None) or content.get("args")
-    said = vars(said) if isinstance(said, argparse.Namespace) else said
+    config: Any = (cfg.get("model") if isinstance(cfg, dict) else None) or content.get("args")
+    config = vars(config) if isinstance(config, argparse.Namespace) else config
     last = history[-1] if isinstance(history, list) and history else {"num_updates": content.get("global_step")}
     updates = last.get("num_updates") if isinstance(last, dict) else None
-    return weights, said if isinstance(said, dict) else {}, updates if isinstance(updates, int) else None
+    return weights, config if isinstance(config, dict) else {}, updates if isinstance(updates, int) else None
 
 
 def _folder(path: Path) -> dict[str, Tensor]:
@@ -77,8 +77,8 @@ def read_names(path: Path) -> Callable[[str], str]:
         try:
             re.sub(pattern, name, "")
         except (re.error, IndexError, TypeError) as error:
-            said = f"{pattern} = {name!r}: {error}; docs/verify.md has an example"
-            raise UserError(f"--names {path}: {said}") from error
+            problem = f"{pattern} = {name!r}: {error}; docs/verify.md has an example"
+            raise UserError(f"--names {path}: {problem}") from error
 
     def rename(name: str) -> str:
         for pattern, fairseqs in rules.items():
