@@ -387,7 +387,7 @@ def best_of(grid: Grid, records: dict[str, RecordedRun], method: str, depth: int
     lr = min(runs, key=lambda one: fmean(losses[one]))
     ends = {rate(one): outcome(run) for one, some in runs.items() for run in some if math.isinf(held_out(run))}
     edge = {min(runs): "≤ ", max(runs): "≥ "}.get(lr, "") if len(runs) > 1 else ""
-    bleu = [run.bleu for run in runs[lr] if run.score]  # none without references
+    bleu = [run.bleu for run in runs[lr] if run.score and run.bleu is not None]  # none without references
     trained = rate(lr) not in ends
     return Best(method, depth, lr if trained else None, edge, ends, runs[lr], losses[lr] * trained, bleu)
 
