@@ -44,7 +44,7 @@ def in_float32(data):
     return cache(lambda *flags: train(data, "--cpu", *flags)[0])
 
 
-AUTOCAST = ("admin", "dlcl", "mhc", "rezero")  # methods with parameters that stay in float32
+AUTOCAST = ("admin", "attn_res", "dlcl", "mhc", "rezero")  # methods with parameters that stay in float32
 ALL = [("deepnorm", mode) for mode in MODES]
 ALL += [(name, "fp16") for name in sorted(METHODS) if name != "deepnorm"] + [(name, "amp") for name in AUTOCAST]
 
