@@ -65,6 +65,7 @@ job_script() {  # job_script NAME SETTINGS...: prints the text of a job
 #SBATCH --nodes=$nodes
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=$gpus
+#SBATCH --cpus-per-task=$((4 * gpus))
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --signal=B:USR1@180
