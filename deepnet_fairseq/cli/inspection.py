@@ -15,15 +15,16 @@ from .methods import options_of
 def check(args) -> Shown:
     """Watch a training's first updates, and say whether it will train.
 
-    Takes every flag of fairseq-train: DATA and those of the run to come. The verdict is "stable", "at risk" or
-    "diverging", with status 3 for the last. Leaves no file behind. docs/probes.md says how often it is right.
+    Takes every flag of fairseq-train: DATA and those of the run to come. The verdict is "stable", "at risk",
+    "diverging" (status 3), or "unknown" after too few updates (status 1). Leaves no file behind. docs/probes.md
+    says how often it is right.
 
     example:
       deepnet check --compress-warmup 20 fairseq-train DATA --arch deepnet_transformer_50_50 --max-tokens 4096 \\
           --optimizer adam --lr 1e-3 --lr-scheduler inverse_sqrt --warmup-updates 4000
     """
     register()
-    from ..tools.check import DIVERGING, LATEST, as_dict, judge, text, train_briefly
+    from ..tools.check import DIVERGING, LATEST, UNKNOWN, as_dict, judge, text, train_briefly
 
     least = {"updates": 2 * LATEST, "compress_warmup": 1, "seconds": 1}
     for name, number in least.items():
@@ -38,7 +39,7 @@ def check(args) -> Shown:
     short_training = train_briefly(flags, args.updates, args.compress_warmup, args.seconds, progress)
     if sys.stderr.isatty():
         print(end="\r" + " " * 40 + "\r", file=sys.stderr)
-    status = 3 if judge(short_training).kind == DIVERGING else 0
+    status = {DIVERGING: 3, UNKNOWN: 1}.get(judge(short_training).kind, 0)
     return Shown(text(short_training), as_dict(short_training), status)
 
 

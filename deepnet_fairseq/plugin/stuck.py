@@ -88,8 +88,8 @@ class Stuck:
             return
         self.since = update if self.since is None else self.since
         logger.info(
-            f"hardly better than guessing by the frequencies of words, {loss:.3f} of {bound:.3f} bits, since update "
-            f"{self.since}; --stop-stuck {self.limit} would end it at update {self.since + self.limit}"
+            f"hardly better than guessing by the frequencies of words since update {self.since}: loss {loss:.3f}, "
+            f"guessing {bound:.3f} bits; --stop-stuck {self.limit} would end it at update {self.since + self.limit}"
         )
 
     def headline(self) -> str:

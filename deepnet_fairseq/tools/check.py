@@ -39,7 +39,7 @@ TIGHT = 4.0  # doublings of the activations left in fp16
 LATEST = 5  # updates whose median counts as the end
 ROWS, DEPTHS = 8, 6  # limits of the report's tables
 
-STABLE, AT_RISK, DIVERGING = "stable", "at risk", "diverging"
+STABLE, AT_RISK, DIVERGING, UNKNOWN = "stable", "at risk", "diverging", "unknown"
 
 
 @dataclass(frozen=True)
@@ -201,15 +201,18 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Verdict; kind: the worst of the findings, STABLE without any; notes: limits of the check. str() is one line."""
+    """Verdict, one line as str().
+
+    kind: the worst of the findings; without any STABLE, or UNKNOWN after fewer than 10 updates. notes: its limits.
+    """
 
     kind: str
     findings: list[Finding]
     notes: list[str]
 
     def __str__(self) -> str:
-        if self.kind == STABLE:
-            return STABLE
+        if not self.findings:
+            return self.kind
         first = next(finding for finding in self.findings if finding.kind == self.kind)
         where = f" at update {first.update}" if self.kind == DIVERGING else ""
         return f"{self.kind}{where}: {first.evidence}"
@@ -235,7 +238,8 @@ def judge(short_training: ShortTraining) -> Verdict:
     elif room and room.loss_scale < 1:
         findings.append(Finding(AT_RISK, last, f"gradients need a loss scale of {room.loss_scale:g} in fp16"))
     kinds = {finding.kind for finding in findings}
-    kind = DIVERGING if DIVERGING in kinds else AT_RISK if kinds else STABLE
+    seen = STABLE if len(observed) >= 2 * LATEST else UNKNOWN
+    kind = DIVERGING if DIVERGING in kinds else AT_RISK if kinds else seen
     return Verdict(kind, findings, _notes(short_training))
 
 
@@ -268,7 +272,7 @@ def _notes(short_training: ShortTraining) -> list[str]:
             f"{short_training.longer} goes there"
         )
     if math.isfinite(short_training.observed[-1].loss) and (count := len(short_training.observed)) < 2 * LATEST:
-        notes.append(f"{count} updates in the time given are too few for a verdict; give more --seconds")
+        notes.append(f"updates made in the time given: {count}, too few for a verdict; give more --seconds")
     return notes
 
 
