@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from deepnet_fairseq.data.language import make_corpus, write_corpus
 from deepnet_fairseq.data.parallel_text import prepare_text
+from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.user_dir import import_user_dir
 
 from .support.helpers import USER_DIR, run_cold
@@ -40,7 +41,10 @@ def pytest_configure(config) -> None:
     tqdm.set_lock(threading.RLock())
     tqdm.monitor_interval = 0  # tqdm's monitor thread could hold the lock at a fork
     if config.getoption("--methods-from"):
-        import_user_dir(config.getoption("--methods-from"))
+        try:
+            import_user_dir(config.getoption("--methods-from"))
+        except UserError as error:
+            raise pytest.UsageError(str(error).replace("--user-dir", "--methods-from")) from error
 
 
 missing: list[str] = []  # node ids of tests that were skipped because a library is missing

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import inspect
 import json
+import logging
 import math
 import os
 import re
@@ -453,5 +454,6 @@ def compare(grid: Grid, plot: Path | None = None, as_json: bool = False) -> str:
     text = table(grid, rows)
     (grid.out / "result.txt").write_text(text + "\n", encoding="utf-8")
     if plot:
+        logging.getLogger("fontTools").setLevel(logging.WARNING)  # it lists each glyph that goes into a PDF
         draw(picture(grid, rows), plot)
     return json.dumps([row._asdict() | {"runs": len(row.runs)} for row in rows]) if as_json else text
