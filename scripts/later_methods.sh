@@ -18,7 +18,7 @@ modified="dlcl+dlcl-plain+dlcl-init=last pre_ln+pre-ln-scaled-init"
 modified+="$(printf ' %s' {deepnorm,pre_ln,keel}+{qk-norm,pro-res+pro-res-updates=6})"
 updates="${UPDATES:-200}" asked="${METHODS:-$(deepnet methods --names) $modified}"
 numbers UPDATES "$updates"
-# one word for each method
+# shellcheck disable=SC2086  # one word for each method
 chosen "$(printf '%s\n' $asked | sed 's/+.*//' | sort -u | paste -sd' ')" "${DEPTHS:-6 18}"
 
 record() {  # record WORD DEPTH
