@@ -31,8 +31,9 @@ class MeanOfOutputs(FullPrecision):
         for v in (f,) if outputs else (x, f):  # the first branch's shortcut is the embedding
             outputs.append(v)
             keys.append(nn.functional.rms_norm(v, v.shape[-1:]))
-        # each key in its own type: under autocast the embedding's is float32 and a branch's is not
-        scores = torch.stack([torch.mv(k.flatten(0, -2), self.query.to(k.dtype)).view(k.shape[:-1]) for k in keys])
+        query = self.query.to(f.dtype)
+        # in the type of the key: under autocast the embedding's is float32 and a branch's is not; else no copy is made
+        scores = torch.stack([torch.mv(k.flatten(0, -2), query.to(k.dtype)).view(k.shape[:-1]) for k in keys])
         weights = scores.softmax(0).unsqueeze(-1)
         mean = weights[0] * outputs[0]
         for weight, v in zip(weights[1:], outputs[1:], strict=True):
