@@ -3,17 +3,13 @@
 import json
 import math
 import os
-import re
 
 import pytest
 
 from deepnet_fairseq.cli import main
-from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.tools.check import AT_RISK, DIVERGING, STABLE, UNKNOWN, Observed, ShortTraining, judge
-from scripts.calibration_table import tables
 
 from .conftest import TRAIN_FLAGS
-from .support import recorded
 from .support.helpers import run
 
 HEALTHY = {"encoder": 3.0, "decoder": 8.0, "gradient": 0.01}
@@ -77,30 +73,6 @@ def test_other_risks():
     assert str(judge(training(rising))) == "at risk: the loss rises, from 10.20 to 12.70 bits"
     assert "activations reach 20000; fp16 ends at 65504: train with --bf16" in str(judge(training(wide)))
     assert "gradients need a loss scale of 0.0625 in fp16" in str(judge(training(steep)))
-
-
-def cell(folder, method, layers, verdict, losses):
-    run = recorded.record(folder, 9, f"{method}-{layers}", method, layers, losses=losses)
-    (run / "check.json").write_text(json.dumps({"verdict": verdict}))
-
-
-def test_calibration(tmp_path):
-    """Calibration counts agreements, a false alarm and a miss, and refuses a broken cell."""
-    cell(tmp_path, "deepnorm", 6, "stable", recorded.HEALTHY)
-    cell(tmp_path, "post_ln", 18, "diverging", recorded.STUCK)
-    cell(tmp_path, "rezero", 6, "at risk", recorded.HEALTHY)
-    cell(tmp_path, "dlcl", 18, "stable", recorded.STUCK)
-    text = tables(tmp_path / "figure9")
-    assert "2 of 4 cells agree (50%)" in text
-    rows = {line.split()[0]: line for line in text.splitlines() if line}
-    assert re.split(r" {2,}", rows["deepnorm"]) == ["deepnorm", "stable, trained", "-"]
-    assert "stable, diverged (!)" in rows["dlcl"] and "at risk, trained (!)" in rows["rezero"]
-    assert rows["stable"].split() == ["stable", "1", "1"] and rows["diverging"].split() == ["diverging", "0", "1"]
-    (tmp_path / "figure9" / "dlcl-18" / "check.json").write_text("{}")
-    with pytest.raises(UserError, match="check.json: is no report of `deepnet check --json`"):
-        tables(tmp_path / "figure9")
-    with pytest.raises(UserError, match="holds no finished runs with a check.json"):
-        tables(tmp_path / "empty")
 
 
 FLAGS = (*TRAIN_FLAGS, "--arch", "deepnet_transformer_tiny", "--dropout", "0")

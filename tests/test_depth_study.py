@@ -9,15 +9,20 @@ import pytest
 
 from .support.helpers import ROOT
 
+JUDGE = ROOT / "results" / "check" / "judge.py"
 SCRIPT = ROOT / "results" / "depth_study" / "render.py"
+
+
+def load(script):
+    spec = importlib.util.spec_from_file_location(script.parent.name, script)
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
 
 
 @pytest.fixture(scope="module")
 def render():
-    spec = importlib.util.spec_from_file_location("depth_study_render", SCRIPT)
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
+    return load(SCRIPT)
 
 
 def training(method, layers, rate, loss, seed=1, updates=500, **parts):
@@ -30,7 +35,7 @@ def training(method, layers, rate, loss, seed=1, updates=500, **parts):
 
 def test_pages_are_those_of_the_records():
     subprocess.run([sys.executable, SCRIPT, "--check"], check=True)
-    subprocess.run([sys.executable, ROOT / "results/check/judge.py", "render", "--check"], check=True)
+    subprocess.run([sys.executable, JUDGE, "render", "--check"], check=True)
 
 
 def test_failures_and_warm_up(render):
@@ -46,3 +51,11 @@ def test_failures_and_warm_up(render):
     ended["log"]["train_inner"] = []
     page = render.warm_up([ended, training("deepnorm", 6, 0.001, 6.0, updates=3000)])
     assert page.splitlines()[2] == "| 6L-6L | DeepNorm | 0.001 | stuck | 9.00 |"
+
+
+def test_counts_of_the_check():
+    """A warning is any verdict but stable; failures and trainings that learnt are counted apart, and in all."""
+    outcomes = [("stable", False), ("at risk", False), ("diverging", True), ("stable", True), ("at risk", True)]
+    records = [{"records": "a", "verdict": verdict, "failed": failed} for verdict, failed in outcomes]
+    rows = load(JUDGE).counts([*records, {"records": "b", "verdict": "stable", "failed": True}]).splitlines()[2:]
+    assert rows == ["| a | 2 of 3 | 1 of 2 |", "| b | 0 of 1 | 0 of 0 |", "| all | 2 of 4 | 1 of 2 |"]

@@ -1,6 +1,6 @@
 """`deepnet check`: make the first updates of a fairseq-train run in this process, and judge the whole run.
 
-All probes are on, and no files are left behind. docs/probes.md calibrates the thresholds.
+All probes are on, and no files are left behind. docs/probes.md says how often it is right.
 """
 
 from __future__ import annotations
@@ -114,6 +114,11 @@ class ShortTraining:
         """Return the number of layers of each stack that the model has."""
         layers = zip(("encoder", "decoder"), self.layers, strict=True)
         return {stack: count for stack, count in layers if count}
+
+    @property
+    def too_short(self) -> bool:
+        """Tell whether too few updates were made for a verdict of STABLE."""
+        return len(self.observed) < 2 * LATEST
 
     @property
     def headroom(self) -> Headroom | None:
@@ -238,7 +243,7 @@ def judge(short_training: ShortTraining) -> Verdict:
     elif room and room.loss_scale < 1:
         findings.append(Finding(AT_RISK, last, f"gradients need a loss scale of {room.loss_scale:g} in fp16"))
     kinds = {finding.kind for finding in findings}
-    seen = STABLE if len(observed) >= 2 * LATEST else UNKNOWN
+    seen = UNKNOWN if short_training.too_short else STABLE
     kind = DIVERGING if DIVERGING in kinds else AT_RISK if kinds else seen
     return Verdict(kind, findings, _notes(short_training))
 
@@ -271,8 +276,10 @@ def _notes(short_training: ShortTraining) -> list[str]:
             f"the learning rate came to {reached / peak:.1%} of its peak {peak:g}: this says nothing about the peak; "
             f"{short_training.longer} goes there"
         )
-    if math.isfinite(short_training.observed[-1].loss) and (count := len(short_training.observed)) < 2 * LATEST:
-        notes.append(f"updates made in the time given: {count}, too few for a verdict; give more --seconds")
+    if math.isfinite(short_training.observed[-1].loss) and short_training.too_short:
+        notes.append(
+            f"updates made in the time given: {len(short_training.observed)}, too few for a verdict; give more --seconds"
+        )
     return notes
 
 

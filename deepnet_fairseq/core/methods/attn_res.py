@@ -32,7 +32,7 @@ class MeanOfOutputs(FullPrecision):
             outputs.append(v)
             keys.append(nn.functional.rms_norm(v, v.shape[-1:]))
         query = self.query.to(f.dtype)
-        # in the type of the key: under autocast the embedding's is float32 and a branch's is not; else no copy is made
+        # The query takes each key's type: under autocast the embedding is float32 and branches are not.
         scores = torch.stack([torch.mv(k.flatten(0, -2), query.to(k.dtype)).view(k.shape[:-1]) for k in keys])
         weights = scores.softmax(0).unsqueeze(-1)
         mean = weights[0] * outputs[0]
