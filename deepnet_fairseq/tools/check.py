@@ -278,7 +278,7 @@ def _notes(short_training: ShortTraining) -> list[str]:
         )
     if math.isfinite(short_training.observed[-1].loss) and short_training.too_short:
         notes.append(
-            f"updates made in the time given: {len(short_training.observed)}, too few for a verdict; give more --seconds"
+            f"only {len(short_training.observed)} updates in the time given, too few for a verdict; give more --seconds"
         )
     return notes
 
