@@ -21,7 +21,7 @@ matplotlib.use("Agg")
 
 from matplotlib import pyplot
 
-from deepnet_fairseq.study.paper import FIGURE6
+from deepnet_fairseq.study.paper import FIGURE6, FIGURE6_LAYERS
 
 HERE = Path(__file__).resolve().parent
 NAMES = {
@@ -121,13 +121,12 @@ def depth_table(records: list[dict]) -> str:
     depths = sorted({layers for _, layers in found})
     rows = []
     for method in dict.fromkeys(method for method, _ in found):
+        published = dict(zip(FIGURE6_LAYERS, FIGURE6.get(method, ()), strict=False))  # by layers; none of some methods
         cells = []
         for depth in depths:
             some = found.get((method, depth), [])
             text = ", ".join(f"{one['bleu']:.1f}" if "bleu" in one else one["ended"] for one in some) or "-"
-            tens, published = divmod(depth, 10), FIGURE6.get(method, [])
-            beside = tens[1] == 0 and 0 < tens[0] <= len(published)
-            cells.append(f"{text} ({published[tens[0] - 1]:.1f})" if beside else text)
+            cells.append(f"{text} ({published[depth]:.1f})" if depth in published else text)
         rows.append([NAMES[method], *cells])
     return table(["method", *(f"{depth}L-{depth}L" for depth in depths)], rows)
 
