@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, mode
 
 import matplotlib
 from cells import Records, cells_of, read_plan
@@ -82,11 +82,11 @@ def draw(records: list[dict], path: Path) -> None:
 def by_depth(records: Iterable[dict]) -> dict[tuple[str, int], list[dict]]:
     """Sort the trainings of experiments B and C2 by method and layers, the first seed first.
 
-    Of a method's rates at a depth only B's one rate for all counts: that of most of its records.
+    Of B's trainings only those at its one rate for all count, which is the rate of most of them.
     """
     found = [one for one in records if one["experiment"] in ("B", "C2")]
     rates = [one["lr"] for one in found if one["experiment"] == "B"]
-    common = max(set(rates), key=rates.count) if rates else None
+    common = mode(rates) if rates else None
     sorted_records: dict[tuple[str, int], list[dict]] = {}
     for one in sorted(found, key=lambda one: (list(NAMES).index(one["method"]), one["layers"], one["seed"])):
         if one["experiment"] == "C2" or one["lr"] == common:
