@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import subprocess
 import time
 
@@ -51,8 +52,9 @@ def test_ends_in_a_row_of_the_report(whole):
     assert {path.name for path in kept} <= {"averaged.pt", "checkpoint_last.pt"} and "== plan" in printed
     assert all(torch.load(path, weights_only=False)["last_optimizer_state"] is None for path in kept)
     assert (run / "disk").read_text() in printed
+    work = re.compile(f"(training|translating .*with) {re.escape(str(run))}")
     again = script(name, *SHORT, SMOKE=1, OUT=table.parent, **setting).stdout
-    assert "training " not in again and "translating " not in again and row(run) == score
+    assert work.search(printed) and not work.search(again) and row(run) == score
 
 
 @pytest.mark.slow
