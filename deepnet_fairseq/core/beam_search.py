@@ -50,14 +50,14 @@ def beam_search(
 def _continue(model: DeepModel, prompts: Tensor, beams: int, longest: int, penalty: float) -> list[list[Hypothesis]]:
     """Search prompts (B, T) of each length by themselves, without their padding."""
     lengths = prompts.ne(PAD).sum(1)
-    found: list[list[Hypothesis]] = [[] for _ in prompts]
+    by_prompt: list[list[Hypothesis]] = [[] for _ in prompts]
     for length in lengths.unique().tolist():
         places = lengths.eq(length).nonzero().flatten()
         alike = prompts[places]
         alike = alike[alike.ne(PAD)].view(len(places), length)
         for place, hypotheses in zip(places.tolist(), _search(model, alike, beams, longest, penalty), strict=True):
-            found[place] = hypotheses
-    return found
+            by_prompt[place] = hypotheses
+    return by_prompt
 
 
 def _search(model: DeepModel, tokens: Tensor, beams: int, longest: int, penalty: float) -> list[list[Hypothesis]]:
@@ -84,13 +84,13 @@ def _search(model: DeepModel, tokens: Tensor, beams: int, longest: int, penalty:
             if len(ended[sentence]) < beams:
                 score = best[sentence, place].item() / (length + 1) ** penalty
                 ended[sentence].append(Hypothesis(prefix[rows[sentence, place], begun:].clone(), score))
-        if all(len(found) == beams for found in ended):
+        if all(len(hypotheses) == beams for hypotheses in ended):
             break
         totals, going = best.masked_fill(ends, float("-inf")).topk(beams)
         rows, symbols = rows.gather(1, going).flatten(), symbols.gather(1, going).flatten()
         prefix = torch.cat([prefix[rows], symbols[:, None]], 1)
         model.decoder.reorder_incremental_state_scripting(state, rows)
-    return [sorted(found, key=lambda hypothesis: -hypothesis.score) for found in ended]
+    return [sorted(hypotheses, key=lambda hypothesis: -hypothesis.score) for hypotheses in ended]
 
 
 def _begin(model: DeepModel, tokens: Tensor, beams: int) -> tuple[dict | None, dict, Tensor]:

@@ -120,16 +120,16 @@ class DecoderCache:
     def extend(self, attention: nn.Module, keys: Tensor, values: Tensor) -> list[Tensor]:
         """Add this step's keys and values, (P, k, h, d) each, and return those of the whole prefix, (P, used, h, d)."""
         newest, before = (keys, values), self.used - self.beams
-        held = self.prefixes.get(attention) or [one.new_empty(one.size(0), 0, *one.shape[2:]) for one in newest]
+        prefix = self.prefixes.get(attention) or [one.new_empty(one.size(0), 0, *one.shape[2:]) for one in newest]
         if torch.is_grad_enabled():  # autograd may read the old tensors later, so they must not be overwritten
-            held = [torch.cat([old[:, :before], one], 1) for old, one in zip(held, newest, strict=True)]
+            prefix = [torch.cat([old[:, :before], one], 1) for old, one in zip(prefix, newest, strict=True)]
         else:
-            if held[0].size(1) < self.capacity:
-                held = [F.pad(old, (0, 0, 0, 0, 0, self.capacity - old.size(1))) for old in held]
-            for old, one in zip(held, newest, strict=True):
+            if prefix[0].size(1) < self.capacity:
+                prefix = [F.pad(old, (0, 0, 0, 0, 0, self.capacity - old.size(1))) for old in prefix]
+            for old, one in zip(prefix, newest, strict=True):
                 old[:, before : self.used] = one
-        self.prefixes[attention] = held
-        return [one[:, : self.used] for one in held]
+        self.prefixes[attention] = prefix
+        return [one[:, : self.used] for one in prefix]
 
     def of_source(self, attention: nn.Module, project: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """Return keys and values of the source, (P, S, h, d) each; `project` computes them at the first step."""
@@ -172,15 +172,15 @@ class DecoderCache:
         self.used, self.capacity = kept, kept + max(kept, STEPS * self.beams)
         slots = needed.view(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :kept]
         self.past = self.past.gather(2, slots[:, None].expand(-1, self.beams, -1))
-        for attention, held in self.prefixes.items():
-            rows = (torch.arange(len(slots), device=slots.device) if places is None else places) * held[0].size(1)
+        for attention, prefix in self.prefixes.items():
+            rows = (torch.arange(len(slots), device=slots.device) if places is None else places) * prefix[0].size(1)
             index = rows[:, None] + F.pad(slots, (0, self.capacity - kept))  # unused room holds arbitrary numbers
-            taken = [one.flatten(0, 1).index_select(0, index.flatten()) for one in held]
+            taken = [one.flatten(0, 1).index_select(0, index.flatten()) for one in prefix]
             self.prefixes[attention] = [one.unflatten(0, index.shape) for one in taken]
         if places is not None:
             self.sources = {
-                attention: tuple(one.index_select(0, places) for one in held)
-                for attention, held in self.sources.items()
+                attention: tuple(one.index_select(0, places) for one in source)
+                for attention, source in self.sources.items()
             }
             if self.memory is not None:
                 mask = self.memory.mask

@@ -52,11 +52,11 @@ def check_fit(state: StateDict, own: StateDict) -> None:
     state, own: their state dicts. The message names the flag where that is known; fairseq's loader adds the file.
     """
     for stack in ("encoder", "decoder"):
-        held, built = depth(state, stack), depth(own, stack)
-        if bool(held) != bool(built):
-            raise UserError(f"holds {held} {stack} layers, this model {built}: another kind of model; give its --arch")
-        if held != built:
-            raise UserError(f"holds {held} {stack} layers, this model has {built}; give --{stack}-layers {held}")
+        saved, built = depth(state, stack), depth(own, stack)
+        if bool(saved) != bool(built):
+            raise UserError(f"holds {saved} {stack} layers, this model {built}: another kind of model; give its --arch")
+        if saved != built:
+            raise UserError(f"holds {saved} {stack} layers, this model has {built}; give --{stack}-layers {saved}")
     missing, extra = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
     if missing or extra:
         raise UserError(
@@ -85,29 +85,29 @@ def depth(state: StateDict, stack: str) -> int:
     return 1 + max((int(match.group(1)) for match in layers if match), default=-1)
 
 
-def _other_shape(key: str, held: tuple, built: tuple, own: StateDict) -> str:
+def _other_shape(key: str, saved: tuple, built: tuple, own: StateDict) -> str:
     stack, name = key.split(".", 1)
     if name == "embed_tokens.weight":
-        if held[0] != built[0]:
+        if saved[0] != built[0]:
             data = f"these data have {built[0]} symbols; give the data of its own run"
-            return f"holds {held[0]} {stack} embeddings, {data}"
-        return f"is {held[1]} wide, this model's {stack} {built[1]}; give --{stack}-embed-dim {held[1]}"
+            return f"holds {saved[0]} {stack} embeddings, {data}"
+        return f"is {saved[1]} wide, this model's {stack} {built[1]}; give --{stack}-embed-dim {saved[1]}"
     if name == "embed_positions.weight":
-        held, built = held[0] - BEFORE_FIRST, built[0] - BEFORE_FIRST
+        saved, built = saved[0] - BEFORE_FIRST, built[0] - BEFORE_FIRST
         of_pair = "--max-source-positions" if depth(own, "decoder") else "--max-positions"
         flag = "--max-target-positions" if stack == "decoder" else of_pair
-        return f"has {held} learned positions, this model {built}; give {flag} {held}"
+        return f"has {saved} learned positions, this model {built}; give {flag} {saved}"
     if name.endswith("fc1.weight"):
-        return f"has {stack} feed-forward width {held[0]}, not {built[0]}; give --{stack}-ffn-embed-dim {held[0]}"
-    return f"{key} has shape {held}, this model's {built}; give --method, flags and data of its own run"
+        return f"has {stack} feed-forward width {saved[0]}, not {built[0]}; give --{stack}-ffn-embed-dim {saved[0]}"
+    return f"{key} has shape {saved}, this model's {built}; give --method, flags and data of its own run"
 
 
 def _flags(missing: list[str], extra: list[str]) -> str:
     """Return the flags that would remove the difference, as far as parameter names tell."""
     advice = []
     for verb, keys in (("give", extra), ("drop", missing)):
-        found = (m.expand(flag) for key in keys for pattern, flag in FLAGS.items() if (m := re.match(pattern, key)))
-        if flags := " ".join(dict.fromkeys(found)):
+        matching = (m.expand(flag) for key in keys for pattern, flag in FLAGS.items() if (m := re.match(pattern, key)))
+        if flags := " ".join(dict.fromkeys(matching)):
             advice.append(f"{verb} {flags}")
     return " and ".join(advice)
 
@@ -116,9 +116,9 @@ def _check_constants(state: StateDict, own: StateDict) -> None:
     for key, value in own.items():
         if key.count(".") > 1 or value.dim() > 0:  # not one of Method.constants
             continue
-        held, built = float(state[key]), float(value)
-        if abs(held - built) > 0.01 * abs(built):  # half precision rounds them
-            raise UserError(f"{key} is {held:.4g}, this model's {built:.4g}: trained at other depths or options")
+        saved, built = float(state[key]), float(value)
+        if abs(saved - built) > 0.01 * abs(built):  # half precision rounds them
+            raise UserError(f"{key} is {saved:.4g}, this model's {built:.4g}: trained at other depths or options")
 
 
 def _some(verb: str, keys: list[str]) -> str:

@@ -16,7 +16,7 @@ from fairseq.logging import metrics
 from torch import Tensor, nn
 
 from ..core.probes import Probe, get_probes
-from ..core.probes.base import Held
+from ..core.probes.base import HeldBatch
 from ..core.probes.model_update import outputs
 from ..core.probes.session import Session
 from ..files import save
@@ -93,7 +93,7 @@ class TrainingProbes:
             model = self.session.model
             net_input = held_training_batch(self.iterator, next(model.parameters()).device)
             kept = reference(model, net_input, self.folder / REFERENCE, update, write=first)
-            self.session.held = Held(net_input, kept)
+            self.session.held_batch = HeldBatch(net_input, kept)
 
 
 def probes_of(model: nn.Module, cfg: Any) -> TrainingProbes | None:

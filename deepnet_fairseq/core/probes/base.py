@@ -19,7 +19,7 @@ Values = dict[str, float]  # address inside the model, as "decoder.18" or "encod
 PROBES: dict[str, type[Probe]] = {}
 
 
-class Held(NamedTuple):
+class HeldBatch(NamedTuple):
     """Batch that stays the same throughout a run.
 
     net_input: of a fairseq sample; reference: result of model_update.outputs at theta_0, stack -> (tokens, C).
@@ -37,13 +37,13 @@ class Probe:
     """
 
     name: ClassVar[str]
-    needs_held: ClassVar[bool] = False  # whether `begin` needs a Held
+    needs_held: ClassVar[bool] = False  # whether `begin` needs a HeldBatch
 
     def __init__(self, model: nn.Module):
         self.model = model
         self.found: Values = {}
 
-    def begin(self, held: Held | None) -> None:
+    def begin(self, held: HeldBatch | None) -> None:
         """Prepare, once, before the update's first forward pass; held: the run's, if any of its probes needs one."""
 
     def hooks(self, masks: dict[str, Tensor]) -> Iterator:
@@ -96,8 +96,8 @@ class TokenSums(Probe):
 
     def add(self, address: str, *sums: Tensor) -> None:
         """Add numbers, each (), to the sums of `address`, in float64 on the device of the last one."""
-        found = torch.stack([torch.as_tensor(value, device=sums[-1].device).double() for value in sums])
-        self.sums[address] = self.sums.get(address, 0) + found
+        stacked = torch.stack([torch.as_tensor(value, device=sums[-1].device).double() for value in sums])
+        self.sums[address] = self.sums.get(address, 0) + stacked
 
     @staticmethod
     def summary(values: Values) -> Values:
@@ -105,14 +105,14 @@ class TokenSums(Probe):
         return mean_by(kind, values)
 
 
-def over_ranks(found: dict[str, Tensor], operation: Any = torch.distributed.ReduceOp.SUM) -> dict[str, Any]:
+def over_ranks(tensors: dict[str, Tensor], operation: Any = torch.distributed.ReduceOp.SUM) -> dict[str, Any]:
     """All-reduce tensors of one shape by address, on all ranks, and return numbers: sums, or by `operation`."""
-    if not found:
+    if not tensors:
         return {}
-    stacked = torch.stack(list(found.values()))
+    stacked = torch.stack(list(tensors.values()))
     if torch.distributed.is_initialized():
         torch.distributed.all_reduce(stacked, operation)
-    return dict(zip(found, stacked.tolist(), strict=True))
+    return dict(zip(tensors, stacked.tolist(), strict=True))
 
 
 def kind(address: str) -> str:
@@ -122,7 +122,7 @@ def kind(address: str) -> str:
 
 def mean_by(name: Callable[[str], str], values: Values) -> Values:
     """Return name -> mean of the values whose address has that name."""
-    found: dict[str, list[float]] = {}
+    groups: dict[str, list[float]] = {}
     for address, value in values.items():
-        found.setdefault(name(address), []).append(value)
-    return {key: sum(numbers) / len(numbers) for key, numbers in found.items()}
+        groups.setdefault(name(address), []).append(value)
+    return {key: sum(numbers) / len(numbers) for key, numbers in groups.items()}

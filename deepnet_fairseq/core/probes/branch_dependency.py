@@ -38,11 +38,11 @@ class BranchDependency(TokenSums):
         self.add(address, branch.numel(), *sums)
 
     def values(self) -> Values:
-        found = {}
+        ratios = {}
         for address, (count, *sums) in over_ranks(self.sums).items():
             branch, merged = _variance(count, *sums[:2]), _variance(count, *sums[2:])
-            found[address] = branch / merged if merged > 0 else float("nan")
-        return found
+            ratios[address] = branch / merged if merged > 0 else float("nan")
+        return ratios
 
 
 def _variance(count: float, total: float, squares: float) -> float:

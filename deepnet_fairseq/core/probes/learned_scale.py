@@ -28,9 +28,9 @@ class LearnedScale(Probe):
 
     def values(self) -> Values:
         levels = torch.tensor([*STATISTICS.values()], device=next(self.model.parameters()).device)
-        found = {address: scale.quantile(levels) for address, scale in scales(self.model)}
-        numbers = torch.cat([*found.values()]).tolist() if found else []
-        return dict(zip((f"{address}.{name}" for address in found for name in STATISTICS), numbers, strict=True))
+        quantiles = {address: scale.quantile(levels) for address, scale in scales(self.model)}
+        numbers = torch.cat([*quantiles.values()]).tolist() if quantiles else []
+        return dict(zip((f"{address}.{name}" for address in quantiles for name in STATISTICS), numbers, strict=True))
 
     @staticmethod
     def summary(values: Values) -> Values:
@@ -40,7 +40,7 @@ class LearnedScale(Probe):
 
 def scales(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield address and values, float32 and flat, of all learned factors in the slots."""
-    for place, slot in (found for stack in model.stacks().values() for found in stack.slots()):
+    for place, slot in (pair for stack in model.stacks().values() for pair in stack.slots()):
         maps = {module.weight for module in slot.modules() if isinstance(module, nn.Linear)}
         named = slot.named_parameters()
         factors = {name: p for name, p in named if name.rpartition(".")[2] not in ADDED and p not in maps}

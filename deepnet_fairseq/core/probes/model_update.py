@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.random import fork_rng
 
 from ..profile import in_mode
-from .base import Held, Probe, register_probe
+from .base import HeldBatch, Probe, register_probe
 
 
 @register_probe("model_update")
@@ -23,7 +23,7 @@ class ModelUpdate(Probe):
 
     needs_held = True
 
-    def begin(self, held: Held | None) -> None:
+    def begin(self, held: HeldBatch | None) -> None:
         assert held is not None  # needs_held
         now = outputs(self.model, held.net_input)
         self.found = {name: (now[name] - held.reference[name]).norm(dim=-1).mean().item() for name in now}
@@ -38,7 +38,7 @@ def outputs(model: nn.Module, net_input: dict) -> dict[str, Tensor]:
     with in_mode(model, training=False), torch.no_grad(), fork_rng(devices):
         features = model.features(**net_input)
     masks = token_masks(model, **net_input)
-    return {name: found[masks[name]].float() for name, found in features.items()}
+    return {name: output[masks[name]].float() for name, output in features.items()}
 
 
 def token_masks(model: nn.Module, *inputs: Any, **net_input: Any) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from .base import Held, Probe, Values
+from .base import HeldBatch, Probe, Values
 from .model_update import token_masks
 
 
@@ -22,7 +22,7 @@ class Session:
 
     def __init__(self, model: nn.Module, probes: list[type[Probe]]):
         self.model, self.kinds = model, probes
-        self.held: Held | None = None  # set before the first update if a probe needs it
+        self.held_batch: HeldBatch | None = None  # set before the first update if a probe needs it
         self.watching: list[Probe] = []  # probes of the update under observation, if there is one
         self.dummy = False  # whether the next forward pass belongs to a dummy batch, which only keeps a rank busy
         self._outer: list[RemovableHandle] = []
@@ -33,7 +33,7 @@ class Session:
         self.end()
         self.watching = [probe(self.model) for probe in self.kinds]
         for probe in self.watching:
-            probe.begin(self.held)
+            probe.begin(self.held_batch)
         self._outer = [
             self.model.register_forward_pre_hook(self._enter, with_kwargs=True),
             self.model.register_forward_hook(self._leave, always_call=True),
@@ -50,8 +50,8 @@ class Session:
 
     def summary(self, values: dict[str, Values]) -> Values:
         """Return the entries of fairseq's log, "probe/address" -> value."""
-        found = {probe.name: probe.summary(values[probe.name]) for probe in self.watching}
-        return {f"{name}/{address}": value for name, values in found.items() for address, value in values.items()}
+        summaries = {probe.name: probe.summary(values[probe.name]) for probe in self.watching}
+        return {f"{name}/{address}": value for name, values in summaries.items() for address, value in values.items()}
 
     def end(self) -> None:
         """Remove all hooks; the model is as it was."""
