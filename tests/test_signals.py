@@ -91,7 +91,7 @@ def test_processes_tell_each_other_with_what_they_log(others, monkeypatch):
     monkeypatch.setattr(Trainer, "_aggregate_logging_outputs", aggregate)
     assert trainer._aggregate_logging_outputs(["logged"], 3.0) == (["logged"], [3.0])
     with pytest.raises(train_loop.Stopped) if others else contextlib.nullcontext():
-        train_loop.stop_if_told(trainer)
+        train_loop.stop_if_signalled(trainer)
 
 
 def test_handlers_are_those_before():

@@ -56,10 +56,10 @@ class Profile:
         """
         built = shape(model)
         for name, number in built.items():
-            held = getattr(self, name)
-            if held is not None and held != number:
+            profiled = getattr(self, name)
+            if profiled is not None and profiled != number:
                 raise UserError(
-                    f"--admin-profile {path}: taken with {name.replace('_', ' ')} {held}, this model has {number}; "
+                    f"--admin-profile {path}: taken with {name.replace('_', ' ')} {profiled}, this model has {number}; "
                     "profile the model you train (`deepnet profile --help`)"
                 )
         if list(self.omega) != [str(site) for site, _ in residuals(model)]:

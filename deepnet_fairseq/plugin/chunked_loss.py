@@ -82,8 +82,8 @@ class _ProjectedLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, gradient, *_):
         kept = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
-        found = [None if tensor is None else (tensor * gradient).to(dtype) for tensor, dtype in kept]
-        return *found, None, None, None, None
+        gradients = [None if tensor is None else (tensor * gradient).to(dtype) for tensor, dtype in kept]
+        return *gradients, None, None, None, None
 
 
 def _of_logits(lprobs: Tensor, y: Tensor, each: float, of_target: float) -> Tensor:

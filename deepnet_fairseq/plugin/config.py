@@ -68,8 +68,8 @@ def _field(one: dataclasses.Field) -> tuple:
         kind = ChoiceEnum(choices) if kind is str else Optional[ChoiceEnum(choices)]
     default = ELSEWHERE.get(one.name, one.default)
     shown = one.metadata["help"] + (f" (default: {default})" if default else "")
-    told = {} if str(default).startswith("${") else {"help": shown}  # no help: no flag, the task decides
-    return one.name, kind, field(default=default, metadata=told)
+    meta = {} if str(default).startswith("${") else {"help": shown}  # no help: no flag, the task decides
+    return one.name, kind, field(default=default, metadata=meta)
 
 
 DeepTransformerConfig = _for_fairseq(archs.MODEL_NAME)  # by the names under which configs are pickled

@@ -42,26 +42,26 @@ def addresses(model: nn.Module) -> dict[str, str]:
     A module that belongs to no single branch is addressed by its layer ("decoder.7"); outside of layers, and in models
     of other packages, by its path.
     """
-    found = {module: path for path, module in model.named_modules()}
+    by_module = {module: path for path, module in model.named_modules()}
     for layer in [module for module in model.modules() if hasattr(module, "sites")]:
         ffn = layer.sites["ffn"]
-        found |= dict.fromkeys(layer.modules(), f"{ffn.stack}.{ffn.layer}")
+        by_module |= dict.fromkeys(layer.modules(), f"{ffn.stack}.{ffn.layer}")
         for sublayer, site in layer.sites.items():
             names = (*(FFN if sublayer == "ffn" else [sublayer]), NORM_NAMES[sublayer])
             for part in (*layer.slots(sublayer).values(), *(getattr(layer, name, None) for name in names)):
-                found |= dict.fromkeys([] if part is None else part.modules(), str(site))
-    return {path: found[module] for path, module in model.named_modules()}
+                by_module |= dict.fromkeys([] if part is None else part.modules(), str(site))
+    return {path: by_module[module] for path, module in model.named_modules()}
 
 
 class Search:
     """Hooks on every module of `model` for as long as the context lasts.
 
-    found: direction of the pass -> address of the first output (forward) or gradient (backward) that is not finite.
+    nonfinite: direction of the pass -> address of the first output (forward) or gradient (backward) that is not finite.
     """
 
     def __init__(self, model: nn.Module):
         self.model, self.addresses = model, addresses(model)
-        self.found: dict[str, str] = {}
+        self.nonfinite: dict[str, str] = {}
         self._handles = []
 
     def __enter__(self) -> Search:
@@ -86,9 +86,9 @@ class Search:
     @torch.no_grad()
     def _look(self, direction: str, path: str, tensor: Tensor) -> None:
         """Check one tensor; called in the order in which the pass computes them."""
-        if direction not in self.found and tensor.is_floating_point() and not tensor.isfinite().all():
+        if direction not in self.nonfinite and tensor.is_floating_point() and not tensor.isfinite().all():
             where = self.addresses.get(path) or self.addresses.get(path.rpartition(".")[0])
-            self.found[direction] = where or path or "model"
+            self.nonfinite[direction] = where or path or "model"
 
 
 def repeat(trainer, samples: list, update: int) -> tuple[str, float]:
@@ -110,7 +110,7 @@ def repeat(trainer, samples: list, update: int) -> tuple[str, float]:
             step = (sample, trainer.model, trainer.criterion, trainer.optimizer, update)
             loss, *_ = task.train_step(*step, ignore_grad=dummy)
             losses += float(loss.detach())
-    where = next((f"{search.found[way]} ({way})" for way in (FORWARD, BACKWARD) if way in search.found), "")
+    where = next((f"{search.nonfinite[way]} ({way})" for way in (FORWARD, BACKWARD) if way in search.nonfinite), "")
     return where, losses
 
 
@@ -123,10 +123,10 @@ def headline(trainer, update: int, kind: str, samples: list) -> str:
         mine = repeat(trainer, samples, update - 1)
     except Exception:
         mine = ("", 0.0)
-    found = agreement.all_gather(mine)
-    if kind == GRADIENTS and not all(math.isfinite(loss) for _, loss in found):
+    by_rank = agreement.all_gather(mine)
+    if kind == GRADIENTS and not all(math.isfinite(loss) for _, loss in by_rank):
         kind = LOSS
-    where = next((place for place, _ in found if place), "")
+    where = next((place for place, _ in by_rank if place), "")
     return f"diverged at update {update}: {kind}" + (f", first at {where}" if where else "")
 
 

@@ -32,8 +32,8 @@ class Record:
 
     def series(self, probe: str, address: str) -> tuple[list[int], list[float]]:
         """Return the updates at which `probe` has a value for `address`, and these values."""
-        found = [(u, self.rows[u][probe][address]) for u in self.updates() if address in self.rows[u].get(probe, {})]
-        return [u for u, _ in found], [value for _, value in found]
+        pairs = [(u, self.rows[u][probe][address]) for u in self.updates() if address in self.rows[u].get(probe, {})]
+        return [u for u, _ in pairs], [value for _, value in pairs]
 
 
 class Writer:
@@ -52,7 +52,7 @@ class Writer:
 
     def row(self, update: int, values: dict[str, Values]) -> None:
         """Append a row, with five significant digits; a value that is not finite becomes null."""
-        rounded = {probe: {where: _short(v) for where, v in found.items()} for probe, found in values.items()}
+        rounded = {probe: {where: _short(v) for where, v in numbers.items()} for probe, numbers in values.items()}
         with open(self.path, "a") as file:
             file.write(json.dumps({"update": update} | rounded, separators=(",", ":")) + "\n")
 
@@ -81,8 +81,8 @@ def record_of(lines: list[dict], where: object) -> Record:
             if "format" in row:
                 header = dict(row)
             else:
-                found = {probe: _floats(values) for probe, values in row.items() if probe != "update"}
-                rows[int(row["update"])] = found
+                probed = {probe: _floats(values) for probe, values in row.items() if probe != "update"}
+                rows[int(row["update"])] = probed
     except WRONG_VALUES as error:
         raise UserError(f"{where}: is no record of probes, or broken ({error}); delete it") from error
     if header.get("format") != FORMAT:

@@ -111,12 +111,12 @@ def reference(model: nn.Module, net_input: dict, path: Path, update: int, write:
 
     A resumed run without that file, or with one of another batch, warns and takes the present outputs.
     """
-    held = net_input["src_tokens"]
+    tokens = net_input["src_tokens"]
     if update:
         try:
             kept = torch.load(path, map_location="cpu", weights_only=True)
-            if torch.equal(kept["src_tokens"], held.cpu()):
-                return {name: value.to(held.device) for name, value in kept["outputs"].items()}
+            if torch.equal(kept["src_tokens"], tokens.cpu()):
+                return {name: value.to(tokens.device) for name, value in kept["outputs"].items()}
         except BROKEN:
             pass
         logger.warning(f"{path}: does not hold the outputs of update 0; model_update counts from update {update}")
@@ -124,5 +124,5 @@ def reference(model: nn.Module, net_input: dict, path: Path, update: int, write:
     if write:
         path.parent.mkdir(parents=True, exist_ok=True)
         cpu = {name: value.cpu() for name, value in now.items()}
-        save({"src_tokens": held.cpu(), "update": update, "outputs": cpu}, path)
+        save({"src_tokens": tokens.cpu(), "update": update, "outputs": cpu}, path)
     return now

@@ -42,14 +42,14 @@ FORCED = ("--distributed-world-size", "1")  # fairseq's parser takes the last of
 class DeepTrainer(Trainer):
     """Trainer of fairseq with every change that this package makes to a training step.
 
-    samples: the batches of the present update; told: whether a signal has come to any process, None before the first
+    samples: the batches of the present update; signal: whether a signal has come to any process, None before the first
     check; over: the value for fairseq's `train` to return if the training was over when it was started; make_as_in: the
     epoch in which the resumed training made its batches; limited: the modules whose gradients are clipped apart.
     """
 
     is_fsdp = False  # fairscale's, which zero.check_settings refuses
     samples: list = []  # replaced, never changed
-    told: bool | None = None
+    signal: bool | None = None
     over: tuple[list, bool] | None = None
     make_as_in: int | None = None
     limited: list | None = None
@@ -212,8 +212,8 @@ class DeepTrainer(Trainer):
     def _aggregate_logging_outputs(self, logging_outputs, *sums, ignore=False):
         """Sum the logs of all processes, and whether a signal reached any; all act on it after the same update."""
         sums = (*sums, float(train_loop.received() > 0))
-        logging_outputs, (*sums, told) = super()._aggregate_logging_outputs(logging_outputs, *sums, ignore=ignore)
-        self.told = bool(told > 0)
+        logging_outputs, (*sums, signals) = super()._aggregate_logging_outputs(logging_outputs, *sums, ignore=ignore)
+        self.signal = bool(signals > 0)
         return logging_outputs, sums
 
     # validate
@@ -224,7 +224,7 @@ class DeepTrainer(Trainer):
         raise_oom: marks the batch's second try, by this process alone, in which no collective may be called.
         """
         if not raise_oom:
-            train_loop.stop_if_told(self)
+            train_loop.stop_if_signalled(self)
             self.stuck.count(sample, self.task)
         return super().valid_step(sample, raise_oom)
 

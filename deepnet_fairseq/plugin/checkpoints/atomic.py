@@ -34,8 +34,8 @@ class SaveError(UserError):
 def reason(error: BaseException | None) -> str:
     """Return the system's reason (No space left on device), which torch hides, or else the message's first line."""
     first = str(error).strip().split("\n")[0] or type(error).__name__
-    said = (one.strerror for one in causes(error) if isinstance(one, OSError) and one.strerror)
-    return next(said, first)
+    reasons = (one.strerror for one in causes(error) if isinstance(one, OSError) and one.strerror)
+    return next(reasons, first)
 
 
 def save(content, path: str | Path) -> None:

@@ -91,7 +91,7 @@ def weights_of(state: dict) -> dict:
 def remove_old(folder: Path, flag: str) -> None:
     """Remove weights of epochs that last:N no longer keeps."""
     keep = WHICH.fullmatch(flag)[1]
-    found = sorted((int(match[1]), path) for path in folder.iterdir() if (match := FILE.fullmatch(path.name)))
-    for _, path in found[: -int(keep)] if keep else ():
+    files = sorted((int(match[1]), path) for path in folder.iterdir() if (match := FILE.fullmatch(path.name)))
+    for _, path in files[: -int(keep)] if keep else ():
         with suppress(OSError):
             os.remove(path)

@@ -50,8 +50,8 @@ def forgotten(trainer: Trainer) -> dict:
 
 def _averages() -> dict:
     """Return the epoch's averages so far by name, without those that depend on the clock."""
-    found = metrics.get_meters("train") or {}
-    values = {name: found.get_smoothed_value(name) for name, meter in found.items() if not isinstance(meter, CLOCKS)}
+    logged = metrics.get_meters("train") or {}
+    values = {name: logged.get_smoothed_value(name) for name, meter in logged.items() if not isinstance(meter, CLOCKS)}
     return {name: value.item() if torch.is_tensor(value) else value for name, value in values.items() if name[0] != "_"}
 
 
@@ -169,7 +169,7 @@ def _over(trainer) -> bool:
     )
 
 
-def _log_averages(trainer, epoch: int, found: dict) -> None:
+def _log_averages(trainer, epoch: int, averages: dict) -> None:
     """Write the line that fairseq-train logs last in an epoch, again if it was written before."""
     common, updates = trainer.cfg.common, trainer.get_num_updates()
     bar = progress_bar.progress_bar(
@@ -178,4 +178,4 @@ def _log_averages(trainer, epoch: int, found: dict) -> None:
     )  # fmt: skip
     wall = metrics.get_meter("default", "wall")
     if agreement.is_first():
-        bar.print(found | {"wall": round(wall.elapsed_time if wall else 0)}, tag="train", step=updates)
+        bar.print(averages | {"wall": round(wall.elapsed_time if wall else 0)}, tag="train", step=updates)

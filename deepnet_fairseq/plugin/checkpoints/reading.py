@@ -136,8 +136,8 @@ def explaining_unusable(filename: str) -> Iterator[None]:
     except (AssertionError, KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
         if isinstance(error, UserError):
             raise
-        said = f"{filename}: cannot go on with its training ({_short(error)})"
-        raise UserError(f"{said}; give the flags of its run, or --reset-optimizer") from error
+        problem = f"{filename}: cannot go on with its training ({_short(error)})"
+        raise UserError(f"{problem}; give the flags of its run, or --reset-optimizer") from error
 
 
 def _short(error: Exception) -> str:
@@ -191,8 +191,8 @@ def check_whole(path: str | Path) -> None:
     """Raise a UserError if a zip archive of torch's is damaged; torch reads or refuses files of other formats."""
     with open(path, "rb") as file:
         is_zip = file.read(2) == b"PK"
-    if is_zip and (found := damage(path)):
-        raise UserError(f"{path}: truncated or damaged ({found}); take another checkpoint of the same folder")
+    if is_zip and (defect := damage(path)):
+        raise UserError(f"{path}: truncated or damaged ({defect}); take another checkpoint of the same folder")
 
 
 def damage(path: str | Path) -> str | None:
@@ -246,8 +246,8 @@ def other_than_last(folder: Path, suffix: str) -> Path | None:
     problem = f"{last}: missing" if reason == "missing" else f"{last}: truncated or damaged ({reason})"
     atomic.spoilt(last)
     for path in others:
-        if found := damage(path):
-            log.warning(f"{path}: truncated or damaged too ({found})")
+        if defect := damage(path):
+            log.warning(f"{path}: truncated or damaged too ({defect})")
         else:
             log.warning(f"{problem}; resuming from {path}")
             return path
@@ -260,8 +260,8 @@ def other_than_last(folder: Path, suffix: str) -> Path | None:
 def earlier(folder: Path, suffix: str) -> list[Path]:
     """List the folder's checkpoints except checkpoint_last, newest first, the best by validation at the end."""
     pattern = re.compile(RESUMABLE.format(re.escape(suffix)))
-    found = {path: match for path in folder.glob("checkpoint*") if (match := pattern.fullmatch(path.name))}
-    return sorted(found, key=lambda path: (found[path][1] is None, updates(path)), reverse=True)
+    matches = {path: match for path in folder.glob("checkpoint*") if (match := pattern.fullmatch(path.name))}
+    return sorted(matches, key=lambda path: (matches[path][1] is None, updates(path)), reverse=True)
 
 
 def updates(path: Path) -> int:

@@ -96,11 +96,11 @@ def _train_or_end(original, cfg, trainer, *args):
             return answer
         status, line = stuck.STATUS, trainer.stuck.headline()
     except divergence.Diverged as error:
-        found = error.update, error.kind, error.samples  # the error's traceback would keep the step's tensors
+        details = error.update, error.kind, error.samples  # the error's traceback would keep the step's tensors
     except (RuntimeError, OSError, EOFError) as error:
         explain_lost_loader(cfg, error)
         raise
-    line = line or divergence.headline(trainer, *found)
+    line = line or divergence.headline(trainer, *details)
     if agreement.is_first():
         print(f"{Path(sys.argv[0]).name}: error: {line}", file=sys.stderr)
     agreement.barrier()  # torchrun ends all processes as soon as one has ended
@@ -127,7 +127,7 @@ def validate_and_save(original, cfg, trainer, task, epoch_itr, valid_subsets, en
     Return validation losses, and whether the training is over. A stuck training gets no final save.
     """
     try:
-        stop_if_told(trainer)
+        stop_if_signalled(trainer)
         losses, over = original(cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch)
         return losses, over or trainer.stuck.over
     except Stopped:
@@ -135,10 +135,10 @@ def validate_and_save(original, cfg, trainer, task, epoch_itr, valid_subsets, en
     _save_and_exit(trainer, epoch_itr, end_of_epoch)
 
 
-def stop_if_told(trainer) -> None:
+def stop_if_signalled(trainer) -> None:
     """Raise Stopped if a signal came, to this process or to another of the training."""
-    told, trainer.told = trainer.told, None
-    if _before and (agreement.largest(received(), trainer.device) if told is None else told):
+    signalled, trainer.signal = trainer.signal, None
+    if _before and (agreement.largest(received(), trainer.device) if signalled is None else signalled):
         raise Stopped
 
 

@@ -27,25 +27,25 @@ def broadcast_from_first(ask: Callable[[], object]):
     """Call ask() on rank 0 and broadcast its result; raise its UserError on every rank."""
     if not several():
         return ask()
-    found = [None, None]  # the answer, or the error's message
+    outcome = [None, None]  # the answer, or the error's message
     if is_first():
         try:
-            found[0] = ask()
+            outcome[0] = ask()
         except UserError as error:
-            found[1] = str(error)
-    distributed.broadcast_object_list(found, 0)
-    if found[1] is not None:
-        raise UserError(found[1])
-    return found[0]
+            outcome[1] = str(error)
+    distributed.broadcast_object_list(outcome, 0)
+    if outcome[1] is not None:
+        raise UserError(outcome[1])
+    return outcome[0]
 
 
 def all_gather(mine) -> list:
     """Return the list of all ranks' `mine` by rank; it must be possible to pickle it."""
     if not several():
         return [mine]
-    found = [None] * distributed.get_world_size()
-    distributed.all_gather_object(found, mine)
-    return found
+    gathered = [None] * distributed.get_world_size()
+    distributed.all_gather_object(gathered, mine)
+    return gathered
 
 
 def largest(number: int, device: torch.device) -> int:

@@ -150,20 +150,20 @@ class Adam(torch.optim.Optimizer):
         of_all = saved.get("step", 0)  # apex keeps one count for all parameters
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
         try:
-            found = {
+            states = {
                 n: {"step": int(entry.get("step", of_all))} | {name: entry[name] for name in MOMENTS}
                 for n, number in enumerate(numbers)
                 if (entry := state_dict["state"].get(number))
             }
             shapes = [parameter.shape for parameter in parameters]
-            fits = all(entry[name].shape == shapes[n] for n, entry in found.items() for name in MOMENTS)
+            fits = all(entry[name].shape == shapes[n] for n, entry in states.items() for name in MOMENTS)
         except (KeyError, IndexError):  # another optimiser's, or of more parameters
             fits = False
         if not fits or len(numbers) != len(parameters):
             raise UserError(WRONG)
         (group,) = super().state_dict()["param_groups"]
         group |= {key: saved[key] for key in self.defaults.keys() & saved.keys()}
-        own = found if self.shard is None else {n: found[n] for n in self.shard.own if n in found}
+        own = states if self.shard is None else {n: states[n] for n in self.shard.own if n in states}
         super().load_state_dict({"state": own, "param_groups": [group]})
 
 
