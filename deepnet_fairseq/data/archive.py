@@ -71,10 +71,10 @@ def _member(archive: Path, name: str):
             yield body
     else:
         with tarfile.open(archive) as tar:
-            found = next((info for info in tar if info.isreg() and normpath(info.name) == name), None)
-            if found is None:
+            member = next((info for info in tar if info.isreg() and normpath(info.name) == name), None)
+            if member is None:
                 raise UserError(f"{archive}: holds no {name}; name another member, or remove it and fetch it again")
-            with tar.extractfile(found) as body:
+            with tar.extractfile(member) as body:
                 yield gzip.GzipFile(fileobj=body) if name.endswith(".gz") else body
 
 

@@ -65,8 +65,8 @@ class Bilingual:
             return {"sentences": self._write(prefix, self._each(functions, raw, subset))}
 
         settings = {"chain": asdict(chain), "tools": {"sacremoses": version("sacremoses")}}
-        found = self.steps.run(f"tokenise.{subset}", sides(prefix, self.langs), settings, make)
-        return prefix, found["sentences"]
+        counts = self.steps.run(f"tokenise.{subset}", sides(prefix, self.langs), settings, make)
+        return prefix, counts["sentences"]
 
     def references(self, lines: dict[str, Iterable[str]], sentences: int) -> None:
         """Write DEST/reference/test.SRC-TGT.TGT for both directions.
@@ -79,8 +79,8 @@ class Bilingual:
             with whole(folder) as part:
                 for source, target in (self.langs, self.langs[::-1]):
                     name = f"test.{source}-{target}.{target}"
-                    if (found := write_lines(part / name, lines[target])) != sentences:
-                        raise UserError(f"{folder / name}: {found:,} references for {sentences:,} sentences")
+                    if (count := write_lines(part / name, lines[target])) != sentences:
+                        raise UserError(f"{folder / name}: {count:,} references for {sentences:,} sentences")
 
         self.steps.run("references", [folder], {}, make)
 
@@ -146,8 +146,8 @@ class Bilingual:
                 files = zip(self.langs, sides(segmented[subset], self.langs), strict=True)
                 return {lang: len(count_pieces(path, self.workers)) for lang, path in files}
 
-            found = self.steps.run(f"apply-bpe.{subset}", sides(segmented[subset], self.langs), {}, make)
-            types |= found if subset == "train" else {}
+            counts = self.steps.run(f"apply-bpe.{subset}", sides(segmented[subset], self.langs), {}, make)
+            types |= counts if subset == "train" else {}
         return segmented, types
 
     def binarise(self, texts: Texts, codes: Path, dictionary: Path | None = None) -> dict:
@@ -157,11 +157,11 @@ class Bilingual:
         def make() -> dict:
             with whole(dest) as part:
                 part.mkdir(parents=True)
-                found = binarise(self.langs, texts, part, self.workers, dictionary)
+                summary = binarise(self.langs, texts, part, self.workers, dictionary)
                 (part / "codes").write_bytes(codes.read_bytes())
                 words = read_lines(part / f"dict.{self.langs[0]}.txt")
-                found["words"] = sum(not word.startswith("madeupword") for word in words)  # fairseq pads with those
-            return found
+                summary["words"] = sum(not word.startswith("madeupword") for word in words)  # fairseq pads with those
+            return summary
 
         return self.steps.run("binarise", [dest], {}, make)
 
@@ -200,15 +200,15 @@ class Tokenised:
             raise UserError(f"{there[1]}: goes with the BPE codes it was made with; put them beside it as {codes}")
 
     def _names(self, split: str) -> list[str]:
-        found = {
+        stems = {
             lang: {path.name.removesuffix(f".{lang}") for path in self.folder.glob(f"{split}*.{lang}")}
             for lang in self.langs
         }
-        found = {lang: {name for name in names if f"{name}.".startswith(f"{split}.")} for lang, names in found.items()}
+        stems = {lang: {name for name in names if f"{name}.".startswith(f"{split}.")} for lang, names in stems.items()}
         for lang, other in (self.langs, self.langs[::-1]):
-            if missing := found[lang] - found[other]:
+            if missing := stems[lang] - stems[other]:
                 raise UserError(f"{self.folder / min(missing)}.{other}: no such file; {min(missing)}.{lang} is there")
-        names = sorted(found[self.langs[0]])  # the name without a suffix is the shortest, so the first
+        names = sorted(stems[self.langs[0]])  # the name without a suffix is the shortest, so the first
         if not names or (split == "train" and names != ["train"]):
             expected = " and ".join(f"{split}.{lang}" for lang in self.langs)
             raise UserError(f"--from {self.folder}: holds no {expected}" + (" alone" if names else ""))

@@ -110,8 +110,8 @@ def _is_there(file: RemoteFile, folder: Path) -> bool:
     path = folder / file.name
     if not path.exists():
         return False
-    if found := _difference(path, file):
-        raise UserError(f"{path}: is not the file meant, {found}; remove it to fetch it again, or name another folder")
+    if reason := _difference(path, file):
+        raise UserError(f"{path}: is not the file meant, {reason}; remove it to fetch it again, or name another folder")
     return True
 
 
@@ -125,13 +125,13 @@ def _difference(path: Path, file: RemoteFile) -> str | None:
     if not checksum and (first_sum := recorded_sums(path.parent).get(file.name)):
         checksum, origin = f"sha256:{first_sum}", f"{path.parent / SUMS}, from which its line may be removed"
     algorithm, _, expected = (checksum or "").partition(":")
-    if algorithm and (found := digest(path, algorithm)) == expected:
+    if algorithm and (actual := digest(path, algorithm)) == expected:
         return None
     with open(path, "rb") as content:
         start = content.read(1000).lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if start.startswith((b"<!doctype html", b"<html")):
         return "a web page instead of the file"
-    return f"{algorithm} {found} instead of {expected} ({origin})" if algorithm else _broken(path, file.name)
+    return f"{algorithm} {actual} instead of {expected} ({origin})" if algorithm else _broken(path, file.name)
 
 
 def _broken(path: Path, name: str) -> str | None:
@@ -156,19 +156,19 @@ def _download(file: RemoteFile, folder: Path, session: requests.Session) -> None
         try:
             resumed = _size(part)
             _receive(file, url, part, session)
-            if (found := _difference(part, file)) and resumed:  # its first part was another file's
+            if (reason := _difference(part, file)) and resumed:  # its first part was another file's
                 part.unlink()
                 _receive(file, url, part, session)
-                found = _difference(part, file)
-            if not found:
+                reason = _difference(part, file)
+            if not reason:
                 with writing(part, RESUMED):
                     os.replace(part, folder / file.name)
                     _etag(part).unlink(missing_ok=True)
                 return
             part.unlink()
         except Unavailable as error:
-            found = str(error)
-        reasons.append(f"{url}: {found}")
+            reason = str(error)
+        reasons.append(f"{url}: {reason}")
     raise UserError(
         f"{file.name}: no address gives it ({'; '.join(reasons)}); download it by hand into {folder} under this name"
     )

@@ -69,8 +69,8 @@ def note_letters(names: Sequence[str], rows: Iterable[tuple[str, ...]]) -> None:
 
     Tokenizers treat the two as different letters. names: of the columns.
     """
-    found = {name: [0, 0] for name in (*names, *(f"{name} (nukta and dots)" for name in names))}
-    columns = list(found.values())
+    counts = {name: [0, 0] for name in (*names, *(f"{name} (nukta and dots)" for name in names))}
+    columns = list(counts.values())
     for row in rows:
         for column, line in enumerate(row):
             if not line.isascii():
@@ -78,7 +78,7 @@ def note_letters(names: Sequence[str], rows: Iterable[tuple[str, ...]]) -> None:
                 columns[column][1] += not is_normalized("NFC", line) and len(normalize("NFC", line)) < len(line)
                 for form, pattern in enumerate(NEVER_COMPOSED):
                     columns[column + len(names)][form] += bool(pattern.search(line))
-    for name, (composed, decomposed) in found.items():
+    for name, (composed, decomposed) in counts.items():
         if composed and decomposed:
             print(
                 f"| WARNING: {name}: {composed:,} lines have composed letters (é is one character), {decomposed:,} "

@@ -146,13 +146,13 @@ def prepare_lm(
             _dictionary(counts, cutter.symbols).save(str(dictionary))
         print("| binarising")
         made = binarise(None, {name: part / "text" / name for name in paths}, part, workers, dictionary)
-        for subset, found in text.items():
-            found |= {name: made["text"][subset][PLAIN][name] for name in ("pieces", "unknown")}
+        for subset, numbers in text.items():
+            numbers |= {name: made["text"][subset][PLAIN][name] for name in ("pieces", "unknown")}
         cutter.write(part, types=made["types"], text=text)
     print(f"| dictionary: {made['types']:,} types")
-    for subset, found in text.items():
-        counts = ", ".join(f"{found[what]:,} {what}" for what in ("lines", "words", "bytes", "pieces"))
-        print(f"| {subset}: {counts}, {found['unknown']:g}% unknown")
+    for subset, numbers in text.items():
+        counts = ", ".join(f"{numbers[what]:,} {what}" for what in ("lines", "words", "bytes", "pieces"))
+        print(f"| {subset}: {counts}, {numbers['unknown']:g}% unknown")
     print(f"| wrote {dest}")
 
 

@@ -70,10 +70,10 @@ def build_lexicon(seed: int, nouns: int, verbs: int) -> Lexicon:
 
     def word(lang: str, syllables: int) -> str:
         """Coin a word that the language does not have yet."""
-        while (found := (lang, coin_word(random, lang, syllables))) in used:
+        while (coined := (lang, coin_word(random, lang, syllables))) in used:
             syllables += random.random() < 0.1
-        used.add(found)
-        return found[1]
+        used.add(coined)
+        return coined[1]
 
     def pair(syllables: int) -> tuple[str, str]:
         return word("qaa", syllables), word("qab", syllables)

@@ -27,7 +27,7 @@ ARCHIVES = {  # pattern of an address -> function of the pattern's groups that m
 
 def archive(url: str) -> bytes:
     """Make the miniature of the archive at an address."""
-    return next(make(*found.groups()) for pattern, make in ARCHIVES.items() if (found := re.search(pattern, url)))
+    return next(make(*match.groups()) for pattern, make in ARCHIVES.items() if (match := re.search(pattern, url)))
 
 
 def write(files: Iterable[RemoteFile], folder: Path) -> dict[str, Path]:

@@ -62,14 +62,14 @@ def _head(talk: Pairs, number: int, side: int) -> list[str]:
 def _xml(name: str, talks: list[Pairs], side: int) -> list[str]:
     language = f'srclang="{LANGS["de"]}"' + (f' trglang="{LANGS["en"]}"' if side else "")
     kind = "refset" if side else "srcset"
-    found = ['<?xml version="1.0" encoding="UTF-8"?>', "<mteval>"]
-    found += [f'<{kind} setid="iwslt2014-{name.split(".")[1]}" {language}>']
+    xml = ['<?xml version="1.0" encoding="UTF-8"?>', "<mteval>"]
+    xml += [f'<{kind} setid="iwslt2014-{name.split(".")[1]}" {language}>']
     for number, talk in enumerate(talks, 1):
         talk = [tuple(map(escape, pair)) for pair in talk]
-        found += [f'<doc docid="{number}" genre="lectures">', *_head(talk, number, side)]
-        found += [f'<seg id="{i}"> {pair[side]} </seg>' for i, pair in enumerate(talk[2:], 1)]
-        found += ["</doc>"]
-    return [*found, f"</{kind}>", "</mteval>"]
+        xml += [f'<doc docid="{number}" genre="lectures">', *_head(talk, number, side)]
+        xml += [f'<seg id="{i}"> {pair[side]} </seg>' for i, pair in enumerate(talk[2:], 1)]
+        xml += ["</doc>"]
+    return [*xml, f"</{kind}>", "</mteval>"]
 
 
 def wmt(name: str) -> bytes:

@@ -60,11 +60,11 @@ def _rows(langs: tuple[str, str]) -> list[tuple[str, str]]:
 def _unfit(langs: tuple[str, str], rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """Return pairs that mining lets through: empty and equal sides, menus, pairs of other corpora, test sentences."""
     (first, second), menu = rows[0], tuple(" ".join(row[side] for row in rows[:100]) for side in (0, 1))
-    found = [("", second), (first, ""), (first, first), menu, (first, second)]
+    pairs = [("", second), (first, ""), (first, first), menu, (first, second)]
     if FLORES.keys() >= set(langs):
         known = dict(zip(FLORES, _flores_rows()["test"][0], strict=True))
-        found.append(tuple(known[lang] for lang in langs))
-    return found
+        pairs.append(tuple(known[lang] for lang in langs))
+    return pairs
 
 
 @cache

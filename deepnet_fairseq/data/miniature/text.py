@@ -46,14 +46,14 @@ def split(  # type: ignore[return]  # there is always another sentence
     A sentence belongs to one of the three whatever the name: none is trained on in one corpus and tested on in another.
     That holds in German too, which merges two English sentences where subject and object have the same form.
     """
-    found: dict[str, list[tuple[str, ...]]] = {subset: [] for subset in wanted}
+    drawn: dict[str, list[tuple[str, ...]]] = {subset: [] for subset in wanted}
     for texts in _sentences(name, WEB):
         letters = "".join(sorted(texts["en"].lower()))
         subset = SUBSETS.get(crc32(letters.encode()) % SHARE, "train")
-        if len(found.get(subset, ())) < wanted.get(subset, 0):
-            found[subset].append(_in(langs, texts))
-        elif all(len(found[subset]) == size for subset, size in wanted.items()):
-            return found
+        if len(drawn.get(subset, ())) < wanted.get(subset, 0):
+            drawn[subset].append(_in(langs, texts))
+        elif all(len(drawn[subset]) == size for subset, size in wanted.items()):
+            return drawn
 
 
 def _in(langs: tuple[str, ...], texts: dict[str, str]) -> tuple[str, ...]:

@@ -115,8 +115,8 @@ class Recipe(ABC):
             summary.unlink(missing_ok=True)
             if not options.miniature:  # files that DEST and the downloads already hold need no space
                 folders = {options.dest.resolve(), options.downloads.resolve()}
-                held = {file for folder in folders for file in folder.rglob("*") if file.is_file()}
-                missing = self.needs(options) - sum(file.stat().st_size for file in held)
+                files = {file for folder in folders for file in folder.rglob("*") if file.is_file()}
+                missing = self.needs(options) - sum(file.stat().st_size for file in files)
                 need_space(options.dest, max(0, missing), f"the corpus {self.name}")
             steps = Steps(options.dest)
             fetched = self.fetch(options, steps) if self.files(options) else {}
@@ -202,9 +202,9 @@ def claimed(dest: Path, what: str) -> Iterator[None]:
             raise UserError(f"{dest}: is there and holds other things ({sorted(others)[0]}); name a new folder")
         mark.parent.mkdir(parents=True, exist_ok=True)
     with locked(dest / "steps" / "lock"):
-        held = (mark.read_text().strip() if mark.exists() else "") or what  # a killed process may leave it empty
-        if held != what:
-            raise UserError(f"{dest}: holds {held}, not {what}; name another folder")
+        recorded = (mark.read_text().strip() if mark.exists() else "") or what  # a killed process may leave it empty
+        if recorded != what:
+            raise UserError(f"{dest}: holds {recorded}, not {what}; name another folder")
         mark.write_text(f"{what}\n")
         yield
 

@@ -124,19 +124,19 @@ class BilingualRecipe(Recipe):
             held_out = {"train", "valid"} if tokenised is None and self.every else {"train"}
             chosen = {subset: prefix for subset, prefix in texts.items() if subset in held_out}
             texts = texts | work.clean("clean-pieces", chosen, self.subword_limits)[0]
-        found = work.binarise(texts, codes, tokenised and tokenised.dictionary)
-        counts: dict = {subset: sizes[self.langs[0]]["sentences"] for subset, sizes in found["text"].items()}
+        summary = work.binarise(texts, codes, tokenised and tokenised.dictionary)
+        counts: dict = {subset: sizes[self.langs[0]]["sentences"] for subset, sizes in summary["text"].items()}
         for subset, count in counts.items():
             if subset == "test" or not (self.subword_limits and options.vocab):  # other pieces, other lengths
                 self.check_count(options, subset, count)
-        types |= {"joined": found["words"]}
+        types |= {"joined": summary["words"]}
         for lang, number in types.items() if options.vocab is None else ():
             self.check_count(options, f"types {lang}", number, "pieces")
         counts |= {f"types {lang}": number for lang, number in types.items()}
-        for subset, of_lang in found["text"].items():
+        for subset, of_lang in summary["text"].items():
             unknown = ", ".join(f"{of_lang[lang]['unknown']:g}% of {lang}" for lang in self.langs)
             print(f"| {subset}: unknown are {unknown}")
-        return counts | {"text": found["text"], "dictionary": found["types"]}
+        return counts | {"text": summary["text"], "dictionary": summary["types"]}
 
 
 # The text within the tags of WIT3's and WMT's files, exactly as fairseq's scripts extract it.

@@ -106,7 +106,7 @@ class Evaluation:
         folders = [self.root / name for name in ("flores101", "opus100", "wmt", *(["ted"] if self.has_ted else []))]
 
         def make() -> dict:
-            found = described(files, downloads, self.options.fetch)
+            records = described(files, downloads, self.options.fetch)
             for file, folder in zip((FLORES_101, ZERO_SHOT), folders, strict=False):
                 unpack(downloads / file.name, folder, lambda name: re.search("/dev/|/devtest/|zero-shot", name))
             with whole(self.root / "wmt") as part:
@@ -115,19 +115,19 @@ class Evaluation:
             if self.has_ted:
                 with whole(self.root / "ted") as part:
                     write_ted(downloads / TED.name, part, self.options.workers)
-            return found
+            return records
 
         return Steps(self.options.dest).run("evaluation", folders, {"files": [file.checksum for file in files]}, make)
 
     def subsets(self, langs: tuple[str, str]) -> dict[str, Callable[[], Sentences]]:
         """Return a pair's subsets, those that exist: valid and flores (Flores-101), opus (OPUS-100), ted, FOLDER's."""
-        found: dict[str, Callable[[], Sentences]] = {}
+        subsets: dict[str, Callable[[], Sentences]] = {}
         for name, paths in self._paths(langs).items():
             empty = "drop" if name == "ted" else "keep"  # not every talk exists in every language
             read = partial(read_pairs, *paths, empty=empty, clean=one_line)
             if name != "ted" or not paths[0].exists() or next(read(), None):
-                found[name] = read
-        return found
+                subsets[name] = read
+        return subsets
 
     def one_way(self, languages: list[str]) -> list[PairText]:
         """Return WMT's test sets, one direction each, unless FOLDER has one of that name."""

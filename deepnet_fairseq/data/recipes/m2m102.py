@@ -43,15 +43,15 @@ def archives_of(pair: str) -> dict[str, tuple[RemoteFile, list[str]]]:
     OPUS orders pairs alphabetically by its own codes, and publishes no checksums: the first download's is kept.
     OPUS-100, "OPUS (Zhang et al., 2020)" in the paper, has some pairs with English.
     """
-    found = {}
+    archives = {}
     for corpus, version in VERSIONS.items():
         codes = [OTHER_CODES.get(corpus, {}).get(lang, lang) for lang in split_pair(pair)]
         name = "-".join(sorted(codes))
         file = RemoteFile(f"{corpus}.{name}.zip", (f"{SITE}/OPUS-{corpus}/{version}/moses/{name}.txt.zip",))
-        found[corpus] = file, [f"{corpus}.{name}.{code}" for code in codes]
+        archives[corpus] = file, [f"{corpus}.{name}.{code}" for code in codes]
     if pair in opus100.ARCHIVES:
-        found["OPUS-100"] = opus100.archive_of(pair), opus100.members(pair, "train")
-    return found
+        archives["OPUS-100"] = opus100.archive_of(pair), opus100.members(pair, "train")
+    return archives
 
 
 class Archives:
@@ -63,17 +63,17 @@ class Archives:
     @cached_property
     def members(self) -> list[tuple[Path, list[str]]]:
         """Fetch the archives, and list in each the members, source and target. UserError if no corpus has the pair."""
-        found = []
+        fetched = []
         for corpus, (file, members) in archives_of(self.pair).items():
             try:
-                found.append((self.options.fetch([file], self.options.downloads)[file.name], members))
+                fetched.append((self.options.fetch([file], self.options.downloads)[file.name], members))
             except UserError as error:
                 if ": 404 " not in str(error):
                     raise
                 say(f"{corpus} does not have {self.pair}: passed over")
-        if not found:
+        if not fetched:
             raise UserError(f"--pairs {self.pair}: none of {', '.join(VERSIONS)} has it; leave it out")
-        return found
+        return fetched
 
     def read(self) -> Sentences:
         """Yield the sentence pairs of all archives, unchanged; UserError for unequal numbers of lines."""

@@ -103,11 +103,11 @@ class OwnText(MultilingualRecipe):
 
     def pairs(self, options: Options) -> tuple[str, ...]:
         """Return the folders that --pairs names, or all."""
-        found = sorted(folder.name for folder in options.text.iterdir() if folder.is_dir() and "-" in folder.name)
-        missing = [pair for pair in options.pairs or () if pair not in found]
-        if missing or not found:
+        pairs = sorted(folder.name for folder in options.text.iterdir() if folder.is_dir() and "-" in folder.name)
+        missing = [pair for pair in options.pairs or () if pair not in pairs]
+        if missing or not pairs:
             raise UserError(f"{options.text / (missing or ['de-en'])[0]}: no such folder; name pairs that are there")
-        return tuple(dict.fromkeys(options.pairs or found))
+        return tuple(dict.fromkeys(options.pairs or pairs))
 
     def text(self, options: Options, pair: str) -> PairText:
         langs = split_pair(pair)
