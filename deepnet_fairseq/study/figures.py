@@ -59,17 +59,17 @@ def _depths(runs: Iterable[RecordedRun]) -> str:
 
 def _probed(runs: Runs, probe: str) -> Runs:
     """Return the runs that recorded this probe; raise UserError if none did."""
-    found = [run for run in runs if run.probed(probe)]
-    if not found:
+    probed = [run for run in runs if run.probed(probe)]
+    if not probed:
         raise UserError(f"{runs[0].place.parent}: no run with {probe}; record one with --deepnet-probe {probe}")
-    return found
+    return probed
 
 
 def _along(run: RecordedRun, values: dict[str, float], place: str = "") -> dict[int, float]:
     """Return layer -> value at "STACK.LAYER" + place, of the decoder, or of the encoder of a model without decoder."""
     stack, depth = ("decoder", run.decoder_layers) if run.decoder_layers else ("encoder", run.encoder_layers)
-    found = {layer: values.get(f"{stack}.{layer}{place}", math.nan) for layer in range(1, depth + 1)}
-    return found if any(map(math.isfinite, found.values())) else {}
+    by_layer = {layer: values.get(f"{stack}.{layer}{place}", math.nan) for layer in range(1, depth + 1)}
+    return by_layer if any(map(math.isfinite, by_layer.values())) else {}
 
 
 def _validation(run: RecordedRun, style: Style, epochs: bool = False) -> Series:
@@ -114,7 +114,7 @@ def figure4(runs: Runs) -> Picture:
     runs: one for each "series" of FIGURE4, of one width, probed at every update. The norms are L2 over features, so the
     paper's are drawn times the square root of the runs' width over its own.
     """
-    found = {run.choice("series", FIGURE4): run for run in runs}
+    by_series = {run.choice("series", FIGURE4): run for run in runs}
     width = runs[0].record.header.get("encoder_embed_dim", PAPER_WIDTH)
     scale = (width / PAPER_WIDTH) ** 0.5
     scaled = f", paper's x {scale:.3g}" if scale != 1 else ""
@@ -122,8 +122,8 @@ def figure4(runs: Runs) -> Picture:
     for title, y, probe, addresses, theirs in FIGURE4_PANELS:
         series = []
         for key, style in FIGURE4.items():
-            if key in found:
-                (run,) = _probed([found[key]], probe)
+            if key in by_series:
+                (run,) = _probed([by_series[key]], probe)
                 rows = {update: run.probe(update, probe).items() for update in run.probed(probe)}
                 values = {u: fmean(v for at, v in row if re.fullmatch(addresses, at)) for u, row in rows.items()}
                 series.append(Series(style, values))
@@ -132,8 +132,8 @@ def figure4(runs: Runs) -> Picture:
         panels.append(Panel(title, "updates made", y + scaled, series))
     last = []
     for key, style in FIGURE4.items():
-        if key in found:
-            (run,) = _probed([found[key]], "gradient_norm")
+        if key in by_series:
+            (run,) = _probed([by_series[key]], "gradient_norm")
             last.append(Series(style, _along(run, run.probe(run.probed("gradient_norm")[-1], "gradient_norm"))))
         last.append(Series(style, paper.FIGURE4_GRADIENT[key], paper=True))
     panels.append(Panel("(d) gradient at the last recorded update", "decoder layer", "gradient norm", last))
@@ -172,9 +172,9 @@ def figure5(runs: Runs) -> Picture:
     methods, update, series = ("post_ln", "deepnorm"), runs[0].facts.get("update", 0), []
     for method in methods:
         own = [run for run in runs if run.choice("method", methods) == method]
-        found = [(run.layers, run.probe(update, "model_update").get("decoder", math.nan)) for run in own]
-        points = means((n, value) for n, value in found if math.isfinite(value) and value > 0)
-        failed = sorted({n for n, value in found if not math.isfinite(value)})
+        pairs = [(run.layers, run.probe(update, "model_update").get("decoder", math.nan)) for run in own]
+        points = means((n, value) for n, value in pairs if math.isfinite(value) and value > 0)
+        failed = sorted({n for n, value in pairs if not math.isfinite(value)})
         series.append(Series(style_of(method), points, failed=failed))
         series.append(Series(style_of(method), paper.FIGURE5[method], paper=True))
     series, slopes = _with_laws(series, power=True)
@@ -190,9 +190,9 @@ def methods_of_panel(norm: str) -> list[str]:
 
 def _scores(runs: Runs, method: str, layers: str) -> Series:
     """Return mean BLEU over layers of the runs that did not diverge."""
-    found = [run for run in runs if run.method == method]
-    points = means((getattr(run, layers), run.bleu) for run in found if not run.diverged)
-    return Series(style_of(method), points, failed=sorted({getattr(run, layers) for run in found if run.diverged}))
+    own = [run for run in runs if run.method == method]
+    points = means((getattr(run, layers), run.bleu) for run in own if not run.diverged)
+    return Series(style_of(method), points, failed=sorted({getattr(run, layers) for run in own if run.diverged}))
 
 
 def figure6(runs: Runs) -> Picture:
@@ -218,10 +218,10 @@ def figure7(runs: Runs) -> Picture:
 
     runs: "panel": "lr", "batch" or "size", "value": the setting; validation losses.
     """
-    found = {(run.choice("panel", FIGURE7), str(run.facts.get("value"))): run for run in runs}
+    by_setting = {(run.choice("panel", FIGURE7), str(run.facts.get("value"))): run for run in runs}
     panels = []
     for name, title in FIGURE7.items():
-        theirs, mine = paper.FIGURE7[name], {value: run for (panel, value), run in found.items() if panel == name}
+        theirs, mine = paper.FIGURE7[name], {value: run for (panel, value), run in by_setting.items() if panel == name}
         series = []
         for rank, value in enumerate(sorted({*mine, *theirs}, key=magnitude)):
             style = style_of_setting(rank, value)
@@ -252,18 +252,18 @@ def figure10(runs: Runs) -> Picture:
 
     The paper has a heat map, one cell a direction. runs: of Table 3, with the test set "flores" in score.json.
     """
-    found: dict[str, dict[str, float]] = {}
+    bleu: dict[str, dict[str, float]] = {}
     for run in runs:
         sets = (run.score or {}).get("sets", {})
         scores = {name: one["bleu"] for name, one in sets.get("flores", {}).get("directions", {}).items()}
         if not scores:
             raise UserError(f"{run.where('score')}: has no test set flores; translate that and score the run again")
         name = f"{run.facts.get('system', run.name)} {run.depth}"
-        found[name] = means((parse_pair(run.where("score"), one)[1], value) for one, value in scores.items())
-    languages = sorted(set().union(*found.values()), key=lambda one: -max(into.get(one, 0) for into in found.values()))
+        bleu[name] = means((parse_pair(run.where("score"), one)[1], value) for one, value in scores.items())
+    languages = sorted(set().union(*bleu.values()), key=lambda one: -max(into.get(one, 0) for into in bleu.values()))
     series = [
         Series(style_of_setting(rank, name), {k: into[one] for k, one in enumerate(languages, 1) if one in into})
-        for rank, (name, into) in enumerate(found.items())
+        for rank, (name, into) in enumerate(bleu.items())
     ]
     panel = Panel("mean over source languages", "target languages, the best first", "BLEU", series)
     note = "The paper draws its 7,482 directions as colours. Their mean spBLEU: 13.6 for M2M-100, 18.6 for DeepNet."
@@ -298,11 +298,11 @@ def normformer4(runs: Runs) -> Picture:
 
     runs: of NormFormer, probed with learned_scale; each is drawn at its last probed update.
     """
-    found = _probed([run for run in runs if run.method == "normformer"] or runs, "learned_scale")
+    probed = _probed([run for run in runs if run.method == "normformer"] or runs, "learned_scale")
     panels = []
     for slot, (title, places) in SLOTS.items():
         series = [Series(style_of("normformer"), {}, paper=True, band=paper.NORMFORMER_FIGURE4[slot])]
-        for run in found:
+        for run in probed:
             values = run.probe(run.probed("learned_scale")[-1], "learned_scale")
             for place in places:
                 middle, low, high = (_along(run, values, f".{place}.{name}") for name in STATISTICS)
@@ -322,11 +322,11 @@ def training_losses(runs: Runs) -> Picture:
     groups: dict[str, dict[str, Runs]] = {}
     for run in sorted(runs, key=lambda run: (run.encoder_layers > 0, run.decoder_layers, run.facts.get("variant", ""))):
         groups.setdefault(run.depth, {}).setdefault(run.facts.get("variant") or run.method, []).append(run)
-    labels = list(dict.fromkeys(label for found in groups.values() for label in found))
+    labels = list(dict.fromkeys(label for by_label in groups.values() for label in by_label))
     panels = []
-    for name, found in groups.items():
+    for name, by_label in groups.items():
         series = []
-        for label, own in found.items():
+        for label, own in by_label.items():
             style = style_of_setting(labels.index(label), style_of(label).label)
             points = means(pair for run in own for pair in zip(run.log.updates, run.log.losses, strict=True))
             failed = [run.log.updates[-1] for run in own if run.ended_in_nan or run.stuck]
@@ -353,11 +353,11 @@ def chosen(runs: Path, only: str | None) -> list[int | str]:
             if word not in known:
                 raise UserError(f"--figures {word}: no such figure; choose some of {','.join(known)}")
         return [known[word] for word in words]
-    found = [figure for figure in EVERY if holds_runs(runs / folder_of(figure))]
-    if not found:
+    figures = [figure for figure in EVERY if holds_runs(runs / folder_of(figure))]
+    if not figures:
         names = ", ".join(dict.fromkeys(map(folder_of, EVERY)))
         raise UserError(f"{runs}: holds none of {names}; record runs first")
-    return found
+    return figures
 
 
 def redraw(runs: Path, figure: int | str, out: Path) -> str:

@@ -72,9 +72,9 @@ def curve(log: dict, tag: str, where: object) -> Curve:
     if not rows:
         lacking = f"no {MEANT[tag]} in it; train with --log-format json" if log else "no such log"
         raise UserError(f"{where}: {lacking}")
-    found = {row[0]: row for row in rows}
-    updates = sorted(found)
-    return Curve(updates, [found[u][1] for u in updates], [found[u][2] for u in updates])
+    by_update = {row[0]: row for row in rows}
+    updates = sorted(by_update)
+    return Curve(updates, [by_update[u][1] for u in updates], [by_update[u][2] for u in updates])
 
 
 def training_hours(log: dict, where: object) -> float | None:

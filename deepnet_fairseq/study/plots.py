@@ -197,16 +197,16 @@ def _numbers(panel: Panel) -> list[list[str]]:
 
 
 def _value(series: Series, x: float) -> str:
-    said = []
+    parts = []
     if x in series.points:
-        said.append(f"{series.points[x]:g}" if series.paper else number(series.points[x]))
+        parts.append(f"{series.points[x]:g}" if series.paper else number(series.points[x]))
     if x in series.band:
         low, high = series.band[x]
         ends = f"{number(low)} to {number(high)}" if low != high else number(low)
-        said.append(f"[{ends}]" if said else ends)
+        parts.append(f"[{ends}]" if parts else ends)
     if x in series.failed:
-        said.append("diverged")
-    return " ".join(said)
+        parts.append("diverged")
+    return " ".join(parts)
 
 
 def _some(places: list[float]) -> list[float]:
@@ -227,7 +227,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 def means(pairs: Iterable[tuple[float, float]]) -> dict[float, float]:
     """Return x -> mean of its y, ordered by x, so that runs that differ in their seed alone become one point."""
-    found: dict[float, list[float]] = {}
+    groups: dict[float, list[float]] = {}
     for x, y in pairs:
-        found.setdefault(x, []).append(y)
-    return {x: sum(found[x]) / len(found[x]) for x in sorted(found)}
+        groups.setdefault(x, []).append(y)
+    return {x: sum(groups[x]) / len(groups[x]) for x in sorted(groups)}

@@ -108,8 +108,8 @@ class RecordedRun:
         A score counts once the training is over and no direction is missing.
         """
         if self.ended_in_nan:
-            found = re.search(r"update \d+", self.parts["diverged"])
-            return f"diverged at {found.group()}" if found else "diverged"
+            match = re.search(r"update \d+", self.parts["diverged"])
+            return f"diverged at {match.group()}" if match else "diverged"
         if self.stuck:
             return "stuck (at the frequencies of words)"
         if not self.finished:
@@ -230,7 +230,7 @@ def recorded_below(folder: Path, over: bool = False) -> list[RecordedRun]:
 
 def read_records(path: Path) -> list[RecordedRun]:
     """Read a file of records, one JSON object with a name a line; a UserError names a broken line."""
-    found = []
+    runs = []
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
             record = parse(line.decode("utf-8"))
@@ -238,8 +238,8 @@ def read_records(path: Path) -> list[RecordedRun]:
             raise UserError(f"{path}: line {number}: is no JSON ({error}); {MEND}") from error
         if not isinstance(record, dict) or not isinstance(record.get("name"), str):
             raise UserError(f"{path}: line {number}: must hold one JSON object with a name; {MEND}")
-        found.append(RecordedRun(path, record))
-    return found
+        runs.append(RecordedRun(path, record))
+    return runs
 
 
 def _records_file(folder: Path) -> Path:

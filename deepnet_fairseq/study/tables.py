@@ -155,14 +155,14 @@ class Result:
         facts = self.facts
         depth = "-".join(f"{facts[key]}L" for key in DEPTH if key in facts)
         others = [str(facts[key]) or DASH for key in _others(self.table)]
-        found = [style_of(self.method).label, *others]
-        return found + [self.setting or DASH] * bool(self.table.searched) + [depth] * bool(depth)
+        cells = [style_of(self.method).label, *others]
+        return cells + [self.setting or DASH] * bool(self.table.searched) + [depth] * bool(depth)
 
     def cell(self, column: str) -> Cell:
         """Return the number of a column."""
-        found = [(run.state, number_at(score_of(self.table, run), self.table.columns[column])) for run in self.runs]
-        values = [value for _, value in found if value is not None]
-        others = [UNSCORED if state == SCORED else state for state, value in found if value is None]
+        pairs = [(run.state, number_at(score_of(self.table, run), self.table.columns[column])) for run in self.runs]
+        values = [value for _, value in pairs if value is not None]
+        others = [UNSCORED if state == SCORED else state for state, value in pairs if value is None]
         return Cell(values, others, self.table.rows.get(self.key, {}).get(column))
 
 
@@ -229,12 +229,12 @@ def collect(folder: Path, table: Table) -> TableReport:
 
 def _results(table: Table, runs: Sequence[RecordedRun]) -> list[Result]:
     """Return a result for each row: systems in the paper's order, then those of runs alone, each by depth."""
-    found: dict[tuple, list[RecordedRun]] = {}
+    groups: dict[tuple, list[RecordedRun]] = {}
     for run in sorted(runs, key=lambda run: (run.seed or 0, _name(table, run))):
-        found.setdefault(_key(table, run), []).append(run)
-    recorded = sorted({key for key, _ in found}, key=lambda key: [(isinstance(fact, str), fact) for fact in key])
+        groups.setdefault(_key(table, run), []).append(run)
+    recorded = sorted({key for key, _ in groups}, key=lambda key: [(isinstance(fact, str), fact) for fact in key])
     missing = {(key, ""): [] for key in table.rows if key not in recorded}
-    results = [Result(table, key, setting, runs) for (key, setting), runs in (missing | found).items()]
+    results = [Result(table, key, setting, runs) for (key, setting), runs in (missing | groups).items()]
 
     def system(key: tuple) -> tuple:
         return tuple(fact for name, fact in zip(table.keys, key, strict=True) if name not in DEPTH)
@@ -245,7 +245,7 @@ def _results(table: Table, runs: Sequence[RecordedRun]) -> list[Result]:
 
 def _caveats(table: Table, runs: Iterable[RecordedRun]) -> Iterator[str]:
     """Yield a line for each reason to read numbers with care, with the names of the runs."""
-    found: dict[str, list[str]] = {}
+    by_text: dict[str, list[str]] = {}
     for run in runs:
         texts = []
         if run.environment.get("modified"):
@@ -261,8 +261,8 @@ def _caveats(table: Table, runs: Iterable[RecordedRun]) -> Iterator[str]:
             if own and published and own != published and not run.miniature:
                 texts.append(text.format(own, published))
         for text in texts:
-            found.setdefault(text, []).append(_name(table, run))
-    yield from (f"{text}: {', '.join(names)}" for text, names in found.items())
+            by_text.setdefault(text, []).append(_name(table, run))
+    yield from (f"{text}: {', '.join(names)}" for text, names in by_text.items())
     if len({run.miniature for run in runs}) > 1:
         yield "miniatures and runs in full stand in one table"
 

@@ -87,8 +87,8 @@ def read_generated(path: Path) -> Generated:
     text = read_text(path)
     if text and not text.endswith("\n"):
         raise UserError(f"{path}: ends in the middle of a line; generate again")
-    found = {what: _sentences(pattern, text, what, path) for what, pattern in SENTENCE.items()}
-    translations, references = found["translations"], found["references"]
+    sentences = {what: _sentences(pattern, text, what, path) for what, pattern in SENTENCE.items()}
+    translations, references = sentences["translations"], sentences["references"]
     if not translations or (references and len(references) != len(translations)):
         raise UserError(f"{path}: {len(translations)} translations for {len(references)} references; generate again")
     return Generated(path, translations, references or None)
@@ -107,9 +107,9 @@ def _check_pieces(generated: Generated) -> None:
 
 def generation_speed(generated: Path) -> dict[str, float] | None:
     """Return seconds of translating, sentences and tokens a second from fairseq's log; None if it has none."""
-    found = _logged(SPEED, generated)
+    matches = _logged(SPEED, generated)
     names = ("seconds", "sentences_per_second", "tokens_per_second")
-    return {name: float(found[-1][name]) for name in names} if found else None
+    return {name: float(matches[-1][name]) for name in names} if matches else None
 
 
 def read_text(path: Path) -> str:
@@ -123,17 +123,17 @@ def read_text(path: Path) -> str:
 
 
 def _sentences(pattern: re.Pattern, text: str, what: str, path: Path) -> list[str]:
-    found: dict[int, str] = {}
+    sentences: dict[int, str] = {}
     for number, sentence in pattern.findall(text):
-        if int(number) in found:
+        if int(number) in sentences:
             raise UserError(f"{path}: {what} of sentence {number} are there twice; generate once, with --nbest 1")
-        found[int(number)] = sentence
-    if lost := [number for number in range(max(found, default=-1) + 1) if number not in found]:
+        sentences[int(number)] = sentence
+    if lost := [number for number in range(max(sentences, default=-1) + 1) if number not in sentences]:
         raise UserError(
             f"{path}: {what} are missing ({len(lost)}, the first is sentence {lost[0]}); generate again, "
             "without --skip-invalid-size-inputs-valid-test"
         )
-    return [found[number] for number in sorted(found)]
+    return [sentences[number] for number in sorted(sentences)]
 
 
 def _logged(pattern: re.Pattern, generated: Path) -> list[re.Match]:
@@ -142,8 +142,8 @@ def _logged(pattern: re.Pattern, generated: Path) -> list[re.Match]:
     for path in (generated, log):
         if path.is_file():
             lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-            if found := [m for line in lines if not OF_SENTENCE.match(line) and (m := pattern.search(line))]:
-                return found
+            if matches := [m for line in lines if not OF_SENTENCE.match(line) and (m := pattern.search(line))]:
+                return matches
     return []
 
 
@@ -274,12 +274,12 @@ def _check_count(generated: Generated, direction: str | None) -> None:
 
     The log has the size of the test set, and the sentences of each process if several translated shards of it.
     """
-    found = len(generated.translations)
+    count = len(generated.translations)
     sizes = [int(m[3]) for m in _logged(TEST_SET, generated.path) if m[2] == direction]
     translated = [int(m["sentences"].replace(",", "")) for m in _logged(SPEED, generated.path)]
-    if (sizes and sizes[-1] != found) or (translated and translated[-1] > found):
+    if (sizes and sizes[-1] != count) or (translated and translated[-1] > count):
         logged = sizes[-1] if sizes else translated[-1]
-        raise UserError(f"{generated.path}: {found:,} translations, and its log says {logged:,}; generate again")
+        raise UserError(f"{generated.path}: {count:,} translations, and its log says {logged:,}; generate again")
 
 
 def need_target(path: Path, target: str | None) -> str:

@@ -39,8 +39,8 @@ def paired(paths: list[Path], data: str | Path | None) -> Iterator[tuple[TestSet
     corpus = read_corpus(data)
     if twice := {path for path in paths if [other.resolve() for other in paths].count(path.resolve()) > 1}:
         raise UserError(f"{min(twice)}: is given twice; compare different systems")
-    found = [find_outputs(path, corpus.languages) for path in paths]
-    outputs = [{(one.subset, one.direction) if one.subset else None: one for one in several} for several in found]
+    by_path = [find_outputs(path, corpus.languages) for path in paths]
+    outputs = [{(one.subset, one.direction) if one.subset else None: one for one in several} for several in by_path]
     shared = [key for key in outputs[0] if all(key in output for output in outputs)]
     if not shared:
         raise UserError(f"{paths[0]}: has no direction that {' and '.join(map(str, paths[1:]))} have too")
@@ -68,7 +68,7 @@ def significance(
     The test is sacreBLEU's paired bootstrap resampling (Koehn 2004), two-sided. baseline, systems: see find_outputs;
     tokenize: see score. Raises a UserError if the systems do not translate the same sentences.
     """
-    paths, found = [baseline, *systems], {}
+    paths, comparisons = [baseline, *systems], {}
     for key, aligned in paired(paths, data):
         lowercase, references = aligned[0].corpus.lowercase, [aligned[0].references]
         metrics = {"BLEU": metric_of(aligned[0], tokenize), "chrF2": ChrF(lowercase=lowercase)}
@@ -80,8 +80,8 @@ def significance(
                 if result.score == first.score:  # sacreBLEU counts the samples that differ more: there may be none
                     result.p_value = 1.0
         signed = {metric: str(signature) for metric, signature in signatures.items()}
-        found[key] = Comparison(names(paths), {metric: results[metric] for metric in metrics}, signed)
-    return found
+        comparisons[key] = Comparison(names(paths), {metric: results[metric] for metric in metrics}, signed)
+    return comparisons
 
 
 def table(comparisons: Mapping[TestSet, Comparison]) -> str:

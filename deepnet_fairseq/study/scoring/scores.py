@@ -74,7 +74,7 @@ def score(
         sets.setdefault(output.subset or "", {})[output.direction or ""] = output
     missing = check_complete(path, sets, corpus, partial)
     scores = {
-        subset: {direction: scored(output) for direction, output in found.items()} for subset, found in sets.items()
+        subset: {direction: scored(output) for direction, output in of_set.items()} for subset, of_set in sets.items()
     }
     return _rounded(summarise(scores, corpus) | {"missing": missing})
 
@@ -196,14 +196,14 @@ def _means(parts: list[dict], directions: dict[str, dict]) -> dict:
     }
 
 
-def score_table(found: dict) -> str:
+def score_table(content: dict) -> str:
     """Format the content of score.json as tables, with notes and signatures."""
-    if found["kind"] == PERPLEXITY:
+    if content["kind"] == PERPLEXITY:
         rows = [["set", "perplexity", "bits a token"]]
-        for name, one in (found.get("sets") or {"": found}).items():
+        for name, one in (content.get("sets") or {"": content}).items():
             rows.append([name, _cell(one["perplexity"]), _cell(one["loss"])])
         return render(rows)
-    sets = found.get("sets") or {"": {"directions": {"": found}}}
+    sets = content.get("sets") or {"": {"directions": {"": content}}}
     scores = {(s, d): one for s, summary in sets.items() for d, one in summary["directions"].items()}
     header = ["set", "direction", "sentences", "kind", "BLEU", "sacreBLEU", "95% interval", "chrF2", "95% interval"]
     header += ["length ratio", "sentences/s"]
@@ -218,11 +218,11 @@ def score_table(found: dict) -> str:
         lines += [f"TER: {one['ter']['score']:.2f}"] if one["ter"] else []
         lines += [f"{name}: {one[name]['signature']}" for name in (*KINDS, "chrf") if one[name]]
         lines.append(REFERENCES[one["reference"]])
-    for subset, summary in found.get("sets", {}).items():
+    for subset, summary in content.get("sets", {}).items():
         for key, name in MEANS.items():
             if summary[key] is not None:
                 rows.append([subset, name, "", "", _cell(summary[key]), *[""] * (len(header) - 5)])
-    lines += [f"{subset}: without {', '.join(names)}" for subset, names in found.get("missing", {}).items()]
+    lines += [f"{subset}: without {', '.join(names)}" for subset, names in content.get("missing", {}).items()]
     keep = [i for i in range(len(header)) if any(row[i] for row in rows[1:])]
     return "\n".join([render([[row[i] for i in keep] for row in rows]), "", *dict.fromkeys(lines)])
 
@@ -243,10 +243,10 @@ def perplexity(path: Path) -> dict:
     """
     if not path.is_dir():
         return {"kind": PERPLEXITY} | _of_log(path)
-    found = {log.stem: _of_log(log) for log in sorted(path.glob("*.txt"))}
-    if not found:
+    sets = {log.stem: _of_log(log) for log in sorted(path.glob("*.txt"))}
+    if not sets:
         raise UserError(f"{path}: holds no log of an evaluation, SUBSET.txt")
-    return {"kind": PERPLEXITY, "sets": found}
+    return {"kind": PERPLEXITY, "sets": sets}
 
 
 def _of_log(path: Path) -> dict:
@@ -300,10 +300,10 @@ def score_with_interval(metric: Metric, translations: list[str], references: lis
 
     ci: half the width of the 95% interval.
     """
-    found = metric.corpus_score(translations, [references], n_bootstrap=RESAMPLES)
+    result = metric.corpus_score(translations, [references], n_bootstrap=RESAMPLES)
     return {
-        "score": float(found.score),
-        "mean": float(found._mean),  # sacreBLEU has no other name for the two
-        "ci": float(found._ci),
+        "score": float(result.score),
+        "mean": float(result._mean),  # sacreBLEU has no other name for the two
+        "ci": float(result._ci),
         "signature": str(metric.get_signature()),
     }
