@@ -359,7 +359,7 @@ def as_dict(short_training: ShortTraining) -> dict:
                 "update": o.update,
                 "lr": o.lr,
                 "loss": _number(o.loss),
-                "probes": {name: {a: _number(v) for a, v in found.items()} for name, found in o.probes.items()},
+                "probes": {name: {a: _number(v) for a, v in values.items()} for name, values in o.probes.items()},
             }
             for o in short_training.observed
         ],

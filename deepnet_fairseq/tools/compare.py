@@ -125,10 +125,10 @@ class Grid:
 
     def direction(self) -> str:
         """Return the direction as "de-en"; raise a UserError unless the data is of one language pair."""
-        found = sorted(self.data.glob("train.*-*.*.idx"))
-        if len(self.dictionaries) != 2 or len(found) != 2:
+        files = sorted(self.data.glob("train.*-*.*.idx"))
+        if len(self.dictionaries) != 2 or len(files) != 2:
             raise UserError(f"{self.data}: no binarised data of one language pair; `deepnet prepare text` makes such")
-        return found[0].name.split(".")[1]
+        return files[0].name.split(".")[1]
 
     def name(self, cell: Cell) -> str:
         """Return the name of a cell's folder in `out`, and of its record."""
@@ -142,11 +142,11 @@ class Grid:
         """
         beta2 = float(BETA2.findall(" ".join([*TRAINING, *self.flags]))[-1])
         wanted, least = round(self.warmup * self.updates), round(2 / (1 - beta2))
-        found = max(wanted, min(least, self.updates // 2))
-        note = f"warm-up: {found} of {self.updates} updates, not {wanted}: Adam's second moments want {least}"
-        if found < least:
+        chosen = max(wanted, min(least, self.updates // 2))
+        note = f"warm-up: {chosen} of {self.updates} updates, not {wanted}: Adam's second moments want {least}"
+        if chosen < least:
             note += "; methods may differ by that alone, so give more --updates"
-        return found, note if wanted < least else ""
+        return chosen, note if wanted < least else ""
 
     def training(self, cell: Cell) -> list[str]:
         """Return the flags of a cell's fairseq-train, without its folder."""
@@ -311,9 +311,9 @@ class Work:
     def _latest(self, name: str) -> tuple[int, str]:
         """Return the last update of a cell, and its loss, from the log."""
         log = self.grid.out / name / FILES["log"]
-        found = [("-", self.grid.updates)] if name in self.records else [("-", 0)]
-        found += LATEST.findall(read(log)) if log.exists() and name not in self.records else []
-        return int(found[-1][1]), found[-1][0]
+        logged = [("-", self.grid.updates)] if name in self.records else [("-", 0)]
+        logged += LATEST.findall(read(log)) if log.exists() and name not in self.records else []
+        return int(logged[-1][1]), logged[-1][0]
 
     def _made(self) -> float:
         """Sum the updates of all cells, weighted by layers; embedding and projection count as two layers."""
@@ -428,10 +428,10 @@ def picture(grid: Grid, rows: list[Best]) -> Picture:
 
 def _series(rows: list[Best], method: str, values: str, rank: int) -> Series:
     """Make a method's line by depth."""
-    found = {float(row.depth): getattr(row, values) for row in rows if row.method == method}
-    points = {depth: fmean(some) for depth, some in found.items() if some}
-    band = {depth: (min(some), max(some)) for depth, some in found.items() if len(some) > 1}
-    failed = [depth for depth in found if depth not in points]
+    by_depth = {float(row.depth): getattr(row, values) for row in rows if row.method == method}
+    points = {depth: fmean(some) for depth, some in by_depth.items() if some}
+    band = {depth: (min(some), max(some)) for depth, some in by_depth.items() if len(some) > 1}
+    failed = [depth for depth in by_depth if depth not in points]
     return Series(style_of_setting(rank, LABELS.get(method, method)), points, failed=failed, band=band)
 
 

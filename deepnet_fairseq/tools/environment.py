@@ -54,11 +54,11 @@ def repository() -> tuple[str | None, bool]:
 
 def versions() -> dict[str, str]:
     """Return package -> version of the installed ones."""
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
-            found.setdefault(name.removesuffix("-fixed"), version(name))
-    return found
+            installed.setdefault(name.removesuffix("-fixed"), version(name))
+    return installed
 
 
 def graphics(gpus: int) -> str:
@@ -68,7 +68,7 @@ def graphics(gpus: int) -> str:
 
 def processor() -> str:
     """Describe the CPU as "CPU, 2 cores: AMD EPYC 7B13"."""
-    found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    name = found.group(1).strip() if found else platform.machine()
+    match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    name = match.group(1).strip() if match else platform.machine()
     cores = len(os.sched_getaffinity(0))
     return f"CPU, {cores} core{'s' * (cores > 1)}: {name}"

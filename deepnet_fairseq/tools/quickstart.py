@@ -20,8 +20,8 @@ def quickstart(methods: list[str], depth: int, updates: int, seed: int, out: Pat
     grid = Grid(out / "data", methods, [depth], [1e-3], [seed], updates, out)
     grid.check()
     make_data(out)
-    found = compare(grid, out / "loss.png")
-    return f"\n== result ({depth}-{depth}, seed {seed})\n{found}\nloss curves: {out / 'loss.png'}"
+    table = compare(grid, out / "loss.png")
+    return f"\n== result ({depth}-{depth}, seed {seed})\n{table}\nloss curves: {out / 'loss.png'}"
 
 
 def make_data(out: Path) -> None:

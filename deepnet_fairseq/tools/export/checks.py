@@ -32,8 +32,8 @@ def check_text(served: Served, folder: Path, kind: Any) -> None:
     ours = Fairseq(model, served.dictionaries, described, pieces, tags, settings)
     theirs = kind.of_folder(folder, described, direction, settings)
     lines = [*served.lines(LINES), *ODD]
-    found = [list(Translator(engine, described).translate(lines)) for engine in (ours, theirs)]
-    different = [line for line, one, other in zip(lines, *found, strict=True) if one != other]
+    translations = [list(Translator(engine, described).translate(lines)) for engine in (ours, theirs)]
+    different = [line for line, one, other in zip(lines, *translations, strict=True) if one != other]
     print(f"| {len(lines) - len(different)} of {len(lines)} lines translate alike, from text to text", file=sys.stderr)
     for line in different:
         print(f"| WARNING: otherwise: {line!r}", file=sys.stderr)

@@ -78,8 +78,8 @@ def _score_translation(model, served: Served, source: Tensor, target: Tensor) ->
 
 def _score_text(model, served: Served, source: Tensor, target: Tensor) -> Tensor:
     """Return log-probabilities (T,) of targets, each behind the tokens up to its place of the source."""
-    found = model.forward_batch([source.tolist()], return_log_probs=True)
-    return torch.from_numpy(np.array(found))[0].gather(-1, target.unsqueeze(-1)).squeeze(-1)
+    scores = model.forward_batch([source.tolist()], return_log_probs=True)
+    return torch.from_numpy(np.array(scores))[0].gather(-1, target.unsqueeze(-1)).squeeze(-1)
 
 
 TASKS = {"transformer": "translation", "transformer_lm": "language_modeling"}

@@ -51,10 +51,10 @@ def segmenter_of(data: str, subwords: str | None) -> Segmenter:
     """Return what cut a language model's text: the SentencePiece model `subwords`, or what lies with the data."""
     if subwords is None and (Path(data) / lm_text.NAME).is_file():
         return lm_text.read(Path(data))
-    found = Path(subwords) if subwords is not None else Path(data) / "spm.model"
-    if subwords is None and not found.is_file():
-        raise UserError(f"--data {data}: neither {lm_text.NAME} nor {found.name} is there; give --subwords FILE")
-    return Segmenter("sentencepiece", {"sentencepiece_model": found})
+    file = Path(subwords) if subwords is not None else Path(data) / "spm.model"
+    if subwords is None and not file.is_file():
+        raise UserError(f"--data {data}: neither {lm_text.NAME} nor {file.name} is there; give --subwords FILE")
+    return Segmenter("sentencepiece", {"sentencepiece_model": file})
 
 
 def write_tokenizer(transformers, folder: Path, ported: Port, segmenter: Segmenter, dictionary, data: str) -> Any:
@@ -81,8 +81,8 @@ def _cut_alike(tokenizer, segmenter: Segmenter, dictionary, data: str) -> None:
             break
     lines = [segmenter.decode(" ".join(dictionary[i] for i in row if i >= SPECIALS)) for row in rows]
     lines = [line for line in lines if not any(mark in line for mark in tokenizer.all_special_tokens)]
-    found = tokenizer(lines, add_special_tokens=False)["input_ids"] if lines else []
-    for line, numbers in zip(lines, found, strict=True):
+    encoded = tokenizer(lines, add_special_tokens=False)["input_ids"] if lines else []
+    for line, numbers in zip(lines, encoded, strict=True):
         cut = segmenter.encode(line)
         if numbers != dictionary.encode_line(cut, add_if_not_exist=False, append_eos=False).tolist():
             raise misfit(f"a tokenizer there cuts otherwise than {segmenter.kind}: {line!r}")

@@ -48,12 +48,12 @@ class Served:
         """Return up to `count` lines of the source language, of the data's validation, else test or training text."""
         assert self.text is not None
         source, cutter = self.direction[0], self.text.cutter(*self.direction)
-        found = (
+        paths = (
             path
             for split in ("valid", "test", "train")
             for path in sorted(Path(self.data).glob(f"{split}*.{source}.idx"))
         )
-        path = next(found, None)
+        path = next(paths, None)
         rows = load_indexed_dataset(str(path).removesuffix(".idx"), self.dictionaries[0]) if path else []
         numbers = (rows[place].tolist() for place in range(len(rows)))
         return [cutter.join([self.dictionaries[0][i] for i in row if i >= SPECIALS]) for row in islice(numbers, count)]

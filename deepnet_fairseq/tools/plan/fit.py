@@ -116,8 +116,8 @@ def _largest(name: str, original: Setting, way: Setting, sizes: Iterable[int], n
     """Return the option in the first of the sizes in which it fits, else in the last."""
     for tokens in sizes:
         taken = replace(way, max_tokens=tokens, update_freq=original.max_tokens * original.update_freq // tokens)
-        said = f"{name}, batches of {tokens:,} tokens x {taken.update_freq}" if tokens != original.max_tokens else name
-        option = Option(said, original, taken, needs(taken))
+        label = f"{name}, batches of {tokens:,} tokens x {taken.update_freq}" if tokens != original.max_tokens else name
+        option = Option(label, original, taken, needs(taken))
         if option.fits:
             break
     return option

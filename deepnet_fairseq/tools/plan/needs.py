@@ -99,9 +99,9 @@ def memory(setting: Setting, parameters: Any = None, stages: list[Stage] | None 
     waiting = gradients if setting.update_freq > 1 else 0
     passes = _passes(stages, setting)
     *body, loss = passes
-    before = itertools.accumulate((each.held for each in passes), initial=0)
+    before = itertools.accumulate((each.saved for each in passes), initial=0)
     phases = {
-        "forward": base + waiting + max(held + each.rise for held, each in zip(before, passes, strict=False)),
+        "forward": base + waiting + max(saved + each.rise for saved, each in zip(before, passes, strict=False)),
         "backward": base + _backward(passes, waiting),
         "optimiser": base + gradients + step,
     }
@@ -111,9 +111,9 @@ def memory(setting: Setting, parameters: Any = None, stages: list[Stage] | None 
         gradients=gradients,
         optimiser=optimiser,
         buckets=buckets,
-        activations=sum(each.held for each in body),
+        activations=sum(each.saved for each in body),
         recomputed=max(each.redone for each in body),
-        loss=max(loss.rise, loss.held + loss.stages[0].accumulated),
+        loss=max(loss.rise, loss.saved + loss.stages[0].accumulated),
         step=step,
         objects=objects,
         peak=phases[phase],
@@ -124,16 +124,16 @@ def memory(setting: Setting, parameters: Any = None, stages: list[Stage] | None 
 class Pass:
     """Memory of a pass over stages that keep their activations, or are recomputed together; in bytes.
 
-    held: memory that they leave in the forward pass; rise: the most in it; redone: activations that the backward pass
+    saved: memory that they leave in the forward pass; rise: the most in it; redone: activations that the backward pass
     first computes again and then holds; redoing: the most while it does.
     """
 
     def __init__(self, stages: list[Stage], setting: Setting):
         self.stages = stages
-        self.held, self.rise = stages[0].forward, stages[0].forward_rise
+        self.saved, self.rise = stages[0].forward, stages[0].forward_rise
         self.redone = self.redoing = 0
         if setting.checkpoint_every and stages[0].name.endswith(LAYERS):
-            self.held = self.rise = stages[-1].output
+            self.saved = self.rise = stages[-1].output
             before = list(itertools.accumulate((stage.forward for stage in stages), initial=0))
             self.redone = before[-1] - stages[-1].output
             self.redoing = max(map(sum, zip(before, (stage.forward_rise for stage in stages), strict=False)))
@@ -153,15 +153,15 @@ def _passes(stages: list[Stage], setting: Setting) -> list[Pass]:
 
 def _backward(passes: list[Pass], waiting: int) -> int:
     """Return the most bytes at a time in the backward pass; waiting: bytes of gradients that exist from its start."""
-    held, arrived, most = sum(each.held for each in passes), 0, 0
+    live, arrived, most = sum(each.saved for each in passes), 0, 0
     for each in reversed(passes):
-        most = max(most, held + each.redoing + max(waiting, arrived))
-        held += each.redone
+        most = max(most, live + each.redoing + max(waiting, arrived))
+        live += each.redone
         for stage in reversed(each.stages):
             if waiting:
-                most = max(most, held + stage.accumulated + waiting)
+                most = max(most, live + stage.accumulated + waiting)
             else:
-                most = max(most, held + stage.rise + arrived)
+                most = max(most, live + stage.rise + arrived)
                 arrived += stage.gradients
-            held += stage.backward
+            live += stage.backward
     return most

@@ -153,11 +153,11 @@ def _table(rows: list[Row], unit: str) -> str:
     table = [["row", "size", f"tokens of a {unit}", "recomputed", "GiB", "updates", "hours", "GB"]]
     folder = os.path.commonpath([os.path.dirname(row.name) for row in rows])
     for row in rows:
-        name, found = os.path.relpath(row.name, folder or "."), row.option.setting
+        name, setting = os.path.relpath(row.name, folder or "."), row.option.setting
         table.append([
             name if len(name) <= NAME else f"{name[: NAME // 2]}…{name[1 - NAME // 2 :]}",
-            f"{row.parameters / 1e6:,.1f} M", f"{found.max_tokens:,} x {found.update_freq}",
-            ("yes" if found.checkpoint_every else "no") + " ZeRO" * found.zero,
+            f"{row.parameters / 1e6:,.1f} M", f"{setting.max_tokens:,} x {setting.update_freq}",
+            ("yes" if setting.checkpoint_every else "no") + " ZeRO" * setting.zero,
             f"{row.option.memory.peak / GIB:.1f}" + "!" * (row.flags == "!"),
             ("?" if row.updates is None else f"{row.updates:,}") + "*" * bool(row.stuck),
             "done" if row.done else _short(row.hours), _short(row.peak / GB),

@@ -44,9 +44,9 @@ def as_text(setting: Setting, speed: SimpleNamespace | None) -> str:
 
 
 def _memory(setting: Setting, unit: str) -> str:
-    found = memory(setting)
-    rows = [[label, f"{getattr(found, name) / GIB:.2f}"] for name, label in MEMORY_ROWS.items() if getattr(found, name)]
-    note = f"not all at a time: the peak lies in the {PHASES[found.phase]}"
+    usage = memory(setting)
+    rows = [[label, f"{getattr(usage, name) / GIB:.2f}"] for name, label in MEMORY_ROWS.items() if getattr(usage, name)]
+    note = f"not all at a time: the peak lies in the {PHASES[usage.phase]}"
     table = render([[f"memory of a {unit}", "GiB"], *rows])
     return f"{table}\n{'; '.join(filter(None, [note, recomputation(setting.checkpoint_every)]))}"
 
@@ -66,10 +66,10 @@ def _options(setting: Setting) -> str:
 
 
 def _work(setting: Setting, speed: SimpleNamespace | None) -> str:
-    found = flops(setting)
-    rows = [["work", "value"], ["GFLOP a token, forward", f"{found.forward / 1e9:.3f}"]]
-    rows += [["forward and backward", f"{found.train / 1e9:.3f}"], ["recomputed", f"{found.recomputed / 1e9:.3f}"]]
-    rows += [["kernel launches an update", f"{found.launches:,}"]]
+    work = flops(setting)
+    rows = [["work", "value"], ["GFLOP a token, forward", f"{work.forward / 1e9:.3f}"]]
+    rows += [["forward and backward", f"{work.train / 1e9:.3f}"], ["recomputed", f"{work.recomputed / 1e9:.3f}"]]
+    rows += [["kernel launches an update", f"{work.launches:,}"]]
     if speed is None:
         return render(rows) + "\ntime: give --flops, the TFLOP/s that one GPU achieves in training"
     rows += [["TFLOP/s of each", f"{speed.rate / TERA:.4g}"], ["seconds an update", f"{speed.step:.4g}"]]

@@ -109,9 +109,9 @@ class Meter(TorchDispatchMode):
 
     def lap(self) -> tuple[int, int, int, int, int, int]:
         """Return live bytes, their peak, the peak with gradients, gradients, operations, launches; restart peaks."""
-        found = (self.live, self.peak, self.peak_with_gradients, self.gradients, self.flops, self.launches)
+        totals = (self.live, self.peak, self.peak_with_gradients, self.gradients, self.flops, self.launches)
         self.peak, self.peak_with_gradients = self.live, self.live + self.gradients
-        return found
+        return totals
 
     def _see(self, tensor: Tensor, counts: bool = True) -> None:
         storage = tensor.untyped_storage()

@@ -49,8 +49,8 @@ class Translator:
         """Yield the translation of each line, in order; a blank line stays empty. chunk: lines taken at a time."""
         numbered = iter(enumerate(lines, 1))
         while taken := [self.cut(line, number) for number, line in islice(numbered, chunk)]:
-            found = iter(self.engine.translate([tokens for tokens in taken if tokens is not None]))
-            yield from ("" if tokens is None else next(found) for tokens in taken)
+            translations = iter(self.engine.translate([tokens for tokens in taken if tokens is not None]))
+            yield from ("" if tokens is None else next(translations) for tokens in taken)
 
 
 def load(

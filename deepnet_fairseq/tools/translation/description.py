@@ -66,13 +66,13 @@ class Description:
 
 def read_description(folder: Path) -> Description:
     """Read the folder's file; raise a UserError, naming it, if there is none or if it is not as we write it."""
-    found = read_object(folder / NAME, MEND)
+    content = read_object(folder / NAME, MEND)
     try:
-        described = Description(**found)
+        described = Description(**content)
         first, second = map(int, described.positions)
         languages = tuple(map(str, described.languages))
         if described.pieces not in KINDS or len(languages) < 2 or not isinstance(described.symbols or {}, dict):
             raise ValueError("pieces, languages or symbols")
     except WRONG_VALUES as error:
         raise UserError(f"{folder / NAME}: is not as `deepnet export` writes it ({error}); {MEND}") from error
-    return Description(**(found | {"positions": (first, second), "languages": languages}))
+    return Description(**(content | {"positions": (first, second), "languages": languages}))

@@ -73,12 +73,12 @@ class CTranslate2:
 
     def translate(self, rows: list[list[str]]) -> list[str]:
         """Translate rows of pieces."""
-        found = self.model.translate_batch(
+        results = self.model.translate_batch(
             rows, [self.prefix] * len(rows) if self.prefix else None, max_batch_size=self.settings.max_tokens,
             batch_type="tokens", beam_size=self.settings.beam, length_penalty=self.settings.lenpen, disable_unk=True,
             max_input_length=0, min_decoding_length=SHORTEST, max_decoding_length=self.longest,
         )  # fmt: skip
-        return [self.pieces.join(one.hypotheses[0][len(self.prefix) :]) for one in found]
+        return [self.pieces.join(one.hypotheses[0][len(self.prefix) :]) for one in results]
 
 
 class Fairseq:
@@ -118,8 +118,8 @@ class Fairseq:
         source = _padded(rows, self.source.pad(), self.device)
         sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(self.source.pad()).sum(1)}}
         prefix = source.new_tensor([[self.target.index(tag) for tag in self.prefix]] * len(rows))
-        found = self.search.generate([], sample, prefix_tokens=prefix if self.prefix else None)
-        return [self.pieces.join(self._pieces_of(one[0]["tokens"].tolist())) for one in found]
+        hypotheses = self.search.generate([], sample, prefix_tokens=prefix if self.prefix else None)
+        return [self.pieces.join(self._pieces_of(one[0]["tokens"].tolist())) for one in hypotheses]
 
     def _pieces_of(self, numbers: list[int]) -> list[str]:
         ignored = {self.target.pad(), *self.search.symbols_to_strip_from_output}  # the end among them
@@ -166,11 +166,11 @@ class HuggingFace:
         padding = self.tokenizer.pad_token_id
         source = _padded(rows, padding, self.model.device)
         beams = {"length_penalty": self.settings.lenpen, "early_stopping": True} if self.settings.beam > 1 else {}
-        found = self.model.generate(
+        tokens = self.model.generate(
             source, attention_mask=source.ne(padding).long(), num_beams=self.settings.beam,
             max_length=self.longest + 2, **beams, **self.first,
         )  # fmt: skip  # both ends are counted
-        return self.tokenizer.batch_decode(found, skip_special_tokens=True)
+        return self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
 
 
 @contextmanager
@@ -196,13 +196,13 @@ def quiet() -> Iterator[None]:
 def _by_length(rows: list[list[int]], max_tokens: int, batch: Any) -> list[str]:
     """Call `batch` with rows that together have at most max_tokens numbers, padding included; keep the order."""
     order = sorted(range(len(rows)), key=lambda place: len(rows[place]), reverse=True)
-    found = [""] * len(rows)
+    lines = [""] * len(rows)
     while order:
         size = max(1, max_tokens // len(rows[order[0]]))
         places, order = order[:size], order[size:]
         for place, line in zip(places, batch([rows[place] for place in places]), strict=True):
-            found[place] = line
-    return found
+            lines[place] = line
+    return lines
 
 
 def _padded(rows: list[list[int]], padding: int, device) -> Any:

@@ -131,13 +131,13 @@ def find_subwords(given: str | None, data: str) -> tuple[str, Path | None]:
     files = {name: kind.file for name, kind in KINDS.items() if kind.file}
     if given is None:
         places = ((name, folder / file) for folder in folders_of(data)[::-1] for name, file in files.items())
-        found = next((place for place in places if place[1].is_file()), None)
-        if found is None:
+        kind_and_file = next((place for place in places if place[1].is_file()), None)
+        if kind_and_file is None:
             raise UserError(
                 f"--data {data}: nothing there says what cut its text; give {WAYS} as --subwords FILE, or "
                 "--subwords none for text that comes cut, with blanks between pieces"
             )
-        return found
+        return kind_and_file
     path = Path(given)
     if not path.is_file():
         raise UserError(f"--subwords {given}: no such file")

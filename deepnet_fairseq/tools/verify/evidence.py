@@ -20,7 +20,7 @@ from ...core.initialisation import ATTENTION_INPUTS, PROFILES, torch_std, xavier
 from ...core.methods import METHODS, Method
 from ...core.slots import BRANCHES, Site, Weight
 from ...errors import UserError
-from .sources import Found, Matrix
+from .sources import Matrix, RecognisedModel
 
 SIGMAS, FLOOR = 5, 0.01
 CLOSE = 0.005  # of a factor to the formula's; half precision rounds it by 0.05%
@@ -82,13 +82,13 @@ class Kind:
         return each and near(self.ratio(expected), self.elements)
 
 
-def kinds(found: Found) -> list[Kind]:
+def kinds(model: RecognisedModel) -> list[Kind]:
     """Return every kind of weight, in forward order; UserError for one with numbers that are not finite."""
-    held: dict[tuple, Kind] = {}
-    for matrix in found.matrices:
+    by_key: dict[tuple, Kind] = {}
+    for matrix in model.matrices:
         site = matrix.weight.site
         key = site.stack, site.sublayer, matrix.weight.role
-        kind = held.setdefault(key, Kind(*key))
+        kind = by_key.setdefault(key, Kind(*key))
         kind.matrices.append(matrix)
         kind.measured.append(measure(matrix.weight.linear.weight))
         if not math.isfinite(kind.measured[-1].std):
@@ -97,22 +97,22 @@ def kinds(found: Found) -> list[Kind]:
     def forward(key: tuple[str, str, str]) -> tuple:
         return key[0] == "decoder", BRANCHES.index(key[1]), ROLES.index(key[2])
 
-    return [held[key] for key in sorted(held, key=forward)]
+    return [by_key[key] for key in sorted(by_key, key=forward)]
 
 
-def trained(found: Found) -> str:
+def trained(model: RecognisedModel) -> str:
     """Return how it shows that a model has been trained; "" for one that nothing tells from a fresh one."""
-    if found.updates:
-        return f"trained, {found.updates} updates"
-    spread = max((gain.float().std().item() for gain in found.gains if gain.numel() > 1), default=0.0)
+    if model.updates:
+        return f"trained, {model.updates} updates"
+    spread = max((gain.float().std().item() for gain in model.gains if gain.numel() > 1), default=0.0)
     return f"trained: gains of its LayerNorms are spread by {spread:.2g}" if spread > 1e-6 else ""
 
 
 @dataclass(frozen=True)
 class Draw:
-    """An initialisation. said: in words; std: of each weight."""
+    """An initialisation. description: in words; std: of each weight."""
 
-    said: str
+    description: str
     std: Callable[[Weight], float]
 
     def fits(self, kind: Kind) -> bool:
@@ -123,7 +123,7 @@ class Draw:
         expected = [self.std(matrix.weight) for matrix in kind.matrices]
         return any(expected) and kind.fits(expected)
 
-    def times(self, gain: Callable[[Site, str], float], said: str) -> Draw:
+    def times(self, gain: Callable[[Site, str], float], description: str) -> Draw:
         """Return this draw with a gain; 0 where a method of another depth has none, as 1/(N - l + 1) above N layers."""
 
         def std(weight: Weight) -> float:
@@ -132,7 +132,7 @@ class Draw:
             except (ArithmeticError, ValueError):
                 return 0.0
 
-        return Draw(said, std)
+        return Draw(description, std)
 
 
 def profile_base(name: str) -> Draw:
@@ -163,9 +163,9 @@ def _gains(method: Method) -> Iterator[tuple[str, Callable[[Site, str], float]]]
     """Yield mistaken gains of the method, likeliest first."""
     stacks = {"encoder": method.num_encoder_layers, "decoder": method.num_decoder_layers}
     yield f"without the gain of {method.name}", lambda site, role: 1.0
-    for said, mistaken in method.mistaken_gains.items():
+    for description, mistaken in method.mistaken_gains.items():
         of_stacks = {stack: mistaken(method, stack) for stack, layers in stacks.items() if layers}
-        yield said, _in_place(method, of_stacks)
+        yield description, _in_place(method, of_stacks)
     for stack, layers in stacks.items():
         for symbol, value in method.coefficients(stack).items() if layers else ():
             gain = _in_place(method, dict.fromkeys(stacks, value))
@@ -183,17 +183,17 @@ def at_depth(method: Method, layers: int) -> Method:
     return METHODS[method.name](*depths, **{key: getattr(method, key) for key in method.options})
 
 
-def explanations(found: Found, method: Method, profile: str) -> Iterator[Draw]:
+def explanations(model: RecognisedModel, method: Method, profile: str) -> Iterator[Draw]:
     """Yield what weights that do not fit may be, likeliest first; profile: the method's that fits best."""
     own = [profile_base(name) for name in dict.fromkeys((profile, *method.init_profiles))]
     others, gains = _bases(), list(_gains(method))
     for words, gain in gains:
         yield from (base.times(gain, words) for base in own)
-    yield from (base.times(method.gain, base.said) for base in others)
+    yield from (base.times(method.gain, base.description) for base in others)
     for words, gain in gains:
-        yield from (base.times(gain, f"{base.said}, and {words}") for base in others)
+        yield from (base.times(gain, f"{base.description}, and {words}") for base in others)
     for name, other in METHODS.items():
-        theirs = other(*found.depths.values())
+        theirs = other(*model.depths.values())
         bases = map(profile_base, other.init_profiles)
         yield from (base.times(theirs.gain, f"the initialisation of --method {name}") for base in bases)
     for layers in DEPTHS:
@@ -202,7 +202,7 @@ def explanations(found: Found, method: Method, profile: str) -> Iterator[Draw]:
 
 def explain(kind: Kind, candidates: list[Draw]) -> str:
     """Return the likeliest of the candidates that a kind of weight fits, in words."""
-    return next((draw.said for draw in candidates if draw.fits(kind)), "fits nothing that is known")
+    return next((draw.description for draw in candidates if draw.fits(kind)), "fits nothing that is known")
 
 
 def scales(method: Method, site: Site) -> tuple[float, float] | None:
@@ -216,7 +216,7 @@ def scales(method: Method, site: Site) -> tuple[float, float] | None:
     return a, b
 
 
-def explain_factor(has: float, wanted: float, method: Method, found: Found, site: Site) -> str:
+def explain_factor(has: float, wanted: float, method: Method, model: RecognisedModel, site: Site) -> str:
     """Say what the factor of a shortcut may be instead of the method's."""
 
     def near(value: float) -> bool:
@@ -234,5 +234,5 @@ def explain_factor(has: float, wanted: float, method: Method, found: Found, site
         with suppress(ArithmeticError, ValueError):  # as in Draw.times
             a, b = scales(at_depth(method, layers), site) or (0, 1)
             if b and near(a / b):
-                return f"that is {layers} layers', this model has {found.depths[site.stack]}"
+                return f"that is {layers} layers', this model has {model.depths[site.stack]}"
     return "fits nothing that is known"

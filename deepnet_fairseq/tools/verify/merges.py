@@ -14,18 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from ...core.slots import Site
-from .sources import Factor, Found
+from .sources import Factor, RecognisedModel
 
 EXACT, SHARE = 1e-5, 0.01  # of a merge u, and of the smaller of a x and b f, what may be unexplained
 LEAST = 1e-4  # of u what that smaller one must be
 
 
-def merges(module: nn.Module, found: Found, inputs: tuple) -> list[Factor]:
+def merges(module: nn.Module, model: RecognisedModel, inputs: tuple) -> list[Factor]:
     """Return the factors a, b of every branch whose merge u = a x + b f is found in a forward pass.
 
     inputs: what the module is called with, in evaluation mode. Whatever it raises is raised.
     """
-    events, hooks = _Events(found), []
+    events, hooks = _Events(model), []
     try:
         for name, part in module.named_modules():
             hooks.append(part.register_forward_pre_hook(events.before, with_kwargs=True))
@@ -47,10 +47,10 @@ def merges(module: nn.Module, found: Found, inputs: tuple) -> list[Factor]:
 class _Events:
     """Tensors (.., C) that modules received and returned, in order, each as one row; where branches end."""
 
-    def __init__(self, found: Found):
-        last = [m for m in found.matrices if m.weight.role in ("out", "fc2")]
+    def __init__(self, model: RecognisedModel):
+        last = [m for m in model.matrices if m.weight.role in ("out", "fc2")]
         self.branches = {re.sub(r"\.?\w+$", "", m.name): m.weight.site for m in last}
-        self.widths = set(found.widths.values())
+        self.widths = set(model.widths.values())
         self.rows: list[Tensor] = []
         self.ends: dict[Site, int] = {}
         self.exact = EXACT
@@ -80,11 +80,11 @@ class _Events:
         """Return the factors of every branch at whose end a merge is found."""
         ordered = sorted(self.ends.items(), key=lambda pair: pair[1])
         ends = [end for _, end in ordered]
-        found = []
+        factors = []
         for (site, end), start, stop in zip(ordered, [0, *ends], [*ends[1:], len(self.rows)]):
             if solution := self._solve(start, end, stop):
-                found.append(Factor(site.stack, site.layer, site.sublayer, *solution, "measured"))
-        return found
+                factors.append(Factor(site.stack, site.layer, site.sublayer, *solution, "measured"))
+        return factors
 
     def _solve(self, start: int, end: int, stop: int) -> tuple[float, float] | None:
         """Return a and b, neither 0, of the first u after `end` that is a x + b f, with x from `start` on."""

@@ -57,8 +57,8 @@ def _folder(path: Path) -> dict[str, Tensor]:
     weights, config = path / "model.safetensors", path / "config.json"
     if not weights.is_file():
         raise UserError(f"{path}: holds no {weights.name}; name the file of weights itself")
-    said = read_object(config, "download it again, or remove it") if config.exists() else {}
-    numbers = {name: value for name, value in said.items() if type(value) in (int, float) and SHORTCUT.fullmatch(name)}
+    cfg = read_object(config, "download it again, or remove it") if config.exists() else {}
+    numbers = {name: value for name, value in cfg.items() if type(value) in (int, float) and SHORTCUT.fullmatch(name)}
     return read(weights)[0] | {f"{config.name}.{name}": torch.tensor(float(value)) for name, value in numbers.items()}
 
 

@@ -57,7 +57,7 @@ class Factor:
 
 
 @dataclass
-class Found:
+class RecognisedModel:
     """A model as it was found.
 
     depths: layers of "encoder" and "decoder"; gains: of the LayerNorms in layers; widths: C of each stack; updates: how
@@ -103,7 +103,7 @@ def recognised(
     config: dict[str, Any],
     updates: int | None = None,
     rename: Callable[[str], str] = str,
-) -> Found:
+) -> RecognisedModel:
     """Return the branches' weights, LayerNorm gains and factors of a state dict; UserError if no name is known.
 
     rename: the name, as fairseq has it, of a weight that others call otherwise.
@@ -118,25 +118,25 @@ def recognised(
     if not any(entry.kind in BRANCHES for entry in entries):
         some = ", ".join(name[:100] for name in list(weights)[:3])
         raise UserError(f"no branch's weights in {len(weights)} tensors ({some}); rename them by --names FILE")
-    found = Found({"encoder": 0, "decoder": 0}, config=config, updates=updates)
+    model = RecognisedModel({"encoder": 0, "decoder": 0}, config=config, updates=updates)
     for entry in entries:
         entry.stack = entry.stack or "decoder"
-    for stack in found.depths:
-        _number(found, stack, [entry for entry in entries if entry.stack == stack])
-    _fill(found, entries)
+    for stack in model.depths:
+        _number(model, stack, [entry for entry in entries if entry.stack == stack])
+    _fill(model, entries)
     for name, tensor in others.items():
-        _elsewhere(found, name, tensor)
-    return found
+        _elsewhere(model, name, tensor)
+    return model
 
 
-def _number(found: Found, stack: str, entries: list[_Entry]) -> None:
+def _number(model: RecognisedModel, stack: str, entries: list[_Entry]) -> None:
     """Set the depth of a stack, and number its layers from 1."""
     numbers = {entry.layer for entry in entries if entry.kind in BRANCHES}
     if not numbers:
         return
     first = min(*numbers, 1)
-    found.depths[stack] = max(numbers) - first + 1
-    if len(numbers) < found.depths[stack]:
+    model.depths[stack] = max(numbers) - first + 1
+    if len(numbers) < model.depths[stack]:
         raise UserError(f"{stack}: {len(numbers)} of its layers up to {max(numbers)} are there; rename by --names")
     for entry in entries:
         entry.layer += 1 - first
@@ -166,9 +166,9 @@ def _stack(text: str) -> str:
     return "decoder" if "decoder" in text else "encoder" if "encoder" in text else ""
 
 
-def _fill(found: Found, entries: list[_Entry]) -> None:
-    of = {stack: [e for e in entries if e.stack == stack] for stack, depth in found.depths.items() if depth}
-    found.widths = widths = {stack: _width(held) for stack, held in of.items()}
+def _fill(model: RecognisedModel, entries: list[_Entry]) -> None:
+    of = {stack: [e for e in entries if e.stack == stack] for stack, depth in model.depths.items() if depth}
+    model.widths = widths = {stack: _width(own) for stack, own in of.items()}
     seen: set[tuple] = set()  # a module may be registered twice
     for entry in entries:
         key = entry.stack, entry.layer, entry.kind, entry.role, entry.tensor.data_ptr()
@@ -176,18 +176,18 @@ def _fill(found: Found, entries: list[_Entry]) -> None:
             continue
         seen.add(key)
         if entry.kind == "norm":
-            found.gains += [entry.tensor] if entry.role != "bias" else []
+            model.gains += [entry.tensor] if entry.role != "bias" else []
         elif entry.kind == "factor":
             value = entry.tensor.float()
             place = next((s for s in BRANCHES if s in entry.role), None)
             spread = value.std(unbiased=False) if value.numel() > 1 else value.new_zeros(())
             if spread <= 1e-3 * value.abs().mean():
                 factor = Factor(entry.stack, entry.layer, place, value.mean().item(), None, entry.name)
-                found.factors.append(factor)
+                model.factors.append(factor)
         else:
-            found.matrices += _matrices(entry, widths[entry.stack])
-    sources = {m.weight.site: m.weight.source_dim for m in found.matrices if m.weight.role == "k"}  # of q and v too
-    for matrix in found.matrices:
+            model.matrices += _matrices(entry, widths[entry.stack])
+    sources = {m.weight.site: m.weight.source_dim for m in model.matrices if m.weight.role == "k"}  # of q and v too
+    for matrix in model.matrices:
         source = sources.get(matrix.weight.site, matrix.weight.source_dim)
         matrix.weight = replace(matrix.weight, source_dim=source)
 
@@ -207,12 +207,12 @@ def _matrices(entry: _Entry, width: int) -> Iterator[Matrix]:
         yield Matrix(entry.name, Weight(site, part, carrier(weight), source))
 
 
-def _elsewhere(found: Found, name: str, tensor: Tensor) -> None:
+def _elsewhere(model: RecognisedModel, name: str, tensor: Tensor) -> None:
     """Take a factor that is not in a layer, or note a name that is unknown."""
     if not tensor.is_floating_point() or IGNORED.fullmatch(name):
         return
     if tensor.numel() == 1 and FACTOR.fullmatch(name):  # "deepnorm_alpha" is no norm
-        found.factors.append(Factor(_stack(name) or "decoder", None, None, tensor.item(), None, name))
+        model.factors.append(Factor(_stack(name) or "decoder", None, None, tensor.item(), None, name))
     elif tensor.numel() > 1 and not name.endswith("bias") and not NORM.fullmatch(name):
         general = re.sub(r"(^|\.)\d+\.", r"\1N.", name)[:100]
-        found.unknown += [general] if general not in found.unknown else []
+        model.unknown += [general] if general not in model.unknown else []
