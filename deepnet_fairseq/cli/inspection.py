@@ -72,8 +72,8 @@ def path(args) -> Shown:
     if args.environment:
         from ..tools.environment import environment
 
-        found = environment(args.gpus)
-        return Shown(json.dumps(found, indent=1), found)
+        facts = environment(args.gpus)
+        return Shown(json.dumps(facts, indent=1), facts)
     folder = str(Path(__file__).resolve().parents[1])
     return Shown(folder, {"path": folder})
 

@@ -43,8 +43,8 @@ def methods(args) -> Shown | None:
         depths = [numbers("--layers", args.layers, "18,18")] if args.layers else DEPTHS
         return card(args.method, depths, args.option)
     if args.flags:
-        found = {name: ["--method", name, *get_method(name).train_flags] for name in args.flags.split(",")}
-        return Shown("\n".join(map(" ".join, found.values())), found)
+        flags = {name: ["--method", name, *get_method(name).train_flags] for name in args.flags.split(",")}
+        return Shown("\n".join(map(" ".join, flags.values())), flags)
     if args.names:
         names = [name for name in sorted(METHODS) if args.names in ("all", get_method(name).norm)]
         return Shown(" ".join(names), names)
@@ -100,7 +100,7 @@ def card(name: str, depths: Any, options: list[str]) -> Shown:
     from ..core.methods import get_method
 
     method, (cells, why) = get_method(name), row_of(name)
-    values, found = options_of(method, options), {}
+    values, coeff = options_of(method, options), {}
     for layers in depths:
         if len(layers) != 2 or min(layers) < 0 or not any(layers):
             raise UserError(
@@ -108,7 +108,7 @@ def card(name: str, depths: Any, options: list[str]) -> Shown:
             )
         built = method(*layers, **values)
         stacks = [stack for stack, count in zip(("encoder", "decoder"), layers) if count]
-        found["-".join(f"{count}L" for count in layers)] = {
+        coeff["-".join(f"{count}L" for count in layers)] = {
             f"{stack} {symbol}": value for stack in stacks for symbol, value in built.coefficients(stack).items()
         }
     trained = evidence(name)
@@ -123,36 +123,36 @@ def card(name: str, depths: Any, options: list[str]) -> Shown:
         "export": f"no plain Transformer: {why}" if why else "plain Transformer, CTranslate2, Hugging Face",
         "evidence here": f"recorded trainings: {shown or 'none at hand'}; results/README.md of the repository",
     }  # fmt: skip
-    coefficients = [[symbol, *(f"{at[symbol]:.6f}" for at in found.values())] for symbol in next(iter(found.values()))]
+    coefficients = [[symbol, *(f"{at[symbol]:.6f}" for at in coeff.values())] for symbol in next(iter(coeff.values()))]
     tables = [[OPTIONS, *option_rows(method)]] if method.options else []
-    tables += [[["coefficient", *found], *coefficients]] if coefficients else []
+    tables += [[["coefficient", *coeff], *coefficients]] if coefficients else []
     lines = (textwrap.fill(f"  {fact:16}{text}", 100, subsequent_indent=" " * 18) for fact, text in facts.items())
-    data = {"method": name, **facts, "options": option_rows(method), "coefficients": found, "evidence here": trained}
+    data = {"method": name, **facts, "options": option_rows(method), "coefficients": coeff, "evidence here": trained}
     return Shown("\n\n".join(["\n".join([name, *lines]), *map(text_table.render, tables)]), data)
 
 
 def evidence(name: str) -> dict[str, int]:
     """Count the recorded trainings of a method in a checkout's results, by experiment, without miniatures."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for path in sorted([*RESULTS.glob("runs/*.jsonl"), *RESULTS.glob("*/records.jsonl")]):
         lines = path.read_text(encoding="utf-8").splitlines()
         number = sum(f'"method": "{name}"' in line and '"smoke": true' not in line for line in lines)
-        found[path.stem if path.parent.name == "runs" else path.parent.name] += number
-    return dict(+found)  # without zeros
+        counts[path.stem if path.parent.name == "runs" else path.parent.name] += number
+    return dict(+counts)  # without zeros
 
 
 def options_of(method, words: list[str]) -> dict[str, Any]:
     """Return the options KEY=VALUE of a method by key; UserError for one that it does not have."""
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for word in words:
         key, _, text = word.partition("=")
         if key not in method.options:
             raise UserError(f"--option {word}: --method {method.name} has {', '.join(method.options) or 'no options'}")
         try:
-            found[key] = method.options[key].parse(text)
+            options[key] = method.options[key].parse(text)
         except ValueError as error:
             raise UserError(f"--option {word}: {key} {error}") from error
-    return found
+    return options
 
 
 def archs_table(vocab: int) -> Shown:

@@ -24,12 +24,12 @@ def profile(args) -> Shown:
     from ..plugin.admin_profile import profile_run
 
     check_file("--out", Path(args.out))
-    found = profile_run(args.rest)
-    found.write(Path(args.out))
-    ends = [f"{stack} {omegas[-1]:.4f}" for stack in ("encoder", "decoder") if (omegas := found.of(stack))]
-    text = f"""wrote {len(found.omega)} omegas to {args.out}; the last ones: {", ".join(ends)}
+    measured = profile_run(args.rest)
+    measured.write(Path(args.out))
+    ends = [f"{stack} {omegas[-1]:.4f}" for stack in ("encoder", "decoder") if (omegas := measured.of(stack))]
+    text = f"""wrote {len(measured.omega)} omegas to {args.out}; the last ones: {", ".join(ends)}
 train with the same flags and --method admin --admin-profile {args.out}"""
-    return Shown(text, {"wrote": args.out, "omega": found.omega})
+    return Shown(text, {"wrote": args.out, "omega": measured.omega})
 
 
 ONLY = {  # flags of `deepnet export` and where they mean something
@@ -191,8 +191,8 @@ def add(command) -> None:
     sub.add_argument("--fp16", action="store_true", help="transformer: weights in half precision")
     sub.add_argument("--quantization", metavar="TYPE", help="ctranslate2: int8, int8_float32, float16, ...")
     sub.add_argument("--data", help="folders: binarised data of the run, by default where it was trained from")
-    found = "what lies with the data; none: the text comes cut"
-    sub.add_argument("--subwords", metavar="FILE", help=f"folders: what cut the text, by default {found}")
+    fallback = "what lies with the data; none: the text comes cut"
+    sub.add_argument("--subwords", metavar="FILE", help=f"folders: what cut the text, by default {fallback}")
     sub.add_argument("--beam", type=int, metavar="N", help="huggingface: beams of generate(), by default 5")
     sub.add_argument("--lenpen", type=float, metavar="X", help="huggingface: its length penalty, by default 1")
 

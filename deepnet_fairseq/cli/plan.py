@@ -51,13 +51,13 @@ def _rows(args) -> None:
     if args.rows != "-" and not Path(args.rows).is_file():
         raise UserError(f"--rows {args.rows}: no such file")
     with sys.stdin if args.rows == "-" else open(args.rows, encoding="utf-8") as lines:
-        found = rows.read(lines, args.flops)
-    if not found:
+        trainings = rows.read(lines, args.flops)
+    if not trainings:
         raise UserError(f"--rows {args.rows}: no training in it; give a line NAME FLAGS for each")
     if args.chosen:
         with whole(Path(args.chosen)) as path:
-            path.write_text("".join(f"{row.name}\t{row.flags}\n" for row in found))
-    print(rows.as_text(found, args.flops, args.side_by_side))
+            path.write_text("".join(f"{row.name}\t{row.flags}\n" for row in trainings))
+    print(rows.as_text(trainings, args.flops, args.side_by_side))
 
 
 def _speed(args, setting):

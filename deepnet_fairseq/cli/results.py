@@ -44,8 +44,8 @@ def score(args) -> Shown:
 def _scores(args) -> Shown:
     from ..study.scoring.scores import score, score_table
 
-    found = score(Path(args.generated), args.data, args.paper, args.partial, args.tokenize)
-    return Shown(score_table(found), found)
+    scores = score(Path(args.generated), args.data, args.paper, args.partial, args.tokenize)
+    return Shown(score_table(scores), scores)
 
 
 def _differences(args) -> Shown:
@@ -54,12 +54,12 @@ def _differences(args) -> Shown:
     if args.paper or args.partial:
         raise UserError("--paper and --partial: of one system's score; drop them to compare systems")
     logging.getLogger("sacrebleu").setLevel(logging.WARNING)
-    found = significance(Path(args.generated), [Path(one) for one in args.systems], args.data, args.tokenize)
+    comparisons = significance(Path(args.generated), [Path(one) for one in args.systems], args.data, args.tokenize)
     data = [
         {"set": key, "systems": one.systems} | {metric: [*map(vars, each)] for metric, each in one.results.items()}
-        for key, one in found.items()
+        for key, one in comparisons.items()
     ]
-    return Shown(table(found), data)
+    return Shown(table(comparisons), data)
 
 
 def report(args) -> Shown:
