@@ -41,6 +41,6 @@ def user_error_line(error: BaseException | None) -> str | None:
 
 def out_of_memory(error: BaseException) -> bool:
     """Return whether memory ran out, on a GPU, or on a CPU in any of the ways that torch says so."""
-    said = str(error).lower()
+    message = str(error).lower()
     words = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory")
-    return isinstance(error, MemoryError) or any(word in said for word in words)
+    return isinstance(error, MemoryError) or any(word in message for word in words)

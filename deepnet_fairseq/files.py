@@ -79,10 +79,10 @@ def parse(text: str):
 def parse_row(line: str) -> dict:
     """The object in a line; an empty one if it holds none."""
     try:
-        found = parse(line)
+        value = parse(line)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def read_object(path: Path, mend: str) -> dict:

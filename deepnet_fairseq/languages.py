@@ -58,13 +58,13 @@ def parse_pair(what: str, name: str, known: Collection[str] = ()) -> tuple[str, 
 
     Raise UserError, beginning with `what`, if `name` is no pair, the same language twice, or ambiguous.
     """
-    found = readings(name, known)
-    if not found:
+    pairs = readings(name, known)
+    if not pairs:
         raise UserError(f"{what} {name!r}: is no pair of languages; write two codes with a hyphen between, as de-en")
-    if len(found) > 1:
-        choices = " or ".join(" and ".join(pair) for pair in found)
+    if len(pairs) > 1:
+        choices = " or ".join(" and ".join(pair) for pair in pairs)
         raise UserError(
             f"{what} {name}: may be {choices}; write _ for - within a code, as "
-            f"{'-'.join(code.replace('-', '_') for code in found[-1])}"
+            f"{'-'.join(code.replace('-', '_') for code in pairs[-1])}"
         )
-    return check_pair(what, *found[0])
+    return check_pair(what, *pairs[0])
