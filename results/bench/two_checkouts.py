@@ -83,8 +83,8 @@ def decode(kind: str, width: int, depth: int, sentences: int, length: int):
 
     def translate() -> tuple[float, list]:
         begun = time.process_time()
-        found = search.generate([model], {"net_input": {"src_tokens": source, "src_lengths": lengths}})
-        return time.process_time() - begun, [hypotheses[0]["tokens"].tolist() for hypotheses in found]
+        beams = search.generate([model], {"net_input": {"src_tokens": source, "src_lengths": lengths}})
+        return time.process_time() - begun, [hypotheses[0]["tokens"].tolist() for hypotheses in beams]
 
     return translate
 

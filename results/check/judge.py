@@ -82,20 +82,20 @@ def ask(file: Path, data: str) -> None:
     ]
     known = read()
     for one in trainings:
-        found = {"source": one.source, "method": one.method, "layers": one.layers, "lr": one.lr, "seed": one.seed}
-        found |= {"records": file.name if file.parent == HERE else f"{file.parent.name}/{file.name}"}
-        if any(found.items() <= other.items() for other in known):
+        record = {"source": one.source, "method": one.method, "layers": one.layers, "lr": one.lr, "seed": one.seed}
+        record |= {"records": file.name if file.parent == HERE else f"{file.parent.name}/{file.name}"}
+        if any(record.items() <= other.items() for other in known):
             continue
         command = ["deepnet", "check", "fairseq-train", data, *without_saving(one.flags), *CHECK.split()]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode not in (0, 3):
             sys.exit(f"{shlex.join(command)}\n{done.stderr[-2000:]}")
-        said = json.loads(done.stdout)
-        found |= {"failed": one.failed, "loss": one.loss, "verdict": said["verdict"], "findings": said["findings"]}
-        found |= {"flags": shlex.join(one.flags)}
+        check = json.loads(done.stdout)
+        record |= {"failed": one.failed, "loss": one.loss, "verdict": check["verdict"], "findings": check["findings"]}
+        record |= {"flags": shlex.join(one.flags)}
         with RECORDS.open("a", encoding="utf-8") as out:
-            out.write(json.dumps(found) + "\n")
-        print(one.method, one.layers, one.lr, "failed" if one.failed else "trained", said["verdict"], flush=True)
+            out.write(json.dumps(record) + "\n")
+        print(one.method, one.layers, one.lr, "failed" if one.failed else "trained", check["verdict"], flush=True)
 
 
 def read() -> list[dict]:
@@ -138,7 +138,7 @@ def render(check: bool) -> None:
     """Write README.md's tables, or end with a line if they are not those of the records."""
     made, path = {"counts": counts(read()), "wrong": wrong(read())}, HERE / "README.md"
     page = path.read_text(encoding="utf-8")
-    rendered = MARKED.sub(lambda found: found[1] + made[found[2]] + found[3], page)
+    rendered = MARKED.sub(lambda match: match[1] + made[match[2]] + match[3], page)
     if check and rendered != page:
         sys.exit(f"{path}: not of the records; run results/check/judge.py render")
     path.write_text(rendered, encoding="utf-8")

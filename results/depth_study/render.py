@@ -49,16 +49,16 @@ def held_out(record: dict) -> float:
 def early_loss(record: dict) -> float | None:
     """Return the mean training loss of updates 401 to 500, bits per token; None for a training that ended before."""
     rows = record["log"]["train_inner"]
-    return fmean(found) if (found := [float(r["loss"]) for r in rows if 400 < int(r["num_updates"]) <= SHORT]) else None
+    return fmean(bits) if (bits := [float(r["loss"]) for r in rows if 400 < int(r["num_updates"]) <= SHORT]) else None
 
 
 def longer(records: list[dict]) -> str:
     """Lay out the trainings of 3,000 updates, one a row."""
     order = list(NAMES)
-    found = [one for one in records if one["run"]["updates"] == LONG]
-    found.sort(key=lambda one: (one["run"]["encoder_layers"], order.index(one["run"]["method"]), one["name"]))
+    long_runs = [one for one in records if one["run"]["updates"] == LONG]
+    long_runs.sort(key=lambda one: (one["run"]["encoder_layers"], order.index(one["run"]["method"]), one["name"]))
     rows = []
-    for one in found:
+    for one in long_runs:
         run, training = one["run"], one["spent"]["training"]
         place = [f"{run['encoder_layers']}L-{run['decoder_layers']}L", NAMES[run["method"]]]
         bleu = f"{one['score']['bleu']:.1f}" if "score" in one else "-"
@@ -106,7 +106,7 @@ def main() -> None:
     """Write the page's tables, or check them."""
     made, path = sections(read("records.jsonl")), HERE / "README.md"
     page = path.read_text(encoding="utf-8")
-    rendered = MARKED.sub(lambda found: found[1] + made[found[2]] + found[3], page)
+    rendered = MARKED.sub(lambda match: match[1] + made[match[2]] + match[3], page)
     if sys.argv[1:] != ["--check"]:
         path.write_text(rendered, encoding="utf-8")
     elif rendered != page:

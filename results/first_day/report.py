@@ -29,9 +29,9 @@ def planned(words: list[str]) -> list[float]:
     """Return what the plan says of a command of fairseq-train: tokens a second, GiB, launches an update."""
     symbols = len((Path(words[0]) / "dict.qab.txt").read_text().splitlines()) + 4
     gpus = words[words.index("--distributed-world-size") + 1]
-    found = setting.parse([*words, "--vocab", str(symbols), "--gpus", gpus], strict=False)
-    speed = needs.speed(found, rows.ASSUMED[found.device] * needs.TERA)
-    return [speed.tokens_per_second, needs.memory(found).peak / setting.GIB, needs.flops(found).launches]
+    settings = setting.parse([*words, "--vocab", str(symbols), "--gpus", gpus], strict=False)
+    speed = needs.speed(settings, rows.ASSUMED[settings.device] * needs.TERA)
+    return [speed.tokens_per_second, needs.memory(settings).peak / setting.GIB, needs.flops(settings).launches]
 
 
 def measured(log: str, words: list[str]) -> list[float | None]:
@@ -69,8 +69,8 @@ def main(out: Path) -> None:
     for run in sorted(path.parent for path in (out / "table1").glob("*/command")):
         _, *words = shlex.split((run / "command").read_text())
         numbers = measured((run / "train.log").read_text(), words)
-        for name, plan, found in zip(what, [*planned(words), *[None] * 4], numbers):
-            cells = ["" if number is None else f"{number:,.5g}" for number in (plan, found)]
+        for name, plan, actual in zip(what, [*planned(words), *[None] * 4], numbers):
+            cells = ["" if number is None else f"{number:,.5g}" for number in (plan, actual)]
             table.append([run.name, name, *cells])
     environment = next((out / "table1").glob("*/environment.json")).read_text()
     (out / "report.md").write_text(f"{markdown(table)}\n\n```json\n{environment.strip()}\n```\n")

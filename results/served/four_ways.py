@@ -37,10 +37,10 @@ BEAM = ("--beam", "5")
 def called(*words) -> tuple[str, float]:
     """Return what a program prints, and its seconds."""
     start = time.monotonic()
-    found = subprocess.run([BIN / str(words[0]), *map(str, words[1:])], capture_output=True, text=True)
-    if found.returncode:
-        sys.exit(found.stderr[-2000:])
-    return found.stdout, time.monotonic() - start
+    done = subprocess.run([BIN / str(words[0]), *map(str, words[1:])], capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(done.stderr[-2000:])
+    return done.stdout, time.monotonic() - start
 
 
 class Ways:
@@ -73,17 +73,17 @@ class Ways:
         if name in ("ours", "plain fairseq"):
             user_dir = ("--user-dir", Path(deepnet_fairseq.__file__).parent) if name == "ours" else ()
             path = self.args.checkpoint if name == "ours" else self.folder / "transformer"
-            said, seconds = called(
+            output, seconds = called(
                 "fairseq-interactive", self.args.data, *user_dir, "--path", path, *self.task, *BEAM, "--unkpen", "1e9",
                 "--bpe", "sentencepiece", "--sentencepiece-model", self.model, "--input", file, "--buffer-size", 1000,
                 "--max-tokens", 2000, "--cpu",
             )  # fmt: skip
-            found = sorted((int(number), text) for number, text in re.findall(r"(?m)^D-(\d+)\t[^\t]+\t(.*)$", said))
-            return [text for _, text in found], seconds
+            pairs = sorted((int(number), text) for number, text in re.findall(r"(?m)^D-(\d+)\t[^\t]+\t(.*)$", output))
+            return [text for _, text in pairs], seconds
         model = self.args.checkpoint if name == "checkpoint" else self.folder / name
         data = ("--data", self.args.data) if name == "checkpoint" else ()
-        said, seconds = called("deepnet", "translate", model, file, *BEAM, *data, *self.languages)
-        return said.split("\n")[:-1], seconds
+        output, seconds = called("deepnet", "translate", model, file, *BEAM, *data, *self.languages)
+        return output.split("\n")[:-1], seconds
 
 
 def main() -> None:
@@ -101,14 +101,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         ways, odd, file, one = Ways(args, Path(folder)), odd_lines(real), Path(folder) / "lines", Path(folder) / "one"
         file.write_text("".join(f"{line}\n" for line in [*odd, *real]), encoding="utf-8")
-        found = {name: ways.translate(name, file)[0] for name in ways.names()}
-        differ = {name: [a != b for a, b in zip(found["ours"], lines, strict=True)] for name, lines in found.items()}
+        texts = {name: ways.translate(name, file)[0] for name in ways.names()}
+        differ = {name: [a != b for a, b in zip(texts["ours"], lines, strict=True)] for name, lines in texts.items()}
         record = {
             "name": args.name, "when": datetime.now(UTC).isoformat(timespec="seconds"), "environment": environment(0),
             "model": f"{len(model.encoder.layers)}-{len(model.decoder.layers)} {cfg.model.method}",
             "odd": len(odd), "real": len(real),
             "differ": {name: [sum(rows[: len(odd)]), sum(rows[len(odd) :])] for name, rows in differ.items()},
-            "distinct": len(set(found["ours"])), "seconds": {},
+            "distinct": len(set(texts["ours"])), "seconds": {},
         }  # fmt: skip
         file.write_text("".join(f"{line}\n" for line in real), encoding="utf-8")
         one.write_text(f"{real[0]}\n", encoding="utf-8")
@@ -121,9 +121,9 @@ def main() -> None:
         records.write(json.dumps(record) + "\n")
     for name in ways.names():
         seconds = record["seconds"].get(name, {})
-        said = ", ".join(f"{label} {median(times):.2f} s" for label, times in seconds.items())
+        timing = ", ".join(f"{label} {median(times):.2f} s" for label, times in seconds.items())
         print(f"{name}: {record['differ'][name][0]} of {len(odd)} odd lines and {record['differ'][name][1]} of "
-              f"{len(real)} others differ from ours; {said}")  # fmt: skip
+              f"{len(real)} others differ from ours; {timing}")  # fmt: skip
 
 
 if __name__ == "__main__":

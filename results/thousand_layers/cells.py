@@ -52,9 +52,9 @@ class Records:
     @classmethod
     def read(cls, file: Path, runs: Path) -> Records:
         """Read those of a file, and those of `runs` that it may not have yet."""
-        found = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-        found += [json.loads(path.read_text()) for path in sorted(runs.glob("*/record.json"))]
-        return cls({record["name"]: record for record in found})
+        records = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+        records += [json.loads(path.read_text()) for path in sorted(runs.glob("*/record.json"))]
+        return cls({record["name"]: record for record in records})
 
     def best_rate(self, cells: Iterable[Cell], method: str, layers: int) -> float | None:
         """Find the rate of the lowest final loss of a method at a depth; None if nothing trained to its end."""

@@ -36,8 +36,8 @@ MARKED = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- /\2 -->\n)", re.DOTALL)
 
 def copying(records: Iterable[dict], layers: int | None = None) -> list[dict]:
     """Select the records of C1's copying, at one depth or all, methods in NAMES' order, then by depth and rate."""
-    found = [one for one in records if one["task"] == "copy" and layers in (None, one["layers"])]
-    return sorted(found, key=lambda one: (list(NAMES).index(one["method"]), one["layers"], one["lr"], one["seed"]))
+    trainings = [one for one in records if one["task"] == "copy" and layers in (None, one["layers"])]
+    return sorted(trainings, key=lambda one: (list(NAMES).index(one["method"]), one["layers"], one["lr"], one["seed"]))
 
 
 def best(records: Iterable[dict]) -> list[dict]:
@@ -84,11 +84,11 @@ def by_depth(records: Iterable[dict]) -> dict[tuple[str, int], list[dict]]:
 
     Of B's trainings only those at its one rate for all count, which is the rate of most of them.
     """
-    found = [one for one in records if one["experiment"] in ("B", "C2")]
-    rates = [one["lr"] for one in found if one["experiment"] == "B"]
+    trainings = [one for one in records if one["experiment"] in ("B", "C2")]
+    rates = [one["lr"] for one in trainings if one["experiment"] == "B"]
     common = mode(rates) if rates else None
     sorted_records: dict[tuple[str, int], list[dict]] = {}
-    for one in sorted(found, key=lambda one: (list(NAMES).index(one["method"]), one["layers"], one["seed"])):
+    for one in sorted(trainings, key=lambda one: (list(NAMES).index(one["method"]), one["layers"], one["seed"])):
         if one["experiment"] == "C2" or one["lr"] == common:
             sorted_records.setdefault((one["method"], one["layers"]), []).append(one)
     return sorted_records
@@ -97,16 +97,16 @@ def by_depth(records: Iterable[dict]) -> dict[tuple[str, int], list[dict]]:
 def draw_depth(records: list[dict], path: Path) -> None:
     """Draw BLEU by depth: means over the seeds, a bar from the lowest to the highest, a cross where it was stuck."""
     figure, axes = pyplot.subplots(figsize=(7.5, 4.5), layout="constrained")
-    found = by_depth(records)
-    for method in dict.fromkeys(method for method, _ in found):
-        layers = [layers for name, layers in found if name == method]
-        scores = [[one.get("bleu", 0.0) for one in found[method, depth]] for depth in layers]
+    trainings = by_depth(records)
+    for method in dict.fromkeys(method for method, _ in trainings):
+        layers = [layers for name, layers in trainings if name == method]
+        scores = [[one.get("bleu", 0.0) for one in trainings[method, depth]] for depth in layers]
         means = [fmean(some) for some in scores]
         axes.plot(layers, means, color=COLOURS[method], marker="o", label=NAMES[method])
         axes.vlines(layers, [min(some) for some in scores], [max(some) for some in scores], color=COLOURS[method])
-        stuck = [depth for depth in layers if any(one["ended"] != "trained" for one in found[method, depth])]
+        stuck = [depth for depth in layers if any(one["ended"] != "trained" for one in trainings[method, depth])]
         axes.plot(stuck, [0] * len(stuck), color=COLOURS[method], marker="x", markersize=10, linestyle="none")
-    ticks = sorted({layers for _, layers in found})
+    ticks = sorted({layers for _, layers in trainings})
     axes.set_xscale("log")
     axes.set_xticks(ticks, labels=[f"{layers}L-{layers}L" for layers in ticks])
     axes.minorticks_off()
@@ -117,14 +117,14 @@ def draw_depth(records: list[dict], path: Path) -> None:
 
 def depth_table(records: list[dict]) -> str:
     """Lay out BLEU by method and depth, with the paper's Figure 6 in brackets where it shows the method."""
-    found = by_depth(records)
-    depths = sorted({layers for _, layers in found})
+    trainings = by_depth(records)
+    depths = sorted({layers for _, layers in trainings})
     rows = []
-    for method in dict.fromkeys(method for method, _ in found):
+    for method in dict.fromkeys(method for method, _ in trainings):
         published = dict(zip(FIGURE6_LAYERS, FIGURE6.get(method, ()), strict=False))  # by layers; none of some methods
         cells = []
         for depth in depths:
-            some = found.get((method, depth), [])
+            some = trainings.get((method, depth), [])
             text = ", ".join(f"{one['bleu']:.1f}" if "bleu" in one else one["ended"] for one in some) or "-"
             cells.append(f"{text} ({published[depth]:.1f})" if depth in published else text)
         rows.append([NAMES[method], *cells])
@@ -222,7 +222,7 @@ def sections(records: Records) -> dict[str, str]:
 
 def render(page: str, made: dict[str, str]) -> str:
     """Put sections in their places of a page."""
-    return MARKED.sub(lambda found: found[1] + made[found[2]] + found[3], page)
+    return MARKED.sub(lambda match: match[1] + made[match[2]] + match[3], page)
 
 
 def main() -> None:

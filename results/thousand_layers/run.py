@@ -114,27 +114,27 @@ def train_cell(cell: Cell, run: Path, args: argparse.Namespace) -> bool:
 
     signal.signal(signal.SIGTERM, stop)
     try:
-        found = record(cell, run, args.work, held)
+        result = record(cell, run, args.work, held)
     except (Failed, PlanError) as error:
         print(f"{now()} error: {error}", file=sys.stderr, flush=True)
         return False
     with whole(run / "record.json") as part:
-        part.write_text(json.dumps(found), encoding="utf-8")
+        part.write_text(json.dumps(result), encoding="utf-8")
     for checkpoint in run.glob("checkpoint*.pt"):
-        if checkpoint.name != "checkpoint_last.pt" or found["ended"] != "trained":
+        if checkpoint.name != "checkpoint_last.pt" or result["ended"] != "trained":
             checkpoint.unlink()
     write_records(args.work / "runs", args.records, args.commit)
-    print(f"{now()} {cell.name}: {outcome(found)}, {found['processor_seconds'] / 3600:.2f} hours", flush=True)
+    print(f"{now()} {cell.name}: {outcome(result)}, {result['processor_seconds'] / 3600:.2f} hours", flush=True)
     return True
 
 
-def outcome(found: dict) -> str:
+def outcome(result: dict) -> str:
     """Say in a few words how a training ended."""
-    if found["ended"] != "trained":
-        return found["ended"]
-    if "sentences_right" in found:
-        return f"{found['final_loss']:.3f} bits, {found['sentences_right']} of {found['sentences']} sentences right"
-    return f"{found['final_loss']:.3f} bits, BLEU {found['bleu']:.1f}"
+    if result["ended"] != "trained":
+        return result["ended"]
+    if "sentences_right" in result:
+        return f"{result['final_loss']:.3f} bits, {result['sentences_right']} of {result['sentences']} sentences right"
+    return f"{result['final_loss']:.3f} bits, BLEU {result['bleu']:.1f}"
 
 
 def now() -> str:
@@ -149,17 +149,17 @@ def listed(plan: Path, work: Path, file: Path) -> str:
     cells = list(cells_of(groups, records))
     rows = [("cell", "state", "hours", "predicted")]
     for cell in cells:
-        found = records.over.get(cell.name)
+        result = records.over.get(cell.name)
         run = work / "runs" / cell.name
         begun = "begun" if (run / "train.log").exists() else "to come"
-        state = outcome(found) if found else begun
-        hours = f"{found['processor_seconds'] / 3600:.2f}" if found else "-"
+        state = outcome(result) if result else begun
+        hours = f"{result['processor_seconds'] / 3600:.2f}" if result else "-"
         rows.append((cell.name, state, hours, f"{cell.hours:.2f}"))
     by_name = {group["name"]: group for group in groups}
     lines = [f"{name:95} {state:40} {hours:>6} {predicted:>9}" for name, state, hours, predicted in rows]
     lines += [f"{one['name']}: waits for {one['after']}" for one in groups if not may_begin(one, by_name, records)]
     left = sum(cell.hours for cell in cells if cell.name not in records.over)
-    spent = sum(found["processor_seconds"] for found in records.over.values()) / 3600
+    spent = sum(result["processor_seconds"] for result in records.over.values()) / 3600
     return "\n".join([*lines, f"{spent:.1f} core-hours spent, {left:.1f} predicted for the named cells that are left"])
 
 

@@ -158,9 +158,9 @@ def report(done: dict, updates: int) -> None:
 def translate(model: nn.Module, args: argparse.Namespace) -> dict:
     """Copy or reverse the held-out sentences by beam search; count those that are right as a whole."""
     source, target = pairs(args.task, held_out())
-    found = [best[0].tokens for best in beam_search(model, source, beams=4, max_length=2 * LENGTH)]
-    right = [tokens.tolist() == wanted[:-1].tolist() for tokens, wanted in zip(found, target, strict=True)]
-    for given, tokens, well in list(zip(source, found, right, strict=True))[:3]:
+    outputs = [best[0].tokens for best in beam_search(model, source, beams=4, max_length=2 * LENGTH)]
+    right = [tokens.tolist() == wanted[:-1].tolist() for tokens, wanted in zip(outputs, target, strict=True)]
+    for given, tokens, well in list(zip(source, outputs, right, strict=True))[:3]:
         print(*given[:-1].tolist(), "->", *tokens.tolist(), "" if well else "(wrong)")
     print(f"{sum(right)} of {HELD_OUT} sentences are right", flush=True)
     return {"sentences_right": sum(right), "sentences": HELD_OUT}

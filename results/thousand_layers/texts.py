@@ -59,8 +59,8 @@ def train_text(cell: Cell, run: Path, held: Held, work: Path) -> dict:
     if not (run / "trained").exists():
         status = held.run(list(map(str, command)), log)
         if status in (3, 4):
-            said = ENDED.findall(log.read_text(encoding="utf-8", errors="replace"))
-            (run / "trained").write_text(f"{said[-1][1]} {said[-1][2]}")
+            endings = ENDED.findall(log.read_text(encoding="utf-8", errors="replace"))
+            (run / "trained").write_text(f"{endings[-1][1]} {endings[-1][2]}")
         elif status:
             raise Failed(f"{cell.name}: fairseq-train ended with {status}; whole log: {log}")
         else:
@@ -85,9 +85,9 @@ def translate(cell: Cell, run: Path, held: Held, data: Path, pair: tuple[str, st
     generated, log = run / "generated.txt", run / "generate.log"
     if held.run(command, log, generated):
         raise Failed(f"{cell.name}: fairseq-generate failed; whole log: {log}")
-    found = dict(re.findall(r"^H-(\d+)\t[^\t]*\t(.*)$", generated.read_text(encoding="utf-8"), re.MULTILINE))
+    by_number = dict(re.findall(r"^H-(\d+)\t[^\t]*\t(.*)$", generated.read_text(encoding="utf-8"), re.MULTILINE))
     references = (data.parent / "text" / f"test.{pair[1]}").read_text(encoding="utf-8").split("\n")[:-1]
-    hypotheses = [found[str(number)] for number in range(len(references))]
+    hypotheses = [by_number[str(number)] for number in range(len(references))]
     # the mix is tokenised already: 13a would cut it again
     metric = BLEU(force=True, tokenize="none" if cell.task == "mix" else "13a")
     score = metric.corpus_score(hypotheses, [references])
@@ -141,6 +141,6 @@ def select_mix(source: Path, text: Path, pair: tuple[str, str]) -> None:
         for split, names in HELD_OUT.items():
             lines = []
             for name in names:
-                found = (source / f"{split}.{name}.{lang}").read_text(encoding="utf-8").split("\n")
-                lines += found[: HELD_OUT_SENTENCES[split]]
+                sentences = (source / f"{split}.{name}.{lang}").read_text(encoding="utf-8").split("\n")
+                lines += sentences[: HELD_OUT_SENTENCES[split]]
             (text / f"{split}.{lang}").write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -37,8 +37,8 @@ def run(seed: int) -> dict:
         exec(example(), made)
     seconds = round(time.process_time() - begun)
     source = torch.randint(SPECIALS, 30, (SENTENCES, 6))
-    found = [best[0].tokens for best in beam_search(made["model"], source)]
-    right = sum(tokens.equal(sentence.flip(0)) for tokens, sentence in zip(found, source, strict=True))
+    outputs = [best[0].tokens for best in beam_search(made["model"], source)]
+    right = sum(tokens.equal(sentence.flip(0)) for tokens, sentence in zip(outputs, source, strict=True))
     loss = round(made["loss"].item(), 5)
     return {"seed": seed, "final_loss": loss, "right": right, "of": SENTENCES, "cpu_seconds": seconds}
 
