@@ -41,8 +41,8 @@ def launches(args: argparse.Namespace) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
-    found = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    commands = found.add_subparsers(required=True, metavar="COMMAND")
+    main_parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    commands = main_parser.add_subparsers(required=True, metavar="COMMAND")
     models = argparse.ArgumentParser(add_help=False)
     models.add_argument("--candidates", default="ours,stock,torchscale", help="models (default: %(default)s)")
     variant = "our model once more, with further flags of fairseq-train"
@@ -86,7 +86,7 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--depth", default="18-18", help="ENCODER-DECODER layers (default: %(default)s)")
     sub.add_argument("--width", default="base", help="tiny (64), base (512), large (1,024) (default: %(default)s)")
     sub.add_argument("--precision", choices=("fp32", "bf16", "fp16", "amp"), default="fp16")
-    return found
+    return main_parser
 
 
 def main(argv: list[str] | None = None) -> None:

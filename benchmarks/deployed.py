@@ -154,9 +154,9 @@ class TestSet:
 
     def _bleu(self, printed: Path) -> float:
         """Return BLEU of text if --joined undoes the segmentation, else of the dictionary's symbols."""
-        found, joined = read_generated(printed), self.args.joined
+        generated, joined = read_generated(printed), self.args.joined
         text, references = ([post_process(line, joined) for line in side]
-                            for side in (found.translations, found.references or []))  # fmt: skip
+                            for side in (generated.translations, generated.references or []))  # fmt: skip
         metric = bleu_metric(tokenize="13a" if joined == "sentencepiece" else "none")
         return metric.corpus_score(text, [references]).score
 

@@ -49,19 +49,19 @@ def chosen(names: str, variants: list[str]) -> dict[str, tuple[str, ...]]:
     """Return the flags of the named models and of variants of ours, "NAME=FLAGS"; UserError for unknown names."""
     if unknown := [name for name in names.split(",") if name not in MODELS]:
         raise UserError(f"--candidates {','.join(unknown)}: there are {', '.join(MODELS)}")
-    found = {name: MODELS[name] for name in names.split(",")}
+    models = {name: MODELS[name] for name in names.split(",")}
     for variant in variants:
         name, equals, flags = variant.partition("=")
         if not equals or not name or name in MODELS:
             raise UserError(f'--variant {variant}: give NAME=FLAGS, a new name, as adam="--optimizer adam"')
-        found[name] = (*MODELS[OURS], *shlex.split(flags))
-    if TORCHSCALE in found:
+        models[name] = (*MODELS[OURS], *shlex.split(flags))
+    if TORCHSCALE in models:
         try:
             from . import torchscale  # noqa: F401
         except ImportError as error:
             print(f"torchscale is left out: {error}; pip install --no-deps torchscale==0.3.0")
-            del found[TORCHSCALE]
-    return found
+            del models[TORCHSCALE]
+    return models
 
 
 def trainer_of(flags: list[str]) -> Trainer:

@@ -25,7 +25,7 @@ GENERATE = [Column(TOKENS, ""), Column("seconds")]
 
 def speed(args: argparse.Namespace) -> None:
     """Print a table of training and a table of translating for each depth and width."""
-    found = chosen(args.candidates, args.variant)
+    models = chosen(args.candidates, args.variant)
     flags = [f"--max-tokens={args.max_tokens}", f"--benchmark-vocabulary={args.vocabulary}"]
     flags += ["--cpu"] if args.device == "cpu" else []
     flags += [f"--{args.precision}"] if args.precision != "fp32" else []
@@ -40,7 +40,7 @@ def speed(args: argparse.Namespace) -> None:
             continue
         cells = []
         for shape in shapes:
-            cells += measure(shape, {key: [*flags, *sizes[shape], *own] for key, own in found.items()}, args)
+            cells += measure(shape, {key: [*flags, *sizes[shape], *own] for key, own in models.items()}, args)
         print(f"\n### {name}\n\n{table(heads, columns, cells)}", flush=True)
 
 
@@ -85,16 +85,16 @@ def _update(step: Callable, clock: Clock, given: list[dict], repeat: int) -> dic
     seconds = clock.read()
     if done is None:
         return None
-    found = {part: seconds.get(part, 0.0) for part in ("step", *PARTS)}
-    return found | {
-        "rest": found["step"] - sum(found[part] for part in PARTS),
-        TOKENS: batch["ntokens"] / found["step"],
+    times = {part: seconds.get(part, 0.0) for part in ("step", *PARTS)}
+    return times | {
+        "rest": times["step"] - sum(times[part] for part in PARTS),
+        TOKENS: batch["ntokens"] / times["step"],
     }
 
 
 def generate(shape: tuple[str, str], models: dict[str, list[str]], args: argparse.Namespace) -> list[Cell]:
     """Measure fairseq's SequenceGenerator with random weights; a repeat is a batch of sentences of like lengths."""
-    found = []
+    all_cells = []
     with built(models) as trainers:
         for trainer in trainers.values():
             trainer.task.load_dataset("train")
@@ -106,8 +106,8 @@ def generate(shape: tuple[str, str], models: dict[str, list[str]], args: argpars
                 cells = {name: Cell(name, (*shape, str(sentences), str(beam))) for name in models}
                 runs = {name: partial(_translate, trainer, given, beam, args) for name, trainer in trainers.items()}
                 take_turns(cells, runs, range(-1, args.repeats))
-                found += list(cells.values())
-    return found
+                all_cells += list(cells.values())
+    return all_cells
 
 
 def sorted_batches(task, sentences: int, count: int, device: str) -> list[dict]:
@@ -117,8 +117,8 @@ def sorted_batches(task, sentences: int, count: int, device: str) -> list[dict]:
         order = dataset.ordered_indices()
     most = len(order) // sentences  # batches lie in the middle of `count` equal stretches of the sorted corpus
     starts = [(2 * number + 1) * most // (2 * count) * sentences for number in range(count)]
-    found = [dataset.collater([dataset[index] for index in order[start : start + sentences]]) for start in starts]
-    return [utils.move_to_cuda(batch) if device == "cuda" else batch for batch in found]
+    collated = [dataset.collater([dataset[index] for index in order[start : start + sentences]]) for start in starts]
+    return [utils.move_to_cuda(batch) if device == "cuda" else batch for batch in collated]
 
 
 def _translate(trainer: Trainer, given: list[dict], beam: int, args: argparse.Namespace, repeat: int) -> dict:

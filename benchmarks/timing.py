@@ -44,9 +44,9 @@ class Clock:
         """Return seconds by name and forget them. This waits for the GPU."""
         if self.on_gpu:
             torch.cuda.synchronize()
-        found = {name: sum(self._between(*span) for span in spans) for name, spans in self.spans.items()}
+        seconds = {name: sum(self._between(*span) for span in spans) for name, spans in self.spans.items()}
         self.spans.clear()
-        return found
+        return seconds
 
     def _mark(self):
         if not self.on_gpu:

@@ -40,9 +40,9 @@ def stand_ins() -> Iterator[None]:
 def _package(name: str, **content) -> dict[str, ModuleType]:
     """Return a module by its full name, and the packages above it."""
     parts = name.split(".")
-    found = {full: ModuleType(full) for full in (".".join(parts[: i + 1]) for i in range(len(parts)))}
-    vars(found[name]).update(content)
-    return found
+    modules = {full: ModuleType(full) for full in (".".join(parts[: i + 1]) for i in range(len(parts)))}
+    vars(modules[name]).update(content)
+    return modules
 
 
 def _off(*_):

@@ -34,10 +34,10 @@ def ctranslate2(job: dict) -> None:
     translator = ctranslate2.Translator(job["model"], compute_type=job["type"], intra_threads=job["threads"])
 
     def translate(batch: list[dict]) -> list[list[str]]:
-        found = translator.translate_batch(
+        results = translator.translate_batch(
             [sentence["source"] for sentence in batch], beam_size=job["beam"], max_decoding_length=LONGEST
         )
-        return [result.hypotheses[0] for result in found]
+        return [result.hypotheses[0] for result in results]
 
     translate_all(job, translate)
 
@@ -59,8 +59,8 @@ def transformers(job: dict) -> None:
         rows = [torch.tensor(sentence["numbers"]) for sentence in batch]
         inputs = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=config.pad_token_id)
         mask = inputs.ne(config.pad_token_id).long()
-        found = model.generate(input_ids=inputs, attention_mask=mask, num_beams=job["beam"], length_penalty=1.0)
-        return [[symbols[token] for token in row if token not in marks] for row in found.tolist()]
+        output = model.generate(input_ids=inputs, attention_mask=mask, num_beams=job["beam"], length_penalty=1.0)
+        return [[symbols[token] for token in row if token not in marks] for row in output.tolist()]
 
     translate_all(job, translate)
 
@@ -69,10 +69,10 @@ def translate_all(job: dict, translate: PIECES) -> None:
     """Translate all batches, print translations and speed; the end of a sentence counts as a token, as in fairseq."""
     batches = json.loads(Path(job["batches"]).read_text(encoding="utf-8"))
     start = time.perf_counter()
-    found = [translate(batch) for batch in batches]
+    texts = [translate(batch) for batch in batches]
     seconds = time.perf_counter() - start
     lines, tokens = 0, 0
-    for sentence, pieces in ((s, p) for pair in zip(batches, found, strict=True) for s, p in zip(*pair, strict=True)):
+    for sentence, pieces in ((s, p) for pair in zip(batches, texts, strict=True) for s, p in zip(*pair, strict=True)):
         print(f"T-{sentence['id']}\t{sentence['reference']}")
         print(f"D-{sentence['id']}\t0\t{' '.join(pieces)}")
         lines, tokens = lines + 1, tokens + len(pieces) + 1

@@ -50,10 +50,10 @@ def rows(data, *flags):
     for method in sorted(METHODS):
         chosen = ("--method", method, *METHODS[method].train_flags, *flags)
         exact = train(data, *chosen)[0]
-        found = {name: train(data, *chosen, *precision) for name, precision in PRECISIONS.items()}
-        apart = [max(abs(a - b) for a, b in zip(losses, exact, strict=True)) for losses, *_ in found.values()]
-        last = [f"{losses[-1]:.3f}" for losses in (exact, *(losses for losses, *_ in found.values()))]
-        yield [f"`{method}`", *last, *(f"{one:.3f}" for one in apart), f"{28 - math.log2(found['fp16'][1]):.0f}"]
+        runs = {name: train(data, *chosen, *precision) for name, precision in PRECISIONS.items()}
+        apart = [max(abs(a - b) for a, b in zip(losses, exact, strict=True)) for losses, *_ in runs.values()]
+        last = [f"{losses[-1]:.3f}" for losses in (exact, *(losses for losses, *_ in runs.values()))]
+        yield [f"`{method}`", *last, *(f"{one:.3f}" for one in apart), f"{28 - math.log2(runs['fp16'][1]):.0f}"]
 
 
 if __name__ == "__main__":

@@ -79,8 +79,8 @@ def keep(runs: Path, dest: Path) -> Iterator[str]:
         raise UserError(f"{runs}: no such folder; name one that holds recorded runs")
     if dest.resolve().is_relative_to(runs.resolve()):
         raise UserError(f"{dest}: lies in {runs}; name another place for the records")
-    found = [path.parent for path in sorted(runs.rglob("run.json"))]
-    over = [RecordedRun(place) for place in found if is_over(place)]
+    folders = [path.parent for path in sorted(runs.rglob("run.json"))]
+    over = [RecordedRun(place) for place in folders if is_over(place)]
     if not over:
         raise UserError(f"{runs}: holds no finished runs; a finished one has run.json and a file `trained`")
     for run in over:
@@ -99,7 +99,7 @@ def keep(runs: Path, dest: Path) -> Iterator[str]:
             lines = (json.dumps(every[name], ensure_ascii=False) + "\n" for name in sorted(every, key=Path))
             part.write_text("".join(lines), encoding="utf-8")
     yield f"recorded {len(over)} runs in {dest}"
-    if left_out := [str(place.relative_to(runs)) for place in found if not is_over(place)]:
+    if left_out := [str(place.relative_to(runs)) for place in folders if not is_over(place)]:
         yield f"not over, left out: {', '.join(left_out)}"
 
 
@@ -163,8 +163,8 @@ def render(results: Path) -> Iterator[str]:
         if not (recorded := recorded_below(runs / name, over=True)):
             continue
         for place, table in tables.items():
-            said = _trained_with(recorded) if place == name else ""
-            yield from _put(results / f"{name}.md", place, _of_runs(table(recorded)) + said)
+            footer = _trained_with(recorded) if place == name else ""
+            yield from _put(results / f"{name}.md", place, _of_runs(table(recorded)) + footer)
 
 
 def _put(page: Path, name: str, text: str) -> Iterator[str]:
@@ -247,8 +247,8 @@ def _trained_with(runs: list[RecordedRun]) -> str:
     for environment in (run.environment for run in runs):
         commits = trained.setdefault(described(environment | {"commit": "COMMITS"}), [])
         commits += [environment.get("commit")] * (environment.get("commit") not in commits)
-    said = [escape(rest.replace("COMMITS", ", ".join(map(str, commits)))) for rest, commits in trained.items()]
-    return f"\nTrained with {'; '.join(said)}.\n"
+    environments = [escape(rest.replace("COMMITS", ", ".join(map(str, commits)))) for rest, commits in trained.items()]
+    return f"\nTrained with {'; '.join(environments)}.\n"
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -35,30 +35,30 @@ def by_variant(runs: list[RecordedRun]) -> dict[tuple[str, str], list[RecordedRu
     def key(run: RecordedRun) -> tuple:
         return run.encoder_layers > 0, run.decoder_layers, order.index(run.choice("variant", order)), run.seed or 0
 
-    found: dict[tuple[str, str], list[RecordedRun]] = {}
+    groups: dict[tuple[str, str], list[RecordedRun]] = {}
     for run in sorted(runs, key=key):
-        found.setdefault((run.depth, run.facts["variant"]), []).append(run)
-    return found
+        groups.setdefault((run.depth, run.facts["variant"]), []).append(run)
+    return groups
 
 
 def rows_inverted(runs: list[RecordedRun]) -> list[list[str]]:
     """Return a header and a row a model and variant: losses (bits) and gradient norms, median and range."""
     header = ["model", "variant", "seeds", "training loss", "validation loss", "perplexity"]
     rows = [header + [f"gradient norm at {update}" for update in NORMS_AT]]
-    for (model, variant), found in by_variant(runs).items():
-        final, valid = [run.log.final_loss() for run in found], [run.validation.final_loss(1) for run in found]
+    for (model, variant), group in by_variant(runs).items():
+        final, valid = [run.log.final_loss() for run in group], [run.validation.final_loss(1) for run in group]
         # of a label-smoothed loss 2^loss is no perplexity
         perplexity = "-" if "-" in model else spread([2**loss for loss in valid])
-        norms = [spread([norm_at(run, update) for run in found]) for update in NORMS_AT]
-        rows.append([model, INVERTED[variant], str(len(found)), spread(final), spread(valid), perplexity, *norms])
+        norms = [spread([norm_at(run, update) for run in group]) for update in NORMS_AT]
+        rows.append([model, INVERTED[variant], str(len(group)), spread(final), spread(valid), perplexity, *norms])
     return rows
 
 
 def rows_gradients(runs: list[RecordedRun]) -> list[list[str]]:
     """Return a header and a row for each update with gradient_norm: norms of layers and of query matrices."""
     rows = [["model", "variant", "update", *(f"layer {layer}" for layer in LAYERS), *(f"q of {l}" for l in LAYERS)]]
-    for (model, variant), found in by_variant(runs).items():
-        for run in found:
+    for (model, variant), group in by_variant(runs).items():
+        for run in group:
             for update in run.probed("gradient_norm"):
                 norms = run.probe(update, "gradient_norm")
                 places = [f"decoder.{layer}{matrix}" for matrix in ("", ".self_attn.q") for layer in LAYERS]
@@ -88,11 +88,11 @@ def rows_by_method(runs: list[RecordedRun]) -> list[list[str]]:
     header = ["method"]
     for layers in depths:
         header += [f"{layers}L-{layers}L training", "validation", "gradient norm", "largest"]
-    found: dict[str, dict[int, RecordedRun]] = {}
+    grid: dict[str, dict[int, RecordedRun]] = {}
     for run in sorted(runs, key=lambda run: run.name):
         flags = "".join(f" --{word.replace('=', ' ')}" for word in run.facts.get("variant", "").split("+") if word)
-        found.setdefault(f"{run.method}{flags}", {})[run.layers] = run
-    return [header, *([label, *(cell for n in depths for cell in _cells(of.get(n)))] for label, of in found.items())]
+        grid.setdefault(f"{run.method}{flags}", {})[run.layers] = run
+    return [header, *([label, *(cell for n in depths for cell in _cells(of.get(n)))] for label, of in grid.items())]
 
 
 def _cells(run: RecordedRun | None) -> list[str]:

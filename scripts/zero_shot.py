@@ -82,8 +82,8 @@ def rows(args):
     for path in args.checkpoints:
         with tempfile.TemporaryDirectory() as folder:
             model = asked(path, Path(folder), args.data, args.device, args.batch)
-            found = simple_evaluate(model, tasks=args.tasks, limit=args.limit, bootstrap_iters=0)["results"]
-        scores = [100 * found[task][f"{TASKS[task]},none"] for task in args.tasks]
+            results = simple_evaluate(model, tasks=args.tasks, limit=args.limit, bootstrap_iters=0)["results"]
+        scores = [100 * results[task][f"{TASKS[task]},none"] for task in args.tasks]
         yield [f"`{path}`", *(f"{score:.1f}" for score in (*scores, sum(scores) / len(scores)))]
 
 

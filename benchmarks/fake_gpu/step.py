@@ -97,12 +97,12 @@ def _counted(function: Callable, part: str) -> Callable:
 
 def mismatches(trainer) -> list[str]:
     """Name gradients of another type or device than their parameter, and optimiser state that is not float32 there."""
-    found = []
+    errors = []
     for name, parameter in trainer.get_model().named_parameters():
         gradient = parameter.grad
         if gradient is not None and (gradient.dtype, gradient.device) != (parameter.dtype, parameter.device):
             expected, has = (f"{one.dtype} on {one.device}" for one in (parameter, gradient))
-            found.append(f"{name}: {expected}, its gradient {has}")
+            errors.append(f"{name}: {expected}, its gradient {has}")
     optimiser = trainer.optimizer
     while hasattr(optimiser, "fp32_optimizer") or hasattr(optimiser, "wrapped_optimizer"):
         optimiser = getattr(optimiser, "fp32_optimizer", None) or optimiser.wrapped_optimizer
@@ -113,4 +113,4 @@ def mismatches(trainer) -> list[str]:
     ]
     assert moments
     wrong = [(key, one) for key, one in moments if (one.dtype, one.device) != (torch.float32, GPU)]
-    return found + [f"{key}: {one.dtype} on {one.device}" for key, one in wrong]
+    return errors + [f"{key}: {one.dtype} on {one.device}" for key, one in wrong]
