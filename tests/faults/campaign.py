@@ -116,18 +116,18 @@ class Campaign:
 
     def check(self, life: Life, statuses: list[int | None], killed: bool, full: bool, known: int) -> None:
         """Check the exit statuses and the log of one start, which resumed from update `known`."""
-        said = life.said()
-        self.tally["failed saves"] += said.count(FAILED)
+        log = life.said()
+        self.tally["failed saves"] += log.count(FAILED)
         self.tally["survivors ended"] += killed and sum((status or 0) > 0 for status in statuses)
         if None in statuses:
             raise Lost(f"{life.log}: a rank still runs")
-        if "Traceback" in said:
+        if "Traceback" in log:
             raise Lost(f"{life.log}: a traceback in place of a line")
-        if not killed and any(statuses) and not (full and FAILED in said):  # otherwise the last save failed
+        if not killed and any(statuses) and not (full and FAILED in log):  # otherwise the last save failed
             raise Lost(f"{life.log}: ended with {statuses} though nothing befell it")
-        if known and f"@ {known} updates" not in said and phase(said) != "start":
+        if known and f"@ {known} updates" not in log and phase(log) != "start":
             raise Lost(f"{life.log}: did not go on from update {known}")
-        for row, numbers in rows(life.log).items() if said else ():
+        for row, numbers in rows(life.log).items() if log else ():
             if numbers != self.rows.get(row):
                 raise Lost(f"{life.log}: logged {numbers}, undisturbed {self.rows.get(row)}")
 

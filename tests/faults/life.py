@@ -35,15 +35,15 @@ FLAGS = (  # 2L-2L model of width 32, saved and validated every third update
 )  # fmt: skip
 
 
-def phase(said: str) -> str:
+def phase(log: str) -> str:
     """Return the phase of a training, one of PHASES, as its log shows it."""
-    last = max(AFTER, key=said.rfind)
-    return AFTER[last] if last in said else "start"
+    last = max(AFTER, key=log.rfind)
+    return AFTER[last] if last in log else "start"
 
 
-def saved(said: str) -> int:
+def saved(log: str) -> int:
     """Return the number of updates in the last save that a log reports, 0 if there is none."""
-    saves = said.split(SAVES)[1:]  # "... @ 3 updates" and what follows
+    saves = log.split(SAVES)[1:]  # "... @ 3 updates" and what follows
     return max((int(re.search(r"@ (\d+)", save)[1]) for save in saves if SAVED in save), default=0)
 
 
@@ -67,8 +67,8 @@ class Life:
     def statuses(self) -> list[int | None]:
         """Return the ranks' exit statuses: None for a running rank, -9 for one whose launcher was killed."""
         launched = self.launcher.is_alive()
-        found = zip(self.pids, self._statuses)
-        return [(None if launched or lives(pid) else -9) if status == RUNS else status for pid, status in found]
+        pairs = zip(self.pids, self._statuses)
+        return [(None if launched or lives(pid) else -9) if status == RUNS else status for pid, status in pairs]
 
     @property
     def alive(self) -> bool:

@@ -36,42 +36,42 @@ def check(folder: Path, at_least: int) -> int:
 
     Lost if a checkpoint is damaged or the last one holds fewer than `at_least`.
     """
-    found = {path.name: updates(path) for path in sorted(folder.glob("checkpoint*.pt"))}
-    last = found.get("checkpoint_last.pt", 0)
+    counts = {path.name: updates(path) for path in sorted(folder.glob("checkpoint*.pt"))}
+    last = counts.get("checkpoint_last.pt", 0)
     if last < at_least:
         raise Lost(f"checkpoint_last.pt holds {last} updates where {at_least} were saved before")
     return last
 
 
-def differences(found: dict, expected: dict) -> Iterator[str]:
+def differences(actual: dict, expected: dict) -> Iterator[str]:
     """Yield every place where two checkpoints differ bit for bit; times are left out.
 
     Each resume appends an entry to the optimiser's history; only the last entry, that of the saved state, is compared.
     """
-    return _differences(*({**state, HISTORY: state[HISTORY][-1]} for state in (found, expected)))
+    return _differences(*({**state, HISTORY: state[HISTORY][-1]} for state in (actual, expected)))
 
 
-def _differences(found, expected, where: str = "") -> Iterator[str]:
+def _differences(actual, expected, where: str = "") -> Iterator[str]:
     if where in ELSEWHERE or _is_clock(expected):
         return
-    if type(found) is not type(expected):
-        yield f"{where}: {type(found).__name__} instead of {type(expected).__name__}"
+    if type(actual) is not type(expected):
+        yield f"{where}: {type(actual).__name__} instead of {type(expected).__name__}"
     elif isinstance(expected, dict):
-        for key in sorted(found.keys() | expected.keys(), key=str):
-            if key in found and key in expected:
-                yield from _differences(found[key], expected[key], f"{where}.{key}")
+        for key in sorted(actual.keys() | expected.keys(), key=str):
+            if key in actual and key in expected:
+                yield from _differences(actual[key], expected[key], f"{where}.{key}")
             elif f"{where}.{key}" not in ELSEWHERE:
                 yield f"{where}.{key}: {'missing' if key in expected else 'new'}"
     elif isinstance(expected, list | tuple):
-        if len(found) != len(expected):
-            yield f"{where}: {len(found)} instead of {len(expected)} entries"
-        for place, pair in enumerate(zip(found, expected)):
+        if len(actual) != len(expected):
+            yield f"{where}: {len(actual)} instead of {len(expected)} entries"
+        for place, pair in enumerate(zip(actual, expected)):
             yield from _differences(*pair, f"{where}[{place}]")
     elif torch.is_tensor(expected):
-        if found.dtype != expected.dtype or not torch.equal(_bits(found), _bits(expected)):
+        if actual.dtype != expected.dtype or not torch.equal(_bits(actual), _bits(expected)):
             yield f"{where}: other numbers"
-    elif found != expected and not (found != found and expected != expected):
-        yield f"{where}: {found} instead of {expected}"
+    elif actual != expected and not (actual != actual and expected != expected):
+        yield f"{where}: {actual} instead of {expected}"
 
 
 def _is_clock(entry) -> bool:

@@ -64,5 +64,5 @@ def translate(kind: str, folder: Path) -> dict[str, str]:
         "5",
     )
     task = (*MANY[:-1], "-s", "de", "-t", "en") if kind == "multilingual" else (DATA / "pair",)
-    said = run("fairseq-generate", *task, *flags, "--gen-subset", "test").stdout
-    return dict(sorted(re.findall(r"^H-(\d+)\t(.*)$", said, re.MULTILINE)))
+    output = run("fairseq-generate", *task, *flags, "--gen-subset", "test").stdout
+    return dict(sorted(re.findall(r"^H-(\d+)\t(.*)$", output, re.MULTILINE)))

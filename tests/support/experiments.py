@@ -64,8 +64,8 @@ def dry_run(name, *flags, **environment) -> list[list[str]]:
 
 def trainings(name, *flags, **environment) -> list[list[str]]:
     """Return the arguments of fairseq-train for each training of a dry run."""
-    found = dry_run(name, *flags, **environment)
-    return [words[words.index("fairseq-train") + 1 :] for words in found if "fairseq-train" in words]
+    commands = dry_run(name, *flags, **environment)
+    return [words[words.index("fairseq-train") + 1 :] for words in commands if "fairseq-train" in words]
 
 
 def values(words) -> dict[str, str]:

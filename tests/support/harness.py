@@ -29,5 +29,5 @@ def harness_bits(model, lines: list[str], folder: Path) -> float:
         "test_split": "test", "output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "{{text}}",
         "metric_list": [{"metric": "bits_per_byte"}],
     }  # fmt: skip
-    found = simple_evaluate(model, tasks=[task], bootstrap_iters=0)["results"]["held_out"]
-    return found["bits_per_byte,none"] * sum(len(doc.encode()) for doc in docs)
+    scores = simple_evaluate(model, tasks=[task], bootstrap_iters=0)["results"]["held_out"]
+    return scores["bits_per_byte,none"] * sum(len(doc.encode()) for doc in docs)

@@ -47,27 +47,27 @@ def assert_ends_as_one_left_alone(folder: Path, command: tuple, deaths: list, ki
 
     The training is ended by the signal `kind` at each of the moments `deaths` and started again.
     """
-    found = []
+    results = []
     for name, moments in (("alone", []), ("killed", deaths)):
         log, save = folder / f"{name}.log", folder / name
         for moment in moments:
             status = live(log, *command, "--save-dir", save, at=moment, kind=kind)
             assert status == (-9 if kind == signal.SIGKILL else 128 + kind)
         assert live(log, *command, "--save-dir", save) == 0, log.read_text()[-2000:]
-        found.append((states.load(save / "checkpoint_last.pt"), rows(log), sorted(p.name for p in save.iterdir())))
-    (alone, expected, names), (killed, logged, files) = found
+        results.append((states.load(save / "checkpoint_last.pt"), rows(log), sorted(p.name for p in save.iterdir())))
+    (alone, expected, names), (killed, logged, files) = results
     assert logged == expected and files == names
     assert list(states.differences(killed, alone)) == []
 
 
 def rows(log: Path) -> dict:
     """Return the log's numbers without times, by (kind of line, updates); the later of repeated lines counts."""
-    found = {}
+    logged = {}
     for kind, row in re.findall(r"\| (train_inner|train|valid) \| (\{.*\})", log.read_text()):
         numbers = {name: value for name, value in json.loads(row).items() if not CLOCKS.fullmatch(name)}
         updates = next((value for name, value in numbers.items() if name.endswith("num_updates")), 0)
-        found[kind, int(updates)] = numbers
-    return found
+        logged[kind, int(updates)] = numbers
+    return logged
 
 
 def _life(words: list[str], log: Path, at, kind: int, limit) -> None:

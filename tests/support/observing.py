@@ -49,19 +49,19 @@ def observe(model, batches, names="all", scale=1.0, loss=loss_of, held=None):
     return values
 
 
-def close(found, expected, tolerance=1e-5):
-    assert found.keys() == expected.keys()
+def close(actual, expected, tolerance=1e-5):
+    assert actual.keys() == expected.keys()
     for address, value in expected.items():
-        assert found[address] == pytest.approx(value, rel=tolerance, abs=1e-9), address
+        assert actual[address] == pytest.approx(value, rel=tolerance, abs=1e-9), address
 
 
 @contextmanager
 def recording(model: nn.Module):
     """Provide a dict Site -> variances of shortcut and branch, which each forward pass inside the context refills."""
-    found: dict[Site, tuple[float, float]] = {}
+    variances: dict[Site, tuple[float, float]] = {}
 
     def visit(site, residual, x, f):
-        found[site] = variance(x), variance(f)
+        variances[site] = variance(x), variance(f)
 
     with watching(model, visit):
-        yield found
+        yield variances

@@ -25,9 +25,9 @@ def record(root, figure, name, method="deepnorm", layers=18, probes=None, losses
     rows = [("train_inner", {"loss": str(l), "num_updates": str(u), "wall": u}) for u, l in (losses or HEALTHY).items()]
     for update, (epoch, loss) in (valid or {}).items():
         rows.append(("valid", {"epoch": epoch, "valid_loss": str(loss), "valid_num_updates": str(update)}))
-    said = {"log": "".join(f"now | INFO | {tag} | {json.dumps(row)}\n" for tag, row in rows), "environment": None}
-    said |= {"score": bleu if bleu is None else {"bleu": bleu, "signature": "s"}, "seed": None}
-    folder = run(root, folder_of(figure), name, method, layers, **said | facts)
+    parts = {"log": "".join(f"now | INFO | {tag} | {json.dumps(row)}\n" for tag, row in rows), "environment": None}
+    parts |= {"score": bleu if bleu is None else {"bleu": bleu, "signature": "s"}, "seed": None}
+    folder = run(root, folder_of(figure), name, method, layers, **parts | facts)
     if probes is not None:
         rows = [{"format": 1, "encoder_embed_dim": 64}, *({"update": u} | row for u, row in probes.items())]
         (folder / "probes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

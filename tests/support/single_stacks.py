@@ -32,8 +32,8 @@ def stack_of(kind: str) -> str:
 def sizes(kind: str, layers: int) -> dict:
     """Return the config fields of width 16; positions and the scale of embeddings stay the architecture's."""
     widths = {"layers": layers, "embed_dim": 16, "ffn_embed_dim": 32, "attention_heads": 2}
-    found = {f"{stack}_{name}": value for stack in archs.STACKS[kind] for name, value in widths.items()}
-    return found | {"dropout": 0.0, "attention_dropout": 0.0}
+    fields = {f"{stack}_{name}": value for stack in archs.STACKS[kind] for name, value in widths.items()}
+    return fields | {"dropout": 0.0, "attention_dropout": 0.0}
 
 
 def small(kind: str, layers: int = 2, **fields):
@@ -85,15 +85,15 @@ def loss_of(model, tokens=None):
     tokens = batch() if tokens is None else tokens
     if model.NAME == archs.MODEL_NAME:
         given = inputs(model.NAME)
-        found, target = model(*given)[0], given[2]
+        logits, target = model(*given)[0], given[2]
     elif model.NAME == archs.LM:
-        found, target = model(tokens[:, :-1])[0], tokens[:, 1:]
+        logits, target = model(tokens[:, :-1])[0], tokens[:, 1:]
     else:
         hidden = torch.zeros_like(tokens, dtype=torch.bool)
         hidden[:, ::3] = True
         hidden &= tokens.ne(PAD)
-        found, target = model(tokens.masked_fill(hidden, MASK), masked_tokens=hidden)[0], tokens[hidden]
-    return nn.functional.cross_entropy(found.flatten(0, -2), target.flatten(), ignore_index=PAD)
+        logits, target = model(tokens.masked_fill(hidden, MASK), masked_tokens=hidden)[0], tokens[hidden]
+    return nn.functional.cross_entropy(logits.flatten(0, -2), target.flatten(), ignore_index=PAD)
 
 
 STOCK = {
