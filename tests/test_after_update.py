@@ -22,8 +22,8 @@ def train(world, data, folder, *flags, **kwargs):
 @pytest.mark.parametrize(("world", "flags"), CASES)
 def test_weights_stay_on_the_sphere(world, flags, data, tmp_path):
     train(world, data, tmp_path, *flags)
-    found = {name: weight.float() for name, weight in weights(tmp_path / "checkpoint_last.pt").items() if "fc" in name}
-    lengths = torch.cat([weight.norm(dim=0 if "fc2" in name else 1) for name, weight in found.items()])
+    ffn = {name: weight.float() for name, weight in weights(tmp_path / "checkpoint_last.pt").items() if "fc" in name}
+    lengths = torch.cat([weight.norm(dim=0 if "fc2" in name else 1) for name, weight in ffn.items()])
     assert (lengths - 1).abs().max() < (4e-3 if {"--fp16", "--bf16"} & {*flags} else 1e-6)
 
 

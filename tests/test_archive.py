@@ -37,9 +37,9 @@ def make(path, *members):
 
 
 def info(name, kind=tarfile.REGTYPE, target="", mode=0o644):
-    found = tarfile.TarInfo(name)
-    found.type, found.linkname, found.mode = kind, target, mode
-    return found
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname, member.mode = kind, target, mode
+    return member
 
 
 def content(folder):
@@ -153,12 +153,12 @@ def test_lines_of_a_member(name, tmp_path):
     lines = ["ein Satz", "", "a\u2028b\x85c\x0bd\re", "größer", "last"]
     path = make(tmp_path / name, ("a", b"x\n"), ("d/text", "\n".join(lines).encode()), ("z", NOISE), ("long", LONG))
     assert list(stream_lines(path, "d/text")) == lines
-    for wrong, said in (
+    for wrong, message in (
         ("d/other", "d/other"),
         ("z", "z, line 1: not UTF-8"),
         ("long", "long, line 2: is longer than 16"),
     ):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             list(stream_lines(path, wrong))
 
 

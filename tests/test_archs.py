@@ -143,8 +143,8 @@ def test_flags_and_yaml_are_one_config(arch, flags, fields, tmp_path):
     task = TASKS[archs.MODELS[arch]]
     lines = "".join(f"  {key}: {value}\n" for key, value in ({"_name": arch} | fields).items())
     (tmp_path / "own.yaml").write_text(f"# @package _group_\ntask:\n  _name: {task}\n  data: x\nmodel:\n{lines}")
-    found, given = of_yaml("own", tmp_path), of_flags(["", "--task", task, "--arch", arch, *flags], "x")
+    from_yaml, given = of_yaml("own", tmp_path), of_flags(["", "--task", task, "--arch", arch, *flags], "x")
     of_task = {"model.max_source_positions", "model.max_target_positions"}
     own = {key for key in given if key.startswith("model.")} - of_task
-    assert {key: found[key] for key in own} == {key: given[key] for key in own}
+    assert {key: from_yaml[key] for key in own} == {key: given[key] for key in own}
     assert given["model.method"] == (archs.PRESETS[arch] | fields)["method"]

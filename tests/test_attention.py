@@ -122,8 +122,8 @@ def test_dynamic_quantisation_finds_every_matrix():
     model = small(2)
     quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
     matrices = sum(isinstance(module, nn.Linear) for module in model.modules())
-    found = sum("quantized" in type(module).__module__ and hasattr(module, "scale") for module in quantised.modules())
-    assert found == matrices == 2 * 6 + 2 * 10 + 1
+    count = sum("quantized" in type(module).__module__ and hasattr(module, "scale") for module in quantised.modules())
+    assert count == matrices == 2 * 6 + 2 * 10 + 1
     src, prev = batch()
     with torch.no_grad():
         assert (quantised(src, None, prev)[0] - model(src, None, prev)[0]).abs().max() < 0.5

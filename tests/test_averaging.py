@@ -29,8 +29,8 @@ def folder(data, tmp_path_factory):
 
 
 def assert_mean(out, paths):
-    found, parts = torch.load(out)["model"], [torch.load(path)["model"] for path in paths]
-    for name, value in found.items():
+    mean, parts = torch.load(out)["model"], [torch.load(path)["model"] for path in paths]
+    for name, value in mean.items():
         expected = sum(part[name].double() for part in parts) / len(parts)
         assert torch.allclose(value.double(), expected, atol=1e-7), name
 
@@ -64,9 +64,9 @@ def test_epochs_leave_their_weights_alone(data, folder, tmp_path, flag, epochs, 
     assert len(re.findall("Saved checkpoint .*checkpoint_last.pt", done.stdout + done.stderr)) == saves
     assert sorted(path.name for path in tmp_path.glob("weights*")) == [f"weights{epoch}.pt" for epoch in epochs]
     for epoch in epochs:
-        found, whole = torch.load(tmp_path / f"weights{epoch}.pt"), torch.load(folder / f"checkpoint{epoch}.pt")
-        assert found["last_optimizer_state"] is None and found["model"].keys() == whole["model"].keys()
-        assert all(torch.equal(found["model"][name], value) for name, value in whole["model"].items())
+        saved, whole = torch.load(tmp_path / f"weights{epoch}.pt"), torch.load(folder / f"checkpoint{epoch}.pt")
+        assert saved["last_optimizer_state"] is None and saved["model"].keys() == whole["model"].keys()
+        assert all(torch.equal(saved["model"][name], value) for name, value in whole["model"].items())
     left = {path.name for path in tmp_path.glob("checkpoint*")}
     assert left == {"checkpoint_last.pt", "checkpoint_previous.pt"}
     if len(epochs) == 2:
@@ -81,8 +81,8 @@ def test_epochs_leave_their_weights_alone(data, folder, tmp_path, flag, epochs, 
 def test_the_last_epochs_are_foretold(max_epoch, max_update, ends, epochs):
     """`last:10` saves the last ten epochs and one more, by the limit on epochs or updates; all if there is none."""
     of_run = (max_epoch, max_update)
-    found = [epoch for epoch in range(1, ends + 1) if epoch_weights.wanted("last:10", epoch, 250 * epoch, *of_run)]
-    assert found == list(epochs)
+    saved = [epoch for epoch in range(1, ends + 1) if epoch_weights.wanted("last:10", epoch, 250 * epoch, *of_run)]
+    assert saved == list(epochs)
 
 
 @pytest.mark.parametrize("flag", ["last:0", "3-2", "ten"])

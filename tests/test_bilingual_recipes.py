@@ -90,18 +90,18 @@ def test_every_step_of_iwslt14(built, lang):
 
 @smoke
 def test_the_data_are_what_recipe_json_says(built):
-    said = json.loads((built / "recipe.json").read_text())
+    recipe = json.loads((built / "recipe.json").read_text())
     facts = {"recipe": "iwslt14_de_en", "miniature": True, "pieces": "subword_nmt", "detokenise": True}
-    assert (facts | {"lowercase": True}).items() <= said.items()
+    assert (facts | {"lowercase": True}).items() <= recipe.items()
     dictionary = Dictionary.load(str(built / "bin" / "dict.de.txt"))
     for subset, count in (("train", 5740), ("valid", 260), ("test", 300)):
-        assert said["counts"][subset] == count
+        assert recipe["counts"][subset] == count
         for lang in ("de", "en"):
             data = data_utils.load_indexed_dataset(str(built / "bin" / f"{subset}.de-en.{lang}"), dictionary)
             pieces = lines(built / "text" / "pieces" / f"{subset}.{lang}")
             assert len(data) == count and dictionary.string(data[count - 1]) == pieces[-1]
     train = [" ".join(lines(built / "text" / "pieces" / f"train.{lang}")).split() for lang in ("de", "en")]
-    assert said["counts"]["types joined"] == len({*train[0], *train[1]})
+    assert recipe["counts"]["types joined"] == len({*train[0], *train[1]})
     assert len((built / "bin" / "codes").read_text().splitlines()) == 1 + 500
 
 
@@ -121,11 +121,11 @@ def test_a_kill_at_any_step_changes_nothing(built, options, tmp_path, capsys):
     assert capsys.readouterr().out == f"{fresh.dest}: whole\n" and content(fresh.dest) == content(built)
 
 
-def assert_tokenised(found, lang, folder, members):
+def assert_tokenised(actual, lang, folder, members):
     """Check that lines are those of the archives' members in order, normalised and tokenised by Moses' rules."""
     raw = [line for file, member in members.items() for line in stream_lines(folder / file.name, member.format(lang))]
     moses = line_function(lang, Chain(normalise=True, aggressive=True))
-    assert len(found) == len(raw) and found[::50] == [moses(line) for line in raw[::50]]
+    assert len(actual) == len(raw) and actual[::50] == [moses(line) for line in raw[::50]]
 
 
 def sides(folder, subset):
@@ -190,14 +190,14 @@ def test_text_that_is_tokenised_already(given, tmp_path, monkeypatch):
     dest = tmp_path / "d"
     with monkeypatch.context() as patched:
         patched.setattr(bilingual, "binarise", copy_text)
-        said = from_text(given, dest, workers=1)
+        recipe = from_text(given, dest, workers=1)
         (dest / "reference").mkdir()  # left by an earlier corpus in this folder
         from_text(given, dest, workers=1, vocab=50)
     counts = ([len(line.split()) for line in lines(given / f"train.{lang}")] for lang in ("de", "en"))
     train = sum(2 * max(pair) <= 3 * min(pair) for pair in zip(*counts, strict=True))
     assert 700 < train < 801 and [len(lines(dest / "bin" / f"train.{lang}")) for lang in ("de", "en")] == [train] * 2
-    assert said["subsets"] == {"train": "train", "valid": "valid", "test": "test", "test1": "test.old"}
-    assert said["files"] == {} and not (dest / "reference").exists()  # the raw text is unknown
+    assert recipe["subsets"] == {"train": "train", "valid": "valid", "test": "test", "test1": "test.old"}
+    assert recipe["files"] == {} and not (dest / "reference").exists()  # the raw text is unknown
 
 
 def test_merges_and_dictionary_of_other_text(given, tmp_path, capsys):
@@ -209,9 +209,9 @@ def test_merges_and_dictionary_of_other_text(given, tmp_path, capsys):
     for lang in ("de", "en"):
         (given / f"test.{lang}").write_text("ж ж\n" * 30)
         (given / f"test.old.{lang}").write_text("<unk> </s> <unk>\n" * 30)
-    said = from_text(given, tmp_path / "d", workers=1, vocab=None)
+    recipe = from_text(given, tmp_path / "d", workers=1, vocab=None)
     assert (tmp_path / "d" / "bin" / "dict.de.txt").read_text() == dictionary
-    assert said["counts"]["text"]["test"]["de"] == {"sentences": 30, "pieces": 60, "unknown": pytest.approx(66.7)}
+    assert recipe["counts"]["text"]["test"]["de"] == {"sentences": 30, "pieces": 60, "unknown": pytest.approx(66.7)}
     assert (tmp_path / "d" / "bin" / "test1.de-en.en.bin").exists()
     out = capsys.readouterr().out
     assert "| test: unknown are 66.7% of de" in out
@@ -256,8 +256,8 @@ def test_other_mistakes_are_told_in_a_line(words, tmp_path):
 
 def test_counts_beside_what_is_expected(tmp_path, capsys):
     recipe, options = RECIPES["iwslt14_de_en"], Options(tmp_path, tmp_path)
-    for count, said in ((160_239, "(as expected)"), (160_300, "WARNING: 160,239 are expected (sacremoses")):
+    for count, message in ((160_239, "(as expected)"), (160_300, "WARNING: 160,239 are expected (sacremoses")):
         recipe.check_count(options, "train", count)
-        assert said in capsys.readouterr().out
+        assert message in capsys.readouterr().out
     with pytest.raises(UserError, match="train: 150,000 sentence pairs, but 160,239 are expected"):
         recipe.check_count(options, "train", 150_000)

@@ -108,17 +108,17 @@ def test_json_and_the_real_schedule(data, capsys):
     """`deepnet check` sees the learning rates and losses of fairseq-train, whose whole command line it accepts."""
     flags = ("check", "--json", "--updates", "10", "fairseq-train", data, *FLAGS, "--warmup-updates", "100")
     out = run("deepnet", *flags).stdout
-    found = json.loads(out[out.index("{") :].splitlines()[0])
-    assert found["verdict"] == "stable" and found["layers"] == [6, 6] and len(found["updates"]) == 10
-    lrs = [row["lr"] for row in found["updates"]]
+    report = json.loads(out[out.index("{") :].splitlines()[0])
+    assert report["verdict"] == "stable" and report["layers"] == [6, 6] and len(report["updates"]) == 10
+    lrs = [row["lr"] for row in report["updates"]]
     assert lrs == pytest.approx([1e-7 + i * (2e-3 - 1e-7) / 100 for i in range(10)], rel=1e-6)
-    assert any("of its peak 0.002" in note for note in found["notes"])
+    assert any("of its peak 0.002" in note for note in report["notes"])
     trained = run("fairseq-train", data, *FLAGS, "--warmup-updates", "100", "--max-update", "10", "--no-save").stdout
     theirs = [json.loads(line.split("| train_inner | ")[1]) for line in trained.splitlines() if "train_inner" in line]
-    assert [row["loss"] for row in found["updates"]] == pytest.approx([float(row["loss"]) for row in theirs], abs=2e-3)
+    assert [row["loss"] for row in report["updates"]] == pytest.approx([float(row["loss"]) for row in theirs], abs=2e-3)
     short = check(capsys, data, "--json", "--updates", "10", "--compress-warmup", "4")
-    found = json.loads(next(line for line in short.splitlines() if line.startswith("{")))
-    rates = [row["lr"] for row in found["updates"]]
+    report = json.loads(next(line for line in short.splitlines() if line.startswith("{")))
+    rates = [row["lr"] for row in report["updates"]]
     assert rates[4] == pytest.approx(2e-3) and rates[7] == pytest.approx(2e-3 * math.sqrt(4 / 7))
     slow = check(capsys, data, "--warmup-updates", "50", "--updates", "10", "--compress-warmup", "25")
     assert "--updates 50 goes there" in slow

@@ -121,11 +121,11 @@ def test_the_newest_that_is_whole(tmp_path, caplog):
     for name, path in files.items():
         torch.save(state(updates[name]), path)
     assert reading.other_than_last(tmp_path, "") is None
-    order, found = ["_last", "_2_8", "_previous", "_2_6", "1", "_1_2", "_best", ".best_loss_1.5"], []
+    order, chosen = ["_last", "_2_8", "_previous", "_2_6", "1", "_1_2", "_best", ".best_loss_1.5"], []
     for name in order[:-1]:
         damaged(files[name])
-        found.append(reading.other_than_last(tmp_path, ""))
-    assert found == [files[name] for name in order[1:]]
+        chosen.append(reading.other_than_last(tmp_path, ""))
+    assert chosen == [files[name] for name in order[1:]]
     assert f"{files['_last']}: truncated or damaged" in caplog.messages[0] and caplog.messages[0].endswith("_2_8.pt")
     damaged(files[order[-1]])
     with pytest.raises(UserError, match="holds no other checkpoint that is whole; nothing was changed"):

@@ -49,11 +49,11 @@ def gradients(model, criterion, scale=1.0):
     return loss.item(), {name: p.grad.double() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def assert_close(found, expected, tolerance=2e-6):
-    assert found.keys() == expected.keys()
+def assert_close(actual, expected, tolerance=2e-6):
+    assert actual.keys() == expected.keys()
     size = max(gradient.abs().max() for gradient in expected.values())
     for name, gradient in expected.items():
-        assert (found[name] - gradient).abs().max() <= tolerance * size, name
+        assert (actual[name] - gradient).abs().max() <= tolerance * size, name
 
 
 @pytest.mark.parametrize("method", [*sorted(METHODS), "fairseq's own"])
@@ -130,11 +130,11 @@ def test_half_precision_is_no_worse_than_fairseqs(dtype):
     def ours(x, w):
         return label_smoothed_loss(x, w, targets, 0.1, 70).loss
 
-    found = []
+    grads = []
     for loss, kind in ((fairseqs, torch.float64), (fairseqs, dtype), (ours, dtype)):
         inputs = [one.detach().clone().to(kind).requires_grad_() for one in (features, weight)]
-        found.append([gradient.double() for gradient in torch.autograd.grad(loss(*inputs), inputs)])
-    for truth, their, own in zip(*found, strict=True):
+        grads.append([gradient.double() for gradient in torch.autograd.grad(loss(*inputs), inputs)])
+    for truth, their, own in zip(*grads, strict=True):
         assert torch.isfinite(own).all() and (own - truth).norm() <= 1.05 * (their - truth).norm()
 
 

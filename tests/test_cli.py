@@ -57,10 +57,10 @@ def card(name: str, capsys, *words: str) -> dict:
 
 def test_cards(capsys):
     """A method's card shows the numbers of DeepNet's Figure 2, and counts evidence in the repository's records."""
-    found = card("deepnorm", capsys, "--layers", "18,18")
+    facts = card("deepnorm", capsys, "--layers", "18,18")
     numbers = {"encoder alpha": 1.998746, "encoder beta": 0.352571, "decoder alpha": 2.710806, "decoder beta": 0.260847}
-    assert found["coefficients"]["18L-18L"] == pytest.approx(numbers, abs=1e-6)
-    assert found["export"].startswith("plain Transformer") and found["evidence here"]["later_methods"] == 6
+    assert facts["coefficients"]["18L-18L"] == pytest.approx(numbers, abs=1e-6)
+    assert facts["export"].startswith("plain Transformer") and facts["evidence here"]["later_methods"] == 6
     assert card("sub_ln", capsys)["export"].startswith("no plain Transformer: a LayerNorm stands in front of")
     assert set(card("sub_ln", capsys, "--layers", "0,12")["coefficients"]["0L-12L"]) == {"decoder gamma"}
     for name in METHODS:

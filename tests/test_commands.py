@@ -65,13 +65,13 @@ def scalars(folder) -> dict[str, float]:
     A record is 8 bytes of length, 4 of checksum, an event, 4 of checksum.
     """
     (path,) = folder.iterdir()
-    content, at, found = path.read_bytes(), 0, {}
+    content, at, values = path.read_bytes(), 0, {}
     while at < len(content):
         end = at + 12 + int.from_bytes(content[at : at + 8], "little")
         event = event_pb2.Event.FromString(content[at + 12 : end])
-        found |= {value.tag: value.simple_value for value in event.summary.value}
+        values |= {value.tag: value.simple_value for value in event.summary.value}
         at = end + 4
-    return found
+    return values
 
 
 def test_a_training_says_what_it_is_and_where_its_numbers_go(small):

@@ -61,8 +61,8 @@ class Programs:
         command = [GENERATE]
         if name == "train":
             loss = self.loss(self.flags[-1])
-            said, status = ("error: stuck at update 90", 4) if loss is None else (self.said, self.status)
-            command = [TRAIN, str(loss), said, str(status), words[-1] * self.saves]
+            message, status = ("error: stuck at update 90", 4) if loss is None else (self.said, self.status)
+            command = [TRAIN, str(loss), message, str(status), words[-1] * self.saves]
         with open(output, "ab") as out:
             return started_by(*command, stdout=out)
 
@@ -107,10 +107,10 @@ def test_the_best_rate_the_spread_and_the_picture(programs, pair, tmp_path, caps
     assert len(records) == 24 and sum(run.stuck for run in records) == 14
     assert (tmp_path / "p.pdf").read_bytes().startswith(b"%PDF")
     main([*asked[:-1], f"{tmp_path}/p.svg", "--json"])
-    found = json.loads(capsys.readouterr().out)
+    rows = json.loads(capsys.readouterr().out)
     assert programs.names.count("train") == 24 and b"<svg" in (tmp_path / "p.svg").read_bytes()
-    assert [row["lr"] for row in found] == [0.001, None, 0.001, None] and found[2]["held_out"] == [3.0, 4.0]
-    assert {*found[1]["failed"]} == {"5e-4", "1e-3", "2e-3"} and found[1]["bleu"] == []
+    assert [row["lr"] for row in rows] == [0.001, None, 0.001, None] and rows[2]["held_out"] == [3.0, 4.0]
+    assert {*rows[1]["failed"]} == {"5e-4", "1e-3", "2e-3"} and rows[1]["bleu"] == []
     assert not list(pair.parent.rglob("checkpoint_best.pt")) and list(pair.parent.rglob("checkpoint_last.pt"))
 
 
@@ -143,8 +143,8 @@ def test_one_that_breaks_is_resumed(programs, pair):
     programs.said, programs.status, programs.saves = "RuntimeError: no memory", 1, False
     run = pair.parent / "6L-6L-100-updates-seed1/deepnorm-lr1e-3"
     for _ in range(2):
-        said = f"training deepnorm 6L-6L lr 1e-3 seed 1 failed: RuntimeError: no memory; whole log: {run}/train.log"
-        assert_refused(said, *words(pair))
+        message = f"training deepnorm 6L-6L lr 1e-3 seed 1 failed: RuntimeError: no memory; whole log: {run}/train.log"
+        assert_refused(message, *words(pair))
         assert len((run / "train.log").read_text().splitlines()) == 5
     (run / "checkpoint_last.pt").touch()
     programs.said, programs.status = "done", 0

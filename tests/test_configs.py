@@ -59,13 +59,13 @@ FOLLOW = {  # settings that follow from others
 def settings(cfg) -> dict[str, object]:
     """Return every setting that affects the training, section.key -> value."""
     archs.fill(cfg.model)
-    found = {}
+    fields = {}
     for section in (name for name in SECTIONS if cfg.get(name) is not None):
         for key, value in OmegaConf.to_container(cfg[section], resolve=False, enum_to_str=True).items():
-            found[f"{section}.{key}"] = value
+            fields[f"{section}.{key}"] = value
     for key in OF_TASKS:
-        found[f"task.{key}"] = getattr(cfg.task, key, None)
-    own = {key: _number(value) for key, value in found.items() if not str(value).startswith("${")}
+        fields[f"task.{key}"] = getattr(cfg.task, key, None)
+    own = {key: _number(value) for key, value in fields.items() if not str(value).startswith("${")}
     of_run = {key for key in own if key.split(".")[-1] in OF_THE_RUN and key != "task._name"}
     return {key: value for key, value in own.items() if key not in of_run | FOLLOW}
 

@@ -113,7 +113,7 @@ def test_its_beam_search_finds_what_fairseq_s_finds(kind, beams):
     given = sources(3, 9, 6) if kind == MODEL_NAME else batch(length=5)[1:]
     begun = 0 if kind == MODEL_NAME else given.size(1)
     theirs = generated(model, given, longest=begun + 12, beam_size=beams)
-    ours = [hypothesis for found in beam_search(model, given, beams, 12) for hypothesis in found]
+    ours = [hypothesis for hypotheses in beam_search(model, given, beams, 12) for hypothesis in hypotheses]
     assert [[*hypothesis.tokens.tolist(), EOS] for hypothesis in ours] == [tokens[begun:] for tokens, _ in theirs]
     for hypothesis, (_, (_, *steps)) in zip(ours, theirs, strict=True):
         assert hypothesis.score == pytest.approx(sum(steps[begun:]) / len(steps[begun:]), abs=1e-5)
@@ -129,8 +129,8 @@ def test_its_beam_search_ends_within_the_positions():
                   decoder_learned_pos=True, max_target_positions=6).eval()  # fmt: skip
     with torch.no_grad():
         model.decoder.output_projection.weight[EOS] = -9  # so that it never ends by itself
-    found = beam_search(model, sources(2), beams=2)
-    assert {len(hypothesis.tokens) for one in found for hypothesis in one} == {5}
+    hypotheses = beam_search(model, sources(2), beams=2)
+    assert {len(hypothesis.tokens) for one in hypotheses for hypothesis in one} == {5}
     assert beam_search(model, sources(2)[:0]) == []
     for wrong in ({"beams": 0}, {"max_length": 0}):
         with pytest.raises(UserError, match="must be at least 1"):
@@ -157,9 +157,9 @@ def test_several_tokens_at_once_are_refused_by_a_cache():
         model(tokens[:, :4], incremental_state=state)
 
 
-def alike(found, expected):
+def alike(actual, expected):
     """Check that two searches have equal hypotheses; scores differ by rounding, as batch sizes differ."""
-    for ours, alone in zip(found, expected, strict=True):
+    for ours, alone in zip(actual, expected, strict=True):
         assert [one.tokens.tolist() for one in ours] == [one.tokens.tolist() for one in alone]
         assert [one.score for one in ours] == pytest.approx([one.score for one in alone], abs=1e-5)
 
@@ -177,7 +177,7 @@ def test_prompts_of_unequal_length_continue_as_each_alone(fields, beams, padded_
         first = {"left": width - len(prompt), "right": 0, "both": 1}[padded_on]
         row[first : first + len(prompt)] = prompt
     expected = [beam_search(model, prompt[None], beams, 8)[0] for prompt in prompts]
-    assert len({tuple(found[0].tokens.tolist()) for found in expected}) > 3
+    assert len({tuple(hypotheses[0].tokens.tolist()) for hypotheses in expected}) > 3
     alike(beam_search(model, padded, beams, 8), expected)
     order = torch.tensor([5, 0, 3, 3, 1])
     alike(beam_search(model, padded[order], beams, 8), [expected[i] for i in order])
@@ -199,7 +199,7 @@ def test_the_lines_in_the_readme_train_and_decode(updates, capsys):
     assert len(losses) == updates // 100 and all(re.match(r"update \d00: loss \d\.\d{3}$", line) for line in losses)
     pairs = [[json.loads(part) for part in line.split(" reversed: ")] for line in (first, second, third)]
     assert all(len(source) == 6 for source, _ in pairs)
-    assert updates == 2 or (float(losses[-1].split()[-1]) < 0.1 and all(found == one[::-1] for one, found in pairs))
+    assert updates == 2 or (float(losses[-1].split()[-1]) < 0.1 and all(output == one[::-1] for one, output in pairs))
 
 
 def test_the_record_beside_those_lines_is_of_five_seeds_that_learn():

@@ -129,12 +129,12 @@ def test_missing_file_and_too_small_a_corpus(text, tmp_path):
 
 
 def test_drop_empty_and_several_test_sets(text, tmp_path, monkeypatch):
-    found = {}
-    monkeypatch.setattr(parallel_text, "binarise", lambda langs, texts, dest: found.update(texts))
+    files = {}
+    monkeypatch.setattr(parallel_text, "binarise", lambda langs, texts, dest: files.update(texts))
     spoil(tmp_path / "train.qaa", lambda lines: [BLANK, *lines[1:]])
     prefixes = text | {"test": f"{text['test']},{text['valid']}"}
     prepare_text(("qaa", "qab"), prefixes, tmp_path / "bin", vocab=300, drop_empty=True)
-    assert list(found) == [path.name for path in found.values()] == ["train", "valid", "test", "test1"]
+    assert list(files) == [path.name for path in files.values()] == ["train", "valid", "test", "test1"]
     lengths = {path.name: len(path.read_text().splitlines()) for path in (tmp_path / "bin" / "text").iterdir()}
     assert lengths["train.qaa"] == SIZES["train"] - 1 and lengths["test1.qab"] == SIZES["valid"]
     for name in ("valid", "test1"):
@@ -151,14 +151,14 @@ def test_pieces_outside_a_given_dictionary_are_counted(data, tmp_path, monkeypat
     monkeypatch.setattr(lines, "CHUNK", 3)
     (tmp_path / "text").write_text("a b\n<unk> x\n\n\u2028 a\rb c\n" + "a\n" * 20)
     (tmp_path / "dict").write_text("a 1\nb 1\n")
-    found, made = [], []
+    counts, made = [], []
     for workers in (1, 3):
         dest = tmp_path / str(workers)
         dest.mkdir()
-        found.append(binarise(None, {"valid": tmp_path / "text"}, dest, workers, tmp_path / "dict"))
+        counts.append(binarise(None, {"valid": tmp_path / "text"}, dest, workers, tmp_path / "dict"))
         made.append({path.name: path.read_bytes() for path in dest.iterdir()})
-    assert found[0] == found[1] and made[0] == made[1]
-    assert found[0]["text"]["valid"]["text"] == {"sentences": 24, "pieces": 27, "unknown": 3.92}
+    assert counts[0] == counts[1] and made[0] == made[1]
+    assert counts[0]["text"]["valid"]["text"] == {"sentences": 24, "pieces": 27, "unknown": 3.92}
     ids = [row.tolist() for row in data_utils.load_indexed_dataset(str(tmp_path / "3" / "valid"))]
     assert ids[:4] == [[4, 5, 2], [3, 3, 2], [2], [4, 5, 3, 2]]
 

@@ -46,8 +46,8 @@ def generated(model, given, longest=2 * STEPS, **options):
         options["search_strategy"] = Sampling(model.decoder.dictionary, sampling_topk=options.pop("sampling"))
     search = SequenceGenerator([model], model.decoder.dictionary, max_len_a=0, max_len_b=longest, **options)
     more = {"prefix_tokens": given} if model.NAME == LM else {}
-    found = search.generate([model], sample, **more)
-    return [(h["tokens"].tolist(), [float(h["score"]), *h["positional_scores"].tolist()]) for hypotheses in found
+    beams = search.generate([model], sample, **more)
+    return [(h["tokens"].tolist(), [float(h["score"]), *h["positional_scores"].tolist()]) for hypotheses in beams
             for h in hypotheses]  # fmt: skip
 
 
@@ -71,16 +71,16 @@ def assert_plain(model, given, **options):
 @pytest.mark.parametrize("kind", [MODEL_NAME, LM])
 def test_what_is_sampled_is_what_the_plain_path_samples(kind):
     """Sampling from the ten likeliest tokens gives the same with and without a cache."""
-    found = assert_plain(awake(kind), prefixes() if kind == LM else sources(3, 9, 6), beam_size=3, sampling=10)
-    assert len({tuple(tokens) for tokens, _ in found}) > 3  # three are drawn for each sentence
+    samples = assert_plain(awake(kind), prefixes() if kind == LM else sources(3, 9, 6), beam_size=3, sampling=10)
+    assert len({tuple(tokens) for tokens, _ in samples}) > 3  # three are drawn for each sentence
 
 
 @pytest.mark.parametrize(("kind", "name", "beam"), SEARCHES)
 def test_beam_search_finds_what_the_plain_path_finds(kind, name, beam):
     """Beam search finds the same with and without a cache, past the length at which the cache drops entries."""
     model, given = awake(kind, method=name), prefixes() if kind == LM else sources(3, 9, 6, 4, 8, 7)
-    found = assert_plain(model, given, beam_size=beam, longest=2 * STEPS if kind == LM else 3 * STEPS)
-    assert len(found) == len(given) * beam
+    hypotheses = assert_plain(model, given, beam_size=beam, longest=2 * STEPS if kind == LM else 3 * STEPS)
+    assert len(hypotheses) == len(given) * beam
 
 
 def test_sentences_that_end_early_leave_the_batch():
@@ -89,14 +89,14 @@ def test_sentences_that_end_early_leave_the_batch():
 
     class AsLongAsTheSource(decoder):
         def forward(self, tokens, encoder_out, **kwargs):
-            found, extra = decoder.forward(self, tokens, encoder_out, **kwargs)
+            logits, extra = decoder.forward(self, tokens, encoder_out, **kwargs)
             lengths = encoder_out["src_lengths"][0][:, 0]
-            found[lengths == tokens.size(1), -1, EOS] += 50
-            return found, extra
+            logits[lengths == tokens.size(1), -1, EOS] += 50
+            return logits, extra
 
     model.decoder.__class__ = AsLongAsTheSource
-    found = assert_plain(model, sources(3, 9, 6, 4, 8, 7), beam_size=5)
-    assert [len(tokens) for tokens, _ in found[::5]] == [3, 9, 6, 4, 8, 7]
+    hypotheses = assert_plain(model, sources(3, 9, 6, 4, 8, 7), beam_size=5)
+    assert [len(tokens) for tokens, _ in hypotheses[::5]] == [3, 9, 6, 4, 8, 7]
 
 
 ORDERS = {  # orders of rows, two beams for each sentence
@@ -118,9 +118,9 @@ def test_rows_are_those_of_the_plain_path_whatever_their_order(orders):
     with torch.no_grad():
         memory = model.encoder.reorder_encoder_out(model.encoder(src), rows)
         for step in range(STEPS + 4):
-            found, extra = model.decoder(prev, memory, incremental_state=state)
+            logits, extra = model.decoder(prev, memory, incremental_state=state)
             plain, expected = model.decoder(prev, memory)
-            assert torch.allclose(found, plain[:, -1:], atol=FP32)
+            assert torch.allclose(logits, plain[:, -1:], atol=FP32)
             assert torch.allclose(extra["attn"][0], expected["attn"][0][:, -1:], atol=FP32)
             order = torch.tensor(orders[step]) if step < len(orders) else torch.arange(len(prev))
             memory = model.encoder.reorder_encoder_out(memory, order)
@@ -166,7 +166,7 @@ def test_gradients_flow_through_the_cache(recomputing):
         sources(5, 9, 3),
         torch.randint(FIRST, VOCAB, (3, 2 * STEPS), generator=torch.Generator().manual_seed(1)),
     )
-    found = []
+    gradients = []
     for cached in (False, True):
         model.zero_grad()
         memory, state = model.encoder(src), {}
@@ -176,10 +176,10 @@ def test_gradients_flow_through_the_cache(recomputing):
         else:
             scores = model.decoder(prev, memory)[0]
         scores.log_softmax(-1).square().mean().backward()
-        found.append({name: p.grad for name, p in model.named_parameters()})
-    assert found[0].keys() == found[1].keys()
-    for name, gradient in found[0].items():
-        torch.testing.assert_close(found[1][name], gradient, atol=1e-6, rtol=1e-4)
+        gradients.append({name: p.grad for name, p in model.named_parameters()})
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, atol=1e-6, rtol=1e-4)
 
 
 def test_hooks_and_replaced_forwards_change_a_step_as_they_change_the_whole_pass():

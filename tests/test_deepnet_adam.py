@@ -78,10 +78,10 @@ def optimiser(name: str, params, kind: str = "fp32", **given):
 def gradients(params, update: int, overflow: bool = False) -> list[torch.Tensor]:
     """Draw gradients whose size varies strongly from update to update."""
     generator = torch.Generator().manual_seed(update)
-    found = [torch.randn(p.shape, generator=generator) * (1.0 if update % 3 else 1e-3) for p in params]
+    drawn = [torch.randn(p.shape, generator=generator) * (1.0 if update % 3 else 1e-3) for p in params]
     if overflow:
-        found[3][0, 0] = 60000.0
-    return found
+        drawn[3][0, 0] = 60000.0
+    return drawn
 
 
 def train(built, params, updates, max_norm: float = 0.7, absent=lambda update: ()) -> list:
@@ -89,7 +89,7 @@ def train(built, params, updates, max_norm: float = 0.7, absent=lambda update: (
 
     Returns the gradient norms, or the message where the update overflows.
     """
-    found, scaled = [], getattr(built, "scaler", None) is not None
+    norms, scaled = [], getattr(built, "scaler", None) is not None
     for update in updates:
         built.set_lr(1e-2 * min(1.0, (update + 1) / 10))
         built.zero_grad()
@@ -100,11 +100,11 @@ def train(built, params, updates, max_norm: float = 0.7, absent=lambda update: (
             built.backward(sum(parts))
         built.multiply_grads(0.25)
         try:
-            found.append(float(built.clip_grad_norm(max_norm if update % 2 else 0.0)))
+            norms.append(float(built.clip_grad_norm(max_norm if update % 2 else 0.0)))
             built.step()
         except OverflowError as error:
-            found.append(str(error))
-    return found
+            norms.append(str(error))
+    return norms
 
 
 def absent(update):
@@ -121,8 +121,8 @@ def test_the_numbers_are_fairseqs(eps):
     """Updates equal fairseq's over 30 steps with warm-up, weight decay, clipping, absent gradients and a large eps."""
     theirs, ours = parameters(), parameters()
     expected = train(optimiser("adam", theirs, adam_eps=eps), theirs, range(30), absent=absent)
-    found = train(optimiser("deepnet_adam", ours, adam_eps=eps), ours, range(30), absent=absent)
-    assert found == pytest.approx(expected, rel=1e-6)
+    norms = train(optimiser("deepnet_adam", ours, adam_eps=eps), ours, range(30), absent=absent)
+    assert norms == pytest.approx(expected, rel=1e-6)
     assert difference(ours, theirs) < 4e-6 and difference(ours, parameters()) > 0.1
 
 
@@ -176,15 +176,15 @@ def test_the_numbers_in_half_precision_are_fairseqs(kind):
     A parameter without a gradient counts as one with gradient 0.
     """
     theirs, ours = model(kind), model(kind)
-    reference, found = optimiser("adam", theirs, kind), optimiser("deepnet_adam", ours, kind)
-    assert type(found) is HalfPrecisionOptimizer and type(reference) is half_precision.DeepFP16
-    norms, again = (train(o, p, range(30), absent=lambda _: (4,)) for o, p in ((reference, theirs), (found, ours)))
+    reference, tested = optimiser("adam", theirs, kind), optimiser("deepnet_adam", ours, kind)
+    assert type(tested) is HalfPrecisionOptimizer and type(reference) is half_precision.DeepFP16
+    norms, again = (train(o, p, range(30), absent=lambda _: (4,)) for o, p in ((reference, theirs), (tested, ours)))
     for norm, expected in zip(again, norms, strict=True):
         assert norm == (expected if isinstance(expected, str) else pytest.approx(expected, rel=1e-5))
     if "fp16" in kind:
         assert sum("loss scale" in str(norm) for norm in norms) == 3
-        assert reference.scaler.loss_scale == found.scaler.loss_scale
-    own = masters(found, ours)
+        assert reference.scaler.loss_scale == tested.scaler.loss_scale
+    own = masters(tested, ours)
     assert difference(masters(reference, theirs), own) < 3e-6
     assert all(torch.equal(master.to(p.dtype), p) for master, p in zip(own, ours, strict=True))
     assert difference(ours, model(kind)) > 0.05
@@ -227,8 +227,8 @@ def test_norms():
         built.zero_grad()
         params[0].grad, params[1].grad = torch.ones(2**24), torch.full((3,), worst)
         expected = math.sqrt(2**24 + 3 * worst**2)
-        found = built.clip_grad_norm(0.0, lambda norm: 3 * norm).item()
-        assert found == pytest.approx(3 * expected, rel=2e-7, nan_ok=True)
+        total = built.clip_grad_norm(0.0, lambda norm: 3 * norm).item()
+        assert total == pytest.approx(3 * expected, rel=2e-7, nan_ok=True)
 
 
 @pytest.mark.parametrize(("kind", "shapes"), [*product(("fp32", "bf16"), OTHERS), ("fp16", OTHERS[0])])
@@ -263,8 +263,8 @@ def test_probes_read_the_gradients_of_the_mean_loss(tmp_path):
     built.multiply_grads(1 / 64)
     probes.see_gradients(half_precision.gradient_scale(built))
     probes.end_update(made=True)
-    found = read_record(tmp_path / "probes.jsonl").rows[0]["gradient_norm"]
-    close(found, observe(small(2), [inputs])["gradient_norm"], 1e-4)
+    norms = read_record(tmp_path / "probes.jsonl").rows[0]["gradient_norm"]
+    close(norms, observe(small(2), [inputs])["gradient_norm"], 1e-4)
 
 
 @pytest.mark.parametrize("flags", [(), ("--bf16",)], ids=["fp32", "bf16"])

@@ -45,8 +45,8 @@ def test_failures_and_warm_up(render):
     trained = training("pre_ln", 6, 0.004, 7.0, check={"verdict": "stable"})
     assert [math.isinf(render.held_out(one)) for one in (diverged, stuck, trained)] == [True, True, False]
     assert render.early_loss(trained) == 9
-    said = render.verdicts([diverged, stuck, trained])
-    assert said == "It warned of 1 of 2 failures, and of 0 of 1 that trained.\n"
+    text = render.verdicts([diverged, stuck, trained])
+    assert text == "It warned of 1 of 2 failures, and of 0 of 1 that trained.\n"
     ended = training("deepnorm", 6, 0.001, 7.0, stuck="at update 375")
     ended["log"]["train_inner"] = []
     page = render.warm_up([ended, training("deepnorm", 6, 0.001, 6.0, updates=3000)])

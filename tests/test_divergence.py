@@ -89,8 +89,8 @@ def test_weights_that_are_not_finite_replace_no_checkpoint(data, tmp_path, monke
 def test_two_processes_end_together_with_one_line(data, tmp_path):
     flags = ("--max-update", "4", "--max-tokens", "20000", "--batch-size", "200", "--save-dir", tmp_path)
     ranks.train(2, tmp_path / "log", data, *TRAIN_FLAGS, *WILD, *flags, check=False, timeout=100)
-    said = (tmp_path / "log").read_text()
-    assert "Traceback" not in said and said.count("error: diverged at update ") == 1
+    log = (tmp_path / "log").read_text()
+    assert "Traceback" not in log and log.count("error: diverged at update ") == 1
 
 
 def test_norms_of_several_gpus_that_are_not_finite_are_no_inconsistency():

@@ -121,8 +121,8 @@ def test_no_address_gives_it(server, tmp_path):
     assert [url for url, reason in reasons.items() if f"{url}: {reason}" not in line] == [] == seen(tmp_path)
     server.files["/page"] = GZ  # the web page's checksum was not recorded
     assert fetch(RemoteFile("a.gz", (server.url("/page"),)), tmp_path / "right").read_bytes() == GZ
-    found = fetch(RemoteFile("a.gz", tuple(map(server.url, ("/a.gz", "/b", "/c"))), None, sha256(BODY)), tmp_path)
-    assert found.read_bytes() == BODY and server.ranges("/c") == [None]
+    fetched = fetch(RemoteFile("a.gz", tuple(map(server.url, ("/a.gz", "/b", "/c"))), None, sha256(BODY)), tmp_path)
+    assert fetched.read_bytes() == BODY and server.ranges("/c") == [None]
 
 
 def test_wrong_content_and_wrong_size(server, file, tmp_path):
