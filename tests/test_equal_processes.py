@@ -32,9 +32,9 @@ CASES = [pytest.param(*case, marks=() if case in SOME else pytest.mark.slow) for
 def train(folder, data, world, method, *flags):
     """Train 12 updates of 4 batches each; return their losses and the checkpoint."""
     words = (*TRAIN_FLAGS, *MODEL, "--method", method, *METHODS[method].train_flags, *flags)
-    found = ranks.train(world, folder / "log", data, *words, "--update-freq", 4 // world, "--save-dir", folder)
+    rows = ranks.train(world, folder / "log", data, *words, "--update-freq", 4 // world, "--save-dir", folder)
     state = checkpoint_utils.load_checkpoint_to_cpu(str(folder / "checkpoint_last.pt"))
-    return [float(row["loss"]) for row in found], state
+    return [float(row["loss"]) for row in rows], state
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +57,11 @@ def assert_same(state, expected):
     """Check that weights and moments are equal but for the few units whose ReLU lies at its edge."""
     assert state["model"].keys() == expected["model"].keys()
     pairs = [(state["model"][name], value) for name, value in expected["model"].items()]
-    found, others = (one["last_optimizer_state"]["state"] for one in (state, expected))
-    assert found.keys() == others.keys() and others
+    actual, others = (one["last_optimizer_state"]["state"] for one in (state, expected))
+    assert actual.keys() == others.keys() and others
     for place, entry in others.items():
-        assert found[place]["step"] == entry["step"] == 12
-        pairs += [(found[place][name], entry[name]) for name in ("exp_avg", "exp_avg_sq")]
+        assert actual[place]["step"] == entry["step"] == 12
+        pairs += [(actual[place][name], entry[name]) for name in ("exp_avg", "exp_avg_sq")]
     for ours, theirs in pairs:
         apart = (ours - theirs).abs().flatten()
         assert ours.shape == theirs.shape and apart.max() < 1e-3 and apart.quantile(0.95) < 1e-4
@@ -77,13 +77,13 @@ def test_half_precision_is_that_of_one(precision, mode, alone, data, tmp_path):
 
     Rounded weights may differ by one step of fp16, 2^-10 for weights up to 2.
     """
-    found = []
+    models = []
     for world, flags in ((1, ()), (2, MODES[mode])):
         (folder := tmp_path / str(world)).mkdir()
         losses, state = train(folder, data, world, "dlcl", precision, *flags)
         assert losses == pytest.approx(alone("dlcl")[0], abs=2.1e-3)
-        found.append(state["model"])
-    one, two = found
+        models.append(state["model"])
+    one, two = models
     for name, value in one.items():
         assert torch.allclose(two[name].float(), value.float(), rtol=0, atol=2**-10), name
 
@@ -114,14 +114,14 @@ EXACT = [(precision, mode) for precision in ((), ("--bf16",), ("--fp16",)) for m
 )
 def test_resumed_on_two_processes_bit_for_bit(precision, mode, data, tmp_path):
     """A training on two processes resumes bit for bit: 3 and 3 updates equal 6 in weights and optimiser state."""
-    found = []
+    saved = []
     for name, stops in (("at once", [6]), ("in two", [3, 6])):
         (folder := tmp_path / name).mkdir()
         for stop in stops:
             _, state = train(folder, data, 2, "dlcl", *precision, *MODES[mode], "--max-update", stop)
-        found.append({key: state[key] for key in ("model", "last_optimizer_state", "optimizer_history")})
-    assert bool(precision) == ("fp32_params" in found[1]["last_optimizer_state"])
-    assert list(states.differences(*found)) == []
+        saved.append({key: state[key] for key in ("model", "last_optimizer_state", "optimizer_history")})
+    assert bool(precision) == ("fp32_params" in saved[1]["last_optimizer_state"])
+    assert list(states.differences(*saved)) == []
 
 
 REFUSED = {
@@ -154,14 +154,14 @@ DEFAULT = [("causal", "ddp"), ("masked", "zero")]
 )
 def test_language_models_on_two_processes(kind, mode, text, tmp_path):
     """Language models on two processes have the losses, weights and moments of one, with the same masked tokens."""
-    found = []
+    results = []
     for world, flags in ((1, ()), (2, MODES[mode])):
         if kind == "causal" and mode == "ddp":
             flags = (*flags, "--criterion", "chunked_cross_entropy")
         (folder := tmp_path / str(world)).mkdir()
         words = (*FLAGS, *KINDS[kind], "--disable-validation", "--max-update", 12, "--update-freq", 2 // world, *flags)
         losses = [float(row["loss"]) for row in ranks.train(world, folder / "log", text, *words, "--save-dir", folder)]
-        found.append((losses, checkpoint_utils.load_checkpoint_to_cpu(str(folder / "checkpoint_last.pt"))))
-    (expected, one), (losses, state) = found
+        results.append((losses, checkpoint_utils.load_checkpoint_to_cpu(str(folder / "checkpoint_last.pt"))))
+    (expected, one), (losses, state) = results
     assert len(losses) == 12 and losses == pytest.approx(expected, abs=2.1e-3) and expected[-1] < expected[0]
     assert_same(state, one)

@@ -27,8 +27,8 @@ def flags_of(method):
 )
 def test_trains_and_translates(method, data, tmp_path):
     train = ("fairseq-train", data, *TRAIN_FLAGS, *ARCH, *flags_of(method), "--save-dir", tmp_path)
-    found = losses(run(*train, "--max-update", "12").stdout)
-    assert len(found) == 12 and min(found.values()) < found[1] - 0.1
+    curve = losses(run(*train, "--max-update", "12").stdout)
+    assert len(curve) == 12 and min(curve.values()) < curve[1] - 0.1
     printed = run("fairseq-generate", data, *TRANSLATE, "--path", tmp_path / "checkpoint_last.pt").stdout
     assert len(re.findall(r"^H-\d+\t", printed, re.MULTILINE)) == 20
 
@@ -37,8 +37,8 @@ def test_trains_and_translates(method, data, tmp_path):
 def test_bf16_training_with_float32_numbers(method, data, tmp_path):
     """Parameters kept in float32 train in a bf16 model, in steps that are finer than bf16."""
     train = ("fairseq-train", data, *TRAIN_FLAGS, *ARCH, *flags_of(method), "--bf16", "--save-dir", tmp_path)
-    found = losses(run(*train, "--max-update", "3").stdout)
-    assert len(found) == 3
+    curve = losses(run(*train, "--max-update", "3").stdout)
+    assert len(curve) == 3
     state = torch.load(tmp_path / "checkpoint_last.pt")["model"]
     names = (".omega", ".weights.weight", ".shift", ".a")
     kept = torch.cat([value.flatten() for name, value in state.items() if name.endswith(names)])

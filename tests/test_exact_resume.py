@@ -76,5 +76,5 @@ def test_weights_of_another_model_are_not_taken(data, tmp_path):
     trainers = [Training(data, tmp_path, *TINY, "--fp16", "--seed", seed).trainer for seed in "12"]
     first, before = (exact_resume.weights(trainer.optimizer)[0].clone() for trainer in trainers)
     trainers[1].optimizer.load_state_dict(trainers[0].optimizer.state_dict())
-    (found, *_) = exact_resume.weights(trainers[1].optimizer)
-    assert torch.equal(found, before) and not torch.equal(found, first)
+    (loaded, *_) = exact_resume.weights(trainers[1].optimizer)
+    assert torch.equal(loaded, before) and not torch.equal(loaded, first)

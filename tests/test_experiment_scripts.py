@@ -68,9 +68,9 @@ def batch(flags):
 def test_the_papers_hyper_parameters(name, tmp_path):
     """Every row has the paper's hyper-parameters, and the paper's batch on the default number of GPUs."""
     rows, tokens, paper = PAPER[name]
-    found = [values(words) for words in trainings(name, OUT=tmp_path / "out")]
-    assert len(found) == rows
-    for flags in found:
+    commands = [values(words) for words in trainings(name, OUT=tmp_path / "out")]
+    assert len(commands) == rows
+    for flags in commands:
         expected = dict(EVERYWHERE | paper)
         if name == "table1_wmt17" and flags["--method"] in NO_NORM:  # the second column of the paper's Table 5
             expected["--lr"] = "5e-4"
@@ -98,15 +98,15 @@ def test_an_update_is_the_papers_on_any_number_of_gpus(gpus, nodes, tokens):
 
 def test_admins_depths_and_seeds():
     """Admin's scripts train the depths of the papers and the seeds of its authors, unless others are named."""
-    found = [values(words) for words in trainings("admin_wmt14_en_fr")]
-    depths = [(flags["--method"], f"{flags['--encoder-layers']}-{flags['--decoder-layers']}") for flags in found]
+    commands = [values(words) for words in trainings("admin_wmt14_en_fr")]
+    depths = [(flags["--method"], f"{flags['--encoder-layers']}-{flags['--decoder-layers']}") for flags in commands]
     assert sorted(depths) == sorted(
         [("admin", pair) for pair in ("6-6", "12-12", "24-12", "48-12", "60-12", "36-36", "12-60")]
         + [(method, pair) for method in ("post_ln", "pre_ln") for pair in ("6-6", "60-12")]
     )
     for seeds, of_rows in ({}, [1111, 1111, 2222, 2222, 3333, 3333, 4444, 4444, 5555, 5555]), ({"SEEDS": 7}, [7, 7]):
-        found = [values(words) for words in trainings("admin_iwslt14", METHODS="admin", **seeds)]
-        assert [int(flags["--seed"]) for flags in found] == of_rows
+        commands = [values(words) for words in trainings("admin_iwslt14", METHODS="admin", **seeds)]
+        assert [int(flags["--seed"]) for flags in commands] == of_rows
 
 
 @pytest.mark.parametrize("average, of", [("", ["--last", "10"]), ("36-45", range(36, 46)), ("1", [])])
@@ -163,8 +163,8 @@ def test_recipes_of_60_layers():
 def test_rows_come_in_the_order_asked_for(order, rows):
     """Rows run in the order asked for: seed by seed, the first method first, the deepest first by default."""
     words = trainings("table1_wmt17", METHODS="deepnorm admin", DEPTHS="18 6", SEEDS="1 7", **order)
-    found = [(flags["--seed"], flags["--method"], flags["--encoder-layers"]) for flags in map(values, words)]
-    assert found == [(seed, *row) for seed in "17" for row in rows]
+    actual = [(flags["--seed"], flags["--method"], flags["--encoder-layers"]) for flags in map(values, words)]
+    assert actual == [(seed, *row) for seed in "17" for row in rows]
 
 
 def test_a_dry_run_is_a_table(tmp_path):
@@ -204,9 +204,9 @@ def test_admin_is_profiled_before_it_is_trained():
 
 def test_lengths_of_translations():
     """Translations have fairseq's default lengths, as in the authors' evaluation, but for the longest sentence."""
-    found = values(next(words for words in dry_run("table1_wmt17", **ROW) if words[0] == "fairseq-generate"))
-    assert "--max-len-a" not in found and found["--beam"] == "4"
-    assert found["--max-source-positions"] == found["--max-target-positions"] == found["--max-tokens"]
+    flags = values(next(words for words in dry_run("table1_wmt17", **ROW) if words[0] == "fairseq-generate"))
+    assert "--max-len-a" not in flags and flags["--beam"] == "4"
+    assert flags["--max-source-positions"] == flags["--max-target-positions"] == flags["--max-tokens"]
 
 
 def test_torchrun():
@@ -280,8 +280,8 @@ STOPPED = [  # script, settings, updates after which a stuck training is ended
 
 @pytest.mark.parametrize("name, setting, updates", STOPPED)
 def test_hopeless_trainings_are_ended_if_asked_for(name, setting, updates, tmp_path):
-    found = [values(words) for words in trainings(name, OUT=tmp_path, DATA=tmp_path, **setting)]
-    assert found and {flags.get("--stop-stuck") for flags in found} == {updates}
+    commands = [values(words) for words in trainings(name, OUT=tmp_path, DATA=tmp_path, **setting)]
+    assert commands and {flags.get("--stop-stuck") for flags in commands} == {updates}
 
 
 ENDS = {  # what fairseq-train says last, and its status -> the run's file of that name, or None: the script fails

@@ -61,9 +61,9 @@ def exported(checkpoint):
 
 def export(*words) -> str:
     """Run `deepnet export` in this process; return its output."""
-    with redirect_stdout(StringIO()) as said:
+    with redirect_stdout(StringIO()) as output:
         main(["export", *map(str, words)])
-    return said.getvalue()
+    return output.getvalue()
 
 
 def hypotheses(printed: str) -> dict[str, str]:
@@ -97,8 +97,8 @@ def test_half_precision(checkpoint, exported):
 @pytest.fixture(scope="module")
 def converted(checkpoint):
     out = checkpoint.with_name("ct2")
-    said = export(checkpoint, "--to", "ctranslate2", "--out", out)
-    assert float(re.search(r"at most (\S+)", said).group(1)) < 1e-4
+    output = export(checkpoint, "--to", "ctranslate2", "--out", out)
+    assert float(re.search(r"at most (\S+)", output).group(1)) < 1e-4
     return out
 
 
@@ -112,26 +112,26 @@ def test_ctranslate2_translates_alike(checkpoint, converted):
     source, longest = sentences(SENTENCES, len(task.source_dictionary)), 30
     sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(PAD).sum(1)}}
     search = SequenceGenerator(models, task.target_dictionary, beam_size=5, max_len_a=0, max_len_b=longest)
-    ours = [words(task.target_dictionary, found[0]["tokens"]) for found in search.generate(models, sample)]
+    ours = [words(task.target_dictionary, beam[0]["tokens"]) for beam in search.generate(models, sample)]
     sources = [words(task.source_dictionary, tokens) for tokens in source]
     translator = ctranslate2.Translator(str(converted), intra_threads=1)
-    found = [f.hypotheses[0] for f in translator.translate_batch(sources, beam_size=5, max_decoding_length=longest)]
+    theirs = [f.hypotheses[0] for f in translator.translate_batch(sources, beam_size=5, max_decoding_length=longest)]
     ended = [i for i in range(SENTENCES) if len(ours[i]) < longest - 1]  # fairseq forces an end, CTranslate2 just stops
-    assert [found[i] for i in ended] == [ours[i] for i in ended]
+    assert [theirs[i] for i in ended] == [ours[i] for i in ended]
     assert len(ended) >= 100 and len({tuple(ours[i]) for i in ended}) > 50
 
 
 def test_int8(checkpoint):
-    said = export(checkpoint, "--to", "ctranslate2", "--quantization", "int8", "--out", checkpoint.with_name("int8"))
-    assert 1e-3 < float(re.search(r"at most (\S+)", said).group(1)) < 50  # 8 bits cost something
+    output = export(checkpoint, "--to", "ctranslate2", "--quantization", "int8", "--out", checkpoint.with_name("int8"))
+    assert 1e-3 < float(re.search(r"at most (\S+)", output).group(1)) < 50  # 8 bits cost something
 
 
 @pytest.fixture(scope="module", name="hub")
 def a_hub(checkpoint):
     """Provide a folder exported for transformers."""
     out = checkpoint.with_name("hub")
-    said = export(checkpoint, "--to", "huggingface", "--out", out, "--lenpen", "0.6")
-    assert float(re.search(r"a FSMT; its logits differ by at most (\S+)", said).group(1)) < 1e-4
+    output = export(checkpoint, "--to", "huggingface", "--out", out, "--lenpen", "0.6")
+    assert float(re.search(r"a FSMT; its logits differ by at most (\S+)", output).group(1)) < 1e-4
     return out
 
 
@@ -150,10 +150,10 @@ def test_transformers_translates_alike(data, checkpoint, hub):
     source = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD).long()
     sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(PAD).sum(1)}}
     search = SequenceGenerator(models, task.target_dictionary, beam_size=5, max_len_a=0, max_len_b=200, len_penalty=0.6)
-    found = [one[0]["tokens"] for one in search.generate(models, sample)]
-    ours = [processor.decode(words(task.target_dictionary, tokens)) for tokens in found]
-    found = model.eval().generate(**tokenizer(lines, return_tensors="pt", padding=True))
-    theirs = tokenizer.batch_decode(found, skip_special_tokens=True)
+    best = [one[0]["tokens"] for one in search.generate(models, sample)]
+    ours = [processor.decode(words(task.target_dictionary, tokens)) for tokens in best]
+    generated = model.eval().generate(**tokenizer(lines, return_tensors="pt", padding=True))
+    theirs = tokenizer.batch_decode(generated, skip_special_tokens=True)
     assert sum(one == two for one, two in zip(ours, theirs, strict=True)) >= 19 and len(set(ours)) > 15
 
 

@@ -34,8 +34,8 @@ STATE = {
     ],
 )
 def test_a_difference_of_two_checkpoints_is_found(other, where):
-    found = list(states.differences(STATE | other, STATE))
-    assert found and found[0].startswith(where)
+    differences = list(states.differences(STATE | other, STATE))
+    assert differences and differences[0].startswith(where)
 
 
 def test_a_lost_checkpoint_is_noticed(tmp_path):

@@ -36,19 +36,19 @@ def commands(number, *flags, **setting):
 )
 def test_the_papers_setting(tmp_path, number, count, paper):
     """Figure scripts have the number of trainings and the hyper-parameters of the paper's appendix."""
-    found = commands(number, "--patience", "7", OUT=str(tmp_path / "out"))
-    assert len(found) == count
+    runs = commands(number, "--patience", "7", OUT=str(tmp_path / "out"))
+    assert len(runs) == count
     always = {"--adam-betas": "(0.9, 0.98)", "--label-smoothing": "0.1", "--patience": "7"}
-    assert all((paper | always).items() <= flags.items() for flags in found)
+    assert all((paper | always).items() <= flags.items() for flags in runs)
     assert not (tmp_path / "out").exists()
 
 
 def test_sweeps_of_figure_7():
-    found = commands(7, GPUS=8)
-    batches = [int(flags["--update-freq"]) * 8 for flags in found]
-    assert [flags["--lr"] for flags in found] == ["5e-4", "1e-3", "1.5e-3", *["1.5e-3"] * 3, *["5e-4"] * 3]
+    runs = commands(7, GPUS=8)
+    batches = [int(flags["--update-freq"]) * 8 for flags in runs]
+    assert [flags["--lr"] for flags in runs] == ["5e-4", "1e-3", "1.5e-3", *["1.5e-3"] * 3, *["5e-4"] * 3]
     assert batches[:6] == [128] * 3 + [64, 128, 256]
-    assert [flags["--encoder-embed-dim"] for flags in found[6:]] == ["512", "768", "1024"]
+    assert [flags["--encoder-embed-dim"] for flags in runs[6:]] == ["512", "768", "1024"]
 
 
 @pytest.mark.parametrize("number, recipe", [(3, "iwslt14_de_en"), (7, "wmt17_en_de"), (8, "opus100")])
@@ -64,8 +64,8 @@ def test_pieces_of_the_data(tmp_path):
     """Translations undo the subwords of the data: subword-nmt's of IWSLT-14, or sentencepiece's."""
     for text, pieces in (("ver@@ 3\nsuch 2\n", "subword_nmt"), ("▁ver 3\nsuch 2\n", "sentencepiece")):
         (tmp_path / "dict.de.txt").write_text(text, encoding="utf-8")
-        found = dry_run("figure6", DATA=tmp_path, DEPTHS="10", METHODS="deepnorm")
-        assert [values(words)["--remove-bpe"] for words in found if words[0] == "fairseq-generate"] == [pieces]
+        calls = dry_run("figure6", DATA=tmp_path, DEPTHS="10", METHODS="deepnorm")
+        assert [values(words)["--remove-bpe"] for words in calls if words[0] == "fairseq-generate"] == [pieces]
 
 
 def test_precision_and_gpus(tmp_path):

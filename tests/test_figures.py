@@ -192,8 +192,8 @@ def test_learned_scales(normformer):
     """Learned scales are those of the last probed update, with the paper's values in brackets."""
     text = check_picture(normformer / "normformer4.png")
     gain, attention, heads = (table(text, number) for number in (1, 2, 3))
-    found = [gain[layer]["NormFormer"] for layer in ("1", "6", "12")]
-    assert found == ["0.210 [0.110 to 0.310] (0.220)", "0.260 [0.160 to 0.360]", "0.320 [0.220 to 0.420] (0.900)"]
+    cells = [gain[layer]["NormFormer"] for layer in ("1", "6", "12")]
+    assert cells == ["0.210 [0.110 to 0.310] (0.220)", "0.260 [0.160 to 0.360]", "0.320 [0.220 to 0.420] (0.900)"]
     assert [row["NormFormer"].endswith("(0.250 to 0.380)") for row in attention.values()] == [False] + [True] * 11
     assert all(row["NormFormer"].endswith("(0.350 to 1.80)") for row in heads.values()) and len(heads) == 12
 

@@ -60,8 +60,8 @@ def folded(model, layers, **fields):
 
 def twin(model, layers, **fields):
     """Build fairseq's own model from the folded one."""
-    found = folded(model, layers, **fields)
-    return stock_model(found.model, found.state)
+    plain = folded(model, layers, **fields)
+    return stock_model(plain.model, plain.state)
 
 
 def assert_same_scores(kind, layers, **fields):
@@ -131,10 +131,10 @@ def test_admins_folds_are_exact_in_float64():
     ],
 )
 def test_tied_weights_stay_tied(kind, fields, output):
-    found = folded(trained(kind, 2, method="post_ln", **fields), 2, method="post_ln", **fields)
-    assert found.state[output].data_ptr() == found.state[STOCK[kind].symbols[0]].data_ptr()
+    plain = folded(trained(kind, 2, method="post_ln", **fields), 2, method="post_ln", **fields)
+    assert plain.state[output].data_ptr() == plain.state[STOCK[kind].symbols[0]].data_ptr()
     placed = {f"{stack}_normalize_before": False for stack in archs.STACKS[kind]}  # in the existing stacks
-    assert (fields | placed).items() <= found.model.items()
+    assert (fields | placed).items() <= plain.model.items()
 
 
 def test_a_head_is_kept():
@@ -166,9 +166,9 @@ def test_unknown_slots_are_noticed(monkeypatch):
     assert "combination" in why_not_foldable(small(PAIR, method="every_slot"))
     for empty in ("mixer", "ending", "before", "hidden", "heads", "inner", "outer", "beginning", "bypass"):
         monkeypatch.setattr(EverySlot, empty, lambda *_: None)
-        found = why_not_foldable(small(PAIR, method="every_slot"))
-        assert found is not None
-    assert found == "a Gate merges shortcut and branch"
+        reason = why_not_foldable(small(PAIR, method="every_slot"))
+        assert reason is not None
+    assert reason == "a Gate merges shortcut and branch"
 
 
 def test_factors_without_a_place_are_refused():

@@ -29,10 +29,10 @@ def test_checkpoint_resumes_with_the_losses_of_then(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", EXPECTED)
 def test_checkpoint_translates_as_then(kind):
-    wanted, found = EXPECTED[kind]["translations"], translate(kind, CHECKPOINTS / kind)
-    assert found.keys() == wanted.keys()
+    wanted, actual = EXPECTED[kind]["translations"], translate(kind, CHECKPOINTS / kind)
+    assert actual.keys() == wanted.keys()
     for number, hypothesis in wanted.items():
-        (score, tokens), (now_score, now_tokens) = numbers(hypothesis), numbers(found[number])
+        (score, tokens), (now_score, now_tokens) = numbers(hypothesis), numbers(actual[number])
         assert now_tokens == tokens and now_score == pytest.approx(score, abs=1e-3)
 
 

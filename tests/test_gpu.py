@@ -30,8 +30,8 @@ def scores(model, device="cuda"):
 def gradients(model):
     """Compute the loss and the gradients of the trained parameters."""
     model.zero_grad()
-    found, prev = scores(model)
-    loss = cross_entropy(found.float().flatten(0, 1), prev.flatten(), ignore_index=PAD)
+    logits, prev = scores(model)
+    loss = cross_entropy(logits.float().flatten(0, 1), prev.flatten(), ignore_index=PAD)
     loss.backward()
     return loss.detach(), [p.grad for p in model.parameters() if p.grad is not None]
 
@@ -43,8 +43,8 @@ def test_100_layers_of_base_width_stay_finite(kind, method, dtype):
     torch.manual_seed(0)
     with torch.device("cuda"):  # draws 736 million numbers quickly
         model = build(f"{kind}_{DEPTHS[kind].format(100)}", VOCAB, method=method)
-    loss, found = gradients(model.to(dtype).train())
-    assert torch.isfinite(loss) and found and all(torch.isfinite(gradient).all() for gradient in found)
+    loss, grads = gradients(model.to(dtype).train())
+    assert torch.isfinite(loss) and grads and all(torch.isfinite(gradient).all() for gradient in grads)
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
@@ -53,8 +53,8 @@ def test_same_as_on_the_cpu(kind, method):
     model = build(f"{kind}_tiny_{DEPTHS[kind].format(6)}", VOCAB, method=method).double().eval()
     with torch.no_grad():
         expected, prev = scores(model, "cpu")
-        found = scores(model.cuda())[0].cpu()
-    assert torch.allclose(found[prev.ne(PAD)], expected[prev.ne(PAD)], atol=1e-9)
+        actual = scores(model.cuda())[0].cpu()
+    assert torch.allclose(actual[prev.ne(PAD)], expected[prev.ne(PAD)], atol=1e-9)
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
@@ -64,8 +64,8 @@ def test_no_pass_waits_for_the_gpu(method):
     src, prev = (tokens.cuda() for tokens in batch())
     torch.cuda.set_sync_debug_mode("error")
     try:
-        found, _extra = model(src, None, prev)
-        found.float().sum().backward()
+        logits, _extra = model(src, None, prev)
+        logits.float().sum().backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert not torch.backends.cuda.cudnn_sdp_enabled()
@@ -79,10 +79,10 @@ def test_deepnet_adam_is_fairseqs(kind):
         params = [torch.nn.Parameter(p.data.cuda()) for p in parameters(kind)]
         built.append((optimiser(name, params, kind), params))
         train(*built[-1], range(20))
-    (reference, _), (found, _) = built
+    (reference, _), (tested, _) = built
     assert difference(*(masters(*one) for one in built)) < 1e-5
-    found.load_state_dict(reference.state_dict())
-    reference.load_state_dict(found.state_dict())
+    tested.load_state_dict(reference.state_dict())
+    reference.load_state_dict(tested.state_dict())
 
 
 @pytest.mark.parametrize("precision", ["--fp16", "--bf16"])

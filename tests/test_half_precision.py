@@ -59,9 +59,9 @@ def test_losses_are_those_of_float32(method, mode, in_float32, data, caplog):
     """
     half, flags = MODES[mode], ("--method", method, *METHODS[method].train_flags)
     optimizer = half[half.index("--optimizer") :][:2] if "--optimizer" in half else ()
-    found, scale, _ = train(data, "--cpu", *flags, *half, *TOO_LARGE)
+    losses, scale, _ = train(data, "--cpu", *flags, *half, *TOO_LARGE)
     expected = in_float32(*flags, *optimizer)
-    apart = [abs(ours - theirs) for ours, theirs in zip(found, expected, strict=True)]
+    apart = [abs(ours - theirs) for ours, theirs in zip(losses, expected, strict=True)]
     efficient = "--memory-efficient-fp16" in half
     assert max(apart) < (EFFICIENT if efficient else BETWEEN) and apart[-1] < (EFFICIENT if efficient else AT_LAST)
     assert expected[-1] < expected[0] - 0.5
@@ -121,11 +121,11 @@ def test_translations_in_half_precision(data, tmp_path):
     """Scores of translations in half precision equal those of float32, for a model that was trained in fp16."""
     model = ("--user-dir", USER_DIR, *FLAGS, "--cpu", "--fp16", "--max-update", "12", "--save-dir", tmp_path)
     run("fairseq-train", data, *model)
-    found = []
+    scores = []
     for flags in ((), ("--fp16",), ("--bf16",)):
         out = run("fairseq-generate", data, *TRANSLATE, "--path", tmp_path / "checkpoint_last.pt", *flags).stdout
-        found.append([float(score) for score in re.findall(r"^H-\d+\t(\S+)", out, re.MULTILINE)])
-    expected, fp16, bf16 = found
+        scores.append([float(score) for score in re.findall(r"^H-\d+\t(\S+)", out, re.MULTILINE)])
+    expected, fp16, bf16 = scores
     assert len(expected) == 20
     assert fp16 == pytest.approx(expected, abs=5e-3) and bf16 == pytest.approx(expected, abs=0.05)
 

@@ -42,8 +42,8 @@ def test_a_second_training_ends_in_one_line(data, tmp_path):
     flags = (data, *TRAIN_FLAGS, *TINY, "--max-update", "1", "--save-dir", run)
     saving.take(run)
     ranks.train(2, log, *flags, check=False)
-    said = [line for line in log.read_text().splitlines() if "error:" in line]
-    assert len(said) == 2 and f"{run}: another training holds it (process {os.getpid()} on {HOST}" in said[0]
+    errors = [line for line in log.read_text().splitlines() if "error:" in line]
+    assert len(errors) == 2 and f"{run}: another training holds it (process {os.getpid()} on {HOST}" in errors[0]
     assert "Traceback" not in log.read_text() and [path.name for path in run.iterdir()] == [saving.LOCK]
     assert live(log, *flags, "--no-save") == 0
     saving.release()

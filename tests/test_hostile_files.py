@@ -72,16 +72,16 @@ def test_own_formats(name, tmp_path):
 
 
 def whole_run(path):
-    found = RecordedRun(path.parent)
-    return found.layers, found.seed, found.total_layers
+    run = RecordedRun(path.parent)
+    return run.layers, run.seed, run.total_layers
 
 
 def log_of_a_record(path):
     record = path.with_name("record.jsonl")
     log = path.read_bytes().replace(b"\n", b" ").replace(b"\r", b" ")
     record.write_bytes(b'{"name": "a", "run": %b, "log": %b}\n' % (json.dumps(FACTS).encode(), log))
-    (found,) = read_records(record)
-    return found.hours, found.log
+    (run,) = read_records(record)
+    return run.hours, run.log
 
 
 PROFILE_KEYS = (*PROFILE, "seed", "dropout", "data", "method", "encoder_width")

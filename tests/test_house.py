@@ -35,8 +35,8 @@ class Import(NamedTuple):
 def tracked(ending: str) -> list[Path]:
     """List the repository's files with this ending, including those that git does not track yet."""
     words = ["git", "ls-files", "--cached", "--others", "--exclude-standard", f"*{ending}"]
-    found = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
-    return [ROOT / name for name in found if name and (ROOT / name).is_file()]
+    names = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
+    return [ROOT / name for name in names if name and (ROOT / name).is_file()]
 
 
 @cache
@@ -67,22 +67,22 @@ def imports(importer: str) -> list[Import]:
         package.pop()
     functions = (node for node in ast.walk(parsed) if isinstance(node, FUNCTIONS))
     inside = {node for function in functions for node in ast.walk(function)}
-    found = []
+    entries = []
     for node in ast.walk(parsed):
         if isinstance(node, ast.Import):
-            found += [Import(alias.name, "", node in inside) for alias in node.names]
+            entries += [Import(alias.name, "", node in inside) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) + 1 - node.level] if node.level else []
             origin = ".".join([*base, node.module or ""]).strip(".")
             for name in (alias.name for alias in node.names):
                 whole = f"{origin}.{name}" in modules()
-                found.append(Import(f"{origin}.{name}" if whole else origin, "" if whole else name, node in inside))
-    return found
+                entries.append(Import(f"{origin}.{name}" if whole else origin, "" if whole else name, node in inside))
+    return entries
 
 
 def taken() -> list[tuple[str, str]]:
     """Pair each module of the package with the modules that it imports."""
-    return [(name, found.module) for name in inside() for found in imports(name)]
+    return [(name, imported.module) for name in inside() for imported in imports(name)]
 
 
 def room(module: str) -> str:
@@ -92,9 +92,9 @@ def room(module: str) -> str:
 
 def test_rooms_keep_their_budgets():
     """Rooms keep within their budgets of lines of code, as `python scripts/count_code.py` prints them."""
-    found = subprocess.run([sys.executable, ROOT / "scripts" / "count_code.py"], capture_output=True, text=True)
-    assert found.returncode == 0 and len(found.stdout.splitlines()) > 10, found.stderr
-    assert [line for line in found.stdout.splitlines() if "OVER" in line] == []
+    done = subprocess.run([sys.executable, ROOT / "scripts" / "count_code.py"], capture_output=True, text=True)
+    assert done.returncode == 0 and len(done.stdout.splitlines()) > 10, done.stderr
+    assert [line for line in done.stdout.splitlines() if "OVER" in line] == []
 
 
 def test_code_is_counted_without_docstrings_and_comments():
@@ -129,8 +129,8 @@ def test_lower_rooms_do_not_import_higher_ones():
 def test_the_core_stands_on_torch_alone():
     """The core, and the files that all rooms may use, import nothing of fairseq or of higher rooms."""
     base = {room for room in ROOMS if modules()[f"{PACKAGE}.{room}"].name != "__init__.py"} | {"core"}
-    found = [(name, module) for name, module in taken() if room(name) in base]
-    assert [pair for pair in found if pair[1].split(".")[0] in FAIRSEQ or room(pair[1]) in set(ROOMS) - base] == []
+    pairs = [(name, module) for name, module in taken() if room(name) in base]
+    assert [pair for pair in pairs if pair[1].split(".")[0] in FAIRSEQ or room(pair[1]) in set(ROOMS) - base] == []
 
 
 def test_docstrings_begin_with_a_verb_or_name_the_thing():

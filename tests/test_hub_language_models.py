@@ -26,9 +26,9 @@ METHODS = {"deepnorm": (), "pre_ln": ("--no-scale-embedding",)}
 
 def export(path, prepared, out, *words) -> str:
     """Run `deepnet export --to huggingface` in this process; return its output."""
-    with redirect_stdout(StringIO()) as said:
+    with redirect_stdout(StringIO()) as output:
         cli.main(["export", *map(str, (path, "--to", "huggingface", "--data", prepared, "--out", out, *words))])
-    return said.getvalue()
+    return output.getvalue()
 
 
 def loaded(hub):
@@ -49,16 +49,16 @@ def an_exported(request, prepared, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param) / "save"
     flags = ("--method", request.param, *METHODS[request.param], *LONGEST, "--max-update", 20)
     path = trained("causal", prepared, folder, *flags)
-    said = export(path, prepared, folder / "hub")
-    assert f"wrote {folder / 'hub'}, a OPT; its logits differ by at most " in said
+    output = export(path, prepared, folder / "hub")
+    assert f"wrote {folder / 'hub'}, a OPT; its logits differ by at most " in output
     return path, folder / "hub"
 
 
 def measured(prepared, path) -> tuple[float, int]:
     """Measure the test text line by line with fairseq-eval-lm; return bits a token and the number of tokens."""
-    said = run("fairseq-eval-lm", prepared, *EVAL, "--path", path).stdout
-    tokens = int(re.search(r"Evaluated ([\d,]+) tokens", said).group(1).replace(",", ""))
-    return float(re.search(r"Loss \(base 2\): (\S+),", said).group(1)), tokens
+    output = run("fairseq-eval-lm", prepared, *EVAL, "--path", path).stdout
+    tokens = int(re.search(r"Evaluated ([\d,]+) tokens", output).group(1).replace(",", ""))
+    return float(re.search(r"Loss \(base 2\): (\S+),", output).group(1)), tokens
 
 
 def test_the_export_finds_fairseqs_perplexity(prepared, exported, texts):
@@ -86,8 +86,8 @@ def test_lm_evaluation_harness_finds_fairseqs_perplexity(prepared, exported, tex
     as_it_is = asked(str(path), tmp_path / "hub", str(prepared))
     as_it_is.tokenizer.add_bos_token = as_it_is.add_bos_token = False  # rolling windows begin with it already
     for model in (harness(hub), as_it_is):
-        found = harness_bits(model, texts[2].read_text(encoding="utf-8").split("\n")[:-1], tmp_path)
-        assert found == pytest.approx(bits * tokens, rel=1e-4)
+        total = harness_bits(model, texts[2].read_text(encoding="utf-8").split("\n")[:-1], tmp_path)
+        assert total == pytest.approx(bits * tokens, rel=1e-4)
 
 
 def test_it_goes_on_greedily_as_its_logits_say(exported, texts):
@@ -98,8 +98,8 @@ def test_it_goes_on_greedily_as_its_logits_say(exported, texts):
     tokenizer, model = loaded(exported[1])
     prompts = [line for line in texts[1].read_text(encoding="utf-8").split("\n") if line][:2]
     prompts[1] = prompts[1].split()[0]
-    found = model.generate(**tokenizer(prompts, return_tensors="pt", padding=True), max_new_tokens=3, do_sample=False)
-    for prompt, row in zip(prompts, found, strict=True):
+    rows = model.generate(**tokenizer(prompts, return_tensors="pt", padding=True), max_new_tokens=3, do_sample=False)
+    for prompt, row in zip(prompts, rows, strict=True):
         alone = tokenizer(prompt)["input_ids"]
         assert alone[0] == EOS == model.generation_config.bos_token_id
         for _ in range(3):

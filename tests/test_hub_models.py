@@ -95,7 +95,7 @@ def test_what_has_no_place_is_refused(case):
 
 
 def test_two_sizes_of_vocabulary_are_no_m2m100():
-    found = folded(trained(PAIR, 2, method="pre_ln"), 2, method="pre_ln")
-    found.state["encoder.embed_tokens.weight"] = found.state["encoder.embed_tokens.weight"][:40]
+    plain = folded(trained(PAIR, 2, method="pre_ln"), 2, method="pre_ln")
+    plain.state["encoder.embed_tokens.weight"] = plain.state["encoder.embed_tokens.weight"][:40]
     with pytest.raises(UserError, match="reads 40 symbols and writes 60; train on data of one dictionary"):
-        port(found)
+        port(plain)
