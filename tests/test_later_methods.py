@@ -51,13 +51,13 @@ def assert_states(name, equation, kind=LM, layers=3, end=None, **fields):
             src, prev = helpers.batch()
             given = (prev[2:], model.encoder(src[2:]))
             memory = given[1]["encoder_out"][0].transpose(0, 1)
-        found, extra = model.decoder(*given, features_only=True, return_all_hiddens=True)
+        output, extra = model.decoder(*given, features_only=True, return_all_hiddens=True)
         x, *states = (state.transpose(0, 1) for state in extra["inner_states"])
         for layer, state in zip(model.decoder.layers, states, strict=True):
             for sublayer, site in layer.sites.items():
                 x = equation(layer, site, x, body(layer, sublayer, memory))
             assert torch.allclose(state, x, atol=1e-5), site
-        assert torch.allclose(found, (end or model.decoder.layer_norm)(x), atol=1e-5)
+        assert torch.allclose(output, (end or model.decoder.layer_norm)(x), atol=1e-5)
 
 
 def test_ln_scaling():
@@ -91,10 +91,10 @@ def test_what_complete_p_asks_of_training():
 def test_coefficients_by_option(capsys):
     words = ("--layers", "100,12", "--option", "base_depth=4", "--option", "exponent=0.5")
     main(["methods", "complete_p", *words, "--json"])
-    found = json.loads(capsys.readouterr().out)["coefficients"]["100L-12L"]
+    actual = json.loads(capsys.readouterr().out)["coefficients"]["100L-12L"]
     numbers = {"encoder": 0.2, "decoder": 12**-0.5 * 2}
     expected = {f"{stack} {name}": numbers[stack] for stack in numbers for name in ("branch", "lr", "adam_eps")}
-    assert found == pytest.approx(expected)
+    assert actual == pytest.approx(expected)
     for word, message in (
         ("rescale=0", "--option rescale=0: rescale is true or false"),
         ("base_depth=2.5", "base_depth is a whole number"),
@@ -117,8 +117,8 @@ def test_keel(kind, branches):
     assert_states("keel", equation, kind, end=lambda x: x)
     first, second = awake(kind, 2, method="keel").decoder.layers
     assert not hasattr(first, "self_attn_layer_norm") and hasattr(second, "self_attn_layer_norm")
-    found = get_method("keel")(18, 18)
-    assert [found.coefficients(stack)["alpha"] for stack in ("encoder", "decoder")] == [36, 54]
+    keel = get_method("keel")(18, 18)
+    assert [keel.coefficients(stack)["alpha"] for stack in ("encoder", "decoder")] == [36, 54]
 
 
 @pytest.mark.parametrize(("share", "post"), [(0.25, 0), (0.34, 1), (0.7, 2)])
@@ -133,8 +133,8 @@ def test_mix_ln(share, post):
 
 def test_layers_of_mix_ln():
     """Mix-LN has Post-LN in 3 of 12 and 6 of 24 layers, as in the authors' scripts; an option sets the share."""
-    found = get_method("mix_ln")(12, 24)
-    assert [found.post_layers(stack) for stack in ("encoder", "decoder")] == [3, 6]
+    method = get_method("mix_ln")(12, 24)
+    assert [method.post_layers(stack) for stack in ("encoder", "decoder")] == [3, 6]
     assert [get_method("mix_ln")(0, 100, share=share).post_layers("decoder") for share in (0.29, 0.99, 0)] == [
         29,
         99,
@@ -206,8 +206,8 @@ def test_heads_of_hybrid_norm():
 
 
 def test_megatron_s_initialisation_in_hybrid_norm():
-    found = get_method("hybrid_norm")(0, 16)
-    gains = {role: found.gain(Site("decoder", 9, "ffn", 8, 2), role) for role in ("q", "v", "out", "fc1", "fc2")}
+    method = get_method("hybrid_norm")(0, 16)
+    gains = {role: method.gain(Site("decoder", 9, "ffn", 8, 2), role) for role in ("q", "v", "out", "fc1", "fc2")}
     assert gains == EVEN({"q": 1, "v": 1, "fc1": 1, "out": 32**-0.5, "fc2": 32**-0.5})
 
 
@@ -246,8 +246,8 @@ def test_gpas_in_half_precision(dtype):
 def test_scaled_initialisation_of_gpt_2():
     """scaled_init divides out and fc2 by sqrt(branches): 2M in a language model, 2N and 3M in a translator."""
     pair, text = get_method("pre_ln")(6, 6, scaled_init=True), get_method("pre_ln")(0, 12, scaled_init=True)
-    for found, stack, factor in ((pair, "encoder", 12), (pair, "decoder", 18), (text, "decoder", 24)):
-        gains = {role: found.gain(Site(stack, 2, "ffn", 8, 2), role) for role in ("q", "k", "v", "out", "fc1", "fc2")}
+    for method, stack, factor in ((pair, "encoder", 12), (pair, "decoder", 18), (text, "decoder", 24)):
+        gains = {role: method.gain(Site(stack, 2, "ffn", 8, 2), role) for role in ("q", "k", "v", "out", "fc1", "fc2")}
         assert gains == EVEN(dict.fromkeys(("q", "k", "v", "fc1"), 1) | dict.fromkeys(("out", "fc2"), factor**-0.5))
     assert get_method("pre_ln")(6, 6).gain(Site("encoder", 1, "ffn", 8, 2), "fc2") == 1
 

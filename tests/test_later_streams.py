@@ -19,8 +19,8 @@ from .support.single_stacks import EVERY, awake, batch, inputs, scores, small
 
 def gradients(model, loss) -> dict[str, torch.Tensor]:
     wanted = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    found = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
-    return {name: gradient for name, gradient in zip(wanted, found, strict=True) if gradient is not None}
+    grads = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
+    return {name: gradient for name, gradient in zip(wanted, grads, strict=True) if gradient is not None}
 
 
 DENSE = [(1, 1), (2, 1), (1, 3), (2, 2), (4, 5)]  # dilation and period; (4, 5) is the paper's choice for depth 48
@@ -42,9 +42,9 @@ def test_denseformer(dilation, period):
             x = sum(decoder.mixer.weights.weight[l, j] * outputs[j] for j in read) if read else outputs[-1]
         return decoder.output_layer(decoder.layer_norm(x))
 
-    found, expected = model(tokens[:, :-1])[0], by_hand(tokens[:, :-1])
-    assert torch.allclose(found, expected, atol=1e-5)
-    ours, theirs = gradients(model, found.square().mean()), gradients(model, expected.square().mean())
+    actual, expected = model(tokens[:, :-1])[0], by_hand(tokens[:, :-1])
+    assert torch.allclose(actual, expected, atol=1e-5)
+    ours, theirs = gradients(model, actual.square().mean()), gradients(model, expected.square().mean())
     assert ours.keys() == theirs.keys()
     assert all(torch.allclose(ours[name], theirs[name], atol=1e-5) for name in theirs)
     assert not any(isinstance(norm, torch.nn.LayerNorm) for norm in decoder.mixer.norms)
@@ -65,16 +65,16 @@ def plain_norm(x, norm):
 def assert_states(model, tokens, states, features):
     """Check the hidden states on request, with streams side by side, and the output."""
     with torch.no_grad():
-        found, extra = model.decoder(tokens, features_only=True, return_all_hiddens=True)
-    assert torch.allclose(found, features, atol=1e-5)
+        output, extra = model.decoder(tokens, features_only=True, return_all_hiddens=True)
+    assert torch.allclose(output, features, atol=1e-5)
     for state, streams in zip(extra["inner_states"], states, strict=True):
         assert torch.allclose(state.transpose(0, 1), torch.cat(streams, -1), atol=1e-5)
 
 
 def dependencies(model, tokens) -> dict[str, float]:
     held = {"src_tokens": tokens, "src_lengths": None}
-    found = observing.observe(model, [tokens], "branch_dependency", loss=lambda m, t: m(t)[0].sum(), held=held)
-    return found["branch_dependency"]
+    probes = observing.observe(model, [tokens], "branch_dependency", loss=lambda m, t: m(t)[0].sum(), held=held)
+    return probes["branch_dependency"]
 
 
 @pytest.mark.parametrize("s", [1.0, 0.25])

@@ -154,8 +154,8 @@ def test_all_take_the_checkpoint_before(expected, data, tmp_path):
     os.truncate(tmp_path / "checkpoint_last.pt", 3000)
     rows = ranks.train(2, tmp_path / "again", data, *words, "--max-update", "4")
     assert [row["num_updates"] for row in rows] == ["4"] and [float(rows[0]["loss"])] == logged(expected[-1:])
-    said = (tmp_path / "again").read_text()
-    assert re.search(rf"checkpoint_last\.pt: truncated or damaged .*; resuming from {tmp_path}/checkpoint", said)
+    log = (tmp_path / "again").read_text()
+    assert re.search(rf"checkpoint_last\.pt: truncated or damaged .*; resuming from {tmp_path}/checkpoint", log)
     for path in tmp_path.glob("*.pt"):
         os.truncate(path, 1000)
     ranks.train(2, tmp_path / "none", data, *words, "--max-update", "5", check=False)

@@ -87,8 +87,8 @@ def test_branchnorms_number_is_written_once_a_stack(kind):
         with Operations() as seen:
             model.set_num_updates(99)
         assert seen.names == ["fill_"] * len(model.stacks())
-        found = [value.item() for name, value in model.state_dict().items() if name.endswith(".a")]
-        assert found == pytest.approx([100 / 4000] * len(found)) and found
+        factors = [value.item() for name, value in model.state_dict().items() if name.endswith(".a")]
+        assert factors == pytest.approx([100 / 4000] * len(factors)) and factors
         model.half().float()
     copied = copy.deepcopy(model)
     copied.set_num_updates(1999)

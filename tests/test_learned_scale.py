@@ -25,19 +25,19 @@ def three(values) -> dict[str, float]:
 
 
 def by_place(values: dict[str, float]) -> dict[str, dict[str, float]]:
-    found: dict[str, dict[str, float]] = {}
+    places: dict[str, dict[str, float]] = {}
     for address, value in values.items():
         place, _, statistic = address.rpartition(".")
-        found.setdefault(place, {})[statistic] = value
-    return found
+        places.setdefault(place, {})[statistic] = value
+    return places
 
 
 def check(model, expected: dict):
     """Check that the probe reports exactly these places, with the statistics of these tensors."""
-    found = by_place(PROBE(model).values())
-    assert found.keys() == expected.keys()
+    actual = by_place(PROBE(model).values())
+    assert actual.keys() == expected.keys()
     for place, values in expected.items():
-        assert found[place] == pytest.approx(three(values), rel=1e-6), place
+        assert actual[place] == pytest.approx(three(values), rel=1e-6), place
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -77,8 +77,8 @@ def test_factors_in_slots_and_nothing_else(method, every_slot):  # noqa: F811
             parameter.fill_(math.nan)
         for parameter in factors:
             parameter.fill_(7.0)
-    found = PROBE(model).values()
-    assert set(found.values()) == ({7.0} if factors else set())
+    report = PROBE(model).values()
+    assert set(report.values()) == ({7.0} if factors else set())
     assert factors or method not in ("admin", "normformer", "rezero", "dlcl")
     assert not factors or method not in ("deepnorm", "post_ln", "pre_ln", "t_fixup")
 

@@ -26,12 +26,12 @@ def targets(text: str) -> list[str]:
 
 def anchors(text: str) -> set[str]:
     """Return the anchors of headings: lower case, hyphens for blanks, no other marks, -1 for a repeated one."""
-    found: list[str] = []
+    slugs: list[str] = []
     for title in re.findall(r"^#+ +(.+?) *$", prose(text), re.MULTILINE):
         shown = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title).lower()
         slug = re.sub(r"[^\w\- ]", "", shown).replace(" ", "-")
-        found.append(f"{slug}-{found.count(slug)}" if slug in found else slug)
-    return set(found)
+        slugs.append(f"{slug}-{slugs.count(slug)}" if slug in slugs else slug)
+    return set(slugs)
 
 
 def leads_nowhere(page: Path, target: str) -> bool:

@@ -86,9 +86,9 @@ def variant(ran, path, task=(), predicted=SYMBOLS, **fields):
 
 def export(*words) -> str:
     """Run `deepnet export` in this process; return its output."""
-    with redirect_stdout(StringIO()) as said:
+    with redirect_stdout(StringIO()) as output:
         cli.main(["export", *map(str, words)])
-    return said.getvalue()
+    return output.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -111,13 +111,13 @@ def assert_same_scores(path, model, data):
 
 def test_stock_fairseq_finds_the_same_perplexity(data, checkpoint, exported):
     """Stock fairseq-eval-lm without --user-dir finds the same perplexity, although transformer_lm is Pre-LN."""
-    said = [
+    outputs = [
         run("fairseq-eval-lm", data, *EVAL, "--path", path, *flags).stdout
         for path, flags in ((checkpoint, ("--user-dir", USER_DIR)), (exported, ()))
     ]
-    found = [re.search(r"Loss \(base 2\): (\S+), Perplexity: (\S+)", text).groups() for text in said]
-    assert found[0] == found[1]
-    assert 1 < float(found[0][1]) < WORDS / 3  # the model has learnt from the text
+    numbers = [re.search(r"Loss \(base 2\): (\S+), Perplexity: (\S+)", text).groups() for text in outputs]
+    assert numbers[0] == numbers[1]
+    assert 1 < float(numbers[0][1]) < WORDS / 3  # the model has learnt from the text
 
 
 def test_pre_ln_keeps_its_last_norm(data, ran, tmp_path):
@@ -131,14 +131,14 @@ def test_pre_ln_keeps_its_last_norm(data, ran, tmp_path):
 
 def test_ctranslate2_continues_alike(data, checkpoint, tmp_path):
     """CTranslate2 continues 30 prompts greedily with the same symbols."""
-    said = export(checkpoint, "--to", "ctranslate2", "--data", data, "--out", tmp_path / "ct2")
-    assert float(re.search(r"at most (\S+)", said).group(1)) < 1e-4
+    output = export(checkpoint, "--to", "ctranslate2", "--data", data, "--out", tmp_path / "ct2")
+    assert float(re.search(r"at most (\S+)", output).group(1)) < 1e-4
     model, task = loaded(checkpoint)
     prompts = lines_of(data, "valid")[:, :PROMPTED]
     search = SequenceGenerator([model], task.target_dictionary, beam_size=1, max_len_b=LONGEST)
     sample = {"net_input": {"src_tokens": prompts, "src_lengths": torch.full((len(prompts),), PROMPTED)}}
-    found = search.generate([model], sample, prefix_tokens=prompts[:, 1:], bos_token=EOS)
-    ours = [[task.dictionary[i] for i in f[0]["tokens"].tolist() if i != EOS] for f in found]
+    beams = search.generate([model], sample, prefix_tokens=prompts[:, 1:], bos_token=EOS)
+    ours = [[task.dictionary[i] for i in f[0]["tokens"].tolist() if i != EOS] for f in beams]
     words = [[task.dictionary[i] for i in row.tolist()] for row in prompts]
     generator = ctranslate2.Generator(str(tmp_path / "ct2"), intra_threads=1)
     theirs = generator.generate_batch(words, beam_size=1, max_length=LONGEST, include_prompt_in_result=True)

@@ -44,8 +44,8 @@ def causal(bin_folder, tmp_path_factory):
     """Provide a checkpoint of 24 layers after 4 updates whose loss has not exploded."""
     folder = tmp_path_factory.mktemp("causal")
     train = ("fairseq-train", bin_folder, *TRAIN, *CAUSAL, "--arch", "deepnet_lm_tiny_24", "--save-dir", folder)
-    found = losses(run(*train).stdout)
-    assert sorted(found) == [1, 2, 3, 4] and max(found.values()) < found[1] + 0.5
+    curve = losses(run(*train).stdout)
+    assert sorted(curve) == [1, 2, 3, 4] and max(curve.values()) < curve[1] + 0.5
     return folder / "checkpoint_last.pt"
 
 
@@ -57,8 +57,8 @@ def lines_of(data, split):
 def test_perplexity(causal, bin_folder):
     """Perplexity is 2 to the mean of -log2 p over all pieces and ends of sentences, each sentence after an </s>."""
     given = ("--path", causal, "--gen-subset", "valid", "--sample-break-mode", "eos", "--max-tokens", "500")
-    said = run("fairseq-eval-lm", bin_folder, *READ, *given).stdout
-    ((bits, perplexity),) = re.findall(r"Loss \(base 2\): ([\d.]+), Perplexity: ([\d.]+)", said)
+    output = run("fairseq-eval-lm", bin_folder, *READ, *given).stdout
+    ((bits, perplexity),) = re.findall(r"Loss \(base 2\): ([\d.]+), Perplexity: ([\d.]+)", output)
     dictionary, lines = lines_of(bin_folder, "valid")
     model, cfg = from_checkpoint(str(causal))
     assert (model.NAME, len(model.decoder.layers), cfg.model.method) == (archs.LM, 24, "deepnorm")
@@ -76,24 +76,24 @@ def test_generation(causal, bin_folder):
     """Continuations begin with the three pieces of their prefix, and have scores."""
     given = ("--path", causal, "--gen-subset", "test", "--prefix-size", "3", "--beam", "2", "--max-len-b", "6")
     given += ("--max-len-a", "0", "--sample-break-mode", "eos", "--batch-size", "4")
-    said = run("fairseq-generate", bin_folder, *READ, *given).stdout
-    found = {int(number): words.split() for number, words in re.findall(r"^H-(\d+)\t-[\d.e-]+\t(.*)$", said, re.M)}
+    output = run("fairseq-generate", bin_folder, *READ, *given).stdout
+    pieces = {int(number): words.split() for number, words in re.findall(r"^H-(\d+)\t-[\d.e-]+\t(.*)$", output, re.M)}
     dictionary, lines = lines_of(bin_folder, "test")
-    assert len(found) == len(lines)
+    assert len(pieces) == len(lines)
     for number, line in enumerate(lines):
-        assert found[number][:3] == [dictionary[piece] for piece in line[:3]]
+        assert pieces[number][:3] == [dictionary[piece] for piece in line[:3]]
 
 
 @pytest.mark.smoke
 def test_masked_training_and_its_validation(bin_folder, tmp_path):
     task = ("--task", "masked_lm", "--criterion", "masked_lm")
     train = ("fairseq-train", bin_folder, *TRAIN, *task, "--save-dir", tmp_path)
-    found = losses(run(*train, "--arch", "deepnet_masked_lm_tiny_100", "--sample-break-mode", "complete").stdout)
+    curve = losses(run(*train, "--arch", "deepnet_masked_lm_tiny_100", "--sample-break-mode", "complete").stdout)
     first = math.log2(len(lines_of(bin_folder, "train")[0]) + 1) + 0.72  # bits of a random model
-    assert found[1] == pytest.approx(first, abs=0.3) and max(found.values()) < found[1] + 0.5
+    assert curve[1] == pytest.approx(first, abs=0.3) and max(curve.values()) < curve[1] + 0.5
     model, _cfg = from_checkpoint(str(tmp_path / "checkpoint_last.pt"))
     assert (model.NAME, len(model.encoder.layers)) == (archs.MASKED_LM, 100)
     read = ("--user-dir", USER_DIR, "--cpu", "--task", "masked_lm", "--path", tmp_path / "checkpoint_last.pt")
-    said = run("fairseq-validate", bin_folder, *read, "--criterion", "masked_lm", "--max-tokens", "600").stdout
-    (bits, perplexity) = re.findall(r"\| loss ([\d.]+) \| ppl ([\d.]+)", said)[-1]
-    assert abs(float(bits) - found[4]) < 0.7 and float(perplexity) == pytest.approx(2 ** float(bits), rel=1e-3)
+    output = run("fairseq-validate", bin_folder, *read, "--criterion", "masked_lm", "--max-tokens", "600").stdout
+    (bits, perplexity) = re.findall(r"\| loss ([\d.]+) \| ppl ([\d.]+)", output)[-1]
+    assert abs(float(bits) - curve[4]) < 0.7 and float(perplexity) == pytest.approx(2 ** float(bits), rel=1e-3)

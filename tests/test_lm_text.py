@@ -119,8 +119,8 @@ def test_fetched_from_where_they_lie(tmp_path, monkeypatch):
         sums = {name: f"sha256:{hashlib.sha256(body).hexdigest()}" for name, body in bodies.items()}
         monkeypatch.setattr(lm_text, "CHECKSUMS", sums)
         for _ in range(2):
-            found = lm_text.fetch_gpt2(tmp_path / "fetched")
-        assert {name: path.read_bytes() for name, path in found.items()} == bodies
+            paths = lm_text.fetch_gpt2(tmp_path / "fetched")
+        assert {name: path.read_bytes() for name, path in paths.items()} == bodies
         assert server.ranges("/vocab.bpe") == [None]
 
 
