@@ -60,9 +60,9 @@ def test_a_stack_alone(layers, stack):
         alone(name, stack, layers) for name in ("deepnorm", "sub_ln", "t_fixup", "r_fixup")
     )
     alpha, beta = deepnorm.coefficients(stack).values()
-    found = [alpha, beta, sub_ln.coefficients(stack)["gamma"], gain(t_fixup, stack, layers, "fc2")]
-    found += [t_fixup.embedding_gain(stack), gain(r_fixup, stack, 1, "q"), gain(r_fixup, stack, 1, "fc1")]
-    assert found == pytest.approx(ALONE[layers], abs=2e-6)
+    actual = [alpha, beta, sub_ln.coefficients(stack)["gamma"], gain(t_fixup, stack, layers, "fc2")]
+    actual += [t_fixup.embedding_gain(stack), gain(r_fixup, stack, 1, "q"), gain(r_fixup, stack, 1, "fc1")]
+    assert actual == pytest.approx(ALONE[layers], abs=2e-6)
     assert alpha * beta == pytest.approx(math.sqrt(0.5))
     assert gain(r_fixup, stack, 1, "out") == gain(r_fixup, stack, 1, "fc2") == 0
     assert std(sub_ln, stack, 1, "self_attn", "v") == pytest.approx(ALONE[layers][2] * XAVIER["v"], rel=1e-4)
@@ -75,8 +75,8 @@ def test_deepnorm_scales_values_outputs_and_feed_forward():
     """DeepNorm multiplies Xavier by beta for values, outputs and FFN, not for queries and keys (Figure 2)."""
     for stack, fc, vo in (("encoder", 0.0057665, 0.0091177), ("decoder", 0.0047490, 0.0075088)):
         for role, expected in {"fc1": fc, "fc2": fc, "v": vo, "out": vo, "q": 0.0441942, "k": 0.0441942}.items():
-            found = std(method("deepnorm", 100), stack, 1, "ffn" if "fc" in role else "self_attn", role)
-            assert found == pytest.approx(expected, rel=1e-4)
+            actual = std(method("deepnorm", 100), stack, 1, "ffn" if "fc" in role else "self_attn", role)
+            assert actual == pytest.approx(expected, rel=1e-4)
 
 
 EXTRA = [  # parameters beyond Post-LN's, for a stack of 6 layers or for 6 + 6
@@ -142,16 +142,16 @@ BOTH_STACKS = {  # N = M: of encoder and decoder Sub-LN's gamma, T-Fixup's facto
 def test_an_encoder_and_a_decoder(layers):
     names = ("sub_ln", "t_fixup", "admin_torch", "r_fixup")
     sub_ln, t_fixup, admin_torch, r_fixup = (method(name, layers) for name in names)
-    found = [sub_ln.coefficients(stack)["gamma"] for stack in BOTH] + [gain(t_fixup, stack, 1, "fc1") for stack in BOTH]
-    found += [admin_torch.omega(stack) for stack in BOTH] + [gain(r_fixup, "decoder", 1, role) for role in ("q", "fc1")]
-    assert found == pytest.approx(BOTH_STACKS[layers], abs=2e-6)
+    ours = [sub_ln.coefficients(stack)["gamma"] for stack in BOTH] + [gain(t_fixup, stack, 1, "fc1") for stack in BOTH]
+    ours += [admin_torch.omega(stack) for stack in BOTH] + [gain(r_fixup, "decoder", 1, role) for role in ("q", "fc1")]
+    assert ours == pytest.approx(BOTH_STACKS[layers], abs=2e-6)
     # both embeddings are scaled by (9 layers)^(-1/4), the decoder's factor
     assert [t_fixup.embedding_gain(stack) for stack in BOTH] == pytest.approx([BOTH_STACKS[layers][3]] * 2, abs=6e-7)
     for stack in BOTH:
         for sublayer in r_fixup.sublayers(stack)[:-1]:
-            assert std(r_fixup, stack, 1, sublayer, "v") == pytest.approx(0.03125 * found[-2])
+            assert std(r_fixup, stack, 1, sublayer, "v") == pytest.approx(0.03125 * ours[-2])
             assert std(r_fixup, stack, 1, sublayer, "out") == std(r_fixup, stack, 1, "ffn", "fc2") == 0
-        assert alone("admin_torch", stack, 3 * layers // 2).omega(stack) == pytest.approx(found[5], rel=1e-6)
+        assert alone("admin_torch", stack, 3 * layers // 2).omega(stack) == pytest.approx(ours[5], rel=1e-6)
     assert std(t_fixup, "decoder", 1, "encoder_attn", "q") == pytest.approx(0.03125)
     for role in ("self_attn", "q"), ("encoder_attn", "v"):
         assert std(sub_ln, "decoder", 1, *role) == pytest.approx(512**-0.5)
@@ -199,8 +199,8 @@ DS_INIT = {1: (1, 1), 6: (0.408248, 0.638943), 100: (0.1, 0.316228)}
 @pytest.mark.parametrize("layer", DS_INIT)
 def test_ds_init(layer):
     built, code = method("ds_init", 100), method("ds_init", 100, exponent=0.25)
-    found = gain(built, "decoder", layer, "fc1"), gain(code, "decoder", layer, "fc1")
-    assert found == pytest.approx(DS_INIT[layer], abs=6e-7)
+    actual = gain(built, "decoder", layer, "fc1"), gain(code, "decoder", layer, "fc1")
+    assert actual == pytest.approx(DS_INIT[layer], abs=6e-7)
     assert gain(alone("ds_init", "encoder", 100), "encoder", layer, "fc2") == pytest.approx(DS_INIT[layer][0], abs=6e-7)
 
 

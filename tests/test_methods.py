@@ -72,8 +72,8 @@ def left(tokens, places=2):
     return torch.cat([torch.full((len(tokens), places), PAD), tokens], 1)
 
 
-def close(found, expected):
-    return torch.allclose(found, expected, atol=FP32)
+def close(actual, expected):
+    return torch.allclose(actual, expected, atol=FP32)
 
 
 def step_by_step(model, tokens, *memory):
@@ -88,13 +88,13 @@ def test_padding_batch_mates_and_the_way_of_decoding_do_not_matter(variant):
     """Scores of a translation do not depend on its batch, on padding, or on decoding token by token."""
     name, options = variant
     model, (src, prev) = awake(TRANSLATION, 3, **fields(name), **options), batch()
-    found, alone = logits(model, src, prev), logits(model, src[1:2, 4:], prev[1:2])
-    assert close(found[1:2], alone)
+    batched, alone = logits(model, src, prev), logits(model, src[1:2, 4:], prev[1:2])
+    assert close(batched[1:2], alone)
     assert close(logits(model, torch.cat([src[1:2, 4:], torch.full((1, 4), PAD)], 1), prev[1:2]), alone)
-    assert close(logits(model, src[1:], left(prev[1:]))[:, 2:], found[1:])
+    assert close(logits(model, src[1:], left(prev[1:]))[:, 2:], batched[1:])
     with torch.no_grad():
         memory = model.encoder(src[1:])
-    assert close(step_by_step(model, prev[1:], memory), found[1:])  # begins with rows without padding
+    assert close(step_by_step(model, prev[1:], memory), batched[1:])  # begins with rows without padding
 
 
 @pytest.mark.parametrize(("kind", "variant"), texts(), ids=spelled)
@@ -102,16 +102,16 @@ def test_the_same_of_a_text(kind, variant):
     """Scores of a text do not depend on its batch, on padding, or on decoding; only masked models look ahead."""
     name, options = variant
     model, tokens = awake(kind, 3, **fields(name), **options), text()
-    found, row = scores(model, tokens), tokens[:1, :-2]
+    batched, row = scores(model, tokens), tokens[:1, :-2]
     alone, mates = scores(model, row), torch.cat([left(row), tokens[1:]])
-    assert close(found[:1, :-2], alone)
+    assert close(batched[:1, :-2], alone)
     assert close(scores(model, left(row))[:, 2:], alone)
     assert close(scores(model, mates)[:1, 2:], alone) and torch.isfinite(scores(model, mates)).all()
     if kind == LM:
-        assert close(step_by_step(model, tokens)[tokens.ne(PAD)], found[tokens.ne(PAD)])
+        assert close(step_by_step(model, tokens)[tokens.ne(PAD)], batched[tokens.ne(PAD)])
     other = tokens.clone()
     other[1, 5] = (tokens[1, 5] + 1) % (VOCAB - 10) + 5
-    change = (scores(model, other) - found).abs().amax(-1)
+    change = (scores(model, other) - batched).abs().amax(-1)
     assert not change[[0, 2]].any() and (change[1, 5:] > FP32).all()
     assert (change[1, :5] > FP32).all() if kind == MASKED else not change[1, :5].any()
 

@@ -77,8 +77,8 @@ def test_admin_measures_branches_that_count_fully():
     model = small(LM, method="admin", pro_res=True)
     model.set_num_updates(99)
     before = rising(model)
-    found = [profile_omegas(one, net_input, 1) for one in (model, small(LM, method="admin"))]
-    assert list(found[0].values()) == pytest.approx(list(found[1].values())) and found[0].values() != {1.0}
+    omegas = [profile_omegas(one, net_input, 1) for one in (model, small(LM, method="admin"))]
+    assert list(omegas[0].values()) == pytest.approx(list(omegas[1].values())) and omegas[0].values() != {1.0}
     assert rising(model) == before
 
 
@@ -102,8 +102,8 @@ def test_queries_and_keys_are_normalised_by_head(method):
         )
         expected = (q @ k.transpose(2, 3) / math.sqrt(8)).softmax(-1) @ v
         with torch.no_grad():
-            found = attention(x, source)
-        assert torch.allclose(found, attention.out_proj(expected.transpose(1, 2).flatten(2)), atol=1e-5)
+            output = attention(x, source)
+        assert torch.allclose(output, attention.out_proj(expected.transpose(1, 2).flatten(2)), atol=1e-5)
     assert attention.heads["q"].weight.shape == (8,) and attention.heads["q"].bias is None
 
 
@@ -114,8 +114,8 @@ def test_half_precision_probes_and_gradients(method):
     loss_of(model).backward()
     assert all(torch.isfinite(p.grad).all() and p.grad.any() for p in model.parameters())
     held = {"src_tokens": tokens, "src_lengths": None}
-    found = observing.observe(model, [tokens], "learned_scale", loss=lambda m, t: m(t)[0].sum(), held=held)
-    assert found["learned_scale"]["decoder.1.self_attn.heads.k.median"] == 1.0
+    probes = observing.observe(model, [tokens], "learned_scale", loss=lambda m, t: m(t)[0].sum(), held=held)
+    assert probes["learned_scale"]["decoder.1.self_attn.heads.k.median"] == 1.0
     full = scores(model.eval(), tokens)
     assert torch.allclose(scores(model.bfloat16(), tokens).float(), full, atol=0.1)
     assert all(m.a.dtype == torch.float32 for m in model.modules() if isinstance(m, Rising))

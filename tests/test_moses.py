@@ -82,11 +82,11 @@ def test_what_is_compiled_once_changes_nothing(lang):
 
 def test_merges_are_learnt_in_the_same_order(monkeypatch):
     """Merges are learnt in subword-nmt's order, also among pairs of equal frequency and with its pruning."""
-    text, found = [" ".join(line.split()) for line in noise(400)], []
+    text, merges = [" ".join(line.split()) for line in noise(400)], []
     for change in ({}, {"max": most_frequent}):
         with monkeypatch.context() as patch:
             for name, value in change.items():
                 patch.setattr(learning, name, value, raising=False)
-            found.append(io.StringIO())
-            learning.learn_bpe(text, found[-1], 300)
-    assert found[0].getvalue() == found[1].getvalue() and len(found[0].getvalue().splitlines()) > 150
+            merges.append(io.StringIO())
+            learning.learn_bpe(text, merges[-1], 300)
+    assert merges[0].getvalue() == merges[1].getvalue() and len(merges[0].getvalue().splitlines()) > 150

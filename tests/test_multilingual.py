@@ -89,13 +89,13 @@ def test_vocabulary_is_trained_on_languages_in_their_shares(tmp_path):
 
     texts = [pair(("de", "en"), 8000), pair(("en", "gd"), 1000)]
     drawn = Multilingual(tmp_path, 1, 100, 5.0).draw(texts, {"de-en": 8000, "en-gd": 1000})
-    found = {lang: list(lines) for lang, lines in drawn.items()}
-    total = sum(map(len, found.values()))
+    by_lang = {lang: list(lines) for lang, lines in drawn.items()}
+    total = sum(map(len, by_lang.values()))
     weights = {"de": 8000**0.2, "en": 9000**0.2, "gd": 1000**0.2}
     for lang, weight in weights.items():
-        assert len(found[lang]) / total == pytest.approx(weight / sum(weights.values()), abs=1e-3)
-        assert all(line.startswith(lang) for line in found[lang])
-    assert len(set(found["en"])) > 4000  # the text of both pairs
+        assert len(by_lang[lang]) / total == pytest.approx(weight / sum(weights.values()), abs=1e-3)
+        assert all(line.startswith(lang) for line in by_lang[lang])
+    assert len(set(by_lang["en"])) > 4000  # the text of both pairs
 
 
 def test_text_counts_and_lists(text, prepared):
@@ -103,8 +103,8 @@ def test_text_counts_and_lists(text, prepared):
     for pair in SIZES:
         for subset in ("train", "test"):
             for lang in pair.split("-"):
-                given, found = lines(text / pair / f"{subset}.{lang}"), sentences(folder, f"{subset}.{pair}", lang)
-                same = [one == other for one, other in zip(given, found, strict=True)]
+                given, decoded = lines(text / pair / f"{subset}.{lang}"), sentences(folder, f"{subset}.{pair}", lang)
+                same = [one == other for one, other in zip(given, decoded, strict=True)]
                 assert sum(same) > 0.97 * len(same)  # a few hold characters that the vocabulary lacks
     assert sentences(folder, "valid.en-fr", "fr") == lines(text / "en-fr" / "train.fr")[:1]  # in place of a valid set
     assert lines(folder / "langs.txt") == ["de", "en", "fr"]
@@ -175,13 +175,13 @@ def test_both_orders_of_a_pair_and_a_side_without_text_are_refused(text, tmp_pat
     prepare(tmp_path / "text", tmp_path / "dest", "--pairs", "de-en,de-en", "--vocab", "200")
     for lang in ("de", "en"):
         (tmp_path / "text" / "de-en" / f"train.{lang}").write_text("")
-    for dest, flags, said in (
+    for dest, flags, message in (
         ("dest", ("--pairs", "en-de"), "de-en and en-de: a pair gives both directions; put all .* into de-en"),
         ("other", (), "de-en and en-de: a pair gives both directions"),
         ("other", ("--pairs", "zh-Hans-en"), "splits it at each hyphen; write _ within a code"),
         ("other", ("--pairs", "de-en"), "de-en: no sentence pair in train"),
     ):
-        with pytest.raises(SystemExit, match=said):
+        with pytest.raises(SystemExit, match=message):
             prepare(tmp_path / "text", tmp_path / dest, *flags)
 
 
@@ -196,14 +196,14 @@ def test_directions_are_translated_as_fairseq_does_and_no_sentence_is_too_long(t
             print(*[lang] * 750, file=file)
     folder, out = prepare(tmp_path / "text", tmp_path / "long", "--spm", str(prepared / "spm.model")) / "bin", tmp_path
     chosen = {"DEPTHS": 12, "PRECISION": "fp32", "GENERATE": "--max-len-b 4 --beam 1"}
-    found = dry_run("opus100", DATA=folder, OUT=tmp_path, **chosen)
-    (words,) = [words for words in found if words[:2] == ["deepnet", "generate"]]
+    commands = dry_run("opus100", DATA=folder, OUT=tmp_path, **chosen)
+    (words,) = [words for words in commands if words[:2] == ["deepnet", "generate"]]
     task = [folder, *TRAIN_FLAGS, *NARROW, *words[words.index("--task") : words.index("--directions")]]
     run("fairseq-train", *task, "--max-update", "1", "--save-dir", out)
     words += ["--user-dir", USER_DIR, "--path", str(out / "checkpoint_last.pt")]
     main([*words[1:], "--directions", "de-en,en-fr", "--out", str(out)])
-    source, said = (dict(re.findall(rf"^{tag}-(\d+)\t(.*)$", (out / "de-en.txt").read_text(), re.M)) for tag in "SD")
-    assert len(source) == len(said) == HELD_OUT + 1 and len(source[str(HELD_OUT)].split()) > 700
+    source, output = (dict(re.findall(rf"^{tag}-(\d+)\t(.*)$", (out / "de-en.txt").read_text(), re.M)) for tag in "SD")
+    assert len(source) == len(output) == HELD_OUT + 1 and len(source[str(HELD_OUT)].split()) > 700
     assert score(out, folder, partial=True)["directions"]["de-en"]["sentences"] == HELD_OUT + 1
     short = words[: words.index("--max-source-positions")] + words[words.index("--max-len-b") :]
     with pytest.raises(SystemExit, match="since max_positions="):  # the model's, unless a flag is given
@@ -211,9 +211,9 @@ def test_directions_are_translated_as_fairseq_does_and_no_sentence_is_too_long(t
     ours = {"--directions", "--out"}
     words = [word for word, before in zip(words[2:], words[1:], strict=False) if not ours & {word, before}]
     printed = run("fairseq-generate", *words, "-s", "en", "-t", "fr").stdout.splitlines()
-    found = (out / "en-fr.txt").read_text(encoding="utf-8").splitlines()
-    assert [line for line in printed if line in found] == found  # fairseq may log in between
-    asked = [line for line in found if line.startswith("S-")]
+    saved = (out / "en-fr.txt").read_text(encoding="utf-8").splitlines()
+    assert [line for line in printed if line in saved] == saved  # fairseq may log in between
+    asked = [line for line in saved if line.startswith("S-")]
     assert len(asked) == HELD_OUT and all("\t__fr__ " in line for line in asked)
 
 

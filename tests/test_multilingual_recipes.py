@@ -50,8 +50,8 @@ def test_counts_are_known_from_how_the_miniatures_are_made(opus, m2m):
         (m2m, {"de-fr": 3300}),  # de-en also has OPUS-100's pairs, without duplicates and test sentences
     ):
         summary = json.loads((dest / "recipe.json").read_text())
-        found = {pair: held["train"] for pair, held in summary["counts"]["pairs"].items() if "train" in held}
-        assert summary["miniature"] and found == found | known
+        counts = {pair: held["train"] for pair, held in summary["counts"]["pairs"].items() if "train" in held}
+        assert summary["miniature"] and counts == counts | known
 
 
 def test_opus100_is_what_its_archives_hold(opus):
@@ -70,8 +70,8 @@ def test_cleaning_says_what_it_left_out(capsys):
     pairs = ["ab", "ab", "ac", ("", "b"), ("d", ""), "ee", ("f" * 1001, "g"), "hi", "jk"]
     kept = list(clean(pairs, (frozenset("h"), frozenset("k")), "de-en"))
     assert kept == [("a", "b"), ("a", "c")]
-    found = dict(re.findall(r"([a-z][a-z ]*) (\d+)", capsys.readouterr().out.partition(": ")[2]))
-    assert found == {"empty": "2", "equal sides": "1", "too long": "1", "evaluation": "2", "twice": "1", "kept": "2"}
+    counts = dict(re.findall(r"([a-z][a-z ]*) (\d+)", capsys.readouterr().out.partition(": ")[2]))
+    assert counts == {"empty": "2", "equal sides": "1", "too long": "1", "evaluation": "2", "twice": "1", "kept": "2"}
 
 
 def test_m2m102_sets_of_every_two_languages(m2m):
@@ -80,8 +80,8 @@ def test_m2m102_sets_of_every_two_languages(m2m):
     flores = m2m / "evaluation" / "flores101" / "flores101_dataset" / "devtest"
     for source, target in (("de", "en"), ("en", "fr"), ("fr", "en")):
         raw = (flores / f"{FLORES[target]}.devtest").read_text(encoding="utf-8")
-        found = (m2m / "reference" / f"flores.{source}-{target}.{target}").read_text(encoding="utf-8")
-        assert found.split() == raw.split() and len(found.split("\n")) == 101
+        text = (m2m / "reference" / f"flores.{source}-{target}.{target}").read_text(encoding="utf-8")
+        assert text.split() == raw.split() and len(text.split("\n")) == 101
     assert {path.name.split(".")[0] for path in (m2m / "bin").glob("*.en-fr.*")} == {"flores", "ted", "wmt"}
     assert (m2m / "reference" / "opus.fr-de.de").exists()
     counts = json.loads((m2m / "recipe.json").read_text())["counts"]
@@ -124,10 +124,10 @@ def test_ted_is_detokenised_and_leaves_out_what_a_language_lacks(m2m):
 
 def test_each_corpus_has_codes_of_its_own():
     """Each corpus has its own language codes, as OPUS names the files, and members in the order of the pair."""
-    found = {corpus: (file.name, *members) for corpus, (file, members) in archives_of("de-zh").items()}
-    assert found["CCMatrix"] == ("CCMatrix.de-zh.zip", "CCMatrix.de-zh.de", "CCMatrix.de-zh.zh")
-    assert found["CCAligned"] == ("CCAligned.de-zh_CN.zip", "CCAligned.de-zh_CN.de", "CCAligned.de-zh_CN.zh_CN")
-    assert found["Tatoeba"] == ("Tatoeba.cmn-de.zip", "Tatoeba.cmn-de.de", "Tatoeba.cmn-de.cmn")
+    archives = {corpus: (file.name, *members) for corpus, (file, members) in archives_of("de-zh").items()}
+    assert archives["CCMatrix"] == ("CCMatrix.de-zh.zip", "CCMatrix.de-zh.de", "CCMatrix.de-zh.zh")
+    assert archives["CCAligned"] == ("CCAligned.de-zh_CN.zip", "CCAligned.de-zh_CN.de", "CCAligned.de-zh_CN.zh_CN")
+    assert archives["Tatoeba"] == ("Tatoeba.cmn-de.zip", "Tatoeba.cmn-de.de", "Tatoeba.cmn-de.cmn")
     (persian, _), (opus_100, _) = (archives_of("en-fa")[corpus] for corpus in ("Tatoeba", "OPUS-100"))
     assert persian.urls == ("https://object.pouta.csc.fi/OPUS-Tatoeba/v2023-04-12/moses/en-pes.txt.zip",)
     assert opus_100.checksum == f"sha256:{ARCHIVES['en-fa'].sha256}" and opus_100.size == ARCHIVES["en-fa"].size

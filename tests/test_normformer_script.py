@@ -45,11 +45,11 @@ def text(tmp_path_factory):
 @pytest.fixture(scope="module")
 def commands(text):
     """Provide the commands of the rows of each part, split into words."""
-    found = {"clm": [], "ablation": [], "mlm": []}
+    parts = {"clm": [], "ablation": [], "mlm": []}
     for words in dry_run("normformer_lm", DATA=text, OUT=text / "out"):
-        found[next(part for part in found if f"normformer_{part}/" in " ".join(words))].append(words)
+        parts[next(part for part in parts if f"normformer_{part}/" in " ".join(words))].append(words)
     assert not (text / "out").exists()
-    return found
+    return parts
 
 
 def trained(commands):
