@@ -77,16 +77,16 @@ class Installation:
         subprocess.run([sys.executable, "-m", "pip", *install], check=True, capture_output=True)
         (ours,) = metadata.distributions(path=[str(self.site)])
         needed = [name for entry in wanted for name in ([entry] if entry else required(ours))]
-        for found in closure(needed):
-            self.link(found)
+        for package in closure(needed):
+            self.link(package)
 
-    def link(self, found: metadata.Distribution) -> None:
+    def link(self, package: metadata.Distribution) -> None:
         """Link a package's modules, and fairseq's programs."""
-        for name in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
+        for name in {file.parts[0] for file in package.files or ()} - {"..", "__pycache__"}:
             if not name.endswith(".pth") and not (self.site / name).exists():
-                (self.site / name).symlink_to(found.locate_file(name))
-        if "fairseq_cli" in {file.parts[0] for file in found.files or ()}:
-            for entry in found.entry_points.select(group="console_scripts"):
+                (self.site / name).symlink_to(package.locate_file(name))
+        if "fairseq_cli" in {file.parts[0] for file in package.files or ()}:
+            for entry in package.entry_points.select(group="console_scripts"):
                 text = f"#!{self.bin}/python\nfrom {entry.module} import {entry.attr}\n{entry.attr}()\n"
                 (self.bin / entry.name).write_text(text)
                 (self.bin / entry.name).chmod(0o755)
@@ -102,25 +102,25 @@ class Installation:
         return done
 
 
-def required(found: metadata.Distribution) -> list[str]:
+def required(package: metadata.Distribution) -> list[str]:
     """Return the names that a package requires, without those of its extras."""
-    wanted = [packaging.requirements.Requirement(text) for text in found.requires or ()]
+    wanted = [packaging.requirements.Requirement(text) for text in package.requires or ()]
     return [entry.name for entry in wanted if entry.marker is None or entry.marker.evaluate({"extra": ""})]
 
 
 def closure(names: Iterable[str]) -> list[metadata.Distribution]:
     """Return the installed packages of these names, and all that they require."""
-    found: dict[str, metadata.Distribution] = {}
+    packages: dict[str, metadata.Distribution] = {}
     waiting = list(names)
     while waiting:
         name = re.sub(r"[-_.]+", "-", waiting.pop()).lower()
-        if name not in found:
+        if name not in packages:
             try:
-                found[name] = metadata.distribution(name)
+                packages[name] = metadata.distribution(name)
             except metadata.PackageNotFoundError:  # requirement of a torch build for another machine
                 continue
-            waiting += required(found[name])
-    return list(found.values())
+            waiting += required(packages[name])
+    return list(packages.values())
 
 
 @pytest.fixture(scope="module")
@@ -174,5 +174,5 @@ def test_wheel_and_torch_alone(wheel, tmp_path):
     assert "encoder alpha  1.417938 " in installed.run("deepnet methods deepnorm", tmp_path).stdout
     assert re.search("fits into 80 GiB.* as it is", installed.run(f"deepnet {PLAN}", tmp_path).stdout)
     done = installed.run("deepnet check data --max-tokens 4096", tmp_path, check=False)
-    said = done.stderr.splitlines()[-1]  # torch warns before it that numpy is missing
-    assert (done.returncode, said) == (1, f"deepnet: error: needs fairseq; {WAY}")
+    message = done.stderr.splitlines()[-1]  # torch warns before it that numpy is missing
+    assert (done.returncode, message) == (1, f"deepnet: error: needs fairseq; {WAY}")

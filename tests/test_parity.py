@@ -84,12 +84,12 @@ def test_same_translations_and_continuations(kind, method, beam):
     tokens = inputs(kind)[0] if kind == MODEL_NAME else batch()[1:]
     sample = {"net_input": {"src_tokens": tokens, "src_lengths": tokens.ne(PAD).sum(1)}}
     more = {} if kind == MODEL_NAME else {"prefix_tokens": tokens[:, :4]}
-    found = []
+    outputs = []
     for model in pair(kind, method, 3):
         search = SequenceGenerator([model], blank_task(VOCAB).target_dictionary, beam_size=beam, max_len_b=14)
-        found.append([h["tokens"].tolist() for row in search.generate([model], sample, **more) for h in row])
-    assert found[0] == found[1] and len(found[0]) == len(tokens) * beam
-    assert not more or all(row[:4] == tokens[i // beam, :4].tolist() for i, row in enumerate(found[0]))
+        outputs.append([h["tokens"].tolist() for row in search.generate([model], sample, **more) for h in row])
+    assert outputs[0] == outputs[1] and len(outputs[0]) == len(tokens) * beam
+    assert not more or all(row[:4] == tokens[i // beam, :4].tolist() for i, row in enumerate(outputs[0]))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -141,10 +141,10 @@ def test_masked_tokens_and_features(method):
     ours, theirs = pair(MASKED_LM, method)
     with torch.no_grad():
         assert torch.allclose(ours(tokens, masked_tokens=chosen)[0], ours(tokens)[0][chosen], atol=FP32)
-        found = [model(tokens, masked_tokens=chosen)[0] for model in (ours, theirs)]
+        logits = [model(tokens, masked_tokens=chosen)[0] for model in (ours, theirs)]
         features = [model(tokens, features_only=True)[0][tokens.ne(PAD)] for model in (ours, theirs)]
-    assert found[0].shape == (3, VOCAB)
-    assert torch.allclose(*found, atol=FP32) and torch.allclose(*features, atol=FP32)
+    assert logits[0].shape == (3, VOCAB)
+    assert torch.allclose(*logits, atol=FP32) and torch.allclose(*features, atol=FP32)
 
 
 @pytest.mark.parametrize("head_scale", ["fairseq", "none"])

@@ -63,10 +63,10 @@ COUNTED += [
 def test_count_is_the_built_models(model, flags):
     """The planned number of parameters, in total and trained, is the built model's."""
     setting = planned(model, flags)
-    own, found = built(setting), count(setting)
-    assert found.total == sum(p.numel() for p in own.parameters())
-    assert found.trainable == sum(p.numel() for p in own.parameters() if p.requires_grad)
-    assert found.gradient_bytes == sum(p.nbytes for p in own.parameters() if p.requires_grad)
+    own, counted = built(setting), count(setting)
+    assert counted.total == sum(p.numel() for p in own.parameters())
+    assert counted.trainable == sum(p.numel() for p in own.parameters() if p.requires_grad)
+    assert counted.gradient_bytes == sum(p.nbytes for p in own.parameters() if p.requires_grad)
 
 
 PUBLISHED = {  # DeepNet, tables 2 and 3, with one vocabulary of 250,002 (not stated); Shleifer et al. 2021, table 1
@@ -97,9 +97,9 @@ def test_flops_are_torchs(model, flags):
         forward = counter.get_total_flops()
         loss.backward()
     run.close()
-    found = flops(setting)
-    assert forward == pytest.approx(found.forward * 160, rel=1e-9)
-    assert counter.get_total_flops() == pytest.approx(found.step, rel=0.01)
+    plan = flops(setting)
+    assert forward == pytest.approx(plan.forward * 160, rel=1e-9)
+    assert counter.get_total_flops() == pytest.approx(plan.step, rel=0.01)
 
 
 USUAL = {"deepnorm", "dlcl", "resi_dual"}  # the default suite runs these only, because an update takes a second
@@ -131,12 +131,12 @@ def test_peak_is_what_torch_hands_out(model, flags):
     run = PlannedTraining(setting)
     for _ in range(2):
         run.step()
-    found = memory(setting)
-    before = found.weights + found.optimiser + found.objects
+    plan = memory(setting)
+    before = plan.weights + plan.optimiser + plan.objects
     run.trainer.zero_grad()
     measured = allocated(run.step)
     run.close()
-    assert found.peak - before == pytest.approx(measured, rel=0.04)
+    assert plan.peak - before == pytest.approx(measured, rel=0.04)
 
 
 def allocated(function) -> int:
@@ -174,8 +174,8 @@ def test_half_precision_and_optimisers():
     setting = replace(planned(MT), device="cuda")
 
     def bytes_each(precision="fp32", **changes):
-        found = memory(replace(setting, precision=precision, **changes))
-        return (found.weights + found.gradients + found.optimiser) / count(setting).total
+        plan = memory(replace(setting, precision=precision, **changes))
+        return (plan.weights + plan.gradients + plan.optimiser) / count(setting).total
 
     fused = {"optimizer": "deepnet_adam"}
     assert bytes_each() == bytes_each(**fused) == 16

@@ -51,15 +51,15 @@ def test_json_and_table_say_the_same(capsys):
     corpus = 8192 * 2 * 400  # target tokens of 400 updates
     flags = ["plan", *BASE, "--gpus", "2", "--flops", "100", "--epochs", "2.5", "--corpus-tokens", str(corpus)]
     main([*flags, "--json"])
-    found = json.loads(capsys.readouterr().out)
+    plan = json.loads(capsys.readouterr().out)
     main(flags)
     table = capsys.readouterr().out
-    for shown in (f"{found['parameters']['total']:,}", f"{found['memory']['peak'] / GIB:.2f}"):
+    for shown in (f"{plan['parameters']['total']:,}", f"{plan['memory']['peak'] / GIB:.2f}"):
         assert shown in table
-    speed = found["speed"]
-    assert speed["step"] == pytest.approx(found["flops"]["step"] / 2e14) and speed["updates"] == 1000
+    speed = plan["speed"]
+    assert speed["step"] == pytest.approx(plan["flops"]["step"] / 2e14) and speed["updates"] == 1000
     assert speed["hours"] == pytest.approx(1000 * speed["step"] / 3600)
-    assert f"{speed['tokens_per_second']:,.0f}" in table and found["setting"]["vocab"] == [32000, 32000]
+    assert f"{speed['tokens_per_second']:,.0f}" in table and plan["setting"]["vocab"] == [32000, 32000]
 
 
 @pytest.mark.parametrize("model", ["deepnet_lm", "deepnet_masked_lm"])
@@ -122,15 +122,15 @@ def test_rows_are_summed_up(tmp_path, capsys):
     ]
     (tmp_path / "rows").write_text("".join(f"{row}\n" for row in rows))
     main(["plan", "--rows", str(tmp_path / "rows"), "--side-by-side", "2", "--flops", "100"])
-    found = capsys.readouterr().out
+    output = capsys.readouterr().out
     main(["plan", *model.split(), "--json", "--flops", "100", "--updates", "10000"])
     alone = json.loads(capsys.readouterr().out)
     size, hours = alone["parameters"]["total"], alone["speed"]["hours"]
-    assert re.search(r"by-updates +64.6 M +4,096 x 1 +no +3.7 +5,000 ", found)
+    assert re.search(r"by-updates +64.6 M +4,096 x 1 +no +3.7 +5,000 ", output)
     kept, most = 4 * 2 * size, 4 * 2 * size + 2 * (3 * 14 + 2) * size + 3 * 2 * size
-    assert f"3 rows, 1 of them done, 2 at a time: {hours / 2:.2g} hours" in found
-    assert f"at most {most / 1e9:.1f} GB, in the end {kept / 1e9:.2g} GB" in found
-    assert re.search(r"\nover .* done ", found) and "at 100 TFLOP/s of each GPU, as given" in found
+    assert f"3 rows, 1 of them done, 2 at a time: {hours / 2:.2g} hours" in output
+    assert f"at most {most / 1e9:.1f} GB, in the end {kept / 1e9:.2g} GB" in output
+    assert re.search(r"\nover .* done ", output) and "at 100 TFLOP/s of each GPU, as given" in output
 
 
 TABLE1 = "--arch deepnet_transformer_100_100 --share-all-embeddings --vocab 40000 --fp16 --optimizer deepnet_adam "

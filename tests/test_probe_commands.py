@@ -28,14 +28,14 @@ def weights(folder):
     return torch.load(folder / "checkpoint_last.pt", weights_only=False)["model"]
 
 
-def close(found, expected, tolerance):
+def close(actual, expected, tolerance):
     """Check that two rows of records agree, except in the largest single numbers, which round differently."""
-    assert found.keys() == expected.keys()
-    for probe in found.keys() - {"half_precision"}:
-        assert found[probe].keys() == expected[probe].keys()
+    assert actual.keys() == expected.keys()
+    for probe in actual.keys() - {"half_precision"}:
+        assert actual[probe].keys() == expected[probe].keys()
         scale = max(map(abs, expected[probe].values()), default=0.0)  # a method may have learned no factors
         for address, value in expected[probe].items():
-            assert found[probe][address] == pytest.approx(value, rel=tolerance, abs=tolerance * scale * 0.1), address
+            assert actual[probe][address] == pytest.approx(value, rel=tolerance, abs=tolerance * scale * 0.1), address
 
 
 @pytest.fixture(scope="module")

@@ -42,10 +42,10 @@ def test_a_dummy_batch_counts_for_nothing():
     model(**net_input())
     session.dummy = True
     model(**net_input(seed=5))
-    found = session.values()
+    values = session.values()
     session.end()
-    close(found["ln_input"], observe(small(2), [net_input()], "ln_input")["ln_input"])
-    assert len(found["branch_dependency"]) == 10
+    close(values["ln_input"], observe(small(2), [net_input()], "ln_input")["ln_input"])
+    assert len(values["branch_dependency"]) == 10
 
 
 class LeftOut(Residual):
@@ -83,8 +83,8 @@ def test_overflow_and_loss_scale(tmp_path):
         probes.end_update(made)
         assert not probes.session.watching
         assert set(read_record(tmp_path / "probes.jsonl").rows) == ({0} if made else set())
-    found = read_record(tmp_path / "probes.jsonl").rows[0]["gradient_norm"]
-    close(found, observe(small(2), [inputs])["gradient_norm"], 1e-4)
+    norms = read_record(tmp_path / "probes.jsonl").rows[0]["gradient_norm"]
+    close(norms, observe(small(2), [inputs])["gradient_norm"], 1e-4)
 
 
 def test_names():

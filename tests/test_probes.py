@@ -51,7 +51,7 @@ def test_every_probe_on_every_method(kind, method):
     model = small(kind, method=method).train()
     values = observe(model)
     assert values.keys() == PROBES.keys()
-    assert all(math.isfinite(value) for found in values.values() for value in found.values())
+    assert all(math.isfinite(value) for probe in values.values() for value in probe.values())
     stacks = model.stacks()
     assert {f"{stack}.{layer}" for stack in stacks for layer in (1, 2)} <= values["gradient_norm"].keys()
     sites = {f"{stack}.{layer}.{name}" for stack in stacks for layer in (1, 2) for name in ("self_attn", "ffn")}
@@ -63,7 +63,7 @@ def test_every_probe_on_every_method(kind, method):
     assert placed <= values["ln_input"].keys()
     assert values["model_update"] == dict.fromkeys(stacks, 0.0)
     outside = {"lm_head"} if kind == archs.MASKED_LM else set()
-    owners = {address.split(".")[0] for found in values.values() for address in found}
+    owners = {address.split(".")[0] for probe in values.values() for address in probe}
     assert owners - {"gradient"} == stacks.keys() | outside
     assert all(not m._forward_hooks and not m._forward_pre_hooks and m.training for m in model.modules())
 
@@ -72,7 +72,7 @@ def test_every_probe_on_every_method(kind, method):
 def test_gradient_norms(kind):
     """Gradient norms of layers and weights equal autograd's, and together give the norm of all gradients."""
     model = small(kind)
-    found = observe(model, "gradient_norm", scale=1 / 8)["gradient_norm"]
+    norms = observe(model, "gradient_norm", scale=1 / 8)["gradient_norm"]
     grads = {name: p.grad for name, p in model.named_parameters()}  # gradients of 8 times the loss
 
     def norm(prefix):
@@ -81,19 +81,19 @@ def test_gradient_norms(kind):
     for stack in model.stacks():
         for layer in (1, 2):
             place = f"{stack}.layers.{layer - 1}"
-            assert found[f"{stack}.{layer}"] == pytest.approx(norm(f"{place}."), rel=1e-5)
-            assert found[f"{stack}.{layer}.self_attn.v"] == pytest.approx(norm(f"{place}.self_attn.v_proj.weight"))
-            assert found[f"{stack}.{layer}.ffn.fc2"] == pytest.approx(norm(f"{place}.fc2.weight"), rel=1e-5)
+            assert norms[f"{stack}.{layer}"] == pytest.approx(norm(f"{place}."), rel=1e-5)
+            assert norms[f"{stack}.{layer}.self_attn.v"] == pytest.approx(norm(f"{place}.self_attn.v_proj.weight"))
+            assert norms[f"{stack}.{layer}.ffn.fc2"] == pytest.approx(norm(f"{place}.fc2.weight"), rel=1e-5)
     outside = "lm_head.dense" if kind == archs.MASKED_LM else "decoder.output_projection"
-    assert found[outside] == pytest.approx(norm(outside), rel=1e-5)
-    layers_and_rest = [value for address, value in found.items() if address.count(".") < 3]
+    assert norms[outside] == pytest.approx(norm(outside), rel=1e-5)
+    layers_and_rest = [value for address, value in norms.items() if address.count(".") < 3]
     assert math.sqrt(sum(value**2 for value in layers_and_rest)) == pytest.approx(norm(""), rel=1e-5)
 
 
 def test_l1_beside_l2():
     """Mean L1 norms are at most L2 / sqrt(n), and close to it without outliers."""
-    found = observe(small(), "gradient_l1,gradient_norm", scale=1 / 8)
-    l1, l2 = found["gradient_l1"], found["gradient_norm"]
+    probes = observe(small(), "gradient_l1,gradient_norm", scale=1 / 8)
+    l1, l2 = probes["gradient_l1"], probes["gradient_norm"]
     assert l1.keys() == {address for address in l2 if address.count(".") == 3} and len(l1) == 2 * 6 + 2 * 10
     for address, mean in l1.items():
         elements = 512 if "fc" in address else 256
@@ -105,8 +105,8 @@ def test_frozen_branches():
     for stack, left in (("decoder", 2 * 6), ("encoder", 0)):
         model.stacks()[stack].layers.requires_grad_(False)
         model.zero_grad(set_to_none=True)
-        found = observe(model, "gradient_l1")["gradient_l1"]
-        assert len(found) == left and all(address.startswith("encoder.") for address in found)
+        norms = observe(model, "gradient_l1")["gradient_l1"]
+        assert len(norms) == left and all(address.startswith("encoder.") for address in norms)
 
 
 def norms_read(model, inputs, monkeypatch):
@@ -128,11 +128,11 @@ def norms_read(model, inputs, monkeypatch):
 def test_ln_inputs(method, monkeypatch):
     """ln_input covers every LayerNorm without padding; the log shows the mean over layers."""
     model = small(method=method)
-    found = observe(model, "ln_input")["ln_input"]
-    assert sorted(found.values()) == pytest.approx(sorted(norms_read(model, net_input(), monkeypatch)), rel=1e-5)
-    summary = PROBES["ln_input"].summary(found)
-    assert summary["decoder.ffn"] == pytest.approx((found["decoder.1.ffn"] + found["decoder.2.ffn"]) / 2)
-    assert len(found) >= 10 and ("decoder.layer_norm" in summary) == (method != "post_ln")
+    values = observe(model, "ln_input")["ln_input"]
+    assert sorted(values.values()) == pytest.approx(sorted(norms_read(model, net_input(), monkeypatch)), rel=1e-5)
+    summary = PROBES["ln_input"].summary(values)
+    assert summary["decoder.ffn"] == pytest.approx((values["decoder.1.ffn"] + values["decoder.2.ffn"]) / 2)
+    assert len(values) >= 10 and ("decoder.layer_norm" in summary) == (method != "post_ln")
 
 
 @pytest.mark.parametrize("method", ["post_ln", "deepnorm", "admin"])
@@ -141,13 +141,13 @@ def test_branch_dependency(method):
     model, inputs, merged = small(method=method), net_input(), []
     for key in ("src_tokens", "prev_output_tokens"):
         inputs[key] = inputs[key].clamp(min=4)
-    found = observing.observe(model, [inputs], "branch_dependency")["branch_dependency"]
+    ratios = observing.observe(model, [inputs], "branch_dependency")["branch_dependency"]
     residual = model.decoder.layers[1].residual["ffn"]
     watched = residual.register_forward_hook(lambda _m, xf, y: merged.append(y.var(unbiased=False).item()))
     with watched, recording(model) as variances:
         model(**inputs)
     (branch,) = (f for site, (_x, f) in variances.items() if str(site) == "decoder.2.ffn")
-    assert found["decoder.2.ffn"] == pytest.approx(branch / merged[0], rel=1e-4)
+    assert ratios["decoder.2.ffn"] == pytest.approx(branch / merged[0], rel=1e-4)
     silent = observe(small(method="rezero"), "branch_dependency")["branch_dependency"]  # its branches start at 0
     assert set(silent.values()) == {0.0}
 
@@ -168,9 +168,9 @@ def test_model_update_of_a_known_change(kind):
 
 def test_half_precision_extremes():
     model = small()
-    found = observe(model, "half_precision", scale=1 / 4)["half_precision"]
+    values = observe(model, "half_precision", scale=1 / 4)["half_precision"]
     largest = max(p.grad.abs().max().item() for p in model.parameters())
-    assert found["gradient"] == pytest.approx(largest / 4, rel=1e-6)
+    assert values["gradient"] == pytest.approx(largest / 4, rel=1e-6)
     with torch.no_grad():
         model.decoder.output_projection.weight.mul_(1000)
         scores = model(**net_input())[0].abs().max().item()

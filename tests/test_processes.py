@@ -12,8 +12,8 @@ from .faults.life import lives
 
 def test_lines_in_processes_come_in_order():
     lines = [f"line {number}" for number in range(12_345)]
-    found = [list(map_rows(str.upper, iter(lines), workers, "test")) for workers in (1, 3)]
-    assert found[0] == found[1] == [line.upper() for line in lines]
+    results = [list(map_rows(str.upper, iter(lines), workers, "test")) for workers in (1, 3)]
+    assert results[0] == results[1] == [line.upper() for line in lines]
 
 
 def test_lines_are_read_as_they_are_needed():
@@ -25,10 +25,10 @@ def test_lines_are_read_as_they_are_needed():
             read += 1
             yield "x"
 
-    found = map_rows(str.upper, lines(), 2, "test")
-    assert [next(found) for _ in range(10)] == ["X"] * 10
+    results = map_rows(str.upper, lines(), 2, "test")
+    assert [next(results) for _ in range(10)] == ["X"] * 10
     assert read < 50_000
-    found.close()
+    results.close()
 
 
 def test_a_mistake_in_a_process_is_told():

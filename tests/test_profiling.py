@@ -42,10 +42,10 @@ def omega_by_hand(model, seed):
     for site in sites:
         omegas[site] = running[site.stack]
         apply_omegas(model, [omegas.get(s, 1.0) for s in sites])
-        with torch.random.fork_rng([]), torch.no_grad(), recording(model) as found:
+        with torch.random.fork_rng([]), torch.no_grad(), recording(model) as variances:
             torch.manual_seed(seed)
             model(**INPUTS[model.NAME])
-        shortcut, branch = found[site]
+        shortcut, branch = variances[site]
         running[site.stack] = math.sqrt(omegas[site] ** 2 * shortcut + branch)
     return list(omegas.values())
 
@@ -53,10 +53,10 @@ def omega_by_hand(model, seed):
 @pytest.mark.parametrize("kind", EVERY)
 def test_one_pass_gives_what_a_pass_for_each_branch_gives(kind):
     model = admin(kind, 3, **DROPOUTS).train()
-    found = profile_omegas(model, INPUTS[kind], seed=5)
-    assert list(found.values()) == pytest.approx(omega_by_hand(model, seed=5), rel=1e-5)
-    assert [str(site) for site in found] == [str(site) for site, _ in residuals(model)]
-    assert len(found) == (2 * 3 if kind in KINDS else 2 * 3 + 3 * 3)
+    omegas = profile_omegas(model, INPUTS[kind], seed=5)
+    assert list(omegas.values()) == pytest.approx(omega_by_hand(model, seed=5), rel=1e-5)
+    assert [str(site) for site in omegas] == [str(site) for site, _ in residuals(model)]
+    assert len(omegas) == (2 * 3 if kind in KINDS else 2 * 3 + 3 * 3)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -127,9 +127,9 @@ def test_published_profile(layers):
     model = build(method="admin", vocab=10_000, share_all_embeddings=True, **depth, **DROPOUTS)
     words = 4 + torch.multinomial(1 / torch.arange(1, 9_997).float(), 2 * 16 * 32, replacement=True).view(2, 16, 32)
     given = {"src_tokens": words[0], "src_lengths": None, "prev_output_tokens": words[1]}
-    found = profile_omegas(model, given, seed=1)
+    omegas = profile_omegas(model, given, seed=1)
     for stack, published in PUBLISHED.items() if layers == 100 else [("encoder", PUBLISHED["encoder"])]:
-        values = [omega for site, omega in found.items() if site.stack == stack]
+        values = [omega for site, omega in omegas.items() if site.stack == stack]
         for position, omega in published.items():
             assert position > len(values) or values[position - 1] == pytest.approx(omega, rel=0.03), (stack, position)
 

@@ -64,8 +64,8 @@ class Block(NamedTuple):
 
 
 def blocks(page: str) -> list[Block]:
-    found = BLOCK.finditer((ROOT / page).read_text())
-    return [Block(page, number, match["text"], match["why"]) for number, match in enumerate(found, 1)]
+    matches = BLOCK.finditer((ROOT / page).read_text())
+    return [Block(page, number, match["text"], match["why"]) for number, match in enumerate(matches, 1)]
 
 
 EVERY = [block for page in PAGES for block in blocks(page)]

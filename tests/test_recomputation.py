@@ -32,11 +32,11 @@ def gradients(model, seed=3):
     return {name: p.grad for name, p in model.named_parameters() if p.requires_grad}, torch.get_rng_state()
 
 
-def assert_equal(found, expected):
-    (found, random), (expected, other) = found, expected
-    assert found.keys() == expected.keys()
+def assert_equal(actual, expected):
+    (actual, random), (expected, other) = actual, expected
+    assert actual.keys() == expected.keys()
     for name, gradient in expected.items():
-        assert torch.equal(found[name], gradient), name
+        assert torch.equal(actual[name], gradient), name
     assert torch.equal(random, other)
 
 

@@ -34,13 +34,13 @@ def runs(tmp_path_factory):
     """Provide runs of Table 1: a baseline, a worse system, a diverged one and an unfinished one, with checkpoints."""
     root = tmp_path_factory.mktemp("machine") / "runs of mine"
     place = str(root / "data" / "bin").replace(" ", "\\ ")  # quoted as in the scripts
-    said = {"command": f"fairseq-train {place} --arch x --tensorboard-logdir /mnt/disk/logs"}
+    facts = {"command": f"fairseq-train {place} --arch x --tensorboard-logdir /mnt/disk/logs"}
     first, *rest = log(("10:00:00", "13:00:00")).splitlines()
-    said["log"] = "\n".join([f"{first[:-1]}, 'save_dir': '{root}/table1'}}", LISTING + PARAMETERS, *rest]) + "\n"
+    facts["log"] = "\n".join([f"{first[:-1]}, 'save_dir': '{root}/table1'}}", LISTING + PARAMETERS, *rest]) + "\n"
     for name, method in (("base", "pre_ln"), ("worse", "deepnorm")):
-        (run(root, "table1", name, method, bleu=28.0, **said) / "checkpoint_last.pt").write_bytes(b"0" * 1000)
-    run(root, "table1", "gone", "admin", diverged="diverged at update 150", **said)
-    begun = run(root, "table1", "begun", "post_ln", trained=False, **said)
+        (run(root, "table1", name, method, bleu=28.0, **facts) / "checkpoint_last.pt").write_bytes(b"0" * 1000)
+    run(root, "table1", "gone", "admin", diverged="diverged at update 150", **facts)
+    begun = run(root, "table1", "begun", "post_ln", trained=False, **facts)
     (begun / "environment.json").write_text("")  # empty for a moment while a script writes it
     return root
 
@@ -78,8 +78,8 @@ def test_recording_again_replaces_and_keeps_the_others(runs, tmp_path, capsys):
     (copy / "table1" / "worse" / "score.json").unlink()
     shutil.rmtree(copy / "table1" / "gone")
     main(["keep", str(copy), str(dest)])
-    found = {run.name: run for run in read_records(file)}
-    assert found.keys() == {"base", "gone", "worse"} and found["worse"].score is None
+    records = {run.name: run for run in read_records(file)}
+    assert records.keys() == {"base", "gone", "worse"} and records["worse"].score is None
     assert "not over, left out: table1/begun" in capsys.readouterr().out
 
 
@@ -144,15 +144,15 @@ def rendered(tmp_path_factory):
     main(["keep", str(root / "live"), str(results / "runs")])
     run(results / "runs", "table1", "post", "post_ln", layers=100, bleu=1.0)
     (results / "README.md").write_text(f"before\n{BLOCK.format('index')}after\n")
-    with open(root / "said", "w") as said, redirect_stdout(said):
+    with open(root / "said", "w") as file, redirect_stdout(file):
         main(["render", str(results)])
     return root
 
 
 def test_rendered_pages(rendered):
-    said = (rendered / "said").read_text()
+    output = (rendered / "said").read_text()
     assert "28.50" in (rendered / "results/tables/table1.md").read_text()
-    assert f"left out figure5: {rendered / 'results/runs/figure5.jsonl'}: broken: probes: has no model_up" in said
+    assert f"left out figure5: {rendered / 'results/runs/figure5.jsonl'}: broken: probes: has no model_up" in output
     numbers = (rendered / "results/miniatures.md").read_text()
     assert "![Figure 4: " in numbers and "(figures/miniature/figure4.png)" in numbers
     lines = (rendered / "results" / "README.md").read_text().splitlines()
@@ -183,9 +183,9 @@ def test_results_are_what_the_records_give(tmp_path):
 
 def test_every_record_says_what_it_is():
     """Every record has a log, command, commit, versions and hardware, and names no path of a machine."""
-    found = [one for path in RECORDS for one in read_records(path)]
-    assert len(found) == 153 + 205 + 16
-    for one in found:
+    records = [one for path in RECORDS for one in read_records(path)]
+    assert len(records) == 153 + 205 + 16
+    for one in records:
         assert one.log.updates and one.hours and one.command, one.where()
         assert re.fullmatch(r"[0-9a-f]{7,40}", one.environment["commit"]) and not one.environment["modified"]
         assert {"python", "torch", "fairseq", "deepnet_fairseq"} <= one.environment["versions"].keys(), one.where()

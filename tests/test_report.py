@@ -38,8 +38,8 @@ def runs(tmp_path_factory):
 
 
 def test_overview_beside_the_paper(runs, capsys):
-    found = grid(printed(capsys, runs, "--table", "1"), "Overview")
-    rows = {(row["model"], row["layers"]): row["BLEU"] for row in found}
+    overview = grid(printed(capsys, runs, "--table", "1"), "Overview")
+    rows = {(row["model"], row["layers"]): row["BLEU"] for row in overview}
     assert [layers for model, layers in rows if model == "DeepNorm"] == ["6L-6L", "18L-18L", "50L-50L", "100L-100L"]
     for method, depth, cell in (
         ("DeepNorm", "6L-6L", "not run (27.8)"),
@@ -97,10 +97,10 @@ def test_each_learning_rate_has_a_row(tmp_path, capsys):
     text = printed(capsys, tmp_path, "--table", "normformer_clm")
     rows = {(row["model"], row["size"], row["variant"], row["lr"]): row["valid"] for row in grid(text, "Overview")}
     best = f"{statistics.fmean((20.31, 20.61)):.2f} ± {statistics.stdev((20.31, 20.61)):.2f}, n=2"
-    found = [
+    cells = [
         (lr, cell) for (model, _, variant, lr), cell in rows.items() if variant == r"scale\_residual" and lr != "–"
     ]
-    assert found == [("5e-4", "30.00 (20.11)"), ("1e-3", f"{best} (20.11)"), ("3e-3", "20.52 (20.11)"),
+    assert cells == [("5e-4", "30.00 (20.11)"), ("1e-3", f"{best} (20.11)"), ("3e-3", "20.52 (20.11)"),
                      ("6e-3", "diverged at update 812 (20.11)")]  # fmt: skip
     assert rows["Pre-LN", "125M", "–", "1e-3"] == "21.50 (21.09)"
     assert rows["Pre-LN", "125M", "–", "3e-3"] == "running (update 200) (21.09)"
@@ -143,11 +143,11 @@ def test_multilingual_tables(tmp_path, capsys):
     run(tmp_path, "table2", "deep", layers=100, score=scored, **shape)
     run(tmp_path, "opus100", "deeper", layers=500, score=scored | {"missing": {"test": ["de-en"]}}, **shape)
     rows = grid(printed(capsys, tmp_path, "--table", "2"), "Overview")
-    found = {(row["model"], row["layers"]): row for row in rows}
-    deep = found["DeepNorm", "100L-100L"]
+    by_model = {(row["model"], row["layers"]): row for row in rows}
+    deep = by_model["DeepNorm", "100L-100L"]
     assert [deep[c] for c in ("X→En", "En→X", "Avg")] == ["33.00 (33.2)", "30.00 (29.0)", "31.50 (31.1)"]
-    assert found["Zhang et al. 2020", "24L-24L"]["Avg"] == "not run (27.7)"
-    deeper = found["DeepNorm", "500L-500L"]
+    assert by_model["Zhang et al. 2020", "24L-24L"]["Avg"] == "not run (27.7)"
+    deeper = by_model["DeepNorm", "500L-500L"]
     assert deeper["Avg"].startswith("scored in part (")
 
     sets = {name: {"bleu": bleu} for name, bleu in (("wmt", 34.0), ("opus", 22.0), ("flores", 19.1))}
