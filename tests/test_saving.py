@@ -36,12 +36,12 @@ def test_loaded_is_saved(kind, method, tmp_path):
     model, path = made(kind, method=method), tmp_path / "model.pt"
     save(model, path)
     before = torch.get_rng_state()
-    found = load(path)
+    loaded = load(path)
     assert torch.equal(torch.get_rng_state(), before)
-    assert type(found) is type(model) and not found.training and found.built_from == model.built_from
-    assert list(found.state_dict()) == list(model.state_dict())
-    assert all(torch.equal(one, model.state_dict()[name]) for name, one in found.state_dict().items())
-    assert torch.equal(scores(found, *inputs(kind)), scores(model, *inputs(kind)))
+    assert type(loaded) is type(model) and not loaded.training and loaded.built_from == model.built_from
+    assert list(loaded.state_dict()) == list(model.state_dict())
+    assert all(torch.equal(one, model.state_dict()[name]) for name, one in loaded.state_dict().items())
+    assert torch.equal(scores(loaded, *inputs(kind)), scores(model, *inputs(kind)))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
@@ -50,11 +50,11 @@ def test_precision_and_shared_matrices_come_back(method, dtype, tmp_path):
     """Precision and shared matrices are restored, float32 parameters of admin included; loaded models can be saved."""
     model, path = made(method=method, share_all_embeddings=True).to(dtype), str(tmp_path / "model.pt")
     save(model, path)
-    found = load(path)
-    assert {name: p.dtype for name, p in found.named_parameters()} == {n: p.dtype for n, p in model.named_parameters()}
-    assert found.decoder.output_projection.weight is found.encoder.embed_tokens.weight
-    assert torch.equal(scores(found, *inputs(MODEL_NAME)), scores(model, *inputs(MODEL_NAME)))
-    for again in (found, copy.deepcopy(model)):
+    loaded = load(path)
+    assert {name: p.dtype for name, p in loaded.named_parameters()} == {n: p.dtype for n, p in model.named_parameters()}
+    assert loaded.decoder.output_projection.weight is loaded.encoder.embed_tokens.weight
+    assert torch.equal(scores(loaded, *inputs(MODEL_NAME)), scores(model, *inputs(MODEL_NAME)))
+    for again in (loaded, copy.deepcopy(model)):
         save(again, path)
         assert load(path).built_from == model.built_from
 

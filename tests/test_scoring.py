@@ -42,9 +42,9 @@ def sacrebleu(folder, translations, references, *flags):
     for name, lines in (("ref", references), ("hyp", translations)):
         (folder / name).write_text("\n".join(lines) + "\n")
     words = ("-m", "sacrebleu", folder / "ref", "-i", folder / "hyp", "--confidence", "-w", "2", *flags)
-    found = json.loads(run(*words).stdout)
+    scores = json.loads(run(*words).stdout)
     keys = ("score", "confidence_mean", "confidence_var", "signature")
-    return [[one[key] for key in keys] for one in (found if isinstance(found, list) else [found])]
+    return [[one[key] for key in keys] for one in (scores if isinstance(scores, list) else [scores])]
 
 
 def test_numbers_are_those_of_the_sacrebleu_command(tmp_path):
@@ -267,8 +267,8 @@ def test_numbers_of_a_language_are_those_of_the_sacrebleu_command(tmp_path):
     text = ["我是一个学生，真的。", "今天天气很好。", "他们去了北京。"]
     wrong = ["我是学生，真的。", "今天的天气好。", "他去了北京吗？"]
     result = score(write_generated(tmp_path / "en-zho_Hans.txt", wrong, text))
-    found = [result["sacrebleu"][key] for key in ("score", "mean", "ci", "signature")]
-    assert found == sacrebleu(tmp_path, wrong, text, "-l", "en-zh")[0][:3] + [found[3]] and "tok:zh" in found[3]
+    ours = [result["sacrebleu"][key] for key in ("score", "mean", "ci", "signature")]
+    assert ours == sacrebleu(tmp_path, wrong, text, "-l", "en-zh")[0][:3] + [ours[3]] and "tok:zh" in ours[3]
     with pytest.raises(UserError, match=r"o\.txt: which languages\? BLEU depends on it; .* or --tokenize"):
         score(write_generated(tmp_path / "o.txt", wrong, text))
     assert score(tmp_path / "o.txt", tokenize="zh")["bleu"] == result["bleu"]
@@ -385,6 +385,6 @@ def test_published_perplexities(tmp_path, capsys):
     main(["score", str(tmp_path), "--paper", "perplexity"])
     assert re.search(r"valid +20\.11 +4\.33\n", capsys.readouterr().out)
     main(["score", str(tmp_path), "--paper", "perplexity", "--json"])
-    found = json.loads(capsys.readouterr().out)["sets"]
-    assert {name: one["perplexity"] for name, one in found.items()} == {"valid": 20.11, "test": 32.0, "masked": 3.31}
-    assert found["valid"] == {"perplexity": 20.11, "loss": 4.3301}
+    sets = json.loads(capsys.readouterr().out)["sets"]
+    assert {name: one["perplexity"] for name, one in sets.items()} == {"valid": 20.11, "test": 32.0, "masked": 3.31}
+    assert sets["valid"] == {"perplexity": 20.11, "loss": 4.3301}

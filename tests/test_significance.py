@@ -36,8 +36,8 @@ def test_numbers_are_those_of_the_sacrebleu_command(tmp_path):
     ours = significance(runs[0], runs[1:])[None]
     for results, cells in zip(zip(*ours.results.values()), peers, strict=True):
         for value, peer in zip(results, cells, strict=True):
-            found = (value.score, value.mean, value.ci, value.p_value)
-            same = [float(number) == pytest.approx(mine, abs=1e-4) for number, mine in zip(peer, found) if number]
+            values = (value.score, value.mean, value.ci, value.p_value)
+            same = [float(number) == pytest.approx(mine, abs=1e-4) for number, mine in zip(peer, values) if number]
             assert all(same) and len(same) == 2 + (1 if value.p_value is None else 2)
     assert ours.results["BLEU"][1].p_value > 0.05 > ours.results["BLEU"][2].p_value
     assert all(signature in printed for signature in ours.signatures.values())
@@ -79,5 +79,5 @@ def test_directions(multilingual, capsys):
     lines = printed.splitlines()
     assert lines[0].split()[:4] == ["set", "direction", "system", "BLEU"] and re.search(r"0\.00\d\d\*", lines[3])
     assert lines[-2].startswith("BLEU: nrefs:1|bs:1000|") and lines[-1].startswith("chrF2: ")
-    found = comparisons["test", "de-en"]
-    assert found.systems == ["base", "new"] and found.results["BLEU"][1].p_value < 0.05
+    comparison = comparisons["test", "de-en"]
+    assert comparison.systems == ["base", "new"] and comparison.results["BLEU"][1].p_value < 0.05

@@ -28,10 +28,10 @@ def test_trainings_differ_in_the_method_alone(tmp_path):
     """Trainings of a model and seed differ in the method alone; wrong alphas run at 24 layers alone."""
     groups: dict[tuple, dict[str, dict]] = {}
     for words in trainings("inverted_gain", OUT=tmp_path / "out"):
-        found = values(words)
-        model, _, seed = re.fullmatch(r".*/(\w+-\d+)(.*)-seed(\d)", found.pop("--save-dir")).groups()
-        method = found.pop("--method")
-        groups.setdefault((model, seed), {})[method] = found | {"data": words[0]}
+        options = values(words)
+        model, _, seed = re.fullmatch(r".*/(\w+-\d+)(.*)-seed(\d)", options.pop("--save-dir")).groups()
+        method = options.pop("--method")
+        groups.setdefault((model, seed), {})[method] = options | {"data": words[0]}
     assert len(groups) == 12 and not (tmp_path / "out").exists()
     for (model, seed), variants in groups.items():
         flags = variants["deepnorm"]
@@ -42,11 +42,11 @@ def test_trainings_differ_in_the_method_alone(tmp_path):
 
 @needs_venv
 def test_every_method_is_trained_and_flags_are_passed_on(tmp_path):
-    found = [values(words) for words in trainings("later_methods", OUT=tmp_path / "out")]
-    assert {(flags["--method"], flags["--encoder-layers"]) for flags in found} >= {
+    commands = [values(words) for words in trainings("later_methods", OUT=tmp_path / "out")]
+    assert {(flags["--method"], flags["--encoder-layers"]) for flags in commands} >= {
         (name, depth) for name in METHODS for depth in ("6", "18")
     }
     word = "normformer+normformer-scale-residual+normformer-head-scale=none"
     (flags,) = map(values, trainings("later_methods", METHODS=word, DEPTHS=2, UPDATES=7, OUT=tmp_path / "out"))
-    said = {"--normformer-scale-residual": "", "--normformer-head-scale": "none", "--max-update": "7"}
-    assert said.items() <= flags.items() and flags["--save-dir"].endswith(f"{word.translate({43: 45, 61: 45})}-2-seed1")
+    want = {"--normformer-scale-residual": "", "--normformer-head-scale": "none", "--max-update": "7"}
+    assert want.items() <= flags.items() and flags["--save-dir"].endswith(f"{word.translate({43: 45, 61: 45})}-2-seed1")

@@ -28,7 +28,7 @@ SHORT = ("--max-update", "40", "--save-interval-updates", "10", "--log-interval"
 
 def row(run) -> dict:
     """Return the run's score without the time it took."""
-    return json.loads((run / "score.json").read_text(), object_hook=lambda found: found | {"generation": None})
+    return json.loads((run / "score.json").read_text(), object_hook=lambda fields: fields | {"generation": None})
 
 
 @pytest.fixture(scope="module", params=ROWS)
@@ -65,9 +65,9 @@ def test_a_miniature_says_something(name, least, tmp_path):
     """DeepNorm translates a miniature into each language, and Post-LN at 18L-18L is stuck."""
     printed = script(name, timeout=1800, SMOKE=1, OUT=tmp_path).stdout
     scores = [json.loads(path.read_text()) for path in tmp_path.glob("*/deepnorm-*/score.json")]
-    found = [one["bleu"] for score in scores for subset in score.get("sets", {"": {"directions": {"": score}}}).values()
+    bleus = [one["bleu"] for score in scores for subset in score.get("sets", {"": {"directions": {"": score}}}).values()
              for one in subset["directions"].values()]  # fmt: skip
-    assert min(found) > least
+    assert min(bleus) > least
     assert ("stuck at update" in printed) == (name in ("table1_wmt17", "iwslt14_de_en"))
 
 

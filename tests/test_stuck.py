@@ -98,14 +98,14 @@ def test_a_language_models_bound_is_of_what_its_loss_is_of(kind, tmp_path):
     trainer = build_trainer(parse([str(make_text(tmp_path)), *FLAGS, *flags]))
     trainer.task.load_dataset("valid")
     batches = list(trainer.get_valid_iterator("valid").next_epoch_itr(shuffle=False))
-    with metrics.aggregate(new_root=True) as found:
+    with metrics.aggregate(new_root=True) as meters:
         for sample in batches:
             trainer.valid_step(sample)
     targets = torch.cat([sample["target"].flatten() for sample in batches])
     counts = targets[targets.ne(PAD)].bincount()
     share = counts.sum() / sum(sample["net_input"]["src_tokens"].ne(PAD).sum() for sample in batches)
     assert share == 1.0 if kind == "causal" else 0.1 < share < 0.2
-    trainer.task.post_validate(trainer.get_model(), found.get_smoothed_values() | {"num_updates": 0}, found)
+    trainer.task.post_validate(trainer.get_model(), meters.get_smoothed_values() | {"num_updates": 0}, meters)
     bound = torch.distributions.Categorical(counts.double()).entropy() / math.log(2)
     assert trainer.stuck.bound == pytest.approx(float(bound)) and trainer.stuck.loss > trainer.stuck.bound
 

@@ -83,12 +83,12 @@ class Case:
         file = self.folder / "lines"
         file.write_text("".join(f"{line}\n" for line in self.lines))
         model = ("--sentencepiece-model", self.folder / ("spm.model" if self.languages else "bin/spm.model"))
-        said = run(
+        output = run(
             "fairseq-interactive", *self.flags, "-s", self.source, "-t", self.target, *SEARCH, *model, "--path", path,
             "--input", file, *flags,
         ).stdout  # fmt: skip
-        found = dict(re.findall(r"^D-(\d+)\t[^\t]+\t(.*)$", said, re.MULTILINE))
-        return [found[str(number)] for number in range(len(self.lines))]
+        by_number = dict(re.findall(r"^D-(\d+)\t[^\t]+\t(.*)$", output, re.MULTILINE))
+        return [by_number[str(number)] for number in range(len(self.lines))]
 
 
 @pytest.fixture(scope="module", params=LANGS)
@@ -110,19 +110,19 @@ def export(case, to: str):
 def test_four_programs_translate_two_hundred_odd_lines_alike(case, capfd):
     """Lines of text are translated alike by fairseq-interactive, stock fairseq, CTranslate2, transformers and us."""
     ours = case.interactive(case.path, "--user-dir", USER_DIR)
-    found = {"plain fairseq": case.interactive(export(case, "transformer"))}
+    others = {"plain fairseq": case.interactive(export(case, "transformer"))}
     options = case.options()
     for to in ("ctranslate2", "huggingface"):
-        found[to] = translation.translate(export(case, to), case.lines, **options)
-    found["checkpoint"] = translation.translate(case.path, case.lines, **options)
+        others[to] = translation.translate(export(case, to), case.lines, **options)
+    others["checkpoint"] = translation.translate(case.path, case.lines, **options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("importlib.util.find_spec", lambda name, find=translation.importlib.util.find_spec: (
             None if name == "ctranslate2" else find(name)))  # fmt: skip
         own = translation.load(str(case.path), None, *(case.languages or (None, None)))
     assert isinstance(own.engine, translation.Fairseq)
-    found["our own"] = list(own.translate(case.lines))
+    others["our own"] = list(own.translate(case.lines))
     different = {name: [pair for pair in zip(case.lines, ours, lines, strict=True) if pair[1] != pair[2]]
-                 for name, lines in found.items()}  # fmt: skip
+                 for name, lines in others.items()}  # fmt: skip
     assert len(ours) == len(set(case.lines)) == 200 and not any(map(is_blank, case.lines))
     assert all(len(rows) <= 2 for rows in different.values()), different
     assert len(set(ours)) > 100
@@ -140,9 +140,9 @@ def test_the_folders_readme_translates(case, capfd):
         assert len(code.splitlines()) <= 10 and '["..."]' in code
         forbid = "import sys\nfor name in ('fairseq', 'deepnet_fairseq'): sys.modules[name] = None\n"
         given = code.replace('["..."]', repr(lines))
-        said = subprocess.run([sys.executable, "-c", forbid + given], cwd=folder, capture_output=True, text=True)
-        assert said.returncode == 0, said.stderr
-        assert said.stdout.strip() == repr(wanted)
+        done = subprocess.run([sys.executable, "-c", forbid + given], cwd=folder, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip() == repr(wanted)
 
 
 def test_stdin_blank_lines_and_order(case, monkeypatch, capsys):

@@ -177,9 +177,9 @@ def test_the_table_of_the_manual():
     table = (ROOT / "docs" / "verify.md").read_text().split("## Known mistakes")[1]
     rows = re.findall(r"^\| (\w+).*\|(.*) \|$", table, re.MULTILINE)[1:]
     assert [name for name, _ in rows] == list(MISTAKES)
-    for name, said in rows:
+    for name, cell in rows:
         findings = "\n".join(MISTAKES[name]().findings)
-        for quoted in re.findall("`(.*?)`", said):
+        for quoted in re.findall("`(.*?)`", cell):
             assert quoted in findings, (name, findings)
 
 
@@ -211,8 +211,8 @@ def test_a_trained_model_is_judged_on_what_training_leaves():
     result = verify(model, "deepnorm")
     assert result.fits and result.trained.startswith("trained: gains of its LayerNorms")
     assert {row.verdict for row in result.rows} <= {"fits", "trained, not judged"}
-    found = [text.split(": ")[0] for text in verify(model, "post_ln", tokens(archs.LM)).findings]
-    assert sorted(found) == ["decoder ffn", "decoder self_attn"]
+    places = [text.split(": ")[0] for text in verify(model, "post_ln", tokens(archs.LM)).findings]
+    assert sorted(places) == ["decoder ffn", "decoder self_attn"]
     assert audit(recognised(decoder_of(24, 1.0), {}, 7), "deepnorm").trained
 
 

@@ -56,8 +56,8 @@ def test_a_hugging_face_folder(tmp_path, capsys):
         assert "layers: decoder 4; fresh" in printed and re.search(rf"1\.6818 \({source}.alpha\)", printed)
         assert printed.endswith("\nwhat was examined fits --method deepnorm\n")
     assert statuses(tmp_path, "--method", "sub_ln", "--json") == 3
-    found = json.loads(capsys.readouterr().out)
-    assert not found["fits"] and len(found["rows"]) == 6 and found["findings"]
+    report = json.loads(capsys.readouterr().out)
+    assert not report["fits"] and len(report["rows"]) == 6 and report["findings"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -107,19 +107,19 @@ LAYOUTS = {  # names of a layer and their roles, as in Marian, torchscale and to
 def test_names_of_others(prefix):
     """Names of other packages are recognised: every role, (out, in) in either storage order, nothing unknown."""
     state = {prefix.format(l) + name: torch.randn(*shape) for l in range(2) for name, shape in LAYOUTS[prefix].items()}
-    found = recognised(state, {})
-    shapes = {m.weight.role: tuple(m.weight.linear.weight.shape) for m in found.matrices}
+    layout = recognised(state, {})
+    shapes = {m.weight.role: tuple(m.weight.linear.weight.shape) for m in layout.matrices}
     assert shapes == {"q": (C, C), "k": (C, C), "v": (C, C), "out": (C, C), "fc1": (F, C), "fc2": (C, F)}
-    assert not found.unknown and max(found.depths.values()) == 2 and len(found.matrices) == 12
+    assert not layout.unknown and max(layout.depths.values()) == 2 and len(layout.matrices) == 12
     stack = "encoder" if "encoder" in prefix else "decoder"
-    assert {m.weight.site.stack for m in found.matrices} == {stack}
+    assert {m.weight.site.stack for m in layout.matrices} == {stack}
 
 
 def test_cross_attention_is_told_from_self_attention():
     names = ("encoder_attn.q_proj", "multihead_attn.out_proj")
     for name in names:
-        found = recognised({f"decoder.layers.0.{name}.weight": torch.randn(C, C)}, {})
-        assert found.matrices[0].weight.site.sublayer == "encoder_attn"
+        layout = recognised({f"decoder.layers.0.{name}.weight": torch.randn(C, C)}, {})
+        assert layout.matrices[0].weight.site.sublayer == "encoder_attn"
 
 
 def test_names_of_ones_own(tmp_path, capsys):
@@ -183,8 +183,8 @@ def test_damaged_safetensors(tmp_path):
 
 
 def test_files_that_cannot_be_read(tmp_path, damaged, capsys):
-    for name, said in damaged.items():
-        assert_refused(said, "verify", str(tmp_path / name), "--method", "deepnorm")
+    for name, message in damaged.items():
+        assert_refused(message, "verify", str(tmp_path / name), "--method", "deepnorm")
     assert "code was run" not in capsys.readouterr().out
     torch.save(right(), tmp_path / "model.pt")
     words = ("verify", str(tmp_path / "model.pt"), "--method", "deepnet")
@@ -207,8 +207,8 @@ def test_options_of_the_method(tmp_path):
     torch.save(build(archs.LM, 50, **build_flags).state_dict(), tmp_path / "model.pt")
     words = (tmp_path / "model.pt", "--method", "complete_p")
     assert statuses(*words, "--option", "base_depth=3") == 0
-    for said, option in (("complete_p has base_depth", "depth=3"), ("is a whole number", "base_depth=three")):
-        assert_refused(said, "verify", *map(str, words), "--option", option)
+    for message, option in (("complete_p has base_depth", "depth=3"), ("is a whole number", "base_depth=three")):
+        assert_refused(message, "verify", *map(str, words), "--option", option)
 
 
 def test_what_is_not_finite_is_said(tmp_path):
