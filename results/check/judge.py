@@ -15,6 +15,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from deepnet_fairseq.text_table import markdown
+
 HERE = Path(__file__).resolve().parent
 RECORDS = HERE / "records.jsonl"
 MARKED = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- /\2 -->\n)", re.DOTALL)
@@ -103,12 +105,6 @@ def read() -> list[dict]:
     return [json.loads(line) for line in RECORDS.read_text().splitlines()] if RECORDS.exists() else []
 
 
-def table(header: list[str], rows: list[list[str]]) -> str:
-    """Lay out a Markdown table; all columns but the first are numbers."""
-    kinds = ["---", *["---:"] * (len(header) - 1)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in [header, kinds, *rows])
-
-
 def counts(records: list[dict]) -> str:
     """Lay out warnings among failures and among trainings that learnt, by source."""
     rows = []
@@ -118,7 +114,7 @@ def counts(records: list[dict]) -> str:
         trained = [one for one in some if not one["failed"]]
         warned = [sum(one["verdict"] != "stable" for one in group) for group in (failed, trained)]
         rows.append([source, f"{warned[0]} of {len(failed)}", f"{warned[1]} of {len(trained)}"])
-    return table(["trainings of", "failures that it warned of", "warnings of trainings that learnt"], rows)
+    return markdown([["trainings of", "failures that it warned of", "warnings of trainings that learnt"], *rows])
 
 
 def wrong(records: list[dict]) -> str:
@@ -131,14 +127,14 @@ def wrong(records: list[dict]) -> str:
         for one in records
         if one["failed"] or one["verdict"] != "stable"
     ]  # fmt: skip
-    return table(["model", "rate", "verdict", "training", "last held-out loss"], rows)
+    return markdown([["model", "rate", "verdict", "training", "last held-out loss"], *rows])
 
 
 def render(check: bool) -> None:
     """Write README.md's tables, or end with a line if they are not those of the records."""
     made, path = {"counts": counts(read()), "wrong": wrong(read())}, HERE / "README.md"
     page = path.read_text(encoding="utf-8")
-    rendered = MARKED.sub(lambda match: match[1] + made[match[2]] + match[3], page)
+    rendered = MARKED.sub(lambda match: f"{match[1]}{made[match[2]]}\n{match[3]}", page)
     if check and rendered != page:
         sys.exit(f"{path}: not of the records; run results/check/judge.py render")
     path.write_text(rendered, encoding="utf-8")

@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 from statistics import fmean
 
+from deepnet_fairseq.text_table import markdown
+
 HERE = Path(__file__).resolve().parent
 MARKED = re.compile(r"(<!-- report (\w+) -->\n).*?(<!-- /report \2 -->\n)", re.DOTALL)
 SHORT, LONG = 500, 3000  # updates; a tenth of them is warm-up
@@ -64,7 +66,7 @@ def longer(records: list[dict]) -> str:
         bleu = f"{one['score']['bleu']:.1f}" if "score" in one else "-"
         cost = [f"{training['peak_memory_bytes'] / 1e9:.1f}", f"{training['processor_seconds'] / 3600:.2f}"]
         rows.append([*place, f"{run['lr']:g}", str(run["seed"]), f"{held_out(one):.3f}", bleu, *cost])
-    return table(["depth", "method", "rate", "seed", "held-out bits", "BLEU", "GB", "core-hours"], rows)
+    return markdown([["depth", "method", "rate", "seed", "held-out bits", "BLEU", "GB", "core-hours"], *rows])
 
 
 def warm_up(records: list[dict]) -> str:
@@ -79,7 +81,7 @@ def warm_up(records: list[dict]) -> str:
                 if one["run"]["seed"] == FIRST_SEED and rate in short and (method, layers) != ("complete_p", 6):
                     texts = ["stuck" if value is None else f"{value:.2f}" for value in (short[rate], loss)]
                     rows.append([f"{layers}L-{layers}L", NAMES[method], f"{rate:g}", *texts])
-    return table(["depth", "method", "rate", "warm-up 50", "warm-up 300"], rows)
+    return markdown([["depth", "method", "rate", "warm-up 50", "warm-up 300"], *rows])
 
 
 def verdicts(records: list[dict]) -> str:
@@ -88,13 +90,7 @@ def verdicts(records: list[dict]) -> str:
     failed = [one for one in judged if math.isinf(held_out(one))]
     trained = [one for one in judged if math.isfinite(held_out(one))]
     warned, alarms = (sum(one["check"]["verdict"] != "stable" for one in some) for some in (failed, trained))
-    return f"It warned of {warned} of {len(failed)} failures, and of {alarms} of {len(trained)} that trained.\n"
-
-
-def table(header: list[str], rows: list[list[str]]) -> str:
-    """Lay out a Markdown table; all columns but those named depth and method are numbers."""
-    kinds = ["---" if name in ("depth", "method") else "---:" for name in header]
-    return "".join(f"| {' | '.join(line)} |\n" for line in [header, kinds, *rows])
+    return f"It warned of {warned} of {len(failed)} failures, and of {alarms} of {len(trained)} that trained."
 
 
 def sections(records: list[dict]) -> dict[str, str]:
@@ -106,7 +102,7 @@ def main() -> None:
     """Write the page's tables, or check them."""
     made, path = sections(read("records.jsonl")), HERE / "README.md"
     page = path.read_text(encoding="utf-8")
-    rendered = MARKED.sub(lambda match: match[1] + made[match[2]] + match[3], page)
+    rendered = MARKED.sub(lambda match: f"{match[1]}{made[match[2]]}\n{match[3]}", page)
     if sys.argv[1:] != ["--check"]:
         path.write_text(rendered, encoding="utf-8")
     elif rendered != page:

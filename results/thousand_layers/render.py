@@ -22,6 +22,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 
 from deepnet_fairseq.study.paper import FIGURE6, FIGURE6_LAYERS
+from deepnet_fairseq.text_table import markdown
 
 HERE = Path(__file__).resolve().parent
 NAMES = {
@@ -95,17 +96,28 @@ def by_depth(records: Iterable[dict]) -> dict[tuple[str, int], list[dict]]:
 
 
 def draw_depth(records: list[dict], path: Path) -> None:
-    """Draw BLEU by depth: means over the seeds, a bar from the lowest to the highest, a cross where it was stuck."""
+    """Draw BLEU by depth: means over the seeds, a bar from the lowest to the highest, a cross where it was stuck.
+
+    Points of C2 are hollow and not joined to B's, for their learning rate and their number of updates differ.
+    """
     figure, axes = pyplot.subplots(figsize=(7.5, 4.5), layout="constrained")
     trainings = by_depth(records)
     for method in dict.fromkeys(method for method, _ in trainings):
         layers = [layers for name, layers in trainings if name == method]
         scores = [[one.get("bleu", 0.0) for one in trainings[method, depth]] for depth in layers]
-        means = [fmean(some) for some in scores]
-        axes.plot(layers, means, color=COLOURS[method], marker="o", label=NAMES[method])
-        axes.vlines(layers, [min(some) for some in scores], [max(some) for some in scores], color=COLOURS[method])
+        means, colour = [fmean(some) for some in scores], COLOURS[method]
+        of_b = [i for i, depth in enumerate(layers) if trainings[method, depth][0]["experiment"] == "B"]
+        axes.plot([layers[i] for i in of_b], [means[i] for i in of_b], color=colour, marker="o", label=NAMES[method])
+        axes.vlines(layers, [min(some) for some in scores], [max(some) for some in scores], color=colour)
         stuck = [depth for depth in layers if any(one["ended"] != "trained" for one in trainings[method, depth])]
-        axes.plot(stuck, [0] * len(stuck), color=COLOURS[method], marker="x", markersize=10, linestyle="none")
+        axes.plot(stuck, [0] * len(stuck), color=colour, marker="x", markersize=10, linestyle="none")
+        for i in sorted(set(range(len(layers))) - set(of_b)):
+            (one,) = trainings[method, layers[i]]
+            if one["ended"] == "trained":
+                label = f"{NAMES[method]}, rate {one['lr']:g}, {one['updates']:,} updates"
+                axes.plot(
+                    layers[i], means[i], color=colour, marker="o", fillstyle="none", linestyle="none", label=label
+                )
     ticks = sorted({layers for _, layers in trainings})
     axes.set_xscale("log")
     axes.set_xticks(ticks, labels=[f"{layers}L-{layers}L" for layers in ticks])
@@ -128,13 +140,7 @@ def depth_table(records: list[dict]) -> str:
             text = ", ".join(f"{one['bleu']:.1f}" if "bleu" in one else one["ended"] for one in some) or "-"
             cells.append(f"{text} ({published[depth]:.1f})" if depth in published else text)
         rows.append([NAMES[method], *cells])
-    return table(["method", *(f"{depth}L-{depth}L" for depth in depths)], rows)
-
-
-def table(header: list[str], rows: list[list[str]]) -> str:
-    """Lay out a Markdown table; all columns but the first are numbers."""
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return markdown([["method", *(f"{depth}L-{depth}L" for depth in depths)], *rows])
 
 
 def symbols_table(records: list[dict]) -> str:
@@ -153,7 +159,7 @@ def symbols_table(records: list[dict]) -> str:
         "model", "rate", "seed", "updates", "loss", "tokens right", "sentences right",
         "encoder and decoder layers without a gradient", "minutes",
     ]  # fmt: skip
-    return table(header, rows)
+    return markdown([header, *rows])
 
 
 def text_table(records: list[dict]) -> str:
@@ -168,7 +174,7 @@ def text_table(records: list[dict]) -> str:
         ]
         for one in records
     ]  # fmt: skip
-    return table(["model", "rate", "warm-up", "seed", "updates", "held-out bits", "BLEU", "minutes"], rows)
+    return markdown([["model", "rate", "warm-up", "seed", "updates", "held-out bits", "BLEU", "minutes"], *rows])
 
 
 def hours_table(records: Records) -> str:
@@ -192,7 +198,7 @@ def hours_table(records: Records) -> str:
         "cells left that can be named",
         "hours predicted for them",
     ]
-    return table(header, rows)
+    return markdown([header, *rows])
 
 
 def made_with(records: Iterable[dict]) -> str:
@@ -201,9 +207,7 @@ def made_with(records: Iterable[dict]) -> str:
     commits = sorted({one["commit"] for one in environments})
     versions = sorted({f"PyTorch {one['versions']['torch']}" for one in environments})
     hardware = sorted({one["hardware"] for one in environments})
-    return (
-        f"Commits {', '.join(commits)}; {', '.join(versions)}; {', '.join(hardware)}, of which a training uses one.\n"
-    )
+    return f"Commits {', '.join(commits)}; {', '.join(versions)}; {', '.join(hardware)}, of which a training uses one."
 
 
 def sections(records: Records) -> dict[str, str]:
@@ -222,7 +226,7 @@ def sections(records: Records) -> dict[str, str]:
 
 def render(page: str, made: dict[str, str]) -> str:
     """Put sections in their places of a page."""
-    return MARKED.sub(lambda match: match[1] + made[match[2]] + match[3], page)
+    return MARKED.sub(lambda match: f"{match[1]}{made[match[2]]}\n{match[3]}", page)
 
 
 def main() -> None:
