@@ -27,6 +27,7 @@ MISTAKES = {  # flags -> words of the refusal; None: the first flag
     ("--restore-file", "nowhere.pt"): None,
     ("--finetune-from-model", "nowhere.pt"): None,
     ("--warmup-updates", "0"): None,
+    ("--stop-stuck", "-1"): None,
     ("--criterion", "label_smoothed_cross_entropy_with_alignment"): "--criterion",
     ("--task", "multilingual_translation"): "--task",
     ("--num-batch-buckets", "4"): "--num-batch-buckets",

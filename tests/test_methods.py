@@ -9,13 +9,13 @@ import copy
 import pytest
 import torch
 
-from deepnet_fairseq.core import archs
+from deepnet_fairseq.core import archs, build, load, save
 from deepnet_fairseq.core.methods import METHODS, Method, register
 from deepnet_fairseq.core.pass_state import copied, pass_state, running
 
 from .support.every_slot import EverySlot
 from .support.helpers import PAD, TOLERANCE, VOCAB, batch, logits
-from .support.single_stacks import EVERY, KINDS, awake, inputs, loss_of, scores, small
+from .support.single_stacks import EVERY, KINDS, awake, disturb, inputs, loss_of, scores, sizes, small
 from .support.single_stacks import batch as text
 
 FP32 = TOLERANCE[torch.float32]
@@ -151,13 +151,21 @@ def test_slots_see_each_token_alone(kind, name):
 
 @pytest.mark.parametrize(("kind", "name"), CHOICE)
 def test_saved_loaded_and_copied(kind, name, tmp_path):
-    """A model keeps its scores when it is saved and loaded, and when it is deep-copied as EMA does."""
-    model, other, given = awake(kind, **fields(name)), small(kind, **fields(name)), inputs(kind)
-    assert not torch.equal(scores(other, *given), scores(model, *given))
-    torch.save(model.state_dict(), tmp_path / "model.pt")
-    other.load_state_dict(torch.load(tmp_path / "model.pt"))
-    assert torch.equal(scores(other, *given), scores(model, *given))
-    assert torch.equal(scores(copy.deepcopy(model), *given), scores(model, *given))
+    """A model of the core comes back from its file with config, weights and scores; so does a deep copy, as EMA's.
+
+    Loading leaves the random state alone.
+    """
+    model, path, given = build(kind, VOCAB, **sizes(kind, 2), **fields(name)), tmp_path / "model.pt", inputs(kind)
+    disturb(model).eval().set_num_updates(7)
+    save(model, path)
+    before = torch.get_rng_state()
+    loaded = load(path)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert type(loaded) is type(model) and not loaded.training and loaded.built_from == model.built_from
+    for other in (loaded, copy.deepcopy(model)):
+        assert list(other.state_dict()) == list(model.state_dict())
+        assert all(map(torch.equal, other.state_dict().values(), model.state_dict().values()))
+        assert torch.equal(scores(other, *given), scores(model, *given))
 
 
 @pytest.mark.parametrize(("kind", "name"), CHOICE)

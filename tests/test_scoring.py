@@ -59,9 +59,8 @@ def test_numbers_are_those_of_the_sacrebleu_command(tmp_path):
     for ours, peer in zip((result["sacrebleu"], result["chrf"], words["ter"]), peers, strict=True):
         assert [ours[key] for key in ("score", "mean", "ci", "signature")] == peer
     assert 30 < result["bleu"] < 90 and "case:lc" in result["signature"]
-    assert (
-        0 < score_with_interval(ChrF(), ["abc d", "zz x"], ["abc d", "yy u"])["mean"] < 100
-    )  # some samples have no match
+    mean = score_with_interval(ChrF(), ["abc d", "zz x"], ["abc d", "yy u"])["mean"]  # some samples have no match
+    assert 0 < mean < 100
 
 
 def test_tokenised_bleu_is_fairseqs(tmp_path):
@@ -289,7 +288,7 @@ def test_a_language_whose_library_is_missing(tmp_path, monkeypatch):
     assert {base_language(code) for code in ("mya_Mymr", "npi", "sin", "ron-MD", "zh-Hans")} < set(TOKENISERS)
 
 
-NOISE = {"de-en": 0.1, "fr-en": 0.2, "en-de": 0.3, "en-fr": 0.4, "de-fr": 0.5}
+NOISE = {"de-en": 0.1, "zh-Hans-en": 0.2, "en-de": 0.3, "en-sr-Latn-RS": 0.4, "de-fr": 0.5}
 TEXT = {direction: sentences(40, seed) for seed, direction in enumerate(NOISE)}
 
 
@@ -307,21 +306,11 @@ def test_means_are_those_of_directions_scored_alone(tmp_path):
     bleu = {direction: scores["bleu"] for direction, scores in alone.items()}
     assert len(set(bleu.values())) == 5
     assert result["bleu"] == pytest.approx(fmean(bleu.values()), abs=0.011)
-    assert result["to_english"] == pytest.approx((bleu["de-en"] + bleu["fr-en"]) / 2, abs=0.011)
-    assert result["from_english"] == pytest.approx((bleu["en-de"] + bleu["en-fr"]) / 2, abs=0.011)
+    assert result["to_english"] == pytest.approx((bleu["de-en"] + bleu["zh-Hans-en"]) / 2, abs=0.011)
+    assert result["from_english"] == pytest.approx((bleu["en-de"] + bleu["en-sr-Latn-RS"]) / 2, abs=0.011)
     assert result["between_others"] == bleu["de-fr"]
     assert (result["kind"], result["generation"], result["missing"]) == ("sacrebleu", {"seconds": 7.5}, {})
     assert [group(*pair) for pair in (("de", "eng"), ("eng_Latn", "ces_Latn"), ("es", "de"))] == list(GROUPS)
-
-
-@pytest.mark.parametrize("name", ["es_419-en", "zh-Hans-en", "en-sr-Latn-RS", "ca_valencia-eng_Latn"])
-def test_any_direction_counts_in_the_mean(name, tmp_path):
-    translate(tmp_path, ["de-en"])
-    write_generated(tmp_path / f"{name}.txt", noisy(TEXT["de-en"], 0.5), TEXT["de-en"], name)
-    result = score(tmp_path)
-    bleu = [result["directions"][direction]["bleu"] for direction in ("de-en", name)]
-    assert result["bleu"] == pytest.approx(fmean(bleu), abs=0.011)
-    assert result["from_english" if name.startswith("en-") else "to_english"] is not None
 
 
 def test_sets(tmp_path):
@@ -332,15 +321,15 @@ def test_sets(tmp_path):
     assert {name: list(one["directions"]) for name, one in result["sets"].items()} == {
         "flores": ["de-en", "en-de"], "ted": ["de-fr"]}  # fmt: skip
     assert result["bleu"] == pytest.approx(fmean(one["bleu"] for one in result["sets"].values()), abs=0.011)
-    translate(tmp_path / "test", ["fr-en"])
-    assert (result := score(tmp_path))["bleu"] == result["directions"]["fr-en"]["bleu"]
+    translate(tmp_path / "test", ["zh-Hans-en"])
+    assert (result := score(tmp_path))["bleu"] == result["directions"]["zh-Hans-en"]["bleu"]
 
 
 def test_missing_directions(tmp_path, capsys):
     """Directions without a translation are named; xx-en, which has no test set, is not missed."""
     references = {f"test.{direction}": text for direction, text in TEXT.items()}
     bin = write_corpus(tmp_path / "c", references, pairs=[*NOISE, "xx-en"])
-    folder = translate(tmp_path / "generated", ["de-en", "en-fr", "fr-en"])
+    folder = translate(tmp_path / "generated", ["de-en", "en-sr-Latn-RS", "zh-Hans-en"])
     with pytest.raises(UserError, match=r"2 directions .* missing in test \(de-fr, en-de\).*--partial"):
         score(folder, bin)
     main(["score", str(folder), "--data", str(bin), "--partial"])

@@ -8,8 +8,7 @@ import torch
 from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_loss
 from fairseq.logging import metrics
 
-from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.plugin import config, stuck
+from deepnet_fairseq.plugin import stuck
 from deepnet_fairseq.plugin.trainer import build_trainer, parse
 
 from .conftest import TRAIN_FLAGS
@@ -141,8 +140,3 @@ def test_each_target_is_counted_once(data, tmp_path):
     for sample in ({"target": torch.tensor([[4, 4, 2], [5, 2, PAD]])}, {}, None):
         watch.count(sample, trainer.task)
     assert watch.counts.nonzero().flatten().tolist() == [2, 4, 5] and watch.counts.sum() == 5
-
-
-def test_a_number_of_updates():
-    with pytest.raises(UserError, match="--stop-stuck -1: must be 0 or more"):
-        config.namespace("deepnet_transformer", stop_stuck=-1)
