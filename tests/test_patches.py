@@ -10,7 +10,7 @@ import pytest
 from deepnet_fairseq import register
 from deepnet_fairseq.plugin import patches
 
-from .conftest import TRAIN_FLAGS, USER_DIR
+from .conftest import TRAIN_FLAGS
 from .support.helpers import run_cold
 from .support.lives import TINY
 
@@ -106,27 +106,3 @@ def test_a_training_from_python(begin, data, tmp_path):
         assert done.returncode and "already been imported" in done.stdout, done.stdout[-2000:]
     else:
         assert done.returncode == 0 and "DeepTrainer\n" in done.stdout, done.stdout[-2000:]
-
-
-def test_a_folder_of_ones_own_registers_the_package(data, tmp_path):
-    """A user's folder that calls register() works as --user-dir, which takes one folder only."""
-    folder = tmp_path / "strangers"
-    folder.mkdir()
-    (folder / "__init__.py").write_text(
-        dedent("""
-            import deepnet_fairseq
-
-            deepnet_fairseq.register()
-
-            from deepnet_fairseq.core.methods import register
-            from deepnet_fairseq.core.methods.deepnorm import DeepNorm
-
-
-            @register("mine")
-            class Mine(DeepNorm):
-                pass
-        """)
-    )
-    flags = [folder if flag == USER_DIR else flag for flag in TRAIN_FLAGS]
-    train = (data, *flags, *TINY, "--method", "mine", "--max-update", "1", "--save-dir", tmp_path / "run")
-    assert "done training" in run_cold("fairseq-train", *train).stdout

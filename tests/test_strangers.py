@@ -1,14 +1,18 @@
-"""Tests that methods in a folder outside the package pass every test of the registry."""
+"""Tests that methods in a folder outside the package pass every test of the registry, and that commands take them."""
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from textwrap import dedent
 
 import pytest
 
-from .support.helpers import ROOT, run_cold
+from .conftest import TRAIN_FLAGS
+from .support.helpers import ROOT, USER_DIR, run, run_cold
+from .support.lives import TINY
 
 HEAD = """
 import torch
@@ -41,18 +45,15 @@ METHODS = {
             norm = "pre"
 
             def heads(self, site, dim):
-                return FirstValues() if site.sublayer == "self_attn" and site.layer > 1 else Keep(site)
+                if site.sublayer == "self_attn":
+                    return Keep() if site.layer == 1 else FirstValues()
 
 
         class Keep(nn.Module):
             """Notes the values of the first layer."""
 
-            def __init__(self, site):
-                super().__init__()
-                self.notes = site.sublayer == "self_attn"
-
             def forward(self, x, role):
-                return pass_state().setdefault("first_values", x) if self.notes and role == "v" else x
+                return pass_state().setdefault("first_values", x) if role == "v" else x
     ''',
     "earlier_layers": '''
         """Each branch reads a learned sum over the shortcuts of all branches before it, a weight each."""
@@ -77,6 +78,55 @@ METHODS = {
             def before(self, site):
                 branches = self.sublayers(site.stack)
                 return Sum((site.layer - 1) * len(branches) + branches.index(site.sublayer) + 1)
+    ''',
+    "tanh_norm": '''
+        """tanh in place of the LayerNorm in front of each branch (Zhu et al. 2025, DyT)."""
+
+
+        class DyT(nn.Module):
+            def __init__(self, dim):
+                super().__init__()
+                self.a, self.gain = nn.Parameter(torch.tensor(0.5)), nn.Parameter(torch.ones(dim))
+                self.bias = nn.Parameter(torch.zeros(dim))
+
+            def forward(self, x):
+                return self.gain * torch.tanh(self.a * x) + self.bias
+
+
+        @register("tanh_norm")
+        class TanhNorm(Method):
+            equation = "x + f(tanh(a x))"
+            paper = "a test"
+            norm = "none"
+
+            def before(self, site):
+                return DyT(site.dim)
+
+            def ending(self, stack, dim):
+                return DyT(dim)
+    ''',
+    "stochastic_depth": '''
+        """A branch is left out of a sentence with probability 0.2 in training (Huang et al. 2016)."""
+
+
+        class Dropped(Residual):
+            def forward(self, x, f):
+                if not self.training:
+                    return x + f
+                kept = torch.rand(len(f), *[1] * (f.dim() - 1), device=f.device) >= 0.2
+                return x + f * (kept / 0.8).to(f.dtype)
+
+            def scales(self):
+                return 1.0, 1.0
+
+
+        @register("stochastic_depth")
+        class StochasticDepth(Method):
+            equation = "LN(x + b f(x)), b Bernoulli"
+            paper = "a test"
+
+            def residual(self, site):
+                return Dropped()
     ''',
     "normalised_update": '''
         """x moves a learned share of the way to the branch, and back onto the sphere (after Loshchilov et al. 2024)."""
@@ -132,27 +182,21 @@ def strangers(tmp_path_factory):
 
 
 def outcome(folder, *words):
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-n",
-        "0",
-        "-p",
-        "no:cacheprovider",
-        "--methods-from",
-        str(folder),
-        *words,
-    ]
+    """Run tests in a process of their own, with the methods in a folder among those of the package."""
+    options = ["-n", "0", "-p", "no:cacheprovider", "--methods-from", str(folder)]
+    command = [sys.executable, "-m", "pytest", *options, *words]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
 
 
 def test_files_of_strangers_pass_the_tests_of_the_registry(strangers):
-    names = " or ".join(METHODS)
-    ended = outcome(strangers, "tests/test_methods.py", "-k", names)
+    """Tests with a method's name in theirs pass in the whole suite, and those that go through all methods at once.
+
+    `deepnet verify` takes 1.1 x, which the first branch of earlier_layers reads, for its shortcut, and reports 1/1.1.
+    """
+    named = " or ".join([*METHODS, "tables_of_methods", "default_profiles", "refused_by_name"])
+    ended = outcome(strangers, "tests", "-k", f"({named}) and not (earlier_layers and right_model)")
     assert ended.returncode == 0, ended.stdout[-2000:]
-    ended = outcome(strangers, "tests/test_docs.py", "-k", "table_of_methods or default_profiles")
-    assert ended.returncode == 0, ended.stdout[-2000:]
+    assert int(re.search(r"(\d+) passed", ended.stdout)[1]) >= 18 * len(METHODS), ended.stdout[-500:]
 
 
 def test_a_slot_that_looks_along_time_fails_by_name(tmp_path):
@@ -162,22 +206,36 @@ def test_a_slot_that_looks_along_time_fails_by_name(tmp_path):
     assert ended.returncode == 1 and ".1.ffn.outer looks along time" in ended.stdout
 
 
-def test_commands_know_the_methods_of_a_folder(strangers):
-    """`deepnet plan` counts a user's method as it is built, also where widths depend on the depth."""
-    for name in ("earlier_layers", "value_residual"):
-        words = ("--user-dir", strangers, "--arch", "deepnet_transformer_tiny_30_30", "--method", name, "--vocab", "20")
-        printed = run_cold("deepnet", "plan", *words, "--share-all-embeddings", "--cpu", "--json").stdout
-        counted = f"""
-            import sys, json
-            from deepnet_fairseq.user_dir import import_user_dir
-            import_user_dir({str(strangers)!r})
-            from deepnet_fairseq.core.models import blueprint
-            model = blueprint("deepnet_transformer_tiny_30_30", 20, method={name!r}, share_all_embeddings=True)
-            print(sum(parameter.numel() for parameter in model.parameters()))
-        """
-        built = int(run_cold("python", "-c", dedent(counted)).stdout)
-        assert json.loads(printed)["parameters"]["total"] == built, name
+def test_a_plan_counts_widths_that_depend_on_the_depth(strangers):
+    """`deepnet plan` counts a weight for each earlier branch, of 60 and of 90, and a share a layer but the first.
+
+    The method with shares is a Pre-LN, which has two LayerNorms more.
+    """
+    flags = ("--user-dir", strangers, "--arch", "deepnet_transformer_tiny_30_30", "--vocab", "20", "--cpu", "--json")
+    plans = [
+        run("deepnet", "plan", *flags, "--method", name) for name in ("post_ln", "earlier_layers", "value_residual")
+    ]
+    plain, *ours = (json.loads(done.stdout)["parameters"]["total"] for done in plans)
+    assert [total - plain for total in ours] == [60 * 61 / 2 + 90 * 91 / 2, 2 * 29 + 2 * 2 * 64]
     assert "\nvalue_residual " in run_cold("deepnet", "methods", "--user-dir", strangers).stdout
+
+
+def test_commands_take_a_package_of_methods(strangers, data, tmp_path):
+    """A package that calls register() serves fairseq-train, which takes one folder, and the commands after it."""
+    package = shutil.copytree(strangers, tmp_path / "package")
+    imports = f"deepnet_fairseq.register()\n\nfrom . import {', '.join(METHODS)}"
+    (package / "__init__.py").write_text(f"import deepnet_fairseq\n\n{imports}\n")
+    flags = [package if flag == USER_DIR else flag for flag in TRAIN_FLAGS]
+    train = ("fairseq-train", data, *flags, *TINY, "--method", "stochastic_depth")
+    assert "1L-1L stochastic_depth, " in run("deepnet", "check", "--updates", "11", *train).stdout
+    run_cold(*train, "--max-update", "2", "--save-dir", tmp_path)
+    own, last, plain = ("--user-dir", package), tmp_path / "checkpoint_last.pt", tmp_path / "plain.pt"
+    run("deepnet", "average", last, last, *own, "--out", tmp_path / "mean.pt")
+    audit = run("deepnet", "verify", tmp_path / "mean.pt", *own, "--method", "stochastic_depth")
+    assert "nothing that is left to judge contradicts --method stochastic_depth" in audit.stdout
+    export = ("deepnet", "export", tmp_path / "mean.pt", "--to", "transformer", "--out", plain)
+    assert "--method stochastic_depth: unknown" in run(*export, check=False).stdout
+    assert f"wrote {plain}" in run(*export, *own).stdout
 
 
 def test_a_folder_without_python_files_is_refused(tmp_path):
