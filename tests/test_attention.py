@@ -86,7 +86,7 @@ def test_dropout_draws_from_the_generator_and_its_gradient_has_the_same_mask():
 
 
 class Adapter(nn.Module):
-    """Low-rank adapter around a matrix, as peft libraries insert it; it begins as the matrix itself."""
+    """Low-rank adapter around a matrix, as peft libraries insert it."""
 
     def __init__(self, base):
         super().__init__()
@@ -114,8 +114,9 @@ def test_adapters_hold_in_training_and_decoding_and_train_in_all_their_parts():
     torch.testing.assert_close(torch.cat(steps, 1)[real], whole[real], atol=1e-5, rtol=1e-5)
     model.train()(src, None, prev)[0].square().mean().backward()
     adapters = [module for module in model.modules() if isinstance(module, Adapter)]
+    added = [parameter for one in adapters for part in (one.down, one.up) for parameter in part.parameters()]
     assert len(adapters) == 2 * (2 + 4) + 4
-    assert all(parameter.grad.abs().sum() > 0 for one in adapters for parameter in one.up.parameters())
+    assert all(parameter.grad.abs().sum() > 0 for parameter in added)
 
 
 def test_dynamic_quantisation_finds_every_matrix():

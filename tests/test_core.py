@@ -183,6 +183,12 @@ def test_prompts_of_unequal_length_continue_as_each_alone(fields, beams, padded_
     alike(beam_search(model, padded[order], beams, 8), [expected[i] for i in order])
 
 
+def test_scripting_is_refused():
+    with pytest.raises(UserError, match="^torch.jit.script: not supported; use torch.compile, or .*") as caught:
+        torch.jit.script(build(LM, VOCAB, **sizes(LM, 1)))
+    assert "\n" not in str(caught.value)
+
+
 def test_a_masked_language_model_is_not_searched():
     with pytest.raises(UserError, match="deepnet_masked_lm has no decoder; give a translation or causal"):
         beam_search(small(MASKED_LM), sources(2))
