@@ -58,6 +58,12 @@ def test_attention_is_its_formula(form, source_dim):
         torch.testing.assert_close(one, other)
 
 
+def test_arguments_of_fairseq_s_attention_are_refused_in_one_line():
+    x = torch.randn(3, 5, 8)
+    with pytest.raises(TypeError, match="^attention takes x, source, mask, .* given: query, key, need_weights$"):
+        attention()(query=x, key=x, need_weights=False)
+
+
 def test_a_query_that_may_look_nowhere_gives_numbers():
     module, x = attention(), torch.randn(3, 5, 8, dtype=torch.float64, requires_grad=True)
     y = module(x, mask=to_add(torch.zeros(3, 1, 1, 5, dtype=torch.bool), torch.float64))

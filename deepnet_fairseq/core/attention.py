@@ -60,19 +60,24 @@ class Attention(nn.Module):
 
     def forward(
         self,
-        x: Tensor,
+        x: Tensor | None = None,
         source: Tensor | None = None,
         mask: Tensor | None = None,
         causal: bool = False,
         cache: DecoderCache | None = None,
         alignment: list[Tensor] | None = None,
+        **others: object,
     ) -> Tensor:
         """Attend from x (B, T, C) to source (B, S, C'), or to x itself, and return (B, T, C).
 
         mask: broadcastable to (B, h, T, S), either bool, True where a query may look, or numbers added to the scores;
         causal: mask the future instead. cache: holds keys and values of earlier steps, which are read and extended.
-        alignment: a list to which the attention weights (B, h, T, S), without dropout, are appended.
+        alignment: a list to which the attention weights (B, h, T, S), without dropout, are appended. Raises a TypeError
+        without x, and for other keywords, as those of fairseq's MultiheadAttention.
         """
+        if x is None or others:
+            given = ", ".join(others) or "no x"
+            raise TypeError(f"attention takes x, source, mask, causal, cache, alignment, batch first; given: {given}")
         q = self.by_head(self.q_proj(x), "q")
         if cache is None:
             keys, values = self.keys_and_values(x if source is None else source)
