@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from torch import Tensor, nn
 
@@ -29,7 +30,7 @@ TIES = {  # second name of a shared matrix -> flag with which the model has two 
 }
 
 
-def with_split_projections(state: StateDict) -> StateDict:
+def with_split_projections(state: Mapping[str, Tensor]) -> StateDict:
     """Split each entry that fairseq wrote for queries, keys and values together into three."""
     split: StateDict = {}
     for key, value in state.items():

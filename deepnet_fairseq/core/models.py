@@ -12,18 +12,19 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _IncompatibleKeys
 from torch.overrides import TorchFunctionMode
 
 from ..errors import UserError
 from . import archs, checkpoint_fit, config
 from .initialisation import initialize
 from .methods import Method
+from .methods.base import Value
 from .modules import ACTIVATIONS, empty_linear, submodules
 from .stack import Decoder, Encoder, Stack
 
 BOS, PAD, EOS, UNK = range(4)  # the first symbols of every vocabulary, as in fairseq's dictionaries
 SPECIALS = 4
-Value = bool | int | float | str | None  # value of a config field
 Extra = dict[str, list[Tensor] | list[None] | None]  # a model's outputs beside scores, by fairseq's names
 
 
@@ -69,17 +70,11 @@ class DeepModel(nn.Module):
         """Return the model's stacks by name, "encoder" and "decoder", in forward order."""
         return {name: getattr(self, name) for name in archs.STACKS[self.NAME]}
 
-    def forward(self, *args: Any, **net_input: Any) -> tuple[Tensor, Extra]:
-        """Return scores of the vocabulary (B, T, V) for the net_input of a fairseq sample, and more by name."""
-        raise NotImplementedError
-
-    def tokens(self, *args: Any, **net_input: Any) -> dict[str, Tensor]:
-        """Return the tokens that each stack reads, (B, T), from the arguments of `forward`."""
-        raise NotImplementedError
-
-    def features(self, *args: Any, **net_input: Any) -> dict[str, Tensor]:
-        """Return the output of each stack, (B, T, C), for the net_input of a fairseq sample."""
-        raise NotImplementedError
+    # Each model has arguments of its own, those in the net_input of a fairseq sample. `forward` returns scores of the
+    # vocabulary (B, T, V) and more by name; `tokens` what each stack reads, (B, T); `features` its output, (B, T, C).
+    forward: Callable[..., tuple[Tensor, Extra]]
+    tokens: Callable[..., dict[str, Tensor]]
+    features: Callable[..., dict[str, Tensor]]
 
     def vocabulary_projection(self) -> nn.Linear:
         """Return the matrix (V, C) that projects features to scores of V symbols."""
@@ -110,7 +105,9 @@ class DeepModel(nn.Module):
         for stack in self.stacks().values():
             stack.set_num_updates(num_updates)
 
-    def load_state_dict(self, state_dict: Any, strict: bool = True, model_cfg: Any = None, args: Any = None) -> Any:
+    def load_state_dict(
+        self, state_dict: Mapping[str, Tensor], strict: bool = True, model_cfg: object = None, args: object = None
+    ) -> _IncompatibleKeys:
         """Load a state dict of this model or of its counterpart in fairseq; raise a UserError if it is another model's.
 
         model_cfg, args: fairseq's further arguments, not read.
@@ -122,7 +119,7 @@ class DeepModel(nn.Module):
             checkpoint_fit.check_ties(state_dict, self)
         return nn.Module.load_state_dict(self, state_dict, strict)
 
-    def renamed(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+    def renamed(self, state_dict: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Rename a checkpoint's entries to the names they have here."""
         return state_dict
 
@@ -175,7 +172,7 @@ class EncoderDecoder(DeepModel):
         )
 
     def tokens(
-        self, src_tokens: Tensor, src_lengths: Tensor | None, prev_output_tokens: Tensor, *_rest: Any, **_more: Any
+        self, src_tokens: Tensor, src_lengths: Tensor | None, prev_output_tokens: Tensor, *_: object, **_more: object
     ) -> dict[str, Tensor]:
         return {"encoder": src_tokens, "decoder": prev_output_tokens}
 
@@ -228,7 +225,7 @@ class LanguageModel(DeepModel):
             full_context_alignment=full_context_alignment,
         )
 
-    def tokens(self, src_tokens: Tensor, *_rest: Any, **_more: Any) -> dict[str, Tensor]:
+    def tokens(self, src_tokens: Tensor, *_: object, **_more: object) -> dict[str, Tensor]:
         return {"decoder": src_tokens}
 
     def features(self, src_tokens: Tensor, src_lengths: Tensor | None = None) -> dict[str, Tensor]:
@@ -300,10 +297,10 @@ class MaskedLanguageModel(DeepModel):
         states = encoded["encoder_states"] if return_all_hiddens else None
         return (x if features_only else self.lm_head(x, masked_tokens)), {"inner_states": states}
 
-    def tokens(self, src_tokens: Tensor, *_rest: Any, **_more: Any) -> dict[str, Tensor]:
+    def tokens(self, src_tokens: Tensor, *_: object, **_more: object) -> dict[str, Tensor]:
         return {"encoder": src_tokens}
 
-    def features(self, src_tokens: Tensor, src_lengths: Tensor | None = None, **_rest: Any) -> dict[str, Tensor]:
+    def features(self, src_tokens: Tensor, src_lengths: Tensor | None = None, **_rest: object) -> dict[str, Tensor]:
         return {"encoder": self(src_tokens, src_lengths, features_only=True)[0]}
 
     def vocabulary_projection(self) -> nn.Linear:

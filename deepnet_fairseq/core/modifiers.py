@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from .methods import Method, Option, get_method
+from .methods.base import Value
 from .slots import ByRole, FullPrecision, Site
 
 MODIFIERS: dict[str, type[Modifier]] = {}
@@ -32,9 +33,9 @@ class Modifier:
     help: ClassVar[str]
     options: ClassVar[dict[str, Option]] = {}
 
-    def __init__(self, method: Method, **options: Any):
+    def __init__(self, method: Method, **options: Value):
         self.method = method
-        self.values = {key: option.default for key, option in self.options.items()} | options
+        self.values: dict[str, Any] = {key: option.default for key, option in self.options.items()} | options
         self.check()
 
     def __getattr__(self, name: str) -> Any:

@@ -9,7 +9,6 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -73,7 +72,7 @@ class Dropout(nn.Module):
         return drop(x, self.p) if self.drops else x
 
     def make_generation_fast_(
-        self, name: str, retain_dropout: bool = False, retain_dropout_modules: list[str] | None = None, **_: Any
+        self, name: str, retain_dropout: bool = False, retain_dropout_modules: list[str] | None = None, **_: object
     ) -> None:
         """Obey --retain-dropout, for all modules or those it names; fairseq-generate calls this before decoding."""
         if retain_dropout and (retain_dropout_modules is None or self.module_name in retain_dropout_modules):

@@ -238,13 +238,23 @@ class Decoder(Stack):
         return self
 
     def forward(
-        self, prev_output_tokens: Tensor, *inputs: Any, features_only: bool = False, **options: Any
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: dict | None = None,
+        incremental_state: dict | None = None,
+        features_only: bool = False,
+        full_context_alignment: bool = False,
+        alignment_layer: int | None = None,
+        alignment_heads: int | None = None,
+        src_lengths: Tensor | None = None,
+        return_all_hiddens: bool = False,
     ) -> tuple[Tensor, dict]:
         """Return scores (B, T, V) of prev_output_tokens (B, T), or features (B, T, C), and a dictionary.
 
-        inputs, options, dictionary: those of extract_features.
+        features_only: return the features; the dictionary and the other arguments are those of extract_features.
         """
-        x, extra = self.extract_features(prev_output_tokens, *inputs, **options)
+        rest = alignment_layer, full_context_alignment, alignment_heads
+        x, extra = self.extract_features(prev_output_tokens, encoder_out, incremental_state, return_all_hiddens, *rest)
         return (x if features_only else self.output_layer(x)), extra
 
     def extract_features(
@@ -323,7 +333,7 @@ class Decoder(Stack):
         if self.CACHE in incremental_state:
             incremental_state[self.CACHE]["cache"].reorder(new_order)
 
-    def make_generation_fast_(self, need_attn: bool = True, **_: Any) -> None:
+    def make_generation_fast_(self, need_attn: bool = True, **_: object) -> None:
         """Compute attention weights only under --print-alignment; fairseq-generate calls this before decoding."""
         self.need_attn = need_attn and self.attends
 

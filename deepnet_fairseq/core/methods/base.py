@@ -26,6 +26,7 @@ from ..archs import depths
 from ..slots import BRANCHES, Site
 
 METHODS: dict[str, type[Method]] = {}
+Value = bool | int | float | str | None  # of an option, and of any field of a config
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Option:
     help: of the flag; choices: the words it may be, () for any value of the type.
     """
 
-    default: bool | int | float | str | None
+    default: Value
     help: str
     choices: tuple[str, ...] = ()
 
@@ -83,7 +84,7 @@ class Method:
         def __getattr__(self, option: str) -> Any:
             """Return the value of an option."""
 
-    def __init__(self, N: int, M: int, **options: Any):
+    def __init__(self, N: int, M: int, **options: Value):
         self.num_encoder_layers, self.num_decoder_layers = N, M
         for key, value in ({key: option.default for key, option in self.options.items()} | options).items():
             choices = self.options[key].choices
