@@ -1,12 +1,14 @@
-"""Write the tables of docs/methods.md between their marks: python -m scripts.methods_page [PAGE]."""
+"""Write the tables of docs/methods.md that follow from the registry: python -m scripts.methods_page [PAGE]."""
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 from deepnet_fairseq import text_table
 from deepnet_fairseq.cli.methods import HEADER, OF_MODIFIERS, OPTIONS, option_rows, row_of, rows_of_modifiers
+from deepnet_fairseq.core.initialisation import PROFILES
 from deepnet_fairseq.core.methods import METHODS, get_method
 from deepnet_fairseq.core.modifiers import MODIFIERS
 
@@ -30,11 +32,19 @@ def methods_page() -> str:
     return "\n".join([methods, *why, modifiers, "", options])
 
 
+def with_users(page: str) -> str:
+    """Fill the last column of the table of initialisations: the methods that use each profile by default."""
+    for profile in PROFILES:
+        users = ", ".join(name for name in sorted(METHODS) if get_method(name).init_profiles[0] == profile)
+        page = re.sub(rf"^(\| `{profile}` \|.*\|) .* \|$", rf"\1 {users} |", page, flags=re.MULTILINE)
+    return page
+
+
 def write(page: Path) -> None:
-    """Replace what stands between the marks of a page."""
+    """Replace what stands between the marks of a page, and the last column of its table of initialisations."""
     before, rest = page.read_text(encoding="utf-8").split(MARKS[0])
     after = rest.split(MARKS[1])[1]
-    page.write_text(f"{before}{MARKS[0]}{methods_page()}\n{MARKS[1]}{after}", encoding="utf-8")
+    page.write_text(with_users(f"{before}{MARKS[0]}{methods_page()}\n{MARKS[1]}{after}"), encoding="utf-8")
 
 
 if __name__ == "__main__":
