@@ -46,7 +46,7 @@ def test_failures_and_warm_up(render):
     assert [math.isinf(render.held_out(one)) for one in (diverged, stuck, trained)] == [True, True, False]
     assert render.early_loss(trained) == 9
     text = render.verdicts([diverged, stuck, trained])
-    assert text == "It warned of 1 of 2 failures, and of 0 of 1 that trained.\n"
+    assert text == "It warned of 1 of 2 failures, and of 0 of 1 that trained."
     ended = training("deepnorm", 6, 0.001, 7.0, stuck="at update 375")
     ended["log"]["train_inner"] = []
     page = render.warm_up([ended, training("deepnorm", 6, 0.001, 6.0, updates=3000)])
