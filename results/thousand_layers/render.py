@@ -80,49 +80,52 @@ def draw(records: list[dict], path: Path) -> None:
     figure.savefig(path, dpi=150, metadata={"Software": None})
 
 
-def by_depth(records: Iterable[dict]) -> dict[tuple[str, int], list[dict]]:
-    """Sort the trainings of experiments B and C2 by method and layers, the first seed first.
+def one_rate_for_all(records: Iterable[dict]) -> float | None:
+    """Find the one rate that experiment B has for all methods and depths: that of most of its trainings."""
+    rates = [one["lr"] for one in records if one["experiment"] == "B"]
+    return mode(rates) if rates else None
 
-    Of B's trainings only those at its one rate for all count, which is the rate of most of them.
-    """
-    trainings = [one for one in records if one["experiment"] in ("B", "C2")]
-    rates = [one["lr"] for one in trainings if one["experiment"] == "B"]
-    common = mode(rates) if rates else None
+
+def by_depth(records: list[dict]) -> dict[tuple[str, int], list[dict]]:
+    """Sort the trainings of B at its one rate, and those of C2, by method and layers, the first seed first."""
+    common = one_rate_for_all(records)
+    trainings = [
+        one for one in records if one["experiment"] == "C2" or one["experiment"] == "B" and one["lr"] == common
+    ]
     sorted_records: dict[tuple[str, int], list[dict]] = {}
     for one in sorted(trainings, key=lambda one: (list(NAMES).index(one["method"]), one["layers"], one["seed"])):
-        if one["experiment"] == "C2" or one["lr"] == common:
-            sorted_records.setdefault((one["method"], one["layers"]), []).append(one)
+        sorted_records.setdefault((one["method"], one["layers"]), []).append(one)
     return sorted_records
 
 
 def draw_depth(records: list[dict], path: Path) -> None:
     """Draw BLEU by depth: means over the seeds, a bar from the lowest to the highest, a cross where it was stuck.
 
-    Points of C2 are hollow and not joined to B's, for their learning rate and their number of updates differ.
+    Hollow points are the trainings of B and C2 at another rate, with the rate beside them.
     """
     figure, axes = pyplot.subplots(figsize=(7.5, 4.5), layout="constrained")
-    trainings = by_depth(records)
+    common = one_rate_for_all(records)
+    trainings = by_depth([one for one in records if one["experiment"] == "B"])
     for method in dict.fromkeys(method for method, _ in trainings):
         layers = [layers for name, layers in trainings if name == method]
         scores = [[one.get("bleu", 0.0) for one in trainings[method, depth]] for depth in layers]
         means, colour = [fmean(some) for some in scores], COLOURS[method]
-        of_b = [i for i, depth in enumerate(layers) if trainings[method, depth][0]["experiment"] == "B"]
-        axes.plot([layers[i] for i in of_b], [means[i] for i in of_b], color=colour, marker="o", label=NAMES[method])
+        axes.plot(layers, means, color=colour, marker="o", label=f"{NAMES[method]}, lr {common:g}")
         axes.vlines(layers, [min(some) for some in scores], [max(some) for some in scores], color=colour)
         stuck = [depth for depth in layers if any(one["ended"] != "trained" for one in trainings[method, depth])]
         axes.plot(stuck, [0] * len(stuck), color=colour, marker="x", markersize=10, linestyle="none")
-        for i in sorted(set(range(len(layers))) - set(of_b)):
-            (one,) = trainings[method, layers[i]]
-            if one["ended"] == "trained":
-                label = f"{NAMES[method]}, rate {one['lr']:g}, {one['updates']:,} updates"
-                axes.plot(
-                    layers[i], means[i], color=colour, marker="o", fillstyle="none", linestyle="none", label=label
-                )
-    ticks = sorted({layers for _, layers in trainings})
+    others = [one for one in records if one["experiment"] in ("B", "C2") and one["lr"] != common]
+    for one in others:
+        marker = "o" if one["ended"] == "trained" else "x"
+        place = one["layers"], one.get("bleu", 0.0)
+        axes.plot(*place, color=COLOURS[one["method"]], marker=marker, fillstyle="none", linestyle="none")
+        axes.annotate(f"lr {one['lr']:g}", place, xytext=(0, 7), textcoords="offset points", ha="center", fontsize=8)
+    ticks = sorted({one["layers"] for one in others} | {layers for _, layers in trainings})
     axes.set_xscale("log")
     axes.set_xticks(ticks, labels=[f"{layers}L-{layers}L" for layers in ticks])
     axes.minorticks_off()
-    axes.set(ylabel="BLEU on 500 test sentences", ylim=(-2, None), title="Translation by depth, one rate for all")
+    axes.margins(0.08)
+    axes.set(ylabel="BLEU on 500 test sentences", ylim=(-3, None), title="Translation by depth, one rate for all")
     axes.legend(fontsize=8)
     figure.savefig(path, dpi=150, metadata={"Software": None})
 
