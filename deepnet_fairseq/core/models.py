@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import _IncompatibleKeys
 from torch.overrides import TorchFunctionMode
 
 from ..errors import UserError
@@ -22,6 +21,9 @@ from .methods import Method
 from .methods.base import Value
 from .modules import ACTIVATIONS, empty_linear, submodules
 from .stack import Decoder, Encoder, Stack
+
+if TYPE_CHECKING:  # torch's private name, for an annotation alone
+    from torch.nn.modules.module import _IncompatibleKeys
 
 BOS, PAD, EOS, UNK = range(4)  # the first symbols of every vocabulary, as in fairseq's dictionaries
 SPECIALS = 4

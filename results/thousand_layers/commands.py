@@ -25,7 +25,7 @@ class Failed(Exception):
     """A program ended as it should not have; the text names its log."""
 
 
-class Held:
+class PausableRunner:
     """Runner of one cell's commands: each is suspended while WORK/PAUSE exists, and dies with this process.
 
     RUN/spent.json adds up their processor seconds, those of killed attempts too, and has their largest memory.

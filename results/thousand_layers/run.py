@@ -24,7 +24,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from cells import Cell, PlanError, Records, cells_of, may_begin, read_plan
-from commands import Failed, Held, relative
+from commands import Failed, PausableRunner, relative
 from texts import TEXTS, train_text
 
 from deepnet_fairseq.files import whole
@@ -34,7 +34,7 @@ HERE = Path(__file__).resolve().parent
 FAILURES = 3  # cells that may fail before this program gives up
 
 
-def train_symbols(cell: Cell, run: Path, held: Held) -> dict:
+def train_symbols(cell: Cell, run: Path, runner: PausableRunner) -> dict:
     """Train on random symbols, with the core alone."""
     command = [
         sys.executable, str(HERE / "symbols.py"), str(run), "--task", cell.task, "--method", cell.method,
@@ -42,20 +42,20 @@ def train_symbols(cell: Cell, run: Path, held: Held) -> dict:
         "--seed", cell.seed, "--stop-stuck", cell.stop_stuck,
     ]  # fmt: skip
     log = run / "train.log"
-    if held.run(list(map(str, command)), log):
+    if runner.run(list(map(str, command)), log):
         raise Failed(f"{cell.name}: symbols.py failed; whole log: {log}")
     result = json.loads((run / "result.json").read_text())
     return {"final_loss": result["loss"][-1], "command": relative(command)} | result
 
 
-def record(cell: Cell, run: Path, work: Path, held: Held) -> dict:
+def record(cell: Cell, run: Path, work: Path, runner: PausableRunner) -> dict:
     """Train a cell to its end; return its record."""
-    result = train_text(cell, run, held, work) if cell.task in TEXTS else train_symbols(cell, run, held)
+    result = train_text(cell, run, runner, work) if cell.task in TEXTS else train_symbols(cell, run, runner)
     facts = asdict(cell) | {"name": cell.name, "predicted_hours": round(cell.hours, 2)}
     for key in ("seconds", "stop_stuck"):
         del facts[key]
     ended_on = {"ended_on": datetime.now(UTC).isoformat(timespec="seconds")}
-    return facts | result | held.spent | ended_on | {"environment": environment(gpus=0) | {"commit": code_commit()}}
+    return facts | result | runner.spent | ended_on | {"environment": environment(gpus=0) | {"commit": code_commit()}}
 
 
 def code_commit() -> str:
@@ -106,15 +106,15 @@ def work_off(args: argparse.Namespace) -> None:
 def train_cell(cell: Cell, run: Path, args: argparse.Namespace) -> bool:
     """Train a cell and record it; False if a program failed, which is said."""
     print(f"{now()} {cell.name}: {cell.hours:.2f} hours predicted", flush=True)
-    held = Held(args.work, run)
+    runner = PausableRunner(args.work, run)
 
     def stop(number: int, frame: object) -> None:
-        held.stop()
+        runner.stop()
         sys.exit(128 + number)
 
     signal.signal(signal.SIGTERM, stop)
     try:
-        result = record(cell, run, args.work, held)
+        result = record(cell, run, args.work, runner)
     except (Failed, PlanError) as error:
         print(f"{now()} error: {error}", file=sys.stderr, flush=True)
         return False

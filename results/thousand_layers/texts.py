@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from cells import Cell, PlanError
-from commands import Failed, Held, relative
+from commands import Failed, PausableRunner, relative
 
 ENDED = re.compile(r"error: ((diverged|stuck) at update (\d+))")
 # Both kinds of text: a batch of about 1,000 tokens, nothing that hides how a method trains (no dropout, no clipping).
@@ -39,7 +39,7 @@ HELD_OUT = {"valid": ("iwslt14", "multi30k", "tatoeba", "newstest2013"), "test":
 HELD_OUT_SENTENCES = {"valid": 250, "test": 500}  # of each of these sets
 
 
-def train_text(cell: Cell, run: Path, held: Held, work: Path) -> dict:
+def train_text(cell: Cell, run: Path, runner: PausableRunner, work: Path) -> dict:
     """Train with fairseq-train on one of the two texts; translate and score the test set."""
     from deepnet_fairseq.core.methods import METHODS
 
@@ -57,7 +57,7 @@ def train_text(cell: Cell, run: Path, held: Held, work: Path) -> dict:
         command += ["--stop-stuck", cell.stop_stuck]
     log, ended, stop = run / "train.log", "trained", None
     if not (run / "trained").exists():
-        status = held.run(list(map(str, command)), log)
+        status = runner.run(list(map(str, command)), log)
         if status in (3, 4):
             endings = ENDED.findall(log.read_text(encoding="utf-8", errors="replace"))
             (run / "trained").write_text(f"{endings[-1][1]} {endings[-1][2]}")
@@ -71,10 +71,10 @@ def train_text(cell: Cell, run: Path, held: Held, work: Path) -> dict:
     result = curves(log) | {"ended": ended, "ended_at": stop, "command": relative(command)}
     if ended == "stuck" or not (run / "checkpoint_last.pt").exists():
         return result
-    return result | translate(cell, run, held, data, pair, generation)
+    return result | translate(cell, run, runner, data, pair, generation)
 
 
-def translate(cell: Cell, run: Path, held: Held, data: Path, pair: tuple[str, str], flags: str) -> dict:
+def translate(cell: Cell, run: Path, runner: PausableRunner, data: Path, pair: tuple[str, str], flags: str) -> dict:
     """Translate the test set with the last checkpoint; score it with sacreBLEU."""
     from sacrebleu.metrics import BLEU
 
@@ -83,7 +83,7 @@ def translate(cell: Cell, run: Path, held: Held, data: Path, pair: tuple[str, st
         "--path", str(run / "checkpoint_last.pt"), *shlex.split(flags), "--cpu",
     ]  # fmt: skip
     generated, log = run / "generated.txt", run / "generate.log"
-    if held.run(command, log, generated):
+    if runner.run(command, log, generated):
         raise Failed(f"{cell.name}: fairseq-generate failed; whole log: {log}")
     by_number = dict(re.findall(r"^H-(\d+)\t[^\t]*\t(.*)$", generated.read_text(encoding="utf-8"), re.MULTILINE))
     references = (data.parent / "text" / f"test.{pair[1]}").read_text(encoding="utf-8").split("\n")[:-1]
