@@ -194,7 +194,8 @@ def test_hooks_and_replaced_forwards_change_a_step_as_they_change_the_whole_pass
         whole = model.decoder(prev, memory)[0]
         steps = [model.decoder(prev[:, : t + 1], memory, incremental_state=state)[0] for t in range(6)]
     assert whole.dtype == (torch.bfloat16 if mixed else torch.float32)
-    torch.testing.assert_close(torch.cat(steps, 1), whole, atol=0.02 if mixed else FP32, rtol=1e-4)
+    tolerance = 0.1 if mixed else FP32  # bfloat16 rounds a logit of 4 by 0.03
+    torch.testing.assert_close(torch.cat(steps, 1), whole, atol=tolerance, rtol=1e-4)
     assert [tuple(shape) for shape in calls] == [(3, 6, 16)] + 6 * [(3, 1, 16)]
 
 
