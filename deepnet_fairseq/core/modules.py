@@ -17,13 +17,8 @@ from torch import Tensor, nn
 logger = logging.getLogger(__name__)
 
 
-def gelu(x: Tensor) -> Tensor:
-    """Compute x Phi(x) in float32, for x of any shape (Hendrycks and Gimpel 2016)."""
-    return F.gelu(x.float()).type_as(x)
-
-
 def gelu_accurate(x: Tensor) -> Tensor:
-    """Compute Hendrycks and Gimpel's approximation of `gelu` by tanh."""
+    """Compute Hendrycks and Gimpel's approximation of GELU by tanh (2016)."""
     return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * torch.pow(x, 3))))
 
 
@@ -39,7 +34,7 @@ def identity(x: Tensor) -> Tensor:
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
-    "gelu": gelu,
+    "gelu": F.gelu,
     "gelu_fast": gelu_accurate,  # its name in older configs
     "gelu_accurate": gelu_accurate,
     "tanh": torch.tanh,
