@@ -6,6 +6,7 @@
 #
 #   scripts/gpu_check.sh [OUT]          OUT: default gpu_check; docs/first_day.md lists the files to send back
 #   ONLY=table1 scripts/gpu_check.sh    one part: table1, tests or bench
+#   SHORT=1 scripts/gpu_check.sh        ten minutes on one GPU: 40 updates of a fraction of the paper's batch
 #   SMOKE=1 scripts/gpu_check.sh        table1 in miniature on two processes of a CPU, to test this script
 #   DEPTHS="18 100" UPDATES=200 ...     other depths, another number of updates
 #
@@ -13,14 +14,16 @@
 # This has not run on a GPU yet.
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # if run by sh
 set -euo pipefail
-case "${1:-}" in -h | --help) sed -n '2,13s/^# \{0,1\}//p' "$0"; exit ;; esac
-parts="tests table1 bench" depths="18 100" passes=60 symbols=39996 place=()
+case "${1:-}" in -h | --help) sed -n '2,14s/^# \{0,1\}//p' "$0"; exit ;; esac
+parts="tests table1 bench" depths="18 100" passes=60 symbols=39996 updates=200 flags=()
 if [ "${SMOKE:-0}" != 0 ]; then
-    parts=table1 depths=6 passes=2 symbols=0 place=(--distributed-world-size 2)
+    parts=table1 depths=6 passes=2 symbols=0 flags=(--distributed-world-size 2)
+elif [ "${SHORT:-0}" != 0 ]; then
+    passes=12 updates=40 flags=(--update-freq 8)
 fi
 fail() { echo "gpu_check: $*" >&2; exit 1; }
 [[ "${ONLY:=$parts}" =~ ^(tests|table1|bench)(\ (tests|table1|bench))*$ ]] || fail "ONLY=$ONLY: there are tests, table1, bench"
-[[ "${UPDATES:=200}" =~ ^[0-9]+$ && "$UPDATES" -ge 40 ]] || fail "UPDATES=$UPDATES: give at least 40"
+[[ "${UPDATES:=$updates}" =~ ^[0-9]+$ && "$UPDATES" -ge 40 ]] || fail "UPDATES=$UPDATES: give at least 40"
 out="$(realpath -m -- "${1:-gpu_check}")" text="$out/text" data="$out/data" depths="${DEPTHS:-$depths}"
 unset DEPTHS DATA OUT
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -56,7 +59,7 @@ prepare() {  # prepare: make about 10 million tokens, with unused symbols added 
 killed_and_resumed() {  # killed_and_resumed DEPTH: kill all processes with SIGKILL after the first save, then resume
     local log="$out/table1/deepnorm-$1-seed1/train.log" session
     local command=(env DATA="$data" OUT="$out" METHODS=deepnorm DEPTHS="$1" bash scripts/table1_wmt17.sh
-        --max-update "$UPDATES" --save-interval-updates $((UPDATES / 4)) --log-interval 5 "${place[@]}")
+        --max-update "$UPDATES" --save-interval-updates $((UPDATES / 4)) --log-interval 5 "${flags[@]}")
     echo "== Table 1, DeepNorm $1L-$1L, $UPDATES updates, to be killed"
     setsid "${command[@]}" >"$out/killed-$1.log" 2>&1 &
     session=$!

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from deepnet_fairseq import register
 from deepnet_fairseq.plugin.trainer import batches, build_trainer, parse, step
 from deepnet_fairseq.text_table import markdown
 from deepnet_fairseq.tools.plan import needs, rows, setting
@@ -26,12 +27,13 @@ SKIPPED = 2  # logged intervals at the start of an attempt whose speed does not 
 
 
 def planned(words: list[str]) -> list[float]:
-    """Return what the plan says of a command of fairseq-train: tokens a second, GiB, launches an update."""
+    """Return what the plan says of a command of fairseq-train: tokens a second, GiB, launches a batch."""
     symbols = len((Path(words[0]) / "dict.qab.txt").read_text().splitlines()) + 4
     gpus = words[words.index("--distributed-world-size") + 1]
     settings = setting.parse([*words, "--vocab", str(symbols), "--gpus", gpus], strict=False)
     speed = needs.speed(settings, rows.ASSUMED[settings.device] * needs.TERA)
-    return [speed.tokens_per_second, needs.memory(settings).peak / setting.GIB, needs.flops(settings).launches]
+    launched = needs.flops(settings).launches / settings.update_freq
+    return [speed.tokens_per_second, needs.memory(settings).peak / setting.GIB, launched]
 
 
 def measured(log: str, words: list[str]) -> list[float | None]:
@@ -52,19 +54,20 @@ def measured(log: str, words: list[str]) -> list[float | None]:
 
 
 def launches(words: list[str]) -> int:
-    """Count the kernel launches of the third update, on one GPU in this process."""
+    """Count the kernel launches of the third update, of one batch, on one GPU in this process."""
     trainer = build_trainer(parse(words))
     source = batches(trainer)
     for _ in range(2):
-        step(trainer, next(source))
+        step(trainer, next(source)[:1])
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as watched:
-        step(trainer, next(source))
+        step(trainer, next(source)[:1])
     return sum(event.count for event in watched.key_averages() if re.match(r"cu(da)?LaunchKernel", event.key))
 
 
 def main(out: Path) -> None:
     """Write OUT/report.md and print it."""
-    what = ["tokens/s", "GiB", "launches", "first loss", "last loss", "attempts", "first update logged by the last"]
+    register()
+    what = ["tokens/s", "GiB", "launches a batch", "first loss", "last loss", "attempts", "first update logged by the last"]
     table = [["training", "what", "planned", "measured"]]
     for run in sorted(path.parent for path in (out / "table1").glob("*/command")):
         _, *words = shlex.split((run / "command").read_text())

@@ -87,8 +87,8 @@ begin() {  # begin EXPERIMENT GPUS "$@": environment, options and folders; GPUS:
     trap 'exit 143' TERM
 }
 
-environment() {  # sets up .venv, except in a dry run, which takes the active environment
-    if [ -n "$dry_run" ] && command -v deepnet >/dev/null; then return; fi
+environment() {  # takes the active environment if it has this package and fairseq; otherwise sets up .venv
+    if command -v deepnet >/dev/null && command -v fairseq-train >/dev/null; then return; fi
     [ -z "$dry_run" ] || [ -f .venv/complete ] ||
         fail "--dry-run: activate an environment with deepnet_fairseq, or make one by scripts/setup.sh"
     # shellcheck source=scripts/setup.sh
