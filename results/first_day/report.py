@@ -67,7 +67,7 @@ def launches(words: list[str]) -> int:
 def main(out: Path) -> None:
     """Write OUT/report.md and print it."""
     register()
-    what = ["tokens/s", "GiB", "launches a batch", "first loss", "last loss", "attempts", "first update logged by the last"]
+    what = ["tokens/s", "GiB", "launches a batch", "first loss", "last loss", "attempts", "first update of the last"]
     table = [["training", "what", "planned", "measured"]]
     for run in sorted(path.parent for path in (out / "table1").glob("*/command")):
         _, *words = shlex.split((run / "command").read_text())
