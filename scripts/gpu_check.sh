@@ -6,12 +6,12 @@
 #
 #   scripts/gpu_check.sh [OUT]          OUT: default gpu_check; docs/first_day.md lists the files to send back
 #   ONLY=table1 scripts/gpu_check.sh    one part: table1, tests or bench
-#   SHORT=1 scripts/gpu_check.sh        ten minutes on one GPU: 40 updates of a fraction of the paper's batch
+#   SHORT=1 scripts/gpu_check.sh        a shorter one: 40 updates of a fraction of the paper's batch
 #   SMOKE=1 scripts/gpu_check.sh        table1 in miniature on two processes of a CPU, to test this script
 #   DEPTHS="18 100" UPDATES=200 ...     other depths, another number of updates
 #
 # Hardware: GPUs of 24 GB or more. Uses the active environment if it has fairseq; otherwise scripts/setup.sh makes one.
-# It has run on one H100, in its short form; results/first_day has what it found.
+# Parts of it have run on one H100; results/first_day has what they found.
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # if run by sh
 set -euo pipefail
 case "${1:-}" in -h | --help) sed -n '2,14s/^# \{0,1\}//p' "$0"; exit ;; esac

@@ -23,21 +23,25 @@ from deepnet_fairseq.plugin.trainer import batches, build_trainer, parse, step
 from deepnet_fairseq.text_table import markdown
 from deepnet_fairseq.tools.plan import needs, rows, setting
 
-SKIPPED = 2  # logged intervals at the start of an attempt whose speed does not count
-
 
 def planned(words: list[str]) -> list[float]:
-    """Return what the plan says of a command of fairseq-train: tokens a second, GiB, launches a batch."""
+    """Return what the plan says of a command of fairseq-train: seconds an update, GiB, launches a batch."""
     symbols = len((Path(words[0]) / "dict.qab.txt").read_text().splitlines()) + 4
     gpus = words[words.index("--distributed-world-size") + 1]
     settings = setting.parse([*words, "--vocab", str(symbols), "--gpus", gpus], strict=False)
     speed = needs.speed(settings, rows.ASSUMED[settings.device] * needs.TERA)
+    tokens = settings.max_tokens * settings.update_freq * settings.gpus
     launched = needs.flops(settings).launches / settings.update_freq
-    return [speed.tokens_per_second, needs.memory(settings).peak / setting.GIB, launched]
+    return [tokens / speed.tokens_per_second, needs.memory(settings).peak / setting.GIB, launched]
 
 
 def measured(log: str, words: list[str]) -> list[float | None]:
-    """Return the same of a training, None for what a CPU does not say; then losses, attempts, update of the resume."""
+    """Return the same of a training, None for what a CPU does not say; then losses, attempts, update of the resume.
+
+    An update's seconds are a median over the logged intervals that do not begin with a save or with the program.
+    fairseq counts the target's tokens without padding, so that its tokens a second cannot be compared with the plan's.
+    """
+    every, saved = (int(words[last(words, flag) + 1]) for flag in ("--log-interval", "--save-interval-updates"))
     attempts = [
         [json.loads(row) for row in re.findall(r"train_inner \| (\{.*\})", part)]
         for part in log.split("fairseq_cli.train | {")
@@ -46,11 +50,18 @@ def measured(log: str, words: list[str]) -> list[float | None]:
     updates = [row for attempt in attempts for row in attempt]
     total = re.search(r"total memory = ([\d.]+) GB", log)
     return [
-        statistics.median(float(row["wps"]) for attempt in attempts for row in attempt[SKIPPED:]),
+        statistics.median(
+            float(row["wpb"]) / float(row["wps"]) for row in updates if (int(row["num_updates"]) - every) % saved
+        ),
         float(total[1]) - min(float(row["gb_free"]) for row in updates) if total else None,
         launches(words) if torch.cuda.is_available() else None,
         float(updates[0]["loss"]), float(updates[-1]["loss"]), len(attempts), int(attempts[-1][0]["num_updates"]),
     ]  # fmt: skip
+
+
+def last(words: list[str], flag: str) -> int:
+    """Return the place of the last use of a flag, which is the one that counts."""
+    return len(words) - 1 - words[::-1].index(flag)
 
 
 def launches(words: list[str]) -> int:
@@ -67,7 +78,7 @@ def launches(words: list[str]) -> int:
 def main(out: Path) -> None:
     """Write OUT/report.md and print it."""
     register()
-    what = ["tokens/s", "GiB", "launches a batch", "first loss", "last loss", "attempts", "first update of the last"]
+    what = ["seconds an update", "GiB", "launches a batch", "first loss", "last loss", "attempts", "last began before"]
     table = [["training", "what", "planned", "measured"]]
     for run in sorted(path.parent for path in (out / "table1").glob("*/command")):
         _, *words = shlex.split((run / "command").read_text())

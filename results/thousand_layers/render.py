@@ -146,6 +146,20 @@ def depth_table(records: list[dict]) -> str:
     return markdown([["method", *(f"{depth}L-{depth}L" for depth in depths)], *rows])
 
 
+def real_text_table(records: list[dict]) -> str:
+    """Lay out held-out bits and BLEU of D by method and depth, at the best of the rates that were tried."""
+    trainings = [one for one in records if one["experiment"] == "D"]
+    depths = sorted({one["layers"] for one in trainings})
+    rows = []
+    for method in sorted({one["method"] for one in trainings}, key=list(NAMES).index):
+        cells = []
+        for depth in depths:
+            tried = [one for one in trainings if (one["method"], one["layers"]) == (method, depth)]
+            cells += [f"{one['final_loss']:.2f}, {one['bleu']:.1f} ({one['lr']:g})" for one in best(tried)] or ["-"]
+        rows.append([NAMES[method], *cells])
+    return markdown([["method", *(f"{depth}L-{depth}L" for depth in depths)], *rows])
+
+
 def symbols_table(records: list[dict]) -> str:
     """Lay out the trainings of C1 that `records` has, one a row."""
     rows = []
@@ -221,6 +235,7 @@ def sections(records: Records) -> dict[str, str]:
         "shallower": symbols_table([one for one in copying(every) if one["layers"] != 500]),
         "reversing": symbols_table([one for one in every if one["task"] == "reverse"]),
         "depths": depth_table(every),
+        "real": real_text_table(every),
         "texts": text_table([one for one in every if one["experiment"] != "C1"]),
         "hours": hours_table(records),
         "made_with": made_with(every),

@@ -6,7 +6,7 @@ batch() {  # batch TOKENS COUNT: sets batch_flags for updates of COUNT batches o
     numbers MAX_TOKENS "$tokens"
     paper_batch=$(($1 * $2)) all=$((world * tokens))
     if [ $((paper_batch % all)) -ne 0 ]; then
-        [ -n "${MAX_TOKENS:-}" ] || fail "GPUS=$((world / nodes)): must divide $2, the batches of an update${NODES:+, NODES=$nodes times}; or set MAX_TOKENS"
+        [ -n "${MAX_TOKENS:-}" ] || fail "GPUS=$((world / nodes)): must divide $2, the batches of an update${NODES:+, NODES=$nodes times}; or choose a MAX_TOKENS that times $world divides $paper_batch"
         fail "MAX_TOKENS=$tokens: $world x $tokens tokens do not divide the paper's batch of $paper_batch"
     fi
     batch_flags=(--max-tokens "$tokens" --update-freq $((paper_batch / all)))

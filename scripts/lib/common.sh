@@ -83,8 +83,13 @@ begin() {  # begin EXPERIMENT GPUS "$@": environment, options and folders; GPUS:
     failed="$(mktemp -u)"  # written by a failed row; outside the runs, so that a killed script leaves none there
     [ -n "$dry_run" ] || mkdir -p "$out/$experiment"
     trap stop_queued EXIT
-    trap 'exit 130' INT
-    trap 'exit 143' TERM
+    trap 'stopped_by 130' INT
+    trap 'stopped_by 143' TERM
+}
+
+stopped_by() {  # stopped_by STATUS: ends after a signal; the trap of EXIT lets the trainings save
+    [ -n "$dry_run" ] || echo "$(basename "$0"): stopping; the same command resumes" >&2
+    exit "$1"
 }
 
 environment() {  # takes the active environment if it has this package and fairseq; otherwise sets up .venv
@@ -138,6 +143,8 @@ hardware() {  # sets precision, world (processes of a training), jobs, gpu_memor
     nodes="${NODES:-1}" launch="${LAUNCH:-spawn}" precision="${PRECISION:-fp16}" decoding=()
     numbers NODES "$nodes"
     case "$launch" in spawn | torchrun | slurm) ;; *) fail "LAUNCH=$launch: choose spawn, torchrun or slurm" ;; esac
+    [ "$launch" != slurm ] || [ -n "$dry_run${SLURM_JOB_ID:-}" ] || command -v sbatch >/dev/null ||
+        fail "LAUNCH=slurm: there is no sbatch here; start this on a login node of the cluster, or leave it out"
     case "$precision" in fp16 | bf16 | fp32) ;; *) fail "PRECISION=$precision: choose fp16, bf16 or fp32" ;; esac
     [ "$nodes" -eq 1 ] || [ "$launch" = slurm ] || [ -n "${SLURM_JOB_ID:-}" ] ||
         fail "NODES=$nodes: several machines are started by SLURM; add LAUNCH=slurm"
@@ -219,7 +226,7 @@ finish() {  # finish figure N | table NAME: waits for queued trainings, then dra
     [ -z "$dry_run" ] || return 0
     [ ! -e "$failed" ] || exit 1
     if [ "$launch" = slurm ] && [ -z "${SLURM_JOB_ID:-}" ]; then
-        echo "submitted; when the jobs are over, this script again without LAUNCH shows the $1"
+        echo "submitted; when the jobs are over: deepnet report $(printf %q "$out") $([ "$1" = table ] && echo --table || echo --figures) $2"
         return
     fi
     step "$1 $2"
