@@ -31,4 +31,7 @@ def import_user_dir(folder: str | Path) -> None:
         spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=places)
         assert spec is not None and spec.loader is not None
         sys.modules[name] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        try:
+            spec.loader.exec_module(module)
+        except SyntaxError as error:
+            raise UserError(f"--user-dir {folder}: {error.filename}, line {error.lineno}: {error.msg}") from error

@@ -143,7 +143,7 @@ def test_a_score_that_is_no_number_is_not_among_the_best(folder, tmp_path):
 
 REFUSED = {  # words of the command -> words of the refusal
     "{folder}": "add --last K or --best K",
-    "{folder} --last 99": "smaller --last",
+    "{folder} --last 99": "not 99; give --last ",
     "{folder} --best 99": "smaller --best",
     "{folder}/checkpoint1.pt --last 1": "one folder",
     "{folder}/checkpoint1.pt --out {folder}/checkpoint1.pt": "one of the files to read",

@@ -57,7 +57,8 @@ def check_fit(state: StateDict, own: StateDict) -> None:
         if bool(saved) != bool(built):
             raise UserError(f"holds {saved} {stack} layers, this model {built}: another kind of model; give its --arch")
         if saved != built:
-            raise UserError(f"holds {saved} {stack} layers, this model has {built}; give --{stack}-layers {saved}")
+            way = f"give --{stack}-layers {saved}, or for a new training another --save-dir"
+            raise UserError(f"holds {saved} {stack} layers, this model has {built}; {way}")
     missing, extra = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
     if missing or extra:
         raise UserError(

@@ -29,11 +29,14 @@ def last(folder: Path, k: int) -> list[Path]:
 
     Raises a UserError, naming the folder, if there are fewer of either.
     """
+    most = 0
     for pattern in (EPOCH, UPDATE):
         numbered = [(int(m.group(1)), p) for p in folder.iterdir() if (m := pattern.fullmatch(p.name))]
         if len(numbered) >= k:
             return [path for _, path in sorted(numbered)[-k:]]
-    raise UserError(f"{folder}: has no {k} checkpoints of epochs or of updates; save more, or give a smaller --last")
+        most = max(most, len(numbered))
+    way = f"give --last {most}" if most else "train for an epoch, or with --save-interval-updates"
+    raise UserError(f"{folder}: has {most} checkpoints of epochs or of updates, not {k}; {way}")
 
 
 def best(folder: Path, k: int) -> list[Path]:

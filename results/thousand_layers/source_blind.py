@@ -1,0 +1,40 @@
+"""Say whether a trained model reads its source: held-out bits with its own sources and with those of other sentences.
+
+python results/thousand_layers/source_blind.py DATA CHECKPOINT...
+
+DATA is the binarised folder of the validation set. A model that does not read its source has the same bits with both.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import torch
+from fairseq import checkpoint_utils
+from torch.nn.functional import cross_entropy
+
+import deepnet_fairseq
+
+
+def held_out_bits(checkpoint: str, data: str) -> tuple[float, float]:
+    """Return the bits per token of the validation set; second, with each source its neighbour's in the batch."""
+    [model], _, task = checkpoint_utils.load_model_ensemble_and_task([checkpoint], arg_overrides={"data": data})
+    task.load_dataset("valid")
+    padding, own, other, tokens = task.target_dictionary.pad(), 0.0, 0.0, 0
+    for batch in task.get_batch_iterator(task.dataset("valid"), max_tokens=2000).next_epoch_itr(shuffle=False):
+        inputs, target = batch["net_input"], batch["target"].flatten()
+        source, lengths, previous = inputs["src_tokens"], inputs["src_lengths"], inputs["prev_output_tokens"]
+        nats = []
+        for shift in (0, 1):
+            scores = model(source.roll(shift, 0), lengths.roll(shift, 0), previous)[0].float()
+            nats.append(cross_entropy(scores.flatten(0, 1), target, ignore_index=padding, reduction="sum").item())
+        own, other, tokens = own + nats[0], other + nats[1], tokens + batch["ntokens"]
+    return own / math.log(2) / tokens, other / math.log(2) / tokens
+
+
+if __name__ == "__main__":
+    deepnet_fairseq.register()
+    with torch.no_grad():
+        for path in sys.argv[2:]:
+            print(path, *(f"{bits:.3f}" for bits in held_out_bits(path, sys.argv[1])))
