@@ -65,7 +65,7 @@ def export(args) -> Shown:
     else:
         check_folder("--out", Path(args.out))
     folded = fold_checkpoint(args.checkpoint)
-    text = f"converted {args.checkpoint}; its log-probabilities differ by at most {folded.difference:.1e}"
+    text = f"converted {args.checkpoint}; largest difference of log-probabilities {folded.difference:.1e}"
     return Shown(f"{text}\n{WRITERS[args.to](args, folded)}", {"wrote": args.out, "difference": folded.difference})
 
 
