@@ -238,6 +238,8 @@ def test_commands_take_a_package_of_methods(strangers, data, tmp_path):
     assert f"wrote {plain}" in run(*export, *own).stdout
 
 
-def test_a_folder_without_python_files_is_refused(tmp_path):
-    ended = run_cold("deepnet", "methods", "--user-dir", tmp_path, check=False)
-    assert ended.returncode == 1 and ended.stderr.strip().endswith("no folder with Python files")
+def test_a_folder_that_cannot_be_imported_is_refused(tmp_path):
+    for name, reason in (("README", "no folder with Python files"), ("own.py", "own.py, line 1: invalid syntax")):
+        (tmp_path / name).write_text("def")
+        ended = run_cold("deepnet", "methods", "--user-dir", tmp_path, check=False)
+        assert ended.returncode == 1 and ended.stderr.strip().endswith(reason)
