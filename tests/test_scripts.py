@@ -77,7 +77,7 @@ def test_gpu_check_on_two_processes_of_a_cpu(tmp_path):
     report = (tmp_path / "out" / "report.md").read_text()
     assert {"score.json", "averaged.pt", "trained"} <= {path.name for path in run.iterdir()}
     assert "--distributed-world-size 2" in (run / "command").read_text()
-    assert re.search(r"attempts \| *\| 2 \|", report) and re.search(r"tokens/s \| [\d,]+ \| [\d,.]+ \|", report)
+    assert re.search(r"attempts \| *\| 2 \|", report) and re.search(r"seconds an update \| [\d.]+ \| [\d.]+ \|", report)
     assert RecordedRun(run).log.updates[-1] == 40
 
 
