@@ -78,7 +78,8 @@ def launches(words: list[str]) -> int:
 def main(out: Path) -> None:
     """Write OUT/report.md and print it."""
     register()
-    what = ["seconds an update", "GiB", "launches a batch", "first loss", "last loss", "attempts", "last began before"]
+    what = ["seconds an update", "GiB", "launches a batch", "first loss", "last loss", "attempts"]
+    what += ["first update logged by the last attempt"]
     table = [["training", "what", "planned", "measured"]]
     for run in sorted(path.parent for path in (out / "table1").glob("*/command")):
         _, *words = shlex.split((run / "command").read_text())

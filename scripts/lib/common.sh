@@ -92,8 +92,13 @@ stopped_by() {  # stopped_by STATUS: ends after a signal; the trap of EXIT lets 
     exit "$1"
 }
 
-environment() {  # takes the active environment if it has this package and fairseq; otherwise sets up .venv
-    if command -v deepnet >/dev/null && command -v fairseq-train >/dev/null; then return; fi
+# Takes the active environment if it has this package and fairseq; otherwise sets up .venv. An active .venv of this
+# checkout is set up again, because its packages may be older than a pull; a dry run takes it as it is.
+environment() {
+    if command -v deepnet >/dev/null && command -v fairseq-train >/dev/null &&
+        { [ -n "$dry_run" ] || [ "$(command -v deepnet)" != "$PWD/.venv/bin/deepnet" ]; }; then
+        return
+    fi
     [ -z "$dry_run" ] || [ -f .venv/complete ] ||
         fail "--dry-run: activate an environment with deepnet_fairseq, or make one by scripts/setup.sh"
     # shellcheck source=scripts/setup.sh
@@ -226,7 +231,9 @@ finish() {  # finish figure N | table NAME: waits for queued trainings, then dra
     [ -z "$dry_run" ] || return 0
     [ ! -e "$failed" ] || exit 1
     if [ "$launch" = slurm ] && [ -z "${SLURM_JOB_ID:-}" ]; then
-        echo "submitted; when the jobs are over: deepnet report $(printf %q "$out") $([ "$1" = table ] && echo --table || echo --figures) $2"
+        local flag=--table
+        [ "$1" = table ] || flag=--figures
+        echo "submitted; when the jobs are over: deepnet report $(printf %q "$out") $flag $2"
         return
     fi
     step "$1 $2"
