@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ..errors import UserError
 from .distributed import zero
+from .graphs.step import GraphedStep
 from .optimisers.after_update import apply_after_update
 from .probing import TrainingProbes
 from .settings import check_plain
@@ -22,11 +23,13 @@ SECTIONS = ("common", "dataset", "optimization", "checkpoint")
 class DeepTask:
     """Mixin in front of the class of every task that fairseq sets up.
 
-    probes: those of the training that the task is part of; stuck: its watch over validation losses. DeepTrainer sets
-    both. It holds no trainer: a cycle of the two would free their memory only at a garbage collection.
+    probes: those of the training that the task is part of; graphs: its step by CUDA graphs; stuck: its watch over
+    validation losses. DeepTrainer sets them. The task holds no trainer: a cycle of the two would free their memory only
+    at a garbage collection.
     """
 
     probes: TrainingProbes | None = None
+    graphs: GraphedStep | None = None
     stuck: Stuck | None = None
     validated = 0  # number of subsets that the present validation has finished
 
@@ -37,11 +40,21 @@ class DeepTask:
         """
         if self.probes is not None:
             self.probes.before_batch(update_num, dummy=ignore_grad)
-        step = super().train_step  # type: ignore[misc]  # of the task's own class
-        loss, size, logged = step(sample, model, criterion, optimizer, update_num, ignore_grad, **kwargs)
+        done = None
+        probed = self.probes is not None and self.probes.session.watching
+        if self.graphs is not None and not probed:
+            done = self.graphs.step(sample, model, criterion, optimizer, update_num, ignore_grad)
+        if done is None:
+            own = super().train_step  # type: ignore[misc]  # of the task's own class
+            done = own(sample, model, criterion, optimizer, update_num, ignore_grad, **kwargs)
+        loss, size, logged = done
         if ignore_grad:
             size, logged = size * 0, {key: value * 0 for key, value in logged.items()}
         return loss, size, logged
+
+    def own_train_step(self) -> Any:
+        """Return the train_step of the task's own class, as a function."""
+        return super().train_step.__func__  # type: ignore[misc]
 
     def optimizer_step(self, optimizer, model, update_num):
         """Make an update, and let the method change the weights after it."""

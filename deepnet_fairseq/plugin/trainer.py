@@ -31,6 +31,7 @@ from .admin_profile import fill_profile
 from .checkpoints import atomic, epoch_weights, exact_resume, reading, saving, train_loop
 from .distributed import launch, zero
 from .divergence import FLOOR, GRADIENTS, LOSS, Diverged
+from .graphs import settings as graph_settings
 from .optimisers import half_precision, papers
 from .probing import probes_of
 from .task import with_mixin
@@ -65,6 +66,7 @@ class DeepTrainer(Trainer):
         with_mixin(task)
         self.stuck = task.stuck = stuck.watch_of(self.cfg, criterion)
         self.probes = task.probes = probes_of(model, self.cfg.model)
+        self.use_graphs(graph_settings.parse(self._cuda_graphs) or 0)
 
     @property
     def model(self):
@@ -96,6 +98,15 @@ class DeepTrainer(Trainer):
             return models.DistributedFairseqModel(place, module, process_group=group, device=self.device)
         finally:
             place.heartbeat_timeout = seconds
+
+    @property
+    def _cuda_graphs(self) -> str | None:
+        """The flag --cuda-graphs; None of a model that has none, which is another package's."""
+        return getattr(self.cfg.model, "cuda_graphs", None)
+
+    def use_graphs(self, wanted: int | str) -> None:
+        """Compute the batches of training by CUDA graphs from the next one on, if the settings allow it."""
+        self.graphs = self.task.graphs = graph_settings.graphed_step(self, wanted)
 
     def _build_optimizer(self):
         """Build the optimiser, in half precision one of half_precision.py, and shard its state under ZeRO.
@@ -132,6 +143,8 @@ class DeepTrainer(Trainer):
             if extra_state is None:
                 return None
             self.resumed = True
+            if not reset_optimizer:
+                self.use_graphs(graph_settings.kept(self._cuda_graphs, extra_state.get(graph_settings.KEY, 0)))
             if not reset_meters:
                 exact_resume.remember(self, extra_state)
                 self.stuck.resume(extra_state)
@@ -164,6 +177,8 @@ class DeepTrainer(Trainer):
             model.profiled = False
         if self.probes is not None and self.probes.iterator is None:
             self.probes.iterator = iterator
+        if self.graphs is not None:
+            self.graphs.plan(iterator)
         return iterator
 
     # step
@@ -257,6 +272,7 @@ class DeepTrainer(Trainer):
         logger.info(f"Saving checkpoint to {path}")
         state = saving.on_cpu(self.state_dict())
         state["extra_state"] |= extra_state | {exact_resume.KEY: exact_resume.forgotten(self)} | self.stuck.kept()
+        state["extra_state"][graph_settings.KEY] = 0 if self.graphs is None else self.graphs.chosen
         if "train_iterator" in extra_state:
             place = {key: value for key, value in extra_state["train_iterator"].items() if key != datasets.BEGUN}
             state["extra_state"]["train_iterator"] = place | {datasets.PROCESSES: self.data_parallel_world_size}

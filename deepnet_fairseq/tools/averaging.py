@@ -20,7 +20,7 @@ EPOCH = re.compile(r"(?:checkpoint|weights)(\d+)\.pt")  # weights: files of --ep
 UPDATE = re.compile(r"checkpoint_\d+_(\d+)\.pt")
 BEST = re.compile(r"checkpoint\.best_.+\.pt")
 # these may differ within one run, between attempts
-MAY_DIFFER = {"checkpoint_activations", "checkpoint_every", "admin_profile",
+MAY_DIFFER = {"checkpoint_activations", "checkpoint_every", "cuda_graphs", "admin_profile",
               "deepnet_probe", "probe_interval", "probe_dir", "epoch_weights"}  # fmt: skip
 
 
