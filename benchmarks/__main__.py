@@ -1,4 +1,4 @@
-"""python -m benchmarks COMMAND: speed, deployed or launches; each prints tables in Markdown."""
+"""python -m benchmarks COMMAND: speed, deployed, graphs or launches; each prints tables in Markdown."""
 
 from __future__ import annotations
 
@@ -28,6 +28,13 @@ def speed(args: argparse.Namespace) -> None:
 def deployed(args: argparse.Namespace) -> None:
     """One checkpoint, translated by fairseq-generate (stock and ours), CTranslate2 and transformers."""
     from .deployed import deployed as run
+
+    run(args)
+
+
+def graphs(args: argparse.Namespace) -> None:
+    """Updates with and without CUDA graphs, beside stock fairseq; needs a GPU."""
+    from .graphs import graphs as run
 
     run(args)
 
@@ -81,6 +88,18 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--joined", choices=joined, help="undo this segmentation before BLEU (default: none)")
     sub.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
     sub.add_argument("--threads", type=int, default=1, help="default: %(default)s")
+
+    sub = add(graphs)
+    sub.add_argument("--candidates", default="stock,plain,graphs", help="default: %(default)s")
+    sub.add_argument("--depth", default="18-18", help="ENCODER-DECODER layers (default: %(default)s)")
+    sub.add_argument("--width", default="base", help="tiny (64), base (512), large (1,024) (default: %(default)s)")
+    sub.add_argument("--max-tokens", type=int, default=4096, help="tokens of a batch (default: %(default)s)")
+    sub.add_argument("--update-freq", type=int, default=1, help="batches of an update (default: %(default)s)")
+    sub.add_argument("--vocabulary", type=int, default=10_000, help="types of the dictionary (default: %(default)s)")
+    sub.add_argument("--batches", type=int, default=6, help="different batches (default: %(default)s)")
+    sub.add_argument("--updates", type=int, default=6, help="in a row (default: %(default)s)")
+    sub.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
+    sub.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="further flags of fairseq-train, at the end")
 
     sub = add(launches, parents=[models])
     sub.add_argument("--depth", default="18-18", help="ENCODER-DECODER layers (default: %(default)s)")
