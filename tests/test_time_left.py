@@ -28,7 +28,7 @@ def estimates(jobs: int, seconds_of, until: float, trainings: int = 2) -> list[t
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_first_estimate_is_near_the_end_and_start_up_does_not_count(jobs):
-    """With 20 s of start-up and 2 updates a second, the first number shown is within a third of the truth."""
+    """The first number shown is within a third of the truth, with 20 s of start-up and 2 updates a second."""
     end = 20 + UPDATES / 2
     whole = end if jobs == 2 else 2 * end
     shown = [(now, value) for now, value in estimates(jobs, lambda update: 20 + update / 2, end) if value is not None]

@@ -374,7 +374,10 @@ class Work:
         seconds = self.time_left.seconds(running, [self._left(name, 0) for name in self.waiting])
         parts = [f"{sum(name in self.records for name in self.cells)} of {len(self.cells)} over"]
         parts += [f"{self.cells[name]}: update {update}, loss {loss}" for name, (update, loss) in latest.items()]
-        parts.append("time left not known yet" if seconds is None else f"about {duration(seconds)} left")
+        if seconds is None:
+            parts.append("time left not known yet")
+        else:  # translating is no part of the estimate
+            parts.append(f"about {duration(seconds)} left" if seconds else "translates and scores")
         print("; ".join(parts), file=sys.stderr)
 
 

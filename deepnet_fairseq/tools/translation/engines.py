@@ -105,7 +105,7 @@ class Fairseq:
         self.pieces, self.settings, (self.before, self.prefix) = pieces, settings, tags
         self.source, self.target = dictionaries
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.threads = settings.cores(next(iter(model.stacks().values())).embed_tokens.embedding_dim)
+        self.threads = settings.cores(model.encoder.embed_tokens.embedding_dim)
         self.search = SequenceGenerator(
             [model.to(self.device)], self.target, beam_size=settings.beam, max_len_b=described.positions[1] - 1,
             min_len=SHORTEST + len(self.prefix), len_penalty=settings.lenpen, unk_penalty=float("inf"),
