@@ -39,9 +39,8 @@ def opening_line(trainer) -> str:
 def threads_of(model_config) -> str:
     """Say how many threads compute on how many cores, and what chose their number."""
     number, cores = torch.get_num_threads(), threads.available_cores()
-    width = threads.width_of(model_config)
     reason = threads.from_environment()
-    if reason is None and width is not None:
-        reason = f"by width {width}; OMP_NUM_THREADS chooses another number"
+    if reason is None and number == threads.torch_threads.chosen:
+        reason = f"by width {threads.width_of(model_config)}; OMP_NUM_THREADS chooses another number"
     text = f"{threads.counted(number)} on {cores} core{'s' * (cores > 1)}"
     return f"{text} ({reason})" if reason else text
