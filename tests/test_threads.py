@@ -17,8 +17,8 @@ from benchmarks.__main__ import main as benchmarks
 from deepnet_fairseq import threads
 from deepnet_fairseq.core.archs import PRESETS
 from deepnet_fairseq.threads import Ratio, processes_and_threads, torch_threads
+from deepnet_fairseq.tools import compare
 from deepnet_fairseq.tools.check import train_briefly
-from deepnet_fairseq.tools.compare import Grid
 from deepnet_fairseq.tools.translation import Settings
 
 from .conftest import TRAIN_FLAGS
@@ -112,8 +112,19 @@ def test_translation_takes_threads_by_engine(cores, monkeypatch):
     (None, ("--encoder-embed-dim=1024",), (1, 3)), (3, ("--encoder-embed-dim", "1024"), (3, 1)),
 ])  # fmt: skip
 def test_compare_decides_jobs_and_threads(cores, jobs, flags, expected, tmp_path):
-    grid = Grid(tmp_path, ["deepnorm"], [2, 4], [1e-3], [1, 2], 100, tmp_path, jobs, ("--cpu", *flags))
+    grid = compare.Grid(tmp_path, ["deepnorm"], [2, 4], [1e-3], [1, 2], 100, tmp_path, jobs, ("--cpu", *flags))
     assert grid.share() == expected
+
+
+def test_programs_of_compare_get_the_threads(cores, tmp_path, monkeypatch):
+    """Each program gets the number by width, unless the environment has one."""
+    given = []
+    monkeypatch.setattr(compare.subprocess, "Popen", lambda command, **more: given.append(more["env"]))
+    grid = compare.Grid(tmp_path, ["deepnorm"], [2], [1e-3], [1], 100, tmp_path, flags=["--cpu"])
+    compare.start(grid, "train", [], tmp_path / "log", tmp_path / "log")
+    monkeypatch.setenv("MKL_NUM_THREADS", "2")
+    compare.start(grid, "train", [], tmp_path / "log", tmp_path / "log")
+    assert given[0]["OMP_NUM_THREADS"] == "1" and "OMP_NUM_THREADS" not in given[1]
 
 
 def test_check_takes_one_thread_for_a_narrow_model(cores, data):

@@ -271,8 +271,8 @@ def start(grid: Grid, name: str, words: list[str], log: Path, output: Path) -> s
     """Start one of fairseq's programs by this interpreter, not by the PATH; Ctrl-C does not reach it."""
     begin = ["-c", OWN_METHODS, grid.user_dir] if grid.user_dir else ["-m"]
     command = [sys.executable, *begin, f"fairseq_cli.{name}", str(grid.data), "--user-dir", str(PACKAGE), *words]
-    # the environment's own number stays; a pool of threads that is never made costs nothing
-    threads = {"OMP_NUM_THREADS": str(grid.share().threads)}
+    # the user's own number stays, by whichever variable
+    threads = {} if from_environment() else {"OMP_NUM_THREADS": str(grid.share().threads)}
     with open(log, "ab") as errors, open(output, "ab") as out:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=out, stderr=errors, start_new_session=True,
