@@ -1,4 +1,4 @@
-"""python -m benchmarks COMMAND: speed, deployed, graphs or launches; each prints tables in Markdown."""
+"""python -m benchmarks COMMAND: speed, deployed, graphs, launches or threads; each prints tables in Markdown."""
 
 from __future__ import annotations
 
@@ -42,6 +42,13 @@ def graphs(args: argparse.Namespace) -> None:
 def launches(args: argparse.Namespace) -> None:
     """Kernel launches and host-device synchronisations of an update, counted on a GPU that is not there."""
     from .fake_gpu import launches as run
+
+    run(args)
+
+
+def threads(args: argparse.Namespace) -> None:
+    """Updates on a CPU with one thread and with two, on idle cores and beside a busy one, by width."""
+    from .threads import threads as run
 
     run(args)
 
@@ -105,6 +112,15 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--depth", default="18-18", help="ENCODER-DECODER layers (default: %(default)s)")
     sub.add_argument("--width", default="base", help="tiny (64), base (512), large (1,024) (default: %(default)s)")
     sub.add_argument("--precision", choices=("fp32", "bf16", "fp16", "amp"), default="fp16")
+
+    sub = add(threads)
+    sub.add_argument("--widths", type=integers, default=[64, 128, 256, 512], help="default: 64,128,256,512")
+    sub.add_argument("--threads", type=integers, default=[1, 2], help="default: 1,2")
+    sub.add_argument("--busy", type=integers, default=[0, 1], help="other programs that spin (default: 0,1)")
+    sub.add_argument("--seconds", type=float, default=6.0, help="of a repeat, about (default: %(default)g)")
+    sub.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
+    sub.add_argument("--smoke", action="store_true", help="one update of one layer each, to see that it works")
+    sub.add_argument("--out", default="results/threads/records.jsonl", help="records (default: %(default)s)")
     return main_parser
 
 

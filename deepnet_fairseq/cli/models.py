@@ -170,7 +170,8 @@ def add(command) -> None:
     sub.add_argument("--beam", type=int, default=5, metavar="N", help="beams of the search (default: 5)")
     sub.add_argument("--lenpen", type=float, default=1.0, metavar="X", help="length penalty (default: 1)")
     sub.add_argument("--max-tokens", type=int, default=2000, metavar="N", help="source tokens a batch (default: 2000)")
-    sub.add_argument("--threads", type=int, metavar="N", help="threads (default: OMP_NUM_THREADS, else all cores)")
+    sub.add_argument("--threads", type=int, metavar="N", help="threads (default: OMP_NUM_THREADS, else as many "
+                     "as suit the model, docs/translating.md)")  # fmt: skip
     sub.add_argument("--int8", action="store_true", help="CTranslate2: weights and products in 8 bits")
     sub.add_argument("--data", metavar="DATA", help="of a checkpoint: binarised data, by default where it was trained")
     sub.add_argument("--subwords", metavar="FILE", help="of a checkpoint: what cut its text (default: as its data)")

@@ -13,8 +13,8 @@ def quickstart(args) -> None:
 
     The same deep model with DeepNorm and as vanilla Post-LN, on the same data with the same seed, budget and
     hyper-parameters; one that learns no more than how often each word occurs is stopped after a third of the updates.
-    Under 10 minutes on 2 CPU cores. A second call skips what is done and resumes what is not. Ends with a table and
-    OUT/loss.png. `deepnet compare` does the same on your own data.
+    On two idle cores it takes 5 to 10 minutes. A second call skips what is done and resumes what is not. Ends with a
+    table and OUT/loss.png. `deepnet compare` does the same on your own data.
 
     example:
       deepnet quickstart --methods deepnorm,pre_ln --out quickstart
@@ -73,7 +73,8 @@ def add(command) -> None:
     sub.add_argument("--updates", "--max-update", type=int, required=True, metavar="U", help="of each training")
     sub.add_argument("--warmup", type=float, default=1 / 6, metavar="SHARE", help="share of the updates (default 1/6); "
                      "2 / (1 - beta2) updates at least, 100 by default, but no more than half")  # fmt: skip
-    sub.add_argument("--jobs", type=int, default=1, metavar="J", help="trainings at a time (default 1)")
+    sub.add_argument("--jobs", type=int, metavar="J", help="trainings at a time (default: on a CPU as many as its "
+                     "cores take, docs/compare.md; on a GPU 1)")  # fmt: skip
     sub.add_argument("--user-dir", metavar="FOLDER", help="folder of your own that registers methods")
     sub.add_argument("--plot", metavar="FILE", help="picture to draw: .pdf, .svg or .png")
     sub.add_argument("--json", action="store_true", help="print JSON for programs instead of the table")

@@ -21,8 +21,10 @@ from fairseq import checkpoint_utils
 from fairseq.logging import metrics
 
 from ...errors import UserError, causes
+from ...threads import torch_threads, width_of
 from .. import divergence, stuck
 from ..distributed import agreement
+from ..distributed.launch import processes_here
 from ..opening import opening_line
 from . import atomic, exact_resume, reading, saving
 
@@ -39,11 +41,13 @@ class Stopped(Exception):
 
 
 def load_checkpoint(original, cfg, trainer, **kwargs):
-    """Describe the run in the log, lock the folder, resume from the newest whole checkpoint, and finish its epoch.
+    """Choose the CPU's threads, describe the run, lock its folder, resume the newest checkpoint, finish its epoch.
 
     It is the first call that fairseq-train's main makes with its Trainer. Raises a UserError if another training has
     the folder.
     """
+    if trainer.device.type == "cpu":
+        torch_threads.use(width_of(trainer.cfg.model), processes=processes_here(trainer.cfg))
     logging.getLogger("deepnet_fairseq.training").info(opening_line(trainer))
     saving.begin(cfg)
     trainer.over = None

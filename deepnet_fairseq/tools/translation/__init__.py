@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from ...data.lines import is_blank, one_line, read_lines, split_lines
 from ...errors import UserError
+from ...threads import counted
 from .description import NAME, Description, read_description
 from .engines import CTranslate2, Fairseq, HuggingFace, Settings
 
@@ -96,7 +97,7 @@ def run(
     if file is not None and not Path(file).is_file():
         raise UserError(f"{file}: no such file")
     translator = load(model, data, source, target, settings, subwords)
-    print(f"| {translator.engine.name}, {settings.cores()} threads, beam {settings.beam}", file=sys.stderr)
+    print(f"| {translator.engine.name}, {counted(translator.engine.threads)}, beam {settings.beam}", file=sys.stderr)
     if file is None:
         lines, number, chunk = split_lines(sys.stdin.buffer, "standard input"), None, 1 if sys.stdin.isatty() else CHUNK
     else:
