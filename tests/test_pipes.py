@@ -8,8 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from deepnet_fairseq.cli import main
 from deepnet_fairseq.data.lines import STDIN, check_readable, read_lines, rereadable
 from deepnet_fairseq.errors import UserError
+from deepnet_fairseq.study.scoring.paired import significance
+from deepnet_fairseq.study.scoring.scores import score
+from deepnet_fairseq.tools.verify.reading import read_names
+
+from .support.translated import noisy, sentences, write_generated
+
+SPLITS = ("train", "valid", "test")
 
 
 @pytest.fixture
@@ -74,3 +82,41 @@ def test_what_cannot_be_read_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(UserError, match="^-: "):
         list(read_lines(STDIN))
+
+
+def test_scores_of_a_pipe_and_of_standard_input(tmp_path, pipe, stdin):
+    text = sentences(30)
+    file = write_generated(tmp_path / "o.txt", noisy(text, 0.2), text, "de-en", seconds=2.5)
+    log = (tmp_path / "o.log").read_text()
+    file.write_text(log + file.read_text())
+    wanted, stream = score(file), file.read_text()
+    stdin(stream)
+    assert score(pipe(stream)) == score(STDIN) == wanted and wanted["generation"]["seconds"] == 2.5
+    results = significance(file, [pipe(stream, "system")])[None]
+    assert results.systems == ["o.txt", str(tmp_path / "system")] and results.results["BLEU"][1].p_value == 1
+
+
+def test_text_of_a_language_model_from_pipes(tmp_path, pipe, stdin):
+    """`deepnet prepare lm` reads each pipe once, and makes the data that files make."""
+    texts = {split: "".join(f"{line}\n" for line in sentences(300, seed)) for seed, split in enumerate(SPLITS)}
+    for split, text in texts.items():
+        (tmp_path / split).write_text(text)
+    flags = ["--vocab", "60", "--workers", "1"]
+    main(["prepare", "lm", *(str(tmp_path / split) for split in SPLITS), str(tmp_path / "files"), *flags])
+    stdin(texts["train"])
+    pipes = [str(pipe(texts[split], f"{split}.pipe")) for split in SPLITS[1:]]
+    main(["prepare", "lm", "-", *pipes, str(tmp_path / "pipes"), *flags])
+    for split in SPLITS:
+        made = [(tmp_path / name / f"{split}.bin").read_bytes() for name in ("files", "pipes")]
+        assert made[0] == made[1]
+    with pytest.raises(SystemExit, match=f"{tmp_path / 'bad'}, line 1: not UTF-8"):
+        os.mkfifo(tmp_path / "bad")
+        threading.Thread(target=(tmp_path / "bad").write_bytes, args=(b"\xff\n",), daemon=True).start()
+        main(["prepare", "lm", str(tmp_path / "bad"), *(str(tmp_path / s) for s in SPLITS[1:]), str(tmp_path / "new")])
+
+
+def test_settings_from_pipes(tmp_path, pipe, capsys):
+    rows = "row --arch deepnet_transformer --max-tokens 1000\n"
+    main(["plan", "--rows", str(pipe(rows))])
+    assert "row" in capsys.readouterr().out
+    assert read_names(pipe('"^a" = "b"\n', "names"))("ab") == "bb"

@@ -55,10 +55,10 @@ def _differences(args) -> Shown:
         raise UserError("--paper and --partial: of one system's score; drop them to compare systems")
     logging.getLogger("sacrebleu").setLevel(logging.WARNING)
     comparisons = significance(Path(args.generated), [Path(one) for one in args.systems], args.data, args.tokenize)
-    data = [
-        {"set": key, "systems": one.systems} | {metric: [*map(vars, each)] for metric, each in one.results.items()}
-        for key, one in comparisons.items()
-    ]
+    data = []
+    for key, one in comparisons.items():
+        results = {metric: [vars(result) for result in each] for metric, each in one.results.items()}
+        data.append({"set": key, "systems": one.systems, **results, "notes": one.notes})
     return Shown(table(comparisons), data)
 
 
