@@ -37,6 +37,11 @@ def sample_scores(metric: Metric, statistics: list[list]) -> list[Score]:
     return scores
 
 
+def score_of_text(metric: Metric, translations: list[str], references: list[str]) -> Score:
+    """Return the score of the text, as sacreBLEU's corpus_score does."""
+    return metric._aggregate_and_compute(sentence_statistics(metric, translations, references))
+
+
 def score_with_samples(metric: Metric, translations: list[str], references: list[str]) -> Score:
     """Return the score of the text, with _mean and _ci of bootstrap samples, as sacreBLEU's corpus_score does."""
     statistics = sentence_statistics(metric, translations, references)

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 
 from sacrebleu.metrics import BLEU, CHRF, TER
-from sacrebleu.metrics.base import Metric
+from sacrebleu.metrics.base import Metric, Score
 from sacrebleu.tokenizers import tokenizer_spm
 from sacrebleu.tokenizers.tokenizer_spm import SPM_MODELS
 
@@ -25,7 +25,7 @@ from .generated import (
     need_target,
     read_corpus,
 )
-from .resampling import score_with_samples
+from .resampling import score_of_text, score_with_samples
 from .words import Words, base_language, bleu_metric, bleu_of_language, tokeniser, written_without_blanks
 
 KINDS = ("tokenised", "sacrebleu", "spbleu", "m2m")
@@ -99,8 +99,9 @@ def score_output(aligned: AlignedText, paper: str = "sacrebleu", tokenize: str |
     bleu, notes = metric_of(aligned, tokenize), [*aligned.notes]
     if bleu.tokenizer_signature == "13a" and not tokenize and written_without_blanks(aligned.references):
         notes.append(f"{aligned.target} is written without blanks: tokenizer 13a leaves phrases whole; see --tokenize")
+    result = score_with_samples(bleu, *text)
     kinds = {
-        "sacrebleu": score_with_interval(bleu, *text),
+        "sacrebleu": described(bleu, result),
         "tokenised": _tokenised(aligned) if paper == "tokenised" else None,
         "spbleu": score_with_interval(_spbleu(lowercase), *text) if paper == "spbleu" else None,
         "m2m": _m2m(aligned) if paper == "m2m" else None,
@@ -116,7 +117,7 @@ def score_output(aligned: AlignedText, paper: str = "sacrebleu", tokenize: str |
         "ter": score_with_interval(TER(), *tokens) if paper == "tokenised" else None,
         "reference": "raw" if aligned.raw else "generated",
         "sentences": len(aligned.hypotheses),
-        "length_ratio": bleu.corpus_score(aligned.hypotheses, [aligned.references]).ratio,
+        "length_ratio": result.ratio,
         "generation": generation_speed(aligned.generated),
         "notes": notes,
     }
@@ -127,7 +128,7 @@ def _tokenised(aligned: AlignedText) -> dict | None:
     generated, metric = aligned.generated, bleu_metric(tokenize="none")
     if generated.references is None:
         return None
-    value = metric.corpus_score(generated.translations, [generated.references])
+    value = score_of_text(metric, generated.translations, generated.references)
     return {"score": float(value.score), "signature": str(metric.get_signature())}
 
 
@@ -299,11 +300,15 @@ class ChrF(CHRF):
 
 
 def score_with_interval(metric: Metric, translations: list[str], references: list[str]) -> dict:
-    """Return sacreBLEU's score, 0..100, of the whole text, and its signature; mean and ci of 1000 bootstrap samples.
+    """Score the whole text; see `described`."""
+    return described(metric, score_with_samples(metric, translations, references))
+
+
+def described(metric: Metric, result: Score) -> dict:
+    """Return sacreBLEU's score, 0..100, and its signature; mean and ci of 1000 bootstrap samples.
 
     ci: half the width of the 95% interval.
     """
-    result = score_with_samples(metric, translations, references)
     return {
         "score": float(result.score),
         "mean": float(result._mean),  # sacreBLEU has no other name for the two
