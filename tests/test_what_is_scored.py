@@ -69,7 +69,7 @@ def forced(lines, words):
 
 
 def test_without_a_log_the_text_tells(tmp_path):
-    """Without fairseq's log equal text is noted, also where <unk> stands, and beginnings of all references are."""
+    """Equal text is noted if no log is there, also where <unk> stands; so are the beginnings of all references."""
     unknown = [line.replace("Hund", "<<unk>>") for line in TEXT]
     for translations, references, flag in (
         (TEXT, TEXT, "--score-reference"),

@@ -22,7 +22,7 @@ NO_BYTE = re.compile("[\udc80-\udcff]")  # how Python's surrogateescape writes a
 
 @dataclass
 class Joined:
-    """How the text of lines H-n was joined to that of lines D-n.
+    """Counts of lines H-n that lost their blanks in D-n, where pieces were joined twice.
 
     with_blanks: lines H-n of several words, without pieces; lost: of them, those whose D-n lacks the blanks alone.
     """

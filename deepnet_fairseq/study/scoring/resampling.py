@@ -1,13 +1,14 @@
 """Scores of sacreBLEU's metrics with bootstrap samples, in memory that grows with the text alone.
 
-sacreBLEU keeps the n-grams of all references, and draws all samples at once: some 200 kB a sentence, so that 300,000
-sentences ask for 60 GB. Here a part of the text is counted after another, and one sample is drawn after another, by
-the same generator: the numbers are sacreBLEU's to the bit.
+sacreBLEU keeps the n-grams of all references, and draws all samples at once: some 90 kB a sentence. Here a part of the
+text is counted after another, and one sample is drawn after another, by the same generator: the numbers are
+sacreBLEU's to the bit.
 """
 
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import numpy as np
 from sacrebleu.metrics.base import Metric, Score
@@ -42,8 +43,8 @@ def score_of_text(metric: Metric, translations: list[str], references: list[str]
     return metric._aggregate_and_compute(sentence_statistics(metric, translations, references))
 
 
-def score_with_samples(metric: Metric, translations: list[str], references: list[str]) -> Score:
-    """Return the score of the text, with _mean and _ci of bootstrap samples, as sacreBLEU's corpus_score does."""
+def score_with_samples(metric: Metric, translations: list[str], references: list[str]) -> Any:
+    """Return the metric's own Score of the text, with _mean and _ci of bootstrap samples, as corpus_score does."""
     statistics = sentence_statistics(metric, translations, references)
     result = metric._aggregate_and_compute(statistics)
     result.estimate_ci(sample_scores(metric, statistics))
