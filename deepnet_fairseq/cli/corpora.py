@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
 
 from .. import register
@@ -10,6 +11,7 @@ from ..errors import UserError
 from . import Shown
 
 VOCAB = 32_000  # of a language model
+SPLITS = ("train", "valid", "test")
 
 
 def prepare(args) -> None:
@@ -95,9 +97,11 @@ def plain_text(args) -> Shown:
       deepnet prepare lm wiki.train wiki.valid wiki.test data-bin/wiki --bpe gpt2
     """
     register()
+    from ..data.lines import rereadable
     from ..data.lm_text import prepare_lm
+    from ..files import check_folder
 
-    if args.dict and not Path(args.dict).is_file():
+    if args.dict and not Path(args.dict).exists():
         raise UserError(f"--dict {args.dict}: no such file")
     if "," in args.train:
         raise UserError(f"{args.train}: one training file only; join them first")
@@ -105,9 +109,19 @@ def plain_text(args) -> Shown:
         for name in names if kind != args.bpe else ():
             if getattr(args, name) is not None:
                 raise UserError(f"--{name.replace('_', '-')}: only with --bpe {kind}")
-    texts = {split: [Path(path) for path in getattr(args, split).split(",")] for split in ("train", "valid", "test")}
-    dictionary = Path(args.dict) if args.dict else None
-    prepare_lm(texts, Path(args.dest), SEGMENTERS[args.bpe](args), dictionary, args.workers)
+    check_folder("DEST", Path(args.dest))
+
+    with ExitStack() as copies:  # of pipes, for each file is read several times
+        for name in (*SPLITS, "dict", "spm", "encoder_json", "vocab_bpe"):
+            given = getattr(args, name)
+            if given is not None:
+                files = given.split(",") if name in SPLITS else [given]
+                paths = [copies.enter_context(rereadable(Path(file))) for file in files]
+                setattr(args, name, ",".join(map(str, paths)))
+
+        texts = {split: [Path(path) for path in getattr(args, split).split(",")] for split in SPLITS}
+        dictionary = Path(args.dict) if args.dict else None
+        prepare_lm(texts, Path(args.dest), SEGMENTERS[args.bpe](args), dictionary, args.workers)
     return _made(args)
 
 
@@ -151,7 +165,7 @@ def add(command) -> None:
     sub = command("text", parallel_text, among=kinds)
     sub.add_argument("source", metavar="SOURCE", help="code of the source language, the ending of its files")
     sub.add_argument("target", metavar="TARGET", help="code of the target language")
-    for split in ("train", "valid", "test"):
+    for split in SPLITS:
         sub.add_argument(
             split, metavar=split.upper(), help=f"{split.upper()}.SOURCE and {split.upper()}.TARGET are read"
         )
@@ -160,7 +174,8 @@ def add(command) -> None:
     sub.add_argument("--drop-empty", action="store_true", help="leave out pairs with an empty side")
 
     sub = command("lm", plain_text, among=kinds)
-    sub.add_argument("train", metavar="TRAIN", help="text, a line a sentence, an empty line between documents")
+    sub.add_argument("train", metavar="TRAIN", help="text, a line a sentence, an empty line between documents; - is "
+                     "standard input")  # fmt: skip
     sub.add_argument("valid", metavar="VALID", help="the same to validate on; may be several, with commas between")
     sub.add_argument("test", metavar="TEST", help="the same to test on; may be several, with commas between")
     sub.add_argument("dest", metavar="DEST", help="folder to make, for fairseq-train")

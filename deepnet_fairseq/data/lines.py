@@ -10,13 +10,16 @@ import errno
 import multiprocessing
 import os
 import re
+import shutil
 import signal
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from itertools import islice, zip_longest
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO, Any
 from unicodedata import category, is_normalized, normalize
 
@@ -27,6 +30,7 @@ from ..files import whole
 
 Pairs = list[tuple[str, str]]  # sentences, source and target
 REMOVE = "remove the pair from both files"
+STDIN = Path("-")  # as a file's name: standard input
 CHUNK = 2000  # rows that a process takes at a time
 LONGEST = 1 << 24  # bytes of a line
 INVISIBLE = frozenset(("Cc", "Cf", "Zl", "Zp", "Zs"))  # categories of Unicode: control, format, separators
@@ -39,23 +43,71 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _libc = ctypes.CDLL(None)
 
 
-def read_lines(path: Path) -> Iterator[str]:
-    """Yield the lines without their \\n and a byte order mark; UserError for a missing file; see split_lines."""
-    if not path.is_file():
+def check_readable(path: Path) -> None:
+    """Raise a UserError unless `path` can be read as text: a file, a pipe as <(...) or /dev/stdin, or STDIN."""
+    if path == STDIN:
+        if sys.stdin is None:
+            raise UserError(f"{path}: standard input is closed; give a file")
+    elif path.is_dir():
+        raise UserError(f"{path}: is a folder; give a file")
+    elif not path.exists():
         raise UserError(f"{path}: no such file")
+
+
+@contextmanager
+def open_bytes(path: Path) -> Iterator[IO[bytes]]:
+    """Open what check_readable allows, to read bytes; standard input stays open at the end."""
+    check_readable(path)
+    if path == STDIN:
+        yield sys.stdin.buffer
+        return
     with open(path, "rb") as file:
-        yield from split_lines(file, str(path))
+        yield file
 
 
-def split_lines(file: IO[bytes], name: str) -> Iterator[str]:
-    """Yield lines of UTF-8 without their \\n; raise UserError with their number for other bytes, and above LONGEST."""
+@contextmanager
+def rereadable(path: Path) -> Iterator[Path]:
+    """Give a path that can be read more than once: `path` itself, or of a pipe a copy, which is removed at the end.
+
+    A UserError that names the copy in the context names `path` instead.
+    """
+    check_readable(path)
+    if path != STDIN and path.is_file():
+        yield path
+        return
+    with TemporaryDirectory(prefix="deepnet-") as folder:
+        copy = Path(folder) / "text"
+        with (
+            open_bytes(path) as pipe,
+            writing(copy, "point TMPDIR to a place with more space"),
+            open(copy, "wb") as file,
+        ):
+            shutil.copyfileobj(pipe, file)
+        try:
+            yield copy
+        except UserError as error:
+            raise UserError(str(error).replace(str(copy), str(path))) from error
+
+
+def read_lines(path: Path, keepends: bool = False) -> Iterator[str]:
+    """Yield the lines of a file, a pipe or standard input; see check_readable and split_lines."""
+    with open_bytes(path) as file:
+        yield from split_lines(file, "standard input" if path == STDIN else str(path), keepends)
+
+
+def split_lines(file: IO[bytes], name: str, keepends: bool = False) -> Iterator[str]:
+    """Yield lines of UTF-8 without a byte order mark and, unless keepends, without their \\n.
+
+    Raises a UserError with the line's number for other bytes, and for a line above LONGEST.
+    """
     for number, line in enumerate(iter(lambda: file.readline(LONGEST + 1), b""), 1):
         if len(line) > LONGEST:
             raise UserError(f"{name}, line {number}: is longer than {LONGEST:,} bytes; give a sentence a line")
         try:
-            yield line.decode("utf-8-sig" if number == 1 else "utf-8").removesuffix("\n")
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError:
             raise UserError(f"{name}, line {number}: not UTF-8; convert it, say with iconv -t UTF-8") from None
+        yield text if keepends else text.removesuffix("\n")
 
 
 def is_blank(line: str) -> bool:
