@@ -20,6 +20,7 @@ import torch
 from fairseq import models, optim, options, tasks, utils
 from fairseq.data import iterators
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.file_io import PathManager
 from fairseq.logging import metrics
 from fairseq.optim import lr_scheduler
 from fairseq.trainer import Trainer
@@ -44,7 +45,8 @@ class DeepTrainer(Trainer):
 
     samples: the batches of the present update; signal: whether a signal has come to any process, None before the first
     check; over: the value for fairseq's `train` to return if the training was over when it was started; make_as_in: the
-    epoch in which the resumed training made its batches; limited: the modules whose gradients are clipped apart.
+    epoch in which the resumed training made its batches; limited: the modules whose gradients are clipped apart;
+    second_name: path that the file of the running save gets too.
     """
 
     is_fsdp = False  # fairscale's, which zero.check_settings refuses
@@ -53,6 +55,7 @@ class DeepTrainer(Trainer):
     over: tuple[list, bool] | None = None
     make_as_in: int | None = None
     limited: list | None = None
+    second_name: str | None = None
     _wrapped_model: Any
     _wrapped_criterion: Any
 
@@ -262,6 +265,8 @@ class DeepTrainer(Trainer):
             state["extra_state"]["train_iterator"] = place | {datasets.PROCESSES: self.data_parallel_world_size}
         try:
             atomic.save(state, filename)
+            if self.second_name is not None:
+                PathManager.copy(filename, self.second_name, overwrite=True)
             epoch_weights.write_too(state)
         except atomic.SaveError as error:
             if os.path.basename(filename) != "crash.pt":
