@@ -45,8 +45,9 @@ class DeepTrainer(Trainer):
 
     samples: the batches of the present update; signal: whether a signal has come to any process, None before the first
     check; over: the value for fairseq's `train` to return if the training was over when it was started; make_as_in: the
-    epoch in which the resumed training made its batches; limited: the modules whose gradients are clipped apart;
-    second_name: path that the file of the running save gets too.
+    epoch in which the resumed training made its batches; place: where in an epoch the loaded checkpoint was saved, as
+    the state of fairseq's iterator; iterator: the batches of the present epoch; limited: the modules whose gradients
+    are clipped apart; second_name: path that the file of the running save gets too.
     """
 
     is_fsdp = False  # fairscale's, which zero.check_settings refuses
@@ -54,6 +55,8 @@ class DeepTrainer(Trainer):
     signal: bool | None = None
     over: tuple[list, bool] | None = None
     make_as_in: int | None = None
+    place: dict = {}  # replaced, never changed
+    iterator: Any = None
     limited: list | None = None
     second_name: str | None = None
     _wrapped_model: Any
@@ -138,11 +141,20 @@ class DeepTrainer(Trainer):
             if not reset_meters:
                 exact_resume.remember(self, extra_state)
                 self.stuck.resume(extra_state)
-            place = extra_state["train_iterator"]
-            extra_state["train_iterator"] = datasets.on_processes(place, self.data_parallel_world_size)
+            # fairseq would move to a batch that this epoch may not have; go_on_from moves there
+            self.place = extra_state["train_iterator"]
+            extra_state["train_iterator"] = self.place | {"iterations_in_epoch": 0}
         return extra_state
 
     # batches
+
+    def go_on_from(self, iterator) -> dict:
+        """Move an epoch's batches to the place at which the loaded checkpoint was saved; return that place."""
+        cfg = self.cfg.optimization
+        of_epoch = min(self.place["epoch"], len(cfg.update_freq)) - 1
+        place = datasets.place_now(self.place, iterator, cfg.update_freq[of_epoch], cfg.skip_remainder_batch)
+        iterator.load_state_dict(place)
+        return place
 
     def get_train_iterator(self, epoch, combine=True, load_dataset=True, data_selector=None, shard_batch_itr=True,
                            disable_iterator_cache=False):  # fmt: skip
@@ -167,6 +179,7 @@ class DeepTrainer(Trainer):
             model.profiled = False
         if self.probes is not None and self.probes.iterator is None:
             self.probes.iterator = iterator
+        self.iterator = iterator
         return iterator
 
     # step
@@ -261,8 +274,7 @@ class DeepTrainer(Trainer):
         state = saving.on_cpu(self.state_dict())
         state["extra_state"] |= extra_state | {exact_resume.KEY: exact_resume.forgotten(self)} | self.stuck.kept()
         if "train_iterator" in extra_state:
-            place = {key: value for key, value in extra_state["train_iterator"].items() if key != datasets.BEGUN}
-            state["extra_state"]["train_iterator"] = place | {datasets.PROCESSES: self.data_parallel_world_size}
+            state["extra_state"]["train_iterator"] = self._place_to_save(extra_state["train_iterator"])
         try:
             atomic.save(state, filename)
             if self.second_name is not None:
@@ -275,6 +287,14 @@ class DeepTrainer(Trainer):
             return None
         logger.info(f"Finished saving checkpoint to {path}")
         return path
+
+    def _place_to_save(self, place: dict) -> dict:
+        """Add to the state of the batches' iterator what a resume on other batches or processes needs."""
+        place = {key: value for key, value in place.items() if key != datasets.BEGUN}
+        place[datasets.PROCESSES] = self.data_parallel_world_size
+        if place.get("iterations_in_epoch"):
+            place[datasets.BATCHES] = datasets.batches_of(self.iterator)
+        return place
 
 
 def parse(flags: list[str]) -> argparse.Namespace:

@@ -53,9 +53,12 @@ def load_checkpoint(original, cfg, trainer, **kwargs):
             cfg = copy.deepcopy(cfg)
             cfg.restore_file = path.removesuffix(f"{suffix}.pt") + ".pt"  # fairseq adds the suffix
             cfg.finetune_from_model = cfg.continue_once = None
-    another_run = cfg.finetune_from_model is not None and not (Path(cfg.save_dir) / reading.DEFAULT).exists()
+    last = Path(cfg.save_dir) / f"{atomic.LAST}{trainer.checkpoint_suffix}.pt"
+    another_run = cfg.finetune_from_model is not None and not last.exists()
     extra_state, epoch_itr = original(cfg, trainer, **kwargs)
     if extra_state is not None:
+        from_the_start = another_run or cfg.reset_dataloader
+        extra_state["train_iterator"] = trainer.place if from_the_start else trainer.go_on_from(epoch_itr)
         if not (another_run or cfg.reset_dataloader or cfg.reset_meters or cfg.reset_optimizer):
             watch()  # finishing the epoch may validate
             answer = exact_resume.catch_up(trainer, extra_state)
