@@ -47,7 +47,8 @@ class DeepTrainer(Trainer):
     check; over: the value for fairseq's `train` to return if the training was over when it was started; make_as_in: the
     epoch in which the resumed training made its batches; place: where in an epoch the loaded checkpoint was saved, as
     the state of fairseq's iterator; iterator: the batches of the present epoch; limited: the modules whose gradients
-    are clipped apart; second_name: path that the file of the running save gets too.
+    are clipped apart; second_name: path that the file of the running save gets too; weights_beside: another file, for
+    its weights alone.
     """
 
     is_fsdp = False  # fairscale's, which zero.check_settings refuses
@@ -59,6 +60,7 @@ class DeepTrainer(Trainer):
     iterator: Any = None
     limited: list | None = None
     second_name: str | None = None
+    weights_beside: epoch_weights.Beside | None = None
     _wrapped_model: Any
     _wrapped_criterion: Any
 
@@ -279,7 +281,7 @@ class DeepTrainer(Trainer):
             atomic.save(state, filename)
             if self.second_name is not None:
                 PathManager.copy(filename, self.second_name, overwrite=True)
-            epoch_weights.write_too(state)
+            epoch_weights.write_too(state, self.weights_beside)
         except atomic.SaveError as error:
             if os.path.basename(filename) != "crash.pt":
                 raise

@@ -56,6 +56,9 @@ def load_checkpoint(original, cfg, trainer, **kwargs):
     last = Path(cfg.save_dir) / f"{atomic.LAST}{trainer.checkpoint_suffix}.pt"
     another_run = cfg.finetune_from_model is not None and not last.exists()
     extra_state, epoch_itr = original(cfg, trainer, **kwargs)
+    if extra_state is None and cfg.restore_file != reading.DEFAULT:  # named in a YAML: the command line has checked it
+        missing = reading.with_suffix(cfg.restore_file, trainer.checkpoint_suffix)
+        raise UserError(f"--restore-file {cfg.restore_file}: there is no {missing}")
     if extra_state is not None:
         from_the_start = another_run or cfg.reset_dataloader
         extra_state["train_iterator"] = trainer.place if from_the_start else trainer.go_on_from(epoch_itr)
