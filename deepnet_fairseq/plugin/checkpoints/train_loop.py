@@ -60,9 +60,9 @@ def load_checkpoint(original, cfg, trainer, **kwargs):
         missing = reading.with_suffix(cfg.restore_file, trainer.checkpoint_suffix)
         raise UserError(f"--restore-file {cfg.restore_file}: there is no {missing}")
     if extra_state is not None:
-        from_the_start = another_run or cfg.reset_dataloader
-        extra_state["train_iterator"] = trainer.place if from_the_start else trainer.go_on_from(epoch_itr)
-        if not (another_run or cfg.reset_dataloader or cfg.reset_meters or cfg.reset_optimizer):
+        data_anew = another_run or cfg.reset_dataloader
+        extra_state["train_iterator"] = trainer.place if data_anew else trainer.go_on_from(epoch_itr)
+        if not (data_anew or cfg.reset_meters or cfg.reset_optimizer):
             watch()  # finishing the epoch may validate
             answer = exact_resume.catch_up(trainer, extra_state)
             trainer.over = answer if answer[1] else None
