@@ -12,7 +12,8 @@ from .faults import states
 from .support.diverging import train
 from .support.lives import TINY, assert_ends_as_one_left_alone, live
 
-FOUR = ("--max-tokens", "100000", "--batch-size", "104")  # updates an epoch
+FIVE = ("--train-subset", "test", "--batch-size", "5", "--required-batch-size-multiple", "1", "--max-tokens", "10000")
+FLAGS = (*TINY, *FIVE)  # four updates an epoch
 VALIDATED = tuple(flag for flag in TRAIN_FLAGS if flag != "--disable-validation")
 EPOCHS = tuple(flag for flag in VALIDATED if flag != "--no-epoch-checkpoints")
 
@@ -35,7 +36,7 @@ CASES = {  # flags -> numbered checkpoints after 13 updates
 
 @pytest.mark.parametrize("flags", CASES)
 def test_every_update_that_is_to_be_saved_is(flags, data, tmp_path):
-    train(data, tmp_path, *TINY, *FOUR, "--max-update", "13", *flags.split(), common=VALIDATED)
+    train(data, tmp_path, *FLAGS, "--max-update", "13", *flags.split(), common=VALIDATED)
     assert names(tmp_path) - ALWAYS == CASES[flags]
 
 
@@ -45,7 +46,7 @@ def test_beside_checkpoints_of_epochs(data, tmp_path, monkeypatch):
     save = torch.save
     monkeypatch.setattr(torch, "save", lambda content, file: (written.append(file.name), save(content, file)))
     saves = ("--save-interval-updates", "2", "--keep-interval-updates", "2", "--keep-last-epochs", "2")
-    train(data, tmp_path, *TINY, *FOUR, *saves, "--max-update", "12", common=EPOCHS)
+    train(data, tmp_path, *FLAGS, *saves, "--max-update", "12", common=EPOCHS)
     assert names(tmp_path) - ALWAYS == {"2", "3", "_3_10", "_3_12"}
     assert (tmp_path / "checkpoint3.pt").samefile(tmp_path / "checkpoint_3_12.pt")
     assert (tmp_path / "checkpoint_last.pt").samefile(tmp_path / "checkpoint_3_12.pt")
@@ -54,7 +55,7 @@ def test_beside_checkpoints_of_epochs(data, tmp_path, monkeypatch):
 
 def test_a_training_resumes_from_it(data, tmp_path):
     """A training that begins with the checkpoint of an epoch's last update ends as one that went on."""
-    common = (data, *VALIDATED, *TINY, *FOUR, "--dropout", "0.1", "--save-interval-updates", "4")
+    common = (data, *VALIDATED, *FLAGS, "--dropout", "0.1", "--save-interval-updates", "4")
     assert live(tmp_path / "log", *common, "--max-update", "10", "--save-dir", tmp_path / "on") == 0
     middle = ("--restore-file", tmp_path / "on" / "checkpoint_1_4.pt")
     assert live(tmp_path / "log", *common, *middle, "--max-update", "10", "--save-dir", tmp_path / "again") == 0
@@ -73,5 +74,5 @@ def test_a_training_resumes_from_it(data, tmp_path):
 )
 def test_an_interrupted_training_has_it_too(kind, moment, data, tmp_path):
     """A signal at an epoch's end takes no checkpoint away: files and numbers are those of a training left alone."""
-    command = (data, *VALIDATED, *TINY, *FOUR, "--save-interval-updates", "2", "--max-update", "9")
+    command = (data, *VALIDATED, *FLAGS, "--save-interval-updates", "2", "--max-update", "9")
     assert_ends_as_one_left_alone(tmp_path, command, [moment], kind=kind)

@@ -88,7 +88,7 @@ def test_an_iterator_without_a_number_of_batches_goes_on_by_processes():
 
 CHANGES = (  # flags of the resume
     "--max-tokens 3000", "--max-tokens 250", "--batch-size 4", "--required-batch-size-multiple 1", "--update-freq 7",
-    "--update-freq 1000", "--skip-remainder-batch", "--train-subset valid",
+    "--update-freq 1000", "--skip-remainder-batch", "--train-subset test",
 )  # fmt: skip
 
 
