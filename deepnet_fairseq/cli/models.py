@@ -138,7 +138,8 @@ def average(args) -> Shown:
             raise UserError("--last and --best: give the one folder that holds the checkpoints")
         if k < 1:
             raise UserError(f"--{'last' if args.best is None else 'best'} {k}: must be at least 1")
-        paths = averaging.last(folder, k) if args.best is None else averaging.best(folder, k)
+        choose = averaging.last if args.best is None else averaging.best
+        paths = choose(folder, k, args.checkpoint_suffix)
     check_file("--out", Path(args.out), tuple(paths))
     averaging.average(paths, Path(args.out))
     names = [path.name for path in paths]
@@ -203,3 +204,5 @@ def add(command) -> None:
     which = sub.add_mutually_exclusive_group()
     which.add_argument("--last", type=int, metavar="K", help="the last K by epoch, or by update where there are none")
     which.add_argument("--best", type=int, metavar="K", help="the K best by validation score")
+    said = "the training's flag of that name, if the folder holds several trainings"
+    sub.add_argument("--checkpoint-suffix", metavar="TEXT", help=said)

@@ -6,7 +6,8 @@ import argparse
 import functools
 from typing import Any, cast
 
-from fairseq import tasks
+import torch
+from fairseq import tasks, utils
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ..errors import UserError
@@ -32,6 +33,12 @@ class DeepTask:
     graphs: GraphedStep | None = None
     stuck: Stuck | None = None
     validated = 0  # number of subsets that the present validation has finished
+
+    def build_criterion(self, cfg, *args, **kwargs):
+        """Build the loss, which gets copies of the batches: R-Drop doubles a batch that --eval-bleu then translates."""
+        criterion = super().build_criterion(cfg, *args, **kwargs)  # type: ignore[misc]
+        criterion.register_forward_pre_hook(_on_copies, with_kwargs=True)
+        return criterion
 
     def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False, **kwargs):
         """Run the passes of one batch. A batch that keeps an idle process busy has size 0 and logs zeros.
@@ -91,6 +98,24 @@ class DeepTask:
         self.validated += 1
         if hasattr(super(), "post_validate"):
             super().post_validate(model, stats, agg)  # type: ignore[misc]
+
+
+def _on_copies(criterion: torch.nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """Replace the batches among a loss's arguments by copies, which it may change without anybody noticing.
+
+    Only a validation reads a batch's numbers after the loss; there they are copied too, and else only the containers.
+    """
+
+    def own(value):
+        if not isinstance(value, dict):
+            return value
+        return utils.apply_to_sample(_same if criterion.training else torch.clone, value)
+
+    return tuple(own(value) for value in args), {name: own(value) for name, value in kwargs.items()}
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 def set_up(original, cfg, **kwargs):

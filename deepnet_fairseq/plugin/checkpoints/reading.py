@@ -230,6 +230,11 @@ def _of_archive(path: Path, archive: zipfile.ZipFile) -> str | None:
     return broken and f"the checksum of {broken.partition('/')[2]} is another"
 
 
+def with_suffix(path: str, suffix: str | None) -> str:
+    """Return the name that fairseq gives and reads a checkpoint under, with --checkpoint-suffix before its end."""
+    return path.replace(".pt", f"{suffix or ''}.pt")
+
+
 def other_than_last(folder: Path, suffix: str) -> Path | None:
     """Return the checkpoint to resume from if it is not checkpoint_last; None to take that, or if there is none at all.
 
@@ -261,13 +266,31 @@ def earlier(folder: Path, suffix: str) -> list[Path]:
     """List the folder's checkpoints except checkpoint_last, newest first, the best by validation at the end."""
     pattern = re.compile(RESUMABLE.format(re.escape(suffix)))
     matches = {path: match for path in folder.glob("checkpoint*") if (match := pattern.fullmatch(path.name))}
-    return sorted(matches, key=lambda path: (matches[path][1] is None, updates(path)), reverse=True)
+    ours = [path for path in matches if not _of_other_suffix(path, suffix)]
+    return sorted(ours, key=lambda path: (matches[path][1] is None, updates(path)), reverse=True)
+
+
+def _of_other_suffix(path: Path, suffix: str) -> bool:
+    """Return whether another --checkpoint-suffix, such as a job's number, ends the name of the file."""
+    other = suffix_of(path)
+    return other not in ("", suffix) and path.name.endswith(f"{other}.pt")
 
 
 def updates(path: Path) -> int:
     """Return the number of updates before a checkpoint, -1 if it cannot be read. Reads little of the file."""
     try:
-        state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-        return state["optimizer_history"][-1]["num_updates"]
+        return _mapped(path)["optimizer_history"][-1]["num_updates"]
     except Exception:  # a damaged file makes torch raise errors of any kind
         return -1
+
+
+def suffix_of(path: Path) -> str:
+    """Return the --checkpoint-suffix of a checkpoint's training, "" if it cannot be read. Reads little of the file."""
+    try:
+        return _mapped(path)["cfg"]["checkpoint"]["checkpoint_suffix"] or ""
+    except Exception:
+        return ""
+
+
+def _mapped(path: Path) -> dict:
+    return torch.load(path, map_location="cpu", mmap=True, weights_only=True)

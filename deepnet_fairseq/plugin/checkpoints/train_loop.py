@@ -57,10 +57,16 @@ def load_checkpoint(original, cfg, trainer, **kwargs):
             cfg = copy.deepcopy(cfg)
             cfg.restore_file = path.removesuffix(f"{suffix}.pt") + ".pt"  # fairseq adds the suffix
             cfg.finetune_from_model = cfg.continue_once = None
-    another_run = cfg.finetune_from_model is not None and not (Path(cfg.save_dir) / reading.DEFAULT).exists()
+    last = Path(cfg.save_dir) / f"{atomic.LAST}{trainer.checkpoint_suffix}.pt"
+    another_run = cfg.finetune_from_model is not None and not last.exists()
     extra_state, epoch_itr = original(cfg, trainer, **kwargs)
+    if extra_state is None and cfg.restore_file != reading.DEFAULT:  # named in a YAML: the command line has checked it
+        missing = reading.with_suffix(cfg.restore_file, trainer.checkpoint_suffix)
+        raise UserError(f"--restore-file {cfg.restore_file}: there is no {missing}")
     if extra_state is not None:
-        if not (another_run or cfg.reset_dataloader or cfg.reset_meters or cfg.reset_optimizer):
+        data_anew = another_run or cfg.reset_dataloader
+        extra_state["train_iterator"] = trainer.place if data_anew else trainer.go_on_from(epoch_itr)
+        if not (data_anew or cfg.reset_meters or cfg.reset_optimizer):
             watch()  # finishing the epoch may validate
             answer = exact_resume.catch_up(trainer, extra_state)
             trainer.over = answer if answer[1] else None
