@@ -198,7 +198,7 @@ class GraphedStep:
         self.memory_before = self.device.memory()
         self.model, self.criterion, self.optimizer = model, criterion, optimizer
         self.modules = [*submodules(model), *criterion.modules()]
-        if any(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks for module in self.modules):
+        if any(has_hooks(module) for module in self.modules):
             self._give_up("a hook wants to be called in each pass")
             return
         # modules that change with time make their buffers at the first call, and fill them in place later
@@ -390,3 +390,13 @@ class GraphedStep:
         if line not in self.said:
             self.said.add(line)
             logger.info(line)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Return whether somebody else's hook wants to be called in each pass; this package's own need not be.
+
+    DeepTask's hook on the loss hands it copies of a batch's containers, which a graph does not see.
+    """
+    hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values(), *module._backward_hooks.values()]
+    own = __name__.split(".")[0]
+    return any(not str(getattr(hook, "__module__", "")).startswith(f"{own}.") for hook in hooks)
