@@ -1,0 +1,101 @@
+"""Models that stay loaded in a server: each once in a process, for all of its threads, and again behind a fork."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any
+from weakref import WeakSet
+
+from ...errors import UserError
+
+KEPT = 4  # models that stay loaded; the one that was not used for longest gives way
+
+
+class Process:
+    """The process that models are loaded in. One thread loads at a time, and a fork waits until it is done.
+
+    Imports of libraries need that: a fork in the midst of one would leave its module locked in the child for ever. So
+    does transformers, whose lazy imports and loading fail in several threads at once.
+    """
+
+    def __init__(self):
+        self.loading = threading.RLock()
+        self.forked = False  # behind a use of torch
+        self._uses_torch = False
+        self._bound: WeakSet = WeakSet()
+        os.register_at_fork(
+            before=lambda: self.loading.acquire(),
+            after_in_parent=lambda: self.loading.release(),
+            after_in_child=self._in_child,
+        )
+
+    def bind(self, engine: Any) -> None:
+        """Take note of an engine that works in this process alone: behind a fork its attribute `lost` is True."""
+        self._bound.add(engine)
+
+    def check(self, engine: Any) -> None:
+        """Raise a UserError for an engine that was lost in a fork: it would wait for ever for threads that are not."""
+        if engine.lost:
+            raise UserError("this model was loaded before the process was forked; load it again in the new process")
+
+    def set_torch_threads(self, count: int) -> None:
+        """Let torch compute with `count` threads, but with one behind a fork: OpenMP waits there for lost threads."""
+        import torch
+
+        self._uses_torch = True
+        torch.set_num_threads(1 if self.forked else count)
+
+    def _in_child(self) -> None:
+        self.loading = threading.RLock()
+        for engine in self._bound:
+            # CTranslate2's threads do not come along, and its models wait for them when they are freed, at the latest
+            # when the process ends. A reference that nobody gives back keeps each model as it is.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(engine.model))
+            engine.lost = True
+        self._bound = WeakSet()
+        if self._uses_torch:
+            self.forked = True
+            self.set_torch_threads(1)
+
+
+class _Entry:
+    """A model, None until it is loaded, and the lock of the thread that loads it."""
+
+    def __init__(self, model: Any = None):
+        self.model = model
+        self.lock = threading.Lock()
+
+
+class Models:
+    """The models that were used last, at most `most`. A child of a fork begins with those that work there."""
+
+    def __init__(self, most: int = KEPT):
+        self.most = most
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
+        os.register_at_fork(after_in_child=self._in_child)
+
+    def get(self, key: Hashable, load: Callable[[], Any]) -> Any:
+        """Return the model of a key; the first thread that asks for it calls `load`, and the others wait for that."""
+        with self._lock:
+            entry = self._entries.setdefault(key, _Entry())
+            self._entries.move_to_end(key)
+            while len(self._entries) > self.most:
+                self._entries.popitem(last=False)
+        with entry.lock:
+            if entry.model is None:  # an error of load() leaves it so, and the next call tries again
+                entry.model = load()
+            return entry.model
+
+    def _in_child(self) -> None:
+        """Replace all locks, which another thread of the parent may have held, and drop models that were lost."""
+        loaded = {key: entry.model for key, entry in self._entries.items() if entry.model is not None}
+        self._lock = threading.Lock()
+        self._entries = OrderedDict((key, _Entry(model)) for key, model in loaded.items() if not model.engine.lost)
+
+
+PROCESS = Process()
