@@ -116,15 +116,22 @@ class Form:
             texts = [html.unescape(text) for text in texts]
             texts += [text.upper() for text in texts]  # of a lower-cased corpus, whose lines come in both cases
         has = {" ", *"".join(texts)}
-        composed = sum(not is_normalized("NFD", text) for text in texts)
-        decomposed = sum(not _is_composed(text) for text in texts)
-        if decomposed > STRAY * composed and composed > STRAY * decomposed:
-            unicode = ""
-        elif decomposed or (not composed and has & _second_parts()):
-            unicode = "NFD" if decomposed > composed or not composed else "NFC"
-        else:
-            unicode = "NFC"
-        return cls.of_characters(has, unicode, joined=bool(has & APART.keys()) and not has & _MARKS_APART)
+        return cls.of_characters(has, _unicode_of(texts, has), bool(has & APART.keys()) and not has & _MARKS_APART)
+
+
+def _unicode_of(pieces: list[str], characters: set[str]) -> str:
+    """Return the Unicode form of pieces of text, "" if it is not certain."""
+    composed = sum(not is_normalized("NFD", piece) for piece in pieces)
+    decomposed = sum(not _is_composed(piece) for piece in pieces)
+    marks = bool(characters & _second_parts())  # maybe apart from their letters, each in a piece of its own
+    if not composed and (decomposed or marks):
+        return "NFD"
+    if not decomposed and not marks:
+        return "NFC"
+    for form, in_form, otherwise in (("NFC", composed, decomposed), ("NFD", decomposed, composed)):
+        if STRAY * in_form >= max(1, otherwise):
+            return form
+    return ""
 
 
 def _is_composed(text: str) -> bool:

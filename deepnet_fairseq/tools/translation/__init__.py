@@ -131,7 +131,7 @@ def load(
     if not path.exists():
         raise UserError(f"{model}: no such file or folder; give a checkpoint, or a folder of `deepnet export`")
     if not path.is_dir():
-        with PROCESS.loading:
+        with PROCESS.load():
             from .checkpoint import load_checkpoint
 
             return load_checkpoint(model, data, subwords, (source, target), settings)
@@ -143,7 +143,7 @@ def load(
     kind, library = (CTranslate2, "ctranslate2") if (path / "model.bin").is_file() else (HuggingFace, "transformers")
     if importlib.util.find_spec(library) is None:
         raise UserError(f"{path}: needs {library}; pip install {library}")
-    with PROCESS.loading:
+    with PROCESS.load():
         return Translator(kind.of_folder(path, described, direction, settings), described)
 
 

@@ -2,36 +2,52 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread  # noqa: F401  # before Process(): see there
 import ctypes
+import logging  # noqa: F401
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
 
 from ...errors import UserError
 
 KEPT = 4  # models that stay loaded; the one that was not used for longest gives way
+PATIENCE = 60  # seconds that a fork waits for a thread that loads
 
 
 class Process:
     """The process that models are loaded in. One thread loads at a time, and a fork waits until it is done.
 
     Imports of libraries need that: a fork in the midst of one would leave its module locked in the child for ever. So
-    does transformers, whose lazy imports and loading fail in several threads at once.
+    does transformers, whose lazy imports and loading fail in several threads at once. Of functions to call before a
+    fork Python calls the last registered one first. concurrent.futures and logging, whose locks a thread that loads may
+    need, register theirs when they are imported, so that they take their locks after the wait.
     """
 
     def __init__(self):
         self.loading = threading.RLock()
+        self._waited = True  # for the thread that loaded when the process was forked, if one did
         self.forked = False  # behind a use of torch
         self._uses_torch = False
         self._bound: WeakSet = WeakSet()
         os.register_at_fork(
-            before=lambda: self.loading.acquire(),
-            after_in_parent=lambda: self.loading.release(),
-            after_in_child=self._in_child,
-        )
+            before=self._before, after_in_parent=self._in_parent, after_in_child=self._in_child
+        )  # fmt: skip
+
+    @contextmanager
+    def load(self) -> Iterator[None]:
+        """Import libraries and load models, alone among the threads; UserError where a fork has cut off another."""
+        with self.loading:
+            if not self._waited:
+                raise UserError(
+                    "this process was forked while another thread loaded a model; load models before forking, or in "
+                    "the new process alone"
+                )
+            yield
 
     def bind(self, engine: Any) -> None:
         """Take note of an engine that works in this process alone: behind a fork its attribute `lost` is True."""
@@ -49,7 +65,15 @@ class Process:
         self._uses_torch = True
         torch.set_num_threads(1 if self.forked else count)
 
+    def _before(self) -> None:
+        self._held = self.loading.acquire(timeout=PATIENCE)
+
+    def _in_parent(self) -> None:
+        if self._held:
+            self.loading.release()
+
     def _in_child(self) -> None:
+        self._waited &= self._held
         self.loading = threading.RLock()
         for engine in self._bound:
             # CTranslate2's threads do not come along, and its models wait for them when they are freed, at the latest
