@@ -43,9 +43,10 @@ class Unseen:
         """Take in the unseen pieces of a line; known: the characters of the model's vocabulary."""
         if pieces:
             self.lines += 1
-        for piece in pieces:
-            unknown = [char for char in piece if char not in known]
-            self.characters.update(unknown or [piece])
+        texts = [piece.strip("\u2581") for piece in pieces]  # SentencePiece cuts the blank before an unseen character off
+        for text in filter(None, texts):
+            unknown = [char for char in text if char not in known]
+            self.characters.update(unknown or [text])
 
     def __str__(self) -> str:
         named = [
