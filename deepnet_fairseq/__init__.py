@@ -25,8 +25,11 @@ def register() -> None:
     patches.apply()
 
 
-def translate(model, lines, **options) -> list[str]:
-    """Translate lines of text by a checkpoint or by a folder of `deepnet export`; see tools.translation.translate."""
+def translate(model, lines, **options) -> list:
+    """Translate lines of text by a checkpoint or by a folder of `deepnet export`; see tools.translation.translate.
+
+    Returns texts; with nbest=N lists of pairs (text, score), the best first.
+    """
     from .tools import translation
 
     return translation.translate(model, lines, **options)

@@ -105,8 +105,9 @@ WRITERS = {"transformer": _to_transformer, "ctranslate2": _to_ctranslate2, "hugg
 def translate(args) -> None:
     """Translate lines of text by a checkpoint, or a folder of `deepnet export`.
 
-    A line of text in, a line of text out, in order; a blank line stays blank. A checkpoint goes through CTranslate2
-    where its method folds and CTranslate2 is installed, else through the package's own decoder.
+    A line of text in, a line of text out, in order; a blank line stays blank. Lines of a pipe are answered as they
+    come. A checkpoint goes through CTranslate2 where its method folds and CTranslate2 is installed, else through the
+    package's own decoder.
 
     example:
       echo "Ein Beispiel." | deepnet translate checkpoints/averaged.pt
@@ -115,7 +116,9 @@ def translate(args) -> None:
     from ..tools import translation
 
     settings = translation.Settings(args.beam, args.lenpen, args.max_tokens, args.threads, args.int8)
-    translation.run(args.model, args.file, settings, args.data, args.source_lang, args.target_lang, args.subwords)
+    translation.run(
+        args.model, args.file, settings, args.data, args.source_lang, args.target_lang, args.subwords, args.nbest
+    )
 
 
 def average(args) -> Shown:
@@ -165,11 +168,14 @@ def add(command) -> None:
     """Register `deepnet translate`, `generate`, `profile`, `export` and `average`; command: as parser() gives it."""
     sub = command("translate", translate)
     sub.add_argument("model", metavar="MODEL", help="checkpoint, or folder of `deepnet export`")
-    sub.add_argument("file", metavar="FILE", nargs="?", help="UTF-8 text, a sentence a line; by default standard input")
+    sub.add_argument("file", metavar="FILE", nargs="?", help="UTF-8 text, a sentence a line (default: standard input)")
     sub.add_argument("--source-lang", metavar="LANG", help="of a multilingual model: the text's language")
     sub.add_argument("--target-lang", metavar="LANG", help="of a multilingual model: the translation's language")
     sub.add_argument("--beam", type=int, default=5, metavar="N", help="beams of the search (default: 5)")
     sub.add_argument("--lenpen", type=float, default=1.0, metavar="X", help="length penalty (default: 1)")
+    sub.add_argument(
+        "--nbest", type=int, metavar="N", help="N translations a line: line, score, text with tabs between"
+    )
     sub.add_argument("--max-tokens", type=int, default=2000, metavar="N", help="source tokens a batch (default: 2000)")
     sub.add_argument("--threads", type=int, metavar="N", help="threads (default: OMP_NUM_THREADS, else as many "
                      "as suit the model, docs/translating.md)")  # fmt: skip

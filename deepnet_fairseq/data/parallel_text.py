@@ -16,6 +16,7 @@ from ..files import whole
 from ..languages import check_pair
 from .binarise import binarise, check_dest
 from .lines import REMOVE, Pairs, note_letters, one_line, read_pairs, write_columns
+from .text_form import TextForm
 
 MIN_TRAIN_PAIRS = 100
 
@@ -27,8 +28,8 @@ def prepare_text(
 
     langs: source and target suffix; prefixes: split -> prefix, several for valid and test separated by commas (fairseq
     then calls them valid, valid1, ...); vocab: SentencePiece pieces of the joint vocabulary. `dest` gets the binarised
-    data, spm.model, the segmented text under text/, and as raw/test.LANG, raw/valid.LANG and so on the raw text that
-    scores compare with. Raises a UserError, before `dest` exists, for unusable text.
+    data, spm.model, text_form.json, the segmented text under text/, and as raw/test.LANG, raw/valid.LANG and so on the
+    raw text that scores compare with. Raises a UserError, before `dest` exists, for unusable text.
     """
     check_pair("SOURCE and TARGET", *langs)
     check_dest(dest)
@@ -45,12 +46,16 @@ def prepare_text(
     note_letters(langs, chain.from_iterable(texts.values()))
     if (pairs := len(texts["train"])) < MIN_TRAIN_PAIRS:
         raise UserError(f"{pairs} training pairs: too few to train on; give at least {MIN_TRAIN_PAIRS}")
+    form = TextForm(langs)
+    for pair in texts["train"]:
+        form.add(pair)
     print(f"| training a joint BPE of {vocab:,} pieces on {2 * pairs:,} sentences")
     model = sentencepiece_model((pair[i] for i in (0, 1) for pair in texts["train"]), vocab, character_coverage=1.0)
 
     with whole(dest) as part:
         (part / "text").mkdir(parents=True)
         (part / "spm.model").write_bytes(model)
+        form.write(part)
         print(f"| segmenting into {vocab:,} pieces")
         processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         for name, text in texts.items():

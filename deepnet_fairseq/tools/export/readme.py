@@ -1,4 +1,4 @@
-"""The README.md of an exported folder: what the model is, and ten lines of Python that use it.
+"""The README.md of an exported folder: what the model is, and some lines of Python that use it.
 
 The folder readmes/ has one to fill in for each kind of pieces, and one for transformers.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from ...data.text_form import Form
 from .hub_models import AUTO, Port
 from .served import Served
 
@@ -29,15 +30,16 @@ def write_readme(served: Served, folder: Path) -> None:
         limit=LIMIT.format(longest=described.positions[0] - 1, fate="CTranslate2 refuses it"),
         before=f"{before} + " if before else "", prefix=f"[{prefix}] * len(rows), " if prefix else "",
         after="[1:]" if prefix else "", aggressive=bool(chain.get("aggressive")),
-        lower=".lower()" if chain.get("lowercase") else "",
+        lower=".lower()" if chain.get("lowercase") else "", **_form_code(described.form),
     )  # fmt: skip
 
 
 def write_card(served: Served, folder: Path, ported: Port) -> None:
     """Write the README.md of a folder for transformers, its model card."""
-    language, before, forced = "", "", ", max_new_tokens=50"
+    language, before, forced, form = "", "", ", max_new_tokens=50", None
     if served.text is not None:
         described = served.text.described
+        form = described.form
         language = f"language: {json.dumps(list(described.languages))}\n"
         source_tag, prefix = described.tags(*served.direction)
         before = f"tokenizer.prefix_tokens = tokenizer.convert_tokens_to_ids({source_tag})\n" if source_tag else ""
@@ -46,8 +48,24 @@ def write_card(served: Served, folder: Path, ported: Port) -> None:
     _write(
         folder, "huggingface", head=_head(served), pipeline="translation" if language else "text-generation",
         language=language, method=served.folded.method, model=ported.name, limit=limit, auto=AUTO[ported.head],
-        before=before, forced=forced,
+        before=before, forced=forced, **_form_code(form),
     )  # fmt: skip
+
+
+def _form_code(form: Form | None) -> dict[str, str]:
+    """Return the imports and the lines of Python that bring `lines` to the form of the training text."""
+    if form is None:  # of a language model
+        return {"imports": "", "form": ""}
+    imports, changed = "import json\n", 'line.translate(str.maketrans(form["replace"]))'
+    if form.unicode:
+        imports += "import unicodedata\n"
+        changed = f'unicodedata.normalize("{form.unicode}", {changed})'
+    code = 'form = json.load(open(f"{folder}/translation.json", encoding="utf-8"))["form"]  # of the training text\n'
+    code += f"lines = [{changed} for line in lines]\n"
+    if form.join:
+        code += 'for letters, letter in form["join"].items():\n'
+        code += "    lines = [line.replace(letters, letter) for line in lines]\n"
+    return {"imports": f"{imports}\n", "form": code}
 
 
 def _write(folder: Path, name: str, **values) -> None:

@@ -1,57 +1,121 @@
 """Text in, text out: translate lines by a checkpoint or by a folder that `deepnet export` wrote.
 
-pieces.py cuts and joins text, description.py says how for a model, engines.py translates. A folder for CTranslate2
-needs neither torch nor fairseq.
+pieces.py cuts and joins text, description.py says how for a model, engines.py translates, loading.py keeps models for
+servers, incoming.py reads lines as they come. A folder for CTranslate2 needs neither torch nor fairseq.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib.util
+import os
 import sys
+import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from tqdm import tqdm
 
-from ...data.lines import is_blank, one_line, read_lines, split_lines
+from ...data.lines import is_blank, one_line, read_lines
 from ...errors import UserError
 from ...threads import counted
-from .description import NAME, Description, read_description
-from .engines import CTranslate2, Fairseq, HuggingFace, Settings
+from .description import NAME, Description, derive_form, read_description
+from .engines import CTranslate2, Fairseq, HuggingFace, Hypothesis, Settings
+from .incoming import chunks
+from .loading import PROCESS, Models
 
 CHUNK = 1000  # lines that are translated together, the longest with the longest
+SHOWN = 8  # characters that a message names
+
+
+class Unseen:
+    """Count of lines with characters that a model has never seen.
+
+    characters: each with its number; of a piece whose characters are known, as subword-nmt's may be, the whole piece.
+    """
+
+    def __init__(self):
+        self.lines = 0
+        self.characters: Counter[str] = Counter()
+
+    def add(self, pieces: list[str], known: frozenset[str]) -> None:
+        """Take in the unseen pieces of a line; known: the characters of the model's vocabulary."""
+        if pieces:
+            self.lines += 1
+        texts = [
+            piece.strip("\u2581") for piece in pieces
+        ]  # SentencePiece cuts the blank before an unseen character off
+        for text in filter(None, texts):
+            unknown = [char for char in text if char not in known]
+            self.characters.update(unknown or [text])
+
+    def __str__(self) -> str:
+        named = [
+            f"{char} (U+{ord(char):04X})" if len(char) == 1 and char.isprintable() else ascii(char)
+            for char, _ in self.characters.most_common(SHOWN)
+        ]
+        more = len(self.characters) - len(named)
+        return f"{', '.join(named)}{f' and {more} more' if more else ''}"
 
 
 class Translator:
     """Translates lines of text.
 
-    engine: one of engines.py; described: how much text its model takes.
+    engine: one of engines.py; described: how much text its model takes, and in which form.
     """
 
     def __init__(self, engine: Any, described: Description):
-        self.engine, self.positions = engine, described.positions[0]
+        self.engine = engine
+        self.positions = described.positions[0]
+        self.form = described.form or derive_form(described, engine.symbols)
+        self.characters = frozenset("".join(engine.symbols))
+        self.named: set[str] = set()  # unseen characters that a warning has named
 
-    def cut(self, line: str, number: int) -> list | None:
-        """Return the tokens of a line, None for a blank one; UserError, with the number, if they are too many."""
+    def cut(self, line: str, number: int, unseen: Unseen | None = None) -> list | None:
+        """Return the tokens of a line, None for a blank one; UserError, with the number, if they are too many.
+
+        unseen: counts the line if it has characters that the model has never seen.
+        """
+        line = self.form.apply(one_line(line))
         if is_blank(line):
             return None
-        tokens = self.engine.cut(one_line(line))
+        tokens = self.engine.cut(line)
         if len(tokens) + 1 > self.positions:  # the end is one more
             raise UserError(
                 f"line {number}: is {len(tokens) + 1:,} tokens long, and the model has positions for "
                 f"{self.positions:,}; split the line"
             )
+        if unseen is not None:
+            unseen.add(self.engine.unseen(line, tokens), self.characters)
         return tokens
 
-    def translate(self, lines: Iterable[str], chunk: int = CHUNK) -> Iterator[str]:
-        """Yield the translation of each line, in order; a blank line stays empty. chunk: lines taken at a time."""
-        numbered = iter(enumerate(lines, 1))
-        while taken := [self.cut(line, number) for number, line in islice(numbered, chunk)]:
-            translations = iter(self.engine.translate([tokens for tokens in taken if tokens is not None]))
-            yield from ("" if tokens is None else next(translations) for tokens in taken)
+    def translate(
+        self, lines: Iterable[str], chunk: int = CHUNK, nbest: int | None = None, unseen: Unseen | None = None
+    ) -> Iterator[Any]:
+        """Yield the translation of each line, in order; a blank line stays empty.
+
+        chunk: lines taken at a time; nbest: yield lists of so many Hypotheses, best first, in place of texts; of a
+        blank line an empty one with score 0. unseen: counts lines as in `cut`.
+        """
+        rest = iter(lines)
+        number = 1
+        while taken := list(islice(rest, chunk)):
+            yield from self.translate_chunk(taken, number, nbest, unseen)
+            number += len(taken)
+
+    def translate_chunk(
+        self, lines: list[str], number: int = 1, nbest: int | None = None, unseen: Unseen | None = None
+    ) -> list[Any]:
+        """Translate lines together; number: of the first, for messages; other arguments as for `translate`."""
+        rows = [self.cut(line, place, unseen) for place, line in enumerate(lines, number)]
+        full = [tokens for tokens in rows if tokens is not None]
+        if nbest is None:
+            found = iter(self.engine.translate(full) if full else ())
+            return ["" if tokens is None else next(found) for tokens in rows]
+        several = iter(self.engine.nbest(full, nbest) if full else ())
+        return [[Hypothesis("", 0.0)] if tokens is None else next(several) for tokens in rows]
 
 
 def load(
@@ -71,9 +135,10 @@ def load(
     if not path.exists():
         raise UserError(f"{model}: no such file or folder; give a checkpoint, or a folder of `deepnet export`")
     if not path.is_dir():
-        from .checkpoint import load_checkpoint
+        with PROCESS.load():
+            from .checkpoint import load_checkpoint
 
-        return load_checkpoint(model, data, subwords, (source, target), settings)
+            return load_checkpoint(model, data, subwords, (source, target), settings)
     for flag, given in (("--data", data), ("--subwords", subwords)):
         if given is not None:
             raise UserError(f"{flag} {given}: only with a checkpoint; {path} holds what cuts its text")
@@ -82,56 +147,127 @@ def load(
     kind, library = (CTranslate2, "ctranslate2") if (path / "model.bin").is_file() else (HuggingFace, "transformers")
     if importlib.util.find_spec(library) is None:
         raise UserError(f"{path}: needs {library}; pip install {library}")
-    return Translator(kind.of_folder(path, described, direction, settings), described)
+    with PROCESS.load():
+        return Translator(kind.of_folder(path, described, direction, settings), described)
 
 
 def run(
     model: str, file: str | None, settings: Settings, data: str | None, source: str | None, target: str | None,
-    subwords: str | None,
+    subwords: str | None, nbest: int | None = None,
 ) -> None:  # fmt: skip
     """Translate a file, or standard input, to standard output; say on stderr what translates, and how far it is.
 
     A file is checked to its end before the first line is translated: UserError, with the number of a line that is not
-    UTF-8 or too long. From a terminal each line is translated at once. Other arguments: as for `load`.
+    UTF-8 or too long. A pipe ("-" is standard input) is translated as its lines come. Other arguments: as for `load`.
     """
-    if file is not None and not Path(file).is_file():
-        raise UserError(f"{file}: no such file")
+    path = _regular_file(file)
+    _check_nbest(nbest, settings)
     translator = load(model, data, source, target, settings, subwords)
     print(f"| {translator.engine.name}, {counted(translator.engine.threads)}, beam {settings.beam}", file=sys.stderr)
-    if file is None:
-        lines, number, chunk = split_lines(sys.stdin.buffer, "standard input"), None, 1 if sys.stdin.isatty() else CHUNK
+    if path is not None:
+        _translate_file(translator, path, nbest)
+    elif file is None or file == "-" or os.path.realpath(file) == os.path.realpath("/dev/stdin"):
+        _translate_stream(translator, sys.stdin.buffer, "standard input", nbest)
     else:
-        number, chunk = 0, CHUNK
-        for number, line in enumerate(read_lines(Path(file)), 1):
-            translator.cut(line, number)
-        lines = read_lines(Path(file))
+        with open(file, "rb", buffering=0) as pipe:
+            _translate_stream(translator, pipe, file, nbest)
+
+
+def _regular_file(file: str | None) -> Path | None:
+    """Return the path of a file that can be read twice, None for standard input and pipes; UserError for others."""
+    if file is None or file == "-":
+        return None
+    path = Path(file)
+    if not path.exists():
+        raise UserError(f"{file}: no such file")
+    if path.is_dir():
+        raise UserError(f"{file}: is a folder; give a file of text")
+    return path if path.is_file() else None
+
+
+def _check_nbest(nbest: int | None, settings: Settings) -> None:
+    if nbest is not None and not 1 <= nbest <= settings.beam:
+        raise UserError(f"--nbest {nbest}: must be from 1 to the number of beams, --beam {settings.beam}")
+
+
+def _translate_file(translator: Translator, path: Path, nbest: int | None) -> None:
+    """Check a file to its end, then translate it."""
+    number, unseen = 0, Unseen()
+    for number, line in enumerate(read_lines(path), 1):
+        translator.cut(line, number, unseen)
+    _say_unseen(unseen, number)
     with tqdm(total=number, unit=" lines", disable=None) as bar:
-        for line in translator.translate(lines, chunk):
-            sys.stdout.write(f"{line}\n")
+        for place, result in enumerate(translator.translate(read_lines(path), nbest=nbest), 1):
+            _print(result, place)
             bar.update()
-            if chunk == 1:
-                sys.stdout.flush()
 
 
-@functools.lru_cache(maxsize=1)
-def _loaded(model: str, options: tuple, settings: Settings) -> Translator:
-    return load(model, **dict(options), settings=settings)
+def _translate_stream(translator: Translator, file: IO[bytes], name: str, nbest: int | None) -> None:
+    """Translate lines as they come: together those that are there, and at once when no more are."""
+    done, said, unseen = 0, 0, Unseen()
+    with tqdm(unit=" lines", disable=None) as bar:
+        for taken in chunks(file, name, CHUNK):
+            for place, result in enumerate(translator.translate_chunk(taken, done + 1, nbest, unseen), done + 1):
+                _print(result, place)
+            sys.stdout.flush()
+            done += len(taken)
+            bar.update(len(taken))
+            if unseen.lines and not said:  # at once, for a stream may have no end
+                _say_unseen(unseen, done)
+                said = unseen.lines
+    if unseen.lines > said:
+        _say_unseen(unseen, done)
+
+
+def _print(result: str | list[Hypothesis], number: int) -> None:
+    """Print a translation, or several: each with the line's number and its score, separated by tabs."""
+    if isinstance(result, str):
+        sys.stdout.write(f"{result}\n")
+    else:
+        sys.stdout.writelines(f"{number}\t{one.score:.4f}\t{one.text}\n" for one in result)
+
+
+def _say_unseen(unseen: Unseen, lines: int) -> None:
+    if unseen.lines:
+        have = "has" if unseen.lines == 1 else "have"
+        print(
+            f"| WARNING: {unseen.lines:,} of {lines:,} lines {have} characters that the model has never seen and "
+            f"reads as unknown: {unseen}",
+            file=sys.stderr,
+        )
+
+
+MODELS = Models()
 
 
 def translate(
     model: str | Path, lines: Iterable[str], *, data: str | None = None, source_lang: str | None = None,
-    target_lang: str | None = None, subwords: str | None = None, **settings: Any,
-) -> list[str]:  # fmt: skip
-    """Translate lines of text; the model stays loaded for the next call with the same arguments.
+    target_lang: str | None = None, subwords: str | None = None, nbest: int | None = None, **settings: Any,
+) -> list[Any]:  # fmt: skip
+    """Translate lines of text; the model stays loaded for later calls with the same arguments.
 
-    model: checkpoint or exported folder; settings: of engines.Settings (beam, lenpen, max_tokens, threads, int8).
-    UserError for what cannot be translated.
+    model: checkpoint or exported folder; nbest: return for each line a list of its `nbest` best translations, as pairs
+    (text, score), in place of a text; settings: of engines.Settings (beam, lenpen, max_tokens, threads, int8).
+    Several threads may call it at once, and processes that were forked from one that did. UserError for what cannot be
+    translated; a UserWarning names characters that the model has never seen.
     """
     if isinstance(lines, str):
         raise UserError("lines: give a list of lines, as [text]")
     options = {"data": data, "source": source_lang, "target": target_lang, "subwords": subwords}
-    return list(_loaded(str(model), tuple(options.items()), Settings(**settings)).translate(lines))
+    search = Settings(**settings)
+    _check_nbest(nbest, search)
+    key = (str(model), *options.values(), search)
+    translator = MODELS.get(key, lambda: load(str(model), **options, settings=search))
+
+    unseen = Unseen()
+    translations = list(translator.translate(lines, nbest=nbest, unseen=unseen))
+    new = unseen.characters.keys() - translator.named  # so that a server's log does not fill with them
+    if new:
+        translator.named |= new
+        message = f"{model}: the model has never seen some of these characters, and reads them as unknown: {unseen}"
+        warnings.warn(message, stacklevel=3)  # of who calls deepnet_fairseq.translate
+    return translations
 
 
-__all__ = ["CHUNK", "NAME", "CTranslate2", "Description", "Fairseq", "HuggingFace", "Settings", "Translator", "load",
-           "read_description", "translate"]  # fmt: skip
+__all__ = ["CHUNK", "NAME", "CTranslate2", "Description", "Fairseq", "HuggingFace", "Hypothesis", "Settings",
+           "Translator", "Unseen", "load", "read_description", "translate"]  # fmt: skip

@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from ... import register
 from . import Settings, Translator
 from .engines import CTranslate2, Fairseq
+from .loading import PROCESS
 
 
 def load_checkpoint(
@@ -25,6 +26,7 @@ def load_checkpoint(
     from ..export.transformer import fold_model
     from .text import read_text
 
+    PROCESS.set_torch_threads(settings.cores())  # before torch computes, which would wait for ever behind a fork
     model, cfg = from_checkpoint(path)
     section: Any = OmegaConf.to_container(cfg.task, enum_to_str=True)
     rows = next(iter(model.stacks().values())).embed_tokens.num_embeddings, model.vocabulary_projection().out_features

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ...data.steps import write_json
+from ...data.text_form import Form, text_pieces
 from ...errors import UserError
 from ...files import WRONG_VALUES, read_object
 from .pieces import KINDS
@@ -19,7 +21,8 @@ class Description:
     """Describe the text of a translation model.
 
     method: it was trained with; languages: source and target, or all of a multilingual model; pieces: a key of KINDS;
-    chain: how Moses' tokens were made; positions: how many tokens the encoder and the decoder have positions for.
+    chain: how Moses' tokens were made; positions: how many tokens the encoder and the decoder have positions for;
+    form: of the training text in the source language, None in a folder that does not say it.
     Of a multilingual model also symbols: language -> its tag in the dictionaries; pairs: source and target of the
     directions that it was trained on; source_tag: whose tag begins the source, "src" or "tgt", "" for none;
     target_tag: does the target's tag begin a translation?
@@ -30,6 +33,7 @@ class Description:
     pieces: str
     positions: tuple[int, int]
     chain: dict[str, bool] | None = None
+    form: Form | None = None
     symbols: dict[str, str] | None = None
     pairs: tuple[tuple[str, str], ...] = ()
     source_tag: str = ""
@@ -64,6 +68,16 @@ class Description:
         write_json(folder / NAME, asdict(self))
 
 
+def derive_form(described: Description, symbols: Iterable[str]) -> Form:
+    """Return the form of a training text whose data do not say it; symbols: of its dictionary."""
+    chain = described.chain or {}
+    pieces = text_pieces(symbols, other_than=(described.symbols or {}).values())
+    form = Form.of_pieces(pieces, escaped=described.pieces == "subword_nmt")
+    if chain.get("normalise"):  # Moses replaces quotes and the like itself, so that the dictionary does not tell
+        return replace(form, replace={})
+    return form
+
+
 def read_description(folder: Path) -> Description:
     """Read the folder's file; raise a UserError, naming it, if there is none or if it is not as we write it."""
     content = read_object(folder / NAME, MEND)
@@ -71,8 +85,9 @@ def read_description(folder: Path) -> Description:
         described = Description(**content)
         first, second = map(int, described.positions)
         languages = tuple(map(str, described.languages))
+        form = Form(**content["form"]) if content.get("form") is not None else None
         if described.pieces not in KINDS or len(languages) < 2 or not isinstance(described.symbols or {}, dict):
             raise ValueError("pieces, languages or symbols")
     except WRONG_VALUES as error:
         raise UserError(f"{folder / NAME}: is not as `deepnet export` writes it ({error}); {MEND}") from error
-    return Description(**(content | {"positions": (first, second), "languages": languages}))
+    return Description(**(content | {"positions": (first, second), "languages": languages, "form": form}))

@@ -1,24 +1,39 @@
 """Three programs that translate: CTranslate2, this package's own models under fairseq's search, and transformers.
 
-An engine has cut(line) -> tokens that its encoder reads of a line, and translate(rows of tokens) -> lines. All search
-alike: no empty translation, no unknown symbol, a score of log-probabilities over length ** penalty.
+An engine has `cut(line)`, the tokens that its encoder reads of a line; `translate(rows of tokens)`, lines; `nbest(rows,
+count)`, the best translations of each row with their scores, best first; `unseen(line, tokens)`, the pieces of a line
+that its model has no number for; `symbols`, those of the model's source vocabulary; and `lost`, whether a fork left
+behind what it works with. All search alike: no empty translation, no unknown symbol, a score of log-probabilities over
+length ** penalty.
 """
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...errors import UserError
 from ...threads import torch_threads
 from .description import Description
+from .loading import PROCESS
 from .pieces import KINDS
 
 SHORTEST = 1  # tokens of a translation but for its end
+
+
+class Hypothesis(NamedTuple):
+    """One of several translations of a line.
+
+    score: sum of the log-probabilities (natural) of its pieces and its end, over their number ** length penalty.
+    """
+
+    text: str
+    score: float
 
 
 @dataclass(frozen=True)
@@ -53,6 +68,7 @@ class CTranslate2:
     """
 
     name = "CTranslate2"
+    lost = False
 
     def __init__(self, folder: Path, described: Description, pieces, tags: tuple[list[str], list[str]], settings):
         import ctranslate2
@@ -67,6 +83,8 @@ class CTranslate2:
             )
         except (RuntimeError, ValueError) as error:
             raise UserError(f"{folder}: CTranslate2 cannot load it ({' '.join(str(error).split())})") from error
+        PROCESS.bind(self)
+        self.symbols = frozenset(_vocabulary(folder))
 
     @classmethod
     def of_folder(cls, folder: Path, described: Description, direction: tuple[str, str], settings: Settings):
@@ -78,14 +96,42 @@ class CTranslate2:
         """Return the tag and the pieces; CTranslate2 adds the end."""
         return self.before + self.pieces.cut(line)
 
+    def unseen(self, line: str, tokens: list[str]) -> list[str]:
+        """Return the pieces that the model has no number for."""
+        return [token for token in tokens if token not in self.symbols]
+
     def translate(self, rows: list[list[str]]) -> list[str]:
         """Translate rows of pieces."""
+        return [self._join(found[0]) for found in self._search(rows, 1)]
+
+    def nbest(self, rows: list[list[str]], count: int) -> list[list[Hypothesis]]:
+        """Translate rows of pieces, each in `count` ways.
+
+        The search's own scores are of the symbols that it allows: without <unk>, and without an end at the beginning.
+        So CTranslate2 scores what all beams found again, by which the other engines choose.
+        """
+        found = self._search(rows, self.settings.beam)
+        pairs = [(row, pieces) for row, some in zip(rows, found, strict=True) for pieces in some]
+        scored = self.model.score_batch(
+            *map(list, zip(*pairs, strict=True)), max_batch_size=self.settings.max_tokens, batch_type="tokens",
+            max_input_length=0,
+        )  # fmt: skip
+        scores = iter(_score(one.log_probs[len(self.prefix) :], self.settings.lenpen) for one in scored)
+        several = [_best_first([Hypothesis(self._join(pieces), next(scores)) for pieces in some]) for some in found]
+        return [some[:count] for some in several]
+
+    def _search(self, rows: list[list[str]], count: int) -> list[list[list[str]]]:
+        """Return `count` translations of each row, as pieces with the tag."""
+        PROCESS.check(self)
         results = self.model.translate_batch(
             rows, [self.prefix] * len(rows) if self.prefix else None, max_batch_size=self.settings.max_tokens,
             batch_type="tokens", beam_size=self.settings.beam, length_penalty=self.settings.lenpen, disable_unk=True,
-            max_input_length=0, min_decoding_length=SHORTEST, max_decoding_length=self.longest,
+            max_input_length=0, min_decoding_length=SHORTEST, max_decoding_length=self.longest, num_hypotheses=count,
         )  # fmt: skip
-        return [self.pieces.join(one.hypotheses[0][len(self.prefix) :]) for one in results]
+        return [one.hypotheses for one in results]
+
+    def _join(self, pieces: list[str]) -> str:
+        return self.pieces.join(pieces[len(self.prefix) :])
 
 
 class Fairseq:
@@ -95,6 +141,7 @@ class Fairseq:
     """
 
     name = "the package's own decoder"
+    lost = False
 
     def __init__(self, model, dictionaries, described: Description, pieces, tags, settings: Settings):
         import torch
@@ -104,10 +151,15 @@ class Fairseq:
             raise UserError("--int8: only with CTranslate2, which this model does not go through; leave it out")
         self.pieces, self.settings, (self.before, self.prefix) = pieces, settings, tags
         self.source, self.target = dictionaries
+        self.symbols = frozenset(self.source.symbols)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.threads = settings.cores(model.encoder.embed_tokens.embedding_dim)
+        width = model.encoder.embed_tokens.embedding_dim
+        self.threads = PROCESS.use_torch(lambda: settings.cores(width))
+        self.model = model.to(self.device)
+        if self.device.type == "cuda":
+            PROCESS.bind(self)
         self.search = SequenceGenerator(
-            [model.to(self.device)], self.target, beam_size=settings.beam, max_len_b=described.positions[1] - 1,
+            [self.model], self.target, beam_size=settings.beam, max_len_b=described.positions[1] - 1,
             min_len=SHORTEST + len(self.prefix), len_penalty=settings.lenpen, unk_penalty=float("inf"),
             symbols_to_strip_from_output={self.target.index(tag) for tag in self.prefix},
         )  # fmt: skip
@@ -116,27 +168,40 @@ class Fairseq:
         """Return the tag and the pieces."""
         return self.before + self.pieces.cut(line)
 
+    def unseen(self, line: str, tokens: list[str]) -> list[str]:
+        """Return the pieces that the model has no number for."""
+        return [token for token in tokens if token not in self.symbols]
+
     def translate(self, rows: list[list[str]]) -> list[str]:
         """Translate rows of pieces, those of about one length together."""
-        numbers = [[*map(self.source.index, row), self.source.eos()] for row in rows]
-        return _by_length(numbers, self.settings.max_tokens, self._batch)
+        return [found[0].text for found in self.nbest(rows, 1)]
 
-    def _batch(self, rows: list[list[int]]) -> list[str]:
+    def nbest(self, rows: list[list[str]], count: int) -> list[list[Hypothesis]]:
+        """Translate rows of pieces, each in `count` ways."""
+        PROCESS.check(self)
+        numbers = [[*map(self.source.index, row), self.source.eos()] for row in rows]
+        return _by_length(numbers, self.settings.max_tokens, lambda batch: self._batch(batch, count))
+
+    def _batch(self, rows: list[list[int]], count: int) -> list[list[Hypothesis]]:
         source = _padded(rows, self.source.pad(), self.device)
         sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(self.source.pad()).sum(1)}}
         prefix = source.new_tensor([[self.target.index(tag) for tag in self.prefix]] * len(rows))
-        hypotheses = self.search.generate([], sample, prefix_tokens=prefix if self.prefix else None)
-        return [self.pieces.join(self._pieces_of(one[0]["tokens"].tolist())) for one in hypotheses]
+        found = self.search.generate([], sample, prefix_tokens=prefix if self.prefix else None)
+        return [_best_first([self._hypothesis(one) for one in hypotheses[:count]]) for hypotheses in found]
 
-    def _pieces_of(self, numbers: list[int]) -> list[str]:
+    def _hypothesis(self, found: dict[str, Any]) -> Hypothesis:
+        """Return a translation that the search found; its tag belongs neither to the text nor to the score."""
         ignored = {self.target.pad(), *self.search.symbols_to_strip_from_output}  # the end among them
-        return [self.target[number] for number in numbers if number not in ignored]
+        pieces = [self.target[number] for number in found["tokens"].tolist() if number not in ignored]
+        score = _score(found["positional_scores"].tolist()[len(self.prefix) :], self.settings.lenpen)
+        return Hypothesis(self.pieces.join(pieces), score)
 
 
 class HuggingFace:
     """transformers with the model and the tokenizer of a folder, by its Auto classes."""
 
     name = "transformers"
+    lost = False
 
     def __init__(self, folder: Path, described: Description, tags: tuple[list[str], list[str]], settings: Settings):
         import torch
@@ -149,11 +214,17 @@ class HuggingFace:
         with quiet():
             self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
             self.model = AutoModelForSeq2SeqLM.from_pretrained(folder, local_files_only=True).to(device)
-        self.threads = settings.cores(self.model.config.hidden_size)
+        self.threads = PROCESS.use_torch(lambda: settings.cores(self.model.config.hidden_size))
         self.tokenizer.model_max_length = int(1e9)  # longer text is refused before; it would warn of it as well
         before, prefix = (self.tokenizer.convert_tokens_to_ids(tag) for tag in tags)
         self.tokenizer.prefix_tokens = before
+        self.prefix = prefix
         self.first = {"forced_bos_token_id": prefix[0]} if prefix else {}
+        self.symbols = frozenset(self.tokenizer.get_vocab())
+        if device.type == "cuda":
+            PROCESS.bind(self)
+        # The first generate() imports more of transformers, which would break in several threads at once.
+        self._search(torch.tensor([[self.tokenizer.eos_token_id]], device=device), 1, longest=3)
 
     @classmethod
     def of_folder(cls, folder: Path, described: Description, direction: tuple[str, str], settings: Settings):
@@ -164,20 +235,66 @@ class HuggingFace:
         """Return the tokenizer's numbers, but for the end."""
         return self.tokenizer(line)["input_ids"][:-1]
 
+    def unseen(self, line: str, tokens: list[int]) -> list[str]:
+        """Return the pieces that the model has no number for."""
+        if self.tokenizer.unk_token_id not in tokens:
+            return []
+        return [piece for piece in self.tokenizer.tokenize(line) if piece not in self.symbols]
+
     def translate(self, rows: list[list[int]]) -> list[str]:
         """Translate rows of numbers, those of about one length together."""
-        ended = [[*row, self.tokenizer.eos_token_id] for row in rows]
-        return _by_length(ended, self.settings.max_tokens, self._batch)
+        return self._by_length(rows, lambda source: self._decode(self._search(source, 1)))
 
-    def _batch(self, rows: list[list[int]]) -> list[str]:
-        padding = self.tokenizer.pad_token_id
-        source = _padded(rows, padding, self.model.device)
+    def nbest(self, rows: list[list[int]], count: int) -> list[list[Hypothesis]]:
+        """Translate rows of numbers, each in `count` ways.
+
+        generate() gives a translation that it had to end no score for its end, so the model scores all of them again.
+        """
+
+        def batch(source: Any) -> list[list[Hypothesis]]:
+            found = self._search(source, count).unflatten(0, (len(source), count))
+            return [
+                _best_first([*map(Hypothesis, self._decode(some), self._scores(row, some))])
+                for row, some in zip(source, found, strict=True)
+            ]
+
+        return self._by_length(rows, batch)
+
+    def _by_length(self, rows: list[list[int]], batch: Callable) -> list:
+        """Call `batch` with tensors (B, T) of rows, with their ends."""
+        PROCESS.check(self)
+        ended = [[*row, self.tokenizer.eos_token_id] for row in rows]
+        padding, device = self.tokenizer.pad_token_id, self.model.device
+        return _by_length(ended, self.settings.max_tokens, lambda some: batch(_padded(some, padding, device)))
+
+    def _search(self, source: Any, count: int, longest: int | None = None) -> Any:
+        """Return `count` translations of each row of (B, T), as numbers (B * count, U); both ends are counted."""
         beams = {"length_penalty": self.settings.lenpen, "early_stopping": True} if self.settings.beam > 1 else {}
-        tokens = self.model.generate(
-            source, attention_mask=source.ne(padding).long(), num_beams=self.settings.beam,
-            max_length=self.longest + 2, **beams, **self.first,
-        )  # fmt: skip  # both ends are counted
+        return self.model.generate(
+            source, attention_mask=source.ne(self.tokenizer.pad_token_id).long(), num_beams=self.settings.beam,
+            num_return_sequences=count, max_length=longest or self.longest + 2, **beams, **self.first,
+        )  # fmt: skip
+
+    def _decode(self, tokens: Any) -> list[str]:
         return self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
+
+    def _scores(self, source: Any, tokens: Any) -> list[float]:
+        """Return the scores of translations (N, U) of a source sentence (T,)."""
+        import torch
+
+        padding = self.tokenizer.pad_token_id
+        sources, targets = source.expand(len(tokens), -1), tokens[:, 1:]
+        with torch.no_grad():  # without a cache, for a FSMT that fills one sees what is to come
+            logits = self.model(
+                input_ids=sources, attention_mask=sources.ne(padding).long(), decoder_input_ids=tokens[:, :-1],
+                use_cache=False,
+            ).logits  # fmt: skip
+        log_probs = logits.float().log_softmax(-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+        first = len(self.prefix)
+        return [
+            _score(row[first:][target[first:].ne(padding)].tolist(), self.settings.lenpen)
+            for row, target in zip(log_probs, targets, strict=True)
+        ]
 
 
 @contextmanager
@@ -200,16 +317,32 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _by_length(rows: list[list[int]], max_tokens: int, batch: Any) -> list[str]:
+def _score(log_probs: list[float], lenpen: float) -> float:
+    """Return the score of a translation from the log-probabilities of its pieces and its end."""
+    return sum(log_probs) / len(log_probs) ** lenpen
+
+
+def _best_first(found: list[Hypothesis]) -> list[Hypothesis]:
+    return sorted(found, key=lambda one: one.score, reverse=True)
+
+
+def _vocabulary(folder: Path) -> list[str]:
+    """Read the source vocabulary of a folder for CTranslate2."""
+    own = folder / "source_vocabulary.json"
+    path = own if own.is_file() else folder / "shared_vocabulary.json"
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _by_length(rows: list[list[int]], max_tokens: int, batch: Callable) -> list:
     """Call `batch` with rows that together have at most max_tokens numbers, padding included; keep the order."""
     order = sorted(range(len(rows)), key=lambda place: len(rows[place]), reverse=True)
-    lines = [""] * len(rows)
+    results: list = [None] * len(rows)
     while order:
         size = max(1, max_tokens // len(rows[order[0]]))
         places, order = order[:size], order[size:]
-        for place, line in zip(places, batch([rows[place] for place in places]), strict=True):
-            lines[place] = line
-    return lines
+        for place, result in zip(places, batch([rows[place] for place in places]), strict=True):
+            results[place] = result
+    return results
 
 
 def _padded(rows: list[list[int]], padding: int, device) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,10 @@ from fairseq.data import Dictionary
 from fairseq.data.multilingual.multilingual_utils import get_lang_tok
 
 from ...data.recipes import RECIPES
+from ...data.text_form import read_form
 from ...errors import UserError
 from ...files import read_object
-from .description import Description
+from .description import Description, derive_form
 from .pieces import KINDS
 
 MANY = "translation_multi_simple_epoch"
@@ -96,7 +97,10 @@ def read_text(
         facts |= _tags(task)
     else:
         facts["languages"] = (task.cfg.source_lang, task.cfg.target_lang)  # fairseq reads them off the data
-    return Text(Description(**facts), (task.source_dictionary, task.target_dictionary), path)
+    described = Description(**facts)
+    form = None if described.symbols else read_form(folders_of(data)[-1], described.languages[0])
+    form = form or derive_form(described, task.source_dictionary.symbols)
+    return Text(replace(described, form=form), (task.source_dictionary, task.target_dictionary), path)
 
 
 def _tags(task: Any) -> dict[str, Any]:
