@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
 from omegaconf import OmegaConf
 
 from ... import register
@@ -26,7 +27,7 @@ def load_checkpoint(
     from ..export.transformer import fold_model
     from .text import read_text
 
-    PROCESS.set_torch_threads(settings.cores())  # before torch computes, which would wait for ever behind a fork
+    PROCESS.use_torch(torch.get_num_threads)  # before torch computes, which would wait for ever behind a fork
     model, cfg = from_checkpoint(path)
     section: Any = OmegaConf.to_container(cfg.task, enum_to_str=True)
     rows = next(iter(model.stacks().values())).embed_tokens.num_embeddings, model.vocabulary_projection().out_features
