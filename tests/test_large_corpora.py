@@ -75,7 +75,7 @@ def pieces_of(model):
 
 
 def test_a_small_corpus_is_used_whole_and_cut_by_sentencepiece(text, tmp_path):
-    """All lines train the vocabulary, as SentencePiece alone makes it; the text is what it cuts."""
+    """Vocabulary and text in pieces equal those that SentencePiece alone makes of all lines."""
     prepare_text(LANGS, text, tmp_path / "bin", vocab=300, workers=2)
     plain = io.BytesIO()
     (tmp_path / "rules").write_text(BLANKS)
@@ -136,16 +136,19 @@ def test_a_sample_is_even(tmp_path, monkeypatch):
 
 
 def test_lines_that_do_not_fit_are_left_out(capsys):
-    """Long lines, and words without blanks, of which SentencePiece keeps every character, make the sample smaller."""
+    """Text without blanks, of which SentencePiece keeps every character of every line, gives a smaller sample."""
     rng = Random(1)
-    chinese = ["".join(chr(0x4E00 + rng.randrange(60)) for _ in range(50)) for _ in range(2000)]
-    words = [" ".join(rng.choice(("ab", "cd", "ef")) for _ in range(50)) for _ in range(2000)]
-    assert learning.memory(chinese[0]) > 10 * learning.memory(words[0])
-    room = 200 * learning.memory(chinese[0])
-    sentencepiece_model(words, 12, room)
+    chinese = ["".join(chr(0x4E00 + rng.randrange(60)) for _ in range(50)) for _ in range(4000)]
+    words = [" ".join(rng.choice(("ab", "cd", "ef")) for _ in range(50)) for _ in range(4000)]
+    assert learning.memory(words) == pytest.approx(sum(learning.LINE + 2 * len(line) for line in words), rel=0.01)
+    each = learning.LINE + 2 * 150 + learning.CHARACTER * 50
+    assert learning.memory(chinese) == pytest.approx(4000 * each, rel=0.2)
+    sentencepiece_model(words, 12, room=1000 * each)
     assert capsys.readouterr().out == ""
-    model = sentencepiece_model(chinese, 100, room, (2000, characters("".join(chinese) + "é\0\u2581\u2585\u3000")))
-    assert "200 of these lines" in capsys.readouterr().out
+    occurring = characters("".join(chinese) + "é\0\u2581\u2585\u3000")
+    model = sentencepiece_model(chinese, 100, room=1000 * each, whole_text=(4000, occurring))
+    used = re.search(r"\| ([\d,]+) of these lines", capsys.readouterr().out)
+    assert 600 < int(used[1].replace(",", "")) < 1200
     assert {chr(0x4E00 + number) for number in range(60)} | {"é"} <= dict(pieces_of(model)).keys()
 
 
@@ -338,6 +341,14 @@ def test_memory_of_a_program_is_that_of_its_processes(measuring):
     """
     peak = measuring.watch([sys.executable, "-c", dedent(code)])
     assert peak.status == 0 and 140e6 < peak.pss < 190e6 and peak.rss > 240e6
+
+
+def test_the_table_on_the_page_is_that_of_the_records(measuring):
+    records = measuring.read_records()
+    assert measuring.table(records) in measuring.PAGE.read_text(encoding="utf-8")
+    after = [record for record in records if record["which"] == "after"]
+    assert {record["case"] for record in after} == measuring.CASES.keys()
+    assert max(record["bytes"] for record in after) < 1.5e9
 
 
 @pytest.mark.slow

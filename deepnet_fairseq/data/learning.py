@@ -5,14 +5,16 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory, TemporaryFile, gettempdir
+from zlib import crc32
 
 import sentencepiece
+from tqdm import tqdm
 
 from ..errors import UserError
 from .lines import in_child, writing
@@ -20,12 +22,12 @@ from .survey import characters
 from .vocabulary import sample
 
 SAMPLE = 1_000_000  # lines of text that a vocabulary is learnt from, at most
-# SentencePiece's memory, measured with version 0.2.3 on 30,000 to 1,000,000 lines: for a line 170 bytes and twice its
-# own, for a character of a word that comes once about 125. Words in scripts without blanks are whole sentences.
-ROOM = 700_000_000  # bytes for the lines; the words of other scripts, which mostly come again, take up to 300 MB more
-LINE, TWICE, CHARACTER = 170, 2, 130  # bytes
-LONG_WORD = 40  # characters; a longer word counts as one that comes once
-BATCH = 10_000  # lines
+ROOM = 1_000_000_000  # bytes that they take in SentencePiece's memory, at most
+# Measured with SentencePiece 0.2.3 on 30,000 to 1,000,000 lines: a line takes 170 bytes and twice its own, a character
+# of a word 65 to 80, but once for all places of the word. In scripts without blanks, whole sentences are words.
+LINE, TWICE, CHARACTER = 170, 2, 80
+SHARE = 16  # one distinct word of so many is remembered, to estimate the number of all
+BATCH = 10_000  # lines looked at together
 RESERVED = "\0\u2581\u2585"  # characters that SentencePiece gives a meaning of their own
 RULES = "white_space.tsv"
 
@@ -67,8 +69,8 @@ def sentencepiece_model(
     model, drawn, used = in_child(_learn, sentences, room, whole_text, folder, options)
     if used < drawn:
         print(
-            f"| {used:,} of these lines are used, for they are long, or have words of more than {LONG_WORD} "
-            "characters; --vocab-sample N takes N lines, whatever memory they need"
+            f"| {used:,} of these lines are used, for more would take over {tqdm.format_sizeof(room, 'B')} of memory; "
+            "--vocab-sample N takes N lines, whatever they need"
         )
     return model
 
@@ -83,38 +85,48 @@ def _learn(
     """Return the model, the number of sentences, and how many of them were used."""
     folder = folder or Path(gettempdir())
     with writing(folder), TemporaryFile("w+", encoding="utf-8", newline="\n", dir=folder) as copy:
-        drawn = needed = 0
+        drawn = 0
         for line in sentences:
             copy.write(f"{line}\n")
             drawn += 1
-            needed += memory(line)
-        used = drawn
-        if room is not None and needed > room:
-            used = max(1, drawn * room // needed)
 
-        def read() -> Iterator[str]:
+        def read(count: int) -> Iterator[str]:
             copy.seek(0)
             lines = (line.removesuffix("\n") for line in iter(copy.readline, ""))
-            return lines if used == drawn else sample(lines, drawn, used, Random("vocabulary"))
+            return lines if count == drawn else sample(lines, drawn, count, Random("vocabulary"))
 
+        used = drawn
+        while room is not None and used > 1 and (needed := memory(read(used))) > room:
+            used = max(1, used * room // needed)
         lines, occurring = whole_text
-        if used < lines and (lacking := _without_pieces(occurring, read)):
+        if used < lines and (lacking := _without_pieces(occurring, read(used))):
             options = options | {"required_chars": lacking}
-        return _train(read(), options), drawn, used
+        return _train(read(used), options), drawn, used
 
 
-def memory(line: str) -> int:
-    """Estimate the bytes that a line takes in SentencePiece's training, words that come again apart."""
-    needed = LINE + TWICE * len(line.encode())
-    if len(line) > LONG_WORD:
-        needed += CHARACTER * sum(len(word) for word in line.split(" ") if len(word) > LONG_WORD)
-    return needed
+def memory(lines: Iterable[str]) -> int:
+    """Estimate the bytes that SentencePiece's training takes for lines of text."""
+    needed, length = 0, 0
+    words: set[int] = set()
+    for some in _batches(lines):
+        needed += sum(LINE + TWICE * len(line.encode()) for line in some)
+        for word in set("\n".join(some).split()):
+            number = crc32(word.encode())
+            if number % SHARE == 0 and number not in words:
+                words.add(number)
+                length += len(word)
+    return needed + CHARACTER * SHARE * length
 
 
-def _without_pieces(occurring: Set[str], read: Callable[[], Iterator[str]]) -> str:
-    """Return the characters of the whole text that the sample lacks, without those that never are pieces."""
-    lines, seen = read(), set[str]()
-    while some := list(islice(lines, BATCH)):
+def _batches(lines: Iterable[str]) -> Iterator[list[str]]:
+    lines = iter(lines)
+    return iter(lambda: list(islice(lines, BATCH)), [])
+
+
+def _without_pieces(occurring: Set[str], lines: Iterable[str]) -> str:
+    """Return the characters of the whole text that a sample lacks, without those that never are pieces."""
+    seen: set[str] = set()
+    for some in _batches(lines):
         seen |= characters("".join(some))
     return "".join(sorted(char for char in occurring - seen if not char.isspace() and char not in RESERVED))
 
