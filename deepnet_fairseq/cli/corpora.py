@@ -12,6 +12,13 @@ from . import Shown
 
 VOCAB = 32_000  # of a language model
 SPLITS = ("train", "valid", "test")
+WORKERS: dict = {
+    "type": int, "metavar": "N", "default": os.cpu_count(), "help": "processes (default: all cores)",
+}  # fmt: skip
+SAMPLE: dict = {
+    "type": int, "metavar": "N",
+    "help": "lines of text that SentencePiece learns from, drawn evenly (default 1,000,000, or as many as fit)",
+}  # fmt: skip
 
 
 def prepare(args) -> None:
@@ -52,7 +59,15 @@ def parallel_text(args) -> Shown:
     from ..data.parallel_text import prepare_text
 
     prefixes = {"train": args.train, "valid": args.valid, "test": args.test}
-    prepare_text((args.source, args.target), prefixes, Path(args.dest), args.vocab, args.drop_empty)
+    prepare_text(
+        (args.source, args.target),
+        prefixes,
+        Path(args.dest),
+        args.vocab,
+        args.drop_empty,
+        sample_lines=args.vocab_sample,
+        workers=args.workers,
+    )
     return _made(args)
 
 
@@ -71,7 +86,7 @@ def corpus(args) -> Shown:
 
     recipe, dest = find(args.recipe), Path(args.dest)
     downloads = Path(args.downloads) if args.downloads else dest / "downloads"
-    same = ("workers", "text", "vocab", "shards", "temperature", "spm")
+    same = ("workers", "text", "vocab", "vocab_sample", "shards", "temperature", "spm")
     options = Options(
         dest,
         downloads / "miniature" if args.miniature else downloads,
@@ -133,11 +148,12 @@ def _sentencepiece(args):
     from ..data.lm_text import Segmenter, train_sentencepiece
 
     if args.spm:
-        if args.vocab is not None:
-            raise UserError("--spm is a vocabulary made already: leave out --vocab")
+        if args.vocab is not None or args.vocab_sample is not None:
+            raise UserError("--spm is a vocabulary made already: leave out --vocab and --vocab-sample")
         segmenter = Segmenter("sentencepiece", {"sentencepiece_model": Path(args.spm)})
-        return lambda folder: segmenter
-    return lambda folder: train_sentencepiece(Path(args.train), VOCAB if args.vocab is None else args.vocab, folder)
+        return lambda folder, text: segmenter
+    vocab = VOCAB if args.vocab is None else args.vocab
+    return lambda folder, text: train_sentencepiece(text, vocab, folder, args.vocab_sample)
 
 
 def _gpt2(args):
@@ -151,11 +167,11 @@ def _gpt2(args):
         paths = fetch_gpt2(folder)
     files = {"gpt2_encoder_json": Path(paths["encoder.json"]), "gpt2_vocab_bpe": Path(paths["vocab.bpe"])}
     segmenter = Segmenter("gpt2", files)
-    return lambda folder: segmenter
+    return lambda folder, text: segmenter
 
 
 SEGMENTERS = {"sentencepiece": _sentencepiece, "gpt2": _gpt2}
-ONLY = {"sentencepiece": ("vocab", "spm"), "gpt2": ("encoder_json", "vocab_bpe", "downloads")}
+ONLY = {"sentencepiece": ("vocab", "vocab_sample", "spm"), "gpt2": ("encoder_json", "vocab_bpe", "downloads")}
 
 
 def add(command) -> None:
@@ -171,7 +187,9 @@ def add(command) -> None:
         )
     sub.add_argument("dest", metavar="DEST", help="folder to make, for fairseq-train")
     sub.add_argument("--vocab", type=int, default=10_000, metavar="N", help="SentencePiece pieces (default 10,000)")
+    sub.add_argument("--vocab-sample", **SAMPLE)
     sub.add_argument("--drop-empty", action="store_true", help="leave out pairs with an empty side")
+    sub.add_argument("--workers", **WORKERS)
 
     sub = command("lm", plain_text, among=kinds)
     sub.add_argument("train", metavar="TRAIN", help="text, a line a sentence, an empty line between documents; - is "
@@ -181,12 +199,13 @@ def add(command) -> None:
     sub.add_argument("dest", metavar="DEST", help="folder to make, for fairseq-train")
     sub.add_argument("--bpe", choices=tuple(SEGMENTERS), default="sentencepiece", help="default sentencepiece")
     sub.add_argument("--vocab", type=int, metavar="N", help=f"SentencePiece pieces, from TRAIN (default {VOCAB:,})")
+    sub.add_argument("--vocab-sample", **SAMPLE)
     sub.add_argument("--spm", metavar="FILE", help="a SentencePiece model to take instead of training one")
     sub.add_argument("--encoder-json", metavar="FILE", help="GPT-2's encoder.json (default: fetched)")
     sub.add_argument("--vocab-bpe", metavar="FILE", help="GPT-2's vocab.bpe (default: fetched)")
     sub.add_argument("--downloads", metavar="DIR", help="where they are fetched to (default gpt2_bpe beside DEST)")
     sub.add_argument("--dict", metavar="FILE", help="dictionary of a model that shall read DEST")
-    sub.add_argument("--workers", type=int, metavar="N", default=os.cpu_count(), help="processes (default: all cores)")
+    sub.add_argument("--workers", **WORKERS)
 
     sub = command("corpus", corpus, among=kinds)
     sub.add_argument("recipe", metavar="RECIPE", help="which corpus; any other word lists them")
@@ -195,8 +214,9 @@ def add(command) -> None:
     sub.add_argument("--from", dest="text", type=Path, metavar="FOLDER", help="text that is tokenised already")
     sub.add_argument("--pairs", metavar="de-en,fr-en", help="these language pairs only")
     sub.add_argument("--downloads", metavar="DIR", help="where downloads lie (default DEST/downloads)")
-    sub.add_argument("--workers", type=int, metavar="N", default=os.cpu_count(), help="processes (default: all cores)")
+    sub.add_argument("--workers", **WORKERS)
     sub.add_argument("--vocab", type=int, metavar="N", help="BPE merges or SentencePiece pieces (default the recipe's)")
+    sub.add_argument("--vocab-sample", **SAMPLE)
     sub.add_argument("--shards", type=int, metavar="N", help="parts of the binarised training data")
     sub.add_argument("--temperature", type=float, metavar="T", help="of the sampling of languages for the vocabulary")
     sub.add_argument("--spm", type=Path, metavar="FILE", help="a SentencePiece model to take instead of training one")
