@@ -123,7 +123,7 @@ def test_weights_of_epochs(data, tmp_path):
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_resume_takes_no_file_of_another_training(suffix, folder, tmp_path):
-    """Where checkpoint_last is missing, the newest file of the same suffix takes its place."""
+    """The newest file of the same suffix takes the place of a checkpoint_last that is missing."""
     place = tmp_path / "folder"
     shutil.copytree(folder, place)
     for path in place.glob(f"checkpoint_[lp]*{suffix}.pt"):
