@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 
@@ -9,7 +10,13 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 
+logger = logging.getLogger(__name__)
 StateDict = dict[str, Tensor]
+ROUNDING = 0.01  # relative difference of constants that half precision explains
+KEEP = (
+    "give the depths and options of its run, or take over a part of it as docs/checkpoints.md says "
+    "(strict=False keeps this model's constants)"
+)
 
 # fairseq's `transformer` marks its format with `version`; release 0.12.2 also doubles encoder weights, all zero
 FOREIGN_KEY = re.compile(
@@ -69,7 +76,9 @@ def check_fit(state: StateDict, own: StateDict) -> None:
     for key, value in own.items():
         if state[key].shape != value.shape:
             raise UserError(_other_shape(key, tuple(state[key].shape), tuple(value.shape), own))
-    _check_constants(state, own)
+    for key, value in own.items():
+        if key.count(".") == 1 and value.dim() == 0:  # one of Method.constants
+            check_constant(key, state[key], float(value))
 
 
 def check_ties(state: StateDict, model: nn.Module) -> None:
@@ -114,13 +123,19 @@ def _flags(missing: list[str], extra: list[str]) -> str:
     return " and ".join(advice)
 
 
-def _check_constants(state: StateDict, own: StateDict) -> None:
-    for key, value in own.items():
-        if key.count(".") > 1 or value.dim() > 0:  # not one of Method.constants
-            continue
-        saved, built = float(state[key]), float(value)
-        if abs(saved - built) > 0.01 * abs(built):  # half precision rounds them
-            raise UserError(f"{key} is {saved:.4g}, this model's {built:.4g}: trained at other depths or options")
+def check_constant(key: str, saved: Tensor, built: float, strict: bool = True) -> None:
+    """Compare a constant of the method in a checkpoint with the model's.
+
+    key: its name in the state dict; saved: number in the checkpoint; built: number by which the model computes. Raises
+    a UserError if they differ; logs a warning instead unless `strict`: then a part of another model is loaded.
+    """
+    number = float(saved)
+    if abs(number - built) <= ROUNDING * abs(built):
+        return
+    problem = f"{key} is {number:.4g}, this model's {built:.4g}: trained at other depths or options"
+    if strict:
+        raise UserError(f"{problem}; {KEEP}")
+    logger.warning(f"{problem}; this model keeps {built:.4g}")
 
 
 def _some(verb: str, keys: list[str]) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..errors import UserError
 from ..files import save
 from ..plugin.building import own_config
+from ..plugin.checkpoints import vocabulary
 from ..plugin.checkpoints.epoch_weights import weights_of
 
 EPOCH = re.compile(r"(?:checkpoint|weights)(\d+)\.pt")  # weights: files of --epoch-weights
@@ -21,7 +22,7 @@ UPDATE = re.compile(r"checkpoint_\d+_(\d+)\.pt")
 BEST = re.compile(r"checkpoint\.best_.+\.pt")
 # these may differ within one run, between attempts
 MAY_DIFFER = {"checkpoint_activations", "checkpoint_every", "admin_profile",
-              "deepnet_probe", "probe_interval", "probe_dir", "epoch_weights"}  # fmt: skip
+              "deepnet_probe", "probe_interval", "probe_dir", "epoch_weights", "new_vocabulary"}  # fmt: skip
 
 
 def last(folder: Path, k: int) -> list[Path]:
@@ -70,7 +71,7 @@ def average(paths: list[Path], out: Path) -> None:
     The sum is float64, with one checkpoint in memory at a time beside it. Raises a UserError, and writes nothing, for
     checkpoints of different runs, for a missing one, and for parameters that are not finite.
     """
-    first, total, seen = None, {}, set()
+    first, total, seen, known = None, {}, set(), None
     for path in paths:
         state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
         if (update := (state.get("optimizer_history") or [{}])[-1].get("num_updates", path.resolve())) in seen:
@@ -80,6 +81,11 @@ def average(paths: list[Path], out: Path) -> None:
             first, first_config = state, own_config(state, str(path))
         else:
             _check_same_run(first, first_config, state, own_config(state, str(path)), paths[0], path)
+        origin = state["task_state"][vocabulary.KEY]
+        if known is None:
+            known = origin if origin["digests"] is not None else None
+        elif other := vocabulary.differing(known["digests"], origin["digests"] or {}):
+            raise UserError(f"{path}: was trained with {other} than {known['file']}; average checkpoints of one run")
         for key, value in state["model"].items():
             if value.is_floating_point():
                 total[key] = total.get(key, 0) + value.double()
@@ -89,7 +95,10 @@ def average(paths: list[Path], out: Path) -> None:
     }
     _keep_ties(first["model"], mean)
     cfg = OmegaConf.to_container(first["cfg"], resolve=True, enum_to_str=True)
-    save(weights_of(first) | {"model": mean, "cfg": cfg}, out)
+    state = {**first["task_state"]}
+    del state[vocabulary.KEY]
+    state |= vocabulary.to_save(known) if known is not None else {}
+    save(weights_of(first) | {"model": mean, "cfg": cfg, "task_state": state}, out)
 
 
 def _keep_ties(before: dict[str, Tensor], after: dict[str, Tensor]) -> None:
