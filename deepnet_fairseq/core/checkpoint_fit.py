@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping
 
@@ -10,13 +9,9 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 
-logger = logging.getLogger(__name__)
 StateDict = dict[str, Tensor]
 ROUNDING = 0.01  # relative difference of constants that half precision explains
-KEEP = (
-    "give the depths and options of its run, or take over a part of it as docs/checkpoints.md says "
-    "(strict=False keeps this model's constants)"
-)
+DEPTHS = "give those of its run, or take over parts of it as docs/checkpoints.md says"
 
 # fairseq's `transformer` marks its format with `version`; release 0.12.2 also doubles encoder weights, all zero
 FOREIGN_KEY = re.compile(
@@ -76,9 +71,10 @@ def check_fit(state: StateDict, own: StateDict) -> None:
     for key, value in own.items():
         if state[key].shape != value.shape:
             raise UserError(_other_shape(key, tuple(state[key].shape), tuple(value.shape), own))
-    for key, value in own.items():
-        if key.count(".") == 1 and value.dim() == 0:  # one of Method.constants
-            check_constant(key, state[key], float(value))
+    constants = [key for key, value in own.items() if key.count(".") == 1 and value.dim() == 0]
+    for key in constants:
+        if problem := other_constant(key, float(state[key]), float(own[key])):
+            raise UserError(f"{problem}; {DEPTHS}")
 
 
 def check_ties(state: StateDict, model: nn.Module) -> None:
@@ -123,19 +119,14 @@ def _flags(missing: list[str], extra: list[str]) -> str:
     return " and ".join(advice)
 
 
-def check_constant(key: str, saved: Tensor, built: float, strict: bool = True) -> None:
-    """Compare a constant of the method in a checkpoint with the model's.
+def other_constant(key: str, saved: float, built: float) -> str | None:
+    """Say how a constant of the method in a checkpoint differs from the model's; None if it does not.
 
-    key: its name in the state dict; saved: number in the checkpoint; built: number by which the model computes. Raises
-    a UserError if they differ; logs a warning instead unless `strict`: then a part of another model is loaded.
+    key: its name in the state dict; saved: number in the checkpoint; built: number by which the model computes.
     """
-    number = float(saved)
-    if abs(number - built) <= ROUNDING * abs(built):
-        return
-    problem = f"{key} is {number:.4g}, this model's {built:.4g}: trained at other depths or options"
-    if strict:
-        raise UserError(f"{problem}; {KEEP}")
-    logger.warning(f"{problem}; this model keeps {built:.4g}")
+    if abs(saved - built) <= ROUNDING * abs(built):
+        return None
+    return f"{key} is {saved:.4g}, this model's {built:.4g}: trained at other depths or options"
 
 
 def _some(verb: str, keys: list[str]) -> str:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..errors import UserError
 from . import checkpoint_fit
 from .cache import SENTENCES, DecoderCache, EncoderOutput, Sentences
 from .layer import CausalLayer, DecoderLayer, EncoderLayer, Layer, StackShape
@@ -66,6 +67,17 @@ class Stack(nn.Module):
         for name, value in self.constants.items():
             destination[f"{prefix}{name}"] = torch.tensor(value, device="cpu")  # where a comparison waits for no GPU
 
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load a state dict of the stack alone; raise a UserError if `strict` and its constants are another model's.
+
+        With strict=False the stack keeps its own constants, and a warning says so.
+        """
+        if strict:
+            for name, value in self.constants.items():
+                if name in state_dict and (problem := self._other_constant(name, state_dict[name], value)):
+                    raise UserError(f"{problem}; {checkpoint_fit.DEPTHS}")
+        return super().load_state_dict(state_dict, strict, assign)
+
     def _load_from_state_dict(
         self,
         state_dict: dict[str, Any],
@@ -78,8 +90,8 @@ class Stack(nn.Module):
     ) -> None:
         """Load the stack's own parameters; compare the constants, which are never loaded.
 
-        torch calls this for each module of whatever is loaded, a whole model or the stack alone. Constants of another
-        model are a UserError if `strict`; else this model keeps its own, and a warning says so.
+        torch calls this for each module of whatever is loaded, a whole model or the stack alone, and says of what is
+        missing or unexpected afterwards, if it was asked to be strict.
         """
         found = set()
         for key in list(state_dict):
@@ -89,15 +101,19 @@ class Stack(nn.Module):
             if name in self.constants:
                 found.add(name)
                 saved = state_dict.pop(key)  # from torch's copy, for to torch it is no part of the module
-                checkpoint_fit.check_constant(f"{self.name}.{name}", saved, self.constants[name], strict)
-            elif not strict and state_dict[key].dim() == 0:
+                if problem := self._other_constant(name, saved, self.constants[name]):
+                    unexpected_keys.append(problem)
+                    logger.warning(f"{problem}; this model keeps its own")
+            elif state_dict[key].dim() == 0:
                 logger.warning(f"{self.name}.{name}: a constant of another method; this model has none")
 
-        if strict:
-            missing_keys += [f"{prefix}{name}" for name in self.constants if name not in found]
+        missing_keys += [f"{prefix}{name}" for name in self.constants if name not in found]
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
+
+    def _other_constant(self, name: str, saved: Tensor, value: float) -> str | None:
+        return checkpoint_fit.other_constant(f"{self.name}.{name}", float(saved), value)
 
     def embed(
         self, tokens: Tensor, positions: Tensor | None, token_embeddings: Tensor | None = None

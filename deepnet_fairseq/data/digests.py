@@ -13,6 +13,7 @@ from pathlib import Path
 from ..errors import UserError
 from ..files import read_object
 
+KEY = "deepnet_vocabulary"  # in a checkpoint's task_state: the digests of its vocabulary
 CUTTING = ("spm.model", "codes")  # names beside binarised data: a SentencePiece model, codes of subword-nmt
 SETTINGS = "text.json"  # beside data of language models: fairseq's settings, with names of files from the folder
 # fields of SentencePiece's ModelProto (sentencepiece_model.proto), and those inside that change how it cuts

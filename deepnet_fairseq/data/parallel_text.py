@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterable
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
@@ -15,18 +15,21 @@ from ..errors import UserError
 from ..files import whole
 from ..languages import check_pair
 from .binarise import binarise, check_dest
-from .lines import REMOVE, Pairs, note_letters, one_line, read_pairs, write_columns
+from .like import find_vocabulary
+from .lines import REMOVE, Pairs, note_letters, one_line, read_lines, read_pairs, write_columns
 
 MIN_TRAIN_PAIRS = 100
 
 
 def prepare_text(
-    langs: tuple[str, str], prefixes: dict[str, str], dest: Path, vocab: int = 10_000, drop_empty: bool = False
-) -> None:
+    langs: tuple[str, str], prefixes: dict[str, str], dest: Path, vocab: int = 10_000, drop_empty: bool = False,
+    like: str | None = None,
+) -> None:  # fmt: skip
     """Read and check everything, then write `dest`, which appears in one move.
 
     langs: source and target suffix; prefixes: split -> prefix, several for valid and test separated by commas (fairseq
-    then calls them valid, valid1, ...); vocab: SentencePiece pieces of the joint vocabulary. `dest` gets the binarised
+    then calls them valid, valid1, ...); vocab: SentencePiece pieces of the joint vocabulary; like: a model, as for
+    find_vocabulary, whose pieces and dictionaries are taken in place of new ones. `dest` gets the binarised
     data, spm.model, the segmented text under text/, and as raw/test.LANG, raw/valid.LANG and so on the raw text that
     scores compare with. Raises a UserError, before `dest` exists, for unusable text.
     """
@@ -36,6 +39,7 @@ def prepare_text(
         raise UserError(f"{dest}: exists already; remove it or name another folder")
     if "," in prefixes["train"]:
         raise UserError(f"{prefixes['train']}: one training prefix only; join the files first")
+    known = find_vocabulary(like, langs) if like is not None else None
     texts = {}
     for split in ("train", "valid", "test"):
         for number, prefix in enumerate(prefixes[split].split(",")):
@@ -43,24 +47,32 @@ def prepare_text(
     for name, text in texts.items():
         print(f"| {name}: {len(text):,} sentence pairs")
     note_letters(langs, chain.from_iterable(texts.values()))
-    if (pairs := len(texts["train"])) < MIN_TRAIN_PAIRS:
+    if known is not None:
+        print(f"| pieces and dictionary of {like}")
+        model = known.pieces.read_bytes()
+    elif (pairs := len(texts["train"])) < MIN_TRAIN_PAIRS:
         raise UserError(f"{pairs} training pairs: too few to train on; give at least {MIN_TRAIN_PAIRS}")
-    print(f"| training a joint BPE of {vocab:,} pieces on {2 * pairs:,} sentences")
-    model = sentencepiece_model((pair[i] for i in (0, 1) for pair in texts["train"]), vocab, character_coverage=1.0)
+    else:
+        print(f"| training a joint BPE of {vocab:,} pieces on {2 * pairs:,} sentences")
+        model = sentencepiece_model((pair[i] for i in (0, 1) for pair in texts["train"]), vocab, character_coverage=1.0)
 
     with whole(dest) as part:
         (part / "text").mkdir(parents=True)
         (part / "spm.model").write_bytes(model)
-        print(f"| segmenting into {vocab:,} pieces")
         processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        print(f"| segmenting into {len(processor):,} pieces")
         for name, text in texts.items():
             sides = [processor.encode(list(lines), out_type=str) for lines in zip(*text, strict=True)]
             rows = (tuple(map(" ".join, pair)) for pair in zip(*sides, strict=True))
             write_columns([part / "text" / f"{name}.{lang}" for lang in langs], rows)
             if name != "train":
                 write_columns([part / "raw" / f"{name}.{lang}" for lang in langs], text)
+        dictionaries = known.write_dictionaries(part) if known is not None else None
+        if known is not None:
+            for name, lang in product(texts, langs):
+                known.note_unseen(lang, name, read_lines(part / "text" / f"{name}.{lang}"))
         print("| binarising")
-        binarise(langs, {name: part / "text" / name for name in texts}, part)
+        binarise(langs, {name: part / "text" / name for name in texts}, part, dictionary=dictionaries)
     print(f"| wrote {dest}; train with --source-lang {langs[0]} --target-lang {langs[1]}")
 
 

@@ -101,6 +101,11 @@ def from_checkpoint(path: str) -> tuple[FairseqShell, DictConfig]:
     OmegaConf.set_struct(cfg, False)
     cfg.model = model_cfg
     model.origin = state["task_state"][vocabulary.KEY]
+    stacks: dict[str, Any] = dict(model.stacks())
+    for name, stack in stacks.items():
+        stack.dictionary = None  # of made-up symbols
+        side = "target" if name == "decoder" else "source"
+        stack.digest = (model.origin["digests"] or {}).get(side)
     return model.eval(), cfg
 
 

@@ -46,14 +46,21 @@ OLD_NORM = ".emb_layer_norm.", ".layernorm_embedding."
 
 
 class EncoderShell(Encoder, FairseqEncoder):
-    """core's Encoder as a FairseqEncoder; the model sets `dictionary`."""
+    """core's Encoder as a FairseqEncoder; the model sets `dictionary`.
+
+    digest: of the dictionary that it was trained with, where that itself is not at hand.
+    """
+
+    digest: str | None = None
 
     def __init__(self) -> None:
         FairseqEncoder.__init__(self, dictionary=None)
 
 
 class DecoderShell(Decoder, FairseqIncrementalDecoder):
-    """core's Decoder as a FairseqIncrementalDecoder; the model sets `dictionary`."""
+    """core's Decoder as a FairseqIncrementalDecoder; `dictionary` and `digest` are as in EncoderShell."""
+
+    digest: str | None = None
 
     def __init__(self) -> None:
         FairseqIncrementalDecoder.__init__(self, dictionary=None)

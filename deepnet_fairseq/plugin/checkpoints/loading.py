@@ -42,7 +42,10 @@ def load_pretrained_component_from_model(original, component, checkpoint, strict
     dictionary = getattr(component, "dictionary", None)
     if dictionary is not None:
         present = vocabulary.digests_of({side: dictionary}, data=None)
-        vocabulary.check(vocabulary.read_origin(checkpoint), present, None, f"the {component.name}'s data")
+    else:
+        present = {side: getattr(component, "digest", None)}
+    if present[side] is not None:
+        vocabulary.check(vocabulary.read_origin(checkpoint), present, None, f"this {component.name}'s data")
     with naming(checkpoint):
         try:
             return original(component, checkpoint, strict)

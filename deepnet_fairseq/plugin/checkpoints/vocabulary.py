@@ -26,7 +26,7 @@ from ...errors import UserError
 from ..distributed import agreement
 
 log = logging.getLogger(__name__)
-KEY = "deepnet_vocabulary"  # in the checkpoint's task_state
+KEY = digests.KEY
 SIDES = ("source", "target")
 Digests = dict[str, str | None]  # of "source", "target" (dictionaries) and "pieces" (what cut the text)
 # weights with a row for each symbol, and the side whose dictionary says which row is which
@@ -133,8 +133,12 @@ def read_origin(path: str) -> dict[str, Any] | None:
 
 def differing(saved: Digests, present: Digests) -> str | None:
     """Name what differs of two vocabularies, in words; None if nothing does that both know."""
-    other = [name for name in (*SIDES, "pieces") if None not in (pair := (saved.get(name), present.get(name)))
-             and pair[0] != pair[1]]  # fmt: skip
+    other = []
+    for name in (*SIDES, "pieces"):
+        before, now = saved.get(name), present.get(name)
+        if before is not None and now is not None and before != now:
+            other.append(name)
+
     if not other:
         return None
     if other == ["pieces"]:
@@ -200,8 +204,8 @@ def rows_to_start_from(path: str, task: Any, wanted: bool) -> dict[str, list[int
         return None
     if not wanted:
         raise UserError(
-            f"{problem}; {ways_on(origin, data)}, or give --new-vocabulary with --finetune-from-model to keep the embeddings "
-            "of common symbols and learn the others"
+            f"{problem}; {ways_on(origin, data)}, or give --new-vocabulary with --finetune-from-model to keep the "
+            "embeddings of common symbols and learn the others"
         )
     before = own_task(origin)
     if before is not None and origin["digests"] is not None and differing(origin["digests"], of_task(before) or {}):

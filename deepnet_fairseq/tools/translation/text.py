@@ -87,8 +87,10 @@ def check_own(
     """
     sides = dict(zip(vocabulary.SIDES, dictionaries, strict=True))
     present = vocabulary.digests_of(sides, None if subwords == "none" else data, file)
-    if subwords not in (None, "none"):
-        vocabulary.check(origin, {"pieces": present.pop("pieces")}, None, f"--subwords {subwords}")
+    if origin is not None and subwords not in (None, "none"):
+        cutting = {"pieces": present.pop("pieces")}
+        if problem := vocabulary.mismatch(origin, cutting, data, f"--subwords {subwords}"):
+            raise UserError(f"{problem}; leave it out, or give the file that lies with the data of its own run")
     vocabulary.check(origin, present, data, f"--data {data}")
 
 
