@@ -9,6 +9,7 @@ import torch
 
 from deepnet_fairseq import register
 from deepnet_fairseq.cli import main
+from deepnet_fairseq.data import digests
 from deepnet_fairseq.data.language import make_corpus, write_corpus
 from deepnet_fairseq.data.like import find_vocabulary
 from deepnet_fairseq.data.lines import read_lines
@@ -166,3 +167,16 @@ def test_data_that_were_prepared_again_are_refused(run, tmp_path, change):
         path.write_text("".join(f"{line}\n" for line in change(list(read_lines(path)))), encoding="utf-8")
     with pytest.raises(UserError, match="run.pt: .* prepared again"):
         find_vocabulary(tmp_path / "run.pt", LANGS)
+
+
+def test_a_second_text_of_a_language_model(second, tmp_path):
+    """`prepare lm` with the first text's --spm and --dict gives the same vocabulary, by digest."""
+    texts = [str(second / f"{split}.qaa") for split in SPLITS]
+    others = [str(second / f"{split}.qab") for split in SPLITS]
+    first, other = tmp_path / "first", tmp_path / "other"
+    main(["prepare", "lm", *texts, str(first), "--vocab", "80", "--workers", "1"])
+    own = ("--spm", str(first / "spm.model"), "--dict", str(first / "dict.txt"))
+    main(["prepare", "lm", *others, str(other), *own, "--workers", "1"])
+    cut = [digests.of_cutting(digests.cutting_files(str(folder))) for folder in (first, other)]
+    assert cut[0] == cut[1] is not None
+    assert symbols(first / "dict.txt") == symbols(other / "dict.txt")
