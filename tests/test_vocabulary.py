@@ -141,7 +141,7 @@ def test_other_pieces_are_refused(runs, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_checkpoints_without_digests(runs, kind, caplog, tmp_path):
-    """They are compared by the data that their run names; if these are gone, one warning says so."""
+    """Compare older checkpoints by the data that their run names; if these are gone, one warning says so."""
     logging.getLogger("deepnet_fairseq").propagate = True
     made = runs(kind)
     old = without_digests(made.path, tmp_path / "old.pt")
@@ -234,7 +234,7 @@ def test_what_a_new_vocabulary_rules_out(runs):
 
 
 def test_data_that_are_gone_give_no_rows(runs, tmp_path):
-    """Without the old dictionary a new vocabulary starts all embeddings anew."""
+    """A new vocabulary starts all embeddings anew where the old dictionary is gone."""
     made = runs("translation")
     other = made.other("another order", reordered)
     state = torch.load(made.path)
