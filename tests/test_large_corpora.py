@@ -308,11 +308,10 @@ def test_text_that_changes_while_it_is_read(text, tmp_path, monkeypatch):
     assert not list(tmp_path.glob("bin*"))
 
 
-def test_a_model_and_a_dictionary_of_an_earlier_corpus(text, tmp_path):
+def test_pieces_and_dictionary_of_an_earlier_corpus(text, tmp_path):
     prepare_text(LANGS, text, tmp_path / "first", vocab=300)
-    model, dictionary = (tmp_path / "first" / "spm.model").read_bytes(), tmp_path / "first" / "dict.qaa.txt"
     others = {"train": text["train"], "valid": text["test"], "test": text["valid"]}
-    prepare_text(LANGS, others, tmp_path / "second", model=model, dictionary=dictionary)
+    prepare_text(LANGS, others, tmp_path / "second", like=str(tmp_path / "first"))
     first, second = content(tmp_path / "first"), content(tmp_path / "second")
     assert first["spm.model"] == second["spm.model"] and first["dict.qab.txt"] == second["dict.qab.txt"]
     for lang in LANGS:

@@ -19,6 +19,7 @@ SAMPLE: dict = {
     "type": int, "metavar": "N",
     "help": "lines of text that SentencePiece learns from, drawn evenly (default 1,000,000, or as many as fit)",
 }  # fmt: skip
+PIECES = 10_000  # of parallel text
 
 
 def prepare(args) -> None:
@@ -52,21 +53,28 @@ def parallel_text(args) -> Shown:
     The pieces are those of one SentencePiece model for both languages, whose files have a sentence a line, and
     the same number of lines. DEST gets the binarised data, the vocabulary, and the plain text to score against.
 
-    example, of corpus/train.de, corpus/train.en and so on:
+    examples, of corpus/train.de, corpus/train.en and so on; the second for a model that is to be fine-tuned:
       deepnet prepare text de en corpus/train corpus/valid corpus/test data-bin/de-en
+      deepnet prepare text de en news/train news/valid news/test data-bin/news --like checkpoints/averaged.pt
     """
     register()
     from ..data.parallel_text import prepare_text
 
     prefixes = {"train": args.train, "valid": args.valid, "test": args.test}
+    if args.like is not None:
+        for name in ("vocab", "vocab_sample"):
+            if getattr(args, name) is not None:
+                flag = f"--{name.replace('_', '-')}"
+                raise UserError(f"{flag}: --like takes the model's own pieces; leave one of them out")
     prepare_text(
         (args.source, args.target),
         prefixes,
         Path(args.dest),
-        args.vocab,
+        PIECES if args.vocab is None else args.vocab,
         args.drop_empty,
         sample_lines=args.vocab_sample,
         workers=args.workers,
+        like=args.like,
     )
     return _made(args)
 
@@ -186,8 +194,11 @@ def add(command) -> None:
             split, metavar=split.upper(), help=f"{split.upper()}.SOURCE and {split.upper()}.TARGET are read"
         )
     sub.add_argument("dest", metavar="DEST", help="folder to make, for fairseq-train")
-    sub.add_argument("--vocab", type=int, default=10_000, metavar="N", help="SentencePiece pieces (default 10,000)")
+    sub.add_argument("--vocab", type=int, metavar="N", help=f"SentencePiece pieces (default {PIECES:,})")
     sub.add_argument("--vocab-sample", **SAMPLE)
+    sub.add_argument(
+        "--like", metavar="MODEL", help="take pieces and dictionary of a checkpoint, its data, or an export"
+    )
     sub.add_argument("--drop-empty", action="store_true", help="leave out pairs with an empty side")
     sub.add_argument("--workers", **WORKERS)
 

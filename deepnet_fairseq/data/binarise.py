@@ -36,11 +36,11 @@ def binarise(
     texts: dict[str, Path],
     dest: Path,
     workers: int = 2,
-    dictionary: Path | None = None,
+    dictionary: Path | dict[str, Path] | None = None,
     counts: Counter | None = None,
     lines: dict[str, int] | None = None,
 ) -> dict:
-    """Fill the folder `dest`, with a joined dictionary: `dictionary`, else one made of the training text.
+    """Fill the folder `dest`, with the `dictionary` of all, or of each language, else one made of the training text.
 
     langs: source and target, or None for language models; texts: subset in fairseq's names ("train", "valid", "test",
     "test1", ...) -> P of the files P.LANG, or the file. counts: piece -> its count in the training text, and lines:
@@ -52,7 +52,11 @@ def binarise(
 
     endings = {lang: f".{lang}" for lang in langs} if langs else {PLAIN: ""}
     pair = f".{'-'.join(langs)}" if langs else ""
-    if dictionary:
+    by_lang: dict[str, Dictionary] = {}
+    if isinstance(dictionary, dict):
+        by_lang = {lang: Dictionary.load(str(path)) for lang, path in dictionary.items()}
+        types = next(iter(by_lang.values()))
+    elif dictionary:
         types = Dictionary.load(str(dictionary))
     else:
         types = Dictionary()
@@ -65,11 +69,12 @@ def binarise(
         types.finalize(padding_factor=MULTIPLE)
     text: dict[str, dict] = {subset: {} for subset in texts}
     for lang, ending in endings.items():
-        types.save(str(dest / f"dict{ending}.txt"))
+        own = by_lang.get(lang, types)
+        own.save(str(dest / f"dict{ending}.txt"))
         for subset, prefix in texts.items():
             total = lines[subset] if lines else None
             made = dest / f"{subset}{pair}{ending}"
-            text[subset][lang] = _write(Path(f"{prefix}{ending}"), types, made, workers, total)
+            text[subset][lang] = _write(Path(f"{prefix}{ending}"), own, made, workers, total)
     return {"types": len(types), "text": text}
 
 

@@ -19,6 +19,7 @@ from ..languages import check_pair
 from .binarise import binarise, check_dest
 from .folder import new_folder, prepared_size, say_space
 from .learning import sample_size, sentencepiece_model
+from .like import find_vocabulary
 from .lines import REMOVE, Pairs, as_many, map_chunks, one_line, read_lines, read_pairs, rereadable, write_columns
 from .pieces import Counts, Cutter
 from .survey import Survey, survey
@@ -63,18 +64,17 @@ def prepare_text(
     drop_empty: bool = False,
     sample_lines: int | None = None,
     workers: int | None = None,
-    model: bytes | None = None,
-    dictionary: Path | None = None,
+    like: str | None = None,
 ) -> None:
     """Read and check everything, then write `dest`, which appears in one move.
 
     langs: source and target suffix; prefixes: split -> prefix, several for valid and test separated by commas (fairseq
     then calls them valid, valid1, ...); vocab: SentencePiece pieces of the joint vocabulary, learnt from sample_lines
     lines of the training text, both languages together (None: as many as fit, see learning.sample_size); workers:
-    processes, by default as many as there are cores; model: a SentencePiece model to cut with instead; dictionary:
-    fairseq's, of an earlier model, instead of one of the training text's pieces. `dest` gets the binarised data,
-    spm.model, text_form.json, the segmented text under text/, and as raw/test.LANG, raw/valid.LANG and so on the raw
-    text that scores compare with. Raises a UserError, before `dest` exists, for unusable text.
+    processes, by default as many as there are cores; like: a model, as for find_vocabulary, whose pieces and
+    dictionaries are taken in place of new ones. `dest` gets the binarised data, spm.model, text_form.json, the
+    segmented text under text/, and as raw/test.LANG, raw/valid.LANG and so on the raw text that scores compare with.
+    Raises a UserError, before `dest` exists, for unusable text.
     """
     check_pair("SOURCE and TARGET", *langs)
     check_dest(dest)
@@ -83,6 +83,7 @@ def prepare_text(
     if "," in prefixes["train"]:
         raise UserError(f"{prefixes['train']}: one training prefix only; join the files first")
     workers = workers or os.cpu_count() or 1
+    known = find_vocabulary(like, langs) if like is not None else None
 
     with new_folder(dest) as part, ExitStack() as copies:
         texts = open_texts(langs, prefixes, drop_empty, copies)
@@ -91,16 +92,27 @@ def prepare_text(
 
         form = TextForm(langs)
         surveys = check(texts, langs, workers, form)
-        if model is None:
+        if known is not None:
+            print(f"| pieces and dictionary of {like}")
+            model = known.pieces.read_bytes()
+        else:
             model = learn(texts["train"], surveys["train"], vocab, sample_lines, part)
         (part / "spm.model").write_bytes(model)
         form.write(part)
         print("| cutting the text into pieces", flush=True)
         counts = cut(texts, langs, model, surveys, part, workers)
+
+        dictionaries = None
+        if known is not None:
+            dictionaries = known.write_dictionaries(part)
+            for name in texts:
+                for lang in langs:
+                    known.note_unseen(lang, name, read_lines(part / "text" / f"{name}.{lang}"))
+
         print("| binarising", flush=True)
         lines = {name: found.rows for name, found in surveys.items()}
         made = {name: part / "text" / name for name in texts}
-        binarise(langs, made, part, workers, dictionary, counts, lines)
+        binarise(langs, made, part, workers, dictionaries, counts, lines)
     print(f"| wrote {dest}; train with --source-lang {langs[0]} --target-lang {langs[1]}")
 
 
@@ -146,8 +158,6 @@ def check(texts: dict[str, ParallelText], langs: tuple[str, str], workers: int, 
     for found in surveys.values():
         together.letters.merge(found.letters)
     together.letters.warn()
-    if (pairs := surveys["train"].rows) < MIN_TRAIN_PAIRS:
-        raise UserError(f"{pairs} training pairs: too few to train on; give at least {MIN_TRAIN_PAIRS}")
     return surveys
 
 
@@ -163,6 +173,8 @@ def learn(text: ParallelText, facts: Survey, vocab: int, sample_lines: int | Non
 
     folder: place for a copy of the sample.
     """
+    if facts.rows < MIN_TRAIN_PAIRS:
+        raise UserError(f"{facts.rows} training pairs: too few to train on; give at least {MIN_TRAIN_PAIRS}")
     lines = 2 * facts.rows
     wanted, room = sample_size(lines, sample_lines)
     chosen = max(1, wanted // 2)

@@ -25,7 +25,7 @@ from .graphs import settings as graphs
 
 @dataclass
 class TrainingFlags:
-    """Flags of every model that concern its training: probes, CUDA graphs, --stop-stuck and --epoch-weights."""
+    """Flags of every model that concern its training, and not what it computes."""
 
     deepnet_probe: Optional[str] = flag(None, f"probes to record, with commas between, or all: {', '.join(PROBES)}")
     probe_interval: int = flag(10, "updates between two records of --deepnet-probe")
@@ -36,6 +36,9 @@ class TrainingFlags:
     stop_stuck: int = flag(0, "stop after N updates that predict no better than the words' frequencies; 0: never")
     epoch_weights: Optional[str] = flag(
         None, "keep these epochs' weights (weightsN.pt) to average, and no checkpoint_best: last:N or A-B"
+    )
+    new_vocabulary: bool = flag(
+        False, "start from a checkpoint of another dictionary: common symbols keep their embeddings"
     )
 
 

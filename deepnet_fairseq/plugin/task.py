@@ -11,6 +11,7 @@ from fairseq import tasks, utils
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ..errors import UserError
+from .checkpoints import vocabulary
 from .distributed import zero
 from .graphs.step import GraphedStep
 from .optimisers.after_update import apply_after_update
@@ -26,12 +27,14 @@ class DeepTask:
 
     probes: those of the training that the task is part of; graphs: its step by CUDA graphs; stuck: its watch over
     validation losses. DeepTrainer sets them. The task holds no trainer: a cycle of the two would free their memory only
-    at a garbage collection.
+    at a garbage collection. vocabulary: digests of the dictionaries and of what cut the text, None for a task without a
+    dictionary.
     """
 
     probes: TrainingProbes | None = None
     graphs: GraphedStep | None = None
     stuck: Stuck | None = None
+    vocabulary: vocabulary.Digests | None = None
     validated = 0  # number of subsets that the present validation has finished
 
     def build_criterion(self, cfg, *args, **kwargs):
@@ -39,6 +42,23 @@ class DeepTask:
         criterion = super().build_criterion(cfg, *args, **kwargs)  # type: ignore[misc]
         criterion.register_forward_pre_hook(_on_copies, with_kwargs=True)
         return criterion
+
+    def state_dict(self):
+        """Return the state that checkpoints hold, with the digests of the vocabulary."""
+        state = dict(super().state_dict())  # type: ignore[misc]
+        return state if self.vocabulary is None else state | {vocabulary.KEY: self.vocabulary}
+
+    def load_state_dict(self, state_dict):
+        """Load the state in a checkpoint; raise a UserError, naming its file, if its vocabulary is not the data's.
+
+        fairseq calls this for a checkpoint that it has read for use, before it builds the model. A training that
+        starts from one compares in DeepTrainer.load_checkpoint.
+        """
+        state = dict(state_dict)
+        origin, data = state.pop(vocabulary.KEY, None), vocabulary.data_of(self)
+        if origin is not None and "file" in origin:
+            vocabulary.check(origin, self.vocabulary, data, f"the data in {data}")
+        super().load_state_dict(state)  # type: ignore[misc]
 
     def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False, **kwargs):
         """Run the passes of one batch. A batch that keeps an idle process busy has size 0 and logs zeros.
@@ -131,6 +151,7 @@ def with_mixin(task: Any) -> Any:
     """Put DeepTask in front of the class of `task`, once, and return the task."""
     if not isinstance(task, DeepTask):
         task.__class__ = _mixed(cast(Any, type(task)))
+        task.vocabulary = vocabulary.of_task(task)
     return task
 
 

@@ -29,7 +29,7 @@ from ..core import archs
 from ..errors import UserError
 from . import datasets, stuck
 from .admin_profile import fill_profile
-from .checkpoints import atomic, epoch_weights, exact_resume, reading, saving, train_loop
+from .checkpoints import atomic, epoch_weights, exact_resume, reading, saving, train_loop, vocabulary
 from .distributed import launch, zero
 from .divergence import FLOOR, GRADIENTS, LOSS, Diverged
 from .graphs import settings as graph_settings
@@ -143,11 +143,15 @@ class DeepTrainer(Trainer):
 
     def load_checkpoint(self, filename, reset_optimizer=False, reset_lr_scheduler=False, optimizer_overrides=None,
                         reset_meters=False):  # fmt: skip
-        """Load a checkpoint, with all that save_checkpoint adds to fairseq's."""
+        """Load a checkpoint, with all that save_checkpoint adds to fairseq's.
+
+        Raises a UserError, before anything is loaded, for one of another vocabulary without --new-vocabulary.
+        """
         with reading.explaining_unusable(filename):
-            extra_state = super().load_checkpoint(
-                filename, reset_optimizer, reset_lr_scheduler, optimizer_overrides, reset_meters
-            )
+            with vocabulary.carrying_over(self, filename, reset_optimizer):
+                extra_state = super().load_checkpoint(
+                    filename, reset_optimizer, reset_lr_scheduler, optimizer_overrides, reset_meters
+                )
             if extra_state is None:
                 return None
             self.resumed = True

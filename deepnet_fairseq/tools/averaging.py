@@ -15,7 +15,7 @@ from torch import Tensor
 from ..errors import UserError
 from ..files import save
 from ..plugin.building import own_config
-from ..plugin.checkpoints import reading
+from ..plugin.checkpoints import reading, vocabulary
 from ..plugin.checkpoints.epoch_weights import weights_of
 
 # names of checkpoints before --checkpoint-suffix and .pt
@@ -25,7 +25,7 @@ BEST = r"checkpoint\.best_(.+)"
 LATEST = r"checkpoint_(?:last|previous|best)"
 # these may differ within one run, between attempts
 MAY_DIFFER = {"checkpoint_activations", "checkpoint_every", "cuda_graphs", "admin_profile",
-              "deepnet_probe", "probe_interval", "probe_dir", "epoch_weights"}  # fmt: skip
+              "deepnet_probe", "probe_interval", "probe_dir", "epoch_weights", "new_vocabulary"}  # fmt: skip
 
 
 def last(folder: Path, k: int, suffix: str | None = None) -> list[Path]:
@@ -116,6 +116,7 @@ def average(paths: list[Path], out: Path) -> None:
     parameters that are not finite.
     """
     first: dict = {}
+    known: dict | None = None  # the vocabulary of the first checkpoint that holds one
     total: dict[str, Tensor] = {}
     seen = set()
     for path in paths:
@@ -130,6 +131,11 @@ def average(paths: list[Path], out: Path) -> None:
             first, first_config = state, config
         else:
             _check_same_run(first, first_config, state, config, paths[0], path)
+        origin = state["task_state"][vocabulary.KEY]
+        if known is None:
+            known = origin if origin["digests"] is not None else None
+        elif other := vocabulary.differing(known["digests"], origin["digests"] or {}):
+            raise UserError(f"{path}: was trained with {other} than {known['file']}; average checkpoints of one run")
         for key, value in state["model"].items():
             if not value.is_floating_point():
                 continue
@@ -145,7 +151,10 @@ def average(paths: list[Path], out: Path) -> None:
             mean[key] = (total.pop(key) / len(paths)).to(value.dtype)
     _keep_ties(first["model"], mean)
     cfg = OmegaConf.to_container(first["cfg"], resolve=True, enum_to_str=True)
-    save(first | {"model": mean, "cfg": cfg}, out)
+    state = {**first["task_state"]}
+    del state[vocabulary.KEY]
+    state |= vocabulary.to_save(known) if known is not None else {}
+    save(first | {"model": mean, "cfg": cfg, "task_state": state}, out)
 
 
 def _keep_ties(before: dict[str, Tensor], after: dict[str, Tensor]) -> None:

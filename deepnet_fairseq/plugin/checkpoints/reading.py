@@ -35,7 +35,7 @@ from torch import Tensor
 
 from ...errors import UserError
 from ..settings import check_plain
-from . import atomic
+from . import atomic, vocabulary
 
 log = logging.getLogger(__name__)
 DEFAULT = "checkpoint_last.pt"  # of --restore-file
@@ -79,19 +79,23 @@ def allow_plain_data() -> None:
 def load_checkpoint_to_cpu(original, path, arg_overrides=None, **kwargs) -> dict:
     """Load a checkpoint of fairseq; raise a UserError, naming the file, for one that is damaged, foreign or none.
 
-    Overrides that prune layers of our models are refused too: fairseq would ignore them silently.
+    Overrides that prune layers of our models are refused too: fairseq would ignore them silently. The state of the task
+    gets the file's origin, by which the task compares vocabularies (vocabulary.py).
     """
+    content: dict = {}
 
     def load(*args, **kwargs):
         if os.path.isfile(path):
             check_whole(path)  # torch does not look at its checksums
             raw = torch.load(path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True)
+            content.update((name, raw.get(name)) for name in ("cfg", "args", "task_state"))
             for config in (raw.get("cfg"), raw.get("args")):  # checked before fairseq converts them, which runs eval()
                 check_plain(path, config)
         return original(*args, **kwargs)
 
     state = explained(load, path, arg_overrides, **kwargs)
     check_content(path, state)
+    vocabulary.introduce(path, content or state, state)
     pruning = [name for name in arg_overrides or () if name.endswith("_layers_to_keep")]
     if pruning and str(state["cfg"]["model"]["_name"]).startswith("deepnet_"):
         raise UserError(
