@@ -43,8 +43,8 @@ class Unseen:
         """Take in the unseen pieces of a line; known: the characters of the model's vocabulary."""
         if pieces:
             self.lines += 1
-        texts = [piece.strip("\u2581") for piece in pieces]  # SentencePiece cuts the blank before an unseen character off
-        for text in filter(None, texts):
+        texts = [piece.strip("\u2581") for piece in pieces]
+        for text in filter(None, texts):  # SentencePiece makes the blank before an unseen character a piece of its own
             unknown = [char for char in text if char not in known]
             self.characters.update(unknown or [text])
 
@@ -173,6 +173,8 @@ def run(
 def _regular_file(file: str | None) -> Path | None:
     """Return the path of a file that can be read twice, None for standard input and pipes; UserError for others."""
     if file is None or file == "-":
+        if sys.stdin is None:
+            raise UserError("standard input is closed; give a FILE, or text through a pipe")
         return None
     path = Path(file)
     if not path.exists():
