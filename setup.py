@@ -25,6 +25,7 @@ setup(
     packages=find_packages(include=["deepnet_fairseq", "deepnet_fairseq.*"]),
     package_data={
         "deepnet_fairseq": [
+            "threads.toml",
             "py.typed",  # its annotations are for others' type checkers, too
             "study/*.toml",
             "tools/export/readmes/*.md",

@@ -1,4 +1,4 @@
-"""python -m benchmarks COMMAND: speed, deployed or launches; each prints tables in Markdown."""
+"""python -m benchmarks COMMAND: speed, deployed, graphs, launches or threads; each prints tables in Markdown."""
 
 from __future__ import annotations
 
@@ -32,9 +32,23 @@ def deployed(args: argparse.Namespace) -> None:
     run(args)
 
 
+def graphs(args: argparse.Namespace) -> None:
+    """Updates with and without CUDA graphs, beside stock fairseq; needs a GPU."""
+    from .graphs import graphs as run
+
+    run(args)
+
+
 def launches(args: argparse.Namespace) -> None:
     """Kernel launches and host-device synchronisations of an update, counted on a GPU that is not there."""
     from .fake_gpu import launches as run
+
+    run(args)
+
+
+def threads(args: argparse.Namespace) -> None:
+    """Updates on a CPU with one thread and with two, on idle cores and beside a busy one, by width."""
+    from .threads import threads as run
 
     run(args)
 
@@ -82,10 +96,31 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
     sub.add_argument("--threads", type=int, default=1, help="default: %(default)s")
 
+    sub = add(graphs)
+    sub.add_argument("--candidates", default="stock,plain,graphs", help="default: %(default)s")
+    sub.add_argument("--depth", default="18-18", help="ENCODER-DECODER layers (default: %(default)s)")
+    sub.add_argument("--width", default="base", help="tiny (64), base (512), large (1,024) (default: %(default)s)")
+    sub.add_argument("--max-tokens", type=int, default=4096, help="tokens of a batch (default: %(default)s)")
+    sub.add_argument("--update-freq", type=int, default=1, help="batches of an update (default: %(default)s)")
+    sub.add_argument("--vocabulary", type=int, default=10_000, help="types of the dictionary (default: %(default)s)")
+    sub.add_argument("--batches", type=int, default=6, help="different batches (default: %(default)s)")
+    sub.add_argument("--updates", type=int, default=6, help="in a row (default: %(default)s)")
+    sub.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
+    sub.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="further flags of fairseq-train, at the end")
+
     sub = add(launches, parents=[models])
     sub.add_argument("--depth", default="18-18", help="ENCODER-DECODER layers (default: %(default)s)")
     sub.add_argument("--width", default="base", help="tiny (64), base (512), large (1,024) (default: %(default)s)")
     sub.add_argument("--precision", choices=("fp32", "bf16", "fp16", "amp"), default="fp16")
+
+    sub = add(threads)
+    sub.add_argument("--widths", type=integers, default=[64, 128, 256, 512], help="default: 64,128,256,512")
+    sub.add_argument("--threads", type=integers, default=[1, 2], help="default: 1,2")
+    sub.add_argument("--busy", type=integers, default=[0, 1], help="other programs that spin (default: 0,1)")
+    sub.add_argument("--seconds", type=float, default=6.0, help="of a repeat, about (default: %(default)g)")
+    sub.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
+    sub.add_argument("--smoke", action="store_true", help="one update of one layer each, to see that it works")
+    sub.add_argument("--out", default="results/threads/records.jsonl", help="records (default: %(default)s)")
     return main_parser
 
 

@@ -4,10 +4,11 @@
 #
 #   scripts/quickstart.sh [--methods deepnorm,post_ln] [--depth 18] [--updates N] [--seed 1] [--out quickstart]
 #
-# Hardware: 2 CPU cores. Time: under 10 minutes after set-up. A second call skips finished steps and resumes the rest.
+# Hardware: 2 CPU cores. Time after set-up: 5 to 10 minutes on idle cores, by machine. A second call skips finished steps
+# and resumes the rest.
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # if run by sh
 set -euo pipefail
-case "${1:-}" in -h | --help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit ;; esac
+case "${1:-}" in -h | --help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit ;; esac
 clone="$(dirname "$(dirname "$(realpath "${BASH_SOURCE[0]}")")")"
 source "$clone/scripts/setup.sh"
 out=quickstart

@@ -8,13 +8,14 @@
 #   scripts/test.sh tests/test_init.py    one file; -k WORD: tests with WORD in their name
 #   scripts/test.sh --methods-from FOLDER tests/test_methods.py   includes the methods in a folder of your own
 #   COVERAGE=1 scripts/test.sh            records the lines that run; scripts/coverage.sh reports them
-#   TEST_PROCESSES=4 scripts/test.sh      number of processes, 2 by default
+#   TEST_PROCESSES=4 scripts/test.sh      number of processes, by default 2, on one core 1
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # if run by sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/setup.sh
 scripts/check.sh
-export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"  # threads of several processes slow each other down ten-fold
+read -r processes threads < <(python -m deepnet_fairseq.threads 64 2)  # the tests' models are narrow
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$threads}"
 coverage=()
 [ -z "${COVERAGE:-}" ] || coverage=(--cov --cov-append --cov-report=)
-exec pytest -n "${TEST_PROCESSES:-2}" --dist loadfile --no-loadscope-reorder "${coverage[@]}" "$@"
+exec pytest -n "${TEST_PROCESSES:-$processes}" --dist loadfile --no-loadscope-reorder "${coverage[@]}" "$@"

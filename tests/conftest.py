@@ -14,6 +14,7 @@ from tqdm import tqdm
 from deepnet_fairseq.data.language import make_corpus, write_corpus
 from deepnet_fairseq.data.parallel_text import prepare_text
 from deepnet_fairseq.errors import UserError
+from deepnet_fairseq.threads import torch_threads
 from deepnet_fairseq.user_dir import import_user_dir
 
 from .support.helpers import USER_DIR, run_cold
@@ -25,6 +26,7 @@ TRAIN_FLAGS = (
     "--label-smoothing", "0.1", "--max-tokens", "600", "--num-workers", "0", "--log-format", "json",
     "--log-interval", "1", "--share-all-embeddings", "--no-epoch-checkpoints", "--disable-validation",
 )  # fmt: skip
+NARROW = 64  # width of most models here
 LONGEST = ("test_commands", "test_core", "test_strangers", "test_thousand_layers", "test_equal_processes")
 
 
@@ -35,9 +37,13 @@ def pytest_addoption(parser) -> None:
 def pytest_configure(config) -> None:
     """Register the methods of --methods-from before collection: the methods are parameters of tests.
 
+    Tests compute with as many threads as suit their narrow models, and so do the programs that they start: a process
+    with several cannot be forked.
+
     tqdm's lock becomes this process's own. Forks of a test share tqdm's default lock: a fork that is killed while it
     holds the lock would block the test.
     """
+    os.environ.setdefault("OMP_NUM_THREADS", str(torch_threads.use(NARROW)))
     tqdm.set_lock(threading.RLock())
     tqdm.monitor_interval = 0  # tqdm's monitor thread could hold the lock at a fork
     if config.getoption("--methods-from"):

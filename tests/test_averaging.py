@@ -1,9 +1,11 @@
 """Tests of averaging: the mean of checkpoints, and the checkpoints that cannot be averaged."""
 
 import re
+import weakref
 
 import pytest
 import torch
+from fairseq import checkpoint_utils
 
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.errors import UserError
@@ -98,6 +100,25 @@ def test_best(folder, tmp_path):
     paths = averaging.best(folder, 2)
     assert [torch.load(path)["extra_state"]["val_loss"] for path in paths] == sorted(set(scores.values()))[:2]
     assert_mean(tmp_path / "mean.pt", paths)
+
+
+@pytest.mark.parametrize("way", ["last", "best"])
+def test_memory_does_not_grow_with_the_number(way, folder, tmp_path, monkeypatch):
+    """Reading a checkpoint, the first one's weights are in memory at most, and no optimiser's state."""
+    weights, moments, alive = [], [], []
+    load = checkpoint_utils.load_checkpoint_to_cpu
+
+    def loaded(path, *args, **kwargs):
+        alive.append([sum(one() is not None for one in kept) for kept in (weights, moments)])
+        state = load(path, *args, **kwargs)
+        weights.append(weakref.ref(next(iter(state["model"].values()))))
+        moments.append(weakref.ref(state["last_optimizer_state"]["state"][0]["exp_avg"]))
+        return state
+
+    monkeypatch.setattr(checkpoint_utils, "load_checkpoint_to_cpu", loaded)
+    average(folder, f"--{way}", "3", "--out", tmp_path / "mean.pt")
+    assert len(alive) >= 3
+    assert all(first <= 1 and optimisers == 0 for first, optimisers in alive), alive
 
 
 def test_the_mean_translates_and_trains_on(data, folder, tmp_path):

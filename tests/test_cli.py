@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+from pathlib import Path
 
 import pytest
 
 from deepnet_fairseq.cli import GROUPS, MOVED, main, parser
+from deepnet_fairseq.cli.start import data_and_flags
 from deepnet_fairseq.core.methods import METHODS
 
 from .support.helpers import USER_DIR, assert_refused
@@ -48,6 +51,61 @@ def test_a_name_of_the_release_before_says_the_new_one(name):
     assert_refused(f"`deepnet {name}` is now `deepnet {MOVED[name]}`", name, "18", "--method", "deepnorm")
     words = MOVED[name].split()
     assert any(known.startswith(f"deepnet {words[0]}") for known in COMMANDS)
+
+
+ORDERS = {  # command -> its files, and flags with their values
+    "translate": (["model", "text"], [["--beam", "2"], ["--int8"]]),
+    "score": (["one", "two", "three"], [["--tokenize", "13a"], ["--json"]]),
+    "average": (["one.pt", "two.pt"], [["--out", "mean.pt"], ["--json"]]),
+    "methods": (["deepnorm"], [["--layers", "6,6"], ["--option", "a=1"]]),
+    "verify": (["model.pt"], [["--method", "deepnorm"], ["--option", "a=1"]]),
+    "export": (["model.pt"], [["--to", "ctranslate2"], ["--out", "served"]]),
+    "report": (["runs"], [["--table", "1"], ["--out", "table.md"]]),
+    "prepare language": (["text"], [["--seed", "2"]]),
+    "prepare text": (["de", "en", "train", "valid", "test", "bin"], [["--vocab", "100"], ["--drop-empty"]]),
+    "prepare lm": (["train", "valid", "test", "bin"], [["--vocab", "100"], ["--workers", "2"]]),
+    "prepare corpus": (["opus100", "folder"], [["--pairs", "de-en"], ["--plan"]]),
+}
+
+
+def test_every_command_with_files_has_orders_to_try():
+    with_files = {name.removeprefix("deepnet ") for name, sub in COMMANDS.items() if sub._get_positional_actions()}
+    assert with_files == ORDERS.keys()
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_files_stand_before_between_and_behind_flags(name):
+    """Files and flags mean the same in every order."""
+    files, flags = ORDERS[name]
+    expected, rest = parser().parse_known_args([*name.split(), *files, *itertools.chain.from_iterable(flags)])
+    assert rest == []
+
+    for places in itertools.product(range(len(files) + 1), repeat=len(flags)):
+        parts = [[file] for file in files]
+        for flag, place in sorted(zip(flags, places, strict=True), key=lambda one: -one[1]):
+            parts.insert(place, flag)
+        words = [*name.split(), *itertools.chain.from_iterable(parts)]
+        assert parser().parse_known_args(words) == (expected, []), words
+
+
+def test_a_file_behind_two_hyphens_is_no_flag():
+    args, rest = COMMANDS["deepnet translate"].parse_known_args(["model", "--beam", "2", "--", "-odd.txt"])
+    assert (args.model, args.file, args.beam, rest) == ("model", "./-odd.txt", 2, [])
+
+
+def test_values_of_flags_that_are_passed_on_are_no_data(tmp_path):
+    """compare finds DATA behind flags of fairseq-train; a folder without data is named as DATA."""
+    (tmp_path / "dict.de.txt").touch()
+    for words in (["--dropout", "0.2", tmp_path], [tmp_path, "--dropout", "0.2"]):
+        data, flags = data_and_flags([str(word) for word in words])
+        assert (data, flags) == (tmp_path, ["--dropout", "0.2"])
+    assert data_and_flags(["nowhere", "--dropout", "0.2"])[0] == Path("nowhere")
+    assert_refused("DATA", "compare", "--methods", "deepnorm", "--updates", "3")
+
+
+def test_figures_of_a_folder_behind_the_flag(tmp_path):
+    assert_refused(str(tmp_path), "report", "--figures", str(tmp_path))
+    assert_refused("RUNS", "report", "--figures")
 
 
 def card(name: str, capsys, *words: str) -> dict:

@@ -130,7 +130,7 @@ def test_missing_file_and_too_small_a_corpus(text, tmp_path):
 
 def test_drop_empty_and_several_test_sets(text, tmp_path, monkeypatch):
     files = {}
-    monkeypatch.setattr(parallel_text, "binarise", lambda langs, texts, dest: files.update(texts))
+    monkeypatch.setattr(parallel_text, "binarise", lambda langs, texts, *_: files.update(texts))
     spoil(tmp_path / "train.qaa", lambda lines: [BLANK, *lines[1:]])
     prefixes = text | {"test": f"{text['test']},{text['valid']}"}
     prepare_text(("qaa", "qab"), prefixes, tmp_path / "bin", vocab=300, drop_empty=True)

@@ -15,7 +15,8 @@ from types import SimpleNamespace
 import pytest
 
 from deepnet_fairseq.data import download
-from deepnet_fairseq.data.download import RemoteFile, fetch_all, need_space, recorded_sums
+from deepnet_fairseq.data.download import RemoteFile, fetch_all, recorded_sums
+from deepnet_fairseq.data.folder import need_space
 from deepnet_fairseq.errors import UserError
 
 from .support.loopback import Fault, serve

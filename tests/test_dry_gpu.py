@@ -14,6 +14,8 @@ from deepnet_fairseq.core.methods import METHODS, get_method
 from deepnet_fairseq.tools.plan.needs import flops
 from deepnet_fairseq.tools.plan.setting import parse
 
+from .support import fake_graphs
+
 SMALL = Shape(rows=8, source=11, target=9)
 DEFAULT = ("--fp16", "--optimizer", "deepnet_adam")
 TINY = ("--arch", "deepnet_transformer_tiny")
@@ -27,7 +29,7 @@ COST = dict.fromkeys(("ds_init", "mix_ln", "post_ln", "post_ln_init", "pre_ln"),
     "sub_ln": 131, "t_fixup": 104, "deepnorm --pro-res --qk-norm": 152,
 }  # fmt: skip
 GROWING = {"attn_res"}  # each branch reads all earlier ones: COST holds the fifth layer's count
-WAITS = 11  # synchronisations of an update in half precision, all after the backward pass
+WAITS = 4  # synchronisations of an update in fp16: one in the clipping, three in the log
 ASKS = {"chunked": {"forward nonzero plugin/chunked_cross_entropy.py:forward"}}  # setting -> "part kind file:function"
 DECODING = {"rest copy to host core/cache.py:reorder"}  # synchronisations of a decoding step, in the same form
 PRECISIONS = {
@@ -67,6 +69,21 @@ def test_an_update_by_the_defaults(gpu):
     assert in_passes(record) == set() and record.waits.total() == WAITS
     planned = flops(parse([*layers(2), *DEFAULT, "--vocab", "100"])).launches
     assert planned == pytest.approx(record.launches("forward", "backward"), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(name, marks=() if name == "deepnorm" else pytest.mark.smoke)
+        for name in [*sorted(METHODS), "deepnorm --pro-res --qk-norm"]
+    ],
+)
+def test_updates_by_graphs(gpu, method):
+    """An update is graphs and at most 30 launches; it waits once, for the norm, and a graph can hold its passes."""
+    flags = (*DEFAULT, "--method", *method.split(), *get_method(method.split()[0]).train_flags)
+    inside, outside, waits, obstacle = gpu(fake_graphs.update, (*layers(2), *flags), SMALL)
+    assert obstacle is None and inside > 100 and outside <= 30
+    assert waits.total() == 1 and "clip_grad_norm" in next(iter(waits))
 
 
 @pytest.mark.smoke

@@ -1,5 +1,6 @@
 """Tests that a checkpoint of another model is refused with the flag that differs."""
 
+import logging
 from functools import lru_cache
 
 import pytest
@@ -13,7 +14,8 @@ from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.building import build
 
 from .support import single_stacks
-from .support.helpers import SMALL, VOCAB, small
+from .support.helpers import SMALL, VOCAB, batch, logits, small
+from .support.prepared_again import BEGINNING, save_start
 
 
 def refused(state, model, *words):
@@ -69,6 +71,92 @@ def test_constants_of_another_depth():
     """Layers cut from a deeper model are refused, because alpha is that of the depth they were trained at."""
     state = small(2).state_dict() | {"encoder.alpha": torch.tensor(3.415742)}
     refused(state, small(2), "encoder.alpha", "3.416", "other depths")
+
+
+def constants_of(model):
+    """Return a model's numbers that follow from depth and options, as its state dict holds them."""
+    state = model.state_dict()
+    return {
+        f"{name}.{key}": state[f"{name}.{key}"] for name, stack in model.stacks().items() for key in stack.constants
+    }
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_a_part_of_a_model_of_another_depth(method):
+    """An encoder alone from 6-6 into 6-2: other constants are refused by name, or with strict=False not taken over.
+
+    What the model then saves loads again, and computes the same bits.
+    """
+    source, model = (
+        small(method=method, encoder_layers=6, decoder_layers=6),
+        small(method=method, encoder_layers=6, decoder_layers=2),
+    )
+    own = constants_of(model)
+    other = {name: value for name, value in constants_of(source).items() if name.startswith("encoder.")}
+    state = {name: value for name, value in source.state_dict().items() if name.startswith("encoder.")}
+    alone = {name.removeprefix("encoder."): value for name, value in state.items()}
+
+    different = [name for name, value in other.items() if not torch.equal(value, own[name])]
+    if different:
+        with pytest.raises(UserError, match=different[0]):
+            model.encoder.load_state_dict(alone)
+    else:
+        model.encoder.load_state_dict(alone)
+    for load in (
+        lambda: model.encoder.load_state_dict(alone, strict=False),
+        lambda: model.load_state_dict(state, strict=False),
+        lambda: torch.nn.Module.load_state_dict(model, state, strict=False),
+        lambda: [value.copy_(torch.full_like(value, 9.0)) for value in constants_of(model).values()],
+    ):
+        load()
+        assert constants_of(model) == own
+
+    again = small(method=method, encoder_layers=6, decoder_layers=2)
+    again.load_state_dict(model.state_dict())
+    src, prev = batch()
+    assert torch.equal(logits(again, src, prev), logits(model, src, prev))
+    assert torch.equal(again.encoder.layers[5].fc1.weight, source.encoder.layers[5].fc1.weight)
+
+
+def test_a_constant_of_another_method_is_warned_of(caplog):
+    """A part of a DeepNorm model in a Post-LN one computes something else, which a line says."""
+    logging.getLogger("deepnet_fairseq").propagate = True
+    caplog.set_level(logging.WARNING)
+    small(2, method="post_ln").load_state_dict(small(2).state_dict(), strict=False)
+    assert "encoder.alpha" in caplog.text and "decoder.alpha" in caplog.text
+    with pytest.raises(RuntimeError, match="alpha"):
+        small(2, method="post_ln").encoder.load_state_dict(small(2).encoder.state_dict())
+    with pytest.raises(RuntimeError, match="alpha"):
+        small(2).encoder.load_state_dict(small(2, method="post_ln").encoder.state_dict())
+
+
+def test_a_part_of_a_file_names_the_file(data, tmp_path):
+    """fairseq's load_pretrained_component_from_model, and what fairseq-generate loads by, name the file."""
+    register()
+    flags = ("--arch", "deepnet_transformer_tiny", "--share-all-embeddings", "--encoder-layers", "6")
+    save_start(tmp_path / "deep.pt", data, *flags, "--decoder-layers", "6")
+    trainer = save_start(tmp_path / "own.pt", data, *flags, "--decoder-layers", "2")
+    model, path = trainer.get_model(), str(tmp_path / "deep.pt")
+    load = checkpoint_utils.load_pretrained_component_from_model
+    with pytest.raises(UserError, match=f"^{path}: encoder.alpha"):
+        load(model.encoder, path)
+    with pytest.raises(UserError, match=f"^{path}: decoder.alpha"):
+        load(model.decoder, path)
+    load(model.encoder, path, strict=False)
+    trainer.save_checkpoint(str(tmp_path / "started.pt"), dict(BEGINNING))
+    [started], _, _ = checkpoint_utils.load_model_ensemble_and_task([str(tmp_path / "started.pt")])
+    assert torch.equal(started.encoder.layers[5].fc1.weight, torch.load(path)["model"]["encoder.layers.5.fc1.weight"])
+
+    save_start(tmp_path / "plain.pt", data, *flags, "--decoder-layers", "6", "--method", "post_ln")
+    plain = build(vocab=VOCAB, method="post_ln", encoder_layers=6, decoder_layers=2, **SMALL)
+    with pytest.raises(UserError, match=f"^{tmp_path}/plain.pt: .* decoder"):
+        load(plain.decoder, str(tmp_path / "plain.pt"))
+
+    state = torch.load(path)
+    state["model"]["encoder.alpha"].fill_(3.0)
+    torch.save(state, path)
+    with pytest.raises(UserError, match=f"^{path}: encoder.alpha"):
+        checkpoint_utils.load_model_ensemble_and_task([str(tmp_path / "own.pt"), path])
 
 
 def test_constants_survive_half_precision():

@@ -17,6 +17,8 @@ from .support.lives import TINY
 CHANGED = {
     "fairseq.checkpoint_utils.load_checkpoint",
     "fairseq.checkpoint_utils.load_checkpoint_to_cpu",
+    "fairseq.checkpoint_utils.load_model_ensemble_and_task",
+    "fairseq.checkpoint_utils.load_pretrained_component_from_model",
     "fairseq.checkpoint_utils.save_checkpoint",
     "fairseq.data.data_utils.batch_by_size",
     "fairseq.data.indexed_dataset.make_dataset",

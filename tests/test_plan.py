@@ -183,3 +183,14 @@ def test_half_precision_and_optimisers():
         assert bytes_each(half) == bytes_each(half, **fused) == 20
         assert bytes_each(f"memory-efficient-{half}") == 12
         assert bytes_each(half, gpus=4, zero=True, **fused) == pytest.approx(4 + 16 / 4, abs=0.01)
+
+
+def test_cuda_graphs_take_memory_of_their_own():
+    """A graph's kernels and one more set of gradients; nothing where the training goes on without graphs."""
+    flags = ["--arch", "deepnet_transformer_18_18", "--fp16", "--optimizer", "deepnet_adam", "--vocab", "1000"]
+    plain, some, more = (memory(parse([*flags, "--cuda-graphs", number])) for number in ("0", "8", "16"))
+    assert plain.graphs == 0 < some.graphs - some.gradients
+    assert more.graphs - more.gradients == 2 * (some.graphs - some.gradients)
+    assert some.peak == plain.peak + some.graphs
+    recomputed = parse([*flags, "--cuda-graphs", "8", "--checkpoint-activations"])
+    assert memory(recomputed).graphs == 0

@@ -150,7 +150,7 @@ DAMAGE = {
     "4 translations for 3 references": lambda text: text.replace("T-3\t", "X-3\t"),
     "0 translations": lambda text: "",
     "middle of a line": lambda text: text[:-20],
-    "no UTF-8": lambda text: text.encode("latin-1", "replace").replace(b"?", b"\xff"),
+    "not UTF-8": lambda text: text.encode("latin-1", "replace").replace(b"?", b"\xff"),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
 
 from .. import register
@@ -10,6 +11,15 @@ from ..errors import UserError
 from . import Shown
 
 VOCAB = 32_000  # of a language model
+SPLITS = ("train", "valid", "test")
+WORKERS: dict = {
+    "type": int, "metavar": "N", "default": os.cpu_count(), "help": "processes (default: all cores)",
+}  # fmt: skip
+SAMPLE: dict = {
+    "type": int, "metavar": "N",
+    "help": "lines of text that SentencePiece learns from, drawn evenly (default 1,000,000, or as many as fit)",
+}  # fmt: skip
+PIECES = 10_000  # of parallel text
 
 
 def prepare(args) -> None:
@@ -43,14 +53,29 @@ def parallel_text(args) -> Shown:
     The pieces are those of one SentencePiece model for both languages, whose files have a sentence a line, and
     the same number of lines. DEST gets the binarised data, the vocabulary, and the plain text to score against.
 
-    example, of corpus/train.de, corpus/train.en and so on:
+    examples, of corpus/train.de, corpus/train.en and so on; the second for a model that is to be fine-tuned:
       deepnet prepare text de en corpus/train corpus/valid corpus/test data-bin/de-en
+      deepnet prepare text de en news/train news/valid news/test data-bin/news --like checkpoints/averaged.pt
     """
     register()
     from ..data.parallel_text import prepare_text
 
     prefixes = {"train": args.train, "valid": args.valid, "test": args.test}
-    prepare_text((args.source, args.target), prefixes, Path(args.dest), args.vocab, args.drop_empty)
+    if args.like is not None:
+        for name in ("vocab", "vocab_sample"):
+            if getattr(args, name) is not None:
+                flag = f"--{name.replace('_', '-')}"
+                raise UserError(f"{flag}: --like takes the model's own pieces; leave one of them out")
+    prepare_text(
+        (args.source, args.target),
+        prefixes,
+        Path(args.dest),
+        PIECES if args.vocab is None else args.vocab,
+        args.drop_empty,
+        sample_lines=args.vocab_sample,
+        workers=args.workers,
+        like=args.like,
+    )
     return _made(args)
 
 
@@ -69,7 +94,7 @@ def corpus(args) -> Shown:
 
     recipe, dest = find(args.recipe), Path(args.dest)
     downloads = Path(args.downloads) if args.downloads else dest / "downloads"
-    same = ("workers", "text", "vocab", "shards", "temperature", "spm")
+    same = ("workers", "text", "vocab", "vocab_sample", "shards", "temperature", "spm")
     options = Options(
         dest,
         downloads / "miniature" if args.miniature else downloads,
@@ -95,9 +120,11 @@ def plain_text(args) -> Shown:
       deepnet prepare lm wiki.train wiki.valid wiki.test data-bin/wiki --bpe gpt2
     """
     register()
+    from ..data.lines import rereadable
     from ..data.lm_text import prepare_lm
+    from ..files import check_folder
 
-    if args.dict and not Path(args.dict).is_file():
+    if args.dict and not Path(args.dict).exists():
         raise UserError(f"--dict {args.dict}: no such file")
     if "," in args.train:
         raise UserError(f"{args.train}: one training file only; join them first")
@@ -105,9 +132,19 @@ def plain_text(args) -> Shown:
         for name in names if kind != args.bpe else ():
             if getattr(args, name) is not None:
                 raise UserError(f"--{name.replace('_', '-')}: only with --bpe {kind}")
-    texts = {split: [Path(path) for path in getattr(args, split).split(",")] for split in ("train", "valid", "test")}
-    dictionary = Path(args.dict) if args.dict else None
-    prepare_lm(texts, Path(args.dest), SEGMENTERS[args.bpe](args), dictionary, args.workers)
+    check_folder("DEST", Path(args.dest))
+
+    with ExitStack() as copies:  # of pipes, for each file is read several times
+        for name in (*SPLITS, "dict", "spm", "encoder_json", "vocab_bpe"):
+            given = getattr(args, name)
+            if given is not None:
+                files = given.split(",") if name in SPLITS else [given]
+                paths = [copies.enter_context(rereadable(Path(file))) for file in files]
+                setattr(args, name, ",".join(map(str, paths)))
+
+        texts = {split: [Path(path) for path in getattr(args, split).split(",")] for split in SPLITS}
+        dictionary = Path(args.dict) if args.dict else None
+        prepare_lm(texts, Path(args.dest), SEGMENTERS[args.bpe](args), dictionary, args.workers)
     return _made(args)
 
 
@@ -119,11 +156,12 @@ def _sentencepiece(args):
     from ..data.lm_text import Segmenter, train_sentencepiece
 
     if args.spm:
-        if args.vocab is not None:
-            raise UserError("--spm is a vocabulary made already: leave out --vocab")
+        if args.vocab is not None or args.vocab_sample is not None:
+            raise UserError("--spm is a vocabulary made already: leave out --vocab and --vocab-sample")
         segmenter = Segmenter("sentencepiece", {"sentencepiece_model": Path(args.spm)})
-        return lambda folder: segmenter
-    return lambda folder: train_sentencepiece(Path(args.train), VOCAB if args.vocab is None else args.vocab, folder)
+        return lambda folder, text: segmenter
+    vocab = VOCAB if args.vocab is None else args.vocab
+    return lambda folder, text: train_sentencepiece(text, vocab, folder, args.vocab_sample)
 
 
 def _gpt2(args):
@@ -137,11 +175,11 @@ def _gpt2(args):
         paths = fetch_gpt2(folder)
     files = {"gpt2_encoder_json": Path(paths["encoder.json"]), "gpt2_vocab_bpe": Path(paths["vocab.bpe"])}
     segmenter = Segmenter("gpt2", files)
-    return lambda folder: segmenter
+    return lambda folder, text: segmenter
 
 
 SEGMENTERS = {"sentencepiece": _sentencepiece, "gpt2": _gpt2}
-ONLY = {"sentencepiece": ("vocab", "spm"), "gpt2": ("encoder_json", "vocab_bpe", "downloads")}
+ONLY = {"sentencepiece": ("vocab", "vocab_sample", "spm"), "gpt2": ("encoder_json", "vocab_bpe", "downloads")}
 
 
 def add(command) -> None:
@@ -151,27 +189,34 @@ def add(command) -> None:
     sub = command("text", parallel_text, among=kinds)
     sub.add_argument("source", metavar="SOURCE", help="code of the source language, the ending of its files")
     sub.add_argument("target", metavar="TARGET", help="code of the target language")
-    for split in ("train", "valid", "test"):
+    for split in SPLITS:
         sub.add_argument(
             split, metavar=split.upper(), help=f"{split.upper()}.SOURCE and {split.upper()}.TARGET are read"
         )
     sub.add_argument("dest", metavar="DEST", help="folder to make, for fairseq-train")
-    sub.add_argument("--vocab", type=int, default=10_000, metavar="N", help="SentencePiece pieces (default 10,000)")
+    sub.add_argument("--vocab", type=int, metavar="N", help=f"SentencePiece pieces (default {PIECES:,})")
+    sub.add_argument("--vocab-sample", **SAMPLE)
+    sub.add_argument(
+        "--like", metavar="MODEL", help="take pieces and dictionary of a checkpoint, its data, or an export"
+    )
     sub.add_argument("--drop-empty", action="store_true", help="leave out pairs with an empty side")
+    sub.add_argument("--workers", **WORKERS)
 
     sub = command("lm", plain_text, among=kinds)
-    sub.add_argument("train", metavar="TRAIN", help="text, a line a sentence, an empty line between documents")
+    sub.add_argument("train", metavar="TRAIN", help="text, a line a sentence, an empty line between documents; - is "
+                     "standard input")  # fmt: skip
     sub.add_argument("valid", metavar="VALID", help="the same to validate on; may be several, with commas between")
     sub.add_argument("test", metavar="TEST", help="the same to test on; may be several, with commas between")
     sub.add_argument("dest", metavar="DEST", help="folder to make, for fairseq-train")
     sub.add_argument("--bpe", choices=tuple(SEGMENTERS), default="sentencepiece", help="default sentencepiece")
     sub.add_argument("--vocab", type=int, metavar="N", help=f"SentencePiece pieces, from TRAIN (default {VOCAB:,})")
+    sub.add_argument("--vocab-sample", **SAMPLE)
     sub.add_argument("--spm", metavar="FILE", help="a SentencePiece model to take instead of training one")
     sub.add_argument("--encoder-json", metavar="FILE", help="GPT-2's encoder.json (default: fetched)")
     sub.add_argument("--vocab-bpe", metavar="FILE", help="GPT-2's vocab.bpe (default: fetched)")
     sub.add_argument("--downloads", metavar="DIR", help="where they are fetched to (default gpt2_bpe beside DEST)")
     sub.add_argument("--dict", metavar="FILE", help="dictionary of a model that shall read DEST")
-    sub.add_argument("--workers", type=int, metavar="N", default=os.cpu_count(), help="processes (default: all cores)")
+    sub.add_argument("--workers", **WORKERS)
 
     sub = command("corpus", corpus, among=kinds)
     sub.add_argument("recipe", metavar="RECIPE", help="which corpus; any other word lists them")
@@ -180,8 +225,9 @@ def add(command) -> None:
     sub.add_argument("--from", dest="text", type=Path, metavar="FOLDER", help="text that is tokenised already")
     sub.add_argument("--pairs", metavar="de-en,fr-en", help="these language pairs only")
     sub.add_argument("--downloads", metavar="DIR", help="where downloads lie (default DEST/downloads)")
-    sub.add_argument("--workers", type=int, metavar="N", default=os.cpu_count(), help="processes (default: all cores)")
+    sub.add_argument("--workers", **WORKERS)
     sub.add_argument("--vocab", type=int, metavar="N", help="BPE merges or SentencePiece pieces (default the recipe's)")
+    sub.add_argument("--vocab-sample", **SAMPLE)
     sub.add_argument("--shards", type=int, metavar="N", help="parts of the binarised training data")
     sub.add_argument("--temperature", type=float, metavar="T", help="of the sampling of languages for the vocabulary")
     sub.add_argument("--spm", type=Path, metavar="FILE", help="a SentencePiece model to take instead of training one")

@@ -141,7 +141,8 @@ def average(args) -> Shown:
             raise UserError("--last and --best: give the one folder that holds the checkpoints")
         if k < 1:
             raise UserError(f"--{'last' if args.best is None else 'best'} {k}: must be at least 1")
-        paths = averaging.last(folder, k) if args.best is None else averaging.best(folder, k)
+        choose = averaging.last if args.best is None else averaging.best
+        paths = choose(folder, k, args.checkpoint_suffix)
     check_file("--out", Path(args.out), tuple(paths))
     averaging.average(paths, Path(args.out))
     names = [path.name for path in paths]
@@ -176,7 +177,8 @@ def add(command) -> None:
         "--nbest", type=int, metavar="N", help="N translations a line: line, score, text with tabs between"
     )
     sub.add_argument("--max-tokens", type=int, default=2000, metavar="N", help="source tokens a batch (default: 2000)")
-    sub.add_argument("--threads", type=int, metavar="N", help="threads (default: OMP_NUM_THREADS, else all cores)")
+    sub.add_argument("--threads", type=int, metavar="N", help="threads (default: OMP_NUM_THREADS, else as many "
+                     "as suit the model, docs/translating.md)")  # fmt: skip
     sub.add_argument("--int8", action="store_true", help="CTranslate2: weights and products in 8 bits")
     sub.add_argument("--data", metavar="DATA", help="of a checkpoint: binarised data, by default where it was trained")
     sub.add_argument("--subwords", metavar="FILE", help="of a checkpoint: what cut its text (default: as its data)")
@@ -208,3 +210,5 @@ def add(command) -> None:
     which = sub.add_mutually_exclusive_group()
     which.add_argument("--last", type=int, metavar="K", help="the last K by epoch, or by update where there are none")
     which.add_argument("--best", type=int, metavar="K", help="the K best by validation score")
+    said = "the training's flag of that name, if the folder holds several trainings"
+    sub.add_argument("--checkpoint-suffix", metavar="TEXT", help=said)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
+from ..data.lines import read_lines
 from ..errors import UserError
 from ..files import whole
 
@@ -48,10 +48,9 @@ def _rows(args) -> None:
 
     if args.json or args.rest:
         raise UserError("--rows: the flags of each training stand in its line; drop them here")
-    if args.rows != "-" and not Path(args.rows).is_file():
+    if args.rows != "-" and not Path(args.rows).exists():
         raise UserError(f"--rows {args.rows}: no such file")
-    with sys.stdin if args.rows == "-" else open(args.rows, encoding="utf-8") as lines:
-        trainings = rows.read(lines, args.flops)
+    trainings = rows.read(read_lines(Path(args.rows)), args.flops)
     if not trainings:
         raise UserError(f"--rows {args.rows}: no training in it; give a line NAME FLAGS for each")
     if args.chosen:

@@ -55,10 +55,10 @@ def _differences(args) -> Shown:
         raise UserError("--paper and --partial: of one system's score; drop them to compare systems")
     logging.getLogger("sacrebleu").setLevel(logging.WARNING)
     comparisons = significance(Path(args.generated), [Path(one) for one in args.systems], args.data, args.tokenize)
-    data = [
-        {"set": key, "systems": one.systems} | {metric: [*map(vars, each)] for metric, each in one.results.items()}
-        for key, one in comparisons.items()
-    ]
+    data = []
+    for key, one in comparisons.items():
+        results = {metric: [vars(result) for result in each] for metric, each in one.results.items()}
+        data.append({"set": key, "systems": one.systems, **results, "notes": one.notes})
     return Shown(table(comparisons), data)
 
 
@@ -74,6 +74,10 @@ def report(args) -> Shown:
       deepnet report runs --table 1
       deepnet report runs --figures 4,5 --out pictures
     """
+    if args.runs is None and args.figures:  # --figures RUNS, of all figures
+        args.runs, args.figures = args.figures, ""
+    if args.runs is None:
+        raise UserError("RUNS: give the folder of the runs")
     runs, out = Path(args.runs), args.out and Path(args.out)
     if args.figures is not None:
         from ..study.figures import chosen, redraw
@@ -100,7 +104,9 @@ def add(command) -> None:
     sub.add_argument("--out", metavar="FILE", help="JSON file to write too, whole or not at all")
 
     sub = command("report", report)
-    sub.add_argument("runs", metavar="RUNS", help="folder with table1, figure3 and so on, each with one folder a run")
+    sub.add_argument(
+        "runs", metavar="RUNS", nargs="?", help="folder with table1, figure3 and so on, each with one folder a run"
+    )
     what = sub.add_mutually_exclusive_group(required=True)
     what.add_argument("--table", metavar="NAME", help="which table; another word lists them")
     what.add_argument(

@@ -13,8 +13,8 @@ def quickstart(args) -> None:
 
     The same deep model with DeepNorm and as vanilla Post-LN, on the same data with the same seed, budget and
     hyper-parameters; one that learns no more than how often each word occurs is stopped after a third of the updates.
-    Under 10 minutes on 2 CPU cores. A second call skips what is done and resumes what is not. Ends with a table and
-    OUT/loss.png. `deepnet compare` does the same on your own data.
+    On two idle cores it takes 5 to 10 minutes. A second call skips what is done and resumes what is not. Ends with a
+    table and OUT/loss.png. `deepnet compare` does the same on your own data.
 
     example:
       deepnet quickstart --methods deepnorm,pre_ln --out quickstart
@@ -28,22 +28,36 @@ def quickstart(args) -> None:
 def compare(args) -> None:
     """Train methods at several depths and learning rates on your data.
 
-    Each method is trained at each depth with each rate and seed, with the same data, updates and flags; flags of
-    fairseq-train may follow, as --encoder-embed-dim 128. A second call skips what is done and resumes what is not. A
-    training that diverges or is stuck is a result. Ends with a table of the best rates, OUT/records.jsonl with a JSON
-    line a training, and the picture of --plot.
+    DATA is binarised data of one language pair, as of `deepnet prepare text`. Each method is trained at each depth with
+    each rate and seed, with the same data, updates and flags; flags of fairseq-train may follow, as --encoder-embed-dim
+    128. A second call skips what is done and resumes what is not. A training that diverges or is stuck is a result.
+    Ends with a table of the best rates, OUT/records.jsonl with a JSON line a training, and the picture of --plot.
 
     example:
       deepnet compare quickstart/data --methods deepnorm,pre_ln --depths 6,18 --lrs 5e-4,1e-3 --updates 1200
     """
     from ..tools.compare import Grid, compare
 
+    data, flags = data_and_flags(args.rest)
     grid = Grid(
-        Path(args.data), args.methods.split(","), numbers("--depths", args.depths, "6,18"),
+        data, args.methods.split(","), numbers("--depths", args.depths, "6,18"),
         rates("--lrs", args.lrs), numbers("--seeds", args.seeds, "1,2"), args.updates, Path(args.out), args.jobs,
-        args.rest, args.warmup, args.user_dir,
+        flags, args.warmup, args.user_dir,
     )  # fmt: skip
     print(compare(grid, args.plot and Path(args.plot), args.json))
+
+
+def data_and_flags(words: list[str]) -> tuple[Path, list[str]]:
+    """Split words that the parser does not know into DATA and flags of fairseq-train with their values.
+
+    A value may stand in front of DATA: it is the folder that holds dictionaries, or else the first word of all.
+    """
+    places = [place for place, word in enumerate(words) if not word.startswith("-")]
+    if not places:
+        raise UserError("DATA: give the folder of binarised data")
+
+    place = next((place for place in places if any(Path(words[place]).glob("dict.*.txt"))), places[0])
+    return Path(words[place]), words[:place] + words[place + 1 :]
 
 
 def rates(flag: str, text: str) -> list[float]:
@@ -65,7 +79,6 @@ def add(command) -> None:
     sub.add_argument("--out", default="quickstart", help="folder of data and runs (default quickstart)")
 
     sub = command("compare", compare, "DATA --methods NAME,NAME --updates U [...] [flags of fairseq-train]")
-    sub.add_argument("data", metavar="DATA", help="binarised data of one language pair, as of `deepnet prepare text`")
     sub.add_argument("--methods", "--method", required=True, metavar="M,M", help="as `deepnet methods` lists, or yours")
     sub.add_argument("--depths", default="6", metavar="N,N", help="layers of encoder and of decoder (default 6)")
     sub.add_argument("--lrs", "--lr", default="1e-3", metavar="LR,LR", help="peak learning rates (default 1e-3)")
@@ -73,7 +86,8 @@ def add(command) -> None:
     sub.add_argument("--updates", "--max-update", type=int, required=True, metavar="U", help="of each training")
     sub.add_argument("--warmup", type=float, default=1 / 6, metavar="SHARE", help="share of the updates (default 1/6); "
                      "2 / (1 - beta2) updates at least, 100 by default, but no more than half")  # fmt: skip
-    sub.add_argument("--jobs", type=int, default=1, metavar="J", help="trainings at a time (default 1)")
+    sub.add_argument("--jobs", type=int, metavar="J", help="trainings at a time (default: on a CPU as many as its "
+                     "cores take, docs/compare.md; on a GPU 1)")  # fmt: skip
     sub.add_argument("--user-dir", metavar="FOLDER", help="folder of your own that registers methods")
     sub.add_argument("--plot", metavar="FILE", help="picture to draw: .pdf, .svg or .png")
     sub.add_argument("--json", action="store_true", help="print JSON for programs instead of the table")

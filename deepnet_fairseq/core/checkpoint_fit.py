@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from ..errors import UserError
 
 StateDict = dict[str, Tensor]
+ROUNDING = 0.01  # relative difference of constants that half precision explains
+DEPTHS = "give those of its run, or take over parts of it as docs/checkpoints.md says"
 
 # fairseq's `transformer` marks its format with `version`; release 0.12.2 also doubles encoder weights, all zero
 FOREIGN_KEY = re.compile(
@@ -69,7 +71,10 @@ def check_fit(state: StateDict, own: StateDict) -> None:
     for key, value in own.items():
         if state[key].shape != value.shape:
             raise UserError(_other_shape(key, tuple(state[key].shape), tuple(value.shape), own))
-    _check_constants(state, own)
+    constants = [key for key, value in own.items() if key.count(".") == 1 and value.dim() == 0]
+    for key in constants:
+        if problem := other_constant(key, float(state[key]), float(own[key])):
+            raise UserError(f"{problem}; {DEPTHS}")
 
 
 def check_ties(state: StateDict, model: nn.Module) -> None:
@@ -114,13 +119,14 @@ def _flags(missing: list[str], extra: list[str]) -> str:
     return " and ".join(advice)
 
 
-def _check_constants(state: StateDict, own: StateDict) -> None:
-    for key, value in own.items():
-        if key.count(".") > 1 or value.dim() > 0:  # not one of Method.constants
-            continue
-        saved, built = float(state[key]), float(value)
-        if abs(saved - built) > 0.01 * abs(built):  # half precision rounds them
-            raise UserError(f"{key} is {saved:.4g}, this model's {built:.4g}: trained at other depths or options")
+def other_constant(key: str, saved: float, built: float) -> str | None:
+    """Say how a constant of the method in a checkpoint differs from the model's; None if it does not.
+
+    key: its name in the state dict; saved: number in the checkpoint; built: number by which the model computes.
+    """
+    if abs(saved - built) <= ROUNDING * abs(built):
+        return None
+    return f"{key} is {saved:.4g}, this model's {built:.4g}: trained at other depths or options"
 
 
 def _some(verb: str, keys: list[str]) -> str:

@@ -72,6 +72,8 @@ class DeepModel(nn.Module):
         """Return the model's stacks by name, "encoder" and "decoder", in forward order."""
         return {name: getattr(self, name) for name in archs.STACKS[self.NAME]}
 
+    one_mode = False  # a promise that no module's mode is ever set apart from the model's
+
     # Each model has arguments of its own, those in the net_input of a fairseq sample. `forward` returns scores of the
     # vocabulary (B, T, V) and more by name; `tokens` what each stack reads, (B, T); `features` its output, (B, T, C).
     forward: Callable[..., tuple[Tensor, Extra]]
@@ -89,8 +91,11 @@ class DeepModel(nn.Module):
     def train(self, mode: bool = True) -> DeepModel:
         """Set training mode as nn.Module.train does, at less cost, because fairseq calls it twice an update.
 
-        A module that overrides `train` has its own method called.
+        A module that overrides `train` has its own method called. With `one_mode` a model that is in the mode already
+        is left as it is.
         """
+        if self.one_mode and self.training == mode:
+            return self
         for module in submodules(self):
             if module is self or type(module).train is nn.Module.train:
                 module.__dict__["training"] = mode

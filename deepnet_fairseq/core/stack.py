@@ -5,15 +5,18 @@ Both share embeddings, the run through the layers and the last LayerNorm.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..errors import UserError
+from . import checkpoint_fit
 from .cache import SENTENCES, DecoderCache, EncoderOutput, Sentences
 from .layer import CausalLayer, DecoderLayer, EncoderLayer, Layer, StackShape
 from .methods import Method
@@ -21,6 +24,7 @@ from .modules import Dropout, LearnedPositions, SinusoidalPositions, empty_linea
 from .pass_state import State, running
 from .recomputation import group_size, recomputed
 
+logger = logging.getLogger(__name__)
 HISTORY = "history"  # key of the mixer's list in the state of a pass
 
 
@@ -30,7 +34,7 @@ class Stack(nn.Module):
     def assemble(
         self, cfg: Any, shape: StackShape, method: Method, embed_tokens: nn.Embedding, layer_class: type[Layer]
     ) -> None:
-        """Make the modules under fairseq's names, and register the method's constants as buffers."""
+        """Make the modules under fairseq's names, and take note of the method's constants, which checkpoints hold."""
         assert embed_tokens.padding_idx is not None  # fairseq's dictionaries have one
         self.name = shape.stack
         self.padding_idx: int = embed_tokens.padding_idx
@@ -51,8 +55,65 @@ class Stack(nn.Module):
         self.beginning = method.beginning(shape.stack, shape.dim)
         self.mixer = method.mixer(shape.stack, shape.dim)
         self.ending = method.ending(shape.stack, shape.dim)
-        for name, value in method.constants(shape.stack).items():
-            self.register_buffer(name, torch.tensor(value))
+        self.constants = method.constants(shape.stack)
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        """Add the stack's own parameters, and the method's constants as tensors (), to a state dict.
+
+        The constants are no buffers: the layers compute with the method's numbers, and what a checkpoint says of them
+        is made from the same numbers, whatever has been loaded.
+        """
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name, value in self.constants.items():
+            destination[f"{prefix}{name}"] = torch.tensor(value, device="cpu")  # where a comparison waits for no GPU
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load a state dict of the stack alone; raise a UserError if `strict` and its constants are another model's.
+
+        With strict=False the stack keeps its own constants, and a warning says so.
+        """
+        if strict:
+            for name, value in self.constants.items():
+                if name in state_dict and (problem := self._other_constant(name, state_dict[name], value)):
+                    raise UserError(f"{problem}; {checkpoint_fit.DEPTHS}")
+        return super().load_state_dict(state_dict, strict, assign)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Load the stack's own parameters; compare the constants, which are never loaded.
+
+        torch calls this for each module of whatever is loaded, a whole model or the stack alone, and says of what is
+        missing or unexpected afterwards, if it was asked to be strict.
+        """
+        found = set()
+        for key in list(state_dict):
+            name = key.removeprefix(prefix)
+            if "." in name:  # of a module inside
+                continue
+            if name in self.constants:
+                found.add(name)
+                saved = state_dict.pop(key)  # from torch's copy, for to torch it is no part of the module
+                if problem := self._other_constant(name, saved, self.constants[name]):
+                    unexpected_keys.append(problem)
+                    logger.warning(f"{problem}; this model keeps its own")
+            elif state_dict[key].dim() == 0:
+                logger.warning(f"{self.name}.{name}: a constant of another method; this model has none")
+
+        missing_keys += [f"{prefix}{name}" for name in self.constants if name not in found]
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+
+    def _other_constant(self, name: str, saved: Tensor, value: float) -> str | None:
+        return checkpoint_fit.other_constant(f"{self.name}.{name}", float(saved), value)
 
     def embed(
         self, tokens: Tensor, positions: Tensor | None, token_embeddings: Tensor | None = None

@@ -14,7 +14,8 @@ from posixpath import normpath
 
 from ..errors import UserError
 from ..files import whole
-from .download import CHUNK, need_space
+from .download import CHUNK
+from .folder import need_space
 from .lines import split_lines, writing
 
 LONGEST_NAME = 255  # bytes of a file's name on all usual file systems

@@ -10,7 +10,6 @@ import gzip
 import hashlib
 import os
 import re
-import shutil
 import sys
 import time
 import zipfile
@@ -27,6 +26,7 @@ from urllib3.exceptions import HTTPError, ProtocolError
 from .. import __version__
 from ..errors import UserError
 from ..files import whole
+from .folder import need_space
 from .lines import writing
 
 SUMS = "SHA256SUMS"  # lines `HEX  NAME`, as sha256sum writes and checks them
@@ -265,14 +265,6 @@ def recorded_sums(folder: Path) -> dict[str, str]:
             raise UserError(f"{path}, line {number}: is not `SHA256  NAME`; write the file anew with sha256sum")
         sums[match[2]] = match[1].lower()
     return sums
-
-
-def need_space(folder: Path, needed: int, what: str) -> None:
-    """Raise a UserError if `needed` bytes do not fit on the disk of `folder`, which need not exist yet."""
-    there = next(place for place in (folder.resolve(), *folder.resolve().parents) if place.exists())
-    if needed > (free := shutil.disk_usage(there).free):
-        needs, has = (tqdm.format_sizeof(size, "B") for size in (needed, free))
-        raise UserError(f"{what}: needs {needs}, {folder} has {has} free; free some or name another place")
 
 
 @contextmanager

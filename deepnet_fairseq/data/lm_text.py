@@ -1,6 +1,6 @@
 """Prepare plain text for the tasks language_modeling and masked_lm: pieces, then fairseq's binarised data.
 
-Text is streamed in lines; only SentencePiece's training holds up to 10 million of them. The segmentation, one of
+Text is streamed in lines; only SentencePiece's training holds some of them, see learning.py. The segmentation, one of
 fairseq's own encoders, is recorded beside the data: DATA/text.json holds fairseq's settings, {"bpe":
 "sentencepiece", "sentencepiece_model": "spm.model"} or {"bpe": "gpt2", "gpt2_encoder_json": "encoder.json",
 "gpt2_vocab_bpe": "vocab.bpe"}, with file names from the folder.
@@ -11,24 +11,28 @@ from __future__ import annotations
 import argparse
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from random import Random
+from typing import NamedTuple
 
 from fairseq.data import Dictionary, encoders
 from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
 
 from ..errors import UserError
-from ..files import check_folder, read_object, whole
+from ..files import check_folder, read_object
 from .binarise import PLAIN, binarise, check_dest
-from .lines import is_blank, map_rows, note_letters, read_lines, write_lines
-from .parallel_text import sentencepiece_model
+from .folder import new_folder, prepared_size, say_space
+from .learning import sample_size, sentencepiece_model
+from .lines import as_many, is_blank, map_chunks, read_lines, rereadable, write_lines
 from .steps import write_json
-from .vocabulary import Vocabulary
+from .survey import Survey, survey
+from .vocabulary import Vocabulary, sample
 
 NAME = "text.json"
 MEND = "take those of GPT-2"
-TRAINED_ON = 10_000_000  # lines drawn for SentencePiece
+TRAINED_ON = 10_000_000  # lines at most that SentencePiece takes of the sample; every model made so far records it
 LONGEST = 1 << 20  # bytes of the longest line that it does not skip; a paragraph may be one line
 PLACES = (  # addresses of GPT-2's files: fairseq's and OpenAI's
     "https://dl.fbaipublicfiles.com/fairseq/gpt2_bpe",
@@ -119,60 +123,131 @@ def fetch_gpt2(folder: Path) -> dict[str, Path]:
 def prepare_lm(
     texts: dict[str, list[Path]],
     dest: Path,
-    segmenter: Callable[[Path], Segmenter],
+    segmenter: Callable[[Path, PlainText], Segmenter],
     dictionary: Path | None = None,
     workers: int = 1,
 ) -> None:
     """Check all of the text, then write `dest`, which appears in one move, whole or not at all.
 
     texts: "train", "valid" and "test" -> files, one for "train"; fairseq calls several of them valid, valid1, ...
-    segmenter: of the part-made folder, where it may leave its files; called once the text is found to be in order
+    segmenter: of the part-made folder, where it may leave its files, and of the training text, which is in order
     dictionary: fairseq's, of an earlier model; by default all symbols of the segmenter, by their number in "train"
     `dest` gets dict.txt, {train,valid,test}.{bin,idx}, the pieces in text/, and the segmenter's files with text.json.
     """
     check_folder("DEST", dest)
     check_dest(dest)
-    paths = {f"{split}{i or ''}": path for split, files in texts.items() for i, path in enumerate(files)}
-    text = {subset: _count(path) for subset, path in paths.items()}
-    note_letters(["text"], ((line,) for path in paths.values() for line in read_lines(path)))
-    with whole(dest) as part:
-        (part / "text").mkdir(parents=True)
-        cutter = segmenter(part)
-        for subset, path in paths.items():
-            write_lines(part / "text" / subset, map_rows(cutter.encode, read_lines(path), workers, subset))
+    with new_folder(dest) as part, ExitStack() as copies:
+        paths = {
+            f"{split}{number or ''}": copies.enter_context(rereadable(path))
+            for split, files in texts.items()
+            for number, path in enumerate(files)
+        }
+        say_space(dest, prepared_size(sum(path.stat().st_size for path in paths.values()), pieces=0), str(dest))
+        checked = _check(paths, workers)
+
+        cutter = segmenter(part, checked["train"])
+        counts: Counter = Counter()
+        (part / "text").mkdir()
+        for subset, text in checked.items():
+            counted = counts if subset == "train" and dictionary is None else None
+            write_lines(part / "text" / subset, _cut(text, cutter, workers, subset, counted))
+
         if dictionary is None:
             dictionary = part / "text" / "dict.txt"
-            counts = Counter(chain.from_iterable(map(str.split, read_lines(part / "text" / "train"))))
             _dictionary(counts, cutter.symbols).save(str(dictionary))
-        print("| binarising")
-        made = binarise(None, {name: part / "text" / name for name in paths}, part, workers, dictionary)
-        for subset, numbers in text.items():
-            numbers |= {name: made["text"][subset][PLAIN][name] for name in ("pieces", "unknown")}
-        cutter.write(part, types=made["types"], text=text)
+        print("| binarising", flush=True)
+        lines = {subset: text.facts.rows for subset, text in checked.items()}
+        pieces = {subset: part / "text" / subset for subset in paths}
+        made = binarise(None, pieces, part, workers, dictionary, lines=lines)
+        facts = {}
+        for subset, text in checked.items():
+            facts[subset] = text.facts.sizes() | {
+                name: made["text"][subset][PLAIN][name] for name in ("pieces", "unknown")
+            }
+        cutter.write(part, types=made["types"], text=facts)
     print(f"| dictionary: {made['types']:,} types")
-    for subset, numbers in text.items():
-        counts = ", ".join(f"{numbers[what]:,} {what}" for what in ("lines", "words", "bytes", "pieces"))
-        print(f"| {subset}: {counts}, {numbers['unknown']:g}% unknown")
+    for subset, numbers in facts.items():
+        told = ", ".join(f"{numbers[what]:,} {what}" for what in ("lines", "words", "bytes", "pieces"))
+        print(f"| {subset}: {told}, {numbers['unknown']:g}% unknown")
     print(f"| wrote {dest}")
 
 
-def _count(path: Path) -> dict:
-    """Count lines, words and bytes (without \\n) of a file; raise a UserError if it cannot be read or holds no text."""
-    lines = words = size = 0
-    for line in read_lines(path):
-        lines, words, size = lines + 1, words + len(line.split()) * (not is_blank(line)), size + len(line.encode())
-    if not words:
-        raise UserError(f"{path}: no text in it")
-    return {"lines": lines, "words": words, "bytes": size}
+class PlainSurvey(Survey):
+    """Facts about text in one language. words: between white space; sentences: lines that are not blank."""
+
+    words = sentences = 0
+
+    def add(self, rows: list[tuple[str, ...]]) -> None:
+        """Count in some lines of text, each a row."""
+        super().add(rows)
+        for (line,) in rows:
+            if not is_blank(line):
+                self.words += len(line.split())
+                self.sentences += 1
+
+    def merge(self, other: PlainSurvey) -> None:
+        """Add what was counted in another part of the text."""
+        super().merge(other)
+        self.words += other.words
+        self.sentences += other.sentences
+
+    def sizes(self) -> dict[str, int]:
+        """Return what text.json tells: lines, words, and bytes without line ends."""
+        return {"lines": self.rows, "words": self.words, "bytes": self.size - self.rows}
 
 
-def train_sentencepiece(text: Path, vocab: int, folder: Path) -> Segmenter:
-    """Train FOLDER/spm.model with `vocab` pieces; raise a UserError if the text does not allow that number."""
-    print(f"| training SentencePiece, {vocab:,} pieces")
-    lines = (line.strip() for line in read_lines(text) if not is_blank(line))
+class PlainText(NamedTuple):
+    """File of text that was read and found in order, with what was counted in it."""
+
+    path: Path
+    facts: PlainSurvey
+
+
+def _check(paths: dict[str, Path], workers: int) -> dict[str, PlainText]:
+    """Read all files; raise a UserError if one cannot be read or holds no text."""
+    together, checked = PlainSurvey(["text"]), {}
+    for subset, path in paths.items():
+        rows = ((line,) for line in read_lines(path))
+        facts = survey(PlainSurvey(["text"]), rows, workers, subset, path.stat().st_size)
+        if not facts.words:
+            raise UserError(f"{path}: no text in it")
+        checked[subset] = PlainText(path, facts)
+        together.letters.merge(facts.letters)
+    together.letters.warn()
+    return checked
+
+
+def _cut(text: PlainText, cutter: Segmenter, workers: int, subset: str, total: Counter | None) -> Iterator[str]:
+    """Yield the lines in pieces, chunk by chunk, and add the number of each piece to `total`."""
+
+    def encode(lines: list[str]) -> tuple[str, Counter]:
+        pieces = "\n".join(map(cutter.encode, lines))
+        return pieces, Counter(pieces.split() if total is not None else ())
+
+    lines = as_many(read_lines(text.path), text.facts.rows, text.path)
+    for pieces, counts in map_chunks(encode, lines, workers, f"cutting {subset}", text.facts.rows):
+        if total is not None:
+            total.update(counts)
+        yield pieces
+
+
+def train_sentencepiece(text: PlainText, vocab: int, folder: Path, sample_lines: int | None = None) -> Segmenter:
+    """Train FOLDER/spm.model with `vocab` pieces on an even sample of the lines; see learning.sample_size.
+
+    Raises a UserError if the text does not allow that number of pieces.
+    """
+    total = text.facts.sentences
+    wanted, room = sample_size(total, sample_lines)
+    drawn = f"{total:,} lines" if wanted == total else f"{wanted:,} of {total:,} lines, drawn evenly"
+    print(f"| training SentencePiece, {vocab:,} pieces, on {drawn}", flush=True)
+
+    lines = (line.strip() for line in read_lines(text.path) if not is_blank(line))
+    lines = sample(lines, total, wanted, Random("vocabulary"))
+    whole_text = total, text.facts.characters
     options = {"input_sentence_size": TRAINED_ON, "shuffle_input_sentence": True, "max_sentence_length": LONGEST}
     path = folder / "spm.model"
-    path.write_bytes(sentencepiece_model(lines, vocab, character_coverage=1.0, **options))
+    model = sentencepiece_model(lines, vocab, room, whole_text, folder, character_coverage=1.0, **options)
+    path.write_bytes(model)
     return Segmenter("sentencepiece", {"sentencepiece_model": path})
 
 

@@ -12,18 +12,20 @@ from itertools import chain, islice
 from pathlib import Path
 from random import Random
 
+import numpy as np
+
 from ..errors import UserError
 from ..files import whole
 from ..languages import parse_pair
 from . import steps
-from .lines import note_letters, write_columns, write_lines
-from .parallel_text import sentencepiece_model
+from .indexed import IndexedWriter
+from .learning import sample_size, sentencepiece_model
+from .lines import map_chunks, write_columns, write_lines
 from .steps import Steps, read_json, remove
+from .survey import Survey, survey
 from .vocabulary import Vocabulary, sample, sampling_probabilities
 
 LEAST = 10_000  # sentence pairs a shard; a pair with fewer lies in fewer shards, which fairseq allows
-BATCH = 20_000  # sentence pairs encoded at a time
-SAMPLE = 10_000_000  # sentences the vocabulary is trained on, at most
 CHARACTER_COVERAGE = 0.9999  # of some 6,000 in 76 languages of Tatoeba it keeps those seen thrice
 
 Sentences = Iterator[tuple[str, str]]
@@ -78,39 +80,53 @@ def file_state(path: Path) -> list[int]:
 
 
 def binarise(
-    pairs: Iterable[tuple[str, str]], vocabulary: Vocabulary, prefixes: Sequence[tuple[Path, Path]], threads: int = 1
+    pairs: Iterable[tuple[str, str]],
+    vocabulary: Vocabulary,
+    prefixes: Sequence[tuple[Path, Path]],
+    workers: int = 1,
+    total: int | None = None,
 ) -> int:
     """Write the files of fairseq-preprocess without segmented text in between; return the number of sentences.
 
     prefixes: the paths of source and target without .bin and .idx, one pair of them a shard; sentence i goes to shard i
-    modulo their number. Raises a UserError for fewer sentences than shards.
+    modulo their number. total: sentences, if known. Raises a UserError for fewer sentences than shards.
     """
-    import torch  # imported here, because a recipe's plan does without it
+    from fairseq.data import indexed_dataset  # imported here, because a recipe's plan does without it
 
-    count, pairs = 0, iter(pairs)
+    dtype = indexed_dataset.best_fitting_int_dtype(len(vocabulary))
+    shards = len(prefixes)
+
+    def encode(rows: list[tuple[int, tuple[str, str]]]) -> list[list[tuple[np.ndarray, np.ndarray]]]:
+        """Return for each shard and side the numbers of the pieces, and how many each sentence has."""
+        first = rows[0][0]
+        sides = [vocabulary.encode(list(lines)) for lines in zip(*(pair for _, pair in rows), strict=True)]
+        starts = [(shard - first) % shards for shard in range(shards)]
+        return [[_joined(ids[start::shards], dtype) for ids in sides] for start in starts]
+
+    count = 0
     with ExitStack() as files:
-        shards = [[_Side(prefix, vocabulary, files) for prefix in shard] for shard in prefixes]
-        while batch := list(islice(pairs, BATCH)):
-            for side, sentences in enumerate(zip(*batch, strict=True)):
-                for number, ids in enumerate(vocabulary.encode(list(sentences), threads), count):
-                    shards[number % len(shards)][side].builder.add_item(torch.from_numpy(ids))
-            count += len(batch)
-        if count < len(shards):
-            raise UserError(f"{prefixes[0][0].name}: {count} sentence pairs, too few for {len(shards)} shards")
-        for written in chain.from_iterable(shards):
-            written.builder.finalize(written.index)
+        written = [[_writer(prefix, dtype, files) for prefix in shard] for shard in prefixes]
+        label = f"binarising {prefixes[0][0].name.rpartition('.')[0]}"
+        for parts in map_chunks(encode, enumerate(pairs), workers, label, total):
+            for shard, sides in enumerate(parts):
+                for side, (ids, sizes) in enumerate(sides):
+                    written[shard][side].add(ids, sizes)
+        count = sum(shard[0].sentences for shard in written)
+        if count < shards:
+            raise UserError(f"{prefixes[0][0].name}: {count} sentence pairs, too few for {shards} shards")
     return count
 
 
-class _Side:
-    """One language of one shard; its two files get their names when `files` closes, the index last."""
+def _joined(sentences: list[np.ndarray], dtype: type) -> tuple[np.ndarray, np.ndarray]:
+    sizes = np.array([len(ids) for ids in sentences], np.int32)
+    return np.concatenate([np.array([], dtype), *sentences]).astype(dtype), sizes
 
-    def __init__(self, prefix: Path, vocabulary: Vocabulary, files: ExitStack):
-        from fairseq.data import indexed_dataset
 
-        self.index = files.enter_context(whole(Path(f"{prefix}.idx")))
-        data = files.enter_context(whole(Path(f"{prefix}.bin")))
-        self.builder = indexed_dataset.make_builder(str(data), "mmap", len(vocabulary))
+def _writer(prefix: Path, dtype: type, files: ExitStack) -> IndexedWriter:
+    """Open a writer of PREFIX.bin and PREFIX.idx; they get their names when `files` closes, the index last."""
+    index = files.enter_context(whole(Path(f"{prefix}.idx")))
+    data = files.enter_context(whole(Path(f"{prefix}.bin")))
+    return files.enter_context(IndexedWriter(data, index, dtype))
 
 
 def _side(texts: Sequence[PairText], lang: str) -> Iterator[str]:
@@ -126,7 +142,8 @@ class Multilingual:
 
     Names are those that its task translation_multi_simple_epoch looks for. Dictionaries and held-out subsets lie in the
     first shard only: fairseq takes both from there. DEST/spm.model is a copy of the file `spm`, or `vocab` pieces
-    trained on languages drawn at `temperature`.
+    trained on languages drawn at `temperature`: on `vocab_sample` sentences, or `usual_sample`, or as many as fit (see
+    learning.sample_size). workers: processes.
     """
 
     dest: Path
@@ -134,7 +151,9 @@ class Multilingual:
     vocab: int
     temperature: float
     spm: Path | None = None
-    threads: int = 1
+    workers: int = 1
+    vocab_sample: int | None = None
+    usual_sample: int | None = None
 
     def run(self, texts: Sequence[PairText], evaluated: Sequence[PairText] = ()) -> dict[str, dict[str, int]]:
         """Prepare all pairs; return pair -> subset -> sentence pairs.
@@ -171,11 +190,15 @@ class Multilingual:
                     part.write_bytes(self.spm.read_bytes())
                     return {}
                 sentences = chain.from_iterable(self.draw(texts, counted).values())
-                part.write_bytes(sentencepiece_model(sentences, self.vocab, character_coverage=CHARACTER_COVERAGE))
+                _, room = self.sample_size(counted)
+                options = {"folder": self.dest, "character_coverage": CHARACTER_COVERAGE}
+                part.write_bytes(sentencepiece_model(sentences, self.vocab, room, **options))
             return {"pairs": [text.name for text in texts]}
 
         states = {text.name: text.state for text in texts}
         trained = {"vocab": self.vocab, "temperature": self.temperature, "text": states}
+        if self.vocab_sample is not None:  # without, a vocabulary of an earlier release stays
+            trained["vocab_sample"] = self.vocab_sample
         settings = {"model": Vocabulary(self.spm).digest} if self.spm else trained
         Steps(self.dest).run("vocabulary", [path], settings, make)
         return Vocabulary(path)
@@ -184,7 +207,7 @@ class Multilingual:
         """Return language -> lines, its share of the sample by temperature."""
         languages = sorted({lang for text in texts for lang in text.langs})
         sizes = {lang: sum(counted[text.name] for text in texts if lang in text.langs) for lang in languages}
-        total = min(SAMPLE, sum(sizes.values()))
+        total, _ = self.sample_size(counted)
         probabilities = sampling_probabilities(sizes, self.temperature)
         wanted = {lang: round(total * probability) for lang, probability in probabilities.items()}
         print(
@@ -195,6 +218,11 @@ class Multilingual:
             lang: sample(_side(texts, lang), sizes[lang], wanted[lang], Random(f"vocabulary {lang}"))
             for lang in languages
         }
+
+    def sample_size(self, counted: dict[str, int]) -> tuple[int, int | None]:
+        """Return the number of sentences for the vocabulary, and their bytes at most; see learning.sample_size."""
+        asked = self.usual_sample if self.vocab_sample is None else self.vocab_sample
+        return sample_size(2 * sum(counted.values()), asked)
 
     def data(self, shard: int = 0) -> Path:
         """Return the folder of a shard, by its number from 0."""
@@ -215,9 +243,14 @@ class Multilingual:
         def make() -> dict:
             if text.bound is not None:
                 return {"train": text.bound()}
-            rows = chain.from_iterable(read() for read in text.subsets.values())
-            note_letters([f"{text.name}, {lang}" for lang in text.langs], rows)
-            return {subset: sum(1 for _ in read()) for subset, read in text.subsets.items()}
+            names = [f"{text.name}, {lang}" for lang in text.langs]
+            together, rows = Survey(names), {}
+            for subset, read in text.subsets.items():
+                found = survey(Survey(names), read(), self.workers, f"{text.name} {subset}")
+                together.letters.merge(found.letters)
+                rows[subset] = found.rows
+            together.letters.warn()
+            return rows
 
         counts = Steps(self.dest).run(f"count.{text.name}", [], {"text": text.state}, make)
         if empty := [subset for subset, count in counts.items() if not count]:
@@ -246,7 +279,10 @@ class Multilingual:
         }
 
         def make() -> dict:
-            counts = {name: binarise(read[name](), vocabulary, to, self.threads) for name, to in prefixes.items()}
+            counts = {}
+            for name, to in prefixes.items():
+                total = train if name == "train" else None
+                counts[name] = binarise(read[name](), vocabulary, to, self.workers, total)
             for name, paths in references.items():
                 write_columns(paths, (tuple(row[side] for side, _ in raw) for row in read[name]()))
             print(f"| {text.name}: " + ", ".join(f"{name} {count:,}" for name, count in counts.items()), flush=True)

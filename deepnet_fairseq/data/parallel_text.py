@@ -1,35 +1,80 @@
-"""Prepare any parallel text: joint BPE by SentencePiece, then fairseq's binarised data."""
+"""Prepare any parallel text: joint BPE by SentencePiece, then fairseq's binarised data.
+
+The text is read as a stream three times: to check it, to draw the sample from which the pieces are learnt, and to cut
+it. Memory does not grow with it.
+"""
 
 from __future__ import annotations
 
-import io
-import re
-from collections.abc import Iterable
-from itertools import chain
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from tempfile import NamedTemporaryFile
-
-import sentencepiece
+from random import Random
 
 from ..errors import UserError
-from ..files import whole
 from ..languages import check_pair
 from .binarise import binarise, check_dest
-from .lines import REMOVE, Pairs, note_letters, one_line, read_pairs, write_columns
+from .folder import new_folder, prepared_size, say_space
+from .learning import sample_size, sentencepiece_model
+from .like import find_vocabulary
+from .lines import REMOVE, Pairs, as_many, map_chunks, one_line, read_lines, read_pairs, rereadable, write_columns
+from .pieces import Counts, Cutter
+from .survey import Survey, survey
 from .text_form import TextForm
+from .vocabulary import sample
 
 MIN_TRAIN_PAIRS = 100
 
 
+@dataclass(frozen=True)
+class ParallelText:
+    """Two files of a sentence a line, which are read again and again, each line through one_line.
+
+    empty: "drop", for pairs with an empty side, or the way out to name in an error; see lines.align.
+    """
+
+    source: Path
+    target: Path
+    empty: str
+
+    def pairs(self) -> Iterator[tuple[str, str]]:
+        """Yield the sentence pairs; UserError for bad UTF-8, unequal numbers of lines, or empty lines."""
+        return read_pairs(self.source, self.target, self.empty, one_line)
+
+    def side(self, number: int) -> Iterator[str]:
+        """Yield the sentences of one side; text that was checked takes half the time where no pair is left out."""
+        if self.empty == "drop":
+            return (pair[number] for pair in self.pairs())
+        return map(one_line, read_lines((self.source, self.target)[number]))
+
+    @property
+    def size(self) -> int:
+        """Bytes of both files."""
+        return self.source.stat().st_size + self.target.stat().st_size
+
+
 def prepare_text(
-    langs: tuple[str, str], prefixes: dict[str, str], dest: Path, vocab: int = 10_000, drop_empty: bool = False
+    langs: tuple[str, str],
+    prefixes: dict[str, str],
+    dest: Path,
+    vocab: int = 10_000,
+    drop_empty: bool = False,
+    sample_lines: int | None = None,
+    workers: int | None = None,
+    like: str | None = None,
 ) -> None:
     """Read and check everything, then write `dest`, which appears in one move.
 
     langs: source and target suffix; prefixes: split -> prefix, several for valid and test separated by commas (fairseq
-    then calls them valid, valid1, ...); vocab: SentencePiece pieces of the joint vocabulary. `dest` gets the binarised
-    data, spm.model, text_form.json, the segmented text under text/, and as raw/test.LANG, raw/valid.LANG and so on the
-    raw text that scores compare with. Raises a UserError, before `dest` exists, for unusable text.
+    then calls them valid, valid1, ...); vocab: SentencePiece pieces of the joint vocabulary, learnt from sample_lines
+    lines of the training text, both languages together (None: as many as fit, see learning.sample_size); workers:
+    processes, by default as many as there are cores; like: a model, as for find_vocabulary, whose pieces and
+    dictionaries are taken in place of new ones. `dest` gets the binarised data, spm.model, text_form.json, the
+    segmented text under text/, and as raw/test.LANG, raw/valid.LANG and so on the raw text that scores compare with.
+    Raises a UserError, before `dest` exists, for unusable text.
     """
     check_pair("SOURCE and TARGET", *langs)
     check_dest(dest)
@@ -37,70 +82,145 @@ def prepare_text(
         raise UserError(f"{dest}: exists already; remove it or name another folder")
     if "," in prefixes["train"]:
         raise UserError(f"{prefixes['train']}: one training prefix only; join the files first")
-    texts = {}
-    for split in ("train", "valid", "test"):
-        for number, prefix in enumerate(prefixes[split].split(",")):
-            texts[f"{split}{number or ''}"] = read_parallel(prefix, *langs, drop_empty)
-    for name, text in texts.items():
-        print(f"| {name}: {len(text):,} sentence pairs")
-    note_letters(langs, chain.from_iterable(texts.values()))
-    if (pairs := len(texts["train"])) < MIN_TRAIN_PAIRS:
-        raise UserError(f"{pairs} training pairs: too few to train on; give at least {MIN_TRAIN_PAIRS}")
-    form = TextForm(langs)
-    for pair in texts["train"]:
-        form.add(pair)
-    print(f"| training a joint BPE of {vocab:,} pieces on {2 * pairs:,} sentences")
-    model = sentencepiece_model((pair[i] for i in (0, 1) for pair in texts["train"]), vocab, character_coverage=1.0)
+    workers = workers or os.cpu_count() or 1
+    known = find_vocabulary(like, langs) if like is not None else None
 
-    with whole(dest) as part:
-        (part / "text").mkdir(parents=True)
+    with new_folder(dest) as part, ExitStack() as copies:
+        texts = open_texts(langs, prefixes, drop_empty, copies)
+        size = sum(text.size for text in texts.values())
+        say_space(dest, prepared_size(size, vocab), str(dest))
+
+        form = TextForm(langs)
+        surveys = check(texts, langs, workers, form)
+        if known is not None:
+            print(f"| pieces and dictionary of {like}")
+            model = known.pieces.read_bytes()
+        else:
+            model = learn(texts["train"], surveys["train"], vocab, sample_lines, part)
         (part / "spm.model").write_bytes(model)
         form.write(part)
-        print(f"| segmenting into {vocab:,} pieces")
-        processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        for name, text in texts.items():
-            sides = [processor.encode(list(lines), out_type=str) for lines in zip(*text, strict=True)]
-            rows = (tuple(map(" ".join, pair)) for pair in zip(*sides, strict=True))
-            write_columns([part / "text" / f"{name}.{lang}" for lang in langs], rows)
-            if name != "train":
-                write_columns([part / "raw" / f"{name}.{lang}" for lang in langs], text)
-        print("| binarising")
-        binarise(langs, {name: part / "text" / name for name in texts}, part)
+        print("| cutting the text into pieces", flush=True)
+        counts = cut(texts, langs, model, surveys, part, workers)
+
+        dictionaries = None
+        if known is not None:
+            dictionaries = known.write_dictionaries(part)
+            for name in texts:
+                for lang in langs:
+                    known.note_unseen(lang, name, read_lines(part / "text" / f"{name}.{lang}"))
+
+        print("| binarising", flush=True)
+        lines = {name: found.rows for name, found in surveys.items()}
+        made = {name: part / "text" / name for name in texts}
+        binarise(langs, made, part, workers, dictionaries, counts, lines)
     print(f"| wrote {dest}; train with --source-lang {langs[0]} --target-lang {langs[1]}")
 
 
+def open_texts(
+    langs: tuple[str, str], prefixes: dict[str, str], drop_empty: bool, copies: ExitStack
+) -> dict[str, ParallelText]:
+    """Return subset, in fairseq's names -> text; UserError for a missing file. copies: of pipes, until it closes."""
+    empty = "drop" if drop_empty else f"{REMOVE}, or pass --drop-empty"
+    texts = {}
+    for split in ("train", "valid", "test"):
+        for number, prefix in enumerate(prefixes[split].split(",")):
+            source, target = (copies.enter_context(rereadable(Path(f"{prefix}.{lang}"))) for lang in langs)
+            texts[f"{split}{number or ''}"] = ParallelText(source, target, empty)
+    return texts
+
+
 def read_parallel(prefix: str, source_lang: str, target_lang: str, drop_empty: bool = False) -> Pairs:
-    """Read PREFIX.source_lang and PREFIX.target_lang, each line through one_line.
+    """Return all pairs of PREFIX.source_lang and PREFIX.target_lang, for text that fits into memory; see ParallelText.
 
     Raises a UserError for a missing file, bad UTF-8, unequal numbers of lines, or empty lines.
     """
-    source, target = Path(f"{prefix}.{source_lang}"), Path(f"{prefix}.{target_lang}")
-    pairs = list(read_pairs(source, target, "drop" if drop_empty else f"{REMOVE}, or pass --drop-empty", one_line))
-    if not pairs:
-        raise UserError(f"{source}: no sentence in it")
-    return pairs
+    with ExitStack() as copies:
+        prefixes = dict.fromkeys(("train", "valid", "test"), prefix)
+        text = open_texts((source_lang, target_lang), prefixes, drop_empty, copies)["train"]
+        return list(text.pairs())
 
 
-def sentencepiece_model(sentences: Iterable[str], vocab: int, **options) -> bytes:
-    """Train a SentencePiece BPE model; `options` are SentencePiece's. UserError if the text does not allow `vocab`.
+def check(texts: dict[str, ParallelText], langs: tuple[str, str], workers: int, form: TextForm) -> dict[str, Survey]:
+    """Read all texts, and print what is found; return subset -> facts. UserError for a text that cannot be used.
 
-    The model leaves characters as they are (by SentencePiece's own rules 10² becomes 102), except white space, which
-    becomes a blank, because white space separates the pieces in fairseq's files.
+    form: takes in the training text.
     """
-    if vocab < 1:
-        raise UserError(f"--vocab {vocab}: must be 1 or more")
-    model = io.BytesIO()
-    options = {"model_type": "bpe", "vocab_size": vocab, "minloglevel": 2} | options
-    try:
-        with NamedTemporaryFile("w", suffix=".tsv") as rules:
-            rules.writelines(f"{code:X}\t20\n" for code in range(0x3001) if chr(code).isspace() and code != ord(" "))
-            rules.flush()
-            options |= {"normalization_rule_tsv": rules.name, "model_writer": model}
-            sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(sentences), **options)
-    except RuntimeError as error:
-        if limit := re.search(r"<= (\d+)", str(error)):
-            raise UserError(f"--vocab {vocab}: this text supports at most {limit.group(1)} pieces") from None
-        if limit := re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error)):
-            raise UserError(f"--vocab {vocab}: below this text's {limit.group(1)} characters; raise it") from None
-        raise UserError(f"--vocab {vocab}: SentencePiece cannot train on this text ({error})") from error
-    return model.getvalue()
+    surveys = {}
+    for name, text in texts.items():
+        pairs = _taken_in(text.pairs(), form) if name == "train" else text.pairs()
+        surveys[name] = survey(Survey(langs), pairs, workers, name, text.size)
+    for name, text in texts.items():
+        if not surveys[name].rows:
+            raise UserError(f"{text.source}: no sentence in it")
+        print(f"| {name}: {surveys[name].rows:,} sentence pairs")
+
+    together = Survey(langs)
+    for found in surveys.values():
+        together.letters.merge(found.letters)
+    together.letters.warn()
+    return surveys
+
+
+def _taken_in(pairs: Iterable[tuple[str, str]], form: TextForm) -> Iterator[tuple[str, str]]:
+    """Yield all pairs, after `form` has seen them."""
+    for pair in pairs:
+        form.add(pair)
+        yield pair
+
+
+def learn(text: ParallelText, facts: Survey, vocab: int, sample_lines: int | None, folder: Path) -> bytes:
+    """Return a SentencePiece model of both languages, learnt from an even sample of the pairs: sources, then targets.
+
+    folder: place for a copy of the sample.
+    """
+    if facts.rows < MIN_TRAIN_PAIRS:
+        raise UserError(f"{facts.rows} training pairs: too few to train on; give at least {MIN_TRAIN_PAIRS}")
+    lines = 2 * facts.rows
+    wanted, room = sample_size(lines, sample_lines)
+    chosen = max(1, wanted // 2)
+    drawn = f"{lines:,} sentences" if chosen == facts.rows else f"{2 * chosen:,} of {lines:,} sentences, drawn evenly"
+    print(f"| training a joint BPE of {vocab:,} pieces on {drawn}", flush=True)
+
+    def sentences() -> Iterator[str]:
+        for side in (0, 1):
+            yield from sample(text.side(side), facts.rows, chosen, Random("vocabulary"))
+
+    whole_text = lines, facts.characters
+    return sentencepiece_model(sentences(), vocab, room, whole_text, folder, character_coverage=1.0)
+
+
+def cut(
+    texts: dict[str, ParallelText],
+    langs: tuple[str, str],
+    model: bytes,
+    surveys: dict[str, Survey],
+    folder: Path,
+    workers: int,
+) -> Counter:
+    """Write all texts in pieces to FOLDER/text, and those to score against as they are to FOLDER/raw.
+
+    Returns piece -> its count in the training text. Raises a UserError for a text that changed after it was checked.
+    """
+    cutter = Cutter(model)
+    total = Counts(len(cutter.pieces))
+
+    def cut_sides(rows: list[tuple[str, str]]) -> list[tuple[str, Counts]]:
+        return [cutter.cut(list(lines)) for lines in zip(*rows, strict=True)]
+
+    for name, text in texts.items():
+        number = surveys[name].rows
+        chunks = map_chunks(cut_sides, as_many(text.pairs(), number, text.source), workers, f"cutting {name}", number)
+        training = total if name == "train" else None
+        write_columns([folder / "text" / f"{name}.{lang}" for lang in langs], _count(chunks, training))
+        if name != "train":
+            write_columns([folder / "raw" / f"{name}.{lang}" for lang in langs], text.pairs())
+    return cutter.total(total)
+
+
+def _count(chunks: Iterable[list[tuple[str, Counts]]], total: Counts | None) -> Iterator[tuple[str, ...]]:
+    """Yield the lines of both sides, chunk by chunk, and add the counts of their pieces to `total`."""
+    for sides in chunks:
+        if total is not None:
+            for _, counts in sides:
+                total.add(counts)
+        yield tuple(lines for lines, _ in sides)

@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from ..core import archs
 from ..core.models import SPECIALS
 from ..errors import UserError
+from .checkpoints import vocabulary
 from .config import check_names, config_of, namespace
 from .models import MODELS, FairseqShell
 
@@ -74,8 +75,9 @@ def own_config(state: dict, path: str) -> Any:
 def from_checkpoint(path: str) -> tuple[FairseqShell, DictConfig]:
     """Load one of our checkpoints; return its model, in evaluation mode, and its config, with the model section filled.
 
-    Call deepnet_fairseq.register() before; neither data nor dictionaries are needed. Raises a UserError, naming the
-    file, if it is no checkpoint or another model's.
+    Call deepnet_fairseq.register() before; neither data nor dictionaries are needed. The model's `origin` says what
+    vocabulary it was trained with, for vocabulary.check. Raises a UserError, naming the file, if it is no checkpoint or
+    another model's.
     """
     state = checkpoint_utils.load_checkpoint_to_cpu(path)
     model_cfg = own_config(state, path)
@@ -98,6 +100,12 @@ def from_checkpoint(path: str) -> tuple[FairseqShell, DictConfig]:
         raise UserError(f"{path}: {error}") from error
     OmegaConf.set_struct(cfg, False)
     cfg.model = model_cfg
+    model.origin = state["task_state"][vocabulary.KEY]
+    stacks: dict[str, Any] = dict(model.stacks())
+    for name, stack in stacks.items():
+        stack.dictionary = None  # of made-up symbols
+        side = "target" if name == "decoder" else "source"
+        stack.digest = (model.origin["digests"] or {}).get(side)
     return model.eval(), cfg
 
 

@@ -43,6 +43,7 @@ class Chunked:
     eps = 0.0
     report_accuracy = False
     ignore_prefix_size = chunk = 0
+    masks_padding = False  # instead of leaving padding out, for which the CPU has to know where it is
 
     @classmethod
     def build_criterion(cls, cfg, task):
@@ -63,9 +64,12 @@ class Chunked:
         weight = projection(model, self.registered)
         features, _ = model(**sample["net_input"], features_only=True)
         features, targets = features.flatten(0, 1), model.get_targets(sample, None).flatten()
-        kept = targets.ne(self.padding_idx).nonzero().squeeze(1)
-        features, targets = features.index_select(0, kept), targets.index_select(0, kept)
-        losses = label_smoothed_loss(features, weight, targets, self.eps, self.chunk)
+        if self.masks_padding:
+            losses = label_smoothed_loss(features, weight, targets, self.eps, self.chunk, self.padding_idx)
+        else:
+            kept = targets.ne(self.padding_idx).nonzero().squeeze(1)
+            features, targets = features.index_select(0, kept), targets.index_select(0, kept)
+            losses = label_smoothed_loss(features, weight, targets, self.eps, self.chunk)
         sample_size = sample["target"].size(0) if self.sentence_avg else sample["ntokens"]
         logged = {"loss": losses.loss.data, "ntokens": sample["ntokens"], "nsentences": sample["target"].size(0)}
         if self.registered == NAME:

@@ -29,13 +29,15 @@ class Losses(NamedTuple):
     nll_loss: Tensor
 
 
-def label_smoothed_loss(features: Tensor, weight: Tensor, targets: Tensor, smoothing: float, chunk: int) -> Losses:
+def label_smoothed_loss(
+    features: Tensor, weight: Tensor, targets: Tensor, smoothing: float, chunk: int, ignored: int | None = None
+) -> Losses:
     """Compute fairseq's label-smoothed loss of the logits `features @ weight.T`, summed over tokens.
 
-    features (N, C), weight (V, C), targets (N,) without padding; smoothing: epsilon; chunk: tokens at a time, 0 for a
-    number that is fast. Differentiable once with respect to features and weight; where no gradient is wanted none is
-    computed. With eps_i = epsilon / (V - 1) a token's loss is (1 - epsilon - eps_i) (-log p(target)) + eps_i sum_v
-    -log p(v) (Szegedy et al. 2016, section 7, fairseq's variant).
+    features (N, C), weight (V, C), targets (N,); smoothing: epsilon; chunk: tokens at a time, 0 for a number that is
+    fast; ignored: a target that counts for nothing, None if there is none. Differentiable once with respect to features
+    and weight; where no gradient is wanted none is computed. With eps_i = epsilon / (V - 1) a token's loss is
+    (1 - epsilon - eps_i) (-log p(target)) + eps_i sum_v -log p(v) (Szegedy et al. 2016, section 7, fairseq's variant).
     """
     device = features.device.type
     if torch.is_autocast_enabled(device):
@@ -43,7 +45,7 @@ def label_smoothed_loss(features: Tensor, weight: Tensor, targets: Tensor, smoot
         features, weight = features.to(dtype), weight.to(dtype)
     chunk = chunk or max(FEWEST, BUDGET.get(device, BUDGET["cuda"]) // (4 * weight.size(0)))
     wanted = [torch.is_grad_enabled() and tensor.requires_grad for tensor in (features, weight)]
-    return Losses(*_ProjectedLoss.apply(features, weight, targets, smoothing, chunk, wanted))
+    return Losses(*_ProjectedLoss.apply(features, weight, targets, smoothing, chunk, wanted, ignored))
 
 
 class _ProjectedLoss(torch.autograd.Function):
@@ -53,7 +55,7 @@ class _ProjectedLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, features, weight, targets, smoothing, chunk, wanted):
+    def forward(ctx, features, weight, targets, smoothing, chunk, wanted, ignored):
         new = {"dtype": torch.promote_types(features.dtype, torch.float32), "device": features.device}
         each = smoothing / (weight.size(0) - 1)
         of_target = 1.0 - smoothing - each
@@ -66,13 +68,18 @@ class _ProjectedLoss(torch.autograd.Function):
         with torch.autocast(features.device.type, enabled=False):
             for x, y, of_x in chunks:
                 lprobs = torch.log_softmax(x @ weight.t(), dim=-1, dtype=new["dtype"])
+                if ignored is not None:
+                    lprobs.masked_fill_(y.eq(ignored), 0.0)
                 of_chunk = -lprobs.gather(1, y).sum()
                 nll_loss += of_chunk
                 loss += of_target * of_chunk
                 if each:
                     loss -= each * lprobs.sum()
                 if any(wanted):
-                    _add_gradients(x, weight, _of_logits(lprobs, y, each, of_target), of_x, of_weight)
+                    of_logits = _of_logits(lprobs, y, each, of_target)
+                    if ignored is not None:
+                        of_logits.masked_fill_(y.eq(ignored), 0.0)
+                    _add_gradients(x, weight, of_logits, of_x, of_weight)
         ctx.dtypes = features.dtype, weight.dtype
         ctx.save_for_backward(of_features, of_weight)
         ctx.mark_non_differentiable(nll_loss)
@@ -83,7 +90,7 @@ class _ProjectedLoss(torch.autograd.Function):
     def backward(ctx, gradient, *_):
         kept = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         gradients = [None if tensor is None else (tensor * gradient).to(dtype) for tensor, dtype in kept]
-        return *gradients, None, None, None, None
+        return *gradients, None, None, None, None, None
 
 
 def _of_logits(lprobs: Tensor, y: Tensor, each: float, of_target: float) -> Tensor:

@@ -21,6 +21,7 @@ from ..data.lines import read_lines, split_lines
 from ..errors import UserError, user_error_line
 from . import config, datasets, stuck
 from .admin_profile import check_source
+from .checkpoints import reading
 from .distributed import zero
 from .optimisers import deepnet_adam
 
@@ -109,7 +110,7 @@ def _check(args: argparse.Namespace) -> None:
             datasets.check_folder(folder)
     if getattr(args, "path", None) and getattr(args, "checkpoint_shard_count", 1) == 1:
         for path in args.path.split(os.pathsep):
-            _check_exists("--path", path)
+            _check_exists("--path", path, getattr(args, "checkpoint_suffix", None))
     if (codes := getattr(args, "bpe_codes", None)) and "://" not in codes:
         for _ in read_lines(Path(codes)):  # a UserError unless they are text
             pass
@@ -121,7 +122,7 @@ def _check(args: argparse.Namespace) -> None:
 
 def _check_training(args: argparse.Namespace) -> None:
     if args.restore_file != "checkpoint_last.pt":
-        _check_exists("--restore-file", args.restore_file)
+        _check_exists("--restore-file", args.restore_file, args.checkpoint_suffix)
     _check_exists("--finetune-from-model", args.finetune_from_model)
     if args.lr_scheduler == "inverse_sqrt" and args.warmup_updates < 1:
         raise UserError(f"--warmup-updates {args.warmup_updates}: inverse_sqrt divides by it; give at least 1")
@@ -146,12 +147,17 @@ def _resumes(args: argparse.Namespace) -> bool:
     """Return whether fairseq will load weights before it trains."""
     restore = args.restore_file
     last = restore if restore != "checkpoint_last.pt" else os.path.join(args.save_dir, restore)
-    return any(path and PathManager.exists(path) for path in (last, args.finetune_from_model, args.continue_once))
+    paths = (reading.with_suffix(last, args.checkpoint_suffix), args.finetune_from_model, args.continue_once)
+    return any(path and PathManager.exists(path) for path in paths)
 
 
-def _check_exists(flag: str, path: str | None) -> None:
-    if path and not PathManager.exists(path):
-        raise UserError(f"{flag} {path}: no such file or folder")
+def _check_exists(flag: str, path: str | None, suffix: str | None = None) -> None:
+    """Raise a UserError unless there is such a file; suffix: --checkpoint-suffix, which fairseq adds to its name."""
+    if not path or PathManager.exists(file := reading.with_suffix(path, suffix)):
+        return
+    if suffix:
+        raise UserError(f"{flag} {path}: there is no {file}, which --checkpoint-suffix {suffix} asks for")
+    raise UserError(f"{flag} {path}: no such file or folder")
 
 
 def _error(parser: argparse.ArgumentParser, message: str) -> None:

@@ -20,18 +20,25 @@ from ..core.modules import ACTIVATIONS
 from ..core.probes import PROBES, get_probes
 from ..errors import UserError
 from .checkpoints import epoch_weights
+from .graphs import settings as graphs
 
 
 @dataclass
 class TrainingFlags:
-    """Flags of every model that concern its training: probes, --stop-stuck and --epoch-weights."""
+    """Flags of every model that concern its training, and not what it computes."""
 
     deepnet_probe: Optional[str] = flag(None, f"probes to record, with commas between, or all: {', '.join(PROBES)}")
     probe_interval: int = flag(10, "updates between two records of --deepnet-probe")
     probe_dir: str = flag(".", "folder of probes.jsonl, by default --save-dir")
+    cuda_graphs: Optional[str] = flag(
+        None, "on a GPU, compute batches by CUDA graphs of N padded shapes, as 32; auto: if faster; 0: without"
+    )
     stop_stuck: int = flag(0, "stop after N updates that predict no better than the words' frequencies; 0: never")
     epoch_weights: Optional[str] = flag(
         None, "keep these epochs' weights (weightsN.pt) to average, and no checkpoint_best: last:N or A-B"
+    )
+    new_vocabulary: bool = flag(
+        False, "start from a checkpoint of another dictionary: common symbols keep their embeddings"
     )
 
 
@@ -129,6 +136,7 @@ def check(cfg) -> None:
     """Raise a UserError, naming the flag, for the first invalid value of TrainingFlags or FineTuningFlags."""
     get_probes(cfg.deepnet_probe)
     epoch_weights.check(cfg.epoch_weights)
+    graphs.parse(cfg.cuda_graphs)
     if cfg.probe_interval < 1:
         raise UserError(f"--probe-interval {cfg.probe_interval}: must be at least 1")
     if cfg.stop_stuck < 0:

@@ -7,17 +7,19 @@ It reads binarised files whole when it opens them, so checking all tokens costs 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import struct
 from pathlib import Path
 
 import numpy
-from fairseq.data import indexed_dataset
+from fairseq.data import indexed_dataset, iterators
 
 from ..errors import UserError
+from .distributed import agreement
 
 log = logging.getLogger(__name__)
-PROCESSES, BEGUN = "num_shards", "begun"  # in the state of an iterator
+PROCESSES, BATCHES, BEGUN = "num_shards", "batches", "begun"  # in the state of an iterator
 MAGIC, HEADER = b"MMIDIDX\x00\x00", struct.Struct("<9sQBQ")  # followed by sizes in int32 and offsets in int64
 TYPES = indexed_dataset._code_to_dtype
 OLD_MAGIC = b"TNTIDX\x00\x00"
@@ -92,15 +94,55 @@ def keep_last_batch(batch_by_size, indices, *args, **kwargs):
     return batches
 
 
-def on_processes(state: dict, number: int) -> dict:
-    """Convert an iterator's state for `number` processes, which continue after the same number of sentences.
+def batches_of(iterator) -> int | None:
+    """Return the number of batches in the present epoch of all processes; None if an iterator does not know it."""
+    return len(iterator.frozen_batches) if type(iterator) is iterators.EpochBatchIterator else None
 
-    A checkpoint counts the batches of one process, which has more of them when there are fewer processes.
+
+def place_now(place: dict, iterator, update_freq: int, skip_remainder: bool) -> dict:
+    """Convert the place at which a training was saved for the batches, processes and updates that it has now.
+
+    place: state of the iterator in the checkpoint; iterator: the epoch's, made by the present flags; update_freq:
+    batches a process and update; skip_remainder: the flag --skip-remainder-batch. Where nothing has changed the place
+    is the same. With other batches (--max-tokens, or other data) it is after the same share of the epoch. It is always
+    at the beginning of an update, from which fairseq counts those that are left, and before the epoch's last one.
     """
-    if "iterations_in_epoch" not in state:  # an export's
-        return state
-    before = state.get(PROCESSES, number)
-    done = state["iterations_in_epoch"] * before
-    if done % number:
-        log.warning(f"resumed on {number} processes after {before}: the last {done % number} batches come again")
-    return state | {"iterations_in_epoch": done // number, BEGUN: done > 0}
+    if not place.get("iterations_in_epoch"):  # between two epochs, or in an export
+        return place
+    processes, batches = iterator.num_shards, batches_of(iterator)
+    done = place["iterations_in_epoch"] * place.get(PROCESSES, processes)
+    if batches is None:
+        return place | {"iterations_in_epoch": done // processes, BEGUN: True}
+
+    before = place.get(BATCHES)  # not in checkpoints of fairseq and of earlier versions
+    if before is not None:
+        wanted = done * batches // before
+    elif done < batches:
+        wanted = done
+    else:
+        wanted = 0
+
+    length = math.ceil(batches / processes)
+    if iterator.skip_remainder_batch:
+        length -= 1
+    updates = length // update_freq if skip_remainder else math.ceil(length / update_freq)
+    made = min(wanted // processes // update_freq, updates - 1)
+    iterations = max(0, made) * update_freq
+
+    if agreement.is_first() and iterations * processes != done:
+        _say_where(place["epoch"], done, before, iterations * processes, batches)
+    return place | {"iterations_in_epoch": iterations, BEGUN: True}
+
+
+def _say_where(epoch: int, done: int, before: int | None, now: int, batches: int) -> None:
+    """Log that an epoch goes on after `now` of its `batches`; `done` of `before` were done, or of an unknown number."""
+    if before is None and done >= batches:
+        log.warning(f"epoch {epoch} has only {batches} batches now, and {done} were done: it begins again")
+    elif before is None or before == batches:
+        log.warning(f"epoch {epoch} goes on at an update's beginning: the last {done - now} batches come again")
+    else:
+        log.warning(
+            f"epoch {epoch} has {batches} batches now, and had {before} when the checkpoint was saved: it goes on "
+            f"after {now} where {done} were done; in this epoch some sentences come twice, and others do not "
+            "(--reset-dataloader starts the data over)"
+        )

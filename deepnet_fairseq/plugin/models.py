@@ -35,6 +35,7 @@ from ..core.models import DeepModel, EncoderDecoder, LanguageModel, MaskedLangua
 from ..core.stack import Decoder, Encoder
 from ..errors import UserError
 from . import config
+from .checkpoints.vocabulary import carried_over
 
 logger = logging.getLogger(__name__)
 HEADS = "classification_heads"
@@ -45,14 +46,21 @@ OLD_NORM = ".emb_layer_norm.", ".layernorm_embedding."
 
 
 class EncoderShell(Encoder, FairseqEncoder):
-    """core's Encoder as a FairseqEncoder; the model sets `dictionary`."""
+    """core's Encoder as a FairseqEncoder; the model sets `dictionary`.
+
+    digest: of the dictionary that it was trained with, where that itself is not at hand.
+    """
+
+    digest: str | None = None
 
     def __init__(self) -> None:
         FairseqEncoder.__init__(self, dictionary=None)
 
 
 class DecoderShell(Decoder, FairseqIncrementalDecoder):
-    """core's Decoder as a FairseqIncrementalDecoder; the model sets `dictionary`."""
+    """core's Decoder as a FairseqIncrementalDecoder; `dictionary` and `digest` are as in EncoderShell."""
+
+    digest: str | None = None
 
     def __init__(self) -> None:
         FairseqIncrementalDecoder.__init__(self, dictionary=None)
@@ -74,6 +82,8 @@ class FairseqShell(DeepModel):
     """Mixin in front of core's model and fairseq's: fairseq builds the model for a task and trains it."""
 
     encoder_class, decoder_class = EncoderShell, DecoderShell
+    origin: dict[str, Any] | None = None  # of vocabulary.origin_of, for a model that building.from_checkpoint has made
+    rows: dict[str, list[int]] | None = None  # set by vocabulary.carrying_over while weights are loaded by symbol
 
     def __init__(self, *parts: nn.Module):
         BaseFairseqModel.__init__(self)
@@ -106,6 +116,12 @@ class FairseqShell(DeepModel):
         theirs = programs & sys.modules.keys() or Path(sys.argv[0]).parent.name == "fairseq_cli"
         if theirs and next(self.parameters()).is_cpu:
             keep_freed_memory()
+
+    def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
+        """Load a state dict as DeepModel does; one of another vocabulary by symbol, under --new-vocabulary."""
+        if self.rows is not None:
+            state_dict = carried_over(self.renamed(state_dict), self.state_dict(), self.rows)
+        return super().load_state_dict(state_dict, strict)
 
     @classmethod
     def fit_to(cls, cfg: Any, task: Any) -> None:

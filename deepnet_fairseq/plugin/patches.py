@@ -27,7 +27,7 @@ from torch.utils.data._utils import signal_handling
 from ..core import attention
 from ..errors import UserError
 from . import calm_root_logger, command_line, datasets, task
-from .checkpoints import atomic, exact_resume, reading, saving, train_loop
+from .checkpoints import atomic, exact_resume, loading, reading, saving, train_loop
 from .distributed import launch
 from .trainer import DeepTrainer
 
@@ -63,6 +63,9 @@ PATCHES: dict[tuple[Any, str], Handler] = {  # (module or class, function): the 
     (checkpoint_utils, "load_checkpoint"): train_loop.load_checkpoint,
     # readers of damaged files raise any error; fairseq runs settings of the file with eval()
     (checkpoint_utils, "load_checkpoint_to_cpu"): reading.load_checkpoint_to_cpu,
+    # what a model or a part of one has against a checkpoint names no file: they get the weights alone
+    (checkpoint_utils, "load_model_ensemble_and_task"): loading.load_model_ensemble_and_task,
+    (checkpoint_utils, "load_pretrained_component_from_model"): loading.load_pretrained_component_from_model,
 }
 
 PROGRAM: dict[str, Handler] = {  # the same for fairseq-train's own functions, in the namespace where its main runs

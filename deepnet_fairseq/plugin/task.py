@@ -6,11 +6,14 @@ import argparse
 import functools
 from typing import Any, cast
 
-from fairseq import tasks
+import torch
+from fairseq import tasks, utils
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ..errors import UserError
+from .checkpoints import vocabulary
 from .distributed import zero
+from .graphs.step import GraphedStep
 from .optimisers.after_update import apply_after_update
 from .probing import TrainingProbes
 from .settings import check_plain
@@ -22,13 +25,54 @@ SECTIONS = ("common", "dataset", "optimization", "checkpoint")
 class DeepTask:
     """Mixin in front of the class of every task that fairseq sets up.
 
-    probes: those of the training that the task is part of; stuck: its watch over validation losses. DeepTrainer sets
-    both. It holds no trainer: a cycle of the two would free their memory only at a garbage collection.
+    probes: those of the training that the task is part of; graphs: its step by CUDA graphs; stuck: its watch over
+    validation losses. DeepTrainer sets them. The task holds no trainer: a cycle of the two would free their memory only
+    at a garbage collection. digests: of the dictionaries and of what cut the text, None for a task without a
+    dictionary.
     """
 
     probes: TrainingProbes | None = None
+    graphs: GraphedStep | None = None
     stuck: Stuck | None = None
+    digests: vocabulary.Digests | None = None
     validated = 0  # number of subsets that the present validation has finished
+
+    def build_criterion(self, cfg, *args, **kwargs):
+        """Build the loss, which gets copies of the batches: R-Drop doubles a batch that --eval-bleu then translates."""
+        criterion = super().build_criterion(cfg, *args, **kwargs)  # type: ignore[misc]
+        criterion.register_forward_pre_hook(_on_copies, with_kwargs=True)
+        return criterion
+
+    def state_dict(self):
+        """Return the state that checkpoints hold, with the digests of the vocabulary."""
+        state = dict(super().state_dict())  # type: ignore[misc]
+        return state if self.digests is None else state | {vocabulary.KEY: self.digests}
+
+    def load_state_dict(self, state_dict):
+        """Load the state in a checkpoint; raise a UserError, naming its file, if its vocabulary is not the data's.
+
+        fairseq calls this for a checkpoint that it has read for use, before it builds the model. A training that
+        starts from one compares in DeepTrainer.load_checkpoint.
+        """
+        state = dict(state_dict)
+        origin, data = state.pop(vocabulary.KEY, None), vocabulary.data_of(self)
+        if origin is not None and "file" in origin:
+            vocabulary.check(origin, self.digests, data, f"the data in {data}")
+        super().load_state_dict(state)  # type: ignore[misc]
+
+    def build_generator(self, models, args, *more, **kwargs):
+        """Build the search; a UserError for a language model (--lm-path) of another dictionary than the target's.
+
+        It would add the scores of other symbols.
+        """
+        language_model = (kwargs.get("extra_gen_cls_kwargs") or {}).get("lm_model")
+        if language_model is not None:
+            read = getattr(language_model.decoder, "dictionary", None)
+            own = self.target_dictionary  # type: ignore[attr-defined]  # of the task's own class
+            if read is not None and vocabulary.symbols_of(read) != vocabulary.symbols_of(own):
+                path = getattr(args, "lm_path", None)
+                raise UserError(f"--lm-path {path}: has another dictionary than the target side; train one on its data")
+        return super().build_generator(models, args, *more, **kwargs)  # type: ignore[misc]
 
     def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False, **kwargs):
         """Run the passes of one batch. A batch that keeps an idle process busy has size 0 and logs zeros.
@@ -37,11 +81,21 @@ class DeepTask:
         """
         if self.probes is not None:
             self.probes.before_batch(update_num, dummy=ignore_grad)
-        step = super().train_step  # type: ignore[misc]  # of the task's own class
-        loss, size, logged = step(sample, model, criterion, optimizer, update_num, ignore_grad, **kwargs)
+        done = None
+        probed = self.probes is not None and self.probes.session.watching
+        if self.graphs is not None and not probed:
+            done = self.graphs.step(sample, model, criterion, optimizer, update_num, ignore_grad)
+        if done is None:
+            own = super().train_step  # type: ignore[misc]  # of the task's own class
+            done = own(sample, model, criterion, optimizer, update_num, ignore_grad, **kwargs)
+        loss, size, logged = done
         if ignore_grad:
             size, logged = size * 0, {key: value * 0 for key, value in logged.items()}
         return loss, size, logged
+
+    def own_train_step(self) -> Any:
+        """Return the train_step of the task's own class, as a function."""
+        return super().train_step.__func__  # type: ignore[misc]
 
     def optimizer_step(self, optimizer, model, update_num):
         """Make an update, and let the method change the weights after it."""
@@ -80,6 +134,24 @@ class DeepTask:
             super().post_validate(model, stats, agg)  # type: ignore[misc]
 
 
+def _on_copies(criterion: torch.nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """Replace the batches among a loss's arguments by copies, which it may change without anybody noticing.
+
+    Only a validation reads a batch's numbers after the loss; there they are copied too, and else only the containers.
+    """
+
+    def own(value):
+        if not isinstance(value, dict):
+            return value
+        return utils.apply_to_sample(_same if criterion.training else torch.clone, value)
+
+    return tuple(own(value) for value in args), {name: own(value) for name, value in kwargs.items()}
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
 def set_up(original, cfg, **kwargs):
     """Set up a task, with DeepTask in front of its class."""
     whole: Any = cfg._get_parent() if isinstance(cfg, DictConfig) else None
@@ -93,6 +165,7 @@ def with_mixin(task: Any) -> Any:
     """Put DeepTask in front of the class of `task`, once, and return the task."""
     if not isinstance(task, DeepTask):
         task.__class__ = _mixed(cast(Any, type(task)))
+        task.digests = vocabulary.of_task(task)
     return task
 
 

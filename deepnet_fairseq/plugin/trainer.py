@@ -20,6 +20,7 @@ import torch
 from fairseq import models, optim, options, tasks, utils
 from fairseq.data import iterators
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.file_io import PathManager
 from fairseq.logging import metrics
 from fairseq.optim import lr_scheduler
 from fairseq.trainer import Trainer
@@ -28,9 +29,10 @@ from ..core import archs
 from ..errors import UserError
 from . import datasets, stuck
 from .admin_profile import fill_profile
-from .checkpoints import atomic, epoch_weights, exact_resume, reading, saving, train_loop
+from .checkpoints import atomic, epoch_weights, exact_resume, reading, saving, train_loop, vocabulary
 from .distributed import launch, zero
 from .divergence import FLOOR, GRADIENTS, LOSS, Diverged
+from .graphs import settings as graph_settings
 from .optimisers import half_precision, papers
 from .probing import probes_of
 from .task import with_mixin
@@ -44,7 +46,10 @@ class DeepTrainer(Trainer):
 
     samples: the batches of the present update; signal: whether a signal has come to any process, None before the first
     check; over: the value for fairseq's `train` to return if the training was over when it was started; make_as_in: the
-    epoch in which the resumed training made its batches; limited: the modules whose gradients are clipped apart.
+    epoch in which the resumed training made its batches; place: where in an epoch the loaded checkpoint was saved, as
+    the state of fairseq's iterator; iterator: the batches of the present epoch; limited: the modules whose gradients
+    are clipped apart; second_name: path that the file of the running save gets too; weights_beside: another file, for
+    its weights alone.
     """
 
     is_fsdp = False  # fairscale's, which zero.check_settings refuses
@@ -52,7 +57,11 @@ class DeepTrainer(Trainer):
     signal: bool | None = None
     over: tuple[list, bool] | None = None
     make_as_in: int | None = None
+    place: dict = {}  # replaced, never changed
+    iterator: Any = None
     limited: list | None = None
+    second_name: str | None = None
+    weights_beside: epoch_weights.Beside | None = None
     _wrapped_model: Any
     _wrapped_criterion: Any
 
@@ -65,6 +74,7 @@ class DeepTrainer(Trainer):
         with_mixin(task)
         self.stuck = task.stuck = stuck.watch_of(self.cfg, criterion)
         self.probes = task.probes = probes_of(model, self.cfg.model)
+        self.use_graphs(graph_settings.parse(self._cuda_graphs) or 0)
 
     @property
     def model(self):
@@ -97,6 +107,15 @@ class DeepTrainer(Trainer):
         finally:
             place.heartbeat_timeout = seconds
 
+    @property
+    def _cuda_graphs(self) -> str | None:
+        """The flag --cuda-graphs; None of a model that has none, which is another package's."""
+        return getattr(self.cfg.model, "cuda_graphs", None)
+
+    def use_graphs(self, wanted: int | str) -> None:
+        """Compute the batches of training by CUDA graphs from the next one on, if the settings allow it."""
+        self.graphs = self.task.graphs = graph_settings.graphed_step(self, wanted)
+
     def _build_optimizer(self):
         """Build the optimiser, in half precision one of half_precision.py, and shard its state under ZeRO.
 
@@ -124,22 +143,37 @@ class DeepTrainer(Trainer):
 
     def load_checkpoint(self, filename, reset_optimizer=False, reset_lr_scheduler=False, optimizer_overrides=None,
                         reset_meters=False):  # fmt: skip
-        """Load a checkpoint, with all that save_checkpoint adds to fairseq's."""
+        """Load a checkpoint, with all that save_checkpoint adds to fairseq's.
+
+        Raises a UserError, before anything is loaded, for one of another vocabulary without --new-vocabulary.
+        """
         with reading.explaining_unusable(filename):
-            extra_state = super().load_checkpoint(
-                filename, reset_optimizer, reset_lr_scheduler, optimizer_overrides, reset_meters
-            )
+            with vocabulary.carrying_over(self, filename, reset_optimizer):
+                extra_state = super().load_checkpoint(
+                    filename, reset_optimizer, reset_lr_scheduler, optimizer_overrides, reset_meters
+                )
             if extra_state is None:
                 return None
             self.resumed = True
+            if not reset_optimizer:
+                self.use_graphs(graph_settings.kept(self._cuda_graphs, extra_state.get(graph_settings.KEY, 0)))
             if not reset_meters:
                 exact_resume.remember(self, extra_state)
                 self.stuck.resume(extra_state)
-            place = extra_state["train_iterator"]
-            extra_state["train_iterator"] = datasets.on_processes(place, self.data_parallel_world_size)
+            # fairseq would move to a batch that this epoch may not have; go_on_from moves there
+            self.place = extra_state["train_iterator"]
+            extra_state["train_iterator"] = self.place | {"iterations_in_epoch": 0}
         return extra_state
 
     # batches
+
+    def go_on_from(self, iterator) -> dict:
+        """Move an epoch's batches to the place at which the loaded checkpoint was saved; return that place."""
+        cfg = self.cfg.optimization
+        of_epoch = min(self.place["epoch"], len(cfg.update_freq)) - 1
+        place = datasets.place_now(self.place, iterator, cfg.update_freq[of_epoch], cfg.skip_remainder_batch)
+        iterator.load_state_dict(place)
+        return place
 
     def get_train_iterator(self, epoch, combine=True, load_dataset=True, data_selector=None, shard_batch_itr=True,
                            disable_iterator_cache=False):  # fmt: skip
@@ -164,6 +198,9 @@ class DeepTrainer(Trainer):
             model.profiled = False
         if self.probes is not None and self.probes.iterator is None:
             self.probes.iterator = iterator
+        if self.graphs is not None:
+            self.graphs.plan(iterator)
+        self.iterator = iterator
         return iterator
 
     # step
@@ -257,12 +294,14 @@ class DeepTrainer(Trainer):
         logger.info(f"Saving checkpoint to {path}")
         state = saving.on_cpu(self.state_dict())
         state["extra_state"] |= extra_state | {exact_resume.KEY: exact_resume.forgotten(self)} | self.stuck.kept()
+        state["extra_state"][graph_settings.KEY] = 0 if self.graphs is None else self.graphs.chosen
         if "train_iterator" in extra_state:
-            place = {key: value for key, value in extra_state["train_iterator"].items() if key != datasets.BEGUN}
-            state["extra_state"]["train_iterator"] = place | {datasets.PROCESSES: self.data_parallel_world_size}
+            state["extra_state"]["train_iterator"] = self._place_to_save(extra_state["train_iterator"])
         try:
             atomic.save(state, filename)
-            epoch_weights.write_too(state)
+            if self.second_name is not None:
+                PathManager.copy(filename, self.second_name, overwrite=True)
+            epoch_weights.write_too(state, self.weights_beside)
         except atomic.SaveError as error:
             if os.path.basename(filename) != "crash.pt":
                 raise
@@ -270,6 +309,14 @@ class DeepTrainer(Trainer):
             return None
         logger.info(f"Finished saving checkpoint to {path}")
         return path
+
+    def _place_to_save(self, place: dict) -> dict:
+        """Add to the state of the batches' iterator what a resume on other batches or processes needs."""
+        place = {key: value for key, value in place.items() if key != datasets.BEGUN}
+        place[datasets.PROCESSES] = self.data_parallel_world_size
+        if place.get("iterations_in_epoch"):
+            place[datasets.BATCHES] = datasets.batches_of(self.iterator)
+        return place
 
 
 def parse(flags: list[str]) -> argparse.Namespace:

@@ -7,6 +7,7 @@ import re
 import sys
 from pathlib import Path
 
+import torch
 from fairseq import checkpoint_utils
 from omegaconf import OmegaConf
 from torch import Tensor
@@ -14,24 +15,29 @@ from torch import Tensor
 from ..errors import UserError
 from ..files import save
 from ..plugin.building import own_config
+from ..plugin.checkpoints import reading, vocabulary
 from ..plugin.checkpoints.epoch_weights import weights_of
 
-EPOCH = re.compile(r"(?:checkpoint|weights)(\d+)\.pt")  # weights: files of --epoch-weights
-UPDATE = re.compile(r"checkpoint_\d+_(\d+)\.pt")
-BEST = re.compile(r"checkpoint\.best_.+\.pt")
+# names of checkpoints before --checkpoint-suffix and .pt
+EPOCH = r"(?:checkpoint|weights)(\d+)"  # weights: files of --epoch-weights
+UPDATE = r"checkpoint_\d+_(\d+)"
+BEST = r"checkpoint\.best_(.+)"
+LATEST = r"checkpoint_(?:last|previous|best)"
 # these may differ within one run, between attempts
-MAY_DIFFER = {"checkpoint_activations", "checkpoint_every", "admin_profile",
-              "deepnet_probe", "probe_interval", "probe_dir", "epoch_weights"}  # fmt: skip
+MAY_DIFFER = {"checkpoint_activations", "checkpoint_every", "cuda_graphs", "admin_profile",
+              "deepnet_probe", "probe_interval", "probe_dir", "epoch_weights", "new_vocabulary"}  # fmt: skip
 
 
-def last(folder: Path, k: int) -> list[Path]:
+def last(folder: Path, k: int, suffix: str | None = None) -> list[Path]:
     """Return the last k checkpoints of a run, oldest first: epoch checkpoints if there are k, else those by updates.
 
-    Raises a UserError, naming the folder, if there are fewer of either.
+    suffix: the run's --checkpoint-suffix; None: that of the folder's only run. Raises a UserError, naming the folder,
+    if there are fewer of either, or runs of several suffixes.
     """
+    suffix = _only_suffix(folder) if suffix is None else suffix
     most = 0
-    for pattern in (EPOCH, UPDATE):
-        numbered = [(int(m.group(1)), p) for p in folder.iterdir() if (m := pattern.fullmatch(p.name))]
+    for kind in (EPOCH, UPDATE):
+        numbered = [(int(number), path) for path, number in _named(folder, kind, suffix).items()]
         if len(numbered) >= k:
             return [path for _, path in sorted(numbered)[-k:]]
         most = max(most, len(numbered))
@@ -39,22 +45,20 @@ def last(folder: Path, k: int) -> list[Path]:
     raise UserError(f"{folder}: has {most} checkpoints of epochs or of updates, not {k}; {way}")
 
 
-def best(folder: Path, k: int) -> list[Path]:
+def best(folder: Path, k: int, suffix: str | None = None) -> list[Path]:
     """Return the k checkpoints with the best validation score, best first, by the run's --best-checkpoint-metric.
 
-    It reads every checkpoint of the folder. Raises a UserError if fewer than k have a finite score, or one is another
-    model's.
+    It reads every checkpoint of the folder; suffix: as for last(). Raises a UserError if fewer than k have a finite
+    score, or one is another model's.
     """
+    suffix = _only_suffix(folder) if suffix is None else suffix
+    paths = [path for kind in (EPOCH, UPDATE, BEST) for path in _named(folder, kind, suffix)]
     scored: dict[int, tuple[float, Path]] = {}  # keyed by updates, because the best ones are saved under two names
     maximize = False
-    for path in sorted(folder.iterdir()):
-        if any(pattern.fullmatch(path.name) for pattern in (EPOCH, UPDATE, BEST)):
-            state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
-            own_config(state, str(path))
-            maximize = state["cfg"].checkpoint.maximize_best_checkpoint_metric
-            score = state["extra_state"].get("val_loss")
-            if score is not None and math.isfinite(score):
-                scored[state["optimizer_history"][-1]["num_updates"]] = (score, path)
+    for path in sorted(paths):
+        update, score, maximize = _score(path)
+        if score is not None and math.isfinite(score):
+            scored[update] = (score, path)
     if len(scored) < k:
         raise UserError(
             f"{folder}: has no {k} checkpoints with a validation score; save more, or give a smaller --best"
@@ -63,33 +67,94 @@ def best(folder: Path, k: int) -> list[Path]:
     return [path for _, path in ranked[:k]]
 
 
+def _score(path: Path) -> tuple[int, float | None, bool]:
+    """Return a checkpoint's number of updates, its validation score, and whether a larger score is better."""
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
+    own_config(state, str(path))
+    maximize = state["cfg"].checkpoint.maximize_best_checkpoint_metric
+    return state["optimizer_history"][-1]["num_updates"], state["extra_state"].get("val_loss"), maximize
+
+
+def _named(folder: Path, kind: str, suffix: str) -> dict[Path, str]:
+    """Map a folder's checkpoints of one kind and --checkpoint-suffix to their numbers in the name.
+
+    A suffix may be a number too, as of a job: checkpoint112.pt is then of epoch 1 and suffix 12.
+    """
+    pattern = re.compile(kind + re.escape(suffix) + r"\.pt")
+    longer = [other for other in suffixes(folder) if other != suffix and other.endswith(suffix)]
+    matches = {path: match[1] for path in folder.iterdir() if (match := pattern.fullmatch(path.name))}
+    others = tuple(f"{other}.pt" for other in longer)
+    return {path: number for path, number in matches.items() if not path.name.endswith(others)}
+
+
+def suffixes(folder: Path) -> set[str]:
+    """Return every --checkpoint-suffix of the trainings in a folder; "" is that of one without."""
+    names = [path.name for path in folder.iterdir()]
+    found = {match[1] for name in names if (match := re.fullmatch(LATEST + r"(.*)\.pt", name))}
+    return found or {reading.suffix_of(path) for path in folder.glob("*.pt")}
+
+
+def _only_suffix(folder: Path) -> str:
+    """Return the --checkpoint-suffix of the only training with numbered checkpoints in a folder, "" if none has any.
+
+    Raises a UserError, naming the folder, for several.
+    """
+    kinds = (EPOCH, UPDATE, BEST)
+    used = sorted(one for one in suffixes(folder) | {""} if any(_named(folder, kind, one) for kind in kinds))
+    if len(used) > 1:
+        names = ", ".join(one or "''" for one in used)
+        raise UserError(f"{folder}: holds checkpoints of several trainings; give one --checkpoint-suffix of {names}")
+    return used[0] if used else ""
+
+
 def average(paths: list[Path], out: Path) -> None:
     """Write the mean of the parameters with the first checkpoint's config, without optimiser state.
 
     Vaswani et al. 2017, section 6.1, average the last 5 of a base model, written ten minutes apart.
-    The sum is float64, with one checkpoint in memory at a time beside it. Raises a UserError, and writes nothing, for
-    checkpoints of different runs, for a missing one, and for parameters that are not finite.
+    The sum is float64. At any time one checkpoint is in memory beside it and the first one's weights, however many
+    there are. Raises a UserError, and writes nothing, for checkpoints of different runs, for a missing one, and for
+    parameters that are not finite.
     """
-    first, total, seen = None, {}, set()
+    first: dict = {}
+    known: dict | None = None  # the vocabulary of the first checkpoint that holds one
+    total: dict[str, Tensor] = {}
+    seen = set()
     for path in paths:
-        state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
-        if (update := (state.get("optimizer_history") or [{}])[-1].get("num_updates", path.resolve())) in seen:
+        state = weights_of(checkpoint_utils.load_checkpoint_to_cpu(str(path)))
+        config = own_config(state, str(path))
+        update = (state.get("optimizer_history") or [{}])[-1].get("num_updates", path.resolve())
+        if update in seen:
             print(f"WARNING: {path} is of the same update as another one; it counts twice", file=sys.stderr)
         seen.add(update)
-        if first is None:
-            first, first_config = state, own_config(state, str(path))
+
+        if not first:
+            first, first_config = state, config
         else:
-            _check_same_run(first, first_config, state, own_config(state, str(path)), paths[0], path)
+            _check_same_run(first, first_config, state, config, paths[0], path)
+        origin = state["task_state"][vocabulary.KEY]
+        if known is None:
+            known = origin if origin["digests"] is not None else None
+        elif other := vocabulary.differing(known["digests"], origin["digests"] or {}):
+            raise UserError(f"{path}: was trained with {other} than {known['file']}; average checkpoints of one run")
         for key, value in state["model"].items():
-            if value.is_floating_point():
-                total[key] = total.get(key, 0) + value.double()
-    mean = {
-        key: (total[key] / len(paths)).to(value.dtype) if key in total else value
-        for key, value in first["model"].items()
-    }
+            if not value.is_floating_point():
+                continue
+            if key in total:
+                total[key] += value
+            else:
+                total[key] = value.to(torch.float64, copy=True)
+        del state, config  # before the next one is read
+
+    mean = dict(first["model"])
+    for key, value in first["model"].items():
+        if key in total:
+            mean[key] = (total.pop(key) / len(paths)).to(value.dtype)
     _keep_ties(first["model"], mean)
     cfg = OmegaConf.to_container(first["cfg"], resolve=True, enum_to_str=True)
-    save(weights_of(first) | {"model": mean, "cfg": cfg}, out)
+    state = {**first["task_state"]}
+    del state[vocabulary.KEY]
+    state |= vocabulary.to_save(known) if known is not None else {}
+    save(first | {"model": mean, "cfg": cfg, "task_state": state}, out)
 
 
 def _keep_ties(before: dict[str, Tensor], after: dict[str, Tensor]) -> None:

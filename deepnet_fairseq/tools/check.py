@@ -17,6 +17,7 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from fairseq.trainer import Trainer
 
 from ..core import archs
@@ -26,6 +27,7 @@ from ..plugin import config
 from ..plugin.probe_record import FILE, Values, read_record
 from ..plugin.trainer import batches, build_trainer, parse, refuse_others, step
 from ..text_table import render
+from ..threads import torch_threads, width_of
 
 ATTEMPTS = 3  # batches for an update: in fp16 the first ones overflow until the loss scale fits
 # evenness of a stack's gradient norms: smallest layer's over largest layer's
@@ -144,6 +146,8 @@ def train_briefly(
     """
     with tempfile.TemporaryDirectory() as folder:
         args = _adapt(parse([*flags, "--no-save", "--save-dir", folder]), warmup)
+        if args.cpu or not torch.cuda.is_available():
+            torch_threads.use(width_of(config.namespace(**vars(args))))
         trainer = build_trainer(args)
         failure, observed = None, []
         start = time.monotonic()

@@ -7,6 +7,7 @@ that is stuck or diverges is a result too.
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import inspect
 import json
@@ -25,10 +26,11 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import torch
 
+from ..core import archs
 from ..core.methods import METHODS, get_method
 from ..errors import UserError
 from ..files import check_file, read_object, whole
@@ -38,7 +40,9 @@ from ..study.runs import FILES, RecordedRun, read_records
 from ..study.scoring.generated import read_corpus
 from ..study.scoring.scores import score
 from ..text_table import render
+from ..threads import Share, available_cores, counted, from_environment, processes_and_threads, width_of
 from .environment import environment
+from .time_left import TimeLeft
 
 PACKAGE = Path(__file__).resolve().parents[1]
 TRAINING = shlex.split("""
@@ -60,8 +64,7 @@ BETA2 = re.compile(r"--adam-betas[ =]\(?[\d.]+, ?([\d.]+)")
 ENDED = re.compile(r"error: ((diverged|stuck) at update \d+)")
 LATEST = re.compile(r'train_inner \| .*?"loss": "([\d.]+)".*?"num_updates": "(\d+)"')
 SHORT = 2.0  # BLEU below which a model writes the target language, but does not translate yet
-# seconds between polls of the programs, between lines of progress, and before the time left is estimated
-POLL, SECONDS, SETTLED = 0.2, 5.0, 30.0
+POLL, SECONDS = 0.2, 5.0  # seconds between polls of the programs, and between lines of progress
 LINES = 8  # most lines of a panel
 DIED_WITH_PARENT = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
 
@@ -82,8 +85,9 @@ class Cell(NamedTuple):
 class Grid:
     """Grid of cells with their common settings.
 
-    data: binarised, of one language pair; updates: of each cell; jobs: cells trained at a time; flags: of
-    fairseq-train, which override others; warmup: share of the updates; user_dir: folder of the user's methods.
+    data: binarised, of one language pair; updates: of each cell; jobs: cells trained at a time, None to let the
+    machine decide; flags: of fairseq-train, which override others; warmup: share of the updates; user_dir: folder of
+    the user's methods.
     """
 
     data: Path
@@ -93,7 +97,7 @@ class Grid:
     seeds: Sequence[int]
     updates: int
     out: Path
-    jobs: int = 1
+    jobs: int | None = None
     flags: Sequence[str] = ()
     warmup: float = 1 / 6
     user_dir: str | None = None
@@ -102,8 +106,9 @@ class Grid:
         """Raise a UserError for a grid that cannot be trained on any data."""
         for method in self.methods:
             get_method(method)
-        for flag, numbers in {"--depths": self.depths, "--updates": [self.updates], "--jobs": [self.jobs]}.items():
-            if min(numbers) < 1:
+        at_a_time = [] if self.jobs is None else [self.jobs]
+        for flag, numbers in {"--depths": self.depths, "--updates": [self.updates], "--jobs": at_a_time}.items():
+            if min(numbers, default=1) < 1:
                 raise UserError(f"{flag} {min(numbers)}: must be at least 1")
         if not min(self.lrs) > 0:
             raise UserError(f"--lrs {min(self.lrs)}: must be above 0")
@@ -112,6 +117,7 @@ class Grid:
         for word in self.flags:
             if instead := REFUSED.get(word.split("=")[0]):
                 raise UserError(f"{word}: each cell has its own; give {instead}")
+        self.width()
 
     @property
     def cells(self) -> list[Cell]:
@@ -129,6 +135,26 @@ class Grid:
         if len(self.dictionaries) != 2 or len(files) != 2:
             raise UserError(f"{self.data}: no binarised data of one language pair; `deepnet prepare text` makes such")
         return files[0].name.split(".")[1]
+
+    def width(self) -> int:
+        """Return the width of the models; raise a UserError for one that is no number."""
+        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        parser.add_argument("--arch", "-a")
+        for stack in archs.STACKS[archs.MODEL_NAME]:
+            parser.add_argument(f"--{stack}-embed-dim", type=int)
+        parser.error = _refuse_flag  # type: ignore[method-assign]  # argparse prints a page and exits
+        cfg, _ = parser.parse_known_args([*TRAINING, *self.flags])
+        archs.fill(cfg)
+        width = width_of(cfg)
+        assert width is not None  # fill() has set it
+        return width
+
+    def share(self) -> Share:
+        """Decide how many cells are trained at a time, and with how many threads each."""
+        if "--cpu" in [*ON_CPU, *self.flags]:
+            return processes_and_threads(self.width(), tasks=len(self.cells), processes=self.jobs)
+        jobs = self.jobs or 1
+        return Share(jobs, max(1, available_cores() // jobs))
 
     def name(self, cell: Cell) -> str:
         """Return the name of a cell's folder in `out`, and of its record."""
@@ -177,6 +203,11 @@ class Grid:
         words = [*grid.split(), f"--updates={self.updates}", f"--warmup={self.warmup:.6g}", *self.flags]
         own = ["--user-dir", self.user_dir] if self.user_dir else []
         return f"deepnet compare {shlex.join([str(self.data), *words, *own])}"
+
+
+def _refuse_flag(message: str) -> NoReturn:
+    """Raise argparse's message as a UserError."""
+    raise UserError(message.removeprefix("argument "))
 
 
 def rate(lr: float) -> str:
@@ -240,7 +271,8 @@ def start(grid: Grid, name: str, words: list[str], log: Path, output: Path) -> s
     """Start one of fairseq's programs by this interpreter, not by the PATH; Ctrl-C does not reach it."""
     begin = ["-c", OWN_METHODS, grid.user_dir] if grid.user_dir else ["-m"]
     command = [sys.executable, *begin, f"fairseq_cli.{name}", str(grid.data), "--user-dir", str(PACKAGE), *words]
-    threads = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // grid.jobs))}
+    # the user's own number stays, by whichever variable
+    threads = {} if from_environment() else {"OMP_NUM_THREADS": str(grid.share().threads)}
     with open(log, "ab") as errors, open(output, "ab") as out:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=out, stderr=errors, start_new_session=True,
@@ -266,8 +298,10 @@ class Work:
         for name, cell in self.cells.items():
             self._check(name, grid.facts(cell))
         self.running: dict[str, tuple[Generator[subprocess.Popen, None, RecordedRun], subprocess.Popen]] = {}
-        self.shown = self.begun = time.monotonic()
-        self.start = self._made()
+        self.waiting = [name for name in self.cells if name not in self.records]
+        self.jobs = grid.share().processes
+        self.shown = time.monotonic()
+        self.time_left = TimeLeft(sum(self._left(name, 0) for name in self.cells), self.jobs)
 
     def _check(self, name: str, facts: dict) -> None:
         begun = self.grid.out / name / FILES["run"]
@@ -277,12 +311,13 @@ class Work:
 
     def run(self) -> None:
         """Train the remaining cells; raise a UserError if a program fails. Any exception stops the trainings."""
-        waiting = [name for name in self.cells if name not in self.records]
         before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
         try:
-            while waiting or self.running:
-                while waiting and len(self.running) < self.grid.jobs:
-                    self._go_on(name := waiting.pop(0), steps(self.grid, self.cells[name]))
+            while self.waiting or self.running:
+                while self.waiting and len(self.running) < self.jobs:
+                    name = self.waiting.pop(0)
+                    self._observe(name)
+                    self._go_on(name, steps(self.grid, self.cells[name]))
                 for name, (rest, process) in list(self.running.items()):
                     if process.poll() is not None:
                         self._go_on(name, rest)
@@ -315,21 +350,34 @@ class Work:
         logged += LATEST.findall(read(log)) if log.exists() and name not in self.records else []
         return int(logged[-1][1]), logged[-1][0]
 
-    def _made(self) -> float:
-        """Sum the updates of all cells, weighted by layers; embedding and projection count as two layers."""
-        return sum(self._latest(name)[0] * (cell.depth + 2) for name, cell in self.cells.items())
+    def _left(self, name: str, update: int) -> float:
+        """Return the work that a cell has left after an update: layers x updates.
+
+        Embedding and projection count as two layers.
+        """
+        return (self.grid.updates - update) * (self.cells[name].depth + 2)
+
+    def _observe(self, name: str) -> tuple[int, str]:
+        """Return the last update of a cell, and its loss; take note of it for the time left."""
+        update, loss = self._latest(name)
+        self.time_left.see(name, self._left(name, 0) - self._left(name, update), time.monotonic())
+        return update, loss
 
     def _show(self) -> None:
         """Print a line of progress, unless the last one is recent."""
-        if (now := time.monotonic()) < self.shown + SECONDS or not self.running:
+        now = time.monotonic()
+        if now < self.shown + SECONDS or not self.running:
             return
-        self.shown, made = now, self._made()
-        left = sum(cell.depth + 2 for cell in self.cells.values()) * self.grid.updates - made
-        speed = (made - self.start) / (now - self.begun)
+        self.shown = now
+        latest = {name: self._observe(name) for name in self.running}
+        running = [self._left(name, update) for name, (update, _) in latest.items()]
+        seconds = self.time_left.seconds(running, [self._left(name, 0) for name in self.waiting])
         parts = [f"{sum(name in self.records for name in self.cells)} of {len(self.cells)} over"]
-        parts += ["{}: update {}, loss {}".format(self.cells[name], *self._latest(name)) for name in self.running]
-        settled = speed and now > self.begun + SETTLED
-        parts.append(f"about {duration(left / speed)} left" if settled else "time left not known yet")
+        parts += [f"{self.cells[name]}: update {update}, loss {loss}" for name, (update, loss) in latest.items()]
+        if seconds is None:
+            parts.append("time left not known yet")
+        else:  # translating is no part of the estimate
+            parts.append(f"about {duration(seconds)} left" if seconds else "translates and scores")
         print("; ".join(parts), file=sys.stderr)
 
 
@@ -447,6 +495,9 @@ def compare(grid: Grid, plot: Path | None = None, as_json: bool = False) -> str:
         if plot.suffix not in METADATA:
             raise UserError(f"--plot {plot}: name a file that ends in one of {', '.join(METADATA)}")
     print(grid.warmup_updates()[1] or f"warm-up: {grid.warmup_updates()[0]} updates", file=sys.stderr)
+    share = grid.share()
+    some = from_environment() or counted(share.threads)
+    print(f"{share.processes} at a time, {some} each", file=sys.stderr)
     grid.out.mkdir(parents=True, exist_ok=True)
     work = Work(grid)
     work.run()

@@ -145,6 +145,7 @@ seeds_are_numbers() {
 }
 
 hardware() {  # sets precision, world (processes of a training), jobs, gpu_memory, and devices to train and translate on
+    local threads
     nodes="${NODES:-1}" launch="${LAUNCH:-spawn}" precision="${PRECISION:-fp16}" decoding=()
     numbers NODES "$nodes"
     case "$launch" in spawn | torchrun | slurm) ;; *) fail "LAUNCH=$launch: choose spawn, torchrun or slurm" ;; esac
@@ -165,9 +166,10 @@ hardware() {  # sets precision, world (processes of a training), jobs, gpu_memor
     fi
     if [ "$here" -eq 0 ] || { [ -n "$smoke" ] && [ -z "${GPUS:-}" ]; }; then
         [ -z "${GPUS:-}" ] || [ "$GPUS" = 1 ] || fail "GPUS=$GPUS: this machine has none; leave it out to train on the CPU"
-        export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"  # threads of two processes slow each other down ten-fold
+        # of models of width 64, as all that these scripts train on a CPU; 1000: more rows than there are cores
+        read -r jobs threads < <(python -m deepnet_fairseq.threads 64 1000)
+        export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$threads}"
         gpus=0 devices=0 world=1 precision="${PRECISION:-fp32}" place=(--cpu) decoding=(--cpu)
-        jobs="$(env -u OMP_NUM_THREADS nproc)"  # without OMP_NUM_THREADS, which nproc would return
     else
         gpus="${GPUS:-$((paper_gpus < here ? paper_gpus : here))}"
         numbers GPUS "$gpus"

@@ -21,15 +21,22 @@ def noisy(text, rate, seed=1):
     return [" ".join(draw.choice(VOCABULARY) if draw.random() < rate else w for w in s.split()) for s in text]
 
 
-def write_generated(path, translations, references=None, direction=None, seconds=None):
-    """Write the output of fairseq-generate, longest sentence first, and its log if a direction is given."""
+SETTINGS = {"beam": 5, "prefix_size": 0, "score_reference": False, "constraints": None}  # of fairseq-generate
+
+
+def write_generated(path, translations, references=None, direction=None, seconds=None, joined=None, **settings):
+    """Write the output of fairseq-generate, longest sentence first, and its log if a direction is given.
+
+    joined: lines H-n if they differ from D-n; settings: those that differ from SETTINGS
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     order = sorted(range(len(translations)), key=lambda n: -len(translations[n]))
     lines = []
     for n in order:
         reference = [f"T-{n}\t{references[n]}"] if references else []
-        scored = f"-0.25\t{translations[n]}"
-        lines += [f"S-{n}\tx y", *reference, f"H-{n}\t{scored}", f"D-{n}\t{scored}", f"P-{n}\t-0.1 -0.4"]
+        hypothesis = (joined or translations)[n]
+        lines += [f"S-{n}\tx y", *reference, f"H-{n}\t-0.25\t{hypothesis}", f"D-{n}\t-0.25\t{translations[n]}"]
+        lines += [f"P-{n}\t-0.1 -0.4"]
     path.write_bytes("".join(line + "\n" for line in [*lines, "Generate test with beam=5: BLEU4 = 1.23"]).encode())
     count, log = len(translations), ""
     if direction:
@@ -39,7 +46,8 @@ def write_generated(path, translations, references=None, direction=None, seconds
         log += LOG.format(
             "fairseq_cli.generate", f"Translated {count:,} sentences (1,234 tokens) in {seconds}s ({speed})"
         )
-    if log:
+    if log or settings:
+        log = LOG.format("fairseq_cli.generate", {"_name": None, "generation": SETTINGS | settings}) + log
         path.with_name("generate.log" if path.name == "generated.txt" else f"{path.stem}.log").write_text(log)
     return path
 

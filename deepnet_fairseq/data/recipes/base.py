@@ -14,12 +14,13 @@ from tqdm import tqdm
 
 from ...errors import UserError
 from ..binarise import check_dest
-from ..download import Fetch, RemoteFile, described, fetch_all, locked, need_space
+from ..download import Fetch, RemoteFile, described, fetch_all, locked
+from ..folder import say_space
 from ..steps import Steps, read_json, write_json
 
 LIKELY = "sacremoses and the Perl tokeniser differ in a few lines"
-FLAGS = {"pairs": "--pairs", "text": "--from", "vocab": "--vocab", "shards": "--shards",
-         "temperature": "--temperature", "spm": "--spm"}  # fmt: skip
+FLAGS = {"pairs": "--pairs", "text": "--from", "vocab": "--vocab", "vocab_sample": "--vocab-sample",
+         "shards": "--shards", "temperature": "--temperature", "spm": "--spm"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,8 @@ class Options:
     """Options of `deepnet prepare`; None where the recipe's own value holds.
 
     dest: the folder to fill; fetch: downloads the published files, or generates a miniature's (miniature.write); pairs:
-    as "de-en"; vocab: BPE merges or SentencePiece pieces; temperature: of the sampling of languages, for the
-    vocabulary.
+    as "de-en"; vocab: BPE merges or SentencePiece pieces; vocab_sample: sentences that SentencePiece learns from;
+    temperature: of the sampling of languages, for the vocabulary.
     """
 
     dest: Path
@@ -38,6 +39,7 @@ class Options:
     pairs: tuple[str, ...] | None = None
     text: Path | None = None  # --from: a folder of text that is already tokenised
     vocab: int | None = None
+    vocab_sample: int | None = None
     shards: int | None = None
     temperature: float | None = None
     spm: Path | None = None  # a SentencePiece model to use instead of training one
@@ -96,6 +98,8 @@ class Recipe(ABC):
         """Return, for JSON, the settings that the result depends on; if they change, the corpus is made anew."""
         chosen = {field: getattr(options, field) for field in sorted(FLAGS)}
         chosen |= {field: os.fspath(value) for field, value in chosen.items() if isinstance(value, Path)}
+        if options.vocab_sample is None:  # as in folders of releases that did not know it
+            del chosen["vocab_sample"]
         return chosen | {"pairs": list(options.pairs) if options.pairs else None, "tools": self.tools(options)}
 
     def build(self, options: Options) -> None:
@@ -117,7 +121,7 @@ class Recipe(ABC):
                 folders = {options.dest.resolve(), options.downloads.resolve()}
                 files = {file for folder in folders for file in folder.rglob("*") if file.is_file()}
                 missing = self.needs(options) - sum(file.stat().st_size for file in files)
-                need_space(options.dest, max(0, missing), f"the corpus {self.name}")
+                say_space(options.dest, max(0, missing), f"the corpus {self.name}")
             steps = Steps(options.dest)
             fetched = self.fetch(options, steps) if self.files(options) else {}
             facts = self.make(options, steps, {name: options.downloads / name for name in fetched})
@@ -132,7 +136,8 @@ class Recipe(ABC):
         for field, flag in FLAGS.items():
             if getattr(options, field) is not None and field not in self.takes:
                 raise UserError(f"{flag}: means nothing to the recipe {self.name}; leave it out")
-        for flag, number in (("--workers", options.workers), ("--vocab", options.vocab), ("--shards", options.shards)):
+        numbers = {"--workers": options.workers, "--vocab": options.vocab, "--shards": options.shards}
+        for flag, number in (numbers | {"--vocab-sample": options.vocab_sample}).items():
             if number is not None and number < 1:
                 raise UserError(f"{flag} {number}: must be 1 or more")
         if options.text is not None and not options.text.is_dir():

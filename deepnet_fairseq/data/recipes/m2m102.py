@@ -25,7 +25,7 @@ from ..steps import Steps
 from . import opus100
 from .base import Options
 from .evaluation import Evaluation
-from .multilingual import MultilingualRecipe
+from .multilingual import LARGE_SAMPLE, MultilingualRecipe
 
 MINIATURE = ("de-en", "de-fr", "en-fr")
 SITE = "https://object.pouta.csc.fi"
@@ -125,6 +125,7 @@ class M2m102(MultilingualRecipe):
     title = "CCMatrix, CCAligned, OPUS-100 and Tatoeba, for 102 languages in one model (Table 3 of DeepNet)"
     takes = MultilingualRecipe.takes | {"text"}
     vocab = 250_000
+    sample = LARGE_SAMPLE
 
     def files(self, options: Options) -> tuple[RemoteFile, ...]:
         archives = (file for pair in self.pairs(options) for file, _ in archives_of(pair).values())

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from ...errors import UserError
+from ..folder import binarised_size
 from ..lines import REMOVE, one_line, read_pairs
 from ..multilingual import Multilingual, PairText, file_state, split_pair
 from ..steps import Steps, read_json, write_json
@@ -19,6 +20,7 @@ from ..vocabulary import Vocabulary
 from .base import Options, Recipe, versions
 
 TEMPERATURE = 5.0  # M2M-100's; the DeepNet paper does not say
+LARGE_SAMPLE = 10_000_000  # sentences for 250,000 pieces of 100 languages; SentencePiece takes some 5 GB for them
 SUBSETS = ("train", "valid", "test")  # of the user's own text
 PAIRS = Path("steps", "pairs.json")  # pairs of a folder, which may be added one after another
 
@@ -26,11 +28,13 @@ PAIRS = Path("steps", "pairs.json")  # pairs of a folder, which may be added one
 class MultilingualRecipe(Recipe):
     """Recipe of many pairs for one model; a subclass lists the pairs and finds their text.
 
-    vocab: pieces of the SentencePiece model that all languages share. --temperature and --spm: see Multilingual.
+    vocab: pieces of the SentencePiece model that all languages share; sample: sentences that it is learnt from, unless
+    --vocab-sample tells (None: as many as fit). --temperature and --spm: see Multilingual.
     """
 
-    takes = frozenset({"pairs", "vocab", "shards", "temperature", "spm"})
+    takes = frozenset({"pairs", "vocab", "vocab_sample", "shards", "temperature", "spm"})
     miniature_vocab = 1200
+    sample: int | None = None
 
     @abstractmethod
     def pairs(self, options: Options) -> tuple[str, ...]:
@@ -60,8 +64,8 @@ class MultilingualRecipe(Recipe):
         if options.temperature is not None and not options.temperature > 0:
             raise UserError(f"--temperature {options.temperature}: must be above 0; 1 keeps the proportions")
         if options.spm is not None:
-            if options.vocab or options.temperature:
-                raise UserError("--spm is a vocabulary made already: leave out --vocab and --temperature")
+            if options.vocab or options.vocab_sample or options.temperature:
+                raise UserError("--spm is a vocabulary made already: leave out --vocab, --vocab-sample, --temperature")
             Vocabulary(options.spm)  # raises a UserError before anything is written
         for pair in (together := self._together(options)):
             if (reverse := "-".join(reversed(split_pair(pair)))) in together:
@@ -76,7 +80,8 @@ class MultilingualRecipe(Recipe):
         write_json(options.dest / PAIRS, {"pairs": pairs})
         texts = [self.text(options, pair) for pair in pairs]
         vocabulary = self.vocabulary_size(options), options.temperature or TEMPERATURE, options.spm
-        work = Multilingual(options.dest, options.shards or 1, *vocabulary, options.workers)
+        sample = {"vocab_sample": options.vocab_sample, "usual_sample": self.sample}
+        work = Multilingual(options.dest, options.shards or 1, *vocabulary, options.workers, **sample)
         counts = work.run(texts, self.evaluated(options, texts))
         total: Counter = Counter()
         for pair in pairs:
@@ -95,6 +100,11 @@ class OwnText(MultilingualRecipe):
 
     def files(self, options: Options) -> tuple:
         return ()
+
+    def needs(self, options: Options) -> int:
+        pieces = len(Vocabulary(options.spm)) if options.spm else self.vocabulary_size(options)
+        paths = (path for pair in self.pairs(options) for path in (options.text / pair).iterdir() if path.is_file())
+        return binarised_size(sum(path.stat().st_size for path in paths), pieces)
 
     def check(self, options: Options) -> None:
         if options.text is None:

@@ -12,7 +12,7 @@ from ..download import RemoteFile, at
 from ..lines import align, one_line
 from ..multilingual import PairText, Sentences, split_pair
 from .base import Options
-from .multilingual import MultilingualRecipe
+from .multilingual import LARGE_SAMPLE, MultilingualRecipe
 
 SITE = "object.pouta.csc.fi/OPUS-100/v1.0"
 MINIATURE = ("an-en", "de-en", "en-fr", "en-ru")
@@ -44,6 +44,7 @@ class Opus100(MultilingualRecipe):
     name = "opus100"
     title = "OPUS-100 v1.0, 99 pairs with English, for 100 languages in one model (Table 2, Figure 8 of DeepNet)"
     vocab = 250_000
+    sample = LARGE_SAMPLE
     expected = {f"{split}, all pairs": sum(getattr(a, split) for a in ARCHIVES.values()) for split in SPLITS.values()}
 
     def files(self, options: Options) -> tuple[RemoteFile, ...]:

@@ -14,14 +14,21 @@ import os
 import re
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from ...errors import UserError
 from . import atomic
 
 WHICH = re.compile(r"last:([1-9]\d*)|([1-9]\d*)-([1-9]\d*)")
-FILE = re.compile(r"weights(\d+)\.pt")
 OF_TRAINING = ("ema", "ema_fp32_params")  # extra state as large as the weights
-_beside: tuple[Path, str] | None = None  # folder in which the running save also leaves its weights, and the flag
+
+
+class Beside(NamedTuple):
+    """File that the weights of a running save go to as well; flag: --epoch-weights; suffix: --checkpoint-suffix."""
+
+    path: Path
+    flag: str
+    suffix: str
 
 
 def check(flag: str | None) -> None:
@@ -49,7 +56,6 @@ def wanted(flag: str, epoch: int, updates: int, max_epoch: int, max_update: int)
 
 def save_checkpoint(original, cfg, trainer, epoch_itr, val_loss):
     """Call fairseq's save_checkpoint; --epoch-weights leaves out checkpoints of epochs and of the best score."""
-    global _beside
     flag = getattr(trainer.cfg.model, "epoch_weights", None)
     if flag is None:
         return original(cfg, trainer, epoch_itr, val_loss)
@@ -58,13 +64,14 @@ def save_checkpoint(original, cfg, trainer, epoch_itr, val_loss):
     length, epoch, updates = trainer.cfg.optimization, epoch_itr.epoch, trainer.get_num_updates()
     if epoch_itr.end_of_epoch():
         if wanted(flag, epoch, updates, length.max_epoch or 0, length.max_update or 0):
-            _beside = Path(cfg.save_dir) / f"weights{epoch}.pt", flag
+            suffix = trainer.checkpoint_suffix
+            trainer.weights_beside = Beside(Path(cfg.save_dir) / f"weights{epoch}{suffix}.pt", flag, suffix)
         elif _goes_on(cfg, length, epoch, updates) and updates % cfg.save_interval_updates:
             return None
     try:
         return original(cfg, trainer, epoch_itr, None)
     finally:
-        _beside = None
+        trainer.weights_beside = None
 
 
 def _goes_on(cfg, length, epoch: int, updates: int) -> bool:
@@ -74,12 +81,11 @@ def _goes_on(cfg, length, epoch: int, updates: int) -> bool:
     return cfg.save_interval_updates > 0 and not early and epoch < by_epoch and updates < by_update
 
 
-def write_too(state: dict) -> None:
+def write_too(state: dict, beside: Beside | None) -> None:
     """Write the weights of the checkpoint just written to a file of their own, if --epoch-weights wants them."""
-    if _beside is not None:
-        path, flag = _beside
-        atomic.save(weights_of(state), path)
-        remove_old(path.parent, flag)
+    if beside is not None:
+        atomic.save(weights_of(state), beside.path)
+        remove_old(beside.path.parent, beside.flag, beside.suffix)
 
 
 def weights_of(state: dict) -> dict:
@@ -88,10 +94,10 @@ def weights_of(state: dict) -> dict:
     return state | {"last_optimizer_state": None, "extra_state": extra}
 
 
-def remove_old(folder: Path, flag: str) -> None:
+def remove_old(folder: Path, flag: str, suffix: str) -> None:
     """Remove weights of epochs that last:N no longer keeps."""
-    keep = WHICH.fullmatch(flag)[1]
-    files = sorted((int(match[1]), path) for path in folder.iterdir() if (match := FILE.fullmatch(path.name)))
+    keep, name = WHICH.fullmatch(flag)[1], re.compile(rf"weights(\d+){re.escape(suffix)}\.pt")
+    files = sorted((int(match[1]), path) for path in folder.iterdir() if (match := name.fullmatch(path.name)))
     for _, path in files[: -int(keep)] if keep else ():
         with suppress(OSError):
             os.remove(path)

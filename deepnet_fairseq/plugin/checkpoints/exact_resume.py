@@ -8,7 +8,9 @@ may still have to validate and save its last update.
 
 from __future__ import annotations
 
+import logging
 import math
+import os
 from types import SimpleNamespace
 
 import torch
@@ -16,9 +18,11 @@ from fairseq.logging import meters, metrics, progress_bar
 from fairseq.trainer import Trainer
 from torch import Tensor
 
+from ... import threads
 from .. import datasets
 from ..distributed import agreement
 
+log = logging.getLogger("deepnet_fairseq.training")
 KEY = "deepnet_training"  # in extra_state
 WEIGHTS, SCALER = "fp32_params", "loss_scaler"  # in the state of an optimiser for half precision, beside loss_scale
 CLOCKS = (meters.TimeMeter, meters.StopwatchMeter)
@@ -45,6 +49,8 @@ def forgotten(trainer: Trainer) -> dict:
         "batches_made_in": getattr(batches, "made_in", None),  # None if each epoch makes its own batches
         "unfinished": unfinished,
         "averages": averages | _averages(),
+        # sums of several threads are rounded in another order than those of one
+        "threads": torch.get_num_threads() if trainer.device.type == "cpu" else None,
     }
 
 
@@ -62,16 +68,35 @@ def remember(trainer: Trainer, extra_state: dict) -> None:
         for meter in metrics.get_meters("default").values():
             if isinstance(meter, meters.TimeMeter):
                 meter.reset()  # as fairseq does in the middle of an epoch
-    ours, patience = extra_state.get(KEY), _early_stopping()
+    ours, patience, world = extra_state.get(KEY), _early_stopping(), trainer.data_parallel_world_size
     if not ours:
         return
     trainer.make_as_in = ours["batches_made_in"]
+    if trainer.device.type == "cpu" and extra_state["train_iterator"].get(datasets.PROCESSES) in (None, world):
+        keep_threads(ours.get("threads"))
     if patience is not None:
         for name in ("best", "num_runs"):
             vars(patience).pop(name, None)
         vars(patience).update(ours["patience"])
     if ours["ema_counter"] is not None and trainer.cfg.ema.store_ema:
         trainer.ema.update_freq_counter = ours["ema_counter"]
+
+
+def keep_threads(before: int | None) -> None:
+    """Set torch's threads to those that the training had `before`, and say so where that changes their number.
+
+    before: None for a checkpoint that does not tell it.
+    """
+    now, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
+    if before is None or before == now:
+        return
+    threads.torch_threads.set(min(before, cores))
+    if before > cores:
+        log.warning(f"the training had {before} threads and goes on with {cores}, as there are cores: other last bits")
+        return
+    asked = threads.from_environment()
+    instead = f", not by {asked}; --reset-meters drops their number, with the run's other counts" if asked else ""
+    log.info(f"goes on with {threads.counted(before)}, as it began, for the same bits{instead}")
 
 
 def between_epochs(extra_state: dict) -> bool:

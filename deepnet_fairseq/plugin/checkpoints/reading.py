@@ -35,7 +35,7 @@ from torch import Tensor
 
 from ...errors import UserError
 from ..settings import check_plain
-from . import atomic
+from . import atomic, vocabulary
 
 log = logging.getLogger(__name__)
 DEFAULT = "checkpoint_last.pt"  # of --restore-file
@@ -79,19 +79,23 @@ def allow_plain_data() -> None:
 def load_checkpoint_to_cpu(original, path, arg_overrides=None, **kwargs) -> dict:
     """Load a checkpoint of fairseq; raise a UserError, naming the file, for one that is damaged, foreign or none.
 
-    Overrides that prune layers of our models are refused too: fairseq would ignore them silently.
+    Overrides that prune layers of our models are refused too: fairseq would ignore them silently. The state of the task
+    gets the file's origin, by which the task compares vocabularies (vocabulary.py).
     """
+    content: dict = {}
 
     def load(*args, **kwargs):
         if os.path.isfile(path):
             check_whole(path)  # torch does not look at its checksums
             raw = torch.load(path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True)
+            content.update((name, raw.get(name)) for name in ("cfg", "args", "task_state"))
             for config in (raw.get("cfg"), raw.get("args")):  # checked before fairseq converts them, which runs eval()
                 check_plain(path, config)
         return original(*args, **kwargs)
 
     state = explained(load, path, arg_overrides, **kwargs)
     check_content(path, state)
+    vocabulary.introduce(path, content or state, state)
     pruning = [name for name in arg_overrides or () if name.endswith("_layers_to_keep")]
     if pruning and str(state["cfg"]["model"]["_name"]).startswith("deepnet_"):
         raise UserError(
@@ -230,6 +234,11 @@ def _of_archive(path: Path, archive: zipfile.ZipFile) -> str | None:
     return broken and f"the checksum of {broken.partition('/')[2]} is another"
 
 
+def with_suffix(path: str, suffix: str | None) -> str:
+    """Return the name that fairseq gives and reads a checkpoint under, with --checkpoint-suffix before its end."""
+    return path.replace(".pt", f"{suffix or ''}.pt")
+
+
 def other_than_last(folder: Path, suffix: str) -> Path | None:
     """Return the checkpoint to resume from if it is not checkpoint_last; None to take that, or if there is none at all.
 
@@ -261,13 +270,31 @@ def earlier(folder: Path, suffix: str) -> list[Path]:
     """List the folder's checkpoints except checkpoint_last, newest first, the best by validation at the end."""
     pattern = re.compile(RESUMABLE.format(re.escape(suffix)))
     matches = {path: match for path in folder.glob("checkpoint*") if (match := pattern.fullmatch(path.name))}
-    return sorted(matches, key=lambda path: (matches[path][1] is None, updates(path)), reverse=True)
+    ours = [path for path in matches if not _of_other_suffix(path, suffix)]
+    return sorted(ours, key=lambda path: (matches[path][1] is None, updates(path)), reverse=True)
+
+
+def _of_other_suffix(path: Path, suffix: str) -> bool:
+    """Return whether another --checkpoint-suffix, such as a job's number, ends the name of the file."""
+    other = suffix_of(path)
+    return other not in ("", suffix) and path.name.endswith(f"{other}.pt")
 
 
 def updates(path: Path) -> int:
     """Return the number of updates before a checkpoint, -1 if it cannot be read. Reads little of the file."""
     try:
-        state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-        return state["optimizer_history"][-1]["num_updates"]
+        return _mapped(path)["optimizer_history"][-1]["num_updates"]
     except Exception:  # a damaged file makes torch raise errors of any kind
         return -1
+
+
+def suffix_of(path: Path) -> str:
+    """Return the --checkpoint-suffix of a checkpoint's training, "" if it cannot be read. Reads little of the file."""
+    try:
+        return _mapped(path)["cfg"]["checkpoint"]["checkpoint_suffix"] or ""
+    except Exception:
+        return ""
+
+
+def _mapped(path: Path) -> dict:
+    return torch.load(path, map_location="cpu", mmap=True, weights_only=True)

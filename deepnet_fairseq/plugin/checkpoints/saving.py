@@ -6,11 +6,13 @@ The lock is filelock's, on a file in the folder; the system frees it when the pr
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import socket
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 from fairseq import utils
 from filelock import FileLock, Timeout
@@ -38,6 +40,10 @@ def begin(cfg) -> None:
     global _error
     if cfg.write_checkpoints_asynchronously:  # needs iopath, with which fairseq writes no checkpoint_last.pt
         raise UserError("--write-checkpoints-asynchronously: not supported; drop it")
+    suffix = cfg.checkpoint_suffix or ""
+    if "_" in suffix and cfg.keep_best_checkpoints > 0:  # a ValueError: fairseq reads the score behind the last _
+        way_out = f"take one without _, such as {suffix.replace('_', '.')}"
+        raise UserError(f"--checkpoint-suffix {suffix}: not with --keep-best-checkpoints; {way_out}")
     if not cfg.no_save:
         take(Path(cfg.save_dir))
     _error = None
@@ -114,8 +120,9 @@ def save_checkpoint(original, cfg, trainer, epoch_itr, val_loss):
     global _error
     if not cfg.no_save and not all(agreement.all_gather(all_finite(trainer.get_model()))):
         raise Diverged(trainer.get_num_updates(), WEIGHTS, trainer.samples)
+    save = functools.partial(_save_last_update_too, original)
     try:
-        path = epoch_weights.save_checkpoint(original, cfg, trainer, epoch_itr, val_loss)
+        path = epoch_weights.save_checkpoint(save, cfg, trainer, epoch_itr, val_loss)
     except (SaveError, OSError) as error:
         path = getattr(error, "filename", None) or cfg.save_dir
         _error = error if isinstance(error, SaveError) else SaveError(path, error)
@@ -123,6 +130,28 @@ def save_checkpoint(original, cfg, trainer, epoch_itr, val_loss):
         return None
     _error = None
     return path
+
+
+def _save_last_update_too(original, cfg, trainer, epoch_itr, val_loss):
+    """Call fairseq's save_checkpoint so that --save-interval-updates holds for the last update of an epoch too.
+
+    fairseq saves the update or the epoch. Here it sees an epoch that goes on, and saves checkpoint_E_U; if the epoch's
+    own checkpoint is wanted, the same file gets that name too, before fairseq removes old ones.
+    """
+    updates, interval = trainer.get_num_updates(), cfg.save_interval_updates
+    if not epoch_itr.end_of_epoch() or interval <= 0 or updates % interval:
+        return original(cfg, trainer, epoch_itr, val_loss)
+    if updates < trainer.cfg.dataset.validate_after_updates:  # as within an epoch
+        return original(cfg, trainer, epoch_itr, val_loss)
+
+    epoch = epoch_itr.epoch
+    if not cfg.no_epoch_checkpoints and epoch % cfg.save_interval == 0:
+        trainer.second_name = os.path.join(cfg.save_dir, f"checkpoint{epoch}{trainer.checkpoint_suffix}.pt")
+    within = SimpleNamespace(epoch=epoch, end_of_epoch=lambda: False, state_dict=epoch_itr.state_dict)
+    try:
+        return original(cfg, trainer, within, val_loss)
+    finally:
+        trainer.second_name = None
 
 
 def _left(cfg) -> str:

@@ -21,8 +21,10 @@ from fairseq import checkpoint_utils
 from fairseq.logging import metrics
 
 from ...errors import UserError, causes
+from ...threads import torch_threads, width_of
 from .. import divergence, stuck
 from ..distributed import agreement
+from ..distributed.launch import processes_here
 from ..opening import opening_line
 from . import atomic, exact_resume, reading, saving
 
@@ -39,11 +41,13 @@ class Stopped(Exception):
 
 
 def load_checkpoint(original, cfg, trainer, **kwargs):
-    """Describe the run in the log, lock the folder, resume from the newest whole checkpoint, and finish its epoch.
+    """Choose the CPU's threads, describe the run, lock its folder, resume the newest checkpoint, finish its epoch.
 
     It is the first call that fairseq-train's main makes with its Trainer. Raises a UserError if another training has
     the folder.
     """
+    if trainer.device.type == "cpu":
+        torch_threads.use(width_of(trainer.cfg.model), processes=processes_here(trainer.cfg))
     logging.getLogger("deepnet_fairseq.training").info(opening_line(trainer))
     saving.begin(cfg)
     trainer.over = None
@@ -53,10 +57,16 @@ def load_checkpoint(original, cfg, trainer, **kwargs):
             cfg = copy.deepcopy(cfg)
             cfg.restore_file = path.removesuffix(f"{suffix}.pt") + ".pt"  # fairseq adds the suffix
             cfg.finetune_from_model = cfg.continue_once = None
-    another_run = cfg.finetune_from_model is not None and not (Path(cfg.save_dir) / reading.DEFAULT).exists()
+    last = Path(cfg.save_dir) / f"{atomic.LAST}{trainer.checkpoint_suffix}.pt"
+    another_run = cfg.finetune_from_model is not None and not last.exists()
     extra_state, epoch_itr = original(cfg, trainer, **kwargs)
+    if extra_state is None and cfg.restore_file != reading.DEFAULT:  # named in a YAML: the command line has checked it
+        missing = reading.with_suffix(cfg.restore_file, trainer.checkpoint_suffix)
+        raise UserError(f"--restore-file {cfg.restore_file}: there is no {missing}")
     if extra_state is not None:
-        if not (another_run or cfg.reset_dataloader or cfg.reset_meters or cfg.reset_optimizer):
+        data_anew = another_run or cfg.reset_dataloader
+        extra_state["train_iterator"] = trainer.place if data_anew else trainer.go_on_from(epoch_itr)
+        if not (data_anew or cfg.reset_meters or cfg.reset_optimizer):
             watch()  # finishing the epoch may validate
             answer = exact_resume.catch_up(trainer, extra_state)
             trainer.over = answer if answer[1] else None

@@ -92,6 +92,11 @@ def _join(place, on_cpu: bool) -> None:
         place.device_id = int(os.environ.get("LOCAL_RANK", place.distributed_rank)) % torch.cuda.device_count()
 
 
+def processes_here(cfg) -> int:
+    """Return how many processes of a training run on this machine, as far as its launcher tells; at most, otherwise."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE") or cfg.distributed_training.distributed_world_size)
+
+
 def _slurm() -> bool:
     """Return whether srun has started several tasks, which fairseq tells apart by SLURM's variables."""
     return "SLURM_STEP_NODELIST" in os.environ and int(os.environ.get("SLURM_NTASKS", 1)) > 1

@@ -200,6 +200,7 @@ class HalfPrecisionOptimizer(DeepFP16):
             _views(next(iter(fp32_params.values())), params) if self.saves_flat else [p.data for p in fp32_params]
         )
         self.gradients: list[Tensor] = []  # made at the first update, because ZeRO keeps those of its share alone
+        fp32_optimizer.reads_norm = True
 
     @classmethod
     def build_optimizer(cls, cfg, params, **kwargs) -> HalfPrecisionOptimizer:
@@ -229,29 +230,47 @@ class HalfPrecisionOptimizer(DeepFP16):
         self.param_groups[0]["params"] = self.fp32_params
         self.fp32_optimizer.measured = self.fp16_params
 
+    def prepare_gradients(self) -> None:
+        """Make the float32 gradients: of all parameters in one tensor, or of each."""
+        updated = [p for p in self.param_groups[0]["params"] if p.numel()]
+        for p in updated:
+            p.grad = torch.empty_like(p)
+        if self.has_flat_params:
+            self.gradients = _views(updated[0].grad, self.own)
+        else:
+            self.gradients = [p.grad for p in updated]
+
+    def copy_gradients(self) -> None:
+        """Copy the gradients to float32; one that is missing counts as 0."""
+        present = [number for number, p in enumerate(self.own) if p.grad is not None]
+        _copy([self.gradients[number] for number in present], [self.own[number].grad for number in present])
+        if len(present) < len(self.own):
+            torch._foreach_zero_([self.gradients[n] for n, p in enumerate(self.own) if p.grad is None])
+
+    def copy_weights(self) -> None:
+        """Copy the float32 weights to the model's."""
+        _copy([p.data for p in self.own], self.weights)
+
+    def drop_gradients(self) -> None:
+        """Drop the gradients in half precision."""
+        for p in self.fp16_params:
+            p.grad = None
+
     def _sync_fp16_grads_to_fp32(self) -> None:
         if not self.gradients:
-            updated = [p for p in self.param_groups[0]["params"] if p.numel()]
-            for p in updated:
-                p.grad = torch.empty_like(p)
-            flat = self.has_flat_params
-            self.gradients = _views(updated[0].grad, self.own) if flat else [p.grad for p in updated]
+            self.prepare_gradients()
         if self._needs_sync:
-            present = [number for number, p in enumerate(self.own) if p.grad is not None]
-            _copy([self.gradients[number] for number in present], [self.own[number].grad for number in present])
-            if len(present) < len(self.own):  # no gradient counts as 0
-                torch._foreach_zero_([self.gradients[n] for n, p in enumerate(self.own) if p.grad is None])
+            self.copy_gradients()
             self._needs_sync = False
 
     def _sync_fp32_params_to_fp16(self) -> None:
-        _copy([p.data for p in self.own], self.weights)
+        self.copy_weights()
         if self.optimizer.shard is not None:
             self.optimizer.shard.publish()
 
     def zero_grad(self) -> None:
         """Drop the gradients in half precision; those in float32 are overwritten."""
-        for p in self.fp16_params:
-            p.grad = None
+        self.drop_gradients()
         self._needs_sync = True
         self._multiply_factor = 1.0 if self.scaler is None else 1.0 / float(self.scaler.loss_scale)
 
@@ -320,11 +339,13 @@ def _split(state: dict, parameters: list[nn.Parameter]) -> dict:
 class DeepnetAdam(FairseqAdam):
     """Adam under fairseq's interface.
 
-    measured: parameters whose gradients make up the norm, None for those that are updated.
+    measured: parameters whose gradients make up the norm, None for those that are updated; reads_norm: return norms on
+    the CPU, which waits for the device once, where fairseq's comparisons would wait for each.
     """
 
     half_precision = HalfPrecisionOptimizer
     measured: list[nn.Parameter] | None = None
+    reads_norm = False
 
     def __init__(self, cfg: FairseqAdamConfig, params):
         FairseqOptimizer.__init__(self, cfg)  # FairseqAdam's builds its own Adam
@@ -351,19 +372,23 @@ class DeepnetAdam(FairseqAdam):
         """Multiply all gradients by c, which takes effect when the step reads them."""
         self.optimizer.factor = self.optimizer.factor * c
 
-    def clip_grad_norm(self, max_norm: float, aggregate_norm_fn=None) -> Tensor:
-        """Return the L2 norm of all gradients before clipping, (); a max_norm of 0 or less clips nothing."""
+    def norm(self) -> Tensor:
+        """Return the L2 norm of the gradients at hand, ()."""
         pieces: list[Tensor] = []
         for p in self.measured or self.params:
             if (grad := p.grad) is not None:
                 pieces += grad.reshape(-1).split(LARGEST) if grad.numel() > LARGEST else (grad,)
         norms = torch._foreach_norm(pieces, 2, torch.float32) if pieces else [torch.zeros(())]
-        norm = torch.linalg.vector_norm(torch.stack(norms)) * self.optimizer.factor
+        return torch.linalg.vector_norm(torch.stack(norms))
+
+    def clip_grad_norm(self, max_norm: float, aggregate_norm_fn=None) -> Tensor:
+        """Return the L2 norm of all gradients before clipping, (); a max_norm of 0 or less clips nothing."""
+        norm = self.norm() * self.optimizer.factor
         if aggregate_norm_fn is not None:
             norm = aggregate_norm_fn(norm)
         if max_norm > 0:
             self.multiply_grads((float(max_norm) / (norm + 1e-6)).clamp_(max=1))
-        return norm
+        return norm.cpu() if self.reads_norm else norm
 
     def step(self, closure=None, scale: float = 1.0, groups=None) -> None:
         """Make an update; under ZeRO each process sends the weights that it has updated to all."""

@@ -8,30 +8,29 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import count, takewhile
 from pathlib import Path
 
 from sacremoses import MosesDetokenizer
 
-from ...data.lines import read_lines
+from ...data.lines import STDIN, read_lines
 from ...errors import UserError
 from ...files import WRONG_VALUES, parse
 from ...languages import parse_pair, readings
+from . import forced, pieces
 from .words import base_language
 
-SENTENCE = {
-    "translations": re.compile(r"^D-(\d+)\t[^\t\n]*\t(.*)$", re.MULTILINE),
-    "references": re.compile(r"^T-(\d+)\t(.*)$", re.MULTILINE),
-}
+# A line of a sentence: its letter, its number, what follows. E-0_1 is of a step of iterative refinement.
+OF_SENTENCE = re.compile(r"([A-Z])-(\d{1,18})(?:_\d+)?\t([^\n]*)")
 SPEED = re.compile(
     r"Translated (?P<sentences>[\d,]+) .* in (?P<seconds>[\d.]+)s "
     r"\((?P<sentences_per_second>[\d.]+) sentences/s, (?P<tokens_per_second>[\d.]+) tokens/s\)$"
 )
 TEST_SET = re.compile(r" (\S+) (\S+-\S+) (\d+) examples$")
-OF_SENTENCE = re.compile(r"[A-Z]-\d+\t")
-MARKS = ("▁", "@@")  # marks of pieces of words
+# Name that fairseq-generate --results-path gives its file, by --gen-subset; people add the checkpoint's.
+RESULTS = re.compile(r"generate-(?P<subset>.+?)(?:[-_]checkpoint.*)?")
 
 
 @dataclass(frozen=True)
@@ -43,108 +42,92 @@ class Output:
     direction: str | None = None
 
 
-def find_outputs(path: Path, known: Collection[str] = ()) -> list[Output]:
-    """List the outputs at `path`: a file, a run's folder, or a folder of SRC-TGT.txt or SUBSET/SRC-TGT.txt.
-
-    A file directly in the folder is of the subset "test". known: codes of languages in use. Raises a UserError for a
-    folder without outputs, and for a .txt file in it whose name is no direction; a single file need not exist yet.
-    """
-    if not path.is_dir():
-        return [Output(path)]
-    if (path / "generated.txt").is_file():
-        return [Output(path / "generated.txt")]
-    if (path / "generated").is_dir():
-        return find_outputs(path / "generated", known)
-    outputs = []
-    for file in sorted([*path.glob("*.txt"), *path.glob("*/*.txt")]):
-        parse_pair(f"{file}: the name", file.stem, known)
-        outputs.append(Output(file, "test" if file.parent == path else file.parent.name, file.stem))
-    if not outputs:
-        raise UserError(
-            f"{path}: has neither generated.txt nor files SRC-TGT.txt; name a run, or what fairseq-generate printed"
-        )
-    return outputs
-
-
 @dataclass(frozen=True)
 class Generated:
     """Translations and references, one a sentence, in the order of the test set.
 
     In `references` a word that the model's dictionary lacks reads <<unk>>, so that no translation matches it; None if
-    fairseq had no references.
+    fairseq had no references. log: lines of the output that belong to no sentence. joined: how its text was joined.
     """
 
     path: Path
     translations: list[str]
     references: list[str] | None
+    log: list[str]
+    joined: pieces.Joined
+
+    @cached_property
+    def log_beside(self) -> list[str]:
+        """Return the lines of fairseq's log in a file beside the output."""
+        return _log_beside(self.path)
+
+    def logged(self, pattern: re.Pattern) -> list[re.Match]:
+        """Return the matches in fairseq's log, which is in the output itself or in a file beside it."""
+        own = [match for line in self.log if (match := pattern.search(line))]
+        return own or [match for line in self.log_beside if (match := pattern.search(line))]
 
 
 def read_generated(path: Path) -> Generated:
-    """Read an output of fairseq-generate.
+    """Read an output of fairseq-generate: a file, a pipe, or - for standard input, which is read once.
 
     Raises a UserError if a sentence is missing or comes twice, or if some translations lack references.
     """
-    text = read_text(path)
-    if text and not text.endswith("\n"):
+    translations: dict[int, str] = {}
+    references: dict[int, str] = {}
+    log, joined, line, before_joining = [], pieces.Joined(), "\n", ""
+    for line in read_lines(path, keepends=True):
+        if not (match := OF_SENTENCE.match(line)):
+            log.append(line.removesuffix("\n"))
+            continue
+
+        letter, number, text = match[1], int(match[2]), match[3]
+        if letter == "T":
+            _put(references, number, text, "references", path)
+        elif letter == "H":
+            before_joining = text.partition("\t")[2]
+        elif letter == "D" and "\t" in text:
+            translation = text.partition("\t")[2]
+            _put(translations, number, translation, "translations", path)
+            joined.count(before_joining, translation)
+    if not line.endswith("\n"):
         raise UserError(f"{path}: ends in the middle of a line; generate again")
-    sentences = {what: _sentences(pattern, text, what, path) for what, pattern in SENTENCE.items()}
-    translations, references = sentences["translations"], sentences["references"]
+
+    of_references = _in_order(references, "references", path)
+    of_translations = _in_order(translations, "translations", path)
     if not translations or (references and len(references) != len(translations)):
         raise UserError(f"{path}: {len(translations)} translations for {len(references)} references; generate again")
-    return Generated(path, translations, references or None)
+    return Generated(path, of_translations, of_references or None, log, joined)
 
 
-def _check_pieces(generated: Generated) -> None:
-    """Raise a UserError if most translations hold pieces of words; in a few lines such a mark may be text."""
-    for mark in MARKS:
-        count = sum(mark in line for line in generated.translations)
-        if 2 * count > len(generated.translations):
-            raise UserError(
-                f"{generated.path}: {count:,} of {len(generated.translations):,} translations hold pieces of words "
-                f"({mark}); generate again with --remove-bpe, of SentencePiece --remove-bpe sentencepiece"
-            )
+def _log_beside(output: Path) -> list[str]:
+    path = output.with_name("generate.log" if output.name == "generated.txt" else f"{output.stem}.log")
+    if output == STDIN or not path.is_file():
+        return []
+    return path.read_text(encoding="utf-8", errors="replace").split("\n")
 
 
-def generation_speed(generated: Path) -> dict[str, float] | None:
-    """Return seconds of translating, sentences and tokens a second from fairseq's log; None if it has none."""
-    matches = _logged(SPEED, generated)
-    names = ("seconds", "sentences_per_second", "tokens_per_second")
-    return {name: float(matches[-1][name]) for name in names} if matches else None
+def _put(sentences: dict[int, str], number: int, text: str, what: str, path: Path) -> None:
+    if number in sentences:
+        raise UserError(f"{path}: {what} of sentence {number} are there twice; generate once, with --nbest 1")
+    sentences[number] = text
 
 
-def read_text(path: Path) -> str:
-    """Read a file unchanged: a carriage return ends no line. UserError if it is missing or not UTF-8."""
-    if not path.is_file():
-        raise UserError(f"{path}: no such file")
-    try:
-        return path.read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: is no UTF-8 text ({error.reason} at byte {error.start})") from None
-
-
-def _sentences(pattern: re.Pattern, text: str, what: str, path: Path) -> list[str]:
-    sentences: dict[int, str] = {}
-    for number, sentence in pattern.findall(text):
-        if int(number) in sentences:
-            raise UserError(f"{path}: {what} of sentence {number} are there twice; generate once, with --nbest 1")
-        sentences[int(number)] = sentence
-    if lost := [number for number in range(max(sentences, default=-1) + 1) if number not in sentences]:
+def _in_order(sentences: dict[int, str], what: str, path: Path) -> list[str]:
+    """Return the texts by their numbers; raise a UserError if one is missing."""
+    if lost := max(sentences, default=-1) + 1 - len(sentences):
+        first = next(number for number in count() if number not in sentences)
         raise UserError(
-            f"{path}: {what} are missing ({len(lost)}, the first is sentence {lost[0]}); generate again, "
+            f"{path}: {what} are missing ({lost}, the first is sentence {first}); generate again, "
             "without --skip-invalid-size-inputs-valid-test"
         )
     return [sentences[number] for number in sorted(sentences)]
 
 
-def _logged(pattern: re.Pattern, generated: Path) -> list[re.Match]:
-    """Return the matches in fairseq's log, which is in the output itself or in a file beside it."""
-    log = generated.with_name("generate.log" if generated.name == "generated.txt" else f"{generated.stem}.log")
-    for path in (generated, log):
-        if path.is_file():
-            lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-            if matches := [m for line in lines if not OF_SENTENCE.match(line) and (m := pattern.search(line))]:
-                return matches
-    return []
+def generation_speed(generated: Generated) -> dict[str, float] | None:
+    """Return seconds of translating, sentences and tokens a second from fairseq's log; None if it has none."""
+    matches = generated.logged(SPEED)
+    names = ("seconds", "sentences_per_second", "tokens_per_second")
+    return {name: float(matches[-1][name]) for name in names} if matches else None
 
 
 @dataclass(frozen=True)
@@ -174,6 +157,16 @@ class Corpus:
         recipes = self.folder and self.folder / "reference" / f"{subset}.{direction}.{target}"
         texts = self.binarised and self.binarised / "raw" / f"{subset}.{target}"
         return next((path for path in (recipes, texts) if path and path.is_file()), None)
+
+    def pair(self, name: str) -> bool:
+        """Return whether `name` is a direction: two codes of this corpus, or of any languages if it names none."""
+        pairs = readings(name, self.languages, words=False)
+        return any(not self.languages or self.languages.issuperset(pair) for pair in pairs)
+
+    def only_direction(self, subset: str) -> str | None:
+        """Return the direction of `subset` if the corpus has a single one."""
+        known = _directions(self.binarised, f"{subset}.*-*.*.idx") or self.with_references(subset)
+        return known.pop() if len(known) == 1 else None
 
     def with_references(self, subset: str) -> set[str]:
         """Return the directions that have raw references in this subset."""
@@ -217,13 +210,66 @@ def read_corpus(data: str | Path | None) -> Corpus:
     return Corpus(binarised=binarised)
 
 
+def find_outputs(path: Path, corpus: Corpus) -> list[Output]:
+    """List the outputs at `path`: a file or pipe, a run's folder, or a folder of outputs.
+
+    A folder of outputs has SRC-TGT.txt, SUBSET/SRC-TGT.txt, or what fairseq-generate --results-path writes:
+    generate-SUBSET.txt or SRC-TGT/generate-SUBSET.txt, beside which no other file counts. SRC-TGT.txt directly in the
+    folder is of the subset "test". Raises a UserError for a folder without outputs, for a .txt file whose name is no
+    direction of the corpus, and for two outputs of one test set; a single file need not exist yet.
+    """
+    if not path.is_dir():
+        return [Output(path)]
+    if (path / "generated.txt").is_file():
+        return [Output(path / "generated.txt")]
+    if (path / "generated").is_dir():
+        return find_outputs(path / "generated", corpus)
+
+    files = sorted([*path.glob("*.txt"), *path.glob("*/*.txt")])
+    results = [file for file in files if RESULTS.fullmatch(file.stem)]
+    if not files:
+        raise UserError(
+            f"{path}: has neither generated.txt nor files SRC-TGT.txt; name a run, or what fairseq-generate printed"
+        )
+    if len(results) == 1 and results[0].parent == path:
+        return [Output(results[0])]
+
+    outputs: dict[tuple, Output] = {}
+    for file in results or files:
+        output = _of_results(file, corpus) if results else _of_direction(file, path, corpus)
+        if other := outputs.get((output.subset, output.direction)):
+            raise UserError(f"{file}: is of the same test set as {other.file}; score one of them, or compare the two")
+        outputs[output.subset, output.direction] = output
+    return list(outputs.values())
+
+
+def _of_direction(file: Path, folder: Path, corpus: Corpus) -> Output:
+    pair = parse_pair(f"{file}: the name", file.stem, corpus.languages)
+    if corpus.languages and not corpus.languages.issuperset(pair):
+        raise UserError(
+            f"{file}: {' and '.join(pair)} are not both languages of {corpus.binarised} "
+            f"({', '.join(sorted(corpus.languages))}); name the file SRC-TGT.txt, or put it elsewhere"
+        )
+    return Output(file, "test" if file.parent == folder else file.parent.name, file.stem)
+
+
+def _of_results(file: Path, corpus: Corpus) -> Output:
+    """Return the output generate-SUBSET.txt, with its direction by its folder, the log, or the corpus' only one."""
+    subset = RESULTS.fullmatch(file.stem)["subset"]
+    if corpus.pair(file.parent.name):
+        return Output(file, subset, file.parent.name)
+    head = takewhile(lambda line: not OF_SENTENCE.match(line), read_lines(file))
+    logged = [match[2] for line in (*head, *_log_beside(file)) if (match := TEST_SET.search(line))]
+    return Output(file, subset, logged[-1] if logged else corpus.only_direction(subset))
+
+
 @dataclass(frozen=True)
 class AlignedText:
     """Translations beside references, lists with one entry a sentence, in the order of the test set.
 
     hypotheses, references: detokenised, for sacreBLEU; generated: as fairseq-generate printed them. target: the
     language, None if unknown. raw: the references are the corpus's, not the detokenised T- lines, in which a word that
-    the model's dictionary lacks is spoilt.
+    the model's dictionary lacks is spoilt. notes: what makes a score of them doubtful, a sentence each.
     """
 
     generated: Generated
@@ -232,41 +278,63 @@ class AlignedText:
     hypotheses: list[str]
     references: list[str]
     raw: bool
+    notes: list[str]
 
 
 def align_with_references(output: Output, corpus: Corpus) -> AlignedText:
     """Read an output beside its references: those of the corpus, or else those that fairseq-generate printed.
 
-    Raises a UserError if sentences are missing or doubled, if their number differs from the log's or the references',
-    and if they are pieces of words.
+    Pieces of bytes are joined, unless the raw references are text about them. Raises a UserError if sentences are
+    missing or doubled, if their number differs from the log's or the references', if they are pieces of words or were
+    joined twice, and if they are the references themselves, under forced decoding.
     """
     generated = read_generated(output.file)
-    subset, direction = _test_set(output, corpus)
+    forced.check(output.file, generated.logged)
+    subset, direction = _test_set(output, generated, corpus)
     _check_count(generated, direction)
-    _check_pieces(generated)
-    raw = direction and corpus.reference(subset, direction)
-    if not raw and generated.references is None:
+    pieces.check(output.file, generated.translations, generated.joined)
+
+    file = direction and corpus.reference(subset, direction)
+    if not file and generated.references is None:
         raise UserError(f"{output.file}: has no references (lines T-n); give --data, where the raw ones are")
-    references, hypotheses = list(read_lines(raw)) if raw else generated.references, generated.translations
-    if len(references) != len(hypotheses):
-        raise UserError(f"{output.file}: {len(hypotheses)} translations for {len(references)} lines of {raw}")
+    raw = list(read_lines(file)) if file else None
+    if raw is not None and len(raw) != len(generated.translations):
+        raise UserError(f"{output.file}: {len(generated.translations)} translations for {len(raw)} lines of {file}")
+
+    notes = []
+    if not (raw and pieces.with_bytes(raw)) and (lines := pieces.with_bytes(generated.translations)):
+        notes.append(f"{output.file}: {lines:,} translations have pieces of bytes, as <0xE7>, which are joined here")
+        generated = _without_bytes(generated)
+    notes += forced.notes(output.file, generated.logged, generated.translations, generated.references or raw)
+    notes += pieces.notes(output.file, generated.translations)
+
+    hypotheses = generated.translations
+    references = generated.references if raw is None else raw
     target = direction and corpus.target(direction)
     if corpus.detokenise:
         hypotheses = _detokenise(hypotheses, need_target(output.file, target))
         references = references if raw else _detokenise(references, need_target(output.file, target))
-    return AlignedText(generated, corpus, target, hypotheses, references, bool(raw))
+    return AlignedText(generated, corpus, target, hypotheses, references, raw is not None, notes)
 
 
-def _test_set(output: Output, corpus: Corpus) -> tuple[str, str | None]:
+def _without_bytes(generated: Generated) -> Generated:
+    """Return the output with joined bytes."""
+    translations = [pieces.join_bytes(line) for line in generated.translations]
+    references = generated.references and [pieces.join_bytes(line) for line in generated.references]
+    return replace(generated, translations=translations, references=references)
+
+
+def _test_set(output: Output, generated: Generated, corpus: Corpus) -> tuple[str, str | None]:
     """Find subset and direction: by the file's place, fairseq's log, the file's name, or the corpus' only one."""
-    if output.subset:
+    if output.subset and output.direction:
         return output.subset, output.direction
-    if logged := _logged(TEST_SET, output.file):
+    if logged := generated.logged(TEST_SET):
         return logged[-1][1], logged[-1][2]
-    if readings(output.file.stem, corpus.languages, words=False):
+    if corpus.pair(output.file.stem):
         return "test", output.file.stem
-    known = _directions(corpus.binarised, "test.*-*.*.idx") or corpus.with_references("test")
-    return "test", known.pop() if len(known) == 1 else None
+    named = RESULTS.fullmatch(output.file.stem)
+    subset = output.subset or (named["subset"] if named else "test")
+    return subset, corpus.only_direction(subset)
 
 
 def _check_count(generated: Generated, direction: str | None) -> None:
@@ -274,12 +342,12 @@ def _check_count(generated: Generated, direction: str | None) -> None:
 
     The log has the size of the test set, and the sentences of each process if several translated shards of it.
     """
-    count = len(generated.translations)
-    sizes = [int(m[3]) for m in _logged(TEST_SET, generated.path) if m[2] == direction]
-    translated = [int(m["sentences"].replace(",", "")) for m in _logged(SPEED, generated.path)]
-    if (sizes and sizes[-1] != count) or (translated and translated[-1] > count):
+    there = len(generated.translations)
+    sizes = [int(match[3]) for match in generated.logged(TEST_SET) if match[2] == direction]
+    translated = [int(match["sentences"].replace(",", "")) for match in generated.logged(SPEED)]
+    if (sizes and sizes[-1] != there) or (translated and translated[-1] > there):
         logged = sizes[-1] if sizes else translated[-1]
-        raise UserError(f"{generated.path}: {count:,} translations, and its log says {logged:,}; generate again")
+        raise UserError(f"{generated.path}: {there:,} translations, and its log says {logged:,}; generate again")
 
 
 def need_target(path: Path, target: str | None) -> str:

@@ -7,10 +7,11 @@ from pathlib import Path
 from statistics import fmean
 
 from sacrebleu.metrics import BLEU, CHRF, TER
-from sacrebleu.metrics.base import Metric
+from sacrebleu.metrics.base import Metric, Score
 from sacrebleu.tokenizers import tokenizer_spm
 from sacrebleu.tokenizers.tokenizer_spm import SPM_MODELS
 
+from ...data.lines import read_lines
 from ...errors import UserError
 from ...languages import parse_pair
 from ...text_table import render
@@ -23,11 +24,10 @@ from .generated import (
     generation_speed,
     need_target,
     read_corpus,
-    read_text,
 )
+from .resampling import score_of_text, score_with_samples
 from .words import Words, base_language, bleu_metric, bleu_of_language, tokeniser, written_without_blanks
 
-RESAMPLES = 1000
 KINDS = ("tokenised", "sacrebleu", "spbleu", "m2m")
 SPBLEU = "flores101"  # sacreBLEU's name of the pieces of spBLEU
 GROUPS = ("to_english", "from_english", "between_others")
@@ -61,7 +61,7 @@ def score(
             raise UserError("--paper perplexity: is of logs; drop --data, --partial and --tokenize")
         return perplexity(path)
     corpus, kinds = read_corpus(data), kinds_of_bleu(paper)
-    outputs = find_outputs(path, corpus.languages)
+    outputs = find_outputs(path, corpus)
 
     def scored(output: Output) -> dict:
         kind = kinds.get(output.subset, kinds[None])
@@ -96,11 +96,12 @@ def score_output(aligned: AlignedText, paper: str = "sacrebleu", tokenize: str |
     """Return score.json of one direction, not rounded; raise a UserError if the paper's BLEU cannot be computed."""
     text, lowercase = (aligned.hypotheses, aligned.references), aligned.corpus.lowercase
     tokens = (aligned.generated.translations, aligned.generated.references or [])
-    bleu, notes = metric_of(aligned, tokenize), []
+    bleu, notes = metric_of(aligned, tokenize), [*aligned.notes]
     if bleu.tokenizer_signature == "13a" and not tokenize and written_without_blanks(aligned.references):
         notes.append(f"{aligned.target} is written without blanks: tokenizer 13a leaves phrases whole; see --tokenize")
+    result = score_with_samples(bleu, *text)
     kinds = {
-        "sacrebleu": score_with_interval(bleu, *text),
+        "sacrebleu": described(bleu, result),
         "tokenised": _tokenised(aligned) if paper == "tokenised" else None,
         "spbleu": score_with_interval(_spbleu(lowercase), *text) if paper == "spbleu" else None,
         "m2m": _m2m(aligned) if paper == "m2m" else None,
@@ -116,8 +117,8 @@ def score_output(aligned: AlignedText, paper: str = "sacrebleu", tokenize: str |
         "ter": score_with_interval(TER(), *tokens) if paper == "tokenised" else None,
         "reference": "raw" if aligned.raw else "generated",
         "sentences": len(aligned.hypotheses),
-        "length_ratio": bleu.corpus_score(aligned.hypotheses, [aligned.references]).ratio,
-        "generation": generation_speed(aligned.generated.path),
+        "length_ratio": result.ratio,
+        "generation": generation_speed(aligned.generated),
         "notes": notes,
     }
 
@@ -127,7 +128,7 @@ def _tokenised(aligned: AlignedText) -> dict | None:
     generated, metric = aligned.generated, bleu_metric(tokenize="none")
     if generated.references is None:
         return None
-    value = metric.corpus_score(generated.translations, [generated.references])
+    value = score_of_text(metric, generated.translations, generated.references)
     return {"score": float(value.score), "signature": str(metric.get_signature())}
 
 
@@ -167,8 +168,11 @@ def summarise(sets: dict[str, dict[str, dict]], corpus: Corpus) -> dict:
     """Add the means to subset -> direction -> scores. The top level repeats "test", or else is the mean of the sets."""
 
     def grouped(directions: dict[str, dict]) -> list[dict]:
-        pairs = (parse_pair("direction", name, corpus.languages) for name in directions)
-        return [one | {group(*pair): one["bleu"]} for pair, one in zip(pairs, directions.values(), strict=True)]
+        parts = []
+        for name, one in directions.items():
+            of_group = {group(*parse_pair("direction", name, corpus.languages)): one["bleu"]} if name else {}
+            parts.append(one | of_group)
+        return parts
 
     summaries = {subset: _means(grouped(directions), directions) for subset, directions in sets.items()}
     times = [scores["generation"] for directions in sets.values() for scores in directions.values()]
@@ -251,7 +255,7 @@ def perplexity(path: Path) -> dict:
 
 def _of_log(path: Path) -> dict:
     """Return the loss and perplexity of a log's last evaluation."""
-    text = read_text(path)
+    text = "\n".join(read_lines(path))
     losses = CAUSAL.findall(text) or [loss for _, loss in MASKED.findall(text)]
     try:
         loss = float(losses[-1])
@@ -296,11 +300,15 @@ class ChrF(CHRF):
 
 
 def score_with_interval(metric: Metric, translations: list[str], references: list[str]) -> dict:
-    """Return sacreBLEU's score, 0..100, of the whole text, and its signature; mean and ci of 1000 bootstrap samples.
+    """Score the whole text; see `described`."""
+    return described(metric, score_with_samples(metric, translations, references))
+
+
+def described(metric: Metric, result: Score) -> dict:
+    """Return sacreBLEU's score, 0..100, and its signature; mean and ci of 1000 bootstrap samples.
 
     ci: half the width of the 95% interval.
     """
-    result = metric.corpus_score(translations, [references], n_bootstrap=RESAMPLES)
     return {
         "score": float(result.score),
         "mean": float(result._mean),  # sacreBLEU has no other name for the two

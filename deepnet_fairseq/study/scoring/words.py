@@ -30,7 +30,15 @@ TWO_LETTERS = {  # ISO 639-1 codes of the three-letter codes whose language a to
 }  # fmt: skip
 # scripts that 13a does not split into words
 SCRIPTS = ("Han", "Hiragana", "Katakana", "Hangul", "Thai", "Lao", "Khmer", "Myanmar", "Tibetan")
-UNSPLIT = regex.compile("[" + "".join(rf"\p{{{script}}}" for script in SCRIPTS) + "]")
+
+
+def _letters_of(*scripts: str) -> regex.Pattern:
+    any_script = "".join(rf"\p{{{script}}}" for script in scripts)
+    return regex.compile(rf"[[{any_script}]&&\p{{L}}]", regex.VERSION1)
+
+
+UNSPLIT = _letters_of(*SCRIPTS)
+JOINED_BY_MOSES = _letters_of("Han", "Hiragana", "Katakana")  # whose blanks a detokeniser drops
 LETTER = regex.compile(r"\p{L}")
 EXTRA = "pip install 'deepnet_fairseq[m2m]'"
 Split = Callable[[str], str]  # a line -> its words between blanks
@@ -159,5 +167,10 @@ def bleu_of_language(target: str | None, lowercase: bool, tokenize: str | None) 
 
 def written_without_blanks(lines: list[str]) -> bool:
     """Tell whether most letters are of SCRIPTS, whose words sacreBLEU's usual tokenizer does not split."""
-    text = "".join(LETTER.findall("".join(lines)))
-    return 2 * len(UNSPLIT.findall(text)) > len(text)
+    return mostly(UNSPLIT, lines)
+
+
+def mostly(letters_of_script: regex.Pattern, lines: list[str]) -> bool:
+    """Tell whether most letters of the lines are of a script."""
+    letters = sum(len(LETTER.findall(line)) for line in lines)
+    return 2 * sum(len(letters_of_script.findall(line)) for line in lines) > letters

@@ -12,7 +12,7 @@ from fairseq.data.data_utils import load_indexed_dataset
 from ...core.models import SPECIALS
 from ...data import lm_text
 from ...errors import UserError
-from ..translation.text import Text, open_task, read_text
+from ..translation.text import Text, check_own, open_task, read_text
 from .transformer import Folded
 
 
@@ -66,8 +66,11 @@ def serve(folded: Folded, data: str | None, subwords: str | None) -> Served:
     if folded.stock.name == "transformer":
         positions = (folded.model["max_source_positions"], folded.model["max_target_positions"])
         text = read_text(section, data, folded.rows, subwords, method, positions)
+        check_own(folded.origin, text.dictionaries, data, text.file, subwords)
         return Served(folded, text, text.dictionaries, data)
     if subwords is not None and not Path(subwords).is_file():
         raise UserError(f"--subwords {subwords}: no such file")
     task = open_task(section, data, folded.rows)
-    return Served(folded, None, (task.source_dictionary, task.target_dictionary), data)
+    dictionaries = task.source_dictionary, task.target_dictionary
+    check_own(folded.origin, dictionaries, data, Path(subwords) if subwords is not None else None, subwords)
+    return Served(folded, None, dictionaries, data)

@@ -18,6 +18,7 @@ from ...core.models import SPECIALS, DeepModel
 from ...errors import UserError
 from ...files import save
 from ...plugin.building import blank_task, from_checkpoint
+from ...plugin.checkpoints import vocabulary
 from .fold import fold, why_not_foldable
 
 TOLERANCE = 1e-3  # on log-probabilities; in practice 1e-5
@@ -102,7 +103,7 @@ class Folded:
 
     model: config fields of fairseq's model; state: its parameters; difference: largest difference of log-probabilities,
     in nats, from the original on a made-up batch; method: what it was trained with; sections: the run's other config,
-    plain data.
+    plain data; origin: what vocabulary it was trained with, of vocabulary.origin_of.
     """
 
     model: dict
@@ -110,6 +111,7 @@ class Folded:
     difference: float
     method: str = ""
     sections: dict = field(default_factory=dict)
+    origin: dict | None = None
 
     @property
     def stock(self) -> Stock:
@@ -130,6 +132,7 @@ def fold_checkpoint(path: str) -> Folded:
         folded = fold_model(model, cfg.model)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
+    folded.origin = model.origin
     sections: Any = OmegaConf.to_container(cfg, enum_to_str=True)
     del sections["model"]
     folded.sections = sections
@@ -162,16 +165,19 @@ def write_transformer(folded: Folded, out: Path, half: bool) -> None:
     """A checkpoint of plain data: weights (float16 if `half`) and config, no optimiser, no class to unpickle."""
     state = {k: v.half() if half and v.is_floating_point() else v for k, v in folded.state.items()}
     cfg = folded.sections | {"model": folded.model}
-    save({"args": None, "cfg": cfg, "model": state} | NO_TRAINING, out)
+    known = {} if folded.origin is None else vocabulary.to_save(folded.origin)
+    save({"args": None, "cfg": cfg, "model": state, "task_state": known} | NO_TRAINING, out)
 
 
 def _stock_state(model: DeepModel, stock: Stock) -> dict[str, Tensor]:
     """The parameters that a plain Transformer has, under its names; tied ones share memory."""
     stacks = model.stacks()
     of_methods = {id(p) for s in stacks.values() for _, m in s.slots() for p in (*m.parameters(), *m.buffers())}
-    of_methods |= {id(buffer) for stack in stacks.values() for buffer in stack.buffers(recurse=False)}
+    constants = {f"{name}.{constant}" for name, stack in stacks.items() for constant in stack.constants}
     values = model.state_dict(keep_vars=True)
-    state = {name: value.detach() for name, value in values.items() if id(value) not in of_methods}
+    state = {
+        name: value.detach() for name, value in values.items() if id(value) not in of_methods and name not in constants
+    }
     state |= {f"{name}.version": torch.tensor([3.0]) for name in stacks}
     names = (name.split(".", 1) for name in state)
     return {f"{stock.shells.get(a, a)}.{b}": value for (a, b), value in zip(names, state.values(), strict=True)}

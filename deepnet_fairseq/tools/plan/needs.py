@@ -22,6 +22,9 @@ from .trace import LAYERS, Stage, layers_are_alike, skeleton, trace
 # Bytes of CPU memory that Python and autograd need for the modules, tensors and graph nodes around one parameter.
 # Measured: resident memory at the peak, less all tensors, of 758 to 21,002 parameters, recomputed and not.
 OBJECTS = 14_000
+# Bytes of a GPU's memory that a CUDA graph takes for each kernel: 36 MiB for the 12,650 of a batch of 100L-100L, and
+# 184 MiB for the 61,500 of 500L-500L (PyTorch 2.11 on an H200).
+BYTES_A_KERNEL = 3_100
 TERA = 1e12
 
 
@@ -87,15 +90,20 @@ def memory(setting: Setting, parameters: Any = None, stages: list[Stage] | None 
 
     optimiser: its state between updates; buckets: the copy of the gradients that pytorch_ddp sends; activations: memory
     of all stages but the loss at the end of the forward pass; recomputed: the most that one of them adds in its
-    backward pass; loss: memory of the loss, with its temporaries; step: temporaries of the optimiser's update; objects:
-    Python's, on the CPU; peak: the most at a time, which occurs in `phase` "forward", "backward" or "optimiser".
+    backward pass; loss: memory of the loss, with its temporaries; step: temporaries of the optimiser's update; graphs:
+    CUDA graphs, and the gradients of a batch beside their sum; objects: Python's, on the CPU; peak: the most at a time,
+    which occurs in `phase` "forward", "backward" or "optimiser".
     """
     parameters, stages = parameters or count(setting), stages or trace(setting)
     weights, gradients = parameters.weight_bytes, parameters.gradient_bytes
     optimiser, step = setting.optimiser(parameters.trainable, parameters.largest)
     buckets = gradients if setting.gpus > 1 else 0
     objects = OBJECTS * parameters.tensors if setting.device == "cpu" else 0
-    base = weights + optimiser + buckets + objects
+    graphs = 0
+    if setting.graphs:
+        kernels = flops(setting, stages).launches // setting.update_freq
+        graphs = setting.graphs * kernels * BYTES_A_KERNEL + gradients
+    base = weights + optimiser + buckets + graphs + objects
     waiting = gradients if setting.update_freq > 1 else 0
     passes = _passes(stages, setting)
     *body, loss = passes
@@ -115,6 +123,7 @@ def memory(setting: Setting, parameters: Any = None, stages: list[Stage] | None 
         recomputed=max(each.redone for each in body),
         loss=max(loss.rise, loss.saved + loss.stages[0].accumulated),
         step=step,
+        graphs=graphs,
         objects=objects,
         peak=phases[phase],
         phase=phase,

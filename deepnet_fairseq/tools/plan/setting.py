@@ -62,9 +62,10 @@ class Setting:
     max_tokens: source tokens, and target tokens, in a batch of one GPU, padding included (of a language model's one
     text, simply tokens); length: tokens of a sentence; precision: a key of DTYPES, or "memory-efficient-" and one of
     the half precisions, then without a master copy; optimizer: "adam" or "deepnet_adam"; criterion: by default the
-    model's; mask_prob: share of the tokens that a masked language model predicts; checkpoint_every: layers that are
-    recomputed together, 0 for none; zero: whether the optimiser's state is sharded; gpu_memory: bytes; device: "cpu" or
-    "cuda". Raises a UserError, naming the flag, for values out of range and for flags that do not go together.
+    model's; cuda_graphs: shapes of batches that have a graph, 0 for none; mask_prob: share of the tokens that a masked
+    language model predicts; checkpoint_every: layers that are recomputed together, 0 for none; zero: whether the
+    optimiser's state is sharded; gpu_memory: bytes; device: "cpu" or "cuda". Raises a UserError, naming the flag, for
+    values out of range and for flags that do not go together.
     """
 
     cfg: argparse.Namespace
@@ -79,6 +80,7 @@ class Setting:
     checkpoint_every: int = 0
     zero: bool = False
     gpus: int = 1
+    cuda_graphs: int = 0
     gpu_memory: int = 80 * GIB
     device: str = "cuda"
 
@@ -93,6 +95,8 @@ class Setting:
         for name in ("max_tokens", "update_freq", "length", "gpus"):
             number = getattr(self, name)
             yield not 1 <= number <= MOST, f"--{name.replace('_', '-')} {number}: must be from 1 to {MOST:,}"
+        graphs = f"--cuda-graphs {self.cuda_graphs}"
+        yield not 0 <= self.cuda_graphs <= MOST, f"{graphs}: must be from 0 to {MOST:,}"
         yield self.gpu_memory < 1, f"--gpu-memory {self.gpu_memory / GIB:g}: must be above 0"
         yield not 0 < self.mask_prob <= 1, f"--mask-prob {self.mask_prob}: must be above 0 and at most 1"
         sizes = "--vocab {},{}".format(*self.vocab)
@@ -147,6 +151,12 @@ class Setting:
         return self.criterion == self.objective.chunked
 
     @property
+    def graphs(self) -> int:
+        """Number of CUDA graphs: a training on several GPUs or a CPU, or with recomputation, goes on without."""
+        served = self.device == "cuda" and self.gpus == 1 and not self.checkpoint_every
+        return self.cuda_graphs if served else 0
+
+    @property
     def scored(self) -> int:
         """Number of tokens, of a batch of whole sentences, that are projected to the vocabulary."""
         tokens = self.max_tokens // self.length * self.length
@@ -179,6 +189,7 @@ def recomputation(every: int) -> str:
 
 
 FLAGS = ("max_tokens", "update_freq", "criterion", "mask_prob", "gpus")  # named as the fields
+AUTO_GRAPHS = 32  # shapes that --cuda-graphs auto makes
 
 
 class Parser(argparse.ArgumentParser):
@@ -225,6 +236,7 @@ def parse(flags: list[str], strict: bool = True) -> Setting:
         zero=args.zero_sharding == "os",
         gpu_memory=int(args.gpu_memory * GIB),
         device="cpu" if args.cpu else "cuda",
+        cuda_graphs=_graphs(args.cuda_graphs),
         **{name: getattr(args, name) for name in ("length", "optimizer", *FLAGS)},
     )
 
@@ -247,6 +259,7 @@ def _parser(arch: str, fields: dict[str, dataclasses.Field]) -> argparse.Argumen
             parser.add_argument(flag, type=kind, choices=fields[name].metadata["choices"] or None)
     parser.add_argument("--vocab", default="32000")
     parser.add_argument("--gpu-memory", type=float, default=80.0)
+    parser.add_argument("--cuda-graphs", default="0")
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default=ADAM)
     parser.add_argument("--zero-sharding", choices=("none", "os"), default="none")
     for name in FLAGS:
@@ -255,6 +268,13 @@ def _parser(arch: str, fields: dict[str, dataclasses.Field]) -> argparse.Argumen
     for flag in ("fp16", "bf16", "memory-efficient-fp16", "memory-efficient-bf16", "cpu"):
         parser.add_argument(f"--{flag}", action="store_true", default=False)
     return parser
+
+
+def _graphs(text: str) -> int:
+    """Return the number of shapes that --cuda-graphs names."""
+    if text != "auto" and not text.isdecimal():
+        raise UserError(f"--cuda-graphs {text}: give a number of shapes, or auto")
+    return AUTO_GRAPHS if text == "auto" else int(text)
 
 
 def _vocabularies(text: str) -> tuple[int, int]:

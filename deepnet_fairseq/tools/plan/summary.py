@@ -10,10 +10,18 @@ from .needs import TERA, count, flops, memory
 from .setting import GIB, Setting, recomputation
 
 MEMORY_ROWS = {
-    "weights": "weights", "gradients": "gradients", "optimiser": "optimiser's state",
-    "buckets": "gradients' copy to send", "activations": "activations", "recomputed": "recomputed at a time",
-    "loss": "logits and loss", "step": "update's temporaries", "objects": "Python's objects", "peak": "peak",
-}  # fmt: skip
+    "weights": "weights",
+    "gradients": "gradients",
+    "optimiser": "optimiser's state",
+    "buckets": "gradients' copy to send",
+    "activations": "activations",
+    "recomputed": "recomputed at a time",
+    "loss": "logits and loss",
+    "step": "update's temporaries",
+    "graphs": "CUDA graphs",
+    "objects": "Python's objects",
+    "peak": "peak",
+}
 PHASES = {"forward": "forward pass", "backward": "backward pass", "optimiser": "optimiser's update"}
 
 

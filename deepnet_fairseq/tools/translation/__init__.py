@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from ...data.lines import is_blank, one_line, read_lines
 from ...errors import UserError
+from ...threads import counted
 from .description import NAME, Description, derive_form, read_description
 from .engines import CTranslate2, Fairseq, HuggingFace, Hypothesis, Settings
 from .incoming import chunks
@@ -160,7 +161,7 @@ def run(
     path = _regular_file(file)
     _check_nbest(nbest, settings)
     translator = load(model, data, source, target, settings, subwords)
-    print(f"| {translator.engine.name}, {settings.cores()} threads, beam {settings.beam}", file=sys.stderr)
+    print(f"| {translator.engine.name}, {counted(translator.engine.threads)}, beam {settings.beam}", file=sys.stderr)
     if path is not None:
         _translate_file(translator, path, nbest)
     elif file is None or file == "-" or os.path.realpath(file) == os.path.realpath("/dev/stdin"):

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
 from omegaconf import OmegaConf
 
 from ... import register
@@ -24,14 +25,16 @@ def load_checkpoint(
     from ..export.ctranslate2 import convert
     from ..export.fold import why_not_foldable
     from ..export.transformer import fold_model
-    from .text import read_text
+    from .text import check_own, read_text
 
-    PROCESS.set_torch_threads(settings.cores())  # before torch computes, which would wait for ever behind a fork
+    PROCESS.use_torch(torch.get_num_threads)  # before torch computes, which would wait for ever behind a fork
     model, cfg = from_checkpoint(path)
     section: Any = OmegaConf.to_container(cfg.task, enum_to_str=True)
     rows = next(iter(model.stacks().values())).embed_tokens.num_embeddings, model.vocabulary_projection().out_features
     positions = cfg.model.max_source_positions, cfg.model.max_target_positions
-    text = read_text(section, data or section["data"], rows, subwords, cfg.model.method, positions)
+    data = data or str(section["data"])
+    text = read_text(section, data, rows, subwords, cfg.model.method, positions)
+    check_own(model.origin, text.dictionaries, data, text.file, subwords)
     direction = text.described.direction(*languages)
     pieces, tags = text.cutter(*direction), text.described.tags(*direction)
     if why_not_foldable(model) is None and importlib.util.find_spec("ctranslate2") is not None:

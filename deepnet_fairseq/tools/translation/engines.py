@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...errors import UserError
+from ...threads import torch_threads
 from .description import Description
 from .loading import PROCESS
 from .pieces import KINDS
@@ -39,7 +40,7 @@ class Hypothesis(NamedTuple):
 class Settings:
     """Settings of a search; max_tokens: of a batch of source sentences, padding included.
 
-    threads: None for OMP_NUM_THREADS of the environment, else for all cores.
+    threads: None for OMP_NUM_THREADS of the environment, else for as many as suit the engine.
     """
 
     beam: int = 5
@@ -48,8 +49,14 @@ class Settings:
     threads: int | None = None
     int8: bool = False
 
-    def cores(self) -> int:
-        """Return how many threads work."""
+    def cores(self, width: int | None = None) -> int:
+        """Return how many threads work.
+
+        width: of a model that torch computes, whose threads are set to the number; None for CTranslate2, which takes
+        all cores.
+        """
+        if width is not None:
+            return torch_threads.use(width, given=self.threads)
         usual = os.environ.get("OMP_NUM_THREADS", "")
         return self.threads or (int(usual) if usual.isdigit() else 0) or len(os.sched_getaffinity(0))
 
@@ -67,12 +74,12 @@ class CTranslate2:
         import ctranslate2
 
         self.pieces, self.settings, (self.before, self.prefix) = pieces, settings, tags
-        self.longest = described.positions[1] - 1
+        self.longest, self.threads = described.positions[1] - 1, settings.cores()
         device = "cuda" if ctranslate2.get_cuda_device_count() else "cpu"
         compute = "int8" if settings.int8 else "default"
         try:
             self.model = ctranslate2.Translator(
-                str(folder), device=device, compute_type=compute, intra_threads=settings.cores()
+                str(folder), device=device, compute_type=compute, intra_threads=self.threads
             )
         except (RuntimeError, ValueError) as error:
             raise UserError(f"{folder}: CTranslate2 cannot load it ({' '.join(str(error).split())})") from error
@@ -146,7 +153,8 @@ class Fairseq:
         self.source, self.target = dictionaries
         self.symbols = frozenset(self.source.symbols)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        PROCESS.set_torch_threads(settings.cores())
+        width = model.encoder.embed_tokens.embedding_dim
+        self.threads = PROCESS.use_torch(lambda: settings.cores(width))
         self.model = model.to(self.device)
         if self.device.type == "cuda":
             PROCESS.bind(self)
@@ -201,12 +209,12 @@ class HuggingFace:
 
         if settings.int8:
             raise UserError("--int8: only with CTranslate2; export the checkpoint with --to ctranslate2")
-        PROCESS.set_torch_threads(settings.cores())
         self.settings, self.longest = settings, described.positions[1] - 1
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         with quiet():
             self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
             self.model = AutoModelForSeq2SeqLM.from_pretrained(folder, local_files_only=True).to(device)
+        self.threads = PROCESS.use_torch(lambda: settings.cores(self.model.config.hidden_size))
         self.tokenizer.model_max_length = int(1e9)  # longer text is refused before; it would warn of it as well
         before, prefix = (self.tokenizer.convert_tokens_to_ids(tag) for tag in tags)
         self.tokenizer.prefix_tokens = before

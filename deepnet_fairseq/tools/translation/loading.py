@@ -58,12 +58,18 @@ class Process:
         if engine.lost:
             raise UserError("this model was loaded before the process was forked; load it again in the new process")
 
-    def set_torch_threads(self, count: int) -> None:
-        """Let torch compute with `count` threads, but with one behind a fork: OpenMP waits there for lost threads."""
+    def use_torch(self, choose: Callable[[], int]) -> int:
+        """Return with how many threads torch computes: as many as `choose` sets and returns, but one behind a fork.
+
+        OpenMP would wait there for threads that did not come along.
+        """
         import torch
 
         self._uses_torch = True
-        torch.set_num_threads(1 if self.forked else count)
+        if not self.forked:
+            return choose()
+        torch.set_num_threads(1)
+        return 1
 
     def _before(self) -> None:
         self._held = self.loading.acquire(timeout=PATIENCE)
@@ -83,7 +89,7 @@ class Process:
         self._bound = WeakSet()
         if self._uses_torch:
             self.forked = True
-            self.set_torch_threads(1)
+            self.use_torch(lambda: 1)
 
 
 class _Entry:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -13,10 +12,12 @@ from fairseq import tasks
 from fairseq.data import Dictionary
 from fairseq.data.multilingual.multilingual_utils import get_lang_tok
 
+from ...data.digests import folders_of
 from ...data.recipes import RECIPES
 from ...data.text_form import read_form
 from ...errors import UserError
 from ...files import read_object
+from ...plugin.checkpoints import vocabulary
 from .description import Description, derive_form
 from .pieces import KINDS
 
@@ -72,9 +73,26 @@ def open_task(section: dict[str, Any], data: str, rows: tuple[int, int]):
         if expected != len(dictionary):
             raise UserError(
                 f"--data {data}: the {side} dictionary has {len(dictionary)} symbols, the model {expected}; give the "
-                "run's own data"
+                "run's own data, or what `deepnet prepare text --like` has made for this model"
             )
     return task
+
+
+def check_own(
+    origin: dict[str, Any] | None, dictionaries: tuple[Dictionary, Dictionary], data: str, file: Path | None,
+    subwords: str | None,
+) -> None:  # fmt: skip
+    """Raise a UserError, naming the flag, if data or what cuts text are not those that a model was trained with.
+
+    origin: of the checkpoint; dictionaries, data, file: of the text at hand; subwords: the flag that named the file.
+    """
+    sides = dict(zip(vocabulary.SIDES, dictionaries, strict=True))
+    present = vocabulary.digests_of(sides, None if subwords == "none" else data, file)
+    if origin is not None and subwords not in (None, "none"):
+        cutting = {"pieces": present.pop("pieces")}
+        if problem := vocabulary.mismatch(origin, cutting, data, f"--subwords {subwords}"):
+            raise UserError(f"{problem}; leave it out, or give the file that lies with the data of its own run")
+    vocabulary.check(origin, present, data, f"--data {data}")
 
 
 def read_text(
@@ -119,13 +137,6 @@ def _tags(task: Any) -> dict[str, Any]:
         "source_tag": source_tag or "",
         "target_tag": bool(target_tag),
     }
-
-
-def folders_of(data: str) -> list[Path]:
-    """Return the first folder of the binarised data, and the one above where a recipe has made its corpus."""
-    first = Path(data.split(os.pathsep)[0])
-    above = next((folder for folder in list(first.absolute().parents)[:2] if (folder / "recipe.json").is_file()), None)
-    return [first] if above is None else [above, first.absolute().parent, first]
 
 
 def find_subwords(given: str | None, data: str) -> tuple[str, Path | None]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...data.lines import STDIN, read_lines
 from ...errors import UserError
 from ...files import read_object
 
@@ -67,10 +68,10 @@ def read_names(path: Path) -> Callable[[str], str]:
 
     They are replaced wherever they occur in a name, in the file's order. UserError, naming the file, for any other.
     """
-    if not path.is_file():
+    if path != STDIN and not path.exists():
         raise UserError(f"--names {path}: no such file")
     try:
-        rules = tomllib.loads(path.read_text(encoding="utf-8"))
+        rules = tomllib.loads("\n".join(read_lines(path)))
     except ValueError as error:
         raise UserError(f"--names {path}: is no TOML ({error}); docs/verify.md has an example") from error
     for pattern, name in rules.items():

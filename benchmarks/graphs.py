@@ -1,0 +1,130 @@
+"""Seconds of an update with and without CUDA graphs, beside stock fairseq: the same batches, several updates in a row.
+
+Candidates are "stock" (fairseq's transformer, adam), "plain" (this package, deepnet_adam), "waits" (the same, with a
+norm that fairseq reads from the GPU at each comparison), "graphs" (--cuda-graphs), and "graphs-torch"
+(without graphs/kernels.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import time
+
+import numpy
+import torch
+from fairseq.trainer import Trainer
+
+from deepnet_fairseq.errors import UserError
+from deepnet_fairseq.plugin.graphs.capture import CudaDevice
+from deepnet_fairseq.plugin.graphs.static_batch import shape_of
+from deepnet_fairseq.plugin.graphs.step import GraphedStep
+from deepnet_fairseq.tools.environment import environment
+
+from .models import MODELS, OURS, size, trainer_of, update
+from .timing import STOCK
+
+STEPS = {"graphs": True, "graphs-torch": False}  # candidate -> faster kernels?
+CANDIDATES = (STOCK, "waits", "plain", *STEPS)
+FULL = 0.85  # of --max-tokens, which a batch has to fill: the few short ones of an epoch are left out
+
+
+def graphs(args: argparse.Namespace) -> None:
+    """Print a line of JSON for each candidate: milliseconds of an update, medians of rounds, and memory."""
+    if not torch.cuda.is_available():
+        raise UserError("graphs: torch sees no GPU here")
+    names = args.candidates.split(",")
+    if unknown := [name for name in names if name not in CANDIDATES]:
+        raise UserError(f"--candidates {','.join(unknown)}: there are {', '.join(CANDIDATES)}")
+    where = environment(gpus=1)
+    measured = {name: Measured(name, args) for name in names}
+    for number in range(args.rounds):
+        order = names if number % 2 == 0 else names[::-1]
+        for name in order:
+            measured[name].run(args.updates)
+    for one in measured.values():
+        row = {"depth": args.depth, "width": args.width, "tokens": args.max_tokens, "update_freq": args.update_freq}
+        print(json.dumps(row | one.row() | {"device": where["hardware"], "torch": torch.__version__}), flush=True)
+
+
+class Measured:
+    """A candidate's training, and the seconds of its updates."""
+
+    def __init__(self, name: str, args: argparse.Namespace):
+        self.name = name
+        self.freq = args.update_freq
+        own = MODELS[STOCK] if name == STOCK else (*MODELS[OURS], "--method=deepnorm")
+        flags = [
+            *size(args.depth, args.width),
+            *own,
+            "--fp16",
+            "--fp16-init-scale=4",
+            f"--max-tokens={args.max_tokens}",
+        ]
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        self.trainer = trainer_of([*flags, f"--benchmark-vocabulary={args.vocabulary}", *args.flags])
+        self.batches = full_batches(self.trainer, args.max_tokens, args.batches)
+        if name == "waits":
+            self.trainer.optimizer.fp32_optimizer.reads_norm = False
+        start = time.perf_counter()
+        if name in STEPS:
+            padding = self.trainer.task.target_dictionary.pad()
+            step = GraphedStep(len(self.batches), padding, CudaDevice(faster=STEPS[name]))
+            step.planned = step.of_epoch = unique_shapes(self.batches)
+            self.trainer.graphs = self.trainer.task.graphs = step
+        for batch in self.batches:
+            update(self.trainer, batch)
+        torch.cuda.synchronize()
+        self.first = time.perf_counter() - start
+        self.seconds: list[float] = []
+        self.peak = torch.cuda.max_memory_allocated() - before
+
+    def run(self, updates: int) -> None:
+        """Make updates in a row, as a training does, and note the seconds of one."""
+        gc.collect()
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for number in range(updates):
+            first = number * self.freq
+            self.trainer.train_step([self.batches[n % len(self.batches)] for n in range(first, first + self.freq)])
+        torch.cuda.synchronize()
+        self.seconds.append((time.perf_counter() - start) / updates)
+
+    def row(self) -> dict:
+        """Return what was measured."""
+        middle = statistics.median(self.seconds)
+        tokens = statistics.mean(batch["ntokens"] for batch in self.batches) * self.freq
+        row = {
+            "candidate": self.name,
+            "ms": round(1000 * middle, 1),
+            "ms_range": [round(1000 * one, 1) for one in (min(self.seconds), max(self.seconds))],
+            "target_tokens_per_s": round(tokens / middle),
+            "first_updates_s": round(self.first, 1),
+            "peak_GiB": round(self.peak / 2**30, 2),
+        }
+        step = getattr(self.trainer, "graphs", None)
+        if step is not None:
+            row |= {"served": step.served, "left": step.left, "obstacle": step.obstacle, "graphs": len(step.captured)}
+        return row
+
+
+def full_batches(trainer: Trainer, max_tokens: int, number: int) -> list[dict]:
+    """Return full batches of the first epoch, of different shapes."""
+    iterator = trainer.get_train_iterator(1)
+    trainer.begin_epoch(1)
+    found: dict[tuple, dict] = {}
+    for batch in iterator.next_epoch_itr(shuffle=True):
+        shape = shape_of(batch)
+        if shape[0] * max(shape[1:]) > FULL * max_tokens:
+            found.setdefault(shape, batch)
+        if len(found) == number:
+            break
+    return list(found.values())
+
+
+def unique_shapes(batches: list[dict]) -> numpy.ndarray:
+    """Return the shapes of batches, as GraphedStep plans them."""
+    return numpy.unique(numpy.array([shape_of(batch) for batch in batches]), axis=0)

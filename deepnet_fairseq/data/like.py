@@ -1,0 +1,177 @@
+"""Find the vocabulary of a model, to prepare a second corpus with its own pieces and dictionary.
+
+A model is fine-tuned on text that is cut as its own was: each row of its embeddings stands for one piece. The
+vocabulary lies with the data of its run, and in folders of `deepnet export`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from ..files import read_object
+from . import digests
+from .lines import read_lines, write_lines
+from .vocabulary import FAIRSEQ_SPECIAL
+
+EXPORTED = "translation.json"  # in a folder of `deepnet export`: what text its model takes
+MODELS = ("spm.model", "sentencepiece.bpe.model")  # names of a SentencePiece model beside data, and in exports
+CHECKPOINTS = ("checkpoint_last.pt", "checkpoint_best.pt")
+SHOWN = 8  # symbols of an unseen kind that a line names
+
+
+@dataclass(frozen=True)
+class KnownVocabulary:
+    """Vocabulary of a model.
+
+    pieces: its SentencePiece model; dictionaries: language -> lines of fairseq's dict.LANG.txt.
+    """
+
+    pieces: Path
+    dictionaries: dict[str, list[str]]
+
+    def write_dictionaries(self, folder: Path) -> dict[str, Path]:
+        """Write dict.LANG.txt of each language into `folder`; return the paths."""
+        paths = {lang: folder / f"dict.{lang}.txt" for lang in self.dictionaries}
+        for lang, path in paths.items():
+            write_lines(path, self.dictionaries[lang])
+        return paths
+
+    def note_unseen(self, lang: str, name: str, cut: Iterable[str]) -> None:
+        """Print a line if text in pieces has some that the dictionary lacks; cut: its lines, blanks between pieces."""
+        known, unseen, lines, total = set(_symbols(self.dictionaries[lang])), Counter[str](), 0, 0
+        for line in cut:
+            missing = [piece for piece in line.split() if piece not in known]
+            unseen.update(missing)
+            lines += bool(missing)
+            total += 1
+        if unseen:
+            shown = " ".join(piece for piece, _ in unseen.most_common(SHOWN))
+            print(
+                f"| WARNING: {name}.{lang}: {lines:,} of {total:,} lines hold symbols that the model has never seen "
+                f"({len(unseen):,} kinds, {unseen.total():,} times <unk>): {shown}{' ...' * (len(unseen) > SHOWN)}"
+            )
+
+
+def find_vocabulary(given: str | os.PathLike[str], langs: tuple[str, str]) -> KnownVocabulary:
+    """Return the vocabulary of a model for text in two languages.
+
+    given: a checkpoint, a run's folder of checkpoints, a folder of binarised data, or one of `deepnet export`. Call
+    deepnet_fairseq.register() before for a checkpoint, so that torch reads fairseq's plain classes. Raises a UserError,
+    naming the flag, if nothing there says what the model's pieces and dictionaries are.
+    """
+    path = Path(given)
+    if not path.exists():
+        raise UserError(f"--like {path}: no such file or folder; give a checkpoint, its data, or an exported folder")
+    if path.is_dir() and (path / EXPORTED).is_file():
+        return _of_export(path, langs)
+    if path.is_dir() and any(path.glob("dict.*.txt")):
+        return _of_data(f"--like {path}", str(path), langs)
+    if path.is_dir():
+        path = _newest_checkpoint(path)
+    return _of_checkpoint(path, langs)
+
+
+def _newest_checkpoint(folder: Path) -> Path:
+    for name in CHECKPOINTS:
+        if (folder / name).is_file():
+            return folder / name
+    others = sorted(folder.glob("*.pt"), key=lambda path: path.stat().st_mtime)
+    if not others:
+        raise UserError(
+            f"--like {folder}: holds neither dict.LANG.txt nor a checkpoint nor {EXPORTED}; give a checkpoint, the "
+            "binarised data of its run, or a folder of `deepnet export`"
+        )
+    return others[-1]
+
+
+def _of_checkpoint(path: Path, langs: tuple[str, str]) -> KnownVocabulary:
+    import torch  # which a folder does without
+
+    try:
+        content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        task = _task_of(content)
+        data = task["data"]
+    except Exception as error:  # a file of another kind makes torch raise errors of any kind
+        raise UserError(f"--like {path}: is no checkpoint of fairseq-train that can be read") from error
+    where = f"--like {path}: its data {data}"
+    if not Path(data.split(os.pathsep)[0]).is_dir():
+        raise UserError(f"{where} are not there; give the folder where they lie now, or one of `deepnet export`")
+    known = _of_data(where, data, langs)
+
+    held = (content.get("task_state") or {}).get(digests.KEY) or {}
+    there = {digests.of_cutting([known.pieces])}
+    compared = ["pieces"]
+    if str(task.get("_name")) == "translation":  # other tasks add tags of languages
+        for file in Path(data.split(os.pathsep)[0]).glob("dict.*.txt"):
+            there.add(digests.of_symbols([*FAIRSEQ_SPECIAL, *_symbols(read_lines(file))]))
+        compared += ["source", "target"]
+    if any(held.get(name) not in (None, *there) for name in compared):
+        raise UserError(f"{where} have been prepared again since; give a copy of the old ones, or an export")
+    return known
+
+
+def _task_of(content: Any) -> dict[str, Any]:
+    """Return the settings of a checkpoint's task."""
+    section = (content.get("cfg") or {}).get("task") or content.get("args")
+    if isinstance(section, argparse.Namespace):
+        return {"_name": getattr(section, "task", None)} | vars(section)
+    return section
+
+
+def _of_data(where: str, data: str, langs: tuple[str, str]) -> KnownVocabulary:
+    """Return the vocabulary of binarised data; where: their name for messages."""
+    dictionaries = {lang: _lines(where, data, lang) for lang in langs}
+    files = digests.cutting_files(data)
+    if len(files) != 1 or files[0].name not in MODELS:
+        has = "were cut by other means" if files else "hold no spm.model"
+        raise UserError(
+            f"{where} {has}: cut the text as it was cut then, and binarise it by fairseq-preprocess --srcdict and "
+            f"--tgtdict with {Path(data.split(os.pathsep)[0]) / f'dict.{langs[0]}.txt'}"
+        )
+    return KnownVocabulary(files[0], dictionaries)
+
+
+def _lines(where: str, data: str, lang: str) -> list[str]:
+    """Return the lines of a language's dictionary; of a language that the data lack, those that all others share."""
+    folder = Path(data.split(os.pathsep)[0])
+    own = folder / f"dict.{lang}.txt"
+    if own.is_file():
+        return list(read_lines(own))
+    others = {path: list(read_lines(path)) for path in sorted(folder.glob("dict.*.txt"))}
+    if len({tuple(_symbols(lines)) for lines in others.values()}) != 1:
+        names = ", ".join(path.name for path in others) or "no dictionary"
+        raise UserError(f"{where}: there is no {own.name}, but {names}; give SOURCE and TARGET as the model has them")
+    return next(iter(others.values()))
+
+
+def _of_export(folder: Path, langs: tuple[str, str]) -> KnownVocabulary:
+    """Return the vocabulary of a folder for CTranslate2 or Hugging Face."""
+    where = f"--like {folder}"
+    described = read_object(folder / EXPORTED, "export the model again with `deepnet export`")
+    pieces = next((folder / name for name in MODELS if (folder / name).is_file()), None)
+    if described.get("pieces") != "sentencepiece" or pieces is None:
+        raise UserError(f"{where}: its model's text is not cut by SentencePiece; give the data of its run")
+    tags = set((described.get("symbols") or {}).values())
+    dictionaries = {}
+    for lang, side in zip(langs, ("source", "target"), strict=True):
+        names = ("shared_vocabulary.json", f"{side}_vocabulary.json", "vocab.json")
+        file = next((folder / name for name in names if (folder / name).is_file()), None)
+        if file is None:
+            raise UserError(f"{where}: holds none of {', '.join(names)}; export the model again")
+        symbols = list(json.loads(file.read_text(encoding="utf-8")))[len(FAIRSEQ_SPECIAL) :]  # by number
+        dictionaries[lang] = [f"{symbol} 1" for symbol in symbols if symbol not in tags]
+    return KnownVocabulary(pieces, dictionaries)
+
+
+def _symbols(lines: Iterable[str]) -> list[str]:
+    """Return the symbols of a dictionary's lines, without their counts and fairseq's flags."""
+    return [re.sub(r" \d+( #fairseq:overwrite)?$", "", line) for line in lines]

@@ -1,0 +1,65 @@
+"""Read a text once before it is prepared: mistakes are found, and what the later passes must know is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+import numpy as np
+from tqdm import tqdm
+
+from .lines import Letters, sized_chunks
+
+CODES = 0x110000  # of Unicode
+Kind = TypeVar("Kind", bound="Survey")
+
+
+class Survey:
+    """Facts about text in columns, with a name each, which add up over its parts.
+
+    rows: lines of each column; size: bytes of UTF-8 with line ends; characters: that occur; letters: forms of accents.
+    Another fact about each line is counted in `add` and `merge`.
+    """
+
+    def __init__(self, names: Sequence[str]):
+        self.names = names
+        self.rows = self.size = 0
+        self.characters: set[str] = set()
+        self.letters = Letters(names)
+
+    def add(self, rows: list[tuple[str, ...]]) -> None:
+        """Count in some rows of text."""
+        self.rows += len(rows)
+        self.letters.add(rows)
+        text = "\n".join(map("\n".join, rows)) + "\n"
+        self.size += len(text.encode())
+        self.characters |= characters(text)
+
+    def merge(self, other: Survey) -> None:
+        """Add what was counted in another part of the text."""
+        self.rows += other.rows
+        self.size += other.size
+        self.characters |= other.characters
+        self.letters.merge(other.letters)
+
+
+def characters(text: str) -> set[str]:
+    """Return the characters of a text; ten times as fast as set(text)."""
+    seen = np.zeros(CODES, bool)
+    seen[np.frombuffer(text.encode("utf-32-le"), np.uint32)] = True
+    return set(map(chr, np.flatnonzero(seen)))
+
+
+def survey(total: Kind, rows: Iterable[tuple[str, ...]], workers: int, label: str, size: int | None = None) -> Kind:
+    """Count all rows of a text into `total`, and return it; size: bytes to read, if known, for the time left."""
+
+    def look(chunk: list[tuple[str, ...]]) -> Kind:
+        part = type(total)(total.names)
+        part.add(chunk)
+        return part
+
+    with tqdm(desc=f"reading {label}", total=size, unit="B", unit_scale=True, disable=None) as bar:
+        for _, part in sized_chunks(look, rows, workers):
+            total.merge(part)
+            bar.update(part.size)
+    return total

@@ -1,0 +1,296 @@
+"""Compare the vocabulary that a checkpoint was trained with to that of the data at hand.
+
+A checkpoint holds digests of its dictionaries and of what cut its text (data/digests.py), in the state of its task.
+Sizes alone would not tell: `prepare text --vocab N` gives equal sizes for any text, and a model with other symbols in
+the rows of its embeddings trains, translates and scores without an error.
+
+A checkpoint from before that is compared by the data that its run names; if they are gone, a warning says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from fairseq import tasks
+from omegaconf import DictConfig, OmegaConf
+
+from ...data import digests
+from ...errors import UserError
+from ..distributed import agreement
+
+log = logging.getLogger(__name__)
+KEY = digests.KEY
+SIDES = ("source", "target")
+Digests = dict[str, str | None]  # of "source", "target" (dictionaries) and "pieces" (what cut the text)
+# weights with a row for each symbol, and the side whose dictionary says which row is which
+BY_SYMBOL = {
+    "encoder.embed_tokens.weight": "source",
+    "decoder.embed_tokens.weight": "target",
+    "decoder.output_projection.weight": "target",
+    "lm_head.weight": "source",
+    "lm_head.bias": "source",
+}
+
+
+def symbols_of(dictionary: Any) -> list[str]:
+    """Return the symbols that the rows of an embedding stand for; a truncated dictionary says its length."""
+    return list(dictionary.symbols[: len(dictionary)])
+
+
+def digests_of(dictionaries: Mapping[str, Any], data: str | None, cutting: Path | None = None) -> Digests:
+    """Return the digests of dictionaries by side, and of what cut the text: `cutting`, else what lies with `data`."""
+    files = [cutting] if cutting is not None else digests.cutting_files(data) if data else []
+    found: Digests = {"pieces": digests.of_cutting(files)}
+    for side in SIDES:
+        dictionary = dictionaries.get(side)
+        found[side] = digests.of_symbols(symbols_of(dictionary)) if hasattr(dictionary, "symbols") else None
+    return found
+
+
+def of_task(task: Any) -> Digests | None:
+    """Return the digests of a task's data; None for a task without a dictionary, as of speech."""
+    dictionaries = dictionaries_of(task)
+    return digests_of(dictionaries, data_of(task)) if dictionaries else None
+
+
+def dictionaries_of(task: Any) -> dict[str, Any]:
+    """Return a task's dictionaries by side, without those that it does not have."""
+    found = {}
+    for side in SIDES:
+        try:
+            dictionary = getattr(task, f"{side}_dictionary", None)
+        except (NotImplementedError, AttributeError, KeyError, TypeError):  # of somebody's own task
+            continue
+        if hasattr(dictionary, "symbols"):
+            found[side] = dictionary
+    return found
+
+
+def data_of(task: Any) -> str | None:
+    """Return the folder of a task's data as its settings name it."""
+    settings = getattr(task, "cfg", None) or getattr(task, "args", None)
+    data = getattr(settings, "data", None)
+    return data if isinstance(data, str) else None
+
+
+def origin_of(path: str | os.PathLike[str], content: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe where a checkpoint comes from: {"file", "task": settings of its task, "digests": or None}.
+
+    content: of the file, as torch loads it. The answer is plain data, which is broadcast to other ranks.
+    """
+    cfg, args = content.get("cfg"), content.get("args")
+    section = cfg.get("task") if isinstance(cfg, Mapping | DictConfig) else args
+    if isinstance(section, argparse.Namespace):  # of a task without a dataclass, or of an old release of fairseq
+        section = {"_name": getattr(section, "task", None)} | vars(section)
+    elif isinstance(section, DictConfig):
+        section = OmegaConf.to_container(section, enum_to_str=True)
+    state = content.get("task_state")
+    known = state.get(KEY) if isinstance(state, dict) else None
+    return {
+        "file": str(path),
+        "task": dict(section) if isinstance(section, Mapping) else {},
+        "digests": saved_digests(known) if isinstance(known, dict) else None,
+    }
+
+
+def saved_digests(known: Mapping[str, Any]) -> Digests:
+    """Return the digests in a checkpoint's entry, whether a training or a reader of ours has written it."""
+    held = known.get("digests", known)
+    return {name: held.get(name) for name in (*SIDES, "pieces")} if isinstance(held, Mapping) else {}
+
+
+def introduce(path: str, content: Mapping[str, Any], state: dict[str, Any]) -> None:
+    """Put the origin of a loaded checkpoint where fairseq hands it to the task: into the state of the task.
+
+    content: of the file, before --model-overrides change its settings.
+    """
+    before = state.get("task_state")
+    state["task_state"] = (before if isinstance(before, dict) else {}) | {KEY: origin_of(path, content)}
+
+
+def to_save(origin: Mapping[str, Any]) -> dict[str, Digests]:
+    """Return the task_state of a file that somebody makes of a checkpoint with that origin."""
+    return {} if origin["digests"] is None else {KEY: origin["digests"]}
+
+
+def read_origin(path: str) -> dict[str, Any] | None:
+    """Return origin_of a file, of which little is read; None if it cannot be read, which loading it will explain."""
+    if not os.path.isfile(path):
+        return None
+    try:
+        content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except Exception:  # a damaged file makes torch raise errors of any kind
+        return None
+    return origin_of(path, content) if isinstance(content, Mapping) else None
+
+
+def differing(saved: Digests, present: Digests) -> str | None:
+    """Name what differs of two vocabularies, in words; None if nothing does that both know."""
+    other = []
+    for name in (*SIDES, "pieces"):
+        before, now = saved.get(name), present.get(name)
+        if before is not None and now is not None and before != now:
+            other.append(name)
+
+    if not other:
+        return None
+    if other == ["pieces"]:
+        return "other pieces (SentencePiece model or BPE codes)"
+    sides = [name for name in SIDES if name in other]
+    return "another dictionary" if len(sides) == 2 else f"another {sides[0]} dictionary"
+
+
+def mismatch(origin: dict[str, Any], present: Digests, data: str | None, place: str) -> str | None:
+    """Return the beginning of an error's line if a checkpoint was trained with another vocabulary; None if not.
+
+    origin: of origin_of; present, data: the data at hand and their folder; place: their name for the line. A checkpoint
+    that cannot be compared is warned of.
+    """
+    saved = origin["digests"]
+    if saved is None:
+        own = origin["task"].get("data")
+        if not isinstance(own, str) or not own or _same_folder(own, data):
+            return None
+        task = own_task(origin)
+        saved = of_task(task) if task is not None else None
+    if saved is None:
+        log.warning(
+            f"{origin['file']}: holds no digest of its vocabulary, and the data of its run ({own}) are gone: "
+            f"see yourself that {place} have the same dictionary"
+        )
+        return None
+    other = differing(saved, present)
+    return f"{origin['file']}: was trained with {other} than {place}" if other else None
+
+
+def ways_on(origin: dict[str, Any], data: str | None) -> str:
+    """Say how to prepare data for the model of a checkpoint; data: the folder that it does not fit."""
+    own = str(origin["task"].get("data") or "DATA").split(os.pathsep)[0]
+    if data is not None and _same_folder(own, data):
+        return "the data of its run have been prepared again since: take a run on these data, or a copy of the old ones"
+    if str(origin["task"].get("_name") or "translation").startswith("translation"):
+        return f"prepare the text with `deepnet prepare text --like {origin['file']}`"
+    return f"prepare the text with the dictionary of its own (`deepnet prepare lm --dict {own}/dict.txt`)"
+
+
+def check(origin: dict[str, Any] | None, present: Digests | None, data: str | None, place: str) -> None:
+    """Raise a UserError if a checkpoint that is to be used was trained with another vocabulary; see mismatch."""
+    if origin is None or present is None:
+        return
+    if problem := mismatch(origin, present, data, place):
+        own = origin["task"].get("data")
+        raise UserError(f"{problem}; {ways_on(origin, data)}, or give the data that its own run had ({own})")
+
+
+def rows_to_start_from(path: str, task: Any, wanted: bool) -> dict[str, list[int]] | None:
+    """Check that a training can start from a checkpoint; return None if their vocabularies are the same.
+
+    wanted: --new-vocabulary. Then another vocabulary gives, for "source" and "target", the row in the checkpoint of
+    each symbol of the task's dictionary, -1 for a symbol that it does not have. Without it, it is a UserError.
+    """
+    origin, present = read_origin(path), task.digests
+    if origin is None or present is None:
+        return None
+    data = data_of(task)
+    problem = mismatch(origin, present, data, f"the data in {data}")
+    if problem is None:
+        return None
+    if not wanted:
+        raise UserError(
+            f"{problem}; {ways_on(origin, data)}, or give --new-vocabulary with --finetune-from-model to keep the "
+            "embeddings of common symbols and learn the others"
+        )
+    before = own_task(origin)
+    if before is not None and origin["digests"] is not None and differing(origin["digests"], of_task(before) or {}):
+        before = None  # prepared again since
+    old, rows = {} if before is None else dictionaries_of(before), {}
+    for side, dictionary in dictionaries_of(task).items():
+        places = {symbol: row for row, symbol in enumerate(symbols_of(old[side]))} if side in old else {}
+        rows[side] = [places.get(symbol, -1) for symbol in symbols_of(dictionary)]
+        kept = sum(row >= 0 for row in rows[side])
+        log.info(f"{path}: {kept:,} of {len(rows[side]):,} {side} symbols keep their embeddings, the others start anew")
+    return rows
+
+
+@contextmanager
+def carrying_over(trainer: Any, path: str, reset_optimizer: bool) -> Iterator[None]:
+    """Let the trainer's model load a checkpoint by symbol in the context, if --new-vocabulary asks for that.
+
+    Raises a UserError, on all ranks, for one of another vocabulary otherwise, and for settings that it rules out.
+    """
+    wanted = bool(getattr(trainer.cfg.model, "new_vocabulary", False))
+    rows = agreement.broadcast_from_first(lambda: rows_to_start_from(path, trainer.task, wanted))
+    if rows is None:
+        yield
+        return
+    if not reset_optimizer:
+        raise UserError(f"--new-vocabulary: {path} has an optimiser's state of other symbols; give --reset-optimizer")
+    if trainer.cfg.ema.store_ema:
+        raise UserError("--new-vocabulary: not with --store-ema; make the first updates without, then resume with it")
+    model = trainer.get_model()
+    model.rows = rows
+    try:
+        yield
+    finally:
+        model.rows = None
+
+
+def carried_over(
+    state: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor], rows: dict[str, list[int]]
+) -> dict[str, torch.Tensor]:
+    """Return a state dict whose matrices with a row for each symbol are those of another vocabulary.
+
+    state: the checkpoint's; own: the model's, whose rows stay for new symbols; rows: of rows_to_start_from.
+    """
+    changed = dict(state)
+    alone = "encoder.embed_tokens.weight" not in own or "decoder.embed_tokens.weight" not in own
+    for name, side in BY_SYMBOL.items():
+        if name not in own or name not in state or own[name].shape[1:] != state[name].shape[1:]:
+            continue
+        of_side = rows["source" if alone else side][: len(own[name])]
+        wanted = torch.tensor([row if row < len(state[name]) else -1 for row in of_side])
+        known = wanted >= 0
+        value = own[name].detach().cpu().clone()
+        value[: len(wanted)][known] = state[name][wanted[known]].to(value.dtype)
+        changed[name] = value
+    return changed
+
+
+def own_task(origin: dict[str, Any]) -> Any | None:
+    """Set up the task of a checkpoint on the data that its run names; None if they are not there any more."""
+    settings = dict(origin["task"])
+    data = settings.get("data")
+    if not isinstance(data, str) or not Path(data.split(os.pathsep)[0]).is_dir():
+        return None
+    settings["task"] = settings.pop("_name", None) or settings.get("task")
+    try:
+        with _quiet():
+            return tasks.setup_task(argparse.Namespace(**settings))
+    except Exception:  # of data that are not what they were fairseq raises errors of any kind
+        return None
+
+
+@contextmanager
+def _quiet():
+    """Keep the sizes of another run's dictionaries out of the log."""
+    logger = logging.getLogger("fairseq.tasks")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _same_folder(one: str, other: str | None) -> bool:
+    if other is None:
+        return False
+    first, second = (os.path.realpath(name.split(os.pathsep)[0]) for name in (one, other))
+    return first == second

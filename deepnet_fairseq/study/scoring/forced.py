@@ -1,0 +1,63 @@
+"""Tell outputs of fairseq-generate whose references were forced into the search from translations.
+
+fairseq prints both alike. Its log holds the settings of the run; without the log only the text can tell.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from ...errors import UserError
+
+Logged = Callable[[re.Pattern], list[re.Match]]  # pattern -> its matches in fairseq's log
+# settings in fairseq's log, as a dictionary or, before release 0.10, as an argparse.Namespace prints them
+SCORE_REFERENCE = re.compile(r"\bscore_reference['\"]?[:=] ?(True|False)")
+PREFIX_SIZE = re.compile(r"\bprefix_size['\"]?[:=] ?(\d+)")
+CONSTRAINTS = re.compile(r"\bconstraints['\"]?[:=] ?['\"]?(\w+)")
+ENOUGH = 20  # sentences that do not begin as their references by chance
+
+
+def check(file: Path, logged: Logged) -> None:
+    """Raise a UserError if the log says that the references were scored, and nothing was translated."""
+    if _setting(SCORE_REFERENCE, logged) == "True":
+        raise UserError(
+            f"{file}: holds the references themselves (--score-reference), no translations; generate again without it"
+        )
+
+
+def notes(file: Path, logged: Logged, translations: list[str], references: list[str]) -> list[str]:
+    """Return what lets scores be too high: parts of the references that the search was given, a sentence each.
+
+    references: as fairseq-generate printed them, or else raw ones.
+    """
+    found = []
+    size = int(_setting(PREFIX_SIZE, logged) or 0)
+    if size:
+        found.append(f"{file}: each translation begins with {size} pieces of its reference (--prefix-size {size})")
+    if _setting(CONSTRAINTS, logged) in ("ordered", "unordered"):
+        found.append(f"{file}: words of the translations were prescribed (--constraints)")
+    if _setting(SCORE_REFERENCE, logged) is None:
+        found += _by_the_text(file, translations, references)
+    return found
+
+
+def _setting(pattern: re.Pattern, logged: Logged) -> str | None:
+    """Return a setting of the last run in the log; None if the log does not say."""
+    matches = logged(pattern)
+    return matches[-1][1] if matches else None
+
+
+def _by_the_text(file: Path, translations: list[str], references: list[str]) -> list[str]:
+    """Return what the text alone says of references in the translations; nothing, if some translation is free."""
+    pairs = [(line, reference.replace("<<unk>>", "<unk>")) for line, reference in zip(translations, references)]
+    log = "fairseq-generate's log, which would tell, is not with the output"
+    if all(line == reference for line, reference in pairs):
+        return [f"{file}: every translation equals its reference, as after --score-reference; {log}"]
+
+    beginnings = {reference[:1] for _, reference in pairs}
+    alike = all(line[:1] == reference[:1] for line, reference in pairs)
+    if alike and len(beginnings) > 1 and len(pairs) >= ENOUGH:
+        return [f"{file}: every translation begins as its reference does, as after --prefix-size; {log}"]
+    return []

@@ -1,0 +1,147 @@
+"""Decide how many processes and threads a computation on a CPU takes, by the width of its model.
+
+OpenMP's threads wait for each other after every operation. The operations of a narrow model are so short that a second
+thread gains little on an idle machine, and costs much as soon as another program takes one of the cores: the other
+thread then waits for the operating system again and again. threads.toml holds the measured ratios, and
+results/threads/README.md says how they were measured.
+
+    python -m deepnet_fairseq.threads WIDTH TASKS     prints the number of processes and threads, for shell scripts
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # of the environment; torch starts with the number that they give
+
+
+class Share(NamedTuple):
+    """Number of processes that run side by side, and of threads of each."""
+
+    processes: int
+    threads: int
+
+
+class Ratio(NamedTuple):
+    """Seconds with two threads over those with one, on idle cores and beside one busy core."""
+
+    idle: float
+    busy: float
+
+
+@cache
+def measured() -> dict[int, Ratio]:
+    """Read the measured ratios by width, narrow models first."""
+    table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    return {int(width): Ratio(**table[width]) for width in sorted(table, key=int)}
+
+
+def threads_pay(width: int) -> bool:
+    """Return whether several threads gain more on an idle machine than they lose beside a busy core.
+
+    A width that was not measured is judged by the next lower one, and one below all of them by the lowest.
+    """
+    table = measured()
+    nearest = max((known for known in table if known <= width), default=min(table))
+    return table[nearest].idle * table[nearest].busy < 1
+
+
+def processes_and_threads(width: int, tasks: int = 1, processes: int | None = None) -> Share:
+    """Share the cores of this machine between `tasks` computations with models of that width.
+
+    A narrow model gets one thread, and several tasks run side by side; a wide one gets all cores, and its tasks run one
+    after the other. The threads of a task do not depend on the number of tasks, so that its bits do not either.
+
+    processes: a number that is decided already, as that of a training's ranks; together they get no more threads than
+    there are cores.
+    """
+    cores = available_cores()
+    threads = cores if threads_pay(width) else 1
+    if processes is None:
+        processes = max(1, min(tasks, cores // threads))
+    return Share(processes, max(1, min(threads, cores // processes)))
+
+
+def available_cores() -> int:
+    """Count the physical cores that this process may use. Two hyper-threads of a core count once, as for torch."""
+    logical = os.sched_getaffinity(0)
+    siblings = {_siblings(number) for number in logical}
+    return len(logical) if None in siblings else len(siblings)
+
+
+def _siblings(logical: int) -> str | None:
+    """Return the hyper-threads of a logical core's physical core, as "0,4"; None where the system does not say."""
+    try:
+        return Path(f"/sys/devices/system/cpu/cpu{logical}/topology/thread_siblings_list").read_text()
+    except OSError:
+        return None
+
+
+def counted(threads: int) -> str:
+    """Format a number of threads as "1 thread" or "2 threads"."""
+    return "1 thread" if threads == 1 else f"{threads} threads"
+
+
+def width_of(config: Any) -> int | None:
+    """Return the width of a model by its config, the larger one of two stacks; None where it names none."""
+    fields = (getattr(config, f"{stack}_embed_dim", None) for stack in ("encoder", "decoder"))
+    return max((width for width in fields if isinstance(width, int)), default=None)
+
+
+def from_environment() -> str | None:
+    """Return the environment's setting of the number of threads, as "OMP_NUM_THREADS=4"; None without one."""
+    return next((f"{name}={os.environ[name]}" for name in VARIABLES if re.match(r"\d", os.environ.get(name, ""))), None)
+
+
+class TorchThreads:
+    """Number of torch's threads, which torch keeps for the whole process; `torch_threads` is the only one.
+
+    chosen: the number that was set here last, None before the first time.
+    """
+
+    chosen: int | None = None
+
+    def set_elsewhere(self) -> bool:
+        """Return whether the environment, torchrun, a data loader or a program has set the number.
+
+        A program that asks torch for the number with which it starts anyway cannot be told from one that asks for
+        nothing.
+        """
+        import torch
+
+        ours = (self.chosen, available_cores(), len(os.sched_getaffinity(0)))
+        return from_environment() is not None or torch.get_num_threads() not in ours
+
+    def use(self, width: int | None, processes: int = 1, given: int | None = None) -> int:
+        """Set the number for a model of that width, and return it.
+
+        processes: as many compute side by side on this machine; given: the user's own number, which holds. A number
+        that was set elsewhere stays, and so does torch's own for a model of unknown width.
+        """
+        import torch
+
+        if given is not None:
+            self.set(given)
+        elif width is not None and not self.set_elsewhere():
+            self.set(processes_and_threads(width, processes=processes).threads)
+        return torch.get_num_threads()
+
+    def set(self, number: int) -> None:
+        """Set the number, whoever has set it before."""
+        import torch
+
+        torch.set_num_threads(number)
+        self.chosen = number
+
+
+torch_threads = TorchThreads()  # torch's number is the process's, and so is this
+
+
+if __name__ == "__main__":
+    print(*processes_and_threads(int(sys.argv[1]), tasks=int(sys.argv[2])))

@@ -1,0 +1,70 @@
+"""Time the quickstart of two checkouts in turn, on idle cores and beside one busy core, after set-up.
+
+    python results/threads/quickstart.py OLD NEW [--rounds 1] [--busy 0,1] [quickstart's own flags]
+
+OLD and NEW are folders of two checkouts; the environment is the active one. It takes about an hour on two cores.
+Appends a line for each run to quickstart.jsonl: checkout, commit, busy cores, seconds, BLEU and held-out loss by
+method.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from benchmarks.threads import busy
+from deepnet_fairseq.threads import VARIABLES
+from deepnet_fairseq.tools.environment import processor
+
+RECORDS = Path(__file__).with_suffix(".jsonl")
+
+
+def timed(checkout: Path, programs: int, flags: list[str]) -> dict:
+    """Run a checkout's quickstart beside spinning programs; return its seconds, and what its trainings ended with."""
+    clean = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    words = [sys.executable, "-m", "deepnet_fairseq", "quickstart", *flags]
+    with tempfile.TemporaryDirectory() as folder, busy(programs):
+        start = time.monotonic()
+        subprocess.run(
+            [*words, "--out", folder], env=clean | {"PYTHONPATH": str(checkout)}, cwd=folder, check=True,
+            stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        seconds = time.monotonic() - start
+        rows = [json.loads(line) for line in Path(folder, "records.jsonl").read_text().splitlines()]
+    return {
+        "seconds": round(seconds, 1),
+        "bleu": {row["run"]["method"]: row["score"]["bleu"] for row in rows if "score" in row},
+        "held_out": {row["run"]["method"]: float(row["log"]["valid"][-1]["valid_loss"]) for row in rows},
+    }
+
+
+def main() -> None:
+    """Time the runs of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("old", type=Path)
+    parser.add_argument("new", type=Path)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--busy", default="0,1", help="other programs that spin")
+    args, flags = parser.parse_known_args()
+    for _ in range(args.rounds):
+        for programs in map(int, args.busy.split(",")):
+            for name in ("old", "new"):
+                checkout = getattr(args, name).resolve()
+                words = ["git", "-C", str(checkout), "rev-parse", "--short=10", "HEAD"]
+                commit = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+                facts = {"checkout": name, "commit": commit, "hardware": processor(), "busy": programs}
+                facts |= {"load": os.getloadavg()[0], "flags": flags} | timed(checkout, programs, flags)
+                print(json.dumps(facts), flush=True)
+                with open(RECORDS, "a", encoding="utf-8") as records:
+                    records.write(json.dumps(facts) + "\n")
+
+
+if __name__ == "__main__":
+    main()

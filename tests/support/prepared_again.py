@@ -1,0 +1,85 @@
+"""Binarised data with another vocabulary, and checkpoints of trainings that have made no update."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from deepnet_fairseq.data import digests
+from deepnet_fairseq.plugin.trainer import DeepTrainer, build_trainer, parse
+
+from .helpers import USER_DIR
+
+FLAGS = (
+    "--user-dir", USER_DIR, "--cpu", "--optimizer", "adam", "--max-tokens", "600", "--no-epoch-checkpoints",
+)  # fmt: skip
+BEGINNING = {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0, "version": 2}, "val_loss": None}
+Change = Callable[[list[str]], list[str]]  # of the lines of a dictionary
+
+
+def renamed(lines: list[str]) -> list[str]:
+    """Give every symbol another name."""
+    return [f"other-{line}" for line in lines]
+
+
+def reordered(lines: list[str]) -> list[str]:
+    """Keep the symbols, in another order."""
+    return lines[::-1]
+
+
+def longer(lines: list[str]) -> list[str]:
+    """Add symbols at the end."""
+    return [*lines, *(f"new{number} 1" for number in range(8))]
+
+
+def recounted(lines: list[str]) -> list[str]:
+    """Change the counts alone."""
+    return [f"{line.rsplit(' ', 1)[0]} {number}" for number, line in enumerate(lines)]
+
+
+def copy_data(data: Path, folder: Path, change: Change | None = None, pieces: bytes | None = None) -> Path:
+    """Copy binarised data, with changed dictionaries, and other bytes in place of spm.model; return the copy."""
+    shutil.copytree(data, folder)
+    for path in folder.glob("dict*.txt") if change else ():
+        lines = path.read_text(encoding="utf-8").splitlines()
+        path.write_text("".join(f"{line}\n" for line in change(lines)), encoding="utf-8")
+    if pieces is not None:
+        (folder / "spm.model").write_bytes(pieces)
+    return folder
+
+
+def plain_text(data: Path, folder: Path) -> Path:
+    """Make data of a language model of the source side of `data`; return `folder`."""
+    folder.mkdir()
+    shutil.copyfile(data / "dict.qaa.txt", folder / "dict.txt")
+    shutil.copyfile(data / "spm.model", folder / "spm.model")
+    for path in data.glob("*.qaa-qab.qaa.*"):
+        shutil.copyfile(path, folder / path.name.replace(".qaa-qab.qaa", ""))
+    return folder
+
+
+def trainer_of(data: Path, *flags, save_dir: Path) -> DeepTrainer:
+    """Build the trainer of a training that is about to start."""
+    return build_trainer(parse([str(word) for word in (data, *FLAGS, *flags, "--save-dir", save_dir)]))
+
+
+def save_start(path: Path, data: Path, *flags) -> DeepTrainer:
+    """Write a checkpoint of a training without updates; return its trainer."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    trainer = trainer_of(data, *flags, save_dir=path.parent)
+    trainer.consolidate_optimizer()
+    trainer.save_checkpoint(str(path), dict(BEGINNING))
+    return trainer
+
+
+def without_digests(path: Path, other: Path, **task) -> Path:
+    """Write a checkpoint as it was before there were digests; task: settings that change."""
+    state = torch.load(path)
+    del state["task_state"][digests.KEY]
+    section = state["cfg"]["task"]
+    (section if isinstance(section, dict) else vars(section)).update(task)
+    torch.save(state, other)
+    return other
