@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import unicodedata
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -199,7 +198,7 @@ def test_models_by_turns_are_loaded_once_and_few_are_kept():
 
 
 def test_nbest_scores_agree(served, kind):
-    """Engines give the same texts and scores, the best first, which is the only one without nbest."""
+    """Every engine gives the same texts and scores, the best first, which is the only one without nbest."""
     lines = [*served.lines[:6], ""]
     found = deepnet_fairseq.translate(lines=lines, nbest=3, **served.options(kind))
     others = deepnet_fairseq.translate(lines=lines, nbest=3, **served.options("huggingface"))
@@ -288,14 +287,10 @@ def test_an_exports_readme_reads_other_forms(served, to):
     assert done.stdout.strip() == repr(wanted)
 
 
-def start(served, *words) -> subprocess.Popen:
-    command = [sys.executable, "-m", "deepnet_fairseq", "translate", str(served.folders["ctranslate2"]), *words]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
-
-
 def test_a_line_is_answered_before_the_next_is_written(served):
     """A program that waits for each translation gets it; a last line without an end is translated too."""
-    process = start(served)
+    command = [sys.executable, "-m", "deepnet_fairseq", "translate", str(served.folders["ctranslate2"])]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
     answers: queue.Queue = queue.Queue()
     threading.Thread(target=lambda: [answers.put(line) for line in process.stdout], daemon=True).start()
     wanted = deepnet_fairseq.translate(served.folders["ctranslate2"], served.lines[:3])
@@ -364,14 +359,11 @@ def test_pipes_are_read_as_files(served, tmp_path, capsys):
 
 
 def test_a_line_of_a_pipe_that_is_too_long_is_named(served):
-    """Lines before the wrong one are translated; the line has its number in the text, not in its chunk."""
-    process = start(served)
-    out, _ = process.communicate("".join(f"{line}\n" for line in ["été", "forêt", "été " * 100]), timeout=60)
-    assert process.returncode == 1
-    process = start(served)
-    process.stdin.write("été\n")
+    """Lines before it are translated; its number is that in the text, not that in its chunk."""
+    command = [sys.executable, "-m", "deepnet_fairseq", "translate", str(served.folders["ctranslate2"])]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdin.write("été\n".encode())
+    process.stdin.flush()
     assert process.stdout.readline()
-    time.sleep(0.1)
-    process.stdin.write("été " * 100 + "\n")
-    process.stdin.close()
-    assert process.wait(60) == 1 and process.stdout.read() == ""
+    out, errors = process.communicate(("été " * 100 + "\n").encode(), timeout=60)
+    assert process.returncode == 1 and out == b"" and "line 2: " in errors.decode()

@@ -44,9 +44,8 @@ class Unseen:
         """Take in the unseen pieces of a line; known: the characters of the model's vocabulary."""
         if pieces:
             self.lines += 1
-        # SentencePiece cuts the blank before an unseen character off
         texts = [piece.strip("\u2581") for piece in pieces]
-        for text in filter(None, texts):
+        for text in filter(None, texts):  # SentencePiece makes the blank before an unseen character a piece of its own
             unknown = [char for char in text if char not in known]
             self.characters.update(unknown or [text])
 
