@@ -1,5 +1,6 @@
 """Tests that data of another vocabulary than a checkpoint's are refused wherever the two meet."""
 
+import argparse
 import logging
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from deepnet_fairseq.tools.export.served import serve
 from deepnet_fairseq.tools.export.transformer import fold_checkpoint, write_transformer
 
 from .golden.training import MANY
+from .support import ranks
 from .support.helpers import USER_DIR, run
 from .support.prepared_again import (
     FLAGS,
@@ -255,6 +257,27 @@ def test_an_encoder_of_another_vocabulary_is_refused(runs):
     refused(lambda: load(model.encoder, str(made.path)), made.path, "source dictionary", "encoder")
     refused(lambda: load(model.decoder, str(made.path)), made.path, "target dictionary", "decoder")
     load(made.model.encoder, str(made.path))
+
+
+def test_a_language_model_of_another_vocabulary_is_refused(runs):
+    """fairseq-generate --lm-path adds scores of the language model to those of the same symbols."""
+    made, text = runs("translation"), runs("language_modeling")
+    start = made.start(made.data)
+    args = argparse.Namespace(lm_path="lm.pt", beam=2)
+    other = trainer_of(text.other("another order", reordered), *text.flags, save_dir=text.folder / "never").get_model()
+    start.task.build_generator([start.get_model()], args, extra_gen_cls_kwargs={"lm_model": text.model})
+    build = start.task.build_generator
+    refused(lambda: build([made.model], args, extra_gen_cls_kwargs={"lm_model": other}), "--lm-path lm.pt")
+
+
+def test_several_processes_refuse_in_one_line(runs, tmp_path):
+    """The first process reads the file, and all of them end with its line."""
+    made = runs("translation")
+    other = made.other("another order", reordered)
+    words = (other, *FLAGS, *made.flags, "--max-update", "1", "--finetune-from-model", made.path)
+    with pytest.raises(AssertionError, match="another dictionary"):
+        ranks.train(2, tmp_path / "log", *words, "--save-dir", tmp_path / "tuned")
+    assert not list((tmp_path / "tuned").glob("*.pt"))
 
 
 def test_programs_refuse_in_one_line(runs, tmp_path):

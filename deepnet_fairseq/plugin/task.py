@@ -27,14 +27,14 @@ class DeepTask:
 
     probes: those of the training that the task is part of; graphs: its step by CUDA graphs; stuck: its watch over
     validation losses. DeepTrainer sets them. The task holds no trainer: a cycle of the two would free their memory only
-    at a garbage collection. vocabulary: digests of the dictionaries and of what cut the text, None for a task without a
+    at a garbage collection. digests: of the dictionaries and of what cut the text, None for a task without a
     dictionary.
     """
 
     probes: TrainingProbes | None = None
     graphs: GraphedStep | None = None
     stuck: Stuck | None = None
-    vocabulary: vocabulary.Digests | None = None
+    digests: vocabulary.Digests | None = None
     validated = 0  # number of subsets that the present validation has finished
 
     def build_criterion(self, cfg, *args, **kwargs):
@@ -46,7 +46,7 @@ class DeepTask:
     def state_dict(self):
         """Return the state that checkpoints hold, with the digests of the vocabulary."""
         state = dict(super().state_dict())  # type: ignore[misc]
-        return state if self.vocabulary is None else state | {vocabulary.KEY: self.vocabulary}
+        return state if self.digests is None else state | {vocabulary.KEY: self.digests}
 
     def load_state_dict(self, state_dict):
         """Load the state in a checkpoint; raise a UserError, naming its file, if its vocabulary is not the data's.
@@ -57,8 +57,22 @@ class DeepTask:
         state = dict(state_dict)
         origin, data = state.pop(vocabulary.KEY, None), vocabulary.data_of(self)
         if origin is not None and "file" in origin:
-            vocabulary.check(origin, self.vocabulary, data, f"the data in {data}")
+            vocabulary.check(origin, self.digests, data, f"the data in {data}")
         super().load_state_dict(state)  # type: ignore[misc]
+
+    def build_generator(self, models, args, *more, **kwargs):
+        """Build the search; a UserError for a language model (--lm-path) of another dictionary than the target's.
+
+        It would add the scores of other symbols.
+        """
+        language_model = (kwargs.get("extra_gen_cls_kwargs") or {}).get("lm_model")
+        if language_model is not None:
+            read = getattr(language_model.decoder, "dictionary", None)
+            own = self.target_dictionary  # type: ignore[attr-defined]  # of the task's own class
+            if read is not None and vocabulary.symbols_of(read) != vocabulary.symbols_of(own):
+                path = getattr(args, "lm_path", None)
+                raise UserError(f"--lm-path {path}: has another dictionary than the target side; train one on its data")
+        return super().build_generator(models, args, *more, **kwargs)  # type: ignore[misc]
 
     def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False, **kwargs):
         """Run the passes of one batch. A batch that keeps an idle process busy has size 0 and logs zeros.
@@ -151,7 +165,7 @@ def with_mixin(task: Any) -> Any:
     """Put DeepTask in front of the class of `task`, once, and return the task."""
     if not isinstance(task, DeepTask):
         task.__class__ = _mixed(cast(Any, type(task)))
-        task.vocabulary = vocabulary.of_task(task)
+        task.digests = vocabulary.of_task(task)
     return task
 
 

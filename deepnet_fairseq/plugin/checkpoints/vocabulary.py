@@ -66,7 +66,7 @@ def dictionaries_of(task: Any) -> dict[str, Any]:
     for side in SIDES:
         try:
             dictionary = getattr(task, f"{side}_dictionary", None)
-        except NotImplementedError:
+        except (NotImplementedError, AttributeError, KeyError, TypeError):  # of somebody's own task
             continue
         if hasattr(dictionary, "symbols"):
             found[side] = dictionary
@@ -195,7 +195,7 @@ def rows_to_start_from(path: str, task: Any, wanted: bool) -> dict[str, list[int
     wanted: --new-vocabulary. Then another vocabulary gives, for "source" and "target", the row in the checkpoint of
     each symbol of the task's dictionary, -1 for a symbol that it does not have. Without it, it is a UserError.
     """
-    origin, present = read_origin(path), task.vocabulary
+    origin, present = read_origin(path), task.digests
     if origin is None or present is None:
         return None
     data = data_of(task)
