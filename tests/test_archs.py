@@ -77,7 +77,7 @@ def test_flags_override_and_the_decoder_follows_the_encoder():
 
 def test_flags_are_those_of_fairseqs_transformer():
     own = {"method", "init_profile", "deepnet_probe", "probe_interval", "probe_dir", "checkpoint_every", "_name"}
-    own |= {"stop_stuck", "epoch_weights"}
+    own |= {"stop_stuck", "epoch_weights", "cuda_graphs", "new_vocabulary"}
     own |= {f"{method.name}_{key}" for method in METHODS.values() for key in method.options}
     own |= {*MODIFIERS, *(f"{name}_{key}" for name, modifier in MODIFIERS.items() for key in modifier.options)}
     flags = {"--" + name.replace("_", "-") for name in DeepTransformerConfig.__dataclass_fields__ if name not in own}

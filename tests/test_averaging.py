@@ -108,9 +108,9 @@ def test_memory_does_not_grow_with_the_number(way, folder, tmp_path, monkeypatch
     weights, moments, alive = [], [], []
     load = checkpoint_utils.load_checkpoint_to_cpu
 
-    def loaded(path, **kwargs):
+    def loaded(path, *args, **kwargs):
         alive.append([sum(one() is not None for one in kept) for kept in (weights, moments)])
-        state = load(path, **kwargs)
+        state = load(path, *args, **kwargs)
         weights.append(weakref.ref(next(iter(state["model"].values()))))
         moments.append(weakref.ref(state["last_optimizer_state"]["state"][0]["exp_avg"]))
         return state

@@ -68,7 +68,7 @@ def test_characters_by_keyboard(trained, typed, wanted, tmp_path):
 
 
 def test_a_dictionary_tells_the_form():
-    """Of data without the file the pieces tell, unless both forms are in them or accents stand alone."""
+    """Pieces tell the form of data without the file, unless both forms are in them or accents stand alone."""
     composed = Form.of_pieces(["▁él", "ève", "'", "x"])
     assert composed.apply(normalize("NFD", "élève’x")) == "élève'x"
     assert Form.of_pieces(["▁e\u0301l", "e\u0300ve"]).apply("é") == "e\u0301"

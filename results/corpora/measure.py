@@ -144,8 +144,14 @@ def measure(name: str, checkout: Path, text: Path, dest: Path) -> dict:
         "resident_bytes": peak.rss,
         "text_bytes": sum(file.stat().st_size for file in text.iterdir()),
         "made_bytes": made,
-        "load_at_end": os.getloadavg()[0],
+        "load_at_end": round(os.getloadavg()[0], 2),
+        "cores": os.cpu_count(),
     }
+
+
+def idle(record: dict) -> bool:
+    """Return whether nothing else was at work: the load is the command's own, of its processes and their parent."""
+    return record["load_at_end"] <= record["cores"] + 2
 
 
 def commit(checkout: Path) -> str:
@@ -162,7 +168,7 @@ def table(records: list[dict]) -> str:
         for pairs in sorted({key[1] for key in newest if key[0] == name}):
             both = [newest.get((name, pairs, which)) for which in ("before", "after")]
             sizes = [f"{record['bytes'] / 1e9:.2f} GB" if record else "–" for record in both]
-            seconds = [f"{record['seconds']:.0f}" if record else "–" for record in both]
+            seconds = [f"{record['seconds']:.0f}" if record and idle(record) else "–" for record in both]
             lines.append(f"| {case.title} | {pairs:,} | {' | '.join(sizes)} | {' | '.join(seconds)} |")
     return "\n".join(lines)
 

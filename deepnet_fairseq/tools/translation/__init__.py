@@ -175,6 +175,8 @@ def run(
 def _regular_file(file: str | None) -> Path | None:
     """Return the path of a file that can be read twice, None for standard input and pipes; UserError for others."""
     if file is None or file == "-":
+        if sys.stdin is None:
+            raise UserError("standard input is closed; give a FILE, or text through a pipe")
         return None
     path = Path(file)
     if not path.exists():
