@@ -72,6 +72,16 @@ def test_restore_file(folder, data, tmp_path):
         fairseq_cli.train.main(cfg)
 
 
+def test_the_best_checkpoints_are_kept(data, tmp_path):
+    """fairseq reads a score behind the last _ of a name: a suffix with one is refused before a file is made."""
+    best = ("--keep-best-checkpoints", "1", "--max-epoch", "3")
+    with pytest.raises(UserError, match="--checkpoint-suffix _a: "):
+        train(data, tmp_path, *FLAGS, *best, "--checkpoint-suffix", "_a", common=COMMON)
+    assert list(tmp_path.iterdir()) == []
+    train(data, tmp_path, *FLAGS, *best, "--checkpoint-suffix", ".a", common=COMMON)
+    assert [path.name.endswith(".a.pt") for path in tmp_path.glob("checkpoint.best_loss_*")] == [True]
+
+
 def test_a_fine_tuning_resumes(folder, data, tmp_path):
     """A fine-tuning that is over makes no update when it is started again."""
     start = ("--finetune-from-model", str(folder / "checkpoint2_a.pt"), "--checkpoint-suffix", "_b")

@@ -40,6 +40,10 @@ def begin(cfg) -> None:
     global _error
     if cfg.write_checkpoints_asynchronously:  # needs iopath, with which fairseq writes no checkpoint_last.pt
         raise UserError("--write-checkpoints-asynchronously: not supported; drop it")
+    suffix = cfg.checkpoint_suffix or ""
+    if "_" in suffix and cfg.keep_best_checkpoints > 0:  # a ValueError: fairseq reads the score behind the last _
+        way_out = f"take one without _, such as {suffix.replace('_', '.')}"
+        raise UserError(f"--checkpoint-suffix {suffix}: not with --keep-best-checkpoints; {way_out}")
     if not cfg.no_save:
         take(Path(cfg.save_dir))
     _error = None
