@@ -24,7 +24,7 @@ from fairseq.tasks.translation import TranslationConfig, TranslationTask
 import deepnet_fairseq
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.building import from_checkpoint
-from deepnet_fairseq.study.scoring.generated import generation_speed, read_generated
+from deepnet_fairseq.study.scoring.generated import Generated, generation_speed, read_generated
 from deepnet_fairseq.study.scoring.words import bleu_metric
 
 from .timing import STOCK, Cell, Column, table, take_turns
@@ -146,15 +146,16 @@ class TestSet:
         seconds = time.perf_counter() - start
         if done.returncode:
             raise RuntimeError((log.read_text(errors="replace").strip() or "no message").splitlines()[-1])
-        speed = generation_speed(printed)
+        generated = read_generated(printed)
+        speed = generation_speed(generated)
         assert speed is not None  # every program prints it
         peak = float((self.folder / "peak").read_text())
-        numbers = {"tokens/s": speed["tokens_per_second"], "BLEU": self._bleu(printed)}
+        numbers = {"tokens/s": speed["tokens_per_second"], "BLEU": self._bleu(generated)}
         return numbers | {"peak memory": peak, "start to end": seconds}
 
-    def _bleu(self, printed: Path) -> float:
+    def _bleu(self, generated: Generated) -> float:
         """Return BLEU of text if --joined undoes the segmentation, else of the dictionary's symbols."""
-        generated, joined = read_generated(printed), self.args.joined
+        joined = self.args.joined
         text, references = ([post_process(line, joined) for line in side]
                             for side in (generated.translations, generated.references or []))  # fmt: skip
         metric = bleu_metric(tokenize="13a" if joined == "sentencepiece" else "none")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ..data.lines import read_lines
 from ..errors import UserError
 from ..files import whole
 
@@ -44,6 +43,7 @@ def plan(args) -> None:
 
 def _rows(args) -> None:
     """Print the plan of many trainings."""
+    from ..data.lines import read_lines  # here, for it needs more than torch, and a plan of one training does not
     from ..tools.plan import rows
 
     if args.json or args.rest:
