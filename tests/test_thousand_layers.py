@@ -10,6 +10,11 @@ import sys
 from collections import Counter
 
 import pytest
+import torch
+from fairseq import options
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.optim import build_optimizer
+from fairseq.optim.lr_scheduler import build_lr_scheduler
 
 from .support.experiments import start, until
 from .support.helpers import ROOT
@@ -99,6 +104,26 @@ def test_rate_warms_up_holds_and_falls_to_zero(symbols):
     assert rates[0] == 1 / 40 and rates[39:362] == [1.0] * 323
     assert all(after < before for before, after in zip(rates[362:], rates[363:], strict=False))
     assert rates[499] == pytest.approx(1 / 138)
+
+
+def test_a_held_rate_of_fairseq_train_is_held_and_falls():
+    """With the flags of a held cell the rate rises for 200 updates, stays, and falls in the last 30% of 2,000."""
+    cells, texts = module("cells"), module("texts")
+    held = next(
+        cell
+        for cell in cells.cells_of(cells.read_plan(STUDY / "plan.toml"), cells.Records())
+        if cell.schedule == "held"
+    )
+    flags = ["data", "--arch", "transformer", "--lr", str(held.lr), *texts.schedule_flags(held)]
+    config = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), flags))
+    optimiser = build_optimizer(config.optimizer, [torch.nn.Parameter(torch.zeros(1))])
+    schedule = build_lr_scheduler(config.lr_scheduler, optimiser)
+    rates = [schedule.step_update(update) for update in range(held.updates + 1)]
+    assert held.warmup == 200 and held.updates == 2000
+    assert all(after > before for before, after in zip(rates[:200], rates[1:201], strict=True))
+    assert set(rates[200:1400]) == {held.lr}
+    assert all(after < before for before, after in zip(rates[1400:], rates[1401:], strict=False))
+    assert rates[2000] == pytest.approx(held.lr / 100)
 
 
 @pytest.mark.smoke

@@ -28,14 +28,19 @@ class Cell:
     task: str  # copy or reverse, or the text: language or mix
     stop_stuck: int
     seconds: float  # predicted, of an update
+    schedule: str = ""  # "held": the rate stays after its warm-up and falls at the end; else the text's own schedule
+    probes: str = ""  # of fairseq-train --deepnet-probe, every 100 updates
 
     @property
     def name(self) -> str:
         """Name of the cell's folder and record."""
-        return (
+        name = (
             f"{self.experiment}-{self.task}-{self.method}-{self.layers}L-lr{self.lr:g}-warmup{self.warmup}"
             f"-updates{self.updates}-seed{self.seed}"
         )
+        if self.schedule:
+            name += f"-{self.schedule}"
+        return name
 
     @property
     def hours(self) -> float:
@@ -99,9 +104,19 @@ def expand(group: dict, by_name: dict[str, dict], records: Records) -> Iterator[
         for method, warmup in product(group["methods"], group["warmups"]):
             for lr in rates_of(group, method, layers, by_name, records):
                 yield Cell(
-                    group["experiment"], method, layers, lr, warmup, group["updates"], seed, group["task"],
-                    group.get("stop_stuck", 0), group["seconds"][str(layers)],
-                )  # fmt: skip
+                    experiment=group["experiment"],
+                    method=method,
+                    layers=layers,
+                    lr=lr,
+                    warmup=warmup,
+                    updates=group["updates"],
+                    seed=seed,
+                    task=group["task"],
+                    stop_stuck=group.get("stop_stuck", 0),
+                    seconds=group["seconds"][str(layers)],
+                    schedule=group.get("schedule", ""),
+                    probes=group.get("probes", ""),
+                )
 
 
 def rates_of(group: dict, method: str, layers: int, by_name: dict[str, dict], records: Records) -> list[float]:

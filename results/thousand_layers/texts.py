@@ -21,22 +21,42 @@ TRAINING = """--user-dir deepnet_fairseq --arch deepnet_transformer --encoder-at
 TEXTS = {  # languages, flags of fairseq-train, flags of fairseq-generate, pieces of the vocabulary
     "language": (
         ("qaa", "qab"),
-        "--encoder-ffn-embed-dim 128 --label-smoothing 0.1 --max-tokens 1000 --lr-scheduler inverse_sqrt"
-        " --warmup-init-lr 1e-7 --validate-interval-updates 200",
+        "--encoder-ffn-embed-dim 128 --label-smoothing 0.1 --max-tokens 1000 --validate-interval-updates 200",
         "--beam 4 --lenpen 0.6 --max-len-a 1.5 --max-len-b 10 --remove-bpe sentencepiece --max-tokens 6000",
         1000,
     ),
     "mix": (
         ("de", "en"),
-        "--encoder-ffn-embed-dim 256 --label-smoothing 0.0 --max-tokens 1024 --lr-scheduler polynomial_decay"
-        " --end-learning-rate 0 --validate-interval-updates 500",
+        "--encoder-ffn-embed-dim 256 --label-smoothing 0.0 --max-tokens 1024 --validate-interval-updates 500",
         "--beam 5 --max-len-a 1.5 --max-len-b 10 --remove-bpe sentencepiece --max-tokens 6000",
         4000,
     ),
 }
+FALL = 0.3  # share of a held schedule's updates, at its end, in which the rate falls
 SPLITS = ("train", "valid", "test")
 HELD_OUT = {"valid": ("iwslt14", "multi30k", "tatoeba", "newstest2013"), "test": ("tatoeba",)}  # of the mix
 HELD_OUT_SENTENCES = {"valid": 250, "test": 500}  # of each of these sets
+
+
+def schedule_flags(cell: Cell) -> list[str]:
+    """Return the flags of the learning rate: its warm-up and what follows.
+
+    The generated language has inverse square root, the mix a linear fall to 0. A held rate falls to a hundredth,
+    exponentially, as fairseq's tri_stage has it.
+    """
+    if cell.schedule == "held":
+        fall = round(FALL * cell.updates)
+        steps = {"warmup": cell.warmup, "hold": cell.updates - cell.warmup - fall, "decay": fall}
+        flags = ["--lr-scheduler", "tri_stage"]
+        for name, number in steps.items():
+            flags += [f"--{name}-steps", str(number)]
+        return flags
+
+    warmup = ["--warmup-updates", str(cell.warmup)]
+    if cell.task == "mix":
+        linear = ["--lr-scheduler", "polynomial_decay", "--end-learning-rate", "0"]
+        return [*linear, "--total-num-update", str(cell.updates), *warmup]
+    return ["--lr-scheduler", "inverse_sqrt", "--warmup-init-lr", "1e-7", *warmup]
 
 
 def train_text(cell: Cell, run: Path, runner: PausableRunner, work: Path) -> dict:
@@ -49,10 +69,10 @@ def train_text(cell: Cell, run: Path, runner: PausableRunner, work: Path) -> dic
         sys.executable, "-m", "fairseq_cli.train", str(data), *shlex.split(TRAINING), *shlex.split(flags),
         "--encoder-layers", cell.layers, "--decoder-layers", cell.layers, "--method", cell.method,
         *shlex.split(" ".join(METHODS[cell.method].train_flags)), "--lr", f"{cell.lr:g}",
-        "--warmup-updates", cell.warmup, "--max-update", cell.updates, "--seed", cell.seed, "--save-dir", str(run),
+        *schedule_flags(cell), "--max-update", cell.updates, "--seed", cell.seed, "--save-dir", str(run),
     ]  # fmt: skip
-    if cell.task == "mix":
-        command += ["--total-num-update", cell.updates]
+    if cell.probes:
+        command += ["--deepnet-probe", cell.probes, "--probe-interval", "100"]
     if cell.stop_stuck:
         command += ["--stop-stuck", cell.stop_stuck]
     log, ended, stop = run / "train.log", "trained", None
