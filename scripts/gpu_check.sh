@@ -11,7 +11,7 @@
 #   DEPTHS="18 100" UPDATES=200 ...     other depths, another number of updates
 #
 # Hardware: GPUs of 24 GB or more. Uses the active environment if it has fairseq; otherwise scripts/setup.sh makes one.
-# Parts of it have run on one H100; results/first_day has what they found.
+# Parts of it have run on one H100; results/gpu has what they found.
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # if run by sh
 set -euo pipefail
 case "${1:-}" in -h | --help) sed -n '2,14s/^# \{0,1\}//p' "$0"; exit ;; esac
@@ -82,7 +82,7 @@ if [[ " $ONLY " == *" table1 "* ]]; then
     fi
     prepare
     for depth in $depths; do killed_and_resumed "$depth"; done
-    python results/first_day/report.py "$out"
+    python results/gpu/report.py "$out"
 fi
 [ "$seen" -gt 0 ] || exit 0
 if [[ " $ONLY " == *" tests "* ]]; then

@@ -1,6 +1,6 @@
 """Report of scripts/gpu_check.sh: what its trainings measured beside what `deepnet plan` says of the same commands.
 
-    python results/first_day/report.py OUT
+    python results/gpu/report.py OUT
 
 Reads OUT/table1/*/command and train.log, counts the kernel launches of one more update on one GPU, and writes
 OUT/report.md.
