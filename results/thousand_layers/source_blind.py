@@ -3,6 +3,7 @@
 python results/thousand_layers/source_blind.py DATA CHECKPOINT...
 
 DATA is the binarised folder of the validation set. A model that does not read its source has the same bits with both.
+Computes on a GPU if torch sees one.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 
 import torch
 from fairseq import checkpoint_utils
+from fairseq.utils import apply_to_sample
 from torch.nn.functional import cross_entropy
 
 import deepnet_fairseq
@@ -21,8 +23,11 @@ def held_out_bits(checkpoint: str, data: str) -> tuple[float, float]:
     """Return the bits per token of the validation set; second, with each source its neighbour's in the batch."""
     [model], _, task = checkpoint_utils.load_model_ensemble_and_task([checkpoint], arg_overrides={"data": data})
     task.load_dataset("valid")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model.to(device)
     padding, own, other, tokens = task.target_dictionary.pad(), 0.0, 0.0, 0
     for batch in task.get_batch_iterator(task.dataset("valid"), max_tokens=2000).next_epoch_itr(shuffle=False):
+        batch = apply_to_sample(lambda tensor: tensor.to(device), batch)
         inputs, target = batch["net_input"], batch["target"].flatten()
         source, lengths, previous = inputs["src_tokens"], inputs["src_lengths"], inputs["prev_output_tokens"]
         nats = []

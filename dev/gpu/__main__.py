@@ -1,0 +1,149 @@
+"""Run the list for minutes of a GPU; dev/gpu_minutes.sh starts this program, and docs/gpu_minutes.md describes it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from deepnet_fairseq.errors import UserError
+from deepnet_fairseq.text_table import markdown
+
+from . import minutes, parts, records, text
+from .parts import PARTS, Part
+from .records import ROOT
+from .work import ROWS, Work
+
+# cells of Figure 6, which in miniature differ by their method alone
+SAME_IN_MINIATURE = {part.name for part in PARTS if part.name.startswith("figure6-")} - {"figure6-deepnorm-10"}
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command's flags."""
+    parser = argparse.ArgumentParser(prog="dev/gpu_minutes.sh", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=9.0, help="until all has to be over (default: %(default)g)")
+    parser.add_argument("--only", metavar="PART,PART", help="run these parts, open or not (default: all that are open)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write new records and ends of logs there, too")
+    parser.add_argument("--list", action="store_true", help="print the list and run nothing")
+    parser.add_argument("--prepare", action="store_true", help="make text and wheels, which needs no GPU")
+    parser.add_argument("--mix", type=Path, metavar="DIR", help="German-English text, for --prepare the first time")
+    parser.add_argument("--collect", type=Path, metavar="FILE", help="add the records of another machine")
+    parser.add_argument("--records", type=Path, help="file of the records (default: results/gpu/records.jsonl)")
+    parser.add_argument("--folder", type=Path, help="of text, wheels and work (default: gpu_minutes)")
+    parser.add_argument("--smoke", action="store_true", help="the list in miniature on a CPU, as SMOKE=1")
+    parser.add_argument("--run-part", metavar="PART", help=argparse.SUPPRESS)  # what this program starts
+    parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Do what the flags ask; a mistake of the user ends the program with one line and status 2."""
+    args = parser().parse_args(argv)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # the parts are ended then
+    args.smoke = args.smoke or os.environ.get("SMOKE", "0") not in ("", "0")
+    try:
+        sys.exit(run(args))
+    except UserError as error:
+        print(f"gpu_minutes: error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what the flags ask; return the exit status, 1 if a part failed."""
+    folder = (args.folder or ROOT / "gpu_minutes").resolve()
+    file = args.records.resolve() if args.records else records.RECORDS
+    if args.run_part:
+        run_part(args.run_part, folder, file, args.seconds, args.smoke)
+        return 0
+    if args.collect:
+        number = records.collect(args.collect, file)
+        print(f"{file}: {number} new records")
+        return 0
+    if args.list:
+        print(listed(records.read(file)))
+        return 0
+    if args.prepare:
+        text.prepare(folder, args.mix)
+        return 0
+    return spend(args, folder, file)
+
+
+def spend(args: argparse.Namespace, folder: Path, file: Path) -> int:
+    """Run the open parts, or those that are named; return 1 if one failed."""
+    wanted = PARTS if args.only is None else [part_named(name) for name in args.only.split(",")]
+    if args.smoke and args.only is None:
+        wanted = [part for part in PARTS if part.name not in SAME_IN_MINIATURE]
+    if args.smoke:
+        text.miniature(folder / "text")
+        file = args.records.resolve() if args.records else folder / "records.jsonl"  # none of results/gpu
+    else:
+        check_ready(folder)
+    began = float(os.environ.get("GPU_MINUTES_BEGAN", time.time()))
+    minutes_given = 60.0 if args.smoke else args.minutes
+    until = time.monotonic() - (time.time() - began) + 60 * minutes_given
+
+    call = minutes.Minutes(until, folder, file, out=args.out, miniature=args.smoke)
+    new = call.run(wanted, open_only=args.only is None and not args.smoke)
+    failed = [record["part"] for record in new if record["ended"] == records.FAILED]
+    print(f"{len(new)} records in {file}" + (f"; failed: {', '.join(failed)}" if failed else ""))
+    return 1 if failed else 0
+
+
+def check_ready(folder: Path) -> None:
+    """Raise a UserError without a GPU, or without the prepared text."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise UserError("torch sees no GPU here; SMOKE=1 runs the list in miniature on a CPU")
+    for name in ("language", "mix"):
+        if not (folder / "text" / name).exists():
+            raise UserError(f"{folder}/text/{name}: no such folder; run dev/gpu_minutes.sh --prepare first")
+
+
+def part_named(name: str) -> Part:
+    """Return the part of a name; UserError if there is none."""
+    for part in PARTS:
+        if part.name == name:
+            return part
+    raise UserError(f"--only {name}: there are {', '.join(part.name for part in PARTS)}")
+
+
+def run_part(name: str, folder: Path, file: Path, seconds: float, miniature: bool) -> None:
+    """Run one part in this process, and write its rows as they come."""
+    work = Work(
+        folder=folder / "work" / name,
+        text=folder / "text",
+        until=time.monotonic() + seconds,
+        miniature=miniature,
+        records=records.read(file),
+    )
+    with open(work.folder / ROWS, "a", encoding="utf-8") as rows:
+        for row in part_named(name).run(work):
+            rows.write(f"{json.dumps(row)}\n")
+            rows.flush()
+
+
+def listed(known: list[dict]) -> str:
+    """Return the list as a table: parts, their state by the records, and minutes."""
+    table = [["part", "name", "what", "state", "device", "minutes"]]
+    for part in PARTS:
+        tries = records.of_part(known, part.name)
+        done = [record for record in tries if record["ended"] == records.DONE]
+        last = done[-1] if done else tries[-1] if tries else None
+        if last is not None and (done or last["ended"] == records.FAILED):
+            state, seconds = last["ended"], last.get("seconds")
+        else:
+            state = "open" if last is None else f"open, {last['ended']} before"
+            seconds = parts.predicted(part, known)
+        shown = "-" if seconds is None else f"{seconds / 60:.1f}"
+        device = last["device"] if last is not None else ""
+        table.append([str(part.number), part.name, part.what, state, device, shown])
+    return markdown(table)
+
+
+if __name__ == "__main__":
+    main()

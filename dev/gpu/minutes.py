@@ -1,0 +1,207 @@
+"""Run the open parts that fit into the minutes, each in a process of its own, and record what they gave."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from deepnet_fairseq.tools.environment import graphics, processor, versions
+
+from . import graphs, parts, records, text
+from .parts import Part
+from .records import CUT, DONE, FAILED, ROOT
+from .work import PYTHON, ROWS, SHARE, SO_FAR, last_line
+
+LATE = 1.6  # a part may take so many times what was predicted, plus GRACE, where there is time
+GRACE = 30.0  # seconds
+ENOUGH = 1.1  # gain from which parts run side by side
+MINIATURE = 60.0  # seconds that a part in miniature takes at most, on a busy machine
+RESERVE = 5.0  # seconds for the last record
+POLL = 0.2  # seconds between looks at the running parts
+SHOWN = 60  # last lines of a log that are kept, each cut to LINE characters
+LINE = 500
+
+
+@dataclass
+class Running:
+    """A part that runs. until: moment of time.monotonic() at which it is killed."""
+
+    part: Part
+    process: subprocess.Popen
+    folder: Path
+    began: float
+    until: float
+
+
+@dataclass
+class Minutes:
+    """The minutes of one call.
+
+    until: moment of time.monotonic() at which they are over. folder: text, and the parts' own folders. file: of the
+    records. out: folder for the new records and the logs as well. miniature: on a CPU, with tiny models. program: what
+    runs one part. known: the records.
+    """
+
+    until: float
+    folder: Path
+    file: Path
+    out: Path | None = None
+    miniature: bool = False
+    program: list[str] = field(default_factory=lambda: [PYTHON, "-m", "dev.gpu"])
+    known: list[dict] = field(default_factory=list)
+
+    def run(self, wanted: list[Part], open_only: bool = True) -> list[dict]:
+        """Run the parts that fit, in their order; return the new records. open_only: leave out those that are done."""
+        self.known = records.read(self.file)
+        new: list[dict] = []
+        left = [part for part in wanted if not (open_only and records.is_done(self.known, part.name))]
+        while left:
+            part = left.pop(0)
+            together = [part, *self._companions(part, left)]
+            seconds = self._seconds(together)
+            reason = self._why_not(part, seconds)
+            if reason is not None:
+                print(f"== {part.name}: {reason}", flush=True)
+                continue
+            for companion in together[1:]:
+                left.remove(companion)
+            assert seconds is not None
+            for record in self._run_together(together, seconds):
+                records.append(self.file, record)
+                self.known.append(record)
+                new.append(record)
+                if self.out is not None:
+                    records.append(self.out / "records.jsonl", record)
+        return new
+
+    def _companions(self, part: Part, left: list[Part]) -> list[Part]:
+        """Return at most one part that may run beside this one, where the GPU was found to make more updates so.
+
+        Miniatures measure nothing, and run two at a time to be over sooner.
+        """
+        if self.miniature:
+            return left[:1]
+        if not part.beside or graphs.gain_of_two(self.known) < ENOUGH:
+            return []
+        return [other for other in left if other.beside == part.beside][:1]
+
+    def _seconds(self, together: list[Part]) -> float | None:
+        """Return the seconds that parts need, one after the other or side by side."""
+        if self.miniature:
+            return MINIATURE * len(together)
+        needed = [parts.predicted(part, self.known) for part in together]
+        if None in needed:
+            return None
+        gain = graphs.gain_of_two(self.known) if len(together) > 1 else 1.0
+        return sum(seconds for seconds in needed if seconds is not None) / gain
+
+    def _why_not(self, part: Part, seconds: float | None) -> str | None:
+        """Return why a part cannot run now, None if it can."""
+        gpus = torch.cuda.device_count()
+        if not self.miniature and gpus < part.gpus:
+            return f"needs {part.gpus} GPUs, torch sees {gpus}"
+        if seconds is None:
+            return "its time suffices for too few updates"
+        left = self._left()
+        if seconds > left:
+            return f"needs {seconds / 60:.1f} minutes, {max(left, 0) / 60:.1f} are left"
+        return None
+
+    def _left(self) -> float:
+        return self.until - RESERVE - time.monotonic()
+
+    def _run_together(self, together: list[Part], seconds: float) -> Iterator[dict]:
+        """Run parts side by side; yield the record of each as it ends."""
+        limit = min(LATE * seconds + GRACE, self._left())
+        running = [self._start(part, limit) for part in together]
+        names = " and ".join(part.name for part in together)
+        print(f"== {names}: {seconds / 60:.1f} minutes predicted", flush=True)
+        try:
+            while running:
+                time.sleep(POLL)
+                for one in list(running):
+                    over = one.process.poll() is not None
+                    if over or time.monotonic() > one.until:
+                        running.remove(one)
+                        end(one.process)
+                        others = [part.name for part in together if part != one.part]
+                        yield self._record(one, cut=not over, beside=others)
+        finally:
+            for one in running:
+                end(one.process)
+
+    def _start(self, part: Part, limit: float) -> Running:
+        """Start a part in a process group of its own, so that it can be killed with all that it started."""
+        folder = self.folder / "work" / part.name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        command = [*self.program, "--run-part", part.name, "--folder", self.folder, "--records", self.file]
+        command += ["--seconds", f"{limit:.0f}"]
+        if self.miniature:
+            command.append("--smoke")
+        with open(folder / "part.log", "w", encoding="utf-8") as log:
+            process = subprocess.Popen(
+                [str(word) for word in command],
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        now = time.monotonic()
+        return Running(part, process, folder, began=now, until=now + limit)
+
+    def _record(self, one: Running, cut: bool, beside: list[str]) -> dict:
+        """Return the record of a part that is over, and keep the ends of its logs."""
+        status = one.process.returncode
+        ended = CUT if cut else FAILED if status else DONE
+        record = {
+            "part": one.part.name,
+            "ended": ended,
+            "seconds": round(time.monotonic() - one.began, 1),
+            "device": processor() if self.miniature else graphics(torch.cuda.device_count()),
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "versions": versions(),
+        }
+        record |= text.read_commit(self.folder)
+        if ended == FAILED:
+            record["why"] = last_line(one.folder / "part.log")
+        if beside:
+            record["beside"] = beside
+        if (one.folder / SHARE).exists():
+            record["share"] = float((one.folder / SHARE).read_text())
+        record["rows"] = records.read(one.folder / ROWS)
+        if cut and (one.folder / SO_FAR).exists():
+            record["rows"].append(json.loads((one.folder / SO_FAR).read_text()))
+        print(f"== {one.part.name}: {ended} after {record['seconds']:.0f} s {record.get('why', '')}", flush=True)
+        if self.out is not None:
+            keep_logs(one.folder, self.out / "log.txt")
+        return record
+
+
+def end(process: subprocess.Popen) -> None:
+    """Kill what is left of a part: its process, and those that it started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def keep_logs(folder: Path, file: Path) -> None:
+    """Add the ends of a part's logs to a file."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with open(file, "a", encoding="utf-8") as output:
+        for log in sorted(folder.glob("*.log")):
+            lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+            output.write(f"==> {folder.name}/{log.name}\n")
+            output.writelines(f"{line[:LINE]}\n" for line in lines[-SHOWN:])

@@ -1,0 +1,79 @@
+"""The list: its parts in their order, with what each needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from . import figure6, graphs, largest, on_gpu, resumed, several, thousand_layers
+from .records import CUT, of_part
+from .work import Work
+
+Run = Callable[[Work], Iterator[dict]]
+Predict = Callable[[list[dict]], float | None]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the list.
+
+    name: in the records. number: of the table in docs/gpu_minutes.md. run: yields rows for the record, each as soon as
+    it is known. seconds: needed on one H100, or a function of the records that says so, None where the part makes no
+    sense. gpus: fewest that it needs. beside: parts of the same word may run side by side, if two_at_a_time found that
+    this gives more updates a second.
+    """
+
+    name: str
+    number: int
+    what: str
+    run: Run
+    seconds: float | Predict
+    gpus: int = 1
+    beside: str = ""
+
+
+def cells() -> list[Part]:
+    """Return the cells of Figure 6: those that say most about few minutes first."""
+    order = [(method, 10) for method in ("deepnorm", "post_ln", "pre_ln")]
+    order += [(method, 50) for method in ("deepnorm", "pre_ln", "post_ln")]
+    order += [(method, layers) for layers in (20, 100) for method in ("deepnorm", "post_ln", "pre_ln")]
+    parts = []
+    for method, layers in order:
+        parts.append(
+            Part(
+                name=f"figure6-{method}-{layers}",
+                number=4,
+                what=f"Figure 6 at its size: {method} {layers}L-{layers}L",
+                run=figure6.cell(method, layers),
+                seconds=lambda records, layers=layers: figure6.predicted(layers, records),
+                beside="figure6" if layers <= 20 else "",  # deeper ones keep the GPU busy alone
+            )
+        )
+    return parts
+
+
+PARTS = [
+    Part("equal", 1, "every method at 6L-6L: --cuda-graphs against plain against itself", graphs.equal, 180),
+    Part("times", 1, "an update at 18L-18L, 100L-100L and 500L-500L beside stock fairseq", graphs.times, 120),
+    Part("thousand_layers", 2, "1,000 layers translate", thousand_layers.run, 450),
+    Part("tests", 3, "pytest -m gpu", on_gpu.tests, 180),
+    Part("two_at_a_time", 4, "two trainings of 10L-10L side by side", graphs.two_at_a_time, 90),
+    *cells(),
+    Part("largest", 5, "500L-500L of width 512: memory beside the plan's, speed, ten losses", largest.run, 240),
+    Part("killed", 6, "100L-100L in fp16, killed and resumed", resumed.killed, 150),
+    Part("beam_search", 6, "beam search beside stock fairseq", resumed.beam_search, 120),
+    Part(
+        "several", 7, "18L-18L and 100L-100L on several GPUs, with ZeRO, killed and resumed", several.run, 400, gpus=2
+    ),
+]
+
+
+def predicted(part: Part, records: list[dict]) -> float | None:
+    """Return the seconds that a part needs, from its last try if that was cut off; None if it makes no sense."""
+    seconds = part.seconds(records) if callable(part.seconds) else part.seconds
+    if seconds is None:
+        return None
+    tries = of_part(records, part.name)
+    if tries and tries[-1]["ended"] == CUT and tries[-1].get("share", 0) >= 0.05:
+        seconds = max(seconds, tries[-1]["seconds"] / tries[-1]["share"])
+    return seconds

@@ -1,0 +1,68 @@
+"""The records of the list's parts, one line of JSON each: what ran, how it ended, and what it measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from deepnet_fairseq.errors import UserError
+from deepnet_fairseq.files import whole
+
+ROOT = Path(__file__).resolve().parents[2]
+RECORDS = ROOT / "results" / "gpu" / "records.jsonl"
+DONE = "done"  # a part that ran to its end, whatever it found
+CUT = "cut off"  # one that had no time left; it begins again another time
+FAILED = "failed"
+
+
+def read(path: Path) -> list[dict]:
+    """Return the records of a file, none if there is no file; UserError for a line that is no record."""
+    if not path.exists():
+        return []
+    records = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if not isinstance(record, dict):
+            raise UserError(f"{path}, line {number}: is no JSON object; remove it, or take the file of another commit")
+        records.append(record)
+    return records
+
+
+def append(path: Path, record: dict) -> None:
+    """Add a record at the end of a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(f"{json.dumps(record)}\n")
+
+
+def collect(source: Path, target: Path) -> int:
+    """Add the records of `source` that `target` lacks, in their order; return how many."""
+    if not source.exists():
+        raise UserError(f"{source}: no such file; --out of the other machine names its records.jsonl")
+    known = read(target)
+    new = [record for record in read(source) if record not in known]
+    with whole(target) as part:
+        part.write_text("".join(f"{json.dumps(record)}\n" for record in [*known, *new]), encoding="utf-8")
+    return len(new)
+
+
+def of_part(records: Iterable[dict], name: str) -> list[dict]:
+    """Return the records of one part, the oldest first. Those of the time before the list name no part."""
+    return [record for record in records if record.get("part") == name]
+
+
+def is_done(records: Iterable[dict], name: str) -> bool:
+    """Return whether a part ran to its end on some machine."""
+    return any(record["ended"] == DONE for record in of_part(records, name))
+
+
+def rows(records: Iterable[dict], name: str, what: str) -> list[dict]:
+    """Return what a part measured under the name `what`, the oldest first."""
+    found = []
+    for record in of_part(records, name):
+        found += [row for row in record.get("rows", []) if row.get("what") == what]
+    return found

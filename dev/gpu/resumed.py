@@ -1,0 +1,78 @@
+"""Part 6: 100L-100L killed and resumed in fp16, and beam search beside stock fairseq."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import time
+from collections.abc import Iterator
+
+from . import figure6
+from .trainings import Training
+from .work import POLL, PYTHON, PartFailed, Work, kill, last_line
+
+UPDATES, SAVE, LOG = 60, 20, 5
+SEARCH = "--device cuda --precision fp16 --widths base --sentences 1,32 --repeats 3"
+SMALL_SEARCH = "--device cpu --widths tiny --sentences 2 --repeats 1 --warmup 0 --vocabulary 100"
+SEARCHES = {"18L-18L": "18-18", "100L-100L": "100-100"}
+
+
+def killed(work: Work) -> Iterator[dict]:
+    """Train DeepNorm 100L-100L to the end, and again with a SIGKILL after its first save; yields the losses of both.
+
+    The resumed training repeats updates of the undisturbed one: with the same numbers, its losses are the same.
+    """
+    updates, save, log = (200, 20, 5) if work.miniature else (UPDATES, SAVE, LOG)
+    flags = [*figure6.flags(work, "deepnorm", 100), "--warmup-updates=100", f"--save-interval-updates={save}"]
+    flags += ["--keep-interval-updates=1", f"--log-interval={log}", "--disable-validation"]
+    data = work.text / "mix"
+
+    whole = Training(work, data, flags, updates, name="whole", facts={"what": "undisturbed"})
+    undisturbed = whole.run(share=0.5)
+    yield undisturbed
+    shutil.rmtree(whole.folder)
+
+    training = Training(work, data, flags, updates, name="killed", facts={"what": "killed and resumed"})
+    kill_after_save(work, training, first=save)
+    before = training.last_update()
+    work.share(0.75)
+    resumed = training.run(share=1.0)
+    yield resumed | {
+        "killed_after_update": before,
+        "attempts": training.log.read_text(encoding="utf-8", errors="replace").count("$ "),
+        "largest_difference": largest_difference(undisturbed["losses"], resumed["losses"]),
+    }
+
+
+def kill_after_save(work: Work, training: Training, first: int) -> None:
+    """Start a training, and kill it with SIGKILL once it has saved and made another update or more."""
+    process = training.start()
+    while not (training.checkpoint.exists() and training.last_update() > first):
+        if process.poll() is not None:
+            raise PartFailed(f"{training.name} ended before it was killed: {last_line(training.log)}")
+        time.sleep(POLL)
+    kill(process)
+
+
+def largest_difference(one: list, other: list) -> float:
+    """Return the largest difference between two trainings' losses, by update; the last word on an update counts."""
+    left, right = dict(map(tuple, one)), dict(map(tuple, other))
+    return max(abs(left[update] - right[update]) for update in left.keys() & right.keys())
+
+
+def beam_search(work: Work) -> Iterator[dict]:
+    """Time fairseq's beam search on this package's model and on stock fairseq's; yields the benchmark's tables."""
+    size = shlex.split(SMALL_SEARCH if work.miniature else SEARCH)
+    for number, (name, depth) in enumerate(SEARCHES.items()):
+        words = ["--depths", "1-1" if work.miniature else depth, "--only", "generate", "--beams", "5"]
+        out = work.folder / f"search_{number}.txt"
+        command = [PYTHON, "-m", "benchmarks", "speed", *words, "--candidates", "ours,stock", *size]
+        work.run(command, f"search_{number}", out=out)
+        yield {"what": "beam search", "name": name, "table": table_of(out.read_text(encoding="utf-8"))}
+        work.share((number + 1) / len(SEARCHES))
+
+
+def table_of(printed: str) -> list[list[str]]:
+    """Return the rows of a table in Markdown, without the line below its heads."""
+    rows = [line.strip("| ").split(" | ") for line in printed.splitlines() if line.startswith("|")]
+    return [row for row in rows if set(row[0]) != {"-"}]

@@ -1,0 +1,129 @@
+"""What a machine without network needs: the text in binary form, wheels, and the name of the commit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from deepnet_fairseq import register
+from deepnet_fairseq.data import language
+from deepnet_fairseq.data.parallel_text import prepare_text
+from deepnet_fairseq.errors import UserError
+from deepnet_fairseq.tools.environment import repository
+
+SPLITS = ("train", "valid", "test")
+# Python 3.12 with torch, numpy, sacrebleu, sentencepiece, matplotlib, scipy, filelock, tqdm, pytest and xdist is there
+WHEELS = (
+    "fairseq-fixed==0.12.3.1", "hydra-core==1.3.2", "omegaconf==2.3.0", "bitarray", "tensorboardX", "sacremoses",
+    "subword-nmt", "cffi", "pycparser", "portalocker", "lxml", "colorama",
+)  # fmt: skip
+FROM_SOURCE = ("antlr4-python3-runtime==4.9.3",)  # of hydra and omegaconf; its wheel is made here
+PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in (28, 27, 24, 17, 12, 5)] + ["manylinux2014_x86_64"]
+PYTHON = "3.12"
+MOST = 64 << 20  # bytes of tree, wheels and text together
+MIX = {  # split -> sets of the German-English mix, the first one named as fairseq's valid or test
+    "valid": ("iwslt14",),
+    "test": ("iwslt14", "newstest2014"),
+}
+
+
+def prepare(folder: Path, mix: Path | None) -> None:
+    """Fill a folder with what is missing in it: text/language, text/mix, wheels, and `commit`.
+
+    mix: the German-English text as files train.de, valid.iwslt14.de and so on; UserError where it is needed and is not
+    given. Says how large all is together.
+    """
+    register()
+    text = folder / "text"
+    if not (text / "language").exists():
+        quickstart_language(text / "language", language.SIZES, vocab=1000)
+        keep_binary(text / "language")
+    if not (text / "mix").exists():
+        german_english(text / "mix", mix)
+        keep_binary(text / "mix")
+    if not (folder / "wheels" / "complete").exists():
+        fetch_wheels(folder / "wheels")
+    write_commit(folder)
+    say_size(folder)
+
+
+def keep_binary(folder: Path) -> None:
+    """Remove the plain text, which trainings and translations do not need."""
+    for name in ("text", "raw"):
+        shutil.rmtree(folder / name)
+
+
+def quickstart_language(dest: Path, sizes: dict[str, int], vocab: int) -> None:
+    """Make the quickstart's generated language, and binarise it."""
+    with TemporaryDirectory() as made:
+        language.write_corpus(language.make_corpus(sizes, nouns=60, verbs=30), Path(made))
+        prefixes = {split: f"{made}/{split}" for split in SPLITS}
+        prepare_text(("qaa", "qab"), prefixes, dest, vocab=vocab)
+
+
+def german_english(dest: Path, mix: Path | None) -> None:
+    """Binarise the German-English mix in 10,000 pieces: its held-out text is iwslt14's, and it has two test sets."""
+    if mix is None:
+        raise UserError("--mix: name the folder of the German-English text, with train.de, valid.iwslt14.de and so on")
+    prefixes = {"train": str(mix / "train")}
+    for split, names in MIX.items():
+        prefixes[split] = ",".join(str(mix / f"{split}.{name}") for name in names)
+    prepare_text(("de", "en"), prefixes, dest, vocab=10_000, drop_empty=True)
+
+
+def miniature(folder: Path) -> None:
+    """Make small texts under the names of the real ones."""
+    register()
+    sizes = {"train": 400, "valid": 20, "test": 20}
+    if not (folder / "language").exists():
+        quickstart_language(folder / "language", sizes, vocab=150)
+    if not (folder / "mix").exists():
+        with TemporaryDirectory() as made:
+            language.write_corpus(language.make_corpus(sizes, nouns=60, verbs=30), Path(made))
+            for path in Path(made).iterdir():
+                path.rename(path.with_suffix({".qaa": ".de", ".qab": ".en"}[path.suffix]))
+            prefixes = {"train": f"{made}/train", "valid": f"{made}/valid", "test": f"{made}/test,{made}/valid"}
+            prepare_text(("de", "en"), prefixes, folder / "mix", vocab=150)
+
+
+def fetch_wheels(folder: Path) -> None:
+    """Download the wheels of what a machine with torch usually lacks, for Python 3.12 on x86-64."""
+    pip = [sys.executable, "-m", "pip"]
+    platforms = [word for platform in PLATFORMS for word in ("--platform", platform)]
+    binary = ["--only-binary=:all:", "--python-version", PYTHON, "--implementation", "cp", *platforms]
+    try:
+        subprocess.run([*pip, "download", "--quiet", "--no-deps", "-d", folder, *binary, *WHEELS], check=True)
+        subprocess.run([*pip, "wheel", "--quiet", "--no-deps", "-w", folder, *FROM_SOURCE], check=True)
+    except subprocess.CalledProcessError as error:
+        raise UserError(f"{folder}: pip ended with status {error.returncode}; its message stands above") from error
+    (folder / "complete").touch()
+
+
+def write_commit(folder: Path) -> None:
+    """Note the commit, for a machine where there is no git."""
+    commit, modified = repository()
+    (folder / "commit.json").write_text(json.dumps({"commit": commit, "modified": modified}))
+
+
+def read_commit(folder: Path) -> dict:
+    """Return commit and modified: of this checkout, else as --prepare noted them, else None."""
+    commit, modified = repository()
+    noted = folder / "commit.json"
+    if commit is None and noted.exists():
+        return json.loads(noted.read_text())
+    return {"commit": commit, "modified": modified}
+
+
+def say_size(folder: Path) -> None:
+    """Print what the folder holds; UserError if it is too large to take along with the tree."""
+    sizes = {}
+    for name in ("text", "wheels"):
+        sizes[name] = sum(path.stat().st_size for path in (folder / name).rglob("*") if path.is_file())
+    shown = ", ".join(f"{name} {size / 2**20:.1f} MiB" for name, size in sizes.items())
+    print(f"{folder}: {shown}")
+    if sum(sizes.values()) > MOST:
+        raise UserError(f"{folder}: larger than {MOST >> 20} MiB, which some machines refuse")

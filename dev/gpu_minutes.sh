@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Use some minutes of a GPU: run the open parts of the project's list, in its order, and record what each one gave.
+# docs/gpu_minutes.md has the list, what counts as an answer, and how to take text and wheels to a machine without network.
+#
+#   dev/gpu_minutes.sh --prepare          on any machine, before: text, wheels and commit, into the folder gpu_minutes
+#   dev/gpu_minutes.sh --list             parts, their state by the records, and the minutes that each needs
+#   dev/gpu_minutes.sh [--minutes 9]      runs the open parts that fit into so many minutes
+#   dev/gpu_minutes.sh --only PART,PART   these parts, open or not
+#   dev/gpu_minutes.sh --collect FILE     adds another machine's records to results/gpu/records.jsonl
+#   SMOKE=1 dev/gpu_minutes.sh            the whole list in miniature on a CPU; records nothing in results/gpu
+#   dev/gpu_minutes.sh --help             all flags
+#
+# Needs Python 3.11 or later with torch for CUDA, 2.6 or later. Takes the active Python if it has fairseq; else adds the
+# wheels of gpu_minutes/wheels to it; else makes .venv by scripts/setup.sh.
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # if run by sh
+set -euo pipefail
+export GPU_MINUTES_BEGAN="${GPU_MINUTES_BEGAN:-$(date +%s)}"  # the minutes count from here
+cd "$(dirname "$(dirname "$(realpath "${BASH_SOURCE[0]}")")")"
+python="$(command -v python || command -v python3)"
+
+has_fairseq() { "$python" -c 'import fairseq, torch' >/dev/null 2>&1; }
+
+if ! has_fairseq && compgen -G "gpu_minutes/wheels/*.whl" >/dev/null && "$python" -c 'import torch' 2>/dev/null; then
+    site="$PWD/gpu_minutes/site"
+    if [ ! -e "$site/complete" ]; then
+        rm -rf "$site"
+        "$python" -m pip install --quiet --no-index --no-deps --no-compile --target "$site" gpu_minutes/wheels/*.whl
+        touch "$site/complete"
+    fi
+    export PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}"
+fi
+if ! has_fairseq; then
+    source scripts/setup.sh
+    python=python
+fi
+# one thread for what runs on the CPU: the parts wait for the GPU, or run in miniature beside each other
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" PYTHONUNBUFFERED=1
+exec "$python" -m dev.gpu "$@"
