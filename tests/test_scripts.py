@@ -68,19 +68,6 @@ def test_quickstart_from_nothing_and_again(quickstart_out):
     assert again.stdout.split("== result")[1] == first.stdout.split("== result")[1]
 
 
-@pytest.mark.smoke
-def test_gpu_check_on_two_processes_of_a_cpu(tmp_path):
-    """gpu_check.sh on two processes of a CPU kills, resumes and translates Table 1's run, and reports its plan."""
-    words = ("-c", f"SMOKE=1 DEPTHS=2 UPDATES=40 exec bash scripts/gpu_check.sh {tmp_path}/out")
-    assert "killed after its first save" in bash(*words).stdout
-    (run,) = (tmp_path / "out" / "table1").iterdir()
-    report = (tmp_path / "out" / "report.md").read_text()
-    assert {"score.json", "averaged.pt", "trained"} <= {path.name for path in run.iterdir()}
-    assert "--distributed-world-size 2" in (run / "command").read_text()
-    assert re.search(r"attempts \| *\| 2 \|", report) and re.search(r"seconds an update \| [\d.]+ \| [\d.]+ \|", report)
-    assert RecordedRun(run).log.updates[-1] == 40
-
-
 @needs_venv
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])

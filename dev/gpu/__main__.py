@@ -99,9 +99,8 @@ def check_ready(folder: Path) -> None:
 
     if not torch.cuda.is_available():
         raise UserError("torch sees no GPU here; SMOKE=1 runs the list in miniature on a CPU")
-    for name in ("language", "mix"):
-        if not (folder / "text" / name).exists():
-            raise UserError(f"{folder}/text/{name}: no such folder; run dev/gpu_minutes.sh --prepare first")
+    if not (folder / "text" / "language").exists():
+        raise UserError(f"{folder}/text/language: no such folder; run dev/gpu_minutes.sh --prepare first")
 
 
 def part_named(name: str) -> Part:

@@ -24,15 +24,15 @@ def run(work: Work) -> Iterator[dict]:
         model += [*shlex.split(MINIATURE), "--max-tokens=500"]
 
     out = work.folder / "plan.json"
-    data = work.text / "mix"
-    symbols = len((data / "dict.de.txt").read_text(encoding="utf-8").splitlines())
+    dictionary = min(work.corpus.glob("dict.*.txt"))  # both languages share it
+    symbols = len(dictionary.read_text(encoding="utf-8").splitlines())
     sizes = [*plan_flags(own), *model, f"--vocab={symbols}"]
     work.run([PYTHON, "-m", "deepnet_fairseq", "plan", *shlex.split(PLAN), *sizes, "--json"], "plan", out=out)
     yield {"what": "plan", "peak_GiB": round(json.loads(out.read_text())["memory"]["peak"] / 2**30, 2)}
 
     place = ["--cpu", "--num-workers=0"] if work.miniature else ["--memory-efficient-fp16"]
     flags = [*own, *model, *place, "--checkpoint-activations", "--warmup-updates=4000", "--log-interval=1", "--no-save"]
-    training = Training(work, data, [*flags, "--disable-validation"], UPDATES, facts={"what": "training"})
+    training = Training(work, work.corpus, [*flags, "--disable-validation"], UPDATES, facts={"what": "training"})
     yield training.run()
 
 

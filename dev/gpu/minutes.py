@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -111,6 +112,8 @@ class Minutes:
         gpus = torch.cuda.device_count()
         if not self.miniature and gpus < part.gpus:
             return f"needs {part.gpus} GPUs, torch sees {gpus}"
+        if not (self.folder / "text" / part.text).exists():
+            return f"needs {self.folder}/text/{part.text}, which dev/gpu_minutes.sh --prepare --mix DIR makes"
         if seconds is None:
             return "its time suffices for too few updates"
         left = self._left()
@@ -166,7 +169,7 @@ class Minutes:
         """Return the record of a part that is over, and keep the ends of its logs."""
         status = one.process.returncode
         ended = CUT if cut else FAILED if status else DONE
-        record = {
+        record: dict[str, Any] = {
             "part": one.part.name,
             "ended": ended,
             "seconds": round(time.monotonic() - one.began, 1),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from . import figure6, graphs, largest, on_gpu, resumed, several, thousand_layers
 from .records import CUT, of_part
@@ -19,8 +20,8 @@ class Part:
 
     name: in the records. number: of the table in docs/gpu_minutes.md. run: yields rows for the record, each as soon as
     it is known. seconds: needed on one H100, or a function of the records that says so, None where the part makes no
-    sense. gpus: fewest that it needs. beside: parts of the same word may run side by side, if two_at_a_time found that
-    this gives more updates a second.
+    sense. gpus: fewest that it needs. text: folder of the text that it needs. beside: parts of the same word may run
+    side by side, if two_at_a_time found that this gives more updates a second.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Part:
     run: Run
     seconds: float | Predict
     gpus: int = 1
+    text: str = "language"
     beside: str = ""
 
 
@@ -45,7 +47,8 @@ def cells() -> list[Part]:
                 number=4,
                 what=f"Figure 6 at its size: {method} {layers}L-{layers}L",
                 run=figure6.cell(method, layers),
-                seconds=lambda records, layers=layers: figure6.predicted(layers, records),
+                seconds=partial(figure6.predicted, layers),
+                text="mix",
                 beside="figure6" if layers <= 20 else "",  # deeper ones keep the GPU busy alone
             )
         )
@@ -57,7 +60,7 @@ PARTS = [
     Part("times", 1, "an update at 18L-18L, 100L-100L and 500L-500L beside stock fairseq", graphs.times, 120),
     Part("thousand_layers", 2, "1,000 layers translate", thousand_layers.run, 450),
     Part("tests", 3, "pytest -m gpu", on_gpu.tests, 180),
-    Part("two_at_a_time", 4, "two trainings of 10L-10L side by side", graphs.two_at_a_time, 90),
+    Part("two_at_a_time", 4, "two trainings of 10L-10L side by side", graphs.two_at_a_time, 90, text="mix"),
     *cells(),
     Part("largest", 5, "500L-500L of width 512: memory beside the plan's, speed, ten losses", largest.run, 240),
     Part("killed", 6, "100L-100L in fp16, killed and resumed", resumed.killed, 150),

@@ -25,14 +25,13 @@ def killed(work: Work) -> Iterator[dict]:
     updates, save, log = (200, 20, 5) if work.miniature else (UPDATES, SAVE, LOG)
     flags = [*figure6.flags(work, "deepnorm", 100), "--warmup-updates=100", f"--save-interval-updates={save}"]
     flags += ["--keep-interval-updates=1", f"--log-interval={log}", "--disable-validation"]
-    data = work.text / "mix"
 
-    whole = Training(work, data, flags, updates, name="whole", facts={"what": "undisturbed"})
+    whole = Training(work, work.corpus, flags, updates, name="whole", facts={"what": "undisturbed"})
     undisturbed = whole.run(share=0.5)
     yield undisturbed
     shutil.rmtree(whole.folder)
 
-    training = Training(work, data, flags, updates, name="killed", facts={"what": "killed and resumed"})
+    training = Training(work, work.corpus, flags, updates, name="killed", facts={"what": "killed and resumed"})
     kill_after_save(work, training, first=save)
     before = training.last_update()
     work.share(0.75)

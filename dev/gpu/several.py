@@ -50,7 +50,7 @@ def training(work: Work, name: str, layers: int, flags: list[str], processes: in
     words = [*figure6.flags(work, "deepnorm", layers), "--dropout=0", "--warmup-updates=100", "--disable-validation"]
     words += [f"--save-interval-updates={SAVE}", "--keep-interval-updates=1", "--log-interval=2", "--cuda-graphs=0"]
     facts = {"what": name.partition("_")[0], "layers": layers, "processes": processes}
-    made = Training(work, work.text / "mix", [*words, *flags], updates, name=name, facts=facts)
+    made = Training(work, work.corpus, [*words, *flags], updates, name=name, facts=facts)
     if processes > 1:
         made.by_torchrun(processes)
     return made

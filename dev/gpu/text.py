@@ -15,11 +15,13 @@ from deepnet_fairseq.data.parallel_text import prepare_text
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.tools.environment import repository
 
+from .records import ROOT
+
 SPLITS = ("train", "valid", "test")
 # Python 3.12 with torch, numpy, sacrebleu, sentencepiece, matplotlib, scipy, filelock, tqdm, pytest and xdist is there
 WHEELS = (
     "fairseq-fixed==0.12.3.1", "hydra-core==1.3.2", "omegaconf==2.3.0", "bitarray", "tensorboardX", "sacremoses",
-    "subword-nmt", "cffi", "pycparser", "portalocker", "lxml", "colorama",
+    "subword-nmt",
 )  # fmt: skip
 FROM_SOURCE = ("antlr4-python3-runtime==4.9.3",)  # of hydra and omegaconf; its wheel is made here
 PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in (28, 27, 24, 17, 12, 5)] + ["manylinux2014_x86_64"]
@@ -34,15 +36,15 @@ MIX = {  # split -> sets of the German-English mix, the first one named as fairs
 def prepare(folder: Path, mix: Path | None) -> None:
     """Fill a folder with what is missing in it: text/language, text/mix, wheels, and `commit`.
 
-    mix: the German-English text as files train.de, valid.iwslt14.de and so on; UserError where it is needed and is not
-    given. Says how large all is together.
+    mix: the German-English text as files train.de, valid.iwslt14.de and so on, None without. Says how large all is
+    together.
     """
     register()
     text = folder / "text"
     if not (text / "language").exists():
         quickstart_language(text / "language", language.SIZES, vocab=1000)
         keep_binary(text / "language")
-    if not (text / "mix").exists():
+    if mix is not None and not (text / "mix").exists():
         german_english(text / "mix", mix)
         keep_binary(text / "mix")
     if not (folder / "wheels" / "complete").exists():
@@ -65,10 +67,10 @@ def quickstart_language(dest: Path, sizes: dict[str, int], vocab: int) -> None:
         prepare_text(("qaa", "qab"), prefixes, dest, vocab=vocab)
 
 
-def german_english(dest: Path, mix: Path | None) -> None:
+def german_english(dest: Path, mix: Path) -> None:
     """Binarise the German-English mix in 10,000 pieces: its held-out text is iwslt14's, and it has two test sets."""
-    if mix is None:
-        raise UserError("--mix: name the folder of the German-English text, with train.de, valid.iwslt14.de and so on")
+    if not (mix / "train.de").exists():
+        raise UserError(f"--mix {mix}: has no train.de; name the folder with train.de, valid.iwslt14.de and so on")
     prefixes = {"train": str(mix / "train")}
     for split, names in MIX.items():
         prefixes[split] = ",".join(str(mix / f"{split}.{name}") for name in names)
@@ -119,8 +121,9 @@ def read_commit(folder: Path) -> dict:
 
 
 def say_size(folder: Path) -> None:
-    """Print what the folder holds; UserError if it is too large to take along with the tree."""
-    sizes = {}
+    """Print the sizes of the folder and of the tracked files; UserError if they are too large to take along."""
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True).stdout.split("\0")
+    sizes = {"tree": sum((ROOT / name).stat().st_size for name in tracked if (ROOT / name).is_file())}
     for name in ("text", "wheels"):
         sizes[name] = sum(path.stat().st_size for path in (folder / name).rglob("*") if path.is_file())
     shown = ", ".join(f"{name} {size / 2**20:.1f} MiB" for name, size in sizes.items())

@@ -14,7 +14,7 @@ from sacrebleu.metrics import BLEU
 from deepnet_fairseq.core.methods import METHODS
 from deepnet_fairseq.study.scoring.generated import generation_speed, read_generated
 
-from .work import PYTHON, Work
+from .work import PYTHON, PartFailed, Work
 
 DIVERGED, STUCK = 3, 4  # fairseq-train's statuses for trainings that are results, too
 ENDINGS = {0: "trained", DIVERGED: "diverged", STUCK: "stuck"}
@@ -167,12 +167,14 @@ def translate(work: Work, data: Path, checkpoint: Path, flags: list[str], subset
     name = f"generate_{subset}"
     place = ["--cpu"] if work.miniature else ["--fp16"]
     words = [
-        PYTHON, "-m", "fairseq_cli.generate", data, "--user-dir", "deepnet_fairseq", "--path", checkpoint,
+        PYTHON, "-m", "fairseq_cli.generate", str(data), "--user-dir", "deepnet_fairseq", "--path", str(checkpoint),
         "--gen-subset", subset, "--remove-bpe", "sentencepiece", *flags, *place,
     ]  # fmt: skip
     out = work.folder / f"{name}.txt"
     work.run(words, name, out=out)
     generated = read_generated(out)
+    if generated.references is None:
+        raise PartFailed(f"{name}: fairseq-generate printed no references")
     metric = BLEU(force=True, tokenize=tokenize)
     score = metric.corpus_score(generated.translations, [generated.references])
     row = {

@@ -45,6 +45,12 @@ class Work:
         """Name of torch's device."""
         return "cpu" if self.miniature else "cuda"
 
+    @property
+    def corpus(self) -> Path:
+        """Return the text of parts that measure no translations: German-English, or the language if that is missing."""
+        mix = self.text / "mix"
+        return mix if mix.exists() else self.text / "language"
+
     def seconds_left(self) -> float:
         """Return the seconds until the part has to be over."""
         return self.until - time.monotonic()
