@@ -1,2 +1,3 @@
 #!/usr/bin/env bash
-exec bash "$(dirname "$(dirname "$(realpath "$0")")")/dev/gpu_minutes.sh" "$@"  # its old name
+# Run dev/gpu_minutes.sh, the list for minutes of a GPU, by its earlier name.
+exec bash "$(dirname "$(dirname "$(realpath "$0")")")/dev/gpu_minutes.sh" "$@"

@@ -6,8 +6,6 @@ import subprocess
 
 import pytest
 
-from deepnet_fairseq.study.runs import RecordedRun
-
 from .support.helpers import ROOT
 
 SCRIPTS = sorted((ROOT / "scripts").glob("*.sh"))
