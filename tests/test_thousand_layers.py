@@ -106,7 +106,7 @@ def test_rate_warms_up_holds_and_falls_to_zero(symbols):
     assert rates[499] == pytest.approx(1 / 138)
 
 
-def test_a_held_rate_of_fairseq_train_is_held_and_falls(tmp_path):
+def test_a_held_rate_of_fairseq_train_is_held_and_falls(data):
     """With the flags of a held cell the rate rises for 200 updates, stays, and falls in the last 30% of 2,000."""
     cells, texts = module("cells"), module("texts")
     held = next(
@@ -114,7 +114,7 @@ def test_a_held_rate_of_fairseq_train_is_held_and_falls(tmp_path):
         for cell in cells.cells_of(cells.read_plan(STUDY / "plan.toml"), cells.Records())
         if cell.schedule == "held"
     )
-    flags = [str(tmp_path), "--arch", "transformer", "--lr", str(held.lr), *texts.schedule_flags(held)]
+    flags = [str(data), "--arch", "transformer", "--optimizer", "adam", "--lr", str(held.lr), *texts.schedule_flags(held)]
     config = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), flags))
     optimiser = build_optimizer(config.optimizer, [torch.nn.Parameter(torch.zeros(1))])
     schedule = build_lr_scheduler(config.lr_scheduler, optimiser)
