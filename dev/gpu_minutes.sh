@@ -18,10 +18,14 @@ export GPU_MINUTES_BEGAN="${GPU_MINUTES_BEGAN:-$(date +%s)}"  # the minutes coun
 cd "$(dirname "$(dirname "$(realpath "${BASH_SOURCE[0]}")")")"
 python="$(command -v python || command -v python3)"
 
-has_fairseq() { "$python" -c 'import fairseq, torch' >/dev/null 2>&1; }
+has() {  # has MODULE: succeeds if Python finds the module; importing it would take seconds
+    "$python" -c "import importlib.util, sys; sys.exit(importlib.util.find_spec('$1') is None)"
+}
 
-if ! has_fairseq && compgen -G "gpu_minutes/wheels/*.whl" >/dev/null && "$python" -c 'import torch' 2>/dev/null; then
-    site="$PWD/gpu_minutes/site"
+if ! has fairseq && compgen -G "gpu_minutes/wheels/*.whl" >/dev/null && has torch; then
+    # outside of gpu_minutes, which a second call may bring anew
+    wheels="$(printf '%s\n' gpu_minutes/wheels/*.whl | cksum | tr -d ' ')"
+    site="${XDG_CACHE_HOME:-$HOME/.cache}/deepnet_gpu_minutes/$wheels"
     if [ ! -e "$site/complete" ]; then
         rm -rf "$site"
         "$python" -m pip install --quiet --no-index --no-deps --no-compile --target "$site" gpu_minutes/wheels/*.whl
@@ -29,7 +33,7 @@ if ! has_fairseq && compgen -G "gpu_minutes/wheels/*.whl" >/dev/null && "$python
     fi
     export PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}"
 fi
-if ! has_fairseq; then
+if ! has fairseq; then
     source scripts/setup.sh
     python=python
 fi

@@ -206,7 +206,7 @@ def test_cells_are_shortened_alike_at_a_depth():
     row = {"what": "training", "layers": 100, "of_updates": 3100, "ended": "trained", "seconds_an_update": 0.15}
     known = [{"part": "figure6-deepnorm-100", "ended": "done", "rows": [row]}]
     assert figure6.length(100, known) == (3100, 1550)
-    assert figure6.predicted(100, known) == pytest.approx(figure6.BESIDE + 3100 * 0.15)
+    assert figure6.predicted(100, known) == pytest.approx(figure6.beside(100) + 3100 * 0.15)
     assert figure6.length(50, known) == figure6.length(50, [])
 
 
@@ -214,7 +214,7 @@ def test_a_cell_that_was_cut_off_is_planned_anew_by_its_speed():
     row = {"what": "training", "layers": 50, "of_updates": 6900, "ended": "cut off", "seconds_an_update": 0.2}
     known = [{"part": "figure6-deepnorm-50", "ended": "cut off", "rows": [row]}]
     updates, _ = figure6.length(50, known)
-    assert updates == int((figure6.LONGEST - figure6.BESIDE) / 0.2) // 100 * 100
+    assert updates == int((figure6.LONGEST - figure6.beside(50)) / 0.2) // 100 * 100
 
 
 def test_too_few_updates_are_not_trained():

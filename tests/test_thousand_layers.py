@@ -114,8 +114,17 @@ def test_a_held_rate_of_fairseq_train_is_held_and_falls(data):
         for cell in cells.cells_of(cells.read_plan(STUDY / "plan.toml"), cells.Records())
         if cell.schedule == "held"
     )
-    flags = [str(data), "--arch", "transformer", "--optimizer", "adam", "--lr", str(held.lr), *texts.schedule_flags(held)]
-    config = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), flags))
+    flags = [
+        str(data),
+        "--arch",
+        "transformer",
+        "--optimizer",
+        "adam",
+        "--lr",
+        str(held.lr),
+        *texts.schedule_flags(held),
+    ]
+    config = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), [str(data), *flags]))
     optimiser = build_optimizer(config.optimizer, [torch.nn.Parameter(torch.zeros(1))])
     schedule = build_lr_scheduler(config.lr_scheduler, optimiser)
     rates = [schedule.step_update(update) for update in range(held.updates + 1)]

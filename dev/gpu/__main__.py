@@ -33,7 +33,11 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--mix", type=Path, metavar="DIR", help="German-English text, for --prepare the first time")
     parser.add_argument("--collect", type=Path, metavar="FILE", help="add the records of another machine")
     parser.add_argument("--records", type=Path, help="file of the records (default: results/gpu/records.jsonl)")
-    parser.add_argument("--folder", type=Path, help="of text, wheels and work (default: gpu_minutes)")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        help="of text, wheels and the parts' own files (default: gpu_minutes)",
+    )
     parser.add_argument("--smoke", action="store_true", help="the list in miniature on a CPU, as SMOKE=1")
     parser.add_argument("--run-part", metavar="PART", help=argparse.SUPPRESS)  # what this program starts
     parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
@@ -54,7 +58,9 @@ def main(argv: list[str] | None = None) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Do what the flags ask; return the exit status, 1 if a part failed."""
-    folder = (args.folder or ROOT / "gpu_minutes").resolve()
+    # a miniature's text must never be taken for the real one
+    default = ROOT / "gpu_minutes" / "miniature" if args.smoke else ROOT / "gpu_minutes"
+    folder = (args.folder or default).resolve()
     file = args.records.resolve() if args.records else records.RECORDS
     if args.run_part:
         run_part(args.run_part, folder, file, args.seconds, args.smoke)

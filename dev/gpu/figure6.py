@@ -14,7 +14,6 @@ FEWEST = 2000  # updates below which a training would say nothing about a method
 LONGEST = 530.0  # seconds that a cell may take, so that it fits into nine minutes
 # Predicted seconds of an update on one H100 with --cuda-graphs, from 28 ms at 18L-18L and 121 at 100L-100L on an H200
 SECONDS_AN_UPDATE = {10: 0.017, 20: 0.031, 50: 0.068, 100: 0.13}
-BESIDE = 60.0  # seconds beside the updates: programs, captures, a checkpoint, translations
 # As scripts/iwslt14_de_en.sh has them, and DeepNet's Table 4
 MODEL = """--encoder-embed-dim 512 --encoder-ffn-embed-dim 2048 --encoder-attention-heads 8 --max-tokens 4000
     --dropout 0.4 --weight-decay 1e-4 --clip-norm 0.0 --optimizer deepnet_adam --adam-eps 1e-8
@@ -41,6 +40,7 @@ def run(work: Work, method: str, layers: int) -> Iterator[dict]:
     more = [*more, f"--warmup-updates={warmup}", "--log-interval=100"]
     if work.miniature:
         more = ["--log-interval=4"]
+    more.append("--no-save-optimizer-state")  # nothing resumes from it
     facts = {"what": TRAINED, "method": method, "layers": layers, "of_updates": updates, "warmup": warmup}
     facts["shortened"] = updates < UPDATES
 
@@ -60,6 +60,11 @@ def run(work: Work, method: str, layers: int) -> Iterator[dict]:
 def cell(method: str, layers: int) -> Callable[[Work], Iterator[dict]]:
     """Return the function of the part that trains a cell."""
     return lambda work: run(work, method, layers)
+
+
+def beside(layers: int) -> float:
+    """Return the predicted seconds beside the updates: programs, captures, a checkpoint, translations."""
+    return 45.0 + layers
 
 
 def seconds_an_update(layers: int, records: list[dict]) -> float:
@@ -87,7 +92,7 @@ def length(layers: int, records: list[dict]) -> tuple[int, int]:
     if over:
         updates = over[0]["of_updates"]
     else:
-        fits = int((LONGEST - BESIDE) / seconds_an_update(layers, records))
+        fits = int((LONGEST - beside(layers)) / seconds_an_update(layers, records))
         updates = min(UPDATES, fits // 100 * 100)
     return updates, round(WARMUP * updates / UPDATES)
 
@@ -97,4 +102,4 @@ def predicted(layers: int, records: list[dict]) -> float | None:
     updates, _ = length(layers, records)
     if updates < FEWEST:
         return None
-    return BESIDE + updates * seconds_an_update(layers, records)
+    return beside(layers) + updates * seconds_an_update(layers, records)

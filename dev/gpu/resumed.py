@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 import time
 from collections.abc import Iterator
 
@@ -11,7 +10,8 @@ from . import figure6
 from .trainings import Training
 from .work import POLL, PYTHON, PartFailed, Work, kill, last_line
 
-UPDATES, SAVE, LOG = 60, 20, 5
+UPDATES, SAVE, LOG = 60, 20, 2
+SHAPES = 4  # of --cuda-graphs: each of the three starts captures them anew
 SEARCH = "--device cuda --precision fp16 --widths base --sentences 1,32 --repeats 3"
 SMALL_SEARCH = "--device cpu --widths tiny --sentences 2 --repeats 1 --warmup 0 --vocabulary 100"
 SEARCHES = {"18L-18L": "18-18", "100L-100L": "100-100"}
@@ -23,15 +23,18 @@ def killed(work: Work) -> Iterator[dict]:
     The resumed training repeats updates of the undisturbed one: with the same numbers, its losses are the same.
     """
     updates, save, log = (200, 20, 5) if work.miniature else (UPDATES, SAVE, LOG)
-    flags = [*figure6.flags(work, "deepnorm", 100), "--warmup-updates=100", f"--save-interval-updates={save}"]
-    flags += ["--keep-interval-updates=1", f"--log-interval={log}", "--disable-validation"]
+    flags = [*figure6.flags(work, "deepnorm", 100), "--warmup-updates=100", f"--log-interval={log}"]
+    flags.append("--disable-validation")
+    if not work.miniature:
+        flags.append(f"--cuda-graphs={SHAPES}")
 
-    whole = Training(work, work.corpus, flags, updates, name="whole", facts={"what": "undisturbed"})
-    undisturbed = whole.run(share=0.5)
+    whole = Training(work, work.corpus, [*flags, "--no-save"], updates, name="whole", facts={"what": "undisturbed"})
+    undisturbed = whole.run(share=0.4)
     yield undisturbed
-    shutil.rmtree(whole.folder)
 
-    training = Training(work, work.corpus, flags, updates, name="killed", facts={"what": "killed and resumed"})
+    saves = [f"--save-interval-updates={save}", "--keep-interval-updates=1"]
+    facts = {"what": "killed and resumed"}
+    training = Training(work, work.corpus, [*flags, *saves], updates, name="killed", facts=facts)
     kill_after_save(work, training, first=save)
     before = training.last_update()
     work.share(0.75)

@@ -38,7 +38,8 @@ def run(work: Work) -> Iterator[dict]:
             many = training(work, f"{name}_{layers}", layers, flags, processes)
             yield many.run() | {"largest_difference": weights_differ(one.checkpoint, many.checkpoint)}
 
-        again = training(work, f"killed_{layers}", layers, [], processes)
+        saves = [f"--save-interval-updates={SAVE}", "--keep-interval-updates=1"]
+        again = training(work, f"killed_{layers}", layers, saves, processes)
         kill_after_save(work, again, first=SAVE)
         yield again.run() | {"largest_difference": weights_differ(one.checkpoint, again.checkpoint)}
         work.share((number + 1) / len(depths))
@@ -48,7 +49,7 @@ def training(work: Work, name: str, layers: int, flags: list[str], processes: in
     """Return a training of DeepNorm on so many processes, of which torchrun starts several."""
     updates = 60 if work.miniature else UPDATES  # enough to be killed in between
     words = [*figure6.flags(work, "deepnorm", layers), "--dropout=0", "--warmup-updates=100", "--disable-validation"]
-    words += [f"--save-interval-updates={SAVE}", "--keep-interval-updates=1", "--log-interval=2", "--cuda-graphs=0"]
+    words += ["--log-interval=2", "--cuda-graphs=0"]
     facts = {"what": name.partition("_")[0], "layers": layers, "processes": processes}
     made = Training(work, work.corpus, [*words, *flags], updates, name=name, facts=facts)
     if processes > 1:

@@ -19,7 +19,7 @@ TIMED = 20  # updates
 AFTER = 100.0  # seconds for held-out bits and translations
 # The quickstart's language, pieces, beam and test set; width and loss of experiment C2
 MODEL = """--encoder-embed-dim 64 --encoder-ffn-embed-dim 128 --encoder-attention-heads 2 --dropout 0.0 --clip-norm 0.0
-    --optimizer deepnet_adam --disable-validation --log-interval 25 --num-workers 1"""
+    --optimizer deepnet_adam --disable-validation --no-save-optimizer-state --log-interval 25 --num-workers 1"""
 GENERATION = "--beam 4 --lenpen 0.6 --max-len-a 1.5 --max-len-b 10 --max-tokens 12000"
 
 
