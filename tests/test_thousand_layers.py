@@ -114,17 +114,9 @@ def test_a_held_rate_of_fairseq_train_is_held_and_falls(data):
         for cell in cells.cells_of(cells.read_plan(STUDY / "plan.toml"), cells.Records())
         if cell.schedule == "held"
     )
-    flags = [
-        str(data),
-        "--arch",
-        "transformer",
-        "--optimizer",
-        "adam",
-        "--lr",
-        str(held.lr),
-        *texts.schedule_flags(held),
-    ]
-    config = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), [str(data), *flags]))
+    flags = ["--arch=transformer", "--optimizer=adam", f"--lr={held.lr}", *texts.schedule_flags(held)]
+    args = options.parse_args_and_arch(options.get_training_parser(), [str(data), *flags])
+    config = convert_namespace_to_omegaconf(args)
     optimiser = build_optimizer(config.optimizer, [torch.nn.Parameter(torch.zeros(1))])
     schedule = build_lr_scheduler(config.lr_scheduler, optimiser)
     rates = [schedule.step_update(update) for update in range(held.updates + 1)]
