@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .modules import Dropout, empty_linear, to_add
+from .slots import or_empty
 
 if TYPE_CHECKING:
     from .cache import DecoderCache
@@ -51,7 +52,8 @@ class Attention(nn.Module):
         self.v_proj = empty_linear(source_dim, dim, bias)
         self.q_proj = empty_linear(dim, dim, bias)
         self.out_proj = empty_linear(dim, dim, bias)
-        self.inner, self.heads = inner, heads
+        self.inner = or_empty(inner)
+        self.heads = heads
         self.dropout = Dropout(dropout, module_name="MultiheadAttention")
 
     def weights(self) -> dict[str, nn.Linear]:
@@ -91,7 +93,7 @@ class Attention(nn.Module):
         dropout = self.dropout.p if self.dropout.drops else 0.0
         y = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, dropout_p=dropout, is_causal=causal)
         y = y.transpose(1, 2).flatten(2)  # (B, h, T, d) -> (B, T, C)
-        return self.out_proj(y if self.inner is None else self.inner(y))
+        return self.out_proj(self.inner(y))
 
     def keys_and_values(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """Project source (B, S, C') to keys and values, (B, S, h, d) each."""

@@ -1,9 +1,12 @@
 """Layers of encoders and decoders, which all compute one equation.
 
-    y = after(residual(x, dropout(outer(W_out . inner(body(before(x)))))))
+    f = dropout(outer(body(before(norm_in(x)))))
+    y = norm_out(residual(x, f))
 
-`Layer.branch` computes it, for every branch, in training and in decoding. The method fills the slots when the layer is
-built (core/methods/base.py); nothing here depends on which method it is.
+`Layer.branch` computes it, for every branch, in training and in decoding. x is the residual stream, the body attention
+or feed-forward. Of norm_in and norm_out one is the branch's LayerNorm (Pre-LN, Post-LN) or none, and the other the
+identity. The method fills the slots when the layer is built (core/methods/base.py); a slot that it leaves empty is the
+identity, or x + f for the residual. Nothing here depends on which method it is.
 B sentences, T target and S source tokens, C width of branches, W of the stream between them, which most often is C.
 """
 
@@ -18,7 +21,7 @@ from torch import Tensor, nn
 from .attention import Attention
 from .methods import Method
 from .modules import ACTIVATIONS, Dropout, empty_linear
-from .slots import NORM_NAMES, PlainSum, Site, Weight
+from .slots import EMPTY, NORM_NAMES, EmptySlot, Residual, Site, Weight, or_empty
 
 if TYPE_CHECKING:
     from .cache import DecoderCache
@@ -57,17 +60,6 @@ class StackShape:
         return cls(stack, layers, dim, ffn_dim, heads, memory_dim, activation, *dropouts, max_positions)
 
 
-class Slots(nn.ModuleDict):
-    """One slot of a layer: branch -> module, without the branches where the method leaves it empty."""
-
-    def __init__(self, modules: dict[str, nn.Module | None]):
-        super().__init__({name: module for name, module in modules.items() if module is not None})
-
-    def get(self, branch: str) -> Any:
-        """Return the module of that branch, or None if its slot is empty."""
-        return self._modules.get(branch)
-
-
 class Layer(nn.Module):
     """Slots and feed-forward branch, shared by the layers of all stacks. index: l of the papers, from 1.
 
@@ -87,12 +79,13 @@ class Layer(nn.Module):
                 setattr(self, sublayer, self._attention(sublayer, shape, method))
             if self.norm_place[sublayer] != "none":
                 setattr(self, NORM_NAMES[sublayer], nn.LayerNorm(stream_dim))
-        self.before = Slots({name: method.before(site) for name, site in self.sites.items()})
-        self.hidden = method.hidden(self.sites["ffn"], shape.ffn_dim)
-        self.inner = method.inner(self.sites["ffn"], shape.ffn_dim)
+        # the slots; those of each branch by its name
+        self.before = nn.ModuleDict({name: or_empty(method.before(site)) for name, site in self.sites.items()})
+        self.hidden = or_empty(method.hidden(self.sites["ffn"], shape.ffn_dim))
+        self.inner = or_empty(method.inner(self.sites["ffn"], shape.ffn_dim))
         self.bypass = method.bypass(self.sites["ffn"])
-        self.outer = Slots({name: method.outer(site) for name, site in self.sites.items()})
-        self.residual = Slots({name: method.residual(site) or PlainSum() for name, site in self.sites.items()})
+        self.outer = nn.ModuleDict({name: or_empty(method.outer(site)) for name, site in self.sites.items()})
+        self.residual = nn.ModuleDict({name: method.residual(site) or Residual() for name, site in self.sites.items()})
         self.activation_fn = ACTIVATIONS[shape.activation_fn]
         name = f"Transformer{shape.stack.capitalize()}LayerBase"  # as --retain-dropout-modules calls it
         self.activation_dropout = Dropout(shape.activation_dropout, module_name=name)
@@ -110,17 +103,19 @@ class Layer(nn.Module):
 
     def slots(self, sublayer: str) -> dict[str, nn.Module]:
         """Return the modules that the method has put into a branch's slots, by the names of core/methods/base.py."""
-        is_ffn = sublayer == "ffn"
-        filled = {
-            "before": self.before.get(sublayer),
-            "hidden": self.hidden if is_ffn else None,
-            "heads": None if is_ffn else getattr(self, sublayer).heads,
-            "inner": self.inner if is_ffn else getattr(self, sublayer).inner,
-            "outer": self.outer.get(sublayer),
-            "bypass": self.bypass if is_ffn else None,
-            "residual": self.residual[sublayer],
-        }
-        return {name: module for name, module in filled.items() if module is not None}
+        if sublayer == "ffn":
+            of_body = {"hidden": self.hidden, "inner": self.inner, "bypass": self.bypass}
+        else:
+            attention = getattr(self, sublayer)
+            of_body = {"heads": attention.heads, "inner": attention.inner}
+        slots = {"before": self.before[sublayer], **of_body, "outer": self.outer[sublayer]}
+        slots["residual"] = self.residual[sublayer]
+
+        filled = {}
+        for name, module in slots.items():
+            if module is not None and not isinstance(module, EmptySlot):
+                filled[name] = module
+        return filled
 
     def _attention(self, sublayer: str, shape: StackShape, method: Method) -> Attention:
         source_dim = (None if sublayer == "self_attn" else shape.memory_dim) or shape.dim
@@ -129,29 +124,29 @@ class Layer(nn.Module):
         return Attention(shape.dim, shape.num_heads, shape.attention_dropout, source_dim, *slots, method.bias)
 
     def branch(self, name: str, x: Tensor, body: Callable[[Tensor], Tensor], entry: Tensor | None = None) -> Tensor:
-        """Compute y = after(residual(x, dropout(outer(body(before(x)))))), x (B, T, W) -> y (B, T, W).
+        """Compute the equation of a branch, x (B, T, W) -> y (B, T, W).
 
         name: of the branch; body: attention or feed-forward, (B, T, C) -> same, with the slots heads, hidden and inner
         inside it; entry (B, T, W): the layer's input, for a bypass around the whole layer.
         """
-        norm: Any = self._modules.get(NORM_NAMES[name])  # None in a method without bypass
-        before, outer, residual = self.before.get(name), self.outer.get(name), self.residual[name]
+        norm_in, norm_out = self.norm(name, "pre"), self.norm(name, "post")
+        before, outer, residual = self.before[name], self.outer[name], self.residual[name]
 
-        h = norm(x) if self.norm_place[name] == "pre" else x
-        h = h if before is None else before(h)
-        f = body(h)
-        f = f if outer is None else outer(f)
-        f = self.dropout(f)
-        x = x if entry is None or self.bypass is None else self.bypass(x, entry)
-        y = residual(x, f)
-        return norm(y) if self.norm_place[name] == "post" else y
+        shortcut = x
+        if entry is not None and self.bypass is not None:
+            shortcut = self.bypass(x, entry)
+
+        f = self.dropout(outer(body(before(norm_in(x)))))
+        return norm_out(residual(shortcut, f))
+
+    def norm(self, branch: str, place: str) -> nn.Module:
+        """Return the LayerNorm of a branch if it stands at a place, "pre" or "post", else the identity."""
+        return getattr(self, NORM_NAMES[branch]) if self.norm_place[branch] == place else EMPTY
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """Compute fc2(inner(activation(hidden(fc1(x))))), the body of the last branch, x (B, T, C) -> same."""
-        h = self.fc1(x)
-        h = h if self.hidden is None else self.hidden(h)
-        h = self.activation_dropout(self.activation_fn(h))
-        return self.fc2(h if self.inner is None else self.inner(h))
+        h = self.activation_fn(self.hidden(self.fc1(x)))
+        return self.fc2(self.inner(self.activation_dropout(h)))
 
 
 class EncoderLayer(Layer):

@@ -72,27 +72,47 @@ class FullPrecision(nn.Module):
         return super()._apply(keep, recurse=False)
 
 
+class EmptySlot(nn.Identity):
+    """The identity, in a slot that a method leaves empty."""
+
+
+EMPTY = EmptySlot()  # one for all slots: it has no state
+
+
+def or_empty(module: nn.Module | None) -> nn.Module:
+    """Return the module of a slot, the identity for None."""
+    return EMPTY if module is None else module
+
+
 class Residual(nn.Module):
     """Residual merge x + f, and the base of other merges; a module, so that hooks find every merge at the same place.
 
-    A subclass that computes a x + b f defines `scales`, which returns a and b in the trained model, each a number or
-    (C,): export folds them into nearby weights. One without it does not fold.
+    A subclass that computes a x + b f defines `forward` and `scales`, which returns a and b in the trained model, each a
+    number or (C,): export folds them into nearby weights. One with `forward` alone does not fold (scales_of).
     """
 
     def forward(self, x: Tensor, f: Tensor) -> Tensor:
         """Merge shortcut x and branch f, (.., C) each, into (.., C)."""
         return x + f
 
+    def scales(self) -> tuple[Scale, Scale]:
+        """Return the factors of x and f."""
+        return 1.0, 1.0
+
     def added(self, x: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
         """Return the branch as it is summed, and the sum, for shortcut x and branch f, (.., C) each."""
         return self.forward(torch.zeros_like(x), f), self.forward(x, f)
 
 
-class PlainSum(Residual):
-    """Residual merge x + f where a method leaves the slot empty."""
+def scales_of(merge: nn.Module) -> tuple[Scale, Scale] | None:
+    """Return the factors a and b of a merge a x + b f, each a number or (C,); None if it is not known to be one.
 
-    def scales(self) -> tuple[Scale, Scale]:
-        return 1.0, 1.0
+    A subclass of Residual that computes something else than x + f, and does not say what, has inherited the wrong ones.
+    """
+    kind: Any = type(merge)
+    scales = getattr(kind, "scales", None)
+    inherited = scales is Residual.scales and kind.forward is not Residual.forward
+    return None if scales is None or inherited else scales(merge)
 
 
 class ConstantShortcut(Residual):

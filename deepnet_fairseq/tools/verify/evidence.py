@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...core.initialisation import ATTENTION_INPUTS, PROFILES, torch_std, xavier_std
 from ...core.methods import METHODS, Method
-from ...core.slots import BRANCHES, Site, Weight
+from ...core.slots import BRANCHES, Site, Weight, scales_of
 from ...errors import UserError
 from .sources import Matrix, RecognisedModel
 
@@ -210,9 +210,10 @@ def scales(method: Method, site: Site) -> tuple[float, float] | None:
     module = method.residual(site)
     if module is None:
         return 1.0, 1.0
-    if not hasattr(module, "scales"):
+    factors = scales_of(module)
+    if factors is None:
         return None
-    a, b = (torch.as_tensor(scale).float().mean().item() for scale in module.scales())
+    a, b = (torch.as_tensor(factor).float().mean().item() for factor in factors)
     return a, b
 
 
