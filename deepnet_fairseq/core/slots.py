@@ -87,8 +87,8 @@ def or_empty(module: nn.Module | None) -> nn.Module:
 class Residual(nn.Module):
     """Residual merge x + f, and the base of other merges; a module, so that hooks find every merge at the same place.
 
-    A subclass that computes a x + b f defines `forward` and `scales`, which returns a and b in the trained model, each a
-    number or (C,): export folds them into nearby weights. One with `forward` alone does not fold (scales_of).
+    A subclass that computes a x + b f defines `forward` and `scales`, which returns a and b in the trained model, each
+    a number or (C,): export folds them into nearby weights. One with `forward` alone does not fold (scales_of).
     """
 
     def forward(self, x: Tensor, f: Tensor) -> Tensor:

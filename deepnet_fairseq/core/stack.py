@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -133,46 +133,45 @@ class Stack(nn.Module):
         return None if self.embed_positions is None else self.embed_positions(tokens, last)
 
     def transform(self, x: Tensor, *inputs: Any, recompute: bool = True) -> Tensor:
-        """Run x (B, T, C) through mixer and all layers, and return (B, T, W).
-
-        inputs: of every layer; recompute: obey --checkpoint-activations.
-        """
-        state: State = {}
-        x = self.begin(x, state)
-        layers, again = list(self.layers), recompute and self.recomputed_layers > 0
-        size = self.recomputed_layers if again else len(layers)
-        for first in range(0, len(layers), size):
-            x = self.run(layers[first : first + size], inputs, x, state, again)
+        """Run x (B, T, C) through all layers, and return (B, T, W). The arguments are those of `states`."""
+        together = self.recomputed_layers or len(self.layers)
+        for after in self.states(x, *inputs, recompute=recompute, together=together):
+            x = after
         return x
 
     def states(
-        self, x: Tensor, *inputs: Any, recompute: bool = True, more: dict[int, dict] | None = None
+        self,
+        x: Tensor,
+        *inputs: Any,
+        recompute: bool = True,
+        layer_kwargs: dict[int, dict[str, Any]] | None = None,
+        together: int = 1,
     ) -> Iterator[Tensor]:
-        """Run the layers one by one, and yield x (B, T, W) as the first layer reads it and after each layer.
+        """Yield x (B, T, W) as the first layer reads it, and after each `together` layers in a row.
 
-        more: further inputs of one layer by name, by its index from 0.
+        x: embeddings (B, T, C). inputs: of every layer. layer_kwargs: further inputs of single layers by name, by the
+        layer's index from 0. recompute: obey --checkpoint-activations, which keeps only x in front of each of these
+        groups of layers, and computes the group's activations again in the backward pass.
         """
         state: State = {}
+        recompute = recompute and self.recomputed_layers > 0 and torch.is_grad_enabled()
         x = self.begin(x, state)
         yield x
-        for index, layer in enumerate(self.layers):
-            named = (more or {}).get(index)
-            again = recompute and self.recomputed_layers > 0
-            x = self.run([partial(layer, **named) if named else layer], inputs, x, state, again)
+
+        layers = list(enumerate(self.layers))
+        for first in range(0, len(layers), together):
+            group = partial(self._through, layers[first : first + together], inputs, layer_kwargs or {})
+            x = recomputed(group, x, state) if recompute else group(x, state)
             yield x
 
-    def run(
-        self, layers: Iterable[Callable[..., Tensor]], inputs: tuple, x: Tensor, state: State, again: bool
+    def _through(
+        self, layers: list[tuple[int, nn.Module]], inputs: tuple, layer_kwargs: dict, x: Tensor, state: State
     ) -> Tensor:
-        """Run x through some layers in a row, each followed by the mixer; again: keep nothing but x, and recompute."""
-
-        def group(x: Tensor, state: State) -> Tensor:
-            with running(state):
-                for layer in layers:
-                    x = self.mix(layer(x, *inputs), state)
-            return x
-
-        return recomputed(group, x, state) if again and torch.is_grad_enabled() else group(x, state)
+        """Run x (B, T, W) through some layers, given with their indices, each followed by the mixer."""
+        with running(state):
+            for index, layer in layers:
+                x = self.mix(layer(x, *inputs, **layer_kwargs.get(index, {})), state)
+        return x
 
     def begin(self, x: Tensor, state: State) -> Tensor:
         """Turn embeddings x (B, T, C) into the input of the first layer, (B, T, W)."""
@@ -342,7 +341,7 @@ class Decoder(Stack):
         if watched is None and self.need_attn and not self.training:
             watched = len(self.layers) - 1
         alignment: list[Tensor] = []
-        more = {} if watched is None else {watched: {"alignment": alignment}}
+        layer_kwargs = {} if watched is None else {watched: {"alignment": alignment}}
 
         cache = self.cache(prev_output_tokens, encoder_out, incremental_state)
         newest = prev_output_tokens if cache is None else prev_output_tokens[:, -1:]
@@ -355,8 +354,8 @@ class Decoder(Stack):
             memory = None if encoder_out is None or not self.attends else EncoderOutput.by_row(encoder_out)
         inputs = (mask, cache) if memory is None else (mask, memory.states, memory.mask, cache)
         recompute = cache is None  # a second pass would extend the cache twice
-        if more or return_all_hiddens:
-            every = self.states(x, *inputs, recompute=recompute, more=more)
+        if layer_kwargs or return_all_hiddens:
+            every = self.states(x, *inputs, recompute=recompute, layer_kwargs=layer_kwargs)
             states = list(every if return_all_hiddens else deque(every, maxlen=1))  # the others are not kept alive
         else:
             states = [self.transform(x, *inputs, recompute=recompute)]

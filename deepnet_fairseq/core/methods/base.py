@@ -4,9 +4,9 @@
     y = norm_out(residual(x, f))
 
 A method fills slots per Site. A slot left None is the identity (residual: x + f). Inside the body are `heads` of an
-attention, `hidden` of a feed-forward branch, and `inner` in front of the last matrix; `bypass` is on the x that a layer's
-last residual reads. `norm` places the LayerNorm: "post" in `norm_out`, "pre" in `norm_in` (and one more at the end of
-each stack), "none" nowhere; where branches or stacks differ, `norm_place` and `closing_norm` say so.
+attention, `hidden` of a feed-forward branch, and `inner` in front of the last matrix; `bypass` is on the x that the
+last residual of a layer reads. `norm` places the LayerNorm: "post" in `norm_out`, "pre" in `norm_in` (and one more at
+the end of each stack), "none" nowhere; where branches or stacks differ, `norm_place` and `closing_norm` say so.
 
 Shapes: B sentences, T tokens, C width of branches, W of the residual stream, which is C but where `stream_width` says
 otherwise. In decoding T is the hypotheses of a sentence, each with its newest token: a slot sees each token alone and
