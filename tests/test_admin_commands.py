@@ -7,7 +7,7 @@ import numpy
 import pytest
 import torch
 
-from deepnet_fairseq.plugin.admin_profile import first_training_batch
+from deepnet_fairseq.plugin.batches import first_training_batch
 from deepnet_fairseq.plugin.trainer import build_trainer, parse
 
 from .conftest import TRAIN_FLAGS

@@ -21,7 +21,7 @@ def profile(args) -> Shown:
     """
     register()
     from ..files import check_file
-    from ..plugin.admin_profile import profile_run
+    from ..tools.profile import profile_run
 
     check_file("--out", Path(args.out))
     measured = profile_run(args.rest)

@@ -9,20 +9,18 @@ from __future__ import annotations
 import copy
 import json
 import logging
-import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 from fairseq import utils
-from fairseq.data import data_utils
 from torch import nn
 
 from ..core.profile import apply_omegas, dropouts, profile_omegas, residuals, shape
 from ..errors import UserError
 from ..files import WRONG_VALUES, parse, whole
+from .batches import first_training_batch
 
 logger = logging.getLogger(__name__)
 FORMAT = "deepnet_fairseq admin profile 1"
@@ -104,7 +102,6 @@ def positive(value) -> float:
     return value
 
 
-HELD_SENTENCES = 32  # size of the batch that stays the same
 
 
 def fill_profile(model: nn.Module, iterator) -> None:
@@ -135,31 +132,6 @@ def check_source(source: str | None) -> Profile | None:
     return None if source == "auto" else read_profile(source)
 
 
-def first_training_batch(iterator) -> dict:
-    """Return net_input of the first batch that rank 0 trains on in epoch 1, the same on every rank.
-
-    With --curriculum, or --grouped-shuffling on several ranks, it is another batch of that epoch.
-    """
-    return _net_input(iterator, _first_epoch(iterator)[0])
-
-
-def held_training_batch(iterator, device: torch.device) -> dict:
-    """Return net_input, on `device`, of the first sentences of epoch 1's last batch, the same on every rank."""
-    net_input = _net_input(iterator, _first_epoch(iterator)[-1][:HELD_SENTENCES])
-    return utils.apply_to_sample(lambda tensor: tensor.to(device), net_input)
-
-
-def _first_epoch(iterator) -> list:
-    batches = list(iterator.frozen_batches)
-    with data_utils.numpy_seed(iterator.seed + 1):
-        numpy.random.shuffle(batches)
-    return batches
-
-
-def _net_input(iterator, batch) -> dict:
-    return iterator.collate_fn([iterator.dataset[i] for i in batch])["net_input"]
-
-
 def take_profile(model: nn.Module, net_input: dict, seed: int) -> Profile:
     """Measure the profile of `model` on one batch, in float32; every rank returns rank 0's."""
     device = next(model.parameters()).device
@@ -177,20 +149,3 @@ def take_profile(model: nn.Module, net_input: dict, seed: int) -> Profile:
         dropout=dropouts(model),
         data={"sentences": len(source), "source_length": source.size(1)},
     )
-
-
-FORCED = ("--method", "admin", "--admin-profile", "auto")
-
-
-def profile_run(flags: list[str]) -> Profile:
-    """Return the profile that `fairseq-train FLAGS --method admin --admin-profile auto` would start from.
-
-    flags: DATA and flags of fairseq-train, for one process.
-    """
-    from . import trainer  # it imports this module
-
-    args = trainer.parse([*flags, *FORCED])
-    logging.basicConfig(stream=sys.stderr)
-    built = trainer.build_trainer(args)
-    built.get_train_iterator(epoch=1)
-    return built.get_model().omega_profile

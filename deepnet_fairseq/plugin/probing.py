@@ -20,7 +20,7 @@ from ..core.probes.base import HeldBatch
 from ..core.probes.model_update import outputs
 from ..core.probes.session import Session
 from ..files import save
-from .admin_profile import held_training_batch
+from .batches import held_training_batch
 from .distributed import agreement
 from .probe_record import FILE, Writer
 

@@ -1,0 +1,35 @@
+"""Single batches of a training, the same on every rank, for what looks at the model before or beside the training."""
+
+from __future__ import annotations
+
+import numpy
+import torch
+from fairseq import utils
+from fairseq.data import data_utils
+
+HELD_SENTENCES = 32  # size of the batch that stays the same
+
+
+def first_training_batch(iterator) -> dict:
+    """Return net_input of the first batch that rank 0 trains on in epoch 1, the same on every rank.
+
+    With --curriculum, or --grouped-shuffling on several ranks, it is another batch of that epoch.
+    """
+    return _net_input(iterator, _first_epoch(iterator)[0])
+
+
+def held_training_batch(iterator, device: torch.device) -> dict:
+    """Return net_input, on `device`, of the first sentences of epoch 1's last batch, the same on every rank."""
+    net_input = _net_input(iterator, _first_epoch(iterator)[-1][:HELD_SENTENCES])
+    return utils.apply_to_sample(lambda tensor: tensor.to(device), net_input)
+
+
+def _first_epoch(iterator) -> list:
+    batches = list(iterator.frozen_batches)
+    with data_utils.numpy_seed(iterator.seed + 1):
+        numpy.random.shuffle(batches)
+    return batches
+
+
+def _net_input(iterator, batch) -> dict:
+    return iterator.collate_fn([iterator.dataset[i] for i in batch])["net_input"]
