@@ -37,6 +37,8 @@ if ! has fairseq; then
     source scripts/setup.sh
     python=python
 fi
+# for scripts that are started by their path, where the package is not installed
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 # one thread for what runs on the CPU: the parts wait for the GPU, or run in miniature beside each other
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" PYTHONUNBUFFERED=1
 exec "$python" -m dev.gpu "$@"

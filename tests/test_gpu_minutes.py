@@ -54,6 +54,7 @@ def call(tmp_path, monkeypatch):
     def run(*wanted, seconds=30.0, **others):
         made = minutes.Minutes(
             until=time.monotonic() + seconds,
+            longest=seconds,
             folder=tmp_path,
             file=tmp_path / "records.jsonl",
             out=tmp_path / "out",
@@ -100,7 +101,7 @@ def test_a_part_without_time_is_killed_and_planned_by_its_speed(call):
     assert 4.5 < found["seconds"] < 20
     assert not (call.folder / "work" / "slow" / "ended").exists()
     known = records.read(call.folder / "records.jsonl")
-    assert parts.predicted(slow, known) == found["seconds"] / 0.5
+    assert parts.predicted(slow, known, longest=60.0) == found["seconds"] / 0.5
     assert not records.is_done(known, "slow")
 
 
@@ -152,6 +153,8 @@ def test_the_committed_records_are_read():
 
 # settings
 
+LONGEST = 600.0  # seconds of a part
+
 
 def work_of(tmp_path, known=()):
     return Work(folder=tmp_path, text=tmp_path, until=time.monotonic() + 1000, records=list(known))
@@ -196,34 +199,35 @@ def test_fairseq_takes_the_flags_of_a_gpu(name, tmp_path, data):
 
 def test_cells_are_shortened_alike_at_a_depth():
     """A depth that is too slow gets fewer updates and warm-up in proportion, the same for all its methods."""
-    assert figure6.length(10, []) == (8000, 4000)
+    assert figure6.length(10, [], LONGEST) == (8000, 4000)
 
-    updates, warmup = figure6.length(100, [])
+    updates, warmup = figure6.length(100, [], LONGEST)
     assert updates < 8000 and warmup / updates == pytest.approx(0.5, abs=1e-3)
-    assert figure6.predicted(100, []) <= figure6.LONGEST
+    assert figure6.predicted(100, [], LONGEST) <= LONGEST
 
     row = {"what": "training", "layers": 100, "of_updates": 3100, "ended": "trained", "seconds_an_update": 0.15}
     known = [{"part": "figure6-deepnorm-100", "ended": "done", "rows": [row]}]
-    assert figure6.length(100, known) == (3100, 1550)
-    assert figure6.predicted(100, known) == pytest.approx(figure6.beside(100) + 3100 * 0.15)
-    assert figure6.length(50, known) == figure6.length(50, [])
+    assert figure6.length(100, known, LONGEST) == (3100, 1550)
+    assert figure6.predicted(100, known, LONGEST) == pytest.approx(figure6.beside(100) + 3100 * 0.15)
+    assert figure6.length(50, known, LONGEST) == figure6.length(50, [], LONGEST)
 
 
 def test_a_cell_that_was_cut_off_is_planned_anew_by_its_speed():
     row = {"what": "training", "layers": 50, "of_updates": 6900, "ended": "cut off", "seconds_an_update": 0.2}
     known = [{"part": "figure6-deepnorm-50", "ended": "cut off", "rows": [row]}]
-    updates, _ = figure6.length(50, known)
-    assert updates == int((figure6.LONGEST - figure6.beside(50)) / 0.2) // 100 * 100
+    updates, _ = figure6.length(50, known, LONGEST)
+    assert updates == int((LONGEST - figure6.beside(50)) / 0.2) // 100 * 100
 
 
 def test_too_few_updates_are_not_trained():
     row = {"what": "training", "layers": 100, "of_updates": 3000, "ended": "cut off", "seconds_an_update": 0.5}
-    assert figure6.predicted(100, [{"part": "figure6-deepnorm-100", "ended": "cut off", "rows": [row]}]) is None
+    known = [{"part": "figure6-deepnorm-100", "ended": "cut off", "rows": [row]}]
+    assert figure6.predicted(100, known, LONGEST) is None
 
 
 def test_the_largest_batch_is_taken_that_costs_little():
     timed = {
-        tokens: {"ms": ms, "first_updates_s": 10.0} for tokens, ms in {2048: 200.0, 4096: 229.0, 8192: 231.0}.items()
+        tokens: {"ms": ms, "first_update_s": 5.0} for tokens, ms in {2048: 200.0, 4096: 229.0, 8192: 231.0}.items()
     }
     tokens, updates = thousand_layers.choose(timed, seconds=400.0)
     assert tokens == 4096
@@ -267,5 +271,6 @@ def test_the_whole_list_in_miniature(tmp_path):
         assert row["processes"] == 2 and row["largest_difference"] < 1e-5
     assert all(row["plain_again"] == 0.0 for row in found["equal"]["rows"])
     assert found["tests"]["rows"][0]["collected"] > 100
-    assert [row["what"] for row in found["thousand_layers"]["rows"]] == ["training", "held-out bits", "translations"]
+    measured = ["time of an update"] * 3 + ["training", "translations", "held-out bits"]
+    assert [row["what"] for row in found["thousand_layers"]["rows"]] == measured
     assert records.RECORDS.read_text() == before

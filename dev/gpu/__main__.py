@@ -21,6 +21,8 @@ from .work import ROWS, Work
 # cells of Figure 6, which in miniature differ by their method alone
 SAME_IN_MINIATURE = {part.name for part in PARTS if part.name.startswith("figure6-")} - {"figure6-deepnorm-10"}
 
+START = 60.0  # seconds of a call in which no part runs yet: wheels, programs
+
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command's flags."""
@@ -40,7 +42,8 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--smoke", action="store_true", help="the list in miniature on a CPU, as SMOKE=1")
     parser.add_argument("--run-part", metavar="PART", help=argparse.SUPPRESS)  # what this program starts
-    parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--until", type=float, help=argparse.SUPPRESS)  # by time.monotonic(), which processes share
+    parser.add_argument("--longest", type=float, help=argparse.SUPPRESS)
     return parser
 
 
@@ -63,14 +66,22 @@ def run(args: argparse.Namespace) -> int:
     folder = (args.folder or default).resolve()
     file = args.records.resolve() if args.records else records.RECORDS
     if args.run_part:
-        run_part(args.run_part, folder, file, args.seconds, args.smoke)
+        work = Work(
+            folder=folder / "work" / args.run_part,
+            text=folder / "text",
+            until=args.until,
+            longest=args.longest,
+            miniature=args.smoke,
+            records=records.read(file),
+        )
+        run_part(part_named(args.run_part), work)
         return 0
     if args.collect:
         number = records.collect(args.collect, file)
         print(f"{file}: {number} new records")
         return 0
     if args.list:
-        print(listed(records.read(file)))
+        print(listed(records.read(file), longest(args.minutes)))
         return 0
     if args.prepare:
         text.prepare(folder, args.mix)
@@ -92,7 +103,7 @@ def spend(args: argparse.Namespace, folder: Path, file: Path) -> int:
     minutes_given = 60.0 if args.smoke else args.minutes
     until = time.monotonic() - (time.time() - began) + 60 * minutes_given
 
-    call = minutes.Minutes(until, folder, file, out=args.out, miniature=args.smoke)
+    call = minutes.Minutes(until, longest(minutes_given), folder, file, out=args.out, miniature=args.smoke)
     new = call.run(wanted, open_only=args.only is None and not args.smoke)
     failed = [record["part"] for record in new if record["ended"] == records.FAILED]
     print(f"{len(new)} records in {file}" + (f"; failed: {', '.join(failed)}" if failed else ""))
@@ -117,22 +128,20 @@ def part_named(name: str) -> Part:
     raise UserError(f"--only {name}: there are {', '.join(part.name for part in PARTS)}")
 
 
-def run_part(name: str, folder: Path, file: Path, seconds: float, miniature: bool) -> None:
+def run_part(part: Part, work: Work) -> None:
     """Run one part in this process, and write its rows as they come."""
-    work = Work(
-        folder=folder / "work" / name,
-        text=folder / "text",
-        until=time.monotonic() + seconds,
-        miniature=miniature,
-        records=records.read(file),
-    )
     with open(work.folder / ROWS, "a", encoding="utf-8") as rows:
-        for row in part_named(name).run(work):
+        for row in part.run(work):
             rows.write(f"{json.dumps(row)}\n")
             rows.flush()
 
 
-def listed(known: list[dict]) -> str:
+def longest(given: float) -> float:
+    """Return the seconds that one part may take of the minutes of a call, of which the start takes some."""
+    return 60 * given - START
+
+
+def listed(known: list[dict], longest: float) -> str:
     """Return the list as a table: parts, their state by the records, and minutes."""
     table = [["part", "name", "what", "state", "device", "minutes"]]
     for part in PARTS:
@@ -143,7 +152,7 @@ def listed(known: list[dict]) -> str:
             state, seconds = last["ended"], last.get("seconds")
         else:
             state = "open" if last is None else f"open, {last['ended']} before"
-            seconds = parts.predicted(part, known)
+            seconds = parts.predicted(part, known, longest)
         shown = "-" if seconds is None else f"{seconds / 60:.1f}"
         device = last["device"] if last is not None else ""
         table.append([str(part.number), part.name, part.what, state, device, shown])

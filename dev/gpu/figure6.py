@@ -11,7 +11,6 @@ from .work import Work
 
 UPDATES, WARMUP = 8000, 4000  # the paper's
 FEWEST = 2000  # updates below which a training would say nothing about a method
-LONGEST = 530.0  # seconds that a cell may take, so that it fits into nine minutes
 # Predicted seconds of an update on one H100 with --cuda-graphs, from 28 ms at 18L-18L and 121 at 100L-100L on an H200
 SECONDS_AN_UPDATE = {10: 0.017, 20: 0.031, 50: 0.068, 100: 0.13}
 # As scripts/iwslt14_de_en.sh has them, and DeepNet's Table 4
@@ -20,7 +19,9 @@ MODEL = """--encoder-embed-dim 512 --encoder-ffn-embed-dim 2048 --encoder-attent
     --lr-scheduler inverse_sqrt --warmup-init-lr 1e-7 --lr 5e-4"""
 # Post-LN deeper than 10 layers may learn nothing: it ends where 3,000 updates in a row are no better than guessing
 STOP_STUCK = ["--stop-stuck=3000", "--validate-interval-updates=1000", "--max-tokens-valid=8000"]
-GENERATION = "--beam 5 --max-tokens 12000"
+# A model that has learnt nothing would go on to fairseq's 200 tokens
+GENERATION = "--beam 5 --max-len-a 1.5 --max-len-b 10"
+GENERATION_TOKENS = {10: 48000, 20: 48000, 50: 24000, 100: 12000}  # of a batch, for keys and values of 40 GiB at most
 TESTS = {"test": "iwslt14", "test1": "newstest2014"}
 TRAINED = "training"
 
@@ -35,7 +36,7 @@ def flags(work: Work, method: str, layers: int) -> list[str]:
 
 def run(work: Work, method: str, layers: int) -> Iterator[dict]:
     """Train a cell and translate both test sets; yields what fairseq-train logged, then BLEU."""
-    updates, warmup = (12, 6) if work.miniature else length(layers, work.records)
+    updates, warmup = (12, 6) if work.miniature else length(layers, work.records, work.longest)
     more = STOP_STUCK if method == "post_ln" else ["--disable-validation"]
     more = [*more, f"--warmup-updates={warmup}", "--log-interval=100"]
     if work.miniature:
@@ -49,11 +50,12 @@ def run(work: Work, method: str, layers: int) -> Iterator[dict]:
     result = training.run(share=0.85)
     yield result
     if not training.checkpoint.exists():
-        return  # it diverged before it saved anything
+        return  # it diverged or was stuck before it saved anything
+    search = [*shlex.split(GENERATION), f"--max-tokens={GENERATION_TOKENS[layers]}"]
     tests = list(TESTS.items())
     for subset, name in tests[:1] if work.miniature else tests:
         # the text is in tokens and in lower case, as IWSLT-14's is in the paper
-        row = translate(work, data, training.checkpoint, shlex.split(GENERATION), subset, tokenize="none")
+        row = translate(work, data, training.checkpoint, search, subset, tokenize="none")
         yield {"what": "translations", "test": name, "method": method, "layers": layers} | row
 
 
@@ -64,12 +66,13 @@ def cell(method: str, layers: int) -> Callable[[Work], Iterator[dict]]:
 
 def beside(layers: int) -> float:
     """Return the predicted seconds beside the updates: programs, captures, a checkpoint, translations."""
-    return 45.0 + layers
+    return 60.0 + 2.0 * layers
 
 
 def seconds_an_update(layers: int, records: list[dict]) -> float:
-    """Return the seconds of an update at a depth: measured by an earlier cell, else predicted."""
-    known = [row for row in trained(layers, records) if row.get("seconds_an_update")]
+    """Return the seconds of an update at a depth: measured by an earlier cell that ran alone, else predicted."""
+    alone = [record for record in records if "beside" not in record]
+    known = [row for row in trained(layers, alone) if row.get("seconds_an_update")]
     return known[-1]["seconds_an_update"] if known else SECONDS_AN_UPDATE[layers]
 
 
@@ -82,24 +85,24 @@ def trained(layers: int, records: list[dict]) -> list[dict]:
     return found
 
 
-def length(layers: int, records: list[dict]) -> tuple[int, int]:
+def length(layers: int, records: list[dict], longest: float) -> tuple[int, int]:
     """Return updates and warm-up of the cells of a depth.
 
-    The paper's where a cell fits into LONGEST seconds. Else both are shortened in proportion, to the same length for
-    all methods of the depth: that of the first cell that was not cut off.
+    They are the paper's where a cell fits into `longest` seconds. Else both are shortened in proportion, to the same
+    length for all methods of the depth: that of the first cell that was not cut off.
     """
     over = [row for row in trained(layers, records) if row["ended"] != CUT]
     if over:
         updates = over[0]["of_updates"]
     else:
-        fits = int((LONGEST - beside(layers)) / seconds_an_update(layers, records))
+        fits = int((longest - beside(layers)) / seconds_an_update(layers, records))
         updates = min(UPDATES, fits // 100 * 100)
     return updates, round(WARMUP * updates / UPDATES)
 
 
-def predicted(layers: int, records: list[dict]) -> float | None:
+def predicted(layers: int, records: list[dict], longest: float) -> float | None:
     """Return the seconds that a cell needs; None where too few updates would fit for a training to say anything."""
-    updates, _ = length(layers, records)
+    updates, _ = length(layers, records, longest)
     if updates < FEWEST:
         return None
     return beside(layers) + updates * seconds_an_update(layers, records)

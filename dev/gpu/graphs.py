@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
-import gc
 import json
 import math
 from collections.abc import Iterator
 from typing import Any
-
-import torch
 
 from deepnet_fairseq.core.methods import METHODS
 from deepnet_fairseq.plugin.graphs.capture import CudaDevice
@@ -18,7 +14,7 @@ from deepnet_fairseq.plugin.graphs.step import GraphedStep
 from . import figure6
 from .records import rows
 from .trainings import Training
-from .work import PYTHON, Work
+from .work import PYTHON, PartFailed, Work, last_line
 
 UPDATES = 20
 LAYERS = 6
@@ -107,34 +103,21 @@ def times(work: Work) -> Iterator[dict]:
         work.share((number + 1) / len(TIMES))
 
 
-def measured(depth: str, width: str, tokens: int, updates: int, vocabulary: int) -> dict:
-    """Time updates of DeepNorm by a graph of one full batch, in this process; return the row of the benchmark."""
-    from benchmarks.graphs import Measured
-
-    flags = argparse.Namespace(
-        depth=depth, width=width, max_tokens=tokens, update_freq=1, vocabulary=vocabulary, batches=1,
-        flags=["--dropout=0", "--clip-norm=0"],
-    )  # fmt: skip
-    candidate = Measured("graphs", flags)
-    candidate.run(updates)
-    row = candidate.row()
-    del candidate
-    gc.collect()
-    torch.cuda.empty_cache()
-    return row
-
-
 def two_at_a_time(work: Work) -> Iterator[dict]:
     """Train DeepNorm 10L-10L alone, then twice side by side; yields updates a second of both, over all trainings."""
     updates, interval = (30, 5) if work.miniature else (600, 50)
-    flags = [*figure6.flags(work, "deepnorm", 10), "--no-save", f"--log-interval={interval}"]
+    flags = [*figure6.flags(work, "deepnorm", 10), "--no-save", "--disable-validation", f"--log-interval={interval}"]
     alone, *two = (Training(work, work.text / "mix", flags, updates, name) for name in ("alone", "first", "second"))
 
     yield {"what": ALONE, "updates_a_second": per_second([alone.run(share=0.4)])}
 
     processes = [training.start() for training in two]
-    statuses = [work.wait(process) for process in processes]
-    results = [training.result(status) for training, status in zip(two, statuses, strict=True)]
+    results = []
+    for training, process in zip(two, processes, strict=True):
+        status = work.wait(process)
+        if status != 0:
+            raise PartFailed(f"{training.name} ended with status {status}: {last_line(training.log)}")
+        results.append(training.result(status))
     yield {"what": TWO, "updates_a_second": per_second(results)}
 
 

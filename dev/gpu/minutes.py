@@ -49,12 +49,13 @@ class Running:
 class Minutes:
     """The minutes of one call.
 
-    until: moment of time.monotonic() at which they are over. folder: text, and the parts' own folders. file: of the
-    records. out: folder for the new records and the logs as well. miniature: on a CPU, with tiny models. program: what
-    runs one part. known: the records.
+    until: moment of time.monotonic() at which they are over. longest: seconds that one part may take at most. folder:
+    text, and the parts' own folders. file: of the records. out: folder for the new records and the logs as well.
+    miniature: on a CPU, with tiny models. program: what runs one part. known: the records.
     """
 
     until: float
+    longest: float
     folder: Path
     file: Path
     out: Path | None = None
@@ -101,7 +102,7 @@ class Minutes:
         """Return the seconds that parts need, one after the other or side by side."""
         if self.miniature:
             return MINIATURE * len(together)
-        needed = [parts.predicted(part, self.known) for part in together]
+        needed = [parts.predicted(part, self.known, self.longest) for part in together]
         if None in needed:
             return None
         gain = graphs.gain_of_two(self.known) if len(together) > 1 else 1.0
@@ -150,7 +151,8 @@ class Minutes:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         command = [*self.program, "--run-part", part.name, "--folder", self.folder, "--records", self.file]
-        command += ["--seconds", f"{limit:.0f}"]
+        now = time.monotonic()
+        command += ["--until", f"{now + limit:.1f}", "--longest", f"{self.longest:.0f}"]
         if self.miniature:
             command.append("--smoke")
         with open(folder / "part.log", "w", encoding="utf-8") as log:
@@ -162,7 +164,6 @@ class Minutes:
                 stderr=log,
                 start_new_session=True,
             )
-        now = time.monotonic()
         return Running(part, process, folder, began=now, until=now + limit)
 
     def _record(self, one: Running, cut: bool, beside: list[str]) -> dict:

@@ -15,9 +15,9 @@ NO_TESTS = 5  # pytest's status where nothing was collected
 def tests(work: Work) -> Iterator[dict]:
     """Run pytest -m gpu, a process for each two cores up to eight; the miniature only collects the tests."""
     files = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text()]
-    words = [PYTHON, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "--timeout=120", *files]
+    words = [PYTHON, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", "--timeout=120", *files]
     if work.miniature:
-        words.append("--collect-only")  # prints the number of tests by file
+        words += ["--collect-only", "-q"]  # with that of pyproject.toml, the number of tests by file
     else:
         processes = max(1, min(8, (os.cpu_count() or 1) // 2))
         words += ["-n", processes]

@@ -11,7 +11,7 @@ from .records import CUT, of_part
 from .work import Work
 
 Run = Callable[[Work], Iterator[dict]]
-Predict = Callable[[list[dict]], float | None]
+Predict = Callable[[list[dict], float], float | None]
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,10 @@ class Part:
     """A part of the list.
 
     name: in the records. number: of the table in docs/gpu_minutes.md. run: yields rows for the record, each as soon as
-    it is known. seconds: needed on one H100, or a function of the records that says so, None where the part makes no
-    sense. gpus: fewest that it needs. text: folder of the text that it needs. beside: parts of the same word may run
-    side by side, if two_at_a_time found that this gives more updates a second.
+    it is known. seconds: needed on one H100, or a function of the records and of the seconds that a part may take, for
+    one that fits itself to them; None where it makes no sense. gpus: fewest that it needs. text: folder of the text
+    that it needs. beside: parts of the same word may run side by side, if two_at_a_time found that this gives more
+    updates a second.
     """
 
     name: str
@@ -58,12 +59,12 @@ def cells() -> list[Part]:
 PARTS = [
     Part("equal", 1, "every method at 6L-6L: --cuda-graphs against plain against itself", graphs.equal, 180),
     Part("times", 1, "an update at 18L-18L, 100L-100L and 500L-500L beside stock fairseq", graphs.times, 120),
-    Part("thousand_layers", 2, "1,000 layers translate", thousand_layers.run, 450),
+    Part("thousand_layers", 2, "1,000 layers translate", thousand_layers.run, thousand_layers.predicted),
     Part("tests", 3, "pytest -m gpu", on_gpu.tests, 180),
     Part("two_at_a_time", 4, "two trainings of 10L-10L side by side", graphs.two_at_a_time, 90, text="mix"),
     *cells(),
     Part("largest", 5, "500L-500L of width 512: memory beside the plan's, speed, ten losses", largest.run, 240),
-    Part("killed", 6, "100L-100L in fp16, killed and resumed", resumed.killed, 150),
+    Part("killed", 6, "100L-100L in fp16, killed and resumed", resumed.killed, 200),
     Part("beam_search", 6, "beam search beside stock fairseq", resumed.beam_search, 120),
     Part(
         "several", 7, "18L-18L and 100L-100L on several GPUs, with ZeRO, killed and resumed", several.run, 400, gpus=2
@@ -71,12 +72,14 @@ PARTS = [
 ]
 
 
-def predicted(part: Part, records: list[dict]) -> float | None:
-    """Return the seconds that a part needs, from its last try if that was cut off; None if it makes no sense."""
-    seconds = part.seconds(records) if callable(part.seconds) else part.seconds
-    if seconds is None:
-        return None
+def predicted(part: Part, records: list[dict], longest: float) -> float | None:
+    """Return the seconds that a part needs, from its last try if that was cut off; None if it makes no sense.
+
+    longest: seconds that a part may take at most.
+    """
+    if callable(part.seconds):
+        return part.seconds(records, longest)
     tries = of_part(records, part.name)
     if tries and tries[-1]["ended"] == CUT and tries[-1].get("share", 0) >= 0.05:
-        seconds = max(seconds, tries[-1]["seconds"] / tries[-1]["share"])
-    return seconds
+        return max(part.seconds, tries[-1]["seconds"] / tries[-1]["share"])
+    return part.seconds

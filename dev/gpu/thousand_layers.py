@@ -2,72 +2,152 @@
 
 from __future__ import annotations
 
+import gc
 import shlex
+import time
 from collections.abc import Iterator
 
-from .graphs import measured
-from .trainings import MINIATURE, Training, model_flags, translate
+import torch
+
+from benchmarks.graphs import full_batches, unique_shapes
+from benchmarks.models import update
+from deepnet_fairseq import register
+from deepnet_fairseq.plugin.graphs.capture import CudaDevice
+from deepnet_fairseq.plugin.graphs.step import GraphedStep
+from deepnet_fairseq.plugin.trainer import build_trainer, parse
+
+from .trainings import COMMON, MINIATURE, Training, model_flags, translate
 from .work import PYTHON, Work
 
 LAYERS = 500
 RATE, WARMUP = 2.5e-4, 200
-SECONDS = 390.0  # of the training, with its start and its captures
+SECONDS = 390.0  # of the training at most, with its start and its captures
+FEWEST_SECONDS = 420.0  # of the part, below which it does not begin
 SHAPES = 8  # of --cuda-graphs; batches of this language become 30% larger, which costs little at this width
 TOKENS = (2048, 4096, 8192)
 DEARER = 1.15  # a batch may take so much longer than one of 2,048 tokens
 TIMED = 20  # updates
-AFTER = 100.0  # seconds for held-out bits and translations
+START = 20.0  # seconds of fairseq-train before its first update, without captures
+AFTER = 110.0  # seconds for translations and held-out bits
 # The quickstart's language, pieces, beam and test set; width and loss of experiment C2
 MODEL = """--encoder-embed-dim 64 --encoder-ffn-embed-dim 128 --encoder-attention-heads 2 --dropout 0.0 --clip-norm 0.0
     --optimizer deepnet_adam --disable-validation --no-save-optimizer-state --log-interval 25 --num-workers 1"""
-GENERATION = "--beam 4 --lenpen 0.6 --max-len-a 1.5 --max-len-b 10 --max-tokens 12000"
+GENERATION = "--beam 4 --lenpen 0.6 --max-len-a 1.5 --max-len-b 10 --max-tokens 24000"
+
+
+def predicted(records: list[dict], longest: float) -> float:
+    """Return the fewest seconds that the part needs; it takes all that are left, up to those of its training."""
+    return FEWEST_SECONDS
 
 
 def run(work: Work) -> Iterator[dict]:
-    """Choose the batch, train for the time that there is, then yield held-out bits and BLEU.
+    """Choose the batch, train for the time that there is, then yield BLEU and held-out bits.
 
     The bits are measured twice, with each sentence's own source and with another sentence's: a model that reads its
     source has fewer with its own.
     """
+    register()
+    timed = time_updates(work)
+    yield from timed.values()
     tokens, updates = 500, 12
     if not work.miniature:
-        timed = {}
-        for number in TOKENS:
-            row = measured("500-500", "tiny", number, updates=TIMED, vocabulary=1000)
-            yield {"what": "time of an update", "tokens": number} | row
-            timed[number] = row
         tokens, updates = choose(timed, min(SECONDS, work.seconds_left() - AFTER))
 
     data = work.text / "language"
     facts = {"what": "training", "tokens": tokens}
     training = Training(work, data, flags(work, tokens, updates), updates, facts=facts)
     yield training.run(share=0.8)
+    if not training.checkpoint.exists():
+        return  # it diverged before it saved anything
+
+    row = translate(work, data, training.checkpoint, shlex.split(GENERATION), "test", tokenize="13a")
+    yield {"what": "translations"} | row
+    work.share(0.9)
 
     script = "results/thousand_layers/source_blind.py"
     bits = work.folder / "bits.txt"
     work.run([PYTHON, script, data, training.checkpoint], "bits", out=bits)
     own, other = bits.read_text().split()[-2:]
     yield {"what": "held-out bits", "own": float(own), "other_sources": float(other)}
-    work.share(0.9)
 
-    row = translate(work, data, training.checkpoint, shlex.split(GENERATION), "test", tokenize="13a")
-    yield {"what": "translations"} | row
+
+def time_updates(work: Work) -> dict[int, dict]:
+    """Time updates with batches of several sizes in this process, each by a graph of its own; return rows by tokens.
+
+    The smaller batches are the first sentences of the largest. On a CPU, which has no graphs, the updates are plain.
+    """
+    sizes = (100, 200, 400) if work.miniature else TOKENS
+    words = [*shlex.split(COMMON), *flags(work, max(sizes), updates=1000), "--cuda-graphs=0"]
+    trainer = build_trainer(parse([str(work.text / "language"), *words]))
+    padding = trainer.task.target_dictionary.pad()
+    (largest,) = full_batches(trainer, max(sizes), number=1)
+    batches = {}
+    for tokens in sizes:
+        batches[tokens] = first_sentences(largest, len(largest["id"]) * tokens // max(sizes), padding)
+    if not work.miniature:
+        step = GraphedStep(len(batches), padding, CudaDevice())
+        step.planned = step.of_epoch = unique_shapes(list(batches.values()))
+        trainer.graphs = trainer.task.graphs = step
+
+    start = time.perf_counter()
+    for batch in batches.values():
+        update(trainer, batch)
+    wait_for_gpu()
+    first = (time.perf_counter() - start) / len(batches)
+
+    rows = {}
+    for tokens, batch in batches.items():
+        start = time.perf_counter()
+        for _ in range(TIMED):
+            update(trainer, batch)
+        wait_for_gpu()
+        ms = 1000 * (time.perf_counter() - start) / TIMED
+        rows[tokens] = {
+            "what": "time of an update",
+            "tokens": tokens,
+            "sentences": len(batch["id"]),
+            "ms": round(ms, 1),
+            "first_update_s": round(first, 1),
+        }
+
+    del trainer, largest, batches
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()  # for the training, which is another process
+    return rows
+
+
+def first_sentences(batch: dict, number: int, padding: int) -> dict:
+    """Return the first sentences of a batch as a batch of their own, as wide as it was."""
+    target = batch["target"][:number]
+    return {
+        "id": batch["id"][:number],
+        "nsentences": number,
+        "ntokens": int(target.ne(padding).sum()),
+        "net_input": {name: tensor[:number] for name, tensor in batch["net_input"].items()},
+        "target": target,
+    }
+
+
+def wait_for_gpu() -> None:
+    """Wait until the GPU has done what it was given."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def choose(timed: dict[int, dict], seconds: float) -> tuple[int, int]:
     """Return the tokens of a batch and the number of updates that fit into the seconds.
 
-    timed: by tokens, what an update took, and the first one with its capture. The largest batch is taken whose update
-    takes at most DEARER times that of the smallest.
+    timed: rows of time_updates. The largest batch is taken whose update takes at most DEARER times that of the
+    smallest.
     """
     smallest = timed[min(timed)]
     fits = [tokens for tokens, row in timed.items() if row["ms"] <= DEARER * smallest["ms"]]
     tokens = max(fits)
     row = timed[tokens]
 
-    # of fairseq-train: programs, data and model; and captures, which are somewhat more than half of a first update
-    start = 40.0 + 0.6 * SHAPES * row["first_updates_s"]
-    updates = int((seconds - start) / (row["ms"] / 1000))
+    captures = SHAPES * row["first_update_s"]
+    updates = int((seconds - START - captures) / (row["ms"] / 1000))
     return tokens, max(updates, 2 * WARMUP)
 
 
@@ -82,5 +162,5 @@ def flags(work: Work, tokens: int, updates: int) -> list[str]:
     if work.miniature:
         return [*every, *shlex.split(MINIATURE), "--cpu", "--log-interval=4", "--num-workers=0"]
     # if an update takes longer than it was timed, the training saves and ends, and its rate has not fallen to its end
-    hours = (work.seconds_left() - AFTER) / 3600
+    hours = (work.seconds_left() - AFTER - START) / 3600
     return [*every, "--fp16", f"--cuda-graphs={SHAPES}", f"--stop-time-hours={hours:.4f}"]

@@ -14,7 +14,7 @@ from sacrebleu.metrics import BLEU
 from deepnet_fairseq.core.methods import METHODS
 from deepnet_fairseq.study.scoring.generated import generation_speed, read_generated
 
-from .work import PYTHON, PartFailed, Work
+from .work import PYTHON, SO_FAR, PartFailed, Work
 
 DIVERGED, STUCK = 3, 4  # fairseq-train's statuses for trainings that are results, too
 ENDINGS = {0: "trained", DIVERGED: "diverged", STUCK: "stuck"}
@@ -79,6 +79,7 @@ class Training:
 
         self.began = time.monotonic()
         status = self.work.run(self.command, self.name, allowed=tuple(ENDINGS), look=look)
+        (self.work.folder / SO_FAR).unlink(missing_ok=True)
         return self.result(status)
 
     def start(self) -> subprocess.Popen:

@@ -31,12 +31,14 @@ class Work:
     """Folder, time and device of one part.
 
     folder: for all that it writes. text: the prepared text. until: moment of time.monotonic() at which it has to be
-    over. miniature: tiny models, and a CPU in place of the GPU. records: of the parts that ran before.
+    over. longest: seconds that one part may take at most in this call. miniature: tiny models, and a CPU in place of
+    the GPU. records: of the parts that ran before.
     """
 
     folder: Path
     text: Path
     until: float
+    longest: float = 480.0
     miniature: bool = False
     records: list[dict] = field(default_factory=list)
 
