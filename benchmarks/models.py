@@ -14,10 +14,9 @@ from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.trainer import build_trainer, parse
 
 from . import corpus
-from .timing import STOCK
+from .timing import STOCK, TORCHSCALE_ARCH
 
 OURS, TORCHSCALE = "ours", "torchscale"
-TORCHSCALE_ARCH = "deepnet_benchmark_torchscale"
 MODELS = {
     OURS: (f"--arch={MODEL_NAME}", "--method=post_ln", "--optimizer=deepnet_adam"),
     STOCK: ("--arch=transformer", "--optimizer=adam"),

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 
 STOCK = "stock"
+TORCHSCALE_ARCH = "deepnet_benchmark_torchscale"
 CLOCKS = {"wall": time.perf_counter, "process": time.process_time}
 
 

@@ -19,7 +19,7 @@ from fairseq.models.transformer import Embedding, TransformerModel, base_archite
 from fairseq.modules import PositionalEmbedding
 from torch import nn
 
-from .models import TORCHSCALE_ARCH
+from .timing import TORCHSCALE_ARCH
 
 
 @contextmanager

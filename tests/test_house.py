@@ -89,7 +89,13 @@ def room(module: str) -> str:
 
 
 def test_no_import_cycle():
-    graph = {name: {taken.module for taken in imports(name) if not taken.late} - {name} for name in modules()}
+    """No modules import each other in a circle, imports inside functions and of the package itself counted.
+
+    The package itself is its public face: `register` and `translate` import what they call.
+    """
+    graph = {}
+    for name in modules():
+        graph[name] = {taken.module for taken in imports(name) if not (taken.late and name == PACKAGE)} - {name}
     while done := [name for name, needed in graph.items() if not needed & graph.keys()]:
         for name in done:
             del graph[name]

@@ -14,7 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from deepnet_fairseq import register
 from deepnet_fairseq.plugin.building import build
 
-from ..models import TORCHSCALE_ARCH, trainer_of, watch
+from ..models import trainer_of, watch
+from ..timing import TORCHSCALE_ARCH
 from .device import GPU, Device, Record, be_there
 
 DEVICE = Device()

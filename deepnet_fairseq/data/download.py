@@ -23,7 +23,6 @@ from filelock import FileLock, Timeout
 from tqdm import tqdm
 from urllib3.exceptions import HTTPError, ProtocolError
 
-from .. import __version__
 from ..errors import UserError
 from ..files import whole
 from .folder import need_space
@@ -31,7 +30,7 @@ from .lines import writing
 
 SUMS = "SHA256SUMS"  # lines `HEX  NAME`, as sha256sum writes and checks them
 # "identity": no compression for the transfer
-HEADERS = {"User-Agent": f"deepnet_fairseq/{__version__}", "Accept-Encoding": "identity"}
+HEADERS = {"User-Agent": "deepnet_fairseq", "Accept-Encoding": "identity"}
 BUSY = (408, 425, 429, 500, 502, 503, 504)
 ATTEMPTS = 6  # attempts in a row that bring no byte
 WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds before the second attempt, doubled before each later one

@@ -102,8 +102,6 @@ def positive(value) -> float:
     return value
 
 
-
-
 def fill_profile(model: nn.Module, iterator) -> None:
     """Fill the omegas of a model, before its first update, from its profile_source: a file, or "auto".
 

@@ -26,9 +26,10 @@ from torch.utils.data._utils import signal_handling
 
 from ..core import attention
 from ..errors import UserError
-from . import calm_root_logger, command_line, datasets, task
+from . import calm_root_logger, chunked_cross_entropy, command_line, datasets, models, task  # noqa: F401  # registers
 from .checkpoints import atomic, exact_resume, loading, reading, saving, train_loop
 from .distributed import launch
+from .optimisers import deepnet_adam, papers  # noqa: F401  # importing them registers them with fairseq
 from .trainer import DeepTrainer
 
 Handler = Callable[..., Any]
@@ -38,6 +39,18 @@ def import_user_module(original: Callable[..., None], *args: Any) -> None:
     """Import --user-dir as fairseq does, and attach to fairseq-train, which may have been imported after register()."""
     original(*args)
     attach_to_programs()
+
+
+def call_main(original: Callable[..., None], cfg: Any, main: Callable[..., None], **others: Any) -> None:
+    """Run a program's `main` with our Trainer and functions, here or in the processes that it is to have."""
+    attach(main.__globals__)
+    launch.call_main(original, cfg, main, prepare_process, **others)
+
+
+def prepare_process(main: Callable[..., None]) -> None:
+    """Do for `main`, in a process that was started for it, what registering has done in the first one."""
+    apply()
+    attach(main.__globals__)
 
 
 PATCHES: dict[tuple[Any, str], Handler] = {  # (module or class, function): the handler called in its place
@@ -54,7 +67,7 @@ PATCHES: dict[tuple[Any, str], Handler] = {  # (module or class, function): the 
     # torch ends a data-loading process at any SIGTERM, and with it the training, before it has saved
     (signal_handling, "_set_worker_signal_handlers"): train_loop.spare_worker,
     # it starts no processes on CPUs, and makes each of torchrun's processes a training of its own
-    (distributed_utils, "call_main"): launch.call_main,
+    (distributed_utils, "call_main"): call_main,
     # a full disk ends a run, and weights that are not finite replace good ones
     (checkpoint_utils, "save_checkpoint"): saving.save_checkpoint,
     # a checkpoint_last.pt is lost if the run is killed while it is copied

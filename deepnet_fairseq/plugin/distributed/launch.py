@@ -28,7 +28,6 @@ from torch.distributed.algorithms.ddp_comm_hooks import DDPCommHookType, registe
 from torch.distributed.elastic.utils.distributed import get_free_port
 from torch.nn.parallel import DistributedDataParallel
 
-from ... import register
 from ...errors import UserError, causes, user_error_line
 from ..checkpoints import saving
 
@@ -50,14 +49,12 @@ def flush_denormals() -> None:
     torch.set_flush_denormal(True)
 
 
-def call_main(original, cfg, main, **kwargs):
+def call_main(original, cfg, main, prepare, **kwargs):
     """Run `main` in this process, one of torchrun's or srun's, or start this machine's processes and run it in each.
 
-    Raises a UserError if a process is lost or cannot be reached.
+    prepare: called with `main` in each process that is started here, before anything else. Raises a UserError if a
+    process is lost or cannot be reached.
     """
-    from .. import patches  # which imports this module
-
-    patches.attach(main.__globals__)
     place = cfg.distributed_training
     on_cpu = cfg.common.cpu or not torch.cuda.is_available()
     if place.distributed_init_method is None and all(name in os.environ for name in TORCHRUN):
@@ -68,7 +65,7 @@ def call_main(original, cfg, main, **kwargs):
     if place.distributed_init_method is None and _slurm():
         distributed_utils.infer_init_method(place)  # from torchrun's environment variables
     if place.distributed_world_size > 1 and not place.distributed_no_spawn:
-        return _spawn(cfg, main, kwargs, on_cpu)
+        return _spawn(cfg, main, prepare, kwargs, on_cpu)
     with _explain_in_a_line(cfg):
         return original(cfg, main, **kwargs)
 
@@ -102,7 +99,7 @@ def _slurm() -> bool:
     return "SLURM_STEP_NODELIST" in os.environ and int(os.environ.get("SLURM_NTASKS", 1)) > 1
 
 
-def _spawn(cfg, main, kwargs: dict, on_cpu: bool) -> None:
+def _spawn(cfg, main, prepare, kwargs: dict, on_cpu: bool) -> None:
     """Start a training's processes on this machine and wait for them.
 
     With --distributed-init-method they are the ranks from --distributed-rank on, else all of the training. Ends with
@@ -121,7 +118,7 @@ def _spawn(cfg, main, kwargs: dict, on_cpu: bool) -> None:
     place.distributed_rank = None  # each process its own
     mistakes = multiprocessing.get_context("spawn").SimpleQueue()
     context = multiprocessing.spawn(
-        _process, (main, cfg, kwargs | {"start_rank": first}, os.getpid(), mistakes), number, join=False
+        _process, (main, prepare, cfg, kwargs | {"start_rank": first}, os.getpid(), mistakes), number, join=False
     )
     before = {kind: signal.signal(kind, functools.partial(_pass_on, context.processes)) for kind in FORWARDED}
     try:
@@ -164,12 +161,9 @@ def _watch(parent: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _process(number: int, main, cfg, kwargs: dict, parent: int, mistakes) -> None:
-    """Run `main` in a spawned process, which so far has only unpickled this function."""
-    from .. import patches  # which imports this module
-
-    register()
-    patches.attach(main.__globals__)
+def _process(number: int, main, prepare, cfg, kwargs: dict, parent: int, mistakes) -> None:
+    """Run `main` in a spawned process, which so far has only unpickled these functions."""
+    prepare(main)
     end_with(parent)
     _wait_at_most(cfg.distributed_training.heartbeat_timeout)
     multiprocessing.set_start_method("fork", force=True)  # for data-loading processes, as everywhere else

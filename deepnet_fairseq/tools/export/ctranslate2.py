@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +13,10 @@ from ...errors import UserError
 from ...files import whole
 from ..translation.engines import CTranslate2
 from .checks import check_text
+from .convert import convert
 from .readme import write_readme
 from .served import Served
-from .transformer import Folded, stock_model
+from .transformer import stock_model
 
 LARGEST = 1e-2  # on the log-probability of a token, in float32; quantised models are only reported
 ROWS, TOKENS = 8, 40  # of the made-up sentences that both score
@@ -45,30 +44,6 @@ def write_ctranslate2(served: Served, out: Path, quantization: str | None) -> fl
     return difference
 
 
-def convert(folded: Folded, dictionaries, out: Path, quantization: str | None = None) -> None:
-    """Convert a folded model by CTranslate2's own converter, which reads a file of fairseq's and its dictionaries.
-
-    The task is a plain one, whatever the run's was: dictionaries hold the tags of languages already.
-    """
-    try:
-        import ctranslate2
-    except ImportError as error:
-        raise UserError("--to ctranslate2: CTranslate2 is not installed; pip install 'ctranslate2>=4'") from error
-    with tempfile.TemporaryDirectory() as folder:
-        names = ("dict.src.txt", "dict.tgt.txt", "dict.txt")  # a language model has the last
-        for dictionary, name in zip((*dictionaries, dictionaries[0]), names, strict=True):
-            dictionary.save(str(Path(folder) / name))
-        task = {"task": TASKS[folded.stock.name], "source_lang": "src", "target_lang": "tgt", "data": folder}
-        task["add_bos_token"] = folded.sections.get("task", {}).get("add_bos_token", False)  # a language model's
-        args = argparse.Namespace(**(task | folded.model))
-        legacy = Path(folder) / "model.pt"
-        torch.save({"args": args, "model": folded.state}, legacy)
-        try:
-            ctranslate2.converters.FairseqConverter(str(legacy), folder).convert(str(out), quantization=quantization)
-        except ValueError as error:
-            raise UserError(f"--to ctranslate2: {' '.join(str(error).split())}") from error
-
-
 def _score_translation(model, served: Served, source: Tensor, target: Tensor) -> Tensor:
     """Return log-probabilities (T,) of a target and its end, behind a source; both (T,)."""
     source_words, target_words = served.dictionaries
@@ -82,7 +57,6 @@ def _score_text(model, served: Served, source: Tensor, target: Tensor) -> Tensor
     return torch.from_numpy(np.array(scores))[0].gather(-1, target.unsqueeze(-1)).squeeze(-1)
 
 
-TASKS = {"transformer": "translation", "transformer_lm": "language_modeling"}
 SCORERS = {"transformer": ("Translator", _score_translation), "transformer_lm": ("Generator", _score_text)}
 
 

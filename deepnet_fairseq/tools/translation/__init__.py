@@ -1,7 +1,8 @@
 """Text in, text out: translate lines by a checkpoint or by a folder that `deepnet export` wrote.
 
-pieces.py cuts and joins text, description.py says how for a model, engines.py translates, loading.py keeps models for
-servers, incoming.py reads lines as they come. A folder for CTranslate2 needs neither torch nor fairseq.
+translator.py translates lines with an engine of engines.py; pieces.py cuts and joins text, description.py says how for
+a model; loading.py keeps models for servers, incoming.py reads lines as they come. A folder for CTranslate2 needs
+neither torch nor fairseq.
 """
 
 from __future__ import annotations
@@ -10,110 +11,20 @@ import importlib.util
 import os
 import sys
 import warnings
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
 
 from tqdm import tqdm
 
-from ...data.lines import is_blank, one_line, read_lines
+from ...data.lines import read_lines
 from ...errors import UserError
 from ...threads import counted
-from .description import NAME, Description, derive_form, read_description
+from .description import NAME, Description, read_description
 from .engines import CTranslate2, Fairseq, HuggingFace, Hypothesis, Settings
 from .incoming import chunks
 from .loading import PROCESS, Models
-
-CHUNK = 1000  # lines that are translated together, the longest with the longest
-SHOWN = 8  # characters that a message names
-
-
-class Unseen:
-    """Count of lines with characters that a model has never seen.
-
-    characters: each with its number; of a piece whose characters are known, as subword-nmt's may be, the whole piece.
-    """
-
-    def __init__(self):
-        self.lines = 0
-        self.characters: Counter[str] = Counter()
-
-    def add(self, pieces: list[str], known: frozenset[str]) -> None:
-        """Take in the unseen pieces of a line; known: the characters of the model's vocabulary."""
-        if pieces:
-            self.lines += 1
-        texts = [piece.strip("\u2581") for piece in pieces]
-        for text in filter(None, texts):  # SentencePiece makes the blank before an unseen character a piece of its own
-            unknown = [char for char in text if char not in known]
-            self.characters.update(unknown or [text])
-
-    def __str__(self) -> str:
-        named = [
-            f"{char} (U+{ord(char):04X})" if len(char) == 1 and char.isprintable() else ascii(char)
-            for char, _ in self.characters.most_common(SHOWN)
-        ]
-        more = len(self.characters) - len(named)
-        return f"{', '.join(named)}{f' and {more} more' if more else ''}"
-
-
-class Translator:
-    """Translates lines of text.
-
-    engine: one of engines.py; described: how much text its model takes, and in which form.
-    """
-
-    def __init__(self, engine: Any, described: Description):
-        self.engine = engine
-        self.positions = described.positions[0]
-        self.form = described.form or derive_form(described, engine.symbols)
-        self.characters = frozenset("".join(engine.symbols))
-        self.named: set[str] = set()  # unseen characters that a warning has named
-
-    def cut(self, line: str, number: int, unseen: Unseen | None = None) -> list | None:
-        """Return the tokens of a line, None for a blank one; UserError, with the number, if they are too many.
-
-        unseen: counts the line if it has characters that the model has never seen.
-        """
-        line = self.form.apply(one_line(line))
-        if is_blank(line):
-            return None
-        tokens = self.engine.cut(line)
-        if len(tokens) + 1 > self.positions:  # the end is one more
-            raise UserError(
-                f"line {number}: is {len(tokens) + 1:,} tokens long, and the model has positions for "
-                f"{self.positions:,}; split the line"
-            )
-        if unseen is not None:
-            unseen.add(self.engine.unseen(line, tokens), self.characters)
-        return tokens
-
-    def translate(
-        self, lines: Iterable[str], chunk: int = CHUNK, nbest: int | None = None, unseen: Unseen | None = None
-    ) -> Iterator[Any]:
-        """Yield the translation of each line, in order; a blank line stays empty.
-
-        chunk: lines taken at a time; nbest: yield lists of so many Hypotheses, best first, in place of texts; of a
-        blank line an empty one with score 0. unseen: counts lines as in `cut`.
-        """
-        rest = iter(lines)
-        number = 1
-        while taken := list(islice(rest, chunk)):
-            yield from self.translate_chunk(taken, number, nbest, unseen)
-            number += len(taken)
-
-    def translate_chunk(
-        self, lines: list[str], number: int = 1, nbest: int | None = None, unseen: Unseen | None = None
-    ) -> list[Any]:
-        """Translate lines together; number: of the first, for messages; other arguments as for `translate`."""
-        rows = [self.cut(line, place, unseen) for place, line in enumerate(lines, number)]
-        full = [tokens for tokens in rows if tokens is not None]
-        if nbest is None:
-            found = iter(self.engine.translate(full) if full else ())
-            return ["" if tokens is None else next(found) for tokens in rows]
-        several = iter(self.engine.nbest(full, nbest) if full else ())
-        return [[Hypothesis("", 0.0)] if tokens is None else next(several) for tokens in rows]
+from .translator import CHUNK, Translator, Unseen
 
 
 def load(

@@ -11,9 +11,9 @@ import torch
 from omegaconf import OmegaConf
 
 from ... import register
-from . import Settings, Translator
-from .engines import CTranslate2, Fairseq
+from .engines import CTranslate2, Fairseq, Settings
 from .loading import PROCESS
+from .translator import Translator
 
 
 def load_checkpoint(
@@ -22,7 +22,7 @@ def load_checkpoint(
     """Return a translator of a checkpoint; the arguments are those of translation.load."""
     register()
     from ...plugin.building import from_checkpoint
-    from ..export.ctranslate2 import convert
+    from ..export.convert import convert
     from ..export.fold import why_not_foldable
     from ..export.transformer import fold_model
     from .text import check_own, read_text
