@@ -182,11 +182,11 @@ def weights(arch: str, chosen: dict[str, Any]) -> Shown:
     from ..core.config import namespace
     from ..core.initialisation import as_table, init_report
     from ..core.models import build
-    from ..core.modifiers import from_config
+    from ..core.modifiers import make_method
 
     torch.manual_seed(1)
     model, cfg = build(arch, **chosen), namespace(arch, **chosen)
-    method = from_config(cfg)
+    method = make_method(cfg)
     depth, profile = "-".join(f"{count}L" for count in archs.depths(cfg) if count), method.init_profiles[0]
     return in_tables([as_table(init_report(model, method, profile))], f"{arch}, {depth} {cfg.method}, {profile}")
 

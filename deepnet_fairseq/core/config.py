@@ -19,7 +19,7 @@ from ..errors import UserError
 from . import archs
 from .initialisation import PROFILES
 from .methods import METHODS, Method, Option, get_method
-from .modifiers import MODIFIERS, from_config
+from .modifiers import MODIFIERS, make_method
 from .modules import ACTIVATIONS
 
 ACTIVATION = "activation of the feed-forward branch"
@@ -134,15 +134,21 @@ CONFIGS: dict[str, type] = {
 }
 
 
-def namespace(arch: str, **fields: Any) -> argparse.Namespace:
-    """Return a filled and checked config of architecture `arch`, as fairseq's command line would make it.
+def settle(arch: str, **fields: Any) -> tuple[argparse.Namespace, Method]:
+    """Return a filled and checked config of architecture `arch`, and its method.
 
-    fields: config fields by name ("decoder_layers") that differ from the default; lengths are 1024 tokens by default.
+    The config is what fairseq's command line would make. fields: those by name ("decoder_layers") that differ from the
+    default; lengths are 1024 tokens by default.
     Raises a UserError, naming the flag, for settings that no model can be built from.
     """
     known = dataclasses.fields(CONFIGS[archs.model_of(argparse.Namespace(arch=arch))])
     cfg = argparse.Namespace(**({field.name: field.default for field in known} | fields | {"arch": arch}))
-    method_of(cfg)
+    return cfg, method_of(cfg)
+
+
+def namespace(arch: str, **fields: Any) -> argparse.Namespace:
+    """Return the config of `settle` alone."""
+    cfg, _method = settle(arch, **fields)
     return cfg
 
 
@@ -166,38 +172,38 @@ def method_of(cfg: Any) -> Method:
     """Return the method of a config; fill the config in place where it leaves values open, and check it.
 
     cfg: argparse.Namespace, omegaconf or dataclass. Raises a UserError, naming the flag, for settings that no model can
-    be built from.
+    be built from. Whoever has the model finds its method there (model.method) and makes none.
     """
     archs.fill(cfg)
-    check(cfg)
-    return from_config(cfg)
+    stacks = archs.STACKS[archs.model_of(cfg)]
+    _check_options(cfg)
+    for stack in stacks:
+        _check_stack(cfg, stack)
+    method = make_method(cfg)
+    for stack in stacks:
+        _check_norms(cfg, stack, method)
+    _check_numbers(cfg)
+    return method
 
 
-def check(cfg: Any) -> None:
-    """Raise a UserError, naming the flag, for the first setting of a filled config that no model can be built from."""
+def _check_options(cfg: Any) -> None:
+    """Raise a UserError for an initialisation or an option that the config's method does not have."""
     method = get_method(cfg.method)
     if cfg.init_profile not in (None, *method.init_profiles):
         profiles = ", ".join(method.init_profiles)
         raise UserError(f"--init-profile {cfg.init_profile}: --method {method.name} is defined for {profiles}")
-    stacks = archs.STACKS[archs.model_of(cfg)]
-    for stack in stacks:
-        _check_stack(cfg, stack)
     for other in METHODS.values():
         for key, option in other.options.items():
             if other is not method and getattr(cfg, f"{other.name}_{key}", option.default) != option.default:
                 raise UserError(f"{other.flag(key)}: an option of --method {other.name}, not {method.name}; drop it")
-    built = from_config(cfg)
-    for stack in stacks:
-        if getattr(cfg, f"{stack}_normalize_before") and built.norm_places(stack) != {"pre"}:
-            raise UserError(
-                f"--{stack}-normalize-before: --method {method.name} computes {method.equation}; "
-                "drop the flag or take --method pre_ln"
-            )
-    _check_numbers(cfg)
-    if getattr(cfg, "share_all_embeddings", False) and cfg.encoder_embed_dim != cfg.decoder_embed_dim:
+
+
+def _check_norms(cfg: Any, stack: str, method: Method) -> None:
+    """Raise a UserError for a --STACK-normalize-before that the method contradicts."""
+    if getattr(cfg, f"{stack}_normalize_before") and method.norm_places(stack) != {"pre"}:
         raise UserError(
-            f"--share-all-embeddings: --encoder-embed-dim {cfg.encoder_embed_dim} and --decoder-embed-dim "
-            f"{cfg.decoder_embed_dim} differ; make them equal or drop the flag"
+            f"--{stack}-normalize-before: --method {method.name} computes {method.equation}; "
+            "drop the flag or take --method pre_ln"
         )
 
 
@@ -207,6 +213,11 @@ def _check_numbers(cfg: Any) -> None:
         raise UserError(f"{every}: must be at least 1 layer; drop it to keep activations")
     for name in ("dropout", "attention_dropout", "activation_dropout"):
         check_probability(cfg, name)
+    if getattr(cfg, "share_all_embeddings", False) and cfg.encoder_embed_dim != cfg.decoder_embed_dim:
+        raise UserError(
+            f"--share-all-embeddings: --encoder-embed-dim {cfg.encoder_embed_dim} and --decoder-embed-dim "
+            f"{cfg.decoder_embed_dim} differ; make them equal or drop the flag"
+        )
 
 
 def check_probability(cfg: Any, name: str) -> None:

@@ -45,6 +45,7 @@ class DeepModel(nn.Module):
     """
 
     NAME: ClassVar[str]  # the model's name in fairseq
+    method: Method  # that filled the slots
     built_from: Built | None = None  # arguments of `build`, which saving.save writes; None for a model made otherwise
     after_update: Callable[[Mapping[str, Tensor]], None] | None = None  # Method.after_update, if the method has one
     encoder_class: ClassVar[type[Encoder]] = Encoder
@@ -58,6 +59,7 @@ class DeepModel(nn.Module):
         Values are drawn from torch's global generator.
         """
         model = cls.assemble(cfg, method, source_symbols, target_symbols)
+        model.method = method
         initialize(model, method, cfg.init_profile or method.init_profiles[0])
         if getattr(method.after_update, "__func__", None) is not Method.after_update:
             model.after_update = method.after_update
@@ -330,8 +332,8 @@ def build(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields: Value) -> D
     that does not exist, and, naming the flag, for fields that no model can be built from.
     """
     config.check_names(arch, fields)
-    cfg = config.namespace(arch, **fields)
-    model = MODELS[archs.MODELS[arch]].create(cfg, config.method_of(cfg), vocab, vocab)
+    cfg, method = config.settle(arch, **fields)
+    model = MODELS[archs.MODELS[arch]].create(cfg, method, vocab, vocab)
     model.built_from = Built(arch, vocab, fields)
     return model
 

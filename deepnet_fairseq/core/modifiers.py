@@ -39,6 +39,8 @@ class Modifier:
         self.check()
 
     def __getattr__(self, name: str) -> Any:
+        if name == "method":  # of a copy that is still empty
+            raise AttributeError(name)
         return getattr(self.method, name)
 
     @classmethod
@@ -62,7 +64,7 @@ def register_modifier(name: str) -> Callable[[type[Modifier]], type[Modifier]]:
     return add
 
 
-def from_config(cfg: Any) -> Method:
+def make_method(cfg: Any) -> Method:
     """Make the method of a filled model config, at its depth and with its options, inside its modifiers.
 
     Raises a UserError, naming the flag, for an invalid value, and for an option of a modifier that is not on.

@@ -16,7 +16,6 @@ from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.file_io import PathManager
 
 from ..core import archs
-from ..core.modifiers import from_config
 from ..data.lines import read_lines, split_lines
 from ..errors import UserError, user_error_line
 from . import config, datasets, stuck
@@ -133,12 +132,11 @@ def _check_training(args: argparse.Namespace) -> None:
         deepnet_adam.check_settings(lambda _, name: getattr(args, name, None))
     if args.arch not in archs.PRESETS:
         return
-    cfg = config.namespace(**vars(args))
+    _cfg, method = config.settle(**vars(args))
     stuck.check_settings(lambda _, name: getattr(args, name, None))
     for (flag, value), reason in UNSUPPORTED.items():
         if getattr(args, flag) == value:
             raise UserError(f"--{flag} {value}: {reason}")
-    method = from_config(cfg)
     if method.profiled and not _resumes(args):
         check_source(method.profile)
 

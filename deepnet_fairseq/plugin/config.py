@@ -16,6 +16,7 @@ from omegaconf import II, DictConfig, open_dict
 from ..core import archs
 from ..core import config as core_config
 from ..core.config import check_probability, flag
+from ..core.methods import Method
 from ..core.modules import ACTIVATIONS
 from ..core.probes import PROBES, get_probes
 from ..errors import UserError
@@ -115,12 +116,18 @@ def check_names(arch: str, fields: Iterable[str]) -> None:
     core_config.check_names(arch, fields, [one.name for kind in kinds for one in dataclasses.fields(kind)])
 
 
-def namespace(arch: str, **fields) -> argparse.Namespace:
-    """Return core.config.namespace with the flags of a training added."""
+def settle(arch: str, **fields) -> tuple[argparse.Namespace, Method]:
+    """Return core.config.settle with the flags of a training added."""
     kinds = MORE[archs.model_of(argparse.Namespace(arch=arch))]
     defaults = {one.name: one.default for kind in kinds for one in dataclasses.fields(kind)}
-    cfg = core_config.namespace(arch, **(defaults | fields))
+    cfg, method = core_config.settle(arch, **(defaults | fields))
     check(cfg)
+    return cfg, method
+
+
+def namespace(arch: str, **fields) -> argparse.Namespace:
+    """Return the config of `settle` alone."""
+    cfg, _method = settle(arch, **fields)
     return cfg
 
 

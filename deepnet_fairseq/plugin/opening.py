@@ -6,7 +6,6 @@ import torch
 
 from .. import threads
 from ..core.models import DeepModel
-from ..core.modifiers import from_config
 from .probe_record import FILE
 
 
@@ -17,7 +16,7 @@ def opening_line(trainer) -> str:
     """
     cfg, model, parts = trainer.cfg, trainer.get_model(), []
     if isinstance(model, DeepModel):
-        method, stacks = from_config(cfg.model), model.stacks()
+        method, stacks = model.method, model.stacks()
         parts.append(f"{method.name} {'-'.join(f'{method.depth(stack)}L' for stack in stacks)}")
         for stack in stacks:
             numbers = ", ".join(f"{name} {value:.4g}" for name, value in method.coefficients(stack).items())

@@ -27,7 +27,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_flop
 from ...core import config
 from ...core.layer import StackShape
 from ...core.models import MODELS, DeepModel
-from ...core.modifiers import from_config
+from ...core.modifiers import make_method
 from ...core.pass_state import State, running
 from ...core.stack import Stack
 from ...plugin.chunked_loss import BUDGET, FEWEST, label_smoothed_loss
@@ -199,7 +199,7 @@ def layers_are_alike(setting: Setting) -> bool:
 
 
 def _are_alike(setting: Setting) -> bool:
-    method = from_config(setting.cfg)
+    method = make_method(setting.cfg)
     for name, stack in skeleton(setting, 1).stacks().items():
         shape = StackShape.from_config(setting.cfg, name)
         places = sorted({1, min(2, shape.num_layers), max(1, shape.num_layers // 2), shape.num_layers})
@@ -215,7 +215,7 @@ def skeleton(setting: Setting, layers: int = ALIKE, mixers: bool = True) -> Deep
     fields = vars(setting.cfg)
     depths = {name: min(layers, fields[name]) for name in setting.layer_fields}
     cfg = config.namespace(**(fields | depths))
-    method = from_config(setting.cfg if mixers else cfg)
+    method = make_method(setting.cfg if mixers else cfg)
     with torch.device("meta"):
         model = MODELS[setting.model].assemble(cfg, method, *setting.vocab)
     return model.to(setting.dtype)
