@@ -51,13 +51,25 @@ class StackShape:
     @classmethod
     def from_config(cls, cfg: Any, stack: str) -> StackShape:
         """Read the shape of `stack` ("encoder" or "decoder") from a filled config of any of the models."""
-        names = ("layers", "embed_dim", "ffn_embed_dim", "attention_heads")
-        layers, dim, ffn_dim, heads = (getattr(cfg, f"{stack}_{name}") for name in names)
+
+        def of_stack(name: str) -> int:
+            return getattr(cfg, f"{stack}_{name}")
+
         memory_dim = getattr(cfg, "encoder_embed_dim", None) if stack == "decoder" else None
-        dropouts = cfg.dropout, cfg.attention_dropout, cfg.activation_dropout
         max_positions = next(getattr(cfg, name) for name in POSITIONS[stack] if hasattr(cfg, name))
-        activation = str(cfg.activation_fn)
-        return cls(stack, layers, dim, ffn_dim, heads, memory_dim, activation, *dropouts, max_positions)
+        return cls(
+            stack=stack,
+            num_layers=of_stack("layers"),
+            dim=of_stack("embed_dim"),
+            ffn_dim=of_stack("ffn_embed_dim"),
+            num_heads=of_stack("attention_heads"),
+            memory_dim=memory_dim,
+            activation_fn=str(cfg.activation_fn),
+            dropout=cfg.dropout,
+            attention_dropout=cfg.attention_dropout,
+            activation_dropout=cfg.activation_dropout,
+            max_positions=max_positions,
+        )
 
 
 class Layer(nn.Module):

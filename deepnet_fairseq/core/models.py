@@ -152,8 +152,9 @@ class EncoderDecoder(DeepModel):
         of_source = embedding(source_symbols, cfg.encoder_embed_dim)
         of_target = of_source if cfg.share_all_embeddings else embedding(target_symbols, cfg.decoder_embed_dim)
         tied = cfg.share_all_embeddings or cfg.share_decoder_input_output_embed
-        encoder = cls.encoder_class().build(cfg, method, of_source)
-        return cls(encoder, cls.decoder_class().build(cfg, method, of_target, target_symbols, tied))
+        encoder = cls.encoder_class(cfg=cfg, method=method, embed_tokens=of_source)
+        decoder = cls.decoder_class(cfg=cfg, method=method, embed_tokens=of_target, symbols=target_symbols, tied=tied)
+        return cls(encoder, decoder)
 
     def forward(
         self,
@@ -211,7 +212,10 @@ class LanguageModel(DeepModel):
             cfg.max_target_positions = cfg.tokens_per_sample
         embed_tokens = embedding(source_symbols, cfg.decoder_embed_dim)
         tied = cfg.share_decoder_input_output_embed
-        return cls(cls.decoder_class().build(cfg, method, embed_tokens, target_symbols, tied))
+        decoder = cls.decoder_class(
+            cfg=cfg, method=method, embed_tokens=embed_tokens, symbols=target_symbols, tied=tied
+        )
+        return cls(decoder)
 
     def forward(
         self,
@@ -284,7 +288,7 @@ class MaskedLanguageModel(DeepModel):
         embed_tokens = embedding(source_symbols, cfg.encoder_embed_dim)
         tied = None if cfg.untie_weights_roberta else embed_tokens
         lm_head = MaskedTokenHead(cfg.encoder_embed_dim, target_symbols, str(cfg.activation_fn), tied)
-        return cls(cls.encoder_class().build(cfg, method, embed_tokens), lm_head)
+        return cls(cls.encoder_class(cfg=cfg, method=method, embed_tokens=embed_tokens), lm_head)
 
     def forward(
         self,

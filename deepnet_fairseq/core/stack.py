@@ -29,12 +29,17 @@ HISTORY = "history"  # key of the mixer's list in the state of a pass
 
 
 class Stack(nn.Module):
-    """Base of encoder and decoder. B sentences, T tokens, C width, W (stream_dim) of the stream."""
+    """Base of encoder and decoder: embeddings, N layers and what ends them, under fairseq's names.
 
-    def assemble(
+    cfg: filled model config; shape: of this stack; method: that fills the slots, and whose constants checkpoints hold;
+    embed_tokens: (symbols, C), with a padding index; layer_class: of all layers.
+    B sentences, T tokens, C width, W (stream_dim) of the stream.
+    """
+
+    def __init__(
         self, cfg: Any, shape: StackShape, method: Method, embed_tokens: nn.Embedding, layer_class: type[Layer]
-    ) -> None:
-        """Make the modules under fairseq's names, and take note of the method's constants, which checkpoints hold."""
+    ):
+        nn.Module.__init__(self)  # not fairseq's, which the plugin's subclasses also inherit
         assert embed_tokens.padding_idx is not None  # fairseq's dictionaries have one
         self.name = shape.stack
         self.padding_idx: int = embed_tokens.padding_idx
@@ -218,13 +223,18 @@ class Stack(nn.Module):
 
 
 class Encoder(Stack):
-    """Encoder of N EncoderLayers over source tokens, made by `build`. B sentences, S tokens, C width."""
+    """Encoder of N EncoderLayers over source tokens; arguments as for Stack. B sentences, S tokens, C width."""
 
-    def build(self, cfg: Any, method: Method, embed_tokens: nn.Embedding) -> Encoder:
-        """Make the modules of a filled model config, and return the encoder itself."""
-        self.assemble(cfg, StackShape.from_config(cfg, "encoder"), method, embed_tokens, EncoderLayer)
+    def __init__(self, cfg: Any, method: Method, embed_tokens: nn.Embedding):
+        Stack.__init__(
+            self,
+            cfg=cfg,
+            shape=StackShape.from_config(cfg, "encoder"),
+            method=method,
+            embed_tokens=embed_tokens,
+            layer_class=EncoderLayer,
+        )
         self.max_source_positions = self.max_tokens
-        return self
 
     def forward(
         self,
@@ -278,24 +288,29 @@ class Encoder(Stack):
 class Decoder(Stack):
     """Decoder of M layers and the projection to the vocabulary; it has cross-attention if there is an encoder.
 
-    `build` makes it. B sentences (rows of hypotheses in beam search), T target and S source tokens, C width, V symbols.
+    symbols: V, that it predicts; tied: whether the projection shares the matrix of embed_tokens; other arguments are
+    those of Stack. B sentences (rows of hypotheses in beam search), T target and S source tokens, C width, V symbols.
     """
 
     CACHE = "deepnet.cache"  # its key in fairseq's incremental_state, which beam search carries along
 
-    def build(self, cfg: Any, method: Method, embed_tokens: nn.Embedding, symbols: int, tied: bool) -> Decoder:
-        """Make the modules of a filled model config, to predict V = `symbols`, and return the decoder itself.
-
-        tied: whether the projection shares the matrix of embed_tokens.
-        """
+    def __init__(self, cfg: Any, method: Method, embed_tokens: nn.Embedding, symbols: int, tied: bool):
         shape = StackShape.from_config(cfg, "decoder")
-        self.attends = "encoder_attn" in method.sublayers("decoder")
-        self.assemble(cfg, shape, method, embed_tokens, DecoderLayer if self.attends else CausalLayer)
-        self.need_attn, self.max_target_positions = self.attends, self.max_tokens
+        attends = "encoder_attn" in method.sublayers("decoder")
+        Stack.__init__(
+            self,
+            cfg=cfg,
+            shape=shape,
+            method=method,
+            embed_tokens=embed_tokens,
+            layer_class=DecoderLayer if attends else CausalLayer,
+        )
+        self.attends = attends
+        self.need_attn = attends
+        self.max_target_positions = self.max_tokens
         self.output_projection = empty_linear(shape.dim, symbols, bias=False)
         if tied:
             self.output_projection.weight = embed_tokens.weight
-        return self
 
     def forward(
         self,

@@ -53,8 +53,9 @@ class EncoderShell(Encoder, FairseqEncoder):
 
     digest: str | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, **parts: Any):
         FairseqEncoder.__init__(self, dictionary=None)
+        Encoder.__init__(self, **parts)
 
 
 class DecoderShell(Decoder, FairseqIncrementalDecoder):
@@ -62,8 +63,9 @@ class DecoderShell(Decoder, FairseqIncrementalDecoder):
 
     digest: str | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, **parts: Any):
         FairseqIncrementalDecoder.__init__(self, dictionary=None)
+        Decoder.__init__(self, **parts)
 
 
 def keep_freed_memory() -> None:
