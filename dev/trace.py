@@ -1,0 +1,129 @@
+"""Count the files of this package that a training enters: until its first update, in one update, and when it resumes.
+
+    python -m dev.trace            prints a table
+    python -m dev.trace --files    and the files by name
+
+A change of file is a call of a function in another file than the call before it. The training is one of two layers on a
+CPU, on text that the program makes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import FrameType
+from typing import Any
+
+from deepnet_fairseq import register
+from deepnet_fairseq.data import language
+from deepnet_fairseq.data.parallel_text import prepare_text
+from deepnet_fairseq.plugin.trainer import batches, build_trainer, parse, step
+from deepnet_fairseq.text_table import markdown
+
+PACKAGE = Path(__file__).resolve().parents[1] / "deepnet_fairseq"
+SIZES = {"train": 200, "valid": 10, "test": 10}
+FLAGS = (
+    "--arch=deepnet_transformer_tiny", "--encoder-layers=2", "--decoder-layers=2", "--max-tokens=400", "--cpu",
+    "--optimizer=deepnet_adam", "--lr=1e-3", "--num-workers=0", "--share-all-embeddings", "--disable-validation",
+)  # fmt: skip
+
+
+@dataclass
+class Trace:
+    """The files of the package whose functions were called, in order, a file once for calls in a row."""
+
+    visits: list[str] = field(default_factory=list)
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
+        """Note a call; sys.setprofile calls this for every event."""
+        if event != "call":
+            return
+        name = frame.f_code.co_filename
+        if name.startswith(str(PACKAGE)):
+            file = str(Path(name).relative_to(PACKAGE))
+            if not self.visits or self.visits[-1] != file:
+                self.visits.append(file)
+
+    @property
+    def files(self) -> list[str]:
+        """Return the files in the order in which they were entered first."""
+        return list(dict.fromkeys(self.visits))
+
+
+@contextmanager
+def traced() -> Iterator[Trace]:
+    """Trace the calls in a block, in threads that it starts, too."""
+    trace = Trace()
+    threading.setprofile(trace)
+    sys.setprofile(trace)
+    try:
+        yield trace
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+
+
+def make_data(folder: Path) -> Path:
+    """Make a small corpus and return the folder of its binarised data."""
+    text = folder / "text"
+    language.write_corpus(language.make_corpus(SIZES, nouns=20, verbs=10), text)
+    prepare_text(("qaa", "qab"), {split: str(text / split) for split in SIZES}, folder / "bin", vocab=150)
+    return folder / "bin"
+
+
+def traces(folder: Path) -> dict[str, Trace]:
+    """Train for five updates, save, and resume; return the traces by what was done."""
+    words = [str(make_data(folder)), *FLAGS, "--save-dir", str(folder / "run")]
+    found = {}
+    with traced() as found["until the first update"]:
+        trainer = build_trainer(parse(words))
+        source = batches(trainer)
+        first = next(source)
+    step(trainer, first)
+    for _ in range(3):
+        step(trainer, next(source))
+    with traced() as found["an update"]:
+        step(trainer, next(source))
+
+    checkpoint = folder / "run" / "checkpoint_last.pt"
+    checkpoint.parent.mkdir()
+    extra_state = {"train_iterator": {"epoch": 1, "iterations_in_epoch": 5}, "val_loss": None}
+    with traced() as found["a save"]:
+        trainer.consolidate_optimizer()
+        trainer.save_checkpoint(str(checkpoint), extra_state)
+    again = build_trainer(parse(words))
+    with traced() as found["a resume"]:
+        again.load_checkpoint(str(checkpoint))
+    return found
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--files", action="store_true", help="name the files, in the order in which they are entered")
+    args = parser.parse_args()
+    register()
+    logging.disable(logging.CRITICAL)
+    sys.stdout, output = sys.stderr, sys.stdout  # progress of preparing the text
+    with TemporaryDirectory() as folder:
+        found = traces(Path(folder))
+    sys.stdout = output
+
+    table = [["", "files", "changes of file"]]
+    for name, trace in found.items():
+        table.append([name, str(len(trace.files)), str(len(trace.visits))])
+    print(markdown(table))
+    if args.files:
+        for name, trace in found.items():
+            print(f"\n{name}: {', '.join(trace.files)}")
+
+
+if __name__ == "__main__":
+    main()
