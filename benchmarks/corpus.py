@@ -15,7 +15,7 @@ from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
 from deepnet_fairseq.core.models import SPECIALS
 from deepnet_fairseq.plugin.building import blank_task
-from deepnet_fairseq.plugin.config import flag
+from deepnet_fairseq.plugin.flags import flag
 
 NAME = "deepnet_benchmark"
 SENTENCES = 20_000

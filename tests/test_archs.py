@@ -16,7 +16,7 @@ from deepnet_fairseq.core.methods.deepnorm import DeepNorm
 from deepnet_fairseq.core.models import parameter_count
 from deepnet_fairseq.core.modifiers import MODIFIERS
 from deepnet_fairseq.plugin.building import build
-from deepnet_fairseq.plugin.config import DeepTransformerConfig, namespace
+from deepnet_fairseq.plugin.flags import DeepTransformerConfig, namespace
 
 from .support.single_stacks import KINDS, stack_of
 from .test_configs import of_flags, of_yaml

@@ -14,7 +14,7 @@ from deepnet_fairseq.cli import main
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.building import from_checkpoint
 from deepnet_fairseq.plugin.command_line import read_input
-from deepnet_fairseq.plugin.config import CONFIGS
+from deepnet_fairseq.plugin.flags import CONFIGS
 
 from .conftest import TRAIN_FLAGS
 from .support.helpers import USER_DIR, run, run_cold

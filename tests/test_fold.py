@@ -13,7 +13,7 @@ from deepnet_fairseq.core.methods import METHODS, Method
 from deepnet_fairseq.core.models import blueprint
 from deepnet_fairseq.core.profile import residuals
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.plugin.config import namespace
+from deepnet_fairseq.plugin.flags import namespace
 from deepnet_fairseq.tools.export.fold import fold, why_not_foldable
 from deepnet_fairseq.tools.export.transformer import STOCK, fold_model, stock_model
 

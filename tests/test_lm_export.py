@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from deepnet_fairseq import cli
 from deepnet_fairseq.core import archs
 from deepnet_fairseq.plugin.building import blank_task, from_checkpoint
-from deepnet_fairseq.plugin.config import namespace
+from deepnet_fairseq.plugin.flags import namespace
 from deepnet_fairseq.plugin.models import DeepLanguageModel
 
 from .support.helpers import EOS, PAD, USER_DIR, run, teach

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from deepnet_fairseq.core.methods.dlcl import LayerWeights
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.plugin.config import namespace
+from deepnet_fairseq.plugin.flags import namespace
 
 from .support.helpers import batch, small
 from .support.observing import loss_of, net_input

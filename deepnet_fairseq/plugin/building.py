@@ -16,7 +16,7 @@ from ..core import archs
 from ..core.models import SPECIALS
 from ..errors import UserError
 from .checkpoints import vocabulary
-from .config import check_names, config_of, namespace
+from .flags import check_names, config_of, namespace
 from .models import MODELS, FairseqShell
 
 EMBEDDINGS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")

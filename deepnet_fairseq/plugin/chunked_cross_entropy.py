@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from .chunked_loss import NAME, PLAIN, PREFIX, label_smoothed_loss
-from .config import flag
+from .flags import flag
 
 HELP = "target tokens whose logits exist at a time; 0 for as many as are fast"
 

@@ -18,7 +18,7 @@ from fairseq.file_io import PathManager
 from ..core import archs
 from ..data.lines import read_lines, split_lines
 from ..errors import UserError, user_error_line
-from . import config, datasets, stuck
+from . import datasets, flags, stuck
 from .admin_profile import check_source
 from .checkpoints import reading
 from .distributed import zero
@@ -86,7 +86,7 @@ def _add_for_help(parser: argparse.ArgumentParser, words: list[str]) -> None:
     named.add_argument("--arch", "-a")
     model = archs.MODELS.get(named.parse_known_args(words)[0].arch)
     if model and {"-h", "--help"} & {*words}:
-        for title, fields in config.flag_groups(model).items():
+        for title, fields in flags.flag_groups(model).items():
             gen_parser_from_dataclass(parser.add_argument_group(title), fields())
 
 
@@ -132,7 +132,7 @@ def _check_training(args: argparse.Namespace) -> None:
         deepnet_adam.check_settings(lambda _, name: getattr(args, name, None))
     if args.arch not in archs.PRESETS:
         return
-    _cfg, method = config.settle(**vars(args))
+    _cfg, method = flags.settle(**vars(args))
     stuck.check_settings(lambda _, name: getattr(args, name, None))
     for (flag, value), reason in UNSUPPORTED.items():
         if getattr(args, flag) == value:

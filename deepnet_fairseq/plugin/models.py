@@ -34,7 +34,7 @@ from ..core.methods import Method
 from ..core.models import DeepModel, EncoderDecoder, LanguageModel, MaskedLanguageModel
 from ..core.stack import Decoder, Encoder
 from ..errors import UserError
-from . import config
+from . import flags
 from .checkpoints.vocabulary import carried_over
 
 logger = logging.getLogger(__name__)
@@ -98,9 +98,9 @@ class FairseqShell(DeepModel):
         cfg: argparse.Namespace, omegaconf or dataclass; task: fairseq's, or building.blank_task. Values are drawn from
         torch's global generator. Raises a UserError, naming the flag, for a config without a model.
         """
-        config.complete(cfg)
+        flags.complete(cfg)
         method = method_of(cfg)
-        config.check(cfg)
+        flags.check(cfg)
         cls.fit_to(cfg, task)
         model = cls.create(cfg, method, len(task.source_dictionary), len(task.target_dictionary))
         model.args = model.cfg = cfg  # attribute in which fairseq's models keep it
@@ -130,7 +130,7 @@ class FairseqShell(DeepModel):
         """Fill in the task's settings; raise a UserError, naming the flag, if its dictionaries forbid the config."""
 
 
-@register_model(archs.MODEL_NAME, dataclass=config.DeepTransformerConfig)
+@register_model(archs.MODEL_NAME, dataclass=flags.DeepTransformerConfig)
 class DeepTransformer(FairseqShell, EncoderDecoder, FairseqEncoderDecoderModel):
     """core's EncoderDecoder as fairseq's."""
 
@@ -142,7 +142,7 @@ class DeepTransformer(FairseqShell, EncoderDecoder, FairseqEncoderDecoderModel):
             )
 
 
-@register_model(archs.LM, dataclass=config.DeepLanguageModelConfig)
+@register_model(archs.LM, dataclass=flags.DeepLanguageModelConfig)
 class DeepLanguageModel(FairseqShell, LanguageModel, FairseqLanguageModel):
     """core's LanguageModel as fairseq's."""
 
@@ -154,7 +154,7 @@ class DeepLanguageModel(FairseqShell, LanguageModel, FairseqLanguageModel):
             )
 
 
-@register_model(archs.MASKED_LM, dataclass=config.DeepMaskedLanguageModelConfig)
+@register_model(archs.MASKED_LM, dataclass=flags.DeepMaskedLanguageModelConfig)
 class DeepMaskedLanguageModel(FairseqShell, MaskedLanguageModel, FairseqEncoderModel):
     """core's MaskedLanguageModel as fairseq's, with heads for fine-tuning."""
 

@@ -23,7 +23,6 @@ from fairseq.trainer import Trainer
 from ..core import archs
 from ..core.probes.half_precision import LARGEST
 from ..errors import UserError
-from ..plugin import config
 from ..plugin.probe_record import FILE, Values, read_record
 from ..plugin.trainer import batches, build_trainer, parse, refuse_others, step
 from ..text_table import render
@@ -147,7 +146,7 @@ def train_briefly(
     with tempfile.TemporaryDirectory() as folder:
         args = _adapt(parse([*flags, "--no-save", "--save-dir", folder]), warmup)
         if args.cpu or not torch.cuda.is_available():
-            torch_threads.use(width_of(config.namespace(**vars(args))))
+            torch_threads.use(width_of(namespace(**vars(args))))
         trainer = build_trainer(args)
         failure, observed = None, []
         start = time.monotonic()
@@ -166,7 +165,7 @@ def train_briefly(
         rows = read_record(path).rows if path.exists() else {}
     if not observed:
         raise UserError("no update was made: every batch overflowed, or was too large for the device's memory")
-    cfg = config.namespace(**vars(args))
+    cfg = namespace(**vars(args))
     more = "more --seconds" if len(observed) < updates else f"--updates {2 * (warmup or 0)}"
     return ShortTraining(
         cfg.method,

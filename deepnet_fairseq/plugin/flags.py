@@ -13,8 +13,7 @@ from typing import Optional  # fairseq reads field types at run time and does no
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from omegaconf import II, DictConfig, open_dict
 
-from ..core import archs
-from ..core import config as core_config
+from ..core import archs, config
 from ..core.config import check_probability, flag
 from ..core.methods import Method
 from ..core.modules import ACTIVATIONS
@@ -64,7 +63,7 @@ ELSEWHERE = {  # settings that fairseq's tasks and its section `checkpoint` deci
 
 
 def _for_fairseq(model: str) -> type:
-    kinds = (core_config.CONFIGS[model], *MORE[model])
+    kinds = (config.CONFIGS[model], *MORE[model])
     fields = [_field(one) for kind in kinds for one in dataclasses.fields(kind)]
     names = {"__module__": __name__, "__doc__": kinds[0].__doc__}
     return make_dataclass(kinds[0].__name__, fields, bases=(FairseqDataclass,), namespace=names)
@@ -92,7 +91,7 @@ CONFIGS = {
 
 def flag_groups(model: str) -> dict[str, type]:
     """Return the title of each group of a model's flags in --help, and a config class with its fields."""
-    kind = core_config.CONFIGS[model]
+    kind = config.CONFIGS[model]
     own, every = {one.name for one in dataclasses.fields(kind.__base__)}, dataclasses.fields(kind)
     groups = {
         "the model": [one for one in every if one.name in own],
@@ -113,14 +112,14 @@ def config_of(cfg) -> type:
 def check_names(arch: str, fields: Iterable[str]) -> None:
     """Refuse unknown names as core.config.check_names does; the flags of a training are known too."""
     kinds = MORE[archs.model_of(argparse.Namespace(arch=arch))]
-    core_config.check_names(arch, fields, [one.name for kind in kinds for one in dataclasses.fields(kind)])
+    config.check_names(arch, fields, [one.name for kind in kinds for one in dataclasses.fields(kind)])
 
 
 def settle(arch: str, **fields) -> tuple[argparse.Namespace, Method]:
     """Return core.config.settle with the flags of a training added."""
     kinds = MORE[archs.model_of(argparse.Namespace(arch=arch))]
     defaults = {one.name: one.default for kind in kinds for one in dataclasses.fields(kind)}
-    cfg, method = core_config.settle(arch, **(defaults | fields))
+    cfg, method = config.settle(arch, **(defaults | fields))
     check(cfg)
     return cfg, method
 
