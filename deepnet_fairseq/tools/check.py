@@ -23,6 +23,7 @@ from fairseq.trainer import Trainer
 from ..core import archs
 from ..core.probes.half_precision import LARGEST
 from ..errors import UserError
+from ..plugin.flags import namespace
 from ..plugin.probe_record import FILE, Values, read_record
 from ..plugin.trainer import batches, build_trainer, parse, refuse_others, step
 from ..text_table import render
