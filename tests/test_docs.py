@@ -36,7 +36,7 @@ def test_tables_of_methods():
 def extended(tmp_path_factory):
     """Provide a copy of package and tests with the file of docs/adding_a_method.md in it."""
     folder = tmp_path_factory.mktemp("extended")
-    for name in ("deepnet_fairseq", "benchmarks", "tests"):
+    for name in ("deepnet_fairseq", "benchmarks", "dev", "tests"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("docs", "scripts", "results", "configs", "README.md", "setup.py", "pyproject.toml"):
         (folder / name).symlink_to(ROOT / name)
