@@ -6,6 +6,7 @@ from torch import nn
 
 from deepnet_fairseq.core import archs
 from deepnet_fairseq.core.profile import residuals
+from deepnet_fairseq.core.slots import EMPTY
 
 from .support import single_stacks
 from .support.helpers import batch, logits, small
@@ -65,7 +66,7 @@ def after_the_rise(model):
 def without_its_norms(model):
     for stack in model.stacks().values():
         for layer in stack.layers:
-            layer.inner = layer.self_attn.inner = None
+            layer.inner = layer.self_attn.inner = EMPTY
 
 
 NO_NORMS = {"normformer_no_attention_norm": True, "normformer_no_ffn_norm": True}

@@ -88,7 +88,7 @@ class Residual(nn.Module):
     """Residual merge x + f, and the base of other merges; a module, so that hooks find every merge at the same place.
 
     A subclass that computes a x + b f defines `forward` and `scales`, which returns a and b in the trained model, each
-    a number or (C,): export folds them into nearby weights. One with `forward` alone does not fold (scales_of).
+    a number or (C,): export folds them into nearby weights. One with `forward` alone does not fold (knows_scales).
     """
 
     def forward(self, x: Tensor, f: Tensor) -> Tensor:
@@ -104,15 +104,15 @@ class Residual(nn.Module):
         return self.forward(torch.zeros_like(x), f), self.forward(x, f)
 
 
-def scales_of(merge: nn.Module) -> tuple[Scale, Scale] | None:
-    """Return the factors a and b of a merge a x + b f, each a number or (C,); None if it is not known to be one.
+def knows_scales(merge: nn.Module) -> bool:
+    """Return whether a merge is an a x + b f that tells a and b by `scales`.
 
     A subclass of Residual that computes something else than x + f, and does not say what, has inherited the wrong ones.
     """
     kind: Any = type(merge)
     scales = getattr(kind, "scales", None)
     inherited = scales is Residual.scales and kind.forward is not Residual.forward
-    return None if scales is None or inherited else scales(merge)
+    return scales is not None and not inherited
 
 
 class ConstantShortcut(Residual):

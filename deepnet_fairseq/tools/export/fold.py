@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ...core.modules import SinusoidalPositions
-from ...core.slots import NORM_NAMES, Scale, scales_of
+from ...core.slots import NORM_NAMES, Scale, knows_scales
 
 READERS = {"self_attn": ("q", "k", "v"), "encoder_attn": ("q",), "ffn": ("fc1",)}
 SHARING = ("share_all_embeddings", "share_decoder_input_output_embed")
@@ -54,14 +54,13 @@ def why_not_foldable(model: nn.Module) -> str | None:
                 continue
             if slot != "residual":
                 return f"{_kind(module)} stands {PLACES[slot]}"
-            scales = scales_of(module)
-            if scales is None:
+            if not knows_scales(module):
                 return f"{_kind(module)} merges shortcut and branch"
             if not closed or any(
                 parameter.is_meta for parameter in module.parameters()
             ):  # a blueprint's are no numbers
                 continue
-            shortcut, _ = scales
+            shortcut, _ = module.scales()
             if isinstance(shortcut, Tensor) and shortcut.dim():
                 return "its shortcut is scaled feature by feature, and no LayerNorm follows to absorb that"
             if not shortcut > 0:
@@ -99,8 +98,7 @@ def fold(model: nn.Module) -> dict:
         norm_before, product = stack.layernorm_embedding, torch.ones((), dtype=torch.float64)
         for layer in stack.layers:
             for sublayer in layer.sites:
-                scales = scales_of(layer.residual[sublayer])
-                assert scales is not None  # why_not_foldable has looked
+                scales = layer.residual[sublayer].scales()
                 shortcut, branch = (torch.as_tensor(scale, dtype=torch.float64) for scale in scales)
                 _scale_output(layer, sublayer, branch)
                 _fold_factors(layer, sublayer)

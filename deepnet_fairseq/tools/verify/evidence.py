@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...core.initialisation import ATTENTION_INPUTS, PROFILES, torch_std, xavier_std
 from ...core.methods import METHODS, Method
-from ...core.slots import BRANCHES, Site, Weight, scales_of
+from ...core.slots import BRANCHES, Site, Weight, knows_scales
 from ...errors import UserError
 from .sources import Matrix, RecognisedModel
 
@@ -210,10 +210,9 @@ def scales(method: Method, site: Site) -> tuple[float, float] | None:
     module = method.residual(site)
     if module is None:
         return 1.0, 1.0
-    factors = scales_of(module)
-    if factors is None:
+    if not knows_scales(module):
         return None
-    a, b = (torch.as_tensor(factor).float().mean().item() for factor in factors)
+    a, b = (torch.as_tensor(scale).float().mean().item() for scale in module.scales())
     return a, b
 
 
