@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+import torch
+
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.text_table import markdown
 
@@ -112,8 +114,6 @@ def spend(args: argparse.Namespace, folder: Path, file: Path) -> int:
 
 def check_ready(folder: Path) -> None:
     """Raise a UserError without a GPU, or without the prepared text."""
-    import torch
-
     if not torch.cuda.is_available():
         raise UserError("torch sees no GPU here; SMOKE=1 runs the list in miniature on a CPU")
     if not (folder / "text" / "language").exists():

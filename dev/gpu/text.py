@@ -34,7 +34,7 @@ MIX = {  # split -> sets of the German-English mix, the first one named as fairs
 
 
 def prepare(folder: Path, mix: Path | None) -> None:
-    """Fill a folder with what is missing in it: text/language, text/mix, wheels, and `commit`.
+    """Fill a folder with what is missing in it: text/language, text/mix and wheels; write commit.json.
 
     mix: the German-English text as files train.de, valid.iwslt14.de and so on, None without. Says how large all is
     together.
