@@ -9,6 +9,7 @@ from fairseq.trainer import Trainer
 
 from deepnet_fairseq.core.methods import METHODS
 from deepnet_fairseq.plugin import divergence
+from deepnet_fairseq.plugin.optimisers import papers
 from deepnet_fairseq.plugin.trainer import DeepTrainer
 
 from .conftest import TRAIN_FLAGS
@@ -93,9 +94,13 @@ def test_two_processes_end_together_with_one_line(data, tmp_path):
     assert "Traceback" not in log and log.count("error: diverged at update ") == 1
 
 
-def test_norms_of_several_gpus_that_are_not_finite_are_no_inconsistency():
+def test_norms_of_several_gpus_that_are_not_finite_are_no_inconsistency(monkeypatch):
     """Gradient norms of several GPUs that are not finite are a divergence, not fairseq's fatal inconsistency."""
     trainer = DeepTrainer.__new__(DeepTrainer)
     trainer.cfg = SimpleNamespace(common=SimpleNamespace(amp=False))
-    with pytest.raises(FloatingPointError, match="^gradients are Nan/Inf$"):
-        trainer._check_grad_norms(torch.tensor(math.nan))
+    trainer.probes, trainer._num_updates = None, 6
+    monkeypatch.setattr(papers, "clip_apart", lambda trainer: None)
+    monkeypatch.setattr(Trainer, "clip_grad_norm", lambda trainer, limit: torch.tensor(math.nan))
+    with pytest.raises(divergence.Diverged) as raised:
+        trainer.clip_grad_norm(1.0)
+    assert (raised.value.update, raised.value.kind) == (7, divergence.GRADIENTS)

@@ -7,7 +7,7 @@ import signal
 import pytest
 import torch
 
-from deepnet_fairseq.plugin.checkpoints import exact_resume
+from deepnet_fairseq.plugin.optimisers import float32_weights
 
 from .conftest import TRAIN_FLAGS
 from .support.diverging import Training
@@ -58,12 +58,12 @@ def test_float32_weights_and_loss_scale_go_on(layout, data, tmp_path):
     """Float32 master weights and the growth of the loss scale survive a resume."""
     flags = (*TINY, "--fp16", *layout, "--fp16-init-scale", "8", "--fp16-scale-window", "4")
     first, second = (Training(data, tmp_path, *flags).trainer for _ in range(2))
-    for value in exact_resume.weights(first.optimizer):
+    for value in float32_weights.weights(first.optimizer):
         value.mul_(1 + 1e-5)
     for _ in range(3):
         first.optimizer.scaler.update()
     second.optimizer.load_state_dict(first.optimizer.state_dict())
-    assert all(map(torch.equal, *map(exact_resume.weights, (first.optimizer, second.optimizer))))
+    assert all(map(torch.equal, *map(float32_weights.weights, (first.optimizer, second.optimizer))))
     scales = []
     for scaler in (first.optimizer.scaler, second.optimizer.scaler):
         for _ in range(6):
@@ -74,7 +74,7 @@ def test_float32_weights_and_loss_scale_go_on(layout, data, tmp_path):
 
 def test_weights_of_another_model_are_not_taken(data, tmp_path):
     trainers = [Training(data, tmp_path, *TINY, "--fp16", "--seed", seed).trainer for seed in "12"]
-    first, before = (exact_resume.weights(trainer.optimizer)[0].clone() for trainer in trainers)
+    first, before = (float32_weights.weights(trainer.optimizer)[0].clone() for trainer in trainers)
     trainers[1].optimizer.load_state_dict(trainers[0].optimizer.state_dict())
-    (loaded, *_) = exact_resume.weights(trainers[1].optimizer)
+    (loaded, *_) = float32_weights.weights(trainers[1].optimizer)
     assert torch.equal(loaded, before) and not torch.equal(loaded, first)

@@ -18,10 +18,11 @@ pytestmark = [needs_venv, pytest.mark.smoke]
 
 WRITTEN_UNDER = "/tmp/golden"  # OUT of the script that wrote the folder
 NAME = "iwslt14/deepnorm-2-seed1"
-FLAGS = (
-    "--encoder-embed-dim 8 --encoder-ffn-embed-dim 16 --encoder-attention-heads 2 --dropout 0 --max-update 60 "
-    "--save-interval-updates 8 --keep-interval-updates 2 --log-interval 1 --stop-stuck 0"
-).split()
+FLAGS = (  # in the order of the file `command`
+    "--encoder-embed-dim", "8", "--encoder-ffn-embed-dim", "16", "--encoder-attention-heads", "2", "--dropout", "0",
+    "--max-update", "60", "--save-interval-updates", "8", "--keep-interval-updates", "2", "--log-interval", "1",
+    "--stop-stuck", "0",
+)  # fmt: skip
 
 
 def rows(log: str) -> dict[str, dict[str, float]]:

@@ -6,7 +6,8 @@ import socket
 import pytest
 
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.plugin.checkpoints import saving
+from deepnet_fairseq.plugin.checkpoints import lock
+from deepnet_fairseq.plugin.checkpoints.lock import FolderLock
 
 from .conftest import TRAIN_FLAGS
 from .support import ranks
@@ -17,34 +18,36 @@ HOST = socket.gethostname()
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
-    monkeypatch.setattr(saving, "GRACE", 0.4)
-    yield
-    saving.release()
+    monkeypatch.setattr(lock, "GRACE", 0.4)
 
 
 def test_held_until_released(tmp_path):
-    """A folder stays locked for other processes until its process locks another; locking it twice is fine."""
+    """A folder stays locked for other trainings until its own locks another, or ends; locking it twice is fine."""
     folder = tmp_path / "new" / "run"
-    saving.take(folder)
-    saving.take(folder)
-    saving._lock, kept = None, saving._lock  # as another process would see it
+    first, second = FolderLock(), FolderLock()
+    first.take(folder)
+    first.take(folder)
     with pytest.raises(UserError, match=rf"another training holds it \(process {os.getpid()} on {HOST}\)"):
-        saving.take(folder)
-    saving._lock = kept
-    saving.take(tmp_path)
-    saving._lock = None  # as another process would see it
-    saving.take(folder)
+        second.take(folder)
+
+    first.take(tmp_path)
+    second.take(folder)
+
+    second.release()
+    first.take(folder)
+    first.release()
 
 
 def test_a_second_training_ends_in_one_line(data, tmp_path):
     """A second training in a folder ends in one line on every rank before it writes; --no-save needs no lock."""
     run, log = tmp_path / "run", tmp_path / "log"
     flags = (data, *TRAIN_FLAGS, *TINY, "--max-update", "1", "--save-dir", run)
-    saving.take(run)
+    held = FolderLock()
+    held.take(run)
     ranks.train(2, log, *flags, check=False)
     errors = [line for line in log.read_text().splitlines() if "error:" in line]
     assert len(errors) == 2 and f"{run}: another training holds it (process {os.getpid()} on {HOST}" in errors[0]
-    assert "Traceback" not in log.read_text() and [path.name for path in run.iterdir()] == [saving.LOCK]
+    assert "Traceback" not in log.read_text() and [path.name for path in run.iterdir()] == [lock.NAME]
     assert live(log, *flags, "--no-save") == 0
-    saving.release()
+    held.release()
     assert live(log, *flags) == 0

@@ -89,7 +89,7 @@ IN_PYTHON = """
     from fairseq_cli import train
     sys.argv = ["fairseq-train", *{words!r}]
     train.cli_main()
-    print(train.Trainer.__name__)
+    print(train.Trainer.func.__name__)
 """
 STARTS = {  # name -> first lines of a program that trains in its own process
     "--user-dir alone": "",

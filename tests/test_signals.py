@@ -12,13 +12,17 @@ import subprocess
 import time
 
 import pytest
+import torch
 from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
 from torch.utils.data._utils import signal_handling
 
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.plugin.checkpoints import reading, train_loop
+from deepnet_fairseq.plugin import datasets, signals
+from deepnet_fairseq.plugin.checkpoints import reading
 from deepnet_fairseq.plugin.distributed import agreement
+from deepnet_fairseq.plugin.run import Run
+from deepnet_fairseq.plugin.signals import Signals, Stopped
 from deepnet_fairseq.plugin.trainer import DeepTrainer
 
 from .conftest import TRAIN_FLAGS
@@ -29,12 +33,13 @@ LAST = "checkpoint_last.pt"
 
 
 def said(log) -> list[str]:
-    """Return the lines of our own, without date and level."""
-    ours = re.findall(r"^.*(?:deepnet_fairseq\.plugin\.checkpoints|error:).*$", log.read_text(), re.MULTILINE)
-    return [line.rpartition(" | ")[2] for line in ours]
+    """Return what the run says but for its saves that succeed, without date and level."""
+    ours = re.findall(r"^.*(?:deepnet_fairseq\.plugin\.run|error:).*$", log.read_text(), re.MULTILINE)
+    lines = [line.rpartition(" | ")[2] for line in ours]
+    return [line for line in lines if not re.match("(Saving|Finished saving) checkpoint ", line)]
 
 
-@pytest.mark.parametrize("kind", train_loop.ANSWERED, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", signals.ANSWERED, ids=lambda kind: kind.name)
 def test_a_signal_is_answered_by_a_save(kind, data, tmp_path):
     """A signal is answered by a save after the current update, from which the next start resumes."""
     log, command = tmp_path / "log", (data, *RUN, "--max-update", "8", "--save-dir", tmp_path / "run")
@@ -69,8 +74,8 @@ def test_second_signal_ends_at_once():
     """A second signal ends the process at once, unless it is an echo: torchrun repeats a scheduler's signal."""
     for pause, status in ((0.0, 7), (0.2, -signal.SIGTERM)):
         if not (child := os.fork()):
-            train_loop.ECHO = 0.1
-            train_loop.watch()
+            signals.ECHO = 0.1
+            Signals().watch()
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(pause)
             os.kill(os.getpid(), signal.SIGTERM)
@@ -82,7 +87,8 @@ def test_second_signal_ends_at_once():
 def test_processes_tell_each_other_with_what_they_log(others, monkeypatch):
     """A signal to another process stops this one through the values that all of them log, without extra messages."""
     trainer = DeepTrainer.__new__(DeepTrainer)
-    monkeypatch.setattr(train_loop, "_before", {signal.SIGTERM: signal.SIG_DFL})
+    trainer.run = Run(trainer)
+    trainer.run.signals.watch()
     monkeypatch.setattr(agreement, "largest", lambda *_: pytest.fail("a message"))
 
     def aggregate(trainer, logged, size, told, ignore):
@@ -90,17 +96,43 @@ def test_processes_tell_each_other_with_what_they_log(others, monkeypatch):
 
     monkeypatch.setattr(Trainer, "_aggregate_logging_outputs", aggregate)
     assert trainer._aggregate_logging_outputs(["logged"], 3.0) == (["logged"], [3.0])
-    with pytest.raises(train_loop.Stopped) if others else contextlib.nullcontext():
-        train_loop.stop_if_signalled(trainer)
+    with pytest.raises(Stopped) if others else contextlib.nullcontext():
+        trainer.run.signals.raise_if_any(torch.device("cpu"))
+    trainer.run.stop()
 
 
 def test_handlers_are_those_before():
-    train_loop.watch()
+    training = Signals()
+    training.watch()
     os.kill(os.getpid(), signal.SIGUSR1)
-    assert train_loop.received() == signal.SIGUSR1 and train_loop._before
-    train_loop.unwatch()
-    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL and not train_loop._before
-    assert not train_loop.received(), "a later training here would be told of it"
+    assert training.first == signal.SIGUSR1 and training.watching
+    training.unwatch()
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL and not training.watching
+    assert training.first == 0, "a later training here would be told of it"
+
+
+@pytest.mark.parametrize("first_ends_first", [True, False])
+def test_handlers_of_two_trainings_are_those_of_the_one_that_runs(first_ends_first):
+    """The training that began to watch later gets the signals; after both have ended the first handlers are back."""
+    first, second = Signals(), Signals()
+    first.watch()
+    second.watch()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert (first.first, second.first) == (0, signal.SIGUSR1)
+
+    if first_ends_first:
+        first.unwatch()
+        assert signal.getsignal(signal.SIGUSR1) == second._notice
+        second.unwatch()
+        assert not second.watching
+    else:
+        second.unwatch()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert first.first == signal.SIGUSR1
+        first.unwatch()
+        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+    for kind in signals.ANSWERED:
+        signal.signal(kind, signal.SIG_DFL)
 
 
 def _load_data(ready) -> None:
@@ -117,7 +149,7 @@ def test_processes_that_load_data_outlive_a_jobs_signal():
     worker = fork.Process(target=_load_data, args=(ready,))
     worker.start()
     assert ready.wait(10)
-    for kind in train_loop.ANSWERED:
+    for kind in signals.ANSWERED:
         subprocess.run(["kill", f"-{int(kind)}", str(worker.pid)], check=True)
     worker.join(0.3)
     assert worker.is_alive()
@@ -135,7 +167,7 @@ def test_a_loader_that_is_killed_is_one_line(error):
         try:
             raise error
         except type(error) as raised:
-            train_loop.explain_lost_loader(cfg, raised)
+            datasets.explain_lost_loader(cfg, raised)
 
     with pytest.raises(UserError, match="--num-workers 2: a process that loads data was killed, .* runs/mine$"):
         _try_get_data(error)

@@ -52,13 +52,13 @@ class DeepModel(nn.Module):
     decoder_class: ClassVar[type[Decoder]] = Decoder
 
     @classmethod
-    def create(cls, cfg: Any, method: Method, source_symbols: int, target_symbols: int) -> Self:
+    def create(cls, cfg: Any, method: Method, *, source_symbols: int, target_symbols: int) -> Self:
         """Make the model of a filled and checked config and its method, in training mode.
 
         source_symbols, target_symbols: sizes of the vocabularies that the model reads and predicts, SPECIALS included.
         Values are drawn from torch's global generator.
         """
-        model = cls.assemble(cfg, method, source_symbols, target_symbols)
+        model = cls.assemble(cfg, method, source_symbols=source_symbols, target_symbols=target_symbols)
         model.method = method
         initialize(model, method, cfg.init_profile or method.init_profiles[0])
         if getattr(method.after_update, "__func__", None) is not Method.after_update:
@@ -66,7 +66,7 @@ class DeepModel(nn.Module):
         return model
 
     @classmethod
-    def assemble(cls, cfg: Any, method: Method, source_symbols: int, target_symbols: int) -> Self:
+    def assemble(cls, cfg: Any, method: Method, *, source_symbols: int, target_symbols: int) -> Self:
         """Make the modules of a filled and checked config, their values still to be drawn."""
         raise NotImplementedError
 
@@ -148,7 +148,7 @@ class EncoderDecoder(DeepModel):
         self.encoder, self.decoder = encoder, decoder
 
     @classmethod
-    def assemble(cls, cfg: Any, method: Method, source_symbols: int, target_symbols: int) -> Self:
+    def assemble(cls, cfg: Any, method: Method, *, source_symbols: int, target_symbols: int) -> Self:
         of_source = embedding(source_symbols, cfg.encoder_embed_dim)
         of_target = of_source if cfg.share_all_embeddings else embedding(target_symbols, cfg.decoder_embed_dim)
         tied = cfg.share_all_embeddings or cfg.share_decoder_input_output_embed
@@ -207,7 +207,7 @@ class LanguageModel(DeepModel):
         self.decoder = decoder
 
     @classmethod
-    def assemble(cls, cfg: Any, method: Method, source_symbols: int, target_symbols: int) -> Self:
+    def assemble(cls, cfg: Any, method: Method, *, source_symbols: int, target_symbols: int) -> Self:
         if cfg.max_target_positions is None:
             cfg.max_target_positions = cfg.tokens_per_sample
         embed_tokens = embedding(source_symbols, cfg.decoder_embed_dim)
@@ -284,11 +284,16 @@ class MaskedLanguageModel(DeepModel):
         self.encoder, self.lm_head = encoder, lm_head
 
     @classmethod
-    def assemble(cls, cfg: Any, method: Method, source_symbols: int, target_symbols: int) -> Self:
+    def assemble(cls, cfg: Any, method: Method, *, source_symbols: int, target_symbols: int) -> Self:
         embed_tokens = embedding(source_symbols, cfg.encoder_embed_dim)
-        tied = None if cfg.untie_weights_roberta else embed_tokens
-        lm_head = MaskedTokenHead(cfg.encoder_embed_dim, target_symbols, str(cfg.activation_fn), tied)
-        return cls(cls.encoder_class(cfg=cfg, method=method, embed_tokens=embed_tokens), lm_head)
+        encoder = cls.encoder_class(cfg=cfg, method=method, embed_tokens=embed_tokens)
+        lm_head = MaskedTokenHead(
+            dim=cfg.encoder_embed_dim,
+            symbols=target_symbols,
+            activation_fn=str(cfg.activation_fn),
+            embed_tokens=None if cfg.untie_weights_roberta else embed_tokens,
+        )
+        return cls(encoder, lm_head)
 
     def forward(
         self,
@@ -337,7 +342,7 @@ def build(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields: Value) -> D
     """
     config.check_names(arch, fields)
     cfg, method = config.settle(arch, **fields)
-    model = MODELS[archs.MODELS[arch]].create(cfg, method, vocab, vocab)
+    model = MODELS[archs.MODELS[arch]].create(cfg, method, source_symbols=vocab, target_symbols=vocab)
     model.built_from = Built(arch, vocab, fields)
     return model
 

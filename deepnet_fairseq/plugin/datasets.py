@@ -10,12 +10,13 @@ import logging
 import math
 import os
 import struct
+import traceback
 from pathlib import Path
 
 import numpy
 from fairseq.data import indexed_dataset, iterators
 
-from ..errors import UserError
+from ..errors import UserError, causes
 from .distributed import agreement
 
 log = logging.getLogger(__name__)
@@ -134,6 +135,18 @@ def place_now(place: dict, iterator, update_freq: int, skip_remainder: bool) -> 
     return place | {"iterations_in_epoch": iterations, BEGUN: True}
 
 
+def place_to_save(place: dict, iterator, processes: int) -> dict:
+    """Add to the state of the batches' iterator what a resume on other batches or processes needs.
+
+    place: fairseq's state; iterator: of the epoch; processes: of the training.
+    """
+    place = {key: value for key, value in place.items() if key != BEGUN}
+    place[PROCESSES] = processes
+    if place.get("iterations_in_epoch"):
+        place[BATCHES] = batches_of(iterator)
+    return place
+
+
 def _say_where(epoch: int, done: int, before: int | None, now: int, batches: int) -> None:
     """Log that an epoch goes on after `now` of its `batches`; `done` of `before` were done, or of an unknown number."""
     if before is None and done >= batches:
@@ -146,3 +159,17 @@ def _say_where(epoch: int, done: int, before: int | None, now: int, batches: int
             f"after {now} where {done} were done; in this epoch some sentences come twice, and others do not "
             "(--reset-dataloader starts the data over)"
         )
+
+
+def explain_lost_loader(cfg, error: Exception) -> None:
+    """Raise a UserError if the cause of `error` is a data-loading process that was killed. cfg: the whole config.
+
+    torch raises such an error at any place of the training; if the process was handing over a batch, a socket's error.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    halfway = not isinstance(error, RuntimeError) and any(frame.name == "_try_get_data" for frame in frames)
+    if halfway or any("DataLoader worker (pid" in str(one) for one in causes(error)):
+        raise UserError(
+            f"--num-workers {cfg.dataset.num_workers}: a process that loads data was killed, often for memory; take "
+            f"fewer, and start the training again: it resumes from {cfg.checkpoint.save_dir}"
+        ) from error

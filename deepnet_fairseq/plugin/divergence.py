@@ -24,8 +24,11 @@ FORWARD, BACKWARD = "forward", "backward"
 FFN = ("fc1", "fc2", "activation_dropout")
 
 
-class Diverged(FloatingPointError):
-    """Raised on every rank in the same update, because losses and gradients are sums over all ranks.
+class Diverged(ArithmeticError):
+    """Raised where numbers are seen not to be finite, on every rank in the same update: they are sums over all ranks.
+
+    It is no FloatingPointError: fairseq's train_step would catch that, write crash.pt, which is as large as a
+    checkpoint and is read by nothing, and repeat the update under its NanDetector, which prints a page.
 
     update: the one that could not be made, counted from 1; kind: LOSS, GRADIENTS, FLOOR or WEIGHTS; samples: the
     update's batches.

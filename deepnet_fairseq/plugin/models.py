@@ -102,7 +102,12 @@ class FairseqShell(DeepModel):
         method = method_of(cfg)
         flags.check(cfg)
         cls.fit_to(cfg, task)
-        model = cls.create(cfg, method, len(task.source_dictionary), len(task.target_dictionary))
+        model = cls.create(
+            cfg,
+            method,
+            source_symbols=len(task.source_dictionary),
+            target_symbols=len(task.target_dictionary),
+        )
         model.args = model.cfg = cfg  # attribute in which fairseq's models keep it
         model.profiled, model.profile_source = method.profiled, method.profile if method.profiled else None
         dictionaries = {"encoder": task.source_dictionary, "decoder": task.target_dictionary}
@@ -164,8 +169,8 @@ class DeepMaskedLanguageModel(FairseqShell, MaskedLanguageModel, FairseqEncoderM
             cfg.max_positions = getattr(task.cfg, "tokens_per_sample", None) or task.max_positions()
 
     @classmethod
-    def assemble(cls, cfg, method: Method, source_symbols: int, target_symbols: int):
-        model = super().assemble(cfg, method, source_symbols, target_symbols)
+    def assemble(cls, cfg, method: Method, *, source_symbols: int, target_symbols: int):
+        model = super().assemble(cfg, method, source_symbols=source_symbols, target_symbols=target_symbols)
         model.classification_heads = nn.ModuleDict()
         model.pooler = {"activation_fn": str(cfg.pooler_activation_fn), "pooler_dropout": cfg.pooler_dropout}
         model.load_checkpoint_heads = cfg.load_checkpoint_heads

@@ -26,8 +26,8 @@ from torch.utils.data._utils import signal_handling
 
 from ..core import attention
 from ..errors import UserError
-from . import calm_root_logger, chunked_cross_entropy, command_line, datasets, models, task  # noqa: F401  # registers
-from .checkpoints import atomic, exact_resume, loading, reading, saving, train_loop
+from . import calm_root_logger, chunked_cross_entropy, command_line, datasets, models, run, signals, task  # noqa: F401
+from .checkpoints import atomic, loading, reading
 from .distributed import launch
 from .optimisers import deepnet_adam, papers  # noqa: F401  # importing them registers them with fairseq
 from .trainer import DeepTrainer
@@ -43,8 +43,12 @@ def import_user_module(original: Callable[..., None], *args: Any) -> None:
 
 def call_main(original: Callable[..., None], cfg: Any, main: Callable[..., None], **others: Any) -> None:
     """Run a program's `main` with our Trainer and functions, here or in the processes that it is to have."""
-    attach(main.__globals__)
-    launch.call_main(original, cfg, main, prepare_process, **others)
+    program = attach(main.__globals__)
+    try:
+        launch.call_main(original, cfg, main, prepare_process, **others)
+    finally:
+        if program is not None:
+            program.end()
 
 
 def prepare_process(main: Callable[..., None]) -> None:
@@ -65,15 +69,15 @@ PATCHES: dict[tuple[Any, str], Handler] = {  # (module or class, function): the 
     # it drops the last sentences of a data set: --required-batch-size-multiple, fairseq/data/data_utils.py
     (data_utils, "batch_by_size"): datasets.keep_last_batch,
     # torch ends a data-loading process at any SIGTERM, and with it the training, before it has saved
-    (signal_handling, "_set_worker_signal_handlers"): train_loop.spare_worker,
+    (signal_handling, "_set_worker_signal_handlers"): signals.spare_worker,
     # it starts no processes on CPUs, and makes each of torchrun's processes a training of its own
     (distributed_utils, "call_main"): call_main,
     # a full disk ends a run, and weights that are not finite replace good ones
-    (checkpoint_utils, "save_checkpoint"): saving.save_checkpoint,
+    (checkpoint_utils, "save_checkpoint"): run.save_checkpoint,
     # a checkpoint_last.pt is lost if the run is killed while it is copied
     (PathManager, "copy"): atomic.copy,
     # it resumes from checkpoint_last.pt alone, whole or not
-    (checkpoint_utils, "load_checkpoint"): train_loop.load_checkpoint,
+    (checkpoint_utils, "load_checkpoint"): run.load_checkpoint,
     # readers of damaged files raise any error; fairseq runs settings of the file with eval()
     (checkpoint_utils, "load_checkpoint_to_cpu"): reading.load_checkpoint_to_cpu,
     # what a model or a part of one has against a checkpoint names no file: they get the weights alone
@@ -83,9 +87,9 @@ PATCHES: dict[tuple[Any, str], Handler] = {  # (module or class, function): the 
 
 PROGRAM: dict[str, Handler] = {  # the same for fairseq-train's own functions, in the namespace where its main runs
     # signals, divergence, --stop-stuck; a training that is over makes one more update each time it is started
-    "train": train_loop.train,
+    "train": run.train,
     # signals are answered after each update
-    "validate_and_save": train_loop.validate_and_save,
+    "validate_and_save": run.validate_and_save,
 }
 
 # hydra prints the exceptions of this kind in one line, all others with advice to its own developers
@@ -122,18 +126,22 @@ def attach_to_programs() -> None:
         attach(vars(module) if module is not None else {})
 
 
-def attach(namespace: dict) -> None:
+def attach(namespace: dict) -> run.Program | None:
     """Give fairseq-train, whose main looks names up in `namespace`, our Trainer and functions; leave others alone.
 
-    A process that multiprocessing has started runs main in a namespace that belongs to no module.
+    Return fairseq-train as a Program, None if `namespace` is of another. A process that multiprocessing has started
+    runs main in a namespace that belongs to no module.
     """
-    if "validate_and_save" in namespace and "Trainer" in namespace:
-        namespace["Trainer"] = DeepTrainer
-        exact_resume.program = namespace
-        for name, handler in PROGRAM.items():
-            namespace[name] = handled(namespace[name], handler)
     if "buffered_read" in namespace:  # fairseq-interactive ends in a traceback at a byte that is not UTF-8
         namespace["buffered_read"] = handled(namespace["buffered_read"], command_line.read_input)
+    if "validate_and_save" not in namespace or "Trainer" not in namespace:
+        return None
+
+    for name, handler in PROGRAM.items():
+        namespace[name] = handled(namespace[name], handler)
+    if getattr(namespace["Trainer"], "func", None) is not DeepTrainer:
+        namespace["Trainer"] = functools.partial(DeepTrainer, program=run.Program(namespace))
+    return namespace["Trainer"].keywords["program"]
 
 
 def replace(owner: Any, name: str, handler: Handler) -> None:

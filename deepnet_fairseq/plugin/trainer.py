@@ -10,8 +10,6 @@ import argparse
 import itertools
 import logging
 import math
-import os
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +18,6 @@ import torch
 from fairseq import models, optim, options, tasks, utils
 from fairseq.data import iterators
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq.file_io import PathManager
 from fairseq.logging import metrics
 from fairseq.optim import lr_scheduler
 from fairseq.trainer import Trainer
@@ -29,12 +26,13 @@ from ..core import archs
 from ..errors import UserError
 from . import datasets, stuck
 from .admin_profile import fill_profile
-from .checkpoints import atomic, epoch_weights, exact_resume, reading, saving, train_loop, vocabulary
+from .checkpoints import reading, vocabulary
 from .distributed import launch, zero
 from .divergence import FLOOR, GRADIENTS, LOSS, Diverged
 from .graphs import settings as graph_settings
 from .optimisers import half_precision, papers
 from .probing import probes_of
+from .run import Program, Run
 from .task import with_mixin
 
 logger = logging.getLogger(__name__)
@@ -44,33 +42,24 @@ FORCED = ("--distributed-world-size", "1")  # fairseq's parser takes the last of
 class DeepTrainer(Trainer):
     """Trainer of fairseq with every change that this package makes to a training step.
 
-    samples: the batches of the present update; signal: whether a signal has come to any process, None before the first
-    check; over: the value for fairseq's `train` to return if the training was over when it was started; make_as_in: the
-    epoch in which the resumed training made its batches; place: where in an epoch the loaded checkpoint was saved, as
-    the state of fairseq's iterator; iterator: the batches of the present epoch; limited: the modules whose gradients
-    are clipped apart; second_name: path that the file of the running save gets too; weights_beside: another file, for
-    its weights alone.
+    run: folder, saves and resumes of the training; samples: the batches of the present update; iterator: the batches of
+    the present epoch; limited: the modules whose gradients are clipped apart.
     """
 
     is_fsdp = False  # fairscale's, which zero.check_settings refuses
     samples: list = []  # replaced, never changed
-    signal: bool | None = None
-    over: tuple[list, bool] | None = None
-    make_as_in: int | None = None
-    place: dict = {}  # replaced, never changed
     iterator: Any = None
     limited: list | None = None
-    second_name: str | None = None
-    weights_beside: epoch_weights.Beside | None = None
     _wrapped_model: Any
     _wrapped_criterion: Any
 
     # build
 
-    def __init__(self, cfg, task, model, criterion, quantizer=None):
+    def __init__(self, cfg, task, model, criterion, quantizer=None, program: Program | None = None):
+        """Take fairseq's arguments; program: fairseq-train, None for a trainer that another program makes."""
         launch.use_default_group()
         super().__init__(cfg, task, model, criterion, quantizer)
-        self.resumed = False
+        self.run = Run(self, program)
         with_mixin(task)
         self.stuck = task.stuck = stuck.watch_of(self.cfg, criterion)
         self.probes = task.probes = probes_of(model, self.cfg.model)
@@ -154,15 +143,9 @@ class DeepTrainer(Trainer):
                 )
             if extra_state is None:
                 return None
-            self.resumed = True
             if not reset_optimizer:
                 self.use_graphs(graph_settings.kept(self._cuda_graphs, extra_state.get(graph_settings.KEY, 0)))
-            if not reset_meters:
-                exact_resume.remember(self, extra_state)
-                self.stuck.resume(extra_state)
-            # fairseq would move to a batch that this epoch may not have; go_on_from moves there
-            self.place = extra_state["train_iterator"]
-            extra_state["train_iterator"] = self.place | {"iterations_in_epoch": 0}
+            self.run.restore(extra_state, reset_meters)
         return extra_state
 
     # batches
@@ -170,8 +153,8 @@ class DeepTrainer(Trainer):
     def go_on_from(self, iterator) -> dict:
         """Move an epoch's batches to the place at which the loaded checkpoint was saved; return that place."""
         cfg = self.cfg.optimization
-        of_epoch = min(self.place["epoch"], len(cfg.update_freq)) - 1
-        place = datasets.place_now(self.place, iterator, cfg.update_freq[of_epoch], cfg.skip_remainder_batch)
+        of_epoch = min(self.run.place["epoch"], len(cfg.update_freq)) - 1
+        place = datasets.place_now(self.run.place, iterator, cfg.update_freq[of_epoch], cfg.skip_remainder_batch)
         iterator.load_state_dict(place)
         return place
 
@@ -181,7 +164,7 @@ class DeepTrainer(Trainer):
 
         fairseq makes the batches once in a process, seeded by the epoch in which the process begins.
         """
-        made_in, self.make_as_in = self.make_as_in, None
+        made_in, self.run.batches_made_in = self.run.batches_made_in, None
         if made_in is None or disable_iterator_cache or self.cfg.dataset.update_epoch_batch_itr:
             made_in = epoch
         if load_dataset and made_in != epoch:  # the data are still the present epoch's
@@ -193,7 +176,7 @@ class DeepTrainer(Trainer):
         if not hasattr(iterator, "made_in"):
             iterator.made_in, iterator.epoch = made_in, epoch
         model = self.get_model()
-        if getattr(model, "profiled", False) and not self.resumed and self.get_num_updates() == 0:
+        if getattr(model, "profiled", False) and not self.run.resumed and self.get_num_updates() == 0:
             fill_profile(model, iterator)
             model.profiled = False
         if self.probes is not None and self.probes.iterator is None:
@@ -222,35 +205,39 @@ class DeepTrainer(Trainer):
     # clip
 
     def clip_grad_norm(self, clip_norm):
-        """Show the gradients to the probes, then clip them, those of some modules apart."""
+        """Show the gradients to the probes, then clip them, those of some modules apart; return their norm.
+
+        Raises Diverged, on all processes, if the norm is not finite or the loss scale is at its floor. Under --fp16 an
+        overflow raises fairseq's OverflowError, and under --amp its scaler skips the update.
+        """
         papers.clip_apart(self)
+        try:
+            norm = self._clip_before_probes(clip_norm)
+        except FloatingPointError as error:  # of fairseq's loss scalers
+            raise Diverged(self.get_num_updates() + 1, FLOOR, self.samples) from error
+        if not self.cfg.common.amp and not torch.isfinite(norm).all():
+            raise Diverged(self.get_num_updates() + 1, GRADIENTS, self.samples)
+        return norm
+
+    def _clip_before_probes(self, clip_norm):
         if self.probes is None:
             return super().clip_grad_norm(clip_norm)
         made = False
         try:
             self.probes.see_gradients(half_precision.gradient_scale(self.optimizer))
-            norm = super().clip_grad_norm(clip_norm)  # under --fp16 an overflow raises here
+            norm = super().clip_grad_norm(clip_norm)
             made = not self.cfg.common.amp or bool(torch.isfinite(norm))
             return norm
         finally:
             self.probes.end_update(made)
 
-    def _check_grad_norms(self, grad_norm):
-        """Compare the norm of all processes; FloatingPointError on all if it is not finite.
-
-        fairseq calls norms that are not finite inconsistent between processes.
-        """
-        if not self.cfg.common.amp and not torch.isfinite(grad_norm).all():
-            raise FloatingPointError("gradients are Nan/Inf")
-        super()._check_grad_norms(grad_norm)
-
     # log
 
     def _aggregate_logging_outputs(self, logging_outputs, *sums, ignore=False):
-        """Sum the logs of all processes, and whether a signal reached any; all act on it after the same update."""
-        sums = (*sums, float(train_loop.received() > 0))
+        """Sum the logs of all processes, and whether a signal reached any, which spares a collective of its own."""
+        sums = (*sums, float(self.run.signals.first > 0))
         logging_outputs, (*sums, signals) = super()._aggregate_logging_outputs(logging_outputs, *sums, ignore=ignore)
-        self.signal = bool(signals > 0)
+        self.run.signals.told = bool(signals > 0)
         return logging_outputs, sums
 
     # validate
@@ -261,62 +248,22 @@ class DeepTrainer(Trainer):
         raise_oom: marks the batch's second try, by this process alone, in which no collective may be called.
         """
         if not raise_oom:
-            train_loop.stop_if_signalled(self)
+            self.run.signals.raise_if_any(self.device)
             self.stuck.count(sample, self.task)
         return super().valid_step(sample, raise_oom)
 
     # save
 
     def consolidate_optimizer(self):
-        """Gather the optimiser's state for a checkpoint, unless after an error the other processes do not take part.
-
-        fairseq calls it first when an update has raised an error. For a FloatingPointError it raises Diverged, before
-        fairseq writes crash.pt and repeats the update under its NanDetector: the file is as large as a checkpoint and
-        nothing reads it, and the NanDetector prints a page.
-        """
-        error = sys.exc_info()[1]
-        if isinstance(error, Diverged):
-            raise error
-        if isinstance(error, FloatingPointError) and "inconsistent between workers" not in str(error):
-            kind = FLOOR if "Minimum loss scale" in str(error) else GRADIENTS
-            raise Diverged(self.get_num_updates() + 1, kind, self.samples) from error
+        """Gather the optimiser's state for a checkpoint, unless after an error the other processes do not take part."""
         if not zero.left_alone(self):
             super().consolidate_optimizer()
 
     def save_checkpoint(self, filename, extra_state):
-        """Write a checkpoint that is whole or absent, with the state that fairseq keeps in the process only.
-
-        crash.pt, which fairseq saves while an error is on its way to the user, may fail without hiding that error.
-        """
+        """Write a checkpoint; fairseq calls it for crash.pt too, after an error. Return its path, None if it failed."""
         if zero.left_alone(self) or not self.should_save_checkpoint_on_current_rank:
             return None
-        path = os.path.abspath(filename)
-        logger.info(f"Saving checkpoint to {path}")
-        state = saving.on_cpu(self.state_dict())
-        state["extra_state"] |= extra_state | {exact_resume.KEY: exact_resume.forgotten(self)} | self.stuck.kept()
-        state["extra_state"][graph_settings.KEY] = 0 if self.graphs is None else self.graphs.chosen
-        if "train_iterator" in extra_state:
-            state["extra_state"]["train_iterator"] = self._place_to_save(extra_state["train_iterator"])
-        try:
-            atomic.save(state, filename)
-            if self.second_name is not None:
-                PathManager.copy(filename, self.second_name, overwrite=True)
-            epoch_weights.write_too(state, self.weights_beside)
-        except atomic.SaveError as error:
-            if os.path.basename(filename) != "crash.pt":
-                raise
-            logger.warning(str(error))
-            return None
-        logger.info(f"Finished saving checkpoint to {path}")
-        return path
-
-    def _place_to_save(self, place: dict) -> dict:
-        """Add to the state of the batches' iterator what a resume on other batches or processes needs."""
-        place = {key: value for key, value in place.items() if key != datasets.BEGUN}
-        place[datasets.PROCESSES] = self.data_parallel_world_size
-        if place.get("iterations_in_epoch"):
-            place[datasets.BATCHES] = datasets.batches_of(self.iterator)
-        return place
+        return self.run.write(filename, extra_state)
 
 
 def parse(flags: list[str]) -> argparse.Namespace:

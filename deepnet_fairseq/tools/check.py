@@ -23,6 +23,7 @@ from fairseq.trainer import Trainer
 from ..core import archs
 from ..core.probes.half_precision import LARGEST
 from ..errors import UserError
+from ..plugin.divergence import Diverged
 from ..plugin.flags import namespace
 from ..plugin.probe_record import FILE, Values, read_record
 from ..plugin.trainer import batches, build_trainer, parse, refuse_others, step
@@ -158,8 +159,8 @@ def train_briefly(
                     progress(seen.update, seen.loss)
                 if len(observed) == updates or time.monotonic() - start > seconds:
                     break
-        except FloatingPointError as error:
-            failure = str(error).splitlines()[0]
+        except Diverged as error:
+            failure = error.kind
             observed.append(Observed(trainer.get_num_updates(), trainer.get_lr(), math.nan, 0, {}))
         elapsed = time.monotonic() - start
         path = Path(folder) / FILE

@@ -18,9 +18,7 @@ from ...errors import UserError, causes
 from ...files import whole
 
 LAST, PREVIOUS = "checkpoint_last", "checkpoint_previous"
-LEFTOVERS = ("checkpoint*.pt.*part", "weights*.pt.*part", "crash.pt.*part")
-_cleaned: set[Path] = set()
-_spoilt: set[Path] = set()
+UNFINISHED = ("checkpoint*.pt.*part", "weights*.pt.*part", "crash.pt.*part")
 
 
 class SaveError(UserError):
@@ -62,7 +60,6 @@ def new_file(path: str | Path) -> Iterator[Path]:
     then, and if the process is killed, the old files stay as they were.
     """
     path = Path(path)
-    _clean(path.parent)
     try:
         with whole(path, follow=False) as part:
             yield part
@@ -71,13 +68,12 @@ def new_file(path: str | Path) -> Iterator[Path]:
         sync(path.parent)
     except (OSError, RuntimeError) as error:  # RuntimeError: torch's for a write that failed
         raise SaveError(path, error) from error
-    _spoilt.discard(path)
 
 
 def keep_previous(path: str | Path) -> None:
     """Link an existing checkpoint_last to the name checkpoint_previous too; leave any other `path` alone."""
     path = Path(path)
-    if not path.name.startswith(LAST) or path in _spoilt or not path.is_file():
+    if not path.name.startswith(LAST) or not path.is_file():
         return
     previous = previous_of(path)
     if previous.exists() and previous.samefile(path):  # killed between the two names
@@ -99,11 +95,6 @@ def previous_of(path: Path) -> Path:
     return path.with_name(path.name.replace(LAST, PREVIOUS, 1))
 
 
-def spoilt(path: Path) -> None:
-    """Note that `path` is damaged: the next save must not replace checkpoint_previous by it."""
-    _spoilt.add(Path(path))
-
-
 def sync(path: Path) -> None:
     """Wait until a file's content, or a folder's list of names, is on the disk; raise OSError if it cannot be."""
     handle = os.open(path, os.O_RDONLY)
@@ -113,11 +104,9 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def _clean(folder: Path) -> None:
-    """Remove, once a process, the unfinished files of runs that were killed in this folder."""
-    if folder in _cleaned:
-        return
-    _cleaned.add(folder)
-    for leftover in (file for pattern in LEFTOVERS for file in folder.glob(pattern)):
-        with suppress(OSError):
-            leftover.unlink()
+def remove_unfinished(folder: Path) -> None:
+    """Remove the unfinished files of runs that were killed in this folder; the caller holds its lock."""
+    for pattern in UNFINISHED:
+        for file in folder.glob(pattern):
+            with suppress(OSError):
+                file.unlink()

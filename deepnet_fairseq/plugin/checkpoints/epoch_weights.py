@@ -8,7 +8,6 @@ saves the state that a resume needs.
 
 from __future__ import annotations
 
-import copy
 import math
 import os
 import re
@@ -54,38 +53,22 @@ def wanted(flag: str, epoch: int, updates: int, max_epoch: int, max_update: int)
     return end == math.inf or epoch > math.floor(end) - int(match[1]) - 1
 
 
-def save_checkpoint(original, cfg, trainer, epoch_itr, val_loss):
-    """Call fairseq's save_checkpoint; --epoch-weights leaves out checkpoints of epochs and of the best score."""
-    flag = getattr(trainer.cfg.model, "epoch_weights", None)
-    if flag is None:
-        return original(cfg, trainer, epoch_itr, val_loss)
-    cfg = copy.deepcopy(cfg)
-    cfg.no_epoch_checkpoints, cfg.keep_last_epochs = True, -1
-    length, epoch, updates = trainer.cfg.optimization, epoch_itr.epoch, trainer.get_num_updates()
-    if epoch_itr.end_of_epoch():
-        if wanted(flag, epoch, updates, length.max_epoch or 0, length.max_update or 0):
-            suffix = trainer.checkpoint_suffix
-            trainer.weights_beside = Beside(Path(cfg.save_dir) / f"weights{epoch}{suffix}.pt", flag, suffix)
-        elif _goes_on(cfg, length, epoch, updates) and updates % cfg.save_interval_updates:
-            return None
-    try:
-        return original(cfg, trainer, epoch_itr, None)
-    finally:
-        trainer.weights_beside = None
+def beside(cfg, flag: str, epoch: int, suffix: str) -> Beside:
+    """Return the file for the weights of an epoch. cfg: the config's section for checkpoints."""
+    return Beside(Path(cfg.save_dir) / f"weights{epoch}{suffix}.pt", flag, suffix)
 
 
-def _goes_on(cfg, length, epoch: int, updates: int) -> bool:
+def goes_on(cfg, length, epoch: int, updates: int) -> bool:
     """Return whether the training certainly continues after this epoch and is saved by updates."""
     early = cfg.patience > 0 or length.stop_time_hours > 0 or length.stop_min_lr >= 0
     by_epoch, by_update = length.max_epoch or math.inf, length.max_update or math.inf
     return cfg.save_interval_updates > 0 and not early and epoch < by_epoch and updates < by_update
 
 
-def write_too(state: dict, beside: Beside | None) -> None:
-    """Write the weights of the checkpoint just written to a file of their own, if --epoch-weights wants them."""
-    if beside is not None:
-        atomic.save(weights_of(state), beside.path)
-        remove_old(beside.path.parent, beside.flag, beside.suffix)
+def write(state: dict, beside: Beside) -> None:
+    """Write the weights of a checkpoint to a file of their own, and remove those that last:N no longer keeps."""
+    atomic.save(weights_of(state), beside.path)
+    remove_old(beside.path.parent, beside.flag, beside.suffix)
 
 
 def weights_of(state: dict) -> dict:

@@ -253,7 +253,6 @@ def other_than_last(folder: Path, suffix: str) -> Path | None:
     if reason == "missing" and not others:
         return None
     problem = f"{last}: missing" if reason == "missing" else f"{last}: truncated or damaged ({reason})"
-    atomic.spoilt(last)
     for path in others:
         if defect := damage(path):
             log.warning(f"{path}: truncated or damaged too ({defect})")

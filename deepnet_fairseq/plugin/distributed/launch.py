@@ -29,7 +29,6 @@ from torch.distributed.elastic.utils.distributed import get_free_port
 from torch.nn.parallel import DistributedDataParallel
 
 from ...errors import UserError, causes, user_error_line
-from ..checkpoints import saving
 
 LAUNCHED = "TORCHELASTIC_RUN_ID"  # set for torchrun's processes
 TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
@@ -219,7 +218,6 @@ def _explain_in_a_line(cfg):
             f"reached ({first[:150]}); {_again(cfg)}"
         ) from error
     finally:
-        saving.release()
         _leave()
 
 

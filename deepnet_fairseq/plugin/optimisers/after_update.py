@@ -7,7 +7,7 @@ from fairseq.optim import FairseqOptimizer, FP16Optimizer, MemoryEfficientFP16Op
 from torch import nn
 
 from ...errors import UserError
-from ..checkpoints import exact_resume
+from . import float32_weights
 from .deepnet_adam import HalfPrecisionOptimizer
 
 
@@ -30,7 +30,7 @@ def apply_after_update(optimizer: FairseqOptimizer, model: nn.Module) -> None:
     if isinstance(optimizer, HalfPrecisionOptimizer):
         updated = dict(zip(optimizer.own, optimizer.weights, strict=True))
     elif half:
-        updated = dict(zip(optimizer.fp16_params, exact_resume.weights(optimizer), strict=True))
+        updated = dict(zip(optimizer.fp16_params, float32_weights.weights(optimizer), strict=True))
     else:
         updated = {parameter: parameter.data for parameter in names}
     after_update({name: updated[parameter] for parameter, name in names.items() if parameter in updated})

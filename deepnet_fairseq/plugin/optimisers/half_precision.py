@@ -13,8 +13,8 @@ from fairseq.optim import OPTIMIZER_REGISTRY, AMPOptimizer, FP16Optimizer, Memor
 from torch import Tensor
 
 from ...errors import UserError
-from ..checkpoints import exact_resume
 from ..distributed import agreement
+from . import float32_weights
 
 logger = logging.getLogger(__name__)
 # CUDA calls that fairseq makes without checking for a GPU -> their replacement on a CPU
@@ -65,12 +65,12 @@ class ExactState:
 
     def state_dict(self) -> dict:
         """Return fairseq's state, with the float32 weights and the counts of the loss scale."""
-        return exact_resume.with_weights(self, super().state_dict())
+        return float32_weights.with_weights(self, super().state_dict())
 
     def load_state_dict(self, state_dict: dict, optimizer_overrides=None) -> None:
         """Load what state_dict returned, or fairseq's state alone."""
         super().load_state_dict(state_dict, optimizer_overrides)
-        exact_resume.load_weights(self, state_dict)
+        float32_weights.load_weights(self, state_dict)
 
 
 class DeepFP16(ExactState, FP16Optimizer):

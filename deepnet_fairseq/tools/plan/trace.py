@@ -216,8 +216,9 @@ def skeleton(setting: Setting, layers: int = ALIKE, mixers: bool = True) -> Deep
     depths = {name: min(layers, fields[name]) for name in setting.layer_fields}
     cfg = config.namespace(**(fields | depths))
     method = make_method(setting.cfg if mixers else cfg)
+    read, predicted = setting.vocab
     with torch.device("meta"):
-        model = MODELS[setting.model].assemble(cfg, method, *setting.vocab)
+        model = MODELS[setting.model].assemble(cfg, method, source_symbols=read, target_symbols=predicted)
     return model.to(setting.dtype)
 
 

@@ -1,0 +1,62 @@
+"""Lock a training's --save-dir, because a second training there would replace and remove the first one's checkpoints.
+
+The lock is filelock's, on a file in the folder; the system frees it when the process ends in any way.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from ...errors import UserError
+from ..distributed import agreement
+
+NAME = ".lock"
+GRACE = 5.0  # seconds that a killed process may take to exit
+
+
+class FolderLock:
+    """Lock of at most one folder, held by rank 0 for all ranks of a training."""
+
+    def __init__(self):
+        self._held: FileLock | None = None
+
+    def take(self, folder: Path) -> None:
+        """Lock `folder`, which is made, until `release`; raise a UserError on all ranks if another training holds it.
+
+        A second call for the same folder changes nothing, one for another folder frees the first.
+        """
+        agreement.broadcast_from_first(lambda: self._take(folder.absolute()))
+
+    def release(self) -> None:
+        """Free the folder for the next training."""
+        if self._held is not None:
+            self._held.release()
+            self._held = None
+
+    def _take(self, folder: Path) -> None:
+        file = folder / NAME
+        if self._held is not None and Path(self._held.lock_file) == file:
+            return
+        self.release()
+
+        lock = FileLock(file)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock.acquire(timeout=GRACE)
+        except Timeout:
+            holder = ""
+            with suppress(OSError):
+                holder = f" ({file.read_text().strip()[:100]})"
+            problem = f"{folder}: another training holds it{holder}; wait for its end, or give another --save-dir"
+            raise UserError(problem) from None
+        except (OSError, NotImplementedError):  # read-only, or a disk without locks; fairseq says why it cannot write
+            return
+
+        self._held = lock
+        with suppress(OSError):
+            file.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")

@@ -1,0 +1,64 @@
+"""Save and restore an optimiser's float32 weights and the counts of its loss scale, bit for bit.
+
+fairseq rebuilds float32 weights from those in half precision, which have lost the lower bits, and forgets when the loss
+scale was changed.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+WEIGHTS, SCALER = "fp32_params", "loss_scaler"  # in the state of an optimiser for half precision, beside loss_scale
+
+
+def weights(optimizer) -> list[Tensor]:
+    """Return an optimiser's float32 weights in its parameters' order and shapes; [] if it has none."""
+    if hasattr(optimizer, "float32_weights"):
+        return optimizer.float32_weights()
+    params, half = getattr(optimizer, "fp32_params", None), getattr(optimizer, "fp16_params", ())
+    if params is None:
+        return []
+    if not isinstance(params, dict):
+        return [param.data for param in params]
+    [flat], sizes = params.values(), [param.numel() for param in half]  # one device: all weights are in one tensor
+    parts = flat.data[: sum(sizes)].split(sizes)
+    return [part.view(param.shape) for part, param in zip(parts, half, strict=True)]
+
+
+def with_weights(optimizer, state: dict) -> dict:
+    """Add the float32 weights, and when the loss scale was changed, to an optimiser's state."""
+    if values := weights(optimizer):
+        state[WEIGHTS] = values
+    if counts := _counts(getattr(optimizer, "scaler", None)):
+        state[SCALER] = counts
+    return state
+
+
+def _counts(scaler) -> dict:
+    """Return when the loss scale was last changed and how many updates overflowed since."""
+    if scaler is None:
+        return {}
+    if hasattr(scaler, "state_dict"):
+        return scaler.state_dict()
+    return {name: value for name, value in vars(scaler).items() if name.startswith("_")}
+
+
+def load_weights(optimizer, state_dict: dict) -> None:
+    """Restore what `with_weights` added, if the float32 weights round to those that were loaded in half precision."""
+    scaler, counts = getattr(optimizer, "scaler", None), state_dict.get(SCALER) or {}
+    if counts and hasattr(scaler, "load_state_dict"):
+        scaler.load_state_dict(counts)
+    elif counts and scaler is not None and counts.keys() == _counts(scaler).keys():
+        vars(scaler).update(counts)
+    params, saved = getattr(optimizer, "fp16_params", []), state_dict.get(WEIGHTS) or []
+    if getattr(optimizer, "fp32_params", None) is None or len(params) != len(saved):
+        return
+    if not all(torch.equal(value.to(param), param.data) for param, value in zip(params, saved, strict=True)):
+        return  # they differ from the loaded half precision: another model's, or a part of one
+    if hasattr(optimizer, "load_float32_weights"):
+        optimizer.load_float32_weights(saved)
+    else:
+        with torch.no_grad():
+            ours = weights(optimizer)
+            torch._foreach_copy_(ours, [loaded.to(value.device) for value, loaded in zip(ours, saved, strict=True)])
