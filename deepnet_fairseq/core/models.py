@@ -335,7 +335,7 @@ def build(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields: Value) -> D
     generator; the model is in training mode. Raises a UserError, with the nearest name, for an architecture or a field
     that does not exist, and, naming the flag, for fields that no model can be built from.
     """
-    config.check_names(arch, fields)
+    config.check_fields(arch, fields)
     cfg, method = config.settle(arch, **fields)
     model = MODELS[archs.MODELS[arch]].create(cfg, method, vocab, vocab)
     model.built_from = Built(arch, vocab, fields)
@@ -371,7 +371,7 @@ def parameter_count(arch: str, vocab: int = SPECIALS) -> int:
 
     They are extrapolated from stacks of one and two layers. Raises a UserError for an architecture that does not exist.
     """
-    config.check_names(arch, ())
+    config.check_fields(arch, {})
     preset, model = archs.PRESETS[arch], archs.MODELS[arch]
     depths = [f"{stack}_layers" for stack in archs.STACKS[model]]
     fields = preset | dict.fromkeys(depths, 1)
