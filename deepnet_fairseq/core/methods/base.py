@@ -85,10 +85,12 @@ class Method:
     `options`, which become attributes. Raises a KeyError for an option that the class does not have; UserError, naming
     the flag, for a value of another type, that is none of its choices, or that `check` refuses.
 
-    A subclass sets equation and paper, as tables print them, and under @register gets its name.
+    A subclass sets equation and paper, as tables print them, and under @register gets its name. title: the method's
+    name in tables and pictures for readers; by default "My method" for one that is registered as "my_method".
     """
 
     name: ClassVar[str]
+    title: ClassVar[str]
     equation: ClassVar[str]
     paper: ClassVar[str]
     norm: str = "post"  # place of the LayerNorms, which norm_place and closing_norm read
@@ -278,6 +280,8 @@ def register(name: str) -> Callable[[type[Method]], type[Method]]:
         if METHODS.setdefault(name, cls) is not cls:
             raise ValueError(f"method {name!r} is registered twice")
         cls.name = name
+        if "title" not in vars(cls):  # one of a base class is another method's
+            cls.title = name.replace("_", " ").capitalize()
         announce(METHODS, name)
         return cls
 

@@ -42,6 +42,7 @@ class Shrink(FullPrecision, Residual):
 class GPAS(Method):
     """Pre-LN with a Shrink in place of every merge; a layer's merges share one g_l. UserError for a clip below 0."""
 
+    title = "GPAS"
     equation = "z - SiLU(g_l) sg(z), z = x + f(LN(x)), g_l = 0 at first"
     paper = "Chen et al. 2025"
     norm = "pre"

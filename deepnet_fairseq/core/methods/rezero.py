@@ -44,6 +44,7 @@ class Narrow(nn.Module):
 class ReZero(Method):
     """Residual branches without LayerNorm, merged by a Gate; a layer's gates share one a_l, unless per_sublayer."""
 
+    title = "ReZero"
     equation = "x + a_l f(x), a_l = 0 at first"
     paper = "Bachlechner et al. 2020"
     norm = "none"
