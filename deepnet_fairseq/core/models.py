@@ -124,9 +124,20 @@ class DeepModel(nn.Module):
         state_dict = checkpoint_fit.with_split_projections(self.renamed(state_dict))
         state_dict = checkpoint_fit.without_foreign_keys(state_dict, self.state_dict())
         if strict:
-            checkpoint_fit.check_fit(state_dict, self.state_dict())
-            checkpoint_fit.check_ties(state_dict, self)
+            self._check_fit(state_dict)
         return nn.Module.load_state_dict(self, state_dict, strict)
+
+    def _check_fit(self, state_dict: dict[str, Tensor]) -> None:
+        """Raise a UserError for the first thing in which a state dict is another model's."""
+        constants, lacked = [], []
+        for name, stack in self.stacks().items():
+            constants += [f"{name}.{constant}" for constant in stack.constants]
+            lacked += [f"{name}.{constant}" for constant in stack.lacked_constants(state_dict, f"{name}.")]
+
+        checkpoint_fit.check_fit(state_dict, self.state_dict(), constants, lacked)
+        for name, stack in self.stacks().items():
+            stack.check_constants(state_dict, f"{name}.")
+        checkpoint_fit.check_ties(state_dict, self)
 
     def renamed(self, state_dict: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Rename a checkpoint's entries to the names they have here."""

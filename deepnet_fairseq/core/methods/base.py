@@ -248,9 +248,13 @@ class Method:
 
     # the built model
 
-    def constants(self, stack: str) -> dict[str, float]:
-        """Return numbers of the forward pass that no parameter holds; saved with the model and checked on loading."""
-        return {}
+    def constants(self, stack: str) -> dict[str, float] | None:
+        """Return numbers of the forward pass that no parameter holds; saved with the model and compared on loading.
+
+        None, the default, takes those that constants.found sees in the modules of the slots. A method names its own
+        where others are meant: one that no module holds, or fewer, {} for none.
+        """
+        return None
 
     def after_update(self, weights: Mapping[str, Tensor]) -> None:
         """Change weights in place after each step of the optimiser, without gradients.

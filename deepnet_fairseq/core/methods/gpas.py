@@ -56,6 +56,9 @@ class GPAS(Method):
         if not 0 <= self.clip < math.inf:
             raise UserError(f"--gpas-clip {self.clip}: must be a number from 0 on")
 
+    def constants(self, stack):
+        return {}  # the clip is of a training, which may resume with another
+
     def residual(self, site):
         g = self.gates.setdefault((site.stack, site.layer), nn.Parameter(torch.tensor(0.0)))
         return Shrink(g, self.clip)

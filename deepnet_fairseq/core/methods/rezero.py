@@ -57,6 +57,9 @@ class ReZero(Method):
         super().__init__(*args, **options)
         self.gates: dict[tuple, nn.Parameter] = {}
 
+    def constants(self, stack):
+        return {}  # `widen` is a matter of precision, which may change
+
     def residual(self, site):
         owner = (site.stack, site.layer, site.sublayer if self.per_sublayer else None)
         return Gate(self.gates.setdefault(owner, nn.Parameter(torch.tensor(0.0))), self.fp32)
