@@ -1,6 +1,7 @@
 """Tests that a method of a `--user-dir` is equal to ours: options are flags, titles are shown, constants compared."""
 
 import contextlib
+import dataclasses
 import pickle
 import re
 from itertools import count
@@ -17,6 +18,7 @@ from deepnet_fairseq.core import models as core_models
 from deepnet_fairseq.core.methods import METHODS, Method, Option, register
 from deepnet_fairseq.core.methods.base import LISTENERS
 from deepnet_fairseq.core.methods.deepnorm import DeepNorm
+from deepnet_fairseq.core.modifiers import MODIFIERS, Modifier, register_modifier
 from deepnet_fairseq.core.slots import Residual
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin import flags
@@ -206,6 +208,21 @@ def test_an_option_is_a_field_of_every_config(tmp_path):
 
     with pytest.raises(UserError, match=f"--method {name}: .*--user-dir"):
         load(tmp_path / "model.pt")
+
+
+def test_a_modifier_is_a_flag_too():
+    deepnet_fairseq.register()
+    modifier = type("Own", (Modifier,), {"help": "", "options": {"rate": Option(0.5, "rate")}})
+    register_modifier("own_modifier")(modifier)
+    try:
+        fields = {field.name for field in dataclasses.fields(flags.CONFIGS["deepnet_lm"])}
+        assert {"own_modifier", "own_modifier_rate"} <= fields
+        with pytest.raises(UserError, match="--own-modifier-rate"):
+            small(own_modifier=True, own_modifier_rate="0.5")
+    finally:
+        del MODIFIERS["own_modifier"]
+        for listener in LISTENERS:
+            listener()
 
 
 def test_an_option_may_not_have_the_name_of_another_field():

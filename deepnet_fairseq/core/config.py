@@ -20,6 +20,7 @@ from ..errors import UserError
 from . import archs
 from .initialisation import PROFILES
 from .methods import METHODS, Method, Option, get_method
+from .methods.base import LISTENERS
 from .modifiers import MODIFIERS, Modifier, make_method
 from .modules import ACTIVATIONS
 
@@ -121,6 +122,15 @@ def config_class(model: str) -> type:
     Raises a ValueError for an option whose field another one, or the model itself, has already.
     """
     return _config_class(model, tuple(METHODS.values()), tuple(MODIFIERS.values()))
+
+
+def _check_registered() -> None:
+    """Raise a ValueError for an option that cannot be a field: whoever registers it is told so at once."""
+    for model in CONFIGS:
+        config_class(model)
+
+
+LISTENERS.append(_check_registered)
 
 
 @lru_cache

@@ -36,6 +36,8 @@ class Modifier:
     def __init__(self, method: Method, **options: Value):
         self.method = method
         self.values: dict[str, Any] = {key: option.default for key, option in self.options.items()} | options
+        for key, value in self.values.items():
+            self.options[key].check(self.flag(key), value)
         self.check()
 
     def __getattr__(self, name: str) -> Any:

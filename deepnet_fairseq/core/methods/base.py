@@ -66,6 +66,11 @@ class Option:
             return isinstance(value, int | float) and not isinstance(value, bool)
         return value is None or isinstance(value, str)
 
+    def check(self, flag: str, value: Value) -> None:
+        """Raise a UserError, naming the flag, for a value that the option does not take."""
+        if not self.takes(value):
+            raise UserError(f"{flag} {value}: must be {self.kind}")
+
     def parse(self, text: str) -> bool | int | float | str:
         """Convert a text to the option's value; raise a ValueError if it is not one."""
         if isinstance(self.default, bool):
@@ -110,9 +115,7 @@ class Method:
     def __init__(self, N: int, M: int, **options: Value):
         self.num_encoder_layers, self.num_decoder_layers = N, M
         for key, value in ({key: option.default for key, option in self.options.items()} | options).items():
-            option = self.options[key]
-            if not option.takes(value):
-                raise UserError(f"{self.flag(key)} {value}: must be {option.kind}")
+            self.options[key].check(self.flag(key), value)
             setattr(self, key, value)
         self.check()
 
@@ -265,7 +268,7 @@ class Method:
 
 
 def announce(registry: dict[str, Any], name: str) -> None:
-    """Tell the listeners of an entry of a registry; take it out again if one of them cannot live with it."""
+    """Call the listeners for the new entry `name` of a registry, which is taken out again if one of them raises."""
     try:
         for listener in LISTENERS:
             listener()
