@@ -35,7 +35,7 @@ from ..core.methods import METHODS, get_method
 from ..errors import UserError
 from ..files import check_file, read_object, whole
 from ..study.figures import training_losses
-from ..study.plots import LABELS, METADATA, Panel, Picture, Series, draw, style_of_setting
+from ..study.plots import METADATA, Panel, Picture, Series, draw, style_of_setting
 from ..study.runs import FILES, RecordedRun, read_records
 from ..study.scoring.generated import read_corpus
 from ..study.scoring.scores import score
@@ -480,7 +480,7 @@ def _series(rows: list[Best], method: str, values: str, rank: int) -> Series:
     points = {depth: fmean(some) for depth, some in by_depth.items() if some}
     band = {depth: (min(some), max(some)) for depth, some in by_depth.items() if len(some) > 1}
     failed = [depth for depth in by_depth if depth not in points]
-    return Series(style_of_setting(rank, LABELS.get(method, method)), points, failed=failed, band=band)
+    return Series(style_of_setting(rank, get_method(method).title), points, failed=failed, band=band)
 
 
 def compare(grid: Grid, plot: Path | None = None, as_json: bool = False) -> str:
