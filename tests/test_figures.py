@@ -12,7 +12,7 @@ from deepnet_fairseq.core.methods import METHODS
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.study import paper
 from deepnet_fairseq.study.figures import EVERY, chosen, fitted, methods_of_panel, redraw
-from deepnet_fairseq.study.plots import LABELS, style_of, text
+from deepnet_fairseq.study.plots import style_of, text
 from deepnet_fairseq.study.runs import RecordedRun
 
 from .support.recorded import every_figure, falling, record
@@ -202,12 +202,12 @@ def test_learned_scales(normformer):
 
 
 def test_methods_of_one_panel_stay_apart():
-    """Every method is in a panel; labelled methods of a panel differ in colour or marker."""
+    """Every method is in a panel; the methods of a panel differ in colour or marker."""
     groups = [methods_of_panel(norm) for norm in ("post", "none", "pre")]
     assert all(group[0] == "deepnorm" for group in groups)
     assert sorted(name for group in groups for name in group[1:]) == sorted(METHODS.keys() - {"deepnorm"})
     for group in groups:
-        styles = [(style.colour, style.marker) for style in map(style_of, group) if style.label in LABELS.values()]
+        styles = [(style.colour, style.marker) for style in map(style_of, group)]
         assert len(set(styles)) == len(styles) > 1
 
 

@@ -70,7 +70,7 @@ def test_other_methods(saved):
 def test_constants_of_another_depth():
     """Layers cut from a deeper model are refused, because alpha is that of the depth they were trained at."""
     state = small(2).state_dict() | {"encoder.alpha": torch.tensor(3.415742)}
-    refused(state, small(2), "encoder.alpha", "3.416", "other depths")
+    refused(state, small(2), "encoder.alpha", "3.41574", "other depths")
 
 
 def constants_of(model):
@@ -79,6 +79,11 @@ def constants_of(model):
     return {
         f"{name}.{key}": state[f"{name}.{key}"] for name, stack in model.stacks().items() for key in stack.constants
     }
+
+
+def listed(constants):
+    """Return constants as numbers, which can be compared."""
+    return {name: value.tolist() for name, value in constants.items()}
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
@@ -109,7 +114,7 @@ def test_a_part_of_a_model_of_another_depth(method):
         lambda: [value.copy_(torch.full_like(value, 9.0)) for value in constants_of(model).values()],
     ):
         load()
-        assert constants_of(model) == own
+        assert listed(constants_of(model)) == listed(own)
 
     again = small(method=method, encoder_layers=6, decoder_layers=2)
     again.load_state_dict(model.state_dict())

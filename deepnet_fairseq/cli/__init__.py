@@ -30,8 +30,8 @@ MOVED = {  # commands of release 0.1
     "init-report": "methods NAME --weights ARCH", "prepare-text": "prepare text",
     "significance": "score BASELINE SYSTEM...",
 }  # fmt: skip
-# commands that build models and are no program of fairseq's, which has the flag itself
-OWN_METHODS = ("methods", "verify", "plan", "export", "average")
+# commands that name methods and do not pass on fairseq's flags, of which --user-dir is one
+OWN_METHODS = ("methods", "verify", "plan", "export", "average", "translate", "quickstart", "report")
 
 
 class Help(argparse.HelpFormatter):

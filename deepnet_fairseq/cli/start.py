@@ -22,7 +22,7 @@ def quickstart(args) -> None:
     from ..tools.quickstart import quickstart
 
     methods = args.methods.split(",")
-    print(quickstart(methods, args.depth, args.updates, args.seed, Path(args.out)))
+    print(quickstart(methods, args.depth, args.updates, args.seed, Path(args.out), args.user_dir))
 
 
 def compare(args) -> None:

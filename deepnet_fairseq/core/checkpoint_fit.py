@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from torch import Tensor, nn
 
@@ -11,6 +11,7 @@ from ..errors import UserError
 
 StateDict = dict[str, Tensor]
 ROUNDING = 0.01  # relative difference of constants that half precision explains
+EXACT = 1e-5  # of constants that were always saved in float32
 DEPTHS = "give those of its run, or take over parts of it as docs/checkpoints.md says"
 
 # fairseq's `transformer` marks its format with `version`; release 0.12.2 also doubles encoder weights, all zero
@@ -49,10 +50,12 @@ def without_foreign_keys(state: StateDict, own: StateDict) -> StateDict:
     return {key: value for key, value in state.items() if key in own or not FOREIGN_KEY.fullmatch(key)}
 
 
-def check_fit(state: StateDict, own: StateDict) -> None:
-    """Raise a UserError for the first of depth, method, shapes and constants in which a checkpoint and a model differ.
+def check_fit(state: StateDict, own: StateDict, constants: Collection[str] = (), lacked: Collection[str] = ()) -> None:
+    """Raise a UserError for the first of depth, method and shapes in which a checkpoint and a model differ.
 
-    state, own: their state dicts. The message names the flag where that is known; fairseq's loader adds the file.
+    state, own: their state dicts; constants: names in `own` whose numbers Stack.check_constants compares; lacked: those
+    that the checkpoint should have and has not. The message names the flag where that is known; fairseq's loader adds
+    the file.
     """
     for stack in ("encoder", "decoder"):
         saved, built = depth(state, stack), depth(own, stack)
@@ -61,7 +64,8 @@ def check_fit(state: StateDict, own: StateDict) -> None:
         if saved != built:
             way = f"give --{stack}-layers {saved}, or for a new training another --save-dir"
             raise UserError(f"holds {saved} {stack} layers, this model has {built}; {way}")
-    missing, extra = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
+    missing = sorted((own.keys() - state.keys() - set(constants)) | set(lacked))
+    extra = sorted(state.keys() - own.keys())
     if missing or extra:
         raise UserError(
             "was trained with another --method or modifier, or other embedding flags: "
@@ -69,12 +73,8 @@ def check_fit(state: StateDict, own: StateDict) -> None:
             f"{_flags(missing, extra) or 'train with the flags of its own run'}"
         )
     for key, value in own.items():
-        if state[key].shape != value.shape:
+        if key not in constants and state[key].shape != value.shape:
             raise UserError(_other_shape(key, tuple(state[key].shape), tuple(value.shape), own))
-    constants = [key for key, value in own.items() if key.count(".") == 1 and value.dim() == 0]
-    for key in constants:
-        if problem := other_constant(key, float(state[key]), float(own[key])):
-            raise UserError(f"{problem}; {DEPTHS}")
 
 
 def check_ties(state: StateDict, model: nn.Module) -> None:
@@ -119,14 +119,21 @@ def _flags(missing: list[str], extra: list[str]) -> str:
     return " and ".join(advice)
 
 
-def other_constant(key: str, saved: float, built: float) -> str | None:
+def other_constant(key: str, saved: Tensor, built: float | list[float], rounding: float = ROUNDING) -> str | None:
     """Say how a constant of the method in a checkpoint differs from the model's; None if it does not.
 
-    key: its name in the state dict; saved: number in the checkpoint; built: number by which the model computes.
+    key: its name in the state dict; saved: its number or numbers in the checkpoint; built: those by which the model
+    computes; rounding: relative difference that is none.
     """
-    if abs(saved - built) <= ROUNDING * abs(built):
-        return None
-    return f"{key} is {saved:.4g}, this model's {built:.4g}: trained at other depths or options"
+    reason = "trained at other depths or options, or by another formula"
+    numbers = saved.flatten().tolist()
+    own = built if isinstance(built, list) else [built]
+    if len(numbers) != len(own):
+        return f"{key} has {len(numbers)} numbers, this model's {len(own)}: {reason}"
+    for number, mine in zip(numbers, own, strict=True):
+        if number != mine and not abs(number - mine) <= rounding * abs(mine):
+            return f"{key} is {number:.6g}, this model's {mine:.6g}: {reason}"
+    return None
 
 
 def _some(verb: str, keys: list[str]) -> str:

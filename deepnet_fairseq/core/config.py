@@ -1,7 +1,7 @@
 """Config classes of the three models, with fields named as the flags of fairseq's `transformer`.
 
 A config is filled in as fairseq's command line would do it; settings that no model can be built from are refused by
-flag.
+flag. A method's options are fields as soon as it is registered, wherever its file is: config_class has them all.
 
 The classes are flat because fairseq's hierarchical TransformerConfig, given as a model's dataclass, trains six layers
 whatever the flags say. Depth and widths default to None: archs.fill gives them the architecture's numbers, by one path
@@ -11,19 +11,21 @@ for command line, preset and YAML.
 import argparse
 import dataclasses
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, make_dataclass
+from functools import lru_cache
 from typing import Any, Optional  # fairseq reads field types at run time and does not know X | None
 
 from ..errors import UserError
 from . import archs
 from .initialisation import PROFILES
 from .methods import METHODS, Method, Option, get_method
-from .modifiers import MODIFIERS, make_method
+from .methods.base import LISTENERS
+from .modifiers import MODIFIERS, Modifier, make_method
 from .modules import ACTIVATIONS
 
 ACTIVATION = "activation of the feed-forward branch"
-METHOD = f"stabilisation method: {', '.join(sorted(METHODS))}"
+METHOD = "stabilisation method"
 LONGEST = 1024  # tokens of a sentence
 
 
@@ -74,24 +76,6 @@ class DecoderFields:
     share_decoder_input_output_embed: bool = flag(False, "one matrix for decoder input and output embeddings")
 
 
-def with_options(fields: type) -> type:
-    """Class decorator that adds the modifiers, and the options of modifiers and methods, to the dataclass `fields`."""
-    more: list[tuple] = []
-    for method in METHODS.values():
-        more += [_option_field(method.name, key, f"--method {method.name}", one) for key, one in method.options.items()]
-    for name, modifier in MODIFIERS.items():
-        more.append((name, bool, flag(False, f"{modifier.help}, in any method")))
-        more += [_option_field(name, key, modifier.flag(), one) for key, one in modifier.options.items()]
-    names = {"__module__": __name__, "__doc__": fields.__doc__}
-    return make_dataclass(fields.__name__, more, bases=(fields,), namespace=names)
-
-
-def _option_field(name: str, key: str, of: str, option: Option) -> tuple:
-    kind = Optional[str] if option.default is None else type(option.default)
-    return f"{name}_{key}", kind, flag(option.default, f"{of}: {option.help}", option.choices)
-
-
-@with_options
 @dataclass
 class DeepTransformerConfig(DecoderFields, EncoderFields, Common):
     """Flags of `deepnet_transformer`."""
@@ -101,7 +85,6 @@ class DeepTransformerConfig(DecoderFields, EncoderFields, Common):
     max_target_positions: int = flag(LONGEST, "longest target sentence in tokens")
 
 
-@with_options
 @dataclass
 class DeepLanguageModelConfig(DecoderFields, Common):
     """Flags of `deepnet_lm`; None where the architecture decides."""
@@ -113,7 +96,6 @@ class DeepLanguageModelConfig(DecoderFields, Common):
     max_target_positions: Optional[int] = flag(LONGEST, "longest sample in tokens")
 
 
-@with_options
 @dataclass
 class DeepMaskedLanguageModelConfig(EncoderFields, Common):
     """Flags of `deepnet_masked_lm`; None where the architecture decides."""
@@ -127,11 +109,65 @@ class DeepMaskedLanguageModelConfig(EncoderFields, Common):
     max_positions: Optional[int] = flag(LONGEST, "longest sample in tokens, by default the task's")
 
 
-CONFIGS: dict[str, type] = {
+CONFIGS: dict[str, type] = {  # a model's own fields; config_class adds those of methods and modifiers
     archs.MODEL_NAME: DeepTransformerConfig,
     archs.LM: DeepLanguageModelConfig,
     archs.MASKED_LM: DeepMaskedLanguageModelConfig,
 }
+
+
+def config_class(model: str) -> type:
+    """Return a dataclass of a model's own fields, the modifiers, and the options of all that is registered by now.
+
+    Raises a ValueError for an option whose field another one, or the model itself, has already.
+    """
+    return _config_class(model, tuple(METHODS.values()), tuple(MODIFIERS.values()))
+
+
+def _check_registered() -> None:
+    """Raise a ValueError for an option that cannot be a field: whoever registers it is told so at once."""
+    for model in CONFIGS:
+        config_class(model)
+
+
+LISTENERS.append(_check_registered)
+
+
+@lru_cache
+def _config_class(model: str, methods: tuple[type[Method], ...], modifiers: tuple[type[Modifier], ...]) -> type:
+    own = {one.name: one for one in dataclasses.fields(CONFIGS[model])}
+    listed = flag(own["method"].default, f"{METHOD}: {', '.join(sorted(method.name for method in methods))}")
+
+    added: dict[str, tuple] = {}
+    for name, kind, one in _option_fields(methods, modifiers):
+        if name in own or name in added:
+            raise ValueError(f"{name}: the name of two fields of a config; rename the option, method or modifier")
+        added[name] = (name, kind, one)
+
+    return make_dataclass(
+        CONFIGS[model].__name__,
+        [("method", own["method"].type, listed), *added.values()],
+        bases=(CONFIGS[model],),
+        namespace={"__module__": __name__, "__doc__": CONFIGS[model].__doc__},
+    )
+
+
+def _option_fields(
+    methods: Iterable[type[Method]], modifiers: Iterable[type[Modifier]]
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yield name, type and field of each option of a method, of each modifier and of each option of one."""
+    for method in methods:
+        for key, option in method.options.items():
+            yield _option_field(method.name, key, f"--method {method.name}", option)
+    for modifier in modifiers:
+        yield modifier.modifier, bool, flag(False, f"{modifier.help}, in any method")
+        for key, option in modifier.options.items():
+            yield _option_field(modifier.modifier, key, modifier.flag(), option)
+
+
+def _option_field(name: str, key: str, of: str, option: Option) -> tuple[str, Any, Any]:
+    kind = Optional[str] if option.default is None else type(option.default)
+    return f"{name}_{key}", kind, flag(option.default, f"{of}: {option.help}", option.choices)
 
 
 def settle(arch: str, **fields: Any) -> tuple[argparse.Namespace, Method]:
@@ -141,7 +177,7 @@ def settle(arch: str, **fields: Any) -> tuple[argparse.Namespace, Method]:
     default; lengths are 1024 tokens by default.
     Raises a UserError, naming the flag, for settings that no model can be built from.
     """
-    known = dataclasses.fields(CONFIGS[archs.model_of(argparse.Namespace(arch=arch))])
+    known = dataclasses.fields(config_class(archs.model_of(argparse.Namespace(arch=arch))))
     cfg = argparse.Namespace(**({field.name: field.default for field in known} | fields | {"arch": arch}))
     return cfg, method_of(cfg)
 
@@ -152,15 +188,16 @@ def namespace(arch: str, **fields: Any) -> argparse.Namespace:
     return cfg
 
 
-def check_names(arch: str, fields: Iterable[str], more: Iterable[str] = ()) -> None:
-    """Refuse an architecture, and the first of some fields by name, that do not exist.
+def check_fields(arch: str, fields: Mapping[str, Any], more: Iterable[str] = ()) -> None:
+    """Refuse an architecture, a method, and the first of some fields by name, that do not exist.
 
-    more: names that are fields too. Raises a UserError with the nearest name that exists.
+    fields: by name; more: names that are fields too. Raises a UserError, for a field with the nearest name that exists.
     """
     if arch not in archs.PRESETS:
         raise UserError(archs.unknown(f"--arch {arch}"))
-    known = {field.name for field in dataclasses.fields(CONFIGS[archs.MODELS[arch]])} | set(more)
-    known |= {f"{method.name}_{key}" for method in METHODS.values() for key in method.options}  # also registered later
+    if fields.get("method") is not None:  # before its options, which are no fields until it is registered
+        get_method(fields["method"])
+    known = {field.name for field in dataclasses.fields(config_class(archs.MODELS[arch]))} | set(more)
     for name in fields:
         if name not in known:
             near = difflib.get_close_matches(name, sorted(known), n=1)

@@ -124,9 +124,20 @@ class DeepModel(nn.Module):
         state_dict = checkpoint_fit.with_split_projections(self.renamed(state_dict))
         state_dict = checkpoint_fit.without_foreign_keys(state_dict, self.state_dict())
         if strict:
-            checkpoint_fit.check_fit(state_dict, self.state_dict())
-            checkpoint_fit.check_ties(state_dict, self)
+            self._check_fit(state_dict)
         return nn.Module.load_state_dict(self, state_dict, strict)
+
+    def _check_fit(self, state_dict: dict[str, Tensor]) -> None:
+        """Raise a UserError for the first thing in which a state dict is another model's."""
+        constants, lacked = [], []
+        for name, stack in self.stacks().items():
+            constants += [f"{name}.{constant}" for constant in stack.constants]
+            lacked += [f"{name}.{constant}" for constant in stack.lacked_constants(state_dict, f"{name}.")]
+
+        checkpoint_fit.check_fit(state_dict, self.state_dict(), constants, lacked)
+        for name, stack in self.stacks().items():
+            stack.check_constants(state_dict, f"{name}.")
+        checkpoint_fit.check_ties(state_dict, self)
 
     def renamed(self, state_dict: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Rename a checkpoint's entries to the names they have here."""
@@ -340,7 +351,7 @@ def build(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields: Value) -> D
     generator; the model is in training mode. Raises a UserError, with the nearest name, for an architecture or a field
     that does not exist, and, naming the flag, for fields that no model can be built from.
     """
-    config.check_names(arch, fields)
+    config.check_fields(arch, fields)
     cfg, method = config.settle(arch, **fields)
     model = MODELS[archs.MODELS[arch]].create(cfg, method, source_symbols=vocab, target_symbols=vocab)
     model.built_from = Built(arch, vocab, fields)
@@ -376,7 +387,7 @@ def parameter_count(arch: str, vocab: int = SPECIALS) -> int:
 
     They are extrapolated from stacks of one and two layers. Raises a UserError for an architecture that does not exist.
     """
-    config.check_names(arch, ())
+    config.check_fields(arch, {})
     preset, model = archs.PRESETS[arch], archs.MODELS[arch]
     depths = [f"{stack}_layers" for stack in archs.STACKS[model]]
     fields = preset | dict.fromkeys(depths, 1)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from .methods import Method, Option, get_method
-from .methods.base import Value
+from .methods.base import Value, announce
 from .slots import ByRole, FullPrecision, Site
 
 MODIFIERS: dict[str, type[Modifier]] = {}
@@ -36,6 +36,8 @@ class Modifier:
     def __init__(self, method: Method, **options: Value):
         self.method = method
         self.values: dict[str, Any] = {key: option.default for key, option in self.options.items()} | options
+        for key, value in self.values.items():
+            self.options[key].check(self.flag(key), value)
         self.check()
 
     def __getattr__(self, name: str) -> Any:
@@ -53,12 +55,13 @@ class Modifier:
 
 
 def register_modifier(name: str) -> Callable[[type[Modifier]], type[Modifier]]:
-    """Class decorator that offers a Modifier as --NAME; ValueError if another class has the name."""
+    """Class decorator that offers a Modifier as --NAME, as `register` does a method; ValueError for a name in use."""
 
     def add(cls: type[Modifier]) -> type[Modifier]:
         if MODIFIERS.setdefault(name, cls) is not cls:
             raise ValueError(f"modifier {name!r} is registered twice")
         cls.modifier = name
+        announce(MODIFIERS, name)
         return cls
 
     return add

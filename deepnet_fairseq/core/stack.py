@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ..errors import UserError
 from . import checkpoint_fit
 from .cache import SENTENCES, DecoderCache, EncoderOutput, Sentences
+from .constants import Constants, found
 from .layer import CausalLayer, DecoderLayer, EncoderLayer, Layer, StackShape
 from .methods import Method
 from .modules import Dropout, LearnedPositions, SinusoidalPositions, empty_linear, submodules, to_add
@@ -60,10 +61,17 @@ class Stack(nn.Module):
         self.beginning = method.beginning(shape.stack, shape.dim)
         self.mixer = method.mixer(shape.stack, shape.dim)
         self.ending = method.ending(shape.stack, shape.dim)
-        self.constants = method.constants(shape.stack)
+        told = method.constants(shape.stack)
+        self.finds_constants = told is None
+        self.constants: Constants = self.found_constants() if told is None else told
+
+    def found_constants(self) -> dict[str, float | list[float]]:
+        """Return the constants of a method that does not name them, by constants.found."""
+        places = (place for layer in self.layers for place in layer.norm_place.values())
+        return found(self.slots(), places)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        """Add the stack's own parameters, and the method's constants as tensors (), to a state dict.
+        """Add the stack's own parameters, and the method's constants as tensors () or (numbers,), to a state dict.
 
         The constants are no buffers: the layers compute with the method's numbers, and what a checkpoint says of them
         is made from the same numbers, whatever has been loaded.
@@ -78,10 +86,27 @@ class Stack(nn.Module):
         With strict=False the stack keeps its own constants, and a warning says so.
         """
         if strict:
-            for name, value in self.constants.items():
-                if name in state_dict and (problem := self._other_constant(name, state_dict[name], value)):
-                    raise UserError(f"{problem}; {checkpoint_fit.DEPTHS}")
+            self.check_constants(state_dict)
         return super().load_state_dict(state_dict, strict, assign)
+
+    def check_constants(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:
+        """Raise a UserError for the first constant in a state dict that is not this stack's.
+
+        prefix: of the stack's entries, "encoder." in a model's state dict.
+        """
+        for name in self.constants:
+            saved = state_dict.get(f"{prefix}{name}")
+            if saved is not None and (problem := self._other_constant(name, saved)):
+                raise UserError(f"{problem}; {checkpoint_fit.DEPTHS}")
+
+    def lacked_constants(self, state_dict: Mapping[str, Any], prefix: str = "") -> list[str]:
+        """List the constants that a state dict should have and has not.
+
+        One without any is older than the first that were found, or a plain Transformer's, and lacks none; those that a
+        method names are always asked for.
+        """
+        lacked = [name for name in self.constants if f"{prefix}{name}" not in state_dict]
+        return [] if self.finds_constants and len(lacked) == len(self.constants) else lacked
 
     def _load_from_state_dict(
         self,
@@ -98,27 +123,27 @@ class Stack(nn.Module):
         torch calls this for each module of whatever is loaded, a whole model or the stack alone, and says of what is
         missing or unexpected afterwards, if it was asked to be strict.
         """
-        found = set()
+        missing_keys += [f"{prefix}{name}" for name in self.lacked_constants(state_dict, prefix)]
         for key in list(state_dict):
             name = key.removeprefix(prefix)
             if "." in name:  # of a module inside
                 continue
             if name in self.constants:
-                found.add(name)
                 saved = state_dict.pop(key)  # from torch's copy, for to torch it is no part of the module
-                if problem := self._other_constant(name, saved, self.constants[name]):
+                if problem := self._other_constant(name, saved):
                     unexpected_keys.append(problem)
                     logger.warning(f"{problem}; this model keeps its own")
-            elif state_dict[key].dim() == 0:
+            elif not checkpoint_fit.FOREIGN_KEY.fullmatch(f"{self.name}.{name}"):
                 logger.warning(f"{self.name}.{name}: a constant of another method; this model has none")
 
-        missing_keys += [f"{prefix}{name}" for name in self.constants if name not in found]
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
 
-    def _other_constant(self, name: str, saved: Tensor, value: float) -> str | None:
-        return checkpoint_fit.other_constant(f"{self.name}.{name}", float(saved), value)
+    def _other_constant(self, name: str, saved: Tensor) -> str | None:
+        exact = self.finds_constants and saved.dtype not in (torch.float16, torch.bfloat16)
+        rounding = checkpoint_fit.EXACT if exact else checkpoint_fit.ROUNDING
+        return checkpoint_fit.other_constant(f"{self.name}.{name}", saved, self.constants[name], rounding)
 
     def embed(
         self, tokens: Tensor, positions: Tensor | None, token_embeddings: Tensor | None = None

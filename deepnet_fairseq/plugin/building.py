@@ -16,7 +16,7 @@ from ..core import archs
 from ..core.models import SPECIALS
 from ..errors import UserError
 from .checkpoints import vocabulary
-from .flags import check_names, config_of, namespace
+from .flags import check_fields, config_of, namespace
 from .models import MODELS, FairseqShell
 
 EMBEDDINGS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
@@ -45,7 +45,7 @@ def build(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields: Any) -> Fai
 
     fields: settings of the model by name, and flags of TrainingFlags.
     """
-    check_names(arch, fields)
+    check_fields(arch, fields)
     return MODELS[archs.MODELS[arch]].build_model(namespace(arch=arch, **fields), blank_task(vocab))
 
 

@@ -1,14 +1,16 @@
 """Config classes of the models, of which fairseq makes flags and YAML sections.
 
-Each has the fields of core/config.py and those of a training; some of its fields follow the task's.
+Each has the fields of core/config.py and those of a training; some of its fields follow the task's. They are made anew
+when a method is registered (make_classes), so that options of one in a `--user-dir` are flags as any other's.
 """
 
 import argparse
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, make_dataclass
-from typing import Optional  # fairseq reads field types at run time and does not know X | None
+from functools import cache
+from typing import Any, Optional  # fairseq reads field types at run time and does not know X | None
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from omegaconf import II, DictConfig, open_dict
@@ -62,8 +64,18 @@ ELSEWHERE = {  # settings that fairseq's tasks and its section `checkpoint` deci
 }
 
 
+CONFIGS: dict[str, type] = {}  # by model
+
+
+def make_classes() -> None:
+    """Make CONFIGS, with the options of all that is registered by now."""
+    for model in archs.STACKS:
+        kind = CONFIGS[model] = _for_fairseq(model)
+        globals()[kind.__name__] = kind  # configs are pickled by this name
+
+
 def _for_fairseq(model: str) -> type:
-    kinds = (config.CONFIGS[model], *MORE[model])
+    kinds = (config.config_class(model), *MORE[model])
     fields = [_field(one) for kind in kinds for one in dataclasses.fields(kind)]
     names = {"__module__": __name__, "__doc__": kinds[0].__doc__}
     return make_dataclass(kinds[0].__name__, fields, bases=(FairseqDataclass,), namespace=names)
@@ -72,27 +84,26 @@ def _for_fairseq(model: str) -> type:
 def _field(one: dataclasses.Field) -> tuple:
     kind, choices = one.type, one.metadata["choices"]
     if choices:
-        kind = ChoiceEnum(choices) if kind is str else Optional[ChoiceEnum(choices)]
+        kind = _choice(choices) if kind is str else Optional[_choice(choices)]
     default = ELSEWHERE.get(one.name, one.default)
     shown = one.metadata["help"] + (f" (default: {default})" if default else "")
     meta = {} if str(default).startswith("${") else {"help": shown}  # no help: no flag, the task decides
     return one.name, kind, field(default=default, metadata=meta)
 
 
-DeepTransformerConfig = _for_fairseq(archs.MODEL_NAME)  # by the names under which configs are pickled
-DeepLanguageModelConfig = _for_fairseq(archs.LM)
-DeepMaskedLanguageModelConfig = _for_fairseq(archs.MASKED_LM)
-CONFIGS = {
-    archs.MODEL_NAME: DeepTransformerConfig,
-    archs.LM: DeepLanguageModelConfig,
-    archs.MASKED_LM: DeepMaskedLanguageModelConfig,
-}
+@cache
+def _choice(words: tuple[str, ...]) -> type:
+    """Return the enumeration of some words, one for all config classes: its members are equal to no other's."""
+    return ChoiceEnum(words)
+
+
+make_classes()
 
 
 def flag_groups(model: str) -> dict[str, type]:
     """Return the title of each group of a model's flags in --help, and a config class with its fields."""
-    kind = config.CONFIGS[model]
-    own, every = {one.name for one in dataclasses.fields(kind.__base__)}, dataclasses.fields(kind)
+    own = {one.name for one in dataclasses.fields(config.CONFIGS[model])}
+    every = dataclasses.fields(config.config_class(model))
     groups = {
         "the model": [one for one in every if one.name in own],
         "options of one method, and what goes with any": [one for one in every if one.name not in own],
@@ -109,10 +120,10 @@ def config_of(cfg) -> type:
     return CONFIGS[archs.model_of(cfg)]
 
 
-def check_names(arch: str, fields: Iterable[str]) -> None:
-    """Refuse unknown names as core.config.check_names does; the flags of a training are known too."""
+def check_fields(arch: str, fields: Mapping[str, Any]) -> None:
+    """Refuse unknown names as core.config.check_fields does; the flags of a training are known too."""
     kinds = MORE[archs.model_of(argparse.Namespace(arch=arch))]
-    config.check_names(arch, fields, [one.name for kind in kinds for one in dataclasses.fields(kind)])
+    config.check_fields(arch, fields, [one.name for kind in kinds for one in dataclasses.fields(kind)])
 
 
 def settle(arch: str, **fields) -> tuple[argparse.Namespace, Method]:

@@ -16,6 +16,7 @@ from typing import Any
 from fairseq.models import (
     ARCH_CONFIG_REGISTRY,
     ARCH_MODEL_NAME_REGISTRY,
+    MODEL_DATACLASS_REGISTRY,
     BaseFairseqModel,
     FairseqEncoder,
     FairseqEncoderDecoderModel,
@@ -26,11 +27,13 @@ from fairseq.models import (
     register_model_architecture,
 )
 from fairseq.models.roberta.model import RobertaClassificationHead
+from hydra.core.config_store import ConfigStore
 from torch import Tensor, nn
 
 from ..core import archs
 from ..core.config import method_of
 from ..core.methods import Method
+from ..core.methods.base import LISTENERS
 from ..core.models import DeepModel, EncoderDecoder, LanguageModel, MaskedLanguageModel
 from ..core.stack import Decoder, Encoder
 from ..errors import UserError
@@ -135,7 +138,7 @@ class FairseqShell(DeepModel):
         """Fill in the task's settings; raise a UserError, naming the flag, if its dictionaries forbid the config."""
 
 
-@register_model(archs.MODEL_NAME, dataclass=flags.DeepTransformerConfig)
+@register_model(archs.MODEL_NAME, dataclass=flags.CONFIGS[archs.MODEL_NAME])
 class DeepTransformer(FairseqShell, EncoderDecoder, FairseqEncoderDecoderModel):
     """core's EncoderDecoder as fairseq's."""
 
@@ -147,7 +150,7 @@ class DeepTransformer(FairseqShell, EncoderDecoder, FairseqEncoderDecoderModel):
             )
 
 
-@register_model(archs.LM, dataclass=flags.DeepLanguageModelConfig)
+@register_model(archs.LM, dataclass=flags.CONFIGS[archs.LM])
 class DeepLanguageModel(FairseqShell, LanguageModel, FairseqLanguageModel):
     """core's LanguageModel as fairseq's."""
 
@@ -159,7 +162,7 @@ class DeepLanguageModel(FairseqShell, LanguageModel, FairseqLanguageModel):
             )
 
 
-@register_model(archs.MASKED_LM, dataclass=flags.DeepMaskedLanguageModelConfig)
+@register_model(archs.MASKED_LM, dataclass=flags.CONFIGS[archs.MASKED_LM])
 class DeepMaskedLanguageModel(FairseqShell, MaskedLanguageModel, FairseqEncoderModel):
     """core's MaskedLanguageModel as fairseq's, with heads for fine-tuning."""
 
@@ -244,3 +247,21 @@ for _arch, _model in archs.MODELS.items():
         ARCH_CONFIG_REGISTRY[_arch] = archs.fill  # register_model has put an empty function there
     else:
         register_model_architecture(_model, _arch)(archs.fill)
+
+
+def renew_configs() -> None:
+    """Hand fairseq and hydra config classes with the options of what has been registered since, as register_model does.
+
+    fairseq asks for them when it parses a command line, after it has imported --user-dir.
+    """
+    flags.make_classes()
+    for name, model in MODELS.items():
+        kind = MODEL_DATACLASS_REGISTRY[name] = flags.CONFIGS[name]
+        setattr(model, "__dataclass", kind)
+
+        node = kind()
+        node._name = name
+        ConfigStore.instance().store(name=name, group="model", node=node, provider="fairseq")
+
+
+LISTENERS.append(renew_configs)

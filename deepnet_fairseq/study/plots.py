@@ -13,6 +13,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from ..core.methods import METHODS
 from ..files import whole
 from ..text_table import markdown
 
@@ -33,22 +34,22 @@ class Style:
     marker: str
 
 
-LABELS = {
-    "deepnorm": "DeepNorm", "post_ln": "Post-LN", "post_ln_init": "Post-LN-init", "ds_init": "DS-Init",
-    "admin": "Admin", "admin_torch": "Admin (2022)", "branchnorm": "BranchNorm", "pre_ln": "Pre-LN",
-    "normformer": "NormFormer", "rezero": "ReZero", "r_fixup": "R-Fixup", "t_fixup": "T-Fixup", "dlcl": "DLCL",
-    "sub_ln": "Sub-LN", "b2t": "B2T", "complete_p": "CompleteP", "gpas": "GPAS", "hybrid_norm": "HybridNorm",
-    "keel": "Keel", "ln_scaling": "LN-Scaling", "mhc": "mHC", "mix_ln": "Mix-LN", "peri_ln": "Peri-LN",
-    "resi_dual": "ResiDual", "siamese_norm": "SiameseNorm",
-}  # fmt: skip
+# Methods in the order of their colours and markers, which are those of the recorded pictures; others follow by name.
+FIRST = (
+    "deepnorm", "post_ln", "post_ln_init", "ds_init", "admin", "admin_torch", "branchnorm", "pre_ln", "normformer",
+    "rezero", "r_fixup", "t_fixup", "dlcl", "sub_ln", "b2t", "complete_p", "gpas", "hybrid_norm", "keel", "ln_scaling",
+    "mhc", "mix_ln", "peri_ln", "resi_dual", "siamese_norm",
+)  # fmt: skip
 COLOURS = ("#D55E00", "#000000", "#009E73", "#E69F00", "#0072B2", "#56B4E9", "#CC79A7", "#7F5B3A")  # Okabe and Ito's
 MARKERS = "osD^v<>"  # their number is coprime with the colours'
 
 
 def style_of(method: str) -> Style:
-    """Return the style of a method; one without a label above is grey."""
-    ranks = {name: rank for rank, name in enumerate(LABELS)}
-    return style_of_setting(ranks[method], LABELS[method]) if method in LABELS else Style(method, "#767676", "P")
+    """Return the style of a method, with its title; what is no method is grey."""
+    if method not in METHODS:
+        return Style(method, "#767676", "P")
+    others = sorted(METHODS.keys() - set(FIRST))
+    return style_of_setting([*FIRST, *others].index(method), METHODS[method].title)
 
 
 def style_of_setting(rank: int, label: str) -> Style:

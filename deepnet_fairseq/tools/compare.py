@@ -32,7 +32,7 @@ from ..core.methods import METHODS, get_method
 from ..errors import UserError
 from ..files import check_file, whole
 from ..study.figures import training_losses
-from ..study.plots import LABELS, METADATA, Panel, Picture, Series, draw, style_of_setting
+from ..study.plots import METADATA, Panel, Picture, Series, draw, style_of_setting
 from ..study.run_folder import FILES, RunFolder, last_line
 from ..study.runner import Runner
 from ..study.runs import RecordedRun, read_records
@@ -461,7 +461,7 @@ def _series(rows: list[Best], method: str, values: str, rank: int) -> Series:
     points = {depth: fmean(some) for depth, some in by_depth.items() if some}
     band = {depth: (min(some), max(some)) for depth, some in by_depth.items() if len(some) > 1}
     failed = [depth for depth in by_depth if depth not in points]
-    return Series(style_of_setting(rank, LABELS.get(method, method)), points, failed=failed, band=band)
+    return Series(style_of_setting(rank, get_method(method).title), points, failed=failed, band=band)
 
 
 def compare(grid: Grid, plot: Path | None = None, as_json: bool = False) -> str:

@@ -12,12 +12,13 @@ from .compare import Grid, compare
 PAIR = ("qaa", "qab")
 
 
-def quickstart(methods: list[str], depth: int, updates: int, seed: int, out: Path) -> str:
+def quickstart(methods: list[str], depth: int, updates: int, seed: int, out: Path, user_dir: str | None = None) -> str:
     """Make the data, train the remaining cells, draw OUT/loss.png; return the table.
 
+    user_dir: folder of the user's methods, which is imported already.
     Raises a UserError, before anything is written, for an invalid setting; later, naming the log, if a program fails.
     """
-    grid = Grid(out / "data", methods, [depth], [1e-3], [seed], updates, out)
+    grid = Grid(out / "data", methods, [depth], [1e-3], [seed], updates, out, user_dir=user_dir)
     grid.check()
     make_data(out)
     table = compare(grid, out / "loss.png")

@@ -19,6 +19,7 @@ from .base import Method, Option, register
 class Admin(Method):
     """Post-LN with a trained omega (C,) on each shortcut, from a profile; a training without one raises a UserError."""
 
+    title = "Admin"
     equation = "LN(omega o x + f(x)), omega from a profile"
     paper = "Liu et al. 2020"
     init_profiles = ("xavier_legacy", "fairseq_head")

@@ -22,6 +22,7 @@ OMEGA = {"log": lambda n: math.sqrt((n + 1) / math.log(n + 1) - 1), "constant": 
 class AdminTorch(Method):
     """Post-LN with omega on each shortcut, by OMEGA of the number of branches: a constant, or a vector's start (C,)."""
 
+    title = "Admin (2022)"
     equation = "LN(omega x + f(x)), omega from the depth"
     paper = "Liu et al. 2022 (admin-torch)"
     init_profiles = ("xavier_legacy", "fairseq_head")

@@ -49,6 +49,7 @@ class MeanOfOutputs(FullPrecision):
 class AttentionResiduals(Method):
     """Pre-LN with a MeanOfOutputs in place of every merge."""
 
+    title = "AttnRes"
     equation = "sum_i softmax_i(w_k . RMSNorm(v_i)) v_i over the outputs v_i of all earlier branches"
     paper = "arXiv:2603.15031"
     norm = "pre"

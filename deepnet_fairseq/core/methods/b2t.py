@@ -23,6 +23,7 @@ class Bottom(nn.Module):
 class B2T(Method):
     """Post-LN with a bypass around each layer, added to the shortcut of its last branch."""
 
+    title = "B2T"
     equation = "LN(x + f(x)); a layer's last one LN(entry + x + f(x))"
     paper = "Takase et al. 2023"
     norm = "post"

@@ -27,6 +27,7 @@ from ..archs import depths
 from ..slots import BRANCHES, Site
 
 METHODS: dict[str, type[Method]] = {}
+LISTENERS: list[Callable[[], None]] = []  # called whenever a method or a modifier has been registered
 Value = bool | int | float | str | None  # of an option, and of any field of a config
 
 
@@ -46,16 +47,40 @@ class Option:
         """Describe the permitted values in words."""
         return " / ".join(self.choices) or {bool: "flag", type(None): "text"}.get(type(self.default), "number")
 
+    @property
+    def kind(self) -> str:
+        """Name what a value is, with its article."""
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        return {bool: "true or false", int: "a whole number", float: "a number"}.get(type(self.default), "a text")
+
+    def takes(self, value: Value) -> bool:
+        """Tell whether a value is of the option's type, and one of its choices if it has any."""
+        if self.choices:
+            return value in self.choices
+        if isinstance(self.default, bool):
+            return isinstance(value, bool)
+        if isinstance(self.default, int):
+            return isinstance(value, int) and not isinstance(value, bool)
+        if isinstance(self.default, float):
+            return isinstance(value, int | float) and not isinstance(value, bool)
+        return value is None or isinstance(value, str)
+
+    def check(self, flag: str, value: Value) -> None:
+        """Raise a UserError, naming the flag, for a value that the option does not take."""
+        if not self.takes(value):
+            raise UserError(f"{flag} {value}: must be {self.kind}")
+
     def parse(self, text: str) -> bool | int | float | str:
         """Convert a text to the option's value; raise a ValueError if it is not one."""
         if isinstance(self.default, bool):
             if text.lower() not in ("true", "false"):
-                raise ValueError("is true or false")
+                raise ValueError(f"is {self.kind}")
             return text.lower() == "true"
         try:
             return type(self.default)(text) if isinstance(self.default, int | float) else text
         except ValueError:
-            raise ValueError(f"is a {'whole ' if isinstance(self.default, int) else ''}number") from None
+            raise ValueError(f"is {self.kind}") from None
 
 
 class Method:
@@ -63,12 +88,14 @@ class Method:
 
     N, M: encoder and decoder layers, 0 for a stack that the model does not have; options: values of the class's
     `options`, which become attributes. Raises a KeyError for an option that the class does not have; UserError, naming
-    the flag, for a value that is none of its choices, or that `check` refuses.
+    the flag, for a value of another type, that is none of its choices, or that `check` refuses.
 
-    A subclass sets equation and paper, as tables print them, and under @register gets its name.
+    A subclass sets equation and paper, as tables print them, and under @register gets its name. title: the method's
+    name in tables and pictures for readers; by default "My method" for one that is registered as "my_method".
     """
 
     name: ClassVar[str]
+    title: ClassVar[str]
     equation: ClassVar[str]
     paper: ClassVar[str]
     norm: str = "post"  # place of the LayerNorms, which norm_place and closing_norm read
@@ -88,9 +115,7 @@ class Method:
     def __init__(self, N: int, M: int, **options: Value):
         self.num_encoder_layers, self.num_decoder_layers = N, M
         for key, value in ({key: option.default for key, option in self.options.items()} | options).items():
-            choices = self.options[key].choices
-            if choices and value not in choices:
-                raise UserError(f"{self.flag(key)} {value}: choose one of {', '.join(choices)}")
+            self.options[key].check(self.flag(key), value)
             setattr(self, key, value)
         self.check()
 
@@ -226,9 +251,13 @@ class Method:
 
     # the built model
 
-    def constants(self, stack: str) -> dict[str, float]:
-        """Return numbers of the forward pass that no parameter holds; saved with the model and checked on loading."""
-        return {}
+    def constants(self, stack: str) -> dict[str, float] | None:
+        """Return numbers of the forward pass that no parameter holds; saved with the model and compared on loading.
+
+        None, the default, takes those that constants.found sees in the modules of the slots. A method names its own
+        where others are meant: one that no module holds, or fewer, {} for none.
+        """
+        return None
 
     def after_update(self, weights: Mapping[str, Tensor]) -> None:
         """Change weights in place after each step of the optimiser, without gradients.
@@ -238,13 +267,29 @@ class Method:
         """
 
 
+def announce(registry: dict[str, Any], name: str) -> None:
+    """Call the listeners for the new entry `name` of a registry, which is taken out again if one of them raises."""
+    try:
+        for listener in LISTENERS:
+            listener()
+    except (TypeError, ValueError):
+        del registry[name]
+        raise
+
+
 def register(name: str) -> Callable[[type[Method]], type[Method]]:
-    """Class decorator that offers a Method as `--method NAME`; ValueError if another class has the name."""
+    """Class decorator that offers a Method as `--method NAME`, and its options as flags and fields of configs.
+
+    Raises a ValueError if another class has the name, or another field of a config an option's.
+    """
 
     def add(cls: type[Method]) -> type[Method]:
         if METHODS.setdefault(name, cls) is not cls:
             raise ValueError(f"method {name!r} is registered twice")
         cls.name = name
+        if "title" not in vars(cls):  # one of a base class is another method's
+            cls.title = name.replace("_", " ").capitalize()
+        announce(METHODS, name)
         return cls
 
     return add
@@ -253,5 +298,7 @@ def register(name: str) -> Callable[[type[Method]], type[Method]]:
 def get_method(name: str) -> type[Method]:
     """Return the class registered under `name`; raise a UserError if there is none."""
     if name not in METHODS:
-        raise UserError(f"--method {' '.join(name.split())}: unknown; choose one of {', '.join(sorted(METHODS))}")
+        known = ", ".join(sorted(METHODS))
+        way = f"name the folder that registers it by --user-dir (in Python import it), or choose one of {known}"
+        raise UserError(f"--method {' '.join(name.split())}: unknown; {way}")
     return METHODS[name]

@@ -42,6 +42,7 @@ class RisingBranch(FullPrecision, Residual):
 class BranchNorm(Method):
     """Post-LN with the factor a_t on every branch; UserError for --branchnorm-updates below 1."""
 
+    title = "BranchNorm"
     equation = "LN(x + a_t f(x)), a_t = min((t + 1) / T, 1)"
     paper = "Liu et al. 2023"
     init_profiles = ("xavier_legacy", "fairseq_head")

@@ -41,6 +41,7 @@ class ScaledBranch(Residual):
 class CompleteP(Method):
     """Pre-LN with ScaledBranch; UserError for a base depth below 1, an exponent outside [0.5, 1]."""
 
+    title = "CompleteP"
     equation = "x + (L_base / L) f(LN(x))"
     paper = "Dey et al. 2025"
     norm = "pre"

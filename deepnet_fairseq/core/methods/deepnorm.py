@@ -22,6 +22,7 @@ BETA_ROLES = ("v", "out", "fc1", "fc2")
 class DeepNorm(Method):
     """Post-LN with both stacks' alpha as a constant saved with the model, and beta in the initialisation alone."""
 
+    title = "DeepNorm"
     equation = "LN(alpha x + f(x))"
     paper = "Wang et al. 2022"
     norm = "post"

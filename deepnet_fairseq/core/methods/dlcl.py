@@ -168,6 +168,7 @@ class Combination(nn.Module):
 class DLCL(Method):
     """Pre-LN or Post-LN layers with a Combination between them; UserError for too small a window, dilation, period."""
 
+    title = "DLCL"
     equation = "x + f(LN(x)), each layer reads sum_k W_k LN(y_k)"
     paper = "Wang et al. 2019"
     norm = "pre"

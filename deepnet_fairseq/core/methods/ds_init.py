@@ -17,6 +17,7 @@ from .base import Method, Option, register
 class DSInit(Method):
     """Post-LN with the gain alpha l^(-exponent) on every matrix; UserError for exponent < 0, alpha outside (0, 1]."""
 
+    title = "DS-Init"
     equation = "LN(x + f(x)), W_l drawn alpha l^(-1/2) as wide"
     paper = "Zhang et al. 2019 (EMNLP)"
     init_profiles = ("xavier_legacy", "fairseq_head")

@@ -42,6 +42,7 @@ class Shrink(FullPrecision, Residual):
 class GPAS(Method):
     """Pre-LN with a Shrink in place of every merge; a layer's merges share one g_l. UserError for a clip below 0."""
 
+    title = "GPAS"
     equation = "z - SiLU(g_l) sg(z), z = x + f(LN(x)), g_l = 0 at first"
     paper = "Chen et al. 2025"
     norm = "pre"
@@ -54,6 +55,9 @@ class GPAS(Method):
     def check(self):
         if not 0 <= self.clip < math.inf:
             raise UserError(f"--gpas-clip {self.clip}: must be a number from 0 on")
+
+    def constants(self, stack):
+        return {}  # the clip is of a training, which may resume with another
 
     def residual(self, site):
         g = self.gates.setdefault((site.stack, site.layer), nn.Parameter(torch.tensor(0.0)))

@@ -18,6 +18,7 @@ from .base import Method, Option, register
 class HybridNorm(Method):
     """LayerNorms in the slot `heads`, one behind the sum of the last attention, one at the end."""
 
+    title = "HybridNorm"
     equation = "z + ffn(z), z = LN(x + attn), LN on its q, k, v by head"
     paper = "Zhuo et al. 2025"
     options = {"star": Option(False, "HybridNorm*: the first layer of a stack is Pre-LN")}

@@ -21,6 +21,7 @@ from .base import Method, register
 class Keel(Method):
     """LayerNorm in the slot `before`, and another behind each sum but the first."""
 
+    title = "Keel"
     equation = "LN(S x + f(LN(x))), S branches"
     paper = "Chen and Wei 2026"
 

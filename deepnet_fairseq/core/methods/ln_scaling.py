@@ -32,6 +32,7 @@ class Scale(nn.Module):
 class LNScaling(Method):
     """Pre-LN with a Scale in the slot `before`."""
 
+    title = "LN-Scaling"
     equation = "x + f(LN(x) / sqrt(l))"
     paper = "Sun et al. 2025"
     norm = "pre"

@@ -97,6 +97,7 @@ class Write(nn.Module):
 class MHC(Method):
     """Residual stream of n copies, mixed by doubly stochastic matrices; UserError for --mhc-streams below 1."""
 
+    title = "mHC"
     equation = "H_res X + H_post f(LN(H_pre X)), n streams X, H_res doubly stochastic"
     paper = "Xie et al. 2025"
     norm = "none"

@@ -15,6 +15,7 @@ from .base import Method, Option, register
 class MixLN(Method):
     """Post-LN in the first layers, Pre-LN in the others; UserError for a share outside [0, 1)."""
 
+    title = "Mix-LN"
     equation = "LN(x + f(x)) in the first layers, x + f(LN(x)) in the others"
     paper = "Li et al. 2024"
     norm = "pre"

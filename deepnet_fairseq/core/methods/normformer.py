@@ -31,6 +31,7 @@ class HeadScale(nn.Module):
 class NormFormer(Method):
     """Pre-LN with LayerNorms and factors on heads in further slots, each of which an option leaves out."""
 
+    title = "NormFormer"
     equation = "x + LN(f(LN(x))), heads scaled, LN behind the activation"
     paper = "Shleifer et al. 2021"
     norm = "pre"

@@ -16,6 +16,7 @@ from .base import Method, register
 class PeriLN(Method):
     """Pre-LN with a LayerNorm in the slots `outer` and `beginning`."""
 
+    title = "Peri-LN"
     equation = "x + LN(f(LN(x))), LN on the embedding"
     paper = "Kim et al. 2025"
     norm = "pre"

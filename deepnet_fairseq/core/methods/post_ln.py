@@ -12,6 +12,7 @@ from .base import Method, register
 class PostLN(Method):
     """Post-LN with all slots empty: fairseq's `transformer`, initialised alike too under the profile fairseq_head."""
 
+    title = "Post-LN"
     equation = "LN(x + f(x))"
     paper = "Vaswani et al. 2017"
     norm = "post"

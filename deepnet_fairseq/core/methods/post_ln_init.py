@@ -16,6 +16,7 @@ OUTPUTS = ("out", "fc2")
 class PostLNInit(Method):
     """Post-LN with the gain 1 / (N - l + 1) on the matrices of layer l."""
 
+    title = "Post-LN-init"
     equation = "LN(x + f(x)), W_l drawn 1/(N - l + 1) as wide"
     paper = "Wang et al. 2022, section 3"
     options = {"weights": Option("all", "the matrices to scale", ("all", "output"))}

@@ -15,6 +15,7 @@ from .base import Method, Option, register
 class PreLN(Method):
     """Pre-LN with all slots empty: fairseq's `transformer` with both --*-normalize-before."""
 
+    title = "Pre-LN"
     equation = "x + f(LN(x))"
     paper = "Wang et al. 2019"
     norm = "pre"

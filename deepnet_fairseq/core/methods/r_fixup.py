@@ -23,6 +23,7 @@ POWER = {"q": -1 / 6, "k": -1 / 6, "v": -1 / 6, "fc1": -1 / 2}
 class RFixup(Method):
     """Shift and Multiply in all slots, matrices without biases."""
 
+    title = "R-Fixup"
     equation = "x + m f(x - b), f without biases, last matrices 0 at first"
     paper = "Zhang et al. 2019 (ICLR)"
     norm = "none"

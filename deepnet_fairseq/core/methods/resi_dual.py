@@ -38,6 +38,7 @@ class StreamMerge(nn.Module):
 class ResiDual(Method):
     """Post-LN with a second stream that no LayerNorm scales; UserError for a --resi-dual-scale that is not above 0."""
 
+    title = "ResiDual"
     equation = "LN(x + f(x)) and r + s f(x), x + LN(r) at the end"
     paper = "Xie et al. 2023"
     norm = "none"

@@ -44,6 +44,7 @@ class Narrow(nn.Module):
 class ReZero(Method):
     """Residual branches without LayerNorm, merged by a Gate; a layer's gates share one a_l, unless per_sublayer."""
 
+    title = "ReZero"
     equation = "x + a_l f(x), a_l = 0 at first"
     paper = "Bachlechner et al. 2020"
     norm = "none"
@@ -55,6 +56,9 @@ class ReZero(Method):
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
         self.gates: dict[tuple, nn.Parameter] = {}
+
+    def constants(self, stack):
+        return {}  # `widen` is a matter of precision, which may change
 
     def residual(self, site):
         owner = (site.stack, site.layer, site.sublayer if self.per_sublayer else None)

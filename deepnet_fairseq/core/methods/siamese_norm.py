@@ -42,6 +42,7 @@ class StreamMerge(nn.Module):
 class SiameseNorm(Method):
     """Post-LN stream and Pre-LN stream around the same branches."""
 
+    title = "SiameseNorm"
     equation = "LN(x + o / sqrt(2l)) and y + o, o = f(LN(x + LN(y)))"
     paper = "Li et al. 2026"
     norm = "none"

@@ -21,6 +21,7 @@ SCALED = ("v", "out", "fc1", "fc2")
 class SubLN(Method):
     """Pre-LN with a LayerNorm in the slot `inner` and the gain gamma."""
 
+    title = "Sub-LN"
     equation = "x + f(LN(x)), LN in front of f's last matrix"
     paper = "Wang et al. 2022 (Magneto)"
     norm = "pre"

@@ -20,6 +20,7 @@ from .base import Method, register
 class TFixup(Method):
     """Residual branches without LayerNorm, all slots empty; only the gains on branches and embeddings differ."""
 
+    title = "T-Fixup"
     equation = "x + f(x), init scaled by N^(-1/4)"
     paper = "Huang et al. 2020"
     norm = "none"

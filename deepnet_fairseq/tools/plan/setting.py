@@ -216,7 +216,7 @@ def parse(flags: list[str], strict: bool = True) -> Setting:
     arch = first.parse_known_args(flags)[0].arch  # the other flags depend on its model
     if arch not in archs.PRESETS:
         raise UserError(f"--arch {arch}: no such architecture; `deepnet methods --archs` lists them")
-    fields = {field.name: field for field in dataclasses.fields(config.CONFIGS[archs.MODELS[arch]])}
+    fields = {field.name: field for field in dataclasses.fields(config.config_class(archs.MODELS[arch]))}
     parser = _parser(arch, fields)
     args, rest = parser.parse_known_args(flags)
     if rest and strict:

@@ -177,7 +177,7 @@ def _judge_factors(result: Audit, model: RecognisedModel, method: Method) -> set
 def _wanted(model: RecognisedModel, method: Method, factor: Factor, sites: list[Site]) -> float | None:
     """Return the method's value of a factor, shortcut over branch; None if it has no such number."""
     if model.ours and factor.layer is None:  # a constant of the stack, under its own name
-        value = method.constants(factor.stack).get(factor.source.rsplit(".", 1)[-1])
+        value = (method.constants(factor.stack) or {}).get(factor.source.rsplit(".", 1)[-1])
         return None if value is None else float(value)
     pairs = Counter(pair for site in sites if (pair := scales(method, site)))
     if not pairs:
