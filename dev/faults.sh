@@ -4,9 +4,9 @@
 # time. They must end equal to undisturbed ones bit for bit, with no checkpoint lost. Prints a table; exits with 1 on a
 # difference.
 #
-#   scripts/fault_test.sh [KILLS]            default 60
-#   SEED=7 scripts/fault_test.sh             the random moments of another run, if the machine is as fast
-#   scripts/fault_test.sh --help             all options
+#   dev/faults.sh [KILLS]            default 60
+#   SEED=7 dev/faults.sh             the random moments of another run, if the machine is as fast
+#   dev/faults.sh --help             all options
 #
 # Hardware: 2 CPU cores. Time: a few minutes. results/faults.md lists the faults.
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # if run by sh

@@ -1,4 +1,4 @@
-"""Write the tables of docs/methods.md that follow from the registry: python -m scripts.methods_page [PAGE]."""
+"""Write the tables of docs/methods.md that follow from the registry: python -m dev.methods_page [PAGE]."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 # Try other versions: install each torch with fairseq-fixed and the last commit's wheel into a new environment, and run
 # `deepnet quickstart` in miniature. Prints a row for each; the environments are removed, their logs stay.
 #
-#   scripts/try_versions.sh PYTHON:TORCH ...      for example python3.11:2.6.0 python3.12:2.13.0 python3.13:2.13.0
+#   dev/versions.sh PYTHON:TORCH ...      for example python3.11:2.6.0 python3.12:2.13.0 python3.13:2.13.0
 #
 # Needs the network, some GB and about five minutes for each; TORCH may name a build, 2.13.0+cpu. Logs: versions/.
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # if run by sh

@@ -3,7 +3,7 @@
 keep RUNS DEST     writes a line for each run with the data of reports and figures, without paths of the machine
 render RESULTS     writes tables, pictures and an index from RESULTS/runs
 
-scripts/render_results.sh calls both. Run as python -m scripts.records.
+scripts/render_results.sh calls both. Run as python -m results.records.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from deepnet_fairseq.study.runs import (
 )
 from deepnet_fairseq.study.tables import BANNER, DASH, TABLES, TableReport, collect, described, markdown_page
 from deepnet_fairseq.text_table import escape, markdown
-from scripts.small_tables import rows_by_depth, rows_by_method, rows_gradients, rows_inverted
+from results.small_tables import rows_by_depth, rows_by_method, rows_gradients, rows_inverted
 
 STEP = r"(?:[\w.@%+=-]|\\.)+"  # a name in a path, blanks escaped as a shell prints them
 ABSOLUTE = re.compile(rf"(?<![\w./~*-])/({STEP}/)*({STEP})?/?")
@@ -144,7 +144,7 @@ def render(results: Path) -> Iterator[str]:
     """
     runs = results / "runs"
     if not runs.is_dir():
-        raise UserError(f"{runs}: no such folder; record runs there with scripts/records.py keep")
+        raise UserError(f"{runs}: no such folder; record runs there with results/records.py keep")
     rows = []  # of the index: what, script, what was run, the headline, the record
     for table in TABLES.values():
         title = f"{table.paper['citation'].split(',')[0]}, {table.place}: {table.title}"

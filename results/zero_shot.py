@@ -1,4 +1,4 @@
-"""Measure zero-shot accuracy by lm-evaluation-harness: python -m scripts.zero_shot CHECKPOINT ... > TABLE
+"""Measure zero-shot accuracy by lm-evaluation-harness: python -m results.zero_shot CHECKPOINT ... > TABLE
 
 The tasks are those of NormFormer's Table 2 (Shleifer et al. 2021), for causal models of any method. NormFormer does not
 fold into a plain Transformer for `deepnet export`, so the harness evaluates fairseq's model and cuts text with the

@@ -89,9 +89,12 @@ symbols() {  # prints the vocabulary's size, that of the data if they exist
     echo $((lines > 0 ? lines + 4 : vocabulary))
 }
 
-same() {  # same COMMAND: prints it without devices, batch split and --stop-stuck, which do not change the training
+# prints a command without devices, batch split, --stop-stuck and the place of a user-dir that has moved, which do not
+# change the training
+same() {  # same COMMAND
     sed -E 's/ --(distributed-world-size|update-freq|stop-stuck) [0-9]+| --(cpu|(memory-efficient-)?(fp16|bf16))\b//g
-        s/ --checkpoint-(activations|every [0-9]+)| --zero-sharding os| --optimizer (deepnet_)?adam\b//g' <<<"$1"
+        s/ --checkpoint-(activations|every [0-9]+)| --zero-sharding os| --optimizer (deepnet_)?adam\b//g
+        s# scripts/inverted_gain\b# examples/inverted_gain#' <<<"$1"
 }
 
 alone() {  # alone RUN: waits for other processes on the run; a training may outlive a killed script

@@ -1,0 +1,5 @@
+"""Run dev.methods_page, where this program is now; the old path goes next."""
+
+import runpy
+
+runpy.run_module("dev.methods_page", run_name="__main__", alter_sys=True)
