@@ -1,12 +1,15 @@
 """Layers of encoders and decoders, which all compute one equation.
 
     f = dropout(outer(body(before(norm_in(x)))))
-    y = norm_out(residual(x, f))
+    y = norm_out(residual(shortcut, f))
 
 `Layer.branch` computes it, for every branch, in training and in decoding. x is the residual stream, the body attention
-or feed-forward. Of norm_in and norm_out one is the branch's LayerNorm (Pre-LN, Post-LN) or none, and the other the
-identity. The method fills the slots when the layer is built (core/methods/base.py); a slot that it leaves empty is the
-identity, or x + f for the residual. Nothing here depends on which method it is.
+or feed-forward; the shortcut is x, unless the slot `bypass` of a layer's last branch changes it. One of norm_in
+(Pre-LN) and norm_out (Post-LN) is the branch's LayerNorm, or none is; the others are the identity.
+
+The method fills the slots when the layer is built (core/methods/base.py): DeepNorm's alpha is in the module that it
+puts into `residual`, a ConstantShortcut of slots.py. A slot that it leaves empty is the identity, and x + f for the
+residual. Nothing here depends on which method it is.
 B sentences, T target and S source tokens, C width of branches, W of the stream between them, which most often is C.
 """
 

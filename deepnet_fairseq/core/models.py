@@ -53,10 +53,10 @@ class DeepModel(nn.Module):
 
     @classmethod
     def create(cls, cfg: Any, method: Method, *, source_symbols: int, target_symbols: int) -> Self:
-        """Make the model of a filled and checked config and its method, in training mode.
+        """Make the modules of a filled and checked config and its method, and draw their values, by `initialize`.
 
         source_symbols, target_symbols: sizes of the vocabularies that the model reads and predicts, SPECIALS included.
-        Values are drawn from torch's global generator.
+        Values are drawn from torch's global generator. The model is in training mode; checkpoints load later.
         """
         model = cls.assemble(cfg, method, source_symbols=source_symbols, target_symbols=target_symbols)
         model.method = method

@@ -1,12 +1,12 @@
 """The slots of the one equation, and the registry of methods.
 
     f = dropout(outer(body(before(norm_in(x)))))
-    y = norm_out(residual(x, f))
+    y = norm_out(residual(shortcut, f))
 
 A method fills slots per Site. A slot left None is the identity (residual: x + f). Inside the body are `heads` of an
-attention, `hidden` of a feed-forward branch, and `inner` in front of the last matrix; `bypass` is on the x that the
-last residual of a layer reads. `norm` places the LayerNorm: "post" in `norm_out`, "pre" in `norm_in` (and one more at
-the end of each stack), "none" nowhere; where branches or stacks differ, `norm_place` and `closing_norm` say so.
+attention, `hidden` of a feed-forward branch, and `inner` in front of the last matrix. The shortcut is x; `bypass`
+changes that of a layer's last branch. `norm` places the LayerNorm: "post" in `norm_out`, "pre" in `norm_in` (and one
+more at the end of each stack), "none" nowhere; where branches or stacks differ, `norm_place` and `closing_norm` say so.
 
 Shapes: B sentences, T tokens, C width of branches, W of the residual stream, which is C but where `stream_width` says
 otherwise. In decoding T is the hypotheses of a sentence, each with its newest token: a slot sees each token alone and
@@ -246,7 +246,10 @@ class Method:
         return 1.0
 
     def coefficients(self, stack: str) -> dict[str, float]:
-        """Return the numbers that this depth gives to `stack`, for `deepnet methods NAME`; empty if there are none."""
+        """Return the numbers that this depth gives to `stack`, as alpha and beta; empty if there are none.
+
+        `deepnet methods NAME` prints them; the method's own `residual` and `gain` may read them.
+        """
         return {}
 
     # the built model

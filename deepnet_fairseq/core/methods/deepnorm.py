@@ -27,14 +27,6 @@ class DeepNorm(Method):
     paper = "Wang et al. 2022"
     norm = "post"
     init_profiles = ("xavier_normal", "xavier_uniform")
-    mistaken_gains = {
-        "beta is (8N)^(+1/4), the published constant inverted": lambda m, stack: 1 / m.coefficients(stack)["beta"],
-        "beta is sqrt(2) too wide: L^(-1/4) of L sub-layers": lambda m, stack: 2**0.5 * m.coefficients(stack)["beta"],
-        "beta is L^(-1/2) of L sub-layers": lambda m, stack: m.branches(stack) ** -0.5,
-        "encoder beta 1.15 (N^4 M)^(-1/16): torchscale's": lambda m, stack: (
-            m.coefficients(stack)["beta"] * (1.15 / 0.87 if stack == "encoder" and m.num_decoder_layers else 1)
-        ),
-    }
 
     def coefficients(self, stack):
         """Return alpha and beta of Figure 2, whose 0.81 and 0.87 are rounded (appendix B has 0.814 and 0.869)."""
@@ -42,7 +34,7 @@ class DeepNorm(Method):
         if stack == "encoder" and M:
             depth = (N**4 * M) ** (1 / 16)
             return {"alpha": 0.81 * depth, "beta": 0.87 / depth}
-        branches = self.branches(stack)
+        branches = self.branches(stack)  # 3M in a decoder that attends to an encoder, 2N or 2M in a stack alone
         return {"alpha": branches**0.25, "beta": (4 * branches) ** -0.25}
 
     def residual(self, site):
@@ -53,3 +45,13 @@ class DeepNorm(Method):
 
     def constants(self, stack):
         return {"alpha": self.coefficients(stack)["alpha"]}
+
+    # what `deepnet verify` recognises in code of others
+    mistaken_gains = {
+        "beta is (8N)^(+1/4), the published constant inverted": lambda m, stack: 1 / m.coefficients(stack)["beta"],
+        "beta is sqrt(2) too wide: L^(-1/4) of L sub-layers": lambda m, stack: 2**0.5 * m.coefficients(stack)["beta"],
+        "beta is L^(-1/2) of L sub-layers": lambda m, stack: m.branches(stack) ** -0.5,
+        "encoder beta 1.15 (N^4 M)^(-1/16): torchscale's": lambda m, stack: (
+            m.coefficients(stack)["beta"] * (1.15 / 0.87 if stack == "encoder" and m.num_decoder_layers else 1)
+        ),
+    }
