@@ -74,7 +74,7 @@ def test_two_processes_of_hydra(data, tmp_path):
     finally:
         second.kill()
     logged = first.stdout + "".join(path.read_text() for path in (tmp_path / "hydra0").glob("*.log"))
-    assert "training on 2 devices" in logged and "deepnet_fairseq.plugin.trainer" in logged
+    assert "training on 2 devices" in logged and "deepnet_fairseq.plugin.run" in logged
     assert (tmp_path / "checkpoint_last.pt").exists()
 
 

@@ -24,7 +24,10 @@ DIED_WITH_PARENT = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
 
 
 class Ended(NamedTuple):
-    """Exit status of a program, negative for a signal; what it took: processor seconds, and bytes of memory."""
+    """Exit status of a program, negative for a signal; what it took: processor seconds, and bytes of memory.
+
+    Linux counts the memory from the fork on, so that it is never less than this process had then.
+    """
 
     status: int
     processor_seconds: float
