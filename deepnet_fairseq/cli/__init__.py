@@ -132,7 +132,10 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(f"deepnet: error: `deepnet {words[0]}` is now `deepnet {MOVED[words[0]]}`")
     behind: list[str] = []
     if words[:1] == ["reproduce"]:
-        words, behind = importlib.import_module(f"{__name__}.reproduce").split(words)
+        try:
+            words, behind = importlib.import_module(f"{__name__}.reproduce").split(words)
+        except UserError as error:
+            sys.exit(f"deepnet: error: {error}")
     args, rest = parser().parse_known_args(words)
     args.behind = behind
     logging.getLogger("fairseq").setLevel(logging.WARNING)

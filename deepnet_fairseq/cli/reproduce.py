@@ -16,13 +16,20 @@ VARIABLES = {
     "DATA": "--data", "GPUS": "--gpus", "NODES": "--nodes", "GPU_MEMORY": "--gpu-memory", "TFLOPS": "--tflops",
     "MAX_TOKENS": "--max-tokens", "PRECISION": "--precision", "AVERAGE": "--average", "LAUNCH": "--launch",
     "STOP_STUCK": "--stop-stuck", "GENERATE": "--generate", "JOBS": "--jobs", "ORDER": "--order", "KEEP": "--keep",
-    "RECIPE": "--recipe", "PAIRS": "--pairs",
+    "RECIPE": "--recipe", "PAIRS": "--pairs", "UPDATE": "--update",
 }  # fmt: skip
 SWITCHES = {  # variable and value -> flag
     ("SMOKE", "1"): ["--smoke"], ("PLAN", "0"): ["--no-plan"], ("SHARE_EMBEDDINGS", "0"): ["--separate-embeddings"],
     ("RECOMPUTE", "1"): ["--recompute", "yes"], ("RECOMPUTE", "0"): ["--recompute", "no"],
     ("WARMUP", "1"): ["--variants", "warmup"], ("WARMUP", "0"): ["--variants", "no_warmup"],
+    ("WARMUP", "1 0"): ["--variants", "warmup,no_warmup"], ("WARMUP", "0 1"): ["--variants", "no_warmup,warmup"],
 }  # fmt: skip
+IN_JOB = "SLURM_JOB_ID"
+FOR_JOBS = (  # flags whose values a job of SLURM gets as they are
+    "methods", "depths", "seeds", "variants", "recipe", "pairs", "gpu_memory", "tflops", "max_tokens", "recompute",
+    "precision", "average", "separate_embeddings", "stop_stuck", "generate", "keep", "no_plan", "smoke", "update",
+)  # fmt: skip
+USUAL = {"SMOKE": "0", "PLAN": "1", "SHARE_EMBEDDINGS": "1"}  # values that change nothing
 OF_SCRIPTS = ("--dry-run", "--dry-run=commands", "-h", "--help")  # their own options
 LISTS = ("METHODS", "DEPTHS", "SEEDS", "PAIRS")  # whose words are separated by blanks
 
@@ -67,6 +74,7 @@ def _setting(args) -> Any:
         shared=not args.separate_embeddings,
         smoke=args.smoke,
         order=args.order,
+        update=args.update,
     )
     experiment.methods()
     experiment.depths()
@@ -94,13 +102,17 @@ def _setting(args) -> Any:
         generation=shlex.split(args.generate or ""),
         recompute={"yes": True, "no": False, None: None}[args.recompute],
         planned=not args.no_plan,
+        only=args.row,
     )
 
 
 def _run(args, setting) -> None:
-    """Print what would be run, or run it."""
+    """Print what would be run, or run it, or submit it."""
     from ..tools.reproduce import run
 
+    if args.launch == "slurm" and IN_JOB not in os.environ:
+        _submit(args, setting)
+        return
     if not args.no_plan:
         setting, text = run.plan(setting, tokens=args.max_tokens, rate=args.tflops)
         if args.dry_run != "commands":
@@ -117,6 +129,39 @@ def _run(args, setting) -> None:
     run.report(setting)
 
 
+def _submit(args, setting) -> None:
+    """Print the jobs of all rows, or submit them when the data are there."""
+    from ..tools.reproduce import run, slurm
+
+    command = ["deepnet", "reproduce", args.name, *own_flags(args), "--data", setting.corpus.data]
+    if args.behind:
+        command += ["--", *args.behind]
+    if args.dry_run:
+        if setting.corpus.command:
+            print(shlex.join(setting.corpus.command))
+        for row in setting.rows():
+            print(f"sbatch <<'JOB'\n{slurm.job(setting, row, command)}JOB")
+        return
+    run.prepare(setting)
+    slurm.submit(setting, command)
+    for end in setting.experiment["end"]:
+        kind, name = end.split()[:2]
+        flag = "--table" if kind == "table" else "--figures"
+        print(f"submitted; when the jobs are over: deepnet report {shlex.quote(str(setting.out))} {flag} {name}")
+
+
+def own_flags(args) -> list[str]:
+    """Return the flags of a command line that a row's job gets too."""
+    flags = ["--out", str(Path(args.out or "runs").absolute()), "--gpus", str(args.gpus), "--nodes", str(args.nodes)]
+    for name in FOR_JOBS:
+        value = getattr(args, name)
+        if value is True:
+            flags.append(f"--{name.replace('_', '-')}")
+        elif value:
+            flags += [f"--{name.replace('_', '-')}", str(value)]
+    return flags
+
+
 def words(text: str | None) -> list[str] | None:
     """Split a list with commas; None if it is not given."""
     return None if text is None else [word for word in text.split(",") if word]
@@ -129,12 +174,18 @@ def of_variables() -> list[str]:
         value = os.environ.get(name, "").strip()
         if not value or (name == "SEED" and os.environ.get("SEEDS")):
             continue
+        if (name, value) == ("RECIPE", "clinic"):  # the usual one
+            continue
         if name in LISTS:
             value = ",".join(value.split())
         flags.append(f"{flag}={value}")
-    for (name, value), added in SWITCHES.items():
-        if os.environ.get(name) == value:
-            flags += added
+    for name in {name: None for name, _ in SWITCHES}:
+        value = os.environ.get(name, "")
+        known = [known for variable, known in SWITCHES if variable == name]
+        if value in known:
+            flags += SWITCHES[name, value]
+        elif value not in ("", USUAL.get(name)):
+            raise UserError(f"{name}={value}: choose {' or '.join(known)}")
     return flags
 
 
@@ -147,6 +198,8 @@ def add(command) -> None:
     sub.add_argument("--depths", metavar="N,N", help="layers, or ENCODER-DECODER (default: the paper's)")
     sub.add_argument("--seeds", metavar="S,S", help="of the trainings (default: 1, or the authors')")
     sub.add_argument("--variants", metavar="V,V", help="of each row, where there are several (default: all)")
+    sub.add_argument("--row", metavar="NAME", help="run this row alone, as the plan names it")
+    sub.add_argument("--update", type=int, metavar="N", help="that Figure 5 shows (default 5)")
     sub.add_argument("--recipe", metavar="NAME", help="another version of the experiment")
     sub.add_argument("--pairs", metavar="P,P", help="language pairs of a corpus of many, as de-en,fr-en")
     sub.add_argument("--out", metavar="DIR", help="folder of runs, reports and pictures (default: runs, runs-smoke)")

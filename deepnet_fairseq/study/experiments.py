@@ -63,7 +63,7 @@ class Choice:
     """What a user chooses of an experiment; None for the paper's.
 
     variants: names of the experiment's variants; average: last epochs, or A-B; stuck: of --stop-stuck; tokens: of a
-    batch on a GPU; shared: whether embeddings are shared.
+    batch on a GPU; shared: whether embeddings are shared; update: that a figure shows.
     """
 
     methods: Sequence[str] | None = None
@@ -76,6 +76,7 @@ class Choice:
     shared: bool = True
     smoke: bool = False
     order: str = "deepest"
+    update: int | None = None
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,11 @@ class Experiment:
         return 0 if self.smoke is None else self.smoke.get("stop_stuck", SMOKE_STUCK)
 
     @property
+    def update(self) -> int | None:
+        """The update that a figure shows, None for an experiment that shows none."""
+        return self.choice.update or self.content.get("update")
+
+    @property
     def vocabulary(self) -> int:
         """Pieces of the vocabulary, of data that are still to be prepared."""
         return SMOKE_VOCABULARY if self.choice.smoke else self["corpus_size"]["vocabulary"]
@@ -213,8 +219,8 @@ class Experiment:
                 encoder, decoder = self.layers(depth)
                 facts: dict[str, Any] = {"method": method, "encoder_layers": encoder, "decoder_layers": decoder}
                 facts |= group.get("facts", {})
-                if "update" in self.content:
-                    facts["update"] = self.content["update"]
+                if self.update is not None:
+                    facts["update"] = self.update
                 yield Row(
                     name=group["name"].format(method=method, depth=depth),
                     facts=facts,
@@ -274,8 +280,8 @@ class Experiment:
             flags |= flags_of(self.smoke.get("flags", {}))
             if "batch" in variant:
                 flags |= self._batch(depth, variant, world)
-        if "update" in self.content:
-            flags["max-update"] = self.content["update"] + 1
+        if self.update is not None:
+            flags["max-update"] = self.update + 1
         if "rows" not in self.content or self.content.get("rows_save"):
             flags |= self._saves() | {"log-interval": LOG_INTERVAL}
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...errors import UserError
 from ...study.experiments import Experiment, Flags, Row
 from .corpus import Corpus
 from .hardware import Hardware
@@ -24,7 +28,7 @@ class Setting:
 
     out: folder of its runs' folders; chosen: flags that the plan chose for a row, by its name; extra: the user's flags
     of fairseq-train, which override all; generation: the user's of fairseq-generate; recompute: whether activations are
-    recomputed, None to let the plan decide; planned: whether there is a plan.
+    recomputed, None to let the plan decide; planned: whether there is a plan; only: the name of the one row to run.
     """
 
     experiment: Experiment
@@ -36,10 +40,19 @@ class Setting:
     generation: Sequence[str] = ()
     recompute: bool | None = None
     planned: bool = True
+    only: str | None = None
 
     def rows(self) -> list[Row]:
-        """Return the experiment's rows."""
-        return list(self.experiment.rows(self.hardware.world))
+        """Return the experiment's rows, or the one that was asked for; UserError if there is no such row."""
+        rows = list(self.experiment.rows(self.hardware.world))
+        if self.only is None:
+            return rows
+        named = [row for row in rows if row.name == self.only]
+        if not named:
+            raise UserError(
+                f"--row {self.only}: {self.experiment.name} has {', '.join(row.name for row in rows[:5])}, ..."
+            )
+        return named
 
     def folder(self, row: Row) -> Path:
         """Return the folder of a row."""
@@ -106,8 +119,9 @@ class Setting:
 
     def rendezvous(self) -> list[str]:
         """Return the words by which torchrun's agents on several machines of a job of SLURM find each other."""
-        nodes = ["--nnodes", str(self.hardware.nodes), "--rdzv-backend", "c10d", "--rdzv-id", "$SLURM_JOB_ID"]
-        return [*nodes, "--rdzv-endpoint", "$HEAD:29400", "--no-python", "fairseq-train"]
+        job = os.environ.get("SLURM_JOB_ID", "job")
+        nodes = ["--nnodes", str(self.hardware.nodes), "--rdzv-backend", "c10d", "--rdzv-id", job]
+        return [*nodes, "--rdzv-endpoint", f"{first_host()}:29400", "--no-python", "fairseq-train"]
 
     def facts(self, row: Row) -> dict[str, Any]:
         """Return the content of the row's run.json."""
@@ -210,6 +224,15 @@ class Setting:
         ]  # fmt: skip
 
 
+def first_host() -> str:
+    """Return the first machine of a job of SLURM, "" outside of one."""
+    listed = os.environ.get("SLURM_JOB_NODELIST", "")
+    if not listed or shutil.which("scontrol") is None:
+        return ""
+    done = subprocess.run(["scontrol", "show", "hostnames", listed], capture_output=True, text=True)
+    return done.stdout.split("\n")[0]
+
+
 def words_of(flags: Flags) -> list[str]:
     """Return flags as words of a command line."""
     words = []
@@ -217,8 +240,16 @@ def words_of(flags: Flags) -> list[str]:
         words.append(f"--{name}")
         if value is True:
             continue
-        words.append(f"{value:g}" if isinstance(value, float) else str(value))
+        words.append(number(value) if isinstance(value, float) else str(value))
     return words
+
+
+def number(value: float) -> str:
+    """Format a number as papers print it: 0.0, 0.4, 5e-4."""
+    if value == 0 or abs(value) >= 0.01:
+        return repr(value)
+    mantissa, exponent = f"{value:e}".split("e")
+    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
 
 
 def last_of(flag: str, words: Sequence[str]) -> str | None:

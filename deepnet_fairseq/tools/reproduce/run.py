@@ -20,6 +20,7 @@ from ..environment import environment
 from ..plan import rows as plan_rows
 from .commands import Setting, same_training
 
+BESIDE = Path(__file__).resolve().parents[3]  # the package, so that --user-dir deepnet_fairseq is found
 PROGRAMS = ("deepnet", "fairseq-train", "fairseq-generate", "torchrun")  # of this environment, beside its Python
 
 
@@ -212,7 +213,7 @@ class Work:
     async def _program(
         self, command: list[str], log: Path, place: Mapping[str, str], output: Path | None = None
     ) -> Ended:
-        return await self.runner.program(here(command), log=log, output=output, variables=place)
+        return await self.runner.program(here(command), log=log, output=output, variables=place, folder=BESIDE)
 
     def _check_status(self, ended: Ended, what: str, log: Path) -> None:
         if ended.status:
