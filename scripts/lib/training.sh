@@ -4,10 +4,6 @@
 # training that is over, `diverged` holds the update at which its numbers stopped being finite, `stuck` the update at
 # which it was given up, and `disk` the size of its checkpoints.
 
-width() {  # width DIM FFN HEADS: sets width_flags, for both stacks
-    width_flags=(--encoder-embed-dim "$1" --encoder-ffn-embed-dim "$2" --encoder-attention-heads "$3")
-}
-
 layers() {  # layers METHOD ENCODER [DECODER]: sets method, layer_flags, and facts, the first members of run.json
     local decoder="${3:-$2}"
     method="$1"
@@ -35,7 +31,7 @@ run_train() {  # run_train NAME FACTS FLAGS...
     [ "${RECOMPUTE:-}" != 1 ] || chosen+=(--checkpoint-activations)
     words=("$data" --user-dir deepnet_fairseq "${task[@]}" --arch "$arch" "${criterion[@]}"
         --optimizer "$adam" --adam-betas '(0.9, 0.98)' --adam-eps 1e-8
-        --save-dir "$run" --seed "$seed" --log-format json "${mixed[@]}" "${place[@]}" "${schedule[@]}" "$@" "${method_setting[@]}"
+        --save-dir "$run" --seed "$seed" --log-format json "${mixed[@]}" "${place[@]}" "${schedule[@]}" "$@"
         "${ending[@]}" "${chosen[@]}" "${extra[@]}")
     check_batch "$run" "${words[@]}"
     for number in "${!words[@]}"; do
@@ -62,11 +58,6 @@ run_train() {  # run_train NAME FACTS FLAGS...
     run_profile "$run" "${words[@]}"
     train "$run" "${words[@]}"
     touch "$run/trained"
-}
-
-run_kept() {  # run_kept NAME FACTS FLAGS...: trains as run_train does, then removes the checkpoints that are not kept
-    run_train "$@"
-    [ -n "$dry_run" ] || tidy "$out/$experiment/$1"
 }
 
 planned() {  # planned RUN FACTS WORDS...: prints a line for `deepnet plan --rows`

@@ -164,7 +164,7 @@ class Setting:
             search += ["--max-len-a", "1.5", "--max-len-b", "10"]
 
         commands = {}
-        for subset in self.corpus.subsets(list(self.experiment.content.get("subsets", ["test"]))):
+        for subset in self.subsets():
             words = [str(self.corpus.folder), "--user-dir", "deepnet_fairseq", "--path", str(model)]
             words += ["--gen-subset", subset, *search, "--remove-bpe", self.corpus.pieces]
             words += ["--max-tokens", str(LONGEST), *self.positions(), *self.hardware.decoding, *self.generation]
@@ -175,6 +175,11 @@ class Setting:
             else:
                 commands[subset] = ["fairseq-generate", *words]
         return commands
+
+    def subsets(self) -> list[str]:
+        """Return the test sets: "test", or those of several that the data have."""
+        several = self.experiment.content.get("subsets")
+        return ["test"] if several is None else self.corpus.subsets(list(several))
 
     def positions(self) -> list[str]:
         """Return the flags by which sentences are translated that are longer than those of the training.
@@ -207,7 +212,11 @@ class Setting:
         number, _epochs = self.experiment.average
         words = self.training(row)
         facts = json.dumps(dict(row.facts) | {"corpus": self.corpus.recipe})
-        stuck = 0 if "--disable-validation" in words else self.experiment.stuck or STUCK
+        stuck = self.experiment.stuck
+        if self.experiment.choice.stuck is None and not self.experiment.choice.smoke:
+            stuck = STUCK
+        if "--disable-validation" in words:
+            stuck = 0
         free = []
         if self.hardware.gpus and tokens is None:
             free.append("batch")

@@ -235,7 +235,7 @@ def report(setting: Setting) -> None:
     """Print the table, and draw the figure, that the experiment ends with."""
     for end in setting.experiment["end"]:
         kind, name, *condition = end.split()
-        if condition and condition[-1] not in setting.corpus.subsets(list(setting.experiment.content["subsets"])):
+        if condition and condition[-1] not in setting.subsets():
             continue
         print(f"\n== {kind} {name}", flush=True)
         words = ["deepnet", "report", str(setting.out)]
