@@ -1,2 +1,3 @@
 #!/usr/bin/env bash
-exec bash "$(dirname "${BASH_SOURCE[0]}")/../dev/check.sh" "$@"  # where this program is now; the old path goes next
+# Call dev/check.sh, where this program is now; the old path goes after one release.
+exec bash "$(dirname "${BASH_SOURCE[0]}")/../dev/check.sh" "$@"

@@ -38,11 +38,12 @@ def reproduce(args) -> None:
     """Train and score the rows of a paper's table or figure.
 
     Fetches the data, plans what fits into the GPUs, trains each row or goes on with one that was begun, translates,
-    scores, and ends with the table beside the published numbers. A row that diverges or is stuck is a result.
+    scores, and ends with the table beside the published numbers. A row that diverges or is stuck is a result. Flags of
+    fairseq-train stand behind --, and override all others.
 
     example:
       deepnet reproduce table1 --methods deepnorm --depths 18 --gpus 8 --dry-run
-      deepnet reproduce iwslt14_de_en --smoke --out runs-smoke
+      deepnet reproduce iwslt14_de_en --smoke --out runs-smoke -- --max-update 100
     """
     from ..study import experiments
 
@@ -50,8 +51,6 @@ def reproduce(args) -> None:
         for name in experiments.names():
             print(f"{name:20}{experiments.read(name)['title']}")
         return
-    if args.rest:
-        raise UserError(f"unknown: {' '.join(args.rest)}; flags of fairseq-train stand behind --")
     _run(args, _setting(args))
 
 
@@ -133,7 +132,8 @@ def _submit(args, setting) -> None:
     """Print the jobs of all rows, or submit them when the data are there."""
     from ..tools.reproduce import run, slurm
 
-    command = ["deepnet", "reproduce", args.name, *own_flags(args), "--data", setting.corpus.data]
+    own = own_flags(args, setting.hardware.gpus, setting.out)
+    command = ["deepnet", "reproduce", args.name, *own, "--data", setting.corpus.data]
     if args.behind:
         command += ["--", *args.behind]
     if args.dry_run:
@@ -150,9 +150,9 @@ def _submit(args, setting) -> None:
         print(f"submitted; when the jobs are over: deepnet report {shlex.quote(str(setting.out))} {flag} {name}")
 
 
-def own_flags(args) -> list[str]:
-    """Return the flags of a command line that a row's job gets too."""
-    flags = ["--out", str(Path(args.out or "runs").absolute()), "--gpus", str(args.gpus), "--nodes", str(args.nodes)]
+def own_flags(args, gpus: int, out: Path) -> list[str]:
+    """Return the flags of a command line that a row's job gets too. gpus: of each machine; out: folder of the runs."""
+    flags = ["--out", str(out), "--gpus", str(gpus), "--nodes", str(args.nodes)]
     for name in FOR_JOBS:
         value = getattr(args, name)
         if value is True:
@@ -191,7 +191,7 @@ def of_variables() -> list[str]:
 
 def add(command) -> None:
     """Registers `deepnet reproduce`; command: as parser() gives it."""
-    sub = command("reproduce", reproduce, "NAME [...] [-- flags of fairseq-train]")
+    sub = command("reproduce", reproduce)
     sub.add_argument("name", nargs="?", metavar="NAME", help="as --list prints them: table1, figure6, ...")
     sub.add_argument("--list", action="store_true", help="print the experiments")
     sub.add_argument("--methods", metavar="M,M", help="as `deepnet methods` lists (default: the paper's)")
@@ -239,8 +239,19 @@ def split(argv: list[str]) -> tuple[list[str], list[str]]:
     if "--variables" in argv:
         own = [word for word in argv[2:] if word in OF_SCRIPTS]
         others = [word for word in argv[2:] if word not in (*OF_SCRIPTS, "--variables", "--")]
-        return [*argv[:2], *of_variables(), *own], others
+        return [*argv[:2], *of_variables(), *own], apart(others)
     if "--" in argv:
         place = argv.index("--")
-        return argv[:place], argv[place + 1 :]
+        return argv[:place], apart(argv[place + 1 :])
     return argv, []
+
+
+def apart(flags: list[str]) -> list[str]:
+    """Return flags with each --name=value as two words, as those of the experiment."""
+    found = []
+    for word in flags:
+        if word.startswith("--") and "=" in word:
+            found += word.split("=", 1)
+        else:
+            found.append(word)
+    return found
