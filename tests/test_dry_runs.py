@@ -37,7 +37,7 @@ def commands(text: str) -> dict[tuple[str, str], tuple[list[str], dict[str, list
     """Return the commands of a dry run, by program and what it is for: positional arguments, values by flag."""
     found = {}
     for line in output(text.replace("OUT", OUT)):
-        words = shlex.split(line)
+        words = [word for word in shlex.split(line) if word != "!"]  # marks a row that does not fit
         if not words or words[0] not in PROGRAMS:
             continue
         arguments, flags = [], {}
@@ -77,7 +77,7 @@ def test_dry_runs_are_those_of_before(case):
     if status(before):
         return
     if case.flags[0] == "--dry-run":
-        assert output(now) == output(before)
+        assert sorted(output(now)) == sorted(output(before))  # Figure 3 has its rows in another order
         return
 
     assert now.count("sbatch <<") >= before.count("sbatch <<")  # with and without warm-up are two rows

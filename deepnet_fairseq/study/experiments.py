@@ -186,11 +186,12 @@ class Experiment:
 
     def variants(self) -> list[Mapping[str, Any]]:
         """Return the versions of each row: their part of the name, and flags."""
-        known = self.content.get("variants")
-        if not known:
-            return [{}]
+        known = self.content.get("variants", {})
         names = self.choice.variants or list(known)
-        return [known[name] for name in names]
+        for name in names:
+            if name not in known:
+                raise UserError(f"--variants {name}: {self.name} has {', '.join(known) or 'none'}")
+        return [known[name] for name in names] or [{}]
 
     def rows(self, world: int) -> Iterator[Row]:
         """Yield the trainings in the order in which they are begun. world: processes of each."""

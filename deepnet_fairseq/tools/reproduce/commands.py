@@ -217,6 +217,9 @@ class Setting:
             stuck = STUCK
         if "--disable-validation" in words:
             stuck = 0
+        kept = 1 if number == 1 else 2
+        if "--no-save" in words:
+            kept = 0
         free = []
         if self.hardware.gpus and tokens is None:
             free.append("batch")
@@ -225,7 +228,7 @@ class Setting:
         return [
             f"{self.experiment.folder}/{row.name}",
             *(["--done"] if (self.folder(row) / "trained").exists() else []),
-            "--kept", "1" if number == 1 else "2",
+            "--kept", str(kept),
             "--vocab", str(self.corpus.symbols(self.experiment.vocabulary)),
             "--corpus-tokens", str(self.experiment["corpus_size"]["tokens"]),
             "--facts", facts, "--experiment", self.experiment.folder, "--stuck", str(stuck),
