@@ -28,6 +28,7 @@ setup(
             "threads.toml",
             "py.typed",  # its annotations are for others' type checkers, too
             "study/*.toml",
+            "study/experiments/*.toml",
             "tools/export/readmes/*.md",
             "data/recipes/opus100.tsv",
         ]

@@ -9,26 +9,6 @@
 #   RECIPE=deepnmt ...                    60L-12L and 6L-6L as in the paper that reports 30.1: half the epochs
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # if run by sh
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-source scripts/lib/common.sh
-recipe
-begin "admin_wmt14$suffix" 4 "$@"
-
-methods="${METHODS:-admin pre_ln post_ln}"
-depths="${DEPTHS:-6 12 18 60}"
-[ -z "$suffix" ] || methods="${METHODS:-admin post_ln}" depths="${DEPTHS:-60 6}"
-admin_wmt14_setting
-if [ -n "$smoke" ]; then
-    methods="${METHODS:-admin pre_ln}" depths="${DEPTHS:-6}"
-fi
-chosen "$methods" "$depths"
-prepare wmt14_en_de
-miniature 200
-save_every 1000
-
-record() {  # record METHOD DEPTH FLAGS...
-    row "$1" "$2" "$2" $(($2 == 60 ? 12 : $2)) "${@:3}"
-}
-
-rows "$depths" record
-finish table "admin_wmt14$suffix"
+# shellcheck source=scripts/lib/entry.sh
+source "$(dirname "${BASH_SOURCE[0]}")/lib/entry.sh"
+reproduce admin_wmt14 "$@"

@@ -10,32 +10,6 @@
 #   RECIPE=deepnmt ...                         60L-12L and 6L-6L by microsoft/deepnmt's script, whose paper reports 43.8
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # if run by sh
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-source scripts/lib/common.sh
-recipe
-begin "admin_wmt14_en_fr$suffix" 8 "$@"
-
-methods="${METHODS:-admin${DEPTHS:+ pre_ln post_ln}}"
-depths="${DEPTHS:-60-12 48-12 36-36 12-60 24-12 12-12 6-6}"
-[ -z "$suffix" ] || methods="${METHODS:-admin post_ln}" depths="${DEPTHS:-60-12 6-6}"
-admin_wmt14_en_fr_setting
-if [ -n "$smoke" ]; then
-    methods="${METHODS:-admin pre_ln}" depths="${DEPTHS:-6-6}"
-fi
-chosen "$methods" "${depths//-/ }"
-prepare wmt14_en_fr
-miniature 200
-save_every 1000
-
-record() {  # record METHOD DEPTH FLAGS...
-    local batch_flags=() paper_batch="$paper_batch"
-    [ "$2$smoke$suffix" != 60-12 ] || batch 5000 256
-    row "$1" "$2" "${2%-*}" "${2#*-}" "${batch_flags[@]}" "${@:3}"
-}
-
-rows "$depths" record
-if [ -z "$smoke$suffix${METHODS:-}${DEPTHS:-}" ]; then  # the baselines, at the papers' depths only
-    chosen "pre_ln post_ln" ""
-    rows "60-12 6-6" record
-fi
-finish table "admin_wmt14$suffix"
+# shellcheck source=scripts/lib/entry.sh
+source "$(dirname "${BASH_SOURCE[0]}")/lib/entry.sh"
+reproduce admin_wmt14_en_fr "$@"

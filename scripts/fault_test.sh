@@ -1,17 +1,3 @@
 #!/usr/bin/env bash
-# Test that trainings survive kills and full disks. Small trainings on 1 and 2 processes are killed (SIGKILL) KILLS
-# times at random moments, part of them inside saves, with a full disk in a quarter of the starts, and restarted each
-# time. They must end equal to undisturbed ones bit for bit, with no checkpoint lost. Prints a table; exits with 1 on a
-# difference.
-#
-#   scripts/fault_test.sh [KILLS]            default 60
-#   SEED=7 scripts/fault_test.sh             the random moments of another run, if the machine is as fast
-#   scripts/fault_test.sh --help             all options
-#
-# Hardware: 2 CPU cores. Time: a few minutes. results/faults.md lists the faults.
-[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # if run by sh
-set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-source scripts/setup.sh
-export OMP_NUM_THREADS=1  # a process with threads cannot be forked
-exec python -m tests.faults "$@"
+# Call dev/faults.sh, where this program is now; the old path goes after one release.
+exec bash "$(dirname "${BASH_SOURCE[0]}")/../dev/faults.sh" "$@"

@@ -8,4 +8,6 @@
 #   METHODS="deepnorm admin" DEPTHS="10 100" ...   other methods of `deepnet methods`, other depths
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # if run by sh
 set -euo pipefail
-FIGURE=6 SCRIPT="$(realpath "$0")" exec bash "$(dirname "${BASH_SOURCE[0]}")/iwslt14_de_en.sh" "$@"
+# shellcheck source=scripts/lib/entry.sh
+source "$(dirname "${BASH_SOURCE[0]}")/lib/entry.sh"
+reproduce figure6 "$@"

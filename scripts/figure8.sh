@@ -7,4 +7,6 @@
 #   DEPTHS="12 20 100" ...           layers of encoder and decoder together
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # if run by sh
 set -euo pipefail
-FIGURE=8 SCRIPT="$(realpath "$0")" exec bash "$(dirname "${BASH_SOURCE[0]}")/opus100.sh" "$@"
+# shellcheck source=scripts/lib/entry.sh
+source "$(dirname "${BASH_SOURCE[0]}")/lib/entry.sh"
+reproduce figure8 "$@"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Measure DeepNorm with an inverted gain, (8N)^(+1/4) in place of (8N)^(-1/4), as code released with later papers has
 # it. It trains beside the correct DeepNorm as a language model at 6, 12 and 24 layers (at 24 also with that code's
-# alpha), and as a translator at 18L-18L. scripts/inverted_gain defines the methods. The quickstart's corpus, width 64.
+# alpha), and as a translator at 18L-18L. examples/inverted_gain defines the methods. The quickstart's corpus, width 64.
 #
 #   scripts/inverted_gain.sh [--dry-run] [flags of fairseq-train]      30 trainings, half an hour of one core
 #   SEEDS="1 2 3" UPDATES=400 OUT=runs-smoke ...
@@ -14,10 +14,10 @@ begin_small inverted_gain "$@"
 updates="${UPDATES:-400}"
 numbers UPDATES "$updates"
 
-record() {  # record VARIANT FACTS FLAGS...: VARIANT is a name of scripts/inverted_gain, "" for DeepNorm itself
+record() {  # record VARIANT FACTS FLAGS...: VARIANT is a name of examples/inverted_gain, "" for DeepNorm itself
     method=deepnorm
     queue run_train "$name${1:+-$1}-seed$seed" "\"method\": \"$method\", $2, \"variant\": \"$1\"" "${@:3}" \
-        --user-dir scripts/inverted_gain --method "deepnorm${1:+_$1}" "${setting[@]}"
+        --user-dir examples/inverted_gain --method "deepnorm${1:+_$1}" "${setting[@]}"
 }
 
 for seed in $seeds; do

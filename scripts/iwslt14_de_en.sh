@@ -8,29 +8,6 @@
 #   METHODS="deepnorm admin" DEPTHS="10 100" SEEDS="1 2 3" scripts/iwslt14_de_en.sh
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # if run by sh
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-source scripts/lib/common.sh
-begin iwslt14 1 "$@"
-
-methods="${METHODS:-deepnorm post_ln ds_init admin t_fixup rezero r_fixup pre_ln dlcl normformer}"
-depths="${DEPTHS:-10 20 30 40 50 60 70 80 90 100}"
-iwslt14_setting
-if [ -n "$smoke" ]; then
-    methods="${METHODS:-deepnorm post_ln}" depths="${DEPTHS:-6 18}"
-fi
-chosen "$methods" "$depths"
-prepare iwslt14_de_en
-miniature 600 1000 2e-3
-[ -z "$smoke" ] || [ -n "${STOP_STUCK:-}" ] || stuck_flags=(--stop-stuck 150)  # else Post-LN 18L-18L trains on
-save_every 1000
-
-validation=(--disable-validation)  # unless STOP_STUCK needs it
-[ "${#stuck_flags[@]}" -eq 0 ] || validation=()
-
-record() {  # record METHOD DEPTH FLAGS...
-    row "$1" "$2" "$2" "$2" "${validation[@]}" "${@:3}"
-}
-
-rows "$depths" record
-finish table iwslt14
-[ -z "${FIGURE:-}" ] || finish figure "$FIGURE"
+# shellcheck source=scripts/lib/entry.sh
+source "$(dirname "${BASH_SOURCE[0]}")/lib/entry.sh"
+reproduce iwslt14_de_en "$@"

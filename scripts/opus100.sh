@@ -8,27 +8,6 @@
 #   DEPTHS="12 100" GPUS=8 ...            layers of encoder and decoder together
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # if run by sh
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-source scripts/lib/common.sh
-begin opus100 8 "$@"
-
-methods="${METHODS:-deepnorm}"
-depths="${DEPTHS:-12 20 100 200 1000}"
-opus100_setting
-[ -z "$smoke" ] || depths="${DEPTHS:-4 12}"
-chosen "$methods" "$depths"
-for total in $depths; do
-    [ $((total % 2)) -eq 0 ] || fail "DEPTHS: $total is no even number of layers"
-done
-prepare opus100
-setting+=(--max-epoch $((4 * shards)))  # fairseq counts a pass over one shard as an epoch
-miniature 800 2500 2e-3
-save_every 1000
-
-record() {  # record METHOD LAYERS FLAGS...
-    row "$1" "$2" $(($2 / 2)) $(($2 / 2)) "${@:3}"
-}
-
-rows "$depths" record
-finish table "${REPORT:-opus100}"
-[ -z "${FIGURE:-}" ] || finish figure "$FIGURE"
+# shellcheck source=scripts/lib/entry.sh
+source "$(dirname "${BASH_SOURCE[0]}")/lib/entry.sh"
+reproduce opus100 "$@"

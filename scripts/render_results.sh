@@ -16,7 +16,7 @@ source scripts/setup.sh
 for words in "$@"; do
     name="" runs="$words"
     [[ "$words" != *=* ]] || name="${words%%=*}" runs="${words#*=}"
-    python -m scripts.records keep "$(cd "$start" && realpath -m -- "$runs")" "results/runs${name:+/$name.jsonl}"
+    python -m results.records keep "$(cd "$start" && realpath -m -- "$runs")" "results/runs${name:+/$name.jsonl}"
 done
-python -m scripts.records render results
-python -m scripts.methods_page docs/methods.md
+python -m results.records render results
+python -m dev.methods_page docs/methods.md

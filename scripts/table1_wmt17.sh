@@ -9,24 +9,6 @@
 #   METHODS="deepnorm post_ln" DEPTHS="18 100" SEEDS="1 2 3" GPUS=8 LAUNCH=slurm scripts/table1_wmt17.sh
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # if run by sh
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-source scripts/lib/common.sh
-begin table1 8 "$@"
-
-methods="${METHODS:-deepnorm post_ln ds_init admin rezero r_fixup t_fixup pre_ln dlcl normformer}"
-depths="${DEPTHS:-6 18 50 100}"
-wmt17_setting
-if [ -n "$smoke" ]; then
-    methods="${METHODS:-deepnorm post_ln}" depths="${DEPTHS:-18}"
-fi
-chosen "$methods" "$depths"
-prepare wmt17_en_de
-miniature 600
-save_every 1000
-
-record() {  # record METHOD DEPTH FLAGS...
-    row "$1" "$2" "$2" "$2" "${@:3}"
-}
-
-rows "$depths" record
-finish table 1
+# shellcheck source=scripts/lib/entry.sh
+source "$(dirname "${BASH_SOURCE[0]}")/lib/entry.sh"
+reproduce table1 "$@"

@@ -6,5 +6,6 @@
 #   SMOKE=1 scripts/table2_opus100.sh     4 and 12 layers on three language pairs in miniature
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # if run by sh
 set -euo pipefail
-[ "${SMOKE:-0}" != 0 ] || export DEPTHS="${DEPTHS:-200 1000}"
-REPORT=2 SCRIPT="$(realpath "$0")" exec bash "$(dirname "${BASH_SOURCE[0]}")/opus100.sh" "$@"
+# shellcheck source=scripts/lib/entry.sh
+source "$(dirname "${BASH_SOURCE[0]}")/lib/entry.sh"
+reproduce table2 "$@"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run scripts/check.sh and the test suite (5 to 9 minutes on 2 idle cores); arguments go to pytest:
+# Run dev/check.sh and the test suite (5 to 9 minutes on 2 idle cores); arguments go to pytest:
 #   scripts/test.sh                       the default suite
 #   scripts/test.sh -m smoke              whole paths, from archives to a report, as in CI (half an hour)
 #   scripts/test.sh -m slow               trainings of minutes
@@ -7,13 +7,13 @@
 #   scripts/test.sh -m peers              tests against torchscale: pip install '.[bench]'
 #   scripts/test.sh tests/test_init.py    one file; -k WORD: tests with WORD in their name
 #   scripts/test.sh --methods-from FOLDER tests/test_methods.py   includes the methods in a folder of your own
-#   COVERAGE=1 scripts/test.sh            records the lines that run; scripts/coverage.sh reports them
+#   COVERAGE=1 scripts/test.sh            records the lines that run; dev/coverage.sh reports them
 #   TEST_PROCESSES=4 scripts/test.sh      number of processes, by default 2, on one core 1
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # if run by sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/setup.sh
-scripts/check.sh
+dev/check.sh
 read -r processes threads < <(python -m deepnet_fairseq.threads 64 2)  # the tests' models are narrow
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$threads}"
 coverage=()

@@ -60,6 +60,7 @@ ORDERS = {  # command -> its files, and flags with their values
     "methods": (["deepnorm"], [["--layers", "6,6"], ["--option", "a=1"]]),
     "verify": (["model.pt"], [["--method", "deepnorm"], ["--option", "a=1"]]),
     "export": (["model.pt"], [["--to", "ctranslate2"], ["--out", "served"]]),
+    "reproduce": (["table1"], [["--depths", "6,18"], ["--gpus", "8"]]),
     "report": (["runs"], [["--table", "1"], ["--out", "table.md"]]),
     "prepare language": (["text"], [["--seed", "2"]]),
     "prepare text": (["de", "en", "train", "valid", "test", "bin"], [["--vocab", "100"], ["--drop-empty"]]),

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from deepnet_fairseq.cli import main
+from deepnet_fairseq.study import runner
 from deepnet_fairseq.study.runs import RecordedRun, read_records
 from deepnet_fairseq.tools import compare
 
@@ -42,10 +43,6 @@ class Mine(PreLN): 'Pre-LN by another name.'
 """
 
 
-def started_by(*words, **more) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, "-c", *words], **more)
-
-
 class Programs:
     """Stand-in for fairseq's programs: tests set the loss, output and status of trainings; commands are recorded."""
 
@@ -55,7 +52,7 @@ class Programs:
         self.names, self.flags = [], []
         self.loss = lambda flags: 5.0
 
-    def __call__(self, grid, name, words, log, output):
+    def __call__(self, grid, name, words):
         self.names.append(name)
         self.flags.append(" ".join(words))
         command = [GENERATE]
@@ -63,15 +60,14 @@ class Programs:
             loss = self.loss(self.flags[-1])
             message, status = ("error: stuck at update 90", 4) if loss is None else (self.said, self.status)
             command = [TRAIN, str(loss), message, str(status), words[-1] * self.saves]
-        with open(output, "ab") as out:
-            return started_by(*command, stdout=out)
+        return [sys.executable, "-c", *command]
 
 
 @pytest.fixture
 def programs(monkeypatch):
     made = Programs()
-    monkeypatch.setattr(compare, "start", made)
-    monkeypatch.setattr(compare, "POLL", 0.01)
+    monkeypatch.setattr(compare, "command", made)
+    monkeypatch.setattr(runner, "POLL", 0.01)
     return made
 
 
@@ -158,15 +154,22 @@ def test_one_that_breaks_is_resumed(programs, pair):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_training_first(pair, monkeypatch, number):
     """A signal ends the running training first, and does not count it as trained."""
-    ends = f"import os, time; os.kill(os.getppid(), {number:d}); time.sleep(60)"
+    ended_by = pair.parent / "ended"
+    ends = f"""import os, pathlib, signal, sys, time
+def end(number, frame):
+    pathlib.Path({str(ended_by)!r}).write_text(str(number))
+    sys.exit(1)
+signal.signal(signal.SIGTERM, end)
+os.kill(os.getppid(), {number:d})
+time.sleep(60)"""
     ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets background jobs ignore SIGINT
-    started, before = [], signal.getsignal(number)
-    monkeypatch.setattr(compare, "start", lambda *_: started.append(started_by(ends)) or started[0])
+    before = signal.getsignal(number)
+    monkeypatch.setattr(compare, "command", lambda *_: [sys.executable, "-c", ends])
     with pytest.raises(SystemExit) as ended:
         main(words(pair))
     assert ended.value.code == 128 + number and signal.getsignal(number) is before
     signal.signal(signal.SIGINT, ignored)
-    assert started[0].returncode == -signal.SIGTERM and not list(pair.parent.rglob("trained"))
+    assert ended_by.read_text() == str(int(signal.SIGTERM)) and not list(pair.parent.rglob("trained"))
 
 
 @pytest.mark.parametrize(("updates", "beta2", "found"), [(1200, 0.98, 200), (300, 0.98, 100), (99, 0.999, 49)])

@@ -12,7 +12,7 @@ import pytest
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.core.initialisation import PROFILES
 from deepnet_fairseq.core.methods import METHODS
-from scripts.methods_page import methods_page
+from dev.methods_page import methods_page
 
 from .support.helpers import ROOT, USER_DIR, call, run_cold
 
@@ -24,7 +24,7 @@ PAGES = [page for folder in FOLDERS for page in sorted(folder.glob("*.md")) if p
 
 
 def test_tables_of_methods():
-    """docs/methods.md holds the tables that scripts/methods_page.py writes.
+    """docs/methods.md holds the tables that dev/methods_page.py writes.
 
     Methods that are new, or from a user's folder, need not be on the page.
     """

@@ -50,7 +50,7 @@ def test_a_lost_checkpoint_is_noticed(tmp_path):
 
 @pytest.mark.smoke
 def test_killed_at_random_ends_as_undisturbed(tmp_path):
-    """A short run of scripts/fault_test.sh loses no checkpoint."""
+    """A short run of dev/faults.sh loses no checkpoint."""
     command = [sys.executable, "-m", "tests.faults", "5", "--updates", "12", "--seed", "1"]
     env = os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=400)

@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from deepnet_fairseq import cli
-from scripts.zero_shot import asked
+from results.zero_shot import asked
 
 from .support.harness import harness, harness_bits
 from .support.helpers import EOS, USER_DIR, run

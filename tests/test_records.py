@@ -1,4 +1,4 @@
-"""Tests of scripts/records.py: records give the reports of their runs, name no path of a machine, render results/."""
+"""Tests of results/records.py: records give the reports of their runs, name no path of a machine, render results/."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from deepnet_fairseq.cli import main as deepnet
 from deepnet_fairseq.study.runs import read_records
-from scripts.records import main, relative
+from results.records import main, relative
 
 from .support.helpers import ROOT
 from .support.recorded import record, watched

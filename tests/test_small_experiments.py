@@ -11,7 +11,7 @@ from .support.experiments import trainings, values
 from .support.helpers import ROOT
 from .test_scripts import needs_venv
 
-STRANGER = ROOT / "scripts" / "inverted_gain"
+STRANGER = ROOT / "examples" / "inverted_gain"
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def test_trainings_differ_in_the_method_alone(tmp_path):
         flags = variants["deepnorm"]
         assert len(variants) == (4 if model == "lm-24" else 2) and all(one == flags for one in variants.values())
         assert (flags["--seed"], flags["--max-update"], flags["--lr"]) == (seed, "400", "1e-3")
-        assert flags["--user-dir"] == "scripts/inverted_gain" and model.endswith("-" + flags["--decoder-layers"])
+        assert flags["--user-dir"] == "examples/inverted_gain" and model.endswith("-" + flags["--decoder-layers"])
 
 
 @needs_venv

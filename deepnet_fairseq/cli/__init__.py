@@ -16,9 +16,9 @@ from .. import __version__
 from ..errors import UserError
 from ..user_dir import import_user_dir
 
-FILES = ("start", "inspection", "methods", "models", "plan", "corpora", "results")
+FILES = ("start", "reproduce", "inspection", "methods", "models", "plan", "corpora", "results")
 GROUPS = {  # title -> commands, as --help lists them
-    "Train and compare": ("quickstart", "compare", "check", "plan", "profile"),
+    "Train and compare": ("quickstart", "compare", "reproduce", "check", "plan", "profile"),
     "Look inside": ("methods", "verify"),
     "Translate and export": ("translate", "generate", "average", "export"),
     "Data and reports": ("prepare", "score", "report"),
@@ -130,7 +130,14 @@ def main(argv: list[str] | None = None) -> None:
     words = sys.argv[1:] if argv is None else argv
     if words and words[0] in MOVED:
         sys.exit(f"deepnet: error: `deepnet {words[0]}` is now `deepnet {MOVED[words[0]]}`")
+    behind: list[str] = []
+    if words[:1] == ["reproduce"]:
+        try:
+            words, behind = importlib.import_module(f"{__name__}.reproduce").split(words)
+        except UserError as error:
+            sys.exit(f"deepnet: error: {error}")
     args, rest = parser().parse_known_args(words)
+    args.behind = behind
     logging.getLogger("fairseq").setLevel(logging.WARNING)
     try:
         if rest and not args.passes_flags_on:

@@ -91,7 +91,9 @@ def weight_std(method: Method, profile: str, weight: Weight) -> float:
 
 @torch.no_grad()
 def initialize(model: nn.Module, method: Method, profile: str) -> None:
-    """Draw all values of a freshly built model from torch's global generator; DeepModel.create calls it once.
+    """Draw all values of a freshly built model from torch's global generator.
+
+    DeepModel.create of models.py calls it once, for core.build and for fairseq's build_model.
 
     Embeddings are N(0, 1/C) with a zero padding row, the output projection N(0, 1/C), each times the method's gain;
     matrices of a head are N(0, 1/C) too; norms are 1 and 0; branches follow profile and method; modules in a method's

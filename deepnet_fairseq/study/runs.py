@@ -12,15 +12,11 @@ from typing import Any
 from ..core.methods import METHODS
 from ..errors import UserError
 from ..files import parse, read_object
-from ..plugin.probe_record import FILE, Record, read_rows, record_of
+from ..plugin.probe_record import Record, read_rows, record_of
 from .logs import Curve, curve, short, training_hours
+from .run_folder import FILES
 
 RECORDS = ".jsonl"  # ending of the file of records, behind the name of the runs' folder
-FILES = {  # part of a record -> file in a live folder
-    "run": "run.json", "environment": "environment.json", "command": "command", "diverged": "diverged",
-    "stuck": "stuck", "check": "check.json", "score": "score.json",
-    "log": "train.log", "probes": FILE,
-}  # fmt: skip
 TEXTS = ("command", "diverged", "stuck")  # the parts that are plain text
 KINDS = {"name": str, "probes": list} | dict.fromkeys(TEXTS, str)  # types of parts; the others are objects
 MEND = "record the run again"

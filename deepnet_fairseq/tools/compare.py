@@ -8,21 +8,18 @@ that is stuck or diverges is a result too.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import inspect
 import json
 import logging
 import math
-import os
 import re
 import shlex
-import signal
-import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Generator, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -33,10 +30,12 @@ import torch
 from ..core import archs
 from ..core.methods import METHODS, get_method
 from ..errors import UserError
-from ..files import check_file, read_object, whole
+from ..files import check_file, whole
 from ..study.figures import training_losses
 from ..study.plots import METADATA, Panel, Picture, Series, draw, style_of_setting
-from ..study.runs import FILES, RecordedRun, read_records
+from ..study.run_folder import FILES, RunFolder, last_line
+from ..study.runner import Runner
+from ..study.runs import RecordedRun, read_records
 from ..study.scoring.generated import read_corpus
 from ..study.scoring.scores import score
 from ..text_table import render
@@ -61,12 +60,9 @@ register()
 user_dir.import_user_dir(sys.argv.pop(1))
 runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)"""
 BETA2 = re.compile(r"--adam-betas[ =]\(?[\d.]+, ?([\d.]+)")
-ENDED = re.compile(r"error: ((diverged|stuck) at update \d+)")
 LATEST = re.compile(r'train_inner \| .*?"loss": "([\d.]+)".*?"num_updates": "(\d+)"')
 SHORT = 2.0  # BLEU below which a model writes the target language, but does not translate yet
-POLL, SECONDS = 0.2, 5.0  # seconds between polls of the programs, and between lines of progress
 LINES = 8  # most lines of a panel
-DIED_WITH_PARENT = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
 
 
 class Cell(NamedTuple):
@@ -215,74 +211,61 @@ def rate(lr: float) -> str:
     return re.sub(r"\.?0*e([+-]?)0*", r"e\1", f"{lr:e}")
 
 
-def steps(grid: Grid, cell: Cell) -> Generator[subprocess.Popen, None, RecordedRun]:
-    """Start the programs of a cell in turn; each is yielded, and must have ended before the next is asked for.
-
-    Returns the record. Raises a UserError, naming the log, if a program failed.
-    """
-    run = grid.out / grid.name(cell)
-    log, checkpoint = run / FILES["log"], run / "checkpoint_last.pt"
-    if not (run / "trained").exists():
-        describe(grid, cell, run)
-        if not checkpoint.exists():
-            log.unlink(missing_ok=True)
-        yield (training := start(grid, "train", [*grid.training(cell), "--save-dir", str(run)], log, log))
-        if training.returncode:
-            ended = ENDED.findall(read(log))
-            if not ended:
-                raise failed(f"training {cell}", log)
-            (run / ended[-1][1]).write_text(f"{ended[-1][0]}\n")
-        (run / "trained").touch()
-    reference = read_corpus(grid.data).reference("test", grid.direction())
-    if reference and not any((run / end).exists() for end in ("stuck", "diverged")):
-        pieces = "sentencepiece" if (grid.data / "spm.model").exists() else "subword_nmt"
-        words, log = ["--path", str(checkpoint), *GENERATION, "--remove-bpe", pieces, *ON_CPU], run / "generate.log"
-        with whole(run / "generated.txt") as part:
-            yield (translation := start(grid, "generate", words, log, part))
-            if translation.returncode:
-                raise failed(f"translating with {cell}", log)
-        (run / FILES["score"]).write_text(json.dumps(score(run / "generated.txt", grid.data)) + "\n")
-    for file in {*run.glob("checkpoint*.pt")} - {checkpoint}:
-        file.unlink()
-    return RecordedRun(run)
-
-
-def describe(grid: Grid, cell: Cell, run: Path) -> None:
-    """Write the files of a recorded run beside its log: facts, environment, command."""
-    run.mkdir(parents=True, exist_ok=True)
-    place = environment(int(torch.cuda.is_available()))
-    texts = {"run": json.dumps(grid.facts(cell)), "environment": json.dumps(place), "command": grid.command(cell)}
-    for part, text in texts.items():
-        (run / FILES[part]).write_text(f"{text}\n")
-
-
-def read(log: Path) -> str:
-    """Read a whole log."""
-    return log.read_text(encoding="utf-8", errors="replace")
-
-
-def failed(what: str, log: Path) -> UserError:
-    """Make the error of a program that failed."""
-    last = (read(log).strip().splitlines() or ["it said nothing"])[-1]
-    return UserError(f"{what} failed: {last[:300]}; whole log: {log}")
-
-
-def start(grid: Grid, name: str, words: list[str], log: Path, output: Path) -> subprocess.Popen:
-    """Start one of fairseq's programs by this interpreter, not by the PATH; Ctrl-C does not reach it."""
+def command(grid: Grid, name: str, words: list[str]) -> list[str]:
+    """Return the command of one of fairseq's programs, run by this interpreter and not by the PATH."""
     begin = ["-c", OWN_METHODS, grid.user_dir] if grid.user_dir else ["-m"]
-    command = [sys.executable, *begin, f"fairseq_cli.{name}", str(grid.data), "--user-dir", str(PACKAGE), *words]
-    # the user's own number stays, by whichever variable
-    threads = {} if from_environment() else {"OMP_NUM_THREADS": str(grid.share().threads)}
-    with open(log, "ab") as errors, open(output, "ab") as out:
-        return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=errors, start_new_session=True,
-            env=threads | os.environ, preexec_fn=die_with_parent,
-        )  # fmt: skip
+    return [sys.executable, *begin, f"fairseq_cli.{name}", str(grid.data), "--user-dir", str(PACKAGE), *words]
 
 
-def die_with_parent() -> None:
-    """Ask Linux to kill this process with the one that started it; runs in the child, before its program."""
-    ctypes.CDLL(None).prctl(DIED_WITH_PARENT, signal.SIGKILL)
+def variables(grid: Grid) -> dict[str, str]:
+    """Return the environment's variables that the grid's programs get: threads, unless the user has chosen them."""
+    return {} if from_environment() else {"OMP_NUM_THREADS": str(grid.share().threads)}
+
+
+async def train_and_score(grid: Grid, cell: Cell, runner: Runner) -> RecordedRun:
+    """Train a cell, or go on with one that was begun; translate the test set, score it, return the record.
+
+    Raises a UserError, naming the log, if a program failed, and if another process works on the cell.
+    """
+    run = RunFolder(grid.out / grid.name(cell))
+    with run.held() as held:
+        if not held:
+            raise UserError(f"{run.path}: another process trains it; wait for its end, or name another --out")
+        if not run.is_over:
+            await train(grid, cell, run, runner)
+        reference = read_corpus(grid.data).reference("test", grid.direction())
+        if reference and run.failed is None:
+            await translate(grid, cell, run, runner)
+        for file in run.path.glob("checkpoint*.pt"):
+            if file != run.last_checkpoint:
+                file.unlink()
+        return RecordedRun(run.path)
+
+
+async def train(grid: Grid, cell: Cell, run: RunFolder, runner: Runner) -> None:
+    """Train a cell to one of its ends."""
+    run.begin(
+        facts=grid.facts(cell),
+        command=grid.command(cell),
+        environment=environment(int(torch.cuda.is_available())),
+    )
+    words = [*grid.training(cell), "--save-dir", str(run.path)]
+    begun_at = run.size_of_log()
+    ended = await runner.program(command(grid, "train", words), log=run.log, variables=variables(grid))
+    run.end(ended.status, f"training {cell}", begun_at)
+
+
+async def translate(grid: Grid, cell: Cell, run: RunFolder, runner: Runner) -> None:
+    """Translate the test set with a trained cell, and score the translations."""
+    pieces = "sentencepiece" if (grid.data / "spm.model").exists() else "subword_nmt"
+    words = ["--path", str(run.last_checkpoint), *GENERATION, "--remove-bpe", pieces, *ON_CPU]
+    log = run / "generate.log"
+    with whole(run / "generated.txt") as part:
+        ended = await runner.program(command(grid, "generate", words), log=log, output=part, variables=variables(grid))
+        if ended.status:
+            said = last_line(log.read_text(encoding="utf-8", errors="replace"))
+            raise UserError(f"translating with {cell} failed: {said}; whole log: {log}")
+    run.write("score", json.dumps(score(run / "generated.txt", grid.data)))
 
 
 class Work:
@@ -297,47 +280,38 @@ class Work:
         self.cells = {grid.name(cell): cell for cell in grid.cells}
         for name, cell in self.cells.items():
             self._check(name, grid.facts(cell))
-        self.running: dict[str, tuple[Generator[subprocess.Popen, None, RecordedRun], subprocess.Popen]] = {}
         self.waiting = [name for name in self.cells if name not in self.records]
-        self.jobs = grid.share().processes
-        self.shown = time.monotonic()
-        self.time_left = TimeLeft(sum(self._left(name, 0) for name in self.cells), self.jobs)
+        self.running: list[str] = []
+        jobs = grid.share().processes
+        self.time_left = TimeLeft(sum(self._left(name, 0) for name in self.cells), jobs)
+        self.runner = Runner(jobs, show=self.show)
 
     def _check(self, name: str, facts: dict) -> None:
-        begun = self.grid.out / name / FILES["run"]
-        known = self.records[name].facts if name in self.records else begun.exists() and read_object(begun, "remove it")
-        if differ := [key for key in facts if known and facts[key] != known.get(key)]:
-            raise UserError(f"{begun.parent}: had another {differ[0]}; remove it and its record, or name another --out")
+        folder = RunFolder(self.grid.out / name)
+        known = self.records[name].facts if name in self.records else folder.facts
+        if known is None:
+            return
+        for key in facts:
+            if facts[key] != known.get(key):
+                way_out = "remove it and its record, or name another --out"
+                raise UserError(f"{folder.path}: had another {key}; {way_out}")
 
     def run(self) -> None:
         """Train the remaining cells; raise a UserError if a program fails. Any exception stops the trainings."""
-        before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-        try:
-            while self.waiting or self.running:
-                while self.waiting and len(self.running) < self.jobs:
-                    name = self.waiting.pop(0)
-                    self._observe(name)
-                    self._go_on(name, steps(self.grid, self.cells[name]))
-                for name, (rest, process) in list(self.running.items()):
-                    if process.poll() is not None:
-                        self._go_on(name, rest)
-                self._show()
-                time.sleep(POLL)
-        finally:
-            for rest, process in self.running.values():
-                process.terminate()  # fairseq-train saves a checkpoint
-                process.wait()
-                rest.close()
-            signal.signal(signal.SIGTERM, before)
+        cells: list[Callable[[Mapping[str, str]], Awaitable[None]]] = []
+        for name in self.waiting:
+            cells.append(partial(self._work_off, name))
+        self.runner.run(cells)
 
-    def _go_on(self, name: str, rest: Generator[subprocess.Popen, None, RecordedRun]) -> None:
-        """Start the next program of a cell, or record the cell that has none left."""
-        try:
-            self.running[name] = rest, next(rest)
-            return
-        except StopIteration as ended:
-            self.records[name] = run = RecordedRun(self.file, {"name": name, **ended.value.parts})
-        self.running.pop(name, None)
+    async def _work_off(self, name: str, place: Mapping[str, str]) -> None:
+        """Train and score a cell, and add its record to the file. place: not used, all cells share the machine."""
+        self.waiting.remove(name)
+        self.running.append(name)
+        self._observe(name)
+        done = await train_and_score(self.grid, self.cells[name], self.runner)
+        self.running.remove(name)
+
+        self.records[name] = run = RecordedRun(self.file, {"name": name, **done.parts})
         with whole(self.file) as part:
             lines = [json.dumps(self.records[one].parts, ensure_ascii=False) for one in sorted(self.records)]
             part.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -345,10 +319,14 @@ class Work:
 
     def _latest(self, name: str) -> tuple[int, str]:
         """Return the last update of a cell, and its loss, from the log."""
+        if name in self.records:
+            return self.grid.updates, "-"
         log = self.grid.out / name / FILES["log"]
-        logged = [("-", self.grid.updates)] if name in self.records else [("-", 0)]
-        logged += LATEST.findall(read(log)) if log.exists() and name not in self.records else []
-        return int(logged[-1][1]), logged[-1][0]
+        logged = LATEST.findall(log.read_text(encoding="utf-8", errors="replace")) if log.exists() else []
+        if not logged:
+            return 0, "-"
+        loss, update = logged[-1]
+        return int(update), loss
 
     def _left(self, name: str, update: int) -> float:
         """Return the work that a cell has left after an update: layers x updates.
@@ -363,12 +341,10 @@ class Work:
         self.time_left.see(name, self._left(name, 0) - self._left(name, update), time.monotonic())
         return update, loss
 
-    def _show(self) -> None:
-        """Print a line of progress, unless the last one is recent."""
-        now = time.monotonic()
-        if now < self.shown + SECONDS or not self.running:
+    def show(self) -> None:
+        """Print a line of progress."""
+        if not self.running:
             return
-        self.shown = now
         latest = {name: self._observe(name) for name in self.running}
         running = [self._left(name, update) for name, (update, _) in latest.items()]
         seconds = self.time_left.seconds(running, [self._left(name, 0) for name in self.waiting])
@@ -376,8 +352,10 @@ class Work:
         parts += [f"{self.cells[name]}: update {update}, loss {loss}" for name, (update, loss) in latest.items()]
         if seconds is None:
             parts.append("time left not known yet")
-        else:  # translating is no part of the estimate
-            parts.append(f"about {duration(seconds)} left" if seconds else "translates and scores")
+        elif seconds == 0:  # translating is no part of the estimate
+            parts.append("translates and scores")
+        else:
+            parts.append(f"about {duration(seconds)} left")
         print("; ".join(parts), file=sys.stderr)
 
 
@@ -394,7 +372,10 @@ def held_out(run: RecordedRun) -> float:
 def outcome(run: RecordedRun) -> str:
     """Describe the end of a training in a few words."""
     bleu = f", BLEU {run.bleu:.1f}" if run.score else ""
-    return run.parts.get("diverged") or run.parts.get("stuck") or f"held-out loss {held_out(run):.2f}{bleu}"
+    failed = run.parts.get("diverged") or run.parts.get("stuck")
+    if failed:
+        return failed.split(":")[0]
+    return f"held-out loss {held_out(run):.2f}{bleu}"
 
 
 class Best(NamedTuple):

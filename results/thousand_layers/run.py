@@ -16,25 +16,26 @@ from __future__ import annotations
 import argparse
 import fcntl
 import json
-import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
 from cells import Cell, PlanError, Records, cells_of, may_begin, read_plan
-from commands import Failed, PausableRunner, relative
+from commands import Failed, Programs, relative
 from texts import TEXTS, train_text
 
 from deepnet_fairseq.files import whole
+from deepnet_fairseq.study.run_folder import RunFolder
 from deepnet_fairseq.tools.environment import environment
 
 HERE = Path(__file__).resolve().parent
 FAILURES = 3  # cells that may fail before this program gives up
 
 
-def train_symbols(cell: Cell, run: Path, runner: PausableRunner) -> dict:
+async def train_symbols(cell: Cell, run: Path, programs: Programs) -> dict:
     """Train on random symbols, with the core alone."""
     command = [
         sys.executable, str(HERE / "symbols.py"), str(run), "--task", cell.task, "--method", cell.method,
@@ -42,20 +43,23 @@ def train_symbols(cell: Cell, run: Path, runner: PausableRunner) -> dict:
         "--seed", cell.seed, "--stop-stuck", cell.stop_stuck,
     ]  # fmt: skip
     log = run / "train.log"
-    if runner.run(list(map(str, command)), log):
+    if await programs.run(command, log):
         raise Failed(f"{cell.name}: symbols.py failed; whole log: {log}")
     result = json.loads((run / "result.json").read_text())
     return {"final_loss": result["loss"][-1], "command": relative(command)} | result
 
 
-def record(cell: Cell, run: Path, work: Path, runner: PausableRunner) -> dict:
+async def record(cell: Cell, run: Path, work: Path, programs: Programs) -> dict:
     """Train a cell to its end; return its record."""
-    result = train_text(cell, run, runner, work) if cell.task in TEXTS else train_symbols(cell, run, runner)
+    if cell.task in TEXTS:
+        result = await train_text(cell, run, programs, work)
+    else:
+        result = await train_symbols(cell, run, programs)
     facts = asdict(cell) | {"name": cell.name, "predicted_hours": round(cell.hours, 2)}
     for key in ("seconds", "stop_stuck"):
         del facts[key]
     ended_on = {"ended_on": datetime.now(UTC).isoformat(timespec="seconds")}
-    return facts | result | runner.spent | ended_on | {"environment": environment(gpus=0) | {"commit": code_commit()}}
+    return facts | result | programs.spent | ended_on | {"environment": environment(gpus=0) | {"commit": code_commit()}}
 
 
 def code_commit() -> str:
@@ -87,11 +91,8 @@ def work_off(args: argparse.Namespace) -> None:
         left = [cell for cell in cells_of(read_plan(args.plan), records) if cell.name not in {*records.over, *failed}]
         for cell in left:
             run = runs / cell.name
-            run.mkdir(exist_ok=True)
-            with open(run / "lock", "w") as lock:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
+            with RunFolder(run).held() as held:
+                if not held:
                     continue  # another process trains it
                 if not (run / "record.json").exists() and not train_cell(cell, run, args):
                     failed.add(cell.name)
@@ -106,15 +107,14 @@ def work_off(args: argparse.Namespace) -> None:
 def train_cell(cell: Cell, run: Path, args: argparse.Namespace) -> bool:
     """Train a cell and record it; False if a program failed, which is said."""
     print(f"{now()} {cell.name}: {cell.hours:.2f} hours predicted", flush=True)
-    runner = PausableRunner(args.work, run)
+    programs = Programs(args.work, run)
+    result: dict = {}
 
-    def stop(number: int, frame: object) -> None:
-        runner.stop()
-        sys.exit(128 + number)
+    async def work_on_it(place: Mapping[str, str]) -> None:
+        result.update(await record(cell, run, args.work, programs))
 
-    signal.signal(signal.SIGTERM, stop)
     try:
-        result = record(cell, run, args.work, runner)
+        programs.runner.run([work_on_it])
     except (Failed, PlanError) as error:
         print(f"{now()} error: {error}", file=sys.stderr, flush=True)
         return False

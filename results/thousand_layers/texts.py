@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from cells import Cell, PlanError
-from commands import Failed, PausableRunner, relative
+from commands import Failed, Programs, relative
 
 ENDED = re.compile(r"error: ((diverged|stuck) at update (\d+))")
 # Both kinds of text: a batch of about 1,000 tokens, nothing that hides how a method trains (no dropout, no clipping).
@@ -59,7 +59,7 @@ def schedule_flags(cell: Cell) -> list[str]:
     return ["--lr-scheduler", "inverse_sqrt", "--warmup-init-lr", "1e-7", *warmup]
 
 
-def train_text(cell: Cell, run: Path, runner: PausableRunner, work: Path) -> dict:
+async def train_text(cell: Cell, run: Path, programs: Programs, work: Path) -> dict:
     """Train with fairseq-train on one of the two texts; translate and score the test set."""
     from deepnet_fairseq.core.methods import METHODS
 
@@ -77,7 +77,7 @@ def train_text(cell: Cell, run: Path, runner: PausableRunner, work: Path) -> dic
         command += ["--stop-stuck", cell.stop_stuck]
     log, ended, stop = run / "train.log", "trained", None
     if not (run / "trained").exists():
-        status = runner.run(list(map(str, command)), log)
+        status = await programs.run(command, log)
         if status in (3, 4):
             endings = ENDED.findall(log.read_text(encoding="utf-8", errors="replace"))
             (run / "trained").write_text(f"{endings[-1][1]} {endings[-1][2]}")
@@ -91,10 +91,10 @@ def train_text(cell: Cell, run: Path, runner: PausableRunner, work: Path) -> dic
     result = curves(log) | {"ended": ended, "ended_at": stop, "command": relative(command)}
     if ended == "stuck" or not (run / "checkpoint_last.pt").exists():
         return result
-    return result | translate(cell, run, runner, data, pair, generation)
+    return result | await translate(cell, run, programs, data, pair, generation)
 
 
-def translate(cell: Cell, run: Path, runner: PausableRunner, data: Path, pair: tuple[str, str], flags: str) -> dict:
+async def translate(cell: Cell, run: Path, programs: Programs, data: Path, pair: tuple[str, str], flags: str) -> dict:
     """Translate the test set with the last checkpoint; score it with sacreBLEU."""
     from sacrebleu.metrics import BLEU
 
@@ -103,7 +103,7 @@ def translate(cell: Cell, run: Path, runner: PausableRunner, data: Path, pair: t
         "--path", str(run / "checkpoint_last.pt"), *shlex.split(flags), "--cpu",
     ]  # fmt: skip
     generated, log = run / "generated.txt", run / "generate.log"
-    if runner.run(command, log, generated):
+    if await programs.run(command, log, generated):
         raise Failed(f"{cell.name}: fairseq-generate failed; whole log: {log}")
     by_number = dict(re.findall(r"^H-(\d+)\t[^\t]*\t(.*)$", generated.read_text(encoding="utf-8"), re.MULTILINE))
     references = (data.parent / "text" / f"test.{pair[1]}").read_text(encoding="utf-8").split("\n")[:-1]

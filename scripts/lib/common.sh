@@ -28,16 +28,14 @@
 #   KEEP=all      keeps all checkpoints of a scored run; without it, only the weights of the averaged and the last model
 # Options: --dry-run prints the plan, --dry-run=commands every command; all other options go to fairseq-train.
 
-# shellcheck source=scripts/lib/corpus.sh
-source scripts/lib/corpus.sh
 # shellcheck source=scripts/lib/batch.sh
 source scripts/lib/batch.sh
 # shellcheck source=scripts/lib/settings.sh
 source scripts/lib/settings.sh
 # shellcheck source=scripts/lib/training.sh
 source scripts/lib/training.sh
-# shellcheck source=scripts/lib/translation.sh
-source scripts/lib/translation.sh
+# shellcheck source=scripts/lib/afterwards.sh
+source scripts/lib/afterwards.sh
 # shellcheck source=scripts/lib/language_model.sh
 source scripts/lib/language_model.sh
 # shellcheck source=scripts/lib/queue.sh
@@ -188,44 +186,6 @@ chosen() {  # chosen "METHODS" "DEPTHS": checks the rows before anything is down
     read -r -a names <<<"$1"
     numbers DEPTHS "$2"
     method_flags="$(deepnet methods --flags "$(IFS=,; echo "${names[*]}")")"
-}
-
-rows() {  # rows "DEPTHS" RECORD: calls RECORD METHOD DEPTH FLAGS... for each seed and method, in parallel
-    local word depth method more
-    for seed in $seeds; do
-        while read -r -u 3 depth _ method more; do
-            if [ "$launch" = slurm ] && [ -z "${SLURM_JOB_ID:-}$planning" ]; then
-                submit "$method-$depth" METHODS="$method" DEPTHS="$depth"
-            else
-                # shellcheck disable=SC2086
-                queue "$2" "$method" "$depth" --method "$method" $more
-            fi
-        done 3< <(in_order "$1")
-    done
-}
-
-in_order() {  # in_order "DEPTHS": prints a line DEPTH FLAGS for each row
-    local depth line
-    if [ "$ORDER" = deepest ]; then
-        while read -r line; do
-            for depth in $(tr ' ' '\n' <<<"$1" | sort -rn); do echo "$depth $line"; done
-        done <<<"$method_flags"
-    else
-        for depth in $(tr ' ' '\n' <<<"$1" | if [ "$ORDER" = given ]; then cat; else sort -n; fi); do
-            while read -r line; do echo "$depth $line"; done <<<"$method_flags"
-        done
-    fi
-}
-
-row() {  # row METHOD DEPTH ENCODER DECODER FLAGS...: trains and scores one row of a table, of $variant if it is set
-    local run="$1-$2${variant:+-$variant}-seed$seed"
-    layers "$1" "$3" "$4"
-    [ -z "${variant+set}" ] || facts+=", \"variant\": \"$variant\""
-    memory $((($3 + $4) * layer_size))
-    run_train "$run" "$facts" "${layer_flags[@]}" "${setting[@]}" "${memory_flags[@]}" "${save_flags[@]}" \
-        --log-interval 25 "${@:5}"
-    run_score "$run" "${test_sets[@]}"
-    [ -n "$dry_run" ] || tidy "$out/$experiment/$run"
 }
 
 finish() {  # finish figure N | table NAME: waits for queued trainings, then draws the figure or reports the table

@@ -4,10 +4,6 @@
 # training that is over, `diverged` holds the update at which its numbers stopped being finite, `stuck` the update at
 # which it was given up, and `disk` the size of its checkpoints.
 
-width() {  # width DIM FFN HEADS: sets width_flags, for both stacks
-    width_flags=(--encoder-embed-dim "$1" --encoder-ffn-embed-dim "$2" --encoder-attention-heads "$3")
-}
-
 layers() {  # layers METHOD ENCODER [DECODER]: sets method, layer_flags, and facts, the first members of run.json
     local decoder="${3:-$2}"
     method="$1"
@@ -35,7 +31,7 @@ run_train() {  # run_train NAME FACTS FLAGS...
     [ "${RECOMPUTE:-}" != 1 ] || chosen+=(--checkpoint-activations)
     words=("$data" --user-dir deepnet_fairseq "${task[@]}" --arch "$arch" "${criterion[@]}"
         --optimizer "$adam" --adam-betas '(0.9, 0.98)' --adam-eps 1e-8
-        --save-dir "$run" --seed "$seed" --log-format json "${mixed[@]}" "${place[@]}" "${schedule[@]}" "$@" "${method_setting[@]}"
+        --save-dir "$run" --seed "$seed" --log-format json "${mixed[@]}" "${place[@]}" "${schedule[@]}" "$@"
         "${ending[@]}" "${chosen[@]}" "${extra[@]}")
     check_batch "$run" "${words[@]}"
     for number in "${!words[@]}"; do
@@ -64,11 +60,6 @@ run_train() {  # run_train NAME FACTS FLAGS...
     touch "$run/trained"
 }
 
-run_kept() {  # run_kept NAME FACTS FLAGS...: trains as run_train does, then removes the checkpoints that are not kept
-    run_train "$@"
-    [ -n "$dry_run" ] || tidy "$out/$experiment/$1"
-}
-
 planned() {  # planned RUN FACTS WORDS...: prints a line for `deepnet plan --rows`
     local done_flag=() kept=1 free="" stuck="${stop_stuck:-10000}"
     [ ! -f "$1/trained" ] || done_flag=(--done)
@@ -89,9 +80,12 @@ symbols() {  # prints the vocabulary's size, that of the data if they exist
     echo $((lines > 0 ? lines + 4 : vocabulary))
 }
 
-same() {  # same COMMAND: prints it without devices, batch split and --stop-stuck, which do not change the training
+# prints a command without devices, batch split, --stop-stuck and the place of a user-dir that has moved, which do not
+# change the training
+same() {  # same COMMAND
     sed -E 's/ --(distributed-world-size|update-freq|stop-stuck) [0-9]+| --(cpu|(memory-efficient-)?(fp16|bf16))\b//g
-        s/ --checkpoint-(activations|every [0-9]+)| --zero-sharding os| --optimizer (deepnet_)?adam\b//g' <<<"$1"
+        s/ --checkpoint-(activations|every [0-9]+)| --zero-sharding os| --optimizer (deepnet_)?adam\b//g
+        s# scripts/inverted_gain\b# examples/inverted_gain#' <<<"$1"
 }
 
 alone() {  # alone RUN: waits for other processes on the run; a training may outlive a killed script

@@ -1,0 +1,257 @@
+"""Command that reproduces a table or figure of a paper."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from . import numbers
+
+# variables of the scripts of tables and figures -> flags of `deepnet reproduce`
+VARIABLES = {
+    "METHODS": "--methods", "DEPTHS": "--depths", "SEEDS": "--seeds", "SEED": "--seeds", "OUT": "--out",
+    "DATA": "--data", "GPUS": "--gpus", "NODES": "--nodes", "GPU_MEMORY": "--gpu-memory", "TFLOPS": "--tflops",
+    "MAX_TOKENS": "--max-tokens", "PRECISION": "--precision", "AVERAGE": "--average", "LAUNCH": "--launch",
+    "STOP_STUCK": "--stop-stuck", "GENERATE": "--generate", "JOBS": "--jobs", "ORDER": "--order", "KEEP": "--keep",
+    "RECIPE": "--recipe", "PAIRS": "--pairs", "UPDATE": "--update",
+}  # fmt: skip
+SWITCHES = {  # variable and value -> flag
+    ("SMOKE", "1"): ["--smoke"], ("PLAN", "0"): ["--no-plan"], ("SHARE_EMBEDDINGS", "0"): ["--separate-embeddings"],
+    ("RECOMPUTE", "1"): ["--recompute", "yes"], ("RECOMPUTE", "0"): ["--recompute", "no"],
+    ("WARMUP", "1"): ["--variants", "warmup"], ("WARMUP", "0"): ["--variants", "no_warmup"],
+    ("WARMUP", "1 0"): ["--variants", "warmup,no_warmup"], ("WARMUP", "0 1"): ["--variants", "no_warmup,warmup"],
+}  # fmt: skip
+IN_JOB = "SLURM_JOB_ID"
+FOR_JOBS = (  # flags whose values a job of SLURM gets as they are
+    "methods", "depths", "seeds", "variants", "recipe", "pairs", "gpu_memory", "tflops", "max_tokens", "recompute",
+    "precision", "average", "separate_embeddings", "stop_stuck", "generate", "keep", "no_plan", "smoke", "update",
+)  # fmt: skip
+USUAL = {"SMOKE": "0", "PLAN": "1", "SHARE_EMBEDDINGS": "1"}  # values that change nothing
+OF_SCRIPTS = ("--dry-run", "--dry-run=commands", "-h", "--help")  # their own options
+LISTS = ("METHODS", "DEPTHS", "SEEDS", "PAIRS")  # whose words are separated by blanks
+
+
+def reproduce(args) -> None:
+    """Train and score the rows of a paper's table or figure.
+
+    Fetches the data, plans what fits into the GPUs, trains each row or goes on with one that was begun, translates,
+    scores, and ends with the table beside the published numbers. A row that diverges or is stuck is a result. Flags of
+    fairseq-train stand behind --, and override all others.
+
+    example:
+      deepnet reproduce table1 --methods deepnorm --depths 18 --gpus 8 --dry-run
+      deepnet reproduce iwslt14_de_en --smoke --out runs-smoke -- --max-update 100
+    """
+    from ..study import experiments
+
+    if args.list or args.name is None:
+        for name in experiments.names():
+            print(f"{name:20}{experiments.read(name)['title']}")
+        return
+    _run(args, _setting(args))
+
+
+def _setting(args) -> Any:
+    """Make the setting that the flags ask for."""
+    from ..study import experiments
+    from ..tools.reproduce.commands import Setting
+    from ..tools.reproduce.corpus import corpus
+    from ..tools.reproduce.hardware import hardware
+
+    experiment = experiments.chosen(
+        experiments.read(args.name, args.recipe),
+        methods=words(args.methods),
+        depths=words(args.depths),
+        seeds=None if args.seeds is None else numbers("--seeds", args.seeds, "1,2"),
+        variants=words(args.variants),
+        average=args.average,
+        stuck=args.stop_stuck,
+        tokens=args.max_tokens,
+        shared=not args.separate_embeddings,
+        smoke=args.smoke,
+        order=args.order,
+        update=args.update,
+    )
+    experiment.methods()
+    experiment.depths()
+    if experiment.content.get("needs") == "pairs" and not (args.pairs or args.data or args.smoke or args.dry_run):
+        raise UserError("--pairs: name language pairs as de-en,fr-en, or --data with all of them: they fit no machine")
+    gets = hardware(
+        papers_gpus=experiment["gpus"],
+        gpus=args.gpus,
+        nodes=args.nodes,
+        launch=args.launch,
+        precision=experiment.content.get("precision") or args.precision,
+        jobs=args.jobs,
+        memory=args.gpu_memory,
+        smoke=args.smoke,
+        only_printed=bool(args.dry_run),
+    )
+    out = Path(args.out or ("runs-smoke" if args.smoke else "runs")).absolute()
+    data = None if args.data is None else ":".join(str(Path(part).absolute()) for part in args.data.split(":"))
+    return Setting(
+        experiment=experiment,
+        hardware=gets,
+        corpus=corpus(experiment["corpus"], out, data=data, miniature=args.smoke, pairs=args.pairs),
+        out=out,
+        extra=args.behind,
+        generation=shlex.split(args.generate or ""),
+        recompute={"yes": True, "no": False, None: None}[args.recompute],
+        planned=not args.no_plan,
+        only=args.row,
+    )
+
+
+def _run(args, setting) -> None:
+    """Print what would be run, or run it, or submit it."""
+    from ..tools.reproduce import run
+
+    if args.launch == "slurm" and IN_JOB not in os.environ:
+        _submit(args, setting)
+        return
+    if not args.no_plan:
+        setting, text = run.plan(setting, tokens=args.max_tokens, rate=args.tflops)
+        if args.dry_run != "commands":
+            print(f"== plan\n{text}", flush=True)
+    if args.dry_run == "commands":
+        for command in run.commands(setting):
+            print(shlex.join(command))
+    if args.dry_run:
+        return
+    run.refuse_what_does_not_fit(setting)
+    run.prepare(setting)
+    setting = _setting(args) if args.no_plan else run.plan(_setting(args), args.max_tokens, args.tflops)[0]
+    run.Work(setting, keep=args.keep == "all").run()
+    run.report(setting)
+
+
+def _submit(args, setting) -> None:
+    """Print the jobs of all rows, or submit them when the data are there."""
+    from ..tools.reproduce import run, slurm
+
+    own = own_flags(args, setting.hardware.gpus, setting.out)
+    command = ["deepnet", "reproduce", args.name, *own, "--data", setting.corpus.data]
+    if args.behind:
+        command += ["--", *args.behind]
+    if args.dry_run:
+        if setting.corpus.command:
+            print(shlex.join(setting.corpus.command))
+        for row in setting.rows():
+            print(f"sbatch <<'JOB'\n{slurm.job(setting, row, command)}JOB")
+        return
+    run.prepare(setting)
+    slurm.submit(setting, command)
+    for end in setting.experiment["end"]:
+        kind, name = end.split()[:2]
+        flag = "--table" if kind == "table" else "--figures"
+        print(f"submitted; when the jobs are over: deepnet report {shlex.quote(str(setting.out))} {flag} {name}")
+
+
+def own_flags(args, gpus: int, out: Path) -> list[str]:
+    """Return the flags of a command line that a row's job gets too. gpus: of each machine; out: folder of the runs."""
+    flags = ["--out", str(out), "--gpus", str(gpus), "--nodes", str(args.nodes)]
+    for name in FOR_JOBS:
+        value = getattr(args, name)
+        if value is True:
+            flags.append(f"--{name.replace('_', '-')}")
+        elif value:
+            flags += [f"--{name.replace('_', '-')}", str(value)]
+    return flags
+
+
+def words(text: str | None) -> list[str] | None:
+    """Split a list with commas; None if it is not given."""
+    return None if text is None else [word for word in text.split(",") if word]
+
+
+def of_variables() -> list[str]:
+    """Return the flags that the environment's variables stand for, as the scripts of tables and figures take them."""
+    flags = []
+    for name, flag in VARIABLES.items():
+        value = os.environ.get(name, "").strip()
+        if not value or (name == "SEED" and os.environ.get("SEEDS")):
+            continue
+        if (name, value) == ("RECIPE", "clinic"):  # the usual one
+            continue
+        if name in LISTS:
+            value = ",".join(value.split())
+        flags.append(f"{flag}={value}")
+    for name in {name: None for name, _ in SWITCHES}:
+        value = os.environ.get(name, "")
+        known = [known for variable, known in SWITCHES if variable == name]
+        if value in known:
+            flags += SWITCHES[name, value]
+        elif value not in ("", USUAL.get(name)):
+            raise UserError(f"{name}={value}: choose {' or '.join(known)}")
+    return flags
+
+
+def add(command) -> None:
+    """Registers `deepnet reproduce`; command: as parser() gives it."""
+    sub = command("reproduce", reproduce)
+    sub.add_argument("name", nargs="?", metavar="NAME", help="as --list prints them: table1, figure6, ...")
+    sub.add_argument("--list", action="store_true", help="print the experiments")
+    sub.add_argument("--methods", metavar="M,M", help="as `deepnet methods` lists (default: the paper's)")
+    sub.add_argument("--depths", metavar="N,N", help="layers, or ENCODER-DECODER (default: the paper's)")
+    sub.add_argument("--seeds", metavar="S,S", help="of the trainings (default: 1, or the authors')")
+    sub.add_argument("--variants", metavar="V,V", help="of each row, where there are several (default: all)")
+    sub.add_argument("--row", metavar="NAME", help="run this row alone, as the plan names it")
+    sub.add_argument("--update", type=int, metavar="N", help="that Figure 5 shows (default 5)")
+    sub.add_argument("--recipe", metavar="NAME", help="another version of the experiment")
+    sub.add_argument("--pairs", metavar="P,P", help="language pairs of a corpus of many, as de-en,fr-en")
+    sub.add_argument("--out", metavar="DIR", help="folder of runs, reports and pictures (default: runs, runs-smoke)")
+    sub.add_argument("--data", metavar="DIR", help="binarised data (default: the corpus's recipe makes them in OUT)")
+    sub.add_argument("--gpus", type=int, metavar="N", help="GPUs of each training on a machine (default: the paper's)")
+    sub.add_argument(
+        "--nodes", type=int, default=1, metavar="N", help="machines of each training, by SLURM (default 1)"
+    )
+    sub.add_argument("--gpu-memory", type=float, metavar="GIB", help="of each GPU (default: as nvidia-smi says, or 80)")
+    sub.add_argument("--tflops", type=float, metavar="N", help="of each GPU, for the printed hours (default 100)")
+    sub.add_argument("--max-tokens", type=int, metavar="N", help="of a batch on a GPU (default: the plan's)")
+    sub.add_argument("--recompute", choices=("yes", "no"), help="activations (default: the plan decides)")
+    sub.add_argument("--precision", choices=("fp16", "bf16", "fp32"), help="default: fp16 on a GPU, fp32 on the CPU")
+    sub.add_argument("--average", metavar="N", help="epochs averaged: 10 the last 10, or 36-45 (default: the paper's)")
+    sub.add_argument("--separate-embeddings", action="store_true", help="of source, target and output; by default one")
+    sub.add_argument("--launch", default="spawn", choices=("spawn", "torchrun", "slurm"), help="default: spawn")
+    sub.add_argument("--stop-stuck", type=int, metavar="K", help="ends trainings that learn nothing for K updates")
+    sub.add_argument("--generate", metavar="FLAGS", help="more flags of fairseq-generate, in quotes")
+    sub.add_argument(
+        "--jobs", type=int, metavar="N", help="trainings at a time (default: as many as the machine takes)"
+    )
+    sub.add_argument("--order", default="deepest", choices=("deepest", "shallowest", "given"), help="of the rows")
+    sub.add_argument("--keep", default="weights", choices=("weights", "all"), help="checkpoints of a scored run")
+    sub.add_argument("--no-plan", action="store_true", help="the paper's batch, whatever fits")
+    sub.add_argument("--smoke", action="store_true", help="a miniature on generated data, in minutes on two CPU cores")
+    sub.add_argument(
+        "--dry-run", nargs="?", const="plan", choices=("plan", "commands"), help="print the plan, or commands"
+    )
+    sub.add_argument("--variables", action="store_true", help="take the scripts' variables, METHODS=... and so on")
+
+
+def split(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Split a command line at --, behind which the flags of fairseq-train stand.
+
+    With --variables it is a script's, which takes the variables of VARIABLES, and flags of fairseq-train without a --.
+    """
+    if "--variables" in argv:
+        own = [word for word in argv[2:] if word in OF_SCRIPTS]
+        others = [word for word in argv[2:] if word not in (*OF_SCRIPTS, "--variables", "--")]
+        return [*argv[:2], *of_variables(), *own], apart(others)
+    if "--" in argv:
+        place = argv.index("--")
+        return argv[:place], apart(argv[place + 1 :])
+    return argv, []
+
+
+def apart(flags: list[str]) -> list[str]:
+    """Return flags with each --name=value as two words, as those of the experiment."""
+    found = []
+    for word in flags:
+        if word.startswith("--") and "=" in word:
+            found += word.split("=", 1)
+        else:
+            found.append(word)
+    return found

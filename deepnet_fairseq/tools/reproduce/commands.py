@@ -1,0 +1,318 @@
+"""Say what is run for a row of an experiment: its training, the average, translations and score."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...errors import UserError
+from ...study.experiments import Experiment, Flags, Row
+from .corpus import Corpus
+from .hardware import Hardware
+
+LONGEST = 6000  # tokens of the longest sentence that is translated
+DEEP, DEEPEST = 200, 400  # layers from which a model recomputes, and shards its optimiser, if no plan says so
+STUCK = 10_000  # updates after which a training ends whose cell diverged in the paper
+AUTO_PROFILE = "auto"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all rows of an experiment have in common.
+
+    out: folder of its runs' folders; chosen: flags that the plan chose for a row, by its name; extra: the user's flags
+    of fairseq-train, which override all; generation: the user's of fairseq-generate; recompute: whether activations are
+    recomputed, None to let the plan decide; planned: whether there is a plan; only: the name of the one row to run.
+    """
+
+    experiment: Experiment
+    hardware: Hardware
+    corpus: Corpus
+    out: Path
+    chosen: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    extra: Sequence[str] = ()
+    generation: Sequence[str] = ()
+    recompute: bool | None = None
+    planned: bool = True
+    only: str | None = None
+
+    def rows(self) -> list[Row]:
+        """Return the experiment's rows, or the one that was asked for; UserError if there is no such row."""
+        rows = list(self.experiment.rows(self.hardware.world))
+        if self.only is None:
+            return rows
+        named = [row for row in rows if row.name == self.only]
+        if not named:
+            raise UserError(
+                f"--row {self.only}: {self.experiment.name} has {', '.join(row.name for row in rows[:5])}, ..."
+            )
+        return named
+
+    def folder(self, row: Row) -> Path:
+        """Return the folder of a row."""
+        return self.out / self.experiment.folder / row.name
+
+    def training(self, row: Row) -> list[str]:
+        """Return the words after fairseq-train."""
+        run = str(self.folder(row))
+        flags: Flags = {"optimizer": "deepnet_adam"} | row.flags  # the same results as fairseq's adam, faster
+        if "max-epoch" in flags and self.corpus.shards > 1 and flags["max-epoch"]:
+            flags["max-epoch"] = flags["max-epoch"] * self.corpus.shards
+        words = [self.corpus.data, "--user-dir", "deepnet_fairseq", *self.corpus.task, *words_of(flags)]
+        words += ["--save-dir", run, "--seed", str(row.seed), "--log-format", "json"]
+        words += self.mixed(row.method) + self.hardware.place + self.memory(row)
+        words += list(self.chosen.get(f"{self.experiment.folder}/{row.name}", ()))
+        if self.recompute:
+            words.append("--checkpoint-activations")
+        words += self.extra
+        for number, word in enumerate(words[1:], 1):
+            if words[number - 1] == "--admin-profile" and word == AUTO_PROFILE:
+                words[number] = f"{run}/profile.json"
+        return words
+
+    def mixed(self, method: str) -> list[str]:
+        """Return the flag of half precision, none for a method that the paper trains in fp32."""
+        full = self.experiment.content.get("full_precision", ())
+        if self.hardware.precision == "fp32" or method in full:
+            return []
+        return [f"--{self.hardware.precision}"]
+
+    def memory(self, row: Row) -> list[str]:
+        """Return the flags by which a deep model fits into memory, if no plan is made."""
+        if self.planned or not row.scored:
+            return []
+        words = []
+        if row.layers >= DEEP and self.recompute is None:
+            words.append("--checkpoint-activations")
+        if row.layers >= DEEPEST and self.hardware.world > 1:
+            words += ["--zero-sharding", "os", "--optimizer", "deepnet_adam"]
+        return words
+
+    def profile(self, row: Row) -> list[str]:
+        """Return the command that profiles the first batch, for Admin; empty for other methods.
+
+        It runs on one process, since a profile holds for any number.
+        """
+        words = self.training(row)
+        path = last_of("--admin-profile", words)
+        if path is None:
+            return []
+        position = words.index("--admin-profile")
+        kept = words[:position] + words[position + 2 :]
+        return ["deepnet", "profile", *kept, "--distributed-world-size", "1", "--out", path]
+
+    def launcher(self) -> list[str]:
+        """Return the words that start fairseq-train."""
+        hardware = self.hardware
+        torchrun = ["torchrun", "--nproc-per-node", str(hardware.gpus)]
+        if hardware.nodes > 1:
+            return ["srun", "--kill-on-bad-exit=1", "--ntasks-per-node=1", *torchrun, *self.rendezvous()]
+        if hardware.launch == "torchrun" and hardware.gpus:
+            return [*torchrun, "--no-python", "fairseq-train"]
+        return ["fairseq-train"]
+
+    def rendezvous(self) -> list[str]:
+        """Return the words by which torchrun's agents on several machines of a job of SLURM find each other."""
+        job = os.environ.get("SLURM_JOB_ID", "job")
+        nodes = ["--nnodes", str(self.hardware.nodes), "--rdzv-backend", "c10d", "--rdzv-id", job]
+        return [*nodes, "--rdzv-endpoint", f"{first_host()}:29400", "--no-python", "fairseq-train"]
+
+    def facts(self, row: Row) -> dict[str, Any]:
+        """Return the content of the row's run.json."""
+        words = self.training(row)
+        tokens, frequency = last_of("--max-tokens", words) or "0", last_of("--update-freq", words) or "1"
+        number, _epochs = self.experiment.average
+        return dict(row.facts) | {
+            "experiment": self.experiment.folder,
+            "corpus": self.corpus.name,
+            "paper_corpus": self.corpus.recipe,
+            "seed": row.seed,
+            "smoke": self.experiment.choice.smoke,
+            "averaged": number,
+            "batch_tokens": self.hardware.world * int(tokens) * int(frequency),
+            "paper_batch_tokens": self.experiment.paper_tokens,
+        }
+
+    def average(self, row: Row) -> list[str]:
+        """Return the command that averages checkpoints as it is known before the training; empty if one is scored."""
+        number, epochs = self.experiment.average
+        run = self.folder(row)
+        if number == 1:
+            return []
+        if epochs.startswith("last:"):
+            return ["deepnet", "average", str(run), "--last", str(number), "--out", str(run / "averaged.pt")]
+        first, last = map(int, epochs.split("-"))
+        files = [str(run / f"weights{epoch}.pt") for epoch in range(first, last + 1)]
+        return ["deepnet", "average", *files, "--out", str(run / "averaged.pt")]
+
+    def translations(self, row: Row) -> dict[str, list[str]]:
+        """Return the commands that translate, by the test set."""
+        translation = self.experiment["translation"]
+        number, _epochs = self.experiment.average
+        run = self.folder(row)
+        model = run / ("averaged.pt" if number > 1 else "checkpoint_last.pt")
+        search = ["--beam", str(translation["beam"])]
+        if translation.get("lenpen", "none") != "none":
+            search += ["--lenpen", str(translation["lenpen"])]
+        if self.experiment.choice.smoke:  # a model that has learnt nothing would generate up to fairseq's 200
+            search += ["--max-len-a", "1.5", "--max-len-b", "10"]
+
+        commands = {}
+        for subset in self.subsets():
+            words = [str(self.corpus.folder), "--user-dir", "deepnet_fairseq", "--path", str(model)]
+            words += ["--gen-subset", subset, *search, "--remove-bpe", self.corpus.pieces]
+            words += ["--max-tokens", str(LONGEST), *self.positions(), *self.hardware.decoding, *self.generation]
+            if self.corpus.directions:
+                several = ",".join(self.corpus.directions_of(subset))
+                out = ["--directions", several, "--out", str(run / "generated" / subset)]
+                commands[subset] = ["deepnet", "generate", *words, *self.corpus.task, *out]
+            else:
+                commands[subset] = ["fairseq-generate", *words]
+        return commands
+
+    def subsets(self) -> list[str]:
+        """Return the test sets: "test", or those of several that the data have."""
+        several = self.experiment.content.get("subsets")
+        return ["test"] if several is None else self.corpus.subsets(list(several))
+
+    def positions(self) -> list[str]:
+        """Return the flags by which sentences are translated that are longer than those of the training.
+
+        Sinusoidal positions have no end; without these flags fairseq stops at the first longer sentence.
+        """
+        if any(word.endswith("-learned-pos") for word in self.extra):
+            return []
+        longest = str(LONGEST)
+        limits = {"max_source_positions": LONGEST, "max_target_positions": LONGEST}
+        return [
+            "--max-source-positions", longest, "--max-target-positions", longest, "--model-overrides", str(limits),
+        ]  # fmt: skip
+
+    def score(self, row: Row) -> list[str]:
+        """Return the command that scores the translations."""
+        translation = self.experiment["translation"]
+        result = self.folder(row) / ("generated" if self.corpus.directions else "generated.txt")
+        words = ["deepnet", "score", str(result), "--json", "--data", self.corpus.data]
+        metric = translation["metric"]
+        if self.experiment.choice.smoke:
+            metric = metric.split(",")[0]  # spBLEU would download a file
+        words += ["--paper", metric]
+        if "tokenize" in translation:
+            words += ["--tokenize", translation["tokenize"]]
+        return words
+
+    def planned_words(self, row: Row, tokens: int | None) -> list[str]:
+        """Return the words of a row for tools.plan.rows. tokens: of a batch, None if the plan chooses them."""
+        number, _epochs = self.experiment.average
+        words = self.training(row)
+        facts = json.dumps(dict(row.facts) | {"corpus": self.corpus.recipe})
+        stuck = self.experiment.stuck
+        if self.experiment.choice.stuck is None and not self.experiment.choice.smoke:
+            stuck = STUCK
+        if "--disable-validation" in words:
+            stuck = 0
+        kept = 1 if number == 1 else 2
+        if "--no-save" in words:
+            kept = 0
+        free = []
+        if self.hardware.gpus and tokens is None:
+            free.append("batch")
+        if self.hardware.gpus and self.recompute is None:
+            free.append("recompute")
+        return [
+            f"{self.experiment.folder}/{row.name}",
+            *(["--done"] if (self.folder(row) / "trained").exists() else []),
+            "--kept", str(kept),
+            "--vocab", str(self.corpus.symbols(self.experiment.vocabulary)),
+            "--corpus-tokens", str(self.experiment["corpus_size"]["tokens"]),
+            "--facts", facts, "--experiment", self.experiment.folder, "--stuck", str(stuck),
+            "--free", ",".join(free), "--gpu-memory", f"{self.hardware.memory:g}", *words,
+        ]  # fmt: skip
+
+
+def first_host() -> str:
+    """Return the first machine of a job of SLURM, "" outside of one."""
+    listed = os.environ.get("SLURM_JOB_NODELIST", "")
+    if not listed or shutil.which("scontrol") is None:
+        return ""
+    done = subprocess.run(["scontrol", "show", "hostnames", listed], capture_output=True, text=True)
+    return done.stdout.split("\n")[0]
+
+
+def words_of(flags: Flags) -> list[str]:
+    """Return flags as words of a command line."""
+    words = []
+    for name, value in flags.items():
+        words.append(f"--{name}")
+        if value is True:
+            continue
+        words.append(number(value) if isinstance(value, float) else str(value))
+    return words
+
+
+def number(value: float) -> str:
+    """Format a number as papers print it: 0.0, 0.4, 5e-4."""
+    if value == 0 or abs(value) >= 0.01:
+        return repr(value)
+    mantissa, exponent = f"{value:e}".split("e")
+    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+
+
+def last_of(flag: str, words: Sequence[str]) -> str | None:
+    """Return the last value of a flag, which is the one that counts; None if it is not there."""
+    value = None
+    for before, word in zip(words, words[1:], strict=False):
+        if before == flag:
+            value = word
+    return value
+
+
+# flags that do not change what a training computes: devices, the split of a batch, memory, an earlier end
+WITHOUT_EFFECT = {
+    "--distributed-world-size", "--update-freq", "--stop-stuck", "--cpu", "--fp16", "--bf16", "--memory-efficient-fp16",
+    "--memory-efficient-bf16", "--checkpoint-activations", "--checkpoint-every", "--zero-sharding",
+}  # fmt: skip
+ADAM = ("adam", "deepnet_adam")  # the same numbers
+
+
+def same_training(before: Sequence[str], now: Sequence[str]) -> str | None:
+    """Return the first flag in which two commands of fairseq-train are of different trainings; None if in none."""
+    old, new = by_flag(before), by_flag(now)
+    for flag in {**old, **new}:
+        if flag in WITHOUT_EFFECT:
+            continue
+        one, other = old.get(flag), new.get(flag)
+        if flag == "--optimizer" and one in ADAM and other in ADAM:
+            continue
+        if not equal(one, other):
+            return flag
+    return None
+
+
+def by_flag(words: Sequence[str]) -> dict[str, str | None]:
+    """Return the last value of each flag in the words of a command, "" for a switch; "data" is the first word."""
+    values: dict[str, str | None] = {"data": words[0]}
+    flag = None
+    for word in words[1:]:
+        if word.startswith("--"):
+            flag = word
+            values[flag] = ""
+        elif flag is not None:
+            values[flag] = word
+    return values
+
+
+def equal(one: str | None, other: str | None) -> bool:
+    """Return whether two values of a flag are the same, as words or as numbers."""
+    if one == other or one is None or other is None:
+        return one == other
+    try:
+        return float(one) == float(other)
+    except ValueError:
+        return False

@@ -1,0 +1,250 @@
+"""Run the rows of an experiment: plan them, print what would be run, or train and score them."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from ...errors import UserError
+from ...files import whole
+from ...study.experiments import Row
+from ...study.run_folder import FILES, RunFolder, Stopped, last_line
+from ...study.runner import Ended, Runner
+from ..environment import environment
+from ..plan import rows as plan_rows
+from .commands import Setting, same_training
+
+BESIDE = Path(__file__).resolve().parents[3]  # the package, so that --user-dir deepnet_fairseq is found
+PROGRAMS = ("deepnet", "fairseq-train", "fairseq-generate", "torchrun")  # of this environment, beside its Python
+
+
+def plan(setting: Setting, tokens: int | None, rate: float | None) -> tuple[Setting, str]:
+    """Choose batch and recomputation of each row; return the setting with them, and the plan as a text.
+
+    tokens: of a batch on a GPU, None to choose them; rate: TFLOP/s of each GPU, None for the assumed.
+    """
+    rows = setting.rows()
+    lines = [shlex.join(setting.planned_words(row, tokens)) for row in rows]
+    planned = plan_rows.read(lines, rate)
+    chosen = {row.name: row.flags.split() for row in planned}
+    return replace(setting, chosen=chosen), plan_rows.as_text(planned, rate, setting.hardware.jobs)
+
+
+def commands(setting: Setting) -> list[list[str]]:
+    """List every command that the experiment runs, in their order, as they are known before anything is run."""
+    listed = [setting.corpus.command] if setting.corpus.command else []
+    for row in setting.rows():
+        if profile := setting.profile(row):
+            listed.append(profile)
+        listed.append([*setting.launcher(), *setting.training(row)])
+        if row.scored:
+            if averaging := setting.average(row):
+                listed.append(averaging)
+            listed += list(setting.translations(row).values())
+            listed.append(setting.score(row))
+    return listed
+
+
+def refuse_what_does_not_fit(setting: Setting) -> None:
+    """Raise a UserError if the plan found no way to train a row in a GPU's memory."""
+    for name, words in setting.chosen.items():
+        if "!" in words:
+            problem = f"{name} does not fit into {setting.hardware.memory:g} GiB"
+            raise UserError(f"--gpu-memory: {problem}; take larger or more GPUs, leave it out, or try --no-plan")
+
+
+def prepare(setting: Setting) -> None:
+    """Prepare the data if they are not there; raise a UserError if that fails."""
+    if setting.corpus.command:
+        print(f"\n== corpus {setting.corpus.recipe}", flush=True)
+        if subprocess.run(here(setting.corpus.command)).returncode:
+            raise UserError(f"{shlex.join(setting.corpus.command)}: failed")
+
+
+def here(command: list[str]) -> list[str]:
+    """Return a command with its program of this environment, not the one of the PATH."""
+    program = Path(sys.executable).parent / command[0]
+    return [str(program), *command[1:]] if command[0] in PROGRAMS and program.exists() else command
+
+
+class Work:
+    """The rows of an experiment, trained and scored as far as they are not.
+
+    keep: whether all checkpoints of a scored run are kept.
+    """
+
+    def __init__(self, setting: Setting, keep: bool = False):
+        self.setting = setting
+        self.keep = keep
+        self.rows = setting.rows()
+        hardware = setting.hardware
+        self.runner = Runner(hardware.jobs, places=hardware.places)
+
+    def run(self) -> None:
+        """Run all rows; raise a UserError for one that was begun with other settings, before anything is run."""
+        for row in self.rows:
+            self._check(row)
+        cells: list[Callable[[Mapping[str, str]], Awaitable[None]]] = []
+        for row in self.rows:
+            cells.append(partial(self._work_off, row))
+        try:
+            self.runner.run(cells)
+        except Stopped as stopped:
+            print(f"   {stopped.line}", file=sys.stderr)
+            raise
+
+    def _check(self, row: Row) -> None:
+        run = RunFolder(self.setting.folder(row))
+        before = run.command
+        if before is None:
+            return
+        differs = same_training(shlex.split(before)[1:], self.setting.training(row))
+        if differs:
+            problem = f"was trained with another {differs} (its file command)"
+            raise UserError(f"{run.path}: {problem}; remove it, take another --out, or give what it had")
+
+    async def _work_off(self, row: Row, place: Mapping[str, str]) -> None:
+        """Train and score a row, as far as it is not."""
+        run = RunFolder(self.setting.folder(row))
+        with run.held() as held:
+            if not held:
+                raise UserError(f"{run.path}: another process works on it; wait for its end, or take another --out")
+            if not run.is_over:
+                await self._train(row, run, place)
+            if row.scored and run.failed is None and run.last_checkpoint.exists() and not (run / "score.json").exists():
+                await self._score(row, run, place)
+            await self._tidy(run, place)
+
+    async def _train(self, row: Row, run: RunFolder, place: Mapping[str, str]) -> None:
+        setting = self.setting
+        run.begin(
+            facts=setting.facts(row),
+            command=shlex.join(["fairseq-train", *setting.training(row)]),
+            environment=environment(setting.hardware.gpus * setting.hardware.nodes),
+        )
+        profile = setting.profile(row)
+        if profile and not (run / "profile.json").exists():
+            print(f"   profiling {run.path}", flush=True)
+            ended = await self._program(profile, run / "profile.log", place)
+            self._check_status(ended, f"profiling {run.path}", run / "profile.log")
+
+        print(f"   training {run.path} (log: {run.log})", flush=True)
+        begun_at = run.size_of_log()
+        command = [*setting.launcher(), *setting.training(row)]
+        ended = await self._program(command, run.log, place)
+        run.end(ended.status, f"training {run.path}", begun_at)
+        if run.failed:
+            print(f"   {run.path} {run.failed}", flush=True)
+
+    async def _score(self, row: Row, run: RunFolder, place: Mapping[str, str]) -> None:
+        await self._average(run, place)
+        for subset, command in self.setting.translations(row).items():
+            several = "--directions" in command
+            result = run / (f"generated.{subset}" if several else "generated.txt")
+            log = run / (f"generate.{subset}.log" if several else "generate.log")
+            if not result.exists():
+                print(f"   translating with {run.path}", flush=True)
+                with whole(result) as part:
+                    ended = await self._program(command, log, place, output=part)
+                    self._check_status(ended, f"translating with {run.path}", log)
+
+        with whole(run / FILES["score"]) as part:
+            ended = await self._program(self.setting.score(row), run / "score.log", place, output=part)
+            self._check_status(ended, f"scoring {run.path}", run / "score.log")
+
+    async def _average(self, run: RunFolder, place: Mapping[str, str]) -> None:
+        """Average the weights of the wanted epochs, or as many of them as exist; the last alone if there is none."""
+        number, epochs = self.setting.experiment.average
+        out = run / "averaged.pt"
+        if number == 1 or out.exists():
+            return
+        by_epoch = {int(file.stem.removeprefix("weights")): file for file in run.path.glob("weights[0-9]*.pt")}
+        if epochs.startswith("last:"):
+            wanted = sorted(by_epoch)[-number:]
+        else:
+            first, last = map(int, epochs.split("-"))
+            wanted = [epoch for epoch in range(first, last + 1) if epoch in by_epoch]
+        files = [by_epoch[epoch] for epoch in wanted]
+        if len(files) > 1:
+            await self._mean(files, out, run, place)
+            return
+        if not files:
+            print(f"   {run.path}: has no weights of epochs {epochs}; its last is translated with", file=sys.stderr)
+        os.link(files[0] if files else run.last_checkpoint, out)
+
+    async def _mean(self, files: Sequence[Path], out: Path, run: RunFolder, place: Mapping[str, str]) -> None:
+        """Write the mean of checkpoints, without the state that only training needs."""
+        log = run / "average.log"
+        ended = await self._program(["deepnet", "average", *map(str, files), "--out", str(out)], log, place)
+        self._check_status(ended, f"averaging {run.path}", log)
+        log.unlink()
+
+    async def _tidy(self, run: RunFolder, place: Mapping[str, str]) -> None:
+        """Keep only the last weights and the averaged ones of a finished run, and note their size."""
+        if not run.is_over or (run / "disk").exists() or not list(run.path.glob("*.pt")):
+            return
+        if not self.keep:
+            await self._drop_states(run, place)
+        sizes = {file.stat().st_ino: file.stat().st_size for file in run.path.glob("*.pt")}
+        (run / "disk").write_text(f"checkpoints: {_with_prefix(sum(sizes.values()))}B kept\n")
+
+    async def _drop_states(self, run: RunFolder, place: Mapping[str, str]) -> None:
+        """Remove the state that only training needs, and the checkpoints that nothing reads any more."""
+        averaged, weights = run / "averaged.pt", run / "last_weights.pt"
+        if run.last_checkpoint.exists():
+            is_last = averaged.exists() and averaged.samefile(run.last_checkpoint)
+            await self._mean([run.last_checkpoint], weights, run, place)
+            if is_last:
+                averaged.unlink()
+                os.link(weights, averaged)
+            os.replace(weights, run.last_checkpoint)
+        for pattern in ("checkpoint_[0-9]*.pt", "checkpoint[0-9]*.pt", "weights[0-9]*.pt"):
+            for file in run.path.glob(pattern):
+                file.unlink()
+        for name in ("checkpoint_previous.pt", "checkpoint_best.pt"):
+            (run / name).unlink(missing_ok=True)
+
+    async def _program(
+        self, command: list[str], log: Path, place: Mapping[str, str], output: Path | None = None
+    ) -> Ended:
+        return await self.runner.program(here(command), log=log, output=output, variables=place, folder=BESIDE)
+
+    def _check_status(self, ended: Ended, what: str, log: Path) -> None:
+        if ended.status:
+            said = last_line(log.read_text(encoding="utf-8", errors="replace"))
+            raise UserError(f"{what} failed: {said}; whole log: {log}")
+
+
+def _with_prefix(size: int) -> str:
+    """Format bytes as "12K" or "1.3M", in steps of 1,000."""
+    prefixes = ["", "K", "M", "G", "T"]
+    number = float(size)
+    while number >= 1000 and len(prefixes) > 1:
+        number /= 1000
+        prefixes.pop(0)
+    return f"{number:.1f}{prefixes[0]}" if prefixes[0] and number < 10 else f"{number:.0f}{prefixes[0]}"
+
+
+def report(setting: Setting) -> None:
+    """Print the table, and draw the figure, that the experiment ends with."""
+    for end in setting.experiment["end"]:
+        kind, name, *condition = end.split()
+        if condition and condition[-1] not in setting.subsets():
+            continue
+        print(f"\n== {kind} {name}", flush=True)
+        words = ["deepnet", "report", str(setting.out)]
+        page = setting.out / f"{setting.experiment.folder}.md"
+        if kind == "table":
+            words += ["--table", name, "--out", str(page)]
+        else:
+            words += ["--figures", name, "--out", str(setting.out)]
+        if subprocess.run(here(words)).returncode:
+            raise UserError(f"{shlex.join(words)}: failed")
+        if kind == "table":
+            print(page.read_text(encoding="utf-8"))

@@ -1,0 +1,69 @@
+"""Print the lines of code, comments and docstrings by room; a mirror, never a limit: python -m dev.count_code."""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from collections import Counter
+from pathlib import Path
+
+from deepnet_fairseq.text_table import render
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("benchmarks", "dev", "examples", "results", "tests")  # beside the package
+NO_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+
+DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def count(source: str) -> Counter[str]:
+    """Count the lines of a module by kind: code, comment, docstring, blank; a line of two kinds counts as code."""
+    kinds = dict.fromkeys(range(1, len(source.splitlines()) + 1), "blank")
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT and kinds[token.start[0]] == "blank":
+            kinds[token.start[0]] = "comment"
+        elif token.type not in NO_CODE:
+            for line in range(token.start[0], token.end[0] + 1):
+                kinds[line] = "code"
+
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(
+            node
+        ):
+            text = node.body[0]
+            last = text.end_lineno or text.lineno
+            for line in range(text.lineno, last + 1):
+                kinds[line] = "docstring"
+    return Counter(kinds.values())
+
+
+def rooms() -> dict[str, list[Path]]:
+    """Return the Python files of each room of the package, and of the folders beside it."""
+    files: dict[str, list[Path]] = {}
+    package = ROOT / "deepnet_fairseq"
+    for path in sorted(package.rglob("*.py")):
+        parts = path.relative_to(package).parts
+        files.setdefault(parts[0] if len(parts) > 1 else "(single modules)", []).append(path)
+    for folder in FOLDERS:
+        files[f"{folder}/"] = sorted((ROOT / folder).rglob("*.py"))
+    return files
+
+
+def main() -> None:
+    """Print a table: a line for each room, and the sum of the package."""
+    table = [["room", "files", "code", "comment", "docstring", "blank"]]
+    whole: Counter[str] = Counter()
+    for room, paths in rooms().items():
+        lines: Counter[str] = Counter()
+        for path in paths:
+            lines += count(path.read_text(encoding="utf-8"))
+        table.append([room, str(len(paths)), *(f"{lines[kind]:,}" for kind in table[0][2:])])
+        if not room.endswith("/"):
+            whole += lines
+    table.append(["the package", "", *(f"{whole[kind]:,}" for kind in table[0][2:])])
+    print(render(table))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""Measure zero-shot accuracy by lm-evaluation-harness: python -m results.zero_shot CHECKPOINT ... > TABLE
+
+The tasks are those of NormFormer's Table 2 (Shleifer et al. 2021), for causal models of any method. NormFormer does not
+fold into a plain Transformer for `deepnet export`, so the harness evaluates fairseq's model and cuts text with the
+tokenizer of an export. StoryCloze is left out, because its authors hand out its text individually. Needs the extra
+`huggingface` and lm_eval[hf]; the tasks' data come from the Hub. No model of that size has been trained, so no result
+is recorded.
+"""
+
+import argparse
+import sys
+import tempfile
+from contextlib import redirect_stdout
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from fairseq import tasks
+from torch import nn
+
+from deepnet_fairseq import register
+from deepnet_fairseq.core.archs import LM
+from deepnet_fairseq.core.models import BOS, EOS
+from deepnet_fairseq.errors import UserError
+from deepnet_fairseq.plugin.building import from_checkpoint
+from deepnet_fairseq.text_table import markdown
+from deepnet_fairseq.tools.export.hub_models import MARKS, Port
+from deepnet_fairseq.tools.export.hub_tokenizers import segmenter_of, write_tokenizer
+from deepnet_fairseq.tools.export.huggingface import library
+
+TASKS = {"hellaswag": "acc_norm", "piqa": "acc", "winogrande": "acc", "openbookqa": "acc_norm"}
+
+
+class Asked(nn.Module):
+    """Causal model with the interface that the harness expects: logits of input_ids, a config, a device."""
+
+    def __init__(self, model, config):
+        super().__init__()
+        self.model, self.config = model, config
+
+    @property
+    def device(self):
+        """Device of the parameters."""
+        return next(self.parameters()).device
+
+    def forward(self, input_ids):
+        """Compute logits (B, T, V) of token numbers (B, T)."""
+        return SimpleNamespace(logits=self.model(input_ids)[0])
+
+    def tie_weights(self) -> None:
+        """Satisfy the harness; the weights are already tied."""
+
+
+def asked(path: str, folder: Path, data: str | None = None, device: str = "cpu", batch: int = 16):
+    """Return a checkpoint for lm_eval's simple_evaluate; its tokenizer is written into `folder`.
+
+    data: folder of the run's data, by default the one of its training. UserError for another kind of model, or of text.
+    """
+    transformers = library()
+    from lm_eval.models.huggingface import HFLM
+
+    model, cfg = from_checkpoint(path)
+    if model.NAME != LM:
+        raise UserError(f"{path}: is no causal language model")
+    cfg.task.data = data or cfg.task.data
+    task, segmenter = tasks.setup_task(cfg.task), segmenter_of(cfg.task.data, None)
+    begin = BOS if cfg.task.get("add_bos_token") else EOS
+    marks = MARKS | {"bos_token_id": begin, "max_position_embeddings": model.max_positions()}
+    config = transformers.OPTConfig(vocab_size=len(task.target_dictionary), **marks)
+    config.save_pretrained(folder)
+    port = Port("OPT", "ForCausalLM", marks, {}, model.max_positions(), bounded=True)
+    tokenizer = write_tokenizer(transformers, folder, port, segmenter, task.source_dictionary, cfg.task.data)
+    return HFLM(Asked(model.to(device), config), tokenizer=tokenizer, backend="causal", batch_size=batch)
+
+
+def rows(args):
+    """Yield the rows of the table, the header first."""
+    from lm_eval import simple_evaluate
+
+    yield ["checkpoint", *args.tasks, "average"]
+    for path in args.checkpoints:
+        with tempfile.TemporaryDirectory() as folder:
+            model = asked(path, Path(folder), args.data, args.device, args.batch)
+            results = simple_evaluate(model, tasks=args.tasks, limit=args.limit, bootstrap_iters=0)["results"]
+        scores = [100 * results[task][f"{TASKS[task]},none"] for task in args.tasks]
+        yield [f"`{path}`", *(f"{score:.1f}" for score in (*scores, sum(scores) / len(scores)))]
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Print the table in Markdown."""
+    parser = argparse.ArgumentParser(prog="zero_shot", description=__doc__.partition("\n")[0])
+    parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT")
+    parser.add_argument("--data", help="the run's binarised data, by default where it was trained from")
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS)
+    parser.add_argument("--limit", type=int, metavar="N", help="questions of each task, for a trial")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--batch", type=int, default=16, metavar="N")
+    args = parser.parse_args(argv)
+    register()
+    if find_spec("lm_eval") is None:
+        sys.exit("zero_shot: error: lm_eval is not installed; pip install 'lm_eval[hf]'")
+    try:
+        with redirect_stdout(sys.stderr):
+            table = markdown(list(rows(args)))
+    except UserError as error:
+        sys.exit(f"zero_shot: error: {error}")
+    print(table)
+
+
+if __name__ == "__main__":
+    main()

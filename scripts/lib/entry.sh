@@ -1,0 +1,35 @@
+# shellcheck shell=bash
+# Start `deepnet reproduce` for the scripts of tables and figures, in the active environment or in this checkout's.
+# Variables stand for flags, by the table in deepnet_fairseq/cli/reproduce.py: METHODS="deepnorm pre_ln" is
+# --methods deepnorm,pre_ln. All words but --dry-run[=commands] and --help go to fairseq-train.
+
+checkout="$(dirname "$(dirname "$(dirname "$(realpath "${BASH_SOURCE[0]}")")")")"
+
+# Takes the active environment if it has this package and fairseq; otherwise sets up .venv. An active .venv of this
+# checkout is set up again, because its packages may be older than a pull; a dry run takes it as it is.
+environment() {  # environment "$@": of the script
+    local dry_run=""
+    [[ " $* " != *" --dry-run"* ]] || dry_run=1
+    if command -v deepnet >/dev/null && command -v fairseq-train >/dev/null &&
+        { [ -n "$dry_run" ] || [ "$(command -v deepnet)" != "$checkout/.venv/bin/deepnet" ]; }; then
+        return
+    fi
+    if [ -n "$dry_run" ] && [ ! -f "$checkout/.venv/complete" ]; then
+        echo "$(basename "$0"): --dry-run: activate an environment with deepnet_fairseq, or make one by scripts/setup.sh" >&2
+        exit 1
+    fi
+    # shellcheck source=scripts/setup.sh
+    source "$checkout/scripts/setup.sh"
+}
+
+reproduce() {  # reproduce EXPERIMENT "$@": the script's help, or the experiment
+    case " ${*:2} " in
+        *" --help "* | *" -h "*)
+            sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+            sed -n '3,4s/^# //p' "${BASH_SOURCE[0]}"
+            exit
+            ;;
+    esac
+    environment "${@:2}"
+    exec deepnet reproduce "$1" --variables "${@:2}"
+}

@@ -1,0 +1,154 @@
+"""Dry runs of every experiment script, as the bash engine printed them, one compressed file a case in dry_runs/.
+
+`python -m tests.golden.dry_runs [NAME...]` writes the missing files, or those of the named cases anew. A case is a
+script, variables and flags; its file holds what the script prints, with the folders of the checkout and of the runs
+replaced by ROOT and OUT.
+"""
+
+from __future__ import annotations
+
+import lzma
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+GOLDEN = Path(__file__).parent / "dry_runs"
+ROOT = Path(__file__).parents[2]
+OUT = "/tmp/deepnet_dry_run"  # named in every command, and never made
+TABLES = (
+    "admin_iwslt14", "admin_wmt14", "admin_wmt14_en_fr", "figure3", "figure4", "figure5", "figure6", "figure7",
+    "figure8", "iwslt14_de_en", "normformer_lm", "opus100", "table1_wmt17", "table2_opus100", "table3_m2m",
+)  # fmt: skip
+SMALL = ("later_methods", "inverted_gain")
+PLAN, COMMANDS = "--dry-run", "--dry-run=commands"
+TEXT = {"TEXT": "train.txt valid.txt test.txt"}  # normformer_lm needs a text or SMOKE
+
+
+class Case(NamedTuple):
+    """A dry run: name of its file, script, flags after it, variables of its environment."""
+
+    name: str
+    script: str
+    flags: tuple[str, ...]
+    variables: dict[str, str]
+
+
+def cases() -> list[Case]:
+    """List every case: all scripts on all hardware, then each variable once."""
+    found = []
+    for script in TABLES:
+        needed = TEXT if script == "normformer_lm" else {}
+        for gpus in (1, 8):
+            for memory in (24, 80):
+                sizes = {"GPUS": str(gpus), "GPU_MEMORY": str(memory)} | needed
+                for flag, kind in ((PLAN, "plan"), (COMMANDS, "commands")):
+                    found.append(Case(f"{script}-{gpus}x{memory}-{kind}", script, (flag,), sizes))
+        for launch in ("torchrun", "slurm"):
+            variables = {"GPUS": "1", "LAUNCH": launch, "PLAN": "0"} | needed
+            found.append(Case(f"{script}-{launch}", script, (COMMANDS,), variables))
+        two_nodes = {"GPUS": "1", "NODES": "2", "LAUNCH": "slurm", "PLAN": "0"} | needed
+        found.append(Case(f"{script}-two-nodes", script, (COMMANDS,), two_nodes))
+        smoke = {"SMOKE": "1", "JOBS": "1"}
+        found.append(Case(f"{script}-smoke", script, (COMMANDS,), smoke))
+    for script in SMALL:
+        found.append(Case(f"{script}-commands", script, (COMMANDS,), {}))
+    return found + _of_variables()
+
+
+def _of_variables() -> list[Case]:
+    """List a case for each variable and form of a flag that the scripts' help names."""
+    row = {"METHODS": "deepnorm", "DEPTHS": "18", "GPUS": "8", "GPU_MEMORY": "80"}
+    one_row = [
+        {"METHODS": "deepnorm pre_ln", "DEPTHS": "6 100"},
+        {"SEEDS": "1 2 3"},
+        {"MAX_TOKENS": "2048"},
+        {"RECOMPUTE": "1"},
+        {"RECOMPUTE": "0"},
+        {"TFLOPS": "300"},
+        {"PRECISION": "bf16"},
+        {"PRECISION": "fp32"},
+        {"AVERAGE": "5"},
+        {"AVERAGE": "36-45"},
+        {"AVERAGE": "1"},
+        {"SHARE_EMBEDDINGS": "0"},
+        {"STOP_STUCK": "500"},
+        {"GENERATE": "--batch-size 16 --max-len-a 1.5"},
+        {"JOBS": "1"},
+        {"ORDER": "shallowest", "DEPTHS": "18 6", "METHODS": "deepnorm pre_ln"},
+        {"ORDER": "given", "DEPTHS": "18 6", "METHODS": "deepnorm pre_ln"},
+        {"PLAN": "0"},
+        {"PLAN": "0", "DEPTHS": "100 200"},
+        {"KEEP": "all"},
+        {"LAUNCH": "slurm", "KEEP": "all", "STOP_STUCK": "500", "GENERATE": "--batch-size 16", "TFLOPS": "300"},
+        {"LAUNCH": "slurm", "NODES": "2", "DEPTHS": "18 100"},
+    ]
+    found = []
+    for variables in one_row:
+        name = "-".join(f"{key.lower()}-{value}" for key, value in variables.items())
+        name = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in name)
+        found.append(Case(f"table1_wmt17-{name}", "table1_wmt17", (COMMANDS,), row | variables))
+
+    of_scripts = [
+        ("table1_wmt17", row, ("--lr", "1e-3", "--clip-norm=0.5")),
+        ("table1_wmt17", row, ("--encoder-learned-pos", "--decoder-learned-pos")),
+        ("iwslt14_de_en", {"METHODS": "admin rezero", "DEPTHS": "10"}, ()),
+        ("admin_iwslt14", {"WARMUP": "1", "METHODS": "admin", "SEEDS": "1111"}, ()),
+        ("admin_iwslt14", {"WARMUP": "0"}, ()),
+        ("admin_wmt14", {"RECIPE": "deepnmt"}, ()),
+        ("admin_wmt14", {"METHODS": "admin", "DEPTHS": "18 60"}, ()),
+        ("admin_wmt14_en_fr", {"RECIPE": "deepnmt"}, ()),
+        ("admin_wmt14_en_fr", {"METHODS": "admin", "DEPTHS": "12-12 12-60"}, ()),
+        ("figure5", {"UPDATE": "4", "DEPTHS": "6 50 100"}, ()),
+        ("figure3", {"DEPTHS": "6 12"}, ()),
+        ("opus100", {"DEPTHS": "12 1000", "METHODS": "deepnorm post_ln"}, ()),
+        ("table3_m2m", {"PAIRS": "de-en fr-en"}, ()),
+        ("normformer_lm", TEXT | {"PARTS": "ablation mlm", "SEEDS": "1 2"}, ()),
+        ("normformer_lm", TEXT | {"SIZES": "125m 355m", "PARTS": "clm", "LRS": "1e-3 3e-3"}, ()),
+        ("normformer_lm", TEXT | {"PARTS": "clm", "SIZES": "125m", "METHODS": "normformer+scale_residual"}, ()),
+        ("later_methods", {"METHODS": "pre_ln normformer+normformer-head-scale=none", "UPDATES": "20"}, ()),
+        ("inverted_gain", {"SEEDS": "1", "UPDATES": "40"}, ()),
+    ]
+    for number, (script, variables, flags) in enumerate(of_scripts, 1):
+        found.append(Case(f"{script}-variables{number}", script, (COMMANDS, *flags), {"GPUS": "1"} | variables))
+    return found
+
+
+def printed(case: Case) -> str:
+    """Run a case; return its output, errors and status, the same on every machine and in every folder."""
+    ours = ("PATH", "HOME", "LANG", "VIRTUAL_ENV", "PYTHONPATH")
+    environment = {name: os.environ[name] for name in ours if name in os.environ}
+    environment |= {"OUT": OUT, "OMP_NUM_THREADS": "1"} | case.variables
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            ["bash", ROOT / "scripts" / f"{case.script}.sh", *case.flags],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+        text = f"{done.stdout}\n-- errors\n{done.stderr}\n-- status {done.returncode}\n"
+        return text.replace(folder, "FOLDER").replace(str(ROOT), "ROOT").replace(OUT, "OUT")
+
+
+def golden(case: Case) -> str:
+    """Return what the case printed when its file was written."""
+    return lzma.decompress((GOLDEN / f"{case.name}.xz").read_bytes()).decode()
+
+
+def main() -> None:
+    """Write the files of the cases named on the command line, or all that are missing."""
+    GOLDEN.mkdir(exist_ok=True)
+    for case in cases():
+        path = GOLDEN / f"{case.name}.xz"
+        if case.name in sys.argv[1:] or (not sys.argv[1:] and not path.exists()):
+            text = printed(case)
+            path.write_bytes(lzma.compress(text.encode(), preset=9))
+            print(case.name, len(text), text.splitlines()[-1], flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Tests of experiments as data, and of what `deepnet reproduce` makes of them; test_dry_runs.py has every command."""
+
+from __future__ import annotations
+
+import pytest
+
+from deepnet_fairseq.cli import main
+from deepnet_fairseq.study import experiments
+from deepnet_fairseq.tools.reproduce.commands import number, same_training
+from deepnet_fairseq.tools.reproduce.slurm import job
+
+from .support.helpers import assert_refused
+
+
+@pytest.mark.parametrize("name", experiments.names())
+def test_every_experiment_names_its_source(name):
+    """Each has a title for --list, rows, and the place in the paper of its flags and of its batch."""
+    experiment = experiments.read(name)
+    assert experiment["title"] and experiment["training"]["source"] and experiment["batch"]["source"]
+    rows = list(experiment.rows(world=1))
+    assert rows and len({row.name for row in rows}) == len(rows)
+    for row in rows:
+        assert row.flags["method"] == row.method
+        assert row.facts["encoder_layers"] == row.flags["encoder-layers"]
+
+
+def test_a_file_that_is_like_another_has_its_values_but_for_its_own():
+    base, like = experiments.read("iwslt14_de_en"), experiments.read("figure6")
+    assert like["training"] == base["training"] and like["end"] != base["end"]
+    deepnmt = experiments.read("admin_wmt14", "deepnmt")
+    assert deepnmt["training"]["warmup-updates"] == 4000
+    assert experiments.read("admin_wmt14")["training"]["warmup-updates"] == 8000
+
+
+@pytest.mark.parametrize(
+    ("value", "printed"),
+    [(0.0, "0.0"), (0.4, "0.4"), (5e-4, "5e-4"), (1.5e-3, "1.5e-3"), (1e-8, "1e-8"), (0.03125, "0.03125")],
+)
+def test_numbers_are_printed_as_papers_do(value, printed):
+    assert number(value) == printed and float(printed) == value
+
+
+@pytest.mark.parametrize(
+    ("more", "other"),
+    [
+        ("--lr 2e-3", "--lr"),
+        ("--lr 0.001", None),
+        ("--fp16 --update-freq 8 --distributed-world-size 8", None),
+        ("--optimizer deepnet_adam", None),
+        ("--optimizer radam", "--optimizer"),
+        ("--share-all-embeddings", "--share-all-embeddings"),
+    ],
+)
+def test_what_makes_a_training_another(more, other):
+    """Devices, the split of a batch and memory do not; the last value of a flag counts."""
+    words = ["data", "--lr", "1e-3", "--optimizer", "adam", "--cpu"]
+    assert same_training(words, words + more.split()) == other
+
+
+@pytest.mark.parametrize(
+    ("subject", "words"),
+    [
+        ("tabel1", "tabel1"),
+        ("--recipe mine", "admin_wmt14 --recipe mine"),
+        ("--variants cold", "admin_iwslt14 --variants cold --no-plan"),
+        ("--row nobody", "table1 --row nobody --no-plan"),
+        ("--data /nowhere", "table1 --data /nowhere"),
+        ("--nodes 2", "table1 --nodes 2"),
+        ("--pairs", "table3"),
+    ],
+)
+def test_mistakes_are_one_line(subject, words, tmp_path):
+    dry = [] if subject == "--pairs" else ["--dry-run=commands"]
+    assert_refused(subject, "reproduce", *words.split(), *dry, "--out", str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_one_row_alone(capsys, tmp_path):
+    words = ["--dry-run=commands", "--no-plan", "--gpus", "8", "--out", str(tmp_path)]
+    main(["reproduce", "table1", "--row", "admin-18-seed1", *words, "--", "--lr", "1e-3"])
+    printed = capsys.readouterr().out
+    assert printed.count("fairseq-train") == 1
+    assert f"{tmp_path}/table1/admin-18-seed1" in printed and "--lr 1e-3" in printed
+
+
+def test_a_job_is_its_row_alone():
+    """A job runs one row with the user's flags, those of fairseq-train at the end."""
+
+    class Setting:
+        experiment = experiments.read("table1")
+        hardware = type("Hardware", (), {"nodes": 2, "gpus": 8})
+
+    row = next(experiments.read("table1").rows(world=16))
+    text = job(Setting, row, ["deepnet", "reproduce", "table1", "--gpus", "8", "--", "--patience", "3"])
+    (command,) = [line for line in text.splitlines() if line.startswith("deepnet")]
+    assert command == (
+        f"deepnet reproduce table1 --gpus 8 --row {row.name} --launch torchrun --jobs 1 -- --patience 3 &"
+    )
+    assert "#SBATCH --nodes=2" in text and "#SBATCH --cpus-per-task=32" in text
+
+
+def test_the_list(capsys):
+    main(["reproduce", "--list"])
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in experiments.names())
