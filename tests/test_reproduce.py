@@ -32,6 +32,18 @@ def test_a_file_that_is_like_another_has_its_values_but_for_its_own():
     assert experiments.read("admin_wmt14")["training"]["warmup-updates"] == 8000
 
 
+@pytest.mark.parametrize(("name", "row", "tokens"), [
+    ("admin_wmt14_en_fr", "admin-60-12-seed1111", 5000 * 256), ("admin_wmt14_en_fr", "admin-6-6-seed1111", 8000 * 80),
+    ("figure7", "batch-256", 4096 * 256), ("table1", "admin-6-seed1", 4096 * 128),
+])  # fmt: skip
+def test_an_update_has_the_papers_tokens(name, row, tokens):
+    """On any number of GPUs, and also where one row of an experiment has a batch of its own."""
+    for world in (1, 8):
+        (found,) = [one for one in experiments.read(name).rows(world) if one.name == row]
+        assert found.paper_tokens == tokens
+        assert world * found.flags["max-tokens"] * found.flags["update-freq"] == tokens
+
+
 @pytest.mark.parametrize(
     ("value", "printed"),
     [(0.0, "0.0"), (0.4, "0.4"), (5e-4, "5e-4"), (1.5e-3, "1.5e-3"), (1e-8, "1e-8"), (0.03125, "0.03125")],

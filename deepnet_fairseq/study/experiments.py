@@ -19,6 +19,7 @@ A file holds values that somebody can lay beside the paper. Its keys:
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -45,8 +46,8 @@ LOG_INTERVAL = 25
 class Row:
     """One training of an experiment: name of its folder, facts for run.json, flags of fairseq-train.
 
-    layers: of all stacks, in units of one of width 512, which its memory depends on; scored: whether its translations
-    are scored.
+    layers: of all stacks, in units of one of width 512, which its memory depends on; paper_tokens: of an update in the
+    paper; scored: whether its translations are scored.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Row:
     method: str
     seed: int
     layers: int
+    paper_tokens: int
     scored: bool = True
 
 
@@ -179,11 +181,6 @@ class Experiment:
             raise UserError(f"--average {word}: how many of the last epochs, as 10, or which, as 36-45")
         return (int(last) - int(first) + 1, word) if last else (int(word), f"last:{word}")
 
-    @property
-    def paper_tokens(self) -> int:
-        """Tokens of an update in the paper."""
-        return self["batch"]["tokens"] * self["batch"]["count"]
-
     def variants(self) -> list[Mapping[str, Any]]:
         """Return the versions of each row: their part of the name, and flags."""
         known = self.content.get("variants", {})
@@ -229,6 +226,7 @@ class Experiment:
                     method=method,
                     seed=self.seeds()[0],
                     layers=(encoder + decoder) * self["corpus_size"].get("layer", 1),
+                    paper_tokens=math.prod(self._papers_batch(depth, group)),
                     scored=False,
                 )
 
@@ -259,6 +257,7 @@ class Experiment:
             method=method,
             seed=seed,
             layers=(encoder + decoder) * self["corpus_size"].get("layer", 1),
+            paper_tokens=math.prod(self._papers_batch(depth, variant)),
         )
 
     def _flags(self, method: str, depth: str, variant: Mapping[str, Any], world: int) -> Flags:
@@ -298,10 +297,7 @@ class Experiment:
 
     def _batch(self, depth: str, variant: Mapping[str, Any], world: int) -> Flags:
         """Return the batch of each process, and how many of them make an update of the paper's size."""
-        batch = self["batch"]
-        tokens, count = variant.get("batch", (batch["tokens"], batch["count"]))
-        if depth in batch.get("of_depth", {}) and self.smoke is None:
-            tokens, count = batch["of_depth"][depth]
+        tokens, count = self._papers_batch(depth, variant)
         mine = self.choice.tokens or tokens
         if tokens * count % (world * mine):
             if self.choice.tokens is None:
@@ -312,6 +308,17 @@ class Experiment:
             problem = f"{world} x {mine} tokens do not divide the paper's batch of {tokens * count}"
             raise UserError(f"--max-tokens {mine}: {problem}")
         return {"max-tokens": mine, "update-freq": tokens * count // (world * mine)}
+
+    def _papers_batch(self, depth: str, variant: Mapping[str, Any]) -> tuple[int, int]:
+        """Return the tokens of a batch, and the batches of an update, in the paper or of a miniature."""
+        batch = self["batch"]
+        if "batch" in variant:
+            tokens, count = variant["batch"]
+            return tokens, count
+        if depth in batch.get("of_depth", {}) and self.smoke is None:
+            tokens, count = batch["of_depth"][depth]
+            return tokens, count
+        return batch["tokens"], batch["count"]
 
     def _saves(self) -> Flags:
         """Return the flags of saves: for a resume, and the weights of the epochs to average."""

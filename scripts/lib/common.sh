@@ -1,6 +1,6 @@
 # shellcheck shell=bash disable=SC2034,SC2154  # variables set in one file are used in others
-# Functions shared by the experiment scripts, which source this file from the repository's root. Each function is one
-# step, which is skipped if it is done already.
+# Functions shared by the scripts of language models and small experiments, which source this file from the root. Each
+# function is one step, which is skipped if it is done already.
 #
 # Settings from the environment:
 #   SMOKE=1       trains a miniature in minutes on 2 CPU cores: narrow models on data generated in the corpus's format;
@@ -14,17 +14,12 @@
 #                 batch and recomputation so that a tenth of it stays free; MAX_TOKENS=N and RECOMPUTE=1 or 0
 #                 override that. TFLOPS=N of each GPU, for the printed hours
 #   PRECISION=... fp16 (default on a GPU), bf16 or fp32
-#   AVERAGE=...   epochs whose checkpoints are averaged: AVERAGE=10 the last 10, or AVERAGE=36-45; 1: none
-#   SHARE_EMBEDDINGS=0   separate matrices for the embeddings of source, target and output; by default one
 #   LAUNCH=...    spawn (default: fairseq starts the processes), torchrun, or slurm: one sbatch job a row, requeued and
 #                 resumed when its time is over; sbatch reads SBATCH_PARTITION, SBATCH_TIMELIMIT and so on
 #   STOP_STUCK=K  ends a training that for K updates has validated hardly better than word frequencies allow; its cell
 #                 reads "stuck" (default: 10000 for cells that diverged in the paper, else 0, never; with SMOKE=1 200)
-#   GENERATE=...  more flags of fairseq-generate: "--batch-size 16 --max-len-a 1.5"
 #   JOBS=N        trainings at a time (default: as many as the GPUs hold; without a GPU, one for each core)
-#   ORDER=...     order of a table's rows: deepest (default: method by method, the deepest model first), shallowest
-#                 (depth by depth), given (as in DEPTHS). PLAN=0 skips the plan that is made first, and its choices:
-#                 the batch has the paper's tokens, and models of 200 layers and more recompute
+#   PLAN=0        skips the plan that is made first, and its choices: the batch has the paper's tokens
 #   KEEP=all      keeps all checkpoints of a scored run; without it, only the weights of the averaged and the last model
 # Options: --dry-run prints the plan, --dry-run=commands every command; all other options go to fairseq-train.
 

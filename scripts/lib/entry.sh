@@ -1,7 +1,8 @@
 # shellcheck shell=bash
 # Start `deepnet reproduce` for the scripts of tables and figures, in the active environment or in this checkout's.
 # Variables stand for flags, by the table in deepnet_fairseq/cli/reproduce.py: METHODS="deepnorm pre_ln" is
-# --methods deepnorm,pre_ln. All words but --dry-run[=commands] and --help go to fairseq-train.
+# --methods deepnorm,pre_ln. docs/experiments.md#settings explains each, and `deepnet reproduce --help` the flags. All
+# words but --dry-run[=commands] and --help go to fairseq-train.
 
 checkout="$(dirname "$(dirname "$(dirname "$(realpath "${BASH_SOURCE[0]}")")")")"
 
@@ -26,7 +27,7 @@ reproduce() {  # reproduce EXPERIMENT "$@": the script's help, or the experiment
     case " ${*:2} " in
         *" --help "* | *" -h "*)
             sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
-            sed -n '3,4s/^# //p' "${BASH_SOURCE[0]}"
+            echo; sed -n '3,6s/^# //p' "${BASH_SOURCE[0]}"
             exit
             ;;
     esac

@@ -136,7 +136,7 @@ class Setting:
             "smoke": self.experiment.choice.smoke,
             "averaged": number,
             "batch_tokens": self.hardware.world * int(tokens) * int(frequency),
-            "paper_batch_tokens": self.experiment.paper_tokens,
+            "paper_batch_tokens": row.paper_tokens,
         }
 
     def average(self, row: Row) -> list[str]:
