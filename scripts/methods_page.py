@@ -1,5 +1,6 @@
-"""Run dev.methods_page, where this program is now; the old path goes next."""
+"""Run dev.methods_page, where this program is now; the old path goes after one release."""
 
 import runpy
 
-runpy.run_module("dev.methods_page", run_name="__main__", alter_sys=True)
+if __name__ == "__main__":
+    runpy.run_module("dev.methods_page", run_name="__main__", alter_sys=True)

@@ -1,5 +1,6 @@
-"""Run results.zero_shot, where this program is now; the old path goes next."""
+"""Run results.zero_shot, where this program is now; the old path goes after one release."""
 
 import runpy
 
-runpy.run_module("results.zero_shot", run_name="__main__", alter_sys=True)
+if __name__ == "__main__":
+    runpy.run_module("results.zero_shot", run_name="__main__", alter_sys=True)

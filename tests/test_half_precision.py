@@ -14,7 +14,7 @@ from deepnet_fairseq.core.methods import METHODS
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.optimisers.half_precision import DeepAMP, gradient_scale
 from deepnet_fairseq.plugin.trainer import build_trainer, parse
-from scripts.half_precision import FLAGS, TOO_LARGE, train
+from results.half_precision import FLAGS, TOO_LARGE, train
 
 from .support.helpers import USER_DIR, run
 from .test_deepnet_adam import settings
