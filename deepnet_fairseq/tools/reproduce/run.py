@@ -192,7 +192,9 @@ class Work:
         if not self.keep:
             await self._drop_states(run, place)
         sizes = {file.stat().st_ino: file.stat().st_size for file in run.path.glob("*.pt")}
-        (run / "disk").write_text(f"checkpoints: {_with_prefix(sum(sizes.values()))}B kept\n")
+        kept = f"checkpoints: {_with_prefix(sum(sizes.values()))}B kept"
+        (run / "disk").write_text(f"{kept}\n")
+        print(f"   {run.path} {kept}", flush=True)
 
     async def _drop_states(self, run: RunFolder, place: Mapping[str, str]) -> None:
         """Remove the state that only training needs, and the checkpoints that nothing reads any more."""
