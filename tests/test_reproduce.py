@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from deepnet_fairseq.cli import main
@@ -22,6 +24,13 @@ def test_every_experiment_names_its_source(name):
     for row in rows:
         assert row.flags["method"] == row.method
         assert row.facts["encoder_layers"] == row.flags["encoder-layers"]
+
+
+@pytest.mark.parametrize("name", experiments.names())
+def test_every_key_is_explained(name):
+    """The module's docstring, where somebody who writes an experiment looks, has each key of each file."""
+    explained = set(re.findall(r"[a-z_]+", experiments.__doc__))
+    assert set(experiments.read(name).content) <= explained
 
 
 def test_a_file_that_is_like_another_has_its_values_but_for_its_own():

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import shlex
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..errors import UserError
 from . import numbers
+
+if TYPE_CHECKING:
+    from ..tools.reproduce.commands import Setting
 
 # variables of the scripts of tables and figures -> flags of `deepnet reproduce`
 VARIABLES = {
@@ -54,7 +58,7 @@ def reproduce(args) -> None:
     _run(args, _setting(args))
 
 
-def _setting(args) -> Any:
+def _setting(args) -> Setting:
     """Make the setting that the flags ask for."""
     from ..study import experiments
     from ..tools.reproduce.commands import Setting
@@ -105,7 +109,7 @@ def _setting(args) -> Any:
     )
 
 
-def _run(args, setting) -> None:
+def _run(args, setting: Setting) -> None:
     """Print what would be run, or run it, or submit it."""
     from ..tools.reproduce import run
 
@@ -122,13 +126,14 @@ def _run(args, setting) -> None:
     if args.dry_run:
         return
     run.refuse_what_does_not_fit(setting)
-    run.prepare(setting)
-    setting = _setting(args) if args.no_plan else run.plan(_setting(args), args.max_tokens, args.tflops)[0]
+    if setting.corpus.command:
+        run.prepare(setting)
+        setting = replace(setting, corpus=_setting(args).corpus)  # now they say their languages and pieces
     run.Work(setting, keep=args.keep == "all").run()
     run.report(setting)
 
 
-def _submit(args, setting) -> None:
+def _submit(args, setting: Setting) -> None:
     """Print the jobs of all rows, or submit them when the data are there."""
     from ..tools.reproduce import run, slurm
 
@@ -142,7 +147,8 @@ def _submit(args, setting) -> None:
         for row in setting.rows():
             print(f"sbatch <<'JOB'\n{slurm.job(setting, row, command)}JOB")
         return
-    run.prepare(setting)
+    if setting.corpus.command:
+        run.prepare(setting)
     slurm.submit(setting, command)
     for end in setting.experiment["end"]:
         kind, name = end.split()[:2]

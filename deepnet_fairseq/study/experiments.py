@@ -5,13 +5,21 @@ A file holds values that somebody can lay beside the paper. Its keys:
     title, folder           a line for `deepnet reproduce --list`; the folder of its runs
     like                    another experiment, whose keys hold where this file has none; tables are merged
     corpus, corpus_size     a recipe of `deepnet prepare corpus`; pieces of its vocabulary, target tokens of an epoch
-    gpus                    GPUs of one training in the paper
+    gpus, precision         GPUs of one training in the paper; the precision, if it has to be this one
+    full_precision          methods that are trained in fp32 whatever the precision is
     methods, depths, seeds  of its rows; layers = "half" if a depth counts both stacks; decoder_layers where they differ
+    methods_of_given_depths the methods if a user chooses the depths
+    more_rows               methods and depths of further rows, if a user chooses neither
+    rows                    for a figure instead: groups of rows with names, facts and flags of their own, which are not
+                            scored; rows_save if they save checkpoints; update: the one that the figure shows
     batch                   tokens and count of the batches of an update
     training, open          flags of fairseq-train: the paper's, with their source, and those that it leaves open
     methods_apart           methods for which the paper has other flags, and these
     variants                further versions of each row, by name
     translation             beam search, metric, number of checkpoints averaged
+    subsets                 test sets, of which those are taken that the data have
+    validation              "for --stop-stuck" if nothing else needs it
+    needs                   "pairs" if a user has to name language pairs
     saves, smoke            updates between two saves; what differs in a miniature
     recipe                  another version of the whole experiment, by name
     end                     what is reported in the end: "table 1", "figure 6"

@@ -35,7 +35,7 @@ FILES = {  # part of a record -> file
     "log": "train.log", "probes": FILE,
 }  # fmt: skip
 TRAINED, LOCK = "trained", "lock"
-ENDS = {3: "diverged", 4: "stuck"}  # exit status of fairseq-train -> its mark
+FAILURES = ("diverged", "stuck")  # marks of the ends that are no trained model
 ENDED = re.compile(r"error: (diverged at update \d+|stuck at update \d+[^;\n]*)")
 STOPPED = re.compile(r"(stopped by SIG[A-Z0-9]+ after .*)")
 NOT_SAVED = "could not be saved"
@@ -68,7 +68,7 @@ class RunFolder:
     @property
     def failed(self) -> str | None:
         """How the training ended if it diverged or was stuck, as its mark says; else None."""
-        for mark in ENDS.values():
+        for mark in FAILURES:
             if (self / mark).exists():
                 return (self / mark).read_text().strip()
         return None
@@ -107,7 +107,7 @@ class RunFolder:
         if not (self / FILES["environment"]).exists():
             self.write("environment", json.dumps(environment))
         self.write("command", command)
-        for mark in ENDS.values():
+        for mark in FAILURES:
             (self / mark).unlink(missing_ok=True)
         if not self.last_checkpoint.exists():
             self.log.unlink(missing_ok=True)

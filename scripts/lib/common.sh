@@ -23,6 +23,8 @@
 #   KEEP=all      keeps all checkpoints of a scored run; without it, only the weights of the averaged and the last model
 # Options: --dry-run prints the plan, --dry-run=commands every command; all other options go to fairseq-train.
 
+# shellcheck source=scripts/lib/entry.sh
+source scripts/lib/entry.sh
 # shellcheck source=scripts/lib/batch.sh
 source scripts/lib/batch.sh
 # shellcheck source=scripts/lib/settings.sh
@@ -58,7 +60,7 @@ begin() {  # begin EXPERIMENT GPUS "$@": environment, options and folders; GPUS:
         esac
     done
     [ -z "$planning" ] || dry_run=commands
-    environment
+    environment ${dry_run:+--dry-run}
     smoke="${SMOKE:-}" seeds="${SEEDS:-${SEED:-1}}"
     [ "$smoke" != 0 ] || smoke=""
     seeds_are_numbers
@@ -83,19 +85,6 @@ begin() {  # begin EXPERIMENT GPUS "$@": environment, options and folders; GPUS:
 stopped_by() {  # stopped_by STATUS: ends after a signal; the trap of EXIT lets the trainings save
     [ -n "$dry_run" ] || echo "$(basename "$0"): stopping; the same command resumes" >&2
     exit "$1"
-}
-
-# Takes the active environment if it has this package and fairseq; otherwise sets up .venv. An active .venv of this
-# checkout is set up again, because its packages may be older than a pull; a dry run takes it as it is.
-environment() {
-    if command -v deepnet >/dev/null && command -v fairseq-train >/dev/null &&
-        { [ -n "$dry_run" ] || [ "$(command -v deepnet)" != "$PWD/.venv/bin/deepnet" ]; }; then
-        return
-    fi
-    [ -z "$dry_run" ] || [ -f .venv/complete ] ||
-        fail "--dry-run: activate an environment with deepnet_fairseq, or make one by scripts/setup.sh"
-    # shellcheck source=scripts/setup.sh
-    source scripts/setup.sh
 }
 
 plan() {  # plan FOLDER "$@": runs this script in FOLDER as a plan; sets chosen_flags, with which each row fits

@@ -60,11 +60,10 @@ def refuse_what_does_not_fit(setting: Setting) -> None:
 
 
 def prepare(setting: Setting) -> None:
-    """Prepare the data if they are not there; raise a UserError if that fails."""
-    if setting.corpus.command:
-        print(f"\n== corpus {setting.corpus.recipe}", flush=True)
-        if subprocess.run(here(setting.corpus.command)).returncode:
-            raise UserError(f"{shlex.join(setting.corpus.command)}: failed")
+    """Prepare the data, which are not there; raise a UserError if that fails."""
+    print(f"\n== corpus {setting.corpus.recipe}", flush=True)
+    if subprocess.run(here(setting.corpus.command)).returncode:
+        raise UserError(f"{shlex.join(setting.corpus.command)}: failed")
 
 
 def here(command: list[str]) -> list[str]:
