@@ -110,9 +110,10 @@ def test_a_job_is_its_row_alone():
     class Setting:
         experiment = experiments.read("table1")
         hardware = type("Hardware", (), {"nodes": 2, "gpus": 8})
+        extra = ("--patience", "3")
 
     row = next(experiments.read("table1").rows(world=16))
-    text = job(Setting, row, ["deepnet", "reproduce", "table1", "--gpus", "8", "--", "--patience", "3"])
+    text = job(Setting, row, ["deepnet", "reproduce", "table1", "--gpus", "8"])
     (command,) = [line for line in text.splitlines() if line.startswith("deepnet")]
     assert command == (
         f"deepnet reproduce table1 --gpus 8 --row {row.name} --launch torchrun --jobs 1 -- --patience 3 &"

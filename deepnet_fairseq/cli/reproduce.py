@@ -139,8 +139,6 @@ def _submit(args, setting: Setting) -> None:
 
     own = own_flags(args, setting.hardware.gpus, setting.out)
     command = ["deepnet", "reproduce", args.name, *own, "--data", setting.corpus.data]
-    if args.behind:
-        command += ["--", *args.behind]
     if args.dry_run:
         if setting.corpus.command:
             print(shlex.join(setting.corpus.command))

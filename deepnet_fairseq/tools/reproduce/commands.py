@@ -103,8 +103,11 @@ class Setting:
         path = last_of("--admin-profile", words)
         if path is None:
             return []
-        position = words.index("--admin-profile")
-        kept = words[:position] + words[position + 2 :]
+        kept, before = [], ""
+        for word in words:
+            if "--admin-profile" not in (word, before):
+                kept.append(word)
+            before = word
         return ["deepnet", "profile", *kept, "--distributed-world-size", "1", "--out", path]
 
     def launcher(self) -> list[str]:

@@ -19,14 +19,15 @@ SECONDS = 180  # before the end of its time in which a job learns of it
 
 
 def job(setting: Setting, row: Row, command: Sequence[str]) -> str:
-    """Return the text of a row's job. command: `deepnet reproduce` with the user's flags, but --launch and --row."""
+    """Return the text of a row's job.
+
+    command: `deepnet reproduce` with the user's flags but --launch and --row; the setting has those of fairseq-train.
+    """
     hardware = setting.hardware
     name = f"{setting.experiment.folder}-{row.name}"
-    own, behind = list(command), []
-    if "--" in own:
-        place = own.index("--")
-        own, behind = own[:place], own[place:]
-    words = [*own, "--row", row.name, "--launch", "torchrun", "--jobs", "1", *behind]
+    words = [*command, "--row", row.name, "--launch", "torchrun", "--jobs", "1"]
+    if setting.extra:
+        words += ["--", *setting.extra]
     return f"""#!/usr/bin/env bash
 #SBATCH --job-name={name}
 #SBATCH --nodes={hardware.nodes}
