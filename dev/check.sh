@@ -8,4 +8,4 @@ source scripts/setup.sh
 ruff check .
 ruff format --check .
 mypy
-shellcheck --shell=bash --external-sources scripts/*.sh scripts/lib/*.sh dev/*.sh .ci/run
+shellcheck --shell=bash --external-sources scripts/*.sh scripts/lib/entry.sh dev/*.sh .ci/run

@@ -1,4 +1,4 @@
-"""Tests that configs/*.yaml train the same as the scripts of the same experiments."""
+"""Tests that configs/*.yaml train the same as the experiments of `deepnet reproduce`."""
 
 import re
 import shlex
@@ -11,31 +11,32 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from deepnet_fairseq.core import archs
+from deepnet_fairseq.study import experiments
+from deepnet_fairseq.tools.reproduce.commands import Setting
+from deepnet_fairseq.tools.reproduce.corpus import corpus
+from deepnet_fairseq.tools.reproduce.hardware import hardware
 
-from .support.experiments import trainings, values
+from .support.experiments import values
 from .support.helpers import ROOT
-from .test_scripts import needs_venv
 
-pytestmark = needs_venv
-
-CONFIGS = {  # YAML -> script, and the settings that choose its row
-    "iwslt14_de_en": ("iwslt14_de_en", {"METHODS": "deepnorm", "DEPTHS": 18}),
-    "table1_wmt17": ("table1_wmt17", {"METHODS": "deepnorm", "DEPTHS": 18}),
+CONFIGS = {  # YAML -> experiment, and the choices that leave its row
+    "iwslt14_de_en": ("iwslt14_de_en", {"methods": ["deepnorm"], "depths": ["18"]}),
+    "table1_wmt17": ("table1", {"methods": ["deepnorm"], "depths": ["18"]}),
     "figure7_wmt17_large": ("figure7", {}),
-    "opus100": ("opus100", {"DEPTHS": 36}),
-    "table3_m2m": ("table3_m2m", {}),
-    "admin_wmt14": ("admin_wmt14", {"METHODS": "pre_ln", "DEPTHS": 18}),
-    "admin_wmt14_en_fr": ("admin_wmt14_en_fr", {"METHODS": "pre_ln", "DEPTHS": "6-6"}),
-    "admin_iwslt14": ("admin_iwslt14", {"METHODS": "pre_ln", "WARMUP": 1}),
+    "opus100": ("opus100", {"depths": ["36"]}),
+    "table3_m2m": ("table3", {}),
+    "admin_wmt14": ("admin_wmt14", {"methods": ["pre_ln"], "depths": ["18"]}),
+    "admin_wmt14_en_fr": ("admin_wmt14_en_fr", {"methods": ["pre_ln"], "depths": ["6-6"]}),
+    "admin_iwslt14": ("admin_iwslt14", {"methods": ["pre_ln"], "variants": ["warmup"]}),
     "normformer_lm": (
-        "normformer_lm",
-        {"PARTS": "clm", "SIZES": "125m", "METHODS": "normformer+scale_residual", "LRS": "3e-3"},
+        "normformer_clm",
+        {"sizes": ["125m"], "methods": ["normformer+scale_residual"], "rates": ["3e-3"]},
     ),
 }
-IN_COMMENTS = {  # YAML and the row whose overrides its comments list -> settings of that row of the script
-    ("admin_wmt14_en_fr", "60L-12L"): {"METHODS": "pre_ln", "DEPTHS": "60-12"},
-    ("admin_iwslt14", "Without warm-up"): {"METHODS": "pre_ln", "WARMUP": 0, "SEEDS": 1111},
-    ("normformer_lm", "355M"): {"PARTS": "clm", "SIZES": "355m", "METHODS": "normformer+scale_residual", "LRS": "3e-3"},
+IN_COMMENTS = {  # YAML and the row whose overrides its comments list -> choices that leave that row
+    ("admin_wmt14_en_fr", "60L-12L"): {"methods": ["pre_ln"], "depths": ["60-12"]},
+    ("admin_iwslt14", "Without warm-up"): {"methods": ["pre_ln"], "variants": ["no_warmup"], "seeds": [1111]},
+    ("normformer_lm", "355M"): {"sizes": ["355m"], "methods": ["normformer+scale_residual"], "rates": ["3e-3"]},
 }
 SECTIONS = (
     "common", "distributed_training", "checkpoint", "dataset", "optimization", "criterion", "optimizer", "lr_scheduler",
@@ -94,6 +95,20 @@ def of_yaml(name, folder=ROOT / "configs", overrides=()):
     return settings(cfg)
 
 
+def trained(name, choices, folder) -> list[list[str]]:
+    """Return the arguments of fairseq-train for each row of an experiment, on the paper's GPUs."""
+    experiment = experiments.chosen(experiments.read(name), **choices)
+    data = str(folder) if "sizes" in choices else None
+    setting = Setting(
+        experiment=experiment,
+        hardware=hardware(papers_gpus=experiment["gpus"], only_printed=True),
+        corpus=corpus(experiment, folder / "out", data=data),
+        out=folder / "out",
+        planned=False,  # as the YAML files, which know no GPU
+    )
+    return [setting.training(row) for row in setting.rows()]
+
+
 def test_every_yaml_is_compared():
     assert {path.stem for path in (ROOT / "configs").glob("*.yaml")} == CONFIGS.keys() | {"quickstart"}
 
@@ -106,15 +121,15 @@ def overrides_in_comments(name, row) -> list[str]:
 
 
 @pytest.mark.parametrize("name, row", [(name, "") for name in CONFIGS] + list(IN_COMMENTS))
-def test_yaml_and_script_train_the_same(name, row, tmp_path):
-    """A YAML file has every setting of the script's row; settings it leaves out are fairseq's defaults in both."""
-    run, setting = CONFIGS[name]
-    setting = IN_COMMENTS.get((name, row), setting)
+def test_yaml_and_experiment_train_the_same(name, row, tmp_path):
+    """A YAML file has every setting of the experiment's row; settings it leaves out are fairseq's defaults in both."""
+    experiment, choices = CONFIGS[name]
+    choices = IN_COMMENTS.get((name, row), choices)
     overrides = overrides_in_comments(name, row) if row else []
     for file in ("dict.txt", "train.idx"):  # files that mark data for language models
         (tmp_path / file).touch()
-    words = trainings(run, **setting | ({"DATA": tmp_path} if "PARTS" in setting else {}))
-    chosen = words[-3] if run == "figure7" else words[0]  # the panel of sizes begins with the base width
+    words = trained(experiment, choices, tmp_path)
+    chosen = words[-3] if experiment == "figure7" else words[0]  # the panel of sizes begins with the base width
     flags, yaml = of_flags(chosen, tmp_path), of_yaml(name, overrides=overrides)
     bare = [word for pair in values(chosen).items() if pair[0] in KINDS for word in pair]
     default = of_flags(["", *bare], tmp_path)

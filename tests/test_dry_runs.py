@@ -6,27 +6,35 @@ quoted and ordered otherwise, and flags that an earlier engine gave twice are gi
 
 from __future__ import annotations
 
+import re
 import shlex
 
 import pytest
 
-from deepnet_fairseq.tools.reproduce.commands import equal
+from deepnet_fairseq.tools.reproduce.words import equal
 
 from .golden.dry_runs import GOLDEN, OUT, cases, golden, printed
 from .test_scripts import needs_venv
 
 pytestmark = needs_venv
 
-BASH = ("normformer_lm", "later_methods", "inverted_gain")  # experiments that bash still runs
 PROGRAMS = ("fairseq-train", "fairseq-generate", "deepnet", "torchrun", "srun")
-QUICK = ("admin_iwslt14-smoke", "admin_wmt14_en_fr-torchrun", "figure3-torchrun", "figure7-smoke", "table3_m2m-smoke")
-CASES = [case for case in cases() if case.script not in BASH and (GOLDEN / f"{case.name}.xz").exists()]
+QUICK = (
+    "admin_iwslt14-smoke", "admin_wmt14_en_fr-torchrun", "figure3-torchrun", "figure7-smoke", "table3_m2m-smoke",
+    "normformer_lm-smoke", "inverted_gain-variables18", "later_methods-variables17",
+)  # fmt: skip
+CASES = [case for case in cases() if (GOLDEN / f"{case.name}.xz").exists()]
 SLOW = [pytest.param(case, marks=pytest.mark.slow, id=case.name) for case in CASES if case.name not in QUICK]
 ALL = [pytest.param(case, id=case.name) for case in CASES if case.name in QUICK] + SLOW
 
 
 def output(text: str) -> list[str]:
     return text.split("\n-- errors\n")[0].splitlines()
+
+
+def planned(text: str) -> list[list[str]]:
+    """Return the rows of a plan without their names, which are cut to what tells the rows of one plan apart."""
+    return sorted(line.split()[1:] for line in output(text) if re.match(r"\S+-seed\d+ ", line))
 
 
 def status(text: str) -> int:
@@ -38,6 +46,7 @@ def commands(text: str) -> dict[tuple[str, str], tuple[list[str], dict[str, list
     found = {}
     for line in output(text.replace("OUT", OUT)):
         words = [word for word in shlex.split(line) if word != "!"]  # marks a row that does not fit
+        words = [word.replace("scripts/inverted_gain", "examples/inverted_gain") for word in words]  # it has moved
         if not words or words[0] not in PROGRAMS:
             continue
         arguments, flags = [], {}
@@ -75,6 +84,9 @@ def test_dry_runs_are_those_of_before(case):
         return
     assert (status(before) == 0) == (status(now) == 0), now
     if status(before):
+        return
+    if case.flags[0] == "--dry-run" and case.script == "normformer_lm":  # three experiments have three plans
+        assert planned(now) == planned(before) and planned(now)
         return
     if case.flags[0] == "--dry-run":
         assert sorted(output(now)) == sorted(output(before))  # Figure 3 has its rows in another order

@@ -7,9 +7,11 @@ import re
 import pytest
 
 from deepnet_fairseq.cli import main
+from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.study import experiments
-from deepnet_fairseq.tools.reproduce.commands import number, same_training
+from deepnet_fairseq.study.experiment import Word
 from deepnet_fairseq.tools.reproduce.slurm import job
+from deepnet_fairseq.tools.reproduce.words import number, same_training
 
 from .support.helpers import assert_refused
 
@@ -18,12 +20,38 @@ from .support.helpers import assert_refused
 def test_every_experiment_names_its_source(name):
     """Each has a title for --list, rows, and the place in the paper of its flags and of its batch."""
     experiment = experiments.read(name)
-    assert experiment["title"] and experiment["training"]["source"] and experiment["batch"]["source"]
+    assert experiment["title"] and experiment["training"]["source"]
+    sized = [*experiment.get("sizes", {}).values(), *filter(None, [experiment.get("batch")])]
+    assert all(one["source"] for one in sized) and (sized or experiment["machine"] == "cpu")
     rows = list(experiment.rows(world=1))
     assert rows and len({row.name for row in rows}) == len(rows)
     for row in rows:
         assert row.flags["method"] == row.method
-        assert row.facts["encoder_layers"] == row.flags["encoder-layers"]
+        for stack in ("encoder", "decoder"):
+            layers = row.flags.get(f"{stack}-layers")
+            assert layers is None or row.facts[f"{stack}_layers"] == layers
+
+
+def test_a_word_is_a_method_with_options():
+    """Options of a method go without its name; others are flags of fairseq-train; a rate stands behind @."""
+    word = Word.parse("normformer+scale_residual+head_scale=none+qk-norm@1e-3")
+    assert word.flags == {
+        "method": "normformer", "normformer-scale-residual": True, "normformer-head-scale": "none", "qk-norm": True,
+    }  # fmt: skip
+    assert (word.rate, word.variant) == ("1e-3", "scale_residual+head_scale=none+qk-norm")
+    assert word.folder == "normformer-scale_residual-head_scale-none-qk-norm"
+
+
+def test_language_models_are_chosen_by_size_and_rate():
+    """A word with a rate of its own has no other; a sample has to fit into a batch."""
+    experiment = experiments.chosen(
+        experiments.read("normformer_clm"), methods=["deepnorm", "post_ln@2e-4"], sizes=["355m"], rates=["1e-3", "2e-3"]
+    )
+    assert [row.name for row in experiment.rows(world=2)] == [
+        "deepnorm-355m-lr1e-3-seed1", "deepnorm-355m-lr2e-3-seed1", "post_ln-355m-lr2e-4-seed1",
+    ]  # fmt: skip
+    with pytest.raises(UserError, match="a sample has 2048"):
+        list(experiments.chosen(experiment, tokens=1024).rows(world=2))
 
 
 @pytest.mark.parametrize("name", experiments.names())
@@ -88,6 +116,12 @@ def test_what_makes_a_training_another(more, other):
         ("--data /nowhere", "table1 --data /nowhere"),
         ("--nodes 2", "table1 --nodes 2"),
         ("--pairs", "table3"),
+        ("--sizes", "table1 --sizes 125m"),
+        ("--depths", "normformer_clm --depths 12 --smoke"),
+        ("--methods", "table1 --methods pre_ln+qk-norm"),
+        ("--data", "normformer_clm --data ."),
+        ("--text", "table1 --text a b c"),
+        ("--launch slurm", "later_methods --launch slurm"),
     ],
 )
 def test_mistakes_are_one_line(subject, words, tmp_path):

@@ -113,7 +113,7 @@ def test_one_process_works_on_a_folder(run, tmp_path):
 
 
 def test_the_lock_of_the_scripts_is_the_same(run):
-    """scripts/lib/training.sh takes the same lock by flock(1)."""
+    """Scripts of earlier versions take the same lock by flock(1)."""
     with run.held() as held:
         done = subprocess.run(["flock", "--nonblock", run.path / "lock", "true"])
         assert held and done.returncode == 1

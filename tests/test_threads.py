@@ -66,13 +66,6 @@ def test_installed_table():
     assert all(0.4 < one.idle < one.busy for one in table.values())  # a busy core never helps two threads
 
 
-def test_shell_scripts_ask_the_same_function():
-    command = "source scripts/lib/common.sh; smoke=1 dry_run=; hardware; echo $jobs $OMP_NUM_THREADS"
-    clean = {name: value for name, value in os.environ.items() if name not in (*threads.VARIABLES, "JOBS", "GPUS")}
-    done = subprocess.run(["bash", "-euc", command], cwd=ROOT, capture_output=True, text=True, env=clean)
-    assert done.stdout.split() == [str(n) for n in processes_and_threads(64, tasks=1000)], done.stderr
-
-
 def test_torch_follows_the_models_of_a_process_by_turns(cores):
     assert [torch_threads.use(width) for width in (64, 512, 64, None)] == [1, 3, 1, 1]
     assert torch_threads.use(512, processes=3) == 1 and torch_threads.use(64, given=2) == 2

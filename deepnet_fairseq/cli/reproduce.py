@@ -12,6 +12,7 @@ from ..errors import UserError
 from . import numbers
 
 if TYPE_CHECKING:
+    from ..study.experiment import Experiment
     from ..tools.reproduce.commands import Setting
 
 # variables of the scripts of tables and figures -> flags of `deepnet reproduce`
@@ -20,7 +21,7 @@ VARIABLES = {
     "DATA": "--data", "GPUS": "--gpus", "NODES": "--nodes", "GPU_MEMORY": "--gpu-memory", "TFLOPS": "--tflops",
     "MAX_TOKENS": "--max-tokens", "PRECISION": "--precision", "AVERAGE": "--average", "LAUNCH": "--launch",
     "STOP_STUCK": "--stop-stuck", "GENERATE": "--generate", "JOBS": "--jobs", "ORDER": "--order", "KEEP": "--keep",
-    "RECIPE": "--recipe", "PAIRS": "--pairs", "UPDATE": "--update",
+    "RECIPE": "--recipe", "PAIRS": "--pairs", "UPDATE": "--update", "SIZES": "--sizes", "LRS": "--lrs",
 }  # fmt: skip
 SWITCHES = {  # variable and value -> flag
     ("SMOKE", "1"): ["--smoke"], ("PLAN", "0"): ["--no-plan"], ("SHARE_EMBEDDINGS", "0"): ["--separate-embeddings"],
@@ -30,12 +31,13 @@ SWITCHES = {  # variable and value -> flag
 }  # fmt: skip
 IN_JOB = "SLURM_JOB_ID"
 FOR_JOBS = (  # flags whose values a job of SLURM gets as they are
-    "methods", "depths", "seeds", "variants", "recipe", "pairs", "gpu_memory", "tflops", "max_tokens", "recompute",
-    "precision", "average", "separate_embeddings", "stop_stuck", "generate", "keep", "no_plan", "smoke", "update",
+    "methods", "depths", "sizes", "lrs", "seeds", "variants", "recipe", "pairs", "gpu_memory", "tflops", "max_tokens",
+    "recompute", "precision", "average", "separate_embeddings", "stop_stuck", "generate", "keep", "no_plan", "smoke",
+    "update",
 )  # fmt: skip
 USUAL = {"SMOKE": "0", "PLAN": "1", "SHARE_EMBEDDINGS": "1"}  # values that change nothing
 OF_SCRIPTS = ("--dry-run", "--dry-run=commands", "-h", "--help")  # their own options
-LISTS = ("METHODS", "DEPTHS", "SEEDS", "PAIRS")  # whose words are separated by blanks
+LISTS = ("METHODS", "DEPTHS", "SEEDS", "PAIRS", "SIZES", "LRS")  # whose words are separated by blanks
 
 
 def reproduce(args) -> None:
@@ -53,7 +55,7 @@ def reproduce(args) -> None:
 
     if args.list or args.name is None:
         for name in experiments.names():
-            print(f"{name:20}{experiments.read(name)['title']}")
+            print(f"{name:28}{experiments.read(name)['title']}")
         return
     _run(args, _setting(args))
 
@@ -65,48 +67,68 @@ def _setting(args) -> Setting:
     from ..tools.reproduce.corpus import corpus
     from ..tools.reproduce.hardware import hardware
 
+    experiment = experiments.read(args.name, args.recipe)
+    small = experiment.get("machine") == "cpu"
     experiment = experiments.chosen(
-        experiments.read(args.name, args.recipe),
+        experiment,
         methods=words(args.methods),
         depths=words(args.depths),
+        sizes=words(args.sizes),
+        rates=words(args.lrs),
         seeds=None if args.seeds is None else numbers("--seeds", args.seeds, "1,2"),
         variants=words(args.variants),
         average=args.average,
         stuck=args.stop_stuck,
         tokens=args.max_tokens,
         shared=not args.separate_embeddings,
-        smoke=args.smoke,
+        smoke=args.smoke and not small,
         order=args.order,
         update=args.update,
     )
-    experiment.methods()
-    experiment.depths()
-    if experiment.content.get("needs") == "pairs" and not (args.pairs or args.data or args.smoke or args.dry_run):
-        raise UserError("--pairs: name language pairs as de-en,fr-en, or --data with all of them: they fit no machine")
+    _check_needs(experiment, args)
+    if small and args.launch != "spawn":
+        raise UserError(f"--launch {args.launch}: {args.name} trains on this machine's CPU; leave it out")
     gets = hardware(
         papers_gpus=experiment["gpus"],
         gpus=args.gpus,
         nodes=args.nodes,
         launch=args.launch,
-        precision=experiment.content.get("precision") or args.precision,
-        jobs=args.jobs,
+        precision=experiment.get("precision") or args.precision,
+        jobs=args.jobs or (1 if small else None),
         memory=args.gpu_memory,
-        smoke=args.smoke,
+        small=args.smoke or small,
         only_printed=bool(args.dry_run),
     )
-    out = Path(args.out or ("runs-smoke" if args.smoke else "runs")).absolute()
+    for _row in experiment.rows(gets.world):  # refuses what cannot be trained, before anything else is looked at
+        pass
+
+    out = Path(args.out or ("runs-smoke" if args.smoke or small else "runs")).absolute()
     data = None if args.data is None else ":".join(str(Path(part).absolute()) for part in args.data.split(":"))
     return Setting(
         experiment=experiment,
         hardware=gets,
-        corpus=corpus(experiment["corpus"], out, data=data, miniature=args.smoke, pairs=args.pairs),
+        corpus=corpus(experiment, out, data=data, pairs=args.pairs, text=args.text or ()),
         out=out,
         extra=args.behind,
         generation=shlex.split(args.generate or ""),
         recompute={"yes": True, "no": False, None: None}[args.recompute],
-        planned=not args.no_plan,
+        planned=not (args.no_plan or small),
         only=args.row,
     )
+
+
+def _check_needs(experiment: Experiment, args) -> None:
+    """Raise a UserError if the user has to give what is not given, or to work in a checkout."""
+    from ..tools.reproduce.run import BESIDE
+
+    needs = experiment.get("needs")
+    if needs == "pairs":
+        if not (args.pairs or args.data or args.smoke or args.dry_run):
+            raise UserError(
+                "--pairs: name language pairs as de-en,fr-en, or --data with all of them: they fit no machine"
+            )
+    elif needs is not None and not (BESIDE / needs).is_dir():
+        raise UserError(f"{experiment.name}: its methods are in {needs} of a checkout, and not installed; run it there")
 
 
 def _run(args, setting: Setting) -> None:
@@ -116,7 +138,7 @@ def _run(args, setting: Setting) -> None:
     if args.launch == "slurm" and IN_JOB not in os.environ:
         _submit(args, setting)
         return
-    if not args.no_plan:
+    if setting.planned:
         setting, text = run.plan(setting, tokens=args.max_tokens, rate=args.tflops)
         if args.dry_run != "commands":
             print(f"== plan\n{text}", flush=True)
@@ -126,8 +148,8 @@ def _run(args, setting: Setting) -> None:
     if args.dry_run:
         return
     run.refuse_what_does_not_fit(setting)
-    if setting.corpus.command:
-        run.prepare(setting)
+    if setting.corpus.steps:
+        run.prepare(setting.corpus.steps)
         setting = replace(setting, corpus=_setting(args).corpus)  # now they say their languages and pieces
     run.Work(setting, keep=args.keep == "all").run()
     run.report(setting)
@@ -140,13 +162,12 @@ def _submit(args, setting: Setting) -> None:
     own = own_flags(args, setting.hardware.gpus, setting.out)
     command = ["deepnet", "reproduce", args.name, *own, "--data", setting.corpus.data]
     if args.dry_run:
-        if setting.corpus.command:
-            print(shlex.join(setting.corpus.command))
+        for step in setting.corpus.steps:
+            print(shlex.join(step.command))
         for row in setting.rows():
             print(f"sbatch <<'JOB'\n{slurm.job(setting, row, command)}JOB")
         return
-    if setting.corpus.command:
-        run.prepare(setting)
+    run.prepare(setting.corpus.steps)
     slurm.submit(setting, command)
     for end in setting.experiment["end"]:
         kind, name = end.split()[:2]
@@ -183,6 +204,8 @@ def of_variables() -> list[str]:
         if name in LISTS:
             value = ",".join(value.split())
         flags.append(f"{flag}={value}")
+    if os.environ.get("TEXT", "").strip():
+        flags += ["--text", *shlex.split(os.environ["TEXT"])]
     for name in {name: None for name, _ in SWITCHES}:
         value = os.environ.get(name, "")
         known = [known for variable, known in SWITCHES if variable == name]
@@ -200,6 +223,8 @@ def add(command) -> None:
     sub.add_argument("--list", action="store_true", help="print the experiments")
     sub.add_argument("--methods", metavar="M,M", help="as `deepnet methods` lists (default: the paper's)")
     sub.add_argument("--depths", metavar="N,N", help="layers, or ENCODER-DECODER (default: the paper's)")
+    sub.add_argument("--sizes", metavar="S,S", help="of language models, as 125m,355m (default: the paper's)")
+    sub.add_argument("--lrs", metavar="L,L", help="learning rates of language models, all of which are trained")
     sub.add_argument("--seeds", metavar="S,S", help="of the trainings (default: 1, or the authors')")
     sub.add_argument("--variants", metavar="V,V", help="of each row, where there are several (default: all)")
     sub.add_argument("--row", metavar="NAME", help="run this row alone, as the plan names it")
@@ -208,6 +233,7 @@ def add(command) -> None:
     sub.add_argument("--pairs", metavar="P,P", help="language pairs of a corpus of many, as de-en,fr-en")
     sub.add_argument("--out", metavar="DIR", help="folder of runs, reports and pictures (default: runs, runs-smoke)")
     sub.add_argument("--data", metavar="DIR", help="binarised data (default: the corpus's recipe makes them in OUT)")
+    sub.add_argument("--text", nargs=3, metavar=("TRAIN", "VALID", "TEST"), help="lines for language models")
     sub.add_argument("--gpus", type=int, metavar="N", help="GPUs of each training on a machine (default: the paper's)")
     sub.add_argument(
         "--nodes", type=int, default=1, metavar="N", help="machines of each training, by SLURM (default 1)"

@@ -38,8 +38,8 @@ class Runner:
     """Runner of cells, `jobs` at a time, each on a place of its own.
 
     places: for each cell that may run at a time, variables that its programs get, such as CUDA_VISIBLE_DEVICES; pause:
-    a file; while it exists, no program is started, and those that run are suspended. show: called every SECONDS while
-    cells run, to print their progress.
+    a file; while it exists, no program is started, and those that run are suspended. show: called every so many
+    `seconds` while cells run, to print their progress.
     """
 
     def __init__(
@@ -48,10 +48,12 @@ class Runner:
         places: Sequence[Mapping[str, str]] = (),
         pause: Path | None = None,
         show: Callable[[], None] | None = None,
+        seconds: float = SECONDS,
     ):
         self.jobs = jobs
         self.pause = pause
         self.show = show
+        self.seconds = seconds
         self._free = [dict(place) for place in places] or [{} for _ in range(jobs)]
         self._running: set[subprocess.Popen] = set()
         self._suspended: set[subprocess.Popen] = set()
@@ -158,7 +160,7 @@ class Runner:
 
     async def _show(self) -> None:
         while self.show is not None:
-            await asyncio.sleep(SECONDS)
+            await asyncio.sleep(self.seconds)
             self.show()
 
     def _stop(self) -> None:

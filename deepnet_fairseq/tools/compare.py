@@ -15,7 +15,6 @@ import math
 import re
 import shlex
 import sys
-import time
 import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,7 +40,7 @@ from ..study.scoring.scores import score
 from ..text_table import render
 from ..threads import Share, available_cores, counted, from_environment, processes_and_threads, width_of
 from .environment import environment
-from .time_left import TimeLeft
+from .progress import Progress, Training, duration
 
 PACKAGE = Path(__file__).resolve().parents[1]
 TRAINING = shlex.split("""
@@ -60,7 +59,6 @@ register()
 user_dir.import_user_dir(sys.argv.pop(1))
 runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)"""
 BETA2 = re.compile(r"--adam-betas[ =]\(?[\d.]+, ?([\d.]+)")
-LATEST = re.compile(r'train_inner \| .*?"loss": "([\d.]+)".*?"num_updates": "(\d+)"')
 SHORT = 2.0  # BLEU below which a model writes the target language, but does not translate yet
 LINES = 8  # most lines of a panel
 
@@ -280,11 +278,16 @@ class Work:
         self.cells = {grid.name(cell): cell for cell in grid.cells}
         for name, cell in self.cells.items():
             self._check(name, grid.facts(cell))
-        self.waiting = [name for name in self.cells if name not in self.records]
-        self.running: list[str] = []
         jobs = grid.share().processes
-        self.time_left = TimeLeft(sum(self._left(name, 0) for name in self.cells), jobs)
+        self.progress = Progress(self._trainings(), jobs, over=lambda name: name in self.records)
         self.runner = Runner(jobs, show=self.show)
+
+    def _trainings(self) -> dict[str, Training]:
+        trainings = {}
+        for name, cell in self.cells.items():
+            log = self.grid.out / name / FILES["log"]
+            trainings[name] = Training(str(cell), log, layers=cell.depth, updates=self.grid.updates)
+        return trainings
 
     def _check(self, name: str, facts: dict) -> None:
         folder = RunFolder(self.grid.out / name)
@@ -299,17 +302,15 @@ class Work:
     def run(self) -> None:
         """Train the remaining cells; raise a UserError if a program fails. Any exception stops the trainings."""
         cells: list[Callable[[Mapping[str, str]], Awaitable[None]]] = []
-        for name in self.waiting:
+        for name in self.progress.waiting:
             cells.append(partial(self._work_off, name))
         self.runner.run(cells)
 
     async def _work_off(self, name: str, place: Mapping[str, str]) -> None:
         """Train and score a cell, and add its record to the file. place: not used, all cells share the machine."""
-        self.waiting.remove(name)
-        self.running.append(name)
-        self._observe(name)
+        self.progress.begin(name)
         done = await train_and_score(self.grid, self.cells[name], self.runner)
-        self.running.remove(name)
+        self.progress.end(name)
 
         self.records[name] = run = RecordedRun(self.file, {"name": name, **done.parts})
         with whole(self.file) as part:
@@ -317,51 +318,11 @@ class Work:
             part.write_text("\n".join(lines) + "\n", encoding="utf-8")
         print(f"{self.cells[name]}: {outcome(run)}", file=sys.stderr)
 
-    def _latest(self, name: str) -> tuple[int, str]:
-        """Return the last update of a cell, and its loss, from the log."""
-        if name in self.records:
-            return self.grid.updates, "-"
-        log = self.grid.out / name / FILES["log"]
-        logged = LATEST.findall(log.read_text(encoding="utf-8", errors="replace")) if log.exists() else []
-        if not logged:
-            return 0, "-"
-        loss, update = logged[-1]
-        return int(update), loss
-
-    def _left(self, name: str, update: int) -> float:
-        """Return the work that a cell has left after an update: layers x updates.
-
-        Embedding and projection count as two layers.
-        """
-        return (self.grid.updates - update) * (self.cells[name].depth + 2)
-
-    def _observe(self, name: str) -> tuple[int, str]:
-        """Return the last update of a cell, and its loss; take note of it for the time left."""
-        update, loss = self._latest(name)
-        self.time_left.see(name, self._left(name, 0) - self._left(name, update), time.monotonic())
-        return update, loss
-
     def show(self) -> None:
         """Print a line of progress."""
-        if not self.running:
-            return
-        latest = {name: self._observe(name) for name in self.running}
-        running = [self._left(name, update) for name, (update, _) in latest.items()]
-        seconds = self.time_left.seconds(running, [self._left(name, 0) for name in self.waiting])
-        parts = [f"{sum(name in self.records for name in self.cells)} of {len(self.cells)} over"]
-        parts += [f"{self.cells[name]}: update {update}, loss {loss}" for name, (update, loss) in latest.items()]
-        if seconds is None:
-            parts.append("time left not known yet")
-        elif seconds == 0:  # translating is no part of the estimate
-            parts.append("translates and scores")
-        else:
-            parts.append(f"about {duration(seconds)} left")
-        print("; ".join(parts), file=sys.stderr)
-
-
-def duration(seconds: float) -> str:
-    """Format a duration as "40 s" or "12 min"."""
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+        line = self.progress.line()
+        if line is not None:
+            print(line, file=sys.stderr)
 
 
 def held_out(run: RecordedRun) -> float:

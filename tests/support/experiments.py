@@ -6,7 +6,6 @@ import os
 import shlex
 import signal
 import subprocess
-import tempfile
 import time
 
 from .helpers import ROOT
@@ -17,19 +16,11 @@ SETTINGS = (
     "AVERAGE", "SHARE_EMBEDDINGS", "WARMUP", "ORDER", "PLAN", "KEEP", "RECOMPUTE", "GPU_MEMORY", "TFLOPS", "RECIPE",
 )  # fmt: skip
 COMMANDS = "--dry-run=commands"
-SAID = tempfile.TemporaryDirectory()
-# `deepnet methods` takes seconds and prints the same for every script that plans rows, so it is called once
-ASKED_ONCE = f"""() {{
-    local said="{SAID.name}/$(cksum <<<"$*")"
-    [ -f "$said" ] || {{ command deepnet "$@" >"$said.new" && mv "$said.new" "$said"; }} && cat "$said"
-}}"""
 
 
 def _command(name, flags, environment) -> dict:
     clean = {key: value for key, value in os.environ.items() if key not in SETTINGS}
     env = clean | {"PLAN": "0"} | {key: str(value) for key, value in environment.items()}  # a plan takes seconds
-    if COMMANDS in flags:
-        env["BASH_FUNC_deepnet%%"] = ASKED_ONCE
     return {"args": ["bash", ROOT / f"scripts/{name}.sh", *map(str, flags)], "env": env, "stdin": subprocess.DEVNULL}
 
 

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UserError
-from ...study.experiments import Experiment, Flags, Row
+from ...study.experiment import Experiment, Flags, Row
 from .corpus import Corpus
+from .evaluation import Judge, Perplexity, Translation
 from .hardware import Hardware
+from .words import last_of, words_of
 
-LONGEST = 6000  # tokens of the longest sentence that is translated
 DEEP, DEEPEST = 200, 400  # layers from which a model recomputes, and shards its optimiser, if no plan says so
 STUCK = 10_000  # updates after which a training ends whose cell diverged in the paper
 AUTO_PROFILE = "auto"
@@ -61,7 +62,7 @@ class Setting:
     def training(self, row: Row) -> list[str]:
         """Return the words after fairseq-train."""
         run = str(self.folder(row))
-        flags: Flags = {"optimizer": "deepnet_adam"} | row.flags  # the same results as fairseq's adam, faster
+        flags: Flags = {"optimizer": self.adam} | row.flags
         if "max-epoch" in flags and self.corpus.shards > 1 and flags["max-epoch"]:
             flags["max-epoch"] = flags["max-epoch"] * self.corpus.shards
         words = [self.corpus.data, "--user-dir", "deepnet_fairseq", *self.corpus.task, *words_of(flags)]
@@ -76,12 +77,25 @@ class Setting:
                 words[number] = f"{run}/profile.json"
         return words
 
+    @property
+    def adam(self) -> str:
+        """The optimiser of a paper's Adam: ours has the same results, faster, but not in memory-efficient precision."""
+        efficient = self.hardware.precision != "fp32" and self.experiment.get("half_precision") is not None
+        return "adam" if efficient else "deepnet_adam"
+
     def mixed(self, method: str) -> list[str]:
         """Return the flag of half precision, none for a method that the paper trains in fp32."""
-        full = self.experiment.content.get("full_precision", ())
+        full = self.experiment.get("full_precision", ())
         if self.hardware.precision == "fp32" or method in full:
             return []
-        return [f"--{self.hardware.precision}"]
+        kind = self.experiment.get("half_precision")
+        return [f"--{kind}-{self.hardware.precision}" if kind else f"--{self.hardware.precision}"]
+
+    @property
+    def judge(self) -> Judge:
+        """How trained models are judged."""
+        kind = Translation if self.experiment.get("translation") is not None else Perplexity
+        return kind(self.experiment, self.corpus, self.hardware, self.extra, self.generation)
 
     def memory(self, row: Row) -> list[str]:
         """Return the flags by which a deep model fits into memory, if no plan is made."""
@@ -139,7 +153,7 @@ class Setting:
             "smoke": self.experiment.choice.smoke,
             "averaged": number,
             "batch_tokens": self.hardware.world * int(tokens) * int(frequency),
-            "paper_batch_tokens": row.paper_tokens,
+            **({} if row.paper_tokens is None else {"paper_batch_tokens": row.paper_tokens}),
         }
 
     def average(self, row: Row) -> list[str]:
@@ -153,62 +167,6 @@ class Setting:
         first, last = map(int, epochs.split("-"))
         files = [str(run / f"weights{epoch}.pt") for epoch in range(first, last + 1)]
         return ["deepnet", "average", *files, "--out", str(run / "averaged.pt")]
-
-    def translations(self, row: Row) -> dict[str, list[str]]:
-        """Return the commands that translate, by the test set."""
-        translation = self.experiment["translation"]
-        number, _epochs = self.experiment.average
-        run = self.folder(row)
-        model = run / ("averaged.pt" if number > 1 else "checkpoint_last.pt")
-        search = ["--beam", str(translation["beam"])]
-        if translation.get("lenpen", "none") != "none":
-            search += ["--lenpen", str(translation["lenpen"])]
-        if self.experiment.choice.smoke:  # a model that has learnt nothing would generate up to fairseq's 200
-            search += ["--max-len-a", "1.5", "--max-len-b", "10"]
-
-        commands = {}
-        for subset in self.subsets():
-            words = [str(self.corpus.folder), "--user-dir", "deepnet_fairseq", "--path", str(model)]
-            words += ["--gen-subset", subset, *search, "--remove-bpe", self.corpus.pieces]
-            words += ["--max-tokens", str(LONGEST), *self.positions(), *self.hardware.decoding, *self.generation]
-            if self.corpus.directions:
-                several = ",".join(self.corpus.directions_of(subset))
-                out = ["--directions", several, "--out", str(run / "generated" / subset)]
-                commands[subset] = ["deepnet", "generate", *words, *self.corpus.task, *out]
-            else:
-                commands[subset] = ["fairseq-generate", *words]
-        return commands
-
-    def subsets(self) -> list[str]:
-        """Return the test sets: "test", or those of several that the data have."""
-        several = self.experiment.content.get("subsets")
-        return ["test"] if several is None else self.corpus.subsets(list(several))
-
-    def positions(self) -> list[str]:
-        """Return the flags by which sentences are translated that are longer than those of the training.
-
-        Sinusoidal positions have no end; without these flags fairseq stops at the first longer sentence.
-        """
-        if any(word.endswith("-learned-pos") for word in self.extra):
-            return []
-        longest = str(LONGEST)
-        limits = {"max_source_positions": LONGEST, "max_target_positions": LONGEST}
-        return [
-            "--max-source-positions", longest, "--max-target-positions", longest, "--model-overrides", str(limits),
-        ]  # fmt: skip
-
-    def score(self, row: Row) -> list[str]:
-        """Return the command that scores the translations."""
-        translation = self.experiment["translation"]
-        result = self.folder(row) / ("generated" if self.corpus.directions else "generated.txt")
-        words = ["deepnet", "score", str(result), "--json", "--data", self.corpus.data]
-        metric = translation["metric"]
-        if self.experiment.choice.smoke:
-            metric = metric.split(",")[0]  # spBLEU would download a file
-        words += ["--paper", metric]
-        if "tokenize" in translation:
-            words += ["--tokenize", translation["tokenize"]]
-        return words
 
     def planned_words(self, row: Row, tokens: int | None) -> list[str]:
         """Return the words of a row for tools.plan.rows. tokens: of a batch, None if the plan chooses them."""
@@ -246,76 +204,3 @@ def first_host() -> str:
         return ""
     done = subprocess.run(["scontrol", "show", "hostnames", listed], capture_output=True, text=True)
     return done.stdout.split("\n")[0]
-
-
-def words_of(flags: Flags) -> list[str]:
-    """Return flags as words of a command line."""
-    words = []
-    for name, value in flags.items():
-        words.append(f"--{name}")
-        if value is True:
-            continue
-        words.append(number(value) if isinstance(value, float) else str(value))
-    return words
-
-
-def number(value: float) -> str:
-    """Format a number as papers print it: 0.0, 0.4, 5e-4."""
-    if value == 0 or abs(value) >= 0.01:
-        return repr(value)
-    mantissa, exponent = f"{value:e}".split("e")
-    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
-
-
-def last_of(flag: str, words: Sequence[str]) -> str | None:
-    """Return the last value of a flag, which is the one that counts; None if it is not there."""
-    value = None
-    for before, word in zip(words, words[1:], strict=False):
-        if before == flag:
-            value = word
-    return value
-
-
-# flags that do not change what a training computes: devices, the split of a batch, memory, an earlier end
-WITHOUT_EFFECT = {
-    "--distributed-world-size", "--update-freq", "--stop-stuck", "--cpu", "--fp16", "--bf16", "--memory-efficient-fp16",
-    "--memory-efficient-bf16", "--checkpoint-activations", "--checkpoint-every", "--zero-sharding",
-}  # fmt: skip
-ADAM = ("adam", "deepnet_adam")  # the same numbers
-
-
-def same_training(before: Sequence[str], now: Sequence[str]) -> str | None:
-    """Return the first flag in which two commands of fairseq-train are of different trainings; None if in none."""
-    old, new = by_flag(before), by_flag(now)
-    for flag in {**old, **new}:
-        if flag in WITHOUT_EFFECT:
-            continue
-        one, other = old.get(flag), new.get(flag)
-        if flag == "--optimizer" and one in ADAM and other in ADAM:
-            continue
-        if not equal(one, other):
-            return flag
-    return None
-
-
-def by_flag(words: Sequence[str]) -> dict[str, str | None]:
-    """Return the last value of each flag in the words of a command, "" for a switch; "data" is the first word."""
-    values: dict[str, str | None] = {"data": words[0]}
-    flag = None
-    for word in words[1:]:
-        if word.startswith("--"):
-            flag = word
-            values[flag] = ""
-        elif flag is not None:
-            values[flag] = word
-    return values
-
-
-def equal(one: str | None, other: str | None) -> bool:
-    """Return whether two values of a flag are the same, as words or as numbers."""
-    if one == other or one is None or other is None:
-        return one == other
-    try:
-        return float(one) == float(other)
-    except ValueError:
-        return False

@@ -1,12 +1,15 @@
-"""Provide the data of an experiment: the user's, or those of a recipe of `deepnet prepare corpus`."""
+"""Provide the data of an experiment: the user's, those of a recipe of `deepnet prepare corpus`, or generated ones."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ...errors import UserError
+from ...study.experiment import Experiment
 
 MULTILINGUAL = ("opus100", "m2m102")
 # DeepNet states neither tags nor temperature; 5 is M2M-100's
@@ -15,18 +18,25 @@ UNKNOWN_PAIRS = ("SRC-TGT", "TGT-SRC")  # of a dry run, before the data are ther
 PIECE = "▁"  # of SentencePiece, before the first piece of a word
 
 
+class Step(NamedTuple):
+    """A command that makes a folder."""
+
+    folder: Path
+    command: list[str]
+
+
 @dataclass(frozen=True)
 class Corpus:
     """Binarised data of an experiment.
 
     data: folder, or those of all shards with colons; recipe: the corpus of the paper; name: of what these data are,
-    for run.json; command: that prepares them, empty if they are there; directions: of several languages.
+    for run.json; steps: what is to be made before they are there; directions: of several languages.
     """
 
     data: str
     recipe: str
     name: str
-    command: list[str] = field(default_factory=list)
+    steps: tuple[Step, ...] = ()
     directions: tuple[str, ...] = ()
 
     @property
@@ -61,7 +71,7 @@ class Corpus:
 
     def symbols(self, vocabulary: int) -> int:
         """Return the size of the dictionary with fairseq's four symbols; `vocabulary` before the data are there."""
-        sizes = [len(file.read_bytes().splitlines()) for file in self.folder.glob("dict.*.txt")]
+        sizes = [len(file.read_bytes().splitlines()) for file in self.folder.glob("dict*.txt")]
         return max(sizes) + 4 if sizes else vocabulary
 
     def directions_of(self, subset: str) -> list[str]:
@@ -84,28 +94,105 @@ class Corpus:
 
 
 def corpus(
-    recipe: str, out: Path, data: str | None = None, miniature: bool = False, pairs: str | None = None
+    experiment: Experiment,
+    out: Path,
+    data: str | None = None,
+    pairs: str | None = None,
+    text: Sequence[str] = (),
 ) -> Corpus:
-    """Find the data of an experiment, or the command that prepares them in OUT/data.
+    """Find the data of an experiment, or the commands that prepare them in OUT/data.
 
-    data: the user's, folders with colons; pairs: of languages, with commas, of a corpus of many. Raises a UserError for
-    a folder that does not exist.
+    data: the user's, folders with colons; pairs: of languages, with commas, of a corpus of many; text: the user's
+    lines to train on, to validate on and to test on. Raises a UserError for a folder that does not exist.
     """
-    if data is not None:
-        first = Path(data.split(":")[0])
-        if not first.is_dir():
-            raise UserError(f"--data {data}: no such folder")
-        return _with_languages(data, recipe, _recipe_of(first) or "of DATA", [])
+    if text and experiment["corpus"] != "text":
+        raise UserError(f"--text: {experiment.name} does not train on lines of one language")
+    if data is not None and not Path(data.split(":")[0]).is_dir():
+        raise UserError(f"--data {data}: no such folder")
+    make = KINDS.get(experiment["corpus"], _of_recipe)
+    return make(experiment, out / "data", data, pairs, text)
 
-    folder = out / "data" / recipe
+
+def _of_recipe(
+    experiment: Experiment, folder: Path, data: str | None, pairs: str | None, text: Sequence[str]
+) -> Corpus:
+    """Data of `deepnet prepare corpus`, in a folder of the recipe's name."""
+    recipe = experiment["corpus"]
+    if data is not None:
+        return _with_languages(data, recipe, _recipe_of(Path(data.split(":")[0])) or "of DATA")
+
+    folder /= recipe
     command = ["deepnet", "prepare", "corpus", recipe, str(folder)]
-    if miniature:
+    if experiment.choice.smoke:
         command.append("--miniature")
     if pairs is not None:
         command += ["--pairs", pairs]
     if (folder / "recipe.json").is_file() and (folder / "bin").is_dir():
-        command = []  # perhaps prepared with the user's own flags
-    return _with_languages(str(folder / "bin"), recipe, recipe, command)
+        return _with_languages(str(folder / "bin"), recipe, recipe)  # perhaps prepared with the user's own flags
+    return _with_languages(str(folder / "bin"), recipe, recipe, Step(folder, command))
+
+
+def _text(experiment: Experiment, folder: Path, data: str | None, pairs: str | None, text: Sequence[str]) -> Corpus:
+    """Lines of one language: the user's binarised data, the user's text in GPT-2's pieces, or a miniature's."""
+    recipe = experiment["paper_corpus"]
+    if data is not None:
+        if not (Path(data) / "dict.txt").is_file() or not (Path(data) / "train.idx").is_file():
+            raise UserError(f"--data {data}: holds no data of deepnet prepare lm")
+        return Corpus(data, recipe, "of DATA")
+
+    made = folder / "text"
+    prepare = ["deepnet", "prepare", "lm"]
+    if text:
+        command = [*prepare, *(str(Path(file).absolute()) for file in text), str(made), "--bpe", "gpt2"]
+        return Corpus(str(made), recipe, "of TEXT", _missing(Step(made, command)))
+    if not experiment.choice.smoke:
+        way_out = "--data DIR of deepnet prepare lm, --text TRAIN VALID TEST, or --smoke"
+        raise UserError(f"{experiment.name}: the paper's text is not public: {way_out}")
+    plain = folder / "plain"
+    lines = [str(plain / f"{split}.qab") for split in SPLITS]
+    steps = _missing(_language(plain), Step(made, [*prepare, *lines, str(made), "--vocab", "500"]))
+    return Corpus(str(made), recipe, "generated", steps)
+
+
+def _small_text(
+    experiment: Experiment, folder: Path, data: str | None, pairs: str | None, text: Sequence[str]
+) -> Corpus:
+    """The target side of the quickstart's corpus."""
+    plain, made = folder / "text", folder / "lm"
+    lines = [str(plain / f"{split}.qab") for split in SPLITS]
+    command = ["deepnet", "prepare", "lm", *lines, str(made), "--vocab", "1000"]
+    name = experiment["paper_corpus"]
+    if data is not None:
+        return Corpus(data, name, "of DATA")
+    return Corpus(str(made), name, name, _missing(_language(plain), Step(made, command)))
+
+
+def _small_pair(
+    experiment: Experiment, folder: Path, data: str | None, pairs: str | None, text: Sequence[str]
+) -> Corpus:
+    """The quickstart's corpus, 20,000 pairs."""
+    plain, made = folder / "text", folder / "pair"
+    lines = [str(plain / split) for split in SPLITS]
+    command = ["deepnet", "prepare", "text", "qaa", "qab", *lines, str(made), "--vocab", "1000"]
+    name = experiment["paper_corpus"]
+    if data is not None:
+        return Corpus(data, name, "of DATA")
+    return Corpus(str(made), name, name, _missing(_language(plain), Step(made, command)))
+
+
+SPLITS = ("train", "valid", "test")
+KINDS = {"text": _text, "language": _small_text, "language_pair": _small_pair}  # others are recipes
+
+
+def _language(folder: Path) -> Step:
+    return Step(folder, ["deepnet", "prepare", "language", str(folder), "--nouns", "60", "--verbs", "30"])
+
+
+def _missing(*steps: Step) -> tuple[Step, ...]:
+    """Return the steps that are still to be done: none if the last folder is there."""
+    if steps[-1].folder.is_dir():
+        return ()
+    return tuple(step for step in steps if not step.folder.is_dir())
 
 
 def _recipe_of(folder: Path) -> str | None:
@@ -117,13 +204,13 @@ def _recipe_of(folder: Path) -> str | None:
     return None
 
 
-def _with_languages(data: str, recipe: str, name: str, command: list[str]) -> Corpus:
+def _with_languages(data: str, recipe: str, name: str, *steps: Step) -> Corpus:
     folder = Path(data.split(":")[0])
     if not folder.is_dir():
         unknown = UNKNOWN_PAIRS if recipe in MULTILINGUAL else ()
-        return Corpus(data, recipe, name, command, unknown)
+        return Corpus(data, recipe, name, steps, unknown)
     shards = sorted(str(shard) for shard in folder.glob("shard[0-9]*") if shard.is_dir())
     data = ":".join(shards) or data
     pairs = Path(data.split(":")[0]) / "pairs.txt"
     directions = tuple(pairs.read_text(encoding="utf-8").split()) if pairs.is_file() else ()
-    return Corpus(data, recipe, name, command, directions)
+    return Corpus(data, recipe, name, steps, directions)

@@ -95,13 +95,14 @@ def hardware(
     precision: str | None = None,
     jobs: int | None = None,
     memory: float | None = None,
-    smoke: bool = False,
+    small: bool = False,
     only_printed: bool = False,
 ) -> Hardware:
     """Decide what each training gets; None lets the machine decide.
 
-    papers_gpus: of a training in the paper, the most that it gets unasked; only_printed: of a dry run, which assumes
-    the paper's GPUs on a machine without any. Raises a UserError, naming the flag, for what the machine has not.
+    papers_gpus: of a training in the paper, the most that it gets unasked; small: of a miniature or a small experiment,
+    which trains on the CPU unless GPUs are asked for; only_printed: of a dry run, which assumes the paper's GPUs on a
+    machine without any. Raises a UserError, naming the flag, for what the machine has not.
     """
     visible = visible_gpus()
     if launch == "slurm" and not only_printed and IN_JOB not in os.environ and shutil.which("sbatch") is None:
@@ -111,9 +112,9 @@ def hardware(
         raise UserError(f"--nodes {nodes}: several machines are started by SLURM; add --launch slurm")
 
     here = len(visible)
-    if launch == "slurm" or (not here and only_printed and not smoke):
+    if launch == "slurm" or (not here and only_printed and not small):
         here = gpus or papers_gpus
-    if not here or (smoke and gpus is None):
+    if not here or (small and gpus is None):
         if gpus not in (None, 1):
             raise UserError(f"--gpus {gpus}: this machine has none; leave it out to train on the CPU")
         share = processes_and_threads(NARROW, tasks=MANY)

@@ -13,14 +13,19 @@ from pathlib import Path
 
 from ...errors import UserError
 from ...files import whole
-from ...study.experiments import Row
+from ...study.experiment import Row
 from ...study.run_folder import FILES, RunFolder, Stopped, last_line
 from ...study.runner import Ended, Runner
 from ..environment import environment
 from ..plan import rows as plan_rows
-from .commands import Setting, same_training
+from ..progress import Progress, Training
+from .commands import Setting
+from .corpus import Step
+from .evaluation import Evaluation
+from .words import last_of, same_training
 
 BESIDE = Path(__file__).resolve().parents[3]  # the package, so that --user-dir deepnet_fairseq is found
+SOON, LATER = 10.0, 60.0  # seconds between two lines of progress, of a miniature and of others
 PROGRAMS = ("deepnet", "fairseq-train", "fairseq-generate", "torchrun")  # of this environment, beside its Python
 
 
@@ -38,7 +43,7 @@ def plan(setting: Setting, tokens: int | None, rate: float | None) -> tuple[Sett
 
 def commands(setting: Setting) -> list[list[str]]:
     """List every command that the experiment runs, in their order, as they are known before anything is run."""
-    listed = [setting.corpus.command] if setting.corpus.command else []
+    listed = [step.command for step in setting.corpus.steps]
     for row in setting.rows():
         if profile := setting.profile(row):
             listed.append(profile)
@@ -46,8 +51,9 @@ def commands(setting: Setting) -> list[list[str]]:
         if row.scored:
             if averaging := setting.average(row):
                 listed.append(averaging)
-            listed += list(setting.translations(row).values())
-            listed.append(setting.score(row))
+            run = setting.folder(row)
+            listed += [evaluation.command for evaluation in setting.judge.evaluations(run)]
+            listed.append(setting.judge.score(run))
     return listed
 
 
@@ -59,11 +65,12 @@ def refuse_what_does_not_fit(setting: Setting) -> None:
             raise UserError(f"--gpu-memory: {problem}; take larger or more GPUs, leave it out, or try --no-plan")
 
 
-def prepare(setting: Setting) -> None:
-    """Prepare the data, which are not there; raise a UserError if that fails."""
-    print(f"\n== corpus {setting.corpus.recipe}", flush=True)
-    if subprocess.run(here(setting.corpus.command)).returncode:
-        raise UserError(f"{shlex.join(setting.corpus.command)}: failed")
+def prepare(steps: Sequence[Step]) -> None:
+    """Make the data that are not there; raise a UserError if that fails."""
+    for step in steps:
+        print(f"\n== {shlex.join(step.command[:4])}", flush=True)
+        if subprocess.run(here(step.command)).returncode:
+            raise UserError(f"{shlex.join(step.command)}: failed")
 
 
 def here(command: list[str]) -> list[str]:
@@ -82,8 +89,34 @@ class Work:
         self.setting = setting
         self.keep = keep
         self.rows = setting.rows()
+        self.shown: str | None = None
         hardware = setting.hardware
-        self.runner = Runner(hardware.jobs, places=hardware.places)
+        self.progress = Progress(self._trainings(), hardware.jobs, over=self._is_over)
+        self.runner = Runner(
+            hardware.jobs,
+            places=hardware.places,
+            show=self.show,
+            seconds=SOON if setting.experiment.choice.smoke else LATER,
+        )
+
+    def _trainings(self) -> dict[str, Training]:
+        trainings = {}
+        for row in self.rows:
+            words = self.setting.training(row)
+            updates = int(float(last_of("--max-update", words) or 0))
+            log = RunFolder(self.setting.folder(row)).log
+            trainings[row.name] = Training(row.name, log, layers=row.layers, updates=updates or None)
+        return trainings
+
+    def _is_over(self, name: str) -> bool:
+        return RunFolder(self.setting.out / self.setting.experiment.folder / name).is_over
+
+    def show(self) -> None:
+        """Print a line of progress, unless it is the last one again."""
+        line = self.progress.line()
+        if line is not None and line != self.shown:
+            print(f"   {line}", flush=True)
+        self.shown = line
 
     def run(self) -> None:
         """Run all rows; raise a UserError for one that was begun with other settings, before anything is run."""
@@ -115,7 +148,9 @@ class Work:
             if not held:
                 raise UserError(f"{run.path}: another process works on it; wait for its end, or take another --out")
             if not run.is_over:
+                self.progress.begin(row.name)
                 await self._train(row, run, place)
+                self.progress.end(row.name)
             if row.scored and run.failed is None and run.last_checkpoint.exists() and not (run / "score.json").exists():
                 await self._score(row, run, place)
             await self._tidy(run, place)
@@ -143,19 +178,29 @@ class Work:
 
     async def _score(self, row: Row, run: RunFolder, place: Mapping[str, str]) -> None:
         await self._average(run, place)
-        for subset, command in self.setting.translations(row).items():
-            several = "--directions" in command
-            result = run / (f"generated.{subset}" if several else "generated.txt")
-            log = run / (f"generate.{subset}.log" if several else "generate.log")
-            if not result.exists():
-                print(f"   translating with {run.path}", flush=True)
-                with whole(result) as part:
-                    ended = await self._program(command, log, place, output=part)
-                    self._check_status(ended, f"translating with {run.path}", log)
+        for evaluation in self.setting.judge.evaluations(run.path):
+            if not evaluation.result.exists():
+                await self._evaluate(evaluation, run, place)
 
         with whole(run / FILES["score"]) as part:
-            ended = await self._program(self.setting.score(row), run / "score.log", place, output=part)
+            command = self.setting.judge.score(run.path)
+            ended = await self._program(command, run / "score.log", place, output=part)
             self._check_status(ended, f"scoring {run.path}", run / "score.log")
+
+    async def _evaluate(self, evaluation: Evaluation, run: RunFolder, place: Mapping[str, str]) -> None:
+        """Use the model, and write what is printed, whole or not at all."""
+        what = f"{evaluation.doing} {run.path}"
+        print(f"   {what}", flush=True)
+        evaluation.result.parent.mkdir(exist_ok=True)
+        if evaluation.all_printed:
+            evaluation.log.unlink(missing_ok=True)  # of an attempt that failed
+            ended = await self._program(evaluation.command, evaluation.log, place)
+            self._check_status(ended, what, evaluation.log)
+            os.replace(evaluation.log, evaluation.result)
+            return
+        with whole(evaluation.result) as part:
+            ended = await self._program(evaluation.command, evaluation.log, place, output=part)
+            self._check_status(ended, what, evaluation.log)
 
     async def _average(self, run: RunFolder, place: Mapping[str, str]) -> None:
         """Average the weights of the wanted epochs, or as many of them as exist; the last alone if there is none."""
@@ -233,11 +278,14 @@ def _with_prefix(size: int) -> str:
 
 
 def report(setting: Setting) -> None:
-    """Print the table, and draw the figure, that the experiment ends with."""
+    """Print the tables, and draw the figures, that the experiment ends with."""
+    runs = setting.out / setting.experiment.folder
+    test_sets = setting.corpus.subsets(list(setting.experiment.get("subsets", ())))
     for end in setting.experiment["end"]:
-        kind, name, *condition = end.split()
-        if condition and condition[-1] not in setting.subsets():
+        what, _, needed = end.partition(" if ")
+        if needed and needed not in test_sets and not list(runs.glob(needed)):
             continue
+        kind, name = what.split()
         print(f"\n== {kind} {name}", flush=True)
         words = ["deepnet", "report", str(setting.out)]
         page = setting.out / f"{setting.experiment.folder}.md"

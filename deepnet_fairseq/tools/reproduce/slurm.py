@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Sequence
 
 from ...errors import UserError
-from ...study.experiments import Row
+from ...study.experiment import Row
 from .commands import Setting
 
 CORES = 4  # of each GPU: one that trains, and others that load data
