@@ -1,6 +1,6 @@
 """Turn recorded runs, their logs and scores (scoring/), into the pages of tables.py and the pictures of figures.py.
 
-A run is a folder or a record, see runs.py; published numbers stand in paper.toml and tables.toml.
+A run is a folder or a record, see runs.py; published numbers stand in paper.toml (figures) and experiments/ (tables).
 """
 
 import logging

@@ -36,6 +36,8 @@ A file holds values that somebody can lay beside the paper. Its keys:
     recipe                  another version of the whole experiment, by name
     end                     what is reported in the end: "table 1", "figure 6", "figure 10 if flores" for a test set or
                             a file that has to be there
+    table, papers           the paper's table with its numbers (the class Table in tables.py explains its keys), and the
+                            papers that it names, if they are not in paper.toml
 """
 
 from __future__ import annotations
@@ -83,8 +85,12 @@ def _kind(content: Mapping[str, Any]) -> type[Experiment]:
 def _content(name: str) -> dict[str, Any]:
     file = resources.files(__package__) / "experiments" / f"{name}.toml"
     content = tomllib.loads(file.read_text(encoding="utf-8"))
-    base = content.pop("like", None)
-    return content if base is None else merged(_content(base), content)
+    name_of_base = content.pop("like", None)
+    if name_of_base is None:
+        return content
+    base = _content(name_of_base)
+    base.pop("table", None)  # the base's own
+    return merged(base, content)
 
 
 def merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:

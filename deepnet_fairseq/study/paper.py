@@ -12,6 +12,7 @@ from pathlib import Path
 
 _READ = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 SETTING, ERROR = ({int(figure): text for figure, text in _READ[name].items()} for name in ("SETTING", "ERROR"))
+PAPERS: dict[str, dict[str, str]] = _READ["papers"]  # name -> citation and address
 
 
 def _pairs(name: str) -> dict[str, dict]:

@@ -1,14 +1,13 @@
 """Render `deepnet report`: recorded runs beside the numbers of a paper's table, as one Markdown page.
 
-The published numbers stand in tables.toml. The table's keys tell its rows apart; runs that differ in their seed alone
-share a row.
+The published numbers stand in the files of experiments/. The table's keys tell its rows apart; runs that differ in
+their seed alone share a row.
 """
 
 from __future__ import annotations
 
 import os
 import statistics
-import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from urllib.parse import quote
 from ..errors import UserError
 from ..files import check_file, whole
 from ..text_table import escape, markdown
-from . import paper
+from . import experiments, paper
 from .plots import magnitude, number, style_of
 from .runs import SCORED, UNSCORED, RecordedRun, recorded_below
 
@@ -40,7 +39,7 @@ Published = float | str  # a number or "diverged"
 
 @dataclass(frozen=True)
 class Table:
-    """Table of a paper, or the numbers of a figure: an entry of tables.toml.
+    """Table of a paper, or the numbers of a figure: an entry [[table]] of experiments/NAME.toml.
 
     name: for `deepnet report --table`; folders: of its runs, below RUNS; script: the script that records them; paper:
     its "citation" (authors, year and title) and "url"; place: of the numbers in the paper. metric: the name of the
@@ -66,14 +65,15 @@ class Table:
     notes: Sequence[str] = ()
 
 
-def read_tables(text: str) -> dict[str, Table]:
-    """Parse the tables of a text like tables.toml, by name."""
-    content = tomllib.loads(text)
-    return {fields["name"]: _table(content["papers"], fields) for fields in content["table"]}
+def read_tables(content: Mapping[str, Any]) -> dict[str, Table]:
+    """Return the tables of a file of experiments, by name; their papers are those of paper.toml, or its own."""
+    papers = paper.PAPERS | content.get("papers", {})
+    return {fields["name"]: _table(papers, fields) for fields in content.get("table", ())}
 
 
-def _table(papers: dict[str, dict[str, str]], fields: dict[str, Any]) -> Table:
+def _table(papers: Mapping[str, Mapping[str, str]], entry: Mapping[str, Any]) -> Table:
     """Make the table of an entry: its numbers are `rows` under `head`, or those of the last column by depth."""
+    fields = dict(entry)
     columns, keys = list(fields["columns"]), fields.get("keys", ("method", *DEPTH))
     head, rows, figure, across, values = (fields.pop(key, ()) for key in ("head", "rows", "figure", "across", "values"))
     if figure:
@@ -87,7 +87,14 @@ def _table(papers: dict[str, dict[str, str]], fields: dict[str, Any]) -> Table:
     return Table(**fields | {"paper": papers[fields["paper"]], "rows": published, "keys": keys, "notes": notes})
 
 
-TABLES = read_tables(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+def _all() -> dict[str, Table]:
+    tables: dict[str, Table] = {}
+    for name in experiments.names():
+        tables |= read_tables(experiments.read(name).content)
+    return dict(sorted(tables.items()))
+
+
+TABLES = _all()
 
 
 def number_at(score: Mapping, path: str) -> float | None:
