@@ -110,6 +110,14 @@ def test_the_best_rate_the_spread_and_the_picture(programs, pair, tmp_path, caps
     assert not list(pair.parent.rglob("checkpoint_best.pt")) and list(pair.parent.rglob("checkpoint_last.pt"))
 
 
+@pytest.mark.parametrize(("jobs", "gib", "expected"), [(None, 64, 3), (None, 4, 2), (None, 0.1, 1), (3, 0.1, 3)])
+def test_no_more_at_a_time_than_fit_into_memory(jobs, gib, expected, pair, monkeypatch):
+    """At 100L-100L one needs about 1.6 GiB; a machine without memory still trains one, and --jobs wins."""
+    monkeypatch.setattr(compare, "free_memory", lambda: gib * 2**30)
+    grid = compare.Grid(pair, ["deepnorm"], [6, 100], [1e-3], [1], 100, pair.parent, jobs=jobs, flags=["--cpu"])
+    assert grid.fitting(jobs or 3) == expected
+
+
 def test_a_panel_has_eight_lines_at_most(programs, pair):
     methods = ["deepnorm", "post_ln", "pre_ln", "admin", "rezero", "dlcl", "keel", "b2t", "gpas"]
     grid = compare.Grid(pair, methods, [2, 4], [1e-3], [1], 100, pair.parent)

@@ -40,6 +40,9 @@ from ..study.scoring.scores import score
 from ..text_table import render
 from ..threads import Share, available_cores, counted, from_environment, processes_and_threads, width_of
 from .environment import environment
+from .plan.fit import USABLE
+from .plan.needs import memory
+from .plan.setting import GIB, parse
 from .progress import Progress, Training, duration
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -60,7 +63,18 @@ user_dir.import_user_dir(sys.argv.pop(1))
 runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)"""
 BETA2 = re.compile(r"--adam-betas[ =]\(?[\d.]+, ?([\d.]+)")
 SHORT = 2.0  # BLEU below which a model writes the target language, but does not translate yet
+PROGRAM = 0.7 * GIB  # bytes of fairseq-train beside what the plan has: measured 0.42 at 2L-2L, 0.63 at 100L-100L
+SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")  # that fairseq's dictionaries have before those in the file
 LINES = 8  # most lines of a panel
+
+
+def free_memory() -> float:
+    """Return the bytes of this machine's memory that programs may take, without its last tenth; infinity if unknown."""
+    try:
+        found = re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
+    except OSError:
+        return math.inf
+    return USABLE * 1024 * int(found[1]) if found else math.inf
 
 
 class Cell(NamedTuple):
@@ -149,6 +163,19 @@ class Grid:
             return processes_and_threads(self.width(), tasks=len(self.cells), processes=self.jobs)
         jobs = self.jobs or 1
         return Share(jobs, max(1, available_cores() // jobs))
+
+    def fitting(self, processes: int) -> int:
+        """Return how many of so many trainings fit into this machine's memory at a time, at least one.
+
+        As the plan has it for the deepest model, whose trainings are the largest; on a GPU as many as were asked for.
+        """
+        if self.jobs is not None or processes == 1 or "--cpu" not in [*ON_CPU, *self.flags]:
+            return processes
+        deepest = max(self.cells, key=lambda cell: cell.depth)
+        sizes = [len(dictionary.splitlines()) + len(SYMBOLS) for dictionary in self.dictionaries]
+        setting = parse([*self.training(deepest), "--vocab", ",".join(map(str, sizes))], strict=False)
+        needed = memory(setting).peak + PROGRAM
+        return max(1, min(processes, int(free_memory() // needed)))
 
     def name(self, cell: Cell) -> str:
         """Return the name of a cell's folder in `out`, and of its record."""
@@ -269,16 +296,16 @@ async def translate(grid: Grid, cell: Cell, run: RunFolder, runner: Runner) -> N
 class Work:
     """Remaining work of a grid: train it, record it, and report progress on stderr.
 
-    records: of all cells in the grid's folder, by name. Raises a UserError for a cell that had other settings.
+    jobs: cells that are trained at a time. records: of all cells in the grid's folder, by name. Raises a UserError for
+    a cell that had other settings.
     """
 
-    def __init__(self, grid: Grid):
+    def __init__(self, grid: Grid, jobs: int):
         self.grid, self.file = grid, grid.out / "records.jsonl"
         self.records = {run.parts["name"]: run for run in (read_records(self.file) if self.file.exists() else ())}
         self.cells = {grid.name(cell): cell for cell in grid.cells}
         for name, cell in self.cells.items():
             self._check(name, grid.facts(cell))
-        jobs = grid.share().processes
         self.progress = Progress(self._trainings(), jobs, over=lambda name: name in self.records)
         self.runner = Runner(jobs, show=self.show)
 
@@ -438,10 +465,12 @@ def compare(grid: Grid, plot: Path | None = None, as_json: bool = False) -> str:
             raise UserError(f"--plot {plot}: name a file that ends in one of {', '.join(METADATA)}")
     print(grid.warmup_updates()[1] or f"warm-up: {grid.warmup_updates()[0]} updates", file=sys.stderr)
     share = grid.share()
+    jobs = grid.fitting(share.processes)
     some = from_environment() or counted(share.threads)
-    print(f"{share.processes} at a time, {some} each", file=sys.stderr)
+    fewer = "" if jobs == share.processes else f": more do not fit into {free_memory() / GIB:.1f} GiB"
+    print(f"{jobs} at a time, {some} each{fewer}", file=sys.stderr)
     grid.out.mkdir(parents=True, exist_ok=True)
-    work = Work(grid)
+    work = Work(grid, jobs)
     work.run()
     rows = [best_of(grid, work.records, method, depth) for depth, method in product(grid.depths, grid.methods)]
     text = table(grid, rows)
