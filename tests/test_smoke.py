@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import shutil
 import subprocess
 import time
 
@@ -88,6 +89,49 @@ def test_killed_and_started_again_it_ends_in_the_same_row(whole, who, tmp_path):
     script(name, *SHORT, timeout=1200, **setting)
     assert row(tmp_path / run.parent.name / run.name) == row(run)
     assert (tmp_path / f"{run.parent.name}.md").exists() and not list(tmp_path.rglob("*.part"))
+
+
+@pytest.fixture(scope="module")
+def two_rows(tmp_path_factory):
+    """Provide the data, and the folder of two rows that nobody disturbed."""
+    out = tmp_path_factory.mktemp("two rows")
+    script("iwslt14_de_en", *SHORT, OUT=out, **TWO)
+    return out
+
+
+TWO = {"SMOKE": 1, "METHODS": "deepnorm pre_ln", "DEPTHS": "2", "STOP_STUCK": 0}
+
+
+def weights(run) -> dict:
+    content = torch.load(run / "checkpoint_last.pt", weights_only=False)
+    return content["model"]
+
+
+def overview(out) -> str:
+    """Return the table of results; the notes below it have times and folders."""
+    return (out / "iwslt14.md").read_text().split("## Runs")[0]
+
+
+@pytest.mark.slow
+def test_a_runner_killed_at_ten_moments(two_rows, tmp_path):
+    """Killed ten times at random moments and begun again, it ends with the same bits and the same table."""
+    shutil.copytree(two_rows / "data", tmp_path / "data")
+    moments = random.Random(61)
+    for _ in range(10):
+        process = start("iwslt14_de_en", *SHORT, OUT=tmp_path, **TWO)
+        time.sleep(moments.uniform(2, 15))
+        process.kill()
+        process.wait()
+    script("iwslt14_de_en", *SHORT, timeout=1200, OUT=tmp_path, **TWO)
+
+    for undisturbed in (two_rows / "iwslt14").iterdir():
+        killed = tmp_path / "iwslt14" / undisturbed.name
+        before, after = weights(undisturbed), weights(killed)
+        assert before.keys() == after.keys()
+        assert all(torch.equal(before[name], after[name]) for name in before)
+        assert row(killed) == row(undisturbed)
+    assert overview(tmp_path) == overview(two_rows)
+    assert not list(tmp_path.rglob("*.part"))
 
 
 LM_SHORT = ("--max-update", "30", "--total-num-update", "30", "--save-interval-updates", "10")
