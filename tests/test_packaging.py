@@ -70,13 +70,16 @@ class Installation:
     """Environment with a wheel and, by links, some of this environment's packages and their requirements."""
 
     def __init__(self, folder: Path, wheel: Path, *wanted: str):
-        """Make the environment. wanted: names of packages, or "" for the wheel's own requirements."""
+        """Make the environment. wanted: packages, or "" for the wheel's own requirements, "[data]" for an extra's."""
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
         self.bin, (self.site,) = folder / "bin", folder.glob("lib/python*/site-packages")
         install = ["--python", self.bin / "python", "install", "--no-deps", "--no-index", wheel]
         subprocess.run([sys.executable, "-m", "pip", *install], check=True, capture_output=True)
         (ours,) = metadata.distributions(path=[str(self.site)])
-        needed = [name for entry in wanted for name in ([entry] if entry else required(ours))]
+        needed = []
+        for entry in wanted:
+            own = entry == "" or entry.startswith("[")
+            needed += required(ours, entry.strip("[]")) if own else [entry]
         for package in closure(needed):
             self.link(package)
 
@@ -102,10 +105,10 @@ class Installation:
         return done
 
 
-def required(package: metadata.Distribution) -> list[str]:
-    """Return the names that a package requires, without those of its extras."""
+def required(package: metadata.Distribution, extra: str = "") -> list[str]:
+    """Return the names that a package requires, with those of an extra."""
     wanted = [packaging.requirements.Requirement(text) for text in package.requires or ()]
-    return [entry.name for entry in wanted if entry.marker is None or entry.marker.evaluate({"extra": ""})]
+    return [entry.name for entry in wanted if entry.marker is None or entry.marker.evaluate({"extra": extra})]
 
 
 def closure(names: Iterable[str]) -> list[metadata.Distribution]:
@@ -162,6 +165,21 @@ def test_wheel_and_fairseq_train(wheel, tmp_path):
     flags = "--arch deepnet_transformer_tiny_6_6 --optimizer adam --max-tokens 4000 --max-update 1 --no-save --cpu"
     done = installed.run(f'fairseq-train quickstart/data --user-dir "$(deepnet path)" {flags}', tmp_path)
     assert "num_updates" in done.stdout + done.stderr
+
+
+@pytest.mark.smoke
+def test_wheel_and_reproduce(wheel, tmp_path):
+    """The wheel has the experiments, and makes a row of a table in an empty folder; methods of a checkout are named."""
+    installed = Installation(tmp_path / "environment", wheel, "[data]", "fairseq-fixed")
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    row = "--methods deepnorm --depths 2 --jobs 1 -- --max-update 20 --save-interval-updates 10"
+    printed = installed.run(f"deepnet reproduce table1 --smoke {row}", folder).stdout
+    score = json.loads((folder / "runs-smoke/table1/deepnorm-2-seed1/score.json").read_text())
+    assert f"{score['bleu']:.2f}" in printed and (folder / "runs-smoke/table1.md").exists()
+
+    done = installed.run("deepnet reproduce inverted_gain_lm --dry-run=commands", folder, check=False)
+    assert done.returncode == 1 and "examples/inverted_gain" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.smoke
