@@ -10,6 +10,10 @@ from deepnet_fairseq.cli import main
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.study import experiments
 from deepnet_fairseq.study.experiment import Word
+from deepnet_fairseq.tools.reproduce import run
+from deepnet_fairseq.tools.reproduce.commands import Setting
+from deepnet_fairseq.tools.reproduce.corpus import corpus
+from deepnet_fairseq.tools.reproduce.hardware import hardware
 from deepnet_fairseq.tools.reproduce.slurm import job
 from deepnet_fairseq.tools.reproduce.words import number, same_training
 
@@ -130,6 +134,22 @@ def test_mistakes_are_one_line(subject, words, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_row_that_does_not_fit_says_what_would(tmp_path):
+    """With the memory that it names, the same row fits."""
+
+    def planned(gib):
+        experiment = experiments.chosen(experiments.read("opus100"), depths=["1000"])
+        gets = hardware(papers_gpus=8, gpus=1, memory=gib, only_printed=True)
+        setting = Setting(experiment, gets, corpus(experiment, tmp_path), tmp_path)
+        return run.plan(setting, tokens=None, rate=None)[0]
+
+    with pytest.raises(UserError, match=r"--gpu-memory: .*deepnorm-1000-seed1 does not fit into 24 GiB") as refused:
+        run.refuse_what_does_not_fit(planned(24))
+    (enough,) = re.findall(r"GPUs of (\d+) GiB", str(refused.value))
+    assert int(enough) > 24
+    run.refuse_what_does_not_fit(planned(int(enough)))
+
+
 def test_one_row_alone(capsys, tmp_path):
     words = ["--dry-run=commands", "--no-plan", "--gpus", "8", "--out", str(tmp_path)]
     main(["reproduce", "table1", "--row", "admin-18-seed1", *words, "--", "--lr", "1e-3"])
@@ -141,13 +161,13 @@ def test_one_row_alone(capsys, tmp_path):
 def test_a_job_is_its_row_alone():
     """A job runs one row with the user's flags, those of fairseq-train at the end."""
 
-    class Setting:
+    class Chosen:
         experiment = experiments.read("table1")
         hardware = type("Hardware", (), {"nodes": 2, "gpus": 8})
         extra = ("--patience", "3")
 
     row = next(experiments.read("table1").rows(world=16))
-    text = job(Setting, row, ["deepnet", "reproduce", "table1", "--gpus", "8"])
+    text = job(Chosen, row, ["deepnet", "reproduce", "table1", "--gpus", "8"])
     (command,) = [line for line in text.splitlines() if line.startswith("deepnet")]
     assert command == (
         f"deepnet reproduce table1 --gpus 8 --row {row.name} --launch torchrun --jobs 1 -- --patience 3 &"

@@ -142,6 +142,7 @@ def _run(args, setting: Setting) -> None:
         setting, text = run.plan(setting, tokens=args.max_tokens, rate=args.tflops)
         if args.dry_run != "commands":
             print(f"== plan\n{text}", flush=True)
+    run.warn_of_other_batches(setting)
     if args.dry_run == "commands":
         for command in run.commands(setting):
             print(shlex.join(command))

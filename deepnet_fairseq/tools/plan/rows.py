@@ -54,7 +54,17 @@ class Row:
     def flags(self) -> str:
         """Flags of fairseq-train that were chosen, "!" if the training does not fit into the GPU."""
         stuck = f" --stop-stuck {self.stuck}" if self.stuck else ""
-        return self.option.flags + stuck if self.option.fits or self.option.setting.device == "cpu" else "!"
+        return self.option.flags + stuck if self.fits else "!"
+
+    @property
+    def fits(self) -> bool:
+        """True if the training fits into a GPU, or is on the CPU."""
+        return self.option.fits or self.option.setting.device == "cpu"
+
+    @property
+    def least_memory(self) -> float:
+        """Bytes of a GPU into which it fits."""
+        return self.option.memory.peak / USABLE
 
 
 def read(lines: Iterable[str], rate: float | None = None) -> list[Row]:

@@ -21,15 +21,17 @@ from .words import last_of, words_of
 DEEP, DEEPEST = 200, 400  # layers from which a model recomputes, and shards its optimiser, if no plan says so
 STUCK = 10_000  # updates after which a training ends whose cell diverged in the paper
 AUTO_PROFILE = "auto"
+PORT, PORTS = 29400, 1000  # first one, and number, of the ports at which the machines of a job meet
 
 
 @dataclass(frozen=True)
 class Setting:
     """What all rows of an experiment have in common.
 
-    out: folder of its runs' folders; chosen: flags that the plan chose for a row, by its name; extra: the user's flags
-    of fairseq-train, which override all; generation: the user's of fairseq-generate; recompute: whether activations are
-    recomputed, None to let the plan decide; planned: whether there is a plan; only: the name of the one row to run.
+    out: folder of its runs' folders; chosen: flags that the plan chose for a row, by its name; too_large: rows that the
+    plan found no flags for, with the GiB that each would take; extra: the user's flags of fairseq-train, which override
+    all; generation: the user's of fairseq-generate; recompute: whether activations are recomputed, None to let the plan
+    decide; planned: whether there is a plan; only: the name of the one row to run.
     """
 
     experiment: Experiment
@@ -37,6 +39,7 @@ class Setting:
     corpus: Corpus
     out: Path
     chosen: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    too_large: Mapping[str, float] = field(default_factory=dict)
     extra: Sequence[str] = ()
     generation: Sequence[str] = ()
     recompute: bool | None = None
@@ -135,10 +138,14 @@ class Setting:
         return ["fairseq-train"]
 
     def rendezvous(self) -> list[str]:
-        """Return the words by which torchrun's agents on several machines of a job of SLURM find each other."""
+        """Return the words by which torchrun's agents on several machines of a job of SLURM find each other.
+
+        Each job has a port of its own, because two may share a machine.
+        """
         job = os.environ.get("SLURM_JOB_ID", "job")
+        port = PORT + (int(job) % PORTS if job.isdecimal() else 0)
         nodes = ["--nnodes", str(self.hardware.nodes), "--rdzv-backend", "c10d", "--rdzv-id", job]
-        return [*nodes, "--rdzv-endpoint", f"{first_host()}:29400", "--no-python", "fairseq-train"]
+        return [*nodes, "--rdzv-endpoint", f"{first_host()}:{port}", "--no-python", "fairseq-train"]
 
     def facts(self, row: Row) -> dict[str, Any]:
         """Return the content of the row's run.json."""

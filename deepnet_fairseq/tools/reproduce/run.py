@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import subprocess
@@ -18,6 +19,7 @@ from ...study.run_folder import FILES, RunFolder, Stopped, last_line
 from ...study.runner import Ended, Runner
 from ..environment import environment
 from ..plan import rows as plan_rows
+from ..plan.setting import GIB
 from ..progress import Progress, Training
 from .commands import Setting
 from .corpus import Step
@@ -37,8 +39,15 @@ def plan(setting: Setting, tokens: int | None, rate: float | None) -> tuple[Sett
     rows = setting.rows()
     lines = [shlex.join(setting.planned_words(row, tokens)) for row in rows]
     planned = plan_rows.read(lines, rate)
-    chosen = {row.name: row.flags.split() for row in planned}
-    return replace(setting, chosen=chosen), plan_rows.as_text(planned, rate, setting.hardware.jobs)
+    chosen = {}
+    too_large = {}
+    for row in planned:
+        if row.fits:
+            chosen[row.name] = row.flags.split()
+        else:
+            too_large[row.name] = row.least_memory / GIB
+    setting = replace(setting, chosen=chosen, too_large=too_large)
+    return setting, plan_rows.as_text(planned, rate, setting.hardware.jobs)
 
 
 def commands(setting: Setting) -> list[list[str]]:
@@ -58,11 +67,23 @@ def commands(setting: Setting) -> list[list[str]]:
 
 
 def refuse_what_does_not_fit(setting: Setting) -> None:
-    """Raise a UserError if the plan found no way to train a row in a GPU's memory."""
-    for name, words in setting.chosen.items():
-        if "!" in words:
-            problem = f"{name} does not fit into {setting.hardware.memory:g} GiB"
-            raise UserError(f"--gpu-memory: {problem}; take larger or more GPUs, leave it out, or try --no-plan")
+    """Raise a UserError, which says what would do, if the plan found no way to train a row in a GPU's memory."""
+    for name, needed in setting.too_large.items():
+        has = f"{name} does not fit into {setting.hardware.memory:g} GiB"
+        would = f"it takes GPUs of {math.ceil(needed)} GiB, or perhaps more of them (--gpus), which share the optimiser"
+        raise UserError(f"--gpu-memory: {has}; {would}; leave it out, or try --no-plan")
+
+
+def warn_of_other_batches(setting: Setting) -> None:
+    """Print the rows whose update has not as many tokens as the paper's, because of the user's flags."""
+    if setting.experiment.choice.smoke:
+        return
+    for row in setting.rows():
+        facts = setting.facts(row)
+        mine, papers = facts["batch_tokens"], facts.get("paper_batch_tokens")
+        if papers is not None and mine != papers:
+            differs = f"an update has {mine:,} tokens, the paper's {papers:,}"
+            print(f"deepnet: warning: {row.name}: {differs}; the report says so", file=sys.stderr)
 
 
 def prepare(steps: Sequence[Step]) -> None:
