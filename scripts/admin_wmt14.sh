@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Reproduce Admin's table of WMT-14 En-De (Liu et al. 2020; "Very Deep Transformers", 2020): BLEU of Post-LN, Pre-LN and
-# Admin at 6L-6L, 12L-12L and 18L-18L, and of Admin at 60L-12L. The recipe is the authors': RAdam, batches of
-# 4 x 8,192 tokens, and the mean of the last ten epochs' checkpoints.
+# Admin at 6L-6L, 12L-12L, 18L-18L and 60L-12L. The recipe is the authors': RAdam, batches of 4 x 8,192 tokens, and the
+# mean of the last ten epochs' checkpoints.
 #
 #   scripts/admin_wmt14.sh [--dry-run] [flags of fairseq-train]
 #   SMOKE=1 scripts/admin_wmt14.sh        Admin and Pre-LN at 6L-6L in miniature

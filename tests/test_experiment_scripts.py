@@ -90,7 +90,7 @@ def test_the_papers_hyper_parameters(name, tmp_path):
 
 @pytest.mark.parametrize("gpus, nodes, tokens", [(1, 1, 4096), (8, 4, 4096), (8, 1, 2048)])
 def test_an_update_is_the_papers_on_any_number_of_gpus(gpus, nodes, tokens):
-    launch = {"LAUNCH": "slurm", "SLURM_JOB_ID": 1} if nodes > 1 else {}
+    launch = {"LAUNCH": "torchrun", "SLURM_JOB_ID": 1} if nodes > 1 else {}
     (words,) = trainings("table1_wmt17", **ROW, GPUS=gpus, NODES=nodes, MAX_TOKENS=tokens, **launch)
     assert batch(values(words)) == 128 * 4096
     assert values(words)["--distributed-world-size"] == str(gpus * nodes)

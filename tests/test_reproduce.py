@@ -12,7 +12,7 @@ from deepnet_fairseq.study import experiments
 from deepnet_fairseq.study.experiment import Word
 from deepnet_fairseq.tools.reproduce import run
 from deepnet_fairseq.tools.reproduce.commands import Setting
-from deepnet_fairseq.tools.reproduce.corpus import corpus
+from deepnet_fairseq.tools.reproduce.corpus import Step, corpus
 from deepnet_fairseq.tools.reproduce.hardware import hardware
 from deepnet_fairseq.tools.reproduce.slurm import job
 from deepnet_fairseq.tools.reproduce.words import number, same_training
@@ -98,7 +98,10 @@ def test_numbers_are_printed_as_papers_do(value, printed):
     [
         ("--lr 2e-3", "--lr"),
         ("--lr 0.001", None),
-        ("--fp16 --update-freq 8 --distributed-world-size 8", None),
+        ("--update-freq 1 --distributed-world-size 8", None),
+        ("--update-freq 4", "--update-freq"),
+        ("--fp16", "--fp16"),
+        ("--user-dir elsewhere/mine", None),
         ("--optimizer deepnet_adam", None),
         ("--optimizer radam", "--optimizer"),
         ("--share-all-embeddings", "--share-all-embeddings"),
@@ -106,7 +109,7 @@ def test_numbers_are_printed_as_papers_do(value, printed):
 )
 def test_what_makes_a_training_another(more, other):
     """Devices, the split of a batch and memory do not; the last value of a flag counts."""
-    words = ["data", "--lr", "1e-3", "--optimizer", "adam", "--cpu"]
+    words = ["data", "--lr", "1e-3", "--optimizer", "adam", "--cpu", "--update-freq", "8", "--user-dir", "mine"]
     assert same_training(words, words + more.split()) == other
 
 
@@ -126,6 +129,20 @@ def test_what_makes_a_training_another(more, other):
         ("--data", "normformer_clm --data ."),
         ("--text", "table1 --text a b c"),
         ("--launch slurm", "later_methods --launch slurm"),
+        ("--launch slurm", "table1 --smoke --launch slurm"),
+        ("--methods ,", "table1 --methods ,"),
+        ("--methods", "figure5 --methods admin"),
+        ("--methods pre_ln+", "later_methods --methods pre_ln+"),
+        ("--methods pre_ln+../../x", "later_methods --methods pre_ln+../../x"),
+        ("--seeds", "figure4 --seeds 1,2"),
+        ("deepnorm-6-seed1", "table1 --methods deepnorm,deepnorm --depths 6"),
+        ("lr-5e-4", "figure7 --depths 6,12"),
+        ("--update", "table1 --update 4"),
+        ("--average", "normformer_clm --average 5 --smoke"),
+        ("--precision bf16", "figure4 --precision bf16"),
+        ("--pairs", "table1 --pairs de-en"),
+        ("--lrs inf", "normformer_clm --lrs inf --smoke"),
+        ("--generate '", "table1 --generate '"),
     ],
 )
 def test_mistakes_are_one_line(subject, words, tmp_path):
@@ -148,6 +165,35 @@ def test_a_row_that_does_not_fit_says_what_would(tmp_path):
     (enough,) = re.findall(r"GPUs of (\d+) GiB", str(refused.value))
     assert int(enough) > 24
     run.refuse_what_does_not_fit(planned(int(enough)))
+
+
+@pytest.mark.parametrize(
+    "flag", ["--gpus -1", "--nodes 0", "--jobs 0", "--tflops -1", "--max-tokens 0", "--gpu-memory x"]
+)
+def test_numbers_are_above_zero(flag, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["reproduce", "table1", "--dry-run", *flag.split()])
+    assert end.value.code == 2 and flag.split()[0] in capsys.readouterr().err
+
+
+def test_a_script_does_not_take_flags_for_variables():
+    assert_refused("--smoke", "reproduce", "table1", "--variables", "--smoke")
+
+
+def test_data_are_taken_for_what_they_are(tmp_path):
+    """A miniature's are not trained on as the corpus, nor data that another command has made."""
+    folder = tmp_path / "data/iwslt14_de_en"
+    (folder / "bin").mkdir(parents=True)
+    (folder / "recipe.json").write_text('{"miniature": true}')
+    experiment = experiments.read("iwslt14_de_en")
+    with pytest.raises(UserError, match="a miniature's"):
+        corpus(experiment, tmp_path)
+    small = experiments.chosen(experiment, smoke=True)
+    assert corpus(small, tmp_path).steps == ()
+
+    Step(folder, ["deepnet", "prepare", "corpus", "other"]).write_note()
+    with pytest.raises(UserError, match="was made by"):
+        corpus(small, tmp_path)
 
 
 def test_one_row_alone(capsys, tmp_path):

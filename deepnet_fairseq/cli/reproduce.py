@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import math
 import os
 import shlex
 from dataclasses import replace
@@ -29,14 +31,18 @@ SWITCHES = {  # variable and value -> flag
     ("WARMUP", "1"): ["--variants", "warmup"], ("WARMUP", "0"): ["--variants", "no_warmup"],
     ("WARMUP", "1 0"): ["--variants", "warmup,no_warmup"], ("WARMUP", "0 1"): ["--variants", "no_warmup,warmup"],
 }  # fmt: skip
-IN_JOB = "SLURM_JOB_ID"
 FOR_JOBS = (  # flags whose values a job of SLURM gets as they are
     "methods", "depths", "sizes", "lrs", "seeds", "variants", "recipe", "pairs", "gpu_memory", "tflops", "max_tokens",
     "recompute", "precision", "average", "separate_embeddings", "stop_stuck", "generate", "keep", "no_plan", "smoke",
     "update",
 )  # fmt: skip
+OF_SCRIPTS = ("--dry-run", "--dry-run=plan", "--dry-run=commands", "-h", "--help")  # their own options
+OF_BOTH = ("--max-tokens", "--stop-stuck", "--seed")  # of `deepnet reproduce` and of fairseq-train
+OURS = {flag: f"{variable}=..." for variable, flag in VARIABLES.items() if flag not in OF_BOTH} | {
+    "--smoke": "SMOKE=1", "--no-plan": "PLAN=0", "--separate-embeddings": "SHARE_EMBEDDINGS=0",
+    "--recompute": "RECOMPUTE=1", "--variants": "WARMUP=0", "--text": "TEXT=...",
+}  # flag of `deepnet reproduce` -> what a script takes instead  # fmt: skip
 USUAL = {"SMOKE": "0", "PLAN": "1", "SHARE_EMBEDDINGS": "1"}  # values that change nothing
-OF_SCRIPTS = ("--dry-run", "--dry-run=commands", "-h", "--help")  # their own options
 LISTS = ("METHODS", "DEPTHS", "SEEDS", "PAIRS", "SIZES", "LRS")  # whose words are separated by blanks
 
 
@@ -71,12 +77,12 @@ def _setting(args) -> Setting:
     small = experiment.get("machine") == "cpu"
     experiment = experiments.chosen(
         experiment,
-        methods=words(args.methods),
-        depths=words(args.depths),
-        sizes=words(args.sizes),
-        rates=words(args.lrs),
+        methods=words("--methods", args.methods),
+        depths=words("--depths", args.depths),
+        sizes=words("--sizes", args.sizes),
+        rates=words("--lrs", args.lrs),
         seeds=None if args.seeds is None else numbers("--seeds", args.seeds, "1,2"),
-        variants=words(args.variants),
+        variants=words("--variants", args.variants),
         average=args.average,
         stuck=args.stop_stuck,
         tokens=args.max_tokens,
@@ -104,23 +110,33 @@ def _setting(args) -> Setting:
 
     out = Path(args.out or ("runs-smoke" if args.smoke or small else "runs")).absolute()
     data = None if args.data is None else ":".join(str(Path(part).absolute()) for part in args.data.split(":"))
-    return Setting(
+    setting = Setting(
         experiment=experiment,
         hardware=gets,
         corpus=corpus(experiment, out, data=data, pairs=args.pairs, text=args.text or ()),
         out=out,
-        extra=args.behind,
-        generation=shlex.split(args.generate or ""),
+        extra=[absolute(word) for word in args.behind],
+        generation=shell_words("--generate", args.generate or ""),
         recompute={"yes": True, "no": False, None: None}[args.recompute],
         planned=not (args.no_plan or small),
         only=args.row,
     )
+    setting.rows()  # refuses rows that there are not, or are there twice
+    return setting
 
 
 def _check_needs(experiment: Experiment, args) -> None:
     """Raise a UserError if the user has to give what is not given, or to work in a checkout."""
+    from ..tools.reproduce.corpus import MULTILINGUAL
     from ..tools.reproduce.run import BESIDE
 
+    if args.data == "":
+        raise UserError("--data: names no folder")
+    if args.pairs and experiment["corpus"] not in MULTILINGUAL:
+        raise UserError(f"--pairs: {experiment.name} has one language pair, or none")
+    precision = experiment.get("precision")
+    if args.precision and precision and args.precision != precision:
+        raise UserError(f"--precision {args.precision}: {experiment.name} is in {precision}; leave it out")
     needs = experiment.get("needs")
     if needs == "pairs":
         if not (args.pairs or args.data or args.smoke or args.dry_run):
@@ -135,7 +151,7 @@ def _run(args, setting: Setting) -> None:
     """Print what would be run, or run it, or submit it."""
     from ..tools.reproduce import run
 
-    if args.launch == "slurm" and IN_JOB not in os.environ:
+    if args.launch == "slurm":
         _submit(args, setting)
         return
     if setting.planned:
@@ -143,7 +159,7 @@ def _run(args, setting: Setting) -> None:
         if args.dry_run != "commands":
             print(f"== plan\n{text}", flush=True)
     run.warn_of_other_batches(setting)
-    if args.dry_run == "commands":
+    if args.dry_run == "commands" or (args.dry_run and not setting.planned):
         for command in run.commands(setting):
             print(shlex.join(command))
     if args.dry_run:
@@ -181,16 +197,51 @@ def own_flags(args, gpus: int, out: Path) -> list[str]:
     flags = ["--out", str(out), "--gpus", str(gpus), "--nodes", str(args.nodes)]
     for name in FOR_JOBS:
         value = getattr(args, name)
+        flag = f"--{name.replace('_', '-')}"
         if value is True:
-            flags.append(f"--{name.replace('_', '-')}")
-        elif value:
-            flags += [f"--{name.replace('_', '-')}", str(value)]
+            flags.append(flag)
+        elif value is not None and value is not False:
+            flags.append(f"{flag}={value}")  # a value may begin with a hyphen
     return flags
 
 
-def words(text: str | None) -> list[str] | None:
-    """Split a list with commas; None if it is not given."""
-    return None if text is None else [word for word in text.split(",") if word]
+def words(flag: str, text: str | None) -> list[str] | None:
+    """Split a list with commas; None if it is not given. Raises a UserError, naming the flag, for an empty list."""
+    if text is None:
+        return None
+    found = [word for word in text.split(",") if word]
+    if not found:
+        raise UserError(f"{flag} {text}: names nothing")
+    return found
+
+
+def shell_words(flag: str, text: str) -> list[str]:
+    """Split a text as a shell would; UserError, naming the flag, for quotes that do not end."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UserError(f"{flag} {text}: {str(error).lower()}") from error
+
+
+def absolute(word: str) -> str:
+    """Return a path that exists below the user's folder as an absolute one, because programs run elsewhere."""
+    is_path = not word.startswith("-") and (os.sep in word or word.endswith(".pt"))
+    return str(Path(word).absolute()) if is_path and Path(word).exists() else word
+
+
+def positive(text: str) -> int:
+    """Parse a whole number above 0."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text} is no whole number above 0")
+    return int(text)
+
+
+def above_zero(text: str) -> float:
+    """Parse a number above 0."""
+    number = float(text)
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return number
 
 
 def of_variables() -> list[str]:
@@ -206,7 +257,7 @@ def of_variables() -> list[str]:
             value = ",".join(value.split())
         flags.append(f"{flag}={value}")
     if os.environ.get("TEXT", "").strip():
-        flags += ["--text", *shlex.split(os.environ["TEXT"])]
+        flags += ["--text", *shell_words("TEXT", os.environ["TEXT"])]
     for name in {name: None for name, _ in SWITCHES}:
         value = os.environ.get(name, "")
         known = [known for variable, known in SWITCHES if variable == name]
@@ -229,19 +280,23 @@ def add(command) -> None:
     sub.add_argument("--seeds", metavar="S,S", help="of the trainings (default: 1, or the authors')")
     sub.add_argument("--variants", metavar="V,V", help="of each row, where there are several (default: all)")
     sub.add_argument("--row", metavar="NAME", help="run this row alone, as the plan names it")
-    sub.add_argument("--update", type=int, metavar="N", help="that Figure 5 shows (default 5)")
+    sub.add_argument("--update", type=positive, metavar="N", help="that Figure 5 shows (default 5)")
     sub.add_argument("--recipe", metavar="NAME", help="another version of the experiment")
     sub.add_argument("--pairs", metavar="P,P", help="language pairs of a corpus of many, as de-en,fr-en")
     sub.add_argument("--out", metavar="DIR", help="folder of runs, reports and pictures (default: runs, runs-smoke)")
     sub.add_argument("--data", metavar="DIR", help="binarised data (default: the corpus's recipe makes them in OUT)")
     sub.add_argument("--text", nargs=3, metavar=("TRAIN", "VALID", "TEST"), help="lines for language models")
-    sub.add_argument("--gpus", type=int, metavar="N", help="GPUs of each training on a machine (default: the paper's)")
     sub.add_argument(
-        "--nodes", type=int, default=1, metavar="N", help="machines of each training, by SLURM (default 1)"
+        "--gpus", type=positive, metavar="N", help="GPUs of each training on a machine (default: the paper's)"
     )
-    sub.add_argument("--gpu-memory", type=float, metavar="GIB", help="of each GPU (default: as nvidia-smi says, or 80)")
-    sub.add_argument("--tflops", type=float, metavar="N", help="of each GPU, for the printed hours (default 100)")
-    sub.add_argument("--max-tokens", type=int, metavar="N", help="of a batch on a GPU (default: the plan's)")
+    sub.add_argument(
+        "--nodes", type=positive, default=1, metavar="N", help="machines of each training, by SLURM (default 1)"
+    )
+    sub.add_argument(
+        "--gpu-memory", type=above_zero, metavar="GIB", help="of each GPU (default: as nvidia-smi says, or 80)"
+    )
+    sub.add_argument("--tflops", type=above_zero, metavar="N", help="of each GPU, for the printed hours (default 100)")
+    sub.add_argument("--max-tokens", type=positive, metavar="N", help="of a batch on a GPU (default: the plan's)")
     sub.add_argument("--recompute", choices=("yes", "no"), help="activations (default: the plan decides)")
     sub.add_argument("--precision", choices=("fp16", "bf16", "fp32"), help="default: fp16 on a GPU, fp32 on the CPU")
     sub.add_argument("--average", metavar="N", help="epochs averaged: 10 the last 10, or 36-45 (default: the paper's)")
@@ -250,9 +305,9 @@ def add(command) -> None:
     sub.add_argument("--stop-stuck", type=int, metavar="K", help="ends trainings that learn nothing for K updates")
     sub.add_argument("--generate", metavar="FLAGS", help="more flags of fairseq-generate, in quotes")
     sub.add_argument(
-        "--jobs", type=int, metavar="N", help="trainings at a time (default: as many as the machine takes)"
+        "--jobs", type=positive, metavar="N", help="trainings at a time (default: as many as the machine takes)"
     )
-    sub.add_argument("--order", default="deepest", choices=("deepest", "shallowest", "given"), help="of the rows")
+    sub.add_argument("--order", choices=("deepest", "shallowest", "given"), help="of the rows (default: deepest first)")
     sub.add_argument("--keep", default="weights", choices=("weights", "all"), help="checkpoints of a scored run")
     sub.add_argument("--no-plan", action="store_true", help="the paper's batch, whatever fits")
     sub.add_argument("--smoke", action="store_true", help="a miniature on generated data, in minutes on two CPU cores")
@@ -270,6 +325,10 @@ def split(argv: list[str]) -> tuple[list[str], list[str]]:
     if "--variables" in argv:
         own = [word for word in argv[2:] if word in OF_SCRIPTS]
         others = [word for word in argv[2:] if word not in (*OF_SCRIPTS, "--variables", "--")]
+        for word in others:
+            flag = word.split("=")[0]
+            if flag in OURS:
+                raise UserError(f"{flag}: a script takes variables ({OURS[flag]}); or call deepnet reproduce {argv[1]}")
         return [*argv[:2], *of_variables(), *own], apart(others)
     if "--" in argv:
         place = argv.index("--")

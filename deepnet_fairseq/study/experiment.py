@@ -5,6 +5,7 @@ rows.py has the ways in which a file of experiments/ names its rows.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,10 +51,13 @@ class Word:
 
     @classmethod
     def parse(cls, text: str) -> Word:
-        """Parse the text; UserError for an unknown method."""
+        """Parse the text; UserError for an unknown method, or for what is no option."""
         words, _, rate = text.partition("@")
         method, *options = words.split("+")
         get_method(method)
+        for option in options:
+            if not re.fullmatch(r"[A-Za-z0-9_-]+(=[^/]+)?", option):
+                raise UserError(f"--methods {text}: an option is NAME or NAME=VALUE, without a slash")
         return cls(method, tuple(options), rate or None)
 
     @property
@@ -101,7 +105,7 @@ class Choice:
     tokens: int | None = None
     shared: bool = True
     smoke: bool = False
-    order: str = "deepest"
+    order: str | None = None
     update: int | None = None
 
 

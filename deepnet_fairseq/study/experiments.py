@@ -109,7 +109,27 @@ def chosen(experiment: Experiment, **choices: Any) -> Experiment:
     by_size = isinstance(experiment, BySize)
     if choices.get("depths") and by_size:
         raise UserError(f"--depths: {experiment.name} has sizes; give --sizes")
-    for key, flag in (("sizes", "--sizes"), ("rates", "--lrs")):
-        if choices.get(key) and not by_size:
+
+    has = {
+        "--methods": not _groups_have_all(experiment, "methods"),
+        "--depths": not _groups_have_all(experiment, "depths"),
+        "--sizes": by_size,
+        "--lrs": by_size,
+        "--variants": "variants" in experiment.content,
+        "--update": "update" in experiment.content,
+        "--average": "translation" in experiment.content,
+    }
+    for flag, can_be_chosen in has.items():
+        key = "rates" if flag == "--lrs" else flag.removeprefix("--")
+        if choices.get(key) is not None and not can_be_chosen:
             raise UserError(f"{flag}: {experiment.name} has none to choose")
+    several_seeds = len(choices.get("seeds") or ()) > 1
+    if several_seeds and not all("{seed}" in group["name"] for group in experiment.get("rows", ())):
+        raise UserError(f"--seeds: {experiment.name} shows one seed")
     return replace(experiment, choice=replace(experiment.choice, **choices))
+
+
+def _groups_have_all(experiment: Experiment, key: str) -> bool:
+    """Tell whether the rows are groups that all have methods, or depths, of their own."""
+    groups = experiment.get("rows", ())
+    return bool(groups) and all(key in group for group in groups)

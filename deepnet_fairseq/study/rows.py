@@ -32,7 +32,8 @@ class ByLayers(Experiment):
         stacks = self.get("stacks", ("encoder", "decoder"))
         parts = depth.split("-")
         if not all(part.isdecimal() and int(part) > 0 for part in parts) or len(parts) > len(stacks):
-            raise UserError(f"--depths: {depth} is no whole number above 0")
+            most = "" if len(stacks) == 1 else ", or two with a hyphen"
+            raise UserError(f"--depths: {depth} is no whole number above 0{most}")
         numbers = [int(part) for part in parts]
         if len(numbers) == len(stacks):
             return _by_stack(stacks, numbers)
@@ -77,13 +78,11 @@ class ByLayers(Experiment):
             flags["disable-validation"] = True
         flags |= word.flags
         flags |= {name.replace("_", "-"): number for name, number in self.layers(depth).items()}
-        batch = self._papers_batch(depth, variant)
-        if batch is not None:
-            flags |= self._batch(*batch, world)
         if self.smoke is not None:
             flags |= self._miniature()
-            if batch is not None and "batch" in variant:
-                flags |= self._batch(*batch, world)
+        batch = self._papers_batch(depth, variant)
+        if batch is not None and (self.smoke is None or "batch" in variant):
+            flags |= self._batch(*batch, world)
         if self.update is not None:
             flags["max-update"] = self.update + 1
         if self.saves:
@@ -106,7 +105,7 @@ class ByLayers(Experiment):
         assert self.smoke is not None
         flags = SMOKE | {
             "max-update": self.smoke["updates"],
-            "max-tokens": self.smoke.get("tokens", SMOKE_TOKENS),
+            "max-tokens": self.choice.tokens or self.smoke.get("tokens", SMOKE_TOKENS),
             "lr": self.smoke.get("lr", SMOKE_LR),
         }
         return flags | flags_of(self.smoke.get("flags", {}))
@@ -158,7 +157,7 @@ class ByMethod(ByLayers):
         def first_number(depth: str) -> int:
             return int(depth.split("-")[0])
 
-        order = self.get("order") or self.choice.order
+        order = self.choice.order or self.get("order", "deepest")
         if order == "deepest":
             ordered = sorted(depths, key=first_number, reverse=True)
             return [(word, depth) for word in words for depth in ordered]
@@ -285,11 +284,13 @@ class BySize(Experiment):
         }
         flags: Flags = flags_of(self["task"]) | flags_of(self["training"]) | flags_of(self["open"])
         flags |= flags_of(size["flags"]) | word.flags
-        flags |= self._batch(batch[0], batch[1], world)
+        if self.smoke is None:
+            flags |= self._batch(batch[0], batch[1], world)
+        else:
+            flags |= flags_of(self.smoke["flags"])
+            flags["max-tokens"] = self.choice.tokens or flags["max-tokens"]
         if flags["max-tokens"] < flags["tokens-per-sample"]:
             raise UserError(f"--max-tokens {flags['max-tokens']}: a sample has {flags['tokens-per-sample']}")
-        if self.smoke is not None:
-            flags |= flags_of(self.smoke["flags"])
         flags |= self._saves() | {"lr": rate} | self._probes(word, name, rate)
         return Row(
             name=f"{word.folder}-{name}-lr{rate}-seed{seed}",
@@ -315,6 +316,6 @@ def _by_stack(stacks: Sequence[str], layers: Sequence[int]) -> dict[str, int]:
 
 def _is_number(word: str) -> bool:
     try:
-        return float(word) > 0
+        return 0 < float(word) < math.inf
     except ValueError:
         return False

@@ -19,8 +19,9 @@ TAIL = 2**16  # bytes at the end of a log, among which the last update is looked
 class Training:
     """A training whose progress is shown.
 
-    title: in lines of progress; log: that fairseq-train writes; layers: of one stack, which with the updates make its
-    work; updates: at which it ends, None if they are not known, and then no time left is.
+    title: in lines of progress; log: that fairseq-train writes; layers: in any unit that is the same for all trainings,
+    which with the updates make its work; updates: at which it ends, None if they are not known, and then no time left
+    is.
     """
 
     title: str

@@ -49,6 +49,10 @@ class Setting:
     def rows(self) -> list[Row]:
         """Return the experiment's rows, or the one that was asked for; UserError if there is no such row."""
         rows = list(self.experiment.rows(self.hardware.world))
+        names = [row.name for row in rows]
+        for name in names:
+            if names.count(name) > 1:
+                raise UserError(f"{name}: two rows of {self.experiment.name} have this name; choose one of each")
         if self.only is None:
             return rows
         named = [row for row in rows if row.name == self.only]
@@ -69,6 +73,8 @@ class Setting:
         if "max-epoch" in flags and self.corpus.shards > 1 and flags["max-epoch"]:
             flags["max-epoch"] = flags["max-epoch"] * self.corpus.shards
         words = [self.corpus.data, "--user-dir", "deepnet_fairseq", *self.corpus.task, *words_of(flags)]
+        if self.recompute is False:
+            words = [word for word in words if word != "--checkpoint-activations"]
         words += ["--save-dir", run, "--seed", str(row.seed), "--log-format", "json"]
         words += self.mixed(row.method) + self.hardware.place + self.memory(row)
         words += list(self.chosen.get(f"{self.experiment.folder}/{row.name}", ()))
@@ -198,7 +204,7 @@ class Setting:
             *(["--done"] if (self.folder(row) / "trained").exists() else []),
             "--kept", str(kept),
             "--vocab", str(self.corpus.symbols(self.experiment.vocabulary)),
-            "--corpus-tokens", str(self.experiment["corpus_size"]["tokens"]),
+            "--corpus-tokens", str(self.experiment["corpus_size"]["tokens"] // self.corpus.shards),
             "--facts", facts, "--experiment", self.experiment.folder, "--stuck", str(stuck),
             "--free", ",".join(free), "--gpu-memory", f"{self.hardware.memory:g}", *words,
         ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,23 @@ class Step(NamedTuple):
 
     folder: Path
     command: list[str]
+
+    @property
+    def note(self) -> Path:
+        """File beside the folder that says how it was made."""
+        return self.folder.with_name(f"{self.folder.name}.command")
+
+    def write_note(self) -> None:
+        """Write the command beside the folder."""
+        self.note.write_text(f"{shlex.join(self.command)}\n", encoding="utf-8")
+
+    def check(self) -> None:
+        """Raise a UserError if the folder was made otherwise; one without a note is taken as it is."""
+        if not self.note.is_file():
+            return
+        made_by = self.note.read_text(encoding="utf-8").strip()
+        if made_by != shlex.join(self.command):
+            raise UserError(f"{self.folder}: was made by `{made_by}`; remove it, or name another --out")
 
 
 @dataclass(frozen=True)
@@ -127,9 +145,17 @@ def _of_recipe(
         command.append("--miniature")
     if pairs is not None:
         command += ["--pairs", pairs]
-    if (folder / "recipe.json").is_file() and (folder / "bin").is_dir():
-        return _with_languages(str(folder / "bin"), recipe, recipe)  # perhaps prepared with the user's own flags
-    return _with_languages(str(folder / "bin"), recipe, recipe, Step(folder, command))
+    step = Step(folder, command)
+    summary = folder / "recipe.json"
+    if not summary.is_file() or not (folder / "bin").is_dir():
+        return _with_languages(str(folder / "bin"), recipe, recipe, step)
+
+    step.check()  # without a note it was perhaps prepared with the user's own flags
+    is_miniature = bool(json.loads(summary.read_text(encoding="utf-8")).get("miniature"))
+    if is_miniature != experiment.choice.smoke:
+        what = "a miniature's" if is_miniature else "no miniature's"
+        raise UserError(f"{folder}: these data are {what}; remove the folder, or name another --out")
+    return _with_languages(str(folder / "bin"), recipe, recipe)
 
 
 def _text(experiment: Experiment, folder: Path, data: str | None, pairs: str | None, text: Sequence[str]) -> Corpus:
@@ -158,7 +184,8 @@ def _small_text(
     experiment: Experiment, folder: Path, data: str | None, pairs: str | None, text: Sequence[str]
 ) -> Corpus:
     """The target side of the quickstart's corpus."""
-    plain, made = folder / "text", folder / "lm"
+    plain = folder / "plain"
+    made = folder / "lm"
     lines = [str(plain / f"{split}.qab") for split in SPLITS]
     command = ["deepnet", "prepare", "lm", *lines, str(made), "--vocab", "1000"]
     name = experiment["paper_corpus"]
@@ -171,7 +198,8 @@ def _small_pair(
     experiment: Experiment, folder: Path, data: str | None, pairs: str | None, text: Sequence[str]
 ) -> Corpus:
     """The quickstart's corpus, 20,000 pairs."""
-    plain, made = folder / "text", folder / "pair"
+    plain = folder / "plain"
+    made = folder / "pair"
     lines = [str(plain / split) for split in SPLITS]
     command = ["deepnet", "prepare", "text", "qaa", "qab", *lines, str(made), "--vocab", "1000"]
     name = experiment["paper_corpus"]
@@ -189,8 +217,9 @@ def _language(folder: Path) -> Step:
 
 
 def _missing(*steps: Step) -> tuple[Step, ...]:
-    """Return the steps that are still to be done: none if the last folder is there."""
+    """Return the steps that are still to be done: none if the last folder is there, made by the same command."""
     if steps[-1].folder.is_dir():
+        steps[-1].check()
         return ()
     return tuple(step for step in steps if not step.folder.is_dir())
 

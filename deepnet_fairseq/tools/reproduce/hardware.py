@@ -68,13 +68,19 @@ def visible_gpus() -> list[str]:
     """Return the names of the machine's GPUs that may be used."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is None:
-        named = ",".join(_ask("index"))
-    return [name for name in named.split(",") if name]
+        return _ask("index")
+    visible = []
+    for name in named.split(","):
+        if name.strip() == "-1":  # CUDA sees none from there on
+            break
+        if name.strip():
+            visible.append(name.strip())
+    return visible
 
 
 def smallest_memory() -> float:
     """Return the GiB of the machine's smallest GPU, MEMORY where there is none."""
-    sizes = [float(size) / 1024 for size in _ask("memory.total") if float(size) > 0]
+    sizes = [float(size) / 1024 for size in _ask("memory.total") if size.isdecimal() and int(size) > 0]
     return round(min(sizes), 1) if sizes else MEMORY
 
 
@@ -105,7 +111,7 @@ def hardware(
     machine without any. Raises a UserError, naming the flag, for what the machine has not.
     """
     visible = visible_gpus()
-    if launch == "slurm" and not only_printed and IN_JOB not in os.environ and shutil.which("sbatch") is None:
+    if launch == "slurm" and not only_printed and shutil.which("sbatch") is None:
         problem = "there is no sbatch here; start this on a login node of the cluster, or leave it out"
         raise UserError(f"--launch slurm: {problem}")
     if nodes > 1 and launch != "slurm" and IN_JOB not in os.environ:
@@ -115,8 +121,10 @@ def hardware(
     if launch == "slurm" or (not here and only_printed and not small):
         here = gpus or papers_gpus
     if not here or (small and gpus is None):
-        if gpus not in (None, 1):
+        if gpus is not None and not (gpus == 1 and (small or only_printed)):
             raise UserError(f"--gpus {gpus}: this machine has none; leave it out to train on the CPU")
+        if launch == "slurm":
+            raise UserError("--launch slurm: say how many GPUs each job gets (--gpus), or leave it out")
         share = processes_and_threads(NARROW, tasks=MANY)
         return Hardware(
             gpus=0,

@@ -28,7 +28,6 @@ from .words import last_of, same_training
 
 BESIDE = Path(__file__).resolve().parents[3]  # the package, so that --user-dir deepnet_fairseq is found
 SOON, LATER = 10.0, 60.0  # seconds between two lines of progress, of a miniature and of others
-PROGRAMS = ("deepnet", "fairseq-train", "fairseq-generate", "torchrun")  # of this environment, beside its Python
 
 
 def plan(setting: Setting, tokens: int | None, rate: float | None) -> tuple[Setting, str]:
@@ -42,7 +41,7 @@ def plan(setting: Setting, tokens: int | None, rate: float | None) -> tuple[Sett
     chosen = {}
     too_large = {}
     for row in planned:
-        if row.fits:
+        if row.fits or row.done:
             chosen[row.name] = row.flags.split()
         else:
             too_large[row.name] = row.least_memory / GIB
@@ -90,14 +89,14 @@ def prepare(steps: Sequence[Step]) -> None:
     """Make the data that are not there; raise a UserError if that fails."""
     for step in steps:
         print(f"\n== {shlex.join(step.command[:4])}", flush=True)
-        if subprocess.run(here(step.command)).returncode:
+        if subprocess.run(step.command, env=os.environ | of_this_environment()).returncode:
             raise UserError(f"{shlex.join(step.command)}: failed")
+        step.write_note()
 
 
-def here(command: list[str]) -> list[str]:
-    """Return a command with its program of this environment, not the one of the PATH."""
-    program = Path(sys.executable).parent / command[0]
-    return [str(program), *command[1:]] if command[0] in PROGRAMS and program.exists() else command
+def of_this_environment() -> dict[str, str]:
+    """Return the PATH by which this environment's programs are found before others, activated or not."""
+    return {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
 
 
 class Work:
@@ -123,8 +122,7 @@ class Work:
     def _trainings(self) -> dict[str, Training]:
         trainings = {}
         for row in self.rows:
-            words = self.setting.training(row)
-            updates = int(float(last_of("--max-update", words) or 0))
+            updates = whole_number(last_of("--max-update", self.setting.training(row)))
             log = RunFolder(self.setting.folder(row)).log
             trainings[row.name] = Training(row.name, log, layers=row.layers, updates=updates or None)
         return trainings
@@ -168,13 +166,15 @@ class Work:
         with run.held() as held:
             if not held:
                 raise UserError(f"{run.path}: another process works on it; wait for its end, or take another --out")
-            if not run.is_over:
+            trains = not run.is_over
+            if trains:
                 self.progress.begin(row.name)
                 await self._train(row, run, place)
-                self.progress.end(row.name)
             if row.scored and run.failed is None and run.last_checkpoint.exists() and not (run / "score.json").exists():
                 await self._score(row, run, place)
             await self._tidy(run, place)
+            if trains:
+                self.progress.end(row.name)
 
     async def _train(self, row: Row, run: RunFolder, place: Mapping[str, str]) -> None:
         setting = self.setting
@@ -280,12 +280,21 @@ class Work:
     async def _program(
         self, command: list[str], log: Path, place: Mapping[str, str], output: Path | None = None
     ) -> Ended:
-        return await self.runner.program(here(command), log=log, output=output, variables=place, folder=BESIDE)
+        variables = {**of_this_environment(), **place}
+        return await self.runner.program(command, log=log, output=output, variables=variables, folder=BESIDE)
 
     def _check_status(self, ended: Ended, what: str, log: Path) -> None:
         if ended.status:
             said = last_line(log.read_text(encoding="utf-8", errors="replace"))
             raise UserError(f"{what} failed: {said}; whole log: {log}")
+
+
+def whole_number(word: str | None) -> int:
+    """Return the number of updates that a word names, 0 for none and for a word that fairseq-train will refuse."""
+    try:
+        return int(float(word or 0))
+    except (ValueError, OverflowError):
+        return 0
 
 
 def _with_prefix(size: int) -> str:
@@ -314,7 +323,7 @@ def report(setting: Setting) -> None:
             words += ["--table", name, "--out", str(page)]
         else:
             words += ["--figures", name, "--out", str(setting.out)]
-        if subprocess.run(here(words)).returncode:
+        if subprocess.run(words, env=os.environ | of_this_environment()).returncode:
             raise UserError(f"{shlex.join(words)}: failed")
         if kind == "table":
             print(page.read_text(encoding="utf-8"))

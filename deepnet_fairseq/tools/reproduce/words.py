@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ...study.experiment import Flags
@@ -38,15 +38,18 @@ def last_of(flag: str, words: Sequence[str]) -> str | None:
 
 # flags that do not change what a training computes: devices, the split of a batch, memory, an earlier end
 WITHOUT_EFFECT = {
-    "--distributed-world-size", "--update-freq", "--stop-stuck", "--cpu", "--fp16", "--bf16", "--memory-efficient-fp16",
-    "--memory-efficient-bf16", "--checkpoint-activations", "--checkpoint-every", "--zero-sharding",
+    "--distributed-world-size", "--update-freq", "--stop-stuck", "--cpu", "--checkpoint-activations",
+    "--checkpoint-every", "--zero-sharding",
 }  # fmt: skip
 ADAM = ("adam", "deepnet_adam")  # the same numbers
 
 
 def same_training(before: Sequence[str], now: Sequence[str]) -> str | None:
     """Return the first flag in which two commands of fairseq-train are of different trainings; None if in none."""
-    old, new = by_flag(before), by_flag(now)
+    old = by_flag(before)
+    new = by_flag(now)
+    if batches(old) != batches(new):
+        return "--update-freq"
     for flag in {**old, **new}:
         if flag in WITHOUT_EFFECT:
             continue
@@ -58,6 +61,11 @@ def same_training(before: Sequence[str], now: Sequence[str]) -> str | None:
         if not equal(one, other):
             return flag
     return None
+
+
+def batches(values: Mapping[str, str | None]) -> int:
+    """Return how many batches of --max-tokens an update has, over all processes."""
+    return int(values.get("--distributed-world-size") or 1) * int(values.get("--update-freq") or 1)
 
 
 def by_flag(words: Sequence[str]) -> dict[str, str | None]:
