@@ -55,15 +55,23 @@ MODELS: dict[str, str] = {}  # architecture name -> name of its model
 
 
 def _add(model: str, name: str, fields: dict) -> None:
-    PRESETS[name], MODELS[name] = fields, model
+    PRESETS[name] = fields
+    MODELS[name] = model
 
 
 def _add_depths(model: str, default: tuple[int, ...], depths: Sequence[tuple[int, ...]], more: dict) -> None:
-    """Register MODEL[_WIDTH][_DEPTH] for every width; the widths are those of the model's first stack."""
+    """Register MODEL[_WIDTH][_DEPTH] for every width; the widths are those of the model's first stack.
+
+    default: layers of each stack where the name has no depth; more: further fields of all of them.
+    """
     stacks = STACKS[model]
+    by_suffix = {"": default}
+    for depth in depths:
+        by_suffix["".join(f"_{number}" for number in depth)] = depth
+
     for width_name, width in WIDTHS.items():
         stem = model if width_name == "base" else f"{model}_{width_name}"
-        for suffix, depth in [("", default), *(("_" + "_".join(map(str, depth)), depth) for depth in depths)]:
+        for suffix, depth in by_suffix.items():
             layers = {f"{stack}_layers": number for stack, number in zip(stacks, depth, strict=True)}
             _add(model, stem + suffix, layers | width.fields(stacks[0]) | more)
 
@@ -114,7 +122,8 @@ def fill(cfg: Any) -> None:
     cfg: argparse.Namespace of the command line, or omegaconf/dataclass config of YAML and checkpoints. The decoder's
     widths follow the encoder's, as in fairseq's `transformer`.
     """
-    arch, model = _arch_of(cfg), model_of(cfg)
+    arch = _arch_of(cfg)
+    model = model_of(cfg)
     preset = PRESETS.get(arch, PRESETS[model])  # an architecture of another package sets its own fields
     for field, value in preset.items():
         if getattr(cfg, field, None) is None:

@@ -42,64 +42,87 @@ def beam_search(
             raise UserError(f"{name}={number}: must be at least 1")
     if not len(tokens):
         return []
-    search = _search if "encoder" in model.stacks() else _continue
+    search = _search if "encoder" in model.stacks() else _continue_prompts
     with in_mode(model, training=False):
         return search(model, tokens, beams, max_length, length_penalty)
 
 
-def _continue(model: DeepModel, prompts: Tensor, beams: int, longest: int, penalty: float) -> list[list[Hypothesis]]:
+def _continue_prompts(
+    model: DeepModel, prompts: Tensor, beams: int, max_length: int, length_penalty: float
+) -> list[list[Hypothesis]]:
     """Search prompts (B, T) of each length by themselves, without their padding."""
     lengths = prompts.ne(PAD).sum(1)
     by_prompt: list[list[Hypothesis]] = [[] for _ in prompts]
+
     for length in lengths.unique().tolist():
         places = lengths.eq(length).nonzero().flatten()
-        alike = prompts[places]
-        alike = alike[alike.ne(PAD)].view(len(places), length)
-        for place, hypotheses in zip(places.tolist(), _search(model, alike, beams, longest, penalty), strict=True):
+        padded = prompts[places]
+        of_length = padded[padded.ne(PAD)].view(len(places), length)
+        found = _search(model, of_length, beams, max_length, length_penalty)
+        for place, hypotheses in zip(places.tolist(), found, strict=True):
             by_prompt[place] = hypotheses
     return by_prompt
 
 
-def _search(model: DeepModel, tokens: Tensor, beams: int, longest: int, penalty: float) -> list[list[Hypothesis]]:
+def _search(
+    model: DeepModel, tokens: Tensor, beams: int, max_length: int, length_penalty: float
+) -> list[list[Hypothesis]]:
+    """Search tokens (B, S), source sentences or prompts of one length."""
     sentences = len(tokens)
-    first = torch.arange(sentences, device=tokens.device)[:, None] * beams  # row of each sentence's first beam
-    memory, state, prefix = _begin(model, tokens, beams)
+    first_rows = torch.arange(sentences, device=tokens.device)[:, None] * beams  # row of each sentence's first beam
+    encoder_out, state, prefix = _begin(model, tokens, beams)
     begun = prefix.size(1)
-    longest = max(0, min(longest, model.decoder.max_positions() - begun))
+    max_length = max(0, min(max_length, model.decoder.max_positions() - begun))
+
     totals = torch.full((sentences, beams), float("-inf"), device=tokens.device)
     totals[:, 0] = 0  # all beams are the same at first
     ended: list[list[Hypothesis]] = [[] for _ in range(sentences)]
-    for length in range(longest + 1):
-        scores, _ = model.decoder(prefix, memory, incremental_state=state)
+    for length in range(max_length + 1):
+        scores, _ = model.decoder(prefix, encoder_out, incremental_state=state)
         steps = scores[:, -1].float().log_softmax(-1)
         steps[:, PAD] = float("-inf")
-        if length == 0 < longest:
+        if length == 0 and max_length > 0:  # no hypothesis is empty
             steps[:, EOS] = float("-inf")
-        if length == longest:
-            steps[:, :EOS] = steps[:, EOS + 1 :] = float("-inf")
-        best, index = (totals[..., None] + steps.unflatten(0, (-1, beams))).flatten(1).topk(2 * beams)  # (B, 2k)
-        rows, symbols = first + index // steps.size(1), index % steps.size(1)
+        if length == max_length:  # all have to end
+            steps[:, :EOS] = float("-inf")
+            steps[:, EOS + 1 :] = float("-inf")
+
+        # the best 2k continuations of each sentence: k may end here, and k go on
+        candidates = (totals[..., None] + steps.unflatten(0, (-1, beams))).flatten(1)  # (B, k V)
+        best, index = candidates.topk(2 * beams)
+        rows = first_rows + index // steps.size(1)
+        symbols = index % steps.size(1)
+
         ends = symbols.eq(EOS) & best.isfinite()
         for sentence, place in ends[:, :beams].nonzero().tolist():
             if len(ended[sentence]) < beams:
-                score = best[sentence, place].item() / (length + 1) ** penalty
-                ended[sentence].append(Hypothesis(prefix[rows[sentence, place], begun:].clone(), score))
+                score = best[sentence, place].item() / (length + 1) ** length_penalty
+                hypothesis = prefix[rows[sentence, place], begun:].clone()
+                ended[sentence].append(Hypothesis(hypothesis, score))
         if all(len(hypotheses) == beams for hypotheses in ended):
             break
-        totals, going = best.masked_fill(ends, float("-inf")).topk(beams)
-        rows, symbols = rows.gather(1, going).flatten(), symbols.gather(1, going).flatten()
+
+        totals, going_on = best.masked_fill(ends, float("-inf")).topk(beams)
+        rows = rows.gather(1, going_on).flatten()
+        symbols = symbols.gather(1, going_on).flatten()
         prefix = torch.cat([prefix[rows], symbols[:, None]], 1)
         model.decoder.reorder_incremental_state_scripting(state, rows)
+
     return [sorted(hypotheses, key=lambda hypothesis: -hypothesis.score) for hypotheses in ended]
 
 
 def _begin(model: DeepModel, tokens: Tensor, beams: int) -> tuple[dict | None, dict, Tensor]:
-    """Return the decoder's other inputs, its cache, and the prefix of each row, (B k, begun), which begins with EOS."""
+    """Return the encoder's output, the decoder's cache, and the prefix of each row, (B k, begun).
+
+    A prefix begins with EOS. A language model has no encoder's output; its cache holds the prompts (B, T) in `tokens`.
+    """
     state: dict = {}
     rows = torch.arange(len(tokens), device=tokens.device).repeat_interleave(beams)
     start = tokens.new_full((len(rows), 1), EOS)
     if "encoder" in model.stacks():
-        return model.encoder.reorder_encoder_out(model.encoder(tokens), rows), state, start
+        encoder_out = model.encoder.reorder_encoder_out(model.encoder(tokens), rows)
+        return encoder_out, state, start
+
     prefix = torch.cat([start, tokens[rows]], 1)
     places = model.decoder.max_positions()
     if prefix.size(1) > places:

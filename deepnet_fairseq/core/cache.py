@@ -91,8 +91,11 @@ class DecoderCache:
 
     def __init__(self, memory: EncoderOutput | None, rows: int):
         """Make an empty cache; memory: the input of cross-attention, if any; rows: of the decoder's batch, B k."""
-        self.memory, self.beams = memory, memory.beams if memory else 1
-        self.length, self.used, self.capacity = 0, 0, 0
+        self.memory = memory
+        self.beams = memory.beams if memory else 1
+        self.length = 0
+        self.used = 0
+        self.capacity = 0
         self.sentences = rows // self.beams
         self.prefixes: dict[nn.Module, list[Tensor]] = {}
         self.sources: dict[nn.Module, tuple[Tensor, ...]] = {}
@@ -102,34 +105,46 @@ class DecoderCache:
 
     def advance(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Begin a step: map newest tokens x (B k, 1, C) to x (P, k, C) and mask (P, 1, k, used), None for one beam."""
-        itself = torch.eye(self.beams, dtype=torch.bool, device=x.device).expand(x.size(0) // self.beams, -1, -1)
+        batch_sentences = x.size(0) // self.beams
+        itself = torch.eye(self.beams, dtype=torch.bool, device=x.device).expand(batch_sentences, -1, -1)
         if self.past is None:
             self.past = itself[..., :0]
         if self.used + self.beams > self.capacity:
-            self._keep(self.places)
+            self._compact(self.places)
+
         self.past = torch.cat([self.past, itself], 2)
         self.used += self.beams
         self.length += 1
-        mask = None if self.beams == 1 else to_add(self._by_place(self.past)[:, None], x.dtype)
+
+        mask = None
+        if self.beams > 1:
+            mask = to_add(self._by_place(self.past)[:, None], x.dtype)
         return self._by_place(x.view(-1, self.beams, x.size(-1))), mask
 
     def of_batch(self, x: Tensor) -> Tensor:
         """Return x (P, k, ..) of this step as rows of the batch, (B k, 1, ..)."""
-        return (x if self.places is None else x.index_select(0, self.places)).flatten(0, 1).unsqueeze(1)
+        if self.places is not None:
+            x = x.index_select(0, self.places)
+        return x.flatten(0, 1).unsqueeze(1)
 
     def extend(self, attention: nn.Module, keys: Tensor, values: Tensor) -> list[Tensor]:
         """Add this step's keys and values, (P, k, h, d) each, and return those of the whole prefix, (P, used, h, d)."""
-        newest, before = (keys, values), self.used - self.beams
-        prefix = self.prefixes.get(attention) or [one.new_empty(one.size(0), 0, *one.shape[2:]) for one in newest]
+        newest = (keys, values)
+        before = self.used - self.beams
+        prefix = self.prefixes.get(attention)
+        if not prefix:
+            prefix = [new.new_empty(new.size(0), 0, *new.shape[2:]) for new in newest]
+
         if torch.is_grad_enabled():  # autograd may read the old tensors later, so they must not be overwritten
-            prefix = [torch.cat([old[:, :before], one], 1) for old, one in zip(prefix, newest, strict=True)]
+            prefix = [torch.cat([old[:, :before], new], 1) for old, new in zip(prefix, newest, strict=True)]
         else:
             if prefix[0].size(1) < self.capacity:
                 prefix = [F.pad(old, (0, 0, 0, 0, 0, self.capacity - old.size(1))) for old in prefix]
-            for old, one in zip(prefix, newest, strict=True):
-                old[:, before : self.used] = one
+            for old, new in zip(prefix, newest, strict=True):
+                old[:, before : self.used] = new
+
         self.prefixes[attention] = prefix
-        return [one[:, : self.used] for one in prefix]
+        return [tensor[:, : self.used] for tensor in prefix]
 
     def of_source(self, attention: nn.Module, project: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """Return keys and values of the source, (P, S, h, d) each; `project` computes them at the first step."""
@@ -147,14 +162,20 @@ class DecoderCache:
         order = new_order.cpu()  # the only host-device synchronisation of a step
         if len(order) % self.beams or (order.view(-1, self.beams) // self.beams).diff(dim=1).any():
             raise ValueError("hypotheses of several sentences may not change places")
-        sentences, before = order[:: self.beams] // self.beams, len(self.past)
+
+        sentences = order[:: self.beams] // self.beams
+        before = len(self.past)
         self.past = self.past.flatten(0, 1).index_select(0, new_order).unflatten(0, (-1, self.beams))
         if torch.equal(sentences, torch.arange(before)):
             return
+
+        # sentences have ended, or changed places
         sentences = sentences.to(new_order.device)
         places = sentences if self.places is None else self.places[sentences]
-        if len(places) < SHARE * self.sentences or len(places.unique()) < len(places):
-            self._keep(places)
+        few_are_left = len(places) < SHARE * self.sentences
+        some_are_repeated = len(places.unique()) < len(places)
+        if few_are_left or some_are_repeated:
+            self._compact(places)
         else:
             self.places = places
             self._sentence_at = places.new_zeros(self.sentences)
@@ -164,26 +185,41 @@ class DecoderCache:
         """Return x (B, ..) of the batch's sentences in the order of the cache, (P, ..)."""
         return x if self._sentence_at is None else x.index_select(0, self._sentence_at)
 
-    def _keep(self, places: Tensor | None) -> None:
-        """Keep the sentences at `places`, None for all, and the tokens that a beam still reads; double the room."""
+    def _compact(self, places: Tensor | None) -> None:
+        """Drop finished sentences and the tokens that no beam reads any more, and double the capacity.
+
+        places: where the sentences lie that stay, None if all do.
+        """
         assert self.past is not None
-        needed = self.past.any(1)  # (B, used)
+        needed = self.past.any(1)  # (B, used), True where a beam reads the token
         kept = int(needed.sum(1).max()) if self.used else 0
-        self.used, self.capacity = kept, kept + max(kept, STEPS * self.beams)
+        self.used = kept
+        self.capacity = kept + max(kept, STEPS * self.beams)
+
+        # the needed tokens of each sentence in front, in their order; where a sentence needs fewer, others follow
         slots = needed.view(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :kept]
         self.past = self.past.gather(2, slots[:, None].expand(-1, self.beams, -1))
         for attention, prefix in self.prefixes.items():
-            rows = (torch.arange(len(slots), device=slots.device) if places is None else places) * prefix[0].size(1)
+            sentences = torch.arange(len(slots), device=slots.device) if places is None else places
+            rows = sentences * prefix[0].size(1)
             index = rows[:, None] + F.pad(slots, (0, self.capacity - kept))  # unused room holds arbitrary numbers
-            taken = [one.flatten(0, 1).index_select(0, index.flatten()) for one in prefix]
-            self.prefixes[attention] = [one.unflatten(0, index.shape) for one in taken]
+            taken = [tensor.flatten(0, 1).index_select(0, index.flatten()) for tensor in prefix]
+            self.prefixes[attention] = [tensor.unflatten(0, index.shape) for tensor in taken]
+
         if places is not None:
-            self.sources = {
-                attention: tuple(one.index_select(0, places) for one in source)
-                for attention, source in self.sources.items()
-            }
-            if self.memory is not None:
-                mask = self.memory.mask
-                mask = None if mask is None else to_add(mask.index_select(0, places) == 0, mask.dtype)
-                self.memory = replace(self.memory, states=self.memory.states.index_select(0, places), mask=mask)
-        self.sentences, self.places, self._sentence_at = len(slots), None, None
+            self._drop_sources(places)
+        self.sentences = len(slots)
+        self.places = None
+        self._sentence_at = None
+
+    def _drop_sources(self, places: Tensor) -> None:
+        """Keep what cross-attention reads of the sentences at `places` alone."""
+        for attention, source in self.sources.items():
+            self.sources[attention] = tuple(tensor.index_select(0, places) for tensor in source)
+        if self.memory is None:
+            return
+        mask = self.memory.mask
+        if mask is not None:
+            mask = to_add(mask.index_select(0, places) == 0, mask.dtype)
+        states = self.memory.states.index_select(0, places)
+        self.memory = replace(self.memory, states=states, mask=mask)

@@ -88,8 +88,12 @@ def check_ties(state: StateDict, model: nn.Module) -> None:
 
 def depth(state: StateDict, stack: str) -> int:
     """Count the layers of `stack` in a state dict."""
-    layers = (re.match(rf"{stack}\.layers\.(\d+)\.", key) for key in state)
-    return 1 + max((int(match.group(1)) for match in layers if match), default=-1)
+    last = -1
+    for key in state:
+        match = re.match(rf"{stack}\.layers\.(\d+)\.", key)
+        if match:
+            last = max(last, int(match.group(1)))
+    return last + 1
 
 
 def _other_shape(key: str, saved: tuple, built: tuple, own: StateDict) -> str:

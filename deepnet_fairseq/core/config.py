@@ -177,8 +177,9 @@ def settle(arch: str, **fields: Any) -> tuple[argparse.Namespace, Method]:
     default; lengths are 1024 tokens by default.
     Raises a UserError, naming the flag, for settings that no model can be built from.
     """
-    known = dataclasses.fields(config_class(archs.model_of(argparse.Namespace(arch=arch))))
-    cfg = argparse.Namespace(**({field.name: field.default for field in known} | fields | {"arch": arch}))
+    model = archs.model_of(argparse.Namespace(arch=arch))
+    defaults = {field.name: field.default for field in dataclasses.fields(config_class(model))}
+    cfg = argparse.Namespace(**(defaults | fields | {"arch": arch}))
     return cfg, method_of(cfg)
 
 
@@ -231,7 +232,9 @@ def _check_options(cfg: Any) -> None:
         raise UserError(f"--init-profile {cfg.init_profile}: --method {method.name} is defined for {profiles}")
     for other in METHODS.values():
         for key, option in other.options.items():
-            if other is not method and getattr(cfg, f"{other.name}_{key}", option.default) != option.default:
+            if other is method:
+                continue
+            if getattr(cfg, f"{other.name}_{key}", option.default) != option.default:
                 raise UserError(f"{other.flag(key)}: an option of --method {other.name}, not {method.name}; drop it")
 
 
@@ -264,7 +267,8 @@ def check_probability(cfg: Any, name: str) -> None:
 
 
 def _check_stack(cfg: Any, stack: str) -> None:
-    layers, dim = getattr(cfg, f"{stack}_layers"), getattr(cfg, f"{stack}_embed_dim")
+    layers = getattr(cfg, f"{stack}_layers")
+    dim = getattr(cfg, f"{stack}_embed_dim")
     heads = getattr(cfg, f"{stack}_attention_heads")
     if layers < 1:
         raise UserError(f"--{stack}-layers {layers}: a stack needs at least 1 layer")

@@ -83,7 +83,9 @@ class Layer(nn.Module):
 
     def __init__(self, shape: StackShape, method: Method, index: int):
         super().__init__()
-        self.sites = {s: Site(shape.stack, index, s, shape.dim, shape.num_heads) for s in method.sublayers(shape.stack)}
+        self.sites = {}
+        for sublayer in method.sublayers(shape.stack):
+            self.sites[sublayer] = Site(shape.stack, index, sublayer, shape.dim, shape.num_heads)
         self.norm_place = {sublayer: method.norm_place(site) for sublayer, site in self.sites.items()}
         stream_dim = method.stream_width(shape.stack, shape.dim)
         for sublayer in self.sites:  # fairseq's order, because optimisers number parameters by it
@@ -94,6 +96,7 @@ class Layer(nn.Module):
                 setattr(self, sublayer, self._attention(sublayer, shape, method))
             if self.norm_place[sublayer] != "none":
                 setattr(self, NORM_NAMES[sublayer], nn.LayerNorm(stream_dim))
+
         # the slots; those of each branch by its name
         self.before = nn.ModuleDict({name: or_empty(method.before(site)) for name, site in self.sites.items()})
         self.hidden = or_empty(method.hidden(self.sites["ffn"], shape.ffn_dim))
@@ -101,6 +104,7 @@ class Layer(nn.Module):
         self.bypass = method.bypass(self.sites["ffn"])
         self.outer = nn.ModuleDict({name: or_empty(method.outer(site)) for name, site in self.sites.items()})
         self.residual = nn.ModuleDict({name: method.residual(site) or Residual() for name, site in self.sites.items()})
+
         self.activation_fn = ACTIVATIONS[shape.activation_fn]
         name = f"Transformer{shape.stack.capitalize()}LayerBase"  # as --retain-dropout-modules calls it
         self.activation_dropout = Dropout(shape.activation_dropout, module_name=name)
@@ -108,13 +112,18 @@ class Layer(nn.Module):
 
     def matrices(self, sublayer: str) -> dict[str, nn.Linear]:
         """Return the weight matrices of a branch by role, the last one at the end."""
-        return {"fc1": self.fc1, "fc2": self.fc2} if sublayer == "ffn" else getattr(self, sublayer).weights()
+        if sublayer == "ffn":
+            return {"fc1": self.fc1, "fc2": self.fc2}
+        return getattr(self, sublayer).weights()
 
     def weights(self) -> Iterator[Weight]:
         """Yield every weight matrix of the layer, in forward order of its branches."""
         for sublayer, site in self.sites.items():
-            source_dim = site.dim if sublayer == "ffn" else getattr(self, sublayer).k_proj.in_features
-            yield from (Weight(site, role, linear, source_dim) for role, linear in self.matrices(sublayer).items())
+            source_dim = site.dim
+            if sublayer != "ffn":
+                source_dim = getattr(self, sublayer).k_proj.in_features
+            for role, linear in self.matrices(sublayer).items():
+                yield Weight(site, role, linear, source_dim)
 
     def slots(self, sublayer: str) -> dict[str, nn.Module]:
         """Return the modules that the method has put into a branch's slots, by the names of core/methods/base.py."""
@@ -133,10 +142,19 @@ class Layer(nn.Module):
         return filled
 
     def _attention(self, sublayer: str, shape: StackShape, method: Method) -> Attention:
-        source_dim = (None if sublayer == "self_attn" else shape.memory_dim) or shape.dim
+        source_dim = shape.dim
+        if sublayer != "self_attn" and shape.memory_dim:
+            source_dim = shape.memory_dim
         site = self.sites[sublayer]
-        slots = method.inner(site, shape.dim), method.heads(site, shape.dim // shape.num_heads)
-        return Attention(shape.dim, shape.num_heads, shape.attention_dropout, source_dim, *slots, method.bias)
+        return Attention(
+            shape.dim,
+            shape.num_heads,
+            shape.attention_dropout,
+            source_dim,
+            inner=method.inner(site, shape.dim),
+            heads=method.heads(site, shape.dim // shape.num_heads),
+            bias=method.bias,
+        )
 
     def branch(self, name: str, x: Tensor, body: Callable[[Tensor], Tensor], entry: Tensor | None = None) -> Tensor:
         """Compute the equation of a branch, x (B, T, W) -> y (B, T, W).

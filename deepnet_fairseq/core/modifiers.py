@@ -100,8 +100,12 @@ class Rising(FullPrecision):
         """Set a for the number of updates done; fairseq calls this method of every module before each batch."""
         if self.of_layers is None or self.of_layers.device != self.a.device:
             self.of_layers = torch.empty(self.layers, device=self.a.device)
+
+        # in place, so that the views of the branches that follow see the new numbers
         layers = torch.arange(1.0, self.layers + 1, device=self.a.device)
-        torch.reciprocal(layers, out=self.of_layers).mul_((updates + 1) / self.num_updates).clamp_(max=1)
+        torch.reciprocal(layers, out=self.of_layers)
+        self.of_layers.mul_((updates + 1) / self.num_updates)
+        self.of_layers.clamp_(max=1)
         self._buffers["a"] = self.of_layers[self.layer - 1]
 
     def follow(self, first: Rising) -> None:

@@ -72,12 +72,16 @@ def profile_omegas(model: nn.Module, net_input: dict, seed: int) -> dict[Site, f
 
     device = next(model.parameters()).device
     rising = [module for module in model.modules() if hasattr(type(module), "set_num_updates")]
-    before = [(module, {name: b.clone() for name, b in module.named_buffers(recurse=False)}) for module in rising]
+    before = []
+    for module in rising:
+        before.append((module, {name: buffer.clone() for name, buffer in module.named_buffers(recurse=False)}))
+
     model.set_num_updates(AT_LAST)
     random_numbers = torch.random.fork_rng([device] if device.type == "cuda" else [])
     with random_numbers, in_mode(model, training=True), watching(model, visit):
         torch.manual_seed(seed)
         model(**net_input)
+
     for module, buffers in before:
         for name, value in buffers.items():
             module.get_buffer(name).copy_(value)
@@ -93,14 +97,20 @@ def apply_omegas(model: nn.Module, omegas: list[float]) -> None:
 
 def shape(model: nn.Module) -> dict[str, Any]:
     """Return depth and widths of the model's stacks, by the names of Profile's fields."""
-    stacks = model.stacks()
-    depths = {f"{name}_layers": len(stack.layers) for name, stack in stacks.items()}
-    widths = {f"{name}_width": stack.layers[0].fc1.in_features for name, stack in stacks.items()}
-    return depths | widths | {f"{name}_ffn_width": stack.layers[0].fc1.out_features for name, stack in stacks.items()}
+    depths, widths, ffn_widths = {}, {}, {}
+    for name, stack in model.stacks().items():
+        fc1 = stack.layers[0].fc1
+        depths[f"{name}_layers"] = len(stack.layers)
+        widths[f"{name}_width"] = fc1.in_features
+        ffn_widths[f"{name}_ffn_width"] = fc1.out_features
+    return depths | widths | ffn_widths
 
 
 def dropouts(model: nn.Module) -> dict[str, float]:
     """Return the three probabilities of dropout by config field: dropout, attention_dropout, activation_dropout."""
     layer = next(iter(model.stacks().values())).layers[0]
-    inside = {"attention_dropout": layer.self_attn.dropout.p, "activation_dropout": layer.activation_dropout.p}
-    return {"dropout": layer.dropout.p} | inside
+    return {
+        "dropout": layer.dropout.p,
+        "attention_dropout": layer.self_attn.dropout.p,
+        "activation_dropout": layer.activation_dropout.p,
+    }

@@ -96,7 +96,10 @@ class Stack(nn.Module):
         """
         for name in self.constants:
             saved = state_dict.get(f"{prefix}{name}")
-            if saved is not None and (problem := self._other_constant(name, saved)):
+            if saved is None:
+                continue
+            problem = self._other_constant(name, saved)
+            if problem:
                 raise UserError(f"{problem}; {checkpoint_fit.DEPTHS}")
 
     def lacked_constants(self, state_dict: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -106,7 +109,10 @@ class Stack(nn.Module):
         method names are always asked for.
         """
         lacked = [name for name in self.constants if f"{prefix}{name}" not in state_dict]
-        return [] if self.finds_constants and len(lacked) == len(self.constants) else lacked
+        has_none = len(lacked) == len(self.constants)
+        if self.finds_constants and has_none:
+            return []
+        return lacked
 
     def _load_from_state_dict(
         self,
@@ -130,7 +136,8 @@ class Stack(nn.Module):
                 continue
             if name in self.constants:
                 saved = state_dict.pop(key)  # from torch's copy, for to torch it is no part of the module
-                if problem := self._other_constant(name, saved):
+                problem = self._other_constant(name, saved)
+                if problem:
                     unexpected_keys.append(problem)
                     logger.warning(f"{problem}; this model keeps its own")
             elif not checkpoint_fit.FOREIGN_KEY.fullmatch(f"{self.name}.{name}"):
@@ -141,9 +148,15 @@ class Stack(nn.Module):
         )
 
     def _other_constant(self, name: str, saved: Tensor) -> str | None:
-        exact = self.finds_constants and saved.dtype not in (torch.float16, torch.bfloat16)
-        rounding = checkpoint_fit.EXACT if exact else checkpoint_fit.ROUNDING
-        return checkpoint_fit.other_constant(f"{self.name}.{name}", saved, self.constants[name], rounding)
+        """Say how a saved constant differs from this stack's; None if it does not, but for rounding."""
+        is_half = saved.dtype in (torch.float16, torch.bfloat16)
+        exact = self.finds_constants and not is_half
+        return checkpoint_fit.other_constant(
+            f"{self.name}.{name}",
+            saved,
+            self.constants[name],
+            checkpoint_fit.EXACT if exact else checkpoint_fit.ROUNDING,
+        )
 
     def embed(
         self, tokens: Tensor, positions: Tensor | None, token_embeddings: Tensor | None = None
@@ -152,7 +165,9 @@ class Stack(nn.Module):
 
         tokens (B, T); positions (B, T, C); token_embeddings (B, T, C): in place of the tokens' own.
         """
-        embedding = self.embed_scale * (self.embed_tokens(tokens) if token_embeddings is None else token_embeddings)
+        if token_embeddings is None:
+            token_embeddings = self.embed_tokens(tokens)
+        embedding = self.embed_scale * token_embeddings
         x = embedding if positions is None else embedding + positions
         if self.layernorm_embedding is not None:
             x = self.layernorm_embedding(x)
@@ -222,9 +237,11 @@ class Stack(nn.Module):
         """Yield the method's modules with their addresses, "decoder.3.ffn.inner" or "decoder.mixer"."""
         for layer in self.layers:
             for sublayer, site in layer.sites.items():
-                yield from ((f"{site}.{name}", module) for name, module in layer.slots(sublayer).items())
-        ends = {"beginning": self.beginning, "mixer": self.mixer, "ending": self.ending}
-        yield from ((f"{self.name}.{name}", module) for name, module in ends.items() if module is not None)
+                for name, module in layer.slots(sublayer).items():
+                    yield f"{site}.{name}", module
+        for name, module in (("beginning", self.beginning), ("mixer", self.mixer), ("ending", self.ending)):
+            if module is not None:
+                yield f"{self.name}.{name}", module
 
     def set_num_updates(self, num_updates: int) -> None:
         """Tell the modules that change with time how many updates are done.
@@ -301,12 +318,12 @@ class Encoder(Stack):
         unmoved = sentences.rows is not None and rows.is_cpu and torch.equal(rows, sentences.rows)
         if unmoved:  # beams of a sentence have changed places; asking a GPU for this takes longer than the copies below
             return encoder_out
-        along = {"encoder_out": 1, "encoder_states": 1}  # the dimension of the batch, 0 in the others
-        reordered = {
-            name: [tensor.index_select(along.get(name, 0), new_order) for tensor in tensors]
-            for name, tensors in encoder_out.items()
-            if name != SENTENCES
-        }
+
+        reordered = {}
+        for name, tensors in encoder_out.items():
+            if name != SENTENCES:
+                batch_dim = 1 if name in ("encoder_out", "encoder_states") else 0
+                reordered[name] = [tensor.index_select(batch_dim, new_order) for tensor in tensors]
         return reordered | {SENTENCES: [sentences._replace(rows=rows)]}
 
 
@@ -353,9 +370,18 @@ class Decoder(Stack):
 
         features_only: return the features; the dictionary and the other arguments are those of extract_features.
         """
-        rest = alignment_layer, full_context_alignment, alignment_heads
-        x, extra = self.extract_features(prev_output_tokens, encoder_out, incremental_state, return_all_hiddens, *rest)
-        return (x if features_only else self.output_layer(x)), extra
+        x, extra = self.extract_features(
+            prev_output_tokens,
+            encoder_out,
+            incremental_state,
+            return_all_hiddens=return_all_hiddens,
+            alignment_layer=alignment_layer,
+            full_context_alignment=full_context_alignment,
+            alignment_heads=alignment_heads,
+        )
+        if not features_only:
+            x = self.output_layer(x)
+        return x, extra
 
     def extract_features(
         self,
@@ -391,7 +417,10 @@ class Decoder(Stack):
             memory = cache.memory
         else:
             mask = to_add(self._mask(prev_output_tokens, full_context_alignment), x.dtype)
-            memory = None if encoder_out is None or not self.attends else EncoderOutput.by_row(encoder_out)
+            memory = None
+            if encoder_out is not None and self.attends:
+                memory = EncoderOutput.by_row(encoder_out)
+
         inputs = (mask, cache) if memory is None else (mask, memory.states, memory.mask, cache)
         recompute = cache is None  # a second pass would extend the cache twice
         if layer_kwargs or return_all_hiddens:
@@ -400,9 +429,10 @@ class Decoder(Stack):
         else:
             states = [self.transform(x, *inputs, recompute=recompute)]
 
-        weights = [one[:, :alignment_heads].mean(1) for one in alignment]
+        weights = [by_head[:, :alignment_heads].mean(1) for by_head in alignment]
         if cache is not None:
-            states, weights = ([cache.of_batch(one) for one in many] for many in (states, weights))
+            states = [cache.of_batch(state) for state in states]
+            weights = [cache.of_batch(weight) for weight in weights]
         inner_states = [state.transpose(0, 1) for state in states] if return_all_hiddens else []
         return self.finish(states[-1]), {"attn": weights or [None], "inner_states": inner_states}
 

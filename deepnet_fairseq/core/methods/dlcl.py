@@ -56,8 +56,11 @@ class Reach:
     def readers_of(self, row: int, last: int) -> slice:
         """Return the sums, up to that of row `last`, that read the output of this row."""
         last = min(last, row + self.window - 1)
-        first = next((later for later in range(row, last + 1, self.dilation) if self.sums(later)), last + 1)
-        return slice(first, last + 1, math.lcm(self.dilation, self.period))
+        step = math.lcm(self.dilation, self.period)
+        for later in range(row, last + 1, self.dilation):
+            if self.sums(later):
+                return slice(later, last + 1, step)
+        return slice(last + 1, last + 1, step)  # no sum reads it
 
 
 class History:
@@ -71,13 +74,15 @@ class History:
 
     def __init__(self, sums: int, y: Tensor, dtype: torch.dtype):
         self.rows = y.new_empty(sums, y.numel(), dtype=dtype)
-        self.backward_pass, self.last = -1, 0  # the current backward pass, and the sum with which it began
+        self.backward_pass = -1  # the current one
+        self.last = 0  # the sum with which it began
 
     def begin(self, row: int, weight: Tensor) -> None:
         """Note that a backward pass has reached the sum of this row; a new pass clears the state of the one before."""
         backward_pass = torch._C._current_graph_task_id()
         if backward_pass != self.backward_pass:
-            self.backward_pass, self.last = backward_pass, row
+            self.backward_pass = backward_pass
+            self.last = row
             self.gradients = torch.empty_like(self.rows)
             self.of_weights = torch.zeros_like(weight)
 
@@ -105,18 +110,26 @@ class WeightedSum(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        (weight,), history, row, reach = ctx.saved_tensors, ctx.history, ctx.row, ctx.reach
+        (weight,) = ctx.saved_tensors
+        history: History = ctx.history
+        row: int = ctx.row
+        reach: Reach = ctx.reach
         history.begin(row, weight)
         history.gradients[row].view(gradient.shape).copy_(gradient)
-        readers, read = reach.readers_of(row, history.last), reach.read_by(row)
+
+        readers = reach.readers_of(row, history.last)
+        read = reach.read_by(row)
         with without_autocast(gradient):
             if ctx.needs_input_grad[1] and reach.sums(row):
                 torch.mv(history.rows[read], history.gradients[row], out=history.of_weights[row, read])
             of_y = torch.mv(history.gradients[readers].t(), weight[readers, row])
-        if not reach.sums(row):
+        if not reach.sums(row):  # the output goes on as it is, too
             of_y += history.gradients[row]
-        of_weights = history.of_weights if row == 0 and ctx.needs_input_grad[1] else None
-        if row == 0:
+
+        of_weights = None
+        if row == 0:  # the last one of a backward pass: the gradient of W is complete
+            if ctx.needs_input_grad[1]:
+                of_weights = history.of_weights
             history.backward_pass = -1
             del history.gradients, history.of_weights
         return of_y.view(gradient.shape).to(gradient.dtype), of_weights, None, None, None
@@ -131,11 +144,13 @@ class LayerWeights(FullPrecision):
 
     def __init__(self, size: int, init: str, window: int | None, dilation: int = 1, period: int = 1, first: int = 0):
         super().__init__()
-        self.reach = Reach(window or size, dilation, period, first)
+        self.reach = Reach(window=window or size, dilation=dilation, period=period, first=first)
         rows = torch.eye(size)
-        for row in filter(self.reach.sums, range(size if init != "last" else 0)):
-            read = rows[row, self.reach.read_by(row)]
-            read.fill_(1 / len(read) if init == "average" else 1)
+        if init != "last":
+            for row in range(size):
+                if self.reach.sums(row):
+                    read = rows[row, self.reach.read_by(row)]
+                    read.fill_(1 / len(read) if init == "average" else 1)
         self.weight = nn.Parameter(rows)
 
     def forward(self, y: Tensor, history: list[Any]) -> Tensor:
@@ -150,18 +165,26 @@ class LayerWeights(FullPrecision):
 class Combination(nn.Module):
     """Mixer of one stack, called as Method.mixer says: y (B, T, C) and the history it extends -> (B, T, C).
 
-    norms: whether the embedding passes a LayerNorm of this combination, and whether each layer's output does.
+    norm: "pre" for LayerNorms on the outputs that are summed, "post" for one on each sum; norm_embedding, norm_layers:
+    whether the embedding has one, and whether each layer's output has.
     """
 
-    def __init__(self, layers: int, dim: int, norm: str, norms: tuple[bool, bool], weights: LayerWeights):
+    def __init__(
+        self, layers: int, dim: int, norm: str, norm_embedding: bool, norm_layers: bool, weights: LayerWeights
+    ):
         super().__init__()
         self.norm_first = norm == "pre"
-        self.norms = nn.ModuleList(nn.LayerNorm(dim) if norms[l > 0] else nn.Identity() for l in range(layers + 1))
+        self.norms = nn.ModuleList()
+        for layer in range(layers + 1):  # 0: the embedding
+            has_norm = norm_embedding if layer == 0 else norm_layers
+            self.norms.append(nn.LayerNorm(dim) if has_norm else nn.Identity())
         self.weights = weights
 
     def forward(self, y: Tensor, history: list[Any]) -> Tensor:
         norm = self.norms[max(0, len(history) - 1)]
-        return self.weights(norm(y), history) if self.norm_first else norm(self.weights(y, history))
+        if self.norm_first:
+            return self.weights(norm(y), history)
+        return norm(self.weights(y, history))
 
 
 @register("dlcl")
@@ -198,6 +221,19 @@ class DLCL(Method):
 
     def mixer(self, stack, dim):
         layers = self.depth(stack)
-        reach = self.window, self.dilation, self.period, int(self.plain)
-        weights = LayerWeights(layers + 1, self.init, *reach)
-        return Combination(layers, dim, self.norm, (self.normalize_embedding, not self.plain), weights)
+        weights = LayerWeights(
+            size=layers + 1,
+            init=self.init,
+            window=self.window,
+            dilation=self.dilation,
+            period=self.period,
+            first=int(self.plain),  # DenseFormer sums nothing before layer 1
+        )
+        return Combination(
+            layers=layers,
+            dim=dim,
+            norm=self.norm,
+            norm_embedding=self.normalize_embedding,
+            norm_layers=not self.plain,
+            weights=weights,
+        )

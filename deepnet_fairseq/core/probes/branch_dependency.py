@@ -34,16 +34,23 @@ class BranchDependency(TokenSums):
         # a merge that draws random numbers must not advance the training's generators
         with fork_rng([inputs[0].device] if inputs[0].is_cuda else []):
             branch, merged = added(residual, *(part.detach()[mask] for part in inputs))
-        sums = [part.double().pow(power).sum() for part in (branch, merged) for power in (1, 2)]
+        sums = []
+        for part in (branch, merged):
+            sums.append(part.double().pow(1).sum())
+            sums.append(part.double().pow(2).sum())
         self.add(address, branch.numel(), *sums)
 
     def values(self) -> Values:
         ratios = {}
-        for address, (count, *sums) in over_ranks(self.sums).items():
-            branch, merged = _variance(count, *sums[:2]), _variance(count, *sums[2:])
+        for address, sums in over_ranks(self.sums).items():
+            count, branch_sum, branch_squares, merged_sum, merged_squares = sums
+            branch = _variance(count, branch_sum, branch_squares)
+            merged = _variance(count, merged_sum, merged_squares)
             ratios[address] = branch / merged if merged > 0 else float("nan")
         return ratios
 
 
 def _variance(count: float, total: float, squares: float) -> float:
-    return squares / count - (total / count) ** 2 if count else float("nan")
+    if not count:
+        return float("nan")
+    return squares / count - (total / count) ** 2

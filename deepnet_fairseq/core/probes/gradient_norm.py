@@ -21,14 +21,20 @@ class GradientNorm(Probe):
     """
 
     def gradients(self, scale: float | Tensor) -> None:
-        named = [(name, p, p.grad) for name, p in self.model.named_parameters() if p.grad is not None]
-        norms = torch.stack(torch._foreach_norm([grad for *_, grad in named], 2, dtype=torch.float32)) * scale
-        weights = {id(weight.linear.weight): f"{weight.site}.{weight.role}" for weight in branch_weights(self.model)}
+        graded = [(name, p) for name, p in self.model.named_parameters() if p.grad is not None]
+        gradients = [parameter.grad for _name, parameter in graded]
+        norms = torch.stack(torch._foreach_norm(gradients, 2, dtype=torch.float32)) * scale
+
+        matrices = {}
+        for weight in branch_weights(self.model):
+            matrices[id(weight.linear.weight)] = f"{weight.site}.{weight.role}"
         squares: dict[str, float] = {}
-        for (name, parameter, _grad), norm in zip(named, norms.tolist(), strict=True):
-            for address in (_owner(name), weights.get(id(parameter))):
-                if address:
-                    squares[address] = squares.get(address, 0.0) + norm * norm
+        for (name, parameter), norm in zip(graded, norms.tolist(), strict=True):
+            addresses = [_owner(name)]
+            if id(parameter) in matrices:
+                addresses.append(matrices[id(parameter)])
+            for address in addresses:
+                squares[address] = squares.get(address, 0.0) + norm * norm
         self.found = {address: math.sqrt(square) for address, square in squares.items()}
 
     @staticmethod
@@ -36,7 +42,8 @@ class GradientNorm(Probe):
         squares: dict[str, float] = {}
         for address, norm in values.items():
             words = address.split(".")
-            key = f"{words[0]}.{words[-1]}" if len(words) == 4 else address
+            is_matrix = len(words) == 4
+            key = f"{words[0]}.{words[-1]}" if is_matrix else address
             squares[key] = squares.get(key, 0.0) + norm * norm
         return {key: math.sqrt(square) for key, square in squares.items()}
 
@@ -50,15 +57,23 @@ class GradientL1(Probe):
     """
 
     def gradients(self, scale: float | Tensor) -> None:
-        graded = [(w, grad) for w in branch_weights(self.model) if (grad := w.linear.weight.grad) is not None]
-        if graded:  # not all frozen
-            sums = torch.stack(torch._foreach_norm([grad for _, grad in graded], 1, dtype=torch.float32)) * scale
-            for (weight, grad), norm in zip(graded, sums.tolist(), strict=True):
-                self.found[f"{weight.site}.{weight.role}"] = norm / grad.numel()
+        graded = [weight for weight in branch_weights(self.model) if weight.linear.weight.grad is not None]
+        if not graded:  # all are frozen
+            return
+        gradients = [weight.linear.weight.grad for weight in graded]
+        sums = torch.stack(torch._foreach_norm(gradients, 1, dtype=torch.float32)) * scale
+        for weight, total in zip(graded, sums.tolist(), strict=True):
+            self.found[f"{weight.site}.{weight.role}"] = total / weight.linear.weight.numel()
 
     @staticmethod
     def summary(values: Values) -> Values:
-        return mean_by(lambda address: f"{address.split('.')[0]}.{address.split('.')[-1]}", values)
+        return mean_by(_without_layer, values)
+
+
+def _without_layer(address: str) -> str:
+    """Map "decoder.18.ffn.fc2" to "decoder.fc2"."""
+    words = address.split(".")
+    return f"{words[0]}.{words[-1]}"
 
 
 def _owner(name: str) -> str:

@@ -29,8 +29,15 @@ class LearnedScale(Probe):
     def values(self) -> Values:
         levels = torch.tensor([*STATISTICS.values()], device=next(self.model.parameters()).device)
         quantiles = {address: scale.quantile(levels) for address, scale in scales(self.model)}
-        numbers = torch.cat([*quantiles.values()]).tolist() if quantiles else []
-        return dict(zip((f"{address}.{name}" for address in quantiles for name in STATISTICS), numbers, strict=True))
+        if not quantiles:
+            return {}
+
+        by_address = torch.stack([*quantiles.values()]).tolist()  # one host-device synchronisation for all
+        values = {}
+        for address, numbers in zip(quantiles, by_address, strict=True):
+            for name, number in zip(STATISTICS, numbers, strict=True):
+                values[f"{address}.{name}"] = number
+        return values
 
     @staticmethod
     def summary(values: Values) -> Values:
@@ -40,17 +47,36 @@ class LearnedScale(Probe):
 
 def scales(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield address and values, float32 and flat, of all learned factors in the slots."""
-    for place, slot in (pair for stack in model.stacks().values() for pair in stack.slots()):
-        maps = {module.weight for module in slot.modules() if isinstance(module, nn.Linear)}
-        named = slot.named_parameters()
-        factors = {name: p for name, p in named if name.rpartition(".")[2] not in ADDED and p not in maps}
-        last = Counter(name.rpartition(".")[2] for name in factors)
-        for name, parameter in factors.items():
-            words = name.split(".")
-            words = words[-1:] if last[words[-1]] == 1 else words
-            address = ".".join([place, *(words[:-1] if words[-1] == "weight" else words)])
-            values = parameter.detach().float()
-            if values.dim() < 2:
-                yield address, values.flatten()
-            else:
-                yield from ((f"{address}.{index}", row[row != 0]) for index, row in enumerate(values) if row.any())
+    for stack in model.stacks().values():
+        for place, slot in stack.slots():
+            yield from _scales_of(place, slot)
+
+
+def _scales_of(place: str, slot: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield address and values of the learned factors in one slot; place: the slot's address."""
+    matrices = {module.weight for module in slot.modules() if isinstance(module, nn.Linear)}
+    factors = {}
+    for name, parameter in slot.named_parameters():
+        if _last_word(name) not in ADDED and parameter not in matrices:
+            factors[name] = parameter
+
+    names_alike = Counter(map(_last_word, factors))
+    for name, parameter in factors.items():
+        words = name.split(".")
+        if names_alike[words[-1]] == 1:  # no module's name is needed to tell it from others
+            words = words[-1:]
+        if words[-1] == "weight":
+            words = words[:-1]
+        address = ".".join([place, *words])
+
+        values = parameter.detach().float()
+        if values.dim() < 2:
+            yield address, values.flatten()
+            continue
+        for index, row in enumerate(values):
+            if row.any():
+                yield f"{address}.{index}", row[row != 0]
+
+
+def _last_word(name: str) -> str:
+    return name.rpartition(".")[2]

@@ -26,7 +26,9 @@ class ModelUpdate(Probe):
     def begin(self, held: HeldBatch | None) -> None:
         assert held is not None  # needs_held
         now = outputs(self.model, held.net_input)
-        self.found = {name: (now[name] - held.reference[name]).norm(dim=-1).mean().item() for name in now}
+        for name, output in now.items():
+            distances = (output - held.reference[name]).norm(dim=-1)
+            self.found[name] = distances.mean().item()
 
 
 def outputs(model: nn.Module, net_input: dict) -> dict[str, Tensor]:
@@ -43,5 +45,7 @@ def outputs(model: nn.Module, net_input: dict) -> dict[str, Tensor]:
 
 def token_masks(model: nn.Module, *inputs: Any, **net_input: Any) -> dict[str, Tensor]:
     """Return a mask (B, T) by stack, True at tokens, False at padding, from the arguments of the model's `forward`."""
-    stacks = model.stacks()
-    return {name: tokens.ne(stacks[name].padding_idx) for name, tokens in model.tokens(*inputs, **net_input).items()}
+    masks = {}
+    for name, tokens in model.tokens(*inputs, **net_input).items():
+        masks[name] = tokens.ne(model.stacks()[name].padding_idx)
+    return masks
