@@ -22,7 +22,7 @@ LONGEST_NAME = 255  # bytes of a file's name on all usual file systems
 
 
 def unpack(archive: Path, dest: Path, wanted: Callable[[str], bool]) -> None:
-    """Unpack the files of a .tar.gz whose names are `wanted` into the folder `dest`.
+    """Unpack the files of a .tar.gz for whose names `wanted` is true into the folder `dest`.
 
     Raises a UserError, and leaves no `dest`, if a member would be written outside or is neither file nor folder (a link
     might lead outside); if the archive is broken or cut off; if it unpacks to more than the disk has free; if nothing
@@ -42,22 +42,28 @@ def unpack(archive: Path, dest: Path, wanted: Callable[[str], bool]) -> None:
             if not member.isreg():
                 raise UserError(f"{archive}: {member.name!r} is no ordinary file; get the archive from a better place")
             need_space(part, member.size, str(archive))
+
+            # Python 3.11.2 has no filters of tarfile, so names that lead outside are refused here.
             name = normpath(member.name).lstrip("/")
-            if name.split("/")[0] == ".." or max(map(len, os.fsencode(name).split(b"/"))) > LONGEST_NAME:
+            leads_outside = name.split("/")[0] == ".."
+            longest = max(len(component) for component in os.fsencode(name).split(b"/"))
+            if leads_outside or longest > LONGEST_NAME:
                 raise UserError(f"{archive}: {member.name[:60]!r} leads outside or is too long; get a better archive")
+
             (part / name).parent.mkdir(parents=True, exist_ok=True)
-            with tar.extractfile(member) as body, open(part / name, "wb") as file:  # Python 3.11.2 has no filters
+            with tar.extractfile(member) as body, open(part / name, "wb") as file:
                 shutil.copyfileobj(body, file)
+
         if not any(part.iterdir()):
             raise UserError(f"{archive}: holds none of the files wanted; remove it and fetch it again")
-        while tar.fileobj.read(CHUNK):  # read on to the checksum of the compression
+        while tar.fileobj.read(CHUNK):  # read on to the end, where gzip checks its checksum
             pass
 
 
 def stream_lines(archive: Path, member: str) -> Iterator[str]:
     """Yield the lines of one member of a .zip, .tar or .tar.gz, without their "\\n", unpacked as they are read (UTF-8).
 
-    A member whose name ends in .gz is unpacked too.
+    A member of a .tar or .tar.gz whose own name ends in .gz is unpacked too.
 
     Raises a UserError, at the first or a later line, for a missing member, text that is not UTF-8, or a broken archive.
     """
@@ -67,21 +73,25 @@ def stream_lines(archive: Path, member: str) -> Iterator[str]:
 
 @contextmanager
 def _member(archive: Path, name: str):
+    """Give the member `name` of an archive as a file of bytes; raise a UserError if a .tar or .tar.gz lacks it."""
     if archive.name.endswith(".zip"):
         with zipfile.ZipFile(archive) as content, content.open(name) as body:  # checks the member's CRC at its end
             yield body
-    else:
-        with tarfile.open(archive) as tar:
-            member = next((info for info in tar if info.isreg() and normpath(info.name) == name), None)
-            if member is None:
-                raise UserError(f"{archive}: holds no {name}; name another member, or remove it and fetch it again")
-            with tar.extractfile(member) as body:
-                yield gzip.GzipFile(fileobj=body) if name.endswith(".gz") else body
+        return
+
+    with tarfile.open(archive) as tar:
+        for member in tar:  # to the first match only: the rest of a large archive is not read
+            if member.isreg() and normpath(member.name) == name:
+                break
+        else:
+            raise UserError(f"{archive}: holds no {name}; name another member, or remove it and fetch it again")
+        with tar.extractfile(member) as body:
+            yield gzip.GzipFile(fileobj=body) if name.endswith(".gz") else body
 
 
 @contextmanager
 def _reading(archive: Path):
-    """Turn any error of reading an archive that is broken, cut off or none into a UserError."""
+    """Turn any error of reading an archive that is missing, broken, cut off or no archive into a UserError."""
     if not archive.is_file():
         raise UserError(f"{archive}: is not there; fetch it first")
     try:

@@ -1,7 +1,8 @@
 """Download files over HTTP into a folder: each appears under its name whole and verified, or not at all.
 
-A partial download lies in NAME.part and is resumed by the next call; .NAME.etag beside it tells two versions of a file
-without a published checksum apart. SHA256SUMS holds the checksums of such files from their first download.
+A partial download lies in NAME.part, and the next call resumes it. Two further files serve downloads without a
+published checksum: .NAME.etag beside the partial download tells two versions of the file apart, and SHA256SUMS holds
+the checksum that the file had when it was first downloaded.
 """
 
 from __future__ import annotations
@@ -31,11 +32,12 @@ from .lines import writing
 SUMS = "SHA256SUMS"  # lines `HEX  NAME`, as sha256sum writes and checks them
 # "identity": no compression for the transfer
 HEADERS = {"User-Agent": "deepnet_fairseq", "Accept-Encoding": "identity"}
-BUSY = (408, 425, 429, 500, 502, 503, 504)
-ATTEMPTS = 6  # attempts in a row that bring no byte
-WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds before the second attempt, doubled before each later one
+BUSY = (408, 425, 429, 500, 502, 503, 504)  # HTTP statuses after which another attempt may succeed
+ATTEMPTS = 6  # attempts in a row without a further byte, after which an address is given up
+WAIT = 1.0  # seconds before the second attempt, doubled before each later one
+LONGEST_WAIT = 60.0  # seconds
 TIMEOUT = (15.0, 60.0)  # seconds to connect, and without a byte
-CHUNK = 1 << 18
+CHUNK = 1 << 18  # bytes read at a time
 RESUMED = "free some space or mend it, then run this again: it goes on where it stopped"
 
 
@@ -58,10 +60,18 @@ class RemoteFile:
 
 
 def at(*addresses: str, http: bool = False, **facts) -> RemoteFile:
-    """Make a RemoteFile named as at its addresses (without https://); http: also try without encryption."""
-    schemes = ("https", "http") if http else ("https",)
-    urls = tuple(f"{scheme}://{address}" for scheme in schemes for address in addresses)
-    return RemoteFile(addresses[0].rpartition("/")[2], urls, **facts)
+    """Make a RemoteFile whose name is the last part of its first address.
+
+    addresses: without https://, the official one first
+    http: try all addresses without encryption too, after those with it
+    facts: the other fields of RemoteFile
+    """
+    urls = [f"https://{address}" for address in addresses]
+    if http:
+        urls += [f"http://{address}" for address in addresses]
+
+    name = addresses[0].rpartition("/")[2]
+    return RemoteFile(name, tuple(urls), **facts)
 
 
 Fetch = Callable[[Iterable[RemoteFile], Path], dict[str, Path]]  # fetch_all, or a stand-in for it
@@ -72,44 +82,62 @@ class Unavailable(Exception):
 
 
 def fetch_all(files: Iterable[RemoteFile], folder: Path) -> dict[str, Path]:
-    """Fetch files into `folder`, which is made; return name -> path. Files that are there and verified cost no request.
+    """Fetch the files that `folder` lacks, and make the folder if there is none; return name -> path of all of them.
 
-    Raises a UserError if an existing file is another one, the disk has no room, or no address gives a file.
+    A file that is there already is verified without a request.
+
+    Raises a UserError if an existing file is not the file meant, the disk has no room, or no address gives a file.
     """
     files = list(files)
     with writing(folder, "name another place"):
         folder.mkdir(parents=True, exist_ok=True)
-    if missing := [file for file in files if not _is_there(file, folder)]:
+
+    missing = [file for file in files if not _is_there(file, folder)]
+    if missing:
         with locked(folder / ".lock"), requests.Session() as session:
             session.headers.update(HEADERS)
-            lacking = (max(0, (file.size or 0) - _size(folder / f"{file.name}.part")) for file in missing)
-            need_space(folder, sum(lacking), "the download")
+
+            lacking = 0  # bytes, as far as sizes are known
+            for file in missing:
+                received = _size(folder / f"{file.name}.part")
+                lacking += max(0, (file.size or 0) - received)
+            need_space(folder, lacking, "the download")
+
             for file in missing:
                 if not _is_there(file, folder):  # another process may have fetched it meanwhile
                     _download(file, folder, session)
+
+    # Without a published checksum, the first download's is what later ones are held against.
     sums = recorded_sums(folder)
-    if new := [file.name for file in files if not file.checksum and file.name not in sums]:
-        sums |= {name: digest(folder / name) for name in new}
+    unrecorded = [file.name for file in files if not file.checksum and file.name not in sums]
+    if unrecorded:
+        for name in unrecorded:
+            sums[name] = digest(folder / name)
         with writing(folder / SUMS, "make the folder writable"), whole(folder / SUMS) as part:
             part.write_text("".join(f"{sums[name]}  {name}\n" for name in sorted(sums)), encoding="utf-8")
+
     return {file.name: folder / file.name for file in files}
 
 
 def described(files: Iterable[RemoteFile], folder: Path, fetch: Fetch) -> dict[str, dict]:
-    """Fetch files; return name -> {"sha256", "size" in bytes, "url"}."""
+    """Fetch files into `folder` by `fetch`; return name -> {"sha256", "size" in bytes, "url"}."""
     files = list(files)
     paths = fetch(files, folder)
-    return {
-        file.name: {"sha256": digest(path), "size": path.stat().st_size, "url": file.urls[0]}
-        for file, path in zip(files, paths.values(), strict=True)
-    }
+
+    descriptions = {}
+    for file, path in zip(files, paths.values(), strict=True):
+        descriptions[file.name] = {"sha256": digest(path), "size": path.stat().st_size, "url": file.urls[0]}
+    return descriptions
 
 
 def _is_there(file: RemoteFile, folder: Path) -> bool:
+    """Return whether the file is in `folder`, verified; raise a UserError if another one lies under its name."""
     path = folder / file.name
     if not path.exists():
         return False
-    if reason := _difference(path, file):
+
+    reason = _difference(path, file)
+    if reason:
         raise UserError(f"{path}: is not the file meant, {reason}; remove it to fetch it again, or name another folder")
     return True
 
@@ -118,27 +146,43 @@ def _difference(path: Path, file: RemoteFile) -> str | None:
     """Describe how `path` differs from the file that was published, or first downloaded; None if it does not."""
     if not path.is_file():
         return "no ordinary file"
-    if file.size not in (None, _size(path)):
+    if file.size is not None and file.size != _size(path):
         return f"{_size(path):,} bytes instead of {file.size:,}"
-    checksum, origin = file.checksum, file.origin
-    if not checksum and (first_sum := recorded_sums(path.parent).get(file.name)):
-        checksum, origin = f"sha256:{first_sum}", f"{path.parent / SUMS}, from which its line may be removed"
-    algorithm, _, expected = (checksum or "").partition(":")
-    if algorithm and (actual := digest(path, algorithm)) == expected:
-        return None
+
+    checksum = file.checksum
+    origin = file.origin
+    if not checksum:
+        first_sum = recorded_sums(path.parent).get(file.name)
+        if first_sum:
+            checksum = f"sha256:{first_sum}"
+            origin = f"{path.parent / SUMS}, from which its line may be removed"
+    if checksum:
+        algorithm, _, expected = checksum.partition(":")
+        actual = digest(path, algorithm)
+        if actual == expected:
+            return None
+
     with open(path, "rb") as content:
         start = content.read(1000).lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if start.startswith((b"<!doctype html", b"<html")):
         return "a web page instead of the file"
-    return f"{algorithm} {actual} instead of {expected} ({origin})" if algorithm else _broken(path, file.name)
+    if checksum:
+        return f"{algorithm} {actual} instead of {expected} ({origin})"
+    return _broken(path, file.name)
 
 
 def _broken(path: Path, name: str) -> str | None:
-    """Read an archive to its end, before its checksum is recorded, and return what is wrong with it, or None."""
+    """Read an archive to its end, and return what is wrong with it; None if nothing is, or if it is no archive.
+
+    Without this a broken download without a published checksum would have its own checksum recorded as the right one.
+
+    path: where the archive lies now; name: its name when it is complete, whose ending tells its format
+    """
     try:
         if name.endswith(".zip"):
             with zipfile.ZipFile(path) as archive:
-                return (member := archive.testzip()) and f"broken at {member!r}"
+                broken_member = archive.testzip()
+            return f"broken at {broken_member!r}" if broken_member else None
         if name.endswith((".gz", ".tgz")):
             with gzip.open(path) as unpacked:
                 while unpacked.read(CHUNK):
@@ -149,16 +193,20 @@ def _broken(path: Path, name: str) -> str | None:
 
 
 def _download(file: RemoteFile, folder: Path, session: requests.Session) -> None:
-    """Download a file from the first address that gives it."""
-    part, reasons = folder / f"{file.name}.part", []
+    """Download a file from the first address that gives it; raise a UserError with all reasons if none does."""
+    part = folder / f"{file.name}.part"
+    reasons = []
     for url in file.urls:
         try:
-            resumed = _size(part)
+            resumed = _size(part) > 0
             _receive(file, url, part, session)
-            if (reason := _difference(part, file)) and resumed:  # its first part was another file's
+            reason = _difference(part, file)
+
+            if reason and resumed:  # the bytes that were there before may be another file's
                 part.unlink()
                 _receive(file, url, part, session)
                 reason = _difference(part, file)
+
             if not reason:
                 with writing(part, RESUMED):
                     os.replace(part, folder / file.name)
@@ -174,55 +222,91 @@ def _download(file: RemoteFile, folder: Path, session: requests.Session) -> None
 
 
 def _receive(file: RemoteFile, url: str, part: Path, session: requests.Session) -> None:
-    """Receive the whole file into `part`; raise Unavailable after ATTEMPTS interruptions without a further byte."""
-    most, vain = _size(part), 0
+    """Receive the whole file into `part`, resuming after interruptions.
+
+    Raises Unavailable after ATTEMPTS interruptions in a row without a further byte, and for an invalid address.
+    """
+    furthest = _size(part)  # bytes, the most that `part` has had
+    vain = 0  # interruptions in a row without a further byte
     every = 0.1 if sys.stderr.isatty() else 30.0  # seconds between updates of the bar
     with tqdm(desc=file.name, total=file.size, unit="B", unit_scale=True, mininterval=every, file=sys.stderr) as bar:
         while True:
             try:
-                return _request(file, url, part, session, bar)
+                _request(file, url, part, session, bar)
+                return
             except UserError:
                 raise
             except (ValueError, requests.TooManyRedirects) as error:  # an invalid address or redirection
                 raise Unavailable(f"no address ({_reason(error)})") from error
             except (requests.RequestException, HTTPError) as error:
                 why = _reason(error)
-            vain = 0 if _size(part) > most else vain + 1
-            most = max(most, _size(part))
+
+            received = _size(part)
+            if received > furthest:
+                furthest = received
+                vain = 0
+            else:
+                vain += 1
             if vain == ATTEMPTS:
                 raise Unavailable(f"{why}, {vain} times in a row")
+
             say(f"{file.name}: {why}; goes on")
-            time.sleep(min(WAIT * 2 ** max(vain - 1, 0), LONGEST_WAIT))
+            doublings = max(vain - 1, 0)
+            time.sleep(min(WAIT * 2**doublings, LONGEST_WAIT))
 
 
 def _request(file: RemoteFile, url: str, part: Path, session: requests.Session, bar: tqdm) -> None:
-    """Request the bytes that `part` lacks; raise Unavailable, or an HTTPError where another attempt may help."""
-    start, tag = _size(part), _etag(part).read_text() if _etag(part).exists() else ""
-    if start and start == file.size:
+    """Request the bytes that `part` lacks, and append them to it.
+
+    Raises Unavailable if the address does not give the file, and an HTTPError of urllib3 or a RequestException where
+    another attempt may help.
+    """
+    received = _size(part)
+    validator = ""  # the server's name of the version that `part` is of
+    if _etag(part).exists():
+        validator = _etag(part).read_text()
+
+    # Resume only where a checksum or the server can tell that the rest belongs to what is here.
+    if received and received == file.size:
         return
-    if (file.size is not None and start > file.size) or not (file.checksum or tag):
+    start = received
+    if file.size is not None and received > file.size:
         start = 0
-    headers = ({"Range": f"bytes={start}-"} | ({"If-Range": tag} if tag else {})) if start else {}
+    if not file.checksum and not validator:
+        start = 0
+    headers = {}
+    if start:
+        headers["Range"] = f"bytes={start}-"
+        if validator:
+            headers["If-Range"] = validator  # the server sends the whole file if it has another version by now
+
     with session.get(url, headers=headers, stream=True, timeout=TIMEOUT) as response:
-        content_range, now = response.headers.get("Content-Range", ""), response.headers.get("ETag", "")
-        if response.status_code == 416 and content_range == f"bytes */{start}":
+        status = response.status_code
+        content_range = response.headers.get("Content-Range", "")
+        validator_now = response.headers.get("ETag", "")
+
+        if status == 416 and content_range == f"bytes */{start}":
             return  # a former process was killed between the last byte and the renaming
-        fits = content_range.startswith(f"bytes {start}-") and now in ("", tag or now)
-        if response.status_code == 416 or response.status_code == 206 and not fits:
+        same_version = not validator or not validator_now or validator_now == validator
+        fits = content_range.startswith(f"bytes {start}-") and same_version
+        if status == 416 or (status == 206 and not fits):
             part.unlink(missing_ok=True)
             raise ProtocolError("has no rest that fits what is here")
-        if response.status_code in BUSY:
-            raise ProtocolError(f"{response.status_code} {response.reason}")
-        if response.status_code not in (200, 206):
-            raise Unavailable(f"{response.status_code} {response.reason}")
-        if response.status_code == 200:
+        if status in BUSY:
+            raise ProtocolError(f"{status} {response.reason}")
+        if status not in (200, 206):
+            raise Unavailable(f"{status} {response.reason}")
+
+        if status == 200:  # the whole file, whatever was asked for
             start = 0
-            _etag(part).write_text(now or response.headers.get("Last-Modified", ""))
+            _etag(part).write_text(validator_now or response.headers.get("Last-Modified", ""))
+
         length = response.headers.get("Content-Length")
         total = start + int(length) if length else file.size
-        if None not in (total, file.size) and total != file.size:
+        if total is not None and file.size is not None and total != file.size:
             raise Unavailable(f"{total:,} bytes instead of {file.size:,}")
         need_space(part.parent, (total or 0) - start, file.name)
+
         bar.total = total
         bar.update(start - bar.n)
         with writing(part, RESUMED), open(part, "ab" if start else "wb") as out:
@@ -234,33 +318,43 @@ def _request(file: RemoteFile, url: str, part: Path, session: requests.Session, 
 
 
 def _etag(part: Path) -> Path:
-    """Return the file that holds the server's validator (ETag) of the content of `part`."""
+    """Return the file that holds the server's validator (ETag, else Last-Modified) of the content of `part`."""
     return part.with_name(f".{part.stem}.etag")
 
 
 def _size(path: Path) -> int:
+    """Return a file's bytes, 0 if it is missing."""
     return path.stat().st_size if path.exists() else 0
 
 
 def _reason(error: BaseException) -> str:
-    """Unwrap the innermost error of requests and urllib3: [Errno 104] Connection reset by peer."""
-    while inner := [arg for arg in (getattr(error, "reason", None), *error.args) if isinstance(arg, BaseException)]:
-        error = inner[-1]
+    """Return the words of the innermost error that requests and urllib3 wrapped, as "Connection reset by peer"."""
+    while True:
+        candidates = (getattr(error, "reason", None), *error.args)
+        wrapped = [cause for cause in candidates if isinstance(cause, BaseException)]
+        if not wrapped:
+            break
+        error = wrapped[-1]
     return str(error).rpartition(": ")[2] or type(error).__name__
 
 
 def digest(path: Path, algorithm: str = "sha256") -> str:
-    """Compute a file's checksum in hexadecimal, by hashlib's name of the algorithm."""
+    """Compute a file's checksum in hexadecimal; algorithm: hashlib's name of it."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
 
 
 def recorded_sums(folder: Path) -> dict[str, str]:
-    """Read FOLDER/SHA256SUMS as name -> checksum, {} without one; a UserError names a malformed line."""
-    path, sums = folder / SUMS, {}
-    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    """Read FOLDER/SHA256SUMS as name -> checksum, {} without one; raise a UserError that names a malformed line."""
+    path = folder / SUMS
+    if not path.exists():
+        return {}
+
+    sums = {}
+    text = path.read_text(encoding="utf-8", errors="replace")
     for number, line in enumerate(text.splitlines(), 1):
-        if not (match := re.fullmatch(r"([0-9a-fA-F]{64}) [ *](?:\./)?(.+)", line)):
+        match = re.fullmatch(r"([0-9a-fA-F]{64}) [ *](?:\./)?(.+)", line)
+        if not match:
             raise UserError(f"{path}, line {number}: is not `SHA256  NAME`; write the file anew with sha256sum")
         sums[match[2]] = match[1].lower()
     return sums

@@ -1,4 +1,4 @@
-"""A new folder of prepared data: room on its disk, whole or absent, and nothing left by a run that was killed."""
+"""Make a new folder of prepared data: check the room on its disk, fill it whole or not at all, remove leftovers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from ..errors import UserError
 from ..files import whole
 from .lines import writing
 
-# Bytes a byte of text, measured: the text with marks and blanks, pieces as numbers of 2 or 4 bytes with their index.
-IN_PIECES, SHORT_NUMBERS, LONG_NUMBERS = 1.6, 0.9, 1.4
-SHORT = 65_500  # pieces that fairseq gives numbers of 2 bytes
+# Bytes for each byte of text, measured
+IN_PIECES = 1.6  # the text in pieces, with their marks and blanks
+SHORT_NUMBERS = 0.9  # binarised, pieces as numbers of 2 bytes, with the index
+LONG_NUMBERS = 1.4  # the same with numbers of 4 bytes
+SHORT = 65_500  # smallest vocabulary, in pieces, that fairseq gives numbers of 4 bytes
 LOCK = ".lock"  # in the folder, while a run fills it
 ENDING = (signal.SIGTERM, signal.SIGHUP)  # sent by schedulers and by terminals that close
 
@@ -30,8 +32,8 @@ def new_folder(dest: Path) -> Iterator[Path]:
     """Give a folder beside `dest` to fill, which takes the name `dest` if all went well, and else is removed.
 
     It is removed at the signals in ENDING too. SIGKILL and a power cut leave it, and the next call for the same `dest`
-    removes it and says so. A lock on the folder tells it from that of a run that still works, here or on another host.
-    Raises a UserError if the disk does not take it.
+    removes it and says so. A folder that another run still fills, on this host or another, stays: that run holds a lock
+    on it. Raises a UserError if the disk does not take the folder.
     """
     _remove_leftovers(dest)
     with _ended_by_signals(), _made_parents(dest), whole(dest) as part:
@@ -47,36 +49,52 @@ def new_folder(dest: Path) -> Iterator[Path]:
 
 
 def need_space(folder: Path, needed: int, what: str) -> int:
-    """Return the bytes that are free on the disk of `folder`, which may not exist; UserError if `needed` do not fit."""
-    there = next(place for place in (folder.resolve(), *folder.resolve().parents) if place.exists())
-    if needed > (free := shutil.disk_usage(there).free):
-        needs, has = (tqdm.format_sizeof(size, "B") for size in (needed, free))
+    """Return the bytes that are free on the disk of `folder`, which need not exist yet.
+
+    Raises a UserError if the bytes `needed` do not fit; what: the thing that needs them, for the message.
+    """
+    existing = next(place for place in (folder.resolve(), *folder.resolve().parents) if place.exists())
+    free = shutil.disk_usage(existing).free
+    if needed > free:
+        needs = tqdm.format_sizeof(needed, "B")
+        has = tqdm.format_sizeof(free, "B")
         raise UserError(f"{what}: needs {needs}, {folder} has {has} free; free some or name another place")
     return free
 
 
 def say_space(folder: Path, needed: int, what: str) -> None:
-    """Print the bytes that `what` needs on the disk of `folder`, and those that are free; UserError as need_space."""
+    """Print the bytes that `what` needs on the disk of `folder`, and those that are free, unless none are needed.
+
+    Raises a UserError if they do not fit, as need_space.
+    """
     free = need_space(folder, needed, what)
     if needed:
-        needs, has = (tqdm.format_sizeof(size, "B") for size in (needed, free))
+        needs = tqdm.format_sizeof(needed, "B")
+        has = tqdm.format_sizeof(free, "B")
         print(f"| {what}: needs about {needs} of disk, {has} are free", flush=True)
 
 
 def prepared_size(text: int, pieces: int) -> int:
-    """Estimate the bytes of a text in pieces and binarised; text: its own; pieces: of the vocabulary."""
+    """Estimate the bytes of a text in pieces and its binarised data together.
+
+    text: bytes of the text; pieces: size of the vocabulary.
+    """
     return int(text * IN_PIECES) + binarised_size(text, pieces)
 
 
 def binarised_size(text: int, pieces: int) -> int:
-    """Estimate the bytes of a text's binarised data alone."""
-    return int(text * (SHORT_NUMBERS if pieces < SHORT else LONG_NUMBERS))
+    """Estimate the bytes of a text's binarised data alone; text, pieces: as in prepared_size."""
+    bytes_per_byte = SHORT_NUMBERS if pieces < SHORT else LONG_NUMBERS
+    return int(text * bytes_per_byte)
 
 
 def _remove_leftovers(dest: Path) -> None:
+    """Remove the folders that killed runs left beside `dest`, and say so; spare those that a run still fills."""
     dest = dest.resolve()
-    left = dest.parent.glob(f"{escape(dest.name)}.*.part") if dest.parent.is_dir() else ()
-    for part in sorted(left):
+    if not dest.parent.is_dir():
+        return
+
+    for part in sorted(dest.parent.glob(f"{escape(dest.name)}.*.part")):
         if not part.is_dir() or part.is_symlink():
             continue
         lock = FileLock(part / LOCK)
@@ -109,10 +127,16 @@ def _ended_by_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # signals reach the main thread alone
         return
-    unanswered = [kind for kind in ENDING if signal.getsignal(kind) is signal.SIG_DFL]  # nohup ignores SIGHUP
-    before = {kind: signal.signal(kind, lambda number, _: sys.exit(128 + number)) for kind in unanswered}
+
+    def leave(number, _frame):
+        sys.exit(128 + number)
+
+    replaced = {}
+    for kind in ENDING:
+        if signal.getsignal(kind) is signal.SIG_DFL:  # others have an answer already: nohup ignores SIGHUP
+            replaced[kind] = signal.signal(kind, leave)
     try:
         yield
     finally:
-        for kind, handler in before.items():
+        for kind, handler in replaced.items():
             signal.signal(kind, handler)

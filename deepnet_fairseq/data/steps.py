@@ -15,48 +15,67 @@ from .lines import writing
 
 
 class Steps:
-    """Steps of one recipe in one folder, in a fixed order; steps done are recorded in FOLDER/steps/NAME.json."""
+    """Steps of one recipe in one folder, in a fixed order.
+
+    FOLDER/steps/NAME.json records each step that is done: "asked" (digest of its inputs), "outputs" (see
+    Steps._state), and "result" (what its function returned).
+    """
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.previous = ""  # the key of the step before
+        self.previous = ""  # digest of the inputs and outputs of the step before, and so of all steps before it
 
     def run(
         self, name: str, outputs: Sequence[Path], settings: dict, make: Callable[[], dict | None], keep=False
     ) -> dict:
-        """Run a step, unless it is done, and return the result of make(), from now or from then.
+        """Run a step unless its recorded inputs and outputs are unchanged; return its result.
 
-        outputs: files, or folders with their content; make writes each whole (`files.whole`).
-        settings: dependencies of the step beside the steps before it, for JSON. The step is skipped if it was done with
-        these settings, after the same steps, and its outputs still have their sizes and times; otherwise the outputs
-        are removed first (with `keep` make deals with them), and the later steps run again too. Raises a RuntimeError
-        if make() does not make an output.
+        A step whose inputs (name, `settings` and the steps before it) and outputs (sizes and times) are those in its
+        record is skipped, and its result is read from the record. When a step runs, all later ones run again too.
+
+        name: of the step, in its record and on the terminal
+        outputs: files, or folders with their content, that make() writes, each whole (`files.whole`)
+        settings: what the step depends on beside the steps before it, for JSON
+        make: does the work and returns the step's result, for JSON, None for {}
+        keep: leave the former outputs where they are, for make() to deal with; by default they are removed first
+
+        Raises a RuntimeError if make() does not make an output.
         """
         record = self.folder / "steps" / f"{name}.json"
         asked = _digest([name, settings, self.previous])
+
         done = read_json(record)
         if done.get("asked") == asked and done.get("outputs") == self._state(outputs):
             print(f"== {name}: done before", flush=True)
         else:
             print(f"== {name}", flush=True)
-            record.unlink(missing_ok=True)
+            record.unlink(missing_ok=True)  # first, so that a run killed from here on does not count as done
             for path in outputs:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 if not keep:
                     remove(path)
+
             with writing(outputs[0] if outputs else self.folder):
                 result = make() or {}
+
             done = {"asked": asked, "outputs": self._state(outputs), "result": result}
-            if missing := [path for path, state in done["outputs"].items() if state is None]:
+            missing = [path for path, state in done["outputs"].items() if state is None]
+            if missing:
                 raise RuntimeError(f"step {name} did not make {', '.join(missing)}")
             write_json(record, done)
+
         self.previous = _digest([asked, done["outputs"]])
         return done["result"]
 
     def _state(self, outputs: Sequence[Path]) -> dict[str, list[int] | None]:
-        """Return path from the folder -> size in bytes and time of change in ns; None for a missing file."""
-        files = [file for path in outputs for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
-        return {os.path.relpath(file, self.folder): file_state(file) for file in files if not file.is_dir()}
+        """Return path relative to the folder -> its file_state, for output files and all files in output folders."""
+        files = []
+        for path in outputs:
+            if path.is_dir():
+                files += [file for file in sorted(path.rglob("*")) if not file.is_dir()]
+            else:
+                files.append(path)
+        return {os.path.relpath(file, self.folder): file_state(file) for file in files}
 
 
 def file_state(file: Path) -> list[int] | None:
@@ -65,6 +84,7 @@ def file_state(file: Path) -> list[int] | None:
 
 
 def _digest(content) -> str:
+    """Return the SHA-256 of JSON content, in hexadecimal; the order of keys does not matter."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -83,10 +103,10 @@ def write_json(path: Path, content: dict) -> None:
 def remove(path: Path) -> None:
     """Remove the file or folder `path`, and anything that an interrupted `whole(path)` left beside it."""
     unfinished = path.parent.glob(f"{escape(path.name)}.*.part") if path.parent.is_dir() else ()
-    for gone in (path, *unfinished):
-        if gone.is_dir() and not gone.is_symlink():
-            moved = gone.with_name(f"{gone.name}.{os.getpid()}.part")
-            gone.rename(moved)  # a program that has outlived its parent may still write into it
+    for leftover in (path, *unfinished):
+        if leftover.is_dir() and not leftover.is_symlink():
+            moved = leftover.with_name(f"{leftover.name}.{os.getpid()}.part")
+            leftover.rename(moved)  # a program that has outlived its parent may still write into it
             shutil.rmtree(moved)
         else:
-            gone.unlink(missing_ok=True)
+            leftover.unlink(missing_ok=True)
