@@ -1,7 +1,7 @@
 """The steps from the lines of one language pair to binarised data, each recorded under its name.
 
-A text is named by its prefix: P stands for P.SRC and P.TGT. Texts are kept as subset -> prefix, in fairseq's names
-("train", "valid", "test", "test1", ...), and go from stage to stage in DEST/text/STAGE.
+A text is named by its prefix: P stands for P.SRC and P.TGT. Texts are kept as subset -> prefix, with fairseq's names of
+subsets ("train", "valid", "test", "test1", ...), and each stage writes them into DEST/text/STAGE.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from .moses import Chain, Limits, clean, line_function
 from .steps import Steps, file_state
 from .vocabulary import FAIRSEQ_SPECIAL
 
-Texts = dict[str, Path]
-Lines = Callable[[], Iterable[str]]
+Texts = dict[str, Path]  # subset -> prefix
+Lines = Callable[[], Iterable[str]]  # opens a text to read its lines
 MARK = "@@"  # mark at the end of a piece whose word continues
 
 
@@ -35,43 +35,61 @@ def sides(prefix: Path, langs: tuple[str, str]) -> list[Path]:
 
 
 class Bilingual:
-    """Preparation of a language pair, source and target, in `dest`; each method runs one or several of `steps`."""
+    """Preparation of a language pair in `dest`; each method runs one or several of `steps`.
+
+    langs: source and target; workers: processes for work on lines.
+    """
 
     def __init__(self, steps: Steps, dest: Path, langs: tuple[str, str], workers: int):
-        self.steps, self.dest, self.langs, self.workers = steps, dest, langs, workers
+        self.steps = steps
+        self.dest = dest
+        self.langs = langs
+        self.workers = workers
         self.text = dest / "text"
 
     def _pairs(self, prefix: Path) -> Iterator[tuple[str, str]]:
+        """Yield the pairs of lines of a text."""
         return read_pairs(*sides(prefix, self.langs))
 
     def _write(self, prefix: Path, pairs: Iterable[tuple[str, str]]) -> int:
+        """Write a text; return the number of its pairs."""
         return write_columns(sides(prefix, self.langs), pairs)
 
     def _each(self, functions: list[Callable[[str], str]], pairs: Iterable[tuple[str, str]], label: str):
-        """Apply a function to each side of the pairs, in several processes."""
-        return map_rows(lambda pair: tuple(f(line) for f, line in zip(functions, pair)), pairs, self.workers, label)
+        """Yield the pairs with functions[0] applied to the source and functions[1] to the target, by the workers.
+
+        label: of the progress bar.
+        """
+
+        def apply(pair: tuple[str, str]) -> tuple[str, ...]:
+            return tuple(function(line) for function, line in zip(functions, pair))
+
+        return map_rows(apply, pairs, workers=self.workers, label=label)
 
     def tokenise(self, subset: str, lines: dict[str, Lines], chain: Chain) -> tuple[Path, int]:
         """Tokenise a text; return its prefix and the number of its sentences.
 
-        lines: language -> its raw lines. Raises a UserError if the languages have different numbers of lines.
+        lines: language -> opens its raw lines; chain: the Moses tools that are applied. Raises a UserError if the
+        languages have different numbers of lines.
         """
         prefix = self.text / "tokenised" / subset
 
         def make() -> dict:
             functions = [line_function(lang, chain) for lang in self.langs]
             source, target = self.langs
-            raw = align(lines[source](), lines[target](), (f"{subset}.{source}", f"{subset}.{target}"))
+            names = (f"{subset}.{source}", f"{subset}.{target}")
+            raw = align(lines[source](), lines[target](), names)
             return {"sentences": self._write(prefix, self._each(functions, raw, subset))}
 
         settings = {"chain": asdict(chain), "tools": {"sacremoses": version("sacremoses")}}
-        counts = self.steps.run(f"tokenise.{subset}", sides(prefix, self.langs), settings, make)
+        counts = self.steps.run(f"tokenise.{subset}", sides(prefix, self.langs), settings=settings, make=make)
         return prefix, counts["sentences"]
 
     def references(self, lines: dict[str, Iterable[str]], sentences: int) -> None:
-        """Write DEST/reference/test.SRC-TGT.TGT for both directions.
+        """Write the test set's references, DEST/reference/test.SRC-TGT.TGT, for both directions.
 
-        Raises a UserError unless they have as many lines as the test set has `sentences`.
+        lines: language -> its lines as published. Raises a UserError unless each has as many lines as the test set has
+        `sentences`.
         """
         folder = self.dest / "reference"
 
@@ -79,44 +97,54 @@ class Bilingual:
             with whole(folder) as part:
                 for source, target in (self.langs, self.langs[::-1]):
                     name = f"test.{source}-{target}.{target}"
-                    if (count := write_lines(part / name, lines[target])) != sentences:
+                    count = write_lines(part / name, lines[target])
+                    if count != sentences:
                         raise UserError(f"{folder / name}: {count:,} references for {sentences:,} sentences")
 
-        self.steps.run("references", [folder], {}, make)
+        self.steps.run("references", [folder], settings={}, make=make)
 
     def clean(self, stage: str, texts: Texts, limits: Limits) -> tuple[Texts, dict[str, int]]:
-        """Drop the pairs outside the limits; return the texts, and the number of pairs left in each."""
+        """Drop the pairs outside the limits; return the texts, and the number of pairs left in each.
+
+        stage: the name of the step, and of the texts' folder in DEST/text.
+        """
         folder = self.text / stage
 
         def make() -> dict:
+            counts = {}
             with whole(folder) as part:
-                return {
-                    name: self._write(part / name, clean(self._pairs(text), limits)) for name, text in texts.items()
-                }
+                for subset, prefix in texts.items():
+                    counts[subset] = self._write(part / subset, clean(self._pairs(prefix), limits))
+            return counts
 
         settings = {"limits": str(limits), "tools": {"sacremoses": version("sacremoses")}}
-        counts = self.steps.run(stage, [folder], settings, make)
+        counts = self.steps.run(stage, [folder], settings=settings, make=make)
         return {subset: folder / subset for subset in texts}, counts
 
     def hold_out(self, train: Path, every: int) -> Texts:
-        """Split training text: every `every`-th pair of `train` goes to the validation text."""
-        texts = {subset: self.text / "split" / subset for subset in ("train", "valid")}
+        """Split training text into "train" and "valid": every `every`-th pair of `train` goes to "valid"."""
+        folder = self.text / "split"
+
+        def chosen(subset: str) -> Iterator[tuple[str, str]]:
+            for number, pair in enumerate(self._pairs(train), 1):
+                held_out = number % every == 0
+                if held_out == (subset == "valid"):
+                    yield pair
 
         def make() -> None:
-            with whole(self.text / "split") as part:
-                for subset in texts:
-                    numbered = enumerate(self._pairs(train), 1)
-                    chosen = (pair for number, pair in numbered if (number % every == 0) == (subset == "valid"))
-                    self._write(part / subset, chosen)
+            with whole(folder) as part:
+                for subset in ("train", "valid"):
+                    self._write(part / subset, chosen(subset))
 
-        self.steps.run("split", [self.text / "split"], {"every": every}, make)
-        return texts
+        self.steps.run("split", [folder], settings={"every": every}, make=make)
+        return {subset: folder / subset for subset in ("train", "valid")}
 
     def learn(self, train: Path, merges: int) -> Path:
-        """Learn subword-nmt's codes on both languages together; return DEST/text/codes, one merge a line.
+        """Learn BPE merges on both languages of `train` together; return DEST/text/codes, one merge a line.
 
-        There are `merges` of them, fewer if no pair of symbols occurs twice any more; Sennrich et al. 2016 (arXiv
-        1508.07909).
+        The method is that of Sennrich et al. 2016 (arXiv 1508.07909), by subword-nmt.
+
+        merges: how many; there are fewer if no pair of symbols occurs twice any more
         """
         codes = self.text / "codes"
 
@@ -124,52 +152,64 @@ class Bilingual:
             from subword_nmt import learn_bpe as learning
 
             learning.tqdm = partial(tqdm, desc="merges", disable=None)  # its progress bar on a terminal only
-            learning.max = most_frequent
+            learning.max = most_frequent  # the same merges in half of the time
             lines = chain.from_iterable(map(read_lines, sides(train, self.langs)))
             with whole(codes) as part, open(part, "w", encoding="utf-8", newline="\n") as file:
                 learning.learn_bpe(lines, file, merges)
 
-        self.steps.run("learn-bpe", [codes], {"merges": merges}, make)
+        self.steps.run("learn-bpe", [codes], settings={"merges": merges}, make=make)
         return codes
 
     def apply(self, codes: Path, texts: Texts) -> tuple[Texts, dict[str, int]]:
-        """Segment the texts; return them, and language -> number of types of pieces in "train"."""
-        segmented, types = {subset: self.text / "pieces" / subset for subset in texts}, {}
+        """Segment the texts by the merges in `codes`; return them, and language -> types of pieces in "train"."""
+        segmented = {}
+        types = {}
         for subset, prefix in texts.items():
+            segmented[subset], subset_types = self._segment(codes, subset, prefix)
+            if subset == "train":
+                types |= subset_types
+        return segmented, types
 
-            def make(prefix=prefix, subset=subset) -> dict:
-                from subword_nmt.apply_bpe import BPE
+    def _segment(self, codes: Path, subset: str, prefix: Path) -> tuple[Path, dict[str, int]]:
+        """Segment the text `prefix`; return the prefix of its pieces, and language -> how many distinct ones it has."""
+        segmented = self.text / "pieces" / subset
+        files = sides(segmented, self.langs)
 
-                with open(codes, encoding="utf-8", newline="\n") as file:
-                    segment = BPE(file, separator=MARK).process_line
-                self._write(segmented[subset], self._each([segment] * 2, self._pairs(prefix), subset))
-                files = zip(self.langs, sides(segmented[subset], self.langs), strict=True)
-                return {lang: len(count_pieces(path, self.workers)) for lang, path in files}
+        def make() -> dict:
+            from subword_nmt.apply_bpe import BPE
 
-            counts = self.steps.run(f"apply-bpe.{subset}", sides(segmented[subset], self.langs), {}, make)
-            types |= counts if subset == "train" else {}
+            with open(codes, encoding="utf-8", newline="\n") as file:
+                segment = BPE(file, separator=MARK).process_line
+            self._write(segmented, self._each([segment, segment], self._pairs(prefix), subset))
+            return {lang: len(count_pieces(path, self.workers)) for lang, path in zip(self.langs, files, strict=True)}
+
+        types = self.steps.run(f"apply-bpe.{subset}", files, settings={}, make=make)
         return segmented, types
 
     def binarise(self, texts: Texts, codes: Path, dictionary: Path | None = None) -> dict:
-        """Write DEST/bin, with the codes; see binarise.binarise."""
+        """Write DEST/bin, with a copy of `codes`; return what binarise.binarise returns, and "words".
+
+        "words" is the number of entries in the dictionary without fairseq's special symbols and its padding.
+        """
         dest = self.dest / "bin"
 
         def make() -> dict:
             with whole(dest) as part:
                 part.mkdir(parents=True)
-                summary = binarise(self.langs, texts, part, self.workers, dictionary)
+                summary = binarise(self.langs, texts, dest=part, workers=self.workers, dictionary=dictionary)
                 (part / "codes").write_bytes(codes.read_bytes())
-                words = read_lines(part / f"dict.{self.langs[0]}.txt")
-                summary["words"] = sum(not word.startswith("madeupword") for word in words)  # fairseq pads with those
+                entries = read_lines(part / f"dict.{self.langs[0]}.txt")
+                summary["words"] = sum(1 for entry in entries if not entry.startswith("madeupword"))
             return summary
 
-        return self.steps.run("binarise", [dest], {}, make)
+        return self.steps.run("binarise", [dest], settings={}, make=make)
 
 
 def most_frequent(pairs, key=None):
-    """Find the maximum for subword-nmt, in half of the time: of counts, or at each merge of a dict, by (count, pair).
+    """Find the maximum in place of `max` within subword-nmt's learn_bpe, in half of the time.
 
-    pairs: pair of symbols -> how often it occurs.
+    learn_bpe calls it in two ways: at each merge with a dict, pair of symbols -> how often it occurs, and a `key` by
+    which the most frequent pair wins, of equally frequent ones the greatest; and with plain counts, without a key.
     """
     if key is None:
         return max(pairs)
@@ -178,36 +218,49 @@ def most_frequent(pairs, key=None):
 
 
 class Tokenised:
-    """Tokenised text in `folder`; raises a UserError if files are missing.
+    """Tokenised text that a user gives in `folder`; raises a UserError if files are missing.
 
-    texts: subset in fairseq's names -> prefix; names: subset -> the name it has in the folder. Validation and test sets
-    may be several, as test.NAME.de; the one without a name comes first, the others by name. codes, dictionary: the
-    files `codes` and `dict.txt`, None where they are not.
+    There may be several validation and test sets, as test.NAME.de; the one without a NAME comes first, the others by
+    name.
+
+    texts: subset, by fairseq's name -> prefix
+    names: subset, by fairseq's name -> the name it has in the folder
+    codes, dictionary: the files `codes` and `dict.txt`, None where there are none
     """
 
     def __init__(self, folder: Path, langs: tuple[str, str]):
-        self.folder, self.langs = folder, langs
+        self.folder = folder
+        self.langs = langs
         self.texts: dict[str, Path] = {}
         self.names: dict[str, str] = {}
         for split in ("train", "valid", "test"):
             for number, name in enumerate(self._names(split)):
-                subset = f"{split}{number or ''}"
-                self.texts[subset], self.names[subset] = folder / name, name
-        there = [path if path.is_file() else None for path in (folder / "codes", folder / "dict.txt")]
-        self.codes, self.dictionary = there
+                subset = f"{split}{number}" if number else split
+                self.texts[subset] = folder / name
+                self.names[subset] = name
+
+        codes = folder / "codes"
+        dictionary = folder / "dict.txt"
+        self.codes = codes if codes.is_file() else None
+        self.dictionary = dictionary if dictionary.is_file() else None
         if self.dictionary and not self.codes:
-            codes = folder / "codes"
-            raise UserError(f"{there[1]}: goes with the BPE codes it was made with; put them beside it as {codes}")
+            raise UserError(f"{dictionary}: goes with the BPE codes it was made with; put them beside it as {codes}")
 
     def _names(self, split: str) -> list[str]:
-        stems = {
-            lang: {path.name.removesuffix(f".{lang}") for path in self.folder.glob(f"{split}*.{lang}")}
-            for lang in self.langs
-        }
-        stems = {lang: {name for name in names if f"{name}.".startswith(f"{split}.")} for lang, names in stems.items()}
+        """Return the names, in the folder, of the subsets of a split, sorted: "test", "test.NAME" of "test".
+
+        Raises a UserError if a language lacks one, if there are none, and if there are several for training.
+        """
+        stems = {}
+        for lang in self.langs:
+            names = {path.name.removesuffix(f".{lang}") for path in self.folder.glob(f"{split}*.{lang}")}
+            stems[lang] = {name for name in names if f"{name}.".startswith(f"{split}.")}  # not trained.de
+
         for lang, other in (self.langs, self.langs[::-1]):
-            if missing := stems[lang] - stems[other]:
+            missing = stems[lang] - stems[other]
+            if missing:
                 raise UserError(f"{self.folder / min(missing)}.{other}: no such file; {min(missing)}.{lang} is there")
+
         names = sorted(stems[self.langs[0]])  # the name without a suffix is the shortest, so the first
         if not names or (split == "train" and names != ["train"]):
             expected = " and ".join(f"{split}.{lang}" for lang in self.langs)
@@ -224,10 +277,16 @@ class Tokenised:
         return {path.name: file_state(path) for path in self.files()}
 
     def check(self) -> dict[str, int]:
-        """Return subset -> number of pairs; UserError for unequal lengths, bad UTF-8, and text already in pieces."""
-        counts, marks = dict.fromkeys(self.texts, 0), Counter[str]()
-        for _ in read_lines(self.codes) if self.codes else ():  # check that they are UTF-8
-            pass
+        """Return subset -> number of pairs; print a warning if fairseq's own marks occur as words.
+
+        Raises a UserError for unequal lengths, bad UTF-8, and text already in pieces.
+        """
+        if self.codes:
+            for _ in read_lines(self.codes):  # raises a UserError unless they are UTF-8
+                pass
+
+        counts = dict.fromkeys(self.texts, 0)
+        marks = Counter[str]()
         for subset, prefix in self.texts.items():
             for number, pair in enumerate(read_pairs(*sides(prefix, self.langs)), 1):
                 counts[subset] = number
@@ -235,6 +294,7 @@ class Tokenised:
                     marks.update(word for word in line.split() if word in FAIRSEQ_SPECIAL)
                     if f"{MARK} " in line:
                         raise UserError(f"{prefix}.{lang}, line {number}: is in BPE pieces already; give it before")
+
         if marks:
             print(f"| WARNING: {self.folder}: holds fairseq's own marks as words, so often: {dict(marks)}; escape them")
         return counts

@@ -1,7 +1,7 @@
 """Binarise text in pieces: write the same bytes as fairseq-preprocess.
 
-fairseq's own FileBinarizer is not used: one of its N processes works only when the others are done, so that two are as
-slow as one, and it calls a function for each piece.
+fairseq's own FileBinarizer is slower: of its N processes one works only when the others are done, so that two take as
+long as one, and it calls a function for each piece.
 """
 
 from __future__ import annotations
@@ -40,18 +40,29 @@ def binarise(
     counts: Counter | None = None,
     lines: dict[str, int] | None = None,
 ) -> dict:
-    """Fill the folder `dest`, with the `dictionary` of all, or of each language, else one made of the training text.
+    """Fill the folder `dest` with the dictionaries and the binarised texts.
 
-    langs: source and target, or None for language models; texts: subset in fairseq's names ("train", "valid", "test",
-    "test1", ...) -> P of the files P.LANG, or the file. counts: piece -> its count in the training text, and lines:
-    subset -> lines, where they are known. Returns {"types": of the dictionary with its special symbols, "text":
-    {subset: {lang, or PLAIN: {"sentences", "pieces", "unknown": per cent}}}}; an empty line counts as a sentence
-    without pieces.
+    langs: source and target, or None for language models
+    texts: subset, by fairseq's name ("train", "valid", "test", "test1", ...) -> prefix P of the files P.LANG, or, for
+        language models, the file
+    workers: processes
+    dictionary: file with the dictionary of all languages, or language -> file; by default all languages share one that
+        is made of the training text
+    counts: piece -> its count in the training text, if known
+    lines: subset -> its number of lines, if known, for the time left
+
+    Returns {"types": entries of the (first) dictionary with its special symbols, "text": {subset: {lang, or PLAIN:
+    {"sentences", "pieces", "unknown": per cent of the pieces}}}}; an empty line counts as a sentence without pieces.
     """
     from fairseq.data import Dictionary
 
-    endings = {lang: f".{lang}" for lang in langs} if langs else {PLAIN: ""}
-    pair = f".{'-'.join(langs)}" if langs else ""
+    if langs:
+        endings = {lang: f".{lang}" for lang in langs}  # of the names of its files
+        pair = f".{'-'.join(langs)}"
+    else:
+        endings = {PLAIN: ""}
+        pair = ""
+
     by_lang: dict[str, Dictionary] = {}
     if isinstance(dictionary, dict):
         by_lang = {lang: Dictionary.load(str(path)) for lang, path in dictionary.items()}
@@ -67,55 +78,67 @@ def binarise(
         for piece in sorted(counts):
             types.add_symbol(piece, counts[piece])
         types.finalize(padding_factor=MULTIPLE)
+
     text: dict[str, dict] = {subset: {} for subset in texts}
     for lang, ending in endings.items():
         own = by_lang.get(lang, types)
         own.save(str(dest / f"dict{ending}.txt"))
         for subset, prefix in texts.items():
-            total = lines[subset] if lines else None
-            made = dest / f"{subset}{pair}{ending}"
-            text[subset][lang] = _write(Path(f"{prefix}{ending}"), own, made, workers, total)
+            text[subset][lang] = _write(
+                Path(f"{prefix}{ending}"),
+                own,
+                prefix=dest / f"{subset}{pair}{ending}",
+                workers=workers,
+                total=lines[subset] if lines else None,
+            )
     return {"types": len(types), "text": text}
 
 
 def count_pieces(path: Path, workers: int) -> Counter:
     """Return piece -> its count in a text."""
     total: Counter = Counter()
-    for counted in map_chunks(_count, read_lines(path), workers, f"types {path.name}"):
+    for counted in map_chunks(_count, read_lines(path), workers, label=f"types {path.name}"):
         total.update(counted)
     return total
 
 
 def _count(lines: list[str]) -> Counter:
+    """Count the pieces of some lines."""
     return Counter(chain.from_iterable(map(str.split, lines)))
 
 
-def _write(path: Path, types: Dictionary, prefix: Path, workers: int, total: int | None) -> dict:
-    """Write PREFIX.bin and PREFIX.idx; return the counts that binarise reports of a text."""
+def _write(path: Path, dictionary: Dictionary, prefix: Path, workers: int, total: int | None) -> dict:
+    """Write the text `path` as PREFIX.bin and PREFIX.idx; return the counts that `binarise` reports of a text.
+
+    total: lines of the text, if known.
+    """
     from fairseq.data import indexed_dataset
 
-    numbers, unknown, end = types.indices, types.unk(), types.eos()
-    dtype = indexed_dataset.best_fitting_int_dtype(len(types))
+    indices = dictionary.indices  # piece -> number
+    unknown = dictionary.unk()
+    end = dictionary.eos()
+    dtype = indexed_dataset.best_fitting_int_dtype(len(dictionary))
 
     def encode(lines: list[str]) -> tuple[np.ndarray, np.ndarray, int]:
-        """Return the pieces' numbers, the count of pieces in each line, and the count outside the dictionary."""
-        flat: list[int] = []
+        """Return all pieces' numbers, each line's count of pieces (its end included), and how many became <unk>."""
+        ids: list[int] = []
         sizes = []
-        lost = 0
+        literal = 0  # pieces that read <unk> already
         for line in lines:
             pieces = line.split()
-            flat += map(numbers.get, pieces, repeat(unknown))  # without a call of Python's a piece: twice as fast
-            flat.append(end)
+            ids += map(indices.get, pieces, repeat(unknown))  # calls no Python function for each piece: twice as fast
+            ids.append(end)
             sizes.append(len(pieces) + 1)
-            lost -= pieces.count(types.unk_word)  # a piece that reads <unk> is not counted as replaced
-        lost += flat.count(unknown)
-        return np.array(flat, dtype), np.array(sizes, np.int32), lost
+            literal += pieces.count(dictionary.unk_word)
+        return np.array(ids, dtype), np.array(sizes, np.int32), ids.count(unknown) - literal
 
     replaced = 0
     with IndexedWriter(Path(f"{prefix}.bin"), Path(f"{prefix}.idx"), dtype) as written:
-        for ids, sizes, lost in map_chunks(encode, read_lines(path), workers, f"binarising {prefix.name}", total):
+        label = f"binarising {prefix.name}"
+        for ids, sizes, chunk_replaced in map_chunks(encode, read_lines(path), workers, label=label, total=total):
             written.add(ids, sizes)
-            replaced += lost
+            replaced += chunk_replaced
+
     percent = 100 * replaced / written.pieces if written.pieces else 0.0  # one end of sentence a line included
     return {
         "sentences": written.sentences,

@@ -16,9 +16,11 @@ from ..files import read_object
 KEY = "deepnet_vocabulary"  # in a checkpoint's task_state: the digests of its vocabulary
 CUTTING = ("spm.model", "codes")  # names beside binarised data: a SentencePiece model, codes of subword-nmt
 SETTINGS = "text.json"  # beside data of language models: fairseq's settings, with names of files from the folder
-# fields of SentencePiece's ModelProto (sentencepiece_model.proto), and those inside that change how it cuts
-PIECES, TRAINER, NORMALIZER = 1, 2, 3
-CUTS = {
+# numbers of fields in SentencePiece's ModelProto (sentencepiece_model.proto)
+PIECES = 1
+TRAINER = 2
+NORMALIZER = 3
+CUTS = {  # field -> the fields inside it that change how the model cuts
     TRAINER: {3, 24, 35},  # model_type, treat_whitespace_as_suffix, byte_fallback
     NORMALIZER: {2, 3, 4, 5},  # precompiled_charsmap and three switches; 6 is the name of a temporary file
 }
@@ -31,7 +33,8 @@ def of_symbols(symbols: Iterable[str]) -> str:
 
 def of_cutting(paths: Iterable[Path]) -> str | None:
     """Return the digest of the files that cut text; None if there are none, or one cannot be read."""
-    digest, found = hashlib.sha256(), False
+    digest = hashlib.sha256()
+    found = False
     for path in paths:
         try:
             content = path.read_bytes()
@@ -45,39 +48,43 @@ def of_cutting(paths: Iterable[Path]) -> str | None:
 
 
 def _parts(content: bytes) -> list[bytes]:
-    """Return what cuts text in a file: of a SentencePiece model not the names and settings of its training.
+    """Return the parts of a file that decide how text is cut; of another file than a SentencePiece model, all of it.
 
-    Such a model holds the name of a temporary file, so that the same text makes another file each time.
+    Of a SentencePiece model the names and settings of its training are left out. One of them names a temporary file, so
+    that the same text makes another file each time.
     """
-    pieces, rules = [], []
+    pieces = []
+    rules = []
     try:
         for number, value in _fields(content):
             if number == PIECES:
                 pieces.append(value)
             elif number in CUTS:
-                rules += [inner for place, inner in _fields(value) if place in CUTS[number]]
+                rules += [inner for inner_number, inner in _fields(value) if inner_number in CUTS[number]]
     except (ValueError, IndexError):  # another kind of file
         return [content]
     return pieces + rules if pieces else [content]
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the fields of a message of protobuf: number and content, of a number its encoding.
+    """Yield the fields of a message of protobuf: the field's number, and the bytes that encode its value.
 
-    ValueError or IndexError for bytes that are no message.
+    Raises a ValueError or IndexError for bytes that are no message. See protobuf.dev/programming-guides/encoding.
     """
     place = 0
     while place < len(message):
         key, place = _varint(message, place)
-        number, kind, begin = key >> 3, key & 7, place
-        if kind == 0:
+        number = key >> 3
+        kind = key & 7
+        begin = place
+        if kind == 0:  # a varint
             _, place = _varint(message, place)
-        elif kind == 1:
+        elif kind == 1:  # 64 bits
             place += 8
-        elif kind == 2:
+        elif kind == 2:  # a length and as many bytes
             size, begin = _varint(message, place)
             place = begin + size
-        elif kind == 5:
+        elif kind == 5:  # 32 bits
             place += 4
         else:
             raise ValueError(f"no field of protobuf: kind {kind}")
@@ -88,18 +95,27 @@ def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
 
 def _varint(message: bytes, place: int) -> tuple[int, int]:
     """Return a number in base 128, lowest digit first, and the place behind it."""
-    value = shift = 0
-    while message[place] >= 128:
+    value = 0
+    shift = 0
+    while message[place] >= 128:  # all bytes but the last have the highest bit set
         value |= (message[place] & 127) << shift
-        place, shift = place + 1, shift + 7
+        place += 1
+        shift += 7
     return value | message[place] << shift, place + 1
 
 
 def folders_of(data: str) -> list[Path]:
-    """Return the first folder of binarised data, behind those above it where a recipe has made its corpus."""
+    """Return the folders that may hold what cut the text of binarised data, the folder of the data itself last.
+
+    These are the first folder of `data` (fairseq's list, joined by os.pathsep), and, if a recipe made it, before it the
+    folder of the recipe's corpus and the folder above the data, which may be one.
+    """
     first = Path(data.split(os.pathsep)[0])
-    above = next((folder for folder in list(first.absolute().parents)[:2] if (folder / "recipe.json").is_file()), None)
-    return [first] if above is None else [above, first.absolute().parent, first]
+    parents = list(first.absolute().parents)
+    for corpus in parents[:2]:
+        if (corpus / "recipe.json").is_file():
+            return [corpus, first.absolute().parent, first]
+    return [first]
 
 
 def cutting_files(data: str) -> list[Path]:
@@ -112,6 +128,7 @@ def cutting_files(data: str) -> list[Path]:
                 return []
             named = [folder / name for name in settings.values() if isinstance(name, str)]
             return [path for path in named if path.is_file()]
+
         for name in CUTTING:
             if (folder / name).is_file():
                 return [folder / name]

@@ -6,7 +6,6 @@ import io
 import os
 import re
 from collections.abc import Iterable, Iterator, Set
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -25,7 +24,9 @@ SAMPLE = 1_000_000  # lines of text that a vocabulary is learnt from, at most
 ROOM = 1_000_000_000  # bytes that they take in SentencePiece's memory, at most
 # Measured with SentencePiece 0.2.3 on 30,000 to 1,000,000 lines: a line takes 170 bytes and twice its own, a character
 # of a word 65 to 80, but once for all places of the word. In scripts without blanks, whole sentences are words.
-LINE, TWICE, CHARACTER = 170, 2, 80
+LINE = 170  # bytes a line
+TWICE = 2  # bytes a byte of a line
+CHARACTER = 80  # bytes a character of a distinct word
 SHARE = 16  # one distinct word of so many is remembered, to estimate the number of all
 BATCH = 10_000  # lines looked at together
 RESERVED = "\0\u2581\u2585"  # characters that SentencePiece gives a meaning of their own
@@ -33,9 +34,10 @@ RULES = "white_space.tsv"
 
 
 def sample_size(total: int, asked: int | None) -> tuple[int, int | None]:
-    """Return how many of `total` lines a vocabulary is learnt from, and the bytes that they may take; None: any number.
+    """Return how many of `total` lines a vocabulary is learnt from, and the bytes that they may take in memory.
 
-    asked: by --vocab-sample, or None. Raises a UserError for less than one line.
+    asked: lines that --vocab-sample asks for, which may take any number of bytes (None); None for as many as fit.
+    Raises a UserError for less than one line.
     """
     if asked is None:
         return min(total, SAMPLE), ROOM
@@ -58,8 +60,11 @@ def sentencepiece_model(
     becomes a blank, because white space separates the pieces in fairseq's files.
 
     sentences: all of the text's, or a sample of them
-    room: bytes that they may take in SentencePiece's memory; of more, an even part is used
-    whole_text: lines and characters of the text that they are drawn from; every character becomes a piece
+    vocab: pieces of the model, those for control symbols included
+    room: bytes that the sentences may take in SentencePiece's memory; if they would take more, a random part of them is
+        used, and a line says so
+    whole_text: number of lines, and set of characters, of the text that the sentences are drawn from; every character
+        becomes a piece, even if the sample lacks it
     folder: place for a copy of the sentences, which is removed; by default that of temporary files
     options: SentencePiece's
     """
@@ -82,7 +87,10 @@ def _learn(
     folder: Path | None,
     options: dict,
 ) -> tuple[bytes, int, int]:
-    """Return the model, the number of sentences, and how many of them were used."""
+    """Train a model for sentencepiece_model, whose arguments these are.
+
+    Returns the model, the number of sentences, and how many of them were used.
+    """
     folder = folder or Path(gettempdir())
     with writing(folder), TemporaryFile("w+", encoding="utf-8", newline="\n", dir=folder) as copy:
         drawn = 0
@@ -91,63 +99,88 @@ def _learn(
             drawn += 1
 
         def read(count: int) -> Iterator[str]:
+            """Yield `count` of the sentences, the same at each call."""
             copy.seek(0)
             lines = (line.removesuffix("\n") for line in iter(copy.readline, ""))
-            return lines if count == drawn else sample(lines, drawn, count, Random("vocabulary"))
+            return lines if count == drawn else sample(lines, count=drawn, wanted=count, rng=Random("vocabulary"))
 
         used = drawn
-        while room is not None and used > 1 and (needed := memory(read(used))) > room:
+        while room is not None and used > 1:
+            needed = memory(read(used))
+            if needed <= room:
+                break
             used = max(1, used * room // needed)
+
         lines, occurring = whole_text
-        if used < lines and (lacking := _without_pieces(occurring, read(used))):
-            options = options | {"required_chars": lacking}
+        if used < lines:
+            lacking = _without_pieces(occurring, read(used))
+            if lacking:
+                options = options | {"required_chars": lacking}
         return _train(read(used), options), drawn, used
 
 
 def memory(lines: Iterable[str]) -> int:
-    """Estimate the bytes that SentencePiece's training takes for lines of text."""
-    needed, length = 0, 0
-    words: set[int] = set()
-    for some in _batches(lines):
-        needed += sum(LINE + TWICE * len(line.encode()) for line in some)
-        for word in set("\n".join(some).split()):
-            number = crc32(word.encode())
-            if number % SHARE == 0 and number not in words:
-                words.add(number)
-                length += len(word)
-    return needed + CHARACTER * SHARE * length
+    """Estimate the bytes that SentencePiece's training takes for lines of text.
+
+    Words count once, wherever they occur. To bound the memory of this estimate, only those whose hash is a multiple of
+    SHARE are remembered, and their length is multiplied by SHARE.
+    """
+    line_bytes = 0
+    characters_of_words = 0  # in the remembered words
+    hashes: set[int] = set()  # of the remembered words
+    for batch in _batches(lines):
+        line_bytes += sum(LINE + TWICE * len(line.encode()) for line in batch)
+        for word in set("\n".join(batch).split()):
+            word_hash = crc32(word.encode())
+            if word_hash % SHARE == 0 and word_hash not in hashes:
+                hashes.add(word_hash)
+                characters_of_words += len(word)
+    return line_bytes + CHARACTER * SHARE * characters_of_words
 
 
 def _batches(lines: Iterable[str]) -> Iterator[list[str]]:
+    """Yield the lines in lists of BATCH."""
     lines = iter(lines)
-    return iter(lambda: list(islice(lines, BATCH)), [])
+    while batch := list(islice(lines, BATCH)):
+        yield batch
 
 
 def _without_pieces(occurring: Set[str], lines: Iterable[str]) -> str:
-    """Return the characters of the whole text that a sample lacks, without those that never are pieces."""
+    """Return, in one sorted string, the characters that occur in the whole text, but not in the sample `lines`.
+
+    White space and characters that SentencePiece reserves never are pieces, so they are left out.
+    """
     seen: set[str] = set()
-    for some in _batches(lines):
-        seen |= characters("".join(some))
-    return "".join(sorted(char for char in occurring - seen if not char.isspace() and char not in RESERVED))
+    for batch in _batches(lines):
+        seen |= characters("".join(batch))
+    lacking = [char for char in occurring - seen if not char.isspace() and char not in RESERVED]
+    return "".join(sorted(lacking))
 
 
 def _train(sentences: Iterator[str], options: dict) -> bytes:
+    """Return the model that SentencePiece learns; raise a UserError for a vocabulary of a size that it refuses."""
     model = io.BytesIO()
-    with TemporaryDirectory() as rules:
-        os.chdir(rules)  # of this process alone; SentencePiece writes the name into the model, which shall not vary
-        blank = (f"{code:X}\t20\n" for code in range(0x3001) if chr(code).isspace() and code != ord(" "))
-        Path(RULES).write_text("".join(blank))
-        train = partial(sentencepiece.SentencePieceTrainer.train, sentence_iterator=sentences, model_writer=model)
+    with TemporaryDirectory() as folder:
+        # SentencePiece writes the name of the rules into the model. It shall not vary, so it is relative to the working
+        # folder, which changes for this process alone.
+        os.chdir(folder)
+        white_space = [code for code in range(0x3001) if chr(code).isspace() and code != ord(" ")]
+        Path(RULES).write_text("".join(f"{code:X}\t20\n" for code in white_space))  # each becomes U+0020
         try:
-            train(normalization_rule_tsv=RULES, **options)
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=sentences, model_writer=model, normalization_rule_tsv=RULES, **options
+            )
         except RuntimeError as error:
             raise _mistake(options["vocab_size"], str(error)) from error
     return model.getvalue()
 
 
 def _mistake(vocab: int, said: str) -> UserError:
-    if limit := re.search(r"<= (\d+)", said):
-        return UserError(f"--vocab {vocab}: this text supports at most {limit.group(1)} pieces")
-    if limit := re.search(r"smaller than required_chars\. \d+ vs (\d+)", said):
-        return UserError(f"--vocab {vocab}: below this text's {limit.group(1)} characters; raise it")
+    """Return the UserError for what SentencePiece said of a vocabulary of `vocab` pieces."""
+    largest = re.search(r"<= (\d+)", said)
+    if largest:
+        return UserError(f"--vocab {vocab}: this text supports at most {largest.group(1)} pieces")
+    smallest = re.search(r"smaller than required_chars\. \d+ vs (\d+)", said)
+    if smallest:
+        return UserError(f"--vocab {vocab}: below this text's {smallest.group(1)} characters; raise it")
     return UserError(f"--vocab {vocab}: SentencePiece cannot train on this text ({said})")

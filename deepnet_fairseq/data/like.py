@@ -32,7 +32,7 @@ SHOWN = 8  # symbols of an unseen kind that a line names
 class KnownVocabulary:
     """Vocabulary of a model.
 
-    pieces: its SentencePiece model; dictionaries: language -> lines of fairseq's dict.LANG.txt.
+    pieces: file of its SentencePiece model; dictionaries: language -> lines of fairseq's dict.LANG.txt.
     """
 
     pieces: Path
@@ -46,18 +46,28 @@ class KnownVocabulary:
         return paths
 
     def note_unseen(self, lang: str, name: str, cut: Iterable[str]) -> None:
-        """Print a line if text in pieces has some that the dictionary lacks; cut: its lines, blanks between pieces."""
-        known, unseen, lines, total = set(_symbols(self.dictionaries[lang])), Counter[str](), 0, 0
+        """Print a warning if text in pieces has some that the dictionary of `lang` lacks.
+
+        name: of the text, for the warning; cut: its lines, with blanks between pieces.
+        """
+        known = set(_symbols(self.dictionaries[lang]))
+        unseen = Counter[str]()
+        affected = 0  # lines with an unseen piece
+        total = 0
         for line in cut:
-            missing = [piece for piece in line.split() if piece not in known]
-            unseen.update(missing)
-            lines += bool(missing)
             total += 1
+            missing = [piece for piece in line.split() if piece not in known]
+            if missing:
+                affected += 1
+                unseen.update(missing)
+
         if unseen:
             shown = " ".join(piece for piece, _ in unseen.most_common(SHOWN))
+            if len(unseen) > SHOWN:
+                shown += " ..."
             print(
-                f"| WARNING: {name}.{lang}: {lines:,} of {total:,} lines hold symbols that the model has never seen "
-                f"({len(unseen):,} kinds, {unseen.total():,} times <unk>): {shown}{' ...' * (len(unseen) > SHOWN)}"
+                f"| WARNING: {name}.{lang}: {affected:,} of {total:,} lines hold symbols that the model has never seen "
+                f"({len(unseen):,} kinds, {unseen.total():,} times <unk>): {shown}"
             )
 
 
@@ -81,9 +91,11 @@ def find_vocabulary(given: str | os.PathLike[str], langs: tuple[str, str]) -> Kn
 
 
 def _newest_checkpoint(folder: Path) -> Path:
-    for name in CHECKPOINTS:
-        if (folder / name).is_file():
-            return folder / name
+    """Return a run's last checkpoint, else its best, else the newest; raise a UserError if there is none."""
+    usual = _first_file(folder, CHECKPOINTS)
+    if usual is not None:
+        return usual
+
     others = sorted(folder.glob("*.pt"), key=lambda path: path.stat().st_mtime)
     if not others:
         raise UserError(
@@ -94,6 +106,10 @@ def _newest_checkpoint(folder: Path) -> Path:
 
 
 def _of_checkpoint(path: Path, langs: tuple[str, str]) -> KnownVocabulary:
+    """Return the vocabulary of the data that a checkpoint was trained on.
+
+    Raises a UserError if the file is no checkpoint, or if its data are gone or have another vocabulary by now.
+    """
     import torch  # which a folder does without
 
     try:
@@ -107,20 +123,22 @@ def _of_checkpoint(path: Path, langs: tuple[str, str]) -> KnownVocabulary:
         raise UserError(f"{where} are not there; give the folder where they lie now, or one of `deepnet export`")
     known = _of_data(where, data, langs)
 
-    held = (content.get("task_state") or {}).get(digests.KEY) or {}
-    there = {digests.of_cutting([known.pieces])}
+    # A digest that the checkpoint holds must be one of those of the data; older checkpoints hold none.
+    recorded = (content.get("task_state") or {}).get(digests.KEY) or {}
     compared = ["pieces"]
+    present = [digests.of_cutting([known.pieces])]
     if str(task.get("_name")) == "translation":  # other tasks add tags of languages
-        for file in Path(data.split(os.pathsep)[0]).glob("dict.*.txt"):
-            there.add(digests.of_symbols([*FAIRSEQ_SPECIAL, *_symbols(read_lines(file))]))
         compared += ["source", "target"]
-    if any(held.get(name) not in (None, *there) for name in compared):
-        raise UserError(f"{where} have been prepared again since; give a copy of the old ones, or an export")
+        for file in Path(data.split(os.pathsep)[0]).glob("dict.*.txt"):
+            present.append(digests.of_symbols([*FAIRSEQ_SPECIAL, *_symbols(read_lines(file))]))
+    for name in compared:
+        if recorded.get(name) is not None and recorded[name] not in present:
+            raise UserError(f"{where} have been prepared again since; give a copy of the old ones, or an export")
     return known
 
 
 def _task_of(content: Any) -> dict[str, Any]:
-    """Return the settings of a checkpoint's task."""
+    """Return the settings of a checkpoint's task as a dict; old releases of fairseq kept them in a Namespace."""
     section = (content.get("cfg") or {}).get("task") or content.get("args")
     if isinstance(section, argparse.Namespace):
         return {"_name": getattr(section, "task", None)} | vars(section)
@@ -128,48 +146,70 @@ def _task_of(content: Any) -> dict[str, Any]:
 
 
 def _of_data(where: str, data: str, langs: tuple[str, str]) -> KnownVocabulary:
-    """Return the vocabulary of binarised data; where: their name for messages."""
+    """Return the vocabulary of binarised data; raise a UserError if no SentencePiece model lies with them.
+
+    where: name of the data for messages; data: their folder, or fairseq's list of folders.
+    """
     dictionaries = {lang: _lines(where, data, lang) for lang in langs}
     files = digests.cutting_files(data)
     if len(files) != 1 or files[0].name not in MODELS:
+        first = Path(data.split(os.pathsep)[0])
         has = "were cut by other means" if files else "hold no spm.model"
         raise UserError(
             f"{where} {has}: cut the text as it was cut then, and binarise it by fairseq-preprocess --srcdict and "
-            f"--tgtdict with {Path(data.split(os.pathsep)[0]) / f'dict.{langs[0]}.txt'}"
+            f"--tgtdict with {first / f'dict.{langs[0]}.txt'}"
         )
     return KnownVocabulary(files[0], dictionaries)
 
 
 def _lines(where: str, data: str, lang: str) -> list[str]:
-    """Return the lines of a language's dictionary; of a language that the data lack, those that all others share."""
+    """Return the lines of a language's dictionary; where, data: as in _of_data.
+
+    A language that the data lack gets the dictionary that all others share; raises a UserError if they do not.
+    """
     folder = Path(data.split(os.pathsep)[0])
     own = folder / f"dict.{lang}.txt"
     if own.is_file():
         return list(read_lines(own))
+
     others = {path: list(read_lines(path)) for path in sorted(folder.glob("dict.*.txt"))}
-    if len({tuple(_symbols(lines)) for lines in others.values()}) != 1:
+    different = {tuple(_symbols(lines)) for lines in others.values()}
+    if len(different) != 1:
         names = ", ".join(path.name for path in others) or "no dictionary"
         raise UserError(f"{where}: there is no {own.name}, but {names}; give SOURCE and TARGET as the model has them")
     return next(iter(others.values()))
 
 
 def _of_export(folder: Path, langs: tuple[str, str]) -> KnownVocabulary:
-    """Return the vocabulary of a folder for CTranslate2 or Hugging Face."""
+    """Return the vocabulary of an exported model, a folder for CTranslate2 or Hugging Face.
+
+    Raises a UserError if its text is not cut by SentencePiece, or a vocabulary is missing.
+    """
     where = f"--like {folder}"
     described = read_object(folder / EXPORTED, "export the model again with `deepnet export`")
-    pieces = next((folder / name for name in MODELS if (folder / name).is_file()), None)
+    pieces = _first_file(folder, MODELS)
     if described.get("pieces") != "sentencepiece" or pieces is None:
         raise UserError(f"{where}: its model's text is not cut by SentencePiece; give the data of its run")
-    tags = set((described.get("symbols") or {}).values())
+
+    tags = set((described.get("symbols") or {}).values())  # of languages, which are in no dictionary
     dictionaries = {}
     for lang, side in zip(langs, ("source", "target"), strict=True):
         names = ("shared_vocabulary.json", f"{side}_vocabulary.json", "vocab.json")
-        file = next((folder / name for name in names if (folder / name).is_file()), None)
+        file = _first_file(folder, names)
         if file is None:
             raise UserError(f"{where}: holds none of {', '.join(names)}; export the model again")
-        symbols = list(json.loads(file.read_text(encoding="utf-8")))[len(FAIRSEQ_SPECIAL) :]  # by number
-        dictionaries[lang] = [f"{symbol} 1" for symbol in symbols if symbol not in tags]
+        symbols = list(json.loads(file.read_text(encoding="utf-8")))  # by number
+        own = symbols[len(FAIRSEQ_SPECIAL) :]
+        dictionaries[lang] = [f"{symbol} 1" for symbol in own if symbol not in tags]
     return KnownVocabulary(pieces, dictionaries)
+
+
+def _first_file(folder: Path, names: Iterable[str]) -> Path | None:
+    """Return the first of the files `names` that the folder has, None if it has none of them."""
+    for name in names:
+        if (folder / name).is_file():
+            return folder / name
+    return None
 
 
 def _symbols(lines: Iterable[str]) -> list[str]:

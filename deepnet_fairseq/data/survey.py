@@ -1,4 +1,4 @@
-"""Read a text once before it is prepared: mistakes are found, and what the later passes must know is counted."""
+"""Read a text once before it is prepared, to find mistakes in it and to count what the later passes must know."""
 
 from __future__ import annotations
 
@@ -10,20 +10,26 @@ from tqdm import tqdm
 
 from .lines import Letters, sized_chunks
 
-CODES = 0x110000  # of Unicode
+CODES = 0x110000  # number of Unicode's code points
 Kind = TypeVar("Kind", bound="Survey")
 
 
 class Survey:
-    """Facts about text in columns, with a name each, which add up over its parts.
+    """Facts about text in columns, which add up over its parts.
 
-    rows: lines of each column; size: bytes of UTF-8 with line ends; characters: that occur; letters: forms of accents.
-    Another fact about each line is counted in `add` and `merge`.
+    A subclass counts another fact by extending `add` and `merge`.
+
+    names: of the columns
+    rows: lines of each column
+    size: bytes of all columns in UTF-8, with line ends
+    characters: all that occur
+    letters: lines with composed and with decomposed letters
     """
 
     def __init__(self, names: Sequence[str]):
         self.names = names
-        self.rows = self.size = 0
+        self.rows = 0
+        self.size = 0
         self.characters: set[str] = set()
         self.letters = Letters(names)
 
@@ -51,7 +57,10 @@ def characters(text: str) -> set[str]:
 
 
 def survey(total: Kind, rows: Iterable[tuple[str, ...]], workers: int, label: str, size: int | None = None) -> Kind:
-    """Count all rows of a text into `total`, and return it; size: bytes to read, if known, for the time left."""
+    """Count all rows of a text into `total`, and return it.
+
+    workers: processes; label: name of the text on the progress bar; size: bytes to read, if known, for the time left.
+    """
 
     def look(chunk: list[tuple[str, ...]]) -> Kind:
         part = type(total)(total.names)
