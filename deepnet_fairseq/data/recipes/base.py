@@ -27,9 +27,17 @@ FLAGS = {"pairs": "--pairs", "text": "--from", "vocab": "--vocab", "vocab_sample
 class Options:
     """Options of `deepnet prepare`; None where the recipe's own value holds.
 
-    dest: the folder to fill; fetch: downloads the published files, or generates a miniature's (miniature.write); pairs:
-    as "de-en"; vocab: BPE merges or SentencePiece pieces; vocab_sample: sentences that SentencePiece learns from;
-    temperature: of the sampling of languages, for the vocabulary.
+    dest: folder to fill
+    downloads: folder of the downloaded files
+    fetch: downloads the published files, or generates a miniature's (miniature.write)
+    workers: processes
+    pairs: as "de-en"
+    text: --from, a folder of the user's own text; for bilingual recipes it is already tokenised
+    vocab: BPE merges or SentencePiece pieces
+    vocab_sample: sentences that SentencePiece learns from
+    shards: parts of the training data, of which fairseq reads one an epoch
+    temperature: of the sampling of languages, for the vocabulary
+    spm: a SentencePiece model to use instead of training one
     """
 
     dest: Path
@@ -37,12 +45,12 @@ class Options:
     fetch: Fetch = fetch_all
     workers: int = 1
     pairs: tuple[str, ...] | None = None
-    text: Path | None = None  # --from: a folder of text that is already tokenised
+    text: Path | None = None
     vocab: int | None = None
     vocab_sample: int | None = None
     shards: int | None = None
     temperature: float | None = None
-    spm: Path | None = None  # a SentencePiece model to use instead of training one
+    spm: Path | None = None
 
     @property
     def miniature(self) -> bool:
@@ -96,11 +104,15 @@ class Recipe(ABC):
 
     def settings(self, options: Options) -> dict:
         """Return, for JSON, the settings that the result depends on; if they change, the corpus is made anew."""
-        chosen = {field: getattr(options, field) for field in sorted(FLAGS)}
-        chosen |= {field: os.fspath(value) for field, value in chosen.items() if isinstance(value, Path)}
+        chosen = {}
+        for field in sorted(FLAGS):
+            value = getattr(options, field)
+            chosen[field] = os.fspath(value) if isinstance(value, Path) else value
+        chosen["pairs"] = list(options.pairs) if options.pairs else None  # as JSON gives them back
         if options.vocab_sample is None:  # as in folders of releases that did not know it
             del chosen["vocab_sample"]
-        return chosen | {"pairs": list(options.pairs) if options.pairs else None, "tools": self.tools(options)}
+        chosen["tools"] = self.tools(options)
+        return chosen
 
     def build(self, options: Options) -> None:
         """Make DEST, or its missing parts; say so if it is complete.
@@ -110,25 +122,33 @@ class Recipe(ABC):
         """
         self.check(options)
         with claimed(options.dest, f"{self.name}{' (miniature)' if options.miniature else ''}"):
-            settings, summary = self.settings(options), options.dest / "recipe.json"
-            whole = read_json(summary)
-            same = settings.items() <= whole.get("settings", {}).items()  # older releases recorded more settings
-            if same and whole["outputs"] == outputs(options.dest):
+            settings = self.settings(options)
+            summary = options.dest / "recipe.json"
+            recorded = read_json(summary)
+            same = settings.items() <= recorded.get("settings", {}).items()  # older releases recorded more settings
+            if same and recorded["outputs"] == outputs(options.dest):
                 print(f"{options.dest}: whole")
                 return
             summary.unlink(missing_ok=True)
-            if not options.miniature:  # files that DEST and the downloads already hold need no space
-                folders = {options.dest.resolve(), options.downloads.resolve()}
-                files = {file for folder in folders for file in folder.rglob("*") if file.is_file()}
-                missing = self.needs(options) - sum(file.stat().st_size for file in files)
-                say_space(options.dest, max(0, missing), f"the corpus {self.name}")
+
+            if not options.miniature:
+                self._check_space(options)
             steps = Steps(options.dest)
             fetched = self.fetch(options, steps) if self.files(options) else {}
-            facts = self.make(options, steps, {name: options.downloads / name for name in fetched})
+            facts = self.make(options, steps, files={name: options.downloads / name for name in fetched})
+
             common = {"recipe": self.name, "miniature": options.miniature, "tools": settings["tools"]}
             made = {"settings": settings, "outputs": outputs(options.dest)}
             write_json(summary, common | {"files": fetched} | facts | made)
             print(f"| wrote {options.dest}")
+
+    def _check_space(self, options: Options) -> None:
+        """Print the bytes that are still needed; raise a UserError if the disk of DEST does not have them."""
+        files = set()  # that DEST and the downloads hold already
+        for folder in {options.dest.resolve(), options.downloads.resolve()}:
+            files |= {file for file in folder.rglob("*") if file.is_file()}
+        missing = self.needs(options) - sum(file.stat().st_size for file in files)
+        say_space(options.dest, max(0, missing), f"the corpus {self.name}")
 
     def check(self, options: Options) -> None:
         """Raise a UserError for options that this recipe does not use, and for missing tools."""
@@ -136,8 +156,13 @@ class Recipe(ABC):
         for field, flag in FLAGS.items():
             if getattr(options, field) is not None and field not in self.takes:
                 raise UserError(f"{flag}: means nothing to the recipe {self.name}; leave it out")
-        numbers = {"--workers": options.workers, "--vocab": options.vocab, "--shards": options.shards}
-        for flag, number in (numbers | {"--vocab-sample": options.vocab_sample}).items():
+        numbers = {
+            "--workers": options.workers,
+            "--vocab": options.vocab,
+            "--shards": options.shards,
+            "--vocab-sample": options.vocab_sample,
+        }
+        for flag, number in numbers.items():
             if number is not None and number < 1:
                 raise UserError(f"{flag} {number}: must be 1 or more")
         if options.text is not None and not options.text.is_dir():
@@ -152,18 +177,24 @@ class Recipe(ABC):
         files = self.files(options)
         paths = [options.downloads / file.name for file in files]
         facts = {file.name: {"url": file.urls[0], "checksum": file.checksum} for file in files}
-
         settings = {"files": facts, "miniature": options.miniature}
-        return steps.run(
-            "download", paths, settings, lambda: described(files, options.downloads, options.fetch), keep=True
-        )
+
+        def make() -> dict[str, dict]:
+            return described(files, options.downloads, options.fetch)
+
+        return steps.run("download", paths, settings=settings, make=make, keep=True)
 
     def check_count(self, options: Options, what: str, count: int, unit: str = "sentence pairs") -> None:
-        """Print a count beside the expected one; raise a UserError if they are more than 1% apart."""
+        """Print a count beside the expected one; raise a UserError if they are more than 1% apart.
+
+        what: key of `expected`. Of a miniature, and of the user's own text, nothing is expected.
+        """
         known = None if options.miniature or options.text else self.expected.get(what)
         line = f"| {what}: {count:,} {unit}"
-        if known in (None, count):
-            print(f"{line}{' (as expected)' if known else ''}")
+        if known is None:
+            print(line)
+        elif count == known:
+            print(f"{line} (as expected)")
         elif abs(count - known) <= known / 100:
             print(f"{line}; WARNING: {known:,} are expected ({LIKELY})")
         else:
@@ -175,18 +206,26 @@ class Recipe(ABC):
     def plan(self, options: Options) -> str:
         """Describe the work of build(), one line for each file, tool and count; nothing is downloaded or written."""
         self.check(options)
-        size = f"about {tqdm.format_sizeof(n, 'B')} with all steps" if (n := self.needs(options)) else "size not known"
+        needed = self.needs(options)
+        size = f"about {tqdm.format_sizeof(needed, 'B')} with all steps" if needed else "size not known"
         lines = [f"{self.name}: {self.title}", f"into {options.dest}, {size}"]
-        lines += ["files:"] * bool(files := self.files(options))
+
+        files = self.files(options)
+        if files:
+            lines.append("files:")
         for file in files:
             size = f"{file.size:,} bytes" if file.size else "size not known"
             checksum = f"{file.checksum} ({file.origin})" if file.checksum else "no checksum known, it is recorded"
-            lines += [f"  {file.name}, {size}, {checksum}"]
+            lines.append(f"  {file.name}, {size}, {checksum}")
             lines += [f"    {url}" for url in file.urls]
-        lines += [f"text: {self.outline(options)}"]
-        lines += ["tools:", *(f"  {tool} {number}" for tool, number in self.tools(options).items())]
-        lines += ["expected:"] * bool(self.expected)
-        lines += [f"  {what}: {count:,}" for what, count in self.expected.items()]
+
+        lines.append(f"text: {self.outline(options)}")
+        lines.append("tools:")
+        lines += [f"  {tool} {number}" for tool, number in self.tools(options).items()]
+
+        if self.expected:
+            lines.append("expected:")
+            lines += [f"  {what}: {count:,}" for what, count in self.expected.items()]
         return "\n".join(lines)
 
 
@@ -197,24 +236,36 @@ def versions(*packages: str) -> dict[str, str]:
 
 @contextmanager
 def claimed(dest: Path, what: str) -> Iterator[None]:
-    """Lock DEST, after waiting for other processes; raise a UserError if it holds something else."""
+    """Lock DEST, after waiting for other processes, and mark it as holding `what`, a recipe or its miniature.
+
+    Raises a UserError if it holds something else.
+    """
     mark = dest / "steps" / "recipe"
     if not mark.exists():
         if dest.exists() and not dest.is_dir():
             raise UserError(f"{dest}: is there and no folder; name another")
-        others = {path.name for path in dest.iterdir()} - {"downloads", "steps"} if dest.is_dir() else set()
-        if others:
-            raise UserError(f"{dest}: is there and holds other things ({sorted(others)[0]}); name a new folder")
+        if dest.is_dir():
+            others = {path.name for path in dest.iterdir()} - {"downloads", "steps"}
+            if others:
+                raise UserError(f"{dest}: is there and holds other things ({sorted(others)[0]}); name a new folder")
         mark.parent.mkdir(parents=True, exist_ok=True)
+
     with locked(dest / "steps" / "lock"):
-        recorded = (mark.read_text().strip() if mark.exists() else "") or what  # a killed process may leave it empty
-        if recorded != what:
+        recorded = mark.read_text().strip() if mark.exists() else ""
+        if recorded and recorded != what:  # a killed process may leave it empty
             raise UserError(f"{dest}: holds {recorded}, not {what}; name another folder")
         mark.write_text(f"{what}\n")
         yield
 
 
 def outputs(dest: Path) -> dict[str, int]:
-    """Return path -> bytes of a prepared corpus' files; copying it, or removing intermediate files, changes nothing."""
-    files = [file for name in ("bin", "reference") for file in sorted((dest / name).rglob("*")) if file.is_file()]
-    return {os.fspath(file.relative_to(dest)): file.stat().st_size for file in files}
+    """Return path relative to DEST -> bytes, for the files in DEST/bin and DEST/reference.
+
+    Times are left out, so that a copy of DEST counts as unchanged; so does DEST without its intermediate files.
+    """
+    sizes = {}
+    for folder in (dest / "bin", dest / "reference"):
+        for file in sorted(folder.rglob("*")):
+            if file.is_file():
+                sizes[os.fspath(file.relative_to(dest))] = file.stat().st_size
+    return sizes

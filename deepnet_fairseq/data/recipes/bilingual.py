@@ -18,13 +18,15 @@ from .base import Options, Recipe, versions
 HEADERS = ("<url>", "<talkid>", "<keywords>")
 TITLES = re.compile("</?(?:title|description)>")
 SEGMENT = "<seg id"
-OPENING, CLOSING = re.compile(r'<seg id="[0-9]*">\s*'), re.compile(r"\s*</seg>\s*")
+OPENING = re.compile(r'<seg id="[0-9]*">\s*')
+CLOSING = re.compile(r"\s*</seg>\s*")
 
 
 class BilingualRecipe(Recipe):
     """Recipe of one language pair; a subclass gives its lines, their tokenisation and the limits of cleaning.
 
-    Cleaning is done on words, before BPE, or on pieces, after it; vocab: merges of a BPE on both languages together.
+    Cleaning is done on words, before BPE, or on pieces, after it. `vocab` is the number of merges of a BPE that is
+    learnt on both languages together.
     """
 
     takes = frozenset({"text", "vocab"})
@@ -35,7 +37,7 @@ class BilingualRecipe(Recipe):
     test_chain: Chain
     word_limits: Limits | None = None  # of training pairs, before BPE
     subword_limits: Limits | None = None  # of training pairs, and validation pairs held out of them, after BPE
-    every: int | None = None  # of how many training pairs the last is held out for validation
+    every: int | None = None  # each every-th training pair is held out for validation; None: there is a set of its own
 
     @abstractmethod
     def raw(self, subset: str, lang: str, files: dict[str, Path]) -> Iterator[str]:
@@ -57,10 +59,14 @@ class BilingualRecipe(Recipe):
 
     def needs(self, options: Options) -> int:
         tokenised = self.tokenised(options)
-        return 5 * sum(path.stat().st_size for path in tokenised.files()) if tokenised else self.space
+        if tokenised is None:
+            return self.space
+        return 5 * sum(path.stat().st_size for path in tokenised.files())
 
     def tools(self, options: Options) -> dict[str, str]:
-        return versions(*(() if options.text else ("sacremoses",)), "subword-nmt", "fairseq-fixed")
+        if options.text:  # which is tokenised already
+            return versions("subword-nmt", "fairseq-fixed")
+        return versions("sacremoses", "subword-nmt", "fairseq-fixed")
 
     def check(self, options: Options) -> None:
         super().check(options)
@@ -82,33 +88,48 @@ class BilingualRecipe(Recipe):
         tokenised = self.tokenised(options)
         texts = self._take_tokenised(options, steps, tokenised) if tokenised else self._tokenise(options, work, files)
         texts = self._cleaned(options, work, texts)
+        counts = self._binarised(options, work, texts, tokenised)
         return {
-            "pieces": "subword_nmt", "detokenise": True, "lowercase": self.chain.lowercase,
-            "counts": self._binarised(options, work, texts, tokenised), "subsets": tokenised.names if tokenised else {},
-        }  # fmt: skip
+            "pieces": "subword_nmt",
+            "detokenise": True,
+            "lowercase": self.chain.lowercase,
+            "counts": counts,
+            "subsets": tokenised.names if tokenised else {},
+        }
 
     def _tokenise(self, options: Options, work: Bilingual, files: dict[str, Path]) -> Texts:
+        """Tokenise the downloaded texts, and write the test set's references as published."""
+        subsets = ["train"]
+        if not self.every:  # else it is held out of the training text
+            subsets.append("valid")
         texts = {}
-        for subset in ("train", "test") if self.every else ("train", "valid", "test"):
-            if subset == "test":
-                lines = {lang: lambda lang=lang: segments(self.published(lang, files)) for lang in self.langs}
-            else:
-                lines = {lang: partial(self.raw, subset, lang, files) for lang in self.langs}
-            texts[subset], count = work.tokenise(subset, lines, self.test_chain if subset == "test" else self.chain)
+        for subset in subsets:
+            lines = {lang: partial(self.raw, subset, lang, files) for lang in self.langs}
+            texts[subset], count = work.tokenise(subset, lines, self.chain)
             self.check_count(options, "training text" if subset == "train" else subset, count)
-        work.references({lang: published_segments(self.published(lang, files)) for lang in self.langs}, count)
+
+        def test_lines(lang: str) -> Iterator[str]:
+            return segments(self.published(lang, files))
+
+        lines = {lang: partial(test_lines, lang) for lang in self.langs}
+        texts["test"], sentences = work.tokenise("test", lines, self.test_chain)
+        self.check_count(options, "test", sentences)
+        references = {lang: published_segments(self.published(lang, files)) for lang in self.langs}
+        work.references(references, sentences)
         return texts
 
     def _take_tokenised(self, options: Options, steps: Steps, tokenised: Tokenised) -> Texts:
+        """Check and count the texts of --from; return them. Their references are unknown, so DEST has none."""
         remove(options.dest / "reference")  # left by an earlier corpus in this folder
-        for subset, count in steps.run("given", [], {"files": tokenised.state()}, tokenised.check).items():
+        counts = steps.run("given", outputs=[], settings={"files": tokenised.state()}, make=tokenised.check)
+        for subset, count in counts.items():
             if tokenised.names[subset] != subset:
                 print(f"| {subset} is {tokenised.names[subset]}")
             self.check_count(options, "training text" if subset == "train" else subset, count)
         return tokenised.texts
 
     def _cleaned(self, options: Options, work: Bilingual, texts: Texts) -> Texts:
-        """Drop pairs outside the limits of length, and hold out a validation set."""
+        """Drop training pairs outside the limits of words, and hold out a validation set, where the recipe does."""
         if self.word_limits:
             kept, counts = work.clean("clean", {"train": texts["train"]}, self.word_limits)
             texts = texts | kept
@@ -118,28 +139,41 @@ class BilingualRecipe(Recipe):
         return texts
 
     def _binarised(self, options: Options, work: Bilingual, texts: Texts, tokenised: Tokenised | None) -> dict:
-        codes = (tokenised and tokenised.codes) or work.learn(texts["train"], self.vocabulary_size(options))
+        """Segment, clean by pieces and binarise the texts; return "counts" of recipe.json, checked and printed."""
+        if tokenised and tokenised.codes:
+            codes = tokenised.codes
+        else:
+            codes = work.learn(texts["train"], self.vocabulary_size(options))
         texts, types = work.apply(codes, texts)
+
         if self.subword_limits:
-            held_out = {"train", "valid"} if tokenised is None and self.every else {"train"}
-            chosen = {subset: prefix for subset, prefix in texts.items() if subset in held_out}
-            texts = texts | work.clean("clean-pieces", chosen, self.subword_limits)[0]
-        summary = work.binarise(texts, codes, tokenised and tokenised.dictionary)
+            limited = {"train"}
+            if self.every and tokenised is None:
+                limited.add("valid")  # which was held out of the training text
+            chosen = {subset: prefix for subset, prefix in texts.items() if subset in limited}
+            kept, _ = work.clean("clean-pieces", chosen, self.subword_limits)
+            texts = texts | kept
+        summary = work.binarise(texts, codes, dictionary=tokenised.dictionary if tokenised else None)
+
         counts: dict = {subset: sizes[self.langs[0]]["sentences"] for subset, sizes in summary["text"].items()}
+        other_lengths = self.subword_limits and options.vocab  # other pieces, so that the limits keep other pairs
         for subset, count in counts.items():
-            if subset == "test" or not (self.subword_limits and options.vocab):  # other pieces, other lengths
+            if subset == "test" or not other_lengths:
                 self.check_count(options, subset, count)
-        types |= {"joined": summary["words"]}
-        for lang, number in types.items() if options.vocab is None else ():
-            self.check_count(options, f"types {lang}", number, "pieces")
-        counts |= {f"types {lang}": number for lang, number in types.items()}
+
+        types["joined"] = summary["words"]
+        for lang, number in types.items():
+            if options.vocab is None:
+                self.check_count(options, f"types {lang}", number, unit="pieces")
+            counts[f"types {lang}"] = number
+
         for subset, of_lang in summary["text"].items():
             unknown = ", ".join(f"{of_lang[lang]['unknown']:g}% of {lang}" for lang in self.langs)
             print(f"| {subset}: unknown are {unknown}")
         return counts | {"text": summary["text"], "dictionary": summary["types"]}
 
 
-# The text within the tags of WIT3's and WMT's files, exactly as fairseq's scripts extract it.
+# These functions take the text out of the tags of WIT3's and WMT's files, exactly as fairseq's scripts do.
 
 
 def training_lines(lines: Iterable[str]) -> Iterator[str]:

@@ -41,12 +41,13 @@ TED = RemoteFile(  # Qi et al., 2018
     "ted_talks.tar.gz", ("http://phontron.com/data/ted_talks.tar.gz",), 352_222_045,
     "sha256:03457b9ebc6d60839f1a48c5a03c940266aff78b81fcda4c6d9e2a5a7fb670ae", TFDS,
 )  # fmt: skip
-TED_TEST, TED_MISSING = "all_talks_test.tsv", ("__NULL__", "_ _ NULL _ _")
+TED_TEST = "all_talks_test.tsv"
+TED_MISSING = ("__NULL__", "_ _ NULL _ _")  # in a cell without a sentence
 TED_CODES = """
 ar az be bg bn bs cs da de el en es et fa fi fr gl he hi hr hu hy id it ja ka kk ko lt mk mn mr ms my nl no:nb pl pt ro
 ru sk sl sq sr sv ta th tr uk ur vi zh:zh-cn zh_TW:zh-tw
 """
-# Language -> its column; left out are a second fr and pt, and languages that M2M-100 lacks
+# Language -> its column, from LANGUAGE:COLUMN above; left out are a second fr and pt, and languages that M2M-100 lacks
 TED_COLUMNS = {code.partition(":")[0]: code.rpartition(":")[2] for code in TED_CODES.split()}
 CODES = """
 af:afr am:amh ar:ara as:asm ast:ast az:azj be:bel bg:bul bn:ben bs:bos ca:cat ceb:ceb ckb:ckb cs:ces cy:cym da:dan
@@ -57,7 +58,7 @@ ns:nso ny:nya oc:oci om:orm or:ory pa:pan pl:pol ps:pus pt:por ro:ron ru:rus sd:
 sv:swe sw:swh ta:tam te:tel tg:tgk th:tha tl:tgl tr:tur uk:ukr umb:umb ur:urd uz:uzb vi:vie wo:wol xh:xho yo:yor
 zh:zho_simpl zh_TW:zho_trad zu:zul
 """
-FLORES: dict[str, str] = dict(code.split(":") for code in CODES.split())
+FLORES: dict[str, str] = dict(code.split(":") for code in CODES.split())  # language -> its code in Flores-101
 
 
 @cache
@@ -67,9 +68,12 @@ def wmt_archives() -> dict[str, RemoteFile]:
 
     archives = {}
     for name in sorted(set(WMT.values())):
-        (url,), (md5,) = DATASETS[name].data, DATASETS[name].md5
+        (url,) = DATASETS[name].data
+        (md5,) = DATASETS[name].md5
         file = url.rpartition("/")[2]
-        archives[name] = RemoteFile(f"{name}-{file}", (url,), None, f"md5:{md5}", f"sacreBLEU's test set {name}")
+        archives[name] = RemoteFile(
+            f"{name}-{file}", (url,), checksum=f"md5:{md5}", origin=f"sacreBLEU's test set {name}"
+        )
     return archives
 
 
@@ -79,36 +83,56 @@ def wmt_set(direction: tuple[str, str]) -> str:
 
 
 def wmt_directions(languages: list[str]) -> list[tuple[str, str]]:
-    """List the directions with a test set of WMT."""
-    others = [lang for lang in languages if lang in WMT] if "en" in languages else []
-    return [direction for lang in others for direction in (("en", lang), (lang, "en"))]
+    """List the directions among the languages that have a test set of WMT; all are from or to English."""
+    if "en" not in languages:
+        return []
+
+    directions = []
+    for lang in languages:
+        if lang in WMT:
+            directions += [("en", lang), (lang, "en")]
+    return directions
 
 
 class Evaluation:
-    """Test sets in DEST/evaluation, and those of --from. `fetch` must be called before any pair is prepared."""
+    """Test sets in DEST/evaluation, and those of --from. `fetch` must be called before any pair is prepared.
+
+    folder: FOLDER of --from, None without it; root: DEST/evaluation.
+    """
 
     def __init__(self, options: Options):
-        self.options, self.folder, self.root = options, options.text, options.dest / "evaluation"
+        self.options = options
+        self.folder = options.text
+        self.root = options.dest / "evaluation"
 
     @property
     def has_ted(self) -> bool:
-        """True if TED's talks are there: they can no longer be downloaded, but a copy may lie beside the downloads."""
-        laid = self.options.downloads / TED.name
-        return self.options.miniature or laid.exists() or (self.root / "ted").is_dir()
+        """True if TED's talks are there: they can no longer be downloaded, but a copy may lie in the downloads."""
+        copy = self.options.downloads / TED.name
+        return self.options.miniature or copy.exists() or (self.root / "ted").is_dir()
 
     def files(self) -> tuple[RemoteFile, ...]:
         """List the downloads, with TED's talks if there is a copy."""
-        return (FLORES_101, ZERO_SHOT, *wmt_archives().values(), *([TED] if self.has_ted else []))
+        files = [FLORES_101, ZERO_SHOT, *wmt_archives().values()]
+        if self.has_ted:
+            files.append(TED)
+        return tuple(files)
 
     def fetch(self) -> dict[str, dict]:
         """Download and unpack; return name -> {"sha256", "size", "url"}."""
-        files, downloads = self.files(), self.options.downloads
-        folders = [self.root / name for name in ("flores101", "opus100", "wmt", *(["ted"] if self.has_ted else []))]
+        files = self.files()
+        downloads = self.options.downloads
+        folders = [self.root / name for name in ("flores101", "opus100", "wmt")]
+        if self.has_ted:
+            folders.append(self.root / "ted")
+
+        def wanted(name: str) -> bool:
+            return re.search("/dev/|/devtest/|zero-shot", name) is not None
 
         def make() -> dict:
             records = described(files, downloads, self.options.fetch)
-            for file, folder in zip((FLORES_101, ZERO_SHOT), folders, strict=False):
-                unpack(downloads / file.name, folder, lambda name: re.search("/dev/|/devtest/|zero-shot", name))
+            unpack(downloads / FLORES_101.name, self.root / "flores101", wanted)
+            unpack(downloads / ZERO_SHOT.name, self.root / "opus100", wanted)
             with whole(self.root / "wmt") as part:
                 for direction in wmt_directions(["en", *WMT]):
                     write_wmt(direction, downloads, part / "-".join(direction))
@@ -117,16 +141,21 @@ class Evaluation:
                     write_ted(downloads / TED.name, part, self.options.workers)
             return records
 
-        return Steps(self.options.dest).run("evaluation", folders, {"files": [file.checksum for file in files]}, make)
+        settings = {"files": [file.checksum for file in files]}
+        return Steps(self.options.dest).run("evaluation", folders, settings=settings, make=make)
 
     def subsets(self, langs: tuple[str, str]) -> dict[str, Callable[[], Sentences]]:
-        """Return a pair's subsets, those that exist: valid and flores (Flores-101), opus (OPUS-100), ted, FOLDER's."""
+        """Return name -> reader of the subsets that a pair has.
+
+        These are valid and flores (Flores-101), opus (OPUS-100), ted, and those of FOLDER.
+        """
         subsets: dict[str, Callable[[], Sentences]] = {}
         for name, paths in self._paths(langs).items():
             empty = "drop" if name == "ted" else "keep"  # not every talk exists in every language
             read = partial(read_pairs, *paths, empty=empty, clean=one_line)
-            if name != "ted" or not paths[0].exists() or next(read(), None):
-                subsets[name] = read
+            if name == "ted" and paths[0].exists() and next(read(), None) is None:
+                continue  # no talk exists in both languages
+            subsets[name] = read
         return subsets
 
     def one_way(self, languages: list[str]) -> list[PairText]:
@@ -137,7 +166,7 @@ class Evaluation:
                 continue
             paths = [self.root / "wmt" / "-".join(langs) / f"test.{lang}" for lang in langs]
             subsets = {"wmt": partial(read_pairs, *paths, clean=one_line)}
-            texts.append(PairText(langs, subsets, {"set": wmt_set(langs)}, one_way=True))
+            texts.append(PairText(langs, subsets, state={"set": wmt_set(langs)}, one_way=True))
         return texts
 
     def state(self, langs: tuple[str, str]) -> dict:
@@ -148,14 +177,25 @@ class Evaluation:
 
     def held_out(self, lang: str) -> frozenset[str]:
         """Return all sentences of a language in all test sets."""
-        folders = [self.root / name for name in ("opus100", "wmt", "ted")] + ([self.folder] if self.folder else [])
-        files = [path for folder in folders for path in folder.rglob(f"*.{lang}")]
-        for split in FLORES_SPLITS.values():
-            files += self.root.rglob(f"{FLORES.get(lang)}.{split}")
-        return frozenset(one_line(line) for path in files for line in read_lines(path))
+        folders = [self.root / name for name in ("opus100", "wmt", "ted")]
+        if self.folder:
+            folders.append(self.folder)
+        files = []
+        for folder in folders:
+            files += folder.rglob(f"*.{lang}")
+        if lang in FLORES:
+            for split in FLORES_SPLITS.values():
+                files += self.root.rglob(f"{FLORES[lang]}.{split}")
+
+        sentences = set()
+        for path in files:
+            sentences.update(map(one_line, read_lines(path)))
+        return frozenset(sentences)
 
     def _paths(self, langs: tuple[str, str]) -> dict[str, list[Path]]:
-        pair, paths = "-".join(langs), {}
+        """Return name -> files, source and target, of the subsets that a pair has in DEST/evaluation and in FOLDER."""
+        pair = "-".join(langs)
+        paths = {}
         if all(lang in FLORES for lang in langs):
             for name, split in FLORES_SPLITS.items():
                 folder = self.root / "flores101" / "flores101_dataset" / split
@@ -170,9 +210,10 @@ class Evaluation:
         return paths
 
     def _own_subsets(self, pair: str) -> list[str]:
-        """Return the subsets of FOLDER."""
-        folder = self.folder / pair if self.folder else None
-        return sorted({path.stem for path in folder.iterdir()}) if folder and folder.is_dir() else []
+        """Return the names of the subsets that FOLDER has of a pair, sorted; none without FOLDER."""
+        if not self.folder or not (self.folder / pair).is_dir():
+            return []
+        return sorted({path.stem for path in (self.folder / pair).iterdir()})
 
 
 def write_wmt(langs: tuple[str, str], downloads: Path, folder: Path) -> None:
@@ -180,9 +221,9 @@ def write_wmt(langs: tuple[str, str], downloads: Path, folder: Path) -> None:
     from sacrebleu.dataset import DATASETS
 
     name = wmt_set(langs)
+    archive = downloads / wmt_archives()[name].name
     members = DATASETS[name].langpairs["-".join(langs)]
     for lang, member in zip(langs, members, strict=True):
-        archive = downloads / wmt_archives()[name].name
         write_lines(folder / f"test.{lang}", published_segments(stream_lines(archive, member)))
 
 
@@ -197,7 +238,14 @@ def write_ted(archive: Path, folder: Path, workers: int) -> None:
     for lang, column in TED_COLUMNS.items():
         if column not in header:
             raise UserError(f"{archive}: {TED_TEST} has no column {column}; get the archive from a better place")
+        position = header.index(column)
+        tokens = [_ted_tokens(row[position]) for row in rows]
         detokenise = MosesDetokenizer(lang).detokenize
-        cells = (row[header.index(column)] for row in rows)
-        tokens = ([] if any(mark in cell for mark in TED_MISSING) else cell.split() for cell in cells)
-        write_lines(folder / f"test.{lang}", map_rows(detokenise, tokens, workers, f"ted {lang}"))
+        write_lines(folder / f"test.{lang}", map_rows(detokenise, tokens, workers, label=f"ted {lang}"))
+
+
+def _ted_tokens(cell: str) -> list[str]:
+    """Return the Moses tokens of a sentence; none where it is missing."""
+    if any(mark in cell for mark in TED_MISSING):
+        return []
+    return cell.split()

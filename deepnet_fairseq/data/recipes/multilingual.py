@@ -28,8 +28,10 @@ PAIRS = Path("steps", "pairs.json")  # pairs of a folder, which may be added one
 class MultilingualRecipe(Recipe):
     """Recipe of many pairs for one model; a subclass lists the pairs and finds their text.
 
-    vocab: pieces of the SentencePiece model that all languages share; sample: sentences that it is learnt from, unless
-    --vocab-sample tells (None: as many as fit). --temperature and --spm: see Multilingual.
+    vocab: pieces of the SentencePiece model that all languages share
+    sample: sentences that it is learnt from, unless --vocab-sample tells; None: as many as fit into memory
+
+    See Multilingual for --temperature and --spm.
     """
 
     takes = frozenset({"pairs", "vocab", "vocab_sample", "shards", "temperature", "spm"})
@@ -49,8 +51,11 @@ class MultilingualRecipe(Recipe):
         return []
 
     def outline(self, options: Options) -> str:
-        drawn = f"{self.vocabulary_size(options):,} pieces, languages drawn at {options.temperature or TEMPERATURE:g}"
-        return f"one SentencePiece vocabulary: {options.spm or drawn}"
+        if options.spm:
+            return f"one SentencePiece vocabulary: {options.spm}"
+        pieces = self.vocabulary_size(options)
+        temperature = options.temperature or TEMPERATURE
+        return f"one SentencePiece vocabulary: {pieces:,} pieces, languages drawn at {temperature:g}"
 
     def tools(self, options: Options) -> dict[str, str]:
         return versions("sentencepiece", "fairseq-fixed")
@@ -67,23 +72,36 @@ class MultilingualRecipe(Recipe):
             if options.vocab or options.vocab_sample or options.temperature:
                 raise UserError("--spm is a vocabulary made already: leave out --vocab, --vocab-sample, --temperature")
             Vocabulary(options.spm)  # raises a UserError before anything is written
-        for pair in (together := self._together(options)):
-            if (reverse := "-".join(reversed(split_pair(pair)))) in together:
+
+        together = self._together(options)
+        for pair in together:
+            reverse = "-".join(reversed(split_pair(pair)))
+            if reverse in together:
                 raise UserError(f"{pair} and {reverse}: a pair gives both directions; put all of its text into {pair}")
 
     def _together(self, options: Options) -> list[str]:
-        """Return the pairs requested now or before."""
-        return sorted({*self.pairs(options), *read_json(options.dest / PAIRS).get("pairs", [])})
+        """Return the pairs requested now or before, sorted."""
+        before = read_json(options.dest / PAIRS).get("pairs", [])
+        return sorted({*self.pairs(options), *before})
 
     def make(self, options: Options, steps: Steps, files: dict[str, Path]) -> dict:
         pairs = self._together(options)
         write_json(options.dest / PAIRS, {"pairs": pairs})
+
         texts = [self.text(options, pair) for pair in pairs]
-        vocabulary = self.vocabulary_size(options), options.temperature or TEMPERATURE, options.spm
-        sample = {"vocab_sample": options.vocab_sample, "usual_sample": self.sample}
-        work = Multilingual(options.dest, options.shards or 1, *vocabulary, options.workers, **sample)
+        work = Multilingual(
+            options.dest,
+            shards=options.shards or 1,
+            vocab=self.vocabulary_size(options),
+            temperature=options.temperature or TEMPERATURE,
+            spm=options.spm,
+            workers=options.workers,
+            vocab_sample=options.vocab_sample,
+            usual_sample=self.sample,
+        )
         counts = work.run(texts, self.evaluated(options, texts))
-        total: Counter = Counter()
+
+        total: Counter = Counter()  # subset -> sentence pairs of all training pairs together
         for pair in pairs:
             total.update(counts[pair])
         counted = {**total, "pairs": counts}
@@ -103,8 +121,10 @@ class OwnText(MultilingualRecipe):
 
     def needs(self, options: Options) -> int:
         pieces = len(Vocabulary(options.spm)) if options.spm else self.vocabulary_size(options)
-        paths = (path for pair in self.pairs(options) for path in (options.text / pair).iterdir() if path.is_file())
-        return binarised_size(sum(path.stat().st_size for path in paths), pieces)
+        size = 0
+        for pair in self.pairs(options):
+            size += sum(path.stat().st_size for path in (options.text / pair).iterdir() if path.is_file())
+        return binarised_size(size, pieces)
 
     def check(self, options: Options) -> None:
         if options.text is None:
@@ -112,16 +132,18 @@ class OwnText(MultilingualRecipe):
         super().check(options)
 
     def pairs(self, options: Options) -> tuple[str, ...]:
-        """Return the folders that --pairs names, or all."""
+        """Return the folders that --pairs names, or all; raise a UserError if one is missing, or none is there."""
         pairs = sorted(folder.name for folder in options.text.iterdir() if folder.is_dir() and "-" in folder.name)
         missing = [pair for pair in options.pairs or () if pair not in pairs]
         if missing or not pairs:
-            raise UserError(f"{options.text / (missing or ['de-en'])[0]}: no such folder; name pairs that are there")
+            first = missing[0] if missing else "de-en"
+            raise UserError(f"{options.text / first}: no such folder; name pairs that are there")
         return tuple(dict.fromkeys(options.pairs or pairs))
 
     def text(self, options: Options, pair: str) -> PairText:
         langs = split_pair(pair)
-        subsets, state = {}, {}
+        subsets = {}
+        state = {}
         for subset in SUBSETS:
             paths = [options.text / pair / f"{subset}.{lang}" for lang in langs]
             if subset == "train" or any(path.exists() for path in paths):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -31,11 +32,16 @@ class Archive(NamedTuple):
     test: int
 
 
-_ROWS = Path(__file__).with_suffix(".tsv").read_text(encoding="utf-8").splitlines()[1:]
-ARCHIVES = {
-    pair: Archive(int(size), sha256, *map(int, splits))
-    for pair, size, sha256, *splits in (row.split("\t") for row in _ROWS)
-}
+def _read_archives() -> dict[str, Archive]:
+    """Read opus100.tsv: pair, bytes, SHA-256 and the sentence pairs of train, dev and test."""
+    archives = {}
+    for row in Path(__file__).with_suffix(".tsv").read_text(encoding="utf-8").splitlines()[1:]:
+        pair, size, sha256, train, dev, test = row.split("\t")
+        archives[pair] = Archive(int(size), sha256, train=int(train), dev=int(dev), test=int(test))
+    return archives
+
+
+ARCHIVES = _read_archives()
 
 
 class Opus100(MultilingualRecipe):
@@ -54,10 +60,11 @@ class Opus100(MultilingualRecipe):
         return (1 + BINARISED) * sum(ARCHIVES[pair].size for pair in self.pairs(options))
 
     def pairs(self, options: Options) -> tuple[str, ...]:
-        """Return the pairs by the corpus' names, in alphabetical order; --pairs en-de means de-en too."""
+        """Return the pairs by the corpus' names, each in alphabetical order; --pairs en-de means de-en too."""
         if options.pairs is None:
             return MINIATURE if options.miniature else tuple(ARCHIVES)
-        pairs = tuple({"-".join(sorted(split_pair(pair))): pair for pair in options.pairs})
+
+        pairs = alphabetical(options.pairs)
         for pair in pairs:
             if pair not in ARCHIVES:
                 raise UserError(f"--pairs {pair}: OPUS-100 has no such pair; it has {', '.join(ARCHIVES)}")
@@ -65,18 +72,28 @@ class Opus100(MultilingualRecipe):
 
     def text(self, options: Options, pair: str) -> PairText:
         archive = ARCHIVES[pair]
-        subsets = {
-            subset: partial(_read, options.downloads / archive_of(pair).name, pair, split)
-            for subset, split in SPLITS.items()
-            if getattr(archive, split)
-        }
+        path = options.downloads / archive_of(pair).name
+        subsets = {}
+        for subset, split in SPLITS.items():
+            if getattr(archive, split):  # small languages lack dev and test
+                subsets[subset] = partial(_read, path, pair, split)
         return PairText(split_pair(pair), subsets, {"sha256": archive.sha256, "miniature": options.miniature})
 
 
+def alphabetical(pairs: Iterable[str]) -> tuple[str, ...]:
+    """Return pairs as OPUS names them, the languages of each in alphabetical order, without repetitions."""
+    return tuple(dict.fromkeys("-".join(sorted(split_pair(pair))) for pair in pairs))
+
+
 def archive_of(pair: str) -> RemoteFile:
-    """Return the archive of a pair in ARCHIVES."""
-    facts = {"size": ARCHIVES[pair].size, "checksum": f"sha256:{ARCHIVES[pair].sha256}", "origin": ORIGIN}
-    return at(f"{SITE}/opus-100-corpus-{pair}-v1.0.tar.gz", **facts)
+    """Return the file to fetch for a pair in ARCHIVES."""
+    archive = ARCHIVES[pair]
+    return at(
+        f"{SITE}/opus-100-corpus-{pair}-v1.0.tar.gz",
+        size=archive.size,
+        checksum=f"sha256:{archive.sha256}",
+        origin=ORIGIN,
+    )
 
 
 def members(pair: str, split: str) -> list[str]:
@@ -86,6 +103,7 @@ def members(pair: str, split: str) -> list[str]:
 
 def _read(archive: Path, pair: str, split: str) -> Sentences:
     """Yield the pairs of one split; raise a UserError if the archive, which was verified before, is gone."""
-    names = members(pair, split)
-    source, target = (map(one_line, stream_lines(archive, name)) for name in names)
-    return align(source, target, tuple(names), empty="drop" if split == "train" else "keep")
+    source, target = members(pair, split)
+    sources = map(one_line, stream_lines(archive, source))
+    targets = map(one_line, stream_lines(archive, target))
+    return align(sources, targets, (source, target), empty="drop" if split == "train" else "keep")

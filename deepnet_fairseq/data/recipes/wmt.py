@@ -15,7 +15,7 @@ TFDS = "TensorFlow Datasets' list of checksums"
 
 
 def _statmt(path: str, checksum: str, size: int | None = None, origin: str = TFDS) -> RemoteFile:
-    """Make the RemoteFile at `path` of WMT's site, with and without www, as different scripts name it."""
+    """Return the file at `path` of WMT's site, which is tried with and without www, as different scripts name it."""
     return at(f"www.statmt.org/{path}", f"statmt.org/{path}", http=True, size=size, checksum=checksum, origin=origin)
 
 
@@ -72,15 +72,16 @@ class Wmt17(BilingualRecipe):
     archives = (*GERMAN, NEWSTEST2014)
     space = 9_000_000_000
     vocab = 40_000
-    chain, test_chain = Chain(normalise=True, aggressive=True), Chain(aggressive=True)
+    chain = Chain(normalise=True, aggressive=True)
+    test_chain = Chain(aggressive=True)
     subword_limits = Limits(1.5, 1, 250)
     every = 100
     # from a public log of the script with de as its source: cleaning and BPE treat both sides alike; Perl's tokens
     expected = {"training text": 4_590_101, "train": 3_961_179, "valid": 40_058, "test": 3_003}
 
     def raw(self, subset: str, lang: str, files: dict[str, Path]) -> Iterator[str]:
-        members = [(files[file.name], member.format(lang)) for file, member in self.training.items()]
-        return chain.from_iterable(stream_lines(*member) for member in members)
+        texts = [stream_lines(files[file.name], member.format(lang)) for file, member in self.training.items()]
+        return chain.from_iterable(texts)
 
     def published(self, lang: str, files: dict[str, Path]) -> Iterator[str]:
         source, target = self.langs
@@ -96,7 +97,8 @@ class Wmt14(Wmt17):
     archives = (*GERMAN, NEWSTEST2013, NEWSTEST2014)
     space = 8_000_000_000
     vocab = 32_764
-    subword_limits = every = None
+    subword_limits = None
+    every = None  # newstest2013 is the validation set
     word_limits = Limits(9, 1, 80)  # 9 is clean-corpus-n.perl's own
     expected = {"training text": 4_590_101, "valid": 3_000, "test": 3_003}
 
