@@ -1,8 +1,8 @@
 """Compare deviations of weights and factors at the residual merges with a method's, and explain what does not fit.
 
 The standard deviation of n normal numbers is known to 1/sqrt(2n), that of n uniform ones better. A kind of weight (one
-role in one sort of branch of a stack) fits if pooled over its layers and in each layer alone it is within SIGMAS of it,
-and FLOOR, which the published constants' two digits ask for.
+role in one sort of branch of a stack) fits if the ratio of measured to expected deviation, pooled over its layers and
+in each layer alone, is within FLOOR + SIGMAS/sqrt(2n) of 1.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from torch import Tensor
 
 from ...core.initialisation import ATTENTION_INPUTS, PROFILES, torch_std, xavier_std
 from ...core.methods import METHODS, Method
-from ...core.slots import BRANCHES, Site, Weight, knows_scales
+from ...core.slots import BRANCHES, Scale, Site, Weight, knows_scales
 from ...errors import UserError
 from .sources import Matrix, RecognisedModel
 
-SIGMAS, FLOOR = 5, 0.01
+SIGMAS = 5  # standard errors of a measured deviation that are allowed
+FLOOR = 0.01  # allowed besides, because constants are published with two digits
 CLOSE = 0.005  # of a factor to the formula's; half precision rounds it by 0.05%
 SAMPLE = 2**20  # elements of a matrix that are looked at
 ROLES = ("q", "k", "v", "out", "fc1", "fc2")
@@ -31,7 +32,7 @@ SMALL = 0.02  # std of BERT's and GPT-2's weights
 
 
 class Measured(NamedTuple):
-    """One matrix: elements that were looked at, and their standard deviation."""
+    """What was measured of one matrix. elements: how many were looked at; std: their standard deviation."""
 
     elements: int
     std: float
@@ -39,7 +40,8 @@ class Measured(NamedTuple):
 
 def measure(tensor: Tensor) -> Measured:
     """Measure at most SAMPLE elements, whole rows evenly spaced."""
-    values = tensor.detach()[:: max(1, tensor.numel() // SAMPLE)].float()
+    step = max(1, tensor.numel() // SAMPLE)
+    values = tensor.detach()[::step].float()
     return Measured(values.numel(), values.std(unbiased=False).item())
 
 
@@ -63,23 +65,36 @@ class Kind:
         return FLOOR + SIGMAS / math.sqrt(2 * elements)
 
     def ratio(self, expected: list[float]) -> float:
-        """Return measured over expected, pooled over layers; infinite where only 0 is expected and more is there."""
+        """Return measured over expected deviation, as the root mean square over all elements of all layers.
+
+        expected: the deviation of each layer. The ratio is infinite if a layer where 0 is expected has another one, and
+        1 if 0 is expected and found everywhere.
+        """
         if not any(expected):
             return math.inf if any(m.std for m in self.measured) else 1.0
-        pairs = [(m, e) for m, e in zip(self.measured, expected) if e or m.std]
-        return math.sqrt(sum((m.std / e) ** 2 * m.elements if e else math.inf for m, e in pairs) / self.elements)
+
+        squares = []
+        for measured, std in zip(self.measured, expected):
+            if std:
+                squares.append((measured.std / std) ** 2 * measured.elements)
+            elif measured.std:
+                squares.append(math.inf)
+        return math.sqrt(sum(squares) / self.elements)
 
     def fits(self, expected: list[float]) -> bool:
-        """Return whether the deviations are these, pooled and layer by layer."""
+        """Return whether the deviations are the expected ones, layer by layer and pooled."""
 
         def near(ratio: float, elements: int) -> bool:
             return ratio > 0 and abs(math.log(ratio)) <= self.tolerance(elements)
 
         if not any(expected):
             return self.ratio(expected) == 1
-        layers = zip(self.measured, expected)
-        each = all(near(m.std / e, m.elements) if e else not m.std for m, e in layers)
-        return each and near(self.ratio(expected), self.elements)
+
+        for measured, std in zip(self.measured, expected):
+            layer_fits = near(measured.std / std, measured.elements) if std else not measured.std
+            if not layer_fits:
+                return False
+        return near(self.ratio(expected), self.elements)
 
 
 def kinds(model: RecognisedModel) -> list[Kind]:
@@ -87,25 +102,30 @@ def kinds(model: RecognisedModel) -> list[Kind]:
     by_key: dict[tuple, Kind] = {}
     for matrix in model.matrices:
         site = matrix.weight.site
-        key = site.stack, site.sublayer, matrix.weight.role
+        key = (site.stack, site.sublayer, matrix.weight.role)
         kind = by_key.setdefault(key, Kind(*key))
+        measured = measure(matrix.weight.linear.weight)
         kind.matrices.append(matrix)
-        kind.measured.append(measure(matrix.weight.linear.weight))
-        if not math.isfinite(kind.measured[-1].std):
+        kind.measured.append(measured)
+        if not math.isfinite(measured.std):
             raise UserError(f"{matrix.name} holds values that are not finite; take a checkpoint from before that")
 
-    def forward(key: tuple[str, str, str]) -> tuple:
-        return key[0] == "decoder", BRANCHES.index(key[1]), ROLES.index(key[2])
+    def forward_order(kind: Kind) -> tuple:
+        return kind.stack == "decoder", BRANCHES.index(kind.sublayer), ROLES.index(kind.role)
 
-    return [by_key[key] for key in sorted(by_key, key=forward)]
+    return sorted(by_key.values(), key=forward_order)
 
 
 def trained(model: RecognisedModel) -> str:
-    """Return how it shows that a model has been trained; "" for one that nothing tells from a fresh one."""
+    """Return how it shows that a model has been trained, in words; "" for one that nothing tells from a fresh one."""
     if model.updates:
         return f"trained, {model.updates} updates"
-    spread = max((gain.float().std().item() for gain in model.gains if gain.numel() > 1), default=0.0)
-    return f"trained: gains of its LayerNorms are spread by {spread:.2g}" if spread > 1e-6 else ""
+
+    spreads = [gain.float().std().item() for gain in model.gains if gain.numel() > 1]
+    spread = max(spreads, default=0.0)
+    if spread > 1e-6:
+        return f"trained: gains of its LayerNorms are spread by {spread:.2g}"
+    return ""
 
 
 @dataclass(frozen=True)
@@ -116,15 +136,21 @@ class Draw:
     std: Callable[[Weight], float]
 
     def fits(self, kind: Kind) -> bool:
-        """Return whether the kind has these deviations."""
-        first = self.std(kind.matrices[0].weight)  # most are far off already
-        if kind.measured[0].std > 2 * first or 2 * kind.measured[0].std < first:
+        """Return whether a kind of weight has these deviations, not all of them 0."""
+        # almost every draw is far off in the first layer already, which saves the time for the others
+        first_expected = self.std(kind.matrices[0].weight)
+        first_measured = kind.measured[0].std
+        if first_measured > 2 * first_expected or 2 * first_measured < first_expected:
             return False
+
         expected = [self.std(matrix.weight) for matrix in kind.matrices]
         return any(expected) and kind.fits(expected)
 
     def times(self, gain: Callable[[Site, str], float], description: str) -> Draw:
-        """Return this draw with a gain; 0 where a method of another depth has none, as 1/(N - l + 1) above N layers."""
+        """Return this draw with its std scaled by gain(site, role), and with another description.
+
+        The std is 0 where the gain is undefined or negative, as 1/(N - l + 1) is in layers l above a method's depth N.
+        """
 
         def std(weight: Weight) -> float:
             try:
@@ -140,8 +166,8 @@ def profile_base(name: str) -> Draw:
     return Draw(f"drawn as {name}", PROFILES[name].weight_std)
 
 
-def _as_one(weight: Weight) -> float:
-    """Return Xavier's deviation where q, k and v are rows of one (3C, C) matrix."""
+def _fused_xavier_std(weight: Weight) -> float:
+    """Return Xavier's deviation where q, k and v are drawn as rows of one (3C, C) matrix."""
     linear = weight.linear
     if weight.role not in ATTENTION_INPUTS:
         return xavier_std(linear)
@@ -149,75 +175,106 @@ def _as_one(weight: Weight) -> float:
 
 
 def _bases() -> list[Draw]:
-    """Return the bases that are not the method's, likeliest first."""
-    one = "q, k, v drawn as one (3C, C) matrix, sqrt(2/(4C)) for sqrt(2/(2C)), which is fairseq's gain 1/sqrt(2) too"
+    """Return draws before any gain that others' code makes, likeliest first."""
+    fused = "q, k, v drawn as one (3C, C) matrix, sqrt(2/(4C)) for sqrt(2/(2C)), which is fairseq's gain 1/sqrt(2) too"
     return [
-        Draw(one, _as_one),
-        *map(profile_base, ("xavier_normal", "xavier_legacy", "fairseq_head")),
+        Draw(fused, _fused_xavier_std),
+        profile_base("xavier_normal"),
+        profile_base("xavier_legacy"),
+        profile_base("fairseq_head"),
         Draw("torch's default for a Linear", lambda w: torch_std(w.linear)),
         Draw(f"N(0, {SMALL:g}), as BERT's and GPT-2's", lambda w: SMALL),
     ]
 
 
 def _gains(method: Method) -> Iterator[tuple[str, Callable[[Site, str], float]]]:
-    """Yield mistaken gains of the method, likeliest first."""
-    stacks = {"encoder": method.num_encoder_layers, "decoder": method.num_decoder_layers}
+    """Yield the description and the gain(site, role) of mistakes that are made with the method, likeliest first."""
+    depths = {"encoder": method.num_encoder_layers, "decoder": method.num_decoder_layers}
+    stacks = [stack for stack, layers in depths.items() if layers]
+
     yield f"without the gain of {method.name}", lambda site, role: 1.0
     for description, mistaken in method.mistaken_gains.items():
-        of_stacks = {stack: mistaken(method, stack) for stack, layers in stacks.items() if layers}
-        yield description, _in_place(method, of_stacks)
-    for stack, layers in stacks.items():
-        for symbol, value in method.coefficients(stack).items() if layers else ():
-            gain = _in_place(method, dict.fromkeys(stacks, value))
+        by_stack = {stack: mistaken(method, stack) for stack in stacks}
+        yield description, _in_place(method, by_stack)
+    for stack in stacks:
+        for symbol, value in method.coefficients(stack).items():
+            gain = _in_place(method, dict.fromkeys(depths, value))
             yield f"{symbol} of the {stack}, {value:.4g}, in the gain's place", gain
 
 
-def _in_place(method: Method, numbers: dict[str, float]) -> Callable[[Site, str], float]:
-    """Return the gain that is a stack's number where the method has a gain."""
-    return lambda site, role: 1.0 if method.gain(site, role) == 1 else numbers[site.stack]
+def _in_place(method: Method, by_stack: dict[str, float]) -> Callable[[Site, str], float]:
+    """Return the gain that is the stack's number wherever the method has a gain, and 1 elsewhere."""
+
+    def gain(site: Site, role: str) -> float:
+        return 1.0 if method.gain(site, role) == 1 else by_stack[site.stack]
+
+    return gain
 
 
 def at_depth(method: Method, layers: int) -> Method:
     """Return the method with its options where each stack has so many layers."""
-    depths = (layers if depth else 0 for depth in (method.num_encoder_layers, method.num_decoder_layers))
-    return METHODS[method.name](*depths, **{key: getattr(method, key) for key in method.options})
+    encoder_layers = layers if method.num_encoder_layers else 0
+    decoder_layers = layers if method.num_decoder_layers else 0
+    options = {key: getattr(method, key) for key in method.options}
+    return METHODS[method.name](encoder_layers, decoder_layers, **options)
 
 
 def explanations(model: RecognisedModel, method: Method, profile: str) -> Iterator[Draw]:
     """Yield what weights that do not fit may be, likeliest first; profile: the method's that fits best."""
     own = [profile_base(name) for name in dict.fromkeys((profile, *method.init_profiles))]
-    others, gains = _bases(), list(_gains(method))
+    others = _bases()
+    gains = list(_gains(method))
+
+    # one mistake, in the gain or in the draw, before both
     for words, gain in gains:
-        yield from (base.times(gain, words) for base in own)
-    yield from (base.times(method.gain, base.description) for base in others)
+        for base in own:
+            yield base.times(gain, words)
+    for base in others:
+        yield base.times(method.gain, base.description)
     for words, gain in gains:
-        yield from (base.times(gain, f"{base.description}, and {words}") for base in others)
-    for name, other in METHODS.items():
-        theirs = other(*model.depths.values())
-        bases = map(profile_base, other.init_profiles)
-        yield from (base.times(theirs.gain, f"the initialisation of --method {name}") for base in bases)
+        for base in others:
+            yield base.times(gain, f"{base.description}, and {words}")
+
+    # then other methods, and other depths
+    for name, kind in METHODS.items():
+        other = kind(*model.depths.values())
+        for profile_name in kind.init_profiles:
+            yield profile_base(profile_name).times(other.gain, f"the initialisation of --method {name}")
     for layers in DEPTHS:
-        yield from (base.times(at_depth(method, layers).gain, f"the gain of {layers} layers") for base in own)
+        gain = at_depth(method, layers).gain
+        for base in own:
+            yield base.times(gain, f"the gain of {layers} layers")
 
 
 def explain(kind: Kind, candidates: list[Draw]) -> str:
-    """Return the likeliest of the candidates that a kind of weight fits, in words."""
-    return next((draw.description for draw in candidates if draw.fits(kind)), "fits nothing that is known")
+    """Return the likeliest of the candidates that a kind of weight fits, in words; candidates: likeliest first."""
+    for draw in candidates:
+        if draw.fits(kind):
+            return draw.description
+    return "fits nothing that is known"
 
 
 def scales(method: Method, site: Site) -> tuple[float, float] | None:
-    """Return the factors of shortcut and branch at the start; None where the merge is no a x + b f of numbers."""
+    """Return the factors a, b of shortcut and branch at the start; None where the merge is no a x + b f of numbers."""
     module = method.residual(site)
     if module is None:
         return 1.0, 1.0
     if not knows_scales(module):
         return None
-    a, b = (torch.as_tensor(scale).float().mean().item() for scale in module.scales())
-    return a, b
+    shortcut, branch = module.scales()
+    return _mean(shortcut), _mean(branch)
+
+
+def _mean(scale: Scale) -> float:
+    """Return the mean over features of a scale that is a number or (C,)."""
+    return torch.as_tensor(scale).float().mean().item()
 
 
 def explain_factor(has: float, wanted: float, method: Method, model: RecognisedModel, site: Site) -> str:
-    """Say what the factor of a shortcut may be instead of the method's."""
+    """Say what the factor of a shortcut may be instead of the method's.
+
+    has, wanted: the model's factor and the method's; site: the branch for which the factors of other depths are tried.
+    """
 
     def near(value: float) -> bool:
         return value > 0 and abs(has / value - 1) <= CLOSE
@@ -232,7 +289,10 @@ def explain_factor(has: float, wanted: float, method: Method, model: RecognisedM
 
     for layers in DEPTHS:
         with suppress(ArithmeticError, ValueError):  # as in Draw.times
-            a, b = scales(at_depth(method, layers), site) or (0, 1)
+            factors = scales(at_depth(method, layers), site)
+            if factors is None:
+                continue
+            a, b = factors
             if b and near(a / b):
                 return f"that is {layers} layers', this model has {model.depths[site.stack]}"
     return "fits nothing that is known"

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from ...core.slots import Site
 from .sources import Factor, RecognisedModel
 
-EXACT, SHARE = 1e-5, 0.01  # of a merge u, and of the smaller of a x and b f, what may be unexplained
-LEAST = 1e-4  # of u what that smaller one must be
+# what of u = a x + b f may be unexplained, as a share of a norm
+EXACT = 1e-5  # of the norm of u
+SHARE = 0.01  # of the smaller of the norms of a x and b f
+LEAST = 1e-4  # the smaller of these two must be this share of u's
 
 
 def merges(module: nn.Module, model: RecognisedModel, inputs: tuple) -> list[Factor]:
@@ -25,11 +27,13 @@ def merges(module: nn.Module, model: RecognisedModel, inputs: tuple) -> list[Fac
 
     inputs: what the module is called with, in evaluation mode. Whatever it raises is raised.
     """
-    events, hooks = _Events(model), []
+    events = _Events(model)
+    hooks = []
     try:
         for name, part in module.named_modules():
             hooks.append(part.register_forward_pre_hook(events.before, with_kwargs=True))
             hooks.append(part.register_forward_hook(partial(events.after, name)))
+
         modes = [(part, part.training) for part in module.modules()]
         module.eval()
         try:
@@ -45,22 +49,31 @@ def merges(module: nn.Module, model: RecognisedModel, inputs: tuple) -> list[Fac
 
 
 class _Events:
-    """Tensors (.., C) that modules received and returned, in order, each as one row; where branches end."""
+    """Tensors (.., C) that modules received and returned, in order, and where branches end.
+
+    branches: path of the module that ends a branch -> its site; widths: C of each stack; rows: the tensors, flattened
+    to float64; ends: the row that a branch returned; exact: EXACT, or more where half precision rounds more.
+    """
 
     def __init__(self, model: RecognisedModel):
-        last = [m for m in model.matrices if m.weight.role in ("out", "fc2")]
-        self.branches = {re.sub(r"\.?\w+$", "", m.name): m.weight.site for m in last}
+        last = [matrix for matrix in model.matrices if matrix.weight.role in ("out", "fc2")]
+        self.branches = {re.sub(r"\.?\w+$", "", matrix.name): matrix.weight.site for matrix in last}
         self.widths = set(model.widths.values())
         self.rows: list[Tensor] = []
         self.ends: dict[Site, int] = {}
         self.exact = EXACT
 
     def take(self, given: Any) -> int | None:
-        """Keep the tensors that may be in the stream; return the number of the first."""
+        """Keep the tensors that may be in the stream; return the row of the first, None if there is none.
+
+        given: what a module returned, or a tuple of what it received.
+        """
+        values = given if isinstance(given, (tuple, list)) else (given,)
         first = None
-        for value in given if isinstance(given, (tuple, list)) else (given,):
+        for value in values:
             if torch.is_tensor(value) and value.is_floating_point() and value.dim() and value.size(-1) in self.widths:
-                first = len(self.rows) if first is None else first
+                if first is None:
+                    first = len(self.rows)
                 self.rows.append(value.detach().double().flatten())
                 self.exact = max(self.exact, 4 * torch.finfo(value.dtype).eps)
         return first
@@ -71,41 +84,87 @@ class _Events:
 
     def after(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
         """Keep the outputs of the module `name`; note where they are the end of a branch."""
-        number = self.take(output)
-        for path, site in self.branches.items():  # torch's attention does not call its out_proj
-            if number is not None and path in (name, f"{name}.out_proj") and site not in self.ends:
-                self.ends[site] = number
+        row = self.take(output)
+        if row is None:
+            return
+        for path, site in self.branches.items():
+            is_end = path in (name, f"{name}.out_proj")  # torch's attention does not call its out_proj
+            if is_end and site not in self.ends:
+                self.ends[site] = row
 
     def factors(self) -> list[Factor]:
         """Return the factors of every branch at whose end a merge is found."""
         ordered = sorted(self.ends.items(), key=lambda pair: pair[1])
         ends = [end for _, end in ordered]
+        starts = [0, *ends[:-1]]  # x is looked for from the end of the branch before
+        stops = [*ends[1:], len(self.rows)]  # and u up to the end of the next one
+
         factors = []
-        for (site, end), start, stop in zip(ordered, [0, *ends], [*ends[1:], len(self.rows)]):
-            if solution := self._solve(start, end, stop):
-                factors.append(Factor(site.stack, site.layer, site.sublayer, *solution, "measured"))
+        for (site, end), start, stop in zip(ordered, starts, stops):
+            solution = self._find_merge(start, end, stop)
+            if solution is not None:
+                a, b = solution
+                factor = Factor(stack=site.stack, layer=site.layer, sublayer=site.sublayer, a=a, b=b, source="measured")
+                factors.append(factor)
         return factors
 
-    def _solve(self, start: int, end: int, stop: int) -> tuple[float, float] | None:
-        """Return a and b, neither 0, of the first u after `end` that is a x + b f, with x from `start` on."""
+    def _find_merge(self, start: int, end: int, stop: int) -> tuple[float, float] | None:
+        """Return a and b, neither 0, of the first merge u = a x + b f after a branch; None if none is found.
+
+        Rows from `start` to `stop` are looked at. x: a row before `end`, where the branch ends; f: one from `end` on,
+        before u. Of both the latest are tried first: f as it is merged, past what scales it.
+        """
         size = self.rows[end].numel()
-        rows = {n: row for n, row in enumerate(self.rows[start : stop + 1], start) if row.numel() == size}
-        matrix = torch.stack(list(rows.values()))
-        gram = dict(zip(rows, (dict(zip(rows, line)) for line in (matrix @ matrix.T).tolist())))
-        for u in (n for n in rows if n > end):
-            for f in (n for n in reversed(list(rows)) if end <= n < u):  # as it is merged, past what scales it
-                for x in (n for n in reversed(list(rows)) if n < end):
-                    determinant = gram[x][x] * gram[f][f] - gram[x][f] ** 2
-                    if determinant <= 1e-9 * gram[x][x] * gram[f][f]:
-                        continue
-                    a = (gram[x][u] * gram[f][f] - gram[f][u] * gram[x][f]) / determinant
-                    b = (gram[f][u] * gram[x][x] - gram[x][u] * gram[x][f]) / determinant
-                    rest = gram[u][u] - a * gram[x][u] - b * gram[f][u]
-                    smaller = min(a * a * gram[x][x], b * b * gram[f][f])
-                    most = min(self.exact**2 * gram[u][u], max(SHARE, self.exact) ** 2 * smaller)
-                    if abs(rest) <= most and smaller > LEAST**2 * gram[u][u]:
-                        return a, b
-            alone = (1 - gram[x][u] ** 2 / (gram[x][x] * gram[u][u] or 1) for x in rows if x < end)
-            if any(1e-12 < part < 1e-4 for part in alone):
+        numbers = [n for n in range(start, min(stop + 1, len(self.rows))) if self.rows[n].numel() == size]
+        matrix = torch.stack([self.rows[n] for n in numbers])
+        gram = (matrix @ matrix.T).tolist()  # inner products of all pairs of rows
+
+        branch = numbers.index(end)  # from here on numbers are those of the matrix's rows
+        for u in range(branch + 1, len(numbers)):
+            for f in range(u - 1, branch - 1, -1):
+                for x in range(branch - 1, -1, -1):
+                    solution = self._solve(gram, x=x, f=f, u=u)
+                    if solution is not None:
+                        return solution
+            if any(_is_almost_multiple(gram, x, u) for x in range(branch)):
                 return None  # the merge with a branch too small to tell
         return None
+
+    def _solve(self, gram: list[list[float]], x: int, f: int, u: int) -> tuple[float, float] | None:
+        """Return a and b of u = a x + b f, by least squares; None unless they explain u and neither part is tiny.
+
+        gram: inner products of rows; x, f, u: numbers of rows. The normal equations, solved by Cramer's rule, are
+
+            (x.x  x.f) (a)   (x.u)                 a = (x.u f.f - f.u x.f) / d
+            (x.f  f.f) (b) = (f.u)                 b = (f.u x.x - x.u x.f) / d,    d = x.x f.f - (x.f)^2,
+
+        and |u - a x - b f|^2 = u.u - a x.u - b f.u is the rest.
+        """
+        xx = gram[x][x]
+        xf = gram[x][f]
+        xu = gram[x][u]
+        ff = gram[f][f]
+        fu = gram[f][u]
+        uu = gram[u][u]
+
+        determinant = xx * ff - xf**2
+        if determinant <= 1e-9 * xx * ff:  # x and f are almost parallel
+            return None
+        a = (xu * ff - fu * xf) / determinant
+        b = (fu * xx - xu * xf) / determinant
+
+        rest = uu - a * xu - b * fu
+        smaller = min(a * a * xx, b * b * ff)
+        allowed = min(self.exact**2 * uu, max(SHARE, self.exact) ** 2 * smaller)
+        if abs(rest) <= allowed and smaller > LEAST**2 * uu:
+            return a, b
+        return None
+
+
+def _is_almost_multiple(gram: list[list[float]], x: int, u: int) -> bool:
+    """Return whether u is x times a number but for a small part, which is a branch that is almost 0.
+
+    Rounding alone leaves less than that part.
+    """
+    part = 1 - gram[x][u] ** 2 / (gram[x][x] * gram[u][u] or 1)  # of |u|^2
+    return 1e-12 < part < 1e-4

@@ -36,37 +36,66 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], int | None]:
         from safetensors.torch import load_file
 
         return explained(load_file, str(path)), {}, None
+
     allow_plain_data()
     mapped = zipfile.is_zipfile(path)  # torch's format since 1.6 need not be read as a whole
     content = explained(torch.load, str(path), map_location="cpu", weights_only=True, mmap=mapped)
     if not isinstance(content, dict):
         raise UserError(f"{path}: holds a {type(content).__name__}, not weights by name; save its state_dict()")
+
     wrapper = next((name for name in WRAPPERS if isinstance(content.get(name), dict)), None)
-    weights = {name: t for name, t in (content[wrapper] if wrapper else content).items() if torch.is_tensor(t)}
+    named = content[wrapper] if wrapper else content
+    weights = {name: tensor for name, tensor in named.items() if torch.is_tensor(tensor)}
     if not weights:
         raise UserError(f"{path}: holds no weights by name; save the model's state_dict()")
-    cfg, history = content.get("cfg"), content.get("optimizer_history")
-    config: Any = (cfg.get("model") if isinstance(cfg, dict) else None) or content.get("args")
-    config = vars(config) if isinstance(config, argparse.Namespace) else config
-    last = history[-1] if isinstance(history, list) and history else {"num_updates": content.get("global_step")}
-    updates = last.get("num_updates") if isinstance(last, dict) else None
-    return weights, config if isinstance(config, dict) else {}, updates if isinstance(updates, int) else None
+    return weights, _config(content), _updates(content)
+
+
+def _config(content: dict) -> dict[str, Any]:
+    """Return the model's config in a checkpoint of fairseq's, of its older versions too; empty if it has none."""
+    cfg = content.get("cfg")
+    config: Any = cfg.get("model") if isinstance(cfg, dict) else None
+    config = config or content.get("args")
+    if isinstance(config, argparse.Namespace):
+        config = vars(config)
+    return config if isinstance(config, dict) else {}
+
+
+def _updates(content: dict) -> int | None:
+    """Return the number of updates by a checkpoint of fairseq's or of Lightning's; None if it does not say."""
+    history = content.get("optimizer_history")
+    if isinstance(history, list) and history:
+        last = history[-1]
+        updates = last.get("num_updates") if isinstance(last, dict) else None
+    else:
+        updates = content.get("global_step")
+    return updates if isinstance(updates, int) else None
 
 
 def _folder(path: Path) -> dict[str, Tensor]:
-    """Return the weights of a Hugging Face folder, with its config's factors of shortcuts as if they were buffers."""
-    weights, config = path / "model.safetensors", path / "config.json"
-    if not weights.is_file():
-        raise UserError(f"{path}: holds no {weights.name}; name the file of weights itself")
-    cfg = read_object(config, "download it again, or remove it") if config.exists() else {}
-    numbers = {name: value for name, value in cfg.items() if type(value) in (int, float) and SHORTCUT.fullmatch(name)}
-    return read(weights)[0] | {f"{config.name}.{name}": torch.tensor(float(value)) for name, value in numbers.items()}
+    """Return the weights of a Hugging Face folder, with its config's factors of shortcuts as if they were buffers.
+
+    UserError, naming the folder or the file, for one without weights, and for a config that is no JSON object.
+    """
+    weights_file = path / "model.safetensors"
+    config_file = path / "config.json"
+    if not weights_file.is_file():
+        raise UserError(f"{path}: holds no {weights_file.name}; name the file of weights itself")
+
+    config = read_object(config_file, "download it again, or remove it") if config_file.exists() else {}
+    weights, _, _ = read(weights_file)
+    factors = {}
+    for name, value in config.items():
+        if type(value) in (int, float) and SHORTCUT.fullmatch(name):
+            factors[f"{config_file.name}.{name}"] = torch.tensor(float(value))
+    return weights | factors
 
 
 def read_names(path: Path) -> Callable[[str], str]:
-    """Return the renaming of weights that a TOML file gives: regular expressions, and what stands in their place.
+    """Return the function that renames weights by a TOML file: regular expressions, and what stands in their place.
 
-    They are replaced wherever they occur in a name, in the file's order. UserError, naming the file, for any other.
+    They are replaced wherever they occur in a name, in the file's order. UserError, naming the file, for one that is
+    missing or holds anything else.
     """
     if path != STDIN and not path.exists():
         raise UserError(f"--names {path}: no such file")
@@ -74,16 +103,17 @@ def read_names(path: Path) -> Callable[[str], str]:
         rules = tomllib.loads("\n".join(read_lines(path)))
     except ValueError as error:
         raise UserError(f"--names {path}: is no TOML ({error}); docs/verify.md has an example") from error
+
     for pattern, name in rules.items():
         try:
-            re.sub(pattern, name, "")
+            re.sub(pattern, name, "")  # of an empty name, only to see whether both can be used
         except (re.error, IndexError, TypeError) as error:
             problem = f"{pattern} = {name!r}: {error}; docs/verify.md has an example"
             raise UserError(f"--names {path}: {problem}") from error
 
     def rename(name: str) -> str:
-        for pattern, fairseqs in rules.items():
-            name = re.sub(pattern, fairseqs, name)
+        for pattern, replacement in rules.items():
+            name = re.sub(pattern, replacement, name)
         return name
 
     return rename

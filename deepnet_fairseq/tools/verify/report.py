@@ -12,7 +12,11 @@ from .evidence import FLOOR
 
 @dataclass
 class Row:
-    """One kind of weight over the layers of a stack; expected and has: standard deviations, layer by layer."""
+    """One kind of weight over the layers of a stack, a row of the table.
+
+    kind: branch and role, as "ffn.fc1"; expected and has: standard deviations, layer by layer; ratio: has over
+    expected, pooled over the layers; tolerance: how far from 1 the ratio may be.
+    """
 
     stack: str
     kind: str
@@ -25,10 +29,12 @@ class Row:
 
 @dataclass
 class Audit:
-    """Audit of a model. findings: what does not fit, a line each; notes: remarks.
+    """Audit of a model.
 
-    trained: how it shows that the model has been trained, "" for a fresh one; factors: stack, place, expected, has and
-    verdict of each shortcut; unexamined: what could not be judged.
+    method: its registered name; depths: layers of each stack; profile: the initialisation it is compared with; trained:
+    how it shows that the model has been trained, "" for a fresh one; rows: a row for each kind of weight; factors:
+    stack, place, expected, has and verdict of each shortcut; findings: what does not fit, a line each; notes: remarks;
+    unexamined: what could not be judged.
     """
 
     method: str
@@ -54,19 +60,49 @@ class Audit:
         """Return tables, findings and notes for the terminal."""
         depth = ", ".join(f"{stack} {layers}" for stack, layers in self.depths.items() if layers)
         lines = [f"--method {self.method}, {self.profile}; layers: {depth}; {self.trained or 'fresh'}", ""]
+
         header = ["stack", "weight", "matrices", "expected std", "has", "ratio", "within", "verdict"]
         lines.append(render([header, *(_cells(row) for row in self.rows)]))
         if self.factors:
-            lines += ["", render([["stack", "shortcut of", "expected", "has", "verdict"], *self.factors])]
-        lines += ["", *(f"does not fit: {text}" for text in self.findings), *(f"note: {text}" for text in self.notes)]
+            header = ["stack", "shortcut of", "expected", "has", "verdict"]
+            lines += ["", render([header, *self.factors])]
+
+        lines.append("")
+        lines += [f"does not fit: {text}" for text in self.findings]
+        lines += [f"note: {text}" for text in self.notes]
         lines += [f"not examined: {text}" for text in self.unexamined]
-        verdict = "what was examined fits" if self.unexamined else "fits"
-        verdict = "nothing that is left to judge contradicts" if self.trained else verdict
-        lines.append(f"{verdict if self.fits else 'does not fit'} --method {self.method}")
+        lines.append(f"{self._verdict()} --method {self.method}")
         return "\n".join(lines)
+
+    def _verdict(self) -> str:
+        """Return the words of the last line, which claim no more than what was judged."""
+        if not self.fits:
+            return "does not fit"
+        if self.trained:
+            return "nothing that is left to judge contradicts"
+        if self.unexamined:
+            return "what was examined fits"
+        return "fits"
 
 
 def _cells(row: Row) -> list[str]:
-    spread = [f"{min(v):.5f}" if max(v) - min(v) <= FLOOR * max(v) else f"{min(v):.5f} .. {max(v):.5f}"
-              for v in (row.expected, row.has)]  # fmt: skip
-    return [row.stack, row.kind, str(len(row.has)), *spread, f"{row.ratio:.3f}", f"{row.tolerance:.1%}", row.verdict]
+    """Return the cells of a kind of weight in the table of the terminal."""
+    return [
+        row.stack,
+        row.kind,
+        str(len(row.has)),
+        _range(row.expected),
+        _range(row.has),
+        f"{row.ratio:.3f}",
+        f"{row.tolerance:.1%}",
+        row.verdict,
+    ]
+
+
+def _range(stds: list[float]) -> str:
+    """Return "smallest .. largest" of the layers' standard deviations, or one number where they differ within FLOOR."""
+    smallest = min(stds)
+    largest = max(stds)
+    if largest - smallest <= FLOOR * largest:
+        return f"{smallest:.5f}"
+    return f"{smallest:.5f} .. {largest:.5f}"

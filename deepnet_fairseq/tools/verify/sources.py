@@ -46,7 +46,11 @@ class Matrix:
 
 @dataclass
 class Factor:
-    """A number at the residual merges, a x + b f. layer, sublayer: None for all; None of a or b: not known."""
+    """The factors of a residual merge a x + b f.
+
+    stack: "encoder" or "decoder"; layer, from 1, and sublayer: None for all; a, b: None if not known; source: the name
+    of the stored number, or "measured".
+    """
 
     stack: str
     layer: int | None
@@ -60,8 +64,9 @@ class Factor:
 class RecognisedModel:
     """A model as it was found.
 
-    depths: layers of "encoder" and "decoder"; gains: of the LayerNorms in layers; widths: C of each stack; updates: how
-    many its optimiser has made, None if unknown; unknown: names that were not recognised, with N for a layer.
+    depths: layers of "encoder" and "decoder", in this order; matrices, factors: of the branches; gains: of the
+    LayerNorms in layers; config: the model's, empty if unknown; updates: how many its optimiser has made, None if
+    unknown; unknown: names that were not recognised, with N for a layer; widths: C of each stack.
     """
 
     depths: dict[str, int]
@@ -88,7 +93,12 @@ def carrier(weight: Tensor) -> nn.Linear:
 
 @dataclass
 class _Entry:
-    """A tensor with its place. kind: "self_attn", "encoder_attn", "ffn", "norm" or "factor"; layer: as in the name."""
+    """A tensor with its place.
+
+    name: as stored; stack: "encoder", "decoder", or "" where the name does not say; layer: as in the name; kind:
+    "self_attn", "encoder_attn", "ffn", "norm" or "factor"; role: a key of ROLES, for a norm "weight" or "bias", for a
+    factor its name inside the layer.
+    """
 
     name: str
     tensor: Tensor
@@ -108,7 +118,8 @@ def recognised(
 
     rename: the name, as fairseq has it, of a weight that others call otherwise.
     """
-    entries, others = [], {}
+    entries = []
+    others = {}
     for name, tensor in weights.items():
         entry = _entry(name, rename(name), tensor)
         if entry is None:
@@ -118,6 +129,7 @@ def recognised(
     if not any(entry.kind in BRANCHES for entry in entries):
         some = ", ".join(name[:100] for name in list(weights)[:3])
         raise UserError(f"no branch's weights in {len(weights)} tensors ({some}); rename them by --names FILE")
+
     model = RecognisedModel({"encoder": 0, "decoder": 0}, config=config, updates=updates)
     for entry in entries:
         entry.stack = entry.stack or "decoder"
@@ -130,10 +142,14 @@ def recognised(
 
 
 def _number(model: RecognisedModel, stack: str, entries: list[_Entry]) -> None:
-    """Set the depth of a stack, and number its layers from 1."""
+    """Set the depth of a stack, and number its layers from 1; entries: those of the stack.
+
+    UserError if a layer is missing.
+    """
     numbers = {entry.layer for entry in entries if entry.kind in BRANCHES}
     if not numbers:
         return
+
     first = min(*numbers, 1)
     model.depths[stack] = max(numbers) - first + 1
     if len(numbers) < model.depths[stack]:
@@ -143,68 +159,122 @@ def _number(model: RecognisedModel, stack: str, entries: list[_Entry]) -> None:
 
 
 def _entry(name: str, known_as: str, tensor: Tensor) -> _Entry | None:
+    """Return a tensor with its place, None if it is none of a layer that is known; known_as: its name as renamed."""
     match = LAYER.fullmatch(known_as)
     if match is None or not tensor.is_floating_point() or IGNORED.fullmatch(known_as):
         return None
-    stack, layer, rest = _stack(match["before"]), int(match["layer"]), match["rest"]
+
+    stack = _stack(match["before"])
+    layer = int(match["layer"])
+    rest = match["rest"]
     bare = re.sub(r"\.(weight|bias|A|B)$", "", rest)
     if NORM.fullmatch(bare) and tensor.dim() == 1:
-        return _Entry(name, tensor, stack, layer, "norm", rest.rsplit(".", 1)[-1])
+        parameter = rest.rsplit(".", 1)[-1]
+        return _Entry(name, tensor, stack, layer, kind="norm", role=parameter)
     if FACTOR.fullmatch(rest) and tensor.dim() <= 1:
-        return _Entry(name, tensor, stack, layer, "factor", rest)
+        return _Entry(name, tensor, stack, layer, kind="factor", role=rest)
     if tensor.dim() != 2:
         return None
-    kind = "encoder_attn" if CROSS.search(bare) else "self_attn" if "attn" in bare else "ffn"
+
+    kind = _branch(bare)
     table = ROLES["ffn" if kind == "ffn" else "attention"]
-    role = next((role for role, pattern in table.items() if re.fullmatch(rf"(?:.*\.)?(?:{pattern})", bare)), None)
-    return _Entry(name, tensor, stack, layer, kind, role) if role else None
+    for role, pattern in table.items():
+        if re.fullmatch(rf"(?:.*\.)?(?:{pattern})", bare):
+            return _Entry(name, tensor, stack, layer, kind=kind, role=role)
+    return None
 
 
 def _stack(text: str) -> str:
+    """Return the stack that a name, or what stands before its layer, speaks of; "" if of none."""
     if "sentence_encoder" in text:  # RoBERTa's, in fairseq once below a "decoder"
         return "encoder"
-    return "decoder" if "decoder" in text else "encoder" if "encoder" in text else ""
+    if "decoder" in text:
+        return "decoder"
+    if "encoder" in text:
+        return "encoder"
+    return ""
+
+
+def _branch(bare: str) -> str:
+    """Return the branch that a matrix belongs to; bare: its name inside the layer."""
+    if CROSS.search(bare):
+        return "encoder_attn"
+    if "attn" in bare:
+        return "self_attn"
+    return "ffn"
 
 
 def _fill(model: RecognisedModel, entries: list[_Entry]) -> None:
-    of = {stack: [e for e in entries if e.stack == stack] for stack, depth in model.depths.items() if depth}
-    model.widths = widths = {stack: _width(own) for stack, own in of.items()}
+    """Put the widths, and the matrices, gains and factors of layers, into a model whose depths are known."""
+    for stack, depth in model.depths.items():
+        if depth:
+            model.widths[stack] = _width([entry for entry in entries if entry.stack == stack])
+
     seen: set[tuple] = set()  # a module may be registered twice
     for entry in entries:
-        key = entry.stack, entry.layer, entry.kind, entry.role, entry.tensor.data_ptr()
-        if key in seen or entry.stack not in widths:
+        key = (entry.stack, entry.layer, entry.kind, entry.role, entry.tensor.data_ptr())
+        if key in seen or entry.stack not in model.widths:
             continue
         seen.add(key)
+
         if entry.kind == "norm":
-            model.gains += [entry.tensor] if entry.role != "bias" else []
+            if entry.role != "bias":
+                model.gains.append(entry.tensor)
         elif entry.kind == "factor":
-            value = entry.tensor.float()
-            place = next((s for s in BRANCHES if s in entry.role), None)
-            spread = value.std(unbiased=False) if value.numel() > 1 else value.new_zeros(())
-            if spread <= 1e-3 * value.abs().mean():
-                factor = Factor(entry.stack, entry.layer, place, value.mean().item(), None, entry.name)
+            factor = _factor(entry)
+            if factor is not None:
                 model.factors.append(factor)
         else:
-            model.matrices += _matrices(entry, widths[entry.stack])
-    sources = {m.weight.site: m.weight.source_dim for m in model.matrices if m.weight.role == "k"}  # of q and v too
-    for matrix in model.matrices:
-        source = sources.get(matrix.weight.site, matrix.weight.source_dim)
-        matrix.weight = replace(matrix.weight, source_dim=source)
+            model.matrices += _matrices(entry, model.widths[entry.stack])
+    _share_source_widths(model.matrices)
 
 
 def _width(entries: list[_Entry]) -> int:
-    """Return C: the side that matrices have most in common."""
+    """Return C of a stack: the side that most of its matrices have, of equals the smaller one."""
     sides = [side for entry in entries if entry.kind in BRANCHES for side in set(entry.tensor.shape)]
     return max(set(sides), key=lambda side: (sides.count(side), -side))
 
 
+def _factor(entry: _Entry) -> Factor | None:
+    """Return the factor that a layer's tensor holds; None if it has another value for each feature."""
+    value = entry.tensor.float()
+    spread = value.std(unbiased=False) if value.numel() > 1 else value.new_zeros(())
+    is_one_number = spread <= 1e-3 * value.abs().mean()  # False for NaN too
+    if not is_one_number:
+        return None
+
+    sublayer = None
+    for branch in BRANCHES:
+        if branch in entry.role:
+            sublayer = branch
+            break
+    return Factor(entry.stack, entry.layer, sublayer, a=value.mean().item(), b=None, source=entry.name)
+
+
 def _matrices(entry: _Entry, width: int) -> Iterator[Matrix]:
-    tensor, role = entry.tensor, entry.role
-    parts = list(zip("qkv", tensor.chunk(3))) if role == "qkv" else [(role, tensor)]
-    site = Site(entry.stack, entry.layer, entry.kind, width, 1)
-    for part, weight in parts:
-        source = tensor.size(1) if part in "kv" else width
-        yield Matrix(entry.name, Weight(site, part, carrier(weight), source))
+    """Yield the weights that a branch's tensor (out, in) holds: q, k and v if it is all three, one below the other.
+
+    width: C of the stack. The keys and values of cross-attention may have an input of another width.
+    """
+    parts = [(entry.role, entry.tensor)]
+    if entry.role == "qkv":
+        parts = list(zip("qkv", entry.tensor.chunk(3)))
+
+    site = Site(entry.stack, entry.layer, entry.kind, dim=width, num_heads=1)
+    for role, tensor in parts:
+        source_dim = entry.tensor.size(1) if role in ("k", "v") else width
+        yield Matrix(entry.name, Weight(site, role, carrier(tensor), source_dim=source_dim))
+
+
+def _share_source_widths(matrices: list[Matrix]) -> None:
+    """Give all weights of an attention the source_dim that its keys' weight shows."""
+    source_dims = {}
+    for matrix in matrices:
+        if matrix.weight.role == "k":
+            source_dims[matrix.weight.site] = matrix.weight.source_dim
+    for matrix in matrices:
+        source_dim = source_dims.get(matrix.weight.site, matrix.weight.source_dim)
+        matrix.weight = replace(matrix.weight, source_dim=source_dim)
 
 
 def _elsewhere(model: RecognisedModel, name: str, tensor: Tensor) -> None:
@@ -212,7 +282,9 @@ def _elsewhere(model: RecognisedModel, name: str, tensor: Tensor) -> None:
     if not tensor.is_floating_point() or IGNORED.fullmatch(name):
         return
     if tensor.numel() == 1 and FACTOR.fullmatch(name):  # "deepnorm_alpha" is no norm
-        model.factors.append(Factor(_stack(name) or "decoder", None, None, tensor.item(), None, name))
+        stack = _stack(name) or "decoder"
+        model.factors.append(Factor(stack, layer=None, sublayer=None, a=tensor.item(), b=None, source=name))
     elif tensor.numel() > 1 and not name.endswith("bias") and not NORM.fullmatch(name):
         general = re.sub(r"(^|\.)\d+\.", r"\1N.", name)[:100]
-        model.unknown += [general] if general not in model.unknown else []
+        if general not in model.unknown:
+            model.unknown.append(general)
