@@ -34,13 +34,16 @@ def last(folder: Path, k: int, suffix: str | None = None) -> list[Path]:
     suffix: the run's --checkpoint-suffix; None: that of the folder's only run. Raises a UserError, naming the folder,
     if there are fewer of either, or runs of several suffixes.
     """
-    suffix = _only_suffix(folder) if suffix is None else suffix
-    most = 0
+    if suffix is None:
+        suffix = _only_suffix(folder)
+
+    most = 0  # checkpoints of one kind
     for kind in (EPOCH, UPDATE):
         numbered = [(int(number), path) for path, number in _named(folder, kind, suffix).items()]
         if len(numbered) >= k:
             return [path for _, path in sorted(numbered)[-k:]]
         most = max(most, len(numbered))
+
     way = f"give --last {most}" if most else "train for an epoch, or with --save-interval-updates"
     raise UserError(f"{folder}: has {most} checkpoints of epochs or of updates, not {k}; {way}")
 
@@ -51,10 +54,14 @@ def best(folder: Path, k: int, suffix: str | None = None) -> list[Path]:
     It reads every checkpoint of the folder; suffix: as for last(). Raises a UserError if fewer than k have a finite
     score, or one is another model's.
     """
-    suffix = _only_suffix(folder) if suffix is None else suffix
-    paths = [path for kind in (EPOCH, UPDATE, BEST) for path in _named(folder, kind, suffix)]
+    if suffix is None:
+        suffix = _only_suffix(folder)
+    paths: list[Path] = []
+    for kind in (EPOCH, UPDATE, BEST):
+        paths += _named(folder, kind, suffix).keys()
+
     scored: dict[int, tuple[float, Path]] = {}  # keyed by updates, because the best ones are saved under two names
-    maximize = False
+    maximize = False  # the metric's, which is the same in all checkpoints
     for path in sorted(paths):
         update, score, maximize = _score(path)
         if score is not None and math.isfinite(score):
@@ -63,6 +70,7 @@ def best(folder: Path, k: int, suffix: str | None = None) -> list[Path]:
         raise UserError(
             f"{folder}: has no {k} checkpoints with a validation score; save more, or give a smaller --best"
         )
+
     ranked = sorted(scored.values(), key=lambda pair: pair[0], reverse=maximize)
     return [path for _, path in ranked[:k]]
 
@@ -72,26 +80,39 @@ def _score(path: Path) -> tuple[int, float | None, bool]:
     state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
     own_config(state, str(path))
     maximize = state["cfg"].checkpoint.maximize_best_checkpoint_metric
-    return state["optimizer_history"][-1]["num_updates"], state["extra_state"].get("val_loss"), maximize
+    updates = state["optimizer_history"][-1]["num_updates"]
+    score = state["extra_state"].get("val_loss")
+    return updates, score, maximize
 
 
 def _named(folder: Path, kind: str, suffix: str) -> dict[Path, str]:
     """Map a folder's checkpoints of one kind and --checkpoint-suffix to their numbers in the name.
 
-    A suffix may be a number too, as of a job: checkpoint112.pt is then of epoch 1 and suffix 12.
+    kind: EPOCH, UPDATE or BEST. A suffix may be a number too, as of a job: checkpoint112.pt is of epoch 1 and suffix 12
+    where a training has suffix 12, and of epoch 112 where none has.
     """
     pattern = re.compile(kind + re.escape(suffix) + r"\.pt")
     longer = [other for other in suffixes(folder) if other != suffix and other.endswith(suffix)]
-    matches = {path: match[1] for path in folder.iterdir() if (match := pattern.fullmatch(path.name))}
-    others = tuple(f"{other}.pt" for other in longer)
-    return {path: number for path, number in matches.items() if not path.name.endswith(others)}
+    endings_of_others = tuple(f"{other}.pt" for other in longer)
+
+    numbers = {}
+    for path in folder.iterdir():
+        match = pattern.fullmatch(path.name)
+        if match and not path.name.endswith(endings_of_others):
+            numbers[path] = match[1]
+    return numbers
 
 
 def suffixes(folder: Path) -> set[str]:
     """Return every --checkpoint-suffix of the trainings in a folder; "" is that of one without."""
-    names = [path.name for path in folder.iterdir()]
-    found = {match[1] for name in names if (match := re.fullmatch(LATEST + r"(.*)\.pt", name))}
-    return found or {reading.suffix_of(path) for path in folder.glob("*.pt")}
+    found = set()
+    for path in folder.iterdir():
+        match = re.fullmatch(LATEST + r"(.*)\.pt", path.name)
+        if match:
+            found.add(match[1])
+    if found:
+        return found
+    return {reading.suffix_of(path) for path in folder.glob("*.pt")}  # by the checkpoints' own settings, more slowly
 
 
 def _only_suffix(folder: Path) -> str:
@@ -99,10 +120,12 @@ def _only_suffix(folder: Path) -> str:
 
     Raises a UserError, naming the folder, for several.
     """
-    kinds = (EPOCH, UPDATE, BEST)
-    used = sorted(one for one in suffixes(folder) | {""} if any(_named(folder, kind, one) for kind in kinds))
+    used = []
+    for suffix in sorted(suffixes(folder) | {""}):
+        if any(_named(folder, kind, suffix) for kind in (EPOCH, UPDATE, BEST)):
+            used.append(suffix)
     if len(used) > 1:
-        names = ", ".join(one or "''" for one in used)
+        names = ", ".join(suffix or "''" for suffix in used)
         raise UserError(f"{folder}: holds checkpoints of several trainings; give one --checkpoint-suffix of {names}")
     return used[0] if used else ""
 
@@ -118,24 +141,30 @@ def average(paths: list[Path], out: Path) -> None:
     first: dict = {}
     known: dict | None = None  # the vocabulary of the first checkpoint that holds one
     total: dict[str, Tensor] = {}
-    seen = set()
+    seen = set()  # numbers of updates
     for path in paths:
         state = weights_of(checkpoint_utils.load_checkpoint_to_cpu(str(path)))
         config = own_config(state, str(path))
-        update = (state.get("optimizer_history") or [{}])[-1].get("num_updates", path.resolve())
+        update = _updates_made(state, path)
         if update in seen:
             print(f"WARNING: {path} is of the same update as another one; it counts twice", file=sys.stderr)
         seen.add(update)
 
         if not first:
-            first, first_config = state, config
+            first = state
+            first_config = config
         else:
-            _check_same_run(first, first_config, state, config, paths[0], path)
+            _check_same_run(first, first_config, other=state, config=config, first_path=paths[0], path=path)
         origin = state["task_state"][vocabulary.KEY]
         if known is None:
             known = origin if origin["digests"] is not None else None
-        elif other := vocabulary.differing(known["digests"], origin["digests"] or {}):
-            raise UserError(f"{path}: was trained with {other} than {known['file']}; average checkpoints of one run")
+        else:
+            other = vocabulary.differing(known["digests"], origin["digests"] or {})
+            if other:
+                raise UserError(
+                    f"{path}: was trained with {other} than {known['file']}; average checkpoints of one run"
+                )
+
         for key, value in state["model"].items():
             if not value.is_floating_point():
                 continue
@@ -150,29 +179,47 @@ def average(paths: list[Path], out: Path) -> None:
         if key in total:
             mean[key] = (total.pop(key) / len(paths)).to(value.dtype)
     _keep_ties(first["model"], mean)
+
     cfg = OmegaConf.to_container(first["cfg"], resolve=True, enum_to_str=True)
-    state = {**first["task_state"]}
-    del state[vocabulary.KEY]
-    state |= vocabulary.to_save(known) if known is not None else {}
-    save(first | {"model": mean, "cfg": cfg, "task_state": state}, out)
+    task_state = dict(first["task_state"])
+    del task_state[vocabulary.KEY]
+    if known is not None:
+        task_state |= vocabulary.to_save(known)
+    save(first | {"model": mean, "cfg": cfg, "task_state": task_state}, out)
+
+
+def _updates_made(state: dict, path: Path) -> int | Path:
+    """Return the number of updates of a checkpoint; one that does not say is told from others by its file."""
+    history = state.get("optimizer_history") or [{}]
+    return history[-1].get("num_updates", path.resolve())
 
 
 def _keep_ties(before: dict[str, Tensor], after: dict[str, Tensor]) -> None:
     """Tie tensors again that were tied in the checkpoint, so that each is written once."""
     owners: dict[tuple, str] = {}
     for key, value in before.items():
-        owner = owners.setdefault((value.data_ptr(), value.shape, value.stride()), key) if value.numel() else key
-        after[key] = after[owner]
+        if value.numel():  # empty tensors have no address
+            place = (value.data_ptr(), value.shape, value.stride())
+            owner = owners.setdefault(place, key)
+            after[key] = after[owner]
 
 
 def _check_same_run(first: dict, first_config, other: dict, config, first_path: Path, path: Path) -> None:
-    ours, theirs = first["model"], other["model"]
+    """Raise a UserError, naming a difference, unless two checkpoints are of one run.
+
+    first, other: the checkpoints; first_config, config: their models' configs; first_path, path: their files.
+    """
     for name in first_config:
         if config[name] != first_config[name] and name not in MAY_DIFFER:
             flag = f"--{name.replace('_', '-')}"
             raise UserError(f"{path}: trained with {flag} {config[name]}, {first_path} with {first_config[name]}")
-    seed, another = (state["cfg"].common.seed for state in (first, other))
-    if seed != another:
-        raise UserError(f"{path}: trained with --seed {another}, {first_path} with {seed}; average one run's")
-    if ours.keys() != theirs.keys() or any(ours[key].shape != theirs[key].shape for key in ours):
+
+    first_seed = first["cfg"].common.seed
+    seed = other["cfg"].common.seed
+    if seed != first_seed:
+        raise UserError(f"{path}: trained with --seed {seed}, {first_path} with {first_seed}; average one run's")
+
+    expected = first["model"]
+    found = other["model"]
+    if expected.keys() != found.keys() or any(expected[key].shape != found[key].shape for key in expected):
         raise UserError(f"{path}: its parameters are not those of {first_path}; average checkpoints of one run")

@@ -32,15 +32,16 @@ from ..threads import torch_threads, width_of
 
 ATTEMPTS = 3  # batches for an update: in fp16 the first ones overflow until the loss scale fits
 # evenness of a stack's gradient norms: smallest layer's over largest layer's
-UNEVEN = 0.1  # in the first updates: a risk, unless it evens out
+UNEVEN = 0.1  # less in the first updates is a risk, unless it evens out
 HEALED = 1.5  # times the start: it evens out, as under ReZero, whose branches open one by one
-STARVED = 1e-3  # in the last updates, if it started uneven
+STARVED = 1e-3  # less in the last updates is divergence, if it started uneven
 # the same for one layer: mean ratio of the gradients of neighbouring layers
-FADING = 0.9  # in the first updates, for the start to be uneven because of the depth
-LOST = 0.1  # in the last updates: no stack learns with less, whatever its start
+FADING = 0.9  # less in the first updates: the start is uneven because of the depth
+LOST = 0.1  # less in the last updates: no stack learns with that, whatever its start
 TIGHT = 4.0  # doublings of the activations left in fp16
-LATEST = 5  # updates whose median counts as the end
-ROWS, DEPTHS = 8, 6  # limits of the report's tables
+LATEST = 5  # updates whose median counts as the end, and as many as the start
+ROWS = 8  # updates in the report's first table, at most
+DEPTHS = 6  # layers of a stack in its second table, at most
 
 STABLE, AT_RISK, DIVERGING, UNKNOWN = "stable", "at risk", "diverging", "unknown"
 
@@ -62,7 +63,8 @@ class Observed:
     def profile(self, stack: str) -> list[float]:
         """Return the L2 gradient norm of each layer of `stack`, the first layer first; empty if the update has none."""
         norms = self.probes.get("gradient_norm", {})
-        return [norms[where] for layer in range(1, len(norms) + 1) if (where := f"{stack}.{layer}") in norms]
+        layers = [f"{stack}.{layer}" for layer in range(1, len(norms) + 1)]
+        return [norms[address] for address in layers if address in norms]
 
     def evenness(self, stack: str) -> float:
         """Return the layers' smallest gradient norm over the largest: 1 if all are alike, 0 if some get nothing.
@@ -79,7 +81,10 @@ class Observed:
 
         kind: "ffn" or "self_attn".
         """
-        values = [v for a, v in self.probes.get("ln_input", {}).items() if a.split(".")[2:] == [kind]]
+        values = []
+        for address, value in self.probes.get("ln_input", {}).items():
+            if address.split(".")[2:] == [kind]:  # behind stack and layer
+                values.append(value)
         return fmean(values) if values else math.nan
 
 
@@ -99,8 +104,9 @@ class Headroom(NamedTuple):
 class ShortTraining:
     """Result of a short training.
 
-    layers: N and M, 0 for a stack that the model does not have; peak: of the learning rate; failure: the trainer's
-    error, if any; seconds: without set-up; longer: the flag with which a check reaches the peak learning rate.
+    layers: N and M, 0 for a stack that the model does not have; parameters: their number; peak: of the learning rate;
+    failure: the trainer's error, if any; seconds: without set-up; longer: the flag with which a check reaches the peak
+    learning rate.
     """
 
     method: str
@@ -115,8 +121,9 @@ class ShortTraining:
     @property
     def stacks(self) -> dict[str, int]:
         """Return the number of layers of each stack that the model has."""
-        layers = zip(("encoder", "decoder"), self.layers, strict=True)
-        return {stack: count for stack, count in layers if count}
+        encoder, decoder = self.layers
+        layers = {"encoder": encoder, "decoder": decoder}
+        return {stack: count for stack, count in layers.items() if count}
 
     @property
     def too_short(self) -> bool:
@@ -126,14 +133,20 @@ class ShortTraining:
     @property
     def headroom(self) -> Headroom | None:
         """Smallest headroom over all updates; None if no update has finite numbers."""
-        rows = [(o.probes["half_precision"], o.tokens) for o in self.observed if "half_precision" in o.probes]
-        rows = [(row, tokens) for row, tokens in rows if all(map(math.isfinite, row.values())) and tokens]
-        if not rows:
+        activations = []
+        gradients = []  # of the summed loss
+        for observed in self.observed:
+            row = observed.probes.get("half_precision")
+            if row is None or not observed.tokens or not all(map(math.isfinite, row.values())):
+                continue
+            activations += [value for name, value in row.items() if name != "gradient"]
+            gradients.append(row["gradient"] * observed.tokens)
+        if not gradients:
             return None
-        activation = max(value for row, _ in rows for name, value in row.items() if name != "gradient")
-        gradient = max(row["gradient"] * tokens for row, tokens in rows)  # of the summed loss
-        scale = 2.0 ** math.floor(math.log2(LARGEST / gradient))
-        return Headroom(activation, math.log2(LARGEST / activation), scale)
+
+        activation = max(activations)
+        loss_scale = 2.0 ** math.floor(math.log2(LARGEST / max(gradients)))
+        return Headroom(activation, doublings=math.log2(LARGEST / activation), loss_scale=loss_scale)
 
 
 def train_briefly(
@@ -150,41 +163,53 @@ def train_briefly(
         if args.cpu or not torch.cuda.is_available():
             torch_threads.use(width_of(namespace(**vars(args))))
         trainer = build_trainer(args)
-        failure, observed = None, []
+
+        failure = None
+        observed: list[Observed] = []
         start = time.monotonic()
         try:
             for samples in itertools.islice(batches(trainer), ATTEMPTS * updates):
-                if seen := _step(trainer, samples):
+                seen = _step(trainer, samples)
+                if seen is not None:
                     observed.append(seen)
                     progress(seen.update, seen.loss)
                 if len(observed) == updates or time.monotonic() - start > seconds:
                     break
         except Diverged as error:
             failure = error.kind
-            observed.append(Observed(trainer.get_num_updates(), trainer.get_lr(), math.nan, 0, {}))
+            failed = Observed(update=trainer.get_num_updates(), lr=trainer.get_lr(), loss=math.nan, tokens=0, probes={})
+            observed.append(failed)
         elapsed = time.monotonic() - start
+
         path = Path(folder) / FILE
         rows = read_record(path).rows if path.exists() else {}
     if not observed:
         raise UserError("no update was made: every batch overflowed, or was too large for the device's memory")
+
+    if warmup is None:
+        longer = ShortTraining.longer
+    elif len(observed) < updates:
+        longer = "more --seconds"
+    else:
+        longer = f"--updates {2 * warmup}"
     cfg = namespace(**vars(args))
-    more = "more --seconds" if len(observed) < updates else f"--updates {2 * (warmup or 0)}"
     return ShortTraining(
-        cfg.method,
-        archs.depths(cfg),
-        sum(p.numel() for p in trainer.get_model().parameters()),
-        max(args.lr),
-        [replace(seen, probes=rows.get(seen.update, {})) for seen in observed],
-        failure,
-        elapsed,
-        ShortTraining.longer if warmup is None else more,
+        method=cfg.method,
+        layers=archs.depths(cfg),
+        parameters=sum(p.numel() for p in trainer.get_model().parameters()),
+        peak=max(args.lr),
+        observed=[replace(seen, probes=rows.get(seen.update, {})) for seen in observed],
+        failure=failure,
+        seconds=elapsed,
+        longer=longer,
     )
 
 
 def _adapt(args: argparse.Namespace, warmup: int | None) -> argparse.Namespace:
     """Turn on all probes and compress the warm-up in a run's args; UserError for a run that a check cannot watch."""
     refuse_others(args, "the check")
-    args.deepnet_probe, args.probe_interval = "all", 1
+    args.deepnet_probe = "all"
+    args.probe_interval = 1
     if warmup is not None:
         if not getattr(args, "warmup_updates", 0):
             raise UserError("--compress-warmup: this schedule has no warm-up; drop the flag")
@@ -194,10 +219,13 @@ def _adapt(args: argparse.Namespace, warmup: int | None) -> argparse.Namespace:
 
 def _step(trainer: Trainer, samples: list) -> Observed | None:
     """Make one update, to be completed with its probes; None if it overflowed and only the loss scale changed."""
-    update, lr = trainer.get_num_updates(), trainer.get_lr()
+    update = trainer.get_num_updates()
+    lr = trainer.get_lr()
     log = step(trainer, samples)
+    if log is None:
+        return None
     tokens = sum(sample["ntokens"] for sample in samples if sample)
-    return None if log is None else Observed(update, lr, float(log["loss"]), tokens, {})
+    return Observed(update, lr, loss=float(log["loss"]), tokens=tokens, probes={})
 
 
 @dataclass(frozen=True)
@@ -230,51 +258,83 @@ class Verdict:
 
 def judge(short_training: ShortTraining) -> Verdict:
     """Judge a short training by its losses, the evenness of its gradients, and its headroom in fp16."""
-    observed, findings = short_training.observed, []
+    observed = short_training.observed
     last = observed[-1].update
+    findings = []
+
     broken = [o.update for o in observed if not math.isfinite(o.loss)]
     if short_training.failure or broken:
         evidence = f"loss or gradients are not finite ({short_training.failure or 'loss'})"
         findings.append(Finding(DIVERGING, broken[0] if broken else last, evidence))
-    findings += filter(None, (_starved(observed, stack) for stack in short_training.stacks))
+
+    for stack in short_training.stacks:
+        starved = _starved(observed, stack)
+        if starved is not None:
+            findings.append(starved)
+
     losses = [o.loss for o in observed if math.isfinite(o.loss)]
-    start, end = (median(part) if part else math.nan for part in (losses[:LATEST], losses[-LATEST:]))
-    if len(losses) >= 2 * LATEST and end > start:
-        findings.append(Finding(AT_RISK, last, f"the loss rises, from {start:.2f} to {end:.2f} bits"))
+    if len(losses) >= 2 * LATEST:
+        start = median(losses[:LATEST])
+        end = median(losses[-LATEST:])
+        if end > start:
+            findings.append(Finding(AT_RISK, last, f"the loss rises, from {start:.2f} to {end:.2f} bits"))
+
     room = short_training.headroom
     if room and room.doublings < TIGHT:
         evidence = f"activations reach {room.activation:.0f}; fp16 ends at 65504: train with --bf16"
         findings.append(Finding(AT_RISK, last, evidence))
     elif room and room.loss_scale < 1:
         findings.append(Finding(AT_RISK, last, f"gradients need a loss scale of {room.loss_scale:g} in fp16"))
-    kinds = {finding.kind for finding in findings}
-    seen = UNKNOWN if short_training.too_short else STABLE
-    kind = DIVERGING if DIVERGING in kinds else AT_RISK if kinds else seen
+
+    if any(finding.kind == DIVERGING for finding in findings):
+        kind = DIVERGING
+    elif findings:
+        kind = AT_RISK
+    elif short_training.too_short:
+        kind = UNKNOWN
+    else:
+        kind = STABLE
     return Verdict(kind, findings, _notes(short_training))
 
 
 def _starved(observed: list[Observed], stack: str) -> Finding | None:
     """Find vanishing gradients in lower layers: from the start under Post-LN (Figure 3a), or after divergence (4d)."""
-    even = [(o.update, o.evenness(stack)) for o in observed[1:]]  # some methods start with gradients of zero
-    even = [(update, value) for update, value in even if math.isfinite(value)]
-    if len(even) < 2 * LATEST - 1:
+    updates = []
+    evenness = []  # at these updates
+    for o in observed[1:]:  # some methods start with gradients of zero
+        value = o.evenness(stack)
+        if math.isfinite(value):
+            updates.append(o.update)
+            evenness.append(value)
+    if len(evenness) < 2 * LATEST - 1:
         return None
-    start, end = (median(value for _, value in part) for part in (even[:LATEST], even[-LATEST:]))
+
+    start = median(evenness[:LATEST])
+    end = median(evenness[-LATEST:])
     norms = observed[-1].profile(stack) or observed[0].profile(stack)
-    a_layer = 1 / max(len(norms) - 1, 1)
-    fades = start < UNEVEN and start**a_layer < FADING and end < HEALED * start
-    lost = end**a_layer < LOST
+    exponent = 1 / max(len(norms) - 1, 1)  # evenness**exponent is the mean ratio of neighbouring layers
+    fades = start < UNEVEN and start**exponent < FADING and end < HEALED * start
+    lost = end**exponent < LOST
     if not fades and not lost:
         return None
-    starved = [i for i, (_, value) in enumerate(even) if value >= STARVED]  # updates at which it was not starved yet
-    since = even[min(starved[-1] + 1, len(even) - 1) if starved else 0][0]
+
+    # the first update from which on the stack stays starved; the last update if it is not starved there
+    first_starved = 0
+    for index, value in enumerate(evenness):
+        if value >= STARVED:
+            first_starved = index + 1
+    since = updates[min(first_starved, len(updates) - 1)]
+
+    kind = DIVERGING if lost or end < STARVED else AT_RISK
     where = f"{stack} layer {norms.index(min(norms)) + 1}"
     evidence = f"{where} gets {end:.0e} of the largest layer's gradient, {start:.0e} in the first updates"
-    return Finding(DIVERGING if lost or end < STARVED else AT_RISK, since, evidence)
+    return Finding(kind, since, evidence)
 
 
 def _notes(short_training: ShortTraining) -> list[str]:
-    reached, peak = max(o.lr for o in short_training.observed), short_training.peak
+    """Return what limits the verdict, a line each."""
+    reached = max(o.lr for o in short_training.observed)
+    peak = short_training.peak
     notes = []
     if reached < 0.5 * peak:
         notes.append(
@@ -296,15 +356,23 @@ def _evenly(count: int, wanted: int) -> list[int]:
 def _progress(short_training: ShortTraining) -> str:
     """Tabulate the four quantities of the paper at some of the updates, as the learning rate rises."""
     stacks = list(short_training.stacks)
-    rows = [
-        ["update", "lr", "loss", "model update", "LN input ffn", "self-attn", *(f"grad {stack}" for stack in stacks)]
-    ]
+    header = ["update", "lr", "loss", "model update", "LN input ffn", "self-attn"]
+    header += [f"grad {stack}" for stack in stacks]
+
+    rows = [header]
     for index in _evenly(len(short_training.observed), ROWS):
         observed = short_training.observed[index]
-        moved = observed.probes.get("model_update", {}).get(stacks[-1], math.nan)
-        sizes = [f"{observed.ln_input(kind):.1f}" for kind in ("ffn", "self_attn")]
-        even = [f"{observed.evenness(stack):.0e}" for stack in stacks]
-        rows.append([str(observed.update), f"{observed.lr:.1e}", f"{observed.loss:.2f}", f"{moved:.2f}", *sizes, *even])
+        model_update = observed.probes.get("model_update", {}).get(stacks[-1], math.nan)
+        cells = [
+            str(observed.update),
+            f"{observed.lr:.1e}",
+            f"{observed.loss:.2f}",
+            f"{model_update:.2f}",
+            f"{observed.ln_input('ffn'):.1f}",
+            f"{observed.ln_input('self_attn'):.1f}",
+        ]
+        cells += [f"{observed.evenness(stack):.0e}" for stack in stacks]
+        rows.append(cells)
     return render(rows)
 
 
@@ -312,22 +380,27 @@ def _profile(short_training: ShortTraining) -> str:
     """Tabulate the gradient norms of some layers, before the first update and at the last."""
     rows = [["layer", "gradient at first", "at last"]]
     for stack in short_training.stacks:
-        before, after = (short_training.observed[index].profile(stack) for index in (0, -1))
-        for layer in _evenly(len(before), DEPTHS):
-            rows.append([f"{stack} {layer + 1}", f"{before[layer]:.1e}", f"{after[layer]:.1e}" if after else "-"])
+        first = short_training.observed[0].profile(stack)
+        last = short_training.observed[-1].profile(stack)
+        for layer in _evenly(len(first), DEPTHS):
+            at_last = f"{last[layer]:.1e}" if last else "-"
+            rows.append([f"{stack} {layer + 1}", f"{first[layer]:.1e}", at_last])
     return render(rows)
 
 
 def text(short_training: ShortTraining) -> str:
     """Return the whole report, which ends with the verdict."""
     verdict = judge(short_training)
+    also = [other for other in verdict.findings if other.evidence not in str(verdict)]
+
     room = short_training.headroom
-    half = "not measured: no update had finite numbers"
+    half_precision = "not measured: no update had finite numbers"
     if room:
-        half = (
+        half_precision = (
             f"activations up to {room.activation:.0f} ({room.doublings:.1f} doublings below 65504); gradients of the "
             f"weights stay finite up to a loss scale of {room.loss_scale:g}"
         )
+
     depth = "-".join(f"{count}L" for count in short_training.stacks.values())
     lines = [
         f"{depth} {short_training.method}, {short_training.parameters:,} parameters, "
@@ -340,10 +413,10 @@ def text(short_training: ShortTraining) -> str:
         "",
         _profile(short_training),
         "",
-        f"fp16: {half}",
+        f"fp16: {half_precision}",
         "",
         f"verdict: {verdict}",
-        *(f"  also {other.kind}: {other.evidence}" for other in verdict.findings if other.evidence not in str(verdict)),
+        *(f"  also {other.kind}: {other.evidence}" for other in also),
         *(f"  note: {note}" for note in verdict.notes),
     ]
     return "\n".join(lines)
@@ -359,17 +432,18 @@ def as_dict(short_training: ShortTraining) -> dict:
         "method": short_training.method,
         "layers": short_training.layers,
         "parameters": short_training.parameters,
-        "updates": [
-            {
-                "update": o.update,
-                "lr": o.lr,
-                "loss": _number(o.loss),
-                "probes": {name: {a: _number(v) for a, v in values.items()} for name, values in o.probes.items()},
-            }
-            for o in short_training.observed
-        ],
+        "updates": [_update_as_dict(observed) for observed in short_training.observed],
     }
 
 
+def _update_as_dict(observed: Observed) -> dict:
+    """Return the numbers of one update, for --json."""
+    probes = {}
+    for name, values in observed.probes.items():
+        probes[name] = {address: _number(value) for address, value in values.items()}
+    return {"update": observed.update, "lr": observed.lr, "loss": _number(observed.loss), "probes": probes}
+
+
 def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None  # JSON has no NaN and infinity
+    """Return a number that JSON has: None for NaN and infinity."""
+    return value if math.isfinite(value) else None

@@ -47,23 +47,26 @@ def repository() -> tuple[str | None, bool]:
 
     try:
         git("ls-files", "--error-unmatch", "--", __file__)  # our checkout, not another one with an installation inside
-        return git("rev-parse", "--short=10", "HEAD"), bool(git("status", "--porcelain", "--untracked-files=no"))
+        commit = git("rev-parse", "--short=10", "HEAD")
+        changes = git("status", "--porcelain", "--untracked-files=no")
     except (OSError, subprocess.CalledProcessError):
         return None, False
+    return commit, bool(changes)
 
 
 def versions() -> dict[str, str]:
-    """Return package -> version of the installed ones."""
+    """Return the versions of Python and of those of PACKAGES that are installed, by name."""
     installed = {"python": platform.python_version()}
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
-            installed.setdefault(name.removesuffix("-fixed"), version(name))
+            installed.setdefault(name.removesuffix("-fixed"), version(name))  # fairseq-fixed goes before fairseq
     return installed
 
 
 def graphics(gpus: int) -> str:
     """Describe GPUs as "8 x NVIDIA H200", by this machine's first; "8 x GPU" if torch sees none."""
-    return f"{gpus} x {torch.cuda.get_device_name() if torch.cuda.is_available() else 'GPU'}"
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "GPU"
+    return f"{gpus} x {name}"
 
 
 def processor() -> str:
@@ -71,4 +74,5 @@ def processor() -> str:
     match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     name = match.group(1).strip() if match else platform.machine()
     cores = len(os.sched_getaffinity(0))
-    return f"CPU, {cores} core{'s' * (cores > 1)}: {name}"
+    unit = "cores" if cores > 1 else "core"
+    return f"CPU, {cores} {unit}: {name}"
