@@ -1,7 +1,8 @@
 """Fold a model into a plain Post-LN or Pre-LN Transformer, if it can be: its method's factors go into weights.
 
-LN(w o x + c f(x)) is to become LN(x' + f'(x')) with the same values. c goes into the last matrix of f; and so does a
-module `outer` that only multiplies, by its `factor`; one in `before` goes into the matrices that read it. For w:
+LN(w o x + c f(x)) is to become LN(x' + f'(x')) with the same values; o multiplies feature by feature. c goes into the
+last matrix of f, and so does the `factor` of a module `outer` that only multiplies; that of a module `before` goes into
+the matrices that read its output. For w:
     upstream    the LayerNorm before gives x' = w o x (its gain and bias times w), and the matrices of f that read x'
                 have their columns divided by w. Exact, for any vector w without zeros.
     downstream  f' = f / w, for LN(w x + f) = LN(x + f / w), w a number. Exact but for the LayerNorm's epsilon, which
@@ -36,117 +37,166 @@ PLACES = {
 
 
 def why_not_foldable(model: nn.Module) -> str | None:
-    """The first thing in a DeepModel that a plain Transformer has no place for, in words; None if it folds."""
+    """Explain why a DeepModel cannot be folded into a plain Transformer; None if it can."""
     for stack in model.stacks().values():
         if stack.stream_dim != stack.embed_tokens.embedding_dim:
             return "its layers hand on more than one branch reads"
         places = {place for layer in stack.layers for place in layer.norm_place.values()}
-        closed = stack.layer_norm is not None
+        pre_ln = stack.layer_norm is not None
         if places == {"none"}:
             return "it has no LayerNorm in its layers"
-        if places != {"pre" if closed else "post"}:
+        if places != {"pre" if pre_ln else "post"}:
             return "its LayerNorms do not all stand where a Post-LN or a Pre-LN has them"
         if stack.mixer is not None:
             return "its layers read a combination of all outputs before them"
+
         for address, module in stack.slots():
-            slot = address.rpartition(".")[2]
-            if slot in ("before", "outer") and _factor(module) is not None:
-                continue
-            if slot != "residual":
-                return f"{_kind(module)} stands {PLACES[slot]}"
-            if not knows_scales(module):
-                return f"{_kind(module)} merges shortcut and branch"
-            if not closed or any(
-                parameter.is_meta for parameter in module.parameters()
-            ):  # a blueprint's are no numbers
-                continue
-            shortcut, _ = module.scales()
-            if isinstance(shortcut, Tensor) and shortcut.dim():
-                return "its shortcut is scaled feature by feature, and no LayerNorm follows to absorb that"
-            if not shortcut > 0:
-                return "a factor on its shortcut is not above 0, and no LayerNorm follows to absorb that"
+            reason = _why_not_in_slot(address.rpartition(".")[2], module, pre_ln)
+            if reason is not None:
+                return reason
+
         if stack.layers[0].fc1.bias is None:
             return "its matrices have no biases"
     return None
 
 
+def _why_not_in_slot(slot: str, module: nn.Module, pre_ln: bool) -> str | None:
+    """Explain why a module in a slot of a method cannot be folded; None if it can.
+
+    slot: "residual" or a key of PLACES; pre_ln: whether the stack is Pre-LN.
+    """
+    if slot in ("before", "outer") and _factor(module) is not None:
+        return None
+    if slot != "residual":
+        return f"{_kind(module)} stands {PLACES[slot]}"
+    if not knows_scales(module):
+        return f"{_kind(module)} merges shortcut and branch"
+    if not pre_ln:
+        return None
+
+    if any(parameter.is_meta for parameter in module.parameters()):  # of a blueprint, which has no numbers to look at
+        return None
+    shortcut, _ = module.scales()
+    if isinstance(shortcut, Tensor) and shortcut.dim() > 0:
+        return "its shortcut is scaled feature by feature, and no LayerNorm follows to absorb that"
+    if not shortcut > 0:
+        return "a factor on its shortcut is not above 0, and no LayerNorm follows to absorb that"
+    return None
+
+
 def _factor(module: nn.Module) -> Scale | None:
-    """Return what a module multiplies by, if that is all it does."""
+    """Return what a module multiplies by, None if it does anything else."""
     if not isinstance(module, nn.Sequential):
         return getattr(module, "factor", None)
     factors = [_factor(part) for part in module]
-    return None if any(factor is None for factor in factors) else math.prod(factors)  # type: ignore[arg-type]
+    if any(factor is None for factor in factors):
+        return None
+    return math.prod(factors)  # type: ignore[arg-type]
 
 
 def _kind(module: nn.Module) -> str:
+    """Name the class of a module, of several in sequence the first one's, with its article."""
     if isinstance(module, nn.Sequential):
         return _kind(module[0])
     name = type(module).__name__
-    return f"{'an' if name[0] in 'AEIO' else 'a'} {name}"
+    article = "an" if name[0] in "AEIO" else "a"
+    return f"{article} {name}"
 
 
 @torch.no_grad()
 def fold(model: nn.Module) -> dict:
-    """Fold a DeepModel of which `why_not_foldable` is None, in place, in float64; its slots can be left out then.
+    """Fold a DeepModel of which `why_not_foldable` is None, in place, in float64; it can do without its slots then.
 
-    Return the config fields that change, of whatever model: none, but where the embedding takes up a factor it can
-    no longer be shared.
+    Return the config fields that change, those of all of fairseq's models: none, unless an embedding takes up a factor,
+    for then it can no longer be shared.
     """
     model.double()
     changes: dict = {}
     for name, stack in model.stacks().items():
-        norm_before, product = stack.layernorm_embedding, torch.ones((), dtype=torch.float64)
-        for layer in stack.layers:
-            for sublayer in layer.sites:
-                scales = layer.residual[sublayer].scales()
-                shortcut, branch = (torch.as_tensor(scale, dtype=torch.float64) for scale in scales)
-                _scale_output(layer, sublayer, branch)
-                _fold_factors(layer, sublayer)
-                if stack.layer_norm is not None:
-                    product = product * shortcut
-                    _scale_output(layer, sublayer, 1 / product)
-                    continue
-                if (shortcut == 1).all():
-                    pass
-                elif norm_before is not None:
-                    norm_before.weight.mul_(shortcut)
-                    norm_before.bias.mul_(shortcut)
-                    _scale_readers(layer, sublayer, 1 / shortcut)
-                elif not shortcut.dim():
-                    _scale_output(layer, sublayer, 1 / shortcut)
-                else:
-                    changes |= _scale_embedding(model, name, shortcut)
-                    _scale_readers(layer, sublayer, 1 / shortcut)
-                norm_before = getattr(layer, NORM_NAMES[sublayer])
+        if stack.layer_norm is not None:
+            _fold_pre_ln(stack)
+        else:
+            changes |= _fold_post_ln(model, name, stack)
     return changes
 
 
-def _fold_factors(layer: nn.Module, sublayer: str) -> None:
+def _fold_pre_ln(stack: nn.Module) -> None:
+    """Fold a Pre-LN stack: divide its stream, and so each branch, by the product of the shortcut factors so far."""
+    product = torch.ones((), dtype=torch.float64)
+    for layer in stack.layers:
+        for sublayer in layer.sites:
+            product = product * _fold_branch(layer, sublayer)
+            _scale_output(layer, sublayer, 1 / product)
+
+
+def _fold_post_ln(model: nn.Module, name: str, stack: nn.Module) -> dict:
+    """Fold a Post-LN stack: each shortcut factor goes into the LayerNorm before it, "upstream" where there is one.
+
+    name: of the stack in the model. Return the config fields that change, as for `fold`.
+    """
+    changes: dict = {}
+    norm_before = stack.layernorm_embedding
+    for layer in stack.layers:
+        for sublayer in layer.sites:
+            shortcut = _fold_branch(layer, sublayer)
+            if (shortcut == 1).all():
+                pass  # nothing to fold
+            elif norm_before is not None:  # upstream
+                norm_before.weight.mul_(shortcut)
+                norm_before.bias.mul_(shortcut)
+                _scale_readers(layer, sublayer, 1 / shortcut)
+            elif shortcut.dim() == 0:  # downstream
+                _scale_output(layer, sublayer, 1 / shortcut)
+            else:
+                changes |= _scale_embedding(model, name, shortcut)
+                _scale_readers(layer, sublayer, 1 / shortcut)
+            norm_before = getattr(layer, NORM_NAMES[sublayer])
+    return changes
+
+
+def _fold_branch(layer: nn.Module, sublayer: str) -> Tensor:
+    """Fold all factors of a branch into its matrices; return the factor of its shortcut, () or (C,), in float64."""
+    scales = layer.residual[sublayer].scales()
+    shortcut, branch = (torch.as_tensor(scale, dtype=torch.float64) for scale in scales)
+    _scale_output(layer, sublayer, branch)
+
     slots = layer.slots(sublayer)
-    for slot, fold_in in (("outer", _scale_output), ("before", _scale_readers)):
-        if slot in slots:
-            fold_in(layer, sublayer, torch.as_tensor(_factor(slots[slot]), dtype=torch.float64))
+    if "outer" in slots:
+        _scale_output(layer, sublayer, torch.as_tensor(_factor(slots["outer"]), dtype=torch.float64))
+    if "before" in slots:
+        _scale_readers(layer, sublayer, torch.as_tensor(_factor(slots["before"]), dtype=torch.float64))
+    return shortcut
 
 
 def _scale_output(layer: nn.Module, sublayer: str, factor: Tensor) -> None:
+    """Multiply the output of a branch by a factor, () or (C,), in its last matrix."""
     *_, last = layer.matrices(sublayer).values()
     last.weight.mul_(factor.view(-1, 1))  # a vector multiplies rows
     last.bias.mul_(factor)
 
 
 def _scale_readers(layer: nn.Module, sublayer: str, factor: Tensor) -> None:
+    """Multiply the input of a branch by a factor, () or (C,), in the matrices that read it."""
     for role in READERS[sublayer]:
         layer.matrices(sublayer)[role].weight.mul_(factor)  # a vector multiplies columns
 
 
 def _scale_embedding(model: nn.Module, name: str, factor: Tensor) -> dict:
-    """Tokens and positions of one stack times a vector: an embedding of its own, a learned table of positions."""
+    """Multiply tokens and positions of the stack `name` by a vector (C,); return the config fields that change.
+
+    The embedding becomes the stack's own, and its positions a learned table.
+    """
+    changes: dict = {}
     stack = getattr(model, name)
-    stack.embed_tokens = _embedding(stack.embed_tokens.weight * factor, stack.padding_idx)  # the others keep theirs
+    # a new module, for the old one may be shared with the other stack and with the output
+    stack.embed_tokens = _embedding(stack.embed_tokens.weight * factor, stack.padding_idx)
     if stack.embed_positions is not None:
         stack.embed_positions = _embedding(_position_table(stack) * factor, stack.padding_idx)
-    positions = {f"{name}_learned_pos": True} if stack.embed_positions is not None else {}
-    return positions | dict.fromkeys(SHARING, False) | {"untie_weights_roberta": True}
+        changes[f"{name}_learned_pos"] = True
+    for shared in SHARING:
+        changes[shared] = False
+    changes["untie_weights_roberta"] = True
+    return changes
 
 
 def _embedding(weight: Tensor, padding_idx: int) -> nn.Embedding:
@@ -154,7 +204,7 @@ def _embedding(weight: Tensor, padding_idx: int) -> nn.Embedding:
 
 
 def _position_table(stack: nn.Module) -> Tensor:
-    """Rows as fairseq's learned positions count them: padding_idx + 1 is the first position."""
+    """Return the table of positions with fairseq's count of rows: row padding_idx + 1 is the first position's."""
     positions = stack.embed_positions
     if not isinstance(positions, SinusoidalPositions):
         return positions.weight

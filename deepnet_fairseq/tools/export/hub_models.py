@@ -5,16 +5,15 @@
 | transformer | FSMT | M2M100 |
 | transformer_lm | OPT | OPT |
 
-What differs there, read in transformers 5.23: positions are a table in FSMT, with rows counted as in fairseq, which
-gives way to sinusoids where a text is longer, sinusoidal without a choice in M2M100, a table without a way on in the
-others; FSMT ties all three embeddings or none; M2M100 and OPT have one vocabulary; OPT does not scale the embedding;
-none of them has a LayerNorm on embeddings.
+What differs there, read in transformers 5.23: positions of FSMT are a table with rows counted as in fairseq, which
+sinusoids replace where a text is longer; those of M2M100 are always sinusoids; the others have a table, which limits
+the length of a text. FSMT ties all three embeddings or none; M2M100 and OPT have one vocabulary; OPT does not scale the
+embedding; none of them has a LayerNorm on embeddings.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -53,8 +52,8 @@ class Port:
     """Ingredients of a model of transformers.
 
     name: what its classes begin with; head: what the class of the whole model ends with; config: of its config class;
-    state: all its parameters; longest: tokens that have a position; bounded: must no text be longer, for positions are
-    a table of numbers that no formula goes on with?
+    state: all its parameters; longest: tokens that have a position; bounded: True if positions come from a table of
+    fixed length, which limits the length of a text, False if a formula gives those of any text.
     """
 
     name: str
@@ -66,7 +65,7 @@ class Port:
 
 
 def port(folded: Folded) -> Port:
-    """A folded model for transformers; UserError, with the way out, for what no model there has a place for."""
+    """Return a folded model for transformers; UserError, with the way out, for what no model there has a place for."""
     kind = folded.stock.name
     if kind not in PORTS:
         raise misfit(f"this model becomes fairseq's {kind}, which is not written for it", STOCK_ALONE)
@@ -81,71 +80,85 @@ def misfit(reason: str, way_out: str = ELSEWHERE) -> UserError:
 
 
 def _of_translation(folded: Folded) -> Port:
-    norms_first = {folded.model[f"{stack}_normalize_before"] for stack in LIMITS["transformer"]}
-    if len(norms_first) > 1:
+    """Return an M2M100 for a Pre-LN, an FSMT for a Post-LN; UserError for stacks that differ in this or in width."""
+    pre_ln = {folded.model[f"{stack}_normalize_before"] for stack in LIMITS["transformer"]}
+    if len(pre_ln) > 1:
         raise misfit("no model there places the LayerNorms of its encoder and of its decoder differently")
     widths = [folded.model[f"{stack}_embed_dim"] for stack in LIMITS["transformer"]]
     if len(set(widths)) > 1:
         raise misfit("encoder and decoder have one width there, and this model's have {} and {}".format(*widths))
-    return _m2m100(folded) if norms_first.pop() else _fsmt(folded)
+    return _m2m100(folded) if pre_ln.pop() else _fsmt(folded)
 
 
 def _fsmt(folded: Folded) -> Port:
-    """FSMT, Facebook's models of WMT19: Post-LN, two vocabularies, positions in a table."""
-    fields, tables = folded.model, {stack: _positions(folded, stack) for stack in LIMITS["transformer"]}
+    """Return an FSMT, Facebook's models of WMT19: Post-LN, two vocabularies, positions in a table."""
+    tables = {stack: _positions(folded, stack) for stack in LIMITS["transformer"]}
+    lengths = [len(table) - PAD - 1 for table in tables.values()]
     bounded = not all(_are_sinusoidal(folded, stack) for stack in tables)
-    longest = (min if bounded else max)(len(table) - PAD - 1 for table in tables.values())
-    if not bounded:
+    if bounded:
+        longest = min(lengths)
+    else:
+        longest = max(lengths)
         tables = {stack: _sinusoids(longest, table.size(1)) for stack, table in tables.items()}
-    state = {f"model.{name}": value for name, value in _named(folded)}
+
+    state = _state(folded)
     for stack, table in tables.items():
         state[f"model.{stack}.embed_positions.weight"] = table[: longest + PAD + 1]
-    source, target = (state[f"model.{stack}.embed_tokens.weight"].size(0) for stack in tables)
+
+    fields = folded.model
     config = _translation_config(fields) | {
         "langs": ["source", "target"],  # the tokenizer that would read them is another
-        "src_vocab_size": source,
-        "tgt_vocab_size": target,
+        "src_vocab_size": state["model.encoder.embed_tokens.weight"].size(0),
+        "tgt_vocab_size": state["model.decoder.embed_tokens.weight"].size(0),
         "max_position_embeddings": longest,
         "tie_word_embeddings": fields["share_all_embeddings"],
         "forced_eos_token_id": EOS,
     }
-    return Port("FSMT", HEADS["transformer"], config, state, longest, bounded)
+    return Port("FSMT", HEADS["transformer"], config=config, state=state, longest=longest, bounded=bounded)
 
 
 def _m2m100(folded: Folded) -> Port:
-    """M2M100: Pre-LN with a closing LayerNorm, one vocabulary, sinusoidal positions."""
-    fields, limits = folded.model, LIMITS["transformer"]
+    """Return an M2M100: Pre-LN with a closing LayerNorm, one vocabulary, sinusoidal positions."""
+    limits = LIMITS["transformer"]
     if not all(_are_sinusoidal(folded, stack) for stack in limits):
         raise misfit("a Pre-LN becomes an M2M100, whose positions are sinusoidal, and this model's are not")
-    source, target = (folded.state[weight].size(0) for weight in folded.stock.symbols)
-    if source != target:
-        sizes = f"this model reads {source:,} symbols and writes {target:,}"
+    read, predicted = folded.rows
+    if read != predicted:
+        sizes = f"this model reads {read:,} symbols and writes {predicted:,}"
         way_out = "train on data of one dictionary (fairseq-preprocess --joined-dictionary), or " + ELSEWHERE
         raise misfit(f"a Pre-LN becomes an M2M100, which has one vocabulary, and {sizes}", way_out)
-    state = {f"model.{name}": value for name, value in _named(folded)}
+
+    state = _state(folded)
     state["lm_head.weight"] = state.pop("model.decoder.output_projection.weight")
     state["model.shared.weight"] = state["model.encoder.embed_tokens.weight"]
+
+    fields = folded.model
     longest = max(fields[limit] for limit in limits.values())
     config = _translation_config(fields) | {
-        "vocab_size": target,
+        "vocab_size": predicted,
         "max_position_embeddings": longest,
         "tie_word_embeddings": fields["share_all_embeddings"],
     }
-    return Port("M2M100", HEADS["transformer"], config, state, longest, bounded=False)
+    return Port("M2M100", HEADS["transformer"], config=config, state=state, longest=longest, bounded=False)
 
 
 def _opt(folded: Folded) -> Port:
-    """OPT, a causal model of either shape: one vocabulary, positions in a table, an embedding that is not scaled."""
-    fields, positions = folded.model, _positions(folded, "decoder")
-    read, predicted = (folded.state[weight].size(0) for weight in folded.stock.symbols)
+    """Return an OPT, a causal model, Pre-LN or Post-LN: one vocabulary, a table of positions, an unscaled embedding."""
+    read, predicted = folded.rows
+    positions = _positions(folded, "decoder")
+    longest = len(positions) - PAD - 1
     if read != predicted:
         raise misfit(f"an OPT has one vocabulary, and this model reads {read:,} symbols and predicts {predicted:,}")
-    renamed = {"decoder.layer_norm.": "decoder.final_layer_norm."}
-    state = {f"model.{_replaced(name, renamed)}": value for name, value in _named(folded)}
+
+    state = {}
+    for name, value in _state(folded).items():
+        state[name.replace("decoder.layer_norm.", "decoder.final_layer_norm.")] = value
     state["lm_head.weight"] = state.pop("model.decoder.output_projection.weight")
     state["model.decoder.embed_tokens.weight"] = _scaled_embedding(folded)
     state["model.decoder.embed_positions.weight"] = positions
-    longest = len(positions) - PAD - 1
+
+    fields = folded.model
+    add_bos_token = folded.sections.get("task", {}).get("add_bos_token")
     config = {
         "vocab_size": read,
         "hidden_size": fields["decoder_embed_dim"],
@@ -157,17 +170,19 @@ def _opt(folded: Folded) -> Port:
         "dropout": fields["dropout"],
         "attention_dropout": fields["attention_dropout"],
         "max_position_embeddings": longest,
+        # a factor on the embedding alone unties it from the output
         "tie_word_embeddings": fields["share_decoder_input_output_embed"] and fields["no_scale_embedding"],
         **MARKS,
-        "bos_token_id": BOS if folded.sections.get("task", {}).get("add_bos_token") else EOS,  # of fairseq's blocks
+        "bos_token_id": BOS if add_bos_token else EOS,  # what fairseq's blocks of text begin with
     }
-    return Port("OPT", HEADS["transformer_lm"], config, state, longest, bounded=True)
+    return Port("OPT", HEADS["transformer_lm"], config=config, state=state, longest=longest, bounded=True)
 
 
 PORTS = {"transformer": _of_translation, "transformer_lm": _opt}
 
 
 def _translation_config(fields: dict) -> dict:
+    """Return the config that FSMT and M2M100 have in common; fields: of fairseq's model."""
     stacks: dict = {}
     for stack in LIMITS["transformer"]:
         stacks |= {
@@ -188,16 +203,10 @@ def _translation_config(fields: dict) -> dict:
     }  # fmt: skip
 
 
-def _named(folded: Folded) -> Iterator[tuple[str, Tensor]]:
-    """Parameters but for positions and fairseq's marks of versions."""
+def _state(folded: Folded) -> dict[str, Tensor]:
+    """Return parameters under transformers' names, without positions and fairseq's marks of versions."""
     left_out = (".version", ".embed_positions.weight")
-    return ((name, value) for name, value in folded.state.items() if not name.endswith(left_out))
-
-
-def _replaced(name: str, parts: dict[str, str]) -> str:
-    for old, new in parts.items():
-        name = name.replace(old, new)
-    return name
+    return {f"model.{name}": value for name, value in folded.state.items() if not name.endswith(left_out)}
 
 
 def _are_sinusoidal(folded: Folded, stack: str) -> bool:
@@ -205,15 +214,15 @@ def _are_sinusoidal(folded: Folded, stack: str) -> bool:
 
 
 def _positions(folded: Folded, stack: str) -> Tensor:
-    """(PAD + 1 + longest, C), row PAD + 1 the first token's; zeros for a model without them."""
+    """Return the table of positions (PAD + 1 + longest, C), row PAD + 1 the first token's; zeros if there are none."""
     fields = folded.model
-    longest, width = fields[LIMITS[folded.stock.name][stack]], fields[f"{stack}_embed_dim"]
+    longest = fields[LIMITS[folded.stock.name][stack]]
+    width = fields[f"{stack}_embed_dim"]
     if fields["no_token_positional_embeddings"]:
         return torch.zeros(longest + PAD + 1, width)
     if not fields[f"{stack}_learned_pos"]:
         return _sinusoids(longest, width)
-    tables = (name for name in folded.state if name.endswith(".embed_positions.weight"))
-    return folded.state[next(name for name in tables if name.startswith(f"{stack}."))]
+    return folded.state[f"{stack}.embed_positions.weight"]
 
 
 def _sinusoids(longest: int, width: int) -> Tensor:
@@ -221,6 +230,8 @@ def _sinusoids(longest: int, width: int) -> Tensor:
 
 
 def _scaled_embedding(folded: Folded) -> Tensor:
-    """(V, C), times the factor that fairseq multiplies it by."""
+    """Return the embedding (V, C) that the model reads, times the factor that fairseq multiplies it by."""
     weight = folded.state[folded.stock.symbols[0]]
-    return weight if folded.model["no_scale_embedding"] else weight * math.sqrt(weight.size(1))
+    if folded.model["no_scale_embedding"]:
+        return weight
+    return weight * math.sqrt(weight.size(1))

@@ -20,7 +20,8 @@ from .served import Served
 from .transformer import Folded, stock_model
 
 TOLERANCE = 2e-5  # of the largest logit, in float32
-ROWS, TOKENS = 4, 40  # of the made-up sentences that both models score
+ROWS = 4  # made-up sentences that both models score
+TOKENS = 40  # of each sentence
 
 
 def library():
@@ -46,21 +47,32 @@ def write_huggingface(
 ) -> tuple[str, float]:
     """Write model, tokenizer and card into the folder `out`, whole or not at all; UserError for what does not fit.
 
-    subwords: file of what cut a language model's text, by default the one beside the data; search: of translations.
+    subwords: file of what segmented a language model's text, by default the one beside the data; search: settings of a
+    translation model's searches, which a language model must not have.
     Return the name of transformers' model, and the largest difference of its logits from fairseq's.
     """
-    transformers, folded, text = library(), served.folded, served.text
+    transformers = library()
+    text = served.text
     if text is None and search is not None:
         raise UserError("--beam, --lenpen: only for translation models; leave them out")
-    search = (search or Settings()) if text is not None else None
+    if text is not None and search is None:
+        search = Settings()
+
     with whole(out) as part:
         part.mkdir()
-        ported, difference = write_model(folded, part, search)
+        ported, difference = write_model(served.folded, part, search)
         write_card(served, part, ported)
         if text is None:
             with quiet():
                 segmenter = segmenter_of(served.data, subwords)
-                write_tokenizer(transformers, part, ported, segmenter, served.dictionaries[0], served.data)
+                write_tokenizer(
+                    transformers,
+                    folder=part,
+                    ported=ported,
+                    segmenter=segmenter,
+                    dictionary=served.dictionaries[0],
+                    data=served.data,
+                )
         else:
             with quiet():
                 write_translation_tokenizer(transformers, part, ported, text)
@@ -75,17 +87,21 @@ def write_model(folded: Folded, folder: Path, search: Settings | None) -> tuple[
     Return what was written, and the largest difference of its logits from those of fairseq's model on made-up tokens.
     UserError if the model does not fit, or disagrees. search: of a translation model, None for the others.
     """
-    transformers, ported = library(), port(folded)
+    transformers = library()
+    ported = port(folded)
     with quiet():
-        config = getattr(transformers, f"{ported.name}Config")(**ported.config)
-        model = getattr(transformers, f"{ported.name}{ported.head}")(config)
+        config_class = getattr(transformers, f"{ported.name}Config")
+        model_class = getattr(transformers, f"{ported.name}{ported.head}")
+        model = model_class(config_class(**ported.config))
         model.load_state_dict(ported.state)
         if model.can_generate():
             model.generation_config = transformers.GenerationConfig(**_generation(folded, ported, search))
         _save(model, folder)
-        model = getattr(transformers, AUTO[ported.head]).from_pretrained(folder, local_files_only=True).eval()
-    difference, largest = _largest_difference(folded, model, ported)
-    if not difference <= TOLERANCE * max(1, largest):
+        auto_class = getattr(transformers, AUTO[ported.head])
+        model = auto_class.from_pretrained(folder, local_files_only=True).eval()  # the other one is freed
+
+    difference, largest_logit = _largest_difference(folded, model, ported)
+    if not difference <= TOLERANCE * max(1, largest_logit):  # a NaN fails as well
         raise UserError(f"--to huggingface: its logits differ by {difference:.1e}; nothing was written")
     return ported, difference
 
@@ -96,11 +112,14 @@ def _largest_difference(folded: Folded, model, ported: Port) -> tuple[float, flo
 
     Return the largest difference, and the largest logit.
     """
-    stock, longest = stock_model(folded.model, folded.state), min(TOKENS, ported.longest)
+    stock = stock_model(folded.model, folded.state)
+    longest = min(TOKENS, ported.longest)
     read, predicted = folded.rows
-    source, target = _made_up(read, longest), _made_up(predicted, max(1, longest - 3))
+    source = _made_up(read, longest)
+    target = _made_up(predicted, max(1, longest - 3))
     source[0, longest - longest // 3 :] = PAD
     mask = source.ne(PAD).long()
+
     if ported.head == "ForConditionalGeneration":  # without a cache, for a FSMT that fills one sees what is to come
         theirs = model(input_ids=source, attention_mask=mask, decoder_input_ids=target, use_cache=False).logits
         ours = stock(source, mask.sum(1), target)[0]
@@ -116,29 +135,40 @@ def _made_up(symbols: int, length: int) -> Tensor:
 
 
 def _save(model, folder: Path) -> None:
+    """Save a model of transformers; UserError if the disk is full."""
     from safetensors import SafetensorError
 
     try:
         model.save_pretrained(folder)
-    except SafetensorError as error:  # its word for a full disk
+    except SafetensorError as error:  # what it raises for a full disk
         raise UserError(f"{folder}: could not be written ({error})") from error
 
 
 def _generation(folded: Folded, ported: Port, search: Settings | None) -> dict:
-    """Return settings that search as fairseq: no padding, no empty translation, an end at `beam` finished ones.
+    """Return settings of generate() that search as fairseq does: no padding, no empty translation, the same end.
 
-    Both take twice as many candidates as beams, count as finished those among the best `beam` of them that end, and
-    divide a score by length ** penalty, the eos counted. early_stopping, which is not the default there, is that end;
-    without it generate() goes on while a running beam, were it to end at once, would beat the worst finished one. The
-    longest translation has all of the decoder's positions, and two more tokens are counted: both ends.
+    search: of a translation model, None for a language model.
+
+    The search ends when `beam` translations are finished. Both libraries take twice as many candidates as beams, count
+    as finished those among the best `beam` of them that end, and divide a score by length ** penalty, the eos counted.
+    early_stopping, which is not the default there, makes that the end; without it generate() goes on while a running
+    beam, were it to end at once, would beat the worst finished one. The longest translation takes all positions of the
+    decoder, the first one for the eos in front of it; its own eos is one token more.
     """
-    marks = {name: ported.config[name] for name in MARKS}
+    settings = {name: ported.config[name] for name in MARKS}
     if search is None:
-        return marks | {"suppress_tokens": [PAD], "max_length": ported.longest}
+        return settings | {"suppress_tokens": [PAD], "max_length": ported.longest}
+
     longest = folded.model["max_target_positions"] + 1
-    marks |= {"length_penalty": search.lenpen, "early_stopping": True} if search.beam > 1 else {}  # one has no others
-    return marks | {
-        "suppress_tokens": [PAD, UNK], "decoder_start_token_id": EOS, "forced_eos_token_id": EOS,
-        "num_beams": search.beam, "min_length": SHORTEST + 1,
-        "max_length": min(longest, ported.longest) if ported.bounded else longest,
-    }  # fmt: skip
+    if ported.bounded:
+        longest = min(longest, ported.longest)
+    if search.beam > 1:  # a single one is compared with no other
+        settings |= {"length_penalty": search.lenpen, "early_stopping": True}
+    return settings | {
+        "suppress_tokens": [PAD, UNK],
+        "decoder_start_token_id": EOS,
+        "forced_eos_token_id": EOS,
+        "num_beams": search.beam,
+        "min_length": SHORTEST + 1,
+        "max_length": longest,
+    }

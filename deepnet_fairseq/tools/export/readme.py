@@ -23,43 +23,85 @@ TAGS = (
 def write_readme(served: Served, folder: Path) -> None:
     """Write the README.md of a translation model in a folder for CTranslate2."""
     assert served.text is not None
-    described, (source, target) = served.text.described, served.direction
-    (before, prefix), chain = described.tags(source, target), described.chain or {}
+    described = served.text.described
+    source, target = served.direction
+    source_tags, target_tags = described.tags(source, target)
+    chain = described.chain or {}
+    source_positions, target_positions = described.positions
+
+    before = prefix = after = ""
+    if source_tags:
+        before = f"{source_tags} + "
+    if target_tags:
+        prefix = f"[{target_tags}] * len(rows), "
+        after = "[1:]"
+
     _write(
-        folder, described.pieces, head=_head(served), source=source, target=target, longest=described.positions[1] - 1,
-        limit=LIMIT.format(longest=described.positions[0] - 1, fate="CTranslate2 refuses it"),
-        before=f"{before} + " if before else "", prefix=f"[{prefix}] * len(rows), " if prefix else "",
-        after="[1:]" if prefix else "", aggressive=bool(chain.get("aggressive")),
-        lower=".lower()" if chain.get("lowercase") else "", **_form_code(described.form),
-    )  # fmt: skip
+        folder,
+        described.pieces,
+        head=_head(served),
+        source=source,
+        target=target,
+        longest=target_positions - 1,
+        limit=LIMIT.format(longest=source_positions - 1, fate="CTranslate2 refuses it"),
+        before=before,
+        prefix=prefix,
+        after=after,
+        aggressive=bool(chain.get("aggressive")),
+        lower=".lower()" if chain.get("lowercase") else "",
+        **_form_code(described.form),
+    )
 
 
 def write_card(served: Served, folder: Path, ported: Port) -> None:
     """Write the README.md of a folder for transformers, its model card."""
-    language, before, forced, form = "", "", ", max_new_tokens=50", None
+    pipeline = "text-generation"
+    language = before = ""
+    options = ", max_new_tokens=50"  # of generate()
+    form = None
     if served.text is not None:
         described = served.text.described
-        form = described.form
+        source_tags, target_tags = described.tags(*served.direction)
+        pipeline = "translation"
         language = f"language: {json.dumps(list(described.languages))}\n"
-        source_tag, prefix = described.tags(*served.direction)
-        before = f"tokenizer.prefix_tokens = tokenizer.convert_tokens_to_ids({source_tag})\n" if source_tag else ""
-        forced = f', forced_bos_token_id=tokenizer.convert_tokens_to_ids("{prefix[0]}")' if prefix else ""
-    limit = LIMIT.format(longest=ported.longest - 1, fate="the model has no more positions") if ported.bounded else ""
+        options = ""
+        form = described.form
+        if source_tags:
+            before = f"tokenizer.prefix_tokens = tokenizer.convert_tokens_to_ids({source_tags})\n"
+        if target_tags:
+            options = f', forced_bos_token_id=tokenizer.convert_tokens_to_ids("{target_tags[0]}")'
+
+    limit = ""
+    if ported.bounded:
+        limit = LIMIT.format(longest=ported.longest - 1, fate="the model has no more positions")
+
     _write(
-        folder, "huggingface", head=_head(served), pipeline="translation" if language else "text-generation",
-        language=language, method=served.folded.method, model=ported.name, limit=limit, auto=AUTO[ported.head],
-        before=before, forced=forced, **_form_code(form),
-    )  # fmt: skip
+        folder,
+        "huggingface",
+        head=_head(served),
+        pipeline=pipeline,
+        language=language,
+        method=served.folded.method,
+        model=ported.name,
+        limit=limit,
+        auto=AUTO[ported.head],
+        before=before,
+        forced=options,
+        **_form_code(form),
+    )
 
 
 def _form_code(form: Form | None) -> dict[str, str]:
     """Return the imports and the lines of Python that bring `lines` to the form of the training text."""
     if form is None:  # of a language model
         return {"imports": "", "form": ""}
-    imports, changed = "import json\n", 'line.translate(str.maketrans(form["replace"]))'
+
+    imports = "import json\n"
+    changed = 'line.translate(str.maketrans(form["replace"]))'
     if form.unicode:
         imports += "import unicodedata\n"
         changed = f'unicodedata.normalize("{form.unicode}", {changed})'
+
     code = 'form = json.load(open(f"{folder}/translation.json", encoding="utf-8"))["form"]  # of the training text\n'
     code += f"lines = [{changed} for line in lines]\n"
     if form.join:
@@ -69,23 +111,31 @@ def _form_code(form: Form | None) -> dict[str, str]:
 
 
 def _write(folder: Path, name: str, **values) -> None:
+    """Fill in the template readmes/NAME.md and write it into a folder as README.md."""
     text = (READMES / f"{name}.md").read_text(encoding="utf-8").format(**values)
     (folder / "README.md").write_text(text, encoding="utf-8")
 
 
 def _head(served: Served) -> str:
     """Return the title and the first sentences: languages, size, method, data."""
-    fields, title, tags = served.folded.model, "A language model", ""
+    title = "A language model"
+    tags = ""
     if served.text is not None:
-        described, (source, target) = served.text.described, served.direction
+        described = served.text.described
+        source, target = served.direction
         title = f"{source} to {target}"
         if described.symbols:
-            title, known = f"{len(described.languages)} languages", ", ".join(described.symbols.values())
-            tags = TAGS.format(languages=", ".join(described.languages), source=source, target=target, tags=known)
+            title = f"{len(described.languages)} languages"
+            languages = ", ".join(described.languages)
+            known = ", ".join(described.symbols.values())
+            tags = TAGS.format(languages=languages, source=source, target=target, tags=known)
+
+    fields = served.folded.model
     stacks = [stack for stack in ("encoder", "decoder") if f"{stack}_layers" in fields]
     depths = "-".join(str(fields[f"{stack}_layers"]) for stack in stacks)
+    width = fields[f"{stacks[-1]}_embed_dim"]
     return (
         f"# {title}, {depths} layers\n\nA Transformer of {depths} {'-'.join(stacks)} layers and width "
-        f"{fields[f'{stacks[-1]}_embed_dim']}, trained with `{served.folded.method}` by deepnet_fairseq on "
+        f"{width}, trained with `{served.folded.method}` by deepnet_fairseq on "
         f"`{Path(served.data).name}`; the method's factors are in the weights.{tags}"
     )

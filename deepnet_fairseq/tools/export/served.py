@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 from fairseq.data import Dictionary
@@ -31,14 +30,14 @@ class Served:
 
     @property
     def direction(self) -> tuple[str, str]:
-        """Source and target, of a multilingual model the first direction that it was trained on."""
+        """Return source and target; those of the first direction that a multilingual model was trained on."""
         assert self.text is not None
         described = self.text.described
         source, target = described.pairs[0] if described.pairs else described.languages
         return source, target
 
     def write_text(self, folder: Path) -> None:
-        """Write what cuts text into an exported folder, as far as a language model's data hold it."""
+        """Write what segments text into an exported folder, for a language model if its data hold that."""
         if self.text is not None:
             self.text.write(folder)
         elif (Path(self.data) / lm_text.NAME).is_file():
@@ -47,30 +46,51 @@ class Served:
     def lines(self, count: int) -> list[str]:
         """Return up to `count` lines of the source language, of the data's validation, else test or training text."""
         assert self.text is not None
-        source, cutter = self.direction[0], self.text.cutter(*self.direction)
-        paths = (
-            path
-            for split in ("valid", "test", "train")
-            for path in sorted(Path(self.data).glob(f"{split}*.{source}.idx"))
-        )
-        path = next(paths, None)
-        rows = load_indexed_dataset(str(path).removesuffix(".idx"), self.dictionaries[0]) if path else []
-        numbers = (rows[place].tolist() for place in range(len(rows)))
-        return [cutter.join([self.dictionaries[0][i] for i in row if i >= SPECIALS]) for row in islice(numbers, count)]
+        source, target = self.direction
+        cutter = self.text.cutter(source, target)
+        index = self._first_index(source)
+        if index is None:
+            return []
+
+        dictionary = self.dictionaries[0]
+        rows = load_indexed_dataset(str(index).removesuffix(".idx"), dictionary)
+        lines = []
+        for place in range(min(count, len(rows))):
+            pieces = [dictionary[i] for i in rows[place].tolist() if i >= SPECIALS]
+            lines.append(cutter.join(pieces))
+        return lines
+
+    def _first_index(self, language: str) -> Path | None:
+        """Return the index file of the data's validation, else test or training text in a language; None without."""
+        for split in ("valid", "test", "train"):
+            paths = sorted(Path(self.data).glob(f"{split}*.{language}.idx"))
+            if paths:
+                return paths[0]
+        return None
 
 
 def serve(folded: Folded, data: str | None, subwords: str | None) -> Served:
     """Return a folded model with its text; arguments as for read_text. UserError for data that are not the model's."""
-    section, method = folded.sections["task"], folded.method
+    section = folded.sections["task"]
     data = data or section["data"]
     if folded.stock.name == "transformer":
-        positions = (folded.model["max_source_positions"], folded.model["max_target_positions"])
-        text = read_text(section, data, folded.rows, subwords, method, positions)
-        check_own(folded.origin, text.dictionaries, data, text.file, subwords)
+        text = read_text(
+            section,
+            data,
+            rows=folded.rows,
+            subwords=subwords,
+            method=folded.method,
+            positions=(folded.model["max_source_positions"], folded.model["max_target_positions"]),
+        )
+        check_own(folded.origin, text.dictionaries, data, file=text.file, subwords=subwords)
         return Served(folded, text, text.dictionaries, data)
-    if subwords is not None and not Path(subwords).is_file():
-        raise UserError(f"--subwords {subwords}: no such file")
+
+    file = None
+    if subwords is not None:
+        file = Path(subwords)
+        if not file.is_file():
+            raise UserError(f"--subwords {subwords}: no such file")
     task = open_task(section, data, folded.rows)
-    dictionaries = task.source_dictionary, task.target_dictionary
-    check_own(folded.origin, dictionaries, data, Path(subwords) if subwords is not None else None, subwords)
+    dictionaries = (task.source_dictionary, task.target_dictionary)
+    check_own(folded.origin, dictionaries, data, file=file, subwords=subwords)
     return Served(folded, None, dictionaries, data)

@@ -41,18 +41,25 @@ class Stock:
     shared: tuple[str, ...]  # config fields that ours has too; beside COMMON and those of each stack
     symbols: tuple[str, str]  # weights with a row for each symbol that the model reads, and that it predicts
     reader: str  # a program that reads its checkpoints
-    follows: dict[str, str] = field(default_factory=dict)  # field of its own -> the one of ours that says it
-    fixed: dict[str, bool] = field(default_factory=dict)  # fields of its own that are always this
-    shells: dict[str, str] = field(default_factory=dict)  # first part of a weight's name with us -> with it
+    follows: dict[str, str] = field(default_factory=dict)  # fairseq field -> our field with its value
+    fixed: dict[str, bool] = field(default_factory=dict)  # fairseq field -> its value, always the same
+    shells: dict[str, str] = field(default_factory=dict)  # first part of our name of a weight -> fairseq's
 
     def config(self, cfg, norms_first: dict[str, bool]) -> dict:
-        """Its config as plain data, from a filled config of ours; norms_first: stack -> is its method a Pre-LN?"""
+        """Return its config as plain data, from a filled config of ours.
+
+        norms_first: stack -> whether it is Pre-LN.
+        """
         of_stacks = [f"{stack}_{name}" for stack in norms_first for name in STACK_FIELDS]
-        sources = {name: name for name in (*COMMON, *self.shared, *of_stacks)} | self.follows
-        values = {name: getattr(cfg, source) for name, source in sources.items()}
-        plain = {name: str(value) if isinstance(value, Enum) else value for name, value in values.items()}
-        norm_flags = {f"{stack}_normalize_before": first for stack, first in norms_first.items()}
-        return plain | norm_flags | self.fixed | {"_name": self.name, "arch": self.name}
+        our_names = {name: name for name in (*COMMON, *self.shared, *of_stacks)} | self.follows
+
+        fields: dict[str, Any] = {}
+        for name, our_name in our_names.items():
+            value = getattr(cfg, our_name)
+            fields[name] = str(value) if isinstance(value, Enum) else value
+        for stack, pre_ln in norms_first.items():
+            fields[f"{stack}_normalize_before"] = pre_ln
+        return fields | self.fixed | {"_name": self.name, "arch": self.name}
 
 
 STACK_FIELDS = ("layers", "embed_dim", "ffn_embed_dim", "attention_heads", "learned_pos")
@@ -86,13 +93,15 @@ BY_NAME = {stock.name: stock for stock in STOCK.values()}
 
 
 def stock_model(fields: dict, state: dict[str, Tensor]) -> models.BaseFairseqModel:
-    """fairseq's own model with these weights, in evaluation mode; RuntimeError of torch's for one missing or left over.
+    """Build fairseq's own model with these weights, in evaluation mode.
 
     fields: of Stock.config; state: under that model's names. Built as fairseq builds what it loads: a transformer_lm
-    without its architectures, which are Pre-LN whatever the config says.
+    without its architectures, which are Pre-LN whatever the config says. torch raises a RuntimeError for a weight that
+    is missing or left over.
     """
-    sizes = (state[weight].size(0) for weight in BY_NAME[fields["_name"]].symbols)
-    model = models.build_model(argparse.Namespace(**fields), blank_task(*sizes))
+    read, predicted = BY_NAME[fields["_name"]].symbols
+    task = blank_task(state[read].size(0), state[predicted].size(0))
+    model = models.build_model(argparse.Namespace(**fields), task)
     model.load_state_dict(dict(state))
     return model.eval()
 
@@ -121,8 +130,8 @@ class Folded:
     @property
     def rows(self) -> tuple[int, int]:
         """Return how many symbols it reads, and how many it predicts."""
-        read, predicted = (self.state[weight].size(0) for weight in self.stock.symbols)
-        return read, predicted
+        read, predicted = self.stock.symbols
+        return self.state[read].size(0), self.state[predicted].size(0)
 
 
 def fold_checkpoint(path: str) -> Folded:
@@ -135,8 +144,9 @@ def fold_checkpoint(path: str) -> Folded:
     folded.origin = model.origin
     sections: Any = OmegaConf.to_container(cfg, enum_to_str=True)
     del sections["model"]
+    if "common" in sections:
+        sections["common"]["user_dir"] = None
     folded.sections = sections
-    folded.sections.get("common", {})["user_dir"] = None
     return folded
 
 
@@ -149,53 +159,79 @@ def fold_model(model: DeepModel, cfg) -> Folded:
     if reason:
         raise UserError(f"--method {cfg.method} has no plain Transformer: {reason}")
     stock = STOCK[model.NAME]
-    norms_first = {name: stack.layer_norm is not None for name, stack in model.stacks().items()}
-    fields = stock.config(cfg, norms_first)
+    fields = stock.config(cfg, {name: stack.layer_norm is not None for name, stack in model.stacks().items()})
     net_input = _made_up(model)
-    before = _scores(model, net_input)
-    fields |= {name: value for name, value in fold(model).items() if name in fields}
+    expected = _scores(model, net_input)
+
+    for name, value in fold(model).items():
+        if name in fields:  # fold also names those of fairseq's other models
+            fields[name] = value
     state = _stock_state(model.float(), stock)
-    difference = (before - _scores(stock_model(fields, state), net_input)).abs().max().item()
-    if not difference <= TOLERANCE:
+
+    folded_scores = _scores(stock_model(fields, state), net_input)
+    difference = (expected - folded_scores).abs().max().item()
+    if not difference <= TOLERANCE:  # a NaN fails as well
         raise UserError(f"the folded model's scores differ by {difference:.1e}; nothing was written")
     return Folded(fields, state, difference, cfg.method)
 
 
 def write_transformer(folded: Folded, out: Path, half: bool) -> None:
-    """A checkpoint of plain data: weights (float16 if `half`) and config, no optimiser, no class to unpickle."""
-    state = {k: v.half() if half and v.is_floating_point() else v for k, v in folded.state.items()}
+    """Write a checkpoint of plain data: weights (float16 if `half`) and config, no optimiser, no class to unpickle."""
+    state = {}
+    for name, value in folded.state.items():
+        state[name] = value.half() if half and value.is_floating_point() else value
     cfg = folded.sections | {"model": folded.model}
-    known = {} if folded.origin is None else vocabulary.to_save(folded.origin)
-    save({"args": None, "cfg": cfg, "model": state, "task_state": known} | NO_TRAINING, out)
+    task_state = {} if folded.origin is None else vocabulary.to_save(folded.origin)
+    save({"args": None, "cfg": cfg, "model": state, "task_state": task_state} | NO_TRAINING, out)
 
 
 def _stock_state(model: DeepModel, stock: Stock) -> dict[str, Tensor]:
-    """The parameters that a plain Transformer has, under its names; tied ones share memory."""
+    """Return the parameters that a plain Transformer has, under its names; tied ones share memory."""
     stacks = model.stacks()
-    of_methods = {id(p) for s in stacks.values() for _, m in s.slots() for p in (*m.parameters(), *m.buffers())}
-    constants = {f"{name}.{constant}" for name, stack in stacks.items() for constant in stack.constants}
-    values = model.state_dict(keep_vars=True)
-    state = {
-        name: value.detach() for name, value in values.items() if id(value) not in of_methods and name not in constants
-    }
-    state |= {f"{name}.version": torch.tensor([3.0]) for name in stacks}
-    names = (name.split(".", 1) for name in state)
-    return {f"{stock.shells.get(a, a)}.{b}": value for (a, b), value in zip(names, state.values(), strict=True)}
+    method_tensors: set[int] = set()  # ids of what only the method has
+    constants: set[str] = set()
+    for name, stack in stacks.items():
+        constants.update(f"{name}.{constant}" for constant in stack.constants)
+        for _, module in stack.slots():
+            for tensor in (*module.parameters(), *module.buffers()):
+                method_tensors.add(id(tensor))
+
+    state = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in method_tensors and name not in constants:
+            state[name] = tensor.detach()
+    for name in stacks:
+        state[f"{name}.version"] = torch.tensor([3.0])
+
+    renamed = {}
+    for name, tensor in state.items():
+        prefix, rest = name.split(".", 1)
+        renamed[f"{stock.shells.get(prefix, prefix)}.{rest}"] = tensor
+    return renamed
 
 
 def _made_up(model: DeepModel) -> dict[str, Tensor]:
-    """net_input of a batch; a sentence of what an encoder reads is padded."""
-    stacks, generator = model.stacks(), torch.Generator().manual_seed(0)
+    """Return net_input of a made-up batch; what an encoder reads has one sentence with padding."""
+    stacks = model.stacks()
     longest = min(12, *(stack.max_positions() for stack in stacks.values()))
-    sizes = [max(stack.embed_tokens.num_embeddings, SPECIALS + 1) for stack in stacks.values()]
-    drawn = [torch.randint(SPECIALS, size, (4, longest), generator=generator) for size in sizes]
+    generator = torch.Generator().manual_seed(0)
+    batches = []
+    for stack in stacks.values():
+        symbols = max(stack.embed_tokens.num_embeddings, SPECIALS + 1)
+        batches.append(torch.randint(SPECIALS, symbols, (4, longest), generator=generator))
+
+    src_tokens = batches[0]
     if "encoder" in stacks:
-        drawn[0][0, : longest // 3] = model.encoder.padding_idx
-    lengths = drawn[0].ne(next(iter(stacks.values())).padding_idx).sum(1)
-    return {"src_lengths": lengths} | dict(zip(("src_tokens", "prev_output_tokens"), drawn, strict=False))
+        src_tokens[0, : longest // 3] = model.encoder.padding_idx
+    first_stack = next(iter(stacks.values()))
+    lengths = src_tokens.ne(first_stack.padding_idx).sum(1)
+    net_input = {"src_lengths": lengths, "src_tokens": src_tokens}
+    if len(batches) > 1:
+        net_input["prev_output_tokens"] = batches[1]
+    return net_input
 
 
 @torch.no_grad()
 def _scores(model: nn.Module, net_input: dict[str, Tensor]) -> Tensor:
-    """Log-probabilities (B, T, V)."""
+    """Return log-probabilities (B, T, V)."""
     return model.eval()(**net_input)[0].float().log_softmax(-1)
