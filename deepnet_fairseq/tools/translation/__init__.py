@@ -1,8 +1,8 @@
 """Text in, text out: translate lines by a checkpoint or by a folder that `deepnet export` wrote.
 
-translator.py translates lines with an engine of engines.py; pieces.py cuts and joins text, description.py says how for
-a model; loading.py keeps models for servers, incoming.py reads lines as they come. A folder for CTranslate2 needs
-neither torch nor fairseq.
+translator.py translates lines with an engine of engines.py; pieces.py segments text and joins pieces, description.py
+says how a model does it; loading.py keeps models for servers, incoming.py reads lines as they come. A folder for
+CTranslate2 needs neither torch nor fairseq.
 """
 
 from __future__ import annotations
@@ -34,30 +34,40 @@ def load(
     """Load a model: a checkpoint with its data, or a folder of `deepnet export --to ctranslate2` or `huggingface`.
 
     data: folder of a checkpoint's binarised data, by default where it was trained from; source, target: languages,
-    which a multilingual model needs; subwords: file of what cut a checkpoint's text, by default that of the data.
+    which a multilingual model needs; subwords: file of what segmented a checkpoint's text, by default that of the data.
     UserError for a model that does not translate, and for flags that mean nothing for it.
     """
-    settings, path = settings or Settings(), Path(model)
-    for flag in ("beam", "max_tokens", "threads"):
-        if (number := getattr(settings, flag)) is not None and number < 1:
-            raise UserError(f"--{flag.replace('_', '-')} {number}: must be at least 1")
+    if settings is None:
+        settings = Settings()
+    for name in ("beam", "max_tokens", "threads"):
+        number = getattr(settings, name)
+        if number is not None and number < 1:
+            flag = name.replace("_", "-")
+            raise UserError(f"--{flag} {number}: must be at least 1")
+
+    path = Path(model)
     if not path.exists():
         raise UserError(f"{model}: no such file or folder; give a checkpoint, or a folder of `deepnet export`")
     if not path.is_dir():
         with PROCESS.load():
             from .checkpoint import load_checkpoint
 
-            return load_checkpoint(model, data, subwords, (source, target), settings)
+            return load_checkpoint(model, data, subwords, languages=(source, target), settings=settings)
+
     for flag, given in (("--data", data), ("--subwords", subwords)):
         if given is not None:
             raise UserError(f"{flag} {given}: only with a checkpoint; {path} holds what cuts its text")
     described = read_description(path)
     direction = described.direction(source, target)
-    kind, library = (CTranslate2, "ctranslate2") if (path / "model.bin").is_file() else (HuggingFace, "transformers")
+    engine_class: Any = HuggingFace
+    library = "transformers"
+    if (path / "model.bin").is_file():
+        engine_class = CTranslate2
+        library = "ctranslate2"
     if importlib.util.find_spec(library) is None:
         raise UserError(f"{path}: needs {library}; pip install {library}")
     with PROCESS.load():
-        return Translator(kind.of_folder(path, described, direction, settings), described)
+        return Translator(engine_class.of_folder(path, described, direction, settings), described)
 
 
 def run(
@@ -67,12 +77,16 @@ def run(
     """Translate a file, or standard input, to standard output; say on stderr what translates, and how far it is.
 
     A file is checked to its end before the first line is translated: UserError, with the number of a line that is not
-    UTF-8 or too long. A pipe ("-" is standard input) is translated as its lines come. Other arguments: as for `load`.
+    UTF-8 or too long. A pipe ("-" is standard input) is translated as its lines come.
+
+    nbest: print so many translations of a line, each with its score; None for one without. Other arguments: as for
+    `load`.
     """
     path = _regular_file(file)
     _check_nbest(nbest, settings)
-    translator = load(model, data, source, target, settings, subwords)
+    translator = load(model, data=data, source=source, target=target, settings=settings, subwords=subwords)
     print(f"| {translator.engine.name}, {counted(translator.engine.threads)}, beam {settings.beam}", file=sys.stderr)
+
     if path is not None:
         _translate_file(translator, path, nbest)
     elif file is None or file == "-" or os.path.realpath(file) == os.path.realpath("/dev/stdin"):
@@ -97,36 +111,46 @@ def _regular_file(file: str | None) -> Path | None:
 
 
 def _check_nbest(nbest: int | None, settings: Settings) -> None:
+    """Raise a UserError if the search does not find `nbest` translations; None asks for no list of them."""
     if nbest is not None and not 1 <= nbest <= settings.beam:
         raise UserError(f"--nbest {nbest}: must be from 1 to the number of beams, --beam {settings.beam}")
 
 
 def _translate_file(translator: Translator, path: Path, nbest: int | None) -> None:
     """Check a file to its end, then translate it."""
-    number, unseen = 0, Unseen()
-    for number, line in enumerate(read_lines(path), 1):
-        translator.cut(line, number, unseen)
-    _say_unseen(unseen, number)
-    with tqdm(total=number, unit=" lines", disable=None) as bar:
-        for place, result in enumerate(translator.translate(read_lines(path), nbest=nbest), 1):
-            _print(result, place)
+    unseen = Unseen()
+    lines = 0
+    for line in read_lines(path):
+        lines += 1
+        translator.cut(line, lines, unseen)
+    _say_unseen(unseen, lines)
+
+    with tqdm(total=lines, unit=" lines", disable=None) as bar:
+        for number, result in enumerate(translator.translate(read_lines(path), nbest=nbest), 1):
+            _print(result, number)
             bar.update()
 
 
 def _translate_stream(translator: Translator, file: IO[bytes], name: str, nbest: int | None) -> None:
-    """Translate lines as they come: together those that are there, and at once when no more are."""
-    done, said, unseen = 0, 0, Unseen()
+    """Translate lines as they come: those that are there together, without waiting for more.
+
+    name: of the file, for messages.
+    """
+    unseen = Unseen()
+    done = 0  # lines
+    warned_of = 0  # lines with unseen characters that the last warning counted
     with tqdm(unit=" lines", disable=None) as bar:
-        for taken in chunks(file, name, CHUNK):
-            for place, result in enumerate(translator.translate_chunk(taken, done + 1, nbest, unseen), done + 1):
-                _print(result, place)
+        for lines in chunks(file, name, CHUNK):
+            results = translator.translate_chunk(lines, number=done + 1, nbest=nbest, unseen=unseen)
+            for number, result in enumerate(results, done + 1):
+                _print(result, number)
             sys.stdout.flush()
-            done += len(taken)
-            bar.update(len(taken))
-            if unseen.lines and not said:  # at once, for a stream may have no end
+            done += len(lines)
+            bar.update(len(lines))
+            if unseen.lines and not warned_of:  # at once, for a stream may have no end
                 _say_unseen(unseen, done)
-                said = unseen.lines
-    if unseen.lines > said:
+                warned_of = unseen.lines
+    if unseen.lines > warned_of:
         _say_unseen(unseen, done)
 
 
@@ -135,10 +159,12 @@ def _print(result: str | list[Hypothesis], number: int) -> None:
     if isinstance(result, str):
         sys.stdout.write(f"{result}\n")
     else:
-        sys.stdout.writelines(f"{number}\t{one.score:.4f}\t{one.text}\n" for one in result)
+        for hypothesis in result:
+            sys.stdout.write(f"{number}\t{hypothesis.score:.4f}\t{hypothesis.text}\n")
 
 
 def _say_unseen(unseen: Unseen, lines: int) -> None:
+    """Warn of characters that the model has never seen, if there are any in that number of lines."""
     if unseen.lines:
         have = "has" if unseen.lines == 1 else "have"
         print(
@@ -172,11 +198,11 @@ def translate(
 
     unseen = Unseen()
     translations = list(translator.translate(lines, nbest=nbest, unseen=unseen))
-    new = unseen.characters.keys() - translator.named  # so that a server's log does not fill with them
-    if new:
+    new = unseen.characters.keys() - translator.named
+    if new:  # each character once, so that a server's log does not fill with warnings
         translator.named |= new
         message = f"{model}: the model has never seen some of these characters, and reads them as unknown: {unseen}"
-        warnings.warn(message, stacklevel=3)  # of who calls deepnet_fairseq.translate
+        warnings.warn(message, stacklevel=3)  # names the line that calls deepnet_fairseq.translate
     return translations
 
 

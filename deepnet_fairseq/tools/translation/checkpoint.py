@@ -19,7 +19,10 @@ from .translator import Translator
 def load_checkpoint(
     path: str, data: str | None, subwords: str | None, languages: tuple[str | None, str | None], settings: Settings
 ) -> Translator:
-    """Return a translator of a checkpoint; the arguments are those of translation.load."""
+    """Return a translator of a checkpoint.
+
+    languages: source and target, None for those of the data; other arguments: as for translation.load.
+    """
     register()
     from ...plugin.building import from_checkpoint
     from ..export.convert import convert
@@ -30,17 +33,28 @@ def load_checkpoint(
     PROCESS.use_torch(torch.get_num_threads)  # before torch computes, which would wait for ever behind a fork
     model, cfg = from_checkpoint(path)
     section: Any = OmegaConf.to_container(cfg.task, enum_to_str=True)
-    rows = next(iter(model.stacks().values())).embed_tokens.num_embeddings, model.vocabulary_projection().out_features
-    positions = cfg.model.max_source_positions, cfg.model.max_target_positions
     data = data or str(section["data"])
-    text = read_text(section, data, rows, subwords, cfg.model.method, positions)
-    check_own(model.origin, text.dictionaries, data, text.file, subwords)
-    direction = text.described.direction(*languages)
-    pieces, tags = text.cutter(*direction), text.described.tags(*direction)
+    first_stack = next(iter(model.stacks().values()))
+    text = read_text(
+        section,
+        data,
+        rows=(first_stack.embed_tokens.num_embeddings, model.vocabulary_projection().out_features),
+        subwords=subwords,
+        method=cfg.model.method,
+        positions=(cfg.model.max_source_positions, cfg.model.max_target_positions),
+    )
+    check_own(model.origin, text.dictionaries, data, file=text.file, subwords=subwords)
+
+    described = text.described
+    direction = described.direction(*languages)
+    pieces = text.cutter(*direction)
+    tags = described.tags(*direction)
     if why_not_foldable(model) is None and importlib.util.find_spec("ctranslate2") is not None:
         folded = fold_model(model, cfg.model)
         with tempfile.TemporaryDirectory() as folder:
-            convert(folded, text.dictionaries, Path(folder) / "model")
-            engine = CTranslate2(Path(folder) / "model", text.described, pieces, tags, settings)
-        return Translator(engine, text.described)
-    return Translator(Fairseq(model, text.dictionaries, text.described, pieces, tags, settings), text.described)
+            converted = Path(folder) / "model"
+            convert(folded, text.dictionaries, converted)
+            engine: Any = CTranslate2(converted, described, pieces=pieces, tags=tags, settings=settings)
+    else:
+        engine = Fairseq(model, text.dictionaries, described=described, pieces=pieces, tags=tags, settings=settings)
+    return Translator(engine, described)

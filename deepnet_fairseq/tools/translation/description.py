@@ -25,7 +25,7 @@ class Description:
     form: of the training text in the source language, None in a folder that does not say it.
     Of a multilingual model also symbols: language -> its tag in the dictionaries; pairs: source and target of the
     directions that it was trained on; source_tag: whose tag begins the source, "src" or "tgt", "" for none;
-    target_tag: does the target's tag begin a translation?
+    target_tag: whether decoding starts with the target language's tag.
     """
 
     method: str
@@ -46,21 +46,31 @@ class Description:
                 if given not in (None, own):
                     raise UserError(f"--{flag}-lang {given}: this model's is {own}; leave the flag out")
             return self.languages[0], self.languages[1]
+
         for flag, given in (("source", source), ("target", target)):
             if given not in self.symbols:
+                shown = f"--{flag}-lang {given}" if given else f"--{flag}-lang"
                 problem = "give it" if given is None else "is none of them"
                 known = ", ".join(self.symbols)
-                raise UserError(f"--{flag}-lang{f' {given}' if given else ''}: {problem}; the languages are {known}")
+                raise UserError(f"{shown}: {problem}; the languages are {known}")
         return str(source), str(target)
 
     def tags(self, source: str, target: str) -> tuple[list[str], list[str]]:
         """Return the tags in front of a source sentence and of its translation: none or one each."""
         symbols = self.symbols or {}
-        before = {"src": [symbols.get(source, "")], "tgt": [symbols.get(target, "")]}.get(self.source_tag, [])
-        return before, [symbols[target]] if self.target_tag else []
+        source_tags = []
+        if self.source_tag == "src":
+            source_tags = [symbols.get(source, "")]
+        elif self.source_tag == "tgt":
+            source_tags = [symbols.get(target, "")]
+        target_tags = [symbols[target]] if self.target_tag else []
+        return source_tags, target_tags
 
     def cutter(self, file: Path | None, source: str, target: str):
-        """Return the pieces' class, made for a direction; file: what cuts text, None if nothing does."""
+        """Return what segments and joins text of a direction, of a class of KINDS.
+
+        file: what it segments by, None if it needs none.
+        """
         return KINDS[self.pieces](file, source, target, self.chain)
 
     def write(self, folder: Path) -> None:
@@ -69,7 +79,7 @@ class Description:
 
 
 def derive_form(described: Description, symbols: Iterable[str]) -> Form:
-    """Return the form of a training text whose data do not say it; symbols: of its dictionary."""
+    """Return the form of a training text in the source language whose data do not say it; symbols: its dictionary's."""
     chain = described.chain or {}
     pieces = text_pieces(symbols, other_than=(described.symbols or {}).values())
     form = Form.of_pieces(pieces, escaped=described.pieces == "subword_nmt")
@@ -85,11 +95,11 @@ def read_description(folder: Path) -> Description:
     content = read_object(folder / NAME, MEND)
     try:
         described = Description(**content)
-        first, second = map(int, described.positions)
+        source_positions, target_positions = map(int, described.positions)
         languages = tuple(map(str, described.languages))
         form = Form(**content["form"]) if content.get("form") is not None else None
         if described.pieces not in KINDS or len(languages) < 2 or not isinstance(described.symbols or {}, dict):
             raise ValueError("pieces, languages or symbols")
     except WRONG_VALUES as error:
         raise UserError(f"{folder / NAME}: is not as `deepnet export` writes it ({error}); {MEND}") from error
-    return Description(**(content | {"positions": (first, second), "languages": languages, "form": form}))
+    return replace(described, positions=(source_positions, target_positions), languages=languages, form=form)

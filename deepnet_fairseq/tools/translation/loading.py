@@ -15,8 +15,8 @@ from weakref import WeakSet
 
 from ...errors import UserError
 
-KEPT = 4  # models that stay loaded; the one that was not used for longest gives way
-PATIENCE = 60  # seconds that a fork waits for a thread that loads
+KEPT = 4  # models that stay loaded; the least recently used one gives way
+PATIENCE = 60  # seconds that a fork waits for a thread that loads a model
 
 
 class Process:
@@ -30,10 +30,10 @@ class Process:
 
     def __init__(self):
         self.loading = threading.RLock()
-        self._waited = True  # for the thread that loaded when the process was forked, if one did
-        self.forked = False  # behind a use of torch
+        self._loading_intact = True  # False if a fork did not wait for a thread that loaded a model
+        self.forked = False  # after torch was used
         self._uses_torch = False
-        self._bound: WeakSet = WeakSet()
+        self._bound: WeakSet = WeakSet()  # engines that work in this process alone
         os.register_at_fork(
             before=self._before, after_in_parent=self._in_parent, after_in_child=self._in_child
         )  # fmt: skip
@@ -42,7 +42,7 @@ class Process:
     def load(self) -> Iterator[None]:
         """Import libraries and load models, alone among the threads; UserError where a fork has cut off another."""
         with self.loading:
-            if not self._waited:
+            if not self._loading_intact:
                 raise UserError(
                     "this process was forked while another thread loaded a model; load models before forking, or in "
                     "the new process alone"
@@ -50,18 +50,18 @@ class Process:
             yield
 
     def bind(self, engine: Any) -> None:
-        """Take note of an engine that works in this process alone: behind a fork its attribute `lost` is True."""
+        """Note an engine that works in this process alone: in a child its attribute `lost` becomes True."""
         self._bound.add(engine)
 
     def check(self, engine: Any) -> None:
-        """Raise a UserError for an engine that was lost in a fork: it would wait for ever for threads that are not."""
+        """Raise a UserError for an engine that was lost in a fork: it would wait for ever for threads of the parent."""
         if engine.lost:
             raise UserError("this model was loaded before the process was forked; load it again in the new process")
 
     def use_torch(self, choose: Callable[[], int]) -> int:
-        """Return with how many threads torch computes: as many as `choose` sets and returns, but one behind a fork.
+        """Return with how many threads torch computes: as many as `choose` sets and returns, in a forked child one.
 
-        OpenMP would wait there for threads that did not come along.
+        OpenMP would wait there for ever for threads of the parent, which a fork does not copy.
         """
         import torch
 
@@ -72,6 +72,7 @@ class Process:
         return 1
 
     def _before(self) -> None:
+        """Wait for a thread that loads a model, and keep others from it until the process is forked."""
         self._held = self.loading.acquire(timeout=PATIENCE)
 
     def _in_parent(self) -> None:
@@ -79,7 +80,8 @@ class Process:
             self.loading.release()
 
     def _in_child(self) -> None:
-        self._waited &= self._held
+        """Begin with new locks and one thread of torch; engines that work in the parent alone are lost."""
+        self._loading_intact = self._loading_intact and self._held
         self.loading = threading.RLock()
         for engine in self._bound:
             # CTranslate2's threads do not come along, and its models wait for them when they are freed, at the latest
@@ -87,6 +89,7 @@ class Process:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(engine.model))
             engine.lost = True
         self._bound = WeakSet()
+
         if self._uses_torch:
             self.forked = True
             self.use_torch(lambda: 1)
@@ -101,7 +104,7 @@ class _Entry:
 
 
 class Models:
-    """The models that were used last, at most `most`. A child of a fork begins with those that work there."""
+    """The models that were used last, at most `most` of them. A forked child begins with those that work there."""
 
     def __init__(self, most: int = KEPT):
         self.most = most
@@ -110,12 +113,13 @@ class Models:
         os.register_at_fork(after_in_child=self._in_child)
 
     def get(self, key: Hashable, load: Callable[[], Any]) -> Any:
-        """Return the model of a key; the first thread that asks for it calls `load`, and the others wait for that."""
+        """Return the model of a key; the first thread that asks for it calls `load`, and the others wait for it."""
         with self._lock:
             entry = self._entries.setdefault(key, _Entry())
             self._entries.move_to_end(key)
             while len(self._entries) > self.most:
                 self._entries.popitem(last=False)
+
         with entry.lock:
             if entry.model is None:  # an error of load() leaves it so, and the next call tries again
                 entry.model = load()
@@ -123,9 +127,12 @@ class Models:
 
     def _in_child(self) -> None:
         """Replace all locks, which another thread of the parent may have held, and drop models that were lost."""
-        loaded = {key: entry.model for key, entry in self._entries.items() if entry.model is not None}
+        entries: OrderedDict[Hashable, _Entry] = OrderedDict()
+        for key, entry in self._entries.items():
+            if entry.model is not None and not entry.model.engine.lost:
+                entries[key] = _Entry(entry.model)
         self._lock = threading.Lock()
-        self._entries = OrderedDict((key, _Entry(model)) for key, model in loaded.items() if not model.engine.lost)
+        self._entries = entries
 
 
 PROCESS = Process()

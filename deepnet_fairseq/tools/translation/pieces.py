@@ -1,6 +1,6 @@
-"""Cut text into the pieces that a translation model reads, and join those that it writes.
+"""Segment text into the pieces that a translation model reads, and join those that it writes.
 
-A kind of pieces is a class with cut(line) -> pieces and join(pieces) -> line. Each cuts as the commands that
+A kind of pieces is a class with cut(line) -> pieces and join(pieces) -> line. Each segments as the commands that
 prepared the data do: SentencePiece of `deepnet prepare text`, Moses' tokens and subword-nmt's codes of the recipes.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from ...errors import UserError
 
-CONTINUED = "@@"  # ends a piece of subword-nmt that the next one goes on with
+CONTINUED = "@@"  # ends a piece of subword-nmt that is not the last one of its word
 
 
 class SentencePieces:
@@ -37,7 +37,7 @@ class SentencePieces:
 
 
 class MosesPieces:
-    """Moses' tokens, cut by the codes of subword-nmt (Sennrich et al. 2016).
+    """Moses' tokens, segmented by the codes of subword-nmt (Sennrich et al. 2016).
 
     chain: fields of data.moses.Chain, by which the data's test set was tokenised.
     """
@@ -54,9 +54,11 @@ class MosesPieces:
             from subword_nmt.apply_bpe import BPE
         except ImportError as error:
             raise UserError(f"{path}: subword-nmt is not installed; pip install subword-nmt") from error
+
         for number, line in enumerate(read_lines(path), 1):
             if len(line.split(" ")) != 2:  # the first line may be a version, which is two words as well
                 raise UserError(f"{path}, line {number}: is no merge of two pieces; give the data's own codes")
+
         with open(path, encoding="utf-8", newline="\n") as codes:
             self.codes = BPE(codes)
         self.tokenise = line_function(source, Chain(**(chain or {})))
@@ -73,7 +75,7 @@ class MosesPieces:
 
 
 class ReadyPieces:
-    """Text that somebody has cut already: blanks separate its pieces."""
+    """Text that somebody has segmented already: blanks separate its pieces."""
 
     file = None
 

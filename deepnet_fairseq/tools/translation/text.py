@@ -1,4 +1,4 @@
-"""Find how a run's text becomes numbers: its dictionaries, what cut its sentences, and its tags of languages."""
+"""Find how a run's text becomes numbers: its dictionaries, what segments its sentences, and its tags of languages."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ WAYS = ", ".join(f"{kind.file} ({name})" for name, kind in KINDS.items() if kind
 class Text:
     """The text of a translation model.
 
-    dictionaries: fairseq's, of source and target, with tags of languages; file: what cuts text, None for what nothing
-    cuts.
+    dictionaries: fairseq's, of source and target, with tags of languages; file: what segments text, None for text that
+    comes segmented.
     """
 
     described: Description
@@ -39,11 +39,11 @@ class Text:
     file: Path | None
 
     def cutter(self, source: str, target: str):
-        """Return the pieces' class, made for a direction."""
+        """Return what segments and joins text of a direction, of a class of pieces.py."""
         return self.described.cutter(self.file, source, target)
 
     def write(self, folder: Path) -> None:
-        """Write translation.json, and what cuts text, into an exported folder."""
+        """Write translation.json, and what segments text, into an exported folder."""
         self.described.write(folder)
         if self.file is not None:
             shutil.copyfile(self.file, folder / KINDS[self.described.pieces].file)
@@ -56,20 +56,21 @@ def open_task(section: dict[str, Any], data: str, rows: tuple[int, int]):
     """
     settings = argparse.Namespace(**(section | {"data": data, "task": section["_name"]}))
     if section["_name"] == MANY:
-        listed = Path(section.get("lang_dict") or "").name
-        for folder in folders_of(data) if listed else ():
-            if (folder / listed).is_file():  # it may have moved with the data
-                settings.lang_dict = str(folder / listed)
-        settings.source_lang = settings.target_lang = None  # of a translation, not of the training
+        lang_dict = Path(section.get("lang_dict") or "").name
+        if lang_dict:
+            for folder in folders_of(data):
+                if (folder / lang_dict).is_file():  # it may have moved with the data
+                    settings.lang_dict = str(folder / lang_dict)
+        settings.source_lang = None  # fairseq would take them as those of a translation, and drop the training's pairs
+        settings.target_lang = None
     try:
         task = tasks.setup_task(settings)
-    except Exception as error:  # of languages that are nowhere fairseq raises a bare one
-        raise UserError(
-            f"--data {data}: {str(error) or 'holds no dictionaries'}; give the run's binarised data"
-        ) from error
-    for side, dictionary, expected in zip(
-        ("source", "target"), (task.source_dictionary, task.target_dictionary), rows, strict=True
-    ):
+    except Exception as error:  # fairseq raises a bare one if it finds no languages
+        problem = str(error) or "holds no dictionaries"
+        raise UserError(f"--data {data}: {problem}; give the run's binarised data") from error
+
+    dictionaries = (task.source_dictionary, task.target_dictionary)
+    for side, dictionary, expected in zip(("source", "target"), dictionaries, rows, strict=True):
         if expected != len(dictionary):
             raise UserError(
                 f"--data {data}: the {side} dictionary has {len(dictionary)} symbols, the model {expected}; give the "
@@ -82,15 +83,17 @@ def check_own(
     origin: dict[str, Any] | None, dictionaries: tuple[Dictionary, Dictionary], data: str, file: Path | None,
     subwords: str | None,
 ) -> None:  # fmt: skip
-    """Raise a UserError, naming the flag, if data or what cuts text are not those that a model was trained with.
+    """Raise a UserError, naming the flag, if data or what segments text are not those that a model was trained with.
 
-    origin: of the checkpoint; dictionaries, data, file: of the text at hand; subwords: the flag that named the file.
+    origin: of the checkpoint, as vocabulary.origin_of says it; dictionaries, data, file: of the text at hand; subwords:
+    value of the flag that named the file, None for no flag.
     """
     sides = dict(zip(vocabulary.SIDES, dictionaries, strict=True))
     present = vocabulary.digests_of(sides, None if subwords == "none" else data, file)
     if origin is not None and subwords not in (None, "none"):
-        cutting = {"pieces": present.pop("pieces")}
-        if problem := vocabulary.mismatch(origin, cutting, data, f"--subwords {subwords}"):
+        segmentation = {"pieces": present.pop("pieces")}
+        problem = vocabulary.mismatch(origin, segmentation, data, f"--subwords {subwords}")
+        if problem:
             raise UserError(f"{problem}; leave it out, or give the file that lies with the data of its own run")
     vocabulary.check(origin, present, data, f"--data {data}")
 
@@ -101,28 +104,34 @@ def read_text(
 ) -> Text:  # fmt: skip
     """Return the text of a translation model.
 
-    section, data, rows: as for open_task; subwords: file of what cuts text, "none" for text that somebody has cut, None
-    for the file beside the data; method, positions: of the description. UserError for a task that is not
+    section, data, rows: as for open_task; subwords: file of what segments text, "none" for text that comes segmented,
+    None for the file beside the data; method, positions: of the description. UserError for a task that is not
     translation, and for tags that no export has a place for.
     """
     if section["_name"] not in TRANSLATION:
         raise UserError(f"--task {section['_name']}: translates no text; give a model of {' or '.join(TRANSLATION)}")
     task = open_task(section, data, rows)
-    kind, path = find_subwords(subwords, data)
-    facts: dict[str, Any] = {"method": method, "positions": positions}
-    facts |= {"pieces": kind, "chain": find_chain(data) if kind == "subword_nmt" else None}
+    pieces, path = find_subwords(subwords, data)
+    chain = find_chain(data) if pieces == "subword_nmt" else None
     if section["_name"] == MANY:
-        facts |= _tags(task)
+        languages_and_tags = _tags(task)
     else:
-        facts["languages"] = (task.cfg.source_lang, task.cfg.target_lang)  # fairseq reads them off the data
-    described = Description(**facts)
-    form = None if described.symbols else read_form(folders_of(data)[-1], described.languages[0])
-    form = form or derive_form(described, task.source_dictionary.symbols)
+        languages_and_tags = {"languages": (task.cfg.source_lang, task.cfg.target_lang)}  # which fairseq found
+    described = Description(method=method, positions=positions, pieces=pieces, chain=chain, **languages_and_tags)
+
+    form = None
+    if not described.symbols:
+        form = read_form(folders_of(data)[-1], described.languages[0])
+    if form is None:
+        form = derive_form(described, task.source_dictionary.symbols)
     return Text(replace(described, form=form), (task.source_dictionary, task.target_dictionary), path)
 
 
 def _tags(task: Any) -> dict[str, Any]:
-    """Return the languages and tags of translation_multi_simple_epoch."""
+    """Return the languages and tags of translation_multi_simple_epoch: fields of a Description.
+
+    UserError for tags that no export has a place for.
+    """
     args = task.args
     if args.lang_tok_replacing_bos_eos:
         raise UserError(
@@ -143,31 +152,39 @@ def find_subwords(given: str | None, data: str) -> tuple[str, Path | None]:
     """Return the kind of pieces and its file: `given`, or what lies with the data; UserError if there is none."""
     if given == "none":
         return "none", None
-    files = {name: kind.file for name, kind in KINDS.items() if kind.file}
     if given is None:
-        places = ((name, folder / file) for folder in folders_of(data)[::-1] for name, file in files.items())
-        kind_and_file = next((place for place in places if place[1].is_file()), None)
-        if kind_and_file is None:
-            raise UserError(
-                f"--data {data}: nothing there says what cut its text; give {WAYS} as --subwords FILE, or "
-                "--subwords none for text that comes cut, with blanks between pieces"
-            )
-        return kind_and_file
+        return _subwords_beside(data)
+
     path = Path(given)
     if not path.is_file():
         raise UserError(f"--subwords {given}: no such file")
     with open(path, "rb") as file:
         text = file.read(1024)
-    kind = "subword_nmt" if text.startswith(b"#version") or b"</w>" in text else "sentencepiece"
-    if kind == "sentencepiece":
-        KINDS[kind](path, "", "", None)  # which says if it is none
-    return kind, path
+    if text.startswith(b"#version") or b"</w>" in text:
+        return "subword_nmt", path
+    KINDS["sentencepiece"](path, source="", target="", chain=None)  # raises a UserError if it is no model
+    return "sentencepiece", path
+
+
+def _subwords_beside(data: str) -> tuple[str, Path]:
+    """Return the kind of pieces and its file that lie with the data, the innermost folder first; UserError for none."""
+    for folder in reversed(folders_of(data)):
+        for name, kind in KINDS.items():
+            if kind.file and (folder / kind.file).is_file():
+                return name, folder / kind.file
+    raise UserError(
+        f"--data {data}: nothing there says what cut its text; give {WAYS} as --subwords FILE, or "
+        "--subwords none for text that comes cut, with blanks between pieces"
+    )
 
 
 def find_chain(data: str) -> dict[str, bool]:
     """Return how the test set of a recipe's corpus became Moses' tokens; for other data plain ones."""
     from ...data.moses import Chain
 
+    chain = Chain()
     summary = folders_of(data)[0] / "recipe.json"
-    name = read_object(summary, "make the corpus again").get("recipe") if summary.is_file() else None
-    return asdict(getattr(RECIPES.get(str(name)), "test_chain", Chain()))
+    if summary.is_file():
+        name = read_object(summary, "make the corpus again").get("recipe")
+        chain = getattr(RECIPES.get(str(name)), "test_chain", chain)  # not all recipes have one
+    return asdict(chain)

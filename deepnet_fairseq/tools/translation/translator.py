@@ -19,7 +19,8 @@ SHOWN = 8  # characters that a message names
 class Unseen:
     """Count of lines with characters that a model has never seen.
 
-    characters: each with its number; of a piece whose characters are known, as subword-nmt's may be, the whole piece.
+    lines: the count; characters: each with its number in these lines. A whole piece stands for its characters if the
+    model knows all of them, as it may be with subword-nmt.
     """
 
     def __init__(self):
@@ -30,24 +31,30 @@ class Unseen:
         """Take in the unseen pieces of a line; known: the characters of the model's vocabulary."""
         if pieces:
             self.lines += 1
-        texts = [piece.strip("\u2581") for piece in pieces]
-        for text in filter(None, texts):  # SentencePiece makes the blank before an unseen character a piece of its own
+        for piece in pieces:
+            text = piece.strip("\u2581")
+            if not text:  # SentencePiece makes the blank before an unseen character a piece of its own
+                continue
             unknown = [char for char in text if char not in known]
             self.characters.update(unknown or [text])
 
     def __str__(self) -> str:
-        named = [
-            f"{char} (U+{ord(char):04X})" if len(char) == 1 and char.isprintable() else ascii(char)
-            for char, _ in self.characters.most_common(SHOWN)
-        ]
-        more = len(self.characters) - len(named)
-        return f"{', '.join(named)}{f' and {more} more' if more else ''}"
+        shown = []
+        for text, _ in self.characters.most_common(SHOWN):
+            if len(text) == 1 and text.isprintable():
+                shown.append(f"{text} (U+{ord(text):04X})")
+            else:
+                shown.append(ascii(text))
+
+        listed = ", ".join(shown)
+        more = len(self.characters) - len(shown)
+        return f"{listed} and {more} more" if more else listed
 
 
 class Translator:
     """Translates lines of text.
 
-    engine: one of engines.py; described: how much text its model takes, and in which form.
+    engine: of a class of engines.py; described: says how much text its model takes, and in which form.
     """
 
     def __init__(self, engine: Any, described: Description):
@@ -66,10 +73,11 @@ class Translator:
         if is_blank(line):
             return None
         tokens = self.engine.cut(line)
-        if len(tokens) + 1 > self.positions:  # the end is one more
+        length = len(tokens) + 1  # with the end
+        if length > self.positions:
             raise UserError(
-                f"line {number}: is {len(tokens) + 1:,} tokens long, and the model has positions for "
-                f"{self.positions:,}; split the line"
+                f"line {number}: is {length:,} tokens long, and the model has positions for {self.positions:,}; split "
+                "the line"
             )
         if unseen is not None:
             unseen.add(self.engine.unseen(line, tokens), self.characters)
@@ -80,13 +88,13 @@ class Translator:
     ) -> Iterator[Any]:
         """Yield the translation of each line, in order; a blank line stays empty.
 
-        chunk: lines taken at a time; nbest: yield lists of so many Hypotheses, best first, in place of texts; of a
-        blank line an empty one with score 0. unseen: counts lines as in `cut`.
+        chunk: lines taken at a time; nbest: yield lists of so many Hypotheses, best first, in place of texts, for a
+        blank line one that is empty, with score 0; unseen: counts lines as in `cut`.
         """
         rest = iter(lines)
         number = 1
         while taken := list(islice(rest, chunk)):
-            yield from self.translate_chunk(taken, number, nbest, unseen)
+            yield from self.translate_chunk(taken, number=number, nbest=nbest, unseen=unseen)
             number += len(taken)
 
     def translate_chunk(
@@ -95,8 +103,17 @@ class Translator:
         """Translate lines together; number: of the first, for messages; other arguments as for `translate`."""
         rows = [self.cut(line, place, unseen) for place, line in enumerate(lines, number)]
         full = [tokens for tokens in rows if tokens is not None]
-        if nbest is None:
-            found = iter(self.engine.translate(full) if full else ())
-            return ["" if tokens is None else next(found) for tokens in rows]
-        several = iter(self.engine.nbest(full, nbest) if full else ())
-        return [[Hypothesis("", 0.0)] if tokens is None else next(several) for tokens in rows]
+        results: list[Any] = []
+        if full:
+            results = self.engine.translate(full) if nbest is None else self.engine.nbest(full, nbest)
+
+        translations: list[Any] = []
+        remaining = iter(results)
+        for tokens in rows:
+            if tokens is not None:
+                translations.append(next(remaining))
+            elif nbest is None:
+                translations.append("")
+            else:
+                translations.append([Hypothesis("", 0.0)])
+        return translations
