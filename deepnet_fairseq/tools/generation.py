@@ -24,18 +24,24 @@ def translate(directions: list[str], folder: Path, flags: list[str]) -> None:
     flags: those of fairseq-generate, without the languages. A direction that exists is left alone; an interrupted one
     does not exist. Raises a UserError, naming --directions, for words that are no direction.
     """
-    known = [path.name[5:-4] for flag in flags for path in Path(flag).glob("dict.*.txt")]  # language codes of DATA
-    pairs = {direction: parse_pair("--directions", direction, known) for direction in directions}
+    codes = []  # of the languages of DATA, which is one of the flags
+    for flag in flags:
+        for path in Path(flag).glob("dict.*.txt"):
+            codes.append(path.name.removeprefix("dict.").removesuffix(".txt"))
+    pairs = {direction: parse_pair("--directions", direction, codes) for direction in directions}
     left = [direction for direction in directions if not (folder / f"{direction}.txt").exists()]
+
     folder.mkdir(parents=True, exist_ok=True)
     for unfinished in folder.glob("*.part"):
         unfinished.unlink()
     with _loaded_once():
         for direction in tqdm(left, unit=" directions", disable=None):
-            _translate(*pairs[direction], folder / f"{direction}.txt", flags)
+            source, target = pairs[direction]
+            _translate(source, target, result=folder / f"{direction}.txt", flags=flags)
 
 
 def _translate(source: str, target: str, result: Path, flags: list[str]) -> None:
+    """Write fairseq-generate's output for one direction to `result`, whole or not at all."""
     parser = options.get_generation_parser()
     args = options.parse_args_and_arch(parser, [*flags, "--source-lang", source, "--target-lang", target])
     log = result.with_suffix(".log")
@@ -46,13 +52,14 @@ def _translate(source: str, target: str, result: Path, flags: list[str]) -> None
 @contextmanager
 def _loaded_once() -> Iterator[None]:
     """Cache the models that fairseq loads, by their checkpoints, while the context lasts."""
-    load, known = checkpoint_utils.load_model_ensemble, {}
+    load = checkpoint_utils.load_model_ensemble
+    loaded: dict = {}
 
     def load_model_ensemble(filenames, *args, **kwargs):
         key = tuple(filenames)
-        if key not in known:
-            known[key] = load(filenames, *args, **kwargs)
-        return known[key]
+        if key not in loaded:
+            loaded[key] = load(filenames, *args, **kwargs)
+        return loaded[key]
 
     checkpoint_utils.load_model_ensemble = load_model_ensemble
     try:
@@ -65,17 +72,20 @@ def _loaded_once() -> Iterator[None]:
 def _logged(path: Path) -> Iterator[None]:
     """Redirect fairseq's log to `path` alone while the context lasts."""
     root = logging.getLogger()
-    before, level, fairseq = root.handlers[:], root.level, logging.getLogger("fairseq")
+    fairseq = logging.getLogger("fairseq")
+    root_handlers = root.handlers[:]
+    root_level = root.level
+    fairseq_level = fairseq.level
+
     file = logging.FileHandler(path, "w", encoding="utf-8")
     file.setFormatter(logging.Formatter("%(asctime)s | %(levelname)s | %(name)s | %(message)s"))
-    of_fairseq = fairseq.level
     root.handlers[:] = [file]
     root.setLevel(logging.INFO)
     fairseq.setLevel(logging.INFO)
     try:
         yield
     finally:
-        root.handlers[:] = before
-        root.setLevel(level)
-        fairseq.setLevel(of_fairseq)
+        root.handlers[:] = root_handlers
+        root.setLevel(root_level)
+        fairseq.setLevel(fairseq_level)
         file.close()

@@ -15,10 +15,20 @@ PAIR = ("qaa", "qab")
 def quickstart(methods: list[str], depth: int, updates: int, seed: int, out: Path, user_dir: str | None = None) -> str:
     """Make the data, train the remaining cells, draw OUT/loss.png; return the table.
 
-    user_dir: folder of the user's methods, which is imported already.
+    depth: layers of the encoder, and of the decoder; updates: of each cell; user_dir: folder of the user's methods,
+    which is imported already.
     Raises a UserError, before anything is written, for an invalid setting; later, naming the log, if a program fails.
     """
-    grid = Grid(out / "data", methods, [depth], [1e-3], [seed], updates, out, user_dir=user_dir)
+    grid = Grid(
+        data=out / "data",
+        methods=methods,
+        depths=[depth],
+        lrs=[1e-3],
+        seeds=[seed],
+        updates=updates,
+        out=out,
+        user_dir=user_dir,
+    )
     grid.check()
     make_data(out)
     table = compare(grid, out / "loss.png")
@@ -26,11 +36,14 @@ def quickstart(methods: list[str], depth: int, updates: int, seed: int, out: Pat
 
 
 def make_data(out: Path) -> None:
-    """Write the artificial language to OUT, as text and binarised."""
+    """Write the artificial language to OUT, as text and binarised; leave it alone if it is there."""
     if (out / "data" / f"dict.{PAIR[0]}.txt").exists():
         return
+
     print("\n== corpus: 20,000 sentence pairs of an artificial language", flush=True)
     text = out / "text"
     language.write_corpus(language.make_corpus(language.SIZES, nouns=60, verbs=30), text)
+
     register()
-    prepare_text(PAIR, {split: str(text / split) for split in language.SIZES}, out / "data", vocab=1000)
+    prefixes = {split: str(text / split) for split in language.SIZES}
+    prepare_text(PAIR, prefixes, out / "data", vocab=1000)
