@@ -139,6 +139,7 @@ def _fold_post_ln(model: nn.Module, name: str, stack: nn.Module) -> dict:
     for layer in stack.layers:
         for sublayer in layer.sites:
             shortcut = _fold_branch(layer, sublayer)
+
             if (shortcut == 1).all():
                 pass  # nothing to fold
             elif norm_before is not None:  # upstream
@@ -150,15 +151,16 @@ def _fold_post_ln(model: nn.Module, name: str, stack: nn.Module) -> dict:
             else:
                 changes |= _scale_embedding(model, name, shortcut)
                 _scale_readers(layer, sublayer, 1 / shortcut)
+
             norm_before = getattr(layer, NORM_NAMES[sublayer])
     return changes
 
 
 def _fold_branch(layer: nn.Module, sublayer: str) -> Tensor:
     """Fold all factors of a branch into its matrices; return the factor of its shortcut, () or (C,), in float64."""
-    scales = layer.residual[sublayer].scales()
-    shortcut, branch = (torch.as_tensor(scale, dtype=torch.float64) for scale in scales)
-    _scale_output(layer, sublayer, branch)
+    shortcut_scale, branch_scale = layer.residual[sublayer].scales()
+    shortcut = torch.as_tensor(shortcut_scale, dtype=torch.float64)
+    _scale_output(layer, sublayer, torch.as_tensor(branch_scale, dtype=torch.float64))
 
     slots = layer.slots(sublayer)
     if "outer" in slots:
@@ -188,11 +190,13 @@ def _scale_embedding(model: nn.Module, name: str, factor: Tensor) -> dict:
     """
     changes: dict = {}
     stack = getattr(model, name)
+
     # a new module, for the old one may be shared with the other stack and with the output
     stack.embed_tokens = _embedding(stack.embed_tokens.weight * factor, stack.padding_idx)
     if stack.embed_positions is not None:
         stack.embed_positions = _embedding(_position_table(stack) * factor, stack.padding_idx)
         changes[f"{name}_learned_pos"] = True
+
     for shared in SHARING:
         changes[shared] = False
     changes["untie_weights_roberta"] = True

@@ -38,6 +38,7 @@ def write_translation_tokenizer(transformers, folder: Path, ported: Port, text: 
     if text.described.pieces != "sentencepiece":
         cut = "what Moses' tokenizer makes and subword-nmt cuts" if text.file else "text that comes cut"
         raise misfit(f"no tokenizer there takes {cut}", "give --to ctranslate2, or a SentencePiece model as --subwords")
+
     vocabulary = folder / "vocab.json"
     numbers = {symbol: number for number, symbol in enumerate(source.symbols)}
     vocabulary.write_text(json.dumps(numbers, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -31,6 +31,7 @@ def library():
     except ImportError as error:
         needed = "pip install 'transformers>=5' safetensors"
         raise UserError(f"--to huggingface: transformers is not installed; {needed}") from error
+
     try:
         if importlib.util.find_spec("torchaudio") is not None:  # which transformers imports where it is
             import torchaudio  # noqa: F401

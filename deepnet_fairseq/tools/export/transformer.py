@@ -141,6 +141,7 @@ def fold_checkpoint(path: str) -> Folded:
         folded = fold_model(model, cfg.model)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
+
     folded.origin = model.origin
     sections: Any = OmegaConf.to_container(cfg, enum_to_str=True)
     del sections["model"]

@@ -147,6 +147,7 @@ def _translate_stream(translator: Translator, file: IO[bytes], name: str, nbest:
             sys.stdout.flush()
             done += len(lines)
             bar.update(len(lines))
+
             if unseen.lines and not warned_of:  # at once, for a stream may have no end
                 _say_unseen(unseen, done)
                 warned_of = unseen.lines

@@ -92,6 +92,7 @@ def read_description(folder: Path) -> Description:
     """Read the folder's file; raise a UserError, naming it, if there is none or if it is not as we write it."""
     if not (folder / NAME).exists():
         raise UserError(f"{folder}: is no exported model, it lacks {NAME}; {MEND}")
+
     content = read_object(folder / NAME, MEND)
     try:
         described = Description(**content)

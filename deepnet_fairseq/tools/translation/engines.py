@@ -417,11 +417,13 @@ def _by_length(rows: list[list[int]], max_tokens: int, translate_batch: Callable
     """
     order = sorted(range(len(rows)), key=lambda place: len(rows[place]), reverse=True)
     results: list = [None] * len(rows)
+
     while order:
         longest = len(rows[order[0]])
         size = max(1, max_tokens // longest)
         places = order[:size]
         order = order[size:]
+
         batch = [rows[place] for place in places]
         for place, result in zip(places, translate_batch(batch), strict=True):
             results[place] = result

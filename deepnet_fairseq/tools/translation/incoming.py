@@ -57,6 +57,7 @@ class Incoming:
         for line in ended:
             self._begun.extend((line, b"\n"))
             self._end_line()
+
         if rest:
             self._begun.append(rest)
             self._size += len(rest)

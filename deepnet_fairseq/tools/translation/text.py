@@ -138,6 +138,7 @@ def _tags(task: Any) -> dict[str, Any]:
             "--lang-tok-replacing-bos-eos: tags stand for the ends of sentences, which neither CTranslate2 nor "
             "transformers has a place for; give --to transformer"
         )
+
     source_tag, target_tag = args.langtoks["main"]
     return {
         "languages": tuple(task.langs),

@@ -72,6 +72,7 @@ class Translator:
         line = self.form.apply(one_line(line))
         if is_blank(line):
             return None
+
         tokens = self.engine.cut(line)
         length = len(tokens) + 1  # with the end
         if length > self.positions:
@@ -79,6 +80,7 @@ class Translator:
                 f"line {number}: is {length:,} tokens long, and the model has positions for {self.positions:,}; split "
                 "the line"
             )
+
         if unseen is not None:
             unseen.add(self.engine.unseen(line, tokens), self.characters)
         return tokens
