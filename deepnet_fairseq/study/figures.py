@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from ..core.methods import METHODS, get_method
-from ..core.probes.learned_scale import STATISTICS
 from ..errors import UserError
 from ..files import whole
 from ..languages import parse_pair
@@ -29,8 +29,9 @@ FIGURE4 = {  # its series
     "post_ln_warmup": replace(style_of("post_ln"), label="Post-LN, warm-up"),
     "post_ln_init_warmup": replace(style_of("post_ln_init"), label="Post-LN-init, warm-up"),
 }
-FFN, ATTENTION = (rf"(encoder|decoder)\.\d+\.{branch}" for branch in ("ffn", "self_attn"))
-FIGURE4_PANELS = (  # title, y axis, probe, addresses, the paper's values
+FFN = r"(encoder|decoder)\.\d+\.ffn"  # addresses of the probe ln_input, as regular expressions
+ATTENTION = r"(encoder|decoder)\.\d+\.self_attn"
+FIGURE4_PANELS = (  # title, y axis, probe, addresses as a regular expression, the paper's values
     ("(a) accumulated model update", "||F(x,θᵢ) - F(x,θ₀)||", "model_update", "decoder", paper.FIGURE4_UPDATE),
     ("(b) LayerNorm input after the FFN", "L2 norm", "ln_input", FFN, paper.FIGURE4_FFN),
     ("(c) LayerNorm input after self-attention", "L2 norm", "ln_input", ATTENTION, paper.FIGURE4_ATTENTION),
@@ -46,14 +47,18 @@ SLOTS = {  # panel of NormFormer's Figure 4 -> title, and the slots in which a m
 }
 
 
-def _picture(figure: int, title: str, panels: list[Panel], **more) -> Picture:
-    """Return a figure of the DeepNet paper."""
+def _picture(figure: int, title: str, panels: list[Panel], **fields: Any) -> Picture:
+    """Return a figure of the DeepNet paper, with its setting and the error of its readings in a note.
+
+    fields: further fields of the Picture, as columns.
+    """
     setting = paper.SETTING[figure]
-    notes = [f"In parentheses: values read off the paper's figure ({paper.ERROR[figure]}). Its setting: {setting}."]
-    return Picture(f"Figure {figure}: {title}", panels, setting, notes=notes, **more)
+    note = f"In parentheses: values read off the paper's figure ({paper.ERROR[figure]}). Its setting: {setting}."
+    return Picture(heading=f"Figure {figure}: {title}", panels=panels, paper=setting, notes=[note], **fields)
 
 
 def _depths(runs: Iterable[RecordedRun]) -> str:
+    """Name the depths of the runs, each once, as "18L-18L, 6L-6L"; "no run" without runs."""
     return ", ".join(sorted({run.depth for run in runs})) or "no run"
 
 
@@ -65,17 +70,27 @@ def _probed(runs: Runs, probe: str) -> Runs:
     return probed
 
 
-def _along(run: RecordedRun, values: dict[str, float], place: str = "") -> dict[int, float]:
-    """Return layer -> value at "STACK.LAYER" + place, of the decoder, or of the encoder of a model without decoder."""
-    stack, depth = ("decoder", run.decoder_layers) if run.decoder_layers else ("encoder", run.encoder_layers)
+def _by_layer(run: RecordedRun, values: dict[str, float], place: str = "") -> dict[int, float]:
+    """Return layer, from 1 -> value at the address "STACK.LAYER" + place; NaN where a layer has none.
+
+    The stack is the decoder, or the encoder of a model without decoder. Empty if no layer has a finite value.
+    """
+    stack = "decoder" if run.decoder_layers else "encoder"
+    depth = run.decoder_layers or run.encoder_layers
+
     by_layer = {layer: values.get(f"{stack}.{layer}{place}", math.nan) for layer in range(1, depth + 1)}
-    return by_layer if any(map(math.isfinite, by_layer.values())) else {}
+    if not any(map(math.isfinite, by_layer.values())):
+        return {}
+    return by_layer
 
 
 def _validation(run: RecordedRun, style: Style, epochs: bool = False) -> Series:
+    """Return a run's validation losses over updates, or over epochs; a diverged run has a mark at its last point."""
     curve = run.validation
-    points = dict(zip(curve.epochs if epochs else curve.updates, curve.losses, strict=True))
-    return Series(style, points, failed=[max(points, default=0)] if run.diverged else [])
+    places = curve.epochs if epochs else curve.updates
+    points = dict(zip(places, curve.losses, strict=True))
+    failed = [max(points, default=0)] if run.diverged else []
+    return Series(style, points, failed=failed)
 
 
 def figure3(runs: Runs) -> Picture:
@@ -84,26 +99,46 @@ def figure3(runs: Runs) -> Picture:
     runs: "part": "profile" with probes of update 0, or "curve" with validation losses.
     """
     methods = ("post_ln", "post_ln_init")
-    parts = {run: (run.choice("part", ("profile", "curve")), run.choice("method", methods)) for run in runs}
-    norms = {run: _along(run, run.probe(0, "gradient_norm")) for run in runs if parts[run][0] == "profile"}
-    deepest = {run.method: run for run in sorted(norms, key=lambda run: run.decoder_layers)}
-    profile, last, loss = [], [], []
+    profiles: Runs = []
+    curves: Runs = []
+    for run in runs:
+        part = run.choice("part", ("profile", "curve"))
+        run.choice("method", methods)  # or an error
+        if part == "profile":
+            profiles.append(run)
+        else:
+            curves.append(run)
+
+    norms = {run: _by_layer(run, run.probe(0, "gradient_norm")) for run in profiles}
+    deepest = {run.method: run for run in sorted(profiles, key=lambda run: run.decoder_layers)}  # the last one stays
+
+    from_top = []  # series of panel (a)
+    last_layer = []  # of (b)
+    losses = []  # of (c)
     for method in methods:
         style = style_of(method)
-        if run := deepest.get(method):
-            layers = range(run.decoder_layers, max(0, run.decoder_layers - len(paper.FIGURE3_LAYERS)), -1)
-            profile.append(Series(style, {k: norms[run][layer] for k, layer in enumerate(layers)}))
-        profile.append(Series(style, dict(enumerate(reversed(paper.FIGURE3_NORMS[method]))), paper=True))
-        points = means((run.layers, norms[run][run.decoder_layers]) for run in norms if run.method == method)
-        last += [Series(style, points), Series(style, {}, paper=True, band=paper.FIGURE3_LAST[method])]
-        loss += [_validation(run, style, epochs=True) for run in runs if parts[run] == ("curve", method)]
-        theirs = {epoch + 1: value for epoch, value in paper.FIGURE3_LOSS[method].items()}
-        loss.append(Series(style, theirs, paper=True))
-    curves = [run for run in runs if parts[run][0] == "curve"]
+
+        if method in deepest:
+            run = deepest[method]
+            lowest = max(1, run.decoder_layers - len(paper.FIGURE3_LAYERS) + 1)
+            layers = range(run.decoder_layers, lowest - 1, -1)
+            profile = {distance: norms[run][layer] for distance, layer in enumerate(layers)}
+            from_top.append(Series(style, profile))
+        paper_profile = dict(enumerate(reversed(paper.FIGURE3_NORMS[method])))
+        from_top.append(Series(style, paper_profile, paper=True))
+
+        points = means((run.layers, norms[run][run.decoder_layers]) for run in profiles if run.method == method)
+        last_layer.append(Series(style, points))
+        last_layer.append(Series(style, {}, paper=True, band=paper.FIGURE3_LAST[method]))
+
+        losses += [_validation(run, style, epochs=True) for run in curves if run.method == method]
+        paper_losses = {epoch + 1: loss for epoch, loss in paper.FIGURE3_LOSS[method].items()}
+        losses.append(Series(style, paper_losses, paper=True))
+
     panels = [
-        Panel(f"(a) {_depths(deepest.values())}", "decoder layer from the top", "gradient norm", profile),
-        Panel("(b) last decoder layer", LAYERS, "gradient norm", last),
-        Panel(f"(c) {_depths(curves)}", "epochs", LOSS, loss),
+        Panel(f"(a) {_depths(deepest.values())}", x="decoder layer from the top", y="gradient norm", series=from_top),
+        Panel("(b) last decoder layer", x=LAYERS, y="gradient norm", series=last_layer),
+        Panel(f"(c) {_depths(curves)}", x="epochs", y=LOSS, series=losses),
     ]
     return _picture(3, "gradient norm by layer and by depth, validation loss", panels)
 
@@ -118,50 +153,87 @@ def figure4(runs: Runs) -> Picture:
     width = runs[0].record.header.get("encoder_embed_dim", PAPER_WIDTH)
     scale = (width / PAPER_WIDTH) ** 0.5
     scaled = f", paper's x {scale:.3g}" if scale != 1 else ""
+
     panels = []
-    for title, y, probe, addresses, theirs in FIGURE4_PANELS:
+    for title, y, probe, addresses, paper_values in FIGURE4_PANELS:
         series = []
         for key, style in FIGURE4.items():
             if key in by_series:
-                (run,) = _probed([by_series[key]], probe)
-                rows = {update: run.probe(update, probe).items() for update in run.probed(probe)}
-                values = {u: fmean(v for at, v in row if re.fullmatch(addresses, at)) for u, row in rows.items()}
-                series.append(Series(style, values))
-            pairs = zip(paper.FIGURE4_UPDATES, theirs[key], strict=True)
-            series.append(Series(style, {update: float(f"{v * scale:.3g}") for update, v in pairs}, paper=True))
-        panels.append(Panel(title, "updates made", y + scaled, series))
-    last = []
+                series.append(Series(style, _mean_by_update(by_series[key], probe, addresses)))
+            paper_points = {}
+            for update, value in zip(paper.FIGURE4_UPDATES, paper_values[key], strict=True):
+                paper_points[update] = float(f"{value * scale:.3g}")
+            series.append(Series(style, paper_points, paper=True))
+        panels.append(Panel(title, x="updates made", y=y + scaled, series=series))
+
+    gradients = []
     for key, style in FIGURE4.items():
         if key in by_series:
-            (run,) = _probed([by_series[key]], "gradient_norm")
-            last.append(Series(style, _along(run, run.probe(run.probed("gradient_norm")[-1], "gradient_norm"))))
-        last.append(Series(style, paper.FIGURE4_GRADIENT[key], paper=True))
-    panels.append(Panel("(d) gradient at the last recorded update", "decoder layer", "gradient norm", last))
+            run = _probed([by_series[key]], "gradient_norm")[0]
+            last_update = run.probed("gradient_norm")[-1]
+            gradients.append(Series(style, _by_layer(run, run.probe(last_update, "gradient_norm"))))
+        gradients.append(Series(style, paper.FIGURE4_GRADIENT[key], paper=True))
+    title = "(d) gradient at the last recorded update"
+    panels.append(Panel(title, x="decoder layer", y="gradient norm", series=gradients))
     return _picture(4, f"the first updates of {_depths(runs)}, width {width}", panels, columns=2)
+
+
+def _mean_by_update(run: RecordedRun, probe: str, addresses: str) -> dict[int, float]:
+    """Return update -> mean of a probe's values; raise UserError if the run did not record it.
+
+    addresses: of the values, a regular expression.
+    """
+    _probed([run], probe)  # or an error
+    by_update = {}
+    for update in run.probed(probe):
+        values = run.probe(update, probe)
+        by_update[update] = fmean(value for address, value in values.items() if re.fullmatch(addresses, address))
+    return by_update
 
 
 def fitted(points: Mapping[float, float], power: bool = False):
     """Fit y = A log10 x + B, or the power law log10 y = A log10 x + B, by scipy's linregress: slope A, intercept B."""
     from scipy import stats
 
-    values = [math.log10(y) if power else y for y in points.values()]
+    values = list(points.values())
+    if power:
+        values = [math.log10(y) for y in values]
     return stats.linregress([math.log10(x) for x in points], values)
 
 
 def _with_laws(series: list[Series], power: bool = False) -> tuple[list[Series], list]:
-    """Return the series with fitted lines where they have two points or more, and a table of the lines."""
-    drawn, fits = [], [["method", "points", "slope", "standard error", "intercept", "standard error", "R2"]]
+    """Fit a line to each series of two points or more: return the series with their laws, and a table of the lines.
+
+    Series without points and failures are left out. power: fit power laws, see fitted.
+    """
+    drawn = []
+    table = [["method", "points", "slope", "standard error", "intercept", "standard error", "R2"]]
     for one in series:
         if len(one.points) > 1:
             line = fitted(one.points, power)
             law = {x: line.slope * math.log10(x) + line.intercept for x in one.points}
-            one = replace(one, law={x: 10**y for x, y in law.items()} if power else law)
-            errors = [number(e if len(law) > 2 else None) for e in (line.stderr, line.intercept_stderr)]
-            cells = [f"{line.slope:.2f}", errors[0], f"{line.intercept:.2f}", errors[1], number(line.rvalue**2)]
-            fits.append([one.style.label + ", paper" * one.paper, str(len(one.points)), *cells])
+            if power:
+                law = {x: 10**exponent for x, exponent in law.items()}
+            one = replace(one, law=law)
+            table.append(_cells_of_line(one, line))
         if one.points or one.failed:
             drawn.append(one)
-    return drawn, fits
+    return drawn, table
+
+
+def _cells_of_line(series: Series, line: Any) -> list[str]:
+    """Return the row of a fitted line in the table of lines; line: scipy's result."""
+    label = f"{series.style.label}, paper" if series.paper else series.style.label
+    has_errors = len(series.points) > 2  # a line goes through two points exactly
+    return [
+        label,
+        str(len(series.points)),
+        f"{line.slope:.2f}",
+        number(line.stderr if has_errors else None),
+        f"{line.intercept:.2f}",
+        number(line.intercept_stderr if has_errors else None),
+        number(line.rvalue**2),
+    ]
 
 
 def figure5(runs: Runs) -> Picture:
@@ -169,30 +241,42 @@ def figure5(runs: Runs) -> Picture:
 
     runs: both methods at several depths, "update": U, probed after U updates, the same number for all.
     """
-    methods, update, series = ("post_ln", "deepnorm"), runs[0].facts.get("update", 0), []
+    methods = ("post_ln", "deepnorm")
+    update = runs[0].facts.get("update", 0)
+
+    series = []
     for method in methods:
         own = [run for run in runs if run.choice("method", methods) == method]
         pairs = [(run.layers, run.probe(update, "model_update").get("decoder", math.nan)) for run in own]
-        points = means((n, value) for n, value in pairs if math.isfinite(value) and value > 0)
-        failed = sorted({n for n, value in pairs if not math.isfinite(value)})
+        points = means((layers, value) for layers, value in pairs if math.isfinite(value) and value > 0)
+        failed = sorted({layers for layers, value in pairs if not math.isfinite(value)})
         series.append(Series(style_of(method), points, failed=failed))
         series.append(Series(style_of(method), paper.FIGURE5[method], paper=True))
-    series, slopes = _with_laws(series, power=True)
-    panel = Panel(f"after {update} updates", LAYERS, "model update ||F(x,θᵢ) - F(x,θ₀)||", series, log="xy")
+
+    drawn, slopes = _with_laws(series, power=True)
+    y = "model update ||F(x,θᵢ) - F(x,θ₀)||"
+    panel = Panel(f"after {update} updates", x=LAYERS, y=y, series=drawn, log="xy")
     return _picture(5, f"model update of the decoder after {update} updates", [panel], tables=[slopes])
 
 
 def methods_of_panel(norm: str) -> list[str]:
-    """Return the methods of one panel of Figure 6: DeepNorm, those of the paper, then others."""
+    """Return the methods of one panel of Figure 6: DeepNorm, those of the paper, then others.
+
+    norm: the place of the panel's LayerNorm, "post", "none" or "pre".
+    """
     rest = [name for name in METHODS if get_method(name).norm == norm and name != "deepnorm"]
     return ["deepnorm", *sorted(rest, key=lambda name: (name not in paper.FIGURE6, name))]
 
 
-def _scores(runs: Runs, method: str, layers: str) -> Series:
-    """Return mean BLEU over layers of the runs that did not diverge."""
+def _bleu_by_depth(runs: Runs, method: str, depth: str) -> Series:
+    """Return a method's mean BLEU by depth, over its runs that did not diverge, and the depths of those that did.
+
+    depth: the attribute of a run that counts it, layers or total_layers.
+    """
     own = [run for run in runs if run.method == method]
-    points = means((getattr(run, layers), run.bleu) for run in own if not run.diverged)
-    return Series(style_of(method), points, failed=sorted({getattr(run, layers) for run in own if run.diverged}))
+    points = means((getattr(run, depth), run.bleu) for run in own if not run.diverged)
+    failed = sorted({getattr(run, depth) for run in own if run.diverged})
+    return Series(style_of(method), points, failed=failed)
 
 
 def figure6(runs: Runs) -> Picture:
@@ -204,12 +288,13 @@ def figure6(runs: Runs) -> Picture:
     for norm, title in {"post": "(a) Post-LN", "none": "(b) no LN", "pre": "(c) Pre-LN"}.items():
         series = []
         for method in methods_of_panel(norm):
-            one = _scores(runs, method, "layers")
-            series += [one] if one.points or one.failed else []
+            measured = _bleu_by_depth(runs, method, "layers")
+            if measured.points or measured.failed:
+                series.append(measured)
             if method in paper.FIGURE6:
                 points = dict(zip(paper.FIGURE6_LAYERS, paper.FIGURE6[method], strict=True))
-                series.append(Series(one.style, points, paper=True))
-        panels.append(Panel(title, LAYERS, "BLEU", series))
+                series.append(Series(measured.style, points, paper=True))
+        panels.append(Panel(title, x=LAYERS, y="BLEU", series=series))
     return _picture(6, "BLEU against depth", panels)
 
 
@@ -218,18 +303,23 @@ def figure7(runs: Runs) -> Picture:
 
     runs: "panel": "lr", "batch" or "size", "value": the setting; validation losses.
     """
-    by_setting = {(run.choice("panel", FIGURE7), str(run.facts.get("value"))): run for run in runs}
+    by_panel: dict[str, dict[str, RecordedRun]] = {name: {} for name in FIGURE7}
+    for run in runs:
+        by_panel[run.choice("panel", FIGURE7)][str(run.facts.get("value"))] = run
+
     panels = []
     for name, title in FIGURE7.items():
-        theirs, mine = paper.FIGURE7[name], {value: run for (panel, value), run in by_setting.items() if panel == name}
+        by_value = by_panel[name]
+        paper_losses = paper.FIGURE7[name]
         series = []
-        for rank, value in enumerate(sorted({*mine, *theirs}, key=magnitude)):
+        for rank, value in enumerate(sorted({*by_value, *paper_losses}, key=magnitude)):
             style = style_of_setting(rank, value)
-            series += [_validation(mine[value], style)] if value in mine else []
-            if value in theirs:
-                points = dict(zip(paper.FIGURE7_UPDATES, theirs[value], strict=True))
+            if value in by_value:
+                series.append(_validation(by_value[value], style))
+            if value in paper_losses:
+                points = dict(zip(paper.FIGURE7_UPDATES, paper_losses[value], strict=True))
                 series.append(Series(style, points, paper=True))
-        panels.append(Panel(f"{title}; {_depths(mine.values())}", "updates", LOSS, series))
+        panels.append(Panel(f"{title}; {_depths(by_value.values())}", x="updates", y=LOSS, series=series))
     return _picture(7, "validation loss", panels)
 
 
@@ -238,12 +328,16 @@ def figure8(runs: Runs) -> Picture:
 
     runs: methods at several depths, with score.json, or diverged.
     """
+    methods = dict.fromkeys([*paper.FIGURE8, *sorted(run.method for run in runs)])
     series = []
-    for method in dict.fromkeys([*paper.FIGURE8, *sorted(run.method for run in runs)]):
-        mine = _scores(runs, method, "total_layers")
-        series += [mine, Series(mine.style, paper.FIGURE8.get(method, {}), paper=True)]
-    series, fits = _with_laws(series)
-    panel = Panel("L(d) = A log10 d + B", "layers d, encoder and decoder together", "BLEU", series, log="x")
+    for method in methods:
+        measured = _bleu_by_depth(runs, method, "total_layers")
+        series.append(measured)
+        series.append(Series(measured.style, paper.FIGURE8.get(method, {}), paper=True))
+
+    drawn, fits = _with_laws(series)
+    x = "layers d, encoder and decoder together"
+    panel = Panel("L(d) = A log10 d + B", x=x, y="BLEU", series=drawn, log="x")
     return _picture(8, "BLEU against the logarithm of depth", [panel], tables=[fits])
 
 
@@ -252,20 +346,29 @@ def figure10(runs: Runs) -> Picture:
 
     The paper has a heat map, one cell a direction. runs: of Table 3, with the test set "flores" in score.json.
     """
-    bleu: dict[str, dict[str, float]] = {}
+    bleu: dict[str, dict[str, float]] = {}  # system and depth -> target language -> mean over source languages
     for run in runs:
-        sets = (run.score or {}).get("sets", {})
-        scores = {name: one["bleu"] for name, one in sets.get("flores", {}).get("directions", {}).items()}
+        flores = (run.score or {}).get("sets", {}).get("flores", {})
+        scores = {direction: score["bleu"] for direction, score in flores.get("directions", {}).items()}
         if not scores:
             raise UserError(f"{run.where('score')}: has no test set flores; translate that and score the run again")
         name = f"{run.facts.get('system', run.name)} {run.depth}"
-        bleu[name] = means((parse_pair(run.where("score"), one)[1], value) for one, value in scores.items())
-    languages = sorted(set().union(*bleu.values()), key=lambda one: -max(into.get(one, 0) for into in bleu.values()))
-    series = [
-        Series(style_of_setting(rank, name), {k: into[one] for k, one in enumerate(languages, 1) if one in into})
-        for rank, (name, into) in enumerate(bleu.items())
-    ]
-    panel = Panel("mean over source languages", "target languages, the best first", "BLEU", series)
+        bleu[name] = means((parse_pair(run.where("score"), pair)[1], value) for pair, value in scores.items())
+
+    def highest(language: str) -> float:
+        return max(by_language.get(language, 0) for by_language in bleu.values())
+
+    languages = sorted(set().union(*bleu.values()), key=highest, reverse=True)
+    series = []
+    for rank, (name, by_language) in enumerate(bleu.items()):
+        points = {}
+        for place, language in enumerate(languages, 1):
+            if language in by_language:
+                points[place] = by_language[language]
+        series.append(Series(style_of_setting(rank, name), points))
+
+    x = "target languages, the best first"
+    panel = Panel("mean over source languages", x=x, y="BLEU", series=series)
     note = "The paper draws its 7,482 directions as colours. Their mean spBLEU: 13.6 for M2M-100, 18.6 for DeepNet."
     return Picture("Figures 9 and 10: BLEU on Flores-101 by language", [panel], notes=[note])
 
@@ -275,20 +378,28 @@ def normformer3(runs: Runs) -> Picture:
 
     The paper takes the L1 norm of the gradient of the second feed-forward matrix. runs: probed with gradient_l1.
     """
-    profiles, ratios = [], []
+    profiles = []
+    ratios = []
     for run in _probed(runs, "gradient_l1"):
-        norms = {u: _along(run, run.probe(u, "gradient_l1"), ".ffn.fc2") for u in run.probed("gradient_l1")}
-        early = [norms[update] for update in norms if update <= EARLY]
+        norms = {}  # update -> layer -> norm
+        for update in run.probed("gradient_l1"):
+            norms[update] = _by_layer(run, run.probe(update, "gradient_l1"), ".ffn.fc2")
+        early = [by_layer for update, by_layer in norms.items() if update <= EARLY]
         if not early:
             raise UserError(f"{run.where('probes')}: has no gradient_l1 in the first {EARLY:,} updates")
-        style = style_of(run.method)
-        profiles.append(Series(style, {layer: fmean(one[layer] for one in early) for layer in early[0]}))
-        ratios.append(Series(style, {update: one[1] / one[max(one)] for update, one in norms.items()}))
-    quotes = "; ".join(f"{style_of(method).label} {words}" for method, words in paper.NORMFORMER_FIGURE3.items())
+
+        profile = {}
+        for layer in early[0]:
+            profile[layer] = fmean(by_layer[layer] for by_layer in early)
+        ratio = {update: by_layer[1] / by_layer[max(by_layer)] for update, by_layer in norms.items()}
+        profiles.append(Series(style_of(run.method), profile))
+        ratios.append(Series(style_of(run.method), ratio))
+
     panels = [
-        Panel(f"(a) mean of the first {EARLY:,} updates", "layer", MEASURE, profiles, log="y"),
-        Panel("(b) first layer / last layer", "updates made", "ratio", ratios, log="y"),
+        Panel(f"(a) mean of the first {EARLY:,} updates", x="layer", y=MEASURE, series=profiles, log="y"),
+        Panel("(b) first layer / last layer", x="updates made", y="ratio", series=ratios, log="y"),
     ]
+    quotes = "; ".join(f"{style_of(method).label} {words}" for method, words in paper.NORMFORMER_FIGURE3.items())
     note = f"The paper's panel (b) cannot be read. Its text says: {quotes}. Its setting: {paper.NORMFORMER_SETTING}."
     return Picture(f"NormFormer, Figure 3: {MEASURE} by layer", panels, notes=[note])
 
@@ -298,47 +409,74 @@ def normformer4(runs: Runs) -> Picture:
 
     runs: of NormFormer, probed with learned_scale; each is drawn at its last probed update.
     """
-    probed = _probed([run for run in runs if run.method == "normformer"] or runs, "learned_scale")
+    normformers = [run for run in runs if run.method == "normformer"]
+    probed = _probed(normformers or runs, "learned_scale")
+
     panels = []
     for slot, (title, places) in SLOTS.items():
         series = [Series(style_of("normformer"), {}, paper=True, band=paper.NORMFORMER_FIGURE4[slot])]
         for run in probed:
-            values = run.probe(run.probed("learned_scale")[-1], "learned_scale")
+            last_update = run.probed("learned_scale")[-1]
+            values = run.probe(last_update, "learned_scale")
             for place in places:
-                middle, low, high = (_along(run, values, f".{place}.{name}") for name in STATISTICS)
-                band = {layer: (low[layer], high[layer]) for layer in middle}
-                series += [Series(style_of(run.method), middle, band=band)] if middle else []
-        panels.append(Panel(title, "layer", "median, least to largest", series))
+                median = _by_layer(run, values, f".{place}.median")
+                low = _by_layer(run, values, f".{place}.min")
+                high = _by_layer(run, values, f".{place}.max")
+                if median:
+                    band = {layer: (low[layer], high[layer]) for layer in median}
+                    series.append(Series(style_of(run.method), median, band=band))
+        panels.append(Panel(title, x="layer", y="median, least to largest", series=series))
+
     note = (
         f"In parentheses: the paper's values ({paper.NORMFORMER_ERROR}). They are medians in (a) and (b), and the "
         f"smallest and largest factor in (c). Its setting: {paper.NORMFORMER_SETTING}."
     )
     heading = "NormFormer, Figure 4: learned scales by layer"
-    return Picture(heading, panels, paper.NORMFORMER_SETTING, notes=[note])
+    return Picture(heading, panels, paper=paper.NORMFORMER_SETTING, notes=[note])
 
 
 def training_losses(runs: Runs) -> Picture:
     """Draw the training loss over updates, one panel a depth: the seeds' mean of each method, or of each "variant"."""
-    groups: dict[str, dict[str, Runs]] = {}
-    for run in sorted(runs, key=lambda run: (run.encoder_layers > 0, run.decoder_layers, run.facts.get("variant", ""))):
-        groups.setdefault(run.depth, {}).setdefault(run.facts.get("variant") or run.method, []).append(run)
-    labels = list(dict.fromkeys(label for by_label in groups.values() for label in by_label))
+
+    def order(run: RecordedRun) -> tuple:
+        return run.encoder_layers > 0, run.decoder_layers, run.facts.get("variant", "")
+
+    groups: dict[str, dict[str, Runs]] = {}  # depth -> variant or method -> runs
+    for run in sorted(runs, key=order):
+        label = run.facts.get("variant") or run.method
+        groups.setdefault(run.depth, {}).setdefault(label, []).append(run)
+
+    labels: list[str] = []  # a label has the same style in all panels
+    for by_label in groups.values():
+        labels += [label for label in by_label if label not in labels]
+
     panels = []
-    for name, by_label in groups.items():
+    for depth, by_label in groups.items():
         series = []
         for label, own in by_label.items():
-            style = style_of_setting(labels.index(label), style_of(label).label)
-            points = means(pair for run in own for pair in zip(run.log.updates, run.log.losses, strict=True))
+            pairs: list[tuple[float, float]] = []
+            for run in own:
+                pairs += zip(run.log.updates, run.log.losses, strict=True)
             failed = [run.log.updates[-1] for run in own if run.ended_in_nan or run.stuck]
-            series.append(Series(style, points, failed=failed))
-        panels.append(Panel(name, "updates", "training loss (bits per token)", series))
+            style = style_of_setting(labels.index(label), style_of(label).label)
+            series.append(Series(style, means(pairs), failed=failed))
+        panels.append(Panel(depth, x="updates", y="training loss (bits per token)", series=series))
     return Picture("Training loss by depth", panels, columns=2)
 
 
 EVERY: dict[int | str, Callable[[Runs], Picture]] = {  # numbers are figures of the DeepNet paper
-    3: figure3, 4: figure4, 5: figure5, 6: figure6, 7: figure7, 8: figure8, 10: figure10, "depth": training_losses,
-    "normformer3": normformer3, "normformer4": normformer4, "inverted_gain": training_losses,
-}  # fmt: skip
+    3: figure3,
+    4: figure4,
+    5: figure5,
+    6: figure6,
+    7: figure7,
+    8: figure8,
+    10: figure10,
+    "depth": training_losses,
+    "normformer3": normformer3,
+    "normformer4": normformer4,
+    "inverted_gain": training_losses,
+}
 
 
 def chosen(runs: Path, only: str | None) -> list[int | str]:
@@ -353,6 +491,7 @@ def chosen(runs: Path, only: str | None) -> list[int | str]:
             if word not in known:
                 raise UserError(f"--figures {word}: no such figure; choose some of {','.join(known)}")
         return [known[word] for word in words]
+
     figures = [figure for figure in EVERY if holds_runs(runs / folder_of(figure))]
     if not figures:
         names = ", ".join(dict.fromkeys(map(folder_of, EVERY)))
@@ -365,8 +504,10 @@ def redraw(runs: Path, figure: int | str, out: Path) -> str:
 
     Raises a UserError if none of its runs is finished, or one lacks what the figure needs.
     """
-    picture, path = EVERY[figure](runs_of(runs, figure)), out / name_of(figure)
+    picture = EVERY[figure](runs_of(runs, figure))
     markdown = text(picture)
+
+    path = out / name_of(figure)
     out.mkdir(parents=True, exist_ok=True)
     draw(picture, path.with_suffix(".png"))
     with whole(path.with_suffix(".md")) as part:

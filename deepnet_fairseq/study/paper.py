@@ -11,20 +11,24 @@ import tomllib
 from pathlib import Path
 
 _READ = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-SETTING, ERROR = ({int(figure): text for figure, text in _READ[name].items()} for name in ("SETTING", "ERROR"))
+SETTING = {int(figure): text for figure, text in _READ["SETTING"].items()}
+ERROR = {int(figure): text for figure, text in _READ["ERROR"].items()}
 PAPERS: dict[str, dict[str, str]] = _READ["papers"]  # name -> citation and address
 
 
 def _pairs(name: str) -> dict[str, dict]:
-    """Return method or series -> x -> y."""
+    """Return a table of paper.toml, method or series -> list of pairs, as method or series -> x -> y."""
     return {series: dict(points) for series, points in _READ[name].items()}
 
 
 FIGURE3_LAYERS = range(13, 19)
 FIGURE3_NORMS: dict[str, list[float]] = _READ["FIGURE3_NORMS"]
-FIGURE3_LAST, FIGURE3_LOSS = _pairs("FIGURE3_LAST"), _pairs("FIGURE3_LOSS")
+FIGURE3_LAST = _pairs("FIGURE3_LAST")
+FIGURE3_LOSS = _pairs("FIGURE3_LOSS")
 FIGURE4_UPDATES = (0, 1, 2, 5, 10, 20, 29)
-FIGURE4_UPDATE, FIGURE4_FFN, FIGURE4_ATTENTION = (_READ[f"FIGURE4_{panel}"] for panel in ("UPDATE", "FFN", "ATTENTION"))
+FIGURE4_UPDATE = _READ["FIGURE4_UPDATE"]
+FIGURE4_FFN = _READ["FIGURE4_FFN"]
+FIGURE4_ATTENTION = _READ["FIGURE4_ATTENTION"]
 FIGURE4_GRADIENT = _pairs("FIGURE4_GRADIENT")
 FIGURE5_LAYERS = range(6, 101)
 FIGURE5 = {method: dict(zip(FIGURE5_LAYERS, updates, strict=True)) for method, updates in _READ["FIGURE5"].items()}
