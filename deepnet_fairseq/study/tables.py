@@ -24,15 +24,24 @@ from .runs import SCORED, UNSCORED, RecordedRun, recorded_below
 
 DEPTH = ("encoder_layers", "decoder_layers")
 POINTS = {  # figure of DeepNet -> layers of encoder and decoder, and each method's BLEU at these depths
-    6: ([(n, n) for n in paper.FIGURE6_LAYERS], paper.FIGURE6),
-    8: ([(d // 2, d // 2) for d in paper.FIGURE8["deepnorm"]], {"deepnorm": paper.FIGURE8["deepnorm"].values()}),
+    6: (
+        [(layers, layers) for layers in paper.FIGURE6_LAYERS],
+        paper.FIGURE6,
+    ),
+    8: (
+        [(total // 2, total // 2) for total in paper.FIGURE8["deepnorm"]],
+        {"deepnorm": paper.FIGURE8["deepnorm"].values()},
+    ),
 }
 DASH = "–"
 BANNER = "Miniature on generated data: do not compare its numbers with the paper's."
 SIGNED = {  # part of score.json -> metric, in the notes
-    "tokenised": "tokenised BLEU", "sacrebleu": "sacreBLEU", "spbleu": "spBLEU", "m2m": "BLEU by M2M-100's protocol",
+    "tokenised": "tokenised BLEU",
+    "sacrebleu": "sacreBLEU",
+    "spbleu": "spBLEU",
+    "m2m": "BLEU by M2M-100's protocol",
     "ter": "TER",
-}  # fmt: skip
+}
 PACKAGES = {"python": "Python", "torch": "PyTorch", "sacrebleu": "sacreBLEU"}  # package -> its usual name
 Published = float | str  # a number or "diverged"
 
@@ -72,22 +81,44 @@ def read_tables(content: Mapping[str, Any]) -> dict[str, Table]:
 
 
 def _table(papers: Mapping[str, Mapping[str, str]], entry: Mapping[str, Any]) -> Table:
-    """Make the table of an entry: its numbers are `rows` under `head`, or those of the last column by depth."""
+    """Make the table of an entry [[table]]: most of its keys are fields of Table, and the rest give its numbers.
+
+    The numbers are `rows` under `head`, or each method's `values` of the last column at the depths `across`, or those
+    of a `figure` in paper.toml. papers: name -> citation and address.
+    """
     fields = dict(entry)
-    columns, keys = list(fields["columns"]), fields.get("keys", ("method", *DEPTH))
-    head, rows, figure, across, values = (fields.pop(key, ()) for key in ("head", "rows", "figure", "across", "values"))
+    columns = list(fields["columns"])
+    keys = fields.get("keys", ("method", *DEPTH))
+    head = fields.pop("head", ())
+    rows = fields.pop("rows", ())
+    figure = fields.pop("figure", None)
+    depths = fields.pop("across", ())
+    values = fields.pop("values", {})
     if figure:
-        across, values = POINTS[figure]
-    given = [dict(zip(head, row, strict=True)) for row in rows]
+        depths, values = POINTS[figure]
+
+    given = [dict(zip(head, row, strict=True)) for row in rows]  # a dictionary of keys and columns for each row
     for method in values:
-        for depth, value in zip(across, values[method], strict=True):
-            given.append(dict(zip((*keys, columns[-1]), (method, *depth, value), strict=True)))
-    published = {tuple(row[k] for k in keys): {c: row[c] for c in columns if row.get(c, "") != ""} for row in given}
-    notes = [note.strip().format(error=paper.ERROR.get(figure, "")) for note in fields.get("notes", ())]
-    return Table(**fields | {"paper": papers[fields["paper"]], "rows": published, "keys": keys, "notes": notes})
+        for depth, value in zip(depths, values[method], strict=True):
+            row = dict(zip(keys, (method, *depth), strict=True))
+            row[columns[-1]] = value
+            given.append(row)
+
+    published = {}
+    for row in given:
+        key = tuple(row[name] for name in keys)
+        published[key] = {column: row[column] for column in columns if row.get(column, "") != ""}
+
+    fields["paper"] = papers[fields["paper"]]
+    fields["rows"] = published
+    fields["keys"] = keys
+    error = paper.ERROR.get(figure, "")  # of readings of the figure
+    fields["notes"] = [note.strip().format(error=error) for note in fields.get("notes", ())]
+    return Table(**fields)
 
 
 def _all() -> dict[str, Table]:
+    """Return the tables of all experiments, by name."""
     tables: dict[str, Table] = {}
     for name in experiments.names():
         tables |= read_tables(experiments.read(name).content)
@@ -107,7 +138,10 @@ def number_at(score: Mapping, path: str) -> float | None:
 
 @dataclass(frozen=True)
 class Cell:
-    """Cell: one number over the seeds of its runs, beside the published one; others: the states of runs without one."""
+    """Cell: one number over the seeds of its runs, beside the published one.
+
+    values: the runs' numbers; others: the states of runs without one; published: None if the paper has no number.
+    """
 
     values: Sequence[float]
     others: Sequence[str]
@@ -115,25 +149,30 @@ class Cell:
 
     @property
     def mean(self) -> float | None:
-        """Mean over the seeds; None without values."""
+        """Return the mean over the seeds; None without values."""
         return statistics.fmean(self.values) if self.values else None
 
     def __str__(self) -> str:
         """Format as "27.53 ± 0.12, n=3, diverged at update 400 (27.8)"; the deviation is the sample's."""
-        parts = [f"{self.mean:.2f}"] if self.mean is not None else []
+        parts = []
         if len(self.values) > 1:
-            parts = [f"{parts[0]} ± {statistics.stdev(self.values):.2f}, n={len(self.values)}"]
-        counts = Counter(self.others)
-        parts += [text if count == 1 else f"{text}, n={count}" for text, count in counts.items()]
-        theirs = "" if self.published is None else f" ({self.published})"
-        return (", ".join(parts) or "not run") + theirs
+            parts.append(f"{self.mean:.2f} ± {statistics.stdev(self.values):.2f}, n={len(self.values)}")
+        elif self.values:
+            parts.append(f"{self.mean:.2f}")
+        for state, count in Counter(self.others).items():
+            parts.append(state if count == 1 else f"{state}, n={count}")
+
+        measured = ", ".join(parts) or "not run"
+        if self.published is None:
+            return measured
+        return f"{measured} ({self.published})"
 
 
 @dataclass(frozen=True, eq=False)
 class Result:
     """Row of a table: its runs, which differ in their seed, beside the paper's numbers; either may be missing.
 
-    key: values of the table's keys; setting: the value of the setting that was searched over, if any.
+    key: values of the table's keys; setting: the value of the setting that was searched over, "" if none was.
     """
 
     table: Table
@@ -148,29 +187,43 @@ class Result:
 
     @property
     def method(self) -> str:
-        """Name of the method, or of a system that was trained elsewhere."""
+        """Return the name of the method, or of a system that was trained elsewhere."""
         return self.facts["method"]
 
     @property
     def layers(self) -> int:
-        """Layers of encoder and decoder together; 0 in a table whose rows do not differ in them."""
+        """Return the layers of encoder and decoder together; 0 in a table whose rows do not differ in them."""
         return sum(self.facts.get(key, 0) for key in DEPTH)
 
     @property
     def words(self) -> list[str]:
         """Return the cells that identify the row: model, other keys, the setting searched over, depth as "18L-18L"."""
         facts = self.facts
+        cells = [style_of(self.method).label]
+        cells += [str(facts[key]) or DASH for key in _others(self.table)]
+        if self.table.searched:
+            cells.append(self.setting or DASH)
+
         depth = "-".join(f"{facts[key]}L" for key in DEPTH if key in facts)
-        others = [str(facts[key]) or DASH for key in _others(self.table)]
-        cells = [style_of(self.method).label, *others]
-        return cells + [self.setting or DASH] * bool(self.table.searched) + [depth] * bool(depth)
+        if depth:
+            cells.append(depth)
+        return cells
 
     def cell(self, column: str) -> Cell:
         """Return the number of a column."""
-        pairs = [(run.state, number_at(score_of(self.table, run), self.table.columns[column])) for run in self.runs]
-        values = [value for _, value in pairs if value is not None]
-        others = [UNSCORED if state == SCORED else state for state, value in pairs if value is None]
-        return Cell(values, others, self.table.rows.get(self.key, {}).get(column))
+        values = []
+        others = []
+        for run in self.runs:
+            value = number_at(score_of(self.table, run), self.table.columns[column])
+            if value is not None:
+                values.append(value)
+            elif run.state == SCORED:  # but this number is not in its score
+                others.append(UNSCORED)
+            else:
+                others.append(run.state)
+
+        published = self.table.rows.get(self.key, {}).get(column)
+        return Cell(values, others, published)
 
 
 def _others(table: Table) -> list[str]:
@@ -180,13 +233,24 @@ def _others(table: Table) -> list[str]:
 
 def _head(table: Table) -> list[str]:
     """Return the heads of Result.words."""
-    return ["model", *_others(table), *filter(None, [table.searched]), *["layers"] * (DEPTH[0] in table.keys)]
+    head = ["model", *_others(table)]
+    if table.searched:
+        head.append(table.searched)
+    if DEPTH[0] in table.keys:
+        head.append("layers")
+    return head
 
 
 def _key(table: Table, run: RecordedRun) -> tuple[tuple, str]:
     """Return the values of the table's keys in run.json, and of the key searched over; UserError for a missing one."""
-    facts = run.facts | ({"method": run.facts["system"]} if "system" in run.facts else {})  # trained elsewhere
-    for key in filter(None, (*table.keys, table.searched)):
+    facts = run.facts
+    if "system" in facts:  # trained elsewhere
+        facts = facts | {"method": facts["system"]}
+
+    needed = [*table.keys]
+    if table.searched:
+        needed.append(table.searched)
+    for key in needed:
         if not isinstance(facts.get(key), (str, int)):
             raise UserError(f"{run.where()}: {key} is missing; table {table.name} tells its rows apart by it")
     return tuple(facts[key] for key in table.keys), str(facts.get(table.searched, ""))
@@ -208,7 +272,11 @@ def _name(table: Table, run: RecordedRun) -> str:
 
 @dataclass(frozen=True)
 class TableReport:
-    """Table with its runs; environments: descriptions of the commits, versions and hardware of the runs, each once."""
+    """Table with its runs.
+
+    folder: RUNS; results: the rows; warnings: reasons to read the numbers with care; miniature: some run is one;
+    environments: descriptions of the commits, versions and hardware of the runs, each once.
+    """
 
     table: Table
     folder: Path
@@ -220,79 +288,126 @@ class TableReport:
     @property
     def runs(self) -> list[RecordedRun]:
         """Return all runs, those of one row together."""
-        return [run for result in self.results for run in result.runs]
+        runs = []
+        for result in self.results:
+            runs += result.runs
+        return runs
 
 
 def collect(folder: Path, table: Table) -> TableReport:
     """Read RUNS/EXPERIMENT/*; UserError if there is no run, or one is broken. A miniature has no rows without runs."""
-    runs = [run for name in table.folders for run in recorded_below(folder / name)]
+    runs = []
+    for name in table.folders:
+        runs += recorded_below(folder / name)
     if not runs:
         raise UserError(f"{folder / table.folders[0]}: holds no runs; record some with {table.script} (OUT={folder})")
+
     miniature = any(run.miniature for run in runs)
     results = [result for result in _results(table, runs) if result.runs or not miniature]
-    environments = dict.fromkeys(described(run.environment) for result in results for run in result.runs)
-    return TableReport(table, folder, results, list(_caveats(table, runs)), miniature, list(environments))
+
+    environments = []
+    for result in results:
+        environments += [described(run.environment) for run in result.runs]
+    return TableReport(
+        table=table,
+        folder=folder,
+        results=results,
+        warnings=_warnings(table, runs),
+        miniature=miniature,
+        environments=list(dict.fromkeys(environments)),
+    )
 
 
 def _results(table: Table, runs: Sequence[RecordedRun]) -> list[Result]:
     """Return a result for each row: systems in the paper's order, then those of runs alone, each by depth."""
-    groups: dict[tuple, list[RecordedRun]] = {}
+    groups: dict[tuple[tuple, str], list[RecordedRun]] = {}
     for run in sorted(runs, key=lambda run: (run.seed or 0, _name(table, run))):
         groups.setdefault(_key(table, run), []).append(run)
-    recorded = sorted({key for key, _ in groups}, key=lambda key: [(isinstance(fact, str), fact) for fact in key])
-    missing = {(key, ""): [] for key in table.rows if key not in recorded}
-    results = [Result(table, key, setting, runs) for (key, setting), runs in (missing | groups).items()]
+
+    # of two values of a key one may be text and the other a number, which Python does not compare
+    recorded = sorted({key for key, _ in groups}, key=lambda key: [(isinstance(value, str), value) for value in key])
+
+    results = [Result(table, key, setting="", runs=[]) for key in table.rows if key not in recorded]
+    for (key, setting), group in groups.items():
+        results.append(Result(table, key, setting, group))
 
     def system(key: tuple) -> tuple:
-        return tuple(fact for name, fact in zip(table.keys, key, strict=True) if name not in DEPTH)
+        """Return a row's values without its depth."""
+        return tuple(value for name, value in zip(table.keys, key, strict=True) if name not in DEPTH)
 
-    ranks = list(dict.fromkeys(map(system, [*table.rows, *recorded])))
-    return sorted(results, key=lambda one: (ranks.index(system(one.key)), one.layers, magnitude(one.setting)))
+    systems = list(dict.fromkeys(map(system, [*table.rows, *recorded])))
+
+    def order(result: Result) -> tuple:
+        return systems.index(system(result.key)), result.layers, magnitude(result.setting)
+
+    return sorted(results, key=order)
 
 
-def _caveats(table: Table, runs: Iterable[RecordedRun]) -> Iterator[str]:
-    """Yield a line for each reason to read numbers with care, with the names of the runs."""
-    by_text: dict[str, list[str]] = {}
+def _warnings(table: Table, runs: Iterable[RecordedRun]) -> list[str]:
+    """Return a line for each reason to read numbers with care, with the names of the runs."""
+    by_reason: dict[str, list[str]] = {}
     for run in runs:
-        texts = []
-        if run.environment.get("modified"):
-            texts.append("trained from a modified working tree, so the commit does not tell all")
-        kind = score_of(table, run).get("kind", table.kind)
-        if table.kind and kind != table.kind:
-            texts.append(f"the published numbers are {table.kind} BLEU, these are {kind}")
-        for key, text in (
-            ("corpus", "trained and tested on the corpus {}, the paper's is {}"),
-            ("batch_tokens", "an update has {} tokens, the paper's {}"),
-        ):
-            own, published = run.facts.get(key), run.facts.get(f"paper_{key}")
-            if own and published and own != published and not run.miniature:
-                texts.append(text.format(own, published))
-        for text in texts:
-            by_text.setdefault(text, []).append(_name(table, run))
-    yield from (f"{text}: {', '.join(names)}" for text, names in by_text.items())
+        for reason in _reasons(table, run):
+            by_reason.setdefault(reason, []).append(_name(table, run))
+
+    warnings = [f"{reason}: {', '.join(names)}" for reason, names in by_reason.items()]
     if len({run.miniature for run in runs}) > 1:
-        yield "miniatures and runs in full stand in one table"
+        warnings.append("miniatures and runs in full stand in one table")
+    return warnings
+
+
+def _reasons(table: Table, run: RecordedRun) -> list[str]:
+    """Return the reasons to read a run's numbers with care."""
+    reasons = []
+    if run.environment.get("modified"):
+        reasons.append("trained from a modified working tree, so the commit does not tell all")
+
+    kind = score_of(table, run).get("kind", table.kind)
+    if table.kind and kind != table.kind:
+        reasons.append(f"the published numbers are {table.kind} BLEU, these are {kind}")
+
+    for key, text in (
+        ("corpus", "trained and tested on the corpus {}, the paper's is {}"),
+        ("batch_tokens", "an update has {} tokens, the paper's {}"),
+    ):
+        own = run.facts.get(key)
+        published = run.facts.get(f"paper_{key}")
+        if own and published and own != published and not run.miniature:
+            reasons.append(text.format(own, published))
+    return reasons
 
 
 def described(environment: Mapping) -> str:
     """Describe in one line what a run was trained with: commit, versions and hardware."""
-    commit, versions, hardware = (environment.get(key) for key in ("commit", "versions", "hardware"))
-    versions = versions if isinstance(versions, dict) else {}
-    parts = [f"commit {commit or 'not recorded'}{' (modified)' * bool(environment.get('modified'))}"]
-    parts += [f"{PACKAGES.get(name, name)} {version}" for name, version in versions.items()]
-    return f"{', '.join(parts)}; {hardware or 'hardware not recorded'}"
+    commit = environment.get("commit") or "not recorded"
+    modified = " (modified)" if environment.get("modified") else ""
+    parts = [f"commit {commit}{modified}"]
+
+    versions = environment.get("versions")
+    if isinstance(versions, dict):
+        parts += [f"{PACKAGES.get(name, name)} {version}" for name, version in versions.items()]
+
+    hardware = environment.get("hardware") or "hardware not recorded"
+    return f"{', '.join(parts)}; {hardware}"
 
 
 def markdown_page(report: TableReport, out: Path | None = None) -> str:
     """Return the Markdown page; out: its file, to whose folder links to logs are relative, or else to RUNS."""
-    table, start = report.table, (out.resolve().parent if out else report.folder.resolve())
+    table = report.table
+    start = out.resolve().parent if out else report.folder.resolve()
+
     overview = [[*_head(table), *table.columns]]
-    overview += [[*result.words, *(str(result.cell(column)) for column in table.columns)] for result in report.results]
+    for result in report.results:
+        overview.append([*result.words, *(str(result.cell(column)) for column in table.columns)])
+
     parts = [
         f"# {escape(table.place)}: {escape(table.title)}",
         f"Compared with {escape(table.place)} of {escape(table.paper['citation'])}: <{table.paper['url']}>",
-        *([f"> **{escape(BANNER)}**"] if report.miniature else []),
-        *(f"> **Warning:** {escape(warning)}" for warning in report.warnings),
+    ]
+    if report.miniature:
+        parts.append(f"> **{escape(BANNER)}**")
+    parts += [f"> **Warning:** {escape(warning)}" for warning in report.warnings]
+    parts += [
         "## Overview",
         escape(f"{table.metric}. Each cell is measured (published). Several seeds give mean ± standard deviation."),
         markdown([list(map(escape, row)) for row in overview]),
@@ -308,20 +423,32 @@ def markdown_page(report: TableReport, out: Path | None = None) -> str:
 
 
 def _runs(report: TableReport, start: Path) -> list[list[str]]:
-    """Return a row for each run: its state, scores and cost, and the number of its environment."""
+    """Return a head and a row for each run: its state, scores and cost, and the number of its environment.
+
+    Cells are Markdown. start: the folder to which links to logs are relative.
+    """
     table = report.table
-    head = ["run", *_head(table), "seed", "state", *table.columns, *["sacreBLEU [95%]"] * _tokenised(table)]
-    rows = [list(map(escape, [*head, "updates", "cost", "trained with", "log"]))]
+    head = ["run", *_head(table), "seed", "state", *table.columns]
+    if _tokenised(table):
+        head.append("sacreBLEU [95%]")
+    head += ["updates", "cost", "trained with", "log"]
+
+    rows = [list(map(escape, head))]
     for result in report.results:
         for run in result.runs:
             score = score_of(table, run)
-            cells = [_name(table, run), *result.words, DASH if run.seed is None else str(run.seed), run.state]
+            seed = DASH if run.seed is None else str(run.seed)
+            cells = [_name(table, run), *result.words, seed, run.state]
             cells += [_number(number_at(score, path)) for path in table.columns.values()]
-            cells += [_interval(score)] * _tokenised(table)
-            cells += [DASH if run.updates is None else str(run.updates), _cost(run)]
+            if _tokenised(table):
+                cells.append(_interval(score))
+            cells.append(DASH if run.updates is None else str(run.updates))
+            cells.append(_cost(run))
             cells.append(str(report.environments.index(described(run.environment)) + 1))
-            link = quote(Path(os.path.relpath(run.log_file.resolve(), start)).as_posix())
-            rows.append([*map(escape, cells), f"[log]({link})" if run.log_file.exists() else DASH])
+
+            path = Path(os.path.relpath(run.log_file.resolve(), start)).as_posix()
+            link = f"[log]({quote(path)})" if run.log_file.exists() else DASH
+            rows.append([*map(escape, cells), link])
     return rows
 
 
@@ -331,12 +458,15 @@ def _tokenised(table: Table) -> bool:
 
 
 def _number(value: float | None) -> str:
+    """Format with two decimals; a dash for None."""
     return DASH if value is None else f"{value:.2f}"
 
 
 def _interval(score: dict) -> str:
     """Return sacreBLEU's score with its 95% bootstrap interval, as "27.53 [26.90, 28.14]"."""
-    value, mean, half = (number_at(score, f"sacrebleu.{key}") for key in ("score", "mean", "ci"))
+    value = number_at(score, "sacrebleu.score")
+    mean = number_at(score, "sacrebleu.mean")
+    half = number_at(score, "sacrebleu.ci")  # the width of the interval
     if value is None or mean is None or half is None:
         return _number(value)
     return f"{value:.2f} [{mean - half:.2f}, {mean + half:.2f}]"
@@ -344,29 +474,39 @@ def _interval(score: dict) -> str:
 
 def _cost(run: RecordedRun) -> str:
     """Return wall time times GPUs, or on a CPU wall time, as "0.042 GPU-hours"; a dash if either is not recorded."""
-    gpus, hours = run.environment.get("gpus"), run.hours
+    gpus = run.environment.get("gpus")
+    hours = run.hours
     if hours is None or not isinstance(gpus, int):
         return DASH
-    return f"{number(hours * (gpus or 1), 2)} {'GPU' if gpus else 'CPU'}-hours"
+    if gpus == 0:
+        return f"{number(hours, digits=2)} CPU-hours"
+    return f"{number(hours * gpus, digits=2)} GPU-hours"
 
 
 def _notes(report: TableReport) -> list[str]:
     """Explain how to read the tables, and how their numbers were computed."""
     better = "Higher" if report.table.higher_is_better else "Lower"
-    signatures = {pair for run in report.runs for pair in _signatures(score_of(report.table, run))}
-    return [
+    notes = [
         f"Parentheses hold the published number ({report.table.place}); where there are none, the paper has no number. "
         f'"not run" means that no run was recorded. {better} is better.',
         *report.table.notes,
-        *["Brackets hold the 95% interval from 1,000 bootstrap samples of the test set."] * _tokenised(report.table),
-        "Cost is the wall time of all attempts of a training, times its number of GPUs if it ran on GPUs. "
-        "It does not include translation and scoring.",
-        *(f"Signature of {SIGNED[name]}: {text}" for name, text in sorted(signatures)),
     ]
+    if _tokenised(report.table):
+        notes.append("Brackets hold the 95% interval from 1,000 bootstrap samples of the test set.")
+    notes.append(
+        "Cost is the wall time of all attempts of a training, times its number of GPUs if it ran on GPUs. "
+        "It does not include translation and scoring."
+    )
+
+    signatures: set[tuple[str, str]] = set()
+    for run in report.runs:
+        signatures.update(_signatures(score_of(report.table, run)))
+    notes += [f"Signature of {SIGNED[name]}: {text}" for name, text in sorted(signatures)]
+    return notes
 
 
 def _signatures(score: dict) -> Iterator[tuple[str, str]]:
-    """Yield metric and signature, at any depth of a score."""
+    """Yield name, a key of SIGNED, and signature of each metric, at any depth of a score."""
     for key, value in score.items():
         if isinstance(value, dict):
             if key in SIGNED and isinstance(value.get("signature"), str):
