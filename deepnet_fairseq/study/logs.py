@@ -13,8 +13,11 @@ from ..errors import UserError
 from ..files import WRONG_VALUES, parse_row
 
 ROW = re.compile(r"\| INFO \| (train_inner|valid) \| (\{.*\})")
-READ = {"train_inner": ("num_updates", "loss"), "valid": ("valid_num_updates", "valid_loss", "epoch")}  # of a row
-MORE = ("lr", "gnorm", "wall")  # also kept, for readers of a record
+READ = {  # tag of a row -> keys that are read: updates made, loss, and of a validation its epoch
+    "train_inner": ("num_updates", "loss"),
+    "valid": ("valid_num_updates", "valid_loss", "epoch"),
+}
+MORE = ("lr", "gnorm", "wall")  # keys that are also kept, for readers of a record
 MEANT = {"train_inner": "training progress", "valid": "validation loss"}
 STAMP = r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)"
 BEGIN = re.compile(STAMP + r".*\| INFO \| fairseq_cli\.train \| (\{|Namespace\()")
@@ -29,16 +32,23 @@ def short(path: Path) -> dict:
     fairseq's rows, shortened, an empty one for a broken line.
     """
     text = path.read_text(encoding="utf-8", errors="replace")
+
     attempts: list[list[str]] = []
     for line in text.splitlines():
-        if match := BEGIN.match(line):
-            attempts.append([match.group(1)] * 2)
-        elif attempts and (match := RUNNING.match(line)):
-            attempts[-1][1] = match.group(1)
+        begin = BEGIN.match(line)
+        if begin:
+            start = begin.group(1)
+            attempts.append([start, start])
+        elif attempts:
+            running = RUNNING.match(line)
+            if running:
+                attempts[-1][1] = running.group(1)
+
     rows: dict[str, list[dict]] = {tag: [] for tag in READ}
     for tag, content in ROW.findall(text):
         row = parse_row(content)
-        rows[tag].append({key: row[key] for key in (*READ[tag], *MORE) if key in row})
+        kept = {key: row[key] for key in (*READ[tag], *MORE) if key in row}
+        rows[tag].append(kept)
     return {"attempts": attempts, **rows}
 
 
@@ -64,23 +74,35 @@ def curve(log: dict, tag: str, where: object) -> Curve:
     log: see short(); empty if there is none. tag: a key of READ. where: names the log in errors. Raises a UserError if
     there is no log or no such row in it, or if a row is broken.
     """
-    update, loss, *epoch = READ[tag]
+    keys = READ[tag]
+    losses: dict[int, float] = {}  # by update, as are epochs; of two rows for one update the later counts
+    epochs: dict[int, int] = {}
     try:
-        rows = [(int(row[update]), float(row[loss]), int(row[epoch[0]]) if epoch else 0) for row in log.get(tag, ())]
+        for row in log.get(tag, ()):
+            update = int(row[keys[0]])
+            losses[update] = float(row[keys[1]])
+            epochs[update] = int(row[keys[2]]) if len(keys) > 2 else 0
     except WRONG_VALUES as error:
         raise UserError(f"{where}: a line of {MEANT[tag]} lacks {error}; train with --log-format json") from error
-    if not rows:
+
+    if not losses:
         lacking = f"no {MEANT[tag]} in it; train with --log-format json" if log else "no such log"
         raise UserError(f"{where}: {lacking}")
-    by_update = {row[0]: row for row in rows}
-    updates = sorted(by_update)
-    return Curve(updates, [by_update[u][1] for u in updates], [by_update[u][2] for u in updates])
+    updates = sorted(losses)
+    return Curve(updates, losses=[losses[u] for u in updates], epochs=[epochs[u] for u in updates])
 
 
 def training_hours(log: dict, where: object) -> float | None:
     """Sum the hours from each attempt's settings to the last line of its training; None if the log has no attempt."""
     try:
-        times = [[datetime.fromisoformat(time) for time in attempt] for attempt in log.get("attempts", ())]
-        return sum((end - start).total_seconds() for start, end in times) / 3600 if times else None
+        attempts = [_times(attempt) for attempt in log.get("attempts", ())]
+        if not attempts:
+            return None
+        return sum((end - start).total_seconds() for start, end in attempts) / 3600
     except WRONG_VALUES as error:
         raise UserError(f"{where}: its times are broken ({error}); record the run again") from error
+
+
+def _times(attempt: list[str]) -> list[datetime]:
+    """Parse the times of an attempt: its start and its end."""
+    return [datetime.fromisoformat(time) for time in attempt]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,16 @@ RECORDS = ".jsonl"  # ending of the file of records, behind the name of the runs
 TEXTS = ("command", "diverged", "stuck")  # the parts that are plain text
 KINDS = {"name": str, "probes": list} | dict.fromkeys(TEXTS, str)  # types of parts; the others are objects
 MEND = "record the run again"
-SCORED, UNSCORED = "scored", "not scored"
+SCORED = "scored"
+UNSCORED = "not scored"
 SHARED = {  # figure -> the folder of the experiment whose runs it shares
-    6: "iwslt14", 8: "opus100", 10: "table3", "depth": "quickstart", "normformer3": "normformer_clm",
+    6: "iwslt14",
+    8: "opus100",
+    10: "table3",
+    "depth": "quickstart",
+    "normformer3": "normformer_clm",
     "normformer4": "normformer_clm",
-}  # fmt: skip
+}
 STACKS = ("encoder_layers", "decoder_layers")
 ENOUGH = 400  # updates before which a healthy run may still have its initial loss
 STUCK = 0.68  # share of the loss of the first logged interval
@@ -47,31 +51,52 @@ class RecordedRun:
 
         Raises a UserError if something is broken, or facts are missing.
         """
-        self.place, self.recorded = place, record is not None
-        self.parts = _parts(place) if record is None else record
-        self.path = place if record is None else place.with_suffix("") / record["name"]
-        self.name, self.address = self.path.name, f"{self.path.parent.name}/{self.path.name}"
-        self.log_file = place if self.recorded else place / FILES["log"]
+        self.place = place
+        self.recorded = record is not None
+        if record is None:
+            self.parts = _parts(place)
+            self.path = place
+            self.log_file = place / FILES["log"]
+        else:
+            self.parts = record
+            self.path = place.with_suffix("") / record["name"]
+            self.log_file = place
+        self.name = self.path.name
+        self.address = f"{self.path.parent.name}/{self.path.name}"
+        self.facts = self.parts.get("run", {})
+        self._check()
+
+        self.method: str = self.facts["method"]
+        self.seed: int | None = self.facts.get("seed")
+        self.encoder_layers = self.facts.get("encoder_layers", 0)
+        self.decoder_layers = self.facts.get("decoder_layers", 0)
+        self.total_layers = self.encoder_layers + self.decoder_layers
+
+        self.finished = self.recorded or is_over(self.place)
+        self.ended_in_nan = "diverged" in self.parts
+        self.stuck = "stuck" in self.parts
+        self.miniature = self.facts.get("smoke") is True  # as the scripts write it
+        self.environment = self.parts.get("environment", {})
+        self.command = self.parts.get("command")
+        self.score = self.parts.get("score")
+
+    def _check(self) -> None:
+        """Raise a UserError for a part of another type, an unknown method, and layers or a seed that are no numbers."""
         for part, value in self.parts.items():
             if not isinstance(value, KINDS.get(part, dict)):
                 raise UserError(f"{self.where(part)}: is broken; {MEND}")
-        facts = self.facts = self.parts.get("run", {})
+
+        facts = self.facts
         if not isinstance(facts.get("method"), str) or facts["method"] not in METHODS:
             raise UserError(f"{self.where()}: method {facts.get('method')!r} is unknown; see `deepnet methods`")
-        for key in [key for key in STACKS if key in facts] or STACKS:
+
+        stacks = [key for key in STACKS if key in facts]
+        for key in stacks or STACKS:  # without any stack, the first is missing
             if type(facts.get(key)) is not int or facts[key] < 1:
                 raise UserError(f"{self.where()}: {key} {facts.get(key)!r}: must be a number of layers, 1 or more")
+
         if not isinstance(facts.get("seed"), int | None):
             raise UserError(f"{self.where()}: seed {facts['seed']!r}: must be a number")
-        self.method: str = facts["method"]
-        self.seed: int | None = facts.get("seed")
-        self.encoder_layers, self.decoder_layers = (facts.get(key, 0) for key in STACKS)
-        self.total_layers = self.encoder_layers + self.decoder_layers
-        self.finished = self.recorded or is_over(self.place)
-        self.ended_in_nan, self.stuck = "diverged" in self.parts, "stuck" in self.parts
-        self.miniature = facts.get("smoke") is True  # as the scripts write it
-        self.environment = self.parts.get("environment", {})
-        self.command, self.score = self.parts.get("command"), self.parts.get("score")
 
     def where(self, part: str = "run") -> str:
         """Name a part of the run, for errors."""
@@ -79,7 +104,7 @@ class RecordedRun:
 
     @property
     def depth(self) -> str:
-        """Depth as "18L-18L", of a language model "12L"."""
+        """Return the depth as "18L-18L", of a language model "12L"."""
         return "-".join(f"{self.facts[key]}L" for key in STACKS if key in self.facts)
 
     @property
@@ -91,7 +116,7 @@ class RecordedRun:
 
     @cached_property
     def updates(self) -> int | None:
-        """Last update that its log names; None before the first."""
+        """Return the last update that its log names; None before the first."""
         try:
             return self.log.updates[-1]
         except UserError:
@@ -99,7 +124,7 @@ class RecordedRun:
 
     @cached_property
     def state(self) -> str:
-        """State of training and scoring, as printed in tables.
+        """Return the state of training and scoring, as printed in tables.
 
         A score counts once the training is over and no direction is missing.
         """
@@ -141,7 +166,7 @@ class RecordedRun:
 
     @property
     def hours(self) -> float | None:
-        """Hours of training, all attempts together; None if the log has no times."""
+        """Return the hours of training, all attempts together; None if the log has no times."""
         return training_hours(self.parts.get("log", {}), self.where("log"))
 
     @cached_property
@@ -164,18 +189,22 @@ class RecordedRun:
 
     @cached_property
     def diverged(self) -> bool:
-        """True if numbers stopped being finite, or the model did no better than unigram entropy.
+        """Tell whether numbers stopped being finite, or the model did no better than unigram entropy.
 
         The trainer reports the first, and the second if it stopped for it. Else the second is a rule of thumb: after
         400 updates or more, the training loss is still above 68% of that of the first logged interval. On the embedded
         corpus, logged every 25 updates, runs that fail are at 75-82% after 400 updates and others below 63%; a log
         without the start of the run is misjudged.
         """
-        if self.ended_in_nan or self.stuck or "log" not in self.parts:
-            return self.ended_in_nan or self.stuck
-        final = self.log.final_loss()
-        stuck = self.log.updates[-1] >= ENOUGH and final > STUCK * self.log.losses[0]
-        return stuck or not math.isfinite(final)
+        if self.ended_in_nan or self.stuck:
+            return True
+        if "log" not in self.parts:
+            return False
+
+        final_loss = self.log.final_loss()
+        if not math.isfinite(final_loss):
+            return True
+        return self.log.updates[-1] >= ENOUGH and final_loss > STUCK * self.log.losses[0]
 
     @property
     def bleu(self) -> float | None:
@@ -219,9 +248,11 @@ def recorded_below(folder: Path, over: bool = False) -> list[RecordedRun]:
 
     over: read only live runs that are over; others may be half-written.
     """
-    live = [RecordedRun(place) for place in live_runs(folder) if is_over(place) or not over]
+    runs = [RecordedRun(place) for place in live_runs(folder) if is_over(place) or not over]
     file = _records_file(folder)
-    return sorted([*live, *(read_records(file) if file.is_file() else ())], key=lambda run: run.path)
+    if file.is_file():
+        runs += read_records(file)
+    return sorted(runs, key=lambda run: run.path)
 
 
 def read_records(path: Path) -> list[RecordedRun]:
@@ -239,18 +270,26 @@ def read_records(path: Path) -> list[RecordedRun]:
 
 
 def _records_file(folder: Path) -> Path:
+    """Return the file that holds the records of the runs in `folder`."""
     return folder.with_name(f"{folder.name}{RECORDS}")
 
 
 def _parts(folder: Path) -> dict[str, Any]:
     """Read a live run as a record; raise a UserError for a broken file, or if there is no run.json."""
-    readers: dict[str, Callable[[Path], Any]] = {"log": short, "probes": read_rows} | dict.fromkeys(TEXTS, _text)
-    there = {part: folder / name for part, name in FILES.items() if part == "run" or (folder / name).exists()}
-    return {part: readers[part](path) if part in readers else read_object(path, MEND) for part, path in there.items()}
-
-
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace").strip()
+    parts: dict[str, Any] = {}
+    for part, name in FILES.items():
+        path = folder / name
+        if part != "run" and not path.exists():
+            continue
+        if part == "log":
+            parts[part] = short(path)
+        elif part == "probes":
+            parts[part] = read_rows(path)
+        elif part in TEXTS:
+            parts[part] = path.read_text(encoding="utf-8", errors="replace").strip()
+        else:
+            parts[part] = read_object(path, MEND)
+    return parts
 
 
 def is_over(place: Path) -> bool:
@@ -263,4 +302,5 @@ def live_runs(folder: Path) -> list[Path]:
 
     The quickstart's lie one level deeper, in a folder of their depth, length and seed.
     """
-    return sorted(path.parent for pattern in ("*/run.json", "*/*/run.json") for path in folder.glob(pattern))
+    files = [*folder.glob("*/run.json"), *folder.glob("*/*/run.json")]
+    return sorted(file.parent for file in files)
