@@ -33,6 +33,7 @@ def notes(file: Path, logged: Logged, translations: list[str], references: list[
     references: as fairseq-generate printed them, or else raw ones.
     """
     found = []
+
     size = int(_setting(PREFIX_SIZE, logged) or 0)
     if size:
         found.append(f"{file}: each translation begins with {size} pieces of its reference (--prefix-size {size})")
@@ -51,12 +52,14 @@ def _setting(pattern: re.Pattern, logged: Logged) -> str | None:
 
 def _by_the_text(file: Path, translations: list[str], references: list[str]) -> list[str]:
     """Return what the text alone says of references in the translations; nothing, if some translation is free."""
-    pairs = [(line, reference.replace("<<unk>>", "<unk>")) for line, reference in zip(translations, references)]
+    # a word that the dictionary lacks reads <<unk>> in a reference and <unk> where it was forced into a translation
+    as_forced = [reference.replace("<<unk>>", "<unk>") for reference in references]
+    pairs = list(zip(translations, as_forced))
     log = "fairseq-generate's log, which would tell, is not with the output"
     if all(line == reference for line, reference in pairs):
         return [f"{file}: every translation equals its reference, as after --score-reference; {log}"]
 
-    beginnings = {reference[:1] for _, reference in pairs}
+    beginnings = {reference[:1] for _, reference in pairs}  # first characters
     alike = all(line[:1] == reference[:1] for line, reference in pairs)
     if alike and len(beginnings) > 1 and len(pairs) >= ENOUGH:
         return [f"{file}: every translation begins as its reference does, as after --prefix-size; {log}"]

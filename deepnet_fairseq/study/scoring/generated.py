@@ -63,8 +63,13 @@ class Generated:
 
     def logged(self, pattern: re.Pattern) -> list[re.Match]:
         """Return the matches in fairseq's log, which is in the output itself or in a file beside it."""
-        own = [match for line in self.log if (match := pattern.search(line))]
-        return own or [match for line in self.log_beside if (match := pattern.search(line))]
+        return _matches(pattern, self.log) or _matches(pattern, self.log_beside)
+
+
+def _matches(pattern: re.Pattern, lines: list[str]) -> list[re.Match]:
+    """Return the first match in each line that has one."""
+    found = map(pattern.search, lines)
+    return [match for match in found if match]
 
 
 def read_generated(path: Path) -> Generated:
@@ -74,13 +79,19 @@ def read_generated(path: Path) -> Generated:
     """
     translations: dict[int, str] = {}
     references: dict[int, str] = {}
-    log, joined, line, before_joining = [], pieces.Joined(), "\n", ""
+    log: list[str] = []
+    joined = pieces.Joined()
+    before_joining = ""  # text of the last H-n, which stands before its D-n
+    line = "\n"  # an empty output does not end in the middle of a line
     for line in read_lines(path, keepends=True):
-        if not (match := OF_SENTENCE.match(line)):
+        match = OF_SENTENCE.match(line)
+        if not match:
             log.append(line.removesuffix("\n"))
             continue
 
-        letter, number, text = match[1], int(match[2]), match[3]
+        letter = match[1]
+        number = int(match[2])
+        text = match[3]  # of H and D: score, tab, translation
         if letter == "T":
             _put(references, number, text, "references", path)
         elif letter == "H":
@@ -100,21 +111,26 @@ def read_generated(path: Path) -> Generated:
 
 
 def _log_beside(output: Path) -> list[str]:
-    path = output.with_name("generate.log" if output.name == "generated.txt" else f"{output.stem}.log")
+    """Return the lines of the log in a file beside an output: generate.log of generated.txt, else NAME.log."""
+    name = "generate.log" if output.name == "generated.txt" else f"{output.stem}.log"
+    path = output.with_name(name)
     if output == STDIN or not path.is_file():
         return []
     return path.read_text(encoding="utf-8", errors="replace").split("\n")
 
 
 def _put(sentences: dict[int, str], number: int, text: str, what: str, path: Path) -> None:
+    """Add the text of a sentence; raise a UserError, naming `what` it is a text of, if the sentence has one."""
     if number in sentences:
         raise UserError(f"{path}: {what} of sentence {number} are there twice; generate once, with --nbest 1")
     sentences[number] = text
 
 
 def _in_order(sentences: dict[int, str], what: str, path: Path) -> list[str]:
-    """Return the texts by their numbers; raise a UserError if one is missing."""
-    if lost := max(sentences, default=-1) + 1 - len(sentences):
+    """Return the texts by their numbers; raise a UserError, naming `what` they are, if one is missing."""
+    expected = max(sentences, default=-1) + 1
+    lost = expected - len(sentences)
+    if lost:
         first = next(number for number in count() if number not in sentences)
         raise UserError(
             f"{path}: {what} are missing ({lost}, the first is sentence {first}); generate again, "
@@ -126,15 +142,18 @@ def _in_order(sentences: dict[int, str], what: str, path: Path) -> list[str]:
 def generation_speed(generated: Generated) -> dict[str, float] | None:
     """Return seconds of translating, sentences and tokens a second from fairseq's log; None if it has none."""
     matches = generated.logged(SPEED)
+    if not matches:
+        return None
     names = ("seconds", "sentences_per_second", "tokens_per_second")
-    return {name: float(matches[-1][name]) for name in names} if matches else None
+    return {name: float(matches[-1][name]) for name in names}
 
 
 @dataclass(frozen=True)
 class Corpus:
     """Folder DEST above the binarised data, with the facts of DEST/recipe.json, or defaults if there is none.
 
-    detokenise: the binarised text is in Moses tokens; lowercase: and in lower case.
+    folder: DEST, None without recipe.json; binarised: the binarised data; detokenise: its text is in Moses tokens;
+    lowercase: it is in lower case.
     """
 
     folder: Path | None = None
@@ -145,7 +164,10 @@ class Corpus:
     @cached_property
     def languages(self) -> set[str]:
         """Return the language codes of its dictionaries, by which names of directions are read."""
-        return {path.name[5:-4] for path in self.binarised.glob("dict.*.txt")} if self.binarised else set()
+        if not self.binarised:
+            return set()
+        files = self.binarised.glob("dict.*.txt")
+        return {file.name.removeprefix("dict.").removesuffix(".txt") for file in files}
 
     def target(self, direction: str) -> str:
         """Return the target language of "SRC-TGT"."""
@@ -154,9 +176,16 @@ class Corpus:
     def reference(self, subset: str, direction: str) -> Path | None:
         """Return the raw references of a test set, by a recipe or by `deepnet prepare text`; None if there are none."""
         target = self.target(direction)
-        recipes = self.folder and self.folder / "reference" / f"{subset}.{direction}.{target}"
-        texts = self.binarised and self.binarised / "raw" / f"{subset}.{target}"
-        return next((path for path in (recipes, texts) if path and path.is_file()), None)
+        candidates = []
+        if self.folder:  # of a recipe
+            candidates.append(self.folder / "reference" / f"{subset}.{direction}.{target}")
+        if self.binarised:  # of `deepnet prepare text`
+            candidates.append(self.binarised / "raw" / f"{subset}.{target}")
+
+        for path in candidates:
+            if path.is_file():
+                return path
+        return None
 
     def pair(self, name: str) -> bool:
         """Return whether `name` is a direction: two codes of this corpus, or of any languages if it names none."""
@@ -170,22 +199,31 @@ class Corpus:
 
     def with_references(self, subset: str) -> set[str]:
         """Return the directions that have raw references in this subset."""
-        return _directions(self.folder and self.folder / "reference", f"{subset}.*-*.*")
+        folder = self.folder / "reference" if self.folder else None
+        return _directions(folder, f"{subset}.*-*.*")
 
     def pairs(self) -> set[str]:
         """Return the directions of pairs.txt; empty for a bilingual corpus."""
-        for folder in (self.binarised, self.binarised.parent) if self.binarised else ():  # a shard is one level deeper
-            if (folder / "pairs.txt").is_file():
-                return set((folder / "pairs.txt").read_text(encoding="utf-8").split())
+        if not self.binarised:
+            return set()
+        for folder in (self.binarised, self.binarised.parent):  # a shard is one level deeper
+            file = folder / "pairs.txt"
+            if file.is_file():
+                return set(file.read_text(encoding="utf-8").split())
         return set()
 
     def directions(self, subset: str) -> set[str]:
         """Return the directions of a complete translation of `subset`: the pairs with a test set of their own."""
-        return self.pairs() & (self.with_references(subset) or self.pairs())
+        pairs = self.pairs()
+        with_references = self.with_references(subset)
+        return pairs & with_references if with_references else pairs
 
 
 def _directions(folder: Path | None, pattern: str) -> set[str]:
-    return {path.name.split(".")[1] for path in folder.glob(pattern)} if folder else set()
+    """Return the directions in the names SUBSET.SRC-TGT.ENDING of files; none without a folder."""
+    if not folder:
+        return set()
+    return {path.name.split(".")[1] for path in folder.glob(pattern)}
 
 
 def read_corpus(data: str | Path | None) -> Corpus:
@@ -199,14 +237,18 @@ def read_corpus(data: str | Path | None) -> Corpus:
     binarised = Path(os.path.abspath(str(data).split(":")[0]))
     if not binarised.is_dir():
         raise UserError(f"--data {data}: no such folder; name the binarised data that was translated")
-    for folder in (binarised.parent, binarised.parent.parent):
-        if (path := folder / "recipe.json").is_file():
-            try:
-                recipe = parse(path.read_text(encoding="utf-8"))
-                settings = bool(recipe["detokenise"]), bool(recipe["lowercase"])
-            except WRONG_VALUES as error:
-                raise UserError(f"{path}: is damaged ({error!r}); prepare the corpus again") from None
-            return Corpus(folder, binarised, *settings)
+
+    for folder in (binarised.parent, binarised.parent.parent):  # a shard is one level deeper
+        path = folder / "recipe.json"
+        if not path.is_file():
+            continue
+        try:
+            recipe = parse(path.read_text(encoding="utf-8"))
+            detokenise = bool(recipe["detokenise"])
+            lowercase = bool(recipe["lowercase"])
+        except WRONG_VALUES as error:
+            raise UserError(f"{path}: is damaged ({error!r}); prepare the corpus again") from None
+        return Corpus(folder=folder, binarised=binarised, detokenise=detokenise, lowercase=lowercase)
     return Corpus(binarised=binarised)
 
 
@@ -237,30 +279,36 @@ def find_outputs(path: Path, corpus: Corpus) -> list[Output]:
     outputs: dict[tuple, Output] = {}
     for file in results or files:
         output = _of_results(file, corpus) if results else _of_direction(file, path, corpus)
-        if other := outputs.get((output.subset, output.direction)):
-            raise UserError(f"{file}: is of the same test set as {other.file}; score one of them, or compare the two")
-        outputs[output.subset, output.direction] = output
+        test_set = (output.subset, output.direction)
+        if test_set in outputs:
+            other = outputs[test_set].file
+            raise UserError(f"{file}: is of the same test set as {other}; score one of them, or compare the two")
+        outputs[test_set] = output
     return list(outputs.values())
 
 
 def _of_direction(file: Path, folder: Path, corpus: Corpus) -> Output:
+    """Return the output SRC-TGT.txt or SUBSET/SRC-TGT.txt in `folder`; raise a UserError if that is no direction."""
     pair = parse_pair(f"{file}: the name", file.stem, corpus.languages)
     if corpus.languages and not corpus.languages.issuperset(pair):
         raise UserError(
             f"{file}: {' and '.join(pair)} are not both languages of {corpus.binarised} "
             f"({', '.join(sorted(corpus.languages))}); name the file SRC-TGT.txt, or put it elsewhere"
         )
-    return Output(file, "test" if file.parent == folder else file.parent.name, file.stem)
+    subset = "test" if file.parent == folder else file.parent.name
+    return Output(file, subset, direction=file.stem)
 
 
 def _of_results(file: Path, corpus: Corpus) -> Output:
     """Return the output generate-SUBSET.txt, with its direction by its folder, the log, or the corpus' only one."""
     subset = RESULTS.fullmatch(file.stem)["subset"]
     if corpus.pair(file.parent.name):
-        return Output(file, subset, file.parent.name)
-    head = takewhile(lambda line: not OF_SENTENCE.match(line), read_lines(file))
-    logged = [match[2] for line in (*head, *_log_beside(file)) if (match := TEST_SET.search(line))]
-    return Output(file, subset, logged[-1] if logged else corpus.only_direction(subset))
+        return Output(file, subset, direction=file.parent.name)
+
+    head = takewhile(lambda line: not OF_SENTENCE.match(line), read_lines(file))  # lines before the first sentence
+    logged = _matches(TEST_SET, [*head, *_log_beside(file)])
+    direction = logged[-1][2] if logged else corpus.only_direction(subset)
+    return Output(file, subset, direction)
 
 
 @dataclass(frozen=True)
@@ -294,7 +342,7 @@ def align_with_references(output: Output, corpus: Corpus) -> AlignedText:
     _check_count(generated, direction)
     pieces.check(output.file, generated.translations, generated.joined)
 
-    file = direction and corpus.reference(subset, direction)
+    file = corpus.reference(subset, direction) if direction else None
     if not file and generated.references is None:
         raise UserError(f"{output.file}: has no references (lines T-n); give --data, where the raw ones are")
     raw = list(read_lines(file)) if file else None
@@ -302,25 +350,41 @@ def align_with_references(output: Output, corpus: Corpus) -> AlignedText:
         raise UserError(f"{output.file}: {len(generated.translations)} translations for {len(raw)} lines of {file}")
 
     notes = []
-    if not (raw and pieces.with_bytes(raw)) and (lines := pieces.with_bytes(generated.translations)):
-        notes.append(f"{output.file}: {lines:,} translations have pieces of bytes, as <0xE7>, which are joined here")
+    about_bytes = bool(raw) and pieces.with_bytes(raw) > 0  # a text that spells <0xE7> itself
+    with_bytes = 0 if about_bytes else pieces.with_bytes(generated.translations)
+    if with_bytes:
+        notes.append(
+            f"{output.file}: {with_bytes:,} translations have pieces of bytes, as <0xE7>, which are joined here"
+        )
         generated = _without_bytes(generated)
     notes += forced.notes(output.file, generated.logged, generated.translations, generated.references or raw)
     notes += pieces.notes(output.file, generated.translations)
 
     hypotheses = generated.translations
     references = generated.references if raw is None else raw
-    target = direction and corpus.target(direction)
+    target = corpus.target(direction) if direction else None
     if corpus.detokenise:
-        hypotheses = _detokenise(hypotheses, need_target(output.file, target))
-        references = references if raw else _detokenise(references, need_target(output.file, target))
-    return AlignedText(generated, corpus, target, hypotheses, references, raw is not None, notes)
+        language = need_target(output.file, target)
+        hypotheses = _detokenise(hypotheses, language)
+        if raw is None:
+            references = _detokenise(references, language)
+    return AlignedText(
+        generated=generated,
+        corpus=corpus,
+        target=target,
+        hypotheses=hypotheses,
+        references=references,
+        raw=raw is not None,
+        notes=notes,
+    )
 
 
 def _without_bytes(generated: Generated) -> Generated:
-    """Return the output with joined bytes."""
+    """Return the output with the pieces of bytes in its lines joined."""
     translations = [pieces.join_bytes(line) for line in generated.translations]
-    references = generated.references and [pieces.join_bytes(line) for line in generated.references]
+    references = generated.references
+    if references is not None:
+        references = [pieces.join_bytes(line) for line in references]
     return replace(generated, translations=translations, references=references)
 
 
@@ -328,12 +392,18 @@ def _test_set(output: Output, generated: Generated, corpus: Corpus) -> tuple[str
     """Find subset and direction: by the file's place, fairseq's log, the file's name, or the corpus' only one."""
     if output.subset and output.direction:
         return output.subset, output.direction
-    if logged := generated.logged(TEST_SET):
+    logged = generated.logged(TEST_SET)
+    if logged:
         return logged[-1][1], logged[-1][2]
     if corpus.pair(output.file.stem):
         return "test", output.file.stem
+
+    subset = "test"
     named = RESULTS.fullmatch(output.file.stem)
-    subset = output.subset or (named["subset"] if named else "test")
+    if output.subset:
+        subset = output.subset
+    elif named:
+        subset = named["subset"]
     return subset, corpus.only_direction(subset)
 
 
@@ -345,7 +415,10 @@ def _check_count(generated: Generated, direction: str | None) -> None:
     there = len(generated.translations)
     sizes = [int(match[3]) for match in generated.logged(TEST_SET) if match[2] == direction]
     translated = [int(match["sentences"].replace(",", "")) for match in generated.logged(SPEED)]
-    if (sizes and sizes[-1] != there) or (translated and translated[-1] > there):
+
+    differs = bool(sizes) and sizes[-1] != there
+    too_few = bool(translated) and translated[-1] > there
+    if differs or too_few:
         logged = sizes[-1] if sizes else translated[-1]
         raise UserError(f"{generated.path}: {there:,} translations, and its log says {logged:,}; generate again")
 
@@ -358,6 +431,6 @@ def need_target(path: Path, target: str | None) -> str:
 
 
 def _detokenise(sentences: list[str], language: str) -> list[str]:
-    """Undo Moses tokens and their escapes (&apos; and the like)."""
+    """Undo Moses' tokens, as for `language`, and their escapes (&apos; and the like)."""
     moses = MosesDetokenizer(lang=base_language(language))
     return [moses.detokenize(sentence.split(), unescape=True) for sentence in sentences]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +13,12 @@ from sacrebleu.significance import Result, estimate_ci
 
 from ...errors import UserError
 from ...text_table import render
-from .generated import AlignedText, align_with_references, find_outputs, read_corpus
+from .generated import AlignedText, Output, align_with_references, find_outputs, read_corpus
 from .resampling import sample_scores, sentence_statistics
 from .scores import ChrF, metric_of
 
 TestSet = tuple[str, str] | None  # subset and direction; None: the only one of bilingual runs
-LEVEL = 0.05
+LEVEL = 0.05  # of significance, below which p has a star
 
 
 @dataclass(frozen=True)
@@ -41,29 +42,47 @@ def paired(paths: list[Path], data: str | Path | None) -> Iterator[tuple[TestSet
     set, or if the systems do not translate the same sentences.
     """
     corpus = read_corpus(data)
-    if twice := {path for path in paths if [other.resolve() for other in paths].count(path.resolve()) > 1}:
+    counts = Counter(path.resolve() for path in paths)
+    twice = [path for path in paths if counts[path.resolve()] > 1]
+    if twice:
         raise UserError(f"{min(twice)}: is given twice; compare different systems")
-    by_path = [find_outputs(path, corpus) for path in paths]
-    outputs = [
-        {(one.subset, one.direction or "") if one.subset else None: one for one in several} for several in by_path
-    ]
+
+    outputs = [_by_test_set(find_outputs(path, corpus)) for path in paths]
     shared = [key for key in outputs[0] if all(key in output for output in outputs)]
     if not shared:
         raise UserError(f"{paths[0]}: has no direction that {' and '.join(map(str, paths[1:]))} have too")
+
     for key in shared:
-        first, *others = systems = [align_with_references(output[key], corpus) for output in outputs]
-        for other in others:
+        systems = [align_with_references(output[key], corpus) for output in outputs]
+        first = systems[0]
+        for other in systems[1:]:
             if other.references != first.references:
                 wrong = f"has other references than {first.generated.path}"
                 raise UserError(f"{other.generated.path}: {wrong}; translate the same test set")
         yield key, systems
 
 
+def _by_test_set(outputs: list[Output]) -> dict[TestSet, Output]:
+    """Return test set -> output of one system."""
+    by_test_set: dict[TestSet, Output] = {}
+    for output in outputs:
+        key = (output.subset, output.direction or "") if output.subset else None
+        by_test_set[key] = output
+    return by_test_set
+
+
 def names(paths: list[Path]) -> list[str]:
     """Return distinct names of the systems: those of their folders or files, else their paths."""
-    runs = [path.parent if path.name.startswith("generate") and path.is_file() else path for path in paths]
-    short = [run.resolve().name if run.is_file() or run.is_dir() else str(run) for run in runs]
-    return short if len(set(short)) == len(short) else [str(path) for path in paths]
+    short = []
+    for path in paths:
+        if path.name.startswith("generate") and path.is_file():
+            path = path.parent  # generated.txt or generate-SUBSET.txt; the name of the run says more
+        there = path.is_file() or path.is_dir()  # no pipe
+        short.append(path.resolve().name if there else str(path))
+
+    if len(set(short)) < len(short):
+        return [str(path) for path in paths]
+    return short
 
 
 def significance(
@@ -74,13 +93,19 @@ def significance(
     The test is sacreBLEU's paired bootstrap resampling (Koehn 2004), two-sided. baseline, systems: see find_outputs;
     tokenize: see score. Raises a UserError if the systems do not translate the same sentences.
     """
-    paths, comparisons = [baseline, *systems], {}
+    paths = [baseline, *systems]
+    comparisons = {}
     for key, aligned in paired(paths, data):
-        metrics = {"BLEU": metric_of(aligned[0], tokenize), "chrF2": ChrF(lowercase=aligned[0].corpus.lowercase)}
+        first = aligned[0]
+        metrics = {"BLEU": metric_of(first, tokenize), "chrF2": ChrF(lowercase=first.corpus.lowercase)}
         hypotheses = [system.hypotheses for system in aligned]
-        results = {name: _results(metric, hypotheses, aligned[0].references) for name, metric in metrics.items()}
+
+        # the scores come first: they put the bootstrap's settings into the signatures
+        results = {name: _results(metric, hypotheses, first.references) for name, metric in metrics.items()}
         signatures = {name: str(metric.get_signature()) for name, metric in metrics.items()}
-        notes = [note for system in aligned for note in system.notes]
+        notes = []
+        for system in aligned:
+            notes += system.notes
         comparisons[key] = Comparison(names(paths), results, signatures, notes)
     return comparisons
 
@@ -97,9 +122,12 @@ def _results(metric: Metric, systems: list[list[str]], references: list[str]) ->
         statistics = sentence_statistics(metric, hypotheses, references)
         score = metric._aggregate_and_compute(statistics).score
         samples = np.array([sample.score for sample in sample_scores(metric, statistics)])
-        result = Result(score, None, *estimate_ci(samples))
+        mean, ci = estimate_ci(samples)
+        result = Result(score=score, p_value=None, mean=mean, ci=ci)
+
         if results:
-            result.p_value = _p_value(abs(results[0].score - score), np.abs(samples - samples_of_first))
+            difference = abs(results[0].score - score)
+            result.p_value = _p_value(difference, np.abs(samples - samples_of_first))
         else:
             samples_of_first = samples
         results.append(result)
@@ -107,6 +135,7 @@ def _results(metric: Metric, systems: list[list[str]], references: list[str]) ->
 
 
 def _p_value(difference: float, differences: np.ndarray) -> float:
+    """Return p of the observed difference of two scores; differences: of their samples, without sign."""
     if difference == 0:  # sacreBLEU counts the samples that differ more: there may be none
         return 1.0
     further = int(np.sum(differences - differences.mean() > difference))
@@ -116,19 +145,26 @@ def _p_value(difference: float, differences: np.ndarray) -> float:
 def table(comparisons: Mapping[TestSet, Comparison]) -> str:
     """Return one table, of systems or of directions, and the signatures below it."""
     header = ["system", "BLEU", "mean ± 95% CI", "p", "chrF2", "mean ± 95% CI", "p"]
-    rows = [
-        [*(key or ()), system, *_cells(bleu), *_cells(chrf)]
-        for key, comparison in comparisons.items()
-        for system, bleu, chrf in zip(comparison.systems, *comparison.results.values(), strict=True)
-    ]
     if None not in comparisons:
         header = ["set", "direction", *header]
-    lines = [f"note: {note}" for comparison in comparisons.values() for note in comparison.notes]
-    for comparison in comparisons.values():
-        lines += [f"{metric}: {signature}" for metric, signature in comparison.signatures.items()]
-    return "\n".join([render([header, *rows]), "", *dict.fromkeys(lines)])
+
+    rows = [header]
+    notes = []
+    signatures = []
+    for key, comparison in comparisons.items():
+        for rank, system in enumerate(comparison.systems):
+            bleu = comparison.results["BLEU"][rank]
+            chrf = comparison.results["chrF2"][rank]
+            rows.append([*(key or ()), system, *_cells(bleu), *_cells(chrf)])
+        notes += [f"note: {note}" for note in comparison.notes]
+        signatures += [f"{metric}: {signature}" for metric, signature in comparison.signatures.items()]
+    return "\n".join([render(rows), "", *dict.fromkeys(notes + signatures)])  # each line once
 
 
 def _cells(result: Result) -> list[str]:
-    p = "" if result.p_value is None else f"{result.p_value:.4f}" + ("*" if result.p_value < LEVEL else " ")
+    """Return score, interval and p of a system; a star behind p if the difference is significant, else a blank."""
+    p = ""
+    if result.p_value is not None:
+        star = "*" if result.p_value < LEVEL else " "
+        p = f"{result.p_value:.4f}{star}"
     return [f"{result.score:.2f}", f"{result.mean:.2f} ± {result.ci:.2f}", p]

@@ -77,6 +77,7 @@ def join_bytes(line: str) -> str:
 
 
 def _characters(run: re.Match) -> str:
+    """Return the characters that a run of pieces of bytes spells."""
     spelt = bytes.fromhex(run[0].replace("<0x", "").replace(">", ""))
     text = NO_BYTE.sub("\ufffd", spelt.decode("utf-8", "surrogateescape"))
     return text.replace("\n", " ")  # a sentence has one line

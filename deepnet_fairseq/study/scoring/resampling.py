@@ -18,7 +18,7 @@ CHUNK = 1000  # sentences whose n-grams are in memory at a time
 
 
 def sentence_statistics(metric: Metric, translations: list[str], references: list[str]) -> list[list]:
-    """Return what the metric counts in each sentence, from which its score of any selection follows."""
+    """Return what the metric counts in each sentence, from which its score of any selection of sentences follows."""
     statistics: list[list] = []
     for start in range(0, len(translations), CHUNK):
         part = slice(start, start + CHUNK)
@@ -27,9 +27,15 @@ def sentence_statistics(metric: Metric, translations: list[str], references: lis
 
 
 def sample_scores(metric: Metric, statistics: list[list]) -> list[Score]:
-    """Return the scores of bootstrap samples, drawn with sacreBLEU's seed (SACREBLEU_SEED), and sign the metric so."""
-    metric.n_bootstrap, metric.seed = RESAMPLES, os.environ.get("SACREBLEU_SEED", "12345").lower()
-    generator = np.random.default_rng(None if metric.seed == "none" else int(metric.seed))
+    """Return the scores of bootstrap samples, drawn with sacreBLEU's seed (SACREBLEU_SEED).
+
+    The number of samples and the seed are set in the metric, so that they stand in its signature.
+    """
+    metric.n_bootstrap = RESAMPLES
+    metric.seed = os.environ.get("SACREBLEU_SEED", "12345").lower()
+    seed = None if metric.seed == "none" else int(metric.seed)
+    generator = np.random.default_rng(seed)
+
     table = np.array(statistics, dtype="float32")
     scores = []
     for _ in range(RESAMPLES):

@@ -31,7 +31,12 @@ from .words import Words, base_language, bleu_metric, bleu_of_language, tokenise
 KINDS = ("tokenised", "sacrebleu", "spbleu", "m2m")
 SPBLEU = "flores101"  # sacreBLEU's name of the pieces of spBLEU
 GROUPS = ("to_english", "from_english", "between_others")
-MEANS = {"bleu": "mean"} | dict(zip(GROUPS, ("into English", "from English", "between others"), strict=True))
+MEANS = {  # part of score.json -> its name in the table
+    "bleu": "mean",
+    "to_english": "into English",
+    "from_english": "from English",
+    "between_others": "between others",
+}
 REFERENCES = {
     "raw": "references: raw text of the corpus",
     "generated": "references: lines T-n of fairseq-generate; --data BIN compares with raw text where the corpus has it",
@@ -60,7 +65,9 @@ def score(
         if data is not None or partial or tokenize:
             raise UserError("--paper perplexity: is of logs; drop --data, --partial and --tokenize")
         return perplexity(path)
-    corpus, kinds = read_corpus(data), kinds_of_bleu(paper)
+
+    corpus = read_corpus(data)
+    kinds = kinds_of_bleu(paper)
     outputs = find_outputs(path, corpus)
 
     def scored(output: Output) -> dict:
@@ -69,13 +76,15 @@ def score(
 
     if len(outputs) == 1 and outputs[0].subset is None:
         return _rounded(scored(outputs[0]))
-    sets: dict[str, dict[str, Output]] = {}
+
+    sets: dict[str, dict[str, Output]] = {}  # subset -> direction -> output
     for output in outputs:
         sets.setdefault(output.subset or "", {})[output.direction or ""] = output
     missing = check_complete(path, sets, corpus, partial)
-    scores = {
-        subset: {direction: scored(output) for direction, output in of_set.items()} for subset, of_set in sets.items()
-    }
+
+    scores = {}
+    for subset, by_direction in sets.items():
+        scores[subset] = {direction: scored(output) for direction, output in by_direction.items()}
     return _rounded(summarise(scores, corpus) | {"missing": missing})
 
 
@@ -93,25 +102,40 @@ def metric_of(aligned: AlignedText, tokenize: str | None = None) -> BLEU:
 
 
 def score_output(aligned: AlignedText, paper: str = "sacrebleu", tokenize: str | None = None) -> dict:
-    """Return score.json of one direction, not rounded; raise a UserError if the paper's BLEU cannot be computed."""
-    text, lowercase = (aligned.hypotheses, aligned.references), aligned.corpus.lowercase
+    """Return score.json of one direction, not rounded; raise a UserError if the paper's BLEU cannot be computed.
+
+    paper: the one of KINDS that "bleu" repeats; tokenize: see score.
+    """
+    text = (aligned.hypotheses, aligned.references)
     tokens = (aligned.generated.translations, aligned.generated.references or [])
-    bleu, notes = metric_of(aligned, tokenize), [*aligned.notes]
+    lowercase = aligned.corpus.lowercase
+
+    bleu = metric_of(aligned, tokenize)
+    notes = [*aligned.notes]
     if bleu.tokenizer_signature == "13a" and not tokenize and written_without_blanks(aligned.references):
         notes.append(f"{aligned.target} is written without blanks: tokenizer 13a leaves phrases whole; see --tokenize")
     result = score_with_samples(bleu, *text)
-    kinds = {
+
+    kinds: dict[str, dict | None] = {
         "sacrebleu": described(bleu, result),
-        "tokenised": _tokenised(aligned) if paper == "tokenised" else None,
-        "spbleu": score_with_interval(_spbleu(lowercase), *text) if paper == "spbleu" else None,
-        "m2m": _m2m(aligned) if paper == "m2m" else None,
+        "tokenised": None,
+        "spbleu": None,
+        "m2m": None,
     }
-    if kinds[paper] is None:
+    if paper == "tokenised":
+        kinds[paper] = _tokenised(aligned)
+    elif paper == "spbleu":
+        kinds[paper] = score_with_interval(_spbleu(lowercase), *text)
+    elif paper == "m2m":
+        kinds[paper] = _m2m(aligned)
+    reported = kinds[paper]
+    if reported is None:
         raise UserError(f"--paper {paper}: {aligned.generated.path} has no references of fairseq-generate (lines T-n)")
+
     return {
-        "bleu": kinds[paper]["score"],
+        "bleu": reported["score"],
         "kind": paper,
-        "signature": kinds[paper]["signature"],
+        "signature": reported["signature"],
         **kinds,
         "chrf": score_with_interval(ChrF(lowercase=lowercase), *text),
         "ter": score_with_interval(TER(), *tokens) if paper == "tokenised" else None,
@@ -124,10 +148,11 @@ def score_output(aligned: AlignedText, paper: str = "sacrebleu", tokenize: str |
 
 
 def _tokenised(aligned: AlignedText) -> dict | None:
-    """Compute the BLEU of words between blanks, as fairseq's own scorer counts them."""
-    generated, metric = aligned.generated, bleu_metric(tokenize="none")
+    """Compute the BLEU of words between blanks, as fairseq's own scorer counts them; None without its references."""
+    generated = aligned.generated
     if generated.references is None:
         return None
+    metric = bleu_metric(tokenize="none")
     value = score_of_text(metric, generated.translations, generated.references)
     return {"score": float(value.score), "signature": str(metric.get_signature())}
 
@@ -140,52 +165,74 @@ def _m2m(aligned: AlignedText) -> dict:
 
 
 def _rounded(value, digits: int = 2):
-    """Round to two decimals, as sacreBLEU prints its scores; ratios to four."""
+    """Round the numbers in score.json to two decimals, as sacreBLEU prints its scores; ratios to four."""
     if isinstance(value, dict):
-        return {key: _rounded(inner, 4 if key == "length_ratio" else 2) for key, inner in value.items()}
-    return round(value, digits) if isinstance(value, float) else value
+        return {key: _rounded(inner, digits=4 if key == "length_ratio" else 2) for key, inner in value.items()}
+    if isinstance(value, float):
+        return round(value, digits)
+    return value
 
 
 def group(source: str, target: str) -> str:
     """Return the one of GROUPS that a direction belongs to."""
-    return GROUPS[0] if base_language(target) == "en" else GROUPS[1] if base_language(source) == "en" else GROUPS[2]
+    if base_language(target) == "en":
+        return "to_english"
+    if base_language(source) == "en":
+        return "from_english"
+    return "between_others"
 
 
 def check_complete(path: Path, sets: dict[str, dict], corpus: Corpus, partial: bool) -> dict[str, list[str]]:
     """Return subset -> the corpus' directions without a translation; UserError if there are any, unless `partial`."""
-    lost = {subset: sorted(corpus.directions(subset) - outputs.keys()) for subset, outputs in sets.items()}
-    lost = {subset: directions for subset, directions in lost.items() if directions}
-    for subset, directions in lost.items() if not partial else ():
-        names = ", ".join(directions[:NAMED]) + (", ..." if len(directions) > NAMED else "")
-        raise UserError(
-            f"{path}: {len(directions)} directions of pairs.txt are missing in {subset} ({names}); "
-            "translate them, or give --partial for the mean of the others"
-        )
+    lost = {}
+    for subset, outputs in sets.items():
+        directions = sorted(corpus.directions(subset) - outputs.keys())
+        if not directions:
+            continue
+        if not partial:
+            names = ", ".join(directions[:NAMED])
+            if len(directions) > NAMED:
+                names += ", ..."
+            raise UserError(
+                f"{path}: {len(directions)} directions of pairs.txt are missing in {subset} ({names}); "
+                "translate them, or give --partial for the mean of the others"
+            )
+        lost[subset] = directions
     return lost
 
 
 def summarise(sets: dict[str, dict[str, dict]], corpus: Corpus) -> dict:
     """Add the means to subset -> direction -> scores. The top level repeats "test", or else is the mean of the sets."""
+    summaries = {}
+    for subset, directions in sets.items():
+        parts = [_with_group(direction, scores, corpus) for direction, scores in directions.items()]
+        summaries[subset] = _means(parts, directions)
 
-    def grouped(directions: dict[str, dict]) -> list[dict]:
-        parts = []
-        for name, one in directions.items():
-            of_group = {group(*parse_pair("direction", name, corpus.languages)): one["bleu"]} if name else {}
-            parts.append(one | of_group)
-        return parts
+    top = summaries.get("test")
+    if top is None:
+        only = next(iter(sets.values())) if len(sets) == 1 else {}  # several sets may have the same directions
+        top = _means(list(summaries.values()), only)
 
-    summaries = {subset: _means(grouped(directions), directions) for subset, directions in sets.items()}
-    times = [scores["generation"] for directions in sets.values() for scores in directions.values()]
-    only = next(iter(sets.values())) if len(sets) == 1 else {}  # several sets may have the same directions
-    return {
-        **(summaries.get("test") or _means(list(summaries.values()), only)),
-        "sets": summaries,
-        "generation": {"seconds": sum(one["seconds"] for one in times)} if all(times) else None,
-    }
+    speeds = []
+    for directions in sets.values():
+        speeds += [scores["generation"] for scores in directions.values()]
+    seconds = sum(speed["seconds"] for speed in speeds) if all(speeds) else None
+    return {**top, "sets": summaries, "generation": None if seconds is None else {"seconds": seconds}}
+
+
+def _with_group(direction: str, scores: dict, corpus: Corpus) -> dict:
+    """Return scores in which the direction's BLEU also stands under its group, for the means; "" has no group."""
+    if not direction:
+        return scores
+    source, target = parse_pair("direction", direction, corpus.languages)
+    return scores | {group(source, target): scores["bleu"]}
 
 
 def _means(parts: list[dict], directions: dict[str, dict]) -> dict:
-    """Average parts with equal weight, regardless of their sentences; None for a group that none of them has."""
+    """Average parts with equal weight, regardless of their sentences; None for a group that none of them has.
+
+    parts: scores of directions, or means of sets; directions: the value of that key in the result.
+    """
 
     def mean(key: str) -> float | None:
         values = [part[key] for part in parts if part.get(key) is not None]
@@ -203,39 +250,85 @@ def _means(parts: list[dict], directions: dict[str, dict]) -> dict:
 def score_table(content: dict) -> str:
     """Format the content of score.json as tables, with notes and signatures."""
     if content["kind"] == PERPLEXITY:
-        rows = [["set", "perplexity", "bits a token"]]
-        for name, one in (content.get("sets") or {"": content}).items():
-            rows.append([name, _cell(one["perplexity"]), _cell(one["loss"])])
-        return render(rows)
-    sets = content.get("sets") or {"": {"directions": {"": content}}}
-    scores = {(s, d): one for s, summary in sets.items() for d, one in summary["directions"].items()}
+        return _perplexity_table(content)
+
     header = ["set", "direction", "sentences", "kind", "BLEU", "sacreBLEU", "95% interval", "chrF2", "95% interval"]
     header += ["length ratio", "sentences/s"]
-    rows, lines = [header], []
-    for (subset, direction), one in scores.items():
-        other = one["kind"] != "sacrebleu"
-        row = [subset, direction, f"{one['sentences']:,}", one["kind"] * other, _cell(one["bleu"])]
-        row += [_cell(one["sacrebleu"]["score"] if other else None), _interval(one["sacrebleu"])]
-        row += [_cell(one["chrf"]["score"]), _interval(one["chrf"]), f"{one['length_ratio']:.3f}"]
-        rows.append([*row, _cell((one["generation"] or {}).get("sentences_per_second"))])
-        lines += [f"note: {note}" for note in one["notes"]]
-        lines += [f"TER: {one['ter']['score']:.2f}"] if one["ter"] else []
-        lines += [f"{name}: {one[name]['signature']}" for name in (*KINDS, "chrf") if one[name]]
-        lines.append(REFERENCES[one["reference"]])
+    rows = [header]
+    lines = []  # below the table
+
+    sets = content.get("sets") or {"": {"directions": {"": content}}}
+    for subset, summary in sets.items():
+        for direction, scores in summary["directions"].items():
+            rows.append([subset, direction, *_cells(scores)])
+            lines += _lines_below(scores)
+
     for subset, summary in content.get("sets", {}).items():
         for key, name in MEANS.items():
             if summary[key] is not None:
-                rows.append([subset, name, "", "", _cell(summary[key]), *[""] * (len(header) - 5)])
-    lines += [f"{subset}: without {', '.join(names)}" for subset, names in content.get("missing", {}).items()]
-    keep = [i for i in range(len(header)) if any(row[i] for row in rows[1:])]
-    return "\n".join([render([[row[i] for i in keep] for row in rows]), "", *dict.fromkeys(lines)])
+                row = [subset, name, "", "", _cell(summary[key])]
+                rows.append(row + [""] * (len(header) - len(row)))
+
+    for subset, names in content.get("missing", {}).items():
+        lines.append(f"{subset}: without {', '.join(names)}")
+    return "\n".join([render(_without_empty_columns(rows)), "", *dict.fromkeys(lines)])  # each line once
+
+
+def _perplexity_table(content: dict) -> str:
+    """Format perplexities of one or several test sets."""
+    rows = [["set", "perplexity", "bits a token"]]
+    sets = content.get("sets") or {"": content}
+    for name, scores in sets.items():
+        rows.append([name, _cell(scores["perplexity"]), _cell(scores["loss"])])
+    return render(rows)
+
+
+def _cells(scores: dict) -> list[str]:
+    """Return the cells of one direction, from "sentences" on; sacreBLEU's stays empty where "bleu" already is it."""
+    kind = ""
+    sacrebleu = ""
+    if scores["kind"] != "sacrebleu":
+        kind = scores["kind"]
+        sacrebleu = _cell(scores["sacrebleu"]["score"])
+    speed = scores["generation"] or {}
+    return [
+        f"{scores['sentences']:,}",
+        kind,
+        _cell(scores["bleu"]),
+        sacrebleu,
+        _interval(scores["sacrebleu"]),
+        _cell(scores["chrf"]["score"]),
+        _interval(scores["chrf"]),
+        f"{scores['length_ratio']:.3f}",
+        _cell(speed.get("sentences_per_second")),
+    ]
+
+
+def _lines_below(scores: dict) -> list[str]:
+    """Return what is said of one direction below the table: notes, TER, signatures, the origin of its references."""
+    lines = [f"note: {note}" for note in scores["notes"]]
+    if scores["ter"]:
+        lines.append(f"TER: {scores['ter']['score']:.2f}")
+    for name in (*KINDS, "chrf"):
+        if scores[name]:
+            lines.append(f"{name}: {scores[name]['signature']}")
+    lines.append(REFERENCES[scores["reference"]])
+    return lines
+
+
+def _without_empty_columns(rows: list[list[str]]) -> list[list[str]]:
+    """Leave out the columns that are empty below the header."""
+    kept = [column for column in range(len(rows[0])) if any(row[column] for row in rows[1:])]
+    return [[row[column] for column in kept] for row in rows]
 
 
 def _interval(metric: dict) -> str:
+    """Format the 95% interval of a metric."""
     return f"{metric['mean'] - metric['ci']:.2f} to {metric['mean'] + metric['ci']:.2f}"
 
 
 def _cell(value: float | None) -> str:
+    """Format with two decimals; "" for None."""
     return "" if value is None else f"{value:.2f}"
 
 
@@ -256,7 +349,7 @@ def perplexity(path: Path) -> dict:
 def _of_log(path: Path) -> dict:
     """Return the loss and perplexity of a log's last evaluation."""
     text = "\n".join(read_lines(path))
-    losses = CAUSAL.findall(text) or [loss for _, loss in MASKED.findall(text)]
+    losses = CAUSAL.findall(text) or [loss for _, loss in MASKED.findall(text)]  # of pairs of subset and loss
     try:
         loss = float(losses[-1])
     except (IndexError, ValueError):
@@ -284,7 +377,9 @@ def kinds_of_bleu(words: str | None) -> dict[str | None, str]:
     UserError for an unknown kind.
     """
     kinds: dict[str | None, str] = {None: "sacrebleu"}
-    for word in words.split(",") if words else ():
+    if not words:
+        return kinds
+    for word in words.split(","):
         subset, _, kind = word.rpartition("=")
         if kind not in KINDS:
             raise UserError(f"--paper {words}: {kind or word} is none of {', '.join(KINDS)}")
@@ -300,7 +395,7 @@ class ChrF(CHRF):
 
 
 def score_with_interval(metric: Metric, translations: list[str], references: list[str]) -> dict:
-    """Score the whole text; see `described`."""
+    """Score the whole text; return what `described` does."""
     return described(metric, score_with_samples(metric, translations, references))
 
 

@@ -33,6 +33,7 @@ SCRIPTS = ("Han", "Hiragana", "Katakana", "Hangul", "Thai", "Lao", "Khmer", "Mya
 
 
 def _letters_of(*scripts: str) -> regex.Pattern:
+    """Return the pattern of one letter of any of the scripts."""
     any_script = "".join(rf"\p{{{script}}}" for script in scripts)
     return regex.compile(rf"[[{any_script}]&&\p{{L}}]", regex.VERSION1)
 
@@ -53,56 +54,82 @@ def _normalised(language: str) -> Split:
 
 
 def _printed(line: str) -> str:
+    """Return remove-non-printing-char.perl's line: a blank for each character that is not printed."""
     return NOT_PRINTED.sub(" ", line)
 
 
 def _moses(language: str, between: Split = str) -> tuple[Split, str]:
     """Return tokenizer.perl -no-escape -l LANG, applied after `between` to a normalised line, and its name."""
-    normalise, moses = _normalised(language), MosesTokenizer(language)
-    split = partial(moses.tokenize, return_str=True, escape=False)
-    return lambda line: split(between(normalise(line))), f"sacremoses-{version('sacremoses')}"
+    normalise = _normalised(language)
+    tokenise = partial(MosesTokenizer(language).tokenize, return_str=True, escape=False)
+
+    def split(line: str) -> str:
+        return tokenise(between(normalise(line)))
+
+    return split, f"sacremoses-{version('sacremoses')}"
 
 
 def _romanian(language: str) -> tuple[Split, str]:
-    split, name = _moses(language, lambda line: line.translate(PLAIN_ROMANIAN))
+    """Return Moses' tokeniser of a text without Romanian diacritics, and its name."""
+    split, name = _moses(language, between=lambda line: line.translate(PLAIN_ROMANIAN))
     return split, f"{name}.ro"
 
 
 def _japanese(language: str) -> Split:
+    """Return what normalises a line and drops its blanks."""
     normalise = _normalised(language)
     return lambda line: "".join(normalise(line).split())
 
 
 def _sacrebleu(name: str, prepared: Callable[[str], Split]) -> Callable[[str], tuple[Split, str]]:
-    """Return sacreBLEU's own tokeniser, applied after the language's `prepared` to a line."""
+    """Return what makes sacreBLEU's own tokeniser `name`, applied after prepared(language) to a line, and its name."""
 
     def tokeniser_of(language: str) -> tuple[Split, str]:
-        prepare, split = prepared(language), bleu_metric(tokenize=name).tokenizer
-        return lambda line: split(prepare(line)), split.signature()
+        prepare = prepared(language)
+        tokenise = bleu_metric(tokenize=name).tokenizer
+
+        def split(line: str) -> str:
+            return tokenise(prepare(line))
+
+        return split, tokenise.signature()
 
     return tokeniser_of
 
 
 def _thai(language: str) -> tuple[Split, str]:
+    """Return PyThaiNLP's words, and its name; raise an ImportError without that library."""
     from pythainlp import word_tokenize
 
-    return lambda line: " ".join(word_tokenize(line.strip())), f"pythainlp-{version('pythainlp')}"
+    def split(line: str) -> str:
+        return " ".join(word_tokenize(line.strip()))
+
+    return split, f"pythainlp-{version('pythainlp')}"
 
 
 def _indic(language: str) -> tuple[Split, str]:
+    """Return the Indic NLP library's words of a normalised line, and its name; raise an ImportError without it."""
     from indicnlp.normalize.indic_normalize import IndicNormalizerFactory
     from indicnlp.tokenize.indic_tokenize import trivial_tokenize
 
     normalise = IndicNormalizerFactory().get_normalizer(language).normalize
-    name = f"indic-nlp-{version('indic-nlp-library')}"
-    return lambda line: " ".join(trivial_tokenize(normalise(line.strip()), language)), name
+
+    def split(line: str) -> str:
+        return " ".join(trivial_tokenize(normalise(line.strip()), language))
+
+    return split, f"indic-nlp-{version('indic-nlp-library')}"
 
 
 TOKENISERS: dict[str, Callable[[str], tuple[Split, str]]] = {  # target language -> tokeniser; Moses's for all others
-    "hi": _indic, "ne": _indic, "ro": _romanian, "si": _indic, "th": _thai,
-    "ja": _sacrebleu("ja-mecab", _japanese), "ko": _sacrebleu("ko-mecab", lambda _: _printed),
-    "my": _sacrebleu("char", lambda _: str), "zh": _sacrebleu("zh", _normalised),
-}  # fmt: skip
+    "hi": _indic,
+    "ne": _indic,
+    "ro": _romanian,
+    "si": _indic,
+    "th": _thai,
+    "ja": _sacrebleu("ja-mecab", prepared=_japanese),
+    "ko": _sacrebleu("ko-mecab", prepared=lambda _: _printed),
+    "my": _sacrebleu("char", prepared=lambda _: str),
+    "zh": _sacrebleu("zh", prepared=_normalised),
+}
 
 
 def base_language(code: str) -> str:
@@ -127,7 +154,9 @@ class Words(BaseTokenizer):
     """Tokeniser that sacreBLEU lacks, with the interface of its own."""
 
     def __init__(self, split: Split, name: str):
-        self.split, self.name = split, name
+        """Take what splits a line, and its name for the signature."""
+        self.split = split
+        self.name = name
 
     def __call__(self, line: str) -> str:
         """Return the words of a line between blanks."""
@@ -141,12 +170,15 @@ class Words(BaseTokenizer):
 def bleu_metric(lowercase: bool = False, tokenize: str | Words = "13a") -> BLEU:
     """Return sacreBLEU's metric with a tokenizer of its own, "th" for PyThaiNLP's words, or one made here."""
     if tokenize == "th":
-        tokenize = Words(*_thai("th"))
-    own = isinstance(tokenize, Words)
+        split, name = _thai("th")
+        tokenize = Words(split, name)
+
     # force: without a warning that the text is tokenised
-    metric = BLEU(tokenize="none" if own else tokenize, lowercase=lowercase, force=True)
-    if own:
-        metric.tokenizer, metric.tokenizer_signature = tokenize, tokenize.signature()
+    if not isinstance(tokenize, Words):
+        return BLEU(tokenize=tokenize, lowercase=lowercase, force=True)
+    metric = BLEU(tokenize="none", lowercase=lowercase, force=True)
+    metric.tokenizer = tokenize
+    metric.tokenizer_signature = tokenize.signature()
     return metric
 
 
@@ -173,4 +205,5 @@ def written_without_blanks(lines: list[str]) -> bool:
 def mostly(letters_of_script: regex.Pattern, lines: list[str]) -> bool:
     """Tell whether most letters of the lines are of a script."""
     letters = sum(len(LETTER.findall(line)) for line in lines)
-    return 2 * sum(len(letters_of_script.findall(line)) for line in lines) > letters
+    of_script = sum(len(letters_of_script.findall(line)) for line in lines)
+    return 2 * of_script > letters
