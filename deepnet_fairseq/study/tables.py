@@ -329,7 +329,7 @@ def _results(table: Table, runs: Sequence[RecordedRun]) -> list[Result]:
 
     results = [Result(table, key, setting="", runs=[]) for key in table.rows if key not in recorded]
     for (key, setting), group in groups.items():
-        results.append(Result(table, key, setting, group))
+        results.append(Result(table, key, setting=setting, runs=group))
 
     def system(key: tuple) -> tuple:
         """Return a row's values without its depth."""
