@@ -93,12 +93,12 @@ def read_generated(path: Path) -> Generated:
         number = int(match[2])
         text = match[3]  # of H and D: score, tab, translation
         if letter == "T":
-            _put(references, number, text, "references", path)
+            _put(references, number, text, what="references", path=path)
         elif letter == "H":
             before_joining = text.partition("\t")[2]
         elif letter == "D" and "\t" in text:
             translation = text.partition("\t")[2]
-            _put(translations, number, translation, "translations", path)
+            _put(translations, number, translation, what="translations", path=path)
             joined.count(before_joining, translation)
     if not line.endswith("\n"):
         raise UserError(f"{path}: ends in the middle of a line; generate again")
@@ -107,7 +107,13 @@ def read_generated(path: Path) -> Generated:
     of_translations = _in_order(translations, "translations", path)
     if not translations or (references and len(references) != len(translations)):
         raise UserError(f"{path}: {len(translations)} translations for {len(references)} references; generate again")
-    return Generated(path, of_translations, of_references or None, log, joined)
+    return Generated(
+        path=path,
+        translations=of_translations,
+        references=of_references or None,
+        log=log,
+        joined=joined,
+    )
 
 
 def _log_beside(output: Path) -> list[str]:
@@ -357,7 +363,12 @@ def align_with_references(output: Output, corpus: Corpus) -> AlignedText:
             f"{output.file}: {with_bytes:,} translations have pieces of bytes, as <0xE7>, which are joined here"
         )
         generated = _without_bytes(generated)
-    notes += forced.notes(output.file, generated.logged, generated.translations, generated.references or raw)
+    notes += forced.notes(
+        output.file,
+        logged=generated.logged,
+        translations=generated.translations,
+        references=generated.references or raw,
+    )
     notes += pieces.notes(output.file, generated.translations)
 
     hypotheses = generated.translations

@@ -106,7 +106,7 @@ def significance(
         notes = []
         for system in aligned:
             notes += system.notes
-        comparisons[key] = Comparison(names(paths), results, signatures, notes)
+        comparisons[key] = Comparison(systems=names(paths), results=results, signatures=signatures, notes=notes)
     return comparisons
 
 

@@ -80,7 +80,7 @@ def score(
     sets: dict[str, dict[str, Output]] = {}  # subset -> direction -> output
     for output in outputs:
         sets.setdefault(output.subset or "", {})[output.direction or ""] = output
-    missing = check_complete(path, sets, corpus, partial)
+    missing = check_complete(path, sets, corpus, partial=partial)
 
     scores = {}
     for subset, by_direction in sets.items():
