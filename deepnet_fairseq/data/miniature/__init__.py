@@ -26,15 +26,19 @@ ARCHIVES = {  # pattern of an address -> function of the pattern's groups that m
 
 
 def archive(url: str) -> bytes:
-    """Make the miniature of the archive at an address."""
-    return next(make(*match.groups()) for pattern, make in ARCHIVES.items() if (match := re.search(pattern, url)))
+    """Make the miniature of the archive at an address; StopIteration if no pattern of ARCHIVES fits it."""
+    pattern = next(pattern for pattern in ARCHIVES if re.search(pattern, url))
+    make = ARCHIVES[pattern]
+    return make(*re.search(pattern, url).groups())
 
 
 def write(files: Iterable[RemoteFile], folder: Path) -> dict[str, Path]:
     """Write the files' miniatures to `folder`, unless they exist; return name -> path."""
     folder.mkdir(parents=True, exist_ok=True)
+    paths = {file.name: folder / file.name for file in files}
     for file in files:
-        if not (folder / file.name).exists():
-            with whole(folder / file.name) as part:
+        path = paths[file.name]
+        if not path.exists():
+            with whole(path) as part:
                 part.write_bytes(archive(file.urls[0]))
-    return {file.name: folder / file.name for file in files}
+    return paths

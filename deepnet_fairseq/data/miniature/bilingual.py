@@ -7,6 +7,7 @@ like sentences; in XML & stands as &amp;.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
 from xml.sax.saxutils import escape
 
@@ -16,9 +17,13 @@ from ..recipes.iwslt14 import TEST_SETS
 from .text import TALK, WEB, gzipped, lines, spoilt, tar, tar_gz, translations
 
 LANGS = {"de": "german", "en": "english"}
-TALKS, TALK_SENTENCES = 120, 48  # a talk's title and description are two sentences more
+GERMAN_ENGLISH = tuple(LANGS)
+FRENCH_ENGLISH = ("fr", "en")
+TALKS = 120
+TALK_SENTENCES = 48  # a talk's title and description are two sentences more
 SPOILT_TALKS = 20  # talks with three pairs that cleaning has to drop
-TEST_TALKS, TEST_SENTENCES = 2, 30  # of each test set
+TEST_TALKS = 2  # of each test set
+TEST_SENTENCES = 30  # of each of these talks, beside title and description
 
 SIZES = {  # archive of WMT -> number of pairs with each language, and their frames
     published.EUROPARL: (2000, TALK),
@@ -34,24 +39,37 @@ HELD_OUT = 200  # sentences of newstest2013 and of newstest2014
 
 def iwslt14() -> bytes:
     """Make the bytes of de-en.tgz."""
-    pairs = translations("iwslt14", tuple(LANGS))
-    tests = {name: [list(islice(pairs, 2 + TEST_SENTENCES)) for _ in range(TEST_TALKS)] for name in TEST_SETS}
-    talks = [list(islice(pairs, 2 + TALK_SENTENCES)) for _ in range(TALKS)]  # title, description, sentences
+    pairs = translations("iwslt14", GERMAN_ENGLISH)
+    tests = {}
+    for name in TEST_SETS:
+        tests[name] = [_talk(pairs, TEST_SENTENCES) for _ in range(TEST_TALKS)]
+    talks = [_talk(pairs, TALK_SENTENCES) for _ in range(TALKS)]
     for talk in talks[:: TALKS // SPOILT_TALKS]:
         talk[4:4] = spoilt(pairs)
+
     members = {}
     for side, lang in enumerate(LANGS):
-        tagged = [[*_head(talk, i, side), *(pair[side] for pair in talk[2:])] for i, talk in enumerate(talks, 1)]
-        members[f"de-en/train.tags.de-en.{lang}"] = lines(sum(tagged, []))
-        for name, documents in tests.items():
-            members[f"de-en/IWSLT14.{name}.de-en.{lang}.xml"] = lines(_xml(name, documents, side))
+        tagged = []
+        for number, talk in enumerate(talks, 1):
+            tagged += _head(talk, number, side)
+            tagged += [pair[side] for pair in talk[2:]]
+        members[f"de-en/train.tags.de-en.{lang}"] = lines(tagged)
+        for name, test_talks in tests.items():
+            members[f"de-en/IWSLT14.{name}.de-en.{lang}.xml"] = lines(_xml(name, test_talks, side))
     return tar_gz(members)
 
 
+def _talk(pairs: Iterator[tuple[str, str]], sentences: int) -> Pairs:
+    """Take a talk from `pairs`: its title, its description, and its sentences."""
+    return list(islice(pairs, 2 + sentences))
+
+
 def _head(talk: Pairs, number: int, side: int) -> list[str]:
-    title, description = (pair[side] for pair in talk[:2])
+    """Return the tags before the sentences of a talk, with its title and description in the language of the side."""
+    title = talk[0][side]
+    description = talk[1][side]
     return [
-        f"<url>http://www.ted.com/talks/lang/{tuple(LANGS)[side]}/talk_{number}.html</url>",
+        f"<url>http://www.ted.com/talks/lang/{GERMAN_ENGLISH[side]}/talk_{number}.html</url>",
         "<keywords>talks, language, invention</keywords>",
         f"<talkid>{number}</talkid>",
         f"<title>{title}</title>",
@@ -60,35 +78,51 @@ def _head(talk: Pairs, number: int, side: int) -> list[str]:
 
 
 def _xml(name: str, talks: list[Pairs], side: int) -> list[str]:
-    language = f'srclang="{LANGS["de"]}"' + (f' trglang="{LANGS["en"]}"' if side else "")
-    kind = "refset" if side else "srcset"
+    """Return the lines of one side of a test set: 0, the sources in German, or 1, the references in English."""
+    if side == 0:
+        kind = "srcset"
+        language = f'srclang="{LANGS["de"]}"'
+    else:
+        kind = "refset"
+        language = f'srclang="{LANGS["de"]}" trglang="{LANGS["en"]}"'
+
     xml = ['<?xml version="1.0" encoding="UTF-8"?>', "<mteval>"]
-    xml += [f'<{kind} setid="iwslt2014-{name.split(".")[1]}" {language}>']
+    xml.append(f'<{kind} setid="iwslt2014-{name.split(".")[1]}" {language}>')
     for number, talk in enumerate(talks, 1):
-        talk = [tuple(map(escape, pair)) for pair in talk]
-        xml += [f'<doc docid="{number}" genre="lectures">', *_head(talk, number, side)]
-        xml += [f'<seg id="{i}"> {pair[side]} </seg>' for i, pair in enumerate(talk[2:], 1)]
-        xml += ["</doc>"]
-    return [*xml, f"</{kind}>", "</mteval>"]
+        escaped = [(escape(german), escape(english)) for german, english in talk]
+        xml.append(f'<doc docid="{number}" genre="lectures">')
+        xml += _head(escaped, number, side)
+        xml += [f'<seg id="{i}"> {pair[side]} </seg>' for i, pair in enumerate(escaped[2:], 1)]
+        xml.append("</doc>")
+    xml += [f"</{kind}>", "</mteval>"]
+    return xml
 
 
 def wmt(name: str) -> bytes:
     """Make the bytes of an archive by its file name: lines, except newstest2014, which is SGML."""
     if name == published.NEWSTEST2013.name:
-        return tar_gz(_plain("dev/newstest2013.{}", tuple(LANGS), _held_out(name, tuple(LANGS))))
+        return tar_gz(_plain("dev/newstest2013.{}", GERMAN_ENGLISH, _held_out(name, GERMAN_ENGLISH)))
     if name == published.NEWSTEST2014.name:
-        return tar_gz(_sgml("deen", tuple(LANGS), name) | _sgml("fren", ("fr", "en"), f"{name} fr"))
+        return tar_gz(_sgml("deen", GERMAN_ENGLISH, name) | _sgml("fren", FRENCH_ENGLISH, f"{name} fr"))
+
     archive = next(file for file in SIZES if file.name == name)
+    size, frames = SIZES[archive]
     members: dict[str, str] = {}
-    for langs, training in ((tuple(LANGS), published.GERMAN), (("fr", "en"), published.FRENCH)):
+    for langs, training in ((GERMAN_ENGLISH, published.GERMAN), (FRENCH_ENGLISH, published.FRENCH)):
         if archive in training:
-            members |= _plain(training[archive], langs, _training(training[archive], langs, *SIZES[archive]))
-    if archive is published.GIGA_FREN:
+            member = training[archive]
+            members |= _plain(member, langs, _training(member, langs, size=size, frames=frames))
+
+    if archive is published.GIGA_FREN:  # a plain tar of gzipped files
         return tar({path: gzipped(text.encode()) for path, text in members.items()})
     return tar_gz(members)
 
 
 def _training(member: str, langs: tuple[str, ...], size: int, frames: tuple[str, ...]) -> Pairs:
+    """Return `size` pairs, and between them, in SPOILT places, some that cleaning has to drop.
+
+    member: path in the archive, as for _plain, after which the text is drawn.
+    """
     source = translations(member.removesuffix(".{}"), langs, frames)
     pairs = list(islice(source, size))
     for start in range(0, size, size // SPOILT):
@@ -101,16 +135,23 @@ def _held_out(name: str, langs: tuple[str, ...]) -> Pairs:
 
 
 def _plain(member: str, langs: tuple[str, ...], pairs: Pairs) -> dict[str, str]:
+    """Return path -> text of both sides. member: their path in the archive, with {} in the place of the language."""
     return {member.format(lang): lines([pair[side] for pair in pairs]) for side, lang in enumerate(langs)}
 
 
 def _sgml(pair: str, langs: tuple[str, ...], name: str) -> dict[str, str]:
-    """Make newstest2014 of a pair ("deen"), as source and as reference in both languages."""
-    members, pairs = {}, _held_out(name, langs)
+    """Make newstest2014 of a pair ("deen"), as source and as reference in both languages; name: of the text drawn."""
+    pairs = _held_out(name, langs)
+    members = {}
     for side, lang in enumerate(langs):
         sentences = [f'<seg id="{i}">{escape(row[side])}</seg>' for i, row in enumerate(pairs, 1)]
         for kind in ("src", "ref"):
-            head, doc = f'<{kind}set setid="newstest2014" srclang="any">', '<doc docid="1" genre="news"><p>'
-            text = lines([head, doc, *sentences, "</p></doc>", f"</{kind}set>"])
-            members[f"test-full/newstest2014-{pair}-{kind}.{lang}.sgm"] = text
+            text = [
+                f'<{kind}set setid="newstest2014" srclang="any">',
+                '<doc docid="1" genre="news"><p>',
+                *sentences,
+                "</p></doc>",
+                f"</{kind}set>",
+            ]
+            members[f"test-full/newstest2014-{pair}-{kind}.{lang}.sgm"] = lines(text)
     return members

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from itertools import combinations, islice
+from itertools import combinations
 from xml.sax.saxutils import escape
 
 from ..recipes.evaluation import FLORES, FLORES_SPLITS, TED_COLUMNS, TED_MISSING, TED_TEST, WMT, ZERO_SHOT_LANGUAGES
@@ -28,7 +28,8 @@ def opus100(pair: str) -> bytes:
     members = {}
     for subset, rows in split(f"opus-100 {pair}", langs, wanted).items():
         if subset == "train":
-            rows.insert(len(rows) // 2, ("", *rows[0][1:]))
+            empty_side = ("", *rows[0][1:])
+            rows.insert(len(rows) // 2, empty_side)
         for side, lang in enumerate(langs):
             path = f"opus-100-corpus/v1.0/supervised/{pair}/opus.{pair}-{subset}.{lang}"
             members[path] = lines([row[side] for row in rows])
@@ -36,39 +37,53 @@ def opus100(pair: str) -> bytes:
 
 
 def sizes(langs: tuple[str, str]) -> dict[str, int]:
-    """Return the number of pairs fit for training in each corpus; no pair is in two of them."""
-    return {corpus: size // (1 if "de" in langs else LESS) for corpus, size in SIZES.items()}
+    """Return corpus -> number of sentence pairs fit for training; no sentence pair is in two of them."""
+    if "de" in langs:
+        return dict(SIZES)
+    return {corpus: size // LESS for corpus, size in SIZES.items()}
 
 
 def opus(corpus: str, pair: str) -> bytes:
     """Make the bytes of CORPUS/.../PAIR.txt.zip, in the corpus' own codes."""
-    ours = {code: lang for lang, code in OTHER_CODES.get(corpus, {}).items()}
+    our_codes = {theirs: ours for ours, theirs in OTHER_CODES.get(corpus, {}).items()}
     codes = pair.split("-")
-    langs = tuple(ours.get(code, code) for code in codes)
-    rows = _rows(langs)
-    end = sum(islice(sizes(langs).values(), list(SIZES).index(corpus) + 1))
-    rows = _unfit(langs, rows) + rows[end - sizes(langs)[corpus] : end]
-    return zipped({f"{corpus}.{pair}.{code}": lines([row[side] for row in rows]) for side, code in enumerate(codes)})
+    langs = tuple(our_codes.get(code, code) for code in codes)
+
+    all_rows = _rows(langs)
+    start = 0  # the corpora take their rows one after another, in the order of SIZES
+    for other, size in sizes(langs).items():
+        if other == corpus:
+            break
+        start += size
+    rows = _unfit(langs, all_rows) + all_rows[start : start + sizes(langs)[corpus]]
+
+    members = {}
+    for side, code in enumerate(codes):
+        members[f"{corpus}.{pair}.{code}"] = lines([row[side] for row in rows])
+    return zipped(members)
 
 
 @cache
 def _rows(langs: tuple[str, str]) -> list[tuple[str, str]]:
     """Return the pairs fit for training, of all corpora."""
-    return split(f"opus {'-'.join(langs)}", langs, {"train": sum(sizes(langs).values())})["train"]
+    total = sum(sizes(langs).values())
+    return split(f"opus {'-'.join(langs)}", langs, {"train": total})["train"]
 
 
 def _unfit(langs: tuple[str, str], rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """Return pairs that mining lets through: empty and equal sides, menus, pairs of other corpora, test sentences."""
-    (first, second), menu = rows[0], tuple(" ".join(row[side] for row in rows[:100]) for side in (0, 1))
-    pairs = [("", second), (first, ""), (first, first), menu, (first, second)]
+    source, target = rows[0]
+    menu = (" ".join(row[0] for row in rows[:100]), " ".join(row[1] for row in rows[:100]))
+    pairs = [("", target), (source, ""), (source, source), menu, (source, target)]
     if FLORES.keys() >= set(langs):
-        known = dict(zip(FLORES, _flores_rows()["test"][0], strict=True))
-        pairs.append(tuple(known[lang] for lang in langs))
+        tested = dict(zip(FLORES, _flores_rows()["test"][0], strict=True))  # language -> the first test sentence
+        pairs.append(tuple(tested[lang] for lang in langs))
     return pairs
 
 
 @cache
 def _flores_rows() -> dict[str, list[tuple[str, ...]]]:
+    """Return "dev" and "test" -> sentences in every language of FLORES, in its order."""
     return split("flores", tuple(FLORES), {"dev": HELD_OUT, "test": HELD_OUT})
 
 
@@ -85,12 +100,15 @@ def flores() -> bytes:
 def zero_shot() -> bytes:
     """Make the bytes of opus-100-corpus-zeroshot-v1.0.tar.gz: the same sentences for every two of the languages."""
     rows = split("zero-shot", ZERO_SHOT_LANGUAGES, {"test": HELD_OUT})["test"]
+    text = {}  # by language
+    for side, lang in enumerate(ZERO_SHOT_LANGUAGES):
+        text[lang] = lines([row[side] for row in rows])
+
     members = {}
-    for pair in combinations(range(len(ZERO_SHOT_LANGUAGES)), 2):
-        name = "-".join(ZERO_SHOT_LANGUAGES[side] for side in pair)
-        for side in pair:
-            path = f"opus-100-corpus/v1.0/zero-shot/{name}/opus.{name}-test.{ZERO_SHOT_LANGUAGES[side]}"
-            members[path] = lines([row[side] for row in rows])
+    for pair in combinations(ZERO_SHOT_LANGUAGES, 2):
+        name = "-".join(pair)
+        for lang in pair:
+            members[f"opus-100-corpus/v1.0/zero-shot/{name}/opus.{name}-test.{lang}"] = text[lang]
     return tar_gz(members)
 
 
@@ -98,24 +116,34 @@ def wmt(name: str) -> bytes:
     """Make the bytes of a test set's archive, named as by sacreBLEU: the same sentences from and into English."""
     from sacrebleu.dataset import DATASETS
 
-    langs, members = ("en", *(lang for lang, year in WMT.items() if year == name)), {}
+    others = [lang for lang, year in WMT.items() if year == name]
+    langs = ("en", *others)
     rows = split(name, langs, {"test": 2 * HELD_OUT})["test"]
-    for lang in langs[1:]:
-        for direction, some in ((("en", lang), rows[:HELD_OUT]), ((lang, "en"), rows[HELD_OUT:])):
-            for member, of in zip(DATASETS[name].langpairs["-".join(direction)], direction, strict=True):
-                text = (escape(row[langs.index(of)]) for row in some)
-                members[member] = lines([f'<seg id="{i}">{line}</seg>' for i, line in enumerate(text, 1)])
+    members = {}
+
+    def add(direction: tuple[str, str], direction_rows: list[tuple[str, ...]]) -> None:
+        """Add the files of source and reference of one direction."""
+        for member, lang in zip(DATASETS[name].langpairs["-".join(direction)], direction, strict=True):
+            sentences = [escape(row[langs.index(lang)]) for row in direction_rows]
+            members[member] = lines([f'<seg id="{i}">{sentence}</seg>' for i, sentence in enumerate(sentences, 1)])
+
+    for lang in others:
+        add(("en", lang), rows[:HELD_OUT])
+        add((lang, "en"), rows[HELD_OUT:])
     return tar_gz(members)
 
 
 def ted() -> bytes:
-    """Make the bytes of ted_talks.tar.gz, the parts that are read: tokenised; each third language lacks each third
-    sentence."""
+    """Make the bytes of ted_talks.tar.gz, the parts that are read.
+
+    The text is tokenised, and every third language lacks every third sentence.
+    """
     langs = tuple(TED_COLUMNS)
     table = ["\t".join(["talk_name", *TED_COLUMNS.values()])]
     for number, row in enumerate(split("ted", langs, {"test": HELD_OUT})["test"]):
-        tokens = (re.sub(r"([.,()])", r" \1 ", cell).strip() for cell in row)
-        missing = TED_MISSING[number % 2]
-        cells = [missing if number % 3 == 1 and side % 3 == 2 else cell for side, cell in enumerate(tokens)]
+        cells = [re.sub(r"([.,()])", r" \1 ", cell).strip() for cell in row]
+        if number % 3 == 1:
+            for side in range(2, len(cells), 3):
+                cells[side] = TED_MISSING[number % 2]
         table.append("\t".join(["talk", *cells]))
     return tar_gz({TED_TEST: lines(table)})

@@ -19,15 +19,19 @@ from ..language import qaa, qab
 from ..language.meaning import Speaker, build_lexicon
 
 # Few words and short sentences, so that a narrow model learns something in 300 updates of 1,000 tokens.
-NOUNS, VERBS, LONGEST = 6, 10, 10
-VOWELS, CONSONANTS = "aeiou", "bcdfghjklmnpqrstvwxyz"
+NOUNS = 6
+VERBS = 10
+LONGEST = 10  # words of a sentence
+VOWELS = "aeiou"
+CONSONANTS = "bcdfghjklmnpqrstvwxyz"
 LATIN = (VOWELS, CONSONANTS)
 LETTERS = {"ru": ("аеиоу", "бвгджзйклмнпрстфхцчшщ")}  # vowels and consonants by language; others have the Latin ones
 TALK = ('"{}"', "O'Malo: {}", "{} (Q&A)", "[{}]", "O’Malo: {}")  # frames with characters that a tokeniser escapes
 # Frames found on the web. Some of these characters end a line for str.splitlines, but not for other text tools.
 WEB = (*TALK, "„{}“", "{}\u00a0…", "\u2028{}", "{}\u0085", "–\u200b{}")
 EVERY = 12  # one of so many sentences stands in such a frame
-SUBSETS, SHARE = {0: "dev", 1: "test"}, 10  # one English sentence in ten may come in dev sets, one in test sets
+SHARE = 10  # one English sentence in ten may come in dev sets, one in test sets
+SUBSETS = {0: "dev", 1: "test"}  # checksum of a sentence modulo SHARE -> where it may come; the rest: in training text
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest date of a zip
 RATIO = 1.4  # below clean-corpus-n's 1.5, so that only pairs spoilt on purpose are dropped
 
@@ -50,44 +54,58 @@ def split(  # type: ignore[return]  # there is always another sentence
     for texts in _sentences(name, WEB):
         letters = "".join(sorted(texts["en"].lower()))
         subset = SUBSETS.get(crc32(letters.encode()) % SHARE, "train")
-        if len(drawn.get(subset, ())) < wanted.get(subset, 0):
+        if subset in wanted and len(drawn[subset]) < wanted[subset]:
             drawn[subset].append(_in(langs, texts))
         elif all(len(drawn[subset]) == size for subset, size in wanted.items()):
             return drawn
 
 
 def _in(langs: tuple[str, ...], texts: dict[str, str]) -> tuple[str, ...]:
+    """Return a sentence in all `langs`: from `texts`, or in a language's alphabet in the place of the German one."""
     return tuple(texts[lang] if lang in texts else texts["de"].translate(_alphabet(lang)) for lang in langs)
 
 
 def _sentences(name: str, frames: tuple[str, ...]) -> Iterator[dict[str, str]]:
-    """Yield sentences in German and English, neither of which came before."""
+    """Yield sentences in German and English, neither of which came before; each EVERY-th stands in a frame, in turn."""
     speaker = Speaker(build_lexicon(1, NOUNS, VERBS), Random(f"miniature {name}"))
     earlier: set[str] = set()
     for number in count(1):
-        german = english = ""
-        while not (_fit(german, english) and earlier.isdisjoint((german, english))):
+        while True:
             sentence = speaker.sentence()
-            german, english = _raw(qaa.say(sentence)), _raw(qab.say(sentence))
+            german = _raw(qaa.say(sentence))
+            english = _raw(qab.say(sentence))
+            if _fit(german, english) and earlier.isdisjoint((german, english)):
+                break
         earlier |= {german, english}
-        turn, rest = divmod(number, EVERY)
-        frame = "{}" if rest else frames[turn % len(frames)]
+
+        frame = "{}"
+        if number % EVERY == 0:
+            frame = frames[number // EVERY % len(frames)]
         yield {"de": frame.format(german), "en": frame.format(english)}
 
 
 def spoilt(pairs: Iterator[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Make three pairs that cleaning has to drop: an empty side, sides of over 250 words, sides of unlike length."""
+    """Make three pairs that cleaning has to drop: an empty side, sides of over 250 words, sides of unlike length.
+
+    They are made of the next of `pairs`.
+    """
     long = [next(pairs)]
     while min(map(_words, _joined(long))) <= 250:
         long.append(next(pairs))
+
     source, target = next(pairs)
     while _words(target) <= 2 * _words(source):
-        target += f" {next(pairs)[1]}"
-    return [("", next(pairs)[1]), _joined(long), (source, target)]
+        _, more = next(pairs)
+        target += f" {more}"
+
+    _, alone = next(pairs)
+    return [("", alone), _joined(long), (source, target)]
 
 
 def _joined(pairs: list[tuple[str, str]]) -> tuple[str, str]:
-    return tuple(map(" ".join, zip(*pairs, strict=True)))
+    """Join pairs to one, side by side."""
+    sources, targets = zip(*pairs, strict=True)
+    return " ".join(sources), " ".join(targets)
 
 
 def _raw(tokens: str) -> str:
@@ -95,8 +113,9 @@ def _raw(tokens: str) -> str:
     return tokens.replace(" , ,", " ,").replace(" , .", " .").replace(" ,", ",").replace(" .", ".")
 
 
-def _fit(one: str, other: str) -> bool:
-    short, long = sorted((_words(one), _words(other)))
+def _fit(german: str, english: str) -> bool:
+    """Return whether two sides are neither empty nor above LONGEST, and no more unlike in length than RATIO."""
+    short, long = sorted((_words(german), _words(english)))
     return 0 < long <= min(LONGEST, RATIO * short)
 
 
@@ -109,9 +128,15 @@ def _words(text: str) -> int:
 def _alphabet(lang: str) -> dict[int, str]:
     """Return str.translate's table to a language's alphabet, vowels for vowels."""
     random = Random(f"alphabet {lang}")
-    vowels, consonants = ("".join(random.sample(letters, len(letters))) for letters in LETTERS.get(lang, LATIN))
-    small = dict(zip(VOWELS + CONSONANTS, vowels + consonants, strict=True))
-    return str.maketrans(small | {letter.upper(): other.upper() for letter, other in small.items()})
+    vowels, consonants = LETTERS.get(lang, LATIN)
+    shuffled_vowels = random.sample(vowels, len(vowels))
+    shuffled_consonants = random.sample(consonants, len(consonants))
+
+    table = {}
+    for letter, other in zip(VOWELS + CONSONANTS, shuffled_vowels + shuffled_consonants, strict=True):
+        table[letter] = other
+        table[letter.upper()] = other.upper()
+    return str.maketrans(table)
 
 
 def tar_gz(members: dict[str, str]) -> bytes:
