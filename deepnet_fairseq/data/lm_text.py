@@ -25,7 +25,7 @@ from ..files import check_folder, read_object
 from .binarise import PLAIN, binarise, check_dest
 from .folder import new_folder, prepared_size, say_space
 from .learning import sample_size, sentencepiece_model
-from .lines import as_many, is_blank, map_chunks, read_lines, rereadable, write_lines
+from .lines import Letters, as_many, is_blank, map_chunks, read_lines, rereadable, write_lines
 from .steps import write_json
 from .survey import Survey, survey
 from .vocabulary import Vocabulary, sample
@@ -44,19 +44,28 @@ CHECKSUMS = {  # those by which OpenAI's tiktoken verifies its downloads
 }
 
 
-def _gpt2_symbols(path: Path, merges: Path) -> list[str]:
-    """Read the symbols of encoder.json and vocab.bpe (byte-level BPE, Radford et al. 2019): the pieces' numbers."""
-    numbers = read_object(path, MEND)
-    values = list(numbers.values())
-    if any(type(number) is not int or number < 0 for number in values) or len(set(values)) < len(values):
-        raise UserError(f"{path}: must give each piece a whole number of its own; {MEND}")
-    if missing := [symbol for symbol in bytes_to_unicode().values() if symbol not in numbers]:
-        raise UserError(f"{path}: has no number for {len(missing)} of the 256 bytes ({missing[0]!r}); {MEND}")
-    for number, line in enumerate(read_lines(merges), 1):
+def _gpt2_symbols(encoder: Path, merges: Path) -> list[str]:
+    """Return the symbols of GPT-2's pieces in fairseq's dictionary, which are the pieces' numbers, in their order.
+
+    The pieces are those of byte-level BPE (Radford et al. 2019). encoder: encoder.json, piece -> number; merges:
+    vocab.bpe. Raises a UserError for a file that fairseq's encoder would trip over in the middle of a text.
+    """
+    number_of = read_object(encoder, MEND)
+    numbers = list(number_of.values())
+    if any(type(number) is not int or number < 0 for number in numbers) or len(set(numbers)) < len(numbers):
+        raise UserError(f"{encoder}: must give each piece a whole number of its own; {MEND}")
+
+    missing = [symbol for symbol in bytes_to_unicode().values() if symbol not in number_of]
+    if missing:
+        raise UserError(f"{encoder}: has no number for {len(missing)} of the 256 bytes ({missing[0]!r}); {MEND}")
+
+    for line_number, line in enumerate(read_lines(merges), 1):
+        if line_number == 1:  # a comment with the version
+            continue
         pair = line.split(" ")
-        if number > 1 and (len(pair) != 2 or "".join(pair) not in numbers):
-            raise UserError(f"{merges}, line {number}: is not two pieces that are one in encoder.json; {MEND}")
-    return [str(number) for number in sorted(values)]
+        if len(pair) != 2 or "".join(pair) not in number_of:
+            raise UserError(f"{merges}, line {line_number}: is not two pieces that are one in encoder.json; {MEND}")
+    return [str(number) for number in sorted(numbers)]
 
 
 KINDS = {  # fairseq's --bpe -> its setting -> name of the file in the data's folder
@@ -73,8 +82,12 @@ class Segmenter:
     """
 
     def __init__(self, kind: str, files: dict[str, Path]):
-        self.kind, self.files = kind, files
-        self.symbols = _gpt2_symbols(*files.values()) if kind == "gpt2" else Vocabulary(*files.values()).subwords
+        self.kind = kind
+        self.files = files
+        if kind == "gpt2":
+            self.symbols = _gpt2_symbols(*files.values())
+        else:
+            self.symbols = Vocabulary(*files.values()).subwords
         settings = {setting: str(path) for setting, path in files.items()}
         self._bpe = encoders.build_bpe(argparse.Namespace(bpe=kind, **settings))
 
@@ -89,8 +102,9 @@ class Segmenter:
     def write(self, folder: Path, **facts) -> None:
         """Copy the files to `folder`, unless they lie there, and write text.json with `facts` beside the settings."""
         for setting, name in KINDS[self.kind].items():
-            if self.files[setting] != folder / name:
-                shutil.copyfile(self.files[setting], folder / name)
+            source = self.files[setting]
+            if source != folder / name:
+                shutil.copyfile(source, folder / name)
         write_json(folder / NAME, {"bpe": self.kind} | KINDS[self.kind] | facts)
 
 
@@ -102,22 +116,25 @@ def read(folder: Path) -> Segmenter:
     kind = content.get("bpe")
     if not isinstance(kind, str) or kind not in KINDS:
         raise UserError(f'{path}: "bpe" must be one of {", ".join(KINDS)}; {mend}')
-    if missing := [setting for setting in KINDS[kind] if not isinstance(content.get(setting), str)]:
-        raise UserError(f"{path}: lacks {missing[0]!r}; {mend}")
-    return Segmenter(kind, {setting: folder / content[setting] for setting in KINDS[kind]})
+
+    files = {}
+    for setting in KINDS[kind]:
+        name = content.get(setting)
+        if not isinstance(name, str):
+            raise UserError(f"{path}: lacks {setting!r}; {mend}")
+        files[setting] = folder / name
+    return Segmenter(kind, files)
 
 
 def fetch_gpt2(folder: Path) -> dict[str, Path]:
     """Fetch GPT-2's files unless they exist; return name -> path in `folder`. UserError if no address gives them."""
     from .download import RemoteFile, fetch_all
 
-    return fetch_all(
-        [
-            RemoteFile(name, tuple(f"{place}/{name}" for place in PLACES), checksum=checksum, origin="tiktoken")
-            for name, checksum in CHECKSUMS.items()
-        ],
-        folder,
-    )
+    files = []
+    for name, checksum in CHECKSUMS.items():
+        addresses = tuple(f"{place}/{name}" for place in PLACES)
+        files.append(RemoteFile(name, addresses, checksum=checksum, origin="tiktoken"))
+    return fetch_all(files, folder)
 
 
 def prepare_lm(
@@ -137,12 +154,9 @@ def prepare_lm(
     check_folder("DEST", dest)
     check_dest(dest)
     with new_folder(dest) as part, ExitStack() as copies:
-        paths = {
-            f"{split}{number or ''}": copies.enter_context(rereadable(path))
-            for split, files in texts.items()
-            for number, path in enumerate(files)
-        }
-        say_space(dest, prepared_size(sum(path.stat().st_size for path in paths.values()), pieces=0), str(dest))
+        paths = _rereadable_subsets(texts, copies)
+        text_size = sum(path.stat().st_size for path in paths.values())
+        say_space(dest, prepared_size(text_size, pieces=0), str(dest))
         checked = _check(paths, workers)
 
         cutter = segmenter(part, checked["train"])
@@ -150,21 +164,33 @@ def prepare_lm(
         (part / "text").mkdir()
         for subset, text in checked.items():
             counted = counts if subset == "train" and dictionary is None else None
-            write_lines(part / "text" / subset, _cut(text, cutter, workers, subset, counted))
+            lines = _cut(text, cutter, workers=workers, subset=subset, total=counted)
+            write_lines(part / "text" / subset, lines)
 
         if dictionary is None:
             dictionary = part / "text" / "dict.txt"
             _dictionary(counts, cutter.symbols).save(str(dictionary))
+
         print("| binarising", flush=True)
-        lines = {subset: text.facts.rows for subset, text in checked.items()}
-        pieces = {subset: part / "text" / subset for subset in paths}
-        made = binarise(None, pieces, part, workers, dictionary, lines=lines)
+        made = binarise(
+            langs=None,
+            texts={subset: part / "text" / subset for subset in paths},
+            dest=part,
+            workers=workers,
+            dictionary=dictionary,
+            lines={subset: text.facts.rows for subset, text in checked.items()},
+        )
+
         facts = {}
         for subset, text in checked.items():
-            facts[subset] = text.facts.sizes() | {
-                name: made["text"][subset][PLAIN][name] for name in ("pieces", "unknown")
+            binarised = made["text"][subset][PLAIN]
+            facts[subset] = {
+                **text.facts.sizes(),
+                "pieces": binarised["pieces"],
+                "unknown": binarised["unknown"],
             }
         cutter.write(part, types=made["types"], text=facts)
+
     print(f"| dictionary: {made['types']:,} types")
     for subset, numbers in facts.items():
         told = ", ".join(f"{numbers[what]:,} {what}" for what in ("lines", "words", "bytes", "pieces"))
@@ -172,10 +198,21 @@ def prepare_lm(
     print(f"| wrote {dest}")
 
 
+def _rereadable_subsets(texts: dict[str, list[Path]], copies: ExitStack) -> dict[str, Path]:
+    """Return subset, in fairseq's names -> a file that can be read again. copies: of pipes, until it closes."""
+    paths = {}
+    for split, files in texts.items():
+        for number, path in enumerate(files):
+            subset = split if number == 0 else f"{split}{number}"
+            paths[subset] = copies.enter_context(rereadable(path))
+    return paths
+
+
 class PlainSurvey(Survey):
     """Facts about text in one language. words: between white space; sentences: lines that are not blank."""
 
-    words = sentences = 0
+    words = 0
+    sentences = 0
 
     def add(self, rows: list[tuple[str, ...]]) -> None:
         """Count in some lines of text, each a row."""
@@ -205,36 +242,44 @@ class PlainText(NamedTuple):
 
 def _check(paths: dict[str, Path], workers: int) -> dict[str, PlainText]:
     """Read all files; raise a UserError if one cannot be read or holds no text."""
-    together, checked = PlainSurvey(["text"]), {}
+    checked = {}
+    letters = Letters(["text"])  # of all files together: a form of accents may differ between them
     for subset, path in paths.items():
         rows = ((line,) for line in read_lines(path))
-        facts = survey(PlainSurvey(["text"]), rows, workers, subset, path.stat().st_size)
+        facts = survey(PlainSurvey(["text"]), rows, workers, label=subset, size=path.stat().st_size)
         if not facts.words:
             raise UserError(f"{path}: no text in it")
         checked[subset] = PlainText(path, facts)
-        together.letters.merge(facts.letters)
-    together.letters.warn()
+        letters.merge(facts.letters)
+    letters.warn()
     return checked
 
 
 def _cut(text: PlainText, cutter: Segmenter, workers: int, subset: str, total: Counter | None) -> Iterator[str]:
-    """Yield the lines in pieces, chunk by chunk, and add the number of each piece to `total`."""
+    """Yield the lines in pieces, chunk by chunk, and add the count of each piece to `total`, unless that is None.
+
+    Raises a UserError for a text that has changed since it was checked.
+    """
 
     def encode(lines: list[str]) -> tuple[str, Counter]:
         pieces = "\n".join(map(cutter.encode, lines))
-        return pieces, Counter(pieces.split() if total is not None else ())
+        if total is None:
+            return pieces, Counter()
+        return pieces, Counter(pieces.split())
 
-    lines = as_many(read_lines(text.path), text.facts.rows, text.path)
-    for pieces, counts in map_chunks(encode, lines, workers, f"cutting {subset}", text.facts.rows):
+    expected = text.facts.rows
+    lines = as_many(read_lines(text.path), expected, text.path)
+    for pieces, counts in map_chunks(encode, lines, workers, label=f"cutting {subset}", total=expected):
         if total is not None:
             total.update(counts)
         yield pieces
 
 
 def train_sentencepiece(text: PlainText, vocab: int, folder: Path, sample_lines: int | None = None) -> Segmenter:
-    """Train FOLDER/spm.model with `vocab` pieces on an even sample of the lines; see learning.sample_size.
+    """Train FOLDER/spm.model with `vocab` pieces on an even sample of the lines that are not blank.
 
-    Raises a UserError if the text does not allow that number of pieces.
+    sample_lines: their number, by default as many as fit; see learning.sample_size. Raises a UserError if the text does
+    not allow that number of pieces.
     """
     total = text.facts.sentences
     wanted, room = sample_size(total, sample_lines)
@@ -242,17 +287,27 @@ def train_sentencepiece(text: PlainText, vocab: int, folder: Path, sample_lines:
     print(f"| training SentencePiece, {vocab:,} pieces, on {drawn}", flush=True)
 
     lines = (line.strip() for line in read_lines(text.path) if not is_blank(line))
-    lines = sample(lines, total, wanted, Random("vocabulary"))
-    whole_text = total, text.facts.characters
-    options = {"input_sentence_size": TRAINED_ON, "shuffle_input_sentence": True, "max_sentence_length": LONGEST}
+    model = sentencepiece_model(
+        sample(lines, count=total, wanted=wanted, rng=Random("vocabulary")),
+        vocab,
+        room=room,
+        whole_text=(total, text.facts.characters),
+        folder=folder,
+        character_coverage=1.0,
+        input_sentence_size=TRAINED_ON,
+        shuffle_input_sentence=True,
+        max_sentence_length=LONGEST,
+    )
     path = folder / "spm.model"
-    model = sentencepiece_model(lines, vocab, room, whole_text, folder, character_coverage=1.0, **options)
     path.write_bytes(model)
     return Segmenter("sentencepiece", {"sentencepiece_model": path})
 
 
 def _dictionary(counts: Counter, symbols: Iterable[str]) -> Dictionary:
-    """Make fairseq's dictionary, the commonest first, with all symbols: other text may have those that this lacks."""
+    """Make fairseq's dictionary, the commonest first, with all symbols: other text may have those that this lacks.
+
+    counts: symbol -> its count in the training text; symbols: all of the segmenter.
+    """
     dictionary = Dictionary()
     for symbol in symbols:
         dictionary.add_symbol(symbol, n=counts[symbol])

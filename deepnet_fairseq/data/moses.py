@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial
 
 # Characters that Perl's \s matches; Python's also matches \x1c to \x1f.
 WHITE = "\t\n\v\f\r\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"  # and the blank
@@ -31,9 +31,15 @@ class Chain:
     lowercase: bool = False
 
     def __str__(self) -> str:
-        normalise = "normalise punctuation, remove what is not printed, " if self.normalise else ""
-        aggressive = ", splitting at hyphens" if self.aggressive else ""
-        return f"{normalise}tokenise{aggressive}{', lower-case' if self.lowercase else ''}"
+        steps = []
+        if self.normalise:
+            steps += ["normalise punctuation", "remove what is not printed"]
+        steps.append("tokenise")
+        if self.aggressive:
+            steps.append("splitting at hyphens")
+        if self.lowercase:
+            steps.append("lower-case")
+        return ", ".join(steps)
 
 
 def line_function(lang: str, chain: Chain) -> Callable[[str], str]:
@@ -51,25 +57,32 @@ def line_function(lang: str, chain: Chain) -> Callable[[str], str]:
     if chain.lowercase:
         functions.append(lowercase)
 
-    return lambda line: reduce(lambda text, function: function(text), functions, line)
+    def process(line: str) -> str:
+        for function in functions:
+            line = function(line)
+        return line
+
+    return process
 
 
 def normaliser(rules: Iterable[tuple[str, str]]) -> Callable[[str], str]:
     """Return sacremoses' normalize, applied to a line with its end, which Perl's rules see too.
 
-    rules: patterns and replacements. Each is compiled once; plain text needs no pattern, and blanks become one
-    only where there are two.
+    rules: patterns and replacements. For speed each pattern is compiled once, plain text is replaced without one, and
+    blanks become one only where there are two.
     """
-    replace: list[Callable[[str], str]] = []
+    replacing: list[Callable[[str], str]] = []
     for pattern, new in rules:
         if PATTERN.isdisjoint(pattern):
-            replace.append(lambda line, old=pattern, new=new: line.replace(old, new))
+            replacing.append(lambda line, old=pattern, new=new: line.replace(old, new))
+        elif pattern == " +":
+            replacing.append(partial(re.compile("  +").sub, new))
         else:
-            replace.append(partial(re.compile("  +" if pattern == " +" else pattern).sub, new))
+            replacing.append(partial(re.compile(pattern).sub, new))
 
     def normalise(line: str) -> str:
         line = f"{line}\n"
-        for function in replace:
+        for function in replacing:
             line = function(line)
         return line.strip()
 
@@ -77,11 +90,12 @@ def normaliser(rules: Iterable[tuple[str, str]]) -> Callable[[str], str]:
 
 
 def tokeniser(lang: str):
-    """Make sacremoses' MosesTokenizer, with a set of letters that is made once in place of its look-ups."""
+    """Make sacremoses' MosesTokenizer, which looks letters and prefixes up in sets that are made once, for speed."""
     from sacremoses import MosesTokenizer
 
     class Tokeniser(MosesTokenizer):
-        alphabetic = lower = frozenset()
+        alphabetic: frozenset[str] = frozenset()
+        lower: frozenset[str] = frozenset()
 
         def islower(self, text):
             return self.lower.issuperset(text)
@@ -89,15 +103,18 @@ def tokeniser(lang: str):
         def isanyalpha(self, text):
             return not self.alphabetic.isdisjoint(text)
 
-    made = Tokeniser(lang)
-    made.alphabetic, made.lower = frozenset(made.IsAlpha), frozenset(made.IsLower)
-    made.NONBREAKING_PREFIXES = frozenset(made.NONBREAKING_PREFIXES)
-    return made
+    tokenizer = Tokeniser(lang)
+    tokenizer.alphabetic = frozenset(tokenizer.IsAlpha)
+    tokenizer.lower = frozenset(tokenizer.IsLower)
+    tokenizer.NONBREAKING_PREFIXES = frozenset(tokenizer.NONBREAKING_PREFIXES)
+    return tokenizer
 
 
 def lowercase(line: str) -> str:
     """Lower-case as Perl's lc, which has no final sigma."""
-    return "".join(map(str.lower, line)) if "Σ" in line else line.lower()
+    if "Σ" in line:  # as a character of its own, it never is at the end of a word
+        return "".join(map(str.lower, line))
+    return line.lower()
 
 
 @dataclass(frozen=True)
@@ -121,9 +138,13 @@ def clean(pairs: Iterable[tuple[str, str]], limits: Limits) -> Iterator[tuple[st
 
 
 def _fit(pair: tuple[str, str], limits: Limits) -> bool:
+    """Return whether a pair has text on both sides, is within the limits, and has no word above LONGEST_WORD."""
     if not all(pair):
         return False
+
     short, long = sorted(line.count(" ") + 1 for line in pair)
     if short < limits.least or long > limits.most or long / short > limits.ratio:
         return False
+
+    # the words of a line that is short enough as a whole need not be looked at
     return all(len(line) <= LONGEST_WORD or max(map(len, line.split(" "))) <= LONGEST_WORD for line in pair)

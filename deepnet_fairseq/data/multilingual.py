@@ -20,7 +20,7 @@ from ..languages import parse_pair
 from . import steps
 from .indexed import IndexedWriter
 from .learning import sample_size, sentencepiece_model
-from .lines import map_chunks, write_columns, write_lines
+from .lines import Letters, map_chunks, write_columns, write_lines
 from .steps import Steps, read_json, remove
 from .survey import Survey, survey
 from .vocabulary import Vocabulary, sample, sampling_probabilities
@@ -35,10 +35,12 @@ Sentences = Iterator[tuple[str, str]]
 class PairText:
     """Text of a language pair, read as a stream.
 
-    langs: the two languages; subsets: "train", "valid", ... -> a function that reads the pairs from the start; state:
-    changes with the text (sizes and times of its files, checksums), for the record of a step; bound: a quick upper
-    bound of the training pairs, where reading them takes long; finish: called when all of it is binarised; one_way: a
-    test set from the first language into the second alone, beside one of the same name the other way.
+    langs: the two languages
+    subsets: "train", "valid", ... -> a function that reads the pairs from the start
+    state: changes with the text (sizes and times of its files, checksums), for the record of a step
+    bound: returns a quick upper bound of the training pairs, where reading them takes long
+    finish: called when all of the text is binarised
+    one_way: a test set from the first language into the second alone, beside one of the same name the other way
     """
 
     langs: tuple[str, str]
@@ -56,12 +58,16 @@ class PairText:
     @property
     def directions(self) -> tuple[str, ...]:
         """Names of the directions, ("de-en", "en-de")."""
-        return (self.name,) if self.one_way else (self.name, "-".join(reversed(self.langs)))
+        if self.one_way:
+            return (self.name,)
+        return (self.name, "-".join(reversed(self.langs)))
 
     @property
     def step(self) -> str:
         """Name of the step that binarises it."""
-        return f"pair.{self.name}" + (f".{'.'.join(self.subsets)}" if self.one_way else "")
+        if self.one_way:  # a text of both ways may have the same name
+            return ".".join(["pair", self.name, *self.subsets])
+        return f"pair.{self.name}"
 
 
 def split_pair(pair: str) -> tuple[str, str]:
@@ -98,28 +104,40 @@ def binarise(
 
     def encode(rows: list[tuple[int, tuple[str, str]]]) -> list[list[tuple[np.ndarray, np.ndarray]]]:
         """Return for each shard and side the numbers of the pieces, and how many each sentence has."""
-        first = rows[0][0]
-        sides = [vocabulary.encode(list(lines)) for lines in zip(*(pair for _, pair in rows), strict=True)]
-        starts = [(shard - first) % shards for shard in range(shards)]
-        return [[_joined(ids[start::shards], dtype) for ids in sides] for start in starts]
+        first_number, _ = rows[0]
+        sources = vocabulary.encode([source for _, (source, _) in rows])
+        targets = vocabulary.encode([target for _, (_, target) in rows])
 
-    count = 0
+        parts = []
+        for shard in range(shards):
+            start = (shard - first_number) % shards  # place of the first row whose number is `shard` modulo `shards`
+            parts.append([_joined(sources[start::shards], dtype), _joined(targets[start::shards], dtype)])
+        return parts
+
     with ExitStack() as files:
-        written = [[_writer(prefix, dtype, files) for prefix in shard] for shard in prefixes]
+        writers = []  # of source and target, for each shard
+        for source_prefix, target_prefix in prefixes:
+            source_writer = _writer(source_prefix, dtype, files)
+            target_writer = _writer(target_prefix, dtype, files)
+            writers.append((source_writer, target_writer))
+
         label = f"binarising {prefixes[0][0].name.rpartition('.')[0]}"
-        for parts in map_chunks(encode, enumerate(pairs), workers, label, total):
-            for shard, sides in enumerate(parts):
-                for side, (ids, sizes) in enumerate(sides):
-                    written[shard][side].add(ids, sizes)
-        count = sum(shard[0].sentences for shard in written)
+        for parts in map_chunks(encode, enumerate(pairs), workers, label=label, total=total):
+            for sides, shard_writers in zip(parts, writers, strict=True):
+                for (ids, sizes), writer in zip(sides, shard_writers, strict=True):
+                    writer.add(ids, sizes)
+
+        count = sum(source_writer.sentences for source_writer, _ in writers)
         if count < shards:
             raise UserError(f"{prefixes[0][0].name}: {count} sentence pairs, too few for {shards} shards")
     return count
 
 
 def _joined(sentences: list[np.ndarray], dtype: type) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers of all sentences' pieces in one array, and the length of each sentence."""
     sizes = np.array([len(ids) for ids in sentences], np.int32)
-    return np.concatenate([np.array([], dtype), *sentences]).astype(dtype), sizes
+    no_pieces = np.array([], dtype)  # np.concatenate refuses an empty list
+    return np.concatenate([no_pieces, *sentences]).astype(dtype), sizes
 
 
 def _writer(prefix: Path, dtype: type, files: ExitStack) -> IndexedWriter:
@@ -129,7 +147,13 @@ def _writer(prefix: Path, dtype: type, files: ExitStack) -> IndexedWriter:
     return files.enter_context(IndexedWriter(data, index, dtype))
 
 
-def _side(texts: Sequence[PairText], lang: str) -> Iterator[str]:
+def _languages(texts: Sequence[PairText]) -> list[str]:
+    """Return the languages of all pairs, each once, in alphabetical order."""
+    return sorted({lang for text in texts for lang in text.langs})
+
+
+def _training_lines(texts: Sequence[PairText], lang: str) -> Iterator[str]:
+    """Yield the training sentences in one language, of all pairs that have it."""
     for text in texts:
         if lang in text.langs:
             side = text.langs.index(lang)
@@ -141,9 +165,15 @@ class Multilingual:
     """Preparation of DEST/bin, or DEST/bin/shard00, shard01, ... of which fairseq reads one an epoch.
 
     Names are those that its task translation_multi_simple_epoch looks for. Dictionaries and held-out subsets lie in the
-    first shard only: fairseq takes both from there. DEST/spm.model is a copy of the file `spm`, or `vocab` pieces
-    trained on languages drawn at `temperature`: on `vocab_sample` sentences, or `usual_sample`, or as many as fit (see
-    learning.sample_size). workers: processes.
+    first shard only: fairseq takes both from there.
+
+    dest: the folder DEST
+    shards: their number
+    vocab: pieces of the SentencePiece model DEST/spm.model, which is trained on languages drawn at `temperature`
+    spm: a model that is copied to DEST/spm.model in place of a trained one
+    workers: processes
+    vocab_sample: sentences that the model is trained on, by default `usual_sample`, or if that is None as many as fit
+        (see learning.sample_size)
     """
 
     dest: Path
@@ -162,51 +192,76 @@ class Multilingual:
         shards are removed. texts: pairs to train on; evaluated: pairs without training text, in languages of others.
         """
         Steps(self.dest).run("layout", [], {"shards": self.shards}, lambda: remove(self.dest / "bin"))
-        for folder in (*map(self.data, range(self.shards)), self.dest / "reference"):
-            folder.mkdir(parents=True, exist_ok=True)
-        counted = {} if self.spm else {text.name: self.count(text) for text in texts}
+        for shard in range(self.shards):
+            self.data(shard).mkdir(parents=True, exist_ok=True)
+        (self.dest / "reference").mkdir(parents=True, exist_ok=True)
+
+        counted = {}
+        if not self.spm:  # training draws from all pairs by their sizes
+            counted = {text.name: self.count(text) for text in texts}
         vocabulary = self.vocabulary(texts, counted)
+
         counts = {}
         for text in texts:  # one pair after another, because a pair may remove its archives when it is done
-            counts[text.name] = self.pair(text, counted.get(text.name) or self.count(text), vocabulary)
+            train_pairs = self.count(text) if self.spm else counted[text.name]
+            counts[text.name] = self.pair(text, train_pairs, vocabulary)
             text.finish()
-        for text in evaluated:
-            counts[text.name] = counts.get(text.name, {}) | self.pair(text, 0, vocabulary)
+        for text in evaluated:  # of a pair there may be a text of both ways and one of one way
+            earlier = counts.get(text.name, {})
+            counts[text.name] = earlier | self.pair(text, train=0, vocabulary=vocabulary)
+
         self.write_lists(texts, vocabulary)
         return counts
 
     def vocabulary(self, texts: Sequence[PairText], counted: dict[str, int]) -> Vocabulary:
         """Return the SentencePiece model, trained unless given or present; raise a UserError if the given file is none.
 
-        counted: pair -> training pairs, if no model is given. Pairs added later change nothing.
+        counted: pair -> training pairs, if no model is given. Pairs added later change nothing: the step's record names
+        those that the model was trained on.
         """
         path = self.dest / "spm.model"
-        first = read_json(self.dest / "steps" / "vocabulary.json").get("result", {}).get("pairs")
-        texts = [text for text in texts if first is None or text.name in first]
+        trained_on = read_json(self.dest / "steps" / "vocabulary.json").get("result", {}).get("pairs")
+        if trained_on is not None:
+            texts = [text for text in texts if text.name in trained_on]
 
-        def make() -> dict:
+        def copy() -> dict:
             with whole(path) as part:
-                if self.spm:
-                    part.write_bytes(self.spm.read_bytes())
-                    return {}
+                part.write_bytes(self.spm.read_bytes())
+            return {}
+
+        def train() -> dict:
+            with whole(path) as part:
                 sentences = chain.from_iterable(self.draw(texts, counted).values())
                 _, room = self.sample_size(counted)
-                options = {"folder": self.dest, "character_coverage": CHARACTER_COVERAGE}
-                part.write_bytes(sentencepiece_model(sentences, self.vocab, room, **options))
+                model = sentencepiece_model(
+                    sentences,
+                    self.vocab,
+                    room=room,
+                    folder=self.dest,
+                    character_coverage=CHARACTER_COVERAGE,
+                )
+                part.write_bytes(model)
             return {"pairs": [text.name for text in texts]}
 
-        states = {text.name: text.state for text in texts}
-        trained = {"vocab": self.vocab, "temperature": self.temperature, "text": states}
-        if self.vocab_sample is not None:  # without, a vocabulary of an earlier release stays
-            trained["vocab_sample"] = self.vocab_sample
-        settings = {"model": Vocabulary(self.spm).digest} if self.spm else trained
+        if self.spm:
+            make = copy
+            settings = {"model": Vocabulary(self.spm).digest}
+        else:
+            make = train
+            states = {text.name: text.state for text in texts}
+            settings = {"vocab": self.vocab, "temperature": self.temperature, "text": states}
+            if self.vocab_sample is not None:  # without, a vocabulary of an earlier release stays
+                settings["vocab_sample"] = self.vocab_sample
         Steps(self.dest).run("vocabulary", [path], settings, make)
         return Vocabulary(path)
 
     def draw(self, texts: Sequence[PairText], counted: dict[str, int]) -> dict[str, Iterator[str]]:
-        """Return language -> lines, its share of the sample by temperature."""
-        languages = sorted({lang for text in texts for lang in text.langs})
-        sizes = {lang: sum(counted[text.name] for text in texts if lang in text.langs) for lang in languages}
+        """Return language -> lines, its share of the sample by temperature. counted: pair -> training pairs."""
+        languages = _languages(texts)
+        sizes = {}
+        for lang in languages:
+            sizes[lang] = sum(counted[text.name] for text in texts if lang in text.langs)
+
         total, _ = self.sample_size(counted)
         probabilities = sampling_probabilities(sizes, self.temperature)
         wanted = {lang: round(total * probability) for lang, probability in probabilities.items()}
@@ -214,28 +269,37 @@ class Multilingual:
             f"| {self.vocab:,} pieces from {total:,} sentences in {len(languages)} languages, "
             f"{min(wanted.values()):,} to {max(wanted.values()):,} of each"
         )
-        return {
-            lang: sample(_side(texts, lang), sizes[lang], wanted[lang], Random(f"vocabulary {lang}"))
-            for lang in languages
-        }
+
+        drawn = {}
+        for lang in languages:
+            lines = _training_lines(texts, lang)
+            rng = Random(f"vocabulary {lang}")
+            drawn[lang] = sample(lines, count=sizes[lang], wanted=wanted[lang], rng=rng)
+        return drawn
 
     def sample_size(self, counted: dict[str, int]) -> tuple[int, int | None]:
-        """Return the number of sentences for the vocabulary, and their bytes at most; see learning.sample_size."""
+        """Return the number of sentences for the vocabulary, and their bytes at most; see learning.sample_size.
+
+        counted: pair -> training pairs.
+        """
         asked = self.usual_sample if self.vocab_sample is None else self.vocab_sample
         return sample_size(2 * sum(counted.values()), asked)
 
     def data(self, shard: int = 0) -> Path:
         """Return the folder of a shard, by its number from 0."""
-        return self.dest / "bin" if self.shards == 1 else self.dest / "bin" / f"shard{shard:02d}"
+        if self.shards == 1:
+            return self.dest / "bin"
+        return self.dest / "bin" / f"shard{shard:02d}"
 
     def write_lists(self, texts: Sequence[PairText], vocabulary: Vocabulary) -> None:
         """Write dict.LANG.txt, langs.txt (for --lang-dict) and pairs.txt (all directions, for --lang-pairs)."""
-        languages = sorted({lang for text in texts for lang in text.langs})
+        languages = _languages(texts)
+        directions = list(chain.from_iterable(text.directions for text in texts))
         for language in languages:
             write_lines(self.data() / f"dict.{language}.txt", vocabulary.dictionary(len(languages)))
-        for folder in {self.dest / "bin", self.data()}:
+        for folder in {self.dest / "bin", self.data()}:  # one folder, unless there are shards
             write_lines(folder / "langs.txt", languages)
-            write_lines(folder / "pairs.txt", (pair for text in texts for pair in text.directions))
+            write_lines(folder / "pairs.txt", directions)
 
     def count(self, text: PairText) -> int:
         """Count the training pairs, or return their bound; reading them also finds mistakes in the text."""
@@ -243,52 +307,67 @@ class Multilingual:
         def make() -> dict:
             if text.bound is not None:
                 return {"train": text.bound()}
+
             names = [f"{text.name}, {lang}" for lang in text.langs]
-            together, rows = Survey(names), {}
+            letters = Letters(names)  # of all subsets together: a form of accents may differ between them
+            rows = {}
             for subset, read in text.subsets.items():
-                found = survey(Survey(names), read(), self.workers, f"{text.name} {subset}")
-                together.letters.merge(found.letters)
+                found = survey(Survey(names), read(), self.workers, label=f"{text.name} {subset}")
+                letters.merge(found.letters)
                 rows[subset] = found.rows
-            together.letters.warn()
+            letters.warn()
             return rows
 
         counts = Steps(self.dest).run(f"count.{text.name}", [], {"text": text.state}, make)
-        if empty := [subset for subset, count in counts.items() if not count]:
-            raise UserError(f"{text.name}: no sentence pair in {empty[0]}; leave it out, or give it some")
+        for subset, count in counts.items():
+            if not count:
+                raise UserError(f"{text.name}: no sentence pair in {subset}; leave it out, or give it some")
         return counts["train"]
 
     def pair(self, text: PairText, train: int, vocabulary: Vocabulary) -> dict[str, int]:
-        """Binarise the text of one pair; return subset -> sentence pairs."""
-        shards = max(1, min(self.shards, train // LEAST))
+        """Binarise the text of one pair; return subset -> sentence pairs. train: the number of training pairs, or 0."""
         read = dict(text.subsets)
         if "train" in read:  # fairseq requires a valid set of every pair it trains on: a training pair stands in
             read.setdefault("valid", lambda: islice(text.subsets["train"](), 1))
-        prefixes = {  # source and target, which both directions share, a pair of them a shard
-            name: [
-                tuple(self.data(shard) / f"{name}.{text.name}.{lang}" for lang in text.langs)
-                for shard in range(shards if name == "train" else 1)
-            ]
-            for name in read
-        }
-        targets = zip(text.directions, reversed(text.langs), strict=not text.one_way)
-        raw = [(text.langs.index(lang), f"{direction}.{lang}") for direction, lang in targets]
-        references = {  # the raw text of either side is the reference of one direction
-            name: [self.dest / "reference" / f"{name}.{ending}" for _, ending in raw]
-            for name in read
-            if name not in ("train", "valid")
-        }
+
+        shards = max(1, min(self.shards, train // LEAST))
+        prefixes = {}  # subset -> for each shard, source and target, which both directions share
+        for subset in read:
+            subset_shards = shards if subset == "train" else 1
+            prefixes[subset] = [self._prefixes(text, subset, shard) for shard in range(subset_shards)]
+
+        # the raw text of either side is the reference of one direction, that into its language
+        sides = []
+        endings = []
+        for direction, target in zip(text.directions, reversed(text.langs), strict=not text.one_way):
+            sides.append(text.langs.index(target))
+            endings.append(f"{direction}.{target}")
+        references = {}
+        for subset in read:
+            if subset not in ("train", "valid"):
+                references[subset] = [self.dest / "reference" / f"{subset}.{ending}" for ending in endings]
 
         def make() -> dict:
             counts = {}
-            for name, to in prefixes.items():
-                total = train if name == "train" else None
-                counts[name] = binarise(read[name](), vocabulary, to, self.workers, total)
-            for name, paths in references.items():
-                write_columns(paths, (tuple(row[side] for side, _ in raw) for row in read[name]()))
-            print(f"| {text.name}: " + ", ".join(f"{name} {count:,}" for name, count in counts.items()), flush=True)
+            for subset, shard_prefixes in prefixes.items():
+                total = train if subset == "train" else None
+                counts[subset] = binarise(read[subset](), vocabulary, shard_prefixes, self.workers, total=total)
+            for subset, paths in references.items():
+                write_columns(paths, (tuple(row[side] for side in sides) for row in read[subset]()))
+            numbers = ", ".join(f"{subset} {count:,}" for subset, count in counts.items())
+            print(f"| {text.name}: {numbers}", flush=True)
             return counts
 
-        sides = chain.from_iterable(chain.from_iterable(prefixes.values()))
-        outputs = [Path(f"{side}.{end}") for side in sides for end in ("bin", "idx")]
+        outputs = []
+        for source_prefix, target_prefix in chain.from_iterable(prefixes.values()):
+            for prefix in (source_prefix, target_prefix):
+                outputs += [Path(f"{prefix}.bin"), Path(f"{prefix}.idx")]
+        outputs += chain.from_iterable(references.values())
         settings = {"text": text.state, "vocabulary": vocabulary.digest, "shards": shards}
-        return Steps(self.dest).run(text.step, [*outputs, *chain(*references.values())], settings, make)
+        return Steps(self.dest).run(text.step, outputs, settings, make)
+
+    def _prefixes(self, text: PairText, subset: str, shard: int) -> tuple[Path, Path]:
+        """Return the paths of a subset's source and target in one shard, without .bin and .idx."""
+        source, target = text.langs
+        prefix = f"{subset}.{text.name}"
+        return self.data(shard) / f"{prefix}.{source}", self.data(shard) / f"{prefix}.{target}"

@@ -20,7 +20,18 @@ from .binarise import binarise, check_dest
 from .folder import new_folder, prepared_size, say_space
 from .learning import sample_size, sentencepiece_model
 from .like import find_vocabulary
-from .lines import REMOVE, Pairs, as_many, map_chunks, one_line, read_lines, read_pairs, rereadable, write_columns
+from .lines import (
+    REMOVE,
+    Letters,
+    Pairs,
+    as_many,
+    map_chunks,
+    one_line,
+    read_lines,
+    read_pairs,
+    rereadable,
+    write_columns,
+)
 from .pieces import Counts, Cutter
 from .survey import Survey, survey
 from .text_form import TextForm
@@ -78,7 +89,7 @@ def prepare_text(
     """
     check_pair("SOURCE and TARGET", *langs)
     check_dest(dest)
-    if dest.exists() and any(dest.iterdir() if dest.is_dir() else [dest]):
+    if not _is_free(dest):
         raise UserError(f"{dest}: exists already; remove it or name another folder")
     if "," in prefixes["train"]:
         raise UserError(f"{prefixes['train']}: one training prefix only; join the files first")
@@ -99,6 +110,7 @@ def prepare_text(
             model = learn(texts["train"], surveys["train"], vocab, sample_lines, part)
         (part / "spm.model").write_bytes(model)
         form.write(part)
+
         print("| cutting the text into pieces", flush=True)
         counts = cut(texts, langs, model, surveys, part, workers)
 
@@ -111,9 +123,16 @@ def prepare_text(
 
         print("| binarising", flush=True)
         lines = {name: found.rows for name, found in surveys.items()}
-        made = {name: part / "text" / name for name in texts}
-        binarise(langs, made, part, workers, dictionaries, counts, lines)
+        segmented = {name: part / "text" / name for name in texts}
+        binarise(langs, segmented, part, workers, dictionaries, counts, lines)
     print(f"| wrote {dest}; train with --source-lang {langs[0]} --target-lang {langs[1]}")
+
+
+def _is_free(dest: Path) -> bool:
+    """Return whether a folder can take this name: nothing has it, or an empty folder."""
+    if dest.is_dir():
+        return not any(dest.iterdir())
+    return not dest.exists()
 
 
 def open_texts(
@@ -121,11 +140,15 @@ def open_texts(
 ) -> dict[str, ParallelText]:
     """Return subset, in fairseq's names -> text; UserError for a missing file. copies: of pipes, until it closes."""
     empty = "drop" if drop_empty else f"{REMOVE}, or pass --drop-empty"
+    source_lang, target_lang = langs
+
     texts = {}
     for split in ("train", "valid", "test"):
         for number, prefix in enumerate(prefixes[split].split(",")):
-            source, target = (copies.enter_context(rereadable(Path(f"{prefix}.{lang}"))) for lang in langs)
-            texts[f"{split}{number or ''}"] = ParallelText(source, target, empty)
+            subset = split if number == 0 else f"{split}{number}"
+            source = copies.enter_context(rereadable(Path(f"{prefix}.{source_lang}")))
+            target = copies.enter_context(rereadable(Path(f"{prefix}.{target_lang}")))
+            texts[subset] = ParallelText(source, target, empty)
     return texts
 
 
@@ -135,9 +158,9 @@ def read_parallel(prefix: str, source_lang: str, target_lang: str, drop_empty: b
     Raises a UserError for a missing file, bad UTF-8, unequal numbers of lines, or empty lines.
     """
     with ExitStack() as copies:
-        prefixes = dict.fromkeys(("train", "valid", "test"), prefix)
-        text = open_texts((source_lang, target_lang), prefixes, drop_empty, copies)["train"]
-        return list(text.pairs())
+        prefixes = {"train": prefix, "valid": prefix, "test": prefix}  # open_texts wants all three
+        texts = open_texts((source_lang, target_lang), prefixes, drop_empty=drop_empty, copies=copies)
+        return list(texts["train"].pairs())
 
 
 def check(texts: dict[str, ParallelText], langs: tuple[str, str], workers: int, form: TextForm) -> dict[str, Survey]:
@@ -147,17 +170,20 @@ def check(texts: dict[str, ParallelText], langs: tuple[str, str], workers: int, 
     """
     surveys = {}
     for name, text in texts.items():
-        pairs = _taken_in(text.pairs(), form) if name == "train" else text.pairs()
-        surveys[name] = survey(Survey(langs), pairs, workers, name, text.size)
+        pairs = text.pairs()
+        if name == "train":
+            pairs = _taken_in(pairs, form)
+        surveys[name] = survey(Survey(langs), pairs, workers, label=name, size=text.size)
+
     for name, text in texts.items():
         if not surveys[name].rows:
             raise UserError(f"{text.source}: no sentence in it")
         print(f"| {name}: {surveys[name].rows:,} sentence pairs")
 
-    together = Survey(langs)
+    letters = Letters(langs)  # of all texts together: a form of accents may differ between them
     for found in surveys.values():
-        together.letters.merge(found.letters)
-    together.letters.warn()
+        letters.merge(found.letters)
+    letters.warn()
     return surveys
 
 
@@ -171,22 +197,32 @@ def _taken_in(pairs: Iterable[tuple[str, str]], form: TextForm) -> Iterator[tupl
 def learn(text: ParallelText, facts: Survey, vocab: int, sample_lines: int | None, folder: Path) -> bytes:
     """Return a SentencePiece model of both languages, learnt from an even sample of the pairs: sources, then targets.
 
-    folder: place for a copy of the sample.
+    facts: of the text, as `check` returns them; vocab: pieces; sample_lines: lines of the sample, both sides together
+    (None: as many as fit, see learning.sample_size); folder: place for a copy of the sample. Raises a UserError for
+    fewer than MIN_TRAIN_PAIRS pairs, and for a text that does not allow so many pieces.
     """
     if facts.rows < MIN_TRAIN_PAIRS:
         raise UserError(f"{facts.rows} training pairs: too few to train on; give at least {MIN_TRAIN_PAIRS}")
+
     lines = 2 * facts.rows
     wanted, room = sample_size(lines, sample_lines)
-    chosen = max(1, wanted // 2)
+    chosen = max(1, wanted // 2)  # pairs
     drawn = f"{lines:,} sentences" if chosen == facts.rows else f"{2 * chosen:,} of {lines:,} sentences, drawn evenly"
     print(f"| training a joint BPE of {vocab:,} pieces on {drawn}", flush=True)
 
     def sentences() -> Iterator[str]:
         for side in (0, 1):
-            yield from sample(text.side(side), facts.rows, chosen, Random("vocabulary"))
+            # the same seed for both sides: a sentence and its translation are drawn together
+            yield from sample(text.side(side), count=facts.rows, wanted=chosen, rng=Random("vocabulary"))
 
-    whole_text = lines, facts.characters
-    return sentencepiece_model(sentences(), vocab, room, whole_text, folder, character_coverage=1.0)
+    return sentencepiece_model(
+        sentences(),
+        vocab,
+        room=room,
+        whole_text=(lines, facts.characters),
+        folder=folder,
+        character_coverage=1.0,
+    )
 
 
 def cut(
@@ -199,17 +235,20 @@ def cut(
 ) -> Counter:
     """Write all texts in pieces to FOLDER/text, and those to score against as they are to FOLDER/raw.
 
-    Returns piece -> its count in the training text. Raises a UserError for a text that changed after it was checked.
+    model: SentencePiece's; surveys: subset -> facts, as `check` returns them. Returns piece -> its count in the
+    training text. Raises a UserError for a text that changed after it was checked.
     """
     cutter = Cutter(model)
     total = Counts(len(cutter.pieces))
 
     def cut_sides(rows: list[tuple[str, str]]) -> list[tuple[str, Counts]]:
-        return [cutter.cut(list(lines)) for lines in zip(*rows, strict=True)]
+        sources, targets = zip(*rows, strict=True)
+        return [cutter.cut(list(sources)), cutter.cut(list(targets))]
 
     for name, text in texts.items():
-        number = surveys[name].rows
-        chunks = map_chunks(cut_sides, as_many(text.pairs(), number, text.source), workers, f"cutting {name}", number)
+        expected = surveys[name].rows
+        pairs = as_many(text.pairs(), expected, text.source)
+        chunks = map_chunks(cut_sides, pairs, workers, label=f"cutting {name}", total=expected)
         training = total if name == "train" else None
         write_columns([folder / "text" / f"{name}.{lang}" for lang in langs], _count(chunks, training))
         if name != "train":
@@ -218,7 +257,7 @@ def cut(
 
 
 def _count(chunks: Iterable[list[tuple[str, Counts]]], total: Counts | None) -> Iterator[tuple[str, ...]]:
-    """Yield the lines of both sides, chunk by chunk, and add the counts of their pieces to `total`."""
+    """Yield the lines in pieces of both sides, chunk by chunk, and add their pieces' counts to `total`, unless None."""
     for sides in chunks:
         if total is not None:
             for _, counts in sides:

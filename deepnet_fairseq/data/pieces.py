@@ -30,7 +30,7 @@ class Cutter:
             if self.unknown in numbers:
                 text = " ".join(self.processor.encode(line, out_type=str))
                 counts.others.update(text.split())
-                numbers.clear()
+                numbers.clear()  # counted among the others, not by number
             else:
                 text = " ".join([self.pieces[number] for number in numbers])
             cut_lines.append(text)
@@ -43,13 +43,19 @@ class Cutter:
         """Return word, as text.split() finds them in the cut text -> its count."""
         total = Counter(counts.others)
         for piece, count in zip(self.pieces, counts.numbered.tolist(), strict=True):
-            for word in piece.split() if count else ():
+            if count == 0:  # a piece that does not occur must not become a word with the count 0
+                continue
+            for word in piece.split():
                 total[word] += count
         return total
 
 
 class Counts:
-    """Counts of pieces: by their number in the model, and of words in lines that have unknown ones."""
+    """Counts of pieces.
+
+    numbered: by their number in the model; others: word -> its count, in lines that have characters unknown to the
+    model; pieces: of the model.
+    """
 
     def __init__(self, pieces: int):
         self.numbered = np.zeros(pieces, np.int64)

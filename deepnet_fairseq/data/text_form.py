@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from sys import maxunicode
 from unicodedata import decomposition, is_normalized, normalize
@@ -21,19 +22,13 @@ import numpy as np
 
 from ..errors import UserError
 from ..files import WRONG_VALUES, read_object
-from .lines import CHUNK
+from .lines import APART, CHUNK
 from .steps import write_json
 
 NAME = "text_form.json"
 MEND = "prepare the data again, or remove the file: then the dictionary tells the form"
 STRAY = 0.01  # share of lines (or pieces) in another form that a consistent text may have
 
-# Letters of Indic scripts and Hebrew that NFC writes as several characters: a text may have them as one all the same.
-APART = {
-    chr(code): normalize("NFC", chr(code))
-    for code in (*range(0x900, 0x1000), *range(0xFB1D, 0xFB50))
-    if len(normalize("NFC", chr(code))) > 1
-}
 _TO_APART = str.maketrans(APART)
 _MARKS_APART = frozenset(mark for letters in APART.values() for mark in letters[1:])
 
@@ -71,9 +66,10 @@ class Form:
 
     def __post_init__(self):
         """Check the fields, which a file may give; ValueError."""
-        pairs = [*self.replace.items(), *self.join.items()]
-        if self.unicode not in ("", "NFC", "NFD") or not all(isinstance(part, str) for pair in pairs for part in pair):
+        texts = chain.from_iterable([*self.replace.items(), *self.join.items()])
+        if self.unicode not in ("", "NFC", "NFD") or not all(isinstance(text, str) for text in texts):
             raise ValueError("form")
+        # made once, because apply is called for every line; a frozen dataclass refuses self._table = ...
         object.__setattr__(self, "_table", str.maketrans(self.replace))
 
     def apply(self, line: str) -> str:
@@ -87,50 +83,69 @@ class Form:
 
     @classmethod
     def of_characters(cls, characters: Iterable[str], unicode: str, joined: bool) -> Form:
-        """Return the form of a text that has these characters; joined: does it have the letters of APART as one?"""
+        """Return the form of a text that has these characters.
+
+        unicode: the text's, as in Form; joined: whether it has the letters of APART as one character.
+        """
         has = set(characters)
-        join = {letters: letter for letter, letters in APART.items() if letter in has} if joined else {}
+        join = {}
+        if joined:
+            join = {letters: letter for letter, letters in APART.items() if letter in has}
+
         parts = set(has)
         if unicode == "NFC":  # ﾞ becomes a mark, which the letter before it takes in
             parts |= set(normalize("NFD", "".join(has)))
 
         def is_there(text: str) -> bool:
             """Return whether the training text has all characters of a replacement."""
-            return parts.issuperset(normalize(unicode, text) if unicode else text)
+            if unicode:
+                text = normalize(unicode, text)
+            return parts.issuperset(text)
 
         replace = {}
         for typed, replacements in _replacements().items():
-            known = next(filter(is_there, replacements), None)
-            if typed not in has and known is not None:
-                replace[typed] = known
+            if typed in has:
+                continue
+            for replacement in replacements:
+                if is_there(replacement):
+                    replace[typed] = replacement
+                    break
         return cls(unicode, replace, join)
 
     @classmethod
     def of_pieces(cls, pieces: Iterable[str], escaped: bool = False) -> Form:
         """Return the form of a training text as far as the pieces of its dictionary tell.
 
-        escaped: do Moses' names stand for some characters, as &quot; does?
+        escaped: whether Moses' names stand for some characters, as &quot; does.
         """
         texts = [piece.removesuffix("@@").replace("\u2581", " ") for piece in pieces]
         if escaped:
             texts = [html.unescape(text) for text in texts]
             texts += [text.upper() for text in texts]  # of a lower-cased corpus, whose lines come in both cases
-        has = {" ", *"".join(texts)}
-        return cls.of_characters(has, _unicode_of(texts, has), bool(has & APART.keys()) and not has & _MARKS_APART)
+
+        characters = {" ", *"".join(texts)}
+        unicode = _unicode_of(texts, characters)
+        has_as_one = not characters.isdisjoint(APART)
+        has_as_several = not characters.isdisjoint(_MARKS_APART)
+        return cls.of_characters(characters, unicode, joined=has_as_one and not has_as_several)
 
 
 def _unicode_of(pieces: list[str], characters: set[str]) -> str:
     """Return the Unicode form of pieces of text, "" if it is not certain."""
-    composed = sum(not is_normalized("NFD", piece) for piece in pieces)
-    decomposed = sum(not _is_composed(piece) for piece in pieces)
-    marks = bool(characters & _second_parts())  # maybe apart from their letters, each in a piece of its own
+    composed = sum(1 for piece in pieces if not is_normalized("NFD", piece))
+    decomposed = sum(1 for piece in pieces if not _is_composed(piece))
+    marks = not characters.isdisjoint(_second_parts())  # maybe apart from their letters, each in a piece of its own
+
     if not composed and (decomposed or marks):
         return "NFD"
     if not decomposed and not marks:
         return "NFC"
-    for form, in_form, otherwise in (("NFC", composed, decomposed), ("NFD", decomposed, composed)):
-        if STRAY * in_form >= max(1, otherwise):
-            return form
+
+    # pieces of both forms: those of the rarer one may be strays
+    if STRAY * composed >= max(1, decomposed):
+        return "NFC"
+    if STRAY * decomposed >= max(1, composed):
+        return "NFD"
     return ""
 
 
@@ -142,32 +157,42 @@ def _is_composed(text: str) -> bool:
 @lru_cache(maxsize=1)
 def _second_parts() -> frozenset[str]:
     """Return all characters that NFC joins with the one before them: accents, and Korean vowels and finals."""
-    letters = (normalize("NFD", chr(code)) for code in range(0xC0, 0x3100))
-    korean = "".join(map(chr, (*range(0x1161, 0x1176), *range(0x11A8, 0x11C3))))
-    return frozenset("".join(letter[1:] for letter in letters) + korean)
+    found = {chr(code) for code in (*range(0x1161, 0x1176), *range(0x11A8, 0x11C3))}  # Korean
+    for code in range(0xC0, 0x3100):
+        decomposed = normalize("NFD", chr(code))
+        found.update(decomposed[1:])
+    return frozenset(found)
 
 
 @lru_cache(maxsize=1)
 def _replacements() -> dict[str, tuple[str, ...]]:
-    """Return TYPED, with other spaces, widths and shapes of letters in both directions where there are two."""
+    """Return TYPED, and Unicode's other spaces and shapes of letters -> plain ones; wide and narrow ones both ways."""
     found = dict(TYPED)
-    for char in map(chr, range(0xA0, 0x10000)):
+    for code in range(0xA0, 0x10000):
+        char = chr(code)
         plain = normalize("NFKC", char)
+        kind = decomposition(char)
         if char.isspace():
             found[char] = (" ",)
-        elif decomposition(char).startswith(SAME_BUT_SHAPE) or ord(char) in LIGATURES:
+        elif kind.startswith(SAME_BUT_SHAPE) or code in LIGATURES:
             found[char] = (*found.get(char, ()), plain)
-            if decomposition(char).startswith(("<wide>", "<narrow>")) and len(plain) == 1:
+            if kind.startswith(("<wide>", "<narrow>")) and len(plain) == 1:
                 found[plain] = (*found.get(plain, ()), char)
     return found
 
 
 class _Counted:
-    """Characters and lines of a text in one language, a chunk of lines at a time, which is some 20 times as fast."""
+    """Counts of the characters and lines of a text in one language.
+
+    Lines wait until there are CHUNK of them and are counted together, which is some 20 times as fast. counts: of each
+    character, by its code; lines: not in ASCII alone; composed, decomposed: those of them that are in NFC, and in NFD.
+    """
 
     def __init__(self):
         self.counts = np.zeros(maxunicode + 1, np.int64)
-        self.lines = self.composed = self.decomposed = 0  # of those that are not ASCII alone
+        self.lines = 0
+        self.composed = 0
+        self.decomposed = 0
         self.waiting: list[str] = []
 
     def add(self, line: str) -> None:
@@ -179,13 +204,18 @@ class _Counted:
     def count(self) -> None:
         """Count the lines that wait."""
         text = "".join(self.waiting)
-        found = np.bincount(np.frombuffer(text.encode("utf-32-le"), np.uint32), minlength=1)
+        codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+        found = np.bincount(codes, minlength=1)
         self.counts[: len(found)] += found
+
         for line in self.waiting:
-            if not line.isascii():
-                self.lines += 1
-                self.composed += _is_composed(line)
-                self.decomposed += is_normalized("NFD", line)
+            if line.isascii():
+                continue
+            self.lines += 1
+            if _is_composed(line):
+                self.composed += 1
+            if is_normalized("NFD", line):
+                self.decomposed += 1
         self.waiting.clear()
 
     def facts(self) -> dict:
@@ -198,10 +228,12 @@ class _Counted:
             unicode = "NFD"
         else:
             unicode = ""
-        as_one = self.counts[[*map(ord, APART)]].sum()
-        marks = self.counts[[*map(ord, _MARKS_APART)]].sum()
+
+        as_one = self.counts[list(map(ord, APART))].sum()
+        marks = self.counts[list(map(ord, _MARKS_APART))].sum()
+        joined = as_one > 0 and marks <= STRAY * as_one
         characters = "".join(map(chr, np.flatnonzero(self.counts)))
-        return {"unicode": unicode, "joined": bool(as_one and marks <= STRAY * as_one), "characters": characters}
+        return {"unicode": unicode, "joined": bool(joined), "characters": characters}
 
 
 class TextForm:
