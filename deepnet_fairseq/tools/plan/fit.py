@@ -22,7 +22,10 @@ TRACED = 1024  # tokens that `choose` traces, and twice as many: memory and oper
 
 @dataclass(frozen=True)
 class Option:
-    """Option on the way to fitting: a setting, its memory, and the setting as given."""
+    """Option on the way to fitting.
+
+    original: the setting as given; setting: the option's own; memory: what it takes, of needs.memory.
+    """
 
     name: str
     original: Setting
@@ -37,21 +40,27 @@ class Option:
     @property
     def cost(self) -> float:
         """Number of operations a token, relative to the setting as given."""
-        now, before = (flops(setting).step / setting.batch for setting in (self.setting, self.original))
-        return now / before
+        operations = flops(self.setting).step / self.setting.batch
+        original_operations = flops(self.original).step / self.original.batch
+        return operations / original_operations
 
     @property
     def flags(self) -> str:
         """Flags of fairseq-train that change."""
         new = self.setting
-        flags = {
-            "optimizer": f"--optimizer {new.optimizer}",
-            "criterion": f"--criterion {new.criterion}",
-            "checkpoint_every": recomputation(new.checkpoint_every),
-            "max_tokens": f"--max-tokens {new.max_tokens} --update-freq {new.update_freq}",
-            "zero": SHARDED,
-        }
-        return " ".join(flag for name, flag in flags.items() if getattr(new, name) != getattr(self.original, name))
+        old = self.original
+        changed = []
+        if new.optimizer != old.optimizer:
+            changed.append(f"--optimizer {new.optimizer}")
+        if new.criterion != old.criterion:
+            changed.append(f"--criterion {new.criterion}")
+        if new.checkpoint_every != old.checkpoint_every:
+            changed.append(recomputation(new.checkpoint_every))
+        if new.max_tokens != old.max_tokens:
+            changed.append(f"--max-tokens {new.max_tokens} --update-freq {new.update_freq}")
+        if new.zero != old.zero:
+            changed.append(SHARDED)
+        return " ".join(changed)
 
     def as_dict(self) -> dict:
         """Return the option for JSON; peak in bytes."""
@@ -73,7 +82,8 @@ def recommend(setting: Setting) -> list[Option]:
     for name, way in _ways(setting, MOST_GPUS, loss=True):
         if options[-1].fits:
             break
-        option = _largest(name, setting, way, _sizes(way, setting.max_tokens), memory)
+        sizes = _sizes(way, most=setting.max_tokens)
+        option = _largest(name=name, original=setting, way=way, sizes=sizes, needs=memory)
         if option.memory.peak < SAVES * options[-1].memory.peak:
             options.append(option)
     return options
@@ -87,58 +97,95 @@ def choose(setting: Setting, batch: bool, recompute: bool, adam: bool) -> tuple[
     batch: whether --max-tokens may change, with --update-freq, so that an update stays as large; recompute: whether
     layers may be recomputed; adam: whether the optimiser is Adam, which can be sharded.
     """
-    parameters, stages = count(setting), _stages(setting)
+    parameters = count(setting)
+    stages_of = _stages(setting)
+
+    def needs(taken: Setting) -> SimpleNamespace:
+        return memory(taken, parameters, stages_of(taken))
+
     ways = list(_ways(setting, setting.gpus, recompute=recompute, adam=adam))
-    for name, way in ways if batch or recompute else ways[:1]:
-        sizes = _sizes(way, MOST, LONGEST if len(ways) == 1 else 0) if batch else [setting.max_tokens]
-        option = _largest(name, setting, way, sizes, lambda taken: memory(taken, parameters, stages(taken)))
+    if not batch and not recompute:  # nothing is free to choose, the optimiser's sharding neither
+        ways = ways[:1]
+    least = LONGEST if len(ways) == 1 else None  # with no other way a batch may be as small as with recomputation
+
+    for name, way in ways:
+        sizes = _sizes(way, most=MOST, least=least) if batch else [setting.max_tokens]
+        option = _largest(name=name, original=setting, way=way, sizes=sizes, needs=needs)
         if option.fits:
             break
-    return option, parameters.total, flops(option.setting, stages(option.setting)).step
+
+    operations = flops(option.setting, stages_of(option.setting)).step
+    return option, parameters.total, operations
 
 
 def _ways(setting: Setting, gpus: int, loss: bool = False, recompute: bool = True, adam: bool = True) -> Ways:
-    """Yield names and settings of the same batch: cheapest first, sharding over up to `gpus` GPUs last."""
-    way, name, chunked = setting, "as given", setting.objective.chunked
+    """Yield names and settings of the same batch: cheapest first, sharding over up to `gpus` GPUs last.
+
+    loss: whether the loss may be computed in chunks; recompute, adam: as for `choose`. Each way keeps what the ways
+    before it have changed.
+    """
+    way = setting
+    chunked = setting.objective.chunked
     if loss and chunked and not setting.chunked:
-        way, name = replace(setting, criterion=chunked), "loss in chunks"
-    yield name, way
-    for k in GROUPS if recompute and not setting.checkpoint_every else ():
-        way = replace(way, checkpoint_every=k)
-        yield f"recompute {k} layers at a time" if k > 1 else "recompute each layer", way
-    number = max(2, setting.gpus)
-    while number <= gpus and adam and not setting.memory_efficient:
-        yield f"optimiser over {number} GPUs", replace(way, gpus=number, zero=True, optimizer=FUSED)
-        number *= 2
+        way = replace(setting, criterion=chunked)
+        yield "loss in chunks", way
+    else:
+        yield "as given", way
+
+    if recompute and not setting.checkpoint_every:
+        for layers in GROUPS:
+            way = replace(way, checkpoint_every=layers)
+            yield f"recompute {layers} layers at a time" if layers > 1 else "recompute each layer", way
+
+    if adam and not setting.memory_efficient:
+        number = max(2, setting.gpus)
+        while number <= gpus:
+            yield f"optimiser over {number} GPUs", replace(way, gpus=number, zero=True, optimizer=FUSED)
+            number *= 2
 
 
 def _largest(name: str, original: Setting, way: Setting, sizes: Iterable[int], needs: Needs) -> Option:
-    """Return the option in the first of the sizes in which it fits, else in the last."""
+    """Return the option in the first of the sizes in which it fits, else in the last.
+
+    sizes: tokens of a batch; needs: function for the memory of a setting.
+    """
+    update = original.max_tokens * original.update_freq  # tokens of an update on one GPU, which stay
     for tokens in sizes:
-        taken = replace(way, max_tokens=tokens, update_freq=original.max_tokens * original.update_freq // tokens)
-        label = f"{name}, batches of {tokens:,} tokens x {taken.update_freq}" if tokens != original.max_tokens else name
-        option = Option(label, original, taken, needs(taken))
+        taken = replace(way, max_tokens=tokens, update_freq=update // tokens)
+        label = name
+        if tokens != original.max_tokens:
+            label += f", batches of {tokens:,} tokens x {taken.update_freq}"
+
+        option = Option(name=label, original=original, setting=taken, memory=needs(taken))
         if option.fits:
             break
     return option
 
 
-def _sizes(way: Setting, most: int, least: int = 0) -> Iterator[int]:
-    """Yield batch sizes in tokens from `most` down, whole fractions of an update."""
-    whole, given = way.max_tokens * way.update_freq, way.max_tokens
-    least = max(way.length, min(given, least or (LONGEST if way.checkpoint_every else LEAST)))
-    for freq in range(1, whole // least + 1):
-        if whole % freq == 0 and whole // freq <= max(most, least):
-            yield whole // freq
+def _sizes(way: Setting, most: int, least: int | None = None) -> Iterator[int]:
+    """Yield batch sizes in tokens from `most` down to `least`, whole fractions of an update.
+
+    least: None for LEAST, or with recomputation LONGEST; never above the given size, nor below a sentence.
+    """
+    if least is None:
+        least = LONGEST if way.checkpoint_every else LEAST
+    least = max(way.length, min(way.max_tokens, least))
+
+    update = way.max_tokens * way.update_freq
+    for freq in range(1, update // least + 1):
+        if update % freq == 0 and update // freq <= max(most, least):
+            yield update // freq
 
 
 def _stages(setting: Setting) -> Callable[[Setting], list[Stage]]:
     """Return a function for the stages of this model at any batch size, by linear extrapolation from two small ones."""
     sentences = max(1, TRACED // setting.length)
-    few, more = (trace(replace(setting, max_tokens=n * sentences * setting.length, update_freq=1)) for n in (1, 2))
+    tokens = sentences * setting.length
+    small = trace(replace(setting, max_tokens=tokens, update_freq=1))
+    double = trace(replace(setting, max_tokens=2 * tokens, update_freq=1))
 
-    def stages(taken: Setting) -> list[Stage]:
-        steps = taken.max_tokens // taken.length / sentences - 2
-        return [stage.further(before, steps) for stage, before in zip(more, few, strict=True)]
+    def stages_of(taken: Setting) -> list[Stage]:
+        steps = taken.max_tokens // taken.length / sentences - 2  # in batches of `sentences`, beyond the double one
+        return [stage.further(before, steps) for stage, before in zip(double, small, strict=True)]
 
-    return stages
+    return stages_of

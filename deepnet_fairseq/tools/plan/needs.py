@@ -12,7 +12,6 @@ causal or not. The backward pass costs twice the forward pass; recomputed layers
 
 from __future__ import annotations
 
-import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,35 +30,60 @@ TERA = 1e12
 def count(setting: Setting) -> SimpleNamespace:
     """Count the setting's parameters: exactly, from a skeleton on torch's meta device; a shared one once.
 
-    total; trainable: those that are trained; tensors: number of tensors that hold them; largest: numbers in the largest
-    tensor; weight_bytes: of all; gradient_bytes: of those that are trained.
+    The result has total: numbers in all parameters; trainable: in those that are trained; tensors: number of tensors
+    that hold them; largest: numbers in the largest tensor; weight_bytes: of all; gradient_bytes: of those that are
+    trained.
     """
-    depths = [getattr(setting.cfg, name) for name in setting.layer_fields]
-    model = skeleton(setting) if layers_are_alike(setting) else skeleton(setting, max(depths))
-    times = dict.fromkeys(model.parameters(), 1)  # number of parameters like this one
+    if layers_are_alike(setting):
+        model = skeleton(setting)
+    else:
+        model = skeleton(setting, max(getattr(setting.cfg, name) for name in setting.layer_fields))
+
+    copies = dict.fromkeys(model.parameters(), 1)  # parameter of the skeleton -> how many like it the model has
     for name, stack in model.stacks().items():
+        missing_layers = getattr(setting.cfg, f"{name}_layers") - len(stack.layers)
         for parameter in stack.layers[-1].parameters():
-            times[parameter] += getattr(setting.cfg, f"{name}_layers") - len(stack.layers)
+            copies[parameter] += missing_layers
+
+    total = trainable = weight_bytes = gradient_bytes = 0
+    for parameter, number in copies.items():
+        total += number * parameter.numel()
+        weight_bytes += number * parameter.nbytes
+        if parameter.requires_grad:
+            trainable += number * parameter.numel()
+            gradient_bytes += number * parameter.nbytes
+
     return SimpleNamespace(
-        total=sum(n * p.numel() for p, n in times.items()),
-        trainable=sum(n * p.numel() for p, n in times.items() if p.requires_grad),
-        tensors=sum(times.values()),
-        largest=max(p.numel() for p in times),
-        weight_bytes=sum(n * p.nbytes for p, n in times.items()),
-        gradient_bytes=sum(n * p.nbytes for p, n in times.items() if p.requires_grad),
+        total=total,
+        trainable=trainable,
+        tensors=sum(copies.values()),
+        largest=max(parameter.numel() for parameter in copies),
+        weight_bytes=weight_bytes,
+        gradient_bytes=gradient_bytes,
     )
 
 
 def flops(setting: Setting, stages: list[Stage] | None = None) -> SimpleNamespace:
-    """Return floating-point operations and kernel launches, by the stages of the setting's passes.
+    """Return floating-point operations and kernel launches of an update.
 
-    Of a target token and a source token with it: forward; train, forward and backward; recomputed. Of a whole update,
-    recomputation included: step, on all GPUs; launches, on each, of the optimiser's kernels none.
+    The result has, in operations of a target token and the source token with it, forward: those of the forward pass;
+    train: those of the forward and the backward pass; recomputed: those that recomputation adds. Of a whole update,
+    recomputation included, it has step: operations on all GPUs; launches: kernel launches on each GPU, without the
+    optimiser's.
+
+    stages: of the setting's batch, None to trace them.
     """
-    stages, tokens = stages or trace(setting), setting.max_tokens // setting.length * setting.length
-    again = [stage for stage in stages if setting.checkpoint_every and stage.name.endswith(LAYERS)]
-    forward, recomputed = (sum(stage.flops for stage in each) / tokens for each in (stages, again))
-    launches = sum(stage.launches + stage.launches_back for stage in stages) + sum(stage.launches for stage in again)
+    stages = stages or trace(setting)
+    tokens = setting.max_tokens // setting.length * setting.length
+    again: list[Stage] = []  # stages that are computed a second time
+    if setting.checkpoint_every:
+        again = [stage for stage in stages if stage.name.endswith(LAYERS)]
+
+    forward = sum(stage.flops for stage in stages) / tokens
+    recomputed = sum(stage.flops for stage in again) / tokens
+    launches = sum(stage.launches + stage.launches_back for stage in stages)
+    launches += sum(stage.launches for stage in again)
+
     return SimpleNamespace(
         forward=forward,
         train=3 * forward,
@@ -72,8 +96,8 @@ def flops(setting: Setting, stages: list[Stage] | None = None) -> SimpleNamespac
 def speed(setting: Setting, rate: float, updates: int | None = None) -> SimpleNamespace:
     """Return the speed at `rate` FLOP/s on each GPU; the exchange of gradients counts only if `rate` includes it.
 
-    step: seconds of an update; tokens_per_second: target tokens, of all GPUs; updates, hours: of the whole training,
-    None without `updates`.
+    The result has rate; step: seconds of an update; tokens_per_second: target tokens, of all GPUs; updates, hours: of
+    the whole training, None without `updates`.
     """
     step = flops(setting).step / (rate * setting.gpus)
     hours = None if updates is None else updates * step / 3600
@@ -88,40 +112,47 @@ def updates_of(setting: Setting, epochs: float, corpus_tokens: int) -> int:
 def memory(setting: Setting, parameters: Any = None, stages: list[Stage] | None = None) -> SimpleNamespace:
     """Return the bytes that an update takes, from the second on: on one GPU, or of a process on the CPU.
 
-    optimiser: its state between updates; buckets: the copy of the gradients that pytorch_ddp sends; activations: memory
-    of all stages but the loss at the end of the forward pass; recomputed: the most that one of them adds in its
-    backward pass; loss: memory of the loss, with its temporaries; step: temporaries of the optimiser's update; graphs:
-    CUDA graphs, and the gradients of a batch beside their sum; objects: Python's, on the CPU; peak: the most at a time,
-    which occurs in `phase` "forward", "backward" or "optimiser".
+    The result has weights; gradients; optimiser: its state between updates; buckets: the copy of the gradients that
+    pytorch_ddp sends; activations: memory of all stages but the loss at the end of the forward pass; recomputed: the
+    most that one group of layers computes again and holds in its backward pass; loss: memory of the loss, with its
+    temporaries; step: temporaries of the optimiser's update; graphs: CUDA graphs, and the gradients of a batch beside
+    their sum; objects: Python's, on the CPU; peak: the most at a time, which occurs in `phase` "forward", "backward" or
+    "optimiser".
+
+    parameters: what `count` returns, None to count them; stages: of the setting's batch, None to trace them.
     """
-    parameters, stages = parameters or count(setting), stages or trace(setting)
-    weights, gradients = parameters.weight_bytes, parameters.gradient_bytes
+    parameters = parameters or count(setting)
+    stages = stages or trace(setting)
+    weights = parameters.weight_bytes
+    gradients = parameters.gradient_bytes
     optimiser, step = setting.optimiser(parameters.trainable, parameters.largest)
     buckets = gradients if setting.gpus > 1 else 0
     objects = OBJECTS * parameters.tensors if setting.device == "cpu" else 0
+
     graphs = 0
     if setting.graphs:
         kernels = flops(setting, stages).launches // setting.update_freq
         graphs = setting.graphs * kernels * BYTES_A_KERNEL + gradients
-    base = weights + optimiser + buckets + graphs + objects
-    waiting = gradients if setting.update_freq > 1 else 0
+
+    always = weights + optimiser + buckets + graphs + objects  # in all phases of an update
+    accumulated = gradients if setting.update_freq > 1 else 0  # gradients of earlier batches of the same update
     passes = _passes(stages, setting)
-    *body, loss = passes
-    before = itertools.accumulate((each.saved for each in passes), initial=0)
     phases = {
-        "forward": base + waiting + max(saved + each.rise for saved, each in zip(before, passes, strict=False)),
-        "backward": base + _backward(passes, waiting),
-        "optimiser": base + gradients + step,
+        "forward": always + accumulated + _peak_forward(passes),
+        "backward": always + _peak_backward(passes, accumulated),
+        "optimiser": always + gradients + step,
     }
     phase = max(phases, key=phases.__getitem__)
+
+    *body, loss = passes
     return SimpleNamespace(
         weights=weights,
         gradients=gradients,
         optimiser=optimiser,
         buckets=buckets,
-        activations=sum(each.saved for each in body),
-        recomputed=max(each.redone for each in body),
-        loss=max(loss.rise, loss.saved + loss.stages[0].accumulated),
+        activations=sum(group.kept for group in body),
+        recomputed=max(group.recomputed for group in body),
+        loss=max(loss.peak_forward, loss.kept + loss.stages[0].accumulated),
         step=step,
         graphs=graphs,
         objects=objects,
@@ -131,46 +162,74 @@ def memory(setting: Setting, parameters: Any = None, stages: list[Stage] | None 
 
 
 class Pass:
-    """Memory of a pass over stages that keep their activations, or are recomputed together; in bytes.
+    """Memory of one stage that keeps its activations, or of layers that are recomputed together; all in bytes.
 
-    saved: memory that they leave in the forward pass; rise: the most in it; redone: activations that the backward pass
-    first computes again and then holds; redoing: the most while it does.
+    kept: what the forward pass leaves behind for the backward pass. peak_forward: the most in the forward pass, beyond
+    what was there before it. recomputed: activations that the backward pass computes again, and then holds.
+    peak_recompute: the most while they are computed again. The last two are 0 for a stage that is not recomputed.
     """
 
     def __init__(self, stages: list[Stage], setting: Setting):
         self.stages = stages
-        self.saved, self.rise = stages[0].forward, stages[0].forward_rise
-        self.redone = self.redoing = 0
-        if setting.checkpoint_every and stages[0].name.endswith(LAYERS):
-            self.saved = self.rise = stages[-1].output
-            before = list(itertools.accumulate((stage.forward for stage in stages), initial=0))
-            self.redone = before[-1] - stages[-1].output
-            self.redoing = max(map(sum, zip(before, (stage.forward_rise for stage in stages), strict=False)))
+        if not (setting.checkpoint_every and stages[0].name.endswith(LAYERS)):
+            self.kept = stages[0].forward
+            self.peak_forward = stages[0].forward_rise
+            self.recomputed = 0
+            self.peak_recompute = 0
+            return
+
+        # only the output of the last layer outlives the forward pass
+        self.kept = stages[-1].output
+        self.peak_forward = stages[-1].output
+
+        activations = 0
+        peaks = []
+        for stage in stages:
+            peaks.append(activations + stage.forward_rise)
+            activations += stage.forward
+        self.recomputed = activations - stages[-1].output
+        self.peak_recompute = max(peaks)
 
 
 def _passes(stages: list[Stage], setting: Setting) -> list[Pass]:
     """Group layers that are recomputed together; other stages stand alone."""
     groups: list[list[Stage]] = []
     for stage in stages:
-        last = groups[-1] if groups else [stage]
-        if stage.name.endswith(LAYERS) and stage.name == last[0].name and len(last) < setting.checkpoint_every:
-            last.append(stage)
+        of_same_stack = bool(groups) and stage.name.endswith(LAYERS) and stage.name == groups[-1][0].name
+        if of_same_stack and len(groups[-1]) < setting.checkpoint_every:
+            groups[-1].append(stage)
         else:
             groups.append([stage])
     return [Pass(group, setting) for group in groups]
 
 
-def _backward(passes: list[Pass], waiting: int) -> int:
-    """Return the most bytes at a time in the backward pass; waiting: bytes of gradients that exist from its start."""
-    live, arrived, most = sum(each.saved for each in passes), 0, 0
-    for each in reversed(passes):
-        most = max(most, live + each.redoing + max(waiting, arrived))
-        live += each.redone
-        for stage in reversed(each.stages):
-            if waiting:
-                most = max(most, live + stage.accumulated + waiting)
+def _peak_forward(passes: list[Pass]) -> int:
+    """Return the most bytes of activations at a time in the forward pass."""
+    kept = 0
+    peaks = []
+    for group in passes:
+        peaks.append(kept + group.peak_forward)
+        kept += group.kept
+    return max(peaks)
+
+
+def _peak_backward(passes: list[Pass], accumulated: int) -> int:
+    """Return the most bytes of activations and gradients at a time in the backward pass.
+
+    accumulated: bytes of all gradients if they exist from its start, because an earlier batch of the same update has
+    made them, else 0; then each stage adds its own.
+    """
+    live = sum(group.kept for group in passes)  # without gradients
+    arrived = 0  # bytes of gradients so far
+    peak = 0
+    for group in reversed(passes):
+        peak = max(peak, live + group.peak_recompute + max(accumulated, arrived))
+        live += group.recomputed
+        for stage in reversed(group.stages):
+            if accumulated:
+                peak = max(peak, live + stage.accumulated + accumulated)
             else:
-                most = max(most, live + stage.rise + arrived)
+                peak = max(peak, live + stage.rise + arrived)
                 arrived += stage.gradients
-            live += stage.backward
-    return most
+            live += stage.backward  # mostly below 0, because activations are freed
+    return peak

@@ -5,6 +5,7 @@ Hours are operations over an assumed rate; the bytes of checkpoints follow from 
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -35,9 +36,10 @@ NAME = 32  # characters of a row's name that are shown
 class Row:
     """Row of the plan: one training and its files.
 
-    name: of its run; option: its setting; updates: None if its end is unknown; hours; peak, kept: bytes on the disk,
-    the most while it trains, and at its end; done: whether it is over already; stuck: if the paper's run diverged,
-    number of updates after which this one is planned to end as stuck, else 0.
+    name: of its run; option: its setting and memory; parameters: their number; updates: None if its end is unknown;
+    hours: of training; peak: the most bytes on the disk while it trains; kept: bytes on the disk at its end; done:
+    whether it is over already; stuck: if the paper's run diverged, number of updates after which this one is planned to
+    end as stuck, else 0.
     """
 
     name: str
@@ -53,8 +55,11 @@ class Row:
     @property
     def flags(self) -> str:
         """Flags of fairseq-train that were chosen, "!" if the training does not fit into the GPU."""
-        stuck = f" --stop-stuck {self.stuck}" if self.stuck else ""
-        return self.option.flags + stuck if self.fits else "!"
+        if not self.fits:
+            return "!"
+        if self.stuck:
+            return f"{self.option.flags} --stop-stuck {self.stuck}"
+        return self.option.flags
 
     @property
     def fits(self) -> bool:
@@ -79,101 +84,185 @@ def read(lines: Iterable[str], rate: float | None = None) -> list[Row]:
 
 
 def _row(words: list[str], rate: float | None) -> Row:
-    name, *words = words
+    """Make the row of a line's words; rate: as for `read`."""
+    name, *flags = words
+    try:
+        args, rest = _parse_own(flags)
+        adam = args.optimizer in OPTIMIZERS
+        rest += ["--gpus", str(args.distributed_world_size)]
+        if adam:
+            rest += ["--optimizer", args.optimizer]
+        setting = parse(rest, strict=False)
+        free_batch = "batch" in args.free
+        free_recompute = "recompute" in args.free
+        option, parameters, operations = choose(setting, batch=free_batch, recompute=free_recompute, adam=adam)
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from None
+
+    stuck = 0
+    if args.stuck and diverged(args.experiment, json.loads(args.facts)):
+        stuck = args.stuck
+
+    ends = []  # updates after which the training may end; the first one ends it
+    if args.max_update:
+        ends.append(int(args.max_update))
+    if args.max_epoch and args.corpus_tokens:
+        ends.append(updates_of(setting, args.max_epoch, int(args.corpus_tokens)))
+    if stuck:  # it is first saved at the first validation
+        ends.append(stuck + args.save_interval_updates)
+
+    flops_per_second = (rate or ASSUMED[setting.device]) * TERA * setting.gpus
+    peak, kept = _disk(setting, parameters, args)
+    return Row(
+        name=name,
+        option=option,
+        parameters=parameters,
+        updates=min(ends, default=None),
+        hours=min(ends, default=0) * operations / flops_per_second / 3600,
+        peak=peak,
+        kept=kept,
+        done=args.done,
+        stuck=stuck,
+    )
+
+
+def _parse_own(flags: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Parse the flags that this module reads; return the others too. Raises a UserError for invalid ones."""
     own = Parser(add_help=False, allow_abbrev=False)
     own.add_argument("--done", action="store_true")
     for flag, default in NUMBERS.items():
         own.add_argument(flag, type=type(default), default=default)
     for flag, word in WORDS.items():
         own.add_argument(flag, default=word)
-    try:
-        args, words = own.parse_known_args(words)
-        for flag in NUMBERS:
-            check_number(flag, getattr(args, flag[2:].replace("-", "_")), zero=True)
-        if not EPOCHS.fullmatch(args.epoch_weights):
-            raise UserError(f"--epoch-weights {args.epoch_weights}: write last:N or A-B")
-        adam = args.optimizer in OPTIMIZERS
-        words += ["--gpus", str(args.distributed_world_size), *(["--optimizer", args.optimizer] if adam else [])]
-        setting = parse(words, strict=False)
-        option, parameters, work = choose(setting, "batch" in args.free, "recompute" in args.free, adam)
-    except UserError as error:
-        raise UserError(f"{name}: {error}") from None
-    ends = [int(args.max_update)] if args.max_update else []
-    if args.max_epoch and args.corpus_tokens:
-        ends.append(updates_of(setting, args.max_epoch, int(args.corpus_tokens)))
-    stuck = args.stuck if args.stuck and diverged(args.experiment, json.loads(args.facts)) else 0
-    if stuck:  # it is first saved at the first validation
-        ends.append(stuck + args.save_interval_updates)
-    hours = min(ends, default=0) * work / ((rate or ASSUMED[setting.device]) * TERA * setting.gpus) / 3600
-    disk = _disk(setting, parameters, args)
-    return Row(name, option, parameters, min(ends, default=None), hours, *disk, args.done, stuck)
+
+    args, rest = own.parse_known_args(flags)
+    for flag in NUMBERS:
+        name = flag.removeprefix("--").replace("-", "_")
+        check_number(flag, getattr(args, name), zero=True)
+    if not EPOCHS.fullmatch(args.epoch_weights):
+        raise UserError(f"--epoch-weights {args.epoch_weights}: write last:N or A-B")
+    return args, rest
 
 
 def diverged(experiment: str, facts: dict) -> bool:
     """Tell whether the paper's table has this row as diverged; facts: of the row's run.json."""
     from ...study.tables import TABLES
 
-    cells = [
-        table.rows.get(tuple(facts.get(key, "") for key in table.keys), {})
-        for table in TABLES.values()
-        if experiment in table.folders
-    ]
-    return any("diverged" in cell.values() for cell in cells)
+    for table in TABLES.values():
+        if experiment in table.folders:
+            place = tuple(facts.get(key, "") for key in table.keys)
+            published = table.rows.get(place, {})
+            if "diverged" in published.values():
+                return True
+    return False
 
 
-def _disk(setting: Setting, parameters: int, args) -> tuple[float, float]:
-    """Return the bytes on the disk: the most, and at the end."""
+def _disk(setting: Setting, parameters: int, args: argparse.Namespace) -> tuple[float, float]:
+    """Return the bytes on the disk: the most while it trains, and at its end."""
     if not args.kept:
         return 0.0, 0.0
     weights = parameters * (SINGLE if setting.precision == "fp32" else HALF)
     master = MASTER if setting.precision in ("fp16", "bf16") else 0
     whole = weights + parameters * (MOMENTS + master)
-    match = args.epoch_weights.removeprefix("last:").split("-")
-    epochs = 0 if not args.epoch_weights else int(match[-1]) - (int(match[0]) if len(match) == 2 else 0) + 1
-    return WHOLE * whole + (epochs + 1) * weights, args.kept * weights
+
+    numbers = args.epoch_weights.removeprefix("last:").split("-")
+    if not args.epoch_weights:
+        epochs = 0
+    elif len(numbers) == 2:  # A-B
+        epochs = int(numbers[1]) - int(numbers[0]) + 1
+    else:  # last:N, which keeps one to spare
+        epochs = int(numbers[0]) + 1
+
+    peak = WHOLE * whole + (epochs + 1) * weights  # 1: the file that is made of these, as the averaged model
+    return peak, args.kept * weights
 
 
 def as_text(rows: list[Row], rate: float | None = None, side_by_side: int = 1) -> str:
-    """Format the plan of rows that are trained in this order, `side_by_side` at a time: a line each, and sums."""
-    left, setting = [row for row in rows if not row.done], rows[0].option.setting
-    hours, kept = sum(row.hours for row in left) / side_by_side, sum(row.kept for row in rows)
-    most = kept + sum(sorted((row.peak for row in left), reverse=True)[:side_by_side])
-    unit, limit = "process", ""
-    if setting.device == "cuda":
-        unit, limit = "GPU", f" of {setting.gpu_memory / GIB:.3g}, of which {1 - USABLE:.0%} stay free"
-    peak = max(row.option.memory.peak for row in rows) / GIB
-    count = f"{len(rows)} row{'s' * (len(rows) > 1)}"
-    count += f", {len(rows) - len(left)} of them done" if len(left) < len(rows) else ""
-    count += f", {side_by_side} at a time" if side_by_side > 1 else ""
-    time = f"{_short(hours)} hours" + (f" ({hours / 24:.1f} days)" if hours >= 48 else "")
+    """Format the plan of rows that are trained in this order, `side_by_side` at a time: a line each, and sums.
+
+    rate: TFLOP/s that `read` was given.
+    """
+    left = [row for row in rows if not row.done]
+    setting = rows[0].option.setting  # its device and memory stand for those of all rows
+    unit = "GPU" if setting.device == "cuda" else "process"
+
+    count = f"{len(rows)} row"
+    if len(rows) > 1:
+        count += "s"
+    if len(left) < len(rows):
+        count += f", {len(rows) - len(left)} of them done"
+    if side_by_side > 1:
+        count += f", {side_by_side} at a time"
+
+    hours = sum(row.hours for row in left) / side_by_side
+    time = f"{_short(hours)} hours"
+    if hours >= 48:
+        time += f" ({hours / 24:.1f} days)"
     speed = f"{rate or ASSUMED[setting.device]:g} TFLOP/s of each {unit}, {'as given' if rate else 'assumed'}"
-    lines = [_table(rows, unit), "", f"{count}: {time} at {speed}"]
-    lines += [
-        f"memory: at most {peak:.1f} GiB{limit}",
-        f"disk: at most {_short(most / GB)} GB, in the end {_short(kept / GB)} GB",
+
+    peak_memory = max(row.option.memory.peak for row in rows) / GIB
+    limit = ""
+    if setting.device == "cuda":
+        limit = f" of {setting.gpu_memory / GIB:.3g}, of which {1 - USABLE:.0%} stay free"
+
+    kept = sum(row.kept for row in rows)
+    largest_first = sorted((row.peak for row in left), reverse=True)
+    peak_disk = kept + sum(largest_first[:side_by_side])
+
+    lines = [
+        _table(rows, unit),
+        "",
+        f"{count}: {time} at {speed}",
+        f"memory: at most {peak_memory:.1f} GiB{limit}",
+        f"disk: at most {_short(peak_disk / GB)} GB, in the end {_short(kept / GB)} GB",
     ]
     if any(row.stuck for row in rows):
         lines.append("* diverged in the paper: ends when it has learnt nothing after so many updates (STOP_STUCK)")
-    if any(row.flags == "!" for row in rows):
+    if not all(row.fits for row in rows):
         lines.append("! does not fit, whatever is recomputed: larger or more GPUs")
     return "\n".join(lines)
 
 
 def _table(rows: list[Row], unit: str) -> str:
+    """Format a line for each row, named below the folder that all have in common. unit: "GPU" or "process"."""
     table = [["row", "size", f"tokens of a {unit}", "recomputed", "GiB", "updates", "hours", "GB"]]
     folder = os.path.commonpath([os.path.dirname(row.name) for row in rows])
     for row in rows:
-        name, setting = os.path.relpath(row.name, folder or "."), row.option.setting
+        setting = row.option.setting
+
+        name = os.path.relpath(row.name, folder or ".")
+        if len(name) > NAME:
+            name = f"{name[: NAME // 2]}…{name[1 - NAME // 2 :]}"
+
+        recomputed = "yes" if setting.checkpoint_every else "no"
+        if setting.zero:
+            recomputed += " ZeRO"
+
+        memory = f"{row.option.memory.peak / GIB:.1f}"
+        if not row.fits:
+            memory += "!"
+
+        updates = "?" if row.updates is None else f"{row.updates:,}"
+        if row.stuck:
+            updates += "*"
+
         table.append([
-            name if len(name) <= NAME else f"{name[: NAME // 2]}…{name[1 - NAME // 2 :]}",
-            f"{row.parameters / 1e6:,.1f} M", f"{setting.max_tokens:,} x {setting.update_freq}",
-            ("yes" if setting.checkpoint_every else "no") + " ZeRO" * setting.zero,
-            f"{row.option.memory.peak / GIB:.1f}" + "!" * (row.flags == "!"),
-            ("?" if row.updates is None else f"{row.updates:,}") + "*" * bool(row.stuck),
-            "done" if row.done else _short(row.hours), _short(row.peak / GB),
+            name,
+            f"{row.parameters / 1e6:,.1f} M",
+            f"{setting.max_tokens:,} x {setting.update_freq}",
+            recomputed,
+            memory,
+            updates,
+            "done" if row.done else _short(row.hours),
+            _short(row.peak / GB),
         ])  # fmt: skip
     return render(table)
 
 
 def _short(value: float) -> str:
-    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}" if value >= 1 else f"{value:.2g}"
+    """Format a number with two digits, or all of its digits in front of the point."""
+    if value >= 10:
+        return f"{value:,.0f}"
+    if value >= 1:
+        return f"{value:.1f}"
+    return f"{value:.2g}"

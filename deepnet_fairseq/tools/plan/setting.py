@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -85,35 +84,56 @@ class Setting:
     device: str = "cuda"
 
     def __post_init__(self):
-        object.__setattr__(self, "criterion", self.criterion or self.objective.criterion)
-        for wrong, message in self._mistakes():
-            if wrong:
-                raise UserError(message)
+        object.__setattr__(self, "criterion", self.criterion or self.objective.criterion)  # the class is frozen
+        self._check_ranges()
+        self._check_batch_and_loss()
+        self._check_vocabularies()
+        self._check_optimiser()
 
-    def _mistakes(self) -> Iterator[tuple[bool, str]]:
-        """Yield conditions that make the setting invalid, and the message for each."""
+    def _check_ranges(self) -> None:
+        """Raise a UserError for a number out of its range."""
         for name in ("max_tokens", "update_freq", "length", "gpus"):
             number = getattr(self, name)
-            yield not 1 <= number <= MOST, f"--{name.replace('_', '-')} {number}: must be from 1 to {MOST:,}"
-        graphs = f"--cuda-graphs {self.cuda_graphs}"
-        yield not 0 <= self.cuda_graphs <= MOST, f"{graphs}: must be from 0 to {MOST:,}"
-        yield self.gpu_memory < 1, f"--gpu-memory {self.gpu_memory / GIB:g}: must be above 0"
-        yield not 0 < self.mask_prob <= 1, f"--mask-prob {self.mask_prob}: must be above 0 and at most 1"
-        sizes = "--vocab {},{}".format(*self.vocab)
-        yield not 1 <= min(self.vocab) <= max(self.vocab) <= MOST, f"{sizes}: a vocabulary has 1 to {MOST:,} entries"
-        too_long = f"--length {self.length}: longer than a batch of --max-tokens {self.max_tokens}"
-        yield self.length > self.max_tokens, too_long
-        whole, chunked = self.objective.criterion, self.objective.chunked
-        known = f"{whole} or {chunked}" if chunked else whole
-        unknown = f"--criterion {self.criterion}: the plan of a {self.model} knows {known}"
-        yield self.criterion not in (whole, chunked), unknown
-        if self.vocab[0] != self.vocab[1]:
-            yield len(self.stacks) == 1, f"{sizes}: a {self.model} has one vocabulary"
-            yield self.cfg.share_all_embeddings, f"--share-all-embeddings: {sizes} names two dictionaries"
-        yield self.zero and self.gpus == 1, f"{SHARDED}: shards over several GPUs; give --gpus"
-        fused = self.optimizer == FUSED
-        yield self.zero and not fused, f"{SHARDED}: with --optimizer {FUSED}; {self.optimizer} is not sharded"
-        yield self.memory_efficient and fused, f"--{self.precision}: not with --optimizer {FUSED}"
+            if not 1 <= number <= MOST:
+                raise UserError(f"--{name.replace('_', '-')} {number}: must be from 1 to {MOST:,}")
+        if not 0 <= self.cuda_graphs <= MOST:
+            raise UserError(f"--cuda-graphs {self.cuda_graphs}: must be from 0 to {MOST:,}")
+        if self.gpu_memory < 1:
+            raise UserError(f"--gpu-memory {self.gpu_memory / GIB:g}: must be above 0")
+        if not 0 < self.mask_prob <= 1:
+            raise UserError(f"--mask-prob {self.mask_prob}: must be above 0 and at most 1")
+        if not 1 <= min(self.vocab) <= max(self.vocab) <= MOST:
+            raise UserError(f"--vocab {self.vocab[0]},{self.vocab[1]}: a vocabulary has 1 to {MOST:,} entries")
+
+    def _check_batch_and_loss(self) -> None:
+        """Raise a UserError for a sentence longer than a batch, and for a loss that is not the model's."""
+        if self.length > self.max_tokens:
+            raise UserError(f"--length {self.length}: longer than a batch of --max-tokens {self.max_tokens}")
+
+        whole = self.objective.criterion
+        chunked = self.objective.chunked
+        if self.criterion not in (whole, chunked):
+            known = f"{whole} or {chunked}" if chunked else whole
+            raise UserError(f"--criterion {self.criterion}: the plan of a {self.model} knows {known}")
+
+    def _check_vocabularies(self) -> None:
+        """Raise a UserError for two vocabularies in a model that has one."""
+        if self.vocab[0] == self.vocab[1]:
+            return
+        sizes = f"--vocab {self.vocab[0]},{self.vocab[1]}"
+        if len(self.stacks) == 1:
+            raise UserError(f"{sizes}: a {self.model} has one vocabulary")
+        if self.cfg.share_all_embeddings:
+            raise UserError(f"--share-all-embeddings: {sizes} names two dictionaries")
+
+    def _check_optimiser(self) -> None:
+        """Raise a UserError for an optimiser that can do neither the sharding nor the precision."""
+        if self.zero and self.gpus == 1:
+            raise UserError(f"{SHARDED}: shards over several GPUs; give --gpus")
+        if self.zero and self.optimizer != FUSED:
+            raise UserError(f"{SHARDED}: with --optimizer {FUSED}; {self.optimizer} is not sharded")
+        if self.memory_efficient and self.optimizer == FUSED:
+            raise UserError(f"--{self.precision}: not with --optimizer {FUSED}")
 
     @property
     def memory_efficient(self) -> bool:
@@ -123,7 +143,7 @@ class Setting:
     @property
     def dtype(self) -> torch.dtype:
         """Type of weights, activations and gradients."""
-        return DTYPES[self.precision[-4:]]
+        return DTYPES[self.precision.removeprefix("memory-efficient-")]
 
     @property
     def model(self) -> str:
@@ -160,7 +180,9 @@ class Setting:
     def scored(self) -> int:
         """Number of tokens, of a batch of whole sentences, that are projected to the vocabulary."""
         tokens = self.max_tokens // self.length * self.length
-        return max(1, round(tokens * self.mask_prob)) if self.objective.masks else tokens
+        if not self.objective.masks:
+            return tokens
+        return max(1, round(tokens * self.mask_prob))
 
     @property
     def batch(self) -> int:
@@ -168,27 +190,36 @@ class Setting:
         return self.max_tokens * self.update_freq * self.gpus
 
     def optimiser(self, numbers: int, largest: int) -> tuple[int, int]:
-        """Return bytes kept between updates, and temporary bytes of an update, for so many trained numbers.
+        """Return bytes kept between updates, and temporary bytes of an update.
 
-        Kept are Adam's moments and, where the weights are in half precision, weights and gradients in float32, sharded
-        or not. fairseq's adam has the root of one tensor's second moment at a time (largest: numbers of the largest;
-        with --fp16 all are one tensor) and, without float32 weights, copies of weight and gradient (optim/adam.py,
-        fp16_optimizer.py of fairseq); deepnet_adam has no temporaries.
+        numbers: in all trained parameters; largest: in the largest of them. Kept are Adam's moments and, where the
+        weights are in half precision, weights and gradients in float32, sharded or not. fairseq's adam has the root of
+        one tensor's second moment at a time (with --fp16 all are one tensor) and, without float32 weights, copies of
+        weight and gradient (optim/adam.py, fp16_optimizer.py of fairseq); deepnet_adam has no temporaries.
         """
-        master = self.precision in ("fp16", "bf16")
-        kept = -(-numbers * FLOAT32 * (2 + master * 2) // (self.gpus if self.zero else 1))
+        copies = 2  # Adam's two moments
+        if self.precision in ("fp16", "bf16"):
+            copies += 2  # weights and gradients in float32
+        shards = self.gpus if self.zero else 1
+        kept = -(-numbers * FLOAT32 * copies // shards)  # rounded up
+
         if self.optimizer == FUSED:
             return kept, 0
-        temporaries = 3 if self.memory_efficient else 1
-        return kept, temporaries * FLOAT32 * (numbers if self.precision == "fp16" else largest)
+        temporaries = 3 if self.memory_efficient else 1  # root; copies of weight and gradient
+        at_a_time = numbers if self.precision == "fp16" else largest
+        return kept, temporaries * FLOAT32 * at_a_time
 
 
 def recomputation(every: int) -> str:
     """Return fairseq-train's flags for recomputing `every` layers together."""
-    return {0: "", 1: "--checkpoint-activations"}.get(every, f"--checkpoint-every {every}")
+    if every == 0:
+        return ""
+    if every == 1:
+        return "--checkpoint-activations"
+    return f"--checkpoint-every {every}"
 
 
-FLAGS = ("max_tokens", "update_freq", "criterion", "mask_prob", "gpus")  # named as the fields
+FLAGS = ("max_tokens", "update_freq", "criterion", "mask_prob", "gpus")  # of Setting's fields, with their defaults
 AUTO_GRAPHS = 32  # shapes that --cuda-graphs auto makes
 
 
@@ -216,11 +247,13 @@ def parse(flags: list[str], strict: bool = True) -> Setting:
     arch = first.parse_known_args(flags)[0].arch  # the other flags depend on its model
     if arch not in archs.PRESETS:
         raise UserError(f"--arch {arch}: no such architecture; `deepnet methods --archs` lists them")
+
     fields = {field.name: field for field in dataclasses.fields(config.config_class(archs.MODELS[arch]))}
     parser = _parser(arch, fields)
     args, rest = parser.parse_known_args(flags)
     if rest and strict:
         raise UserError(f"unknown: {' '.join(rest)}; memory and time do not depend on it, drop it")
+
     overrides = {name: value for name, value in vars(args).items() if name in fields}
     if "max_source_positions" not in fields:  # a language model's samples are all of one length, which is its longest
         longest = fields.keys() & {"tokens_per_sample", "max_target_positions", "max_positions"}
@@ -228,35 +261,45 @@ def parse(flags: list[str], strict: bool = True) -> Setting:
     cfg = config.namespace(arch, **overrides)
     if not math.isfinite(args.gpu_memory * GIB):
         raise UserError(f"--gpu-memory {args.gpu_memory}: must be a number of GiB")
+
     return Setting(
-        cfg,
-        _vocabularies(args.vocab),
+        cfg=cfg,
+        vocab=_vocabularies(args.vocab),
         precision=_precision(args),
         checkpoint_every=group_size(cfg),
         zero=args.zero_sharding == "os",
         gpu_memory=int(args.gpu_memory * GIB),
         device="cpu" if args.cpu else "cuda",
         cuda_graphs=_graphs(args.cuda_graphs),
-        **{name: getattr(args, name) for name in ("length", "optimizer", *FLAGS)},
+        length=args.length,
+        optimizer=args.optimizer,
+        **{name: getattr(args, name) for name in FLAGS},
     )
 
 
-TYPES = {"int": int, "float": float, "str": str}
+TYPES = {"int": int, "float": float, "str": str}  # words in a field's annotation -> type of its flag
 
 
 def _parser(arch: str, fields: dict[str, dataclasses.Field]) -> argparse.ArgumentParser:
-    """Return the parser of the model's fields and of the flags of batch, precision, optimiser and machine."""
+    """Return the parser of the model's fields and of the flags of batch, precision, optimiser and machine.
+
+    fields: of the config of the architecture's model, by name. A field whose flag is not given is left out of the
+    result, because the architecture sets it.
+    """
     objective = OBJECTIVES[archs.MODELS[arch]]
     parser = Parser(prog="deepnet plan", add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     parser.add_argument("--arch", "-a", default=archs.MODEL_NAME)
     parser.add_argument("--length", "--tokens-per-sample", type=int, default=objective.length)
+
     for name in fields.keys() - {"tokens_per_sample"}:
-        flag, kinds = f"--{name.replace('_', '-')}", str(fields[name].type)
-        if "bool" in kinds:
+        flag = f"--{name.replace('_', '-')}"
+        annotation = str(fields[name].type)  # as "bool" or "Optional[int]"
+        if "bool" in annotation:
             parser.add_argument(flag, action="store_true")
         else:
-            kind = next(kind for word, kind in TYPES.items() if word in kinds)
+            kind = next(kind for word, kind in TYPES.items() if word in annotation)
             parser.add_argument(flag, type=kind, choices=fields[name].metadata["choices"] or None)
+
     parser.add_argument("--vocab", default="32000")
     parser.add_argument("--gpu-memory", type=float, default=80.0)
     parser.add_argument("--cuda-graphs", default="0")
@@ -274,7 +317,9 @@ def _graphs(text: str) -> int:
     """Return the number of shapes that --cuda-graphs names."""
     if text != "auto" and not text.isdecimal():
         raise UserError(f"--cuda-graphs {text}: give a number of shapes, or auto")
-    return AUTO_GRAPHS if text == "auto" else int(text)
+    if text == "auto":
+        return AUTO_GRAPHS
+    return int(text)
 
 
 def _vocabularies(text: str) -> tuple[int, int]:
@@ -285,9 +330,14 @@ def _vocabularies(text: str) -> tuple[int, int]:
     return int(sizes[0]), int(sizes[-1])
 
 
-def _precision(args) -> str:
-    efficient = {name: getattr(args, f"memory_efficient_{name}") for name in ("fp16", "bf16")}
-    half = [name for name in efficient if getattr(args, name) or efficient[name]]
-    if len(half) > 1:
+def _precision(args: argparse.Namespace) -> str:
+    """Return Setting's precision; a UserError if the flags name two."""
+    asked = []
+    for half in ("fp16", "bf16"):
+        if getattr(args, f"memory_efficient_{half}"):  # --fp16 beside it adds nothing
+            asked.append(f"memory-efficient-{half}")
+        elif getattr(args, half):
+            asked.append(half)
+    if len(asked) > 1:
         raise UserError("--fp16 and --bf16: choose one")
-    return f"memory-efficient-{half[0]}" if half and efficient[half[0]] else half[0] if half else "fp32"
+    return asked[0] if asked else "fp32"

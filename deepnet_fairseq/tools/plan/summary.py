@@ -26,21 +26,24 @@ PHASES = {"forward": "forward pass", "backward": "backward pass", "optimiser": "
 
 
 def as_dict(setting: Setting, speed: SimpleNamespace | None) -> dict:
-    """Return the plan for JSON, one object a part; bytes, operations, seconds."""
-    words = vars(setting) | {name: getattr(setting.cfg, name) for name in ("arch", "method", *setting.layer_fields)}
+    """Return the plan for JSON, one object a part; bytes, operations, seconds. speed: None without a rate."""
+    fields = {name: value for name, value in vars(setting).items() if name != "cfg"}
+    for name in ("arch", "method", *setting.layer_fields):
+        fields[name] = getattr(setting.cfg, name)
     return {
-        "setting": {name: value for name, value in words.items() if name != "cfg"},
+        "setting": fields,
         "parameters": vars(count(setting)),
         "flops": vars(flops(setting)),
         "memory": vars(memory(setting)),
         "options": [option.as_dict() for option in recommend(setting)],
-        "speed": speed and vars(speed),
+        "speed": None if speed is None else vars(speed),
     }
 
 
 def as_text(setting: Setting, speed: SimpleNamespace | None) -> str:
     """Return the plan in tables of memory (GiB), options, operations (GFLOP), launches and time."""
-    cfg, vocab = setting.cfg, " and ".join(f"{size:,}" for size in dict.fromkeys(setting.vocab))
+    cfg = setting.cfg
+    vocab = " and ".join(f"{size:,}" for size in dict.fromkeys(setting.vocab))
     layers = "-".join(str(getattr(cfg, name)) for name in setting.layer_fields)
     unit = "GPU" if setting.device == "cuda" else "process"
     batch = f"{setting.max_tokens:,} tokens a {unit} x {setting.update_freq} x {setting.gpus}"
@@ -52,36 +55,57 @@ def as_text(setting: Setting, speed: SimpleNamespace | None) -> str:
 
 
 def _memory(setting: Setting, unit: str) -> str:
+    """Format the table of memory. unit: "GPU" or "process"."""
     usage = memory(setting)
-    rows = [[label, f"{getattr(usage, name) / GIB:.2f}"] for name, label in MEMORY_ROWS.items() if getattr(usage, name)]
+    rows = [[f"memory of a {unit}", "GiB"]]
+    for name, label in MEMORY_ROWS.items():
+        used = getattr(usage, name)
+        if used:
+            rows.append([label, f"{used / GIB:.2f}"])
+
     note = f"not all at a time: the peak lies in the {PHASES[usage.phase]}"
-    table = render([[f"memory of a {unit}", "GiB"], *rows])
-    return f"{table}\n{'; '.join(filter(None, [note, recomputation(setting.checkpoint_every)]))}"
+    flags = recomputation(setting.checkpoint_every)
+    if flags:
+        note += f"; {flags}"
+    return f"{render(rows)}\n{note}"
 
 
 def _options(setting: Setting) -> str:
+    """Format the table of options on the way to fitting, and say which one is recommended."""
     options = recommend(setting)
-    rows = [[option.name, f"{option.memory.peak / GIB:.2f}", f"{option.cost:.2f}"] for option in options]
-    chosen, limit = options[-1], f"{setting.gpu_memory / GIB:g} GiB with {1 - USABLE:.0%} to spare"
+    rows = [["to fit", "peak GiB", "operations"]]
+    for option in options:
+        rows.append([option.name, f"{option.memory.peak / GIB:.2f}", f"{option.cost:.2f}"])
+
+    chosen = options[-1]
+    limit = f"{setting.gpu_memory / GIB:g} GiB with {1 - USABLE:.0%} to spare"
     if not chosen.fits:
         verdict = f"nothing of this fits into {limit}: take a smaller model, --memory-efficient-fp16 or larger GPUs"
     elif len(options) == 1:
         verdict = f"fits into {limit} as it is"
     else:
-        gpus = chosen.setting.gpus
-        verdict = f"fits into {limit}{f' on {gpus} GPUs' * (gpus > setting.gpus)} by {chosen.flags}"
-    return render([["to fit", "peak GiB", "operations"], *rows]) + f"\n{verdict}"
+        gpus = f" on {chosen.setting.gpus} GPUs" if chosen.setting.gpus > setting.gpus else ""
+        verdict = f"fits into {limit}{gpus} by {chosen.flags}"
+    return f"{render(rows)}\n{verdict}"
 
 
 def _work(setting: Setting, speed: SimpleNamespace | None) -> str:
+    """Format the table of operations, launches and, with a speed, time."""
     work = flops(setting)
-    rows = [["work", "value"], ["GFLOP a token, forward", f"{work.forward / 1e9:.3f}"]]
-    rows += [["forward and backward", f"{work.train / 1e9:.3f}"], ["recomputed", f"{work.recomputed / 1e9:.3f}"]]
-    rows += [["kernel launches an update", f"{work.launches:,}"]]
+    rows = [
+        ["work", "value"],
+        ["GFLOP a token, forward", f"{work.forward / 1e9:.3f}"],
+        ["forward and backward", f"{work.train / 1e9:.3f}"],
+        ["recomputed", f"{work.recomputed / 1e9:.3f}"],
+        ["kernel launches an update", f"{work.launches:,}"],
+    ]
     if speed is None:
         return render(rows) + "\ntime: give --flops, the TFLOP/s that one GPU achieves in training"
-    rows += [["TFLOP/s of each", f"{speed.rate / TERA:.4g}"], ["seconds an update", f"{speed.step:.4g}"]]
-    rows += [["tokens a second", f"{speed.tokens_per_second:,.0f}"]]
+
+    rows.append(["TFLOP/s of each", f"{speed.rate / TERA:.4g}"])
+    rows.append(["seconds an update", f"{speed.step:.4g}"])
+    rows.append(["tokens a second", f"{speed.tokens_per_second:,.0f}"])
     if speed.updates is not None:
-        rows += [["updates", f"{speed.updates:,}"], ["hours", f"{speed.hours:,.2f}"]]
+        rows.append(["updates", f"{speed.updates:,}"])
+        rows.append(["hours", f"{speed.hours:,.2f}"])
     return render(rows)

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -47,11 +47,15 @@ SEVERAL = {  # operators of several kernels, as benchmarks/fake_gpu counts them
 
 @dataclass
 class Stage:
-    """Stage of the update: bytes beside those before it, operations of its forward pass, launches of kernels.
+    """Stage of the update: an embedding, a layer, the end of a stack, or the loss.
 
-    output: of its output; forward, backward: memory that the pass leaves behind; forward_rise, rise: the most within
-    each pass; accumulated: that of the backward pass if its parameters already have gradients; gradients: of its
-    parameters, not included in these; launches, launches_back: of the passes.
+    In bytes: output: its output. forward: what its forward pass leaves behind; forward_rise: the peak of the forward
+    pass. backward: what its backward pass leaves behind, below 0 if it frees more than it makes, without gradients of
+    parameters; accumulated: the peak of the backward pass when .grad exists already and new gradients are added to it;
+    rise: the peak when .grad does not exist yet, with the gradients that arrive. Each is counted from the memory
+    before that pass of the stage. gradients: the gradients of the stage's parameters.
+
+    flops: operations of the forward pass. launches, launches_back: kernels that the forward and backward pass launch.
     """
 
     name: str
@@ -68,19 +72,40 @@ class Stage:
 
     def further(self, before: Stage, steps: float) -> Stage:
         """Extrapolate this stage `steps` places further, linearly from `before`, the stage one place back."""
-        numbers = {key: n + round(steps * (n - getattr(before, key))) for key, n in vars(self).items() if key != "name"}
+        numbers = {}
+        for field, number in vars(self).items():
+            if field != "name":
+                difference = number - getattr(before, field)
+                numbers[field] = number + round(steps * difference)
         return Stage(self.name, **numbers)
 
 
+class Reading(NamedTuple):
+    """What a meter shows: live bytes without gradients of parameters, the peak of these, the peak with gradients.
+
+    gradients: bytes of the gradients of parameters. flops, launches: operations and kernels so far.
+    """
+
+    live: int
+    peak: int
+    peak_with_gradients: int
+    gradients: int
+    flops: int
+    launches: int
+
+
 class Meter(TorchDispatchMode):
-    """Count live bytes of storages made in the context, operations and launches. own: tensors from before."""
+    """Count live bytes of storages made in the context, operations and launches. own: tensors from before.
+
+    A storage counts from the first operator that returns it until nothing refers to it any more.
+    """
 
     def __init__(self, own: list[Tensor]):
         super().__init__()
         self.live = self.peak = self.gradients = self.peak_with_gradients = 0
         self.flops = self.launches = 0
-        self.sizes: dict[int, int] = {}
-        self.references: dict[int, weakref.ref] = {}
+        self.sizes: dict[int, int] = {}  # address of a storage -> its bytes, as they count in `live`
+        self.references: dict[int, weakref.ref] = {}  # address of a storage -> what reports its end
         for tensor in own:
             self._see(tensor, counts=False)
 
@@ -88,11 +113,13 @@ class Meter(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         if func.namespace != "aten":
             return out
+
         for tensor in [out] if isinstance(out, Tensor) else tree_leaves(out):
             if isinstance(tensor, Tensor):
                 self._see(tensor)
         self.peak = max(self.peak, self.live)
         self.peak_with_gradients = max(self.peak_with_gradients, self.live + self.gradients)
+
         name = func._overloadpacket.__name__.rstrip("_")  # addmm_ is addmm in place
         if name in FORMULAS:
             self.flops += FORMULAS[name](*args, **(kwargs or {}), out_val=out)
@@ -107,13 +134,22 @@ class Meter(TorchDispatchMode):
         self.gradients += self.sizes[key]
         self.sizes[key] = 0
 
-    def lap(self) -> tuple[int, int, int, int, int, int]:
-        """Return live bytes, their peak, the peak with gradients, gradients, operations, launches; restart peaks."""
-        totals = (self.live, self.peak, self.peak_with_gradients, self.gradients, self.flops, self.launches)
-        self.peak, self.peak_with_gradients = self.live, self.live + self.gradients
-        return totals
+    def lap(self) -> Reading:
+        """Return the reading, with the peaks since the last one; restart the peaks."""
+        reading = Reading(
+            live=self.live,
+            peak=self.peak,
+            peak_with_gradients=self.peak_with_gradients,
+            gradients=self.gradients,
+            flops=self.flops,
+            launches=self.launches,
+        )
+        self.peak = self.live
+        self.peak_with_gradients = self.live + self.gradients
+        return reading
 
     def _see(self, tensor: Tensor, counts: bool = True) -> None:
+        """Add a tensor's storage to the live ones, unless it is there already; counts: False for 0 bytes."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self.sizes:
@@ -123,6 +159,7 @@ class Meter(TorchDispatchMode):
         self.references[key] = weakref.ref(storage, lambda _: self._gone(key))
 
     def _gone(self, key: int) -> None:
+        """Take the storage at that address from the live ones."""
         self.live -= self.sizes.pop(key)
         del self.references[key]
 
@@ -153,9 +190,13 @@ class AsOn(TorchFunctionMode):
 
     @staticmethod
     def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-        return torch.native_dropout(x, p, True)[0] if training and p else x
+        """Drop numbers by the kernel that a GPU has for it; the arguments are those of F.dropout."""
+        if not training or not p:
+            return x
+        return torch.native_dropout(x, p, True)[0]
 
     def _attention(self, q: Tensor, k: Tensor, v: Tensor, attn_mask=None, dropout_p=0.0, is_causal=False) -> Tensor:
+        """Attend by the kernel that torch chooses on the device; arguments of F.scaled_dot_product_attention."""
         aten: Any = torch.ops.aten
         if not self.gpu and dropout_p:
             return aten._scaled_dot_product_attention_math(q, k, v, attn_mask, dropout_p, is_causal)[0]
@@ -174,14 +215,19 @@ def trace(setting: Setting) -> list[Stage]:
     run = _run(setting, ALIKE)
     if not run.shares and layers_are_alike(setting):
         return list(run.expanded(setting))
-    return list(_run(setting, MIXED).expanded(setting, _run(setting, MIXED - 1)))
+    longer = _run(setting, MIXED)
+    shorter = _run(setting, MIXED - 1)
+    return list(longer.expanded(setting, fewer=shorter))
 
 
 def _run(setting: Setting, layers: int) -> Run:
     """Return the cached run with at most `layers` layers a stack, which serves all depths."""
     depths = {name: min(layers, getattr(setting.cfg, name)) for name in setting.layer_fields}
-    key: tuple = (str(vars(setting.cfg) | depths | {"arch": ""}), setting.vocab, setting.precision, setting.max_tokens)
-    key += (setting.length, setting.criterion, setting.mask_prob, setting.device, layers)
+    model = str(vars(setting.cfg) | depths | {"arch": ""})  # the architecture's name changes nothing
+    key = (
+        model, layers, setting.vocab, setting.precision, setting.max_tokens, setting.length, setting.criterion,
+        setting.mask_prob, setting.device,
+    )  # fmt: skip
     if key not in _runs:
         _runs[key] = Run(setting, layers)
     return _runs[key]
@@ -199,19 +245,28 @@ def layers_are_alike(setting: Setting) -> bool:
 
 
 def _are_alike(setting: Setting) -> bool:
+    """Compare the first, second, middle and last layer of each stack."""
     method = make_method(setting.cfg)
     for name, stack in skeleton(setting, 1).stacks().items():
         shape = StackShape.from_config(setting.cfg, name)
+        layer_class = type(stack.layers[0])
         places = sorted({1, min(2, shape.num_layers), max(1, shape.num_layers // 2), shape.num_layers})
-        with torch.device("meta"):
-            layers = [type(stack.layers[0])(shape, method, place) for place in places]
-        if len({tuple(parameter.shape for parameter in layer.parameters()) for layer in layers}) > 1:
+
+        shapes = set()
+        for place in places:
+            with torch.device("meta"):
+                layer = layer_class(shape, method, place)
+            shapes.add(tuple(parameter.shape for parameter in layer.parameters()))
+        if len(shapes) > 1:
             return False
     return True
 
 
 def skeleton(setting: Setting, layers: int = ALIKE, mixers: bool = True) -> DeepModel:
-    """Make the setting's model on the meta device, with at most so many layers a stack, and mixers for all or these."""
+    """Make the setting's model on the meta device, with at most `layers` layers a stack.
+
+    mixers: whether the stacks mix the outputs of as many layers as the setting has; False for as many as are made.
+    """
     fields = vars(setting.cfg)
     depths = {name: min(layers, fields[name]) for name in setting.layer_fields}
     cfg = config.namespace(**(fields | depths))
@@ -226,11 +281,13 @@ class Run:
     """Run one forward and backward pass of the setting's model with so many layers a stack, and keep its `stages`."""
 
     def __init__(self, setting: Setting, layers: int):
-        self.setting, self.model = setting, skeleton(setting, layers, mixers=False).train()
+        self.setting = setting
+        self.model = skeleton(setting, layers, mixers=False).train()
         self.stages: list[Stage] = []
-        self.before: tuple = ()
+        self.before: Reading  # where the last stage ended
         self.shares = False  # True if layers share state, so that a layer's cost may grow with its place
         self.sentences = setting.max_tokens // setting.length
+
         with ExitStack() as stack:
             stack.enter_context(AsOn(setting.device))
             stack.enter_context(torch.device("meta"))
@@ -238,9 +295,10 @@ class Run:
             for parameter in self.model.parameters():
                 if parameter.requires_grad:
                     parameter.register_post_accumulate_grad_hook(lambda p: self.meter.arrived(p.grad))
+
             features = [self._forward()]
             with self._stage("output") as stage:
-                loss = self._loss(features.pop())
+                loss = self._loss(features.pop())  # popped: a name here would keep them longer than a training does
             if setting.chunked:  # its forward pass has computed the products of the backward pass
                 stage.flops //= 3
             loss.backward()
@@ -250,16 +308,23 @@ class Run:
         """Yield the stages at the setting's depth; fewer: a run with one layer less, which shows growth with depth."""
         for name, group in itertools.groupby(self.stages, key=lambda stage: stage.name):
             *front, last = group
-            layers = f"{name.split()[0]} {LAYERS}"
-            depth = getattr(setting.cfg, f"{name.split()[0]}_layers", 0)
+            stack = name.split()[0]  # "output", the loss, is no stack and has no layers
+            layers = f"{stack} {LAYERS}"
+            depth = getattr(setting.cfg, f"{stack}_layers", 0)
             missing = depth - sum(stage.name == layers for stage in self.stages)
-            before = [stage for stage in fewer.stages if stage.name == name][-1] if fewer else last
-            if name == layers:
-                front += [front[-1].further(front[-2] if fewer else front[-1], k + 1) for k in range(missing)]
             yield from front
-            yield last.further(before, max(0, missing))
+
+            if name == layers and missing > 0:
+                middle = front[-1]  # the missing layers are like the last but one, or grow on from it
+                before = front[-2] if fewer else middle
+                for step in range(1, missing + 1):
+                    yield middle.further(before, step)
+
+            in_fewer = [stage for stage in fewer.stages if stage.name == name][-1] if fewer else last
+            yield last.further(in_fewer, max(0, missing))
 
     def _forward(self) -> Tensor:
+        """Run all stacks; return the features (B, T, C) of the last one."""
         memory: tuple[Tensor | None, ...] = ()
         for name, stack in self.model.stacks().items():
             x = self._stack(name, stack, memory)
@@ -267,7 +332,10 @@ class Run:
         return x
 
     def _stack(self, name: str, stack: Stack, memory: tuple) -> Tensor:
-        """Run embedding, layers and end of a stack; return features (B, T, C). memory: each layer's further inputs."""
+        """Run embedding, layers and end of a stack; return features (B, T, C).
+
+        memory: further inputs of each layer: of a decoder the encoder's output and its mask, else none.
+        """
         state: State = {}
         with self._stage(f"{name} embedding") as stage:
             tokens = torch.zeros(self.sentences, self.setting.length, dtype=torch.long)
@@ -281,12 +349,15 @@ class Run:
             queries = self.setting.length if name == "decoder" else 1
             mask = x.new_zeros(self.sentences, 1, queries, self.setting.length)  # the mask stays for all layers
             stage.output = x.nbytes
+
         for layer in stack.layers:
             x = self._boundary(x)
             with self._stage(f"{name} {LAYERS}") as stage, running(state):
                 x = stack.mix(layer(x, mask, *memory), state)
                 stage.output = x.nbytes
-        self.shares |= bool(state)
+        if state:
+            self.shares = True
+
         x = self._boundary(x)
         with self._stage(f"{name} end") as stage:
             x = stack.finish(x)
@@ -302,31 +373,44 @@ class Run:
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[Stage]:
+        """Record what runs in the context as the forward pass of a new stage."""
         stage = Stage(name)
         self.stages.append(stage)
-        live, *_, flops, launches = self.meter.lap()
+
+        before = self.meter.lap()
         yield stage
-        now, peak, *_, flops_now, launches_now = self.before = self.meter.lap()
-        stage.forward, stage.forward_rise = now - live, peak - live
-        stage.flops, stage.launches = flops_now - flops, launches_now - launches
+        now = self.meter.lap()
+
+        stage.forward = now.live - before.live
+        stage.forward_rise = now.peak - before.live
+        stage.flops = now.flops - before.flops
+        stage.launches = now.launches - before.launches
+        self.before = now
 
     def _passed(self, stage: Stage) -> None:
         """Record that the backward pass has left the stage."""
-        live, _, _, gradients, _, launches = self.before
-        now, peak, with_gradients, gradients_now, _, launches_now = self.before = self.meter.lap()
-        stage.backward, stage.accumulated = now - live, peak - live
-        stage.launches_back = launches_now - launches
-        stage.rise, stage.gradients = with_gradients - live - gradients, gradients_now - gradients
+        before = self.before
+        now = self.meter.lap()
+
+        stage.backward = now.live - before.live
+        stage.accumulated = now.peak - before.live
+        stage.rise = now.peak_with_gradients - before.live - before.gradients
+        stage.gradients = now.gradients - before.gradients
+        stage.launches_back = now.launches - before.launches
+        self.before = now
 
     def _loss(self, features: Tensor) -> Tensor:
         """Return the criterion's sum of features (B, T, C)."""
-        setting, project = self.setting, self.model.vocabulary_projection()
-        rows = setting.scored
-        target, positions = torch.zeros(rows, dtype=torch.long), torch.zeros(rows, dtype=torch.long)
+        setting = self.setting
+        project = self.model.vocabulary_projection()
+        target = torch.zeros(setting.scored, dtype=torch.long)
+        positions = torch.zeros(setting.scored, dtype=torch.long)  # of the tokens that are predicted
+
         if setting.chunked:
             chunk = max(FEWEST, BUDGET[setting.device] // (FLOAT32 * setting.vocab[1]))
             features = features.flatten(0, 1).index_select(0, positions)
             return label_smoothed_loss(features, project.weight, target, 0.1, chunk).loss
+
         logits = project(features[positions, positions] if setting.objective.masks else features).flatten(0, -2)
         lprobs = F.log_softmax(logits, dim=-1, dtype=torch.float32)
         if setting.objective.translates:
@@ -336,7 +420,8 @@ class Run:
 
 def _label_smoothed(lprobs: Tensor, target: Tensor) -> Tensor:
     """Return the loss by the operations of fairseq's label_smoothed_nll_loss, which sets padding to 0 in place."""
-    nll_loss, smooth_loss = -lprobs.gather(dim=-1, index=target), -lprobs.sum(dim=-1, keepdim=True)
+    nll_loss = -lprobs.gather(dim=-1, index=target)
+    smooth_loss = -lprobs.sum(dim=-1, keepdim=True)
     for loss in (nll_loss, smooth_loss):
         loss.masked_fill_(target.eq(1), 0.0)
     each = 0.1 / (lprobs.size(-1) - 1)
