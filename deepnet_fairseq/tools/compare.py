@@ -52,7 +52,7 @@ TRAINING = shlex.split("""
     --no-epoch-checkpoints --keep-interval-updates 1 --validate-interval 999 --num-workers 0 --log-format json
     --distributed-world-size 1""")
 GENERATION = shlex.split("--beam 4 --lenpen 0.6 --max-len-a 1.5 --max-len-b 10 --max-tokens 6000")
-ON_CPU = ["--cpu"] * (not torch.cuda.is_available())
+ON_CPU = [] if torch.cuda.is_available() else ["--cpu"]
 # flags of fairseq-train that a cell decides -> flag to give instead; the command has others as its own
 REFUSED = {"--encoder-layers": "--depths", "--decoder-layers": "--depths", "--warmup-updates": "--warmup"}
 # fairseq's programs take one --user-dir, which is this package: the user's methods are imported before
@@ -63,8 +63,9 @@ user_dir.import_user_dir(sys.argv.pop(1))
 runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)"""
 BETA2 = re.compile(r"--adam-betas[ =]\(?[\d.]+, ?([\d.]+)")
 SHORT = 2.0  # BLEU below which a model writes the target language, but does not translate yet
-PROGRAM = 0.7 * GIB  # bytes of fairseq-train beside what the plan has: measured 0.42 at 2L-2L, 0.63 at 100L-100L
-SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")  # that fairseq's dictionaries have before those in the file
+# bytes of fairseq-train beside what the plan counts: measured were 0.42 GiB at 2L-2L, and 0.63 GiB at 100L-100L
+PROGRAM = 0.7 * GIB
+SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")  # fairseq's dictionaries have these before those in the file
 LINES = 8  # most lines of a panel
 
 
@@ -74,11 +75,16 @@ def free_memory() -> float:
         found = re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
     except OSError:
         return math.inf
-    return USABLE * 1024 * int(found[1]) if found else math.inf
+    if found is None:
+        return math.inf
+    return USABLE * 1024 * int(found[1])
 
 
 class Cell(NamedTuple):
-    """Cell of the grid: one training, of a model with `depth` encoder and `depth` decoder layers."""
+    """Cell of the grid: one training, of a model with `depth` encoder and `depth` decoder layers.
+
+    lr: the peak of the learning rate.
+    """
 
     depth: int
     method: str
@@ -93,9 +99,10 @@ class Cell(NamedTuple):
 class Grid:
     """Grid of cells with their common settings.
 
-    data: binarised, of one language pair; updates: of each cell; jobs: cells trained at a time, None to let the
-    machine decide; flags: of fairseq-train, which override others; warmup: share of the updates; user_dir: folder of
-    the user's methods.
+    data: folder of binarised data of one language pair; updates: length of each cell's training; out: folder of the
+    cells' folders and of the results; jobs: cells trained at a time, None to let the machine decide; flags: flags of
+    fairseq-train, which override the grid's own; warmup: share of the updates in which the learning rate rises;
+    user_dir: folder of the user's methods.
     """
 
     data: Path
@@ -113,28 +120,33 @@ class Grid:
     def check(self) -> None:
         """Raise a UserError for a grid that cannot be trained on any data."""
         for method in self.methods:
-            get_method(method)
-        at_a_time = [] if self.jobs is None else [self.jobs]
-        for flag, numbers in {"--depths": self.depths, "--updates": [self.updates], "--jobs": at_a_time}.items():
-            if min(numbers, default=1) < 1:
-                raise UserError(f"{flag} {min(numbers)}: must be at least 1")
-        if not min(self.lrs) > 0:
+            get_method(method)  # raises for an unknown one
+
+        _check_at_least_one("--depths", min(self.depths, default=1))
+        _check_at_least_one("--updates", self.updates)
+        if self.jobs is not None:
+            _check_at_least_one("--jobs", self.jobs)
+
+        if not min(self.lrs) > 0:  # false for NaN too
             raise UserError(f"--lrs {min(self.lrs)}: must be above 0")
         if not 0 < self.warmup < 1:
             raise UserError(f"--warmup {self.warmup:g}: must be a share of the updates, between 0 and 1")
+
         for word in self.flags:
-            if instead := REFUSED.get(word.split("=")[0]):
-                raise UserError(f"{word}: each cell has its own; give {instead}")
-        self.width()
+            flag = word.split("=")[0]
+            if flag in REFUSED:
+                raise UserError(f"{word}: each cell has its own; give {REFUSED[flag]}")
+        self.width()  # raises for a width that is no number
 
     @property
     def cells(self) -> list[Cell]:
         """List the cells, ordered by depth as given: small models first give results soon."""
-        return [Cell(*one) for one in product(self.depths, self.methods, self.lrs, self.seeds)]
+        combinations = product(self.depths, self.methods, self.lrs, self.seeds)
+        return [Cell(depth, method, lr, seed) for depth, method, lr, seed in combinations]
 
     @property
     def dictionaries(self) -> list[bytes]:
-        """Return the contents of both dictionaries; they hold each word's count, so that other text has others."""
+        """Return the contents of both dictionaries, which tell texts apart, because they hold each word's count."""
         return [path.read_bytes() for path in sorted(self.data.glob("dict.*.txt"))]
 
     def direction(self) -> str:
@@ -151,8 +163,9 @@ class Grid:
         for stack in archs.STACKS[archs.MODEL_NAME]:
             parser.add_argument(f"--{stack}-embed-dim", type=int)
         parser.error = _refuse_flag  # type: ignore[method-assign]  # argparse prints a page and exits
+
         cfg, _ = parser.parse_known_args([*TRAINING, *self.flags])
-        archs.fill(cfg)
+        archs.fill(cfg)  # sets what was not given to the architecture's
         width = width_of(cfg)
         assert width is not None  # fill() has set it
         return width
@@ -162,18 +175,23 @@ class Grid:
         if "--cpu" in [*ON_CPU, *self.flags]:
             return processes_and_threads(self.width(), tasks=len(self.cells), processes=self.jobs)
         jobs = self.jobs or 1
-        return Share(jobs, max(1, available_cores() // jobs))
+        return Share(processes=jobs, threads=max(1, available_cores() // jobs))
 
     def fitting(self, processes: int) -> int:
-        """Return how many of so many trainings fit into this machine's memory at a time, at least one.
+        """Return how many of `processes` trainings fit into this machine's memory at a time, at least one.
 
-        As the plan has it for the deepest model, whose trainings are the largest; on a GPU as many as were asked for.
+        The memory is that of the deepest model by the plan. All `processes` fit where the user gave the number of
+        jobs, and on a GPU, whose memory is not looked at.
         """
-        if self.jobs is not None or processes == 1 or "--cpu" not in [*ON_CPU, *self.flags]:
+        on_cpu = "--cpu" in [*ON_CPU, *self.flags]
+        if self.jobs is not None or processes == 1 or not on_cpu:
             return processes
+
         deepest = max(self.cells, key=lambda cell: cell.depth)
-        sizes = [len(dictionary.splitlines()) + len(SYMBOLS) for dictionary in self.dictionaries]
-        setting = parse([*self.training(deepest), "--vocab", ",".join(map(str, sizes))], strict=False)
+        vocabularies = [len(dictionary.splitlines()) + len(SYMBOLS) for dictionary in self.dictionaries]
+        vocab = ",".join(str(size) for size in vocabularies)
+        setting = parse([*self.training(deepest), "--vocab", vocab], strict=False)
+
         needed = memory(setting).peak + PROGRAM
         return max(1, min(processes, int(free_memory() // needed)))
 
@@ -182,31 +200,46 @@ class Grid:
         return f"{cell.depth}L-{cell.depth}L-{self.updates}-updates-seed{cell.seed}/{cell.method}-lr{rate(cell.lr)}"
 
     def warmup_updates(self) -> tuple[int, str]:
-        """Return the updates of warm-up, and a note on them: Adam's beta2 sets a minimum, 2 / (1 - beta2).
+        """Return the updates of warm-up, and a note where they are not the share that was asked for, else "".
 
-        Adam's second moments must have formed before the rate reaches its peak, or methods differ by that alone. The
-        minimum takes at most half of the updates.
+        Adam's second moments must have formed before the rate reaches its peak, or methods differ by that alone. Adam's
+        beta2 thus sets a minimum, 2 / (1 - beta2), but it takes at most half of the updates.
         """
-        beta2 = float(BETA2.findall(" ".join([*TRAINING, *self.flags]))[-1])
-        wanted, least = round(self.warmup * self.updates), round(2 / (1 - beta2))
+        beta2 = float(BETA2.findall(" ".join([*TRAINING, *self.flags]))[-1])  # the last one wins, as in argparse
+        wanted = round(self.warmup * self.updates)
+        least = round(2 / (1 - beta2))
         chosen = max(wanted, min(least, self.updates // 2))
+        if wanted >= least:
+            return chosen, ""
+
         note = f"warm-up: {chosen} of {self.updates} updates, not {wanted}: Adam's second moments want {least}"
         if chosen < least:
             note += "; methods may differ by that alone, so give more --updates"
-        return chosen, note if wanted < least else ""
+        return chosen, note
 
     def training(self, cell: Cell) -> list[str]:
         """Return the flags of a cell's fairseq-train, without its folder."""
-        layers, every, warmup = str(cell.depth), str(max(1, self.updates // 12)), self.warmup_updates()[0]
+        warmup, _ = self.warmup_updates()
+        save_every = max(1, self.updates // 12)
+        log_every = min(25, max(1, self.updates // 10))
         stuck = max(300, self.updates // 4, warmup * 3 // 2)  # no healthy training is at unigram entropy for so long
-        return [
-            *TRAINING, *["--share-all-embeddings"] * (len(set(self.dictionaries)) == 1), *ON_CPU,
-            "--encoder-layers", layers, "--decoder-layers", layers, "--method", cell.method,
-            *" ".join(get_method(cell.method).train_flags).split(), "--lr", rate(cell.lr),
-            "--warmup-updates", str(warmup), "--max-update", str(self.updates), "--seed", str(cell.seed),
-            "--save-interval-updates", every, "--validate-interval-updates", every, "--stop-stuck", str(stuck),
-            "--log-interval", str(min(25, max(1, self.updates // 10))), *self.flags,
-        ]  # fmt: skip
+        equal_dictionaries = len(set(self.dictionaries)) == 1
+
+        # The order counts: run.json holds these flags, and a cell whose flags differ is refused. Of a flag that occurs
+        # twice the last one wins, so that the user's stand at the end.
+        words = list(TRAINING)
+        if equal_dictionaries:
+            words.append("--share-all-embeddings")
+        words += ON_CPU
+        words += ["--encoder-layers", str(cell.depth), "--decoder-layers", str(cell.depth)]
+        words += ["--method", cell.method]
+        words += " ".join(get_method(cell.method).train_flags).split()
+        words += ["--lr", rate(cell.lr), "--warmup-updates", str(warmup)]
+        words += ["--max-update", str(self.updates), "--seed", str(cell.seed)]
+        words += ["--save-interval-updates", str(save_every), "--validate-interval-updates", str(save_every)]
+        words += ["--stop-stuck", str(stuck), "--log-interval", str(log_every)]
+        words += self.flags
+        return words
 
     def facts(self, cell: Cell) -> dict:
         """Return a cell's content of run.json; trainings with equal facts are the same."""
@@ -216,19 +249,28 @@ class Grid:
             "flags": shlex.join(self.training(cell)), "text": zlib.crc32(b"".join(self.dictionaries)),
         }  # fmt: skip
         source = Path(inspect.getfile(METHODS[cell.method]))
-        return facts if PACKAGE in source.parents else facts | {"source": zlib.crc32(source.read_bytes())}
+        if PACKAGE not in source.parents:  # a method of the user's, who may change it between two calls
+            facts["source"] = zlib.crc32(source.read_bytes())
+        return facts
 
     def command(self, cell: Cell) -> str:
         """Return the command that trains this cell alone."""
         grid = f"--methods {cell.method} --depths {cell.depth} --lrs {rate(cell.lr)} --seeds {cell.seed}"
-        words = [*grid.split(), f"--updates={self.updates}", f"--warmup={self.warmup:.6g}", *self.flags]
-        own = ["--user-dir", self.user_dir] if self.user_dir else []
-        return f"deepnet compare {shlex.join([str(self.data), *words, *own])}"
+        words = [str(self.data), *grid.split(), f"--updates={self.updates}", f"--warmup={self.warmup:.6g}", *self.flags]
+        if self.user_dir:
+            words += ["--user-dir", self.user_dir]
+        return f"deepnet compare {shlex.join(words)}"
 
 
 def _refuse_flag(message: str) -> NoReturn:
     """Raise argparse's message as a UserError."""
     raise UserError(message.removeprefix("argument "))
+
+
+def _check_at_least_one(flag: str, number: int) -> None:
+    """Raise a UserError, naming the flag, for a number below 1."""
+    if number < 1:
+        raise UserError(f"{flag} {number}: must be at least 1")
 
 
 def rate(lr: float) -> str:
@@ -237,14 +279,19 @@ def rate(lr: float) -> str:
 
 
 def command(grid: Grid, name: str, words: list[str]) -> list[str]:
-    """Return the command of one of fairseq's programs, run by this interpreter and not by the PATH."""
+    """Return the command of a program of fairseq, run by this interpreter and not by the PATH.
+
+    name: "train" or "generate"; words: its flags.
+    """
     begin = ["-c", OWN_METHODS, grid.user_dir] if grid.user_dir else ["-m"]
     return [sys.executable, *begin, f"fairseq_cli.{name}", str(grid.data), "--user-dir", str(PACKAGE), *words]
 
 
 def variables(grid: Grid) -> dict[str, str]:
     """Return the environment's variables that the grid's programs get: threads, unless the user has chosen them."""
-    return {} if from_environment() else {"OMP_NUM_THREADS": str(grid.share().threads)}
+    if from_environment():
+        return {}
+    return {"OMP_NUM_THREADS": str(grid.share().threads)}
 
 
 async def train_and_score(grid: Grid, cell: Cell, runner: Runner) -> RecordedRun:
@@ -258,22 +305,25 @@ async def train_and_score(grid: Grid, cell: Cell, runner: Runner) -> RecordedRun
             raise UserError(f"{run.path}: another process trains it; wait for its end, or name another --out")
         if not run.is_over:
             await train(grid, cell, run, runner)
+
         reference = read_corpus(grid.data).reference("test", grid.direction())
         if reference and run.failed is None:
             await translate(grid, cell, run, runner)
-        for file in run.path.glob("checkpoint*.pt"):
+
+        for file in run.path.glob("checkpoint*.pt"):  # only the last one is of use from now on
             if file != run.last_checkpoint:
                 file.unlink()
         return RecordedRun(run.path)
 
 
 async def train(grid: Grid, cell: Cell, run: RunFolder, runner: Runner) -> None:
-    """Train a cell to one of its ends."""
+    """Train a cell until it has made its updates, is stuck or diverges; raise a UserError if the program failed."""
     run.begin(
         facts=grid.facts(cell),
         command=grid.command(cell),
-        environment=environment(int(torch.cuda.is_available())),
+        environment=environment(gpus=1 if torch.cuda.is_available() else 0),
     )
+
     words = [*grid.training(cell), "--save-dir", str(run.path)]
     begun_at = run.size_of_log()
     ended = await runner.program(command(grid, "train", words), log=run.log, variables=variables(grid))
@@ -281,35 +331,44 @@ async def train(grid: Grid, cell: Cell, run: RunFolder, runner: Runner) -> None:
 
 
 async def translate(grid: Grid, cell: Cell, run: RunFolder, runner: Runner) -> None:
-    """Translate the test set with a trained cell, and score the translations."""
+    """Translate the test set with a trained cell, and score the translations; UserError if the program failed."""
     pieces = "sentencepiece" if (grid.data / "spm.model").exists() else "subword_nmt"
     words = ["--path", str(run.last_checkpoint), *GENERATION, "--remove-bpe", pieces, *ON_CPU]
     log = run / "generate.log"
+
     with whole(run / "generated.txt") as part:
         ended = await runner.program(command(grid, "generate", words), log=log, output=part, variables=variables(grid))
         if ended.status:
             said = last_line(log.read_text(encoding="utf-8", errors="replace"))
             raise UserError(f"translating with {cell} failed: {said}; whole log: {log}")
+
     run.write("score", json.dumps(score(run / "generated.txt", grid.data)))
 
 
 class Work:
     """Remaining work of a grid: train it, record it, and report progress on stderr.
 
-    jobs: cells that are trained at a time. records: of all cells in the grid's folder, by name. Raises a UserError for
-    a cell that had other settings.
+    jobs: cells that are trained at a time. records: finished runs of all cells in the grid's folder, by name. Raises a
+    UserError for a cell that had other settings.
     """
 
     def __init__(self, grid: Grid, jobs: int):
-        self.grid, self.file = grid, grid.out / "records.jsonl"
-        self.records = {run.parts["name"]: run for run in (read_records(self.file) if self.file.exists() else ())}
+        self.grid = grid
+        self.file = grid.out / "records.jsonl"
+        self.records: dict[str, RecordedRun] = {}
+        if self.file.exists():
+            for run in read_records(self.file):
+                self.records[run.parts["name"]] = run
+
         self.cells = {grid.name(cell): cell for cell in grid.cells}
         for name, cell in self.cells.items():
             self._check(name, grid.facts(cell))
+
         self.progress = Progress(self._trainings(), jobs, over=lambda name: name in self.records)
         self.runner = Runner(jobs, show=self.show)
 
     def _trainings(self) -> dict[str, Training]:
+        """Return the trainings whose progress is shown, by name."""
         trainings = {}
         for name, cell in self.cells.items():
             log = self.grid.out / name / FILES["log"]
@@ -317,9 +376,10 @@ class Work:
         return trainings
 
     def _check(self, name: str, facts: dict) -> None:
+        """Raise a UserError if a cell was trained, or begun, with other facts than these."""
         folder = RunFolder(self.grid.out / name)
         known = self.records[name].facts if name in self.records else folder.facts
-        if known is None:
+        if known is None:  # it was never begun
             return
         for key in facts:
             if facts[key] != known.get(key):
@@ -339,9 +399,10 @@ class Work:
         done = await train_and_score(self.grid, self.cells[name], self.runner)
         self.progress.end(name)
 
-        self.records[name] = run = RecordedRun(self.file, {"name": name, **done.parts})
+        run = RecordedRun(self.file, {"name": name, **done.parts})
+        self.records[name] = run
         with whole(self.file) as part:
-            lines = [json.dumps(self.records[one].parts, ensure_ascii=False) for one in sorted(self.records)]
+            lines = [json.dumps(self.records[recorded].parts, ensure_ascii=False) for recorded in sorted(self.records)]
             part.write_text("\n".join(lines) + "\n", encoding="utf-8")
         print(f"{self.cells[name]}: {outcome(run)}", file=sys.stderr)
 
@@ -354,24 +415,29 @@ class Work:
 
 def held_out(run: RecordedRun) -> float:
     """Return the last validation loss, bits per token; infinity for a run that diverged or was stuck."""
-    return math.inf if run.ended_in_nan or run.stuck else run.validation.losses[-1]
+    if run.ended_in_nan or run.stuck:
+        return math.inf
+    return run.validation.losses[-1]
 
 
 def outcome(run: RecordedRun) -> str:
-    """Describe the end of a training in a few words."""
+    """Describe the end of a training in a few words, as "diverged at update 90" or "held-out loss 5.00, BLEU 9.0"."""
     bleu = f", BLEU {run.bleu:.1f}" if run.score else ""
-    failed = run.parts.get("diverged") or run.parts.get("stuck")
-    if failed:
-        return failed.split(":")[0]
+    failure = run.parts.get("diverged") or run.parts.get("stuck")
+    if failure:
+        return failure.split(":")[0]
     return f"held-out loss {held_out(run):.2f}{bleu}"
 
 
 class Best(NamedTuple):
     """Result of a method at a depth, at the best of its rates by the mean held-out loss of the seeds.
 
-    lr: a rate at which a seed failed is never the best; None if all failed, and then `runs` are of the lowest. edge:
-    "≤ " or "≥ " if it is the lowest or highest of several. failed: rate -> outcome. runs, held_out, bleu: by seed; no
-    losses if each rate failed, no BLEU then and without references.
+    A rate fails if the training of one of its seeds diverged or was stuck, and is then never the best.
+
+    lr: the best rate; None if all failed, and then `runs` are those of the lowest. edge: "≤ " or "≥ " if it is the
+    lowest or highest of several, else "". failed: failed rate, as text, -> how its last failed seed ended. runs: one of
+    each seed. held_out: last validation loss of each run, bits per token; empty if all rates failed. bleu: of each run
+    that has one.
     """
 
     method: str
@@ -385,77 +451,150 @@ class Best(NamedTuple):
 
     def row(self) -> list[str]:
         """Return the cells of the table's row."""
+        depth = f"{self.depth}L-{self.depth}L"
         lr = "-" if self.lr is None else self.edge + rate(self.lr)
-        seconds = duration(3600 * fmean(run.hours or 0 for run in self.runs))
-        bleu = spread(self.bleu, 1) + " (too short)" * bool(self.bleu and fmean(self.bleu) < SHORT)
-        ends = "; ".join(f"{lr}: {end}" for lr, end in self.failed.items()) or "-"
-        return [self.method, f"{self.depth}L-{self.depth}L", lr, spread(self.held_out, 2), bleu, seconds, ends]
+        training_time = duration(3600 * fmean(run.hours or 0 for run in self.runs))
+
+        bleu = spread(self.bleu, 1)
+        if self.bleu and fmean(self.bleu) < SHORT:
+            bleu += " (too short)"
+
+        failures = "; ".join(f"{failed}: {end}" for failed, end in self.failed.items())
+        return [self.method, depth, lr, spread(self.held_out, 2), bleu, training_time, failures or "-"]
 
 
 def spread(values: list[float], digits: int) -> str:
-    """Format the mean, and the range of several values."""
-    texts = [f"{value:.{digits}f}" for value in (fmean(values), min(values), max(values))] if values else ["-"]
-    return texts[0] if len(values) < 2 else f"{texts[0]} [{texts[1]}, {texts[2]}]"
+    """Format the mean, and behind it the range of several values, as "3.50 [3.00, 4.00]"; "-" for no value."""
+    if not values:
+        return "-"
+    mean = f"{fmean(values):.{digits}f}"
+    if len(values) == 1:
+        return mean
+    return f"{mean} [{min(values):.{digits}f}, {max(values):.{digits}f}]"
 
 
 def best_of(grid: Grid, records: dict[str, RecordedRun], method: str, depth: int) -> Best:
-    """Find the best rate of a method at a depth."""
-    runs = {lr: [records[grid.name(Cell(depth, method, lr, seed))] for seed in grid.seeds] for lr in sorted(grid.lrs)}
-    losses = {lr: [held_out(run) for run in some] for lr, some in runs.items()}
-    lr = min(runs, key=lambda one: fmean(losses[one]))
-    ends = {rate(one): outcome(run) for one, some in runs.items() for run in some if math.isinf(held_out(run))}
-    edge = {min(runs): "≤ ", max(runs): "≥ "}.get(lr, "") if len(runs) > 1 else ""
-    bleu = [run.bleu for run in runs[lr] if run.score and run.bleu is not None]  # none without references
-    trained = rate(lr) not in ends
-    return Best(method, depth, lr if trained else None, edge, ends, runs[lr], losses[lr] * trained, bleu)
+    """Find the best rate of a method at a depth; of equally good ones it is the lowest.
+
+    records: finished runs of all cells, by name.
+    """
+    runs: dict[float, list[RecordedRun]] = {}
+    losses: dict[float, list[float]] = {}
+    failed: dict[str, str] = {}
+    for lr in sorted(grid.lrs):
+        runs[lr] = [records[grid.name(Cell(depth, method, lr, seed))] for seed in grid.seeds]
+        losses[lr] = [held_out(run) for run in runs[lr]]
+        for run, loss in zip(runs[lr], losses[lr]):
+            if math.isinf(loss):
+                failed[rate(lr)] = outcome(run)
+
+    # a failed seed makes the mean of its rate infinite: a failed rate wins only if all failed, and then the lowest does
+    best = min(runs, key=lambda lr: fmean(losses[lr]))
+    all_failed = rate(best) in failed
+
+    edge = ""
+    if len(runs) > 1 and best == min(runs):
+        edge = "≤ "
+    elif len(runs) > 1 and best == max(runs):
+        edge = "≥ "
+
+    return Best(
+        method=method,
+        depth=depth,
+        lr=None if all_failed else best,
+        edge=edge,
+        failed=failed,
+        runs=runs[best],
+        held_out=[] if all_failed else losses[best],
+        bleu=[run.bleu for run in runs[best] if run.score and run.bleu is not None],  # none without references
+    )
 
 
 def table(grid: Grid, rows: list[Best]) -> str:
-    """Return the table with its notes."""
+    """Return the table, and below it the notes on what occurs in it."""
     header = ["method", "layers", "best rate", "held-out loss", "BLEU", "training", "failed"]
     text = render([header, *(row.row() for row in rows)])
-    notes = {
-        "held-out loss: label-smoothed, bits per token": True,
-        "stuck: stopped, for it was hardly better than guessing by how often each word occurs": "stuck at" in text,
-        f"mean [least, largest] of {len(grid.seeds)} seeds": len(grid.seeds) > 1,
-        "≤, ≥: the lowest or highest rate tried; a better one may lie beyond": "≤" in text or "≥" in text,
-        f"too short: BLEU below {SHORT:g}, no translations yet; give more --updates": "too short" in text,
-        grid.warmup_updates()[1]: grid.warmup_updates()[1],
-        **{run.score["signature"]: True for row in rows for run in row.runs if run.score},
-    }
-    return "\n".join([text, "", *filter(notes.get, notes)])
+
+    notes = ["held-out loss: label-smoothed, bits per token"]
+    if "stuck at" in text:
+        notes.append("stuck: stopped, for it was hardly better than guessing by how often each word occurs")
+    if len(grid.seeds) > 1:
+        notes.append(f"mean [least, largest] of {len(grid.seeds)} seeds")
+    if "≤" in text or "≥" in text:
+        notes.append("≤, ≥: the lowest or highest rate tried; a better one may lie beyond")
+    if "too short" in text:
+        notes.append(f"too short: BLEU below {SHORT:g}, no translations yet; give more --updates")
+    _, warmup_note = grid.warmup_updates()
+    if warmup_note:
+        notes.append(warmup_note)
+
+    for row in rows:
+        for run in row.runs:
+            if run.score and run.score["signature"] not in notes:  # sacreBLEU's, each once
+                notes.append(run.score["signature"])
+
+    return "\n".join([text, "", *notes])
 
 
 def picture(grid: Grid, rows: list[Best]) -> Picture:
     """Plot loss and BLEU by depth at the best rates, with the seeds' range; for a single depth, the loss by update."""
+    title = f"{grid.updates:,} updates"
+    if len(grid.lrs) > 1:
+        title += f", best of {len(grid.lrs)} rates"
+
     panels: list[Panel] = []
-    title = f"{grid.updates:,} updates" + f", best of {len(grid.lrs)} rates" * (len(grid.lrs) > 1)
     for start in range(0, len(grid.methods), LINES):
         methods = grid.methods[start : start + LINES]
-        own = [row for row in rows if row.method in methods]
+        shown = [row for row in rows if row.method in methods]
         if len(grid.depths) == 1:
-            panels += training_losses([run for row in own for run in row.runs]).panels
-            continue
-        for y, values in (("held-out loss (bits per token)", "held_out"), ("BLEU", "bleu")):
-            if any(max(getattr(row, values), default=0) >= SHORT for row in own):
-                series = [_series(own, method, values, rank) for rank, method in enumerate(methods)]
-                panels.append(Panel(title, "layers of encoder and of decoder", y, series, "x", grid.depths))
+            panels += _by_update(shown)
+        else:
+            panels += _by_depth(grid, title, methods, shown)
     return Picture("Methods at their best rates", panels, columns=2)
 
 
-def _series(rows: list[Best], method: str, values: str, rank: int) -> Series:
-    """Make a method's line by depth."""
-    by_depth = {float(row.depth): getattr(row, values) for row in rows if row.method == method}
-    points = {depth: fmean(some) for depth, some in by_depth.items() if some}
-    band = {depth: (min(some), max(some)) for depth, some in by_depth.items() if len(some) > 1}
-    failed = [depth for depth in by_depth if depth not in points]
-    return Series(style_of_setting(rank, get_method(method).title), points, failed=failed, band=band)
+def _by_update(rows: list[Best]) -> list[Panel]:
+    """Make panels of the training loss by update."""
+    runs: list[RecordedRun] = []
+    for row in rows:
+        runs += row.runs
+    return list(training_losses(runs).panels)
+
+
+def _by_depth(grid: Grid, title: str, methods: Sequence[str], rows: list[Best]) -> list[Panel]:
+    """Make panels by depth, of held-out loss and BLEU, with a line a method; rows: of these methods.
+
+    There is no panel of numbers that are all below SHORT: these are BLEU of models that do not translate yet.
+    """
+    panels = []
+    for y, field in (("held-out loss (bits per token)", "held_out"), ("BLEU", "bleu")):
+        if any(max(getattr(row, field), default=0) >= SHORT for row in rows):
+            series = [_series(rows, method, field, rank) for rank, method in enumerate(methods)]
+            x = "layers of encoder and of decoder"
+            panels.append(Panel(title=title, x=x, y=y, series=series, log="x", ticks=grid.depths))
+    return panels
+
+
+def _series(rows: list[Best], method: str, field: str, rank: int) -> Series:
+    """Make a method's line by depth. field: "held_out" or "bleu" of Best; rank: of the method in the panel."""
+    values_at: dict[float, list[float]] = {}  # depth -> one value a seed, none if the method failed there
+    for row in rows:
+        if row.method == method:
+            values_at[float(row.depth)] = getattr(row, field)
+
+    points = {depth: fmean(values) for depth, values in values_at.items() if values}
+    band = {depth: (min(values), max(values)) for depth, values in values_at.items() if len(values) > 1}
+    failed = [depth for depth in values_at if depth not in points]
+
+    style = style_of_setting(rank, get_method(method).title)
+    return Series(style, points, failed=failed, band=band)
 
 
 def compare(grid: Grid, plot: Path | None = None, as_json: bool = False) -> str:
     """Train the remaining cells, draw `plot`; return the table, or JSON.
 
-    Raises a UserError, before anything is trained, for an invalid grid, data or picture.
+    plot: file of the picture, None for none; as_json: whether to return a JSON list with an object for each method and
+    depth. Raises a UserError, before anything is trained, for an invalid grid, data or picture.
     """
     grid.check()
     grid.direction()
@@ -463,19 +602,25 @@ def compare(grid: Grid, plot: Path | None = None, as_json: bool = False) -> str:
         check_file("--plot", plot)
         if plot.suffix not in METADATA:
             raise UserError(f"--plot {plot}: name a file that ends in one of {', '.join(METADATA)}")
-    print(grid.warmup_updates()[1] or f"warm-up: {grid.warmup_updates()[0]} updates", file=sys.stderr)
+
+    warmup, note = grid.warmup_updates()
+    print(note or f"warm-up: {warmup} updates", file=sys.stderr)
     share = grid.share()
     jobs = grid.fitting(share.processes)
-    some = from_environment() or counted(share.threads)
+    threads = from_environment() or counted(share.threads)
     fewer = "" if jobs == share.processes else f": more do not fit into {free_memory() / GIB:.1f} GiB"
-    print(f"{jobs} at a time, {some} each{fewer}", file=sys.stderr)
+    print(f"{jobs} at a time, {threads} each{fewer}", file=sys.stderr)
+
     grid.out.mkdir(parents=True, exist_ok=True)
     work = Work(grid, jobs)
     work.run()
+
     rows = [best_of(grid, work.records, method, depth) for depth, method in product(grid.depths, grid.methods)]
     text = table(grid, rows)
     (grid.out / "result.txt").write_text(text + "\n", encoding="utf-8")
     if plot:
         logging.getLogger("fontTools").setLevel(logging.WARNING)  # it lists each glyph that goes into a PDF
         draw(picture(grid, rows), plot)
-    return json.dumps([row._asdict() | {"runs": len(row.runs)} for row in rows]) if as_json else text
+    if as_json:
+        return json.dumps([row._asdict() | {"runs": len(row.runs)} for row in rows])
+    return text

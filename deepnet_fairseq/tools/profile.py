@@ -8,7 +8,7 @@ import sys
 from ..plugin import trainer
 from ..plugin.admin_profile import Profile
 
-FORCED = ("--method", "admin", "--admin-profile", "auto")
+FORCED = ("--method", "admin", "--admin-profile", "auto")  # behind the user's flags, so that these win
 
 
 def profile_run(flags: list[str]) -> Profile:
@@ -19,5 +19,5 @@ def profile_run(flags: list[str]) -> Profile:
     args = trainer.parse([*flags, *FORCED])
     logging.basicConfig(stream=sys.stderr)
     built = trainer.build_trainer(args)
-    built.get_train_iterator(epoch=1)
+    built.get_train_iterator(epoch=1)  # the plug-in measures the profile on the first batch of this epoch
     return built.get_model().omega_profile
