@@ -38,8 +38,11 @@ class Help(argparse.HelpFormatter):
     """Fill paragraphs of a description; those with indented lines, as examples, stay as they are."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        parts = text.split("\n\n")
-        return "\n\n".join(part if "\n  " in part else textwrap.fill(part, width) for part in parts)
+        paragraphs = []
+        for paragraph in text.split("\n\n"):
+            is_example = "\n  " in paragraph
+            paragraphs.append(paragraph if is_example else textwrap.fill(paragraph, width))
+        return "\n\n".join(paragraphs)
 
 
 class Parser(argparse.ArgumentParser):
@@ -72,7 +75,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class Shown(NamedTuple):
-    """Output of a command: text for people, "" for none, data for --json; status: of the process."""
+    """Output of a command. text: for people, "" for none; data: for --json; status: of the process."""
 
     text: str
     data: Any
@@ -82,24 +85,28 @@ class Shown(NamedTuple):
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all subcommands, of which each sets `run` to the function that does it.
 
-    A file of this folder has a function add(command), which registers its subcommands: command(name, function) gives
-    the parser to add flags to, and function(args) returns a Shown; one that prints by itself has no --json of this
-    file's. Its docstring is the help: a sentence, what more there is to say, an example. With `usage`, what is shown
-    behind the name, the command takes flags that it does not know: function finds them in args.rest. among: the
+    A file of this folder has a function add(command), which registers its subcommands: command(name, function) returns
+    the parser to add flags to, and function(args) returns a Shown and so gets --json; one that prints by itself returns
+    None. The function's docstring is the help: a sentence, what more there is to say, an example. With `usage`, what is
+    shown behind the name, the command takes flags that it does not know: function finds them in args.rest. among: the
     subparsers to register with, those of a command of several.
     """
     top = Parser(prog="deepnet", usage="deepnet COMMAND ...", formatter_class=Help)
     top.add_argument("--version", action="version", version=f"deepnet_fairseq {__version__}")
     commands = top.add_subparsers(required=True, prog="deepnet", metavar="COMMAND", help=argparse.SUPPRESS)
-    sentences = {}
+    sentences: dict[str, str] = {}  # command -> first sentence of its help
 
     def command(name: str, function, usage: str = "", among=commands) -> argparse.ArgumentParser:
         text = inspect.cleandoc(function.__doc__)
-        sentence = sentences[name] = text.split("\n")[0]
-        sub = among.add_parser(
-            name, description=text, usage=f"deepnet {name} {usage}" if usage else None, allow_abbrev=not usage,
-            formatter_class=Help, **({} if among is commands else {"help": sentence}),
-        )  # fmt: skip
+        sentences[name] = text.split("\n")[0]
+
+        settings: dict[str, Any] = {"description": text, "allow_abbrev": not usage, "formatter_class": Help}
+        if usage:
+            settings["usage"] = f"deepnet {name} {usage}"
+        if among is not commands:  # the top's own help lists the commands in GROUPS, argparse those of a command
+            settings["help"] = sentences[name]
+        sub = among.add_parser(name, **settings)
+
         shows = "Shown" in str(function.__annotations__.get("return"))
         sub.set_defaults(run=function, passes_flags_on=bool(usage), shows=shows)
         if shows:
@@ -110,9 +117,13 @@ def parser() -> argparse.ArgumentParser:
 
     for file in FILES:
         importlib.import_module(f"{__name__}.{file}").add(command)
+
     lines = ["Very deep Transformers for machine translation.", "", "`deepnet COMMAND --help` explains a command."]
     for title, names in GROUPS.items():
-        lines += ["", f"{title}:", *(f"  {name:12}{sentences[name]}" for name in names if name in sentences)]
+        lines += ["", f"{title}:"]
+        for name in names:
+            if name in sentences:
+                lines.append(f"  {name:12}{sentences[name]}")
     top.description = "\n".join(lines)
     return top
 
@@ -130,25 +141,31 @@ def main(argv: list[str] | None = None) -> None:
     words = sys.argv[1:] if argv is None else argv
     if words and words[0] in MOVED:
         sys.exit(f"deepnet: error: `deepnet {words[0]}` is now `deepnet {MOVED[words[0]]}`")
-    behind: list[str] = []
+
+    behind: list[str] = []  # flags of fairseq-train, behind the -- of `deepnet reproduce`
     if words[:1] == ["reproduce"]:
         try:
             words, behind = importlib.import_module(f"{__name__}.reproduce").split(words)
         except UserError as error:
             sys.exit(f"deepnet: error: {error}")
+
     args, rest = parser().parse_known_args(words)
     args.behind = behind
+    args.rest = rest
     logging.getLogger("fairseq").setLevel(logging.WARNING)
     try:
         if rest and not args.passes_flags_on:
             raise UserError(f"unknown: {' '.join(rest)}; `deepnet COMMAND --help` lists the flags")
-        args.rest = rest
         if getattr(args, "user_dir", None):
             import_user_dir(args.user_dir)
-        with contextlib.redirect_stdout(sys.stderr) if args.shows and args.json else contextlib.nullcontext():
+
+        as_json = args.shows and args.json
+        with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
             shown = args.run(args)  # with --json progress goes to stderr
+
         if shown is not None:
-            if text := json.dumps(shown.data) if args.json else shown.text:
+            text = json.dumps(shown.data) if args.json else shown.text
+            if text:
                 print(text)
             if shown.status:
                 sys.exit(shown.status)

@@ -41,7 +41,7 @@ def language(args) -> Shown:
     """
     from ..data import language
 
-    corpus = language.make_corpus(language.SIZES, args.seed, args.nouns, args.verbs)
+    corpus = language.make_corpus(language.SIZES, seed=args.seed, nouns=args.nouns, verbs=args.verbs)
     language.write_corpus(corpus, Path(args.dest))
     pairs = ", ".join(f"{count:,} {split}" for split, count in language.SIZES.items())
     return Shown(f"wrote {pairs} pairs to {args.dest}", {"wrote": args.dest, "pairs": language.SIZES})
@@ -60,18 +60,18 @@ def parallel_text(args) -> Shown:
     register()
     from ..data.parallel_text import prepare_text
 
-    prefixes = {"train": args.train, "valid": args.valid, "test": args.test}
     if args.like is not None:
         for name in ("vocab", "vocab_sample"):
             if getattr(args, name) is not None:
                 flag = f"--{name.replace('_', '-')}"
                 raise UserError(f"{flag}: --like takes the model's own pieces; leave one of them out")
+
     prepare_text(
-        (args.source, args.target),
-        prefixes,
-        Path(args.dest),
-        PIECES if args.vocab is None else args.vocab,
-        args.drop_empty,
+        langs=(args.source, args.target),
+        prefixes={"train": args.train, "valid": args.valid, "test": args.test},
+        dest=Path(args.dest),
+        vocab=PIECES if args.vocab is None else args.vocab,
+        drop_empty=args.drop_empty,
         sample_lines=args.vocab_sample,
         workers=args.workers,
         like=args.like,
@@ -92,16 +92,23 @@ def corpus(args) -> Shown:
     from ..data.download import fetch_all
     from ..data.recipes import Options, find
 
-    recipe, dest = find(args.recipe), Path(args.dest)
+    recipe = find(args.recipe)
+    dest = Path(args.dest)
     downloads = Path(args.downloads) if args.downloads else dest / "downloads"
-    same = ("workers", "text", "vocab", "vocab_sample", "shards", "temperature", "spm")
     options = Options(
-        dest,
-        downloads / "miniature" if args.miniature else downloads,
+        dest=dest,
+        downloads=downloads / "miniature" if args.miniature else downloads,
         fetch=miniature.write if args.miniature else fetch_all,
+        workers=args.workers,
         pairs=tuple(args.pairs.split(",")) if args.pairs else None,
-        **{name: getattr(args, name) for name in same},
+        text=args.text,
+        vocab=args.vocab,
+        vocab_sample=args.vocab_sample,
+        shards=args.shards,
+        temperature=args.temperature,
+        spm=args.spm,
     )
+
     if args.plan:
         plan = recipe.plan(options)
         return Shown(plan, {"plan": plan})
@@ -129,8 +136,8 @@ def plain_text(args) -> Shown:
     if "," in args.train:
         raise UserError(f"{args.train}: one training file only; join them first")
     for kind, names in ONLY.items():
-        for name in names if kind != args.bpe else ():
-            if getattr(args, name) is not None:
+        for name in names:
+            if kind != args.bpe and getattr(args, name) is not None:
                 raise UserError(f"--{name.replace('_', '-')}: only with --bpe {kind}")
     check_folder("DEST", Path(args.dest))
 
@@ -139,20 +146,31 @@ def plain_text(args) -> Shown:
             given = getattr(args, name)
             if given is not None:
                 files = given.split(",") if name in SPLITS else [given]
-                paths = [copies.enter_context(rereadable(Path(file))) for file in files]
-                setattr(args, name, ",".join(map(str, paths)))
+                paths = [str(copies.enter_context(rereadable(Path(file)))) for file in files]
+                setattr(args, name, ",".join(paths))
 
         texts = {split: [Path(path) for path in getattr(args, split).split(",")] for split in SPLITS}
         dictionary = Path(args.dict) if args.dict else None
-        prepare_lm(texts, Path(args.dest), SEGMENTERS[args.bpe](args), dictionary, args.workers)
+        prepare_lm(
+            texts=texts,
+            dest=Path(args.dest),
+            segmenter=SEGMENTERS[args.bpe](args),
+            dictionary=dictionary,
+            workers=args.workers,
+        )
     return _made(args)
 
 
 def _made(args) -> Shown:
+    """Show nothing, for the programs have printed what they did; programs get the folder."""
     return Shown("", {"wrote": args.dest})
 
 
 def _sentencepiece(args):
+    """Return a function of (folder, training text) for the segmenter that cuts into SentencePiece's pieces.
+
+    Raises a UserError for flags that do not go together.
+    """
     from ..data.lm_text import Segmenter, train_sentencepiece
 
     if args.spm:
@@ -165,6 +183,7 @@ def _sentencepiece(args):
 
 
 def _gpt2(args):
+    """Return the like of `_sentencepiece` for GPT-2's BPE, whose files are downloaded unless they are given."""
     from ..data.lm_text import Segmenter, fetch_gpt2
 
     if bool(args.encoder_json) != bool(args.vocab_bpe):
@@ -179,6 +198,7 @@ def _gpt2(args):
 
 
 SEGMENTERS = {"sentencepiece": _sentencepiece, "gpt2": _gpt2}
+# value of --bpe -> flags that mean something with it alone
 ONLY = {"sentencepiece": ("vocab", "vocab_sample", "spm"), "gpt2": ("encoder_json", "vocab_bpe", "downloads")}
 
 

@@ -28,18 +28,23 @@ def check(args) -> Shown:
 
     least = {"updates": 2 * LATEST, "compress_warmup": 1, "seconds": 1}
     for name, number in least.items():
-        if getattr(args, name) is not None and getattr(args, name) < number:
-            raise UserError(f"--{name.replace('_', '-')} {getattr(args, name):g}: give at least {number}")
+        given = getattr(args, name)
+        if given is not None and given < number:
+            raise UserError(f"--{name.replace('_', '-')} {given:g}: give at least {number}")
     flags = args.rest[1:] if args.rest[:1] == ["fairseq-train"] else args.rest
 
     def progress(update: int, loss: float) -> None:
         if sys.stderr.isatty():
             print(f"\rupdate {update + 1}, loss {loss:.2f} ", end="", file=sys.stderr, flush=True)
 
-    short_training = train_briefly(flags, args.updates, args.compress_warmup, args.seconds, progress)
+    short_training = train_briefly(
+        flags, updates=args.updates, warmup=args.compress_warmup, seconds=args.seconds, progress=progress
+    )
     if sys.stderr.isatty():
-        print(end="\r" + " " * 40 + "\r", file=sys.stderr)
-    status = {DIVERGING: 3, UNKNOWN: 1}.get(judge(short_training).kind, 0)
+        print(end="\r" + " " * 40 + "\r", file=sys.stderr)  # wipes the line of progress
+
+    statuses = {DIVERGING: 3, UNKNOWN: 1}
+    status = statuses.get(judge(short_training).kind, 0)
     return Shown(text(short_training), as_dict(short_training), status)
 
 
@@ -59,8 +64,9 @@ def verify(args) -> Shown:
     from ..tools.verify.reading import read_names
 
     rename = read_names(Path(args.names)) if args.names else str
-    audit = verify(args.model, args.method, options=options_of(get_method(args.method), args.option), rename=rename)
-    return Shown(audit.text(), audit.as_dict(), 0 if audit.fits else 3)
+    options = options_of(get_method(args.method), args.option)
+    audit = verify(args.model, args.method, options=options, rename=rename)
+    return Shown(audit.text(), audit.as_dict(), status=0 if audit.fits else 3)
 
 
 def path(args) -> Shown:

@@ -38,18 +38,23 @@ def methods(args) -> Shown | None:
     if args.archs:
         return archs_table(args.vocab)
     if args.weights:
-        return weights(args.weights, {"method": args.method} if args.method else {})
+        chosen = {"method": args.method} if args.method else {}
+        return weights(args.weights, chosen)
     if args.method:
         depths = [numbers("--layers", args.layers, "18,18")] if args.layers else DEPTHS
         return card(args.method, depths, args.option)
     if args.flags:
         flags = {name: ["--method", name, *get_method(name).train_flags] for name in args.flags.split(",")}
-        return Shown("\n".join(map(" ".join, flags.values())), flags)
+        return Shown("\n".join(" ".join(words) for words in flags.values()), flags)
     if args.names:
         names = [name for name in sorted(METHODS) if args.names in ("all", get_method(name).norm)]
         return Shown(" ".join(names), names)
-    rows = [row_of(name) for name in sorted(METHODS)]
-    tables = [[HEADER, *(cells for cells, _ in rows)], [OF_MODIFIERS, *rows_of_modifiers()]]
+
+    of_methods = [HEADER]
+    for name in sorted(METHODS):
+        cells, _ = row_of(name)
+        of_methods.append(cells)
+    tables = [of_methods, [OF_MODIFIERS, *rows_of_modifiers()]]
     return in_tables(tables, "extra parameters: beside post_ln, 6L-6L of width 512; `deepnet methods NAME` says more")
 
 
@@ -61,11 +66,20 @@ def row_of(name: str) -> tuple[list[str], str | None]:
     from ..core.methods import get_method
     from ..tools.export.fold import why_not_foldable
 
-    method, model = get_method(name), _example(name)
-    extra = sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in _example("post_ln").parameters())
-    why, last = why_not_foldable(model), "no" if model.encoder.layer_norm is None else "yes"
-    more, folds = f"{extra:+,}" if extra else "0", "no" if why else "yes"
-    return [name, method.equation, method.paper, more, last, folds, " ".join(method.train_flags)], why
+    method = get_method(name)
+    model = _example(name)
+    extra = _parameters(model) - _parameters(_example("post_ln"))
+    why = why_not_foldable(model)
+    cells = [
+        name,
+        method.equation,
+        method.paper,
+        f"{extra:+,}" if extra else "0",
+        "no" if model.encoder.layer_norm is None else "yes",
+        "no" if why else "yes",
+        " ".join(method.train_flags),
+    ]
+    return cells, why
 
 
 def rows_of_modifiers() -> list[list[str]]:
@@ -73,17 +87,24 @@ def rows_of_modifiers() -> list[list[str]]:
     from ..core.modifiers import MODIFIERS
     from ..tools.export.fold import why_not_foldable
 
-    rows, plain = [], sum(p.numel() for p in _example("deepnorm").parameters())
-    for name, one in MODIFIERS.items():
+    rows = []
+    plain = _parameters(_example("deepnorm"))
+    for name, modifier in MODIFIERS.items():
         model = _example("deepnorm", name)
-        extra = sum(p.numel() for p in model.parameters()) - plain
+        extra = _parameters(model) - plain
         folds = "no" if why_not_foldable(model) else "yes"
-        rows.append([one.flag(), one.equation, one.paper, f"{extra:+,}" if extra else "0", folds])
+        rows.append([modifier.flag(), modifier.equation, modifier.paper, f"{extra:+,}" if extra else "0", folds])
     return rows
+
+
+def _parameters(model) -> int:
+    """Count a model's parameters."""
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 @cache
 def _example(method: str, *modifiers: str):
+    """Return the method's model with 6L-6L and width 512, with these modifiers turned on."""
     from ..core.models import blueprint
 
     turned_on: dict[str, Any] = dict.fromkeys(modifiers, True)
@@ -92,25 +113,24 @@ def _example(method: str, *modifiers: str):
 
 def option_rows(owner: Any) -> list[list[str]]:
     """Return a line for each option of a method or modifier, under OPTIONS."""
-    return [[owner.flag(key), one.values, str(one.default), one.help] for key, one in owner.options.items()]
+    return [[owner.flag(key), option.values, str(option.default), option.help] for key, option in owner.options.items()]
 
 
 def card(name: str, depths: Any, options: list[str]) -> Shown:
     """Show a method with its numbers at these depths, [N, M] each, with these options, KEY=VALUE."""
     from ..core.methods import get_method
 
-    method, (cells, why) = get_method(name), row_of(name)
-    values, coeff = options_of(method, options), {}
+    method = get_method(name)
+    cells, why = row_of(name)
+    values = options_of(method, options)
+
+    coefficients: dict[str, dict[str, float]] = {}  # depth as "18L-18L" -> "encoder alpha" -> value
     for layers in depths:
         if len(layers) != 2 or min(layers) < 0 or not any(layers):
-            raise UserError(
-                f"--layers {','.join(map(str, layers))}: give two, as 18,18; 0 for a stack that is not there"
-            )
-        built = method(*layers, **values)
-        stacks = [stack for stack, count in zip(("encoder", "decoder"), layers) if count]
-        coeff["-".join(f"{count}L" for count in layers)] = {
-            f"{stack} {symbol}": value for stack in stacks for symbol, value in built.coefficients(stack).items()
-        }
+            given = ",".join(str(count) for count in layers)
+            raise UserError(f"--layers {given}: give two, as 18,18; 0 for a stack that is not there")
+        coefficients["-".join(f"{count}L" for count in layers)] = _coefficients(method(*layers, **values), layers)
+
     trained = evidence(name)
     shown = ", ".join(f"{experiment} {number}" for experiment, number in trained.items())
     facts = {
@@ -123,12 +143,37 @@ def card(name: str, depths: Any, options: list[str]) -> Shown:
         "export": f"no plain Transformer: {why}" if why else "plain Transformer, CTranslate2, Hugging Face",
         "evidence here": f"recorded trainings: {shown or 'none at hand'}; results/README.md of the repository",
     }  # fmt: skip
-    coefficients = [[symbol, *(f"{at[symbol]:.6f}" for at in coeff.values())] for symbol in next(iter(coeff.values()))]
-    tables = [[OPTIONS, *option_rows(method)]] if method.options else []
-    tables += [[["coefficient", *coeff], *coefficients]] if coefficients else []
-    lines = (textwrap.fill(f"  {fact:16}{text}", 100, subsequent_indent=" " * 18) for fact, text in facts.items())
-    data = {"method": name, **facts, "options": option_rows(method), "coefficients": coeff, "evidence here": trained}
-    return Shown("\n\n".join(["\n".join([name, *lines]), *map(text_table.render, tables)]), data)
+
+    lines = [name]
+    for fact, text in facts.items():
+        lines.append(textwrap.fill(f"  {fact:16}{text}", 100, subsequent_indent=" " * 18))
+    parts = ["\n".join(lines)]
+    if method.options:
+        parts.append(text_table.render([OPTIONS, *option_rows(method)]))
+    rows = [["coefficient", *coefficients]]
+    for symbol in next(iter(coefficients.values())):
+        rows.append([symbol, *(f"{at_depth[symbol]:.6f}" for at_depth in coefficients.values())])
+    if len(rows) > 1:
+        parts.append(text_table.render(rows))
+
+    data = {
+        "method": name,
+        **facts,
+        "options": option_rows(method),
+        "coefficients": coefficients,
+        "evidence here": trained,
+    }
+    return Shown("\n\n".join(parts), data)
+
+
+def _coefficients(method, layers: list[int]) -> dict[str, float]:
+    """Return the coefficients of a method as "encoder alpha", of the stacks that have layers: [N, M]."""
+    found = {}
+    for stack, count in zip(("encoder", "decoder"), layers):
+        if count:
+            for symbol, value in method.coefficients(stack).items():
+                found[f"{stack} {symbol}"] = value
+    return found
 
 
 def evidence(name: str) -> dict[str, int]:
@@ -136,8 +181,9 @@ def evidence(name: str) -> dict[str, int]:
     counts: Counter[str] = Counter()
     for path in sorted([*RESULTS.glob("runs/*.jsonl"), *RESULTS.glob("*/records.jsonl")]):
         lines = path.read_text(encoding="utf-8").splitlines()
-        number = sum(f'"method": "{name}"' in line and '"smoke": true' not in line for line in lines)
-        counts[path.stem if path.parent.name == "runs" else path.parent.name] += number
+        experiment = path.stem if path.parent.name == "runs" else path.parent.name
+        trainings = [line for line in lines if f'"method": "{name}"' in line and '"smoke": true' not in line]
+        counts[experiment] += len(trainings)
     return dict(+counts)  # without zeros
 
 
@@ -164,7 +210,7 @@ def archs_table(vocab: int) -> Shown:
     for name, preset in archs.PRESETS.items():
         stacks = archs.STACKS[archs.MODELS[name]]
         depth = "-".join(str(preset[f"{stack}_layers"]) for stack in stacks)
-        widths = [str(preset[f"{stacks[0]}_{f}"]) for f in ("embed_dim", "ffn_embed_dim", "attention_heads")]
+        widths = [str(preset[f"{stacks[0]}_{field}"]) for field in ("embed_dim", "ffn_embed_dim", "attention_heads")]
         rows.append([name, depth, *widths, f"{parameter_count(name, vocab):,}"])
     notes = f"""layers: N-M of encoder and decoder; {archs.LM} is a decoder alone, {archs.MASKED_LM} an encoder alone
 parameters with one shared embedding of {vocab:,} symbols (--vocab), the architecture's own method"""
@@ -185,16 +231,24 @@ def weights(arch: str, chosen: dict[str, Any]) -> Shown:
     from ..core.modifiers import make_method
 
     torch.manual_seed(1)
-    model, cfg = build(arch, **chosen), namespace(arch, **chosen)
+    model = build(arch, **chosen)
+    cfg = namespace(arch, **chosen)
     method = make_method(cfg)
-    depth, profile = "-".join(f"{count}L" for count in archs.depths(cfg) if count), method.init_profiles[0]
-    return in_tables([as_table(init_report(model, method, profile))], f"{arch}, {depth} {cfg.method}, {profile}")
+    profile = method.init_profiles[0]
+    deviations = as_table(init_report(model, method, profile))
+    depth = "-".join(f"{count}L" for count in archs.depths(cfg) if count)
+    return in_tables([deviations], f"{arch}, {depth} {cfg.method}, {profile}")
 
 
 def in_tables(tables: list[list[list[str]]], note: str) -> Shown:
     """Show tables, of which each begins with its header, and a note below."""
-    data = [dict(zip(table[0], row)) for table in tables for row in table[1:]]
-    return Shown("\n\n".join([*map(text_table.render, tables), note]), data)
+    parts = []
+    data = []
+    for table in tables:
+        header, *rows = table
+        parts.append(text_table.render(table))
+        data += [dict(zip(header, row)) for row in rows]
+    return Shown("\n\n".join([*parts, note]), data)
 
 
 def add(command) -> None:

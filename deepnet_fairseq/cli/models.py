@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from .. import register
@@ -26,7 +27,12 @@ def profile(args) -> Shown:
     check_file("--out", Path(args.out))
     measured = profile_run(args.rest)
     measured.write(Path(args.out))
-    ends = [f"{stack} {omegas[-1]:.4f}" for stack in ("encoder", "decoder") if (omegas := measured.of(stack))]
+
+    ends = []
+    for stack in ("encoder", "decoder"):
+        omegas = measured.of(stack)
+        if omegas:
+            ends.append(f"{stack} {omegas[-1]:.4f}")
     text = f"""wrote {len(measured.omega)} omegas to {args.out}; the last ones: {", ".join(ends)}
 train with the same flags and --method admin --admin-profile {args.out}"""
     return Shown(text, {"wrote": args.out, "omega": measured.omega})
@@ -37,7 +43,8 @@ ONLY = {  # flags of `deepnet export` and where they mean something
     "quantization": ("ctranslate2",),
     "data": ("ctranslate2", "huggingface"),
     "subwords": ("ctranslate2", "huggingface"),
-    **dict.fromkeys(("beam", "lenpen"), ("huggingface",)),
+    "beam": ("huggingface",),
+    "lenpen": ("huggingface",),
 }
 
 
@@ -64,19 +71,23 @@ def export(args) -> Shown:
         check_file("--out", Path(args.out), (Path(args.checkpoint),))
     else:
         check_folder("--out", Path(args.out))
+
     folded = fold_checkpoint(args.checkpoint)
+    written = WRITERS[args.to](args, folded)
     text = f"converted {args.checkpoint}; largest difference of log-probabilities {folded.difference:.1e}"
-    return Shown(f"{text}\n{WRITERS[args.to](args, folded)}", {"wrote": args.out, "difference": folded.difference})
+    return Shown(f"{text}\n{written}", {"wrote": args.out, "difference": folded.difference})
 
 
 def _to_transformer(args, folded) -> str:
+    """Write a checkpoint for stock fairseq; return what to print, as do the other writers."""
     from ..tools.export.transformer import write_transformer
 
-    write_transformer(folded, Path(args.out), args.fp16)
+    write_transformer(folded, Path(args.out), half=args.fp16)
     return f"wrote {args.out}; {folded.stock.reader} reads it without --user-dir"
 
 
 def _to_ctranslate2(args, folded) -> str:
+    """Write a folder for CTranslate2."""
     from ..tools.export.ctranslate2 import write_ctranslate2
     from ..tools.export.served import serve
 
@@ -86,14 +97,21 @@ def _to_ctranslate2(args, folded) -> str:
 
 
 def _to_huggingface(args, folded) -> str:
+    """Write a folder for Hugging Face's transformers; UserError for a beam below 1."""
     from ..tools.export.huggingface import write_huggingface
     from ..tools.export.served import serve
     from ..tools.translation import Settings
 
-    asked = {name: getattr(args, name) for name in ("beam", "lenpen") if getattr(args, name) is not None}
-    search = Settings(**asked) if asked else None
-    if search is not None and search.beam < 1:
-        raise UserError(f"--beam {search.beam}: must be at least 1")
+    search = None
+    if args.beam is not None or args.lenpen is not None:
+        search = Settings()
+        if args.beam is not None:
+            search = replace(search, beam=args.beam)
+        if args.lenpen is not None:
+            search = replace(search, lenpen=args.lenpen)
+        if search.beam < 1:
+            raise UserError(f"--beam {search.beam}: must be at least 1")
+
     served = serve(folded, args.data, args.subwords)
     name, difference = write_huggingface(served, Path(args.out), args.subwords, search)
     return f"wrote {args.out}, a {name}; its logits differ by at most {difference:.1e}"
@@ -115,9 +133,18 @@ def translate(args) -> None:
     """
     from ..tools import translation
 
-    settings = translation.Settings(args.beam, args.lenpen, args.max_tokens, args.threads, args.int8)
+    settings = translation.Settings(
+        beam=args.beam, lenpen=args.lenpen, max_tokens=args.max_tokens, threads=args.threads, int8=args.int8
+    )
     translation.run(
-        args.model, args.file, settings, args.data, args.source_lang, args.target_lang, args.subwords, args.nbest
+        model=args.model,
+        file=args.file,
+        settings=settings,
+        data=args.data,
+        source=args.source_lang,
+        target=args.target_lang,
+        subwords=args.subwords,
+        nbest=args.nbest,
     )
 
 
@@ -133,20 +160,30 @@ def average(args) -> Shown:
 
     if args.last is None and args.best is None:
         paths = [Path(path) for path in args.inputs]
-        if folder := next(filter(Path.is_dir, paths), None):
-            raise UserError(f"{folder}: a folder; add --last K or --best K")
+        for path in paths:
+            if path.is_dir():
+                raise UserError(f"{path}: a folder; add --last K or --best K")
     else:
-        folder, k = Path(args.inputs[0]), args.last if args.best is None else args.best
+        folder = Path(args.inputs[0])
         if len(args.inputs) > 1 or not folder.is_dir():
             raise UserError("--last and --best: give the one folder that holds the checkpoints")
-        if k < 1:
-            raise UserError(f"--{'last' if args.best is None else 'best'} {k}: must be at least 1")
-        choose = averaging.last if args.best is None else averaging.best
-        paths = choose(folder, k, args.checkpoint_suffix)
+        if args.best is None:
+            _check_number("--last", args.last)
+            paths = averaging.last(folder, args.last, args.checkpoint_suffix)
+        else:
+            _check_number("--best", args.best)
+            paths = averaging.best(folder, args.best, args.checkpoint_suffix)
+
     check_file("--out", Path(args.out), tuple(paths))
     averaging.average(paths, Path(args.out))
     names = [path.name for path in paths]
     return Shown(f"wrote {args.out}, the mean of {', '.join(names)}", {"wrote": args.out, "mean of": names})
+
+
+def _check_number(flag: str, k: int) -> None:
+    """Raise a UserError, naming the flag, for a number of checkpoints below 1."""
+    if k < 1:
+        raise UserError(f"{flag} {k}: must be at least 1")
 
 
 def generate(args) -> Shown:

@@ -32,17 +32,23 @@ def plan(args) -> None:
     from ..tools.plan.summary import as_dict, as_text
 
     for name in ("flops", "updates", "epochs", "corpus_tokens", "side_by_side"):
-        if getattr(args, name) is not None:
-            check_number(f"--{name.replace('_', '-')}", getattr(args, name))
+        given = getattr(args, name)
+        if given is not None:
+            check_number(f"--{name.replace('_', '-')}", given)
+
     if args.rows:
-        return _rows(args)
+        _rows(args)
+        return
     setting = parse(args.rest)
     speed = _speed(args, setting)
-    print(json.dumps(as_dict(setting, speed)) if args.json else as_text(setting, speed))
+    if args.json:
+        print(json.dumps(as_dict(setting, speed)))
+    else:
+        print(as_text(setting, speed))
 
 
 def _rows(args) -> None:
-    """Print the plan of many trainings."""
+    """Print the plan of many trainings; UserError for flags that --rows leaves without effect, and for no rows."""
     from ..data.lines import read_lines  # here, for it needs more than torch, and a plan of one training does not
     from ..tools.plan import rows
 
@@ -50,9 +56,11 @@ def _rows(args) -> None:
         raise UserError("--rows: the flags of each training stand in its line; drop them here")
     if args.rows != "-" and not Path(args.rows).exists():
         raise UserError(f"--rows {args.rows}: no such file")
+
     trainings = rows.read(read_lines(Path(args.rows)), args.flops)
     if not trainings:
         raise UserError(f"--rows {args.rows}: no training in it; give a line NAME FLAGS for each")
+
     if args.chosen:
         with whole(Path(args.chosen)) as path:
             path.write_text("".join(f"{row.name}\t{row.flags}\n" for row in trainings))
@@ -60,12 +68,13 @@ def _rows(args) -> None:
 
 
 def _speed(args, setting):
-    """Return the speed at the rate that is given, None without one."""
+    """Return the speed at the rate that is given, None without one; UserError for flags that lack another."""
     from ..tools.plan.needs import TERA, speed, updates_of
 
     if args.epochs is not None and args.corpus_tokens is None:
         raise UserError("--epochs: give --corpus-tokens, the target tokens of the training data")
     updates = args.updates if args.epochs is None else updates_of(setting, args.epochs, args.corpus_tokens)
+
     if args.flops is not None:
         return speed(setting, args.flops * TERA, updates)
     if updates is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 from ..errors import UserError
 from . import Shown
@@ -31,9 +32,10 @@ def score(args) -> Shown:
     """
     from ..files import check_file, whole
 
-    out = args.out and Path(args.out)
+    out = Path(args.out) if args.out else None
     if out:
-        check_file("--out", out, (Path(args.generated),))
+        check_file("--out", out, inputs=(Path(args.generated),))
+
     shown = _differences(args) if args.systems else _scores(args)
     if out:
         with whole(out) as part:
@@ -42,23 +44,30 @@ def score(args) -> Shown:
 
 
 def _scores(args) -> Shown:
+    """Score one system."""
     from ..study.scoring.scores import score, score_table
 
-    scores = score(Path(args.generated), args.data, args.paper, args.partial, args.tokenize)
+    scores = score(Path(args.generated), data=args.data, paper=args.paper, partial=args.partial, tokenize=args.tokenize)
     return Shown(score_table(scores), scores)
 
 
 def _differences(args) -> Shown:
+    """Compare several systems; UserError for flags of a single one."""
     from ..study.scoring.paired import significance, table
 
     if args.paper or args.partial:
         raise UserError("--paper and --partial: of one system's score; drop them to compare systems")
     logging.getLogger("sacrebleu").setLevel(logging.WARNING)
-    comparisons = significance(Path(args.generated), [Path(one) for one in args.systems], args.data, args.tokenize)
+    systems = [Path(system) for system in args.systems]
+    comparisons = significance(Path(args.generated), systems, data=args.data, tokenize=args.tokenize)
+
     data = []
-    for key, one in comparisons.items():
-        results = {metric: [vars(result) for result in each] for metric, each in one.results.items()}
-        data.append({"set": key, "systems": one.systems, **results, "notes": one.notes})
+    for test_set, comparison in comparisons.items():
+        entry: dict[str, Any] = {"set": test_set, "systems": comparison.systems}
+        for metric, results in comparison.results.items():
+            entry[metric] = [vars(result) for result in results]
+        entry["notes"] = comparison.notes
+        data.append(entry)
     return Shown(table(comparisons), data)
 
 
@@ -78,12 +87,15 @@ def report(args) -> Shown:
         args.runs, args.figures = args.figures, ""
     if args.runs is None:
         raise UserError("RUNS: give the folder of the runs")
-    runs, out = Path(args.runs), args.out and Path(args.out)
+    runs = Path(args.runs)
+    out = Path(args.out) if args.out else None
+
     if args.figures is not None:
         from ..study.figures import chosen, redraw
 
         written = [redraw(runs, figure, out or runs) for figure in chosen(runs, args.figures or None)]
         return Shown("\n".join(written), {"wrote": written})
+
     from ..study.tables import render_report
 
     text = render_report(runs, args.table, out)

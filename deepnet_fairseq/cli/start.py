@@ -21,8 +21,15 @@ def quickstart(args) -> None:
     """
     from ..tools.quickstart import quickstart
 
-    methods = args.methods.split(",")
-    print(quickstart(methods, args.depth, args.updates, args.seed, Path(args.out), args.user_dir))
+    text = quickstart(
+        methods=args.methods.split(","),
+        depth=args.depth,
+        updates=args.updates,
+        seed=args.seed,
+        out=Path(args.out),
+        user_dir=args.user_dir,
+    )
+    print(text)
 
 
 def compare(args) -> None:
@@ -40,24 +47,39 @@ def compare(args) -> None:
 
     data, flags = data_and_flags(args.rest)
     grid = Grid(
-        data, args.methods.split(","), numbers("--depths", args.depths, "6,18"),
-        rates("--lrs", args.lrs), numbers("--seeds", args.seeds, "1,2"), args.updates, Path(args.out), args.jobs,
-        flags, args.warmup, args.user_dir,
-    )  # fmt: skip
-    print(compare(grid, args.plot and Path(args.plot), args.json))
+        data=data,
+        methods=args.methods.split(","),
+        depths=numbers("--depths", args.depths, "6,18"),
+        lrs=rates("--lrs", args.lrs),
+        seeds=numbers("--seeds", args.seeds, "1,2"),
+        updates=args.updates,
+        out=Path(args.out),
+        jobs=args.jobs,
+        flags=flags,
+        warmup=args.warmup,
+        user_dir=args.user_dir,
+    )
+    plot = Path(args.plot) if args.plot else None
+    print(compare(grid, plot, as_json=args.json))
 
 
 def data_and_flags(words: list[str]) -> tuple[Path, list[str]]:
     """Split words that the parser does not know into DATA and flags of fairseq-train with their values.
 
-    A value may stand in front of DATA: it is the folder that holds dictionaries, or else the first word of all.
+    Values of flags may stand in front of DATA, which thus is the first folder that holds dictionaries, or, if there is
+    none, the first word that is no flag.
     """
     places = [place for place, word in enumerate(words) if not word.startswith("-")]
     if not places:
         raise UserError("DATA: give the folder of binarised data")
 
-    place = next((place for place in places if any(Path(words[place]).glob("dict.*.txt"))), places[0])
-    return Path(words[place]), words[:place] + words[place + 1 :]
+    chosen = places[0]
+    for place in places:
+        has_dictionaries = any(Path(words[place]).glob("dict.*.txt"))
+        if has_dictionaries:
+            chosen = place
+            break
+    return Path(words[chosen]), words[:chosen] + words[chosen + 1 :]
 
 
 def rates(flag: str, text: str) -> list[float]:
@@ -69,7 +91,7 @@ def rates(flag: str, text: str) -> list[float]:
 
 
 def add(command) -> None:
-    """Registers `deepnet quickstart` and `compare`; command: as parser() gives it."""
+    """Register `deepnet quickstart` and `compare`; command: as parser() gives it."""
     sub = command("quickstart", quickstart)
     sub.add_argument("--methods", default="deepnorm,post_ln", help="any that `deepnet methods` lists, with commas "
                      "between (default deepnorm,post_ln)")  # fmt: skip
