@@ -37,18 +37,20 @@ class Chunked:
     Raises a UserError, naming the flag, for a model whose scores are not the product of features and one matrix.
     """
 
-    registered: str
+    registered: str  # name of the criterion
     sentence_avg: bool
     padding_idx: int
     eps = 0.0
     report_accuracy = False
-    ignore_prefix_size = chunk = 0
-    masks_padding = False  # instead of leaving padding out, for which the CPU has to know where it is
+    ignore_prefix_size = 0
+    chunk = 0  # --loss-chunk-tokens
+    masks_padding = False  # True to mask padding in the loss; to leave it out, the CPU has to know where it is
 
     @classmethod
     def build_criterion(cls, cfg, task):
         """Build the criterion as fairseq does; raise a UserError for a negative --loss-chunk-tokens."""
-        criterion, chunk = super().build_criterion(cfg, task), cfg.loss_chunk_tokens
+        criterion = super().build_criterion(cfg, task)
+        chunk = cfg.loss_chunk_tokens
         if chunk < 0:
             raise UserError(f"--loss-chunk-tokens {chunk}: must be at least 1, or 0 to let it be chosen")
         criterion.chunk = chunk
@@ -57,24 +59,33 @@ class Chunked:
     def forward(self, model: nn.Module, sample: dict, reduce: bool = True):
         """Return the batch's loss (a sum over tokens, nats), its sample size and the values to log.
 
-        fairseq's own, with all logits, if unreduced, with --report-accuracy, or with --ignore-prefix-size.
+        Unreduced losses, --report-accuracy and --ignore-prefix-size need all logits: fairseq's own forward computes
+        these.
         """
         if not reduce or self.report_accuracy or self.ignore_prefix_size:
             return super().forward(model, sample, reduce)
+
         weight = projection(model, self.registered)
         features, _ = model(**sample["net_input"], features_only=True)
-        features, targets = features.flatten(0, 1), model.get_targets(sample, None).flatten()
+        features = features.flatten(0, 1)
+        targets = model.get_targets(sample, None).flatten()
+
         if self.masks_padding:
-            losses = label_smoothed_loss(features, weight, targets, self.eps, self.chunk, self.padding_idx)
+            ignored = self.padding_idx
         else:
+            ignored = None
             kept = targets.ne(self.padding_idx).nonzero().squeeze(1)
-            features, targets = features.index_select(0, kept), targets.index_select(0, kept)
-            losses = label_smoothed_loss(features, weight, targets, self.eps, self.chunk)
-        sample_size = sample["target"].size(0) if self.sentence_avg else sample["ntokens"]
-        logged = {"loss": losses.loss.data, "ntokens": sample["ntokens"], "nsentences": sample["target"].size(0)}
+            features = features.index_select(0, kept)
+            targets = targets.index_select(0, kept)
+        losses = label_smoothed_loss(features, weight, targets, smoothing=self.eps, chunk=self.chunk, ignored=ignored)
+
+        sentences = sample["target"].size(0)
+        sample_size = sentences if self.sentence_avg else sample["ntokens"]
+        logged = {"loss": losses.loss.data, "ntokens": sample["ntokens"], "nsentences": sentences}
         if self.registered == NAME:
             logged["nll_loss"] = losses.nll_loss.data
-        return losses.loss, sample_size, logged | {"sample_size": sample_size}
+        logged["sample_size"] = sample_size
+        return losses.loss, sample_size, logged
 
 
 @register_criterion(NAME, dataclass=ChunkedLabelSmoothedCrossEntropyConfig)
@@ -92,13 +103,15 @@ class ChunkedCrossEntropy(Chunked, CrossEntropyCriterion):
 
 
 def projection(model: nn.Module, criterion: str = NAME) -> Tensor:
-    """Return the matrix (V, C) that turns features into scores; `model` may be wrapped for several processes.
+    """Return the matrix (V, C) that turns features into scores.
 
+    model: may be wrapped in DistributedDataParallel; criterion: the name of --criterion, for messages.
     Raises a UserError, naming the flag, if there is no such matrix or DistributedDataParallel would take it for unused.
     """
     if getattr(model, "find_unused_parameters", False):
         raise UserError(f"--find-unused-parameters: not with --criterion {criterion}, whose matrix it takes for unused")
-    linear = getattr(getattr(model, "decoder", None), "output_projection", None)
+    decoder = getattr(model, "decoder", None)
+    linear = getattr(decoder, "output_projection", None)
     if not isinstance(linear, nn.Linear) or linear.bias is not None:
         plain = criterion.removeprefix(PREFIX)
         raise UserError(f"--criterion {criterion}: the model has no output projection of one matrix; take {plain}")

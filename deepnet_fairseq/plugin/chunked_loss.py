@@ -23,7 +23,10 @@ SCALE = 2.0**10  # keeps the gradient of unlikely words in the range of fp16 unt
 
 
 class Losses(NamedTuple):
-    """Losses summed over tokens, in nats: the one to train on, and -log p of the targets."""
+    """Losses summed over tokens, in nats.
+
+    loss: the one to train on, with label smoothing; nll_loss: the sum of -log p(target), without smoothing.
+    """
 
     loss: Tensor
     nll_loss: Tensor
@@ -42,8 +45,14 @@ def label_smoothed_loss(
     device = features.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
-        features, weight = features.to(dtype), weight.to(dtype)
-    chunk = chunk or max(FEWEST, BUDGET.get(device, BUDGET["cuda"]) // (4 * weight.size(0)))
+        features = features.to(dtype)
+        weight = weight.to(dtype)
+
+    if not chunk:
+        bytes_at_a_time = BUDGET.get(device, BUDGET["cuda"])
+        chunk = max(FEWEST, bytes_at_a_time // (4 * weight.size(0)))
+
+    # inside an autograd function gradients are disabled, so it is asked here whether they are wanted
     wanted = [torch.is_grad_enabled() and tensor.requires_grad for tensor in (features, weight)]
     return Losses(*_ProjectedLoss.apply(features, weight, targets, smoothing, chunk, wanted, ignored))
 
@@ -51,67 +60,86 @@ def label_smoothed_loss(
 class _ProjectedLoss(torch.autograd.Function):
     """Autograd function that computes the gradients in the forward pass; backward multiplies them by the incoming one.
 
-    Everything is summed in float32, or float64 for float64.
+    The arguments are those of label_smoothed_loss, and wanted: whether features and weight need a gradient. Everything
+    is summed in float32, or float64 for float64.
     """
 
     @staticmethod
     def forward(ctx, features, weight, targets, smoothing, chunk, wanted, ignored):
-        new = {"dtype": torch.promote_types(features.dtype, torch.float32), "device": features.device}
-        each = smoothing / (weight.size(0) - 1)
-        of_target = 1.0 - smoothing - each
-        loss, nll_loss = torch.zeros((), **new), torch.zeros((), **new)
-        of_features = torch.empty(features.shape, **new) if wanted[0] else None
-        of_weight = torch.zeros(weight.shape, **new) if wanted[1] else None
+        options = {"dtype": torch.promote_types(features.dtype, torch.float32), "device": features.device}
+        eps_i = smoothing / (weight.size(0) - 1)
+        target_weight = 1.0 - smoothing - eps_i
+        wants_features, wants_weight = wanted
+
+        loss = torch.zeros((), **options)
+        nll_loss = torch.zeros((), **options)
+        grad_features = torch.empty(features.shape, **options) if wants_features else None
+        grad_weight = torch.zeros(weight.shape, **options) if wants_weight else None
+
         number = max(1, math.ceil(len(targets) / chunk))
-        parts = of_features.tensor_split(number) if wanted[0] else [None] * number
-        chunks = zip(features.tensor_split(number), targets.unsqueeze(1).tensor_split(number), parts, strict=True)
+        x_chunks = features.tensor_split(number)
+        y_chunks = targets.unsqueeze(1).tensor_split(number)
+        grad_x_chunks = grad_features.tensor_split(number) if wants_features else [None] * number
+
         with torch.autocast(features.device.type, enabled=False):
-            for x, y, of_x in chunks:
-                lprobs = torch.log_softmax(x @ weight.t(), dim=-1, dtype=new["dtype"])
+            for x, y, grad_x in zip(x_chunks, y_chunks, grad_x_chunks, strict=True):
+                lprobs = torch.log_softmax(x @ weight.t(), dim=-1, dtype=options["dtype"])
                 if ignored is not None:
                     lprobs.masked_fill_(y.eq(ignored), 0.0)
-                of_chunk = -lprobs.gather(1, y).sum()
-                nll_loss += of_chunk
-                loss += of_target * of_chunk
-                if each:
-                    loss -= each * lprobs.sum()
-                if any(wanted):
-                    of_logits = _of_logits(lprobs, y, each, of_target)
+                chunk_nll = -lprobs.gather(1, y).sum()
+                nll_loss += chunk_nll
+                loss += target_weight * chunk_nll
+                if eps_i:
+                    loss -= eps_i * lprobs.sum()
+
+                if wants_features or wants_weight:
+                    grad_logits = _to_logits_gradient_(lprobs, y, eps_i, target_weight)
                     if ignored is not None:
-                        of_logits.masked_fill_(y.eq(ignored), 0.0)
-                    _add_gradients(x, weight, of_logits, of_x, of_weight)
+                        grad_logits.masked_fill_(y.eq(ignored), 0.0)
+                    _add_gradients(x, weight, grad_logits, grad_x, grad_weight)
+
         ctx.dtypes = features.dtype, weight.dtype
-        ctx.save_for_backward(of_features, of_weight)
+        ctx.save_for_backward(grad_features, grad_weight)
         ctx.mark_non_differentiable(nll_loss)
         return loss, nll_loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient, *_):
-        kept = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
-        gradients = [None if tensor is None else (tensor * gradient).to(dtype) for tensor, dtype in kept]
+        gradients = []
+        for saved, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True):
+            gradients.append(None if saved is None else (saved * gradient).to(dtype))
         return *gradients, None, None, None, None, None
 
 
-def _of_logits(lprobs: Tensor, y: Tensor, each: float, of_target: float) -> Tensor:
-    """Return d loss / d logits = p - eps_i - (1 - eps - eps_i) [y], in place of lprobs."""
+def _to_logits_gradient_(lprobs: Tensor, y: Tensor, eps_i: float, target_weight: float) -> Tensor:
+    """Overwrite lprobs with d loss / d logits = p - eps_i - (1 - eps - eps_i) [y], and return it.
+
+    lprobs (N, V): logarithms of the probabilities; y (N, 1): targets; target_weight: 1 - eps - eps_i.
+    """
     gradient = lprobs.exp_()
-    if each:
-        gradient -= each
-    return gradient.scatter_add_(1, y, gradient.new_full((), -of_target).expand_as(y))
+    if eps_i:
+        gradient -= eps_i
+    return gradient.scatter_add_(1, y, gradient.new_full((), -target_weight).expand_as(y))
 
 
-def _add_gradients(x: Tensor, weight: Tensor, of_logits: Tensor, of_x: Tensor | None, of_weight: Tensor | None) -> None:
-    """Write a chunk's gradient with respect to its features to of_x, and add that of the weight to of_weight."""
-    half = x.dtype != of_logits.dtype
+def _add_gradients(
+    x: Tensor, weight: Tensor, grad_logits: Tensor, grad_x: Tensor | None, grad_weight: Tensor | None
+) -> None:
+    """Write the gradient of a chunk's features x to grad_x, and add that of the weight to grad_weight.
+
+    A gradient that is None is not wanted.
+    """
+    half = x.dtype != grad_logits.dtype
     scale = SCALE if x.dtype == torch.float16 else 1.0
-    narrow = (of_logits * scale).to(x.dtype) if half else of_logits
-    if of_x is not None:
-        of_x.copy_(narrow @ weight).div_(scale)
-    if of_weight is None:
+    narrow = (grad_logits * scale).to(x.dtype) if half else grad_logits
+
+    if grad_x is not None:
+        grad_x.copy_(narrow @ weight).div_(scale)
+    if grad_weight is None:
         return
     if x.is_cuda and half and torch.__version__ >= (2, 8):
         # half precision in, float32 out: fp16 would overflow at a frequent word
-        of_weight.add_(torch.mm(narrow.t(), x, out_dtype=of_weight.dtype), alpha=1 / scale)
+        grad_weight.add_(torch.mm(narrow.t(), x, out_dtype=grad_weight.dtype), alpha=1 / scale)
     else:
-        of_weight.addmm_(of_logits.t(), x.to(of_weight.dtype))
+        grad_weight.addmm_(grad_logits.t(), x.to(grad_weight.dtype))

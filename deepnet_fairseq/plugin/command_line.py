@@ -49,16 +49,22 @@ def explain_uncaught() -> None:
 
 
 def _print_one_line(kind, error, traceback) -> None:
-    if line := user_error_line(error):
+    line = user_error_line(error)
+    if line:
         print(f"{Path(sys.argv[0]).name}: error: {line}", file=sys.stderr)
     else:
         sys.__excepthook__(kind, error, traceback)
 
 
 def parse_or_explain(parse, parser, input_args=None, *args, **kwargs):
-    """Parse the command line; a mistake ends in one line and status 2."""
+    """Parse the command line; a mistake ends in one line and status 2.
+
+    parse: fairseq's options.parse_args_and_arch, whose other arguments follow and whose result is returned;
+    input_args: words of the command line, None for this process's.
+    """
     parser.error = functools.partial(_error, parser)
     _add_for_help(parser, sys.argv[1:] if input_args is None else input_args)
+
     try:
         result = parse(parser, input_args, *args, **kwargs)
     except RuntimeError as error:
@@ -70,9 +76,11 @@ def parse_or_explain(parse, parser, input_args=None, *args, **kwargs):
             raise
         parser.error("--task: name the one that the checkpoint was trained with")  # no task is the default
     namespace = result[0] if isinstance(result, tuple) else result
+
     # fairseq reads --bf16 as a wish for a TPU and then calls torch_xla, on a GPU and a CPU alike
     if getattr(namespace, "bf16", False) and importlib.util.find_spec("torch_xla") is None:
         namespace.tpu = False
+
     try:
         _check(namespace)
     except UserError as error:
@@ -82,37 +90,50 @@ def parse_or_explain(parse, parser, input_args=None, *args, **kwargs):
 
 def _add_for_help(parser: argparse.ArgumentParser, words: list[str]) -> None:
     """Add the flags of our models to the end of --help, which fairseq answers before it knows the architecture."""
-    named = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    named.add_argument("--arch", "-a")
-    model = archs.MODELS.get(named.parse_known_args(words)[0].arch)
-    if model and {"-h", "--help"} & {*words}:
+    arch_parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    arch_parser.add_argument("--arch", "-a")
+    known, _others = arch_parser.parse_known_args(words)
+    model = archs.MODELS.get(known.arch)
+    if model and ("-h" in words or "--help" in words):
         for title, fields in flags.flag_groups(model).items():
             gen_parser_from_dataclass(parser.add_argument_group(title), fields())
 
 
 def read_input(buffered_read, name: str, size: int) -> Iterator[list[str]]:
-    """Yield fairseq-interactive's input, `size` lines at a time; a UserError names a line that is not UTF-8."""
+    """Yield fairseq-interactive's input, `size` lines at a time; a UserError names a line that is not UTF-8.
+
+    buffered_read: fairseq's function, in the place of which this one is called; name: of the file, "-" for stdin.
+    """
+    shown = "the input" if name == "-" else name
     with sys.stdin.buffer if name == "-" else open(name, "rb") as file:
-        lines = map(str.strip, split_lines(file, "the input" if name == "-" else name))
-        yield from iter(lambda: list(islice(lines, size)), [])
+        lines = map(str.strip, split_lines(file, shown))
+        while block := list(islice(lines, size)):
+            yield block
 
 
 def _check(args: argparse.Namespace) -> None:
     """Raise a UserError for flags and files that are bound to fail, before a file or folder is made."""
-    task, model = getattr(args, "task", None), archs.MODELS.get(getattr(args, "arch", None))
+    task = getattr(args, "task", None)
+    model = archs.MODELS.get(getattr(args, "arch", None))
     if model and TASKS.get(task, model) != model:
         usual = next(name for name, kind in TASKS.items() if kind == model)
         raise UserError(f"--task {task}: --arch {args.arch} is trained by --task {usual}")
-    for folder in (getattr(args, "data", None) or "").split(os.pathsep)[:1]:
-        _check_exists("the data folder", folder)
-        if folder and task == "translation":
-            datasets.check_folder(folder)
+
+    data = getattr(args, "data", None) or ""
+    folder = data.split(os.pathsep)[0]  # fairseq takes the dictionaries from the first
+    _check_exists("the data folder", folder)
+    if folder and task == "translation":
+        datasets.check_folder(folder)
+
     if getattr(args, "path", None) and getattr(args, "checkpoint_shard_count", 1) == 1:
         for path in args.path.split(os.pathsep):
-            _check_exists("--path", path, getattr(args, "checkpoint_suffix", None))
-    if (codes := getattr(args, "bpe_codes", None)) and "://" not in codes:
+            _check_exists("--path", path, suffix=getattr(args, "checkpoint_suffix", None))
+
+    codes = getattr(args, "bpe_codes", None)
+    if codes and "://" not in codes:
         for _ in read_lines(Path(codes)):  # a UserError unless they are text
             pass
+
     if getattr(args, "replace_unk", None) is not None:  # an IndexError or a TypeError at the first <unk>
         raise UserError("--replace-unk: fails in this version of fairseq; drop it, and train on subwords")
     if hasattr(args, "arch"):  # training; elsewhere the checkpoint holds the config
@@ -120,20 +141,26 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _check_training(args: argparse.Namespace) -> None:
+    """Raise a UserError for flags and files of a training that are bound to fail."""
     if args.restore_file != "checkpoint_last.pt":
-        _check_exists("--restore-file", args.restore_file, args.checkpoint_suffix)
+        _check_exists("--restore-file", args.restore_file, suffix=args.checkpoint_suffix)
     _check_exists("--finetune-from-model", args.finetune_from_model)
     if args.lr_scheduler == "inverse_sqrt" and args.warmup_updates < 1:
         raise UserError(f"--warmup-updates {args.warmup_updates}: inverse_sqrt divides by it; give at least 1")
     if getattr(args, "num_batch_buckets", 0):
         raise UserError("--num-batch-buckets: fails with NumPy 2; drop it")
-    zero.check_settings(lambda _, name: getattr(args, name, None))
+
+    def setting(_section: str, name: str) -> object:
+        return getattr(args, name, None)
+
+    zero.check_settings(setting)
     if args.optimizer == deepnet_adam.NAME:
-        deepnet_adam.check_settings(lambda _, name: getattr(args, name, None))
+        deepnet_adam.check_settings(setting)
     if args.arch not in archs.PRESETS:
         return
+
     _cfg, method = flags.settle(**vars(args))
-    stuck.check_settings(lambda _, name: getattr(args, name, None))
+    stuck.check_settings(setting)
     for (flag, value), reason in UNSUPPORTED.items():
         if getattr(args, flag) == value:
             raise UserError(f"--{flag} {value}: {reason}")
@@ -143,15 +170,19 @@ def _check_training(args: argparse.Namespace) -> None:
 
 def _resumes(args: argparse.Namespace) -> bool:
     """Return whether fairseq will load weights before it trains."""
-    restore = args.restore_file
-    last = restore if restore != "checkpoint_last.pt" else os.path.join(args.save_dir, restore)
+    last = args.restore_file
+    if last == "checkpoint_last.pt":
+        last = os.path.join(args.save_dir, last)
     paths = (reading.with_suffix(last, args.checkpoint_suffix), args.finetune_from_model, args.continue_once)
     return any(path and PathManager.exists(path) for path in paths)
 
 
 def _check_exists(flag: str, path: str | None, suffix: str | None = None) -> None:
     """Raise a UserError unless there is such a file; suffix: --checkpoint-suffix, which fairseq adds to its name."""
-    if not path or PathManager.exists(file := reading.with_suffix(path, suffix)):
+    if not path:
+        return
+    file = reading.with_suffix(path, suffix)
+    if PathManager.exists(file):
         return
     if suffix:
         raise UserError(f"{flag} {path}: there is no {file}, which --checkpoint-suffix {suffix} asks for")
@@ -161,8 +192,10 @@ def _check_exists(flag: str, path: str | None, suffix: str | None = None) -> Non
 def _error(parser: argparse.ArgumentParser, message: str) -> None:
     """Print argparse's message without the usage of three hundred flags."""
     program = Path(sys.argv[0]).name
-    if match := re.match(r"argument --arch/-a: invalid choice: '(.*?)'", message):
-        message = archs.unknown(f"--arch {match.group(1)}")
-    elif match := re.match(r"unrecognized arguments: (.*)", message):
-        message = f"unknown: {match.group(1)}; --help lists the flags"
+    wrong_arch = re.match(r"argument --arch/-a: invalid choice: '(.*?)'", message)
+    unknown_flags = re.match(r"unrecognized arguments: (.*)", message)
+    if wrong_arch:
+        message = archs.unknown(f"--arch {wrong_arch.group(1)}")
+    elif unknown_flags:
+        message = f"unknown: {unknown_flags.group(1)}; --help lists the flags"
     parser.exit(2, f"{program}: error: {message}\n")

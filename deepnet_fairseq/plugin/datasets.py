@@ -28,7 +28,11 @@ MEND = "binarise the text anew"
 
 
 def open_checked(make, path: str, impl, *args, dictionary=None, **kwargs):
-    """Open binarised data; raise a UserError, naming the file, if fairseq-preprocess has not written them so."""
+    """Open binarised data; raise a UserError, naming the file, if fairseq-preprocess has not written them so.
+
+    make: fairseq's function, which gets path, impl and the other arguments and whose result is returned; path: of the
+    files without .idx and .bin; impl: --dataset-impl; dictionary: of the tokens, None if it is not known.
+    """
     index = indexed_dataset.index_file_path(path)
     if impl in ("mmap", "cached", "lazy", None) and os.path.exists(index):
         start = numpy.fromfile(index, "u1", HEADER.size).tobytes()
@@ -44,7 +48,9 @@ def check_mapped(path: str, vocabulary: int | None) -> None:
 
     vocabulary: size of the dictionary, above all tokens; None: not known. Takes the memory of the index alone.
     """
-    index, data = indexed_dataset.index_file_path(path), indexed_dataset.data_file_path(path)
+    index = indexed_dataset.index_file_path(path)
+    data = indexed_dataset.data_file_path(path)
+
     start = numpy.fromfile(index, "u1", HEADER.size).tobytes()
     if len(start) < HEADER.size:
         raise UserError(f"{index}: truncated; {MEND}")
@@ -56,21 +62,25 @@ def check_mapped(path: str, vocabulary: int | None) -> None:
         raise UserError(f"{index}: truncated or damaged, its size is not that of {sentences:,} sentences; {MEND}")
     if not sentences:
         raise UserError(f"{index}: holds no sentence; {MEND}")
+
     size = os.path.getsize(data)
     sizes = numpy.fromfile(index, "<i4", sentences, offset=HEADER.size)
     offsets = numpy.fromfile(index, "<i8", sentences, offset=HEADER.size + 4 * sentences)
-    short = numpy.flatnonzero(sizes < (0 if vocabulary is None else 1))  # alignments may be empty
+    fewest_tokens = 0 if vocabulary is None else 1  # alignments, which have no dictionary, may be empty
+    short = numpy.flatnonzero(sizes < fewest_tokens)
     if short.size:
         raise UserError(f"{index}: sentence {short[0]} has no token, not even its end; {MEND}")
     ends = offsets + sizes.astype("i8") * kind.itemsize
     if (offsets < 0).any() or (ends > size).any() or (offsets % kind.itemsize).any():
         raise UserError(f"{data}: truncated, or {index} damaged: it tells of more bytes than {size:,}; {MEND}")
+
     if vocabulary is None:
         return
     tokens = numpy.memmap(data, kind, "r", shape=size // kind.itemsize)  # of any size: it is not copied
-    wrong = tokens.max() if tokens.max() >= vocabulary else tokens.min()
-    if not 0 <= wrong < vocabulary:
-        problem = f"{data}: holds token {wrong}, its dictionary has {vocabulary:,}"
+    largest = tokens.max()
+    suspect = largest if largest >= vocabulary else tokens.min()
+    if not 0 <= suspect < vocabulary:
+        problem = f"{data}: holds token {suspect}, its dictionary has {vocabulary:,}"
         raise UserError(f"{problem}; take the dict.LANG.txt that was made with it, or {MEND}")
 
 
@@ -83,7 +93,8 @@ def check_folder(folder: str) -> None:
 def keep_last_batch(batch_by_size, indices, *args, **kwargs):
     """Keep a last batch whose size is no multiple of --required-batch-size-multiple (8), which fairseq drops.
 
-    Of the 6,750 sentences of IWSLT-14's test set fairseq-generate would translate and score 6,744, without a word.
+    batch_by_size: fairseq's function, which gets indices and the other arguments. Of the 6,750 sentences of IWSLT-14's
+    test set fairseq-generate would translate and score 6,744, without a word.
     """
     if not isinstance(indices, numpy.ndarray):
         indices = numpy.fromiter(indices, dtype=numpy.int64)
@@ -110,7 +121,8 @@ def place_now(place: dict, iterator, update_freq: int, skip_remainder: bool) -> 
     """
     if not place.get("iterations_in_epoch"):  # between two epochs, or in an export
         return place
-    processes, batches = iterator.num_shards, batches_of(iterator)
+    processes = iterator.num_shards
+    batches = batches_of(iterator)
     done = place["iterations_in_epoch"] * place.get(PROCESSES, processes)
     if batches is None:
         return place | {"iterations_in_epoch": done // processes, BEGUN: True}
@@ -167,8 +179,9 @@ def explain_lost_loader(cfg, error: Exception) -> None:
     torch raises such an error at any place of the training; if the process was handing over a batch, a socket's error.
     """
     frames = traceback.extract_tb(error.__traceback__)
-    halfway = not isinstance(error, RuntimeError) and any(frame.name == "_try_get_data" for frame in frames)
-    if halfway or any("DataLoader worker (pid" in str(one) for one in causes(error)):
+    in_loader = any(frame.name == "_try_get_data" for frame in frames)
+    halfway = in_loader and not isinstance(error, RuntimeError)  # killed while it was handing over a batch
+    if halfway or any("DataLoader worker (pid" in str(cause) for cause in causes(error)):
         raise UserError(
             f"--num-workers {cfg.dataset.num_workers}: a process that loads data was killed, often for memory; take "
             f"fewer, and start the training again: it resumes from {cfg.checkpoint.save_dir}"

@@ -18,10 +18,15 @@ from ..core.slots import NORM_NAMES
 from .distributed import agreement
 
 STATUS = 3  # of fairseq-train, as of `deepnet check`: diverged
-LOSS, GRADIENTS = "loss not finite", "gradients not finite"
-FLOOR, WEIGHTS = "loss scale at its floor", "weights not finite"
-FORWARD, BACKWARD = "forward", "backward"
-FFN = ("fc1", "fc2", "activation_dropout")
+# kinds of divergence
+LOSS = "loss not finite"
+GRADIENTS = "gradients not finite"
+FLOOR = "loss scale at its floor"
+WEIGHTS = "weights not finite"
+# directions of a pass
+FORWARD = "forward"
+BACKWARD = "backward"
+FFN = ("fc1", "fc2", "activation_dropout")  # a layer's modules, slots apart, that belong to the branch "ffn"
 
 
 class Diverged(ArithmeticError):
@@ -36,7 +41,9 @@ class Diverged(ArithmeticError):
 
     def __init__(self, update: int, kind: str, samples: list):
         super().__init__(kind)
-        self.update, self.kind, self.samples = update, kind, samples
+        self.update = update
+        self.kind = kind
+        self.samples = samples
 
 
 def addresses(model: nn.Module) -> dict[str, str]:
@@ -45,15 +52,26 @@ def addresses(model: nn.Module) -> dict[str, str]:
     A module that belongs to no single branch is addressed by its layer ("decoder.7"); outside of layers, and in models
     of other packages, by its path.
     """
-    by_module = {module: path for path, module in model.named_modules()}
-    for layer in [module for module in model.modules() if hasattr(module, "sites")]:
-        ffn = layer.sites["ffn"]
-        by_module |= dict.fromkeys(layer.modules(), f"{ffn.stack}.{ffn.layer}")
+    address_of = {module: path for path, module in model.named_modules()}
+    for layer in model.modules():
+        if not hasattr(layer, "sites"):
+            continue
+        site = layer.sites["ffn"]
+        for module in layer.modules():
+            address_of[module] = f"{site.stack}.{site.layer}"
+
+        # a branch's own modules get its address instead of the layer's
         for sublayer, site in layer.sites.items():
-            names = (*(FFN if sublayer == "ffn" else [sublayer]), NORM_NAMES[sublayer])
-            for part in (*layer.slots(sublayer).values(), *(getattr(layer, name, None) for name in names)):
-                by_module |= dict.fromkeys([] if part is None else part.modules(), str(site))
-    return {path: by_module[module] for path, module in model.named_modules()}
+            parts = list(layer.slots(sublayer).values())
+            own_names = FFN if sublayer == "ffn" else (sublayer,)
+            for name in (*own_names, NORM_NAMES[sublayer]):
+                parts.append(getattr(layer, name, None))
+            for part in parts:
+                if part is None:  # an empty slot, or a layer without that module
+                    continue
+                for module in part.modules():
+                    address_of[module] = str(site)
+    return {path: address_of[module] for path, module in model.named_modules()}
 
 
 class Search:
@@ -63,7 +81,8 @@ class Search:
     """
 
     def __init__(self, model: nn.Module):
-        self.model, self.addresses = model, addresses(model)
+        self.model = model
+        self.addresses = addresses(model)
         self.nonfinite: dict[str, str] = {}
         self._handles = []
 
@@ -80,17 +99,25 @@ class Search:
             handle.remove()
 
     def _visit(self, path: str, module, inputs, output) -> None:
+        """Look at a module's output, and have the gradient of it looked at; a hook of the forward pass."""
         # A tensor in a dictionary was the output of another module before.
-        for tensor in filter(torch.is_tensor, output if isinstance(output, (tuple, list)) else [output]):
+        outputs = output if isinstance(output, (tuple, list)) else [output]
+        for tensor in outputs:
+            if not torch.is_tensor(tensor):
+                continue
             self._look(FORWARD, path, tensor)
             if tensor.requires_grad and not tensor.is_leaf:
                 tensor.register_hook(partial(self._look, BACKWARD, path))
 
     @torch.no_grad()
     def _look(self, direction: str, path: str, tensor: Tensor) -> None:
-        """Check one tensor; called in the order in which the pass computes them."""
+        """Check one tensor; called in the order in which the pass computes them.
+
+        path: of the module whose output it is, or the name of the parameter whose gradient it is.
+        """
         if direction not in self.nonfinite and tensor.is_floating_point() and not tensor.isfinite().all():
-            where = self.addresses.get(path) or self.addresses.get(path.rpartition(".")[0])
+            owner = path.rpartition(".")[0]  # the module of a parameter
+            where = self.addresses.get(path) or self.addresses.get(owner)
             self.nonfinite[direction] = where or path or "model"
 
 
@@ -105,32 +132,47 @@ def repeat(trainer, samples: list, update: int) -> tuple[str, float]:
     trainer.model.train()
     trainer.criterion.train()
     trainer.zero_grad()
-    task, losses = trainer.task, 0.0
-    alone = getattr(trainer.model, "no_sync", contextlib.nullcontext)
+
+    losses = 0.0
+    alone = getattr(trainer.model, "no_sync", contextlib.nullcontext)  # DistributedDataParallel's wrapper has it
     with Search(trainer.get_model()) as search, alone():
         for sample in samples:
             sample, dummy = trainer._prepare_sample(sample)
-            step = (sample, trainer.model, trainer.criterion, trainer.optimizer, update)
-            loss, *_ = task.train_step(*step, ignore_grad=dummy)
+            loss, *_ = trainer.task.train_step(
+                sample,
+                trainer.model,
+                trainer.criterion,
+                trainer.optimizer,
+                update,
+                ignore_grad=dummy,
+            )
             losses += float(loss.detach())
-    where = next((f"{search.nonfinite[way]} ({way})" for way in (FORWARD, BACKWARD) if way in search.nonfinite), "")
-    return where, losses
+
+    for direction in (FORWARD, BACKWARD):
+        if direction in search.nonfinite:
+            return f"{search.nonfinite[direction]} ({direction})", losses
+    return "", losses
 
 
 def headline(trainer, update: int, kind: str, samples: list) -> str:
     """Describe a divergence in one line, the same in every process. Scripts look for its first words.
 
-    The update is repeated, which names the first layer, unless that fails: then the line has no layer.
+    update, kind, samples: as in Diverged. The update is repeated, which names the first layer, unless that fails: then
+    the line has no layer.
     """
     try:
-        mine = repeat(trainer, samples, update - 1)
+        own = repeat(trainer, samples, update - 1)
     except Exception:
-        mine = ("", 0.0)
-    by_rank = agreement.all_gather(mine)
-    if kind == GRADIENTS and not all(math.isfinite(loss) for _, loss in by_rank):
+        own = ("", 0.0)
+
+    by_rank = agreement.all_gather(own)
+    if kind == GRADIENTS and not all(math.isfinite(losses) for _where, losses in by_rank):
         kind = LOSS
-    where = next((place for place, _ in by_rank if place), "")
-    return f"diverged at update {update}: {kind}" + (f", first at {where}" if where else "")
+    line = f"diverged at update {update}: {kind}"
+    for where, _losses in by_rank:
+        if where:
+            return f"{line}, first at {where}"
+    return line
 
 
 @torch.no_grad()

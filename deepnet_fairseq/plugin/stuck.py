@@ -20,7 +20,7 @@ from .distributed import agreement
 STATUS = 4  # of fairseq-train
 MARGIN = 0.5  # bits; a language model of the quickstart's text is better than guessing by 3.5
 KEY = "deepnet_stuck"  # in a checkpoint's extra_state
-# logged in bits per target token, as are their chunked_ forms
+# criteria whose loss is logged in bits per target token, as are their chunked_ forms
 LOSSES = ("cross_entropy", "label_smoothed_cross_entropy", "masked_lm")
 REFUSED = {  # (section, key) -> reason
     ("dataset", "disable_validation"): "it goes by the validation losses",
@@ -31,49 +31,61 @@ logger = logging.getLogger(__name__)
 
 
 class Stuck:
-    """Watch over a training's validation losses, which notes since when they are no better than guessing.
+    """Early-stopping monitor of --stop-stuck: it notes since when validation losses are no better than guessing.
 
-    limit: number of such updates that ends the training, 0 for never; smoothing: the loss's label smoothing; padding:
-    the target that does not count. since: the update of the first such validation in a row, None if the last was
-    better; at: the update of the last validation.
+    limit: number of updates without a better loss that ends the training, 0 for never; smoothing: the loss's label
+    smoothing; padding: the target that does not count. since: the update of the first validation, of those in a row up
+    to the last, that was no better than guessing, None if the last was better; at: the update of the last validation;
+    loss, bound: its loss and that of guessing, in bits per target token; counts (V,): how often each word has been the
+    target in the validation that is under way.
     """
 
     def __init__(self, limit: int, smoothing: float = 0.0, padding: int = 1):
-        self.limit, self.smoothing, self.padding = limit, smoothing, padding
+        self.limit = limit
+        self.smoothing = smoothing
+        self.padding = padding
         self.since: int | None = None
         self.at = 0
-        self.loss = self.bound = float("nan")
+        self.loss = float("nan")
+        self.bound = float("nan")
         self.counts: Tensor | None = None
 
     @property
     def over(self) -> bool:
         """True once the losses have been no better than guessing for `limit` updates."""
-        return bool(self.limit) and self.since is not None and self.at - self.since >= self.limit
+        if not self.limit or self.since is None:
+            return False
+        return self.at - self.since >= self.limit
 
     def count(self, sample: dict | None, task) -> None:
-        """Count the targets in a batch of a validation; a process that has no batch left gets an empty one."""
+        """Count the targets in a batch of a validation.
+
+        sample: the batch, empty or None in a process that has none left.
+        """
         if not self.limit or not sample:
             return
         if self.counts is None:
-            self.counts = torch.zeros(len(task.target_dictionary), dtype=torch.long)
-        target = sample["target"].cpu()
-        self.counts += torch.bincount(target[target.ne(self.padding)], minlength=len(self.counts))
+            self.counts = _no_counts(task)
+        targets = sample["target"].cpu()
+        words = targets[targets.ne(self.padding)]
+        self.counts += torch.bincount(words, minlength=len(self.counts))
 
     def compare(self, task, stats: dict, first: bool) -> None:
-        """Compare the loss of a validated subset with that of guessing. Only the first subset counts.
+        """Compare the loss of a validated subset with that of guessing, if it is the first subset.
 
-        All processes must call it together, because the counts are sums over all of them.
+        stats: what fairseq logs of the validation. All processes must call this together, because the counts are sums
+        over all of them.
         """
         if not self.limit:
             return
-        mine = torch.zeros(len(task.target_dictionary), dtype=torch.long) if self.counts is None else self.counts
-        counts = sum(agreement.all_gather(mine))
+        own_counts = _no_counts(task) if self.counts is None else self.counts
+        counts = sum(agreement.all_gather(own_counts))
         self.counts = None
         if first and counts.sum():
             self.validated(stats["num_updates"], float(stats["loss"]), entropy(counts, self.smoothing))
 
     def kept(self) -> dict:
-        """Return the watch's state for a checkpoint's extra_state."""
+        """Return the monitor's state for a checkpoint's extra_state, {} if it never ends a training."""
         return {KEY: [self.since, self.at]} if self.limit else {}
 
     def resume(self, extra_state: dict) -> None:
@@ -82,11 +94,14 @@ class Stuck:
 
     def validated(self, update: int, loss: float, bound: float) -> None:
         """Note the validation loss after `update`, and the bound, the loss of guessing, in bits per token."""
-        self.at, self.loss, self.bound = update, loss, bound
+        self.at = update
+        self.loss = loss
+        self.bound = bound
         if loss < bound - MARGIN:
             self.since = None
             return
-        self.since = update if self.since is None else self.since
+        if self.since is None:
+            self.since = update
         logger.info(
             f"hardly better than guessing by the frequencies of words since update {self.since}: loss {loss:.3f}, "
             f"guessing {bound:.3f} bits; --stop-stuck {self.limit} would end it at update {self.since + self.limit}"
@@ -100,14 +115,20 @@ class Stuck:
         )
 
 
+def _no_counts(task) -> Tensor:
+    """Return counts of 0 for the words of a task's target dictionary, (V,)."""
+    return torch.zeros(len(task.target_dictionary), dtype=torch.long)
+
+
 def entropy(counts: Tensor, smoothing: float = 0.0) -> float:
-    """Return the lowest loss, in bits per token, of one prediction for every place.
+    """Return the lowest loss, in bits per token, of one prediction for every place: the entropy of smoothed targets.
 
     counts (V,): how often each word is the target; smoothing: eps of fairseq's label_smoothed_cross_entropy.
     """
-    each = smoothing / (len(counts) - 1)
-    wanted = counts.double() / counts.sum() * (1 - smoothing - each) + each
-    return float(-torch.special.xlogy(wanted, wanted).sum() / torch.log(torch.tensor(2.0)))
+    eps_i = smoothing / (len(counts) - 1)
+    probabilities = counts.double() / counts.sum() * (1 - smoothing - eps_i) + eps_i
+    nats = -torch.special.xlogy(probabilities, probabilities).sum()
+    return float(nats / torch.log(torch.tensor(2.0)))
 
 
 def check_settings(setting: Callable[[str, str], object]) -> None:
@@ -123,6 +144,17 @@ def check_settings(setting: Callable[[str, str], object]) -> None:
 
 
 def watch_of(cfg, criterion) -> Stuck:
-    """Make the watch that a training's config asks for; raise a UserError for flags that leave nothing to compare."""
-    check_settings(lambda section, key: getattr(getattr(cfg, section, None), key, None))
-    return Stuck(getattr(cfg.model, "stop_stuck", 0), getattr(criterion, "eps", 0.0), criterion.padding_idx)
+    """Create the early-stopping monitor of --stop-stuck.
+
+    cfg: fairseq's whole config; criterion: the training's. Raises a UserError for flags that leave nothing to compare.
+    """
+
+    def setting(section: str, key: str) -> object:
+        return getattr(getattr(cfg, section, None), key, None)
+
+    check_settings(setting)
+    return Stuck(
+        limit=getattr(cfg.model, "stop_stuck", 0),
+        smoothing=getattr(criterion, "eps", 0.0),
+        padding=criterion.padding_idx,
+    )
