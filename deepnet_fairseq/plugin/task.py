@@ -25,7 +25,7 @@ SECTIONS = ("common", "dataset", "optimization", "checkpoint")
 class DeepTask:
     """Mixin in front of the class of every task that fairseq sets up.
 
-    probes: those of the training that the task is part of; graphs: its step by CUDA graphs; stuck: its watch over
+    probes: those of the training that the task is part of; graphs: its step by CUDA graphs; stuck: its monitor of
     validation losses. DeepTrainer sets them. The task holds no trainer: a cycle of the two would free their memory only
     at a garbage collection. digests: of the dictionaries and of what cut the text, None for a task without a
     dictionary.
@@ -46,7 +46,9 @@ class DeepTask:
     def state_dict(self):
         """Return the state that checkpoints hold, with the digests of the vocabulary."""
         state = dict(super().state_dict())  # type: ignore[misc]
-        return state if self.digests is None else state | {vocabulary.KEY: self.digests}
+        if self.digests is not None:
+            state[vocabulary.KEY] = self.digests
+        return state
 
     def load_state_dict(self, state_dict):
         """Load the state in a checkpoint; raise a UserError, naming its file, if its vocabulary is not the data's.
@@ -55,15 +57,16 @@ class DeepTask:
         starts from one compares in DeepTrainer.load_checkpoint.
         """
         state = dict(state_dict)
-        origin, data = state.pop(vocabulary.KEY, None), vocabulary.data_of(self)
+        origin = state.pop(vocabulary.KEY, None)
         if origin is not None and "file" in origin:
+            data = vocabulary.data_of(self)
             vocabulary.check(origin, self.digests, data, f"the data in {data}")
         super().load_state_dict(state)  # type: ignore[misc]
 
     def build_generator(self, models, args, *more, **kwargs):
-        """Build the search; a UserError for a language model (--lm-path) of another dictionary than the target's.
+        """Build the search; raise a UserError if a language model (--lm-path) has another dictionary than the target.
 
-        It would add the scores of other symbols.
+        Such a model would add the scores of other symbols.
         """
         language_model = (kwargs.get("extra_gen_cls_kwargs") or {}).get("lm_model")
         if language_model is not None:
@@ -79,18 +82,22 @@ class DeepTask:
 
         fairseq zeroes the size of such a batch by itself, but not what the loss logs of it.
         """
+        probed = False
         if self.probes is not None:
             self.probes.before_batch(update_num, dummy=ignore_grad)
+            probed = bool(self.probes.session.watching)
+
         done = None
-        probed = self.probes is not None and self.probes.session.watching
         if self.graphs is not None and not probed:
-            done = self.graphs.step(sample, model, criterion, optimizer, update_num, ignore_grad)
-        if done is None:
+            done = self.graphs.step(sample, model, criterion, optimizer, update_num, dummy=ignore_grad)
+        if done is None:  # without graphs, or for a batch that they leave to the task
             own = super().train_step  # type: ignore[misc]  # of the task's own class
             done = own(sample, model, criterion, optimizer, update_num, ignore_grad, **kwargs)
+
         loss, size, logged = done
         if ignore_grad:
-            size, logged = size * 0, {key: value * 0 for key, value in logged.items()}
+            size = size * 0
+            logged = {key: value * 0 for key, value in logged.items()}
         return loss, size, logged
 
     def own_train_step(self) -> Any:
@@ -115,6 +122,7 @@ class DeepTask:
             if str(error).startswith("Size of sample"):
                 raise UserError(f"{path}: {error}") from error
             raise
+
         if len(indices) and not len(kept):
             problem = f"all sentences are longer than {max_positions}; raise --max-tokens or --max-...-positions"
             raise UserError(f"{path}: {problem}")
@@ -137,15 +145,15 @@ class DeepTask:
 def _on_copies(criterion: torch.nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """Replace the batches among a loss's arguments by copies, which it may change without anybody noticing.
 
-    Only a validation reads a batch's numbers after the loss; there they are copied too, and else only the containers.
+    args, kwargs: of the loss; both are returned. Only a validation reads a batch's numbers after the loss: there the
+    tensors are copied too, in training only the containers.
     """
+    copy_tensor = _same if criterion.training else torch.clone
 
-    def own(value):
-        if not isinstance(value, dict):
-            return value
-        return utils.apply_to_sample(_same if criterion.training else torch.clone, value)
+    def copied(value):
+        return utils.apply_to_sample(copy_tensor, value) if isinstance(value, dict) else value
 
-    return tuple(own(value) for value in args), {name: own(value) for name, value in kwargs.items()}
+    return tuple(copied(value) for value in args), {name: copied(value) for name, value in kwargs.items()}
 
 
 def _same(tensor: torch.Tensor) -> torch.Tensor:
@@ -153,11 +161,15 @@ def _same(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def set_up(original, cfg, **kwargs):
-    """Set up a task, with DeepTask in front of its class."""
-    whole: Any = cfg._get_parent() if isinstance(cfg, DictConfig) else None
-    if whole is not None:
-        zero.check_settings(lambda section, key: getattr(whole.get(section), key, None))
-        check_plain("the config", whole)
+    """Set up a task, with DeepTask in front of its class.
+
+    original: fairseq's function; cfg: the config's section for the task. Raises a UserError for settings that forbid
+    sharding, or would run code.
+    """
+    whole_config: Any = cfg._get_parent() if isinstance(cfg, DictConfig) else None
+    if whole_config is not None:
+        zero.check_settings(lambda section, key: getattr(whole_config.get(section), key, None))
+        check_plain("the config", whole_config)
     return with_mixin(original(_by_flags(cfg), **kwargs))
 
 
@@ -171,7 +183,7 @@ def with_mixin(task: Any) -> Any:
 
 @functools.cache
 def _mixed(kind: Any) -> type:
-    """Make the class by the name of the task's own, which fairseq logs."""
+    """Make a subclass of a task's class with DeepTask in front, and with its name, which fairseq logs."""
     return type(kind.__name__, (DeepTask, kind), {"__module__": kind.__module__})
 
 
@@ -183,19 +195,27 @@ def _by_flags(cfg: Any) -> Any:
     name = getattr(cfg, "_name", None)
     if not isinstance(cfg, DictConfig) or name not in tasks.TASK_REGISTRY or name in tasks.TASK_DATACLASS_REGISTRY:
         return cfg
+
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     tasks.TASK_REGISTRY[name].add_args(parser)
     flags = {action.dest: action for action in parser._actions}
-    if unknown := sorted(set(cfg) - flags.keys() - {"_name"}):
+    unknown = sorted(set(cfg) - flags.keys() - {"_name"})
+    if unknown:
         raise UserError(f"task.{unknown[0]}: {name} has no such setting; drop it")
     with open_dict(cfg):  # the model's settings refer to the task's
         cfg.update({dest: action.default for dest, action in flags.items() if dest not in cfg})
-    whole: Any = cfg._get_parent()
+
+    # such a task sees the settings of common, dataset and so on beside its own
+    values: dict[str, Any] = {}
+    whole_config: Any = cfg._get_parent()
+    if whole_config is not None:
+        for section in SECTIONS:
+            if section in whole_config:
+                values |= cast(dict, OmegaConf.to_container(whole_config[section]))
+
     settings: Any = OmegaConf.to_container(cfg)
-    values: dict[str, Any] = {}  # such a task sees the settings of common, dataset and so on beside its own
-    for section in () if whole is None else (whole[key] for key in SECTIONS if key in whole):
-        values |= cast(dict, OmegaConf.to_container(section))
     for dest, action in flags.items():  # texts are read as the flags would read them
         value = settings[dest]
         values[dest] = action.type(value) if callable(action.type) and isinstance(value, str) else value
-    return argparse.Namespace(**(values | {"task": name}))
+    values["task"] = name
+    return argparse.Namespace(**values)

@@ -27,16 +27,20 @@ def broadcast_from_first(ask: Callable[[], object]):
     """Call ask() on rank 0 and broadcast its result; raise its UserError on every rank."""
     if not several():
         return ask()
-    outcome = [None, None]  # the answer, or the error's message
+    answer: object = None
+    mistake: str | None = None
     if is_first():
         try:
-            outcome[0] = ask()
+            answer = ask()
         except UserError as error:
-            outcome[1] = str(error)
-    distributed.broadcast_object_list(outcome, 0)
-    if outcome[1] is not None:
-        raise UserError(outcome[1])
-    return outcome[0]
+            mistake = str(error)
+
+    outcome = [answer, mistake]
+    distributed.broadcast_object_list(outcome, 0)  # fills the list in place
+    answer, mistake = outcome
+    if mistake is not None:
+        raise UserError(mistake)
+    return answer
 
 
 def all_gather(mine) -> list:

@@ -51,11 +51,13 @@ def flush_denormals() -> None:
 def call_main(original, cfg, main, prepare, **kwargs):
     """Run `main` in this process, one of torchrun's or srun's, or start this machine's processes and run it in each.
 
+    original: fairseq's call_main, which runs it in this process; cfg: fairseq's whole config; kwargs: of `main`;
     prepare: called with `main` in each process that is started here, before anything else. Raises a UserError if a
     process is lost or cannot be reached.
     """
     place = cfg.distributed_training
     on_cpu = cfg.common.cpu or not torch.cuda.is_available()
+
     if place.distributed_init_method is None and all(name in os.environ for name in TORCHRUN):
         _join(place, on_cpu)
     if on_cpu:
@@ -63,6 +65,7 @@ def call_main(original, cfg, main, prepare, **kwargs):
     _wait_at_most(place.heartbeat_timeout)
     if place.distributed_init_method is None and _slurm():
         distributed_utils.infer_init_method(place)  # from torchrun's environment variables
+
     if place.distributed_world_size > 1 and not place.distributed_no_spawn:
         return _spawn(cfg, main, prepare, kwargs, on_cpu)
     with _explain_in_a_line(cfg):
@@ -81,11 +84,14 @@ def use_default_group() -> None:
 
 def _join(place, on_cpu: bool) -> None:
     """Set rank, world size and device from torchrun's environment variables."""
-    place.distributed_world_size, place.distributed_rank = (int(os.environ[name]) for name in ("WORLD_SIZE", "RANK"))
+    place.distributed_world_size = int(os.environ["WORLD_SIZE"])
+    place.distributed_rank = int(os.environ["RANK"])
     if place.distributed_world_size > 1:
-        place.distributed_init_method, place.distributed_no_spawn = "env://", True
+        place.distributed_init_method = "env://"
+        place.distributed_no_spawn = True
     if not on_cpu:
-        place.device_id = int(os.environ.get("LOCAL_RANK", place.distributed_rank)) % torch.cuda.device_count()
+        local_rank = int(os.environ.get("LOCAL_RANK", place.distributed_rank))
+        place.device_id = local_rank % torch.cuda.device_count()
 
 
 def processes_here(cfg) -> int:
@@ -105,21 +111,23 @@ def _spawn(cfg, main, prepare, kwargs: dict, on_cpu: bool) -> None:
     the status or message of the process that failed first.
     """
     place = cfg.distributed_training
-    first, number = place.distributed_rank or 0, place.distributed_world_size
+    first_rank = place.distributed_rank or 0
+    processes = place.distributed_world_size
     if place.distributed_init_method is not None:
-        here = place.distributed_num_procs if on_cpu else torch.cuda.device_count()
-        number = min(number - first, here)
-    elif not on_cpu and number > torch.cuda.device_count():
-        raise UserError(f"--distributed-world-size {number}: this machine has {torch.cuda.device_count()} GPUs")
+        room_here = place.distributed_num_procs if on_cpu else torch.cuda.device_count()
+        processes = min(processes - first_rank, room_here)
+    elif not on_cpu and processes > torch.cuda.device_count():
+        raise UserError(f"--distributed-world-size {processes}: this machine has {torch.cuda.device_count()} GPUs")
     else:
         port = get_free_port() if place.distributed_port <= 0 else place.distributed_port
         place.distributed_init_method = f"tcp://localhost:{port}"
     place.distributed_rank = None  # each process its own
+
     mistakes = multiprocessing.get_context("spawn").SimpleQueue()
-    context = multiprocessing.spawn(
-        _process, (main, prepare, cfg, kwargs | {"start_rank": first}, os.getpid(), mistakes), number, join=False
-    )
-    before = {kind: signal.signal(kind, functools.partial(_pass_on, context.processes)) for kind in FORWARDED}
+    arguments = (main, prepare, cfg, kwargs | {"start_rank": first_rank}, os.getpid(), mistakes)
+    context = multiprocessing.spawn(_process, arguments, processes, join=False)
+    pass_on = functools.partial(_pass_on, context.processes)
+    handlers_before = {kind: signal.signal(kind, pass_on) for kind in FORWARDED}
     try:
         while not context.join():
             pass
@@ -130,11 +138,11 @@ def _spawn(cfg, main, prepare, kwargs: dict, on_cpu: bool) -> None:
                 sys.exit(mistake)
             raise UserError(mistake) from None
         if error.signal_name:
-            ended = f"process {error.error_index} of {number} was ended by {error.signal_name}"
+            ended = f"process {error.error_index} of {processes} was ended by {error.signal_name}"
             raise UserError(f"{ended}; {_again(cfg)}") from None
         sys.exit(error.exit_code if error.exit_code > 0 else 1)
     finally:
-        for kind, handler in before.items():
+        for kind, handler in handlers_before.items():
             signal.signal(kind, handler)
 
 
@@ -155,13 +163,18 @@ def end_with(parent: int) -> None:
 
 
 def _watch(parent: int) -> None:
+    """Kill this process once `parent` is no longer its parent."""
     while os.getppid() == parent:
         time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _process(number: int, main, prepare, cfg, kwargs: dict, parent: int, mistakes) -> None:
-    """Run `main` in a spawned process, which so far has only unpickled these functions."""
+    """Run `main` in a spawned process, which so far has only unpickled these functions.
+
+    number: of the process among those of this machine; parent: id of the process that started it; mistakes: queue for
+    the status (int) or message (str) of an error that the parent is to end with.
+    """
     prepare(main)
     end_with(parent)
     _wait_at_most(cfg.distributed_training.heartbeat_timeout)
@@ -192,6 +205,7 @@ def _end_at_once() -> NoReturn:
 
 
 def _pass_on(processes, kind: int, frame) -> None:
+    """Send a signal that this process got to the processes that it has started; a signal handler."""
     for process in processes:
         if process.is_alive():
             os.kill(process.pid, kind)
@@ -210,22 +224,28 @@ def _explain_in_a_line(cfg):
     try:
         yield
     except Exception as error:
-        place, first = cfg.distributed_training, next(filter(None, map(_of_network, causes(error))), "")
-        if not first or place.distributed_world_size == 1 or user_error_line(error):
+        place = cfg.distributed_training
+        network_error = _first_network_error(error)
+        if not network_error or place.distributed_world_size == 1 or user_error_line(error):
             raise
         raise UserError(
             f"process {place.distributed_rank} of {place.distributed_world_size}: another one is gone or cannot be "
-            f"reached ({first[:150]}); {_again(cfg)}"
+            f"reached ({network_error[:150]}); {_again(cfg)}"
         ) from error
     finally:
         _leave()
 
 
-def _of_network(error: BaseException) -> str:
-    """Return the first line of an error of the network; "" for any other error."""
-    first = (str(error).strip() or type(error).__name__).splitlines()[0]
-    lost = isinstance(error, RuntimeError) and (isinstance(error, torch.distributed.DistError) or LOST.search(first))
-    return first if lost else ""
+def _first_network_error(error: BaseException) -> str:
+    """Return the first line of the first error of the network among an error and its causes; "" if there is none."""
+    for cause in causes(error):
+        if not isinstance(cause, RuntimeError):
+            continue
+        message = str(cause).strip() or type(cause).__name__
+        line = message.splitlines()[0]
+        if isinstance(cause, torch.distributed.DistError) or LOST.search(line):
+            return line
+    return ""
 
 
 def _leave() -> None:
@@ -240,18 +260,19 @@ def _leave() -> None:
 
 
 def _again(cfg) -> str:
+    """Say what to do after a process was lost."""
     return f"start the training again, and it resumes from {cfg.checkpoint.save_dir}"
 
 
 def parallel(place, module, group, device):
     """Wrap `module` in torch's DistributedDataParallel by fairseq's flags; fairseq's own wrapping fails on a CPU.
 
-    place: the config's section for distributed training. Unused parameters are looked for if the flag says so or the
-    module has idle parameters.
+    place: the config's section for distributed training; group: of processes, among which gradients are averaged.
+    Unused parameters are looked for if the flag says so or the module has idle parameters.
     """
-    buffers = "forward_sync_buffers"  # the argument's name since torch 2.13
-    if buffers not in inspect.signature(DistributedDataParallel).parameters:
-        buffers = "broadcast_buffers"
+    buffers_argument = "forward_sync_buffers"  # its name since torch 2.13
+    if buffers_argument not in inspect.signature(DistributedDataParallel).parameters:
+        buffers_argument = "broadcast_buffers"
     device_id = None if device.type == "cpu" else place.device_id
     wrapped = DistributedDataParallel(
         module.to(device),
@@ -261,7 +282,7 @@ def parallel(place, module, group, device):
         process_group=group,
         find_unused_parameters=place.find_unused_parameters or getattr(module, "has_idle_parameters", False),
         gradient_as_bucket_view=place.gradient_as_bucket_view,
-        **{buffers: place.broadcast_buffers},
+        **{buffers_argument: place.broadcast_buffers},
     )
     if place.ddp_comm_hook == "fp16":
         register_ddp_comm_hook(DDPCommHookType.FP16_COMPRESS, wrapped)
