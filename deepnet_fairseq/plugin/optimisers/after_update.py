@@ -13,7 +13,7 @@ from .deepnet_adam import HalfPrecisionOptimizer
 
 @torch.no_grad()
 def apply_after_update(optimizer: FairseqOptimizer, model: nn.Module) -> None:
-    """Give the weights that were just updated to the method of a DeepModel, if it changes them.
+    """Let the method of a DeepModel change the weights that were just updated, if it has an after_update.
 
     In half precision these are the optimiser's float32 weights, which are then copied to the model again; under ZeRO
     each process changes those of its share. Raises a UserError where half precision has no float32 weights.
@@ -25,6 +25,8 @@ def apply_after_update(optimizer: FairseqOptimizer, model: nn.Module) -> None:
         return
     if isinstance(optimizer, MemoryEfficientFP16Optimizer):
         raise UserError("--memory-efficient-fp16, -bf16: not with a method that changes weights after each update")
+
+    # updated: a parameter of the model -> the tensor that the optimiser has updated for it
     names = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
     half = isinstance(optimizer, FP16Optimizer)
     if isinstance(optimizer, HalfPrecisionOptimizer):
@@ -33,6 +35,7 @@ def apply_after_update(optimizer: FairseqOptimizer, model: nn.Module) -> None:
         updated = dict(zip(optimizer.fp16_params, float32_weights.weights(optimizer), strict=True))
     else:
         updated = {parameter: parameter.data for parameter in names}
+
     after_update({name: updated[parameter] for parameter, name in names.items() if parameter in updated})
     if half:
         optimizer._sync_fp32_params_to_fp16()

@@ -59,9 +59,10 @@ def settings(cfg) -> dict:
 def betas(text: str) -> tuple[float, float]:
     """Parse "(0.9, 0.98)"; raise a UserError for anything that is not two numbers in [0, 1)."""
     try:
-        first, second = (float(value) for value in ast.literal_eval(str(text)))
+        first, second = [float(value) for value in ast.literal_eval(str(text))]
     except (ValueError, SyntaxError, TypeError):
-        first = second = 1.0
+        first = 1.0  # refused below
+        second = 1.0
     if not 0 <= first < 1 or not 0 <= second < 1:
         raise UserError(f"--adam-betas {text}: give two numbers in [0, 1), as '(0.9, 0.98)'")
     return first, second
@@ -71,7 +72,8 @@ class Adam(torch.optim.Optimizer):
     """Adam over one group of parameters, with the state of fairseq's adam.
 
     factor: multiplies all gradients in the next step, a number or a tensor (), so that scaling and clipping touch no
-    gradient. shard: the parameters that this process updates under ZeRO, None for all.
+    gradient. shard: the division of the parameters under ZeRO, of which this process updates its own; None if it
+    updates all.
     """
 
     def __init__(self, params, lr: float, betas: tuple[float, float], eps: float, weight_decay: float):
@@ -86,10 +88,12 @@ class Adam(torch.optim.Optimizer):
         loss = closure() if closure is not None else None
         (group,) = self.param_groups
         parameters = group["params"] if self.shard is None else [group["params"][n] for n in self.shard.own]
-        # grouped by update number and device
+
+        # update number and device -> weights, gradients and both moments of the parameters that have these
         lists: dict[tuple, tuple[list, ...]] = defaultdict(lambda: ([], [], [], []))
         for p in parameters:
-            if (grad := p.grad) is None:
+            grad = p.grad
+            if grad is None:
                 continue
             state = self.state[p]
             if not state:
@@ -100,9 +104,11 @@ class Adam(torch.optim.Optimizer):
             grads.append(grad)
             means.append(state["exp_avg"])
             squares.append(state["exp_avg_sq"])
+
         for (step, device), tensors in lists.items():
-            _update(step, device, tensors, group, self.factor)
-        self.factor, self.gathered = 1.0, {}
+            _update(step, device, tensors, group, factor=self.factor)
+        self.factor = 1.0
+        self.gathered = {}
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -123,8 +129,10 @@ class Adam(torch.optim.Optimizer):
         entries = {}
         for number in self.shard.own:
             p = self.param_groups[0]["params"][number]
-            master = {} if p is self.shard.parameters[number] else {WEIGHT: p.data}
-            if entry := self.state.get(p, {}) | master:
+            entry = dict(self.state.get(p, {}))
+            if p is not self.shard.parameters[number]:  # the float32 copy of a parameter in half precision
+                entry[WEIGHT] = p.data
+            if entry:
                 entries[number] = entry
         self.gathered = self.shard.gather(entries)
 
@@ -135,51 +143,83 @@ class Adam(torch.optim.Optimizer):
         return distributed_utils.broadcast_object(state_dict, src_rank=0, group=self.shard.group)
 
     def state_dict(self) -> dict:
-        """Return {"state": {number: {"step", "exp_avg", "exp_avg_sq"}}, "param_groups"}, under ZeRO its part."""
-        state, names = super().state_dict(), ("step", *MOMENTS)
-        for number, entry in sorted(self.gathered.items()):
+        """Return {"state": {number: {"step", "exp_avg", "exp_avg_sq"}}, "param_groups"}.
+
+        Under ZeRO the state is that of this process's share, and after consolidate_state_dict, on the first process,
+        that of all.
+        """
+        state = super().state_dict()
+        for number, entry in self.gathered.items():
             if "step" in entry:
-                state["state"][number] = {name: entry[name] for name in names}
+                state["state"][number] = {name: entry[name] for name in ("step", *MOMENTS)}
         state["state"] = dict(sorted(state["state"].items()))
         return state
 
     def load_state_dict(self, state_dict: dict) -> None:
-        """Take over the state of this class or of fairseq's adam; raise a UserError if it is another model's."""
+        """Load the state of this class or of fairseq's adam; raise a UserError if it is another model's.
+
+        Under ZeRO it is the state of all parameters, of which this process keeps its share.
+        """
         parameters = self.param_groups[0]["params"] if self.shard is None else self.shard.parameters
-        saved = state_dict["param_groups"][0]
-        of_all = saved.get("step", 0)  # apex keeps one count for all parameters
-        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+        saved_group = state_dict["param_groups"][0]
+        step_of_all = saved_group.get("step", 0)  # apex keeps one count for all parameters
+
+        numbers = []
+        for group in state_dict["param_groups"]:
+            numbers += group["params"]
+        fits = len(numbers) == len(parameters)
+        states = {}
         try:
-            states = {
-                n: {"step": int(entry.get("step", of_all))} | {name: entry[name] for name in MOMENTS}
-                for n, number in enumerate(numbers)
-                if (entry := state_dict["state"].get(number))
-            }
-            shapes = [parameter.shape for parameter in parameters]
-            fits = all(entry[name].shape == shapes[n] for n, entry in states.items() for name in MOMENTS)
+            for n, number in enumerate(numbers):
+                entry = state_dict["state"].get(number)
+                if not entry:
+                    continue
+                states[n] = {"step": int(entry.get("step", step_of_all))}
+                for name in MOMENTS:
+                    states[n][name] = entry[name]
+                    fits = fits and entry[name].shape == parameters[n].shape
         except (KeyError, IndexError):  # another optimiser's, or of more parameters
             fits = False
-        if not fits or len(numbers) != len(parameters):
+        if not fits:
             raise UserError(WRONG)
+
         (group,) = super().state_dict()["param_groups"]
-        group |= {key: saved[key] for key in self.defaults.keys() & saved.keys()}
-        own = states if self.shard is None else {n: states[n] for n in self.shard.own if n in states}
-        super().load_state_dict({"state": own, "param_groups": [group]})
+        group |= {key: saved_group[key] for key in self.defaults.keys() & saved_group.keys()}
+        if self.shard is not None:
+            states = {n: states[n] for n in self.shard.own if n in states}
+        super().load_state_dict({"state": states, "param_groups": [group]})
 
 
 def _update(step: int, device: torch.device, tensors: tuple[list, ...], group: dict, factor: float | Tensor) -> None:
-    """Make update number `step` of parameters on one device; tensors: these, their gradients and their moments."""
-    scale = None  # divides the gradients
+    """Make update number `step` of parameters on one device.
+
+    tensors: the lists of weights, of gradients and of both moments; factor: multiplies the gradients.
+    """
+    divisor = None  # of the gradients, as torch's kernel takes it
     if torch.is_tensor(factor) or factor != 1.0:
         if not torch.is_tensor(factor) or factor.is_cpu:  # copying a tensor from the CPU would wait for the device
             factor = torch.full((), float(factor), device=device)
-        scale = factor.to(device, torch.float32).reciprocal()
+        divisor = factor.to(device, torch.float32).reciprocal()
+
+    weights, grads, means, squares = tensors
+    steps = [torch.full((), float(step), device=device)] * len(weights)
     beta1, beta2 = group["betas"]
     torch._fused_adamw_(
-        *tensors, [], [torch.full((), float(step), device=device)] * len(tensors[0]),
-        lr=group["lr"], beta1=beta1, beta2=beta2, weight_decay=group["weight_decay"],
-        eps=group["eps"] / math.sqrt(1 - beta2**step), amsgrad=False, maximize=False, grad_scale=scale,
-    )  # fmt: skip
+        weights,
+        grads,
+        means,
+        squares,
+        [],  # the largest squares, for amsgrad alone
+        steps,
+        lr=group["lr"],
+        beta1=beta1,
+        beta2=beta2,
+        weight_decay=group["weight_decay"],
+        eps=group["eps"] / math.sqrt(1 - beta2**step),
+        amsgrad=False,
+        maximize=False,
+        grad_scale=divisor,
+    )
 
 
 class HalfPrecisionOptimizer(DeepFP16):
@@ -193,12 +233,14 @@ class HalfPrecisionOptimizer(DeepFP16):
 
     def __init__(self, cfg, params, fp32_optimizer, fp32_params, **kwargs):
         super().__init__(cfg, params, fp32_optimizer, fp32_params, **kwargs)
-        self.saves_flat = self.has_flat_params
+        self.saves_flat = self.has_flat_params  # layout of checkpoints, which ZeRO does not change
         # the parameters that this process updates; below, their float32 weights and gradients in the same order
         self.own = params
-        self.weights = (
-            _views(next(iter(fp32_params.values())), params) if self.saves_flat else [p.data for p in fp32_params]
-        )
+        if self.saves_flat:
+            flat = next(iter(fp32_params.values()))
+            self.weights = _views(flat, params)
+        else:
+            self.weights = [p.data for p in fp32_params]
         self.gradients: list[Tensor] = []  # made at the first update, because ZeRO keeps those of its share alone
         fp32_optimizer.reads_norm = True
 
@@ -212,27 +254,33 @@ class HalfPrecisionOptimizer(DeepFP16):
 
     @classmethod
     def build_fp32_params(cls, args, params, flatten=True):
-        """Copy the weights to float32, in fairseq's layouts."""
+        """Copy the weights to float32, in fairseq's layouts.
+
+        Returns a list with a parameter for each, or, flattened, {index of the device: one parameter for all}.
+        """
         if not flatten:
             return [nn.Parameter(p.data.float()) for p in params]
-        whole = torch.empty(sum(p.numel() for p in params), device=params[0].device)
-        _copy(_views(whole, params), [p.data for p in params])
-        return {whole.device.index: nn.Parameter(whole)}
+        flat = torch.empty(sum(p.numel() for p in params), device=params[0].device)
+        _copy(_views(flat, params), [p.data for p in params])
+        return {flat.device.index: nn.Parameter(flat)}
 
     def shard(self, group) -> None:
         """Keep float32 weights and Adam's state of this process's share alone (ZeRO); before the first update."""
-        shard = self.optimizer.shard = Shard(group, self.fp16_params)
+        shard = Shard(group, self.fp16_params)
+        self.optimizer.shard = shard
         self.own = [self.fp16_params[number] for number in shard.own]
-        self.fp32_params = [nn.Parameter(p.data.new_empty(0)) for p in self.fp16_params]
+
+        self.fp32_params = [nn.Parameter(p.data.new_empty(0)) for p in self.fp16_params]  # empty: another process's
         for number in shard.own:
             self.fp32_params[number] = nn.Parameter(self.fp16_params[number].data.float())
         self.weights = [self.fp32_params[number].data for number in shard.own]
+
         self.param_groups[0]["params"] = self.fp32_params
         self.fp32_optimizer.measured = self.fp16_params
 
     def prepare_gradients(self) -> None:
         """Make the float32 gradients: of all parameters in one tensor, or of each."""
-        updated = [p for p in self.param_groups[0]["params"] if p.numel()]
+        updated = [p for p in self.param_groups[0]["params"] if p.numel()]  # ZeRO's other parameters are empty
         for p in updated:
             p.grad = torch.empty_like(p)
         if self.has_flat_params:
@@ -242,10 +290,19 @@ class HalfPrecisionOptimizer(DeepFP16):
 
     def copy_gradients(self) -> None:
         """Copy the gradients to float32; one that is missing counts as 0."""
-        present = [number for number, p in enumerate(self.own) if p.grad is not None]
-        _copy([self.gradients[number] for number in present], [self.own[number].grad for number in present])
-        if len(present) < len(self.own):
-            torch._foreach_zero_([self.gradients[n] for n, p in enumerate(self.own) if p.grad is None])
+        present = []
+        targets = []
+        missing = []
+        for p, gradient in zip(self.own, self.gradients, strict=True):
+            grad = p.grad
+            if grad is None:
+                missing.append(gradient)
+            else:
+                present.append(grad)
+                targets.append(gradient)
+        _copy(targets, present)
+        if missing:
+            torch._foreach_zero_(missing)
 
     def copy_weights(self) -> None:
         """Copy the float32 weights to the model's."""
@@ -283,18 +340,22 @@ class HalfPrecisionOptimizer(DeepFP16):
     def load_float32_weights(self, weights: list[Tensor]) -> None:
         """Load the weights that float32_weights returned."""
         shard = self.optimizer.shard
-        _copy(self.weights, weights if shard is None else [weights[number] for number in shard.own])
+        if shard is not None:
+            weights = [weights[number] for number in shard.own]
+        _copy(self.weights, weights)
 
     def state_dict(self) -> dict:
         state = super().state_dict()
-        return state if self.has_flat_params or not self.saves_flat else _merged(state)
+        if self.saves_flat and not self.has_flat_params:  # under ZeRO
+            return _merged(state)
+        return state
 
     def load_state_dict(self, state_dict: dict, optimizer_overrides=None) -> None:
-        flat = sum(len(group["params"]) for group in state_dict["param_groups"]) == 1
+        saved_flat = sum(len(group["params"]) for group in state_dict["param_groups"]) == 1
         try:
-            if flat and not self.has_flat_params:
+            if saved_flat and not self.has_flat_params:
                 state_dict = _split(state_dict, self.fp16_params)
-            elif self.has_flat_params and not flat:
+            elif self.has_flat_params and not saved_flat:
                 state_dict = _merged(state_dict)
         except (KeyError, RuntimeError) as error:  # another optimiser's, or another total size
             raise UserError(WRONG) from error
@@ -302,14 +363,14 @@ class HalfPrecisionOptimizer(DeepFP16):
 
 
 def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
-    """Copy tensor by tensor, those of one type in one operation."""
-    kinds: dict[tuple, tuple[list, list]] = defaultdict(lambda: ([], []))
+    """Copy tensor by tensor, those of the same two types in one operation."""
+    by_types: dict[tuple, tuple[list, list]] = defaultdict(lambda: ([], []))
     for target, source in zip(targets, sources, strict=True):
-        of_kind = kinds[target.dtype, source.dtype]
-        of_kind[0].append(target)
-        of_kind[1].append(source)
-    for of_kind in kinds.values():
-        torch._foreach_copy_(*of_kind)
+        alike_targets, alike_sources = by_types[target.dtype, source.dtype]
+        alike_targets.append(target)
+        alike_sources.append(source)
+    for alike_targets, alike_sources in by_types.values():
+        torch._foreach_copy_(alike_targets, alike_sources)
 
 
 def _views(flat: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
@@ -319,28 +380,38 @@ def _views(flat: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
 
 
 def _merged(state: dict) -> dict:
-    """Return a state with one entry for all parameters, flattened."""
-    entries = [entry for _, entry in sorted(state["state"].items())]
-    moments = {name: torch.cat([entry[name].reshape(-1) for entry in entries]) for name in MOMENTS if entries}
-    groups = [state["param_groups"][0] | {"params": [0]}]
-    return state | {"state": {0: entries[0] | moments} if entries else {}, "param_groups": groups}
+    """Return a state with one entry for all parameters, whose moments are flattened and joined."""
+    entries = [entry for _number, entry in sorted(state["state"].items())]
+    merged = {}
+    if entries:  # none before the first update
+        entry = dict(entries[0])
+        for name in MOMENTS:
+            entry[name] = torch.cat([entry_of_one[name].reshape(-1) for entry_of_one in entries])
+        merged[0] = entry
+    group = state["param_groups"][0] | {"params": [0]}
+    return state | {"state": merged, "param_groups": [group]}
 
 
 def _split(state: dict, parameters: list[nn.Parameter]) -> dict:
-    """Return a state with an entry for each parameter."""
-    numbers, entries = list(range(len(parameters))), {}
-    for entry in state["state"].values():
-        moments = [_views(entry[name], parameters) for name in MOMENTS]
-        entries = {n: entry | dict(zip(MOMENTS, views)) for n, views in zip(numbers, zip(*moments))}
-    return state | {"state": entries, "param_groups": [state["param_groups"][0] | {"params": numbers}]}
+    """Return a state with an entry for each parameter, given one whose only entry is flat."""
+    numbers = list(range(len(parameters)))
+    entries: dict[int, dict] = {}
+    for flat_entry in state["state"].values():  # none before the first update
+        entries = {number: dict(flat_entry) for number in numbers}
+        for name in MOMENTS:
+            views = _views(flat_entry[name], parameters)
+            for number, view in zip(numbers, views, strict=True):
+                entries[number][name] = view
+    group = state["param_groups"][0] | {"params": numbers}
+    return state | {"state": entries, "param_groups": [group]}
 
 
 @register_optimizer(NAME, dataclass=FairseqAdamConfig)
 class DeepnetAdam(FairseqAdam):
     """Adam under fairseq's interface.
 
-    measured: parameters whose gradients make up the norm, None for those that are updated; reads_norm: return norms on
-    the CPU, which waits for the device once, where fairseq's comparisons would wait for each.
+    measured: parameters whose gradients make up the norm, None for those that are updated; reads_norm: True to return
+    norms on the CPU, which waits for the device once, where each of fairseq's comparisons would wait.
     """
 
     half_precision = HalfPrecisionOptimizer
@@ -376,13 +447,21 @@ class DeepnetAdam(FairseqAdam):
         """Return the L2 norm of the gradients at hand, ()."""
         pieces: list[Tensor] = []
         for p in self.measured or self.params:
-            if (grad := p.grad) is not None:
-                pieces += grad.reshape(-1).split(LARGEST) if grad.numel() > LARGEST else (grad,)
+            grad = p.grad
+            if grad is None:
+                continue
+            if grad.numel() > LARGEST:
+                pieces += grad.reshape(-1).split(LARGEST)
+            else:
+                pieces.append(grad)
         norms = torch._foreach_norm(pieces, 2, torch.float32) if pieces else [torch.zeros(())]
         return torch.linalg.vector_norm(torch.stack(norms))
 
     def clip_grad_norm(self, max_norm: float, aggregate_norm_fn=None) -> Tensor:
-        """Return the L2 norm of all gradients before clipping, (); a max_norm of 0 or less clips nothing."""
+        """Clip the gradients in the next step, and return the L2 norm of all of them before that, ().
+
+        max_norm: 0 or less clips nothing; aggregate_norm_fn: called with this process's norm, returns that of all.
+        """
         norm = self.norm() * self.optimizer.factor
         if aggregate_norm_fn is not None:
             norm = aggregate_norm_fn(norm)

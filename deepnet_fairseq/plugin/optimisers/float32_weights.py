@@ -16,21 +16,26 @@ def weights(optimizer) -> list[Tensor]:
     """Return an optimiser's float32 weights in its parameters' order and shapes; [] if it has none."""
     if hasattr(optimizer, "float32_weights"):
         return optimizer.float32_weights()
-    params, half = getattr(optimizer, "fp32_params", None), getattr(optimizer, "fp16_params", ())
-    if params is None:
+    fp32_params = getattr(optimizer, "fp32_params", None)
+    if fp32_params is None:
         return []
-    if not isinstance(params, dict):
-        return [param.data for param in params]
-    [flat], sizes = params.values(), [param.numel() for param in half]  # one device: all weights are in one tensor
+    if not isinstance(fp32_params, dict):
+        return [param.data for param in fp32_params]
+
+    (flat,) = fp32_params.values()  # one device: all weights are in one tensor
+    half_params = getattr(optimizer, "fp16_params", ())
+    sizes = [param.numel() for param in half_params]
     parts = flat.data[: sum(sizes)].split(sizes)
-    return [part.view(param.shape) for part, param in zip(parts, half, strict=True)]
+    return [part.view(param.shape) for part, param in zip(parts, half_params, strict=True)]
 
 
 def with_weights(optimizer, state: dict) -> dict:
-    """Add the float32 weights, and when the loss scale was changed, to an optimiser's state."""
-    if values := weights(optimizer):
+    """Add the float32 weights, and when the loss scale was changed, to an optimiser's state, and return it."""
+    values = weights(optimizer)
+    if values:
         state[WEIGHTS] = values
-    if counts := _counts(getattr(optimizer, "scaler", None)):
+    counts = _counts(getattr(optimizer, "scaler", None))
+    if counts:
         state[SCALER] = counts
     return state
 
@@ -46,19 +51,24 @@ def _counts(scaler) -> dict:
 
 def load_weights(optimizer, state_dict: dict) -> None:
     """Restore what `with_weights` added, if the float32 weights round to those that were loaded in half precision."""
-    scaler, counts = getattr(optimizer, "scaler", None), state_dict.get(SCALER) or {}
+    scaler = getattr(optimizer, "scaler", None)
+    counts = state_dict.get(SCALER) or {}
     if counts and hasattr(scaler, "load_state_dict"):
         scaler.load_state_dict(counts)
     elif counts and scaler is not None and counts.keys() == _counts(scaler).keys():
         vars(scaler).update(counts)
-    params, saved = getattr(optimizer, "fp16_params", []), state_dict.get(WEIGHTS) or []
-    if getattr(optimizer, "fp32_params", None) is None or len(params) != len(saved):
+
+    half_params = getattr(optimizer, "fp16_params", [])
+    saved = state_dict.get(WEIGHTS) or []
+    if getattr(optimizer, "fp32_params", None) is None or len(half_params) != len(saved):
         return
-    if not all(torch.equal(value.to(param), param.data) for param, value in zip(params, saved, strict=True)):
+    if not all(torch.equal(value.to(param), param.data) for param, value in zip(half_params, saved, strict=True)):
         return  # they differ from the loaded half precision: another model's, or a part of one
+
     if hasattr(optimizer, "load_float32_weights"):
         optimizer.load_float32_weights(saved)
     else:
         with torch.no_grad():
-            ours = weights(optimizer)
-            torch._foreach_copy_(ours, [loaded.to(value.device) for value, loaded in zip(ours, saved, strict=True)])
+            own = weights(optimizer)
+            loaded = [value.to(target.device) for target, value in zip(own, saved, strict=True)]
+            torch._foreach_copy_(own, loaded)

@@ -43,19 +43,21 @@ def on_cpu(trainer) -> Iterator[None]:
     if not _on_cpu(trainer):
         yield
         return
-    kept = {place: getattr(*place) for place in ON_CPU}
+    originals = {(owner, name): getattr(owner, name) for owner, name in ON_CPU}
     try:
         _set(ON_CPU)
         yield
     finally:
-        _set(kept)
+        _set(originals)
 
 
 def _on_cpu(trainer) -> bool:
+    """Return whether a training is in half precision, with --fp16 or --amp, on a CPU."""
     return trainer.device.type == "cpu" and (trainer.cfg.common.fp16 or trainer.cfg.common.amp)
 
 
 def _set(values: dict) -> None:
+    """Set attributes; values: (owner, attribute's name) -> value."""
     for (owner, name), value in values.items():
         setattr(owner, name, value)
 
@@ -85,8 +87,8 @@ class DeepAMP(ExactState, AMPOptimizer):
     """`--amp`."""
 
     def __init__(self, cfg, params, fp32_optimizer, **kwargs):
-        # fairseq looks the window up under a name that is no flag, and fails
-        window, cfg.common.amp_scale_window = cfg.common.amp_scale_window, None
+        window = cfg.common.amp_scale_window
+        cfg.common.amp_scale_window = None  # fairseq looks the window up under a name that is no flag, and fails
         try:
             super().__init__(cfg, params, fp32_optimizer, **kwargs)
         finally:
@@ -105,9 +107,9 @@ class DeepAMP(ExactState, AMPOptimizer):
 
 
 # checkpoints hold the class's name, and fairseq compares it when it resumes
-for _kind, _stock in ((DeepFP16, FP16Optimizer), (DeepMemoryEfficientFP16, MemoryEfficientFP16Optimizer),
-                      (DeepAMP, AMPOptimizer)):  # fmt: skip
-    _kind.__name__ = _stock.__name__
+DeepFP16.__name__ = FP16Optimizer.__name__
+DeepMemoryEfficientFP16.__name__ = MemoryEfficientFP16Optimizer.__name__
+DeepAMP.__name__ = AMPOptimizer.__name__
 
 
 def build(cfg, params: list):
@@ -115,13 +117,15 @@ def build(cfg, params: list):
 
     cfg: fairseq's whole config. Raises a UserError for an optimiser that does not support half precision.
     """
-    common, name = cfg.common, cfg.optimizer._name
+    common = cfg.common
+    name = cfg.optimizer._name
     if common.amp:
         kind = DeepAMP
     elif common.memory_efficient_fp16 or common.memory_efficient_bf16:
         kind = DeepMemoryEfficientFP16
     else:
         kind = getattr(OPTIMIZER_REGISTRY.get(name), "half_precision", DeepFP16)
+
     try:
         return kind.build_optimizer(cfg, params)
     except (RuntimeError, ValueError) as error:

@@ -39,7 +39,9 @@ class PatientRAdam(torch.optim.RAdam):
     """
 
     # what fairseq requires of an optimiser for --fp16 and --memory-efficient-fp16
-    supports_flat_params = supports_memory_efficient_fp16 = disable_mem_eff_fp16_loading_hack = True
+    supports_flat_params = True
+    supports_memory_efficient_fp16 = True
+    disable_mem_eff_fp16_loading_hack = True
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -47,38 +49,57 @@ class PatientRAdam(torch.optim.RAdam):
         groups = self.param_groups
         try:
             for group in groups:
-                early, half = self._too_early(group), [p for p in group["params"] if p.dtype in HALF]
-                self._update(group, [p for p in group["params"] if p.dtype not in HALF], early)
-                for param in (p for p in half if p.grad is not None):
-                    wide = torch.nn.Parameter(param.float())
-                    wide.grad, self.state[wide] = param.grad.float(), self.state.pop(param, {})
-                    self._update(group, [wide], early)
-                    self.state[param] = self.state.pop(wide)
-                    param.copy_(wide)
+                early = self._too_early(group)
+                full_params = [param for param in group["params"] if param.dtype not in HALF]
+                half_params = [param for param in group["params"] if param.dtype in HALF]
+                self._update(group, full_params, early)
+                for param in half_params:
+                    if param.grad is not None:
+                        self._update_in_float32(group, param, early)
         finally:
             self.param_groups = groups
         return loss
 
     def _update(self, group: dict, params: list, early: bool) -> None:
+        """Update some parameters of a group; early: their moments and by weight decay alone."""
         if early:
             for param in params:
                 if param.grad is not None:
                     param.mul_(1 - group["lr"] * group["weight_decay"])
-        self.param_groups = [group | {"params": params, "lr": 0.0 if early else group["lr"]}]  # 0: moments alone
+        lr = 0.0 if early else group["lr"]  # 0 updates the moments alone
+        self.param_groups = [group | {"params": params, "lr": lr}]
         super().step()
+
+    def _update_in_float32(self, group: dict, param: torch.nn.Parameter, early: bool) -> None:
+        """Update a parameter in half precision by a copy in float32, to which its state belongs meanwhile."""
+        wide = torch.nn.Parameter(param.float())
+        wide.grad = param.grad.float()
+        self.state[wide] = self.state.pop(param, {})
+        self._update(group, [wide], early)
+        self.state[param] = self.state.pop(wide)
+        param.copy_(wide)
 
     def load_state_dict(self, state_dict: dict) -> None:
         """Load a state without torch's cast of the moments to the type of parameters in half precision."""
         super().load_state_dict(state_dict)
         indices = [index for group in state_dict["param_groups"] for index in group["params"]]
-        for index, param in zip(indices, (p for group in self.param_groups for p in group["params"]), strict=True):
-            if param.dtype in HALF and (saved := state_dict["state"].get(index)):
+        params = [param for group in self.param_groups for param in group["params"]]
+        for index, param in zip(indices, params, strict=True):
+            saved = state_dict["state"].get(index)
+            if saved and param.dtype in HALF:
                 self.state[param] |= {name: saved[name].to(param.device, copy=True) for name in MOMENTS}
 
     def _too_early(self, group) -> bool:
-        done = (int(self.state[param]["step"]) for param in group["params"] if self.state.get(param))
-        update, beta2 = 1 + next(done, 0), group["betas"][1]
-        longest = 2 / (1 - beta2) - 1
+        """Return whether rho_t of the next update is at most 5, where the variance of its rate is not tractable."""
+        update = 1
+        for param in group["params"]:
+            state = self.state.get(param)
+            if state:
+                update = 1 + int(state["step"])
+                break
+
+        beta2 = group["betas"][1]
+        longest = 2 / (1 - beta2) - 1  # rho_infinity
         return longest - 2 * update * beta2**update / (1 - beta2**update) <= 5
 
 
@@ -130,14 +151,19 @@ class TFixupSchedule(FairseqLRScheduler):
 
 
 def clip_apart(trainer) -> None:
-    """Clip separately the gradients of modules with a `gradient_clip`, the largest L2 norm over all of them."""
+    """Clip the gradients of modules with a `gradient_clip` to that L2 norm over all of them, apart from the others."""
     limited = trainer.limited
     if limited is None:  # a walk through all layers, once
+        limited = []
         model = trainer.get_model()
-        stacks = model.stacks().values() if isinstance(model, DeepModel) else ()
-        limited = [slot for stack in stacks for _, slot in stack.slots() if getattr(slot, "gradient_clip", 0.0)]
+        if isinstance(model, DeepModel):
+            for stack in model.stacks().values():
+                limited += [slot for _address, slot in stack.slots() if getattr(slot, "gradient_clip", 0.0)]
         trainer.limited = limited
-    parameters = dict.fromkeys(parameter for slot in limited for parameter in slot.parameters())
+
+    parameters: dict[torch.nn.Parameter, None] = {}  # each once
+    for slot in limited:
+        parameters |= dict.fromkeys(slot.parameters())
     grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if grads:
         norm = torch.linalg.vector_norm(torch.stack(grads)) * gradient_scale(trainer.optimizer)

@@ -13,7 +13,8 @@ class Shard:
     """The division of a model's parameters among the processes of a group.
 
     parameters: all of them, in the same order everywhere. Each belongs to one process; the largest are dealt out first,
-    each to the process with the least so far.
+    each to the process with the fewest elements so far. parts: the numbers of each process's parameters; own: those of
+    this process, in ascending order.
 
     torch's ZeroRedundancyOptimizer would keep float32 weights and gradients of the whole model on every process, which
     in half precision are half of the memory: 4 + 8 + 8 / n bytes a parameter on each of n processes, instead of 4 + 16
@@ -21,10 +22,13 @@ class Shard:
     """
 
     def __init__(self, group, parameters: list[nn.Parameter]):
-        self.group, self.parameters = group, parameters
+        self.group = group
+        self.parameters = parameters
         self.parts: list[list[int]] = [[] for _ in range(group.size())]
-        loads = [0] * group.size()
-        for number in sorted(range(len(parameters)), key=lambda n: -parameters[n].numel()):
+
+        loads = [0] * group.size()  # elements of each process
+        largest_first = sorted(range(len(parameters)), key=lambda number: -parameters[number].numel())
+        for number in largest_first:
             process = loads.index(min(loads))
             self.parts[process].append(number)
             loads[process] += parameters[number].numel()
@@ -43,22 +47,33 @@ class Shard:
         entries: of own parameters by their number, all with the same keys. A tensor has the parameter's shape; anything
         else is passed on as it is.
         """
-        whole: dict[int, dict] = {}
+        gathered: dict[int, dict] = {}
         for process in range(self.group.size()):
             sent = _packed(entries) if process == self.group.rank() else None
             plain, flats = distributed_utils.broadcast_object(sent, process, self.group)
             if self.group.rank() == 0:
-                shapes = [self.parameters[number].shape for number in plain]
-                for name, flat in flats.items():
-                    parts = flat.split([shape.numel() for shape in shapes])
-                    for entry, part, shape in zip(plain.values(), parts, shapes, strict=True):
-                        entry[name] = part.view(shape)
-                whole |= plain
-        return whole
+                self._unpack(plain, flats)
+                gathered |= plain
+        return gathered
+
+    def _unpack(self, plain: dict[int, dict], flats: dict[str, torch.Tensor]) -> None:
+        """Put the tensors of entries, as _packed returns both, back into the entries, in place."""
+        shapes = [self.parameters[number].shape for number in plain]
+        sizes = [shape.numel() for shape in shapes]
+        for name, flat in flats.items():
+            for entry, part, shape in zip(plain.values(), flat.split(sizes), shapes, strict=True):
+                entry[name] = part.view(shape)
 
 
 def _packed(entries: dict[int, dict]) -> tuple[dict[int, dict], dict[str, torch.Tensor]]:
-    """Return the entries without tensors, and their tensors of one name as one on the CPU."""
-    names = [name for name, value in next(iter(entries.values()), {}).items() if torch.is_tensor(value)]
-    plain = {n: {name: value for name, value in entry.items() if name not in names} for n, entry in entries.items()}
-    return plain, {name: torch.cat([entry[name].reshape(-1) for entry in entries.values()]).cpu() for name in names}
+    """Return the entries without their tensors, and for each name of a tensor one flat tensor of all, on the CPU."""
+    first = next(iter(entries.values()), {})
+    names = [name for name, value in first.items() if torch.is_tensor(value)]
+
+    plain = {}
+    for number, entry in entries.items():
+        plain[number] = {name: value for name, value in entry.items() if name not in names}
+    flats = {}
+    for name in names:
+        flats[name] = torch.cat([entry[name].reshape(-1) for entry in entries.values()]).cpu()
+    return plain, flats
