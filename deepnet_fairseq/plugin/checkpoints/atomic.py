@@ -1,4 +1,4 @@
-"""Write checkpoints so that a file of that name is whole at any moment: the old one, or the new one.
+"""Write checkpoints atomically: at any moment a checkpoint's name stands for a whole file, the old one or the new one.
 
 fairseq writes up to three times into the same open file, which spoils it, never calls fsync, and leaves unfinished
 files behind.
@@ -17,35 +17,47 @@ import torch
 from ...errors import UserError, causes
 from ...files import whole
 
-LAST, PREVIOUS = "checkpoint_last", "checkpoint_previous"
+LAST = "checkpoint_last"
+PREVIOUS = "checkpoint_previous"
 UNFINISHED = ("checkpoint*.pt.*part", "weights*.pt.*part", "crash.pt.*part")
 
 
 class SaveError(UserError):
-    """Raised when a file at `path` could not be written, for `reason`; the file that was there is untouched."""
+    """Raised when a checkpoint could not be written; a file that was there before is untouched.
+
+    path: of the checkpoint; error: the cause. reason: the cause in words, as `reason` returns it.
+    """
 
     def __init__(self, path: Path, error: BaseException):
-        self.path, self.reason = Path(path), reason(error)
+        self.path = Path(path)
+        self.reason = reason(error)
         super().__init__(f"{path}: could not be saved ({self.reason})")
 
 
 def reason(error: BaseException | None) -> str:
-    """Return the system's reason (No space left on device), which torch hides, or else the message's first line."""
-    first = str(error).strip().split("\n")[0] or type(error).__name__
-    reasons = (one.strerror for one in causes(error) if isinstance(one, OSError) and one.strerror)
-    return next(reasons, first)
+    """Return why writing failed, in words.
+
+    This is the operating system's message ("No space left on device"), which torch's error has as a cause, or else the
+    first line of the error's own message.
+    """
+    for cause in causes(error):
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+    return str(error).strip().split("\n")[0] or type(error).__name__
 
 
 def save(content, path: str | Path) -> None:
-    """Call torch.save on a new file; raise SaveError if it could not be written."""
+    """Write `content` to the file `path` with torch.save, atomically; raise SaveError if it could not be written."""
     with new_file(path) as part, open(part, "wb") as file:  # torch would open it without telling why it cannot write
         torch.save(content, file)
 
 
 def copy(original, src_path: str, dst_path: str, overwrite: bool = False) -> str:
-    """Give a checkpoint a second name by a hard link, since nothing writes into a checkpoint; SaveError on failure.
+    """Give the checkpoint `src_path` the second name `dst_path`, by a hard link, and return `dst_path`.
 
-    fairseq copies over checkpoint_last.pt, which is lost if the run is killed meanwhile.
+    A hard link does for a copy, since nothing writes into a checkpoint. It replaces fairseq's copy (`original`,
+    `overwrite`: not read), which writes over checkpoint_last.pt and loses it if the run is killed meanwhile. Raises
+    SaveError.
     """
     with new_file(dst_path) as part:
         _link(src_path, part)
@@ -54,10 +66,10 @@ def copy(original, src_path: str, dst_path: str, overwrite: bool = False) -> str
 
 @contextmanager
 def new_file(path: str | Path) -> Iterator[Path]:
-    """Yield a path beside `path` to write to; without an error the file written there then takes the name `path`.
+    """Yield the path of a temporary file beside `path`, and rename it to `path` at the end of the context.
 
-    An existing checkpoint_last is kept as checkpoint_previous. Raises SaveError if the disk does not take the file;
-    then, and if the process is killed, the old files stay as they were.
+    An existing checkpoint_last is kept as checkpoint_previous. The old files stay as they were if the context ends with
+    an error or the process is killed. Raises SaveError if the file cannot be written.
     """
     path = Path(path)
     try:
@@ -71,7 +83,7 @@ def new_file(path: str | Path) -> Iterator[Path]:
 
 
 def keep_previous(path: str | Path) -> None:
-    """Link an existing checkpoint_last to the name checkpoint_previous too; leave any other `path` alone."""
+    """Give an existing checkpoint_last the name checkpoint_previous too; do nothing for any other `path`."""
     path = Path(path)
     if not path.name.startswith(LAST) or not path.is_file():
         return
@@ -83,6 +95,7 @@ def keep_previous(path: str | Path) -> None:
 
 
 def _link(source: str | Path, path: Path) -> None:
+    """Make `path` a hard link to the file `source`, or a copy of it where there are no hard links."""
     try:
         os.link(source, path)
     except OSError:  # the file system has no hard links
@@ -96,7 +109,7 @@ def previous_of(path: Path) -> Path:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file's content, or a folder's list of names, is on the disk; raise OSError if it cannot be."""
+    """Wait (fsync) until a file's content, or a folder's list of names, is on the disk; raise OSError on failure."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -105,7 +118,7 @@ def sync(path: Path) -> None:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove the unfinished files of runs that were killed in this folder; the caller holds its lock."""
+    """Remove the temporary files that killed runs have left in a folder; the caller must hold the folder's lock."""
     for pattern in UNFINISHED:
         for file in folder.glob(pattern):
             with suppress(OSError):

@@ -23,7 +23,10 @@ OF_TRAINING = ("ema", "ema_fp32_params")  # extra state as large as the weights
 
 
 class Beside(NamedTuple):
-    """File that the weights of a running save go to as well; flag: --epoch-weights; suffix: --checkpoint-suffix."""
+    """File that the weights of a checkpoint which is being saved go to as well.
+
+    flag: --epoch-weights; suffix: --checkpoint-suffix.
+    """
 
     path: Path
     flag: str
@@ -48,9 +51,12 @@ def wanted(flag: str, epoch: int, updates: int, max_epoch: int, max_update: int)
     match = WHICH.fullmatch(flag)
     if match[2]:
         return int(match[2]) <= epoch <= int(match[3])
-    by_updates = max_update * epoch / updates if max_update > 0 and updates > 0 else math.inf
-    end = min(max_epoch or math.inf, by_updates)
-    return end == math.inf or epoch > math.floor(end) - int(match[1]) - 1
+
+    end_by_updates = max_update * epoch / updates if max_update > 0 and updates > 0 else math.inf
+    last_epoch = min(max_epoch or math.inf, end_by_updates)
+    if last_epoch == math.inf:  # not known
+        return True
+    return epoch > math.floor(last_epoch) - int(match[1]) - 1
 
 
 def beside(cfg, flag: str, epoch: int, suffix: str) -> Beside:
@@ -59,10 +65,15 @@ def beside(cfg, flag: str, epoch: int, suffix: str) -> Beside:
 
 
 def goes_on(cfg, length, epoch: int, updates: int) -> bool:
-    """Return whether the training certainly continues after this epoch and is saved by updates."""
-    early = cfg.patience > 0 or length.stop_time_hours > 0 or length.stop_min_lr >= 0
-    by_epoch, by_update = length.max_epoch or math.inf, length.max_update or math.inf
-    return cfg.save_interval_updates > 0 and not early and epoch < by_epoch and updates < by_update
+    """Return whether the training certainly continues after this epoch and is saved by updates.
+
+    cfg: the config's section for checkpoints; length: its section for optimisation; updates: made so far.
+    """
+    may_end_early = cfg.patience > 0 or length.stop_time_hours > 0 or length.stop_min_lr >= 0
+    max_epoch = length.max_epoch or math.inf
+    max_update = length.max_update or math.inf
+    at_the_end = epoch >= max_epoch or updates >= max_update
+    return cfg.save_interval_updates > 0 and not may_end_early and not at_the_end
 
 
 def write(state: dict, beside: Beside) -> None:
@@ -78,9 +89,18 @@ def weights_of(state: dict) -> dict:
 
 
 def remove_old(folder: Path, flag: str, suffix: str) -> None:
-    """Remove weights of epochs that last:N no longer keeps."""
-    keep, name = WHICH.fullmatch(flag)[1], re.compile(rf"weights(\d+){re.escape(suffix)}\.pt")
-    files = sorted((int(match[1]), path) for path in folder.iterdir() if (match := name.fullmatch(path.name)))
-    for _, path in files[: -int(keep)] if keep else ():
+    """Remove weights of epochs that last:N no longer keeps; with A-B remove nothing."""
+    last = WHICH.fullmatch(flag)[1]
+    if not last:
+        return
+    file_name = re.compile(rf"weights(\d+){re.escape(suffix)}\.pt")
+    files = []
+    for path in folder.iterdir():
+        match = file_name.fullmatch(path.name)
+        if match:
+            files.append((int(match[1]), path))
+
+    files.sort()
+    for _epoch, path in files[: -int(last)]:
         with suppress(OSError):
             os.remove(path)

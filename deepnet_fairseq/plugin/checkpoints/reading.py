@@ -39,6 +39,7 @@ from . import atomic, vocabulary
 
 log = logging.getLogger(__name__)
 DEFAULT = "checkpoint_last.pt"  # of --restore-file
+# file names; {} stands for --checkpoint-suffix, and group 1 is there for the best by validation
 RESUMABLE = r"checkpoint(?:_previous|\d+|_\d+_\d+|(_best|\.best_.+)){}\.pt"
 UNREADABLE = (OSError, EOFError, zipfile.BadZipFile, zlib.error, struct.error, ValueError, RuntimeError, IndexError)
 FOLDER = 0x10  # bit in a zip member's attributes, by which torch reads nothing of it
@@ -79,18 +80,20 @@ def allow_plain_data() -> None:
 def load_checkpoint_to_cpu(original, path, arg_overrides=None, **kwargs) -> dict:
     """Load a checkpoint of fairseq; raise a UserError, naming the file, for one that is damaged, foreign or none.
 
-    Overrides that prune layers of our models are refused too: fairseq would ignore them silently. The state of the task
-    gets the file's origin, by which the task compares vocabularies (vocabulary.py).
+    original: fairseq's function, which gets the other arguments; arg_overrides: of --model-overrides. Overrides that
+    prune layers of our models are refused too: fairseq would ignore them silently. The state of the task gets the
+    file's origin, by which the task compares vocabularies (vocabulary.py).
     """
-    content: dict = {}
+    content: dict = {}  # of the file, before fairseq converts it and applies the overrides
 
     def load(*args, **kwargs):
         if os.path.isfile(path):
             check_whole(path)  # torch does not look at its checksums
             raw = torch.load(path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True)
-            content.update((name, raw.get(name)) for name in ("cfg", "args", "task_state"))
-            for config in (raw.get("cfg"), raw.get("args")):  # checked before fairseq converts them, which runs eval()
-                check_plain(path, config)
+            for name in ("cfg", "args", "task_state"):
+                content[name] = raw.get(name)
+            for name in ("cfg", "args"):  # checked before fairseq converts them, which runs eval()
+                check_plain(path, content[name])
         return original(*args, **kwargs)
 
     state = explained(load, path, arg_overrides, **kwargs)
@@ -125,6 +128,7 @@ def explained(load, path, *args, **kwargs):
 
 
 def _check_ordinary(path: str) -> None:
+    """Raise a UserError for a path that names something other than a file, or that torch cannot open."""
     if os.path.exists(path) and not os.path.isfile(path):  # opening a pipe would block
         raise UserError(f"{path}: is no ordinary file; give a checkpoint of fairseq-train")
     if any("\ud800" <= char <= "\udfff" for char in str(path)):  # torch cannot open such a name
@@ -146,12 +150,14 @@ def explaining_unusable(filename: str) -> Iterator[None]:
 
 def _short(error: Exception) -> str:
     """Return the first sentence of an error's message, without torch's advice after it."""
-    lacks = "it lacks " if isinstance(error, KeyError) else ""
-    first = lacks + str(error).split("\n")[0].split(". ")[0]
-    return first if first and len(first) < 160 else type(error).__name__
+    sentence = str(error).split("\n")[0].split(". ")[0]
+    if isinstance(error, KeyError):
+        sentence = f"it lacks {sentence}"
+    return sentence if sentence and len(sentence) < 160 else type(error).__name__
 
 
 def _refusal(path: str, message: str) -> str:
+    """Return the line for a file that torch's unpickler refuses; message: of the UnpicklingError."""
     name = re.search(r"(?:[Uu]nsupported (?:global: GLOBAL|GLOBAL|class) |but got <class ')([^\s']+)", message)
     if name is None:
         return f"{path}: truncated, damaged or not a checkpoint; take another one of the same folder"
@@ -172,10 +178,13 @@ def check_content(path: str, state: dict) -> None:
     for name, value in weights.items():
         if value.layout == torch.strided and value.numel() * value.element_size() > value.untyped_storage().nbytes():
             raise UserError(f"{path}: {name} unfolds to {value.numel():,} numbers that the file does not hold")
-    if name := not_finite(weights):
-        raise UserError(f"{path}: {name} holds values that are not finite; take a checkpoint from before that")
-    cfg, args = state.get("cfg"), state.get("args")
-    if not (isinstance(cfg, DictConfig) and "model" in cfg) and not isinstance(args, argparse.Namespace):
+    broken = not_finite(weights)
+    if broken:
+        raise UserError(f"{path}: {broken} holds values that are not finite; take a checkpoint from before that")
+
+    cfg = state.get("cfg")
+    has_model_section = isinstance(cfg, DictConfig) and "model" in cfg
+    if not has_model_section and not isinstance(state.get("args"), argparse.Namespace):
         raise UserError(f"{path}: holds no config of a model; give a checkpoint of fairseq-train")
 
 
@@ -185,8 +194,10 @@ def not_finite(weights: Mapping[str, Tensor]) -> str | None:
     The sum is tried first, at a twentieth of the time of isfinite: if it is finite, so are all of its terms.
     """
     for name, value in weights.items():
-        kind = torch.float32 if value.dtype in HALF else None
-        if value.is_floating_point() and not value.sum(dtype=kind).isfinite() and not value.isfinite().all():
+        if not value.is_floating_point():
+            continue
+        dtype = torch.float32 if value.dtype in HALF else None
+        if not value.sum(dtype=dtype).isfinite() and not value.isfinite().all():
             return name
     return None
 
@@ -195,7 +206,8 @@ def check_whole(path: str | Path) -> None:
     """Raise a UserError if a zip archive of torch's is damaged; torch reads or refuses files of other formats."""
     with open(path, "rb") as file:
         is_zip = file.read(2) == b"PK"
-    if is_zip and (defect := damage(path)):
+    defect = damage(path) if is_zip else None
+    if defect:
         raise UserError(f"{path}: truncated or damaged ({defect}); take another checkpoint of the same folder")
 
 
@@ -209,20 +221,24 @@ def damage(path: str | Path) -> str | None:
         stat = path.stat()
     except OSError as error:
         return error.strerror
-    return _of_file(path, (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
+    return _damage_of_version(path, (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
 
 
 @functools.lru_cache(maxsize=64)
-def _of_file(path: Path, version: tuple) -> str | None:
+def _damage_of_version(path: Path, version: tuple) -> str | None:
+    """Do the work of `damage` once for each version of a file; version: changes whenever the file does."""
     try:
         with zipfile.ZipFile(path) as archive:
-            return _of_archive(path, archive)
+            return _damage_of_archive(path, archive)
     except UNREADABLE as error:
         return str(error).split("\n")[0] or type(error).__name__
 
 
-def _of_archive(path: Path, archive: zipfile.ZipFile) -> str | None:
-    """Check that zipfile and torch read the same table of contents, and every member's header and checksum."""
+def _damage_of_archive(path: Path, archive: zipfile.ZipFile) -> str | None:
+    """Check that zipfile and torch read the same table of contents, and every member's header and checksum.
+
+    Returns what is wrong, in a few words, or None.
+    """
     members = archive.infolist()
     names = {info.filename.partition("/")[2] for info in members}
     if len(names) < len(members) or names != set(torch._C.PyTorchFileReader(str(path)).get_all_records()):
@@ -231,7 +247,9 @@ def _of_archive(path: Path, archive: zipfile.ZipFile) -> str | None:
         if info.compress_type or info.compress_size != info.file_size or info.external_attr & FOLDER:
             return f"{info.filename.partition('/')[2]} is not stored as torch does"
     broken = archive.testzip()
-    return broken and f"the checksum of {broken.partition('/')[2]} is another"
+    if broken:
+        return f"the checksum of {broken.partition('/')[2]} is another"
+    return None
 
 
 def with_suffix(path: str, suffix: str | None) -> str:
@@ -252,13 +270,14 @@ def other_than_last(folder: Path, suffix: str) -> Path | None:
     others = earlier(folder, suffix)
     if reason == "missing" and not others:
         return None
+
     problem = f"{last}: missing" if reason == "missing" else f"{last}: truncated or damaged ({reason})"
     for path in others:
-        if defect := damage(path):
-            log.warning(f"{path}: truncated or damaged too ({defect})")
-        else:
+        defect = damage(path)
+        if not defect:
             log.warning(f"{problem}; resuming from {path}")
             return path
+        log.warning(f"{path}: truncated or damaged too ({defect})")
     raise UserError(
         f"{problem}, and {folder} holds no other checkpoint that is whole; nothing was changed: put one there, name "
         "one by --restore-file, or start over with another --save-dir"
@@ -268,13 +287,19 @@ def other_than_last(folder: Path, suffix: str) -> Path | None:
 def earlier(folder: Path, suffix: str) -> list[Path]:
     """List the folder's checkpoints except checkpoint_last, newest first, the best by validation at the end."""
     pattern = re.compile(RESUMABLE.format(re.escape(suffix)))
-    matches = {path: match for path in folder.glob("checkpoint*") if (match := pattern.fullmatch(path.name))}
-    ours = [path for path in matches if not _of_other_suffix(path, suffix)]
-    return sorted(ours, key=lambda path: (matches[path][1] is None, updates(path)), reverse=True)
+
+    found: list[tuple[bool, int, Path]] = []
+    for path in folder.glob("checkpoint*"):
+        match = pattern.fullmatch(path.name)
+        if match and not _of_other_suffix(path, suffix):
+            best = match[1] is not None
+            found.append((not best, updates(path), path))
+    found.sort(key=lambda entry: entry[:2], reverse=True)
+    return [path for _not_best, _updates, path in found]
 
 
 def _of_other_suffix(path: Path, suffix: str) -> bool:
-    """Return whether another --checkpoint-suffix, such as a job's number, ends the name of the file."""
+    """Return whether the file's name ends in its training's --checkpoint-suffix, and that is another one."""
     other = suffix_of(path)
     return other not in ("", suffix) and path.name.endswith(f"{other}.pt")
 
@@ -296,4 +321,5 @@ def suffix_of(path: Path) -> str:
 
 
 def _mapped(path: Path) -> dict:
+    """Load a checkpoint whose tensors stay on the disk until they are read."""
     return torch.load(path, map_location="cpu", mmap=True, weights_only=True)

@@ -45,8 +45,17 @@ def symbols_of(dictionary: Any) -> list[str]:
 
 
 def digests_of(dictionaries: Mapping[str, Any], data: str | None, cutting: Path | None = None) -> Digests:
-    """Return the digests of dictionaries by side, and of what cut the text: `cutting`, else what lies with `data`."""
-    files = [cutting] if cutting is not None else digests.cutting_files(data) if data else []
+    """Return the digests of dictionaries, and of what cut the text: a SentencePiece model, or BPE codes.
+
+    dictionaries: by side; cutting: the file that cut the text; data: the folders of the binarised text, in which that
+    file is looked for if `cutting` is None.
+    """
+    files = []
+    if cutting is not None:
+        files = [cutting]
+    elif data:
+        files = digests.cutting_files(data)
+
     found: Digests = {"pieces": digests.of_cutting(files)}
     for side in SIDES:
         dictionary = dictionaries.get(side)
@@ -57,7 +66,9 @@ def digests_of(dictionaries: Mapping[str, Any], data: str | None, cutting: Path 
 def of_task(task: Any) -> Digests | None:
     """Return the digests of a task's data; None for a task without a dictionary, as of speech."""
     dictionaries = dictionaries_of(task)
-    return digests_of(dictionaries, data_of(task)) if dictionaries else None
+    if not dictionaries:
+        return None
+    return digests_of(dictionaries, data_of(task))
 
 
 def dictionaries_of(task: Any) -> dict[str, Any]:
@@ -85,25 +96,31 @@ def origin_of(path: str | os.PathLike[str], content: Mapping[str, Any]) -> dict[
 
     content: of the file, as torch loads it. The answer is plain data, which is broadcast to other ranks.
     """
-    cfg, args = content.get("cfg"), content.get("args")
-    section = cfg.get("task") if isinstance(cfg, Mapping | DictConfig) else args
+    cfg = content.get("cfg")
+    section = cfg.get("task") if isinstance(cfg, Mapping | DictConfig) else content.get("args")
     if isinstance(section, argparse.Namespace):  # of a task without a dataclass, or of an old release of fairseq
         section = {"_name": getattr(section, "task", None)} | vars(section)
     elif isinstance(section, DictConfig):
         section = OmegaConf.to_container(section, enum_to_str=True)
+
     state = content.get("task_state")
-    known = state.get(KEY) if isinstance(state, dict) else None
+    entry = state.get(KEY) if isinstance(state, dict) else None
     return {
         "file": str(path),
         "task": dict(section) if isinstance(section, Mapping) else {},
-        "digests": saved_digests(known) if isinstance(known, dict) else None,
+        "digests": saved_digests(entry) if isinstance(entry, dict) else None,
     }
 
 
 def saved_digests(known: Mapping[str, Any]) -> Digests:
-    """Return the digests in a checkpoint's entry, whether a training or a reader of ours has written it."""
+    """Return the digests in the entry KEY of a checkpoint's task_state, {} if it holds none.
+
+    known: the entry, which holds the digests themselves, or, put there by `introduce`, an origin with the digests.
+    """
     held = known.get("digests", known)
-    return {name: held.get(name) for name in (*SIDES, "pieces")} if isinstance(held, Mapping) else {}
+    if not isinstance(held, Mapping):
+        return {}
+    return {name: held.get(name) for name in (*SIDES, "pieces")}
 
 
 def introduce(path: str, content: Mapping[str, Any], state: dict[str, Any]) -> None:
@@ -112,16 +129,21 @@ def introduce(path: str, content: Mapping[str, Any], state: dict[str, Any]) -> N
     content: of the file, before --model-overrides change its settings.
     """
     before = state.get("task_state")
-    state["task_state"] = (before if isinstance(before, dict) else {}) | {KEY: origin_of(path, content)}
+    task_state = dict(before) if isinstance(before, dict) else {}
+    task_state[KEY] = origin_of(path, content)
+    state["task_state"] = task_state
 
 
 def to_save(origin: Mapping[str, Any]) -> dict[str, Digests]:
-    """Return the task_state of a file that somebody makes of a checkpoint with that origin."""
+    """Return the task_state of a checkpoint that is made from one with that origin, such as an average or an export."""
     return {} if origin["digests"] is None else {KEY: origin["digests"]}
 
 
 def read_origin(path: str) -> dict[str, Any] | None:
-    """Return origin_of a file, of which little is read; None if it cannot be read, which loading it will explain."""
+    """Return what origin_of returns for a file, of which little is read.
+
+    None if the file cannot be read; loading it will then explain why.
+    """
     if not os.path.isfile(path):
         return None
     try:
@@ -133,17 +155,18 @@ def read_origin(path: str) -> dict[str, Any] | None:
 
 def differing(saved: Digests, present: Digests) -> str | None:
     """Name what differs of two vocabularies, in words; None if nothing does that both know."""
-    other = []
+    changed = []
     for name in (*SIDES, "pieces"):
-        before, now = saved.get(name), present.get(name)
+        before = saved.get(name)
+        now = present.get(name)
         if before is not None and now is not None and before != now:
-            other.append(name)
+            changed.append(name)
 
-    if not other:
+    if not changed:
         return None
-    if other == ["pieces"]:
+    if changed == ["pieces"]:
         return "other pieces (SentencePiece model or BPE codes)"
-    sides = [name for name in SIDES if name in other]
+    sides = [name for name in SIDES if name in changed]
     return "another dictionary" if len(sides) == 2 else f"another {sides[0]} dictionary"
 
 
@@ -154,39 +177,46 @@ def mismatch(origin: dict[str, Any], present: Digests, data: str | None, place: 
     that cannot be compared is warned of.
     """
     saved = origin["digests"]
-    if saved is None:
-        own = origin["task"].get("data")
-        if not isinstance(own, str) or not own or _same_folder(own, data):
+    if saved is None:  # of an older release: compared by the data of its run
+        own_data = origin["task"].get("data")
+        if not isinstance(own_data, str) or not own_data or _same_folder(own_data, data):
             return None
         task = own_task(origin)
         saved = of_task(task) if task is not None else None
-    if saved is None:
-        log.warning(
-            f"{origin['file']}: holds no digest of its vocabulary, and the data of its run ({own}) are gone: "
-            f"see yourself that {place} have the same dictionary"
-        )
+        if saved is None:
+            log.warning(
+                f"{origin['file']}: holds no digest of its vocabulary, and the data of its run ({own_data}) are gone: "
+                f"see yourself that {place} have the same dictionary"
+            )
+            return None
+
+    difference = differing(saved, present)
+    if difference is None:
         return None
-    other = differing(saved, present)
-    return f"{origin['file']}: was trained with {other} than {place}" if other else None
+    return f"{origin['file']}: was trained with {difference} than {place}"
 
 
 def ways_on(origin: dict[str, Any], data: str | None) -> str:
     """Say how to prepare data for the model of a checkpoint; data: the folder that it does not fit."""
-    own = str(origin["task"].get("data") or "DATA").split(os.pathsep)[0]
-    if data is not None and _same_folder(own, data):
+    own_folder = str(origin["task"].get("data") or "DATA").split(os.pathsep)[0]
+    if data is not None and _same_folder(own_folder, data):
         return "the data of its run have been prepared again since: take a run on these data, or a copy of the old ones"
     if str(origin["task"].get("_name") or "translation").startswith("translation"):
         return f"prepare the text with `deepnet prepare text --like {origin['file']}`"
-    return f"prepare the text with the dictionary of its own (`deepnet prepare lm --dict {own}/dict.txt`)"
+    return f"prepare the text with the dictionary of its own (`deepnet prepare lm --dict {own_folder}/dict.txt`)"
 
 
 def check(origin: dict[str, Any] | None, present: Digests | None, data: str | None, place: str) -> None:
-    """Raise a UserError if a checkpoint that is to be used was trained with another vocabulary; see mismatch."""
+    """Raise a UserError if a checkpoint that is to be used was trained with another vocabulary.
+
+    The arguments are those of `mismatch`; nothing is compared without an origin or without digests.
+    """
     if origin is None or present is None:
         return
-    if problem := mismatch(origin, present, data, place):
-        own = origin["task"].get("data")
-        raise UserError(f"{problem}; {ways_on(origin, data)}, or give the data that its own run had ({own})")
+    problem = mismatch(origin, present, data, place)
+    if problem is not None:
+        own_data = origin["task"].get("data")
+        raise UserError(f"{problem}; {ways_on(origin, data)}, or give the data that its own run had ({own_data})")
 
 
 def rows_to_start_from(path: str, task: Any, wanted: bool) -> dict[str, list[int]] | None:
@@ -195,7 +225,8 @@ def rows_to_start_from(path: str, task: Any, wanted: bool) -> dict[str, list[int
     wanted: --new-vocabulary. Then another vocabulary gives, for "source" and "target", the row in the checkpoint of
     each symbol of the task's dictionary, -1 for a symbol that it does not have. Without it, it is a UserError.
     """
-    origin, present = read_origin(path), task.digests
+    origin = read_origin(path)
+    present = task.digests
     if origin is None or present is None:
         return None
     data = data_of(task)
@@ -207,23 +238,39 @@ def rows_to_start_from(path: str, task: Any, wanted: bool) -> dict[str, list[int
             f"{problem}; {ways_on(origin, data)}, or give --new-vocabulary with --finetune-from-model to keep the "
             "embeddings of common symbols and learn the others"
         )
-    before = own_task(origin)
-    if before is not None and origin["digests"] is not None and differing(origin["digests"], of_task(before) or {}):
-        before = None  # prepared again since
-    old, rows = {} if before is None else dictionaries_of(before), {}
+
+    old_dictionaries = _own_dictionaries(origin)
+    rows = {}
     for side, dictionary in dictionaries_of(task).items():
-        places = {symbol: row for row, symbol in enumerate(symbols_of(old[side]))} if side in old else {}
-        rows[side] = [places.get(symbol, -1) for symbol in symbols_of(dictionary)]
+        row_of_symbol = {}
+        if side in old_dictionaries:
+            row_of_symbol = {symbol: row for row, symbol in enumerate(symbols_of(old_dictionaries[side]))}
+        rows[side] = [row_of_symbol.get(symbol, -1) for symbol in symbols_of(dictionary)]
         kept = sum(row >= 0 for row in rows[side])
         log.info(f"{path}: {kept:,} of {len(rows[side]):,} {side} symbols keep their embeddings, the others start anew")
     return rows
+
+
+def _own_dictionaries(origin: dict[str, Any]) -> dict[str, Any]:
+    """Return by side the dictionaries that a checkpoint was trained with.
+
+    {} if the data of its run are gone, or have been prepared again since.
+    """
+    task = own_task(origin)
+    if task is None:
+        return {}
+    saved = origin["digests"]
+    if saved is not None and differing(saved, of_task(task) or {}):
+        return {}
+    return dictionaries_of(task)
 
 
 @contextmanager
 def carrying_over(trainer: Any, path: str, reset_optimizer: bool) -> Iterator[None]:
     """Let the trainer's model load a checkpoint by symbol in the context, if --new-vocabulary asks for that.
 
-    Raises a UserError, on all ranks, for one of another vocabulary otherwise, and for settings that it rules out.
+    reset_optimizer: the flag --reset-optimizer. Raises a UserError on all ranks if the checkpoint has another
+    vocabulary and --new-vocabulary is not given, or is given with settings that do not go with it.
     """
     wanted = bool(getattr(trainer.cfg.model, "new_vocabulary", False))
     rows = agreement.broadcast_from_first(lambda: rows_to_start_from(path, trainer.task, wanted))
@@ -245,22 +292,26 @@ def carrying_over(trainer: Any, path: str, reset_optimizer: bool) -> Iterator[No
 def carried_over(
     state: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor], rows: dict[str, list[int]]
 ) -> dict[str, torch.Tensor]:
-    """Return a state dict whose matrices with a row for each symbol are those of another vocabulary.
+    """Return a checkpoint's state dict with the rows of its embeddings in the order of the model's dictionaries.
 
-    state: the checkpoint's; own: the model's, whose rows stay for new symbols; rows: of rows_to_start_from.
+    state: the checkpoint's; own: the model's, whose rows stay for symbols that the checkpoint does not have; rows: as
+    rows_to_start_from returns them.
     """
-    changed = dict(state)
-    alone = "encoder.embed_tokens.weight" not in own or "decoder.embed_tokens.weight" not in own
+    carried = dict(state)
+    one_stack = "encoder.embed_tokens.weight" not in own or "decoder.embed_tokens.weight" not in own
     for name, side in BY_SYMBOL.items():
         if name not in own or name not in state or own[name].shape[1:] != state[name].shape[1:]:
             continue
-        of_side = rows["source" if alone else side][: len(own[name])]
-        wanted = torch.tensor([row if row < len(state[name]) else -1 for row in of_side])
-        known = wanted >= 0
+        if one_stack:
+            side = "source"  # a language model's dictionary
+        old_rows = [row if row < len(state[name]) else -1 for row in rows[side][: len(own[name])]]
+
+        old_row = torch.tensor(old_rows)
+        is_known = old_row >= 0
         value = own[name].detach().cpu().clone()
-        value[: len(wanted)][known] = state[name][wanted[known]].to(value.dtype)
-        changed[name] = value
-    return changed
+        value[: len(old_row)][is_known] = state[name][old_row[is_known]].to(value.dtype)
+        carried[name] = value
+    return carried
 
 
 def own_task(origin: dict[str, Any]) -> Any | None:
@@ -290,7 +341,9 @@ def _quiet():
 
 
 def _same_folder(one: str, other: str | None) -> bool:
+    """Return whether two settings `data`, of which the first folder counts, name the same folder."""
     if other is None:
         return False
-    first, second = (os.path.realpath(name.split(os.pathsep)[0]) for name in (one, other))
-    return first == second
+    first_of_one = os.path.realpath(one.split(os.pathsep)[0])
+    first_of_other = os.path.realpath(other.split(os.pathsep)[0])
+    return first_of_one == first_of_other
