@@ -52,16 +52,17 @@ class Profile:
 
         Other dropout is a warning in the log.
         """
-        built = shape(model)
-        for name, number in built.items():
+        for name, number in shape(model).items():
             profiled = getattr(self, name)
             if profiled is not None and profiled != number:
                 raise UserError(
                     f"--admin-profile {path}: taken with {name.replace('_', ' ')} {profiled}, this model has {number}; "
                     "profile the model you train (`deepnet profile --help`)"
                 )
+
         if list(self.omega) != [str(site) for site, _ in residuals(model)]:
             raise UserError(f"--admin-profile {path}: its branches are not those of this model; profile it anew")
+
         for name, value in dropouts(model).items():
             if self.dropout.get(name, value) != value:
                 taken = f"--{name.replace('_', '-')} {self.dropout[name]}"
@@ -69,8 +70,9 @@ class Profile:
 
     def write(self, path: Path) -> None:
         """Write the profile as JSON; the file appears whole or not at all."""
+        content = {"format": FORMAT} | asdict(self)
         with whole(path) as part:
-            part.write_text(json.dumps({"format": FORMAT} | asdict(self), indent=1) + "\n", encoding="utf-8")
+            part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
     def of(self, stack: str) -> list[float]:
         """Return the omegas of one stack, in forward order."""
@@ -113,11 +115,16 @@ def fill_profile(model: nn.Module, iterator) -> None:
         profile = take_profile(model, first_training_batch(iterator), iterator.seed)
     else:
         profile.check(model, str(source))
+
     model.omega_profile = profile  # type: ignore[assignment]  # a plain attribute
     apply_omegas(model, list(profile.omega.values()))
-    ends = {stack: profile.of(stack) for stack in ("encoder", "decoder")}
-    ranges = ", ".join(f"{stack} {v[0]:.4g} to {v[-1]:.4g}" for stack, v in ends.items() if v)
-    logger.info(f"admin profile {source}: omega of {ranges}")
+
+    ranges = []
+    for stack in ("encoder", "decoder"):
+        omegas = profile.of(stack)
+        if omegas:
+            ranges.append(f"{stack} {omegas[0]:.4g} to {omegas[-1]:.4g}")
+    logger.info(f"admin profile {source}: omega of {', '.join(ranges)}")
 
 
 def check_source(source: str | None) -> Profile | None:
@@ -131,15 +138,22 @@ def check_source(source: str | None) -> Profile | None:
 
 
 def take_profile(model: nn.Module, net_input: dict, seed: int) -> Profile:
-    """Measure the profile of `model` on one batch, in float32; every rank returns rank 0's."""
+    """Measure the profile of `model` on one batch, in float32; every rank returns rank 0's.
+
+    net_input: of the batch; seed: of dropout while it is measured, kept in the profile.
+    """
     device = next(model.parameters()).device
     net_input = utils.apply_to_sample(lambda tensor: tensor.to(device), net_input)
-    half = any(p.dtype in (torch.float16, torch.bfloat16) for p in model.parameters())
-    omegas = profile_omegas(copy.deepcopy(model).float() if half else model, net_input, seed)
+
+    half = any(parameter.dtype in (torch.float16, torch.bfloat16) for parameter in model.parameters())
+    measured = copy.deepcopy(model).float() if half else model
+    omegas = profile_omegas(measured, net_input, seed)
+
     values = torch.tensor(list(omegas.values()), dtype=torch.float64, device=device)
-    source = net_input["src_tokens"]
     if torch.distributed.is_initialized():
         torch.distributed.broadcast(values, 0)
+
+    source = net_input["src_tokens"]
     return Profile(
         **shape(model),
         omega={str(site): value for site, value in zip(omegas, values.tolist(), strict=True)},

@@ -15,16 +15,19 @@ def first_training_batch(iterator) -> dict:
 
     With --curriculum, or --grouped-shuffling on several ranks, it is another batch of that epoch.
     """
-    return _net_input(iterator, _first_epoch(iterator)[0])
+    first_batch = _first_epoch(iterator)[0]
+    return _net_input(iterator, first_batch)
 
 
 def held_training_batch(iterator, device: torch.device) -> dict:
     """Return net_input, on `device`, of the first sentences of epoch 1's last batch, the same on every rank."""
-    net_input = _net_input(iterator, _first_epoch(iterator)[-1][:HELD_SENTENCES])
+    last_batch = _first_epoch(iterator)[-1]
+    net_input = _net_input(iterator, last_batch[:HELD_SENTENCES])
     return utils.apply_to_sample(lambda tensor: tensor.to(device), net_input)
 
 
 def _first_epoch(iterator) -> list:
+    """Return the batches of epoch 1, lists of sentences' numbers, in the order that fairseq shuffles them into."""
     batches = list(iterator.frozen_batches)
     with data_utils.numpy_seed(iterator.seed + 1):
         numpy.random.shuffle(batches)
@@ -32,4 +35,5 @@ def _first_epoch(iterator) -> list:
 
 
 def _net_input(iterator, batch) -> dict:
+    """Collate the sentences of a batch, given by their numbers, and return what the model reads of it."""
     return iterator.collate_fn([iterator.dataset[i] for i in batch])["net_input"]

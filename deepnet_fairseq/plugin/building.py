@@ -11,6 +11,7 @@ from fairseq.data import Dictionary
 from fairseq.dataclass.utils import merge_with_parent
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from torch import Tensor
 
 from ..core import archs
 from ..core.models import SPECIALS
@@ -26,14 +27,17 @@ PROJECTIONS = ("decoder.output_projection.weight", "lm_head.weight")
 def blank_task(source_vocab: int, target_vocab: int | None = None) -> argparse.Namespace:
     """Return a stand-in for a task over made-up symbols, with one shared dictionary unless two sizes are given.
 
-    Sizes in symbols, fairseq's four (bos, pad, eos, unk) included.
+    source_vocab, target_vocab: in symbols, fairseq's four (bos, pad, eos, unk) included.
     """
     source = _dictionary(source_vocab)
-    target = source if target_vocab in (None, source_vocab) else _dictionary(target_vocab or source_vocab)
+    target = source
+    if target_vocab is not None and target_vocab != source_vocab:
+        target = _dictionary(target_vocab)
     return argparse.Namespace(source_dictionary=source, target_dictionary=target)
 
 
 def _dictionary(size: int) -> Dictionary:
+    """Make a dictionary of fairseq with `size` symbols, its own four among them."""
     dictionary = Dictionary()
     for number in range(size - SPECIALS):
         dictionary.add_symbol(f"symbol{number}")
@@ -43,10 +47,11 @@ def _dictionary(size: int) -> Dictionary:
 def build(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields: Any) -> FairseqShell:
     """Build a model as core.models.build does, but as a model of fairseq, over made-up symbols.
 
-    fields: settings of the model by name, and flags of TrainingFlags.
+    vocab: symbols; fields: settings of the model by name, and flags of TrainingFlags.
     """
     check_fields(arch, fields)
-    return MODELS[archs.MODELS[arch]].build_model(namespace(arch=arch, **fields), blank_task(vocab))
+    model_class = MODELS[archs.MODELS[arch]]
+    return model_class.build_model(namespace(arch=arch, **fields), blank_task(vocab))
 
 
 def own_config(state: dict, path: str) -> Any:
@@ -58,16 +63,27 @@ def own_config(state: dict, path: str) -> Any:
     name = getattr(saved, "arch", None) or getattr(saved, "_name", None)
     if name not in archs.PRESETS:
         raise UserError(f"{path}: holds a {name}, not one of this package's models")
-    kind = config_of(saved)
-    known = {field.name: field for field in dataclasses.fields(kind)}
-    followers = {name for name, field in known.items() if str(field.default).startswith("${")}  # of a task not at hand
-    fields = {name: getattr(saved, name) for name in [*known, "arch"] if hasattr(saved, name)}
-    overrides = OmegaConf.create({name: v for name, v in fields.items() if v is not None or name in followers})
+
+    config_class = config_of(saved)
+    overrides = {}
+    for setting in dataclasses.fields(config_class):
+        if not hasattr(saved, setting.name):
+            continue
+        value = getattr(saved, setting.name)
+        # left out, such a setting would be looked up in the task, which is not at hand
+        follows_task = str(setting.default).startswith("${")
+        if value is not None or follows_task:
+            overrides[setting.name] = value
+    if getattr(saved, "arch", None) is not None:
+        overrides["arch"] = saved.arch
+
+    saved_settings = OmegaConf.create(overrides)
     try:
-        cfg = merge_with_parent(kind(), overrides)
+        cfg = merge_with_parent(config_class(), saved_settings)
     except OmegaConfBaseException as error:
         reason = str(error.msg).split("\n")[0]
         raise UserError(f"{path}: damaged ({error.full_key} of its config: {reason}); take another one") from error
+
     archs.fill(cfg)
     return cfg
 
@@ -81,7 +97,8 @@ def from_checkpoint(path: str) -> tuple[FairseqShell, DictConfig]:
     """
     state = checkpoint_utils.load_checkpoint_to_cpu(path)
     model_cfg = own_config(state, path)
-    cfg, weights = state["cfg"], state["model"]
+    cfg = state["cfg"]
+    weights = state["model"]
     if isinstance(cfg.get("task"), argparse.Namespace):  # of a task without a dataclass: all flags of the training
         flags = vars(cfg.task)
         cfg.task = flags | {"_name": flags.get("task")}
@@ -89,8 +106,11 @@ def from_checkpoint(path: str) -> tuple[FairseqShell, DictConfig]:
         raise UserError(f"{path}: its config has no task section; give a checkpoint of fairseq-train")
     if hasattr(model_cfg, "load_checkpoint_heads"):
         model_cfg.load_checkpoint_heads = True  # no task knows the heads that it was fine-tuned with
+
     try:
-        task = blank_task(*_vocabularies(weights))
+        source_vocab = _vocabulary_size(weights, EMBEDDINGS)
+        target_vocab = _vocabulary_size(weights, PROJECTIONS)
+        task = blank_task(source_vocab, target_vocab)
         task.cfg = cfg.task  # the model's config may follow its length of a sample
         model = MODELS[archs.model_of(model_cfg)].build_model(model_cfg, task)
         model.load_state_dict(weights)
@@ -98,18 +118,22 @@ def from_checkpoint(path: str) -> tuple[FairseqShell, DictConfig]:
         raise UserError(f"{path}: lacks {error}; take another checkpoint of the same run") from error
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
+
     OmegaConf.set_struct(cfg, False)
     cfg.model = model_cfg
     model.origin = state["task_state"][vocabulary.KEY]
+    digests = model.origin["digests"] or {}
     stacks: dict[str, Any] = dict(model.stacks())
     for name, stack in stacks.items():
         stack.dictionary = None  # of made-up symbols
         side = "target" if name == "decoder" else "source"
-        stack.digest = (model.origin["digests"] or {}).get(side)
+        stack.digest = digests.get(side)
     return model.eval(), cfg
 
 
-def _vocabularies(weights: dict) -> tuple[int, int]:
-    """Return the sizes of the vocabularies that the model reads and predicts; raise KeyError if weights lack them."""
-    read, predicted = (next((n for n in names if n in weights), names[0]) for names in (EMBEDDINGS, PROJECTIONS))
-    return weights[read].size(0), weights[predicted].size(0)
+def _vocabulary_size(weights: dict[str, Tensor], names: tuple[str, ...]) -> int:
+    """Return the number of rows of the first matrix of `names` that there is; raise KeyError for the first if none."""
+    for name in names:
+        if name in weights:
+            return weights[name].size(0)
+    raise KeyError(names[0])

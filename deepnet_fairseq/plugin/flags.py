@@ -1,7 +1,7 @@
 """Config classes of the models, of which fairseq makes flags and YAML sections.
 
 Each has the fields of core/config.py and those of a training; some of its fields follow the task's. They are made anew
-when a method is registered (make_classes), so that options of one in a `--user-dir` are flags as any other's.
+when a method is registered (make_classes), so that the options of a method in a `--user-dir` are flags too.
 """
 
 import argparse
@@ -53,6 +53,7 @@ class FineTuningFlags:
     load_checkpoint_heads: bool = flag(False, "take the classification heads of a checkpoint that the task has not")
 
 
+# model -> classes of the flags that it has beside those of core/config.py
 MORE: dict[str, tuple[type, ...]] = dict.fromkeys(archs.STACKS, (TrainingFlags,))
 MORE[archs.MASKED_LM] += (FineTuningFlags,)
 ELSEWHERE = {  # settings that fairseq's tasks and its section `checkpoint` decide
@@ -70,25 +71,48 @@ CONFIGS: dict[str, type] = {}  # by model
 def make_classes() -> None:
     """Make CONFIGS, with the options of all that is registered by now."""
     for model in archs.STACKS:
-        kind = CONFIGS[model] = _for_fairseq(model)
-        globals()[kind.__name__] = kind  # configs are pickled by this name
+        flags_class = _for_fairseq(model)
+        CONFIGS[model] = flags_class
+        globals()[flags_class.__name__] = flags_class  # configs are pickled by this name
 
 
 def _for_fairseq(model: str) -> type:
-    kinds = (config.config_class(model), *MORE[model])
-    fields = [_field(one) for kind in kinds for one in dataclasses.fields(kind)]
-    names = {"__module__": __name__, "__doc__": kinds[0].__doc__}
-    return make_dataclass(kinds[0].__name__, fields, bases=(FairseqDataclass,), namespace=names)
+    """Make the dataclass from which fairseq takes the flags of a model, with the name and docstring of core's."""
+    core_class = config.config_class(model)
+    fields = [_as_fairseq_field(setting) for setting in dataclasses.fields(core_class)]
+    fields += [_as_fairseq_field(setting) for setting in _training_fields(model)]
+    attributes = {"__module__": __name__, "__doc__": core_class.__doc__}
+    return make_dataclass(core_class.__name__, fields, bases=(FairseqDataclass,), namespace=attributes)
 
 
-def _field(one: dataclasses.Field) -> tuple:
-    kind, choices = one.type, one.metadata["choices"]
+def _training_fields(model: str) -> list[dataclasses.Field]:
+    """Return the fields of a model's classes in MORE, in order."""
+    fields: list[dataclasses.Field] = []
+    for flags_class in MORE[model]:
+        fields += dataclasses.fields(flags_class)
+    return fields
+
+
+def _as_fairseq_field(setting: dataclasses.Field) -> tuple:
+    """Return the name, type and field, as make_dataclass takes them, of a flag that `flag` has made."""
+    kind = setting.type
+    choices = setting.metadata["choices"]
     if choices:
         kind = _choice(choices) if kind is str else Optional[_choice(choices)]
-    default = ELSEWHERE.get(one.name, one.default)
-    shown = one.metadata["help"] + (f" (default: {default})" if default else "")
-    meta = {} if str(default).startswith("${") else {"help": shown}  # no help: no flag, the task decides
-    return one.name, kind, field(default=default, metadata=meta)
+
+    default = ELSEWHERE.get(setting.name, setting.default)
+    if _follows_another(default):
+        metadata: dict[str, str] = {}  # no help: no flag, the task decides
+    elif default:
+        metadata = {"help": f"{setting.metadata['help']} (default: {default})"}
+    else:
+        metadata = {"help": setting.metadata["help"]}
+    return setting.name, kind, field(default=default, metadata=metadata)
+
+
+def _follows_another(default: Any) -> bool:
+    """Return whether a field's default is another setting, as in II("task.max_source_positions")."""
+    return str(default).startswith("${")
 
 
 @cache
@@ -102,17 +126,19 @@ make_classes()
 
 def flag_groups(model: str) -> dict[str, type]:
     """Return the title of each group of a model's flags in --help, and a config class with its fields."""
-    own = {one.name for one in dataclasses.fields(config.CONFIGS[model])}
-    every = dataclasses.fields(config.config_class(model))
+    own = {setting.name for setting in dataclasses.fields(config.CONFIGS[model])}
+    all_fields = dataclasses.fields(config.config_class(model))
     groups = {
-        "the model": [one for one in every if one.name in own],
-        "options of one method, and what goes with any": [one for one in every if one.name not in own],
-        "its training": [one for more in MORE[model] for one in dataclasses.fields(more)],
+        "the model": [setting for setting in all_fields if setting.name in own],
+        "options of one method, and what goes with any": [setting for setting in all_fields if setting.name not in own],
+        "its training": _training_fields(model),
     }
-    made = {
-        title: make_dataclass("Flags", map(_field, flags), bases=(FairseqDataclass,)) for title, flags in groups.items()
-    }
-    return {f"{model}: {title}": kind for title, kind in made.items()}
+
+    classes = {}
+    for title, fields in groups.items():
+        fairseq_fields = [_as_fairseq_field(setting) for setting in fields]
+        classes[f"{model}: {title}"] = make_dataclass("Flags", fairseq_fields, bases=(FairseqDataclass,))
+    return classes
 
 
 def config_of(cfg) -> type:
@@ -122,14 +148,17 @@ def config_of(cfg) -> type:
 
 def check_fields(arch: str, fields: Mapping[str, Any]) -> None:
     """Refuse unknown names as core.config.check_fields does; the flags of a training are known too."""
-    kinds = MORE[archs.model_of(argparse.Namespace(arch=arch))]
-    config.check_fields(arch, fields, [one.name for kind in kinds for one in dataclasses.fields(kind)])
+    model = archs.model_of(argparse.Namespace(arch=arch))
+    config.check_fields(arch, fields, more=[setting.name for setting in _training_fields(model)])
 
 
 def settle(arch: str, **fields) -> tuple[argparse.Namespace, Method]:
-    """Return core.config.settle with the flags of a training added."""
-    kinds = MORE[archs.model_of(argparse.Namespace(arch=arch))]
-    defaults = {one.name: one.default for kind in kinds for one in dataclasses.fields(kind)}
+    """Return what core.config.settle returns, the config with the flags of a training added, and check these.
+
+    fields: settings and flags by name that differ from the default. Raises a UserError, naming the flag.
+    """
+    model = archs.model_of(argparse.Namespace(arch=arch))
+    defaults = {setting.name: setting.default for setting in _training_fields(model)}
     cfg, method = config.settle(arch, **(defaults | fields))
     check(cfg)
     return cfg, method
@@ -144,9 +173,9 @@ def namespace(arch: str, **fields) -> argparse.Namespace:
 def complete(cfg) -> None:
     """Add the flags that a config from an older release lacks, with their defaults, in place."""
     with open_dict(cfg) if isinstance(cfg, DictConfig) else nullcontext():
-        for one in dataclasses.fields(config_of(cfg)):
-            if not hasattr(cfg, one.name) and not str(one.default).startswith("${"):  # one that follows another
-                setattr(cfg, one.name, one.default)
+        for setting in dataclasses.fields(config_of(cfg)):
+            if not hasattr(cfg, setting.name) and not _follows_another(setting.default):
+                setattr(cfg, setting.name, setting.default)
 
 
 def check(cfg) -> None:

@@ -42,16 +42,18 @@ from .checkpoints.vocabulary import carried_over
 
 logger = logging.getLogger(__name__)
 HEADS = "classification_heads"
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # from malloc.h
-# RoBERTa's encoder is a shell around the encoder and the head
+# parameters of mallopt, from malloc.h
+M_TRIM_THRESHOLD = -1
+M_MMAP_MAX = -4
+# RoBERTa's encoder is a shell around the encoder and the head; its first releases call the shell "decoder"
 ROBERTA = re.compile(r"^(?:encoder|decoder)\.(sentence_encoder\.|(?=lm_head\.))")
-OLD_NORM = ".emb_layer_norm.", ".layernorm_embedding."
+OLD_NORM = ".emb_layer_norm.", ".layernorm_embedding."  # name in the first releases, and the present one
 
 
 class EncoderShell(Encoder, FairseqEncoder):
     """core's Encoder as a FairseqEncoder; the model sets `dictionary`.
 
-    digest: of the dictionary that it was trained with, where that itself is not at hand.
+    digest: of the dictionary that the model was trained with, where the dictionary itself is not at hand.
     """
 
     digest: str | None = None
@@ -86,7 +88,8 @@ def keep_freed_memory() -> None:
 class FairseqShell(DeepModel):
     """Mixin in front of core's model and fairseq's: fairseq builds the model for a task and trains it."""
 
-    encoder_class, decoder_class = EncoderShell, DecoderShell
+    encoder_class = EncoderShell
+    decoder_class = DecoderShell
     origin: dict[str, Any] | None = None  # of vocabulary.origin_of, for a model that building.from_checkpoint has made
     rows: dict[str, list[int]] | None = None  # set by vocabulary.carrying_over while weights are loaded by symbol
 
@@ -105,14 +108,18 @@ class FairseqShell(DeepModel):
         method = method_of(cfg)
         flags.check(cfg)
         cls.fit_to(cfg, task)
+
         model = cls.create(
             cfg,
             method,
             source_symbols=len(task.source_dictionary),
             target_symbols=len(task.target_dictionary),
         )
-        model.args = model.cfg = cfg  # attribute in which fairseq's models keep it
-        model.profiled, model.profile_source = method.profiled, method.profile if method.profiled else None
+        model.args = cfg  # attribute in which fairseq's models keep it
+        model.cfg = cfg
+        model.profiled = method.profiled
+        model.profile_source = method.profile if method.profiled else None
+
         dictionaries = {"encoder": task.source_dictionary, "decoder": task.target_dictionary}
         for name, stack in model.stacks().items():
             stack.dictionary = dictionaries[name]
@@ -122,13 +129,16 @@ class FairseqShell(DeepModel):
         """Prepare for generation; fairseq-generate, fairseq-interactive and hub interfaces call this."""
         super().prepare_for_inference_(cfg)
         # not in hub interfaces, whose process may be a server
-        programs = {f"fairseq_cli.{name}" for name in ("generate", "interactive")}
-        theirs = programs & sys.modules.keys() or Path(sys.argv[0]).parent.name == "fairseq_cli"
-        if theirs and next(self.parameters()).is_cpu:
+        imported = "fairseq_cli.generate" in sys.modules or "fairseq_cli.interactive" in sys.modules
+        in_program = imported or Path(sys.argv[0]).parent.name == "fairseq_cli"
+        if in_program and next(self.parameters()).is_cpu:
             keep_freed_memory()
 
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
-        """Load a state dict as DeepModel does; one of another vocabulary by symbol, under --new-vocabulary."""
+        """Load a state dict as DeepModel does; under --new-vocabulary one of another vocabulary, row by symbol.
+
+        model_cfg, args: fairseq's, unused.
+        """
         if self.rows is not None:
             state_dict = carried_over(self.renamed(state_dict), self.state_dict(), self.rows)
         return super().load_state_dict(state_dict, strict)
@@ -181,9 +191,10 @@ class DeepMaskedLanguageModel(FairseqShell, MaskedLanguageModel, FairseqEncoderM
 
     def forward(self, src_tokens, src_lengths=None, features_only=False, classification_head_name=None, **options):
         """Run MaskedLanguageModel.forward, or the named head, which returns scores of (B, classes)."""
-        named = classification_head_name is not None
-        x, extra = super().forward(src_tokens, src_lengths, features_only or named, **options)
-        return (self.classification_heads[classification_head_name](x) if named else x), extra
+        if classification_head_name is None:
+            return super().forward(src_tokens, src_lengths, features_only, **options)
+        x, extra = super().forward(src_tokens, src_lengths, features_only=True, **options)
+        return self.classification_heads[classification_head_name](x), extra
 
     @property
     def has_idle_parameters(self) -> bool:
@@ -198,9 +209,10 @@ class DeepMaskedLanguageModel(FairseqShell, MaskedLanguageModel, FairseqEncoderM
     def register_classification_head(
         self, name: str, num_classes: int, inner_dim: int | None = None, **_unused
     ) -> None:
-        """Add or replace the head `name`; inner_dim: C by default. fairseq's sentence_prediction calls this.
+        """Add or replace the head `name`; fairseq's sentence_prediction calls this.
 
-        The head is RoBERTa's, of a sentence's first token x: out_proj(drop(act(dense(drop(x))))).
+        num_classes: scores that it returns; inner_dim: width of its hidden layer, the encoder's by default. The head is
+        RoBERTa's, of a sentence's first token x: out_proj(drop(act(dense(drop(x))))).
         """
         dim = self.encoder.embed_tokens.embedding_dim
         head = RobertaClassificationHead(dim, inner_dim or dim, num_classes, **self.pooler)
@@ -215,25 +227,34 @@ class DeepMaskedLanguageModel(FairseqShell, MaskedLanguageModel, FairseqEncoderM
         A head that the checkpoint lacks keeps its values; one that the task lacks, or has in another size, is left out,
         or registered with --load-checkpoint-heads.
         """
-        renamed = {ROBERTA.sub(lambda shell: "encoder." if shell[1] else "", key): key for key in state_dict}
-        state = {key.replace(*OLD_NORM): state_dict[old] for key, old in renamed.items()}
+        state = {}
+        for key, value in state_dict.items():
+            key = ROBERTA.sub(lambda shell: "encoder." if shell[1] else "", key)
+            state[key.replace(*OLD_NORM)] = value
         if state.keys() != state_dict.keys() and self.encoder.embed_scale != 1:
             logger.warning("a checkpoint of roberta, which does not scale embeddings: give --no-scale-embedding")
-        for name in {key.split(".")[1] for key in state if key.startswith(f"{HEADS}.")}:
-            self._take_head(name, state)
-        own = {f"{HEADS}.{key}": value for key, value in self.classification_heads.state_dict().items()}
-        return own | state
 
-    def _take_head(self, name: str, state: dict[str, Tensor]) -> None:
+        for name in {key.split(".")[1] for key in state if key.startswith(f"{HEADS}.")}:
+            self._fit_head(name, state)
+        own_heads = {f"{HEADS}.{key}": value for key, value in self.classification_heads.state_dict().items()}
+        return own_heads | state
+
+    def _fit_head(self, name: str, state: dict[str, Tensor]) -> None:
+        """Keep a checkpoint's head in `state` if the model has, or gets, one of its size; else remove it there."""
         stem = f"{HEADS}.{name}."
-        sizes = state[f"{stem}dense.weight"].size(0), state[f"{stem}out_proj.weight"].size(0)
+        inner_dim = state[f"{stem}dense.weight"].size(0)
+        num_classes = state[f"{stem}out_proj.weight"].size(0)
+
         if name not in self.classification_heads and self.load_checkpoint_heads:
-            self.register_classification_head(name, sizes[1], sizes[0])
+            self.register_classification_head(name, num_classes, inner_dim)
         if name in self.classification_heads:
             own = self.classification_heads[name]
-            if (own.dense.out_features, own.out_proj.out_features) == sizes:
+            if own.dense.out_features == inner_dim and own.out_proj.out_features == num_classes:
                 return
-        logger.warning(f"the checkpoint's classification head {name} ({sizes[1]} classes) is not this task's: left out")
+
+        logger.warning(
+            f"the checkpoint's classification head {name} ({num_classes} classes) is not this task's: left out"
+        )
         for key in [key for key in state if key.startswith(stem)]:
             del state[key]
 
@@ -256,10 +277,11 @@ def renew_configs() -> None:
     """
     flags.make_classes()
     for name, model in MODELS.items():
-        kind = MODEL_DATACLASS_REGISTRY[name] = flags.CONFIGS[name]
-        setattr(model, "__dataclass", kind)
+        config_class = flags.CONFIGS[name]
+        MODEL_DATACLASS_REGISTRY[name] = config_class
+        setattr(model, "__dataclass", config_class)
 
-        node = kind()
+        node = config_class()
         node._name = name
         ConfigStore.instance().store(name=name, group="model", node=node, provider="fairseq")
 

@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..core.probes.base import Values
 from ..errors import UserError
@@ -32,32 +33,45 @@ class Record:
 
     def series(self, probe: str, address: str) -> tuple[list[int], list[float]]:
         """Return the updates at which `probe` has a value for `address`, and these values."""
-        pairs = [(u, self.rows[u][probe][address]) for u in self.updates() if address in self.rows[u].get(probe, {})]
-        return [u for u, _ in pairs], [value for _, value in pairs]
+        updates = []
+        series = []
+        for update in self.updates():
+            values = self.rows[update].get(probe, {})
+            if address in values:
+                updates.append(update)
+                series.append(values[address])
+        return updates, series
 
 
 class Writer:
     """Append to a run's file; a resumed run adds a header, and its rows replace those that it repeats.
 
-    fresh: begin the file anew, as at update 0. Raises OSError if the file cannot be written.
+    header: as in Record; fresh: begin the file anew, as at update 0. Raises OSError if the file cannot be written.
     """
 
     def __init__(self, path: Path, header: dict, fresh: bool):
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        kept = path.read_bytes() if path.exists() and not fresh else b""
-        kept = kept[: kept.rfind(b"\n") + 1]  # drop a line that a killed run left unfinished
+
+        kept = b""
+        if path.exists() and not fresh:
+            kept = path.read_bytes()
+            kept = kept[: kept.rfind(b"\n") + 1]  # drop a line that a killed run left unfinished
+        line = json.dumps({"format": FORMAT} | header).encode() + b"\n"
         with whole(path) as part:
-            part.write_bytes(kept + json.dumps({"format": FORMAT} | header).encode() + b"\n")
+            part.write_bytes(kept + line)
 
     def row(self, update: int, values: dict[str, Values]) -> None:
         """Append a row, with five significant digits; a value that is not finite becomes null."""
-        rounded = {probe: {where: _short(v) for where, v in numbers.items()} for probe, numbers in values.items()}
+        content: dict[str, Any] = {"update": update}
+        for probe, numbers in values.items():
+            content[probe] = {address: _rounded(value) for address, value in numbers.items()}
         with open(self.path, "a") as file:
-            file.write(json.dumps({"update": update} | rounded, separators=(",", ":")) + "\n")
+            file.write(json.dumps(content, separators=(",", ":")) + "\n")
 
 
-def _short(value: float) -> float | None:
+def _rounded(value: float) -> float | None:
+    """Round to five significant digits; return None for a value that is not finite."""
     rounded = float(f"{value:.5g}")
     return rounded if math.isfinite(rounded) else None
 
@@ -75,14 +89,15 @@ def record_of(lines: list[dict], where: object) -> Record:
 
     lines: as read_rows returns them; where: their origin, for the UserError that broken rows raise.
     """
-    header, rows = {}, {}
+    header: dict = {}
+    rows: dict[int, dict[str, Values]] = {}
     try:
         for row in lines:
             if "format" in row:
                 header = dict(row)
-            else:
-                probed = {probe: _floats(values) for probe, values in row.items() if probe != "update"}
-                rows[int(row["update"])] = probed
+                continue
+            probed = {probe: _with_nan(values) for probe, values in row.items() if probe != "update"}
+            rows[int(row["update"])] = probed
     except WRONG_VALUES as error:
         raise UserError(f"{where}: is no record of probes, or broken ({error}); delete it") from error
     if header.get("format") != FORMAT:
@@ -95,5 +110,6 @@ def read_record(path: Path) -> Record:
     return record_of(read_rows(path), path)
 
 
-def _floats(values: dict) -> Values:
-    return {where: math.nan if value is None else float(value) for where, value in values.items()}
+def _with_nan(values: dict) -> Values:
+    """Return values by address as floats, NaN for None."""
+    return {address: math.nan if value is None else float(value) for address, value in values.items()}

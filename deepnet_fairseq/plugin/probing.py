@@ -32,12 +32,13 @@ logger = logging.getLogger(__name__)
 class TrainingProbes:
     """Probes of a fairseq-train run: they write to fairseq's log and a file in `folder` every `interval` updates.
 
-    header: facts of the run for the file, beside the probes' names and the interval.
+    probes: their classes; header: facts of the run for the file, beside the probes' names and the interval.
     """
 
     def __init__(self, model: nn.Module, probes: list[type[Probe]], interval: int, folder: Path, header: dict):
         self.session = Session(model, probes)
-        self.interval, self.folder = interval, folder
+        self.interval = interval
+        self.folder = folder
         self.header = header | {"probes": [probe.name for probe in probes], "interval": interval}
         self.writer: Writer | None = None  # on the first rank
         self.iterator: Any = None  # the training's first iterator, from which the held batch comes
@@ -92,8 +93,8 @@ class TrainingProbes:
         if any(probe.needs_held for probe in self.session.kinds):
             model = self.session.model
             net_input = held_training_batch(self.iterator, next(model.parameters()).device)
-            kept = reference(model, net_input, self.folder / REFERENCE, update, write=first)
-            self.session.held_batch = HeldBatch(net_input, kept)
+            outputs_at_start = reference(model, net_input, self.folder / REFERENCE, update, write=first)
+            self.session.held_batch = HeldBatch(net_input, outputs_at_start)
 
 
 def probes_of(model: nn.Module, cfg: Any) -> TrainingProbes | None:
@@ -101,15 +102,19 @@ def probes_of(model: nn.Module, cfg: Any) -> TrainingProbes | None:
     probes = get_probes(getattr(cfg, "deepnet_probe", None))
     if not probes:
         return None
-    names = ("encoder_layers", "decoder_layers", "encoder_embed_dim", "decoder_embed_dim")
-    header = {"method": cfg.method} | {name: getattr(cfg, name) for name in names if hasattr(cfg, name)}
+
+    header = {"method": cfg.method}
+    for name in ("encoder_layers", "decoder_layers", "encoder_embed_dim", "decoder_embed_dim"):
+        if hasattr(cfg, name):
+            header[name] = getattr(cfg, name)
     return TrainingProbes(model, probes, cfg.probe_interval, Path(cfg.probe_dir), header)
 
 
 def reference(model: nn.Module, net_input: dict, path: Path, update: int, write: bool) -> dict[str, Tensor]:
     """Return F(x, theta_0) on the held batch: the model's outputs at update 0, later those that `path` holds.
 
-    A resumed run without that file, or with one of another batch, warns and takes the present outputs.
+    net_input: of the held batch; write: whether this process writes the outputs of the model to `path`. A resumed run
+    without that file, or with one of another batch, warns and takes the present outputs.
     """
     tokens = net_input["src_tokens"]
     if update:
@@ -120,9 +125,10 @@ def reference(model: nn.Module, net_input: dict, path: Path, update: int, write:
         except BROKEN:
             pass
         logger.warning(f"{path}: does not hold the outputs of update 0; model_update counts from update {update}")
-    now = outputs(model, net_input)
+
+    present = outputs(model, net_input)
     if write:
         path.parent.mkdir(parents=True, exist_ok=True)
-        cpu = {name: value.cpu() for name, value in now.items()}
-        save({"src_tokens": tokens.cpu(), "update": update, "outputs": cpu}, path)
-    return now
+        on_cpu = {name: value.cpu() for name, value in present.items()}
+        save({"src_tokens": tokens.cpu(), "update": update, "outputs": on_cpu}, path)
+    return present

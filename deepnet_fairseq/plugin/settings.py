@@ -28,15 +28,19 @@ def check_plain(where: object, config: Mapping | argparse.Namespace | None) -> N
     if isinstance(config, Mapping):
         config = {section: config.get(section) for section in SECTIONS}
     for name, text in _texts(config):
-        if not PLACES.isdisjoint(name.split("_")) or not set(text) & set("([{"):
+        is_place = not PLACES.isdisjoint(name.split("_"))
+        if is_place or not any(bracket in text for bracket in "([{"):
             continue
         try:
             nodes = list(ast.walk(ast.parse(text.strip(), mode="eval")))
         except (SyntaxError, ValueError, RecursionError, MemoryError):  # eval() would raise the same
             continue
-        factors = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, int)]
-        repeats = any(isinstance(node, ast.Mult) for node in nodes)
-        if any(isinstance(node, RUNS) for node in nodes) or (repeats and max(factors, default=0) > LONGEST):
+
+        runs_code = any(isinstance(node, RUNS) for node in nodes)
+        multiplies = any(isinstance(node, ast.Mult) for node in nodes)
+        integers = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, int)]
+        too_long = multiplies and max(integers, default=0) > LONGEST  # a list times a number
+        if runs_code or too_long:
             shown = text if len(text) < 100 else f"{text[:100]}..."
             raise UserError(f"{where}: {name} {shown!r} is no plain value, as (0.9, 0.98) is; nothing of it was run")
 
