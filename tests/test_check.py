@@ -60,6 +60,13 @@ def test_gradients_that_vanish(start, later, kind, update):
         assert f"{later:.0e} of the largest layer's gradient, {start:.0e} in" in str(verdict)
 
 
+def test_gradients_of_zero_have_no_headroom():
+    """Where nothing flows, there is nothing to compare with fp16's largest number."""
+    rows = [observed(1, (1.0, 1.0, 1.0), half=HEALTHY | {"gradient": 0.0})]
+    assert training(rows).headroom is None
+    assert training([observed(1, (1.0, 1.0, 1.0))]).headroom is not None
+
+
 def test_numbers_that_are_not_finite():
     rows = [observed(i, [0.5, 1.0]) for i in range(12)] + [observed(12, [math.nan, math.nan], loss=math.nan)]
     assert str(judge(training(rows, "gradients are Nan/Inf"))).startswith("diverging at update 12: loss or gradients")

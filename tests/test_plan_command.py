@@ -133,6 +133,15 @@ def test_rows_are_summed_up(tmp_path, capsys):
     assert re.search(r"\nover .* done ", output) and "at 100 TFLOP/s of each GPU, as given" in output
 
 
+def test_a_batch_without_fractions_stays(tmp_path, capsys):
+    """A prime number of tokens, more than the largest batch that is tried, has no whole fraction to choose."""
+    row = "row --arch deepnet_transformer_tiny_6_6 --vocab 1000 --optimizer adam --max-tokens 20011 --free batch"
+    (tmp_path / "rows").write_text(f"{row}\n")
+    main(["plan", "--rows", str(tmp_path / "rows"), "--chosen", str(tmp_path / "chosen")])
+    assert (tmp_path / "chosen").read_text() == "row\t\n"
+    assert "20,011 x 1" in capsys.readouterr().out
+
+
 TABLE1 = "--arch deepnet_transformer_100_100 --share-all-embeddings --vocab 40000 --fp16 --optimizer deepnet_adam "
 TABLE1 += "--distributed-world-size 8 --max-tokens 4096 --update-freq 16 --free "
 CHOSEN = [  # what may be chosen, GiB of a GPU, further flags -> chosen flags

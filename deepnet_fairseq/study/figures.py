@@ -355,10 +355,11 @@ def figure10(runs: Runs) -> Picture:
         name = f"{run.facts.get('system', run.name)} {run.depth}"
         bleu[name] = means((parse_pair(run.where("score"), pair)[1], value) for pair, value in scores.items())
 
-    def highest(language: str) -> float:
-        return max(by_language.get(language, 0) for by_language in bleu.values())
+    def best_first(language: str) -> tuple[float, str]:
+        highest = max(by_language.get(language, 0) for by_language in bleu.values())
+        return -highest, language  # those of one BLEU by name, so that each drawing is the same
 
-    languages = sorted(set().union(*bleu.values()), key=highest, reverse=True)
+    languages = sorted(set().union(*bleu.values()), key=best_first)
     series = []
     for rank, (name, by_language) in enumerate(bleu.items()):
         points = {}
@@ -390,8 +391,13 @@ def normformer3(runs: Runs) -> Picture:
 
         profile = {}
         for layer in early[0]:
-            profile[layer] = fmean(by_layer[layer] for by_layer in early)
-        ratio = {update: by_layer[1] / by_layer[max(by_layer)] for update, by_layer in norms.items()}
+            profile[layer] = fmean(by_layer[layer] for by_layer in early if layer in by_layer)
+        ratio = {}
+        for update, by_layer in norms.items():  # where a norm is not finite, or zero, there is no ratio
+            first = by_layer.get(1)
+            last = by_layer.get(run.decoder_layers or run.encoder_layers)
+            if first and last:
+                ratio[update] = first / last
         profiles.append(Series(style_of(run.method), profile))
         ratios.append(Series(style_of(run.method), ratio))
 

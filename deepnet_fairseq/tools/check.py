@@ -132,7 +132,7 @@ class ShortTraining:
 
     @property
     def headroom(self) -> Headroom | None:
-        """Smallest headroom over all updates; None if no update has finite numbers."""
+        """Smallest headroom over all updates; None if no update has finite numbers, or all of them are zero."""
         activations = []
         gradients = []  # of the summed loss
         for observed in self.observed:
@@ -141,7 +141,7 @@ class ShortTraining:
                 continue
             activations += [value for name, value in row.items() if name != "gradient"]
             gradients.append(row["gradient"] * observed.tokens)
-        if not gradients:
+        if not gradients or not max(gradients) or not max(activations):
             return None
 
         activation = max(activations)

@@ -10,6 +10,7 @@ from fairseq.data.data_utils import load_indexed_dataset
 
 from ...core.models import SPECIALS
 from ...data import lm_text
+from ...data.digests import folders_of
 from ...errors import UserError
 from ..translation.text import Text, check_own, open_task, read_text
 from .transformer import Folded
@@ -63,7 +64,7 @@ class Served:
     def _first_index(self, language: str) -> Path | None:
         """Return the index file of the data's validation, else test or training text in a language; None without."""
         for split in ("valid", "test", "train"):
-            paths = sorted(Path(self.data).glob(f"{split}*.{language}.idx"))
+            paths = sorted(folders_of(self.data)[-1].glob(f"{split}*.{language}.idx"))
             if paths:
                 return paths[0]
         return None

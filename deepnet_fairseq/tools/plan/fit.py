@@ -165,16 +165,21 @@ def _largest(name: str, original: Setting, way: Setting, sizes: Iterable[int], n
 def _sizes(way: Setting, most: int, least: int | None = None) -> Iterator[int]:
     """Yield batch sizes in tokens from `most` down to `least`, whole fractions of an update.
 
-    least: None for LEAST, or with recomputation LONGEST; never above the given size, nor below a sentence.
+    least: None for LEAST, or with recomputation LONGEST; never above the given size, nor below a sentence. Where no
+    fraction lies between them, as of a prime number of tokens, the given size is the only one.
     """
     if least is None:
         least = LONGEST if way.checkpoint_every else LEAST
     least = max(way.length, min(way.max_tokens, least))
 
     update = way.max_tokens * way.update_freq
+    found = False
     for freq in range(1, update // least + 1):
         if update % freq == 0 and update // freq <= max(most, least):
+            found = True
             yield update // freq
+    if not found:
+        yield way.max_tokens
 
 
 def _stages(setting: Setting) -> Callable[[Setting], list[Stage]]:

@@ -241,7 +241,10 @@ def explanations(model: RecognisedModel, method: Method, profile: str) -> Iterat
         for profile_name in kind.init_profiles:
             yield profile_base(profile_name).times(other.gain, f"the initialisation of --method {name}")
     for layers in DEPTHS:
-        gain = at_depth(method, layers).gain
+        try:
+            gain = at_depth(method, layers).gain
+        except (ArithmeticError, ValueError):  # a method that does not exist at this depth
+            continue
         for base in own:
             yield base.times(gain, f"the gain of {layers} layers")
 
