@@ -90,7 +90,7 @@ def test_the_last_epochs_are_foretold(max_epoch, max_update, ends, epochs):
 @pytest.mark.parametrize("flag", ["last:0", "3-2", "ten"])
 def test_epochs_that_cannot_be(flag):
     with pytest.raises(UserError, match=f"--epoch-weights {flag}: give last:N"):
-        epoch_weights.check(flag)
+        epoch_weights.check_epoch_weights(flag)
 
 
 def test_best(folder, tmp_path):

@@ -160,7 +160,7 @@ def settle(arch: str, **fields) -> tuple[argparse.Namespace, Method]:
     model = archs.model_of(argparse.Namespace(arch=arch))
     defaults = {setting.name: setting.default for setting in _training_fields(model)}
     cfg, method = config.settle(arch, **(defaults | fields))
-    check(cfg)
+    check_training_flags(cfg)
     return cfg, method
 
 
@@ -178,10 +178,10 @@ def complete(cfg) -> None:
                 setattr(cfg, setting.name, setting.default)
 
 
-def check(cfg) -> None:
+def check_training_flags(cfg) -> None:
     """Raise a UserError, naming the flag, for the first invalid value of TrainingFlags or FineTuningFlags."""
     get_probes(cfg.deepnet_probe)
-    epoch_weights.check(cfg.epoch_weights)
+    epoch_weights.check_epoch_weights(cfg.epoch_weights)
     graphs.parse(cfg.cuda_graphs)
     if cfg.probe_interval < 1:
         raise UserError(f"--probe-interval {cfg.probe_interval}: must be at least 1")

@@ -106,7 +106,7 @@ class FairseqShell(DeepModel):
         """
         flags.complete(cfg)
         method = method_of(cfg)
-        flags.check(cfg)
+        flags.check_training_flags(cfg)
         cls.fit_to(cfg, task)
 
         model = cls.create(

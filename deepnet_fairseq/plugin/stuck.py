@@ -143,7 +143,7 @@ def check_settings(setting: Callable[[str, str], object]) -> None:
             raise UserError(f"--stop-stuck: not with --{key.replace('_', '-')}, {reason}; drop one of them")
 
 
-def watch_of(cfg, criterion) -> Stuck:
+def stuck_monitor(cfg, criterion) -> Stuck:
     """Create the early-stopping monitor of --stop-stuck.
 
     cfg: fairseq's whole config; criterion: the training's. Raises a UserError for flags that leave nothing to compare.

@@ -60,7 +60,7 @@ class DeepTask:
         origin = state.pop(vocabulary.KEY, None)
         if origin is not None and "file" in origin:
             data = vocabulary.data_of(self)
-            vocabulary.check(origin, self.digests, data, f"the data in {data}")
+            vocabulary.check_vocabulary(origin, self.digests, data, f"the data in {data}")
         super().load_state_dict(state)  # type: ignore[misc]
 
     def build_generator(self, models, args, *more, **kwargs):

@@ -61,7 +61,7 @@ class DeepTrainer(Trainer):
         super().__init__(cfg, task, model, criterion, quantizer)
         self.run = Run(self, program)
         with_mixin(task)
-        self.stuck = task.stuck = stuck.watch_of(self.cfg, criterion)
+        self.stuck = task.stuck = stuck.stuck_monitor(self.cfg, criterion)
         self.probes = task.probes = probes_of(model, self.cfg.model)
         self.use_graphs(graph_settings.parse(self._cuda_graphs) or 0)
 
@@ -256,12 +256,12 @@ class DeepTrainer(Trainer):
 
     def consolidate_optimizer(self):
         """Gather the optimiser's state for a checkpoint, unless after an error the other processes do not take part."""
-        if not zero.left_alone(self):
+        if not zero.must_skip_collectives(self):
             super().consolidate_optimizer()
 
     def save_checkpoint(self, filename, extra_state):
         """Write a checkpoint; fairseq calls it for crash.pt too, after an error. Return its path, None if it failed."""
-        if zero.left_alone(self) or not self.should_save_checkpoint_on_current_rank:
+        if zero.must_skip_collectives(self) or not self.should_save_checkpoint_on_current_rank:
             return None
         return self.run.write(filename, extra_state)
 

@@ -159,7 +159,7 @@ def average(paths: list[Path], out: Path) -> None:
         if known is None:
             known = origin if origin["digests"] is not None else None
         else:
-            other = vocabulary.differing(known["digests"], origin["digests"] or {})
+            other = vocabulary.describe_difference(known["digests"], origin["digests"] or {})
             if other:
                 raise UserError(
                     f"{path}: was trained with {other} than {known['file']}; average checkpoints of one run"

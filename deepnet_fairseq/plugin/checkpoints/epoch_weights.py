@@ -33,7 +33,7 @@ class Beside(NamedTuple):
     suffix: str
 
 
-def check(flag: str | None) -> None:
+def check_epoch_weights(flag: str | None) -> None:
     """Raise a UserError unless the flag is None, last:N or A-B with A <= B."""
     if flag is None:
         return
@@ -45,7 +45,7 @@ def check(flag: str | None) -> None:
 def wanted(flag: str, epoch: int, updates: int, max_epoch: int, max_update: int) -> bool:
     """Return whether an average may read the weights at the end of `epoch`.
 
-    flag: as check() takes it; updates: made so far; max_epoch, max_update: end of the training, 0 for none. The last
+    flag: as check_epoch_weights() takes it; updates: made so far; max_epoch, max_update: end of the training, 0 for none. The last
     epochs are predicted from the updates that an epoch has had so far, with one to spare.
     """
     match = WHICH.fullmatch(flag)

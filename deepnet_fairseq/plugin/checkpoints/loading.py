@@ -45,7 +45,7 @@ def load_pretrained_component_from_model(original, component, checkpoint, strict
     else:
         present = {side: getattr(component, "digest", None)}
     if present[side] is not None:
-        vocabulary.check(vocabulary.read_origin(checkpoint), present, None, f"this {component.name}'s data")
+        vocabulary.check_vocabulary(vocabulary.read_origin(checkpoint), present, None, f"this {component.name}'s data")
     with naming(checkpoint):
         try:
             return original(component, checkpoint, strict)

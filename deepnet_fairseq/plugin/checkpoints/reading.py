@@ -98,7 +98,7 @@ def load_checkpoint_to_cpu(original, path, arg_overrides=None, **kwargs) -> dict
 
     state = explained(load, path, arg_overrides, **kwargs)
     check_content(path, state)
-    vocabulary.introduce(path, content or state, state)
+    vocabulary.attach_origin(path, content or state, state)
     pruning = [name for name in arg_overrides or () if name.endswith("_layers_to_keep")]
     if pruning and str(state["cfg"]["model"]["_name"]).startswith("deepnet_"):
         raise UserError(

@@ -123,7 +123,7 @@ def saved_digests(known: Mapping[str, Any]) -> Digests:
     return {name: held.get(name) for name in (*SIDES, "pieces")}
 
 
-def introduce(path: str, content: Mapping[str, Any], state: dict[str, Any]) -> None:
+def attach_origin(path: str, content: Mapping[str, Any], state: dict[str, Any]) -> None:
     """Put the origin of a loaded checkpoint where fairseq hands it to the task: into the state of the task.
 
     content: of the file, before --model-overrides change its settings.
@@ -153,7 +153,7 @@ def read_origin(path: str) -> dict[str, Any] | None:
     return origin_of(path, content) if isinstance(content, Mapping) else None
 
 
-def differing(saved: Digests, present: Digests) -> str | None:
+def describe_difference(saved: Digests, present: Digests) -> str | None:
     """Name what differs of two vocabularies, in words; None if nothing does that both know."""
     changed = []
     for name in (*SIDES, "pieces"):
@@ -190,7 +190,7 @@ def mismatch(origin: dict[str, Any], present: Digests, data: str | None, place: 
             )
             return None
 
-    difference = differing(saved, present)
+    difference = describe_difference(saved, present)
     if difference is None:
         return None
     return f"{origin['file']}: was trained with {difference} than {place}"
@@ -206,7 +206,7 @@ def ways_on(origin: dict[str, Any], data: str | None) -> str:
     return f"prepare the text with the dictionary of its own (`deepnet prepare lm --dict {own_folder}/dict.txt`)"
 
 
-def check(origin: dict[str, Any] | None, present: Digests | None, data: str | None, place: str) -> None:
+def check_vocabulary(origin: dict[str, Any] | None, present: Digests | None, data: str | None, place: str) -> None:
     """Raise a UserError if a checkpoint that is to be used was trained with another vocabulary.
 
     The arguments are those of `mismatch`; nothing is compared without an origin or without digests.
@@ -260,7 +260,7 @@ def _own_dictionaries(origin: dict[str, Any]) -> dict[str, Any]:
     if task is None:
         return {}
     saved = origin["digests"]
-    if saved is not None and differing(saved, of_task(task) or {}):
+    if saved is not None and describe_difference(saved, of_task(task) or {}):
         return {}
     return dictionaries_of(task)
 

@@ -25,7 +25,7 @@ def check_settings(setting: Callable[[str, str], object]) -> None:
             raise UserError(f"--zero-sharding os: not with --{key.replace('_', '-')}; drop one of them")
 
 
-def left_alone(trainer) -> bool:
+def must_skip_collectives(trainer) -> bool:
     """Return True while only this rank handles an error and optimiser state is sharded.
 
     Collectives must be skipped then: the other ranks, which do not know of the error, would not join them.

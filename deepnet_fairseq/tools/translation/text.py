@@ -95,7 +95,7 @@ def check_own(
         problem = vocabulary.mismatch(origin, segmentation, data, f"--subwords {subwords}")
         if problem:
             raise UserError(f"{problem}; leave it out, or give the file that lies with the data of its own run")
-    vocabulary.check(origin, present, data, f"--data {data}")
+    vocabulary.check_vocabulary(origin, present, data, f"--data {data}")
 
 
 def read_text(
