@@ -97,7 +97,7 @@ def of_yaml(name, folder=ROOT / "configs", overrides=()):
 
 def trained(name, choices, folder) -> list[list[str]]:
     """Return the arguments of fairseq-train for each row of an experiment, on the paper's GPUs."""
-    experiment = experiments.chosen(experiments.read(name), **choices)
+    experiment = experiments.with_choices(experiments.read_experiment(name), **choices)
     data = str(folder) if "sizes" in choices else None
     setting = Setting(
         experiment=experiment,

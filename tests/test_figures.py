@@ -11,8 +11,8 @@ from deepnet_fairseq.cli import main
 from deepnet_fairseq.core.methods import METHODS
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.study import paper
-from deepnet_fairseq.study.figures import EVERY, chosen, fitted, methods_of_panel, redraw
-from deepnet_fairseq.study.plots import style_of, text
+from deepnet_fairseq.study.figures import EVERY, fitted, methods_of_panel, parse_figures, redraw
+from deepnet_fairseq.study.plots import as_markdown, style_of
 from deepnet_fairseq.study.runs import RecordedRun
 
 from .support.recorded import every_figure, falling, record
@@ -70,7 +70,10 @@ def test_only_some_figures_elsewhere(drawn, tmp_path):
     assert [path.name for path in sorted((tmp_path / "new" / "out").iterdir())] == [
         "figure5.md", "figure5.png", "figure8.md", "figure8.png"]  # fmt: skip
     assert (tmp_path / "new" / "out" / "figure5.png").read_bytes() == (drawn / "figure5.png").read_bytes()
-    assert chosen(drawn, None) == [3, 4, 5, 6, 7, 8] and chosen(drawn, "4, normformer4") == [4, "normformer4"]
+    assert parse_figures(drawn, None) == [3, 4, 5, 6, 7, 8] and parse_figures(drawn, "4, normformer4") == [
+        4,
+        "normformer4",
+    ]
 
 
 def directions(**bleu):
@@ -88,7 +91,7 @@ def test_bleu_by_language(tmp_path):
 
 def text_of(figure, *folders):
     """Return the text of a figure of some runs, without the picture."""
-    return text(EVERY[figure]([RecordedRun(folder) for folder in folders]))
+    return as_markdown(EVERY[figure]([RecordedRun(folder) for folder in folders]))
 
 
 def test_a_diverged_run_needs_no_score(tmp_path):

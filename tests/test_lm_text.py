@@ -66,7 +66,7 @@ def test_dictionary(made, request):
     counts = Counter(symbol for line in lines for symbol in line[:-1])
     rows = [row.rsplit(" ", 1) for row in (data / "dict.txt").read_text(encoding="utf-8").splitlines()]
     real = {symbol: int(count) for symbol, count in rows if not symbol.startswith("madeupword")}
-    assert real == {symbol: counts[symbol] for symbol in lm_text.read(data).symbols}
+    assert real == {symbol: counts[symbol] for symbol in lm_text.read_segmenter(data).symbols}
     assert [int(count) for _, count in rows] == sorted((int(count) for _, count in rows), reverse=True)
     assert len(dictionary) % 8 == 0 and len(dictionary) - len(rows) == 4
     types = {"sentencepieces": VOCAB - 3, "gpt2": 256 + len(MERGES)}  # SentencePiece counts <unk>, <s> and </s>
@@ -179,8 +179,8 @@ SETTINGS = {
 
 def test_settings_that_are_none(tmp_path):
     with pytest.raises(UserError, match=r"text.json: no such file; make the data with `deepnet prepare lm`"):
-        lm_text.read(tmp_path)
+        lm_text.read_segmenter(tmp_path)
     for text, message in SETTINGS.items():
         (tmp_path / "text.json").write_text(text)
         with pytest.raises(UserError, match=message):
-            lm_text.read(tmp_path)
+            lm_text.read_segmenter(tmp_path)

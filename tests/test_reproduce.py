@@ -23,7 +23,7 @@ from .support.helpers import assert_refused
 @pytest.mark.parametrize("name", experiments.names())
 def test_every_experiment_names_its_source(name):
     """Each has a title for --list, rows, and the place in the paper of its flags and of its batch."""
-    experiment = experiments.read(name)
+    experiment = experiments.read_experiment(name)
     assert experiment["title"] and experiment["training"]["source"]
     sized = [*experiment.get("sizes", {}).values(), *filter(None, [experiment.get("batch")])]
     assert all(one["source"] for one in sized) and (sized or experiment["machine"] == "cpu")
@@ -48,29 +48,32 @@ def test_a_word_is_a_method_with_options():
 
 def test_language_models_are_chosen_by_size_and_rate():
     """A word with a rate of its own has no other; a sample has to fit into a batch."""
-    experiment = experiments.chosen(
-        experiments.read("normformer_clm"), methods=["deepnorm", "post_ln@2e-4"], sizes=["355m"], rates=["1e-3", "2e-3"]
+    experiment = experiments.with_choices(
+        experiments.read_experiment("normformer_clm"),
+        methods=["deepnorm", "post_ln@2e-4"],
+        sizes=["355m"],
+        rates=["1e-3", "2e-3"],
     )
     assert [row.name for row in experiment.rows(world=2)] == [
         "deepnorm-355m-lr1e-3-seed1", "deepnorm-355m-lr2e-3-seed1", "post_ln-355m-lr2e-4-seed1",
     ]  # fmt: skip
     with pytest.raises(UserError, match="a sample has 2048"):
-        list(experiments.chosen(experiment, tokens=1024).rows(world=2))
+        list(experiments.with_choices(experiment, tokens=1024).rows(world=2))
 
 
 @pytest.mark.parametrize("name", experiments.names())
 def test_every_key_is_explained(name):
     """The module's docstring, where somebody who writes an experiment looks, has each key of each file."""
     explained = set(re.findall(r"[a-z_]+", experiments.__doc__))
-    assert set(experiments.read(name).content) <= explained
+    assert set(experiments.read_experiment(name).content) <= explained
 
 
 def test_a_file_that_is_like_another_has_its_values_but_for_its_own():
-    base, like = experiments.read("iwslt14_de_en"), experiments.read("figure6")
+    base, like = experiments.read_experiment("iwslt14_de_en"), experiments.read_experiment("figure6")
     assert like["training"] == base["training"] and like["end"] != base["end"]
-    deepnmt = experiments.read("admin_wmt14", "deepnmt")
+    deepnmt = experiments.read_experiment("admin_wmt14", "deepnmt")
     assert deepnmt["training"]["warmup-updates"] == 4000
-    assert experiments.read("admin_wmt14")["training"]["warmup-updates"] == 8000
+    assert experiments.read_experiment("admin_wmt14")["training"]["warmup-updates"] == 8000
 
 
 @pytest.mark.parametrize(("name", "row", "tokens"), [
@@ -80,7 +83,7 @@ def test_a_file_that_is_like_another_has_its_values_but_for_its_own():
 def test_an_update_has_the_papers_tokens(name, row, tokens):
     """On any number of GPUs, and also where one row of an experiment has a batch of its own."""
     for world in (1, 8):
-        (found,) = [one for one in experiments.read(name).rows(world) if one.name == row]
+        (found,) = [one for one in experiments.read_experiment(name).rows(world) if one.name == row]
         assert found.paper_tokens == tokens
         assert world * found.flags["max-tokens"] * found.flags["update-freq"] == tokens
 
@@ -155,7 +158,7 @@ def test_a_row_that_does_not_fit_says_what_would(tmp_path):
     """With the memory that it names, the same row fits."""
 
     def planned(gib):
-        experiment = experiments.chosen(experiments.read("opus100"), depths=["1000"])
+        experiment = experiments.with_choices(experiments.read_experiment("opus100"), depths=["1000"])
         gets = hardware(papers_gpus=8, gpus=1, memory=gib, only_printed=True)
         setting = Setting(experiment, gets, corpus(experiment, tmp_path), tmp_path)
         return run.plan(setting, tokens=None, rate=None)[0]
@@ -185,10 +188,10 @@ def test_data_are_taken_for_what_they_are(tmp_path):
     folder = tmp_path / "data/iwslt14_de_en"
     (folder / "bin").mkdir(parents=True)
     (folder / "recipe.json").write_text('{"miniature": true}')
-    experiment = experiments.read("iwslt14_de_en")
+    experiment = experiments.read_experiment("iwslt14_de_en")
     with pytest.raises(UserError, match="a miniature's"):
         corpus(experiment, tmp_path)
-    small = experiments.chosen(experiment, smoke=True)
+    small = experiments.with_choices(experiment, smoke=True)
     assert corpus(small, tmp_path).steps == ()
 
     Step(folder, ["deepnet", "prepare", "corpus", "other"]).write_note()
@@ -208,11 +211,11 @@ def test_a_job_is_its_row_alone():
     """A job runs one row with the user's flags, those of fairseq-train at the end."""
 
     class Chosen:
-        experiment = experiments.read("table1")
+        experiment = experiments.read_experiment("table1")
         hardware = type("Hardware", (), {"nodes": 2, "gpus": 8})
         extra = ("--patience", "3")
 
-    row = next(experiments.read("table1").rows(world=16))
+    row = next(experiments.read_experiment("table1").rows(world=16))
     text = job(Chosen, row, ["deepnet", "reproduce", "table1", "--gpus", "8"])
     (command,) = [line for line in text.splitlines() if line.startswith("deepnet")]
     assert command == (

@@ -17,7 +17,7 @@ from deepnet_fairseq.core.config import namespace
 from deepnet_fairseq.core.models import build
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.tools.verify import verify
-from deepnet_fairseq.tools.verify.reading import read
+from deepnet_fairseq.tools.verify.reading import read_weights
 from deepnet_fairseq.tools.verify.sources import recognised
 
 from .support.helpers import ROOT, assert_refused
@@ -217,4 +217,4 @@ def test_what_is_not_finite_is_said(tmp_path):
     torch.save(state, tmp_path / "model.pt")
     with pytest.raises(UserError, match="fc1.weight holds values that are not finite"):
         verify(tmp_path / "model.pt", "deepnorm")
-    assert read(tmp_path / "model.pt")[1:] == ({}, None)
+    assert read_weights(tmp_path / "model.pt")[1:] == ({}, None)

@@ -24,7 +24,7 @@ def check(args) -> Shown:
           --optimizer adam --lr 1e-3 --lr-scheduler inverse_sqrt --warmup-updates 4000
     """
     register()
-    from ..tools.check import DIVERGING, LATEST, UNKNOWN, as_dict, judge, text, train_briefly
+    from ..tools.check import DIVERGING, LATEST, UNKNOWN, as_dict, judge, train_briefly, verdict_text
 
     least = {"updates": 2 * LATEST, "compress_warmup": 1, "seconds": 1}
     for name, number in least.items():
@@ -45,7 +45,7 @@ def check(args) -> Shown:
 
     statuses = {DIVERGING: 3, UNKNOWN: 1}
     status = statuses.get(judge(short_training).kind, 0)
-    return Shown(text(short_training), as_dict(short_training), status)
+    return Shown(verdict_text(short_training), as_dict(short_training), status)
 
 
 def verify(args) -> Shown:

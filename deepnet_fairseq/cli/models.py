@@ -195,9 +195,9 @@ def generate(args) -> Shown:
       deepnet generate DATA --path checkpoints/averaged.pt --directions de-en,fr-en --out generated --beam 5
     """
     register()
-    from ..tools.generation import translate
+    from ..tools.generation import translate_directions
 
-    translate(args.directions.split(","), Path(args.out), args.rest)
+    translate_directions(args.directions.split(","), Path(args.out), args.rest)
     return Shown(f"translated {args.directions} into {args.out}", {"wrote": args.out})
 
 

@@ -57,7 +57,7 @@ def _rows(args) -> None:
     if args.rows != "-" and not Path(args.rows).exists():
         raise UserError(f"--rows {args.rows}: no such file")
 
-    trainings = rows.read(read_lines(Path(args.rows)), args.flops)
+    trainings = rows.read_rows(read_lines(Path(args.rows)), args.flops)
     if not trainings:
         raise UserError(f"--rows {args.rows}: no training in it; give a line NAME FLAGS for each")
 

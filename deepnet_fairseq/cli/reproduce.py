@@ -61,7 +61,7 @@ def reproduce(args) -> None:
 
     if args.list or args.name is None:
         for name in experiments.names():
-            print(f"{name:28}{experiments.read(name)['title']}")
+            print(f"{name:28}{experiments.read_experiment(name)['title']}")
         return
     _run(args, _setting(args))
 
@@ -73,9 +73,9 @@ def _setting(args) -> Setting:
     from ..tools.reproduce.corpus import corpus
     from ..tools.reproduce.hardware import hardware
 
-    experiment = experiments.read(args.name, args.recipe)
+    experiment = experiments.read_experiment(args.name, args.recipe)
     small = experiment.get("machine") == "cpu"
-    experiment = experiments.chosen(
+    experiment = experiments.with_choices(
         experiment,
         methods=words("--methods", args.methods),
         depths=words("--depths", args.depths),

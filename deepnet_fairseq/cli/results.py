@@ -91,9 +91,9 @@ def report(args) -> Shown:
     out = Path(args.out) if args.out else None
 
     if args.figures is not None:
-        from ..study.figures import chosen, redraw
+        from ..study.figures import parse_figures, redraw
 
-        written = [redraw(runs, figure, out or runs) for figure in chosen(runs, args.figures or None)]
+        written = [redraw(runs, figure, out or runs) for figure in parse_figures(runs, args.figures or None)]
         return Shown("\n".join(written), {"wrote": written})
 
     from ..study.tables import render_report

@@ -59,7 +59,7 @@ class RemoteFile:
     origin: str = ""
 
 
-def at(*addresses: str, http: bool = False, **facts) -> RemoteFile:
+def remote_file(*addresses: str, http: bool = False, **facts) -> RemoteFile:
     """Make a RemoteFile whose name is the last part of its first address.
 
     addresses: without https://, the official one first
@@ -119,7 +119,7 @@ def fetch_all(files: Iterable[RemoteFile], folder: Path) -> dict[str, Path]:
     return {file.name: folder / file.name for file in files}
 
 
-def described(files: Iterable[RemoteFile], folder: Path, fetch: Fetch) -> dict[str, dict]:
+def fetch_described(files: Iterable[RemoteFile], folder: Path, fetch: Fetch) -> dict[str, dict]:
     """Fetch files into `folder` by `fetch`; return name -> {"sha256", "size" in bytes, "url"}."""
     files = list(files)
     paths = fetch(files, folder)

@@ -108,7 +108,7 @@ class Segmenter:
         write_json(folder / NAME, {"bpe": self.kind} | KINDS[self.kind] | facts)
 
 
-def read(folder: Path) -> Segmenter:
+def read_segmenter(folder: Path) -> Segmenter:
     """Read the segmenter of the data in `folder`; raise a UserError if it holds none."""
     path = folder / NAME
     mend = "make the data with `deepnet prepare lm`, or write their BPE there as docs/language_models.md says"
@@ -313,3 +313,6 @@ def _dictionary(counts: Counter, symbols: Iterable[str]) -> Dictionary:
         dictionary.add_symbol(symbol, n=counts[symbol])
     dictionary.finalize()
     return dictionary
+
+
+read = read_segmenter  # its name until 0.1; gone with the next release

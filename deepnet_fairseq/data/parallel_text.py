@@ -102,7 +102,7 @@ def prepare_text(
         say_space(dest, prepared_size(size, vocab), str(dest))
 
         form = TextForm(langs)
-        surveys = check(texts, langs, workers, form)
+        surveys = survey_texts(texts, langs, workers, form)
         if known is not None:
             print(f"| pieces and dictionary of {like}")
             model = known.pieces.read_bytes()
@@ -163,7 +163,9 @@ def read_parallel(prefix: str, source_lang: str, target_lang: str, drop_empty: b
         return list(texts["train"].pairs())
 
 
-def check(texts: dict[str, ParallelText], langs: tuple[str, str], workers: int, form: TextForm) -> dict[str, Survey]:
+def survey_texts(
+    texts: dict[str, ParallelText], langs: tuple[str, str], workers: int, form: TextForm
+) -> dict[str, Survey]:
     """Read all texts, and print what is found; return subset -> facts. UserError for a text that cannot be used.
 
     form: takes in the training text.

@@ -92,8 +92,8 @@ def from_checkpoint(path: str) -> tuple[FairseqShell, DictConfig]:
     """Load one of our checkpoints; return its model, in evaluation mode, and its config, with the model section filled.
 
     Call deepnet_fairseq.register() before; neither data nor dictionaries are needed. The model's `origin` says what
-    vocabulary it was trained with, for vocabulary.check_vocabulary. Raises a UserError, naming the file, if it is no checkpoint or
-    another model's.
+    vocabulary it was trained with, for vocabulary.check_vocabulary. Raises a UserError, naming the file, if it is no
+    checkpoint or another model's.
     """
     state = checkpoint_utils.load_checkpoint_to_cpu(path)
     model_cfg = own_config(state, path)

@@ -61,7 +61,7 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(file.name.removesuffix(".toml") for file in folder.iterdir() if file.name.endswith(".toml")))
 
 
-def read(name: str, recipe: str | None = None) -> Experiment:
+def read_experiment(name: str, recipe: str | None = None) -> Experiment:
     """Read an experiment, in one of its recipes if a name is given; UserError for one that does not exist."""
     if name not in names():
         raise UserError(f"{' '.join(name.split())}: no such experiment; choose one of {', '.join(names())}")
@@ -104,7 +104,7 @@ def merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def chosen(experiment: Experiment, **choices: Any) -> Experiment:
+def with_choices(experiment: Experiment, **choices: Any) -> Experiment:
     """Return the experiment with the user's choices, fields of Choice; UserError for one that it does not have."""
     by_size = isinstance(experiment, BySize)
     if choices.get("depths") and by_size:

@@ -18,7 +18,19 @@ from ..errors import UserError
 from ..files import whole
 from ..languages import parse_pair
 from . import paper
-from .plots import Panel, Picture, Series, Style, draw, magnitude, means, number, style_of, style_of_setting, text
+from .plots import (
+    Panel,
+    Picture,
+    Series,
+    Style,
+    as_markdown,
+    draw,
+    magnitude,
+    means,
+    number,
+    style_of,
+    style_of_setting,
+)
 from .runs import RecordedRun, folder_of, holds_runs, name_of, runs_of
 
 Runs = list[RecordedRun]
@@ -485,7 +497,7 @@ EVERY: dict[int | str, Callable[[Runs], Picture]] = {  # numbers are figures of 
 }
 
 
-def chosen(runs: Path, only: str | None) -> list[int | str]:
+def parse_figures(runs: Path, only: str | None) -> list[int | str]:
     """Parse the figures of "4,5,normformer4", or list all that have a folder below `runs`.
 
     Raises a UserError for an unknown figure, and if no figure has a folder.
@@ -511,7 +523,7 @@ def redraw(runs: Path, figure: int | str, out: Path) -> str:
     Raises a UserError if none of its runs is finished, or one lacks what the figure needs.
     """
     picture = EVERY[figure](runs_of(runs, figure))
-    markdown = text(picture)
+    markdown = as_markdown(picture)
 
     path = out / name_of(figure)
     out.mkdir(parents=True, exist_ok=True)

@@ -237,7 +237,7 @@ def _draw_failures(panel: Panel, rank: int, axes: Any) -> None:
         )
 
 
-def text(picture: Picture) -> str:
+def as_markdown(picture: Picture) -> str:
     """Return the picture's numbers as Markdown: its heading, a table for each panel, its further tables and notes."""
     tables = [_numbers(panel) for panel in picture.panels]
     tables += picture.tables

@@ -121,7 +121,7 @@ def _all() -> dict[str, Table]:
     """Return the tables of all experiments, by name."""
     tables: dict[str, Table] = {}
     for name in experiments.names():
-        tables |= read_tables(experiments.read(name).content)
+        tables |= read_tables(experiments.read_experiment(name).content)
     return dict(sorted(tables.items()))
 
 

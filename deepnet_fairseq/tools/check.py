@@ -388,7 +388,7 @@ def _profile(short_training: ShortTraining) -> str:
     return render(rows)
 
 
-def text(short_training: ShortTraining) -> str:
+def verdict_text(short_training: ShortTraining) -> str:
     """Return the whole report, which ends with the verdict."""
     verdict = judge(short_training)
     also = [other for other in verdict.findings if other.evidence not in str(verdict)]

@@ -92,7 +92,7 @@ class Cell(NamedTuple):
     seed: int
 
     def __str__(self) -> str:
-        return f"{self.method} {self.depth}L-{self.depth}L lr {rate(self.lr)} seed {self.seed}"
+        return f"{self.method} {self.depth}L-{self.depth}L lr {format_rate(self.lr)} seed {self.seed}"
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,9 @@ class Grid:
 
     def name(self, cell: Cell) -> str:
         """Return the name of a cell's folder in `out`, and of its record."""
-        return f"{cell.depth}L-{cell.depth}L-{self.updates}-updates-seed{cell.seed}/{cell.method}-lr{rate(cell.lr)}"
+        return (
+            f"{cell.depth}L-{cell.depth}L-{self.updates}-updates-seed{cell.seed}/{cell.method}-lr{format_rate(cell.lr)}"
+        )
 
     def warmup_updates(self) -> tuple[int, str]:
         """Return the updates of warm-up, and a note where they are not the share that was asked for, else "".
@@ -234,7 +236,7 @@ class Grid:
         words += ["--encoder-layers", str(cell.depth), "--decoder-layers", str(cell.depth)]
         words += ["--method", cell.method]
         words += " ".join(get_method(cell.method).train_flags).split()
-        words += ["--lr", rate(cell.lr), "--warmup-updates", str(warmup)]
+        words += ["--lr", format_rate(cell.lr), "--warmup-updates", str(warmup)]
         words += ["--max-update", str(self.updates), "--seed", str(cell.seed)]
         words += ["--save-interval-updates", str(save_every), "--validate-interval-updates", str(save_every)]
         words += ["--stop-stuck", str(stuck), "--log-interval", str(log_every)]
@@ -255,7 +257,7 @@ class Grid:
 
     def command(self, cell: Cell) -> str:
         """Return the command that trains this cell alone."""
-        grid = f"--methods {cell.method} --depths {cell.depth} --lrs {rate(cell.lr)} --seeds {cell.seed}"
+        grid = f"--methods {cell.method} --depths {cell.depth} --lrs {format_rate(cell.lr)} --seeds {cell.seed}"
         words = [str(self.data), *grid.split(), f"--updates={self.updates}", f"--warmup={self.warmup:.6g}", *self.flags]
         if self.user_dir:
             words += ["--user-dir", self.user_dir]
@@ -273,7 +275,7 @@ def _check_at_least_one(flag: str, number: int) -> None:
         raise UserError(f"{flag} {number}: must be at least 1")
 
 
-def rate(lr: float) -> str:
+def format_rate(lr: float) -> str:
     """Format a learning rate as "5e-4"."""
     return re.sub(r"\.?0*e([+-]?)0*", r"e\1", f"{lr:e}")
 
@@ -452,18 +454,18 @@ class Best(NamedTuple):
     def row(self) -> list[str]:
         """Return the cells of the table's row."""
         depth = f"{self.depth}L-{self.depth}L"
-        lr = "-" if self.lr is None else self.edge + rate(self.lr)
+        lr = "-" if self.lr is None else self.edge + format_rate(self.lr)
         training_time = duration(3600 * fmean(run.hours or 0 for run in self.runs))
 
-        bleu = spread(self.bleu, 1)
+        bleu = format_spread(self.bleu, 1)
         if self.bleu and fmean(self.bleu) < SHORT:
             bleu += " (too short)"
 
         failures = "; ".join(f"{failed}: {end}" for failed, end in self.failed.items())
-        return [self.method, depth, lr, spread(self.held_out, 2), bleu, training_time, failures or "-"]
+        return [self.method, depth, lr, format_spread(self.held_out, 2), bleu, training_time, failures or "-"]
 
 
-def spread(values: list[float], digits: int) -> str:
+def format_spread(values: list[float], digits: int) -> str:
     """Format the mean, and behind it the range of several values, as "3.50 [3.00, 4.00]"; "-" for no value."""
     if not values:
         return "-"
@@ -486,11 +488,11 @@ def best_of(grid: Grid, records: dict[str, RecordedRun], method: str, depth: int
         losses[lr] = [held_out(run) for run in runs[lr]]
         for run, loss in zip(runs[lr], losses[lr]):
             if math.isinf(loss):
-                failed[rate(lr)] = outcome(run)
+                failed[format_rate(lr)] = outcome(run)
 
     # a failed seed makes the mean of its rate infinite: a failed rate wins only if all failed, and then the lowest does
     best = min(runs, key=lambda lr: fmean(losses[lr]))
-    all_failed = rate(best) in failed
+    all_failed = format_rate(best) in failed
 
     edge = ""
     if len(runs) > 1 and best == min(runs):

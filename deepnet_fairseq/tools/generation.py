@@ -18,7 +18,7 @@ from ..files import whole
 from ..languages import parse_pair
 
 
-def translate(directions: list[str], folder: Path, flags: list[str]) -> None:
+def translate_directions(directions: list[str], folder: Path, flags: list[str]) -> None:
     """Write fairseq-generate's output for each of `directions` to FOLDER/SRC-TGT.txt, its log to FOLDER/SRC-TGT.log.
 
     flags: those of fairseq-generate, without the languages. A direction that exists is left alone; an interrupted one

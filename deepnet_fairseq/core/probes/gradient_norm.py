@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ class GradientNorm(Probe):
 
     def gradients(self, scale: float | Tensor) -> None:
         graded = [(name, p) for name, p in self.model.named_parameters() if p.grad is not None]
-        gradients = [parameter.grad for _name, parameter in graded]
+        gradients = _gradients(parameter for _name, parameter in graded)
         norms = torch.stack(torch._foreach_norm(gradients, 2, dtype=torch.float32)) * scale
 
         matrices = {}
@@ -60,7 +61,7 @@ class GradientL1(Probe):
         graded = [weight for weight in branch_weights(self.model) if weight.linear.weight.grad is not None]
         if not graded:  # all are frozen
             return
-        gradients = [weight.linear.weight.grad for weight in graded]
+        gradients = _gradients(weight.linear.weight for weight in graded)
         sums = torch.stack(torch._foreach_norm(gradients, 1, dtype=torch.float32)) * scale
         for weight, total in zip(graded, sums.tolist(), strict=True):
             self.found[f"{weight.site}.{weight.role}"] = total / weight.linear.weight.numel()
@@ -68,6 +69,10 @@ class GradientL1(Probe):
     @staticmethod
     def summary(values: Values) -> Values:
         return mean_by(_without_layer, values)
+
+
+def _gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
 def _without_layer(address: str) -> str:

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from ...errors import UserError
 from ..binarise import check_dest
-from ..download import Fetch, RemoteFile, described, fetch_all, locked
+from ..download import Fetch, RemoteFile, fetch_all, fetch_described, locked
 from ..folder import say_space
 from ..steps import Steps, read_json, write_json
 
@@ -180,7 +180,7 @@ class Recipe(ABC):
         settings = {"files": facts, "miniature": options.miniature}
 
         def make() -> dict[str, dict]:
-            return described(files, options.downloads, options.fetch)
+            return fetch_described(files, options.downloads, options.fetch)
 
         return steps.run("download", paths, settings=settings, make=make, keep=True)
 

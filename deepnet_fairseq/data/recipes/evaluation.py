@@ -14,7 +14,7 @@ from pathlib import Path
 from ...errors import UserError
 from ...files import whole
 from ..archive import stream_lines, unpack
-from ..download import RemoteFile, at, described
+from ..download import RemoteFile, fetch_described, remote_file
 from ..lines import map_rows, one_line, read_lines, read_pairs, write_lines
 from ..multilingual import PairText, Sentences, file_state
 from ..steps import Steps
@@ -23,11 +23,11 @@ from .bilingual import published_segments
 from .opus100 import ORIGIN
 from .wmt import TFDS
 
-FLORES_101 = at(
+FLORES_101 = remote_file(
     "dl.fbaipublicfiles.com/flores101/dataset/flores101_dataset.tar.gz", origin="two public scripts",
     checksum="sha256:49fa80207b09fcc0eca8253ed13303b3a0ae0f16081af862601c73ac76f2cba6",
 )  # fmt: skip
-ZERO_SHOT = at(
+ZERO_SHOT = remote_file(
     "object.pouta.csc.fi/OPUS-100/v1.0/opus-100-corpus-zeroshot-v1.0.tar.gz", size=2_556_791, origin=ORIGIN,
     checksum="sha256:241de5bf4eb382017337f3ffb23cdf319c971585b5f679da9a420f23a5c2ed8f",
 )  # fmt: skip
@@ -130,7 +130,7 @@ class Evaluation:
             return re.search("/dev/|/devtest/|zero-shot", name) is not None
 
         def make() -> dict:
-            records = described(files, downloads, self.options.fetch)
+            records = fetch_described(files, downloads, self.options.fetch)
             unpack(downloads / FLORES_101.name, self.root / "flores101", wanted)
             unpack(downloads / ZERO_SHOT.name, self.root / "opus100", wanted)
             with whole(self.root / "wmt") as part:

@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 
 from ..archive import stream_lines
-from ..download import at
+from ..download import remote_file
 from ..moses import Chain, Limits
 from .bilingual import BilingualRecipe, training_lines
 
@@ -22,7 +22,7 @@ class Iwslt14(BilingualRecipe):
     title = "IWSLT-14 German-English, the runs of Figure 6"
     langs = ("de", "en")
     archives = (  # wit3.fbk.eu no longer has it
-        at("dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz", http=True, size=19_982_877,
+        remote_file("dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz", http=True, size=19_982_877,
            checksum="md5:10936dfdf616504ddbd844e91b94ef4a", origin="a public script that calls fairseq's"),
     )  # fmt: skip
     space = 300_000_000

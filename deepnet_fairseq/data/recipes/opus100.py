@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ...errors import UserError
 from ..archive import stream_lines
-from ..download import RemoteFile, at
+from ..download import RemoteFile, remote_file
 from ..lines import align, one_line
 from ..multilingual import PairText, Sentences, split_pair
 from .base import Options
@@ -88,7 +88,7 @@ def alphabetical(pairs: Iterable[str]) -> tuple[str, ...]:
 def archive_of(pair: str) -> RemoteFile:
     """Return the file to fetch for a pair in ARCHIVES."""
     archive = ARCHIVES[pair]
-    return at(
+    return remote_file(
         f"{SITE}/opus-100-corpus-{pair}-v1.0.tar.gz",
         size=archive.size,
         checksum=f"sha256:{archive.sha256}",

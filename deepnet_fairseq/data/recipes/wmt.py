@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 
 from ..archive import stream_lines
-from ..download import RemoteFile, at
+from ..download import RemoteFile, remote_file
 from ..moses import Chain, Limits
 from .bilingual import BilingualRecipe
 
@@ -16,7 +16,9 @@ TFDS = "TensorFlow Datasets' list of checksums"
 
 def _statmt(path: str, checksum: str, size: int | None = None, origin: str = TFDS) -> RemoteFile:
     """Return the file at `path` of WMT's site, which is tried with and without www, as different scripts name it."""
-    return at(f"www.statmt.org/{path}", f"statmt.org/{path}", http=True, size=size, checksum=checksum, origin=origin)
+    return remote_file(
+        f"www.statmt.org/{path}", f"statmt.org/{path}", http=True, size=size, checksum=checksum, origin=origin
+    )
 
 
 EUROPARL = _statmt(
@@ -27,7 +29,7 @@ COMMON_CRAWL = _statmt(
     "wmt13/training-parallel-commoncrawl.tgz",
     "sha256:c7a74e2ea01ac6c920123108627e35278d4ccb5701e15428ffa34de86fa3a9e5", 918_311_367,
 )  # fmt: skip
-NEWS_COMMENTARY = at(
+NEWS_COMMENTARY = remote_file(
     "data.statmt.org/wmt17/translation-task/training-parallel-nc-v12.tgz", http=True, size=168_591_139, origin=TFDS,
     checksum="sha256:2b45f30ef1d550d302fd17dd3a5cbe19134ccc4c2cf50c2dae534aee600101a2",
 )  # fmt: skip
@@ -43,7 +45,7 @@ GIGA_FREN = _statmt(
     "wmt10/training-giga-fren.tar",
     "sha256:3ff8319f6919393520559bfbc7ad6a747ec81b3abc7be9993b338d4b017b4d9a", 2_595_102_720,
 )  # fmt: skip
-NEWSTEST2013 = at("data.statmt.org/wmt17/translation-task/dev.tgz", http=True)
+NEWSTEST2013 = remote_file("data.statmt.org/wmt17/translation-task/dev.tgz", http=True)
 NEWSTEST2014 = _statmt(
     "wmt14/test-full.tgz", "md5:a8cd784e006feb32ac6f3d9ec7eb389a", origin="sacreBLEU's test set wmt14/full"
 )

@@ -45,8 +45,8 @@ def check_epoch_weights(flag: str | None) -> None:
 def wanted(flag: str, epoch: int, updates: int, max_epoch: int, max_update: int) -> bool:
     """Return whether an average may read the weights at the end of `epoch`.
 
-    flag: as check_epoch_weights() takes it; updates: made so far; max_epoch, max_update: end of the training, 0 for none. The last
-    epochs are predicted from the updates that an epoch has had so far, with one to spare.
+    flag: as check_epoch_weights() takes it; updates: made so far; max_epoch, max_update: end of the training, 0 for
+    none. The last epochs are predicted from the updates that an epoch has had so far, with one to spare.
     """
     match = WHICH.fullmatch(flag)
     if match[2]:

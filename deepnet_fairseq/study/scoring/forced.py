@@ -19,7 +19,7 @@ CONSTRAINTS = re.compile(r"\bconstraints['\"]?[:=] ?['\"]?(\w+)")
 ENOUGH = 20  # sentences that do not begin as their references by chance
 
 
-def check(file: Path, logged: Logged) -> None:
+def refuse_forced_references(file: Path, logged: Logged) -> None:
     """Raise a UserError if the log says that the references were scored, and nothing was translated."""
     if _setting(SCORE_REFERENCE, logged) == "True":
         raise UserError(

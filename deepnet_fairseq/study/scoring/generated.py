@@ -343,10 +343,10 @@ def align_with_references(output: Output, corpus: Corpus) -> AlignedText:
     joined twice, and if they are the references themselves, under forced decoding.
     """
     generated = read_generated(output.file)
-    forced.check(output.file, generated.logged)
+    forced.refuse_forced_references(output.file, generated.logged)
     subset, direction = _test_set(output, generated, corpus)
     _check_count(generated, direction)
-    pieces.check(output.file, generated.translations, generated.joined)
+    pieces.refuse_joined_pieces(output.file, generated.translations, generated.joined)
 
     file = corpus.reference(subset, direction) if direction else None
     if not file and generated.references is None:

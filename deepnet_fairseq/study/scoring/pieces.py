@@ -39,7 +39,7 @@ class Joined:
             self.lost += 1
 
 
-def check(file: Path, translations: list[str], joined: Joined) -> None:
+def refuse_joined_pieces(file: Path, translations: list[str], joined: Joined) -> None:
     """Raise a UserError if most translations hold pieces of words, or lost their blanks when they were joined twice.
 
     In a few lines a mark of pieces may be text. Moses' detokeniser drops the blanks of Chinese and Japanese rightly.

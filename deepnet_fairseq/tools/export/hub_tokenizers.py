@@ -57,7 +57,7 @@ def segmenter_of(data: str, subwords: str | None) -> Segmenter:
     if subwords is not None:
         return Segmenter("sentencepiece", {"sentencepiece_model": Path(subwords)})
     if (Path(data) / lm_text.NAME).is_file():
-        return lm_text.read(Path(data))
+        return lm_text.read_segmenter(Path(data))
     file = Path(data) / "spm.model"
     if not file.is_file():
         raise UserError(f"--data {data}: neither {lm_text.NAME} nor {file.name} is there; give --subwords FILE")

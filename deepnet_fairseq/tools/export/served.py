@@ -42,7 +42,7 @@ class Served:
         if self.text is not None:
             self.text.write(folder)
         elif (Path(self.data) / lm_text.NAME).is_file():
-            lm_text.read(Path(self.data)).write(folder)
+            lm_text.read_segmenter(Path(self.data)).write(folder)
 
     def lines(self, count: int) -> list[str]:
         """Return up to `count` lines of the source language, of the data's validation, else test or training text."""

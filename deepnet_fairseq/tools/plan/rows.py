@@ -72,7 +72,7 @@ class Row:
         return self.option.memory.peak / USABLE
 
 
-def read(lines: Iterable[str], rate: float | None = None) -> list[Row]:
+def read_rows(lines: Iterable[str], rate: float | None = None) -> list[Row]:
     """Read a row of each line: `NAME [--done] [--vocab SIZE] [--corpus-tokens N] [--kept N] WORDS of fairseq-train`.
 
     --corpus-tokens: target tokens of an epoch, for trainings that end by epochs; --kept: how many files with weights

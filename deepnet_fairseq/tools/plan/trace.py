@@ -164,7 +164,7 @@ class Meter(TorchDispatchMode):
         del self.references[key]
 
 
-class AsOn(TorchFunctionMode):
+class PretendDevice(TorchFunctionMode):
     """Mode in which tensors on the meta device pass for a CPU's or a GPU's.
 
     On a GPU dropout's mask is one byte a number; attention is one kernel.
@@ -289,7 +289,7 @@ class Run:
         self.sentences = setting.max_tokens // setting.length
 
         with ExitStack() as stack:
-            stack.enter_context(AsOn(setting.device))
+            stack.enter_context(PretendDevice(setting.device))
             stack.enter_context(torch.device("meta"))
             self.meter = stack.enter_context(Meter([*self.model.parameters(), *self.model.buffers()]))
             for parameter in self.model.parameters():

@@ -37,7 +37,7 @@ def plan(setting: Setting, tokens: int | None, rate: float | None) -> tuple[Sett
     """
     rows = setting.rows()
     lines = [shlex.join(setting.planned_words(row, tokens)) for row in rows]
-    planned = plan_rows.read(lines, rate)
+    planned = plan_rows.read_rows(lines, rate)
     chosen = {}
     too_large = {}
     for row in planned:

@@ -22,7 +22,7 @@ from ...core.slots import Site
 from ...errors import UserError
 from . import evidence, merges
 from .evidence import CLOSE, Kind, profile_base, scales
-from .reading import read
+from .reading import read_weights
 from .report import Audit, Row
 from .sources import Factor, RecognisedModel, recognised
 
@@ -50,10 +50,12 @@ def verify(
                 model.state_dict(), {"arch": getattr(model, "NAME", None)}, updates=None, rename=rename
             )
             if inputs is not None:
-                recognised_model.factors = merges.merges(model, recognised_model, inputs) + recognised_model.factors
+                recognised_model.factors = (
+                    merges.measured_factors(model, recognised_model, inputs) + recognised_model.factors
+                )
             return audit(recognised_model, method, options)
 
-        weights, config, updates = read(Path(model))
+        weights, config, updates = read_weights(Path(model))
         try:
             return audit(recognised(weights, config, updates=updates, rename=rename), method, options)
         except UserError as error:

@@ -22,7 +22,7 @@ SHARE = 0.01  # of the smaller of the norms of a x and b f
 LEAST = 1e-4  # the smaller of these two must be this share of u's
 
 
-def merges(module: nn.Module, model: RecognisedModel, inputs: tuple) -> list[Factor]:
+def measured_factors(module: nn.Module, model: RecognisedModel, inputs: tuple) -> list[Factor]:
     """Return the factors a, b of every branch whose merge u = a x + b f is found in a forward pass.
 
     inputs: what the module is called with, in evaluation mode. Whatever it raises is raised.

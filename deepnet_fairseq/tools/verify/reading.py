@@ -21,7 +21,7 @@ WRAPPERS = ("model", "state_dict", "model_state_dict", "module")  # where checkp
 SHORTCUT = re.compile(r"((deepnorm|residual|encoder|decoder)_)*alpha|(residual|skip|shortcut)_(scale|factor|weight)")
 
 
-def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], int | None]:
+def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], int | None]:
     """Return weights by name, config and number of updates (None: unknown) of a file or a Hugging Face folder.
 
     UserError, naming the file, for one that holds no weights.
@@ -83,7 +83,7 @@ def _folder(path: Path) -> dict[str, Tensor]:
         raise UserError(f"{path}: holds no {weights_file.name}; name the file of weights itself")
 
     config = read_object(config_file, "download it again, or remove it") if config_file.exists() else {}
-    weights, _, _ = read(weights_file)
+    weights, _, _ = read_weights(weights_file)
     factors = {}
     for name, value in config.items():
         if type(value) in (int, float) and SHORTCUT.fullmatch(name):
