@@ -152,7 +152,7 @@ def memory(setting: Setting, parameters: Any = None, stages: list[Stage] | None 
         buckets=buckets,
         activations=sum(group.kept for group in body),
         recomputed=max(group.recomputed for group in body),
-        loss=max(loss.peak_forward, loss.kept + loss.stages[0].accumulated),
+        loss=max(loss.peak_forward, loss.kept + loss.stages[0].peak_accumulating),
         step=step,
         graphs=graphs,
         objects=objects,
@@ -172,8 +172,8 @@ class Pass:
     def __init__(self, stages: list[Stage], setting: Setting):
         self.stages = stages
         if not (setting.checkpoint_every and stages[0].name.endswith(LAYERS)):
-            self.kept = stages[0].forward
-            self.peak_forward = stages[0].forward_rise
+            self.kept = stages[0].kept
+            self.peak_forward = stages[0].peak_forward
             self.recomputed = 0
             self.peak_recompute = 0
             return
@@ -185,8 +185,8 @@ class Pass:
         activations = 0
         peaks = []
         for stage in stages:
-            peaks.append(activations + stage.forward_rise)
-            activations += stage.forward
+            peaks.append(activations + stage.peak_forward)
+            activations += stage.kept
         self.recomputed = activations - stages[-1].output
         self.peak_recompute = max(peaks)
 
@@ -227,9 +227,9 @@ def _peak_backward(passes: list[Pass], accumulated: int) -> int:
         live += group.recomputed
         for stage in reversed(group.stages):
             if accumulated:
-                peak = max(peak, live + stage.accumulated + accumulated)
+                peak = max(peak, live + stage.peak_accumulating + accumulated)
             else:
-                peak = max(peak, live + stage.rise + arrived)
+                peak = max(peak, live + stage.peak_backward + arrived)
                 arrived += stage.gradients
-            live += stage.backward  # mostly below 0, because activations are freed
+            live += stage.change_backward  # mostly below 0, because activations are freed
     return peak

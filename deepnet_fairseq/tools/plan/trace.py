@@ -49,22 +49,22 @@ SEVERAL = {  # operators of several kernels, as benchmarks/fake_gpu counts them
 class Stage:
     """Stage of the update: an embedding, a layer, the end of a stack, or the loss.
 
-    In bytes: output: its output. forward: what its forward pass leaves behind; forward_rise: the peak of the forward
-    pass. backward: what its backward pass leaves behind, below 0 if it frees more than it makes, without gradients of
-    parameters; accumulated: the peak of the backward pass when .grad exists already and new gradients are added to it;
-    rise: the peak when .grad does not exist yet, with the gradients that arrive. Each is counted from the memory
-    before that pass of the stage. gradients: the gradients of the stage's parameters.
+    In bytes: output: its output. kept: what its forward pass leaves behind; peak_forward: the peak of the forward pass.
+    change_backward: what its backward pass leaves behind, below 0 if it frees more than it makes, without gradients of
+    parameters; peak_backward: the peak of the backward pass when .grad does not exist yet, with the gradients that
+    arrive; peak_accumulating: the peak when .grad exists already and new gradients are added to it. Each is counted
+    from the memory before that pass of the stage. gradients: the gradients of the stage's parameters.
 
     flops: operations of the forward pass. launches, launches_back: kernels that the forward and backward pass launch.
     """
 
     name: str
     output: int = 0
-    forward: int = 0
-    forward_rise: int = 0
-    backward: int = 0
-    rise: int = 0
-    accumulated: int = 0
+    kept: int = 0
+    peak_forward: int = 0
+    change_backward: int = 0
+    peak_backward: int = 0
+    peak_accumulating: int = 0
     gradients: int = 0
     flops: int = 0
     launches: int = 0
@@ -381,8 +381,8 @@ class Run:
         yield stage
         now = self.meter.lap()
 
-        stage.forward = now.live - before.live
-        stage.forward_rise = now.peak - before.live
+        stage.kept = now.live - before.live
+        stage.peak_forward = now.peak - before.live
         stage.flops = now.flops - before.flops
         stage.launches = now.launches - before.launches
         self.before = now
@@ -392,9 +392,9 @@ class Run:
         before = self.before
         now = self.meter.lap()
 
-        stage.backward = now.live - before.live
-        stage.accumulated = now.peak - before.live
-        stage.rise = now.peak_with_gradients - before.live - before.gradients
+        stage.change_backward = now.live - before.live
+        stage.peak_accumulating = now.peak - before.live
+        stage.peak_backward = now.peak_with_gradients - before.live - before.gradients
         stage.gradients = now.gradients - before.gradients
         stage.launches_back = now.launches - before.launches
         self.before = now
