@@ -80,16 +80,23 @@ class Attention(nn.Module):
         if x is None or others:
             given = ", ".join(others) or "no x"
             raise TypeError(f"attention takes x, source, mask, causal, cache, alignment, batch first; given: {given}")
+
         q = self.by_head(self.q_proj(x), "q")
         if cache is None:
             keys, values = self.keys_and_values(x if source is None else source)
         elif source is None:
-            keys, values = cache.extend(self, *self.keys_and_values(x))
+            newest_keys, newest_values = self.keys_and_values(x)
+            keys, values = cache.extend(self, newest_keys, newest_values)
         else:
             keys, values = cache.of_source(self, lambda: self.keys_and_values(source))
-        q, keys, values = q.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2)
+
+        # (B, T, h, d) -> (B, h, T, d), as torch's attention wants it
+        q = q.transpose(1, 2)
+        keys = keys.transpose(1, 2)
+        values = values.transpose(1, 2)
         if alignment is not None:
             alignment.append(attention_weights(q, keys, mask))
+
         dropout = self.dropout.p if self.dropout.drops else 0.0
         y = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, dropout_p=dropout, is_causal=causal)
         y = y.transpose(1, 2).flatten(2)  # (B, h, T, d) -> (B, T, C)
@@ -97,13 +104,17 @@ class Attention(nn.Module):
 
     def keys_and_values(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """Project source (B, S, C') to keys and values, (B, S, h, d) each."""
-        return self.by_head(self.k_proj(source), "k"), self.by_head(self.v_proj(source), "v")
+        keys = self.by_head(self.k_proj(source), "k")
+        values = self.by_head(self.v_proj(source), "v")
+        return keys, values
 
     def by_head(self, projected: Tensor, role: str) -> Tensor:
         """Split a projection (B, T, C) into heads, (B, T, h, d), and apply the method's module to them, if any."""
-        rows, length, width = projected.shape
-        projected = projected.view(rows, length, self.num_heads, width // self.num_heads)
-        return projected if self.heads is None else self.heads(projected, role)
+        sentences, length, width = projected.shape
+        by_head = projected.view(sentences, length, self.num_heads, width // self.num_heads)
+        if self.heads is None:
+            return by_head
+        return self.heads(by_head, role)
 
 
 def attention_weights(q: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
@@ -111,7 +122,8 @@ def attention_weights(q: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
 
     Alignments read these weights. mask: as in Attention.forward.
     """
-    scores = torch.matmul(q * q.size(-1) ** -0.5, keys.transpose(2, 3)).float()
+    scaled = q * q.size(-1) ** -0.5
+    scores = torch.matmul(scaled, keys.transpose(2, 3)).float()
     if mask is not None:
         scores = scores + to_add(mask, scores.dtype)
     return scores.softmax(-1, dtype=torch.float32)
