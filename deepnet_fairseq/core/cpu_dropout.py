@@ -24,10 +24,17 @@ def mask(x: Tensor, p: float) -> Tensor:
     """Draw a tensor shaped like x: 0 with probability p, else 1 / (1 - p)."""
     dropped = round(p * RESOLUTION)
     scale = RESOLUTION / (RESOLUTION - dropped)
-    words = torch.empty((x.numel() + 3) // 4, dtype=torch.int64, device="cpu").random_(-(2**63), None)
+
+    # each word of 64 random bits holds four numbers of 16
+    words = torch.empty((x.numel() + 3) // 4, dtype=torch.int64, device="cpu")
+    words.random_(-(2**63), None)
     numbers = words.view(torch.int16)[: x.numel()].view(x.shape).to(torch.float32)  # -2^15 to 2^15 - 1
-    kept = numbers.add_(RESOLUTION // 2 - dropped + 1).mul_(scale).clamp_(0, scale)
-    return kept.to(x.dtype)
+
+    # after the shift the lowest `dropped` values are 0 or less, all others 1 or more: clamping gives 0 or scale
+    numbers.add_(RESOLUTION // 2 - dropped + 1)
+    numbers.mul_(scale)
+    numbers.clamp_(0, scale)
+    return numbers.to(x.dtype)
 
 
 modules.drop = dropout
