@@ -37,11 +37,13 @@ def with_split_projections(state: Mapping[str, Tensor]) -> StateDict:
     """Split each entry that fairseq wrote for queries, keys and values together into three."""
     split: StateDict = {}
     for key, value in state.items():
-        if match := OLD_PROJECTIONS.fullmatch(key):
-            parts = zip("qkv", value.chunk(3), strict=True)
-            split |= {f"{match[1]}{name}_proj.{match[2]}": part for name, part in parts}
-        else:
+        match = OLD_PROJECTIONS.fullmatch(key)
+        if not match:
             split[key] = value
+            continue
+        attention, kind = match.groups()  # kind: "weight" or "bias"
+        for role, part in zip("qkv", value.chunk(3), strict=True):
+            split[f"{attention}{role}_proj.{kind}"] = part
     return split
 
 
@@ -58,20 +60,28 @@ def check_fit(state: StateDict, own: StateDict, constants: Collection[str] = (),
     the file.
     """
     for stack in ("encoder", "decoder"):
-        saved, built = depth(state, stack), depth(own, stack)
+        saved = depth(state, stack)
+        built = depth(own, stack)
         if bool(saved) != bool(built):
             raise UserError(f"holds {saved} {stack} layers, this model {built}: another kind of model; give its --arch")
         if saved != built:
             way = f"give --{stack}-layers {saved}, or for a new training another --save-dir"
             raise UserError(f"holds {saved} {stack} layers, this model has {built}; {way}")
+
     missing = sorted((own.keys() - state.keys() - set(constants)) | set(lacked))
     extra = sorted(state.keys() - own.keys())
     if missing or extra:
+        differences = []
+        if missing:
+            differences.append(f"it lacks {_first_of(missing)}")
+        if extra:
+            differences.append(f"it also has {_first_of(extra)}")
+        advice = _flags(missing, extra) or "train with the flags of its own run"
         raise UserError(
             "was trained with another --method or modifier, or other embedding flags: "
-            f"{_some('it lacks', missing)}{' and ' if missing and extra else ''}{_some('it also has', extra)}; "
-            f"{_flags(missing, extra) or 'train with the flags of its own run'}"
+            f"{' and '.join(differences)}; {advice}"
         )
+
     for key, value in own.items():
         if key not in constants and state[key].shape != value.shape:
             raise UserError(_other_shape(key, tuple(state[key].shape), tuple(value.shape), own))
@@ -79,11 +89,12 @@ def check_fit(state: StateDict, own: StateDict, constants: Collection[str] = (),
 
 def check_ties(state: StateDict, model: nn.Module) -> None:
     """Raise a UserError if two matrices differ that the model shares: the one copied last would replace the other."""
-    first: dict[nn.Parameter, str] = {}
+    first_names: dict[nn.Parameter, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        other = first.setdefault(parameter, name)
-        if name in TIES and other != name and not state[name].equal(state[other]):
-            raise UserError(f"{other} and {name} differ, this model has one matrix for both; {TIES[name]}")
+        first_name = first_names.setdefault(parameter, name)
+        is_second_name = name in TIES and first_name != name
+        if is_second_name and not state[name].equal(state[first_name]):
+            raise UserError(f"{first_name} and {name} differ, this model has one matrix for both; {TIES[name]}")
 
 
 def depth(state: StateDict, stack: str) -> int:
@@ -97,17 +108,29 @@ def depth(state: StateDict, stack: str) -> int:
 
 
 def _other_shape(key: str, saved: tuple, built: tuple, own: StateDict) -> str:
+    """Say how the shape of a checkpoint's tensor differs from the model's, and name the flag that sets it.
+
+    key: their name; saved, built: shapes in the checkpoint and in the model; own: state dict of the model.
+    """
     stack, name = key.split(".", 1)
+
     if name == "embed_tokens.weight":
         if saved[0] != built[0]:
             data = f"these data have {built[0]} symbols; give the data of its own run"
             return f"holds {saved[0]} {stack} embeddings, {data}"
         return f"is {saved[1]} wide, this model's {stack} {built[1]}; give --{stack}-embed-dim {saved[1]}"
+
     if name == "embed_positions.weight":
-        saved, built = saved[0] - BEFORE_FIRST, built[0] - BEFORE_FIRST
-        of_pair = "--max-source-positions" if depth(own, "decoder") else "--max-positions"
-        flag = "--max-target-positions" if stack == "decoder" else of_pair
-        return f"has {saved} learned positions, this model {built}; give {flag} {saved}"
+        saved_positions = saved[0] - BEFORE_FIRST
+        built_positions = built[0] - BEFORE_FIRST
+        if stack == "decoder":
+            flag = "--max-target-positions"
+        elif depth(own, "decoder"):
+            flag = "--max-source-positions"
+        else:  # the encoder of a masked language model
+            flag = "--max-positions"
+        return f"has {saved_positions} learned positions, this model {built_positions}; give {flag} {saved_positions}"
+
     if name.endswith("fc1.weight"):
         return f"has {stack} feed-forward width {saved[0]}, not {built[0]}; give --{stack}-ffn-embed-dim {saved[0]}"
     return f"{key} has shape {saved}, this model's {built}; give --method, flags and data of its own run"
@@ -117,9 +140,17 @@ def _flags(missing: list[str], extra: list[str]) -> str:
     """Return the flags that would remove the difference, as far as parameter names tell."""
     advice = []
     for verb, keys in (("give", extra), ("drop", missing)):
-        matching = (m.expand(flag) for key in keys for pattern, flag in FLAGS.items() if (m := re.match(pattern, key)))
-        if flags := " ".join(dict.fromkeys(matching)):
-            advice.append(f"{verb} {flags}")
+        flags: list[str] = []
+        for key in keys:
+            for pattern, template in FLAGS.items():
+                match = re.match(pattern, key)
+                if match is None:
+                    continue
+                flag = match.expand(template)
+                if flag not in flags:
+                    flags.append(flag)
+        if flags:
+            advice.append(f"{verb} {' '.join(flags)}")
     return " and ".join(advice)
 
 
@@ -134,11 +165,16 @@ def other_constant(key: str, saved: Tensor, built: float | list[float], rounding
     own = built if isinstance(built, list) else [built]
     if len(numbers) != len(own):
         return f"{key} has {len(numbers)} numbers, this model's {len(own)}: {reason}"
+
     for number, mine in zip(numbers, own, strict=True):
-        if number != mine and not abs(number - mine) <= rounding * abs(mine):
+        is_close = abs(number - mine) <= rounding * abs(mine)  # False for NaN, and for two infinities
+        if number != mine and not is_close:
             return f"{key} is {number:.6g}, this model's {mine:.6g}: {reason}"
     return None
 
 
-def _some(verb: str, keys: list[str]) -> str:
-    return f"{verb} {keys[0]}" + (f" and {len(keys) - 1} more" if len(keys) > 1 else "") if keys else ""
+def _first_of(keys: list[str]) -> str:
+    """Name the first of some keys, and how many more there are."""
+    if len(keys) == 1:
+        return keys[0]
+    return f"{keys[0]} and {len(keys) - 1} more"
