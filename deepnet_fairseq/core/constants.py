@@ -28,17 +28,22 @@ def found(slots: Iterable[tuple[str, nn.Module]], norm_places: Iterable[str]) ->
     """
     values: dict[str, list[float]] = {}
     for address, slot in slots:
-        begin = address.rpartition(".")[2]
+        slot_name = address.rpartition(".")[2]
         for path, module in slot.named_modules():
             inside = [part for part in path.split(".") if part and not part.isdecimal()]  # without places in containers
-            for name, numbers in _numbers(module):
-                values.setdefault("_".join([begin, *inside, name]), []).extend(numbers)
+            for attribute, numbers in _numbers(module):
+                constant = "_".join([slot_name, *inside, attribute])
+                values.setdefault(constant, []).extend(numbers)
 
     places = [float(PLACES.index(place)) for place in norm_places]
     if len(set(places)) > 1:
         values["norm_place"] = places
 
-    return {name: numbers[0] if len(set(numbers)) == 1 else numbers for name, numbers in values.items()}
+    constants: dict[str, float | list[float]] = {}
+    for name, numbers in values.items():
+        same_everywhere = len(set(numbers)) == 1
+        constants[name] = numbers[0] if same_everywhere else numbers
+    return constants
 
 
 def _numbers(module: nn.Module) -> Iterator[tuple[str, list[float]]]:
