@@ -36,4 +36,10 @@ def running(state: State) -> Iterator[None]:
 
 def copied(state: State) -> State:
     """Copy a state and the lists and dictionaries in it, but no tensor."""
-    return {key: type(value)(value) if isinstance(value, list | dict) else value for key, value in state.items()}
+    copy: State = {}
+    for key, value in state.items():
+        if isinstance(value, list | dict):
+            copy[key] = type(value)(value)
+        else:
+            copy[key] = value
+    return copy
