@@ -13,7 +13,9 @@ from .pass_state import State, copied
 
 def group_size(cfg: Any) -> int:
     """Return how many layers a filled config recomputes together, 0 to keep all activations."""
-    return (cfg.checkpoint_every or 1) if cfg.checkpoint_activations else 0
+    if not cfg.checkpoint_activations:
+        return 0
+    return cfg.checkpoint_every or 1
 
 
 def recomputed(group: Callable[[Tensor, State], Tensor], x: Tensor, state: State) -> Tensor:
