@@ -60,20 +60,35 @@ class InitProfile:
     bias_std: Callable[[Weight], float]
 
 
-def _legacy(weight: Weight) -> float:
+def _legacy_weight_std(weight: Weight) -> float:
     narrowed = weight.role in ATTENTION_INPUTS and weight.source_dim == weight.site.dim
-    return (math.sqrt(0.5) if narrowed else 1.0) * xavier_std(weight.linear)
+    gain = math.sqrt(0.5) if narrowed else 1.0
+    return gain * xavier_std(weight.linear)
 
 
-def _head(weight: Weight) -> float:
-    return torch_std(weight.linear) if weight.role in ("fc1", "fc2") else _legacy(weight)
+def _head_weight_std(weight: Weight) -> float:
+    if weight.role in ("fc1", "fc2"):
+        return torch_std(weight.linear)
+    return _legacy_weight_std(weight)
+
+
+def _head_bias_std(weight: Weight) -> float:
+    return 0.0 if weight.role == "out" else torch_std(weight.linear)
+
+
+def _xavier_weight_std(weight: Weight) -> float:
+    return xavier_std(weight.linear)
+
+
+def _zero_bias_std(weight: Weight) -> float:
+    return 0.0
 
 
 PROFILES = {
-    "fairseq_head": InitProfile(draw_uniform, _head, lambda w: 0.0 if w.role == "out" else torch_std(w.linear)),
-    "xavier_legacy": InitProfile(draw_uniform, _legacy, lambda w: 0.0),
-    "xavier_normal": InitProfile(draw_normal, lambda w: xavier_std(w.linear), lambda w: 0.0),
-    "xavier_uniform": InitProfile(draw_uniform, lambda w: xavier_std(w.linear), lambda w: 0.0),
+    "fairseq_head": InitProfile(draw_uniform, weight_std=_head_weight_std, bias_std=_head_bias_std),
+    "xavier_legacy": InitProfile(draw_uniform, weight_std=_legacy_weight_std, bias_std=_zero_bias_std),
+    "xavier_normal": InitProfile(draw_normal, weight_std=_xavier_weight_std, bias_std=_zero_bias_std),
+    "xavier_uniform": InitProfile(draw_uniform, weight_std=_xavier_weight_std, bias_std=_zero_bias_std),
 }
 
 
@@ -102,41 +117,51 @@ def initialize(model: nn.Module, method: Method, profile: str) -> None:
     """
     visited: set[nn.Parameter] = set()
     base = PROFILES[profile]
+
+    # the order of the blocks is that of the random draws: another order gives other models from the same seed
     for weight in branch_weights(model):
         base.draw(weight.linear.weight, weight_std(method, profile, weight))
         if weight.linear.bias is not None:
             base.draw(weight.linear.bias, base.bias_std(weight))
         visited |= set(weight.linear.parameters())
+
     stacks = model.stacks()
     for stack in stacks.values():
-        visited |= {parameter for _, slot in stack.slots() for parameter in slot.parameters()}
+        for _address, slot in stack.slots():
+            visited |= set(slot.parameters())
+
     for module in model.modules():
         if isinstance(module, nn.LayerNorm) and module.weight not in visited:
             nn.init.ones_(module.weight)
             nn.init.zeros_(module.bias)
             visited |= {module.weight, module.bias}
         elif isinstance(module, LearnedPositions):
-            _embedding(module, 1.0, visited)
+            _draw_embedding(module, gain=1.0, visited=visited)
+
     for name, stack in stacks.items():
-        _embedding(stack.embed_tokens, method.embedding_gain(name), visited)
-    _projection(model.vocabulary_projection(), method.output_gain(), visited)
+        _draw_embedding(stack.embed_tokens, gain=method.embedding_gain(name), visited=visited)
+    _draw_projection(model.vocabulary_projection(), gain=method.output_gain(), visited=visited)
     for linear in model.head_linears():
-        _projection(linear, 1.0, visited)
+        _draw_projection(linear, gain=1.0, visited=visited)
+
     unknown = [name for name, parameter in model.named_parameters() if parameter not in visited]
     if unknown:
         raise ValueError(f"no initialisation is defined for {', '.join(unknown)}")
 
 
-def _embedding(module: nn.Embedding, gain: float, visited: set) -> None:
-    if module.weight not in visited:  # shared matrices are drawn once
-        nn.init.normal_(module.weight, 0.0, gain * module.embedding_dim**-0.5)
-        nn.init.zeros_(module.weight[module.padding_idx])
-        visited.add(module.weight)
+def _draw_embedding(module: nn.Embedding, gain: float, visited: set) -> None:
+    """Draw an embedding matrix from N(0, gain^2 / C), its padding row 0, and add it to `visited`."""
+    if module.weight in visited:  # shared matrices are drawn once
+        return
+    nn.init.normal_(module.weight, mean=0.0, std=gain * module.embedding_dim**-0.5)
+    nn.init.zeros_(module.weight[module.padding_idx])
+    visited.add(module.weight)
 
 
-def _projection(linear: nn.Linear, gain: float, visited: set) -> None:
+def _draw_projection(linear: nn.Linear, gain: float, visited: set) -> None:
+    """Draw a matrix from N(0, gain^2 / C), unless it is one of `visited`, set its bias to 0, and add both to them."""
     if linear.weight not in visited:
-        nn.init.normal_(linear.weight, 0.0, gain * linear.in_features**-0.5)
+        nn.init.normal_(linear.weight, mean=0.0, std=gain * linear.in_features**-0.5)
     if linear.bias is not None:
         nn.init.zeros_(linear.bias)
     visited |= set(linear.parameters(recurse=False))
@@ -156,8 +181,13 @@ class Row:
     @property
     def ratio(self) -> float:
         """Return the measured std over the expected one, pooled over layers; 1 up to sampling noise."""
-        squares = [(m / e) ** 2 for m, e in zip(self.measured, self.expected, strict=True) if e > 0]
-        return math.sqrt(sum(squares) / len(squares)) if squares else float(any(self.measured) or 1)
+        squares = []
+        for measured, expected in zip(self.measured, self.expected, strict=True):
+            if expected > 0:
+                squares.append((measured / expected) ** 2)
+        if not squares:
+            return 1.0
+        return math.sqrt(sum(squares) / len(squares))
 
 
 @torch.no_grad()
@@ -165,9 +195,10 @@ def init_report(model: nn.Module, method: Method, profile: str) -> list[Row]:
     """Return one Row per stack, kind of branch and role, in forward order; profile: a key of PROFILES."""
     rows: dict[tuple, Row] = {}
     for weight in branch_weights(model):
-        site, linear = weight.site, weight.linear
-        key = (site.stack, site.sublayer, weight.role)
+        linear = weight.linear
+        key = (weight.site.stack, weight.site.sublayer, weight.role)
         row = rows.setdefault(key, Row(*key))
+
         row.expected.append(weight_std(method, profile, weight))
         row.measured.append(linear.weight.float().std().item())
         if linear.bias is not None:
@@ -178,14 +209,25 @@ def init_report(model: nn.Module, method: Method, profile: str) -> list[Row]:
 def as_table(rows: list[Row]) -> list[list[str]]:
     """Return header and cells; a range where the layers of a stack differ."""
     header = ["stack", "branch", "role", "layers", "expected std", "measured std", "ratio", "largest |bias|"]
-    cells = [
-        [r.stack, r.sublayer, r.role, str(len(r.expected)), _range(r.expected), _range(r.measured)]
-        + [f"{r.ratio:.4f}", f"{r.largest_bias:.3g}"]
-        for r in rows
-    ]
-    return [header, *cells]
+    table = [header]
+    for row in rows:
+        cells = [
+            row.stack,
+            row.sublayer,
+            row.role,
+            str(len(row.expected)),
+            _range(row.expected),
+            _range(row.measured),
+            f"{row.ratio:.4f}",
+            f"{row.largest_bias:.3g}",
+        ]
+        table.append(cells)
+    return table
 
 
 def _range(values: list[float]) -> str:
-    low, high = min(values), max(values)
-    return f"{low:.6f}" if math.isclose(low, high, rel_tol=1e-6) else f"{low:.6f} .. {high:.6f}"
+    low = min(values)
+    high = max(values)
+    if math.isclose(low, high, rel_tol=1e-6):
+        return f"{low:.6f}"
+    return f"{low:.6f} .. {high:.6f}"
