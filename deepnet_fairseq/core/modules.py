@@ -54,7 +54,8 @@ class Dropout(nn.Module):
 
     def __init__(self, p: float, module_name: str | None = None):
         super().__init__()
-        self.p, self.module_name = p, module_name
+        self.p = p
+        self.module_name = module_name
         self.apply_during_inference = False
 
     @property
@@ -70,14 +71,16 @@ class Dropout(nn.Module):
         self, name: str, retain_dropout: bool = False, retain_dropout_modules: list[str] | None = None, **_: object
     ) -> None:
         """Obey --retain-dropout, for all modules or those it names; fairseq-generate calls this before decoding."""
-        if retain_dropout and (retain_dropout_modules is None or self.module_name in retain_dropout_modules):
+        if not retain_dropout:
+            return
+        if retain_dropout_modules is None or self.module_name in retain_dropout_modules:
             logger.info(f"dropout stays on in {name}")
             self.apply_during_inference = True
 
 
-class _Unfilled(nn.Linear):
+class _UninitialisedLinear(nn.Linear):
     def reset_parameters(self) -> None:
-        pass
+        pass  # nn.Linear would draw values here
 
 
 def empty_linear(in_features: int, out_features: int, bias: bool = True) -> nn.Linear:
@@ -86,7 +89,7 @@ def empty_linear(in_features: int, out_features: int, bias: bool = True) -> nn.L
     Its class is nn.Linear itself, because quantisers look for exactly that. Drawing values twice would take half the
     time in which a deep model is built, and use up random numbers.
     """
-    module: nn.Linear = _Unfilled(in_features, out_features, bias=bias)
+    module: nn.Linear = _UninitialisedLinear(in_features, out_features, bias=bias)
     module.__class__ = nn.Linear
     return module
 
@@ -112,8 +115,10 @@ def to_add(mask: Tensor, dtype: torch.dtype) -> Tensor:
         return mask
     if autocasts(mask) and dtype != torch.float64:
         dtype = torch.get_autocast_dtype(mask.device.type)
+
     *rows, length = mask.shape
-    numbers = torch.zeros(*rows, -(-length // 8) * 8, dtype=dtype, device=mask.device)[..., :length]
+    stored_length = -(-length // 8) * 8  # rounded up to a multiple of 8
+    numbers = torch.zeros(*rows, stored_length, dtype=dtype, device=mask.device)[..., :length]
     return numbers.masked_fill_(~mask, torch.finfo(dtype).min)
 
 
@@ -135,17 +140,24 @@ class SinusoidalPositions(nn.Module):
 
     def __init__(self, size: int, dim: int, padding_idx: int):
         super().__init__()
-        self.dim, self.padding_idx = dim, padding_idx
+        self.dim = dim
+        self.padding_idx = padding_idx
         self.register_buffer("weights", self.table(size + padding_idx + 1), persistent=False)
 
     def table(self, rows: int) -> Tensor:
         """Compute the table (rows, C); the row of padding_idx is zero."""
-        table, half = torch.empty(rows, self.dim), self.dim // 2
-        if table.is_meta:  # models.blueprint needs shapes alone
-            return table
-        rates = torch.exp(torch.arange(half, dtype=torch.float) * -(math.log(10000) / (half - 1)))
-        angles = torch.arange(rows, dtype=torch.float).unsqueeze(1) * rates
-        table = torch.cat([angles.sin(), angles.cos(), angles.new_zeros(rows, self.dim % 2)], dim=1)
+        unfilled = torch.empty(rows, self.dim)
+        if unfilled.is_meta:  # models.blueprint needs shapes alone
+            return unfilled
+
+        half = self.dim // 2
+        exponents = torch.arange(half, dtype=torch.float)
+        rates = torch.exp(exponents * -(math.log(10000) / (half - 1)))
+        positions = torch.arange(rows, dtype=torch.float).unsqueeze(1)
+        angles = positions * rates  # (rows, C/2)
+
+        odd_column = angles.new_zeros(rows, self.dim % 2)  # a last column of zeros if C is odd
+        table = torch.cat([angles.sin(), angles.cos(), odd_column], dim=1)
         table[self.padding_idx] = 0
         return table
 
@@ -155,7 +167,8 @@ class SinusoidalPositions(nn.Module):
         if rows > self.weights.size(0):
             self.weights = self.table(rows).to(self.weights)
         if last:
-            return self.weights[rows - 1].expand(len(tokens), 1, -1)
+            newest = self.weights[rows - 1]
+            return newest.expand(len(tokens), 1, -1)
         return F.embedding(token_positions(tokens, self.padding_idx), self.weights)
 
 
@@ -170,7 +183,8 @@ class LearnedPositions(nn.Embedding):
         """Return embeddings as SinusoidalPositions.forward does; (1, 1, C) if `last`."""
         assert self.padding_idx is not None
         if last:
-            return super().forward(tokens.new_full((1, 1), self.padding_idx + tokens.size(1)))
+            newest = self.padding_idx + tokens.size(1)  # position T, by the numbers of token_positions
+            return super().forward(tokens.new_full((1, 1), newest))
         return super().forward(token_positions(tokens, self.padding_idx))
 
 
