@@ -61,7 +61,8 @@ class DeepModel(nn.Module):
         model = cls.assemble(cfg, method, source_symbols=source_symbols, target_symbols=target_symbols)
         model.method = method
         initialize(model, method, cfg.init_profile or method.init_profiles[0])
-        if getattr(method.after_update, "__func__", None) is not Method.after_update:
+        overrides_after_update = getattr(method.after_update, "__func__", None) is not Method.after_update
+        if overrides_after_update:
             model.after_update = method.after_update
         return model
 
@@ -129,7 +130,8 @@ class DeepModel(nn.Module):
 
     def _check_fit(self, state_dict: dict[str, Tensor]) -> None:
         """Raise a UserError for the first thing in which a state dict is another model's."""
-        constants, lacked = [], []
+        constants: list[str] = []
+        lacked: list[str] = []  # constants that the state dict should have and has not
         for name, stack in self.stacks().items():
             constants += [f"{name}.{constant}" for constant in stack.constants]
             lacked += [f"{name}.{constant}" for constant in stack.lacked_constants(state_dict, f"{name}.")]
@@ -156,15 +158,25 @@ class EncoderDecoder(DeepModel):
 
     def __init__(self, encoder: Encoder, decoder: Decoder):
         nn.Module.__init__(self)  # not fairseq's, which the plugin's subclass also inherits
-        self.encoder, self.decoder = encoder, decoder
+        self.encoder = encoder
+        self.decoder = decoder
 
     @classmethod
     def assemble(cls, cfg: Any, method: Method, *, source_symbols: int, target_symbols: int) -> Self:
-        of_source = embedding(source_symbols, cfg.encoder_embed_dim)
-        of_target = of_source if cfg.share_all_embeddings else embedding(target_symbols, cfg.decoder_embed_dim)
-        tied = cfg.share_all_embeddings or cfg.share_decoder_input_output_embed
-        encoder = cls.encoder_class(cfg=cfg, method=method, embed_tokens=of_source)
-        decoder = cls.decoder_class(cfg=cfg, method=method, embed_tokens=of_target, symbols=target_symbols, tied=tied)
+        source_embedding = embedding(source_symbols, cfg.encoder_embed_dim)
+        if cfg.share_all_embeddings:
+            target_embedding = source_embedding
+        else:
+            target_embedding = embedding(target_symbols, cfg.decoder_embed_dim)
+
+        encoder = cls.encoder_class(cfg=cfg, method=method, embed_tokens=source_embedding)
+        decoder = cls.decoder_class(
+            cfg=cfg,
+            method=method,
+            embed_tokens=target_embedding,
+            symbols=target_symbols,
+            tied=cfg.share_all_embeddings or cfg.share_decoder_input_output_embed,
+        )
         return cls(encoder, decoder)
 
     def forward(
@@ -202,7 +214,8 @@ class EncoderDecoder(DeepModel):
     ) -> dict[str, Tensor]:
         memory = self.encoder(src_tokens, src_lengths)
         decoded, _extra = self.decoder(prev_output_tokens, memory, features_only=True)
-        return {"encoder": memory["encoder_out"][0].transpose(0, 1), "decoder": decoded}
+        encoded = memory["encoder_out"][0].transpose(0, 1)  # (S, B, C) -> (B, S, C)
+        return {"encoder": encoded, "decoder": decoded}
 
     def vocabulary_projection(self) -> nn.Linear:
         return self.decoder.output_projection
@@ -222,9 +235,12 @@ class LanguageModel(DeepModel):
         if cfg.max_target_positions is None:
             cfg.max_target_positions = cfg.tokens_per_sample
         embed_tokens = embedding(source_symbols, cfg.decoder_embed_dim)
-        tied = cfg.share_decoder_input_output_embed
         decoder = cls.decoder_class(
-            cfg=cfg, method=method, embed_tokens=embed_tokens, symbols=target_symbols, tied=tied
+            cfg=cfg,
+            method=method,
+            embed_tokens=embed_tokens,
+            symbols=target_symbols,
+            tied=cfg.share_decoder_input_output_embed,
         )
         return cls(decoder)
 
@@ -253,7 +269,8 @@ class LanguageModel(DeepModel):
         return {"decoder": src_tokens}
 
     def features(self, src_tokens: Tensor, src_lengths: Tensor | None = None) -> dict[str, Tensor]:
-        return {"decoder": self.decoder(src_tokens, features_only=True)[0]}
+        decoded, _extra = self.decoder(src_tokens, features_only=True)
+        return {"decoder": decoded}
 
     def vocabulary_projection(self) -> nn.Linear:
         return self.decoder.output_projection
@@ -279,7 +296,8 @@ class MaskedTokenHead(nn.Linear):
             # one host-device synchronisation; indexing by a mask would cause another in the backward pass
             places = masked_tokens.flatten().nonzero().squeeze(1)
             features = features.flatten(0, 1).index_select(0, places)
-        return super().forward(self.layer_norm(self.activation_fn(self.dense(features))))
+        hidden = self.activation_fn(self.dense(features))
+        return super().forward(self.layer_norm(hidden))
 
 
 class MaskedLanguageModel(DeepModel):
@@ -292,7 +310,8 @@ class MaskedLanguageModel(DeepModel):
 
     def __init__(self, encoder: Encoder, lm_head: MaskedTokenHead):
         nn.Module.__init__(self)
-        self.encoder, self.lm_head = encoder, lm_head
+        self.encoder = encoder
+        self.lm_head = lm_head
 
     @classmethod
     def assemble(cls, cfg: Any, method: Method, *, source_symbols: int, target_symbols: int) -> Self:
@@ -322,15 +341,18 @@ class MaskedLanguageModel(DeepModel):
         masked_lm also passes src_id, which no model here reads.
         """
         encoded = self.encoder(src_tokens, src_lengths, return_all_hiddens)
-        x = encoded["encoder_out"][0].transpose(0, 1)
-        states = encoded["encoder_states"] if return_all_hiddens else None
-        return (x if features_only else self.lm_head(x, masked_tokens)), {"inner_states": states}
+        features = encoded["encoder_out"][0].transpose(0, 1)  # (T, B, C) -> (B, T, C)
+        extra = {"inner_states": encoded["encoder_states"] if return_all_hiddens else None}
+        if features_only:
+            return features, extra
+        return self.lm_head(features, masked_tokens), extra
 
     def tokens(self, src_tokens: Tensor, *_: object, **_more: object) -> dict[str, Tensor]:
         return {"encoder": src_tokens}
 
     def features(self, src_tokens: Tensor, src_lengths: Tensor | None = None, **_rest: object) -> dict[str, Tensor]:
-        return {"encoder": self(src_tokens, src_lengths, features_only=True)[0]}
+        encoded, _extra = self(src_tokens, src_lengths, features_only=True)
+        return {"encoder": encoded}
 
     def vocabulary_projection(self) -> nn.Linear:
         return self.lm_head
@@ -353,12 +375,13 @@ def build(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields: Value) -> D
     """
     config.check_fields(arch, fields)
     cfg, method = config.settle(arch, **fields)
-    model = MODELS[archs.MODELS[arch]].create(cfg, method, source_symbols=vocab, target_symbols=vocab)
+    model_class = MODELS[archs.MODELS[arch]]
+    model = model_class.create(cfg, method, source_symbols=vocab, target_symbols=vocab)
     model.built_from = Built(arch, vocab, fields)
     return model
 
 
-class _Unfilled(TorchFunctionMode):
+class _SkipInitMode(TorchFunctionMode):
     """Mode that fills no tensor: on the device meta torch would load its compiler for it, which takes a second."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -371,7 +394,7 @@ class _Unfilled(TorchFunctionMode):
 
 def blueprint(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields: Value) -> DeepModel:
     """Make the model of `build` on the device meta, without values, to look at its modules and shapes."""
-    with torch.device("meta"), _Unfilled():
+    with torch.device("meta"), _SkipInitMode():
         model = build(arch, vocab, **fields)
     model.built_from = None  # there is nothing to save
     return model
@@ -379,7 +402,9 @@ def blueprint(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields: Value) 
 
 @lru_cache
 def _size(arch: str, vocab: int, fields: frozenset) -> int:
-    return sum(parameter.numel() for parameter in blueprint(arch, vocab, **dict(fields)).parameters())
+    """Count the parameters of a model; fields: (name, value) of each config field, which lru_cache can hash."""
+    model = blueprint(arch, vocab, **dict(fields))
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def parameter_count(arch: str, vocab: int = SPECIALS) -> int:
@@ -388,13 +413,20 @@ def parameter_count(arch: str, vocab: int = SPECIALS) -> int:
     They are extrapolated from stacks of one and two layers. Raises a UserError for an architecture that does not exist.
     """
     config.check_fields(arch, {})
-    preset, model = archs.PRESETS[arch], archs.MODELS[arch]
-    depths = [f"{stack}_layers" for stack in archs.STACKS[model]]
-    fields = preset | dict.fromkeys(depths, 1)
-    if model != archs.MASKED_LM:
-        fields |= {"share_decoder_input_output_embed" if model == archs.LM else "share_all_embeddings": True}
-    one = total = _size(model, vocab, frozenset(fields.items()))
-    for depth in depths:
-        two = _size(model, vocab, frozenset((fields | {depth: 2}).items()))
-        total += (preset[depth] - 1) * (two - one)
+    preset = archs.PRESETS[arch]
+    model = archs.MODELS[arch]
+    depth_fields = [f"{stack}_layers" for stack in archs.STACKS[model]]
+
+    one_layer = preset | dict.fromkeys(depth_fields, 1)
+    if model == archs.LM:
+        one_layer["share_decoder_input_output_embed"] = True
+    elif model != archs.MASKED_LM:
+        one_layer["share_all_embeddings"] = True
+    one_layer_size = _size(model, vocab, frozenset(one_layer.items()))
+
+    total = one_layer_size
+    for depth_field in depth_fields:
+        two_layers = one_layer | {depth_field: 2}
+        size_of_layer = _size(model, vocab, frozenset(two_layers.items())) - one_layer_size
+        total += (preset[depth_field] - 1) * size_of_layer
     return total
