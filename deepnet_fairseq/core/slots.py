@@ -63,8 +63,9 @@ class FullPrecision(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         def keep(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
-            half = moved.dtype in (torch.float16, torch.bfloat16)
-            return tensor.to(moved.device, torch.float32) if half else moved
+            if moved.dtype in (torch.float16, torch.bfloat16):
+                return tensor.to(moved.device, torch.float32)  # from the original: `moved` has lost digits
+            return moved
 
         if recurse:
             for child in self.children():
@@ -154,7 +155,8 @@ class Copies(nn.Module):
         self.factors = factors
 
     def forward(self, embedding: Tensor) -> Tensor:
-        return torch.cat([embedding if factor == 1 else factor * embedding for factor in self.factors], -1)
+        copies = [embedding if factor == 1 else factor * embedding for factor in self.factors]
+        return torch.cat(copies, dim=-1)
 
 
 class TwoSums(nn.Module):
@@ -162,15 +164,20 @@ class TwoSums(nn.Module):
 
     def __init__(self, dim: int, a: float, b: float):
         super().__init__()
-        self.norm, self.a, self.b = nn.LayerNorm(dim), a, b
+        self.norm = nn.LayerNorm(dim)
+        self.a = a
+        self.b = b
 
     def forward(self, streams: Tensor, f: Tensor) -> Tensor:
         x, y = streams.chunk(2, -1)
-        return torch.cat([self.norm(torch.add(x, f, alpha=self.a)), torch.add(y, f, alpha=self.b)], -1)
+        normed = self.norm(torch.add(x, f, alpha=self.a))
+        plain = torch.add(y, f, alpha=self.b)
+        return torch.cat([normed, plain], dim=-1)
 
     def added(self, streams: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
         """Return branch and sum as Residual.added does, for the sum that the LayerNorm reads."""
-        return self.a * f, torch.add(streams.chunk(2, -1)[0], f, alpha=self.a)
+        x, _y = streams.chunk(2, -1)
+        return self.a * f, torch.add(x, f, alpha=self.a)
 
 
 class Multiply(FullPrecision):
@@ -229,7 +236,8 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         x, scale = ctx.saved_tensors
         products = torch.addcmul(scale.new_zeros(1), grad, x)  # in float32, the zero's type: float16 ends at 65504
-        return grad if ctx.straight else _in_type(grad, torch.mul, scale), products.sum(), None
+        grad_of_x = grad if ctx.straight else _in_type(grad, torch.mul, scale)
+        return grad_of_x, products.sum(), None
 
 
 class _Difference(torch.autograd.Function):
