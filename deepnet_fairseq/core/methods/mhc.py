@@ -24,18 +24,27 @@ STEPS = 20  # iterations of Sinkhorn
 
 def towards_identity(streams: int) -> Tensor:
     """Return b (n, n) of an H that begins near I; sigmoid(4) = 0.98, exp(-8) = 0.0003."""
-    return torch.tensor([[4.0 if row == column else -4.0 for column in range(streams)] for row in range(streams)])
+    rows = []
+    for diagonal in range(streams):
+        row = [-4.0] * streams
+        row[diagonal] = 4.0
+        rows.append(row)
+    return torch.tensor(rows)
 
 
 class Mappings(FullPrecision, nn.Linear):
     """Map X (.., nC) to a phi RMSNorm(X) + b, float32, for each b in its shape."""
 
     def __init__(self, width: int, *bs: Tensor):
-        super().__init__(width, sum(b.numel() for b in bs))
+        sizes = [b.numel() for b in bs]
+        super().__init__(width, sum(sizes))
         self.shapes = [b.shape for b in bs]
         self.a = nn.Parameter(torch.full((len(bs),), 0.01))
         nn.init.zeros_(self.weight)
-        for part, b in zip(self.bias.data.split([b.numel() for b in bs]), bs, strict=True):
+
+        # one bias holds all b, flat and one behind the other
+        parts = self.bias.data.split(sizes)
+        for part, b in zip(parts, bs, strict=True):
             part.copy_(b.flatten())
 
     def reset_parameters(self) -> None:
@@ -44,11 +53,18 @@ class Mappings(FullPrecision, nn.Linear):
     def forward(self, streams: Tensor) -> list[Tensor]:  # type: ignore[override]  # several maps in one matrix
         with without_autocast(streams):
             streams = streams.to(self.weight.dtype)
-            square = torch.linalg.vecdot(streams, streams).unsqueeze(-1) / streams.size(-1)
-            inside = F.linear(streams, self.weight) * (square + 1e-6).rsqrt()
+            mean_square = torch.linalg.vecdot(streams, streams).unsqueeze(-1) / streams.size(-1)
+            # phi RMSNorm(X) is computed as phi X / RMS(X), which divides fewer numbers
+            products = F.linear(streams, self.weight) * (mean_square + 1e-6).rsqrt()
+
         sizes = [shape.numel() for shape in self.shapes]
-        parts = zip(self.bias.split(sizes), self.a, inside.split(sizes, -1), self.shapes, strict=True)
-        return [torch.addcmul(b, a, part).unflatten(-1, shape) for b, a, part, shape in parts]
+        biases = self.bias.split(sizes)
+        parts = products.split(sizes, dim=-1)
+        maps = []
+        for b, a, part, shape in zip(biases, self.a, parts, self.shapes, strict=True):
+            flat = torch.addcmul(b, a, part)
+            maps.append(flat.unflatten(-1, shape))
+        return maps
 
 
 def sinkhorn(logits: Tensor) -> Tensor:
@@ -61,7 +77,9 @@ def sinkhorn(logits: Tensor) -> Tensor:
 
 def mix(h: Tensor, streams: Tensor) -> Tensor:
     """Mix n streams side by side (.., nC) by H (.., m, n) into m streams (.., mC)."""
-    return (h.to(streams.dtype) @ streams.unflatten(-1, (h.size(-1), -1))).flatten(-2)
+    stacked = streams.unflatten(-1, (h.size(-1), -1))  # (.., n, C)
+    mixed = h.to(streams.dtype) @ stacked  # (.., m, C)
+    return mixed.flatten(-2)
 
 
 class Read(nn.Module):
@@ -85,12 +103,14 @@ class Write(nn.Module):
         self.h = Mappings(streams * dim, torch.zeros(streams, 1), towards_identity(streams))
 
     def forward(self, streams, f):
-        return self.added(streams, f)[1]
+        _branch, merged = self.added(streams, f)
+        return merged
 
     def added(self, streams, f):  # probes ask for both
         post, res = self.h(streams)
-        written = mix(2 * post.sigmoid(), f)
-        return written, mix(sinkhorn(res), streams) + written
+        branch = mix(2 * post.sigmoid(), f)
+        shortcut = mix(sinkhorn(res), streams)
+        return branch, shortcut + branch
 
 
 @register("mhc")
@@ -114,9 +134,10 @@ class MHC(Method):
         return Copies(*[1] * self.streams)
 
     def before(self, site):
-        branches = self.sublayers(site.stack)
-        branch = (site.layer - 1) * len(branches) + branches.index(site.sublayer)
-        return Read(site.dim, towards_identity(self.streams)[branch % self.streams])
+        sublayers = self.sublayers(site.stack)
+        branch = (site.layer - 1) * len(sublayers) + sublayers.index(site.sublayer)  # k, counted from 0
+        rows = towards_identity(self.streams)
+        return Read(site.dim, rows[branch % self.streams])
 
     def residual(self, site):
         return Write(site.dim, self.streams)
