@@ -15,7 +15,9 @@ from ..pass_state import pass_state
 from ..slots import FullPrecision
 from .base import Method, register
 
-OUTPUTS, KEYS = "attn_res_outputs", "attn_res_keys"  # keys of the lists of v_i and RMSNorm(v_i) in the state of a pass
+# keys of two lists in the state of a pass
+OUTPUTS = "attn_res_outputs"  # of v_i
+KEYS = "attn_res_keys"  # of RMSNorm(v_i)
 
 
 class MeanOfOutputs(FullPrecision):
@@ -27,14 +29,22 @@ class MeanOfOutputs(FullPrecision):
 
     def forward(self, x, f):
         state = pass_state()
-        outputs, keys = state.setdefault(OUTPUTS, []), state.setdefault(KEYS, [])
-        for v in (f,) if outputs else (x, f):  # the first branch's shortcut is the embedding
+        outputs = state.setdefault(OUTPUTS, [])
+        keys = state.setdefault(KEYS, [])
+
+        newest = (f,) if outputs else (x, f)  # the first branch's shortcut is the embedding
+        for v in newest:
             outputs.append(v)
             keys.append(nn.functional.rms_norm(v, v.shape[-1:]))
+
         query = self.query.to(f.dtype)
-        # The query takes each key's type: under autocast the embedding is float32 and branches are not.
-        scores = torch.stack([torch.mv(k.flatten(0, -2), query.to(k.dtype)).view(k.shape[:-1]) for k in keys])
-        weights = scores.softmax(0).unsqueeze(-1)
+        scores = []
+        for key in keys:
+            # the query takes each key's type: under autocast the embedding is float32 and branches are not
+            score = torch.mv(key.flatten(0, -2), query.to(key.dtype))
+            scores.append(score.view(key.shape[:-1]))
+        weights = torch.stack(scores).softmax(0).unsqueeze(-1)
+
         mean = weights[0] * outputs[0]
         for weight, v in zip(weights[1:], outputs[1:], strict=True):
             mean = torch.addcmul(mean, weight, v)
