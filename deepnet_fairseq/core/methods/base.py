@@ -45,14 +45,18 @@ class Option:
     @property
     def values(self) -> str:
         """Describe the permitted values in words."""
-        return " / ".join(self.choices) or {bool: "flag", type(None): "text"}.get(type(self.default), "number")
+        if self.choices:
+            return " / ".join(self.choices)
+        words: dict[type, str] = {bool: "flag", type(None): "text"}
+        return words.get(type(self.default), "number")
 
     @property
     def kind(self) -> str:
         """Name what a value is, with its article."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
-        return {bool: "true or false", int: "a whole number", float: "a number"}.get(type(self.default), "a text")
+        words: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number"}
+        return words.get(type(self.default), "a text")
 
     def takes(self, value: Value) -> bool:
         """Tell whether a value is of the option's type, and one of its choices if it has any."""
@@ -77,8 +81,10 @@ class Option:
             if text.lower() not in ("true", "false"):
                 raise ValueError(f"is {self.kind}")
             return text.lower() == "true"
+        if not isinstance(self.default, int | float):
+            return text
         try:
-            return type(self.default)(text) if isinstance(self.default, int | float) else text
+            return type(self.default)(text)
         except ValueError:
             raise ValueError(f"is {self.kind}") from None
 
@@ -113,8 +119,10 @@ class Method:
             """Return the value of an option."""
 
     def __init__(self, N: int, M: int, **options: Value):
-        self.num_encoder_layers, self.num_decoder_layers = N, M
-        for key, value in ({key: option.default for key, option in self.options.items()} | options).items():
+        self.num_encoder_layers = N
+        self.num_decoder_layers = M
+        defaults = {key: option.default for key, option in self.options.items()}
+        for key, value in (defaults | options).items():
             self.options[key].check(self.flag(key), value)
             setattr(self, key, value)
         self.check()
@@ -142,8 +150,9 @@ class Method:
 
     def sublayers(self, stack: str) -> tuple[str, ...]:
         """Return the branches of a layer of `stack`, in forward order: three where a decoder attends to an encoder."""
-        attends = stack == "decoder" and self.num_encoder_layers
-        return BRANCHES if attends else tuple(name for name in BRANCHES if name != "encoder_attn")
+        if stack == "decoder" and self.num_encoder_layers:
+            return BRANCHES
+        return tuple(name for name in BRANCHES if name != "encoder_attn")
 
     def branches(self, stack: str) -> int:
         """Count the residual branches of `stack`."""
@@ -157,8 +166,12 @@ class Method:
 
     def norm_places(self, stack: str) -> set[str]:
         """Return the places of all branches of `stack`, by norm_place."""
-        layers = range(1, self.depth(stack) + 1)
-        return {self.norm_place(Site(stack, l, name, 1, 1)) for l in layers for name in self.sublayers(stack)}
+        places = set()
+        for layer in range(1, self.depth(stack) + 1):
+            for sublayer in self.sublayers(stack):
+                site = Site(stack, layer, sublayer, dim=1, num_heads=1)  # the place depends on no width
+                places.add(self.norm_place(site))
+        return places
 
     def closing_norm(self, stack: str) -> bool:
         """Tell whether a LayerNorm (of W features) ends the stack, in front of `ending`."""

@@ -35,6 +35,7 @@ class TFixup(Method):
         return (9 * self.depth(stack)) ** -0.25
 
     def coefficients(self, stack):
+        embedding = self.embedding_gain(stack)
         attends = "encoder_attn" in self.sublayers(stack)
-        gain = self.embedding_gain(stack) if attends else 0.67 * self.depth(stack) ** -0.25
-        return {"gain": gain, "embedding": self.embedding_gain(stack)}
+        gain = embedding if attends else 0.67 * self.depth(stack) ** -0.25
+        return {"gain": gain, "embedding": embedding}
