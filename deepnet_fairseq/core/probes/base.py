@@ -96,7 +96,8 @@ class TokenSums(Probe):
 
     def add(self, address: str, *sums: Tensor) -> None:
         """Add numbers, each (), to the sums of `address`, in float64 on the device of the last one."""
-        stacked = torch.stack([torch.as_tensor(value, device=sums[-1].device).double() for value in sums])
+        device = sums[-1].device
+        stacked = torch.stack([torch.as_tensor(value, device=device).double() for value in sums])
         self.sums[address] = self.sums.get(address, 0) + stacked
 
     @staticmethod
@@ -124,5 +125,6 @@ def mean_by(name: Callable[[str], str], values: Values) -> Values:
     """Return name -> mean of the values whose address has that name."""
     groups: dict[str, list[float]] = {}
     for address, value in values.items():
-        groups.setdefault(name(address), []).append(value)
+        group = groups.setdefault(name(address), [])
+        group.append(value)
     return {key: sum(numbers) / len(numbers) for key, numbers in groups.items()}

@@ -33,6 +33,8 @@ class HalfPrecision(Probe):
             for module in part.modules():
                 if not list(module.children()):
                     yield module.register_forward_hook(partial(self._visit, name))
+
+        # merges that have modules inside; the others were among those above
         for site, residual in residuals(self.model):
             if list(residual.children()):
                 yield residual.register_forward_hook(partial(self._visit, site.stack))
@@ -40,15 +42,18 @@ class HalfPrecision(Probe):
     @torch.no_grad()
     def _visit(self, address: str, module: nn.Module, inputs: tuple, output: Any) -> None:
         if torch.is_tensor(output) and output.is_floating_point():
-            self._keep(address, output.detach().abs().amax().float())
+            largest = output.detach().abs().amax().float()
+            self._keep_larger(address, largest)
 
-    def _keep(self, address: str, value: Tensor) -> None:
-        self.largest[address] = torch.maximum(self.largest.get(address, value), value)
+    def _keep_larger(self, address: str, value: Tensor) -> None:
+        before = self.largest.get(address, value)
+        self.largest[address] = torch.maximum(before, value)
 
     def gradients(self, scale: float | Tensor) -> None:
-        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
-        norms = torch._foreach_norm(grads, float("inf"), dtype=torch.float32)
-        self._keep("gradient", torch.stack(norms).amax() * scale)
+        grads = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        largest_of_each = torch._foreach_norm(grads, float("inf"), dtype=torch.float32)
+        largest = torch.stack(largest_of_each).amax()
+        self._keep_larger("gradient", largest * scale)
 
     def values(self) -> Values:
         return over_ranks(self.largest, torch.distributed.ReduceOp.MAX)

@@ -23,14 +23,13 @@ class LNInput(TokenSums):
     def hooks(self, masks: dict[str, Tensor]) -> Iterator:
         for name, stack in self.model.stacks().items():
             for path, norm in stack.named_modules():
-                if isinstance(norm, nn.LayerNorm):
-                    words = path.split(".")
-                    if words[0] == "layers":
-                        words = [str(int(words[1]) + 1), *(SUBLAYERS.get(word, word) for word in words[2:])]
-                    of_source = "encoder_attn" in words and words[-1] in ("k", "v")  # by head, see Method.heads
-                    mask = masks["encoder" if of_source else name]
-                    visit = partial(self._visit, ".".join([name, *words]), mask)
-                    yield norm.register_forward_pre_hook(visit)
+                if not isinstance(norm, nn.LayerNorm):
+                    continue
+                words = _address_words(path)
+                of_source = "encoder_attn" in words and words[-1] in ("k", "v")  # by head, see Method.heads
+                mask = masks["encoder"] if of_source else masks[name]
+                address = ".".join([name, *words])
+                yield norm.register_forward_pre_hook(partial(self._visit, address, mask))
 
     @torch.no_grad()
     def _visit(self, address: str, mask: Tensor, module: nn.Module, inputs: tuple) -> None:
@@ -38,4 +37,17 @@ class LNInput(TokenSums):
         self.add(address, norms.numel(), norms.sum())
 
     def values(self) -> Values:
-        return {address: total / count for address, (count, total) in over_ranks(self.sums).items() if count}
+        means = {}
+        for address, (count, total) in over_ranks(self.sums).items():
+            if count:  # 0 if all ranks had dummy batches
+                means[address] = total / count
+        return means
+
+
+def _address_words(path: str) -> list[str]:
+    """Turn a LayerNorm's path in its stack into words: "layers.17.final_layer_norm" -> ["18", "ffn"]."""
+    words = path.split(".")
+    if words[0] != "layers":
+        return words
+    layer = int(words[1]) + 1
+    return [str(layer), *(SUBLAYERS.get(word, word) for word in words[2:])]

@@ -21,7 +21,8 @@ class Session:
     """
 
     def __init__(self, model: nn.Module, probes: list[type[Probe]]):
-        self.model, self.kinds = model, probes
+        self.model = model
+        self.kinds = probes
         self.held_batch: HeldBatch | None = None  # set before the first update if a probe needs it
         self.watching: list[Probe] = []  # probes of the update under observation, if there is one
         self.dummy = False  # whether the next forward pass belongs to a dummy batch, which only keeps a rank busy
@@ -50,21 +51,30 @@ class Session:
 
     def summary(self, values: dict[str, Values]) -> Values:
         """Return the entries of fairseq's log, "probe/address" -> value."""
-        summaries = {probe.name: probe.summary(values[probe.name]) for probe in self.watching}
-        return {f"{name}/{address}": value for name, values in summaries.items() for address, value in values.items()}
+        entries: Values = {}
+        for probe in self.watching:
+            for address, value in probe.summary(values[probe.name]).items():
+                entries[f"{probe.name}/{address}"] = value
+        return entries
 
     def end(self) -> None:
         """Remove all hooks; the model is as it was."""
         for handle in self._outer + self._inner:
             handle.remove()
-        self._outer, self._inner, self.watching = [], [], []
+        self._outer = []
+        self._inner = []
+        self.watching = []
 
     def _enter(self, model: nn.Module, inputs: tuple, kwargs: dict) -> None:
         masks = token_masks(model, *inputs, **kwargs)
         if self.dummy:
             masks = {stack: torch.zeros_like(mask) for stack, mask in masks.items()}
+
+        handles: list[RemovableHandle] = []
         with torch.no_grad():
-            self._inner = [handle for probe in self.watching for handle in probe.hooks(masks)]
+            for probe in self.watching:
+                handles += probe.hooks(masks)
+        self._inner = handles
 
     def _leave(self, model: nn.Module, inputs: tuple, output: Any) -> None:
         for handle in self._inner:
