@@ -203,7 +203,10 @@ ONLY = {"sentencepiece": ("vocab", "vocab_sample", "spm"), "gpt2": ("encoder_jso
 
 
 def add(command) -> None:
-    """Register `deepnet prepare` with its kinds, and their flags; command: as parser() gives it."""
+    """Register `deepnet prepare` with its kinds, and their flags.
+
+    command: command(name, function) makes a subcommand that calls the function, and returns its parser (cli.parser).
+    """
     kinds = command("prepare", prepare).add_subparsers(required=True, metavar="KIND", title="kinds")
 
     sub = command("text", parallel_text, among=kinds)

@@ -193,7 +193,11 @@ def _submit(args, setting: Setting) -> None:
 
 
 def own_flags(args, gpus: int, out: Path) -> list[str]:
-    """Return the flags of a command line that a row's job gets too. gpus: of each machine; out: folder of the runs."""
+    """Return the flags of the user's command line that the job of each row repeats.
+
+    gpus, out: those of each machine and the folder of the runs as they were settled, because the user may have left
+    them to the machine.
+    """
     flags = ["--out", str(out), "--gpus", str(gpus), "--nodes", str(args.nodes)]
     for name in FOR_JOBS:
         value = getattr(args, name)

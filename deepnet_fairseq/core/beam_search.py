@@ -70,41 +70,43 @@ def _search(
     """Search tokens (B, S), source sentences or prompts of one length."""
     sentences = len(tokens)
     first_rows = torch.arange(sentences, device=tokens.device)[:, None] * beams  # row of each sentence's first beam
-    encoder_out, state, prefix = _begin(model, tokens, beams)
-    begun = prefix.size(1)
-    max_length = max(0, min(max_length, model.decoder.max_positions() - begun))
+    encoder_out, state, prefix = _begin(model, tokens, beams)  # prefix (B k, prompt)
+    prompt_length = prefix.size(1)
+    max_length = max(0, min(max_length, model.decoder.max_positions() - prompt_length))
 
     totals = torch.full((sentences, beams), float("-inf"), device=tokens.device)
     totals[:, 0] = 0  # all beams are the same at first
     ended: list[list[Hypothesis]] = [[] for _ in range(sentences)]
     for length in range(max_length + 1):
         scores, _ = model.decoder(prefix, encoder_out, incremental_state=state)
-        steps = scores[:, -1].float().log_softmax(-1)
-        steps[:, PAD] = float("-inf")
+        log_probs = scores[:, -1].float().log_softmax(-1)  # (B k, V)
+        log_probs[:, PAD] = float("-inf")
         if length == 0 and max_length > 0:  # no hypothesis is empty
-            steps[:, EOS] = float("-inf")
+            log_probs[:, EOS] = float("-inf")
         if length == max_length:  # all have to end
-            steps[:, :EOS] = float("-inf")
-            steps[:, EOS + 1 :] = float("-inf")
+            log_probs[:, :EOS] = float("-inf")
+            log_probs[:, EOS + 1 :] = float("-inf")
 
         # the best 2k continuations of each sentence: k may end here, and k go on
-        candidates = (totals[..., None] + steps.unflatten(0, (-1, beams))).flatten(1)  # (B, k V)
-        best, index = candidates.topk(2 * beams)
-        rows = first_rows + index // steps.size(1)
-        symbols = index % steps.size(1)
+        symbol_count = log_probs.size(1)
+        candidates = (totals[..., None] + log_probs.unflatten(0, (-1, beams))).flatten(1)  # (B, k V)
+        best, index = candidates.topk(2 * beams)  # (B, 2k), best first
+        rows = first_rows + index // symbol_count
+        symbols = index % symbol_count
 
+        # an end that is not among the k best of all continuations does not count, as in fairseq
         ends = symbols.eq(EOS) & best.isfinite()
         for sentence, place in ends[:, :beams].nonzero().tolist():
             if len(ended[sentence]) < beams:
                 score = best[sentence, place].item() / (length + 1) ** length_penalty
-                hypothesis = prefix[rows[sentence, place], begun:].clone()
+                hypothesis = prefix[rows[sentence, place], prompt_length:].clone()
                 ended[sentence].append(Hypothesis(hypothesis, score))
         if all(len(hypotheses) == beams for hypotheses in ended):
             break
 
-        totals, going_on = best.masked_fill(ends, float("-inf")).topk(beams)
-        rows = rows.gather(1, going_on).flatten()
-        symbols = symbols.gather(1, going_on).flatten()
+        totals, kept = best.masked_fill(ends, float("-inf")).topk(beams)
+        rows = rows.gather(1, kept).flatten()
+        symbols = symbols.gather(1, kept).flatten()
         prefix = torch.cat([prefix[rows], symbols[:, None]], 1)
         model.decoder.reorder_incremental_state_scripting(state, rows)
 

@@ -155,13 +155,14 @@ def _difference(path: Path, file: RemoteFile) -> str | None:
         first_sum = recorded_sums(path.parent).get(file.name)
         if first_sum:
             checksum = f"sha256:{first_sum}"
-            origin = f"{path.parent / SUMS}, from which its line may be removed"
+            origin = f"{path.parent / SUMS}, from which its line may be removed"  # for the message below
     if checksum:
         algorithm, _, expected = checksum.partition(":")
         actual = digest(path, algorithm)
         if actual == expected:
             return None
 
+    # a web page in place of the file explains a wrong checksum better than two checksums do
     with open(path, "rb") as content:
         start = content.read(1000).lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if start.startswith((b"<!doctype html", b"<html")):

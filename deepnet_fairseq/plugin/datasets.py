@@ -20,7 +20,10 @@ from ..errors import UserError, causes
 from .distributed import agreement
 
 log = logging.getLogger(__name__)
-PROCESSES, BATCHES, BEGUN = "num_shards", "batches", "begun"  # in the state of an iterator
+# entries in the state of an iterator, beside fairseq's
+PROCESSES = "num_shards"  # of the training that saved it
+BATCHES = "batches"  # of its epoch, over all processes
+BEGUN = "begun"  # True where place_now has converted the place, so that an epoch goes on and does not begin
 MAGIC, HEADER = b"MMIDIDX\x00\x00", struct.Struct("<9sQBQ")  # followed by sizes in int32 and offsets in int64
 TYPES = indexed_dataset._code_to_dtype
 OLD_MAGIC = b"TNTIDX\x00\x00"
@@ -91,7 +94,7 @@ def check_folder(folder: str) -> None:
 
 
 def keep_last_batch(batch_by_size, indices, *args, **kwargs):
-    """Keep a last batch whose size is no multiple of --required-batch-size-multiple (8), which fairseq drops.
+    """Keep a last batch whose size is no multiple of --required-batch-size-multiple (default 8), which fairseq drops.
 
     batch_by_size: fairseq's function, which gets indices and the other arguments. Of the 6,750 sentences of IWSLT-14's
     test set fairseq-generate would translate and score 6,744, without a word.
@@ -100,8 +103,9 @@ def keep_last_batch(batch_by_size, indices, *args, **kwargs):
         indices = numpy.fromiter(indices, dtype=numpy.int64)
     batches = list(batch_by_size(indices, *args, **kwargs))
     kept = sum(len(batch) for batch in batches)
+    # the seventh argument of fairseq's function; with it, batches are no consecutive slices of the indices
     fixed_shapes = kwargs.get("fixed_shapes", args[5] if len(args) > 5 else None)
-    if kept < len(indices) and fixed_shapes is None:  # batches are consecutive slices
+    if kept < len(indices) and fixed_shapes is None:
         batches.append(indices[kept:])
     return batches
 
@@ -148,13 +152,13 @@ def place_now(place: dict, iterator, update_freq: int, skip_remainder: bool) -> 
 
 
 def place_to_save(place: dict, iterator, processes: int) -> dict:
-    """Add to the state of the batches' iterator what a resume on other batches or processes needs.
+    """Return the state of the batches' iterator with what a resume on other batches or processes needs.
 
-    place: fairseq's state; iterator: of the epoch; processes: of the training.
+    place: fairseq's state; iterator: the epoch's, which knows its batches; processes: number of the training's ranks.
     """
-    place = {key: value for key, value in place.items() if key != BEGUN}
+    place = {key: value for key, value in place.items() if key != BEGUN}  # the mark of this training's own resume
     place[PROCESSES] = processes
-    if place.get("iterations_in_epoch"):
+    if place.get("iterations_in_epoch"):  # between two epochs nothing has to be converted
         place[BATCHES] = batches_of(iterator)
     return place
 

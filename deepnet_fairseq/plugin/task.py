@@ -53,8 +53,9 @@ class DeepTask:
     def load_state_dict(self, state_dict):
         """Load the state in a checkpoint; raise a UserError, naming its file, if its vocabulary is not the data's.
 
-        fairseq calls this for a checkpoint that it has read for use, before it builds the model. A training that
-        starts from one compares in DeepTrainer.load_checkpoint.
+        fairseq calls this in two cases. A program that uses a model has read its checkpoint, to which
+        vocabulary.attach_origin has added where it comes from; it is compared here, before the model is built. A
+        training that resumes has the digests alone, which DeepTrainer.load_checkpoint compares.
         """
         state = dict(state_dict)
         origin = state.pop(vocabulary.KEY, None)

@@ -383,7 +383,7 @@ def _profile(short_training: ShortTraining) -> str:
         first = short_training.observed[0].profile(stack)
         last = short_training.observed[-1].profile(stack)
         for layer in _evenly(len(first), DEPTHS):
-            at_last = f"{last[layer]:.1e}" if last else "-"
+            at_last = f"{last[layer]:.1e}" if last else "-"  # an update that failed has no gradients
             rows.append([f"{stack} {layer + 1}", f"{first[layer]:.1e}", at_last])
     return render(rows)
 

@@ -115,7 +115,7 @@ def origin_of(path: str | os.PathLike[str], content: Mapping[str, Any]) -> dict[
 def saved_digests(known: Mapping[str, Any]) -> Digests:
     """Return the digests in the entry KEY of a checkpoint's task_state, {} if it holds none.
 
-    known: the entry, which holds the digests themselves, or, put there by `introduce`, an origin with the digests.
+    known: the entry, which holds the digests themselves, or, put there by `attach_origin`, an origin with the digests.
     """
     held = known.get("digests", known)
     if not isinstance(held, Mapping):

@@ -195,14 +195,14 @@ def _update(step: int, device: torch.device, tensors: tuple[list, ...], group: d
 
     tensors: the lists of weights, of gradients and of both moments; factor: multiplies the gradients.
     """
-    divisor = None  # of the gradients, as torch's kernel takes it
-    if torch.is_tensor(factor) or factor != 1.0:
-        if not torch.is_tensor(factor) or factor.is_cpu:  # copying a tensor from the CPU would wait for the device
-            factor = torch.full((), float(factor), device=device)
-        divisor = factor.to(device, torch.float32).reciprocal()
+    grad_scale = None  # the kernel divides the gradients by it
+    if torch.is_tensor(factor) or factor != 1.0:  # a tensor is not compared: that would wait for the device
+        if not torch.is_tensor(factor) or factor.is_cpu:
+            factor = torch.full((), float(factor), device=device)  # copying one from the CPU would wait, too
+        grad_scale = factor.to(device, torch.float32).reciprocal()
 
     weights, grads, means, squares = tensors
-    steps = [torch.full((), float(step), device=device)] * len(weights)
+    steps = [torch.full((), float(step), device=device)] * len(weights)  # one for all: the kernel only reads it
     beta1, beta2 = group["betas"]
     torch._fused_adamw_(
         weights,
@@ -218,7 +218,7 @@ def _update(step: int, device: torch.device, tensors: tuple[list, ...], group: d
         eps=group["eps"] / math.sqrt(1 - beta2**step),
         amsgrad=False,
         maximize=False,
-        grad_scale=divisor,
+        grad_scale=grad_scale,
     )
 
 

@@ -46,7 +46,7 @@ class PatientRAdam(torch.optim.RAdam):
     @torch.no_grad()
     def step(self, closure=None):
         loss = closure() if closure is not None else None
-        groups = self.param_groups
+        groups = self.param_groups  # _update puts a part of one group in their place, for torch's step
         try:
             for group in groups:
                 early = self._too_early(group)

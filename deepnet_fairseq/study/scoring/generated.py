@@ -274,12 +274,12 @@ def find_outputs(path: Path, corpus: Corpus) -> list[Output]:
         return find_outputs(path / "generated", corpus)
 
     files = sorted([*path.glob("*.txt"), *path.glob("*/*.txt")])
-    results = [file for file in files if RESULTS.fullmatch(file.stem)]
+    results = [file for file in files if RESULTS.fullmatch(file.stem)]  # generate-SUBSET.txt of fairseq-generate
     if not files:
         raise UserError(
             f"{path}: has neither generated.txt nor files SRC-TGT.txt; name a run, or what fairseq-generate printed"
         )
-    if len(results) == 1 and results[0].parent == path:
+    if len(results) == 1 and results[0].parent == path:  # the only test set of a run: it needs no direction
         return [Output(results[0])]
 
     outputs: dict[tuple, Output] = {}

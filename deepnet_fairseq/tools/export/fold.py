@@ -107,13 +107,14 @@ def _kind(module: nn.Module) -> str:
 def fold(model: nn.Module) -> dict:
     """Fold a DeepModel of which `why_not_foldable` is None, in place, in float64; it can do without its slots then.
 
-    Return the config fields that change, those of all of fairseq's models: none, unless an embedding takes up a factor,
-    for then it can no longer be shared.
+    Return the config fields that have to change, by the names of fairseq's models. There are none, unless an embedding
+    takes up a factor: it can then no longer be shared.
     """
     model.double()
     changes: dict = {}
     for name, stack in model.stacks().items():
-        if stack.layer_norm is not None:
+        is_pre_ln = stack.layer_norm is not None
+        if is_pre_ln:
             _fold_pre_ln(stack)
         else:
             changes |= _fold_post_ln(model, name, stack)

@@ -54,10 +54,10 @@ class Settings:
     int8: bool = False
 
     def cores(self, width: int | None = None) -> int:
-        """Return how many threads work.
+        """Return the number of threads; set torch's to it, if torch computes the model.
 
-        width: of a model that torch computes, whose threads are set to the number; None for CTranslate2, which takes
-        all cores.
+        width: the model's, by which torch's number is chosen where neither the settings nor OMP_NUM_THREADS name one;
+        None for CTranslate2, which then takes all cores.
         """
         if width is not None:
             return torch_threads.use(width, given=self.threads)
