@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 # entries in the state of an iterator, beside fairseq's
 PROCESSES = "num_shards"  # of the training that saved it
 BATCHES = "batches"  # of its epoch, over all processes
-BEGUN = "begun"  # True where place_now has converted the place, so that an epoch goes on and does not begin
+BEGUN = "begun"  # True of a place within an epoch that place_now has converted, whose count may be 0
 MAGIC, HEADER = b"MMIDIDX\x00\x00", struct.Struct("<9sQBQ")  # followed by sizes in int32 and offsets in int64
 TYPES = indexed_dataset._code_to_dtype
 OLD_MAGIC = b"TNTIDX\x00\x00"

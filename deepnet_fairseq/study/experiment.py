@@ -189,24 +189,32 @@ class Experiment:
         if word is None:
             number = self.get("translation", {}).get("average", 1)
             word = str(SMOKE_AVERAGE if self.choice.smoke and number > 1 else number)
+
         first, _, last = word.partition("-")
-        valid = first.isdecimal() and int(first) > 0 and (not last or (last.isdecimal() and int(first) <= int(last)))
+        valid = first.isdecimal() and int(first) > 0
+        if last:
+            valid = valid and last.isdecimal() and int(first) <= int(last)
         if not valid:
             raise UserError(f"--average {word}: how many of the last epochs, as 10, or which, as 36-45")
-        return (int(last) - int(first) + 1, word) if last else (int(word), f"last:{word}")
+
+        if last:
+            return int(last) - int(first) + 1, word
+        return int(first), f"last:{first}"
 
     def _batch(self, tokens: int, count: int, world: int) -> Flags:
         """Return the batch of each process, and how many of them make an update of `count` batches of `tokens`."""
-        mine = self.choice.tokens or tokens
-        if tokens * count % (world * mine):
+        update = tokens * count  # tokens
+        of_process = self.choice.tokens or tokens
+        if update % (world * of_process):
             if self.choice.tokens is None:
                 raise UserError(
                     f"--gpus: {world} GPUs must divide {count}, the batches of an update; or choose --max-tokens so "
-                    f"that times {world} it divides {tokens * count}"
+                    f"that times {world} it divides {update}"
                 )
-            problem = f"{world} x {mine} tokens do not divide the paper's batch of {tokens * count}"
-            raise UserError(f"--max-tokens {mine}: {problem}")
-        return {"max-tokens": mine, "update-freq": tokens * count // (world * mine)}
+            raise UserError(
+                f"--max-tokens {of_process}: {world} x {of_process} tokens do not divide the paper's batch of {update}"
+            )
+        return {"max-tokens": of_process, "update-freq": update // (world * of_process)}
 
     def _saves(self) -> Flags:
         """Return the flags of saves: for a resume, and the weights of the epochs to average."""

@@ -116,13 +116,12 @@ class ByMethod(ByLayers):
 
     def words(self) -> list[Word]:
         """Return the methods; those for given depths if a user chooses the depths alone."""
-        for_these = self.get("methods_of_given_depths")
-        if for_these and self.choice.methods is None and self.choice.depths is not None and not self._smokes("methods"):
-            return [Word.parse(text) for text in for_these]
+        of_given_depths = self.get("methods_of_given_depths")
+        depths_alone = self.choice.depths is not None and self.choice.methods is None
+        miniature_has_own = bool(self.smoke) and "methods" in self.smoke
+        if of_given_depths and depths_alone and not miniature_has_own:
+            return [Word.parse(text) for text in of_given_depths]
         return super().words()
-
-    def _smokes(self, key: str) -> bool:
-        return bool(self.smoke) and key in self.smoke
 
     @property
     def saves(self) -> bool:
@@ -135,8 +134,10 @@ class ByMethod(ByLayers):
             for word, depth in self._in_order(self.words(), self.depths()):
                 for variant in self.variants():
                     yield self._row(word, depth, seed, variant, world)
+
         more = self.get("more_rows")
-        if more and not self.choice.smoke and self.choice.methods is None and self.choice.depths is None:
+        nothing_chosen = self.choice.methods is None and self.choice.depths is None
+        if more and nothing_chosen and not self.choice.smoke:
             words = [Word.parse(text) for text in more["methods"]]
             for seed in self.seeds():
                 for word, depth in self._in_order(words, more["depths"]):
@@ -307,7 +308,10 @@ class BySize(Experiment):
         probed = self.get("probed")
         if probed is None or word.options or (size, rate) != (probed["size"], probed["rate"]):
             return {}
-        return flags_of(probed["flags"]) | (flags_of(probed["smoke_flags"]) if self.smoke is not None else {})
+        flags = flags_of(probed["flags"])
+        if self.smoke is not None:
+            flags |= flags_of(probed["smoke_flags"])
+        return flags
 
 
 def _by_stack(stacks: Sequence[str], layers: Sequence[int]) -> dict[str, int]:

@@ -16,7 +16,7 @@ from ...study.experiment import Experiment, Flags, Row
 from .corpus import Corpus
 from .evaluation import Judge, Perplexity, Translation
 from .hardware import Hardware
-from .words import last_of, words_of
+from .words import last_of, whole_number, words_of
 
 DEEP, DEEPEST = 200, 400  # layers from which a model recomputes, and shards its optimiser, if no plan says so
 STUCK = 10_000  # updates after which a training ends whose cell diverged in the paper
@@ -149,25 +149,30 @@ class Setting:
         Each job has a port of its own, because two may share a machine.
         """
         job = os.environ.get("SLURM_JOB_ID", "job")
-        port = PORT + (int(job) % PORTS if job.isdecimal() else 0)
+        port = PORT
+        if job.isdecimal():
+            port += int(job) % PORTS
         nodes = ["--nnodes", str(self.hardware.nodes), "--rdzv-backend", "c10d", "--rdzv-id", job]
         return [*nodes, "--rdzv-endpoint", f"{first_host()}:{port}", "--no-python", "fairseq-train"]
 
     def facts(self, row: Row) -> dict[str, Any]:
         """Return the content of the row's run.json."""
         words = self.training(row)
-        tokens, frequency = last_of("--max-tokens", words) or "0", last_of("--update-freq", words) or "1"
+        tokens = whole_number(last_of("--max-tokens", words))
+        frequency = whole_number(last_of("--update-freq", words) or "1")
         number, _epochs = self.experiment.average
-        return dict(row.facts) | {
+        facts = dict(row.facts) | {
             "experiment": self.experiment.folder,
             "corpus": self.corpus.name,
             "paper_corpus": self.corpus.recipe,
             "seed": row.seed,
             "smoke": self.experiment.choice.smoke,
             "averaged": number,
-            "batch_tokens": self.hardware.world * int(tokens) * int(frequency),
-            **({} if row.paper_tokens is None else {"paper_batch_tokens": row.paper_tokens}),
+            "batch_tokens": self.hardware.world * tokens * frequency,
         }
+        if row.paper_tokens is not None:
+            facts["paper_batch_tokens"] = row.paper_tokens
+        return facts
 
     def average(self, row: Row) -> list[str]:
         """Return the command that averages checkpoints as it is known before the training; empty if one is scored."""

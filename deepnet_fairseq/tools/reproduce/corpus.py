@@ -234,12 +234,19 @@ def _recipe_of(folder: Path) -> str | None:
 
 
 def _with_languages(data: str, recipe: str, name: str, *steps: Step) -> Corpus:
+    """Make the corpus of a folder with the shards and directions that it has, if it is there."""
     folder = Path(data.split(":")[0])
     if not folder.is_dir():
         unknown = UNKNOWN_PAIRS if recipe in MULTILINGUAL else ()
         return Corpus(data, recipe, name, steps, unknown)
+
     shards = sorted(str(shard) for shard in folder.glob("shard[0-9]*") if shard.is_dir())
-    data = ":".join(shards) or data
-    pairs = Path(data.split(":")[0]) / "pairs.txt"
-    directions = tuple(pairs.read_text(encoding="utf-8").split()) if pairs.is_file() else ()
+    if shards:
+        data = ":".join(shards)
+        folder = Path(shards[0])
+
+    directions: tuple[str, ...] = ()
+    pairs = folder / "pairs.txt"
+    if pairs.is_file():
+        directions = tuple(pairs.read_text(encoding="utf-8").split())
     return Corpus(data, recipe, name, steps, directions)

@@ -57,11 +57,17 @@ class Hardware:
     def places(self) -> list[Mapping[str, str]]:
         """Variables of each training that runs at a time: its GPUs, or its threads."""
         if not self.gpus:
-            return [{"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(self.threads))}] * self.jobs
+            threads = os.environ.get("OMP_NUM_THREADS", str(self.threads))
+            return [{"OMP_NUM_THREADS": threads}] * self.jobs
         if self.nodes > 1 or not self.visible:
             return [{}] * self.jobs
-        shares = [self.visible[number * self.gpus : (number + 1) * self.gpus] for number in range(self.jobs)]
-        return [{"CUDA_VISIBLE_DEVICES": ",".join(share)} for share in shares]
+
+        places: list[Mapping[str, str]] = []
+        for number in range(self.jobs):
+            first = number * self.gpus
+            share = self.visible[first : first + self.gpus]
+            places.append({"CUDA_VISIBLE_DEVICES": ",".join(share)})
+        return places
 
 
 def visible_gpus() -> list[str]:

@@ -24,7 +24,7 @@ from ..progress import Progress, Training
 from .commands import Setting
 from .corpus import Step
 from .evaluation import Evaluation
-from .words import last_of, same_training
+from .words import last_of, same_training, whole_number
 
 BESIDE = Path(__file__).resolve().parents[3]  # the package, so that --user-dir deepnet_fairseq is found
 SOON, LATER = 10.0, 60.0  # seconds between two lines of progress, of a miniature and of others
@@ -170,7 +170,8 @@ class Work:
             if trains:
                 self.progress.begin(row.name)
                 await self._train(row, run, place)
-            if row.scored and run.failed is None and run.last_checkpoint.exists() and not (run / "score.json").exists():
+            has_model = run.failed is None and run.last_checkpoint.exists()
+            if row.scored and has_model and not (run / FILES["score"]).exists():
                 await self._score(row, run, place)
             await self._tidy(run, place)
             if trains:
@@ -287,14 +288,6 @@ class Work:
         if ended.status:
             said = last_line(log.read_text(encoding="utf-8", errors="replace"))
             raise UserError(f"{what} failed: {said}; whole log: {log}")
-
-
-def whole_number(word: str | None) -> int:
-    """Return the number of updates that a word names, 0 for none and for a word that fairseq-train will refuse."""
-    try:
-        return int(float(word or 0))
-    except (ValueError, OverflowError):
-        return 0
 
 
 def _with_prefix(size: int) -> str:

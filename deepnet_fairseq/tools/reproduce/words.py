@@ -24,7 +24,8 @@ def number(value: float) -> str:
     if value == 0 or abs(value) >= 0.01:
         return repr(value)
     mantissa, exponent = f"{value:e}".split("e")
-    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+    digits = mantissa.rstrip("0").rstrip(".")
+    return f"{digits}e{int(exponent)}"
 
 
 def last_of(flag: str, words: Sequence[str]) -> str | None:
@@ -34,6 +35,14 @@ def last_of(flag: str, words: Sequence[str]) -> str | None:
         if before == flag:
             value = word
     return value
+
+
+def whole_number(word: str | None) -> int:
+    """Return the number that a flag's value names, 0 for none and for a value that fairseq-train will refuse."""
+    try:
+        return int(float(word or 0))
+    except (ValueError, OverflowError):
+        return 0
 
 
 # flags that do not change what a training computes: devices, the split of a batch, memory, an earlier end
@@ -65,7 +74,8 @@ def same_training(before: Sequence[str], now: Sequence[str]) -> str | None:
 
 def batches(values: Mapping[str, str | None]) -> int:
     """Return how many batches of --max-tokens an update has, over all processes."""
-    return int(values.get("--distributed-world-size") or 1) * int(values.get("--update-freq") or 1)
+    processes = whole_number(values.get("--distributed-world-size") or "1")
+    return processes * whole_number(values.get("--update-freq") or "1")
 
 
 def by_flag(words: Sequence[str]) -> dict[str, str | None]:
