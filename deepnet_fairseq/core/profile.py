@@ -96,7 +96,7 @@ def apply_omegas(model: nn.Module, omegas: list[float]) -> None:
 
 
 def shape(model: nn.Module) -> dict[str, Any]:
-    """Return depth and widths of the model's stacks, by the names of Profile's fields."""
+    """Return depth and widths of the model's stacks, by the field names of admin_profile.Profile, depths first."""
     depths, widths, ffn_widths = {}, {}, {}
     for name, stack in model.stacks().items():
         fc1 = stack.layers[0].fc1

@@ -152,7 +152,8 @@ def replace(owner: Any, name: str, handler: Handler) -> None:
 
 
 def handled(original: Callable[..., Any], handler: Handler) -> Callable[..., Any]:
-    """Return a function that calls handler(original, ...); `original` itself if it is one, under any of our names."""
+    """Return a function that calls handler(original, ...); `original` itself if it does so already."""
+    # compared by name: the package may be imported twice, under two paths
     if getattr(original, "handler", None) == handler.__qualname__:
         return original
 

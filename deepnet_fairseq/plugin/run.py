@@ -447,7 +447,7 @@ class Run:
         cfg.no_epoch_checkpoints = True
         cfg.no_last_checkpoints = False
         cfg.save_interval_updates = 0
-        for rule in saving.RULES_OF_OLD_ONES:
+        for rule in saving.RULES_OF_OLD_ONES:  # no older checkpoint is removed
             setattr(cfg, rule, -1)
 
         self._epoch_had_ended = end_of_epoch

@@ -121,7 +121,7 @@ def _only_suffix(folder: Path) -> str:
     Raises a UserError, naming the folder, for several.
     """
     used = []
-    for suffix in sorted(suffixes(folder) | {""}):
+    for suffix in sorted(suffixes(folder) | {""}):  # "" too: its training may lack the names that `suffixes` looks for
         if any(_named(folder, kind, suffix) for kind in (EPOCH, UPDATE, BEST)):
             used.append(suffix)
     if len(used) > 1:

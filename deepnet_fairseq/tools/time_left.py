@@ -25,7 +25,7 @@ class TimeLeft:
         self.jobs = jobs
         self.seen: dict[str, tuple[float, float]] = {}  # training -> its work so far, and when that was first seen
         self.speeds: list[tuple[float, float]] = []  # work of all trainings by then, and a speed
-        self.last: tuple[int, float] | None = None  # the last estimate, and how many speeds there were
+        self.last: tuple[int, float] | None = None  # how many speeds there were at the last estimate, and that estimate
         self.settled = False
 
     def see(self, training: str, work: float, now: float) -> None:

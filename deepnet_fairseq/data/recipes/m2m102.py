@@ -175,7 +175,7 @@ class M2m102(MultilingualRecipe):
         return PairText(langs, subsets, state, bound=bound, finish=archives.remove)
 
     def evaluated(self, options: Options, texts: Sequence[PairText]) -> list[PairText]:
-        """Return all pairs of languages that are not trained on together, which Flores-101 has, and WMT's test sets."""
+        """Return the test sets of all pairs of languages that are not trained on together, and WMT's, one way each."""
         evaluation = Evaluation(options)
         trained = {text.langs for text in texts}
         languages = sorted(set(chain.from_iterable(trained)))

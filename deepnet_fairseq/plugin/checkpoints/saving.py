@@ -10,7 +10,8 @@ from torch import Tensor
 from ...errors import UserError
 from . import atomic, reading
 
-RULES_OF_OLD_ONES = ("keep_interval_updates", "keep_last_epochs", "keep_best_checkpoints")  # which are removed
+# settings by which fairseq removes older checkpoints
+RULES_OF_OLD_ONES = ("keep_interval_updates", "keep_last_epochs", "keep_best_checkpoints")
 
 
 def check_settings(cfg) -> None:

@@ -49,7 +49,7 @@ def waits_for_device(name: str, args: tuple, kwargs: dict, result: Any) -> bool:
         return True  # as many rows as the mask has ones
     if name == "repeat_interleave" and not kwargs.get("output_size"):
         return True
-    if name in COPIES:
+    if name in COPIES:  # _to_copy copies given[0] to the result, copy_ copies given[-1] to given[0]
         return given[0].device.type != result.device.type or given[0].device.type != given[-1].device.type
     of_several = [one for one in given if one.dim()]  # a number on the CPU is a kernel's argument
     return len({one.device.type for one in of_several}) > 1
@@ -63,4 +63,4 @@ def caller() -> str:
         if "/torch/" not in path and path != __file__:
             return f"{'/'.join(path.split('/')[-2:])}:{frame.f_lineno}"
         frame = frame.f_back
-    return "the backward pass"
+    return "the backward pass"  # whose thread has no Python of ours

@@ -138,7 +138,8 @@ class Setting:
         hardware = self.hardware
         torchrun = ["torchrun", "--nproc-per-node", str(hardware.gpus)]
         if hardware.nodes > 1:
-            return ["srun", "--kill-on-bad-exit=1", "--ntasks-per-node=1", *torchrun, *self.rendezvous()]
+            agents = [*torchrun, *self.rendezvous()]
+            return ["srun", "--kill-on-bad-exit=1", "--ntasks-per-node=1", *agents, "--no-python", "fairseq-train"]
         if hardware.launch == "torchrun" and hardware.gpus:
             return [*torchrun, "--no-python", "fairseq-train"]
         return ["fairseq-train"]
@@ -153,7 +154,7 @@ class Setting:
         if job.isdecimal():
             port += int(job) % PORTS
         nodes = ["--nnodes", str(self.hardware.nodes), "--rdzv-backend", "c10d", "--rdzv-id", job]
-        return [*nodes, "--rdzv-endpoint", f"{first_host()}:{port}", "--no-python", "fairseq-train"]
+        return [*nodes, "--rdzv-endpoint", f"{first_host()}:{port}"]
 
     def facts(self, row: Row) -> dict[str, Any]:
         """Return the content of the row's run.json."""

@@ -355,12 +355,12 @@ class HuggingFace:
         padding = self.tokenizer.pad_token_id
         sources = source.expand(len(tokens), -1)
         targets = tokens[:, 1:]
-        with torch.no_grad():  # without a cache, for a FSMT that fills one sees what is to come
+        with torch.no_grad():
             logits = self.model(
                 input_ids=sources,
                 attention_mask=sources.ne(padding).long(),
                 decoder_input_ids=tokens[:, :-1],
-                use_cache=False,
+                use_cache=False,  # with a cache FSMT has no causal mask, and would see later tokens
             ).logits
         log_probs = logits.float().log_softmax(-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
 
