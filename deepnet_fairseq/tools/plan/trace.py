@@ -320,7 +320,7 @@ class Run:
                 for step in range(1, missing + 1):
                     yield middle.further(before, step)
 
-            # a group's last stage may grow with depth too: in `fewer` it stands one layer earlier; without `fewer` it is
+            # a last stage may grow with depth too: in `fewer` it stands one layer earlier; without `fewer` it is
             # extrapolated from itself, and stays as it is
             in_fewer = [stage for stage in fewer.stages if stage.name == name][-1] if fewer else last
             yield last.further(in_fewer, max(0, missing))
