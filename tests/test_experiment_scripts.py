@@ -234,7 +234,7 @@ def test_slurm_runs_each_row_as_a_job(tmp_path):
         text = job.read_text()
         assert "#SBATCH --requeue" in text and "#SBATCH --nodes=2" in text and "#SBATCH --gpus-per-node=8" in text
         assert "scontrol requeue" in text and f"--job-name=table1-{method}-6-seed1" in text
-        assert "--average 36-45" in text
+        assert "--average=36-45" in text
         dry = text.replace(" -- ", f" {COMMANDS} -- ").replace("SBATCH_", "")
         env = os.environ | {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-2]"}
         ran = subprocess.run(["bash"], input=dry, capture_output=True, text=True, env=env)

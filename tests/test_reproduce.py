@@ -15,7 +15,7 @@ from deepnet_fairseq.tools.reproduce.commands import Setting
 from deepnet_fairseq.tools.reproduce.corpus import Step, corpus
 from deepnet_fairseq.tools.reproduce.hardware import hardware
 from deepnet_fairseq.tools.reproduce.slurm import job
-from deepnet_fairseq.tools.reproduce.words import number, same_training
+from deepnet_fairseq.tools.reproduce.words import differing_flag, number
 
 from .support.helpers import assert_refused
 
@@ -113,7 +113,7 @@ def test_numbers_are_printed_as_papers_do(value, printed):
 def test_what_makes_a_training_another(more, other):
     """Devices, the split of a batch and memory do not; the last value of a flag counts."""
     words = ["data", "--lr", "1e-3", "--optimizer", "adam", "--cpu", "--update-freq", "8", "--user-dir", "mine"]
-    assert same_training(words, words + more.split()) == other
+    assert differing_flag(words, words + more.split()) == other
 
 
 @pytest.mark.parametrize(

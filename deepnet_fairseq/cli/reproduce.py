@@ -143,7 +143,7 @@ def _check_needs(experiment: Experiment, args) -> None:
             raise UserError(
                 "--pairs: name language pairs as de-en,fr-en, or --data with all of them: they fit no machine"
             )
-    elif needs is not None and not (BESIDE / needs).is_dir():
+    elif needs is not None and not (BESIDE / needs).is_dir():  # a checkout has it beside the package
         raise UserError(f"{experiment.name}: its methods are in {needs} of a checkout, and not installed; run it there")
 
 

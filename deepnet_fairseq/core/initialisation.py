@@ -169,7 +169,10 @@ def _draw_projection(linear: nn.Linear, gain: float, visited: set) -> None:
 
 @dataclass
 class Row:
-    """Matrices of one role in one kind of branch, over the layers of a stack; stds in units of the weight."""
+    """Matrices of one role in one kind of branch, over the layers of a stack.
+
+    expected, measured: std of each layer's matrix; largest_bias: largest absolute value of their biases.
+    """
 
     stack: str
     sublayer: str

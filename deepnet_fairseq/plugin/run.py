@@ -213,6 +213,7 @@ class Run:
         self._restore_schedule(kept.get("lr_scheduler"))
 
         losses, over = [extra_state.get("val_loss")], self._is_over()
+        # "unfinished": what fairseq's loop passed as end_of_epoch; None if validate_and_save had done its work
         if kept.get("unfinished") is not None and self.program is not None:
             # the attributes of an epoch's batches that a save reads, for one whose batches are used up
             batches = SimpleNamespace(epoch=epoch, end_of_epoch=lambda: epoch_had_ended, state_dict=lambda: state)
@@ -301,7 +302,7 @@ class Run:
             self.signals.raise_if_any(trainer.device)
             with self.best.lent():
                 losses, over = validate_and_save(trainer.cfg, trainer, task, batches, valid_subsets, end_of_epoch)
-            return losses, over or trainer.stuck.over
+            return losses, over or trainer.stuck.over  # fairseq does not know of the latter, and saves nothing for it
         except Stopped:
             pass  # leave the handler: errors raised below must not be chained to this one
         self._save_and_exit(batches, end_of_epoch)
@@ -340,13 +341,13 @@ class Run:
             val_loss = None
             cfg = copy.deepcopy(cfg)
             cfg.no_epoch_checkpoints = True
-            cfg.keep_last_epochs = -1
+            cfg.keep_last_epochs = -1  # checkpoints of epochs that are there already stay
             if batches.end_of_epoch():
                 limits, epoch = trainer.cfg.optimization, batches.epoch
                 if epoch_weights.wanted(flag, epoch, updates, limits.max_epoch or 0, limits.max_update or 0):
                     self._weights_beside = epoch_weights.beside(cfg, flag, epoch, trainer.checkpoint_suffix)
                 elif epoch_weights.goes_on(cfg, limits, epoch, updates) and updates % cfg.save_interval_updates:
-                    return None
+                    return None  # the state is saved by updates, and this epoch's weights are not wanted
 
         interval = cfg.save_interval_updates
         is_of_interval = batches.end_of_epoch() and interval > 0 and updates % interval == 0

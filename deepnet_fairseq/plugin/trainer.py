@@ -167,7 +167,7 @@ class DeepTrainer(Trainer):
         made_in, self.run.batches_made_in = self.run.batches_made_in, None
         if made_in is None or disable_iterator_cache or self.cfg.dataset.update_epoch_batch_itr:
             made_in = epoch
-        if load_dataset and made_in != epoch:  # the data are still the present epoch's
+        if load_dataset and made_in != epoch:  # of the present epoch, not of made_in, which super() would load
             subset, load_dataset = self.cfg.dataset.train_subset, False
             self.task.load_dataset(subset, epoch=epoch, combine=combine, data_selector=data_selector, tpu=self.tpu)
         iterator = super().get_train_iterator(

@@ -178,12 +178,13 @@ class GraphedStep:
             if key == SIZE:
                 found[key] = tensor.item()  # fairseq computes with it at once
             elif self.reads_norm and tensor.is_cuda:
-                # complete when the trainer reads the norm of the gradients, before it looks at the log
+                # deepnet_adam returns the norm of the gradients on the CPU: the trainer waits for that, and so for this
+                # copy, before it looks at the log
                 found[key] = tensor.to("cpu", non_blocking=True)
             else:
                 found[key] = tensor.clone()
         counts = {"ntokens": sample["ntokens"], "nsentences": len(sample["target"])}
-        for key, name in self.counts.items():
+        for key, name in self.counts.items():  # entries of the log that are counts of the batch
             found[key] = counts[name]
         loss = found.pop(LOSS)
         size = found.pop(SIZE)
@@ -219,7 +220,7 @@ class GraphedStep:
         self.names = tensors_of(sample).keys()
         self.reads_norm = False
         if hasattr(criterion, "masks_padding"):
-            criterion.masks_padding = True  # it would ask which targets are padding
+            criterion.masks_padding = True  # else it picks the other targets, whose places the CPU would have to know
 
         rows, lengths = self.planned[:, :1], self.planned[:, 1:]
         self.kernels_in_graphs = self.device.faster_kernels(int((rows * lengths).max()))
@@ -232,11 +233,11 @@ class GraphedStep:
             self.reads_norm = optimiser_copies.attach(optimizer, self.device, self.buffers)
             for module in self.modules:
                 if isinstance(module, DeepModel):
-                    module.one_mode = True
+                    module.one_mode = True  # graphs keep the modes of their capture, so that none is set apart
             self._capture_planned(sample)
 
     def _static(self, sample: dict[str, Any], shape: Shape) -> StaticBatch:
-        """Return a static batch of a shape that covers the sample or not; it holds as much of it as fits."""
+        """Return a static batch of a shape; it holds the sample if the shape covers it, else padding alone."""
         batch = StaticBatch(sample, shape, self.padding)
         if shapes.covering(shape_of(sample), numpy.array([shape])):
             batch.fill(sample)

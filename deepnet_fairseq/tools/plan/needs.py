@@ -152,7 +152,7 @@ def memory(setting: Setting, parameters: Any = None, stages: list[Stage] | None 
         buckets=buckets,
         activations=sum(group.kept for group in body),
         recomputed=max(group.recomputed for group in body),
-        loss=max(loss.peak_forward, loss.kept + loss.stages[0].peak_accumulating),
+        loss=max(loss.peak_forward, loss.kept + loss.stages[0].peak_accumulating),  # without gradients, counted above
         step=step,
         graphs=graphs,
         objects=objects,
@@ -178,7 +178,8 @@ class Pass:
             self.peak_recompute = 0
             return
 
-        # only the output of the last layer outlives the forward pass
+        # only the output of the last layer outlives the forward pass; the peak within it is left out, because that of
+        # the backward pass, which computes the layers again, is higher
         self.kept = stages[-1].output
         self.peak_forward = stages[-1].output
 

@@ -28,10 +28,10 @@ PORT, PORTS = 29400, 1000  # first one, and number, of the ports at which the ma
 class Setting:
     """What all rows of an experiment have in common.
 
-    out: folder of its runs' folders; chosen: flags that the plan chose for a row, by its name; too_large: rows that the
-    plan found no flags for, with the GiB that each would take; extra: the user's flags of fairseq-train, which override
-    all; generation: the user's of fairseq-generate; recompute: whether activations are recomputed, None to let the plan
-    decide; planned: whether there is a plan; only: the name of the one row to run.
+    out: folder of its runs' folders; chosen: flags that the plan chose for a row, by FOLDER/NAME; too_large: rows that
+    the plan found no flags for, with the GiB that each would take; extra: the user's flags of fairseq-train, which
+    override all; generation: the user's of fairseq-generate; recompute: whether activations are recomputed, None to let
+    the plan decide; planned: whether there is a plan; only: the name of the one row to run.
     """
 
     experiment: Experiment
@@ -107,7 +107,10 @@ class Setting:
         return kind(self.experiment, self.corpus, self.hardware, self.extra, self.generation)
 
     def memory(self, row: Row) -> list[str]:
-        """Return the flags by which a deep model fits into memory, if no plan is made."""
+        """Return the flags by which a deep model fits into memory, if no plan is made.
+
+        Rows that are not scored, those of figures, get none: they are measured as they are.
+        """
         if self.planned or not row.scored:
             return []
         words = []

@@ -24,9 +24,9 @@ from ..progress import Progress, Training
 from .commands import Setting
 from .corpus import Step
 from .evaluation import Evaluation
-from .words import last_of, same_training, whole_number
+from .words import differing_flag, last_of, whole_number
 
-BESIDE = Path(__file__).resolve().parents[3]  # the package, so that --user-dir deepnet_fairseq is found
+BESIDE = Path(__file__).resolve().parents[3]  # folder of the package, in which --user-dir deepnet_fairseq is found
 SOON, LATER = 10.0, 60.0  # seconds between two lines of progress, of a miniature and of others
 
 
@@ -155,7 +155,7 @@ class Work:
         before = run.command
         if before is None:
             return
-        differs = same_training(shlex.split(before)[1:], self.setting.training(row))
+        differs = differing_flag(shlex.split(before)[1:], self.setting.training(row))
         if differs:
             problem = f"was trained with another {differs} (its file command)"
             raise UserError(f"{run.path}: {problem}; remove it, take another --out, or give what it had")

@@ -53,7 +53,7 @@ WITHOUT_EFFECT = {
 ADAM = ("adam", "deepnet_adam")  # the same numbers
 
 
-def same_training(before: Sequence[str], now: Sequence[str]) -> str | None:
+def differing_flag(before: Sequence[str], now: Sequence[str]) -> str | None:
     """Return the first flag in which two commands of fairseq-train are of different trainings; None if in none."""
     old = by_flag(before)
     new = by_flag(now)

@@ -164,7 +164,7 @@ class _Events:
 def _is_almost_multiple(gram: list[list[float]], x: int, u: int) -> bool:
     """Return whether u is x times a number but for a small part, which is a branch that is almost 0.
 
-    Rounding alone leaves less than that part.
+    Below 1e-12 nothing but rounding is left: u is x once more, and no merge.
     """
     part = 1 - gram[x][u] ** 2 / (gram[x][x] * gram[u][u] or 1)  # of |u|^2
     return 1e-12 < part < 1e-4
