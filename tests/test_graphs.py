@@ -148,8 +148,8 @@ def test_a_batch_that_no_graph_serves_joins_the_others(which, monkeypatch):
     """Batches of an update with a graph and without one add up, whichever of three has none."""
     (losses, *_), step, calls = trained(frequency=3, updates=6), GraphedStep.step, itertools.count()
 
-    def sometimes(self, *args):
-        return step(self, *args) if next(calls) % 3 != which else None
+    def sometimes(self, *args, **kwargs):
+        return step(self, *args, **kwargs) if next(calls) % 3 != which else None
 
     monkeypatch.setattr(GraphedStep, "step", sometimes)
     mixed, *_ = trained(device=RecordedDevice(), frequency=3, updates=6)
