@@ -33,7 +33,7 @@ def methods(args) -> Shown | None:
       deepnet methods deepnorm --weights deepnet_transformer_tiny_18_18
       deepnet methods --archs
     """
-    from ..core.methods import METHODS, get_method
+    from ..core.methods import METHODS
 
     if args.archs:
         return archs_table(args.vocab)
@@ -43,12 +43,6 @@ def methods(args) -> Shown | None:
     if args.method:
         depths = [numbers("--layers", args.layers, "18,18")] if args.layers else DEPTHS
         return card(args.method, depths, args.option)
-    if args.flags:
-        flags = {name: ["--method", name, *get_method(name).train_flags] for name in args.flags.split(",")}
-        return Shown("\n".join(" ".join(words) for words in flags.values()), flags)
-    if args.names:
-        names = [name for name in sorted(METHODS) if args.names in ("all", get_method(name).norm)]
-        return Shown(" ".join(names), names)
 
     of_methods = [HEADER]
     for name in sorted(METHODS):
@@ -260,6 +254,3 @@ def add(command) -> None:
     sub.add_argument("--weights", metavar="ARCH", help="architecture to build and to measure weights of")
     sub.add_argument("--archs", action="store_true", help="list architectures, their sizes and parameters instead")
     sub.add_argument("--vocab", type=int, default=10_000, metavar="N", help="symbols for --archs (default 10,000)")
-    sub.add_argument("--flags", metavar="NAME,NAME", help="only print the flags that train each, for scripts")
-    sub.add_argument("--names", nargs="?", const="all", choices=("all", "post", "pre", "none"), help="only print the "
-                     "names, of those whose LayerNorm stands there, for scripts")  # fmt: skip
