@@ -10,6 +10,7 @@ from deepnet_fairseq.cli import main
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.study import experiments
 from deepnet_fairseq.study.experiment import Word
+from deepnet_fairseq.study.run_folder import RunFolder
 from deepnet_fairseq.tools.reproduce import run
 from deepnet_fairseq.tools.reproduce.commands import Setting
 from deepnet_fairseq.tools.reproduce.corpus import Step, corpus
@@ -197,6 +198,19 @@ def test_data_are_taken_for_what_they_are(tmp_path):
     Step(folder, ["deepnet", "prepare", "corpus", "other"]).write_note()
     with pytest.raises(UserError, match="was made by"):
         corpus(small, tmp_path)
+
+
+def test_two_runners_on_one_row(tmp_path):
+    """The second one says so, and leaves the row as it is."""
+    experiment = experiments.with_choices(experiments.read_experiment("table1"), methods=["pre_ln"], depths=["6"])
+    gets = hardware(papers_gpus=8, only_printed=True)
+    setting = Setting(experiment, gets, corpus(experiment, tmp_path), tmp_path)
+    (row,) = setting.rows()
+    with RunFolder(setting.folder(row)).held() as held:
+        assert held
+        with pytest.raises(UserError, match=f"{row.name}: another process works on it"):
+            run.Work(setting).run()
+    assert [path.name for path in setting.folder(row).iterdir()] == ["lock"]
 
 
 def test_one_row_alone(capsys, tmp_path):

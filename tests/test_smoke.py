@@ -91,15 +91,15 @@ def test_killed_and_started_again_it_ends_in_the_same_row(whole, who, tmp_path):
     assert (tmp_path / f"{run.parent.name}.md").exists() and not list(tmp_path.rglob("*.part"))
 
 
+TWO = {"SMOKE": 1, "METHODS": "deepnorm pre_ln", "DEPTHS": "2", "STOP_STUCK": 0}
+
+
 @pytest.fixture(scope="module")
 def two_rows(tmp_path_factory):
     """Provide the data, and the folder of two rows that nobody disturbed."""
     out = tmp_path_factory.mktemp("two rows")
     script("iwslt14_de_en", *SHORT, OUT=out, **TWO)
     return out
-
-
-TWO = {"SMOKE": 1, "METHODS": "deepnorm pre_ln", "DEPTHS": "2", "STOP_STUCK": 0}
 
 
 def weights(run) -> dict:

@@ -16,6 +16,7 @@ from . import numbers
 if TYPE_CHECKING:
     from ..study.experiment import Experiment
     from ..tools.reproduce.commands import Setting
+    from ..tools.reproduce.corpus import Corpus
 
 # variables of the scripts of tables and figures -> flags of `deepnet reproduce`
 VARIABLES = {
@@ -70,7 +71,6 @@ def _setting(args) -> Setting:
     """Make the setting that the flags ask for."""
     from ..study import experiments
     from ..tools.reproduce.commands import Setting
-    from ..tools.reproduce.corpus import corpus
     from ..tools.reproduce.hardware import hardware
 
     experiment = experiments.read_experiment(args.name, args.recipe)
@@ -105,15 +105,12 @@ def _setting(args) -> Setting:
         small=args.smoke or small,
         only_printed=bool(args.dry_run),
     )
-    for _row in experiment.rows(gets.world):  # refuses what cannot be trained, before anything else is looked at
-        pass
-
+    experiment.check_rows(gets.world, args.row)
     out = Path(args.out or ("runs-smoke" if args.smoke or small else "runs")).absolute()
-    data = None if args.data is None else ":".join(str(Path(part).absolute()) for part in args.data.split(":"))
-    setting = Setting(
+    return Setting(
         experiment=experiment,
         hardware=gets,
-        corpus=corpus(experiment, out, data=data, pairs=args.pairs, text=args.text or ()),
+        corpus=_corpus(args, experiment, out),
         out=out,
         extra=[absolute(word) for word in args.behind],
         generation=shell_words("--generate", args.generate or ""),
@@ -121,8 +118,16 @@ def _setting(args) -> Setting:
         planned=not (args.no_plan or small),
         only=args.row,
     )
-    setting.rows()  # refuses rows that there are not, or are there twice
-    return setting
+
+
+def _corpus(args, experiment: Experiment, out: Path) -> Corpus:
+    """Return the user's data, or those of the experiment in OUT/data, as they are now."""
+    from ..tools.reproduce.corpus import corpus
+
+    data = None
+    if args.data is not None:
+        data = ":".join(str(Path(part).absolute()) for part in args.data.split(":"))
+    return corpus(experiment, out, data=data, pairs=args.pairs, text=args.text or ())
 
 
 def _check_needs(experiment: Experiment, args) -> None:
@@ -167,7 +172,8 @@ def _run(args, setting: Setting) -> None:
     run.refuse_what_does_not_fit(setting)
     if setting.corpus.steps:
         run.prepare(setting.corpus.steps)
-        setting = replace(setting, corpus=_setting(args).corpus)  # now they say their languages and pieces
+        made = _corpus(args, setting.experiment, setting.out)  # now they say their languages and pieces
+        setting = replace(setting, corpus=made)
     run.Work(setting, keep=args.keep == "all").run()
     run.report(setting)
 

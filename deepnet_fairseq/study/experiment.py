@@ -134,6 +134,19 @@ class Experiment:
         """
         raise NotImplementedError
 
+    def check_rows(self, world: int, only: str | None = None) -> None:
+        """Raise a UserError for rows that cannot be trained, two of one name, and a name that none has.
+
+        world: processes of each; only: the name, None if all rows are meant.
+        """
+        names: set[str] = set()
+        for row in self.rows(world):
+            if row.name in names:
+                raise UserError(f"{row.name}: two rows of {self.name} have this name; choose one of each")
+            names.add(row.name)
+        if only is not None and only not in names:
+            raise UserError(f"--row {only}: {self.name} has {', '.join(sorted(names)[:5])}, ...")
+
     @property
     def folder(self) -> str:
         """Name of the folder of its runs."""

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...errors import UserError
 from ...study.experiment import Experiment, Flags, Row
 from .corpus import Corpus
 from .evaluation import Judge, Perplexity, Translation
@@ -47,20 +46,9 @@ class Setting:
     only: str | None = None
 
     def rows(self) -> list[Row]:
-        """Return the experiment's rows, or the one that was asked for; UserError if there is no such row."""
-        rows = list(self.experiment.rows(self.hardware.world))
-        names = [row.name for row in rows]
-        for name in names:
-            if names.count(name) > 1:
-                raise UserError(f"{name}: two rows of {self.experiment.name} have this name; choose one of each")
-        if self.only is None:
-            return rows
-        named = [row for row in rows if row.name == self.only]
-        if not named:
-            raise UserError(
-                f"--row {self.only}: {self.experiment.name} has {', '.join(row.name for row in rows[:5])}, ..."
-            )
-        return named
+        """Return the experiment's rows, or the one that was asked for."""
+        rows = self.experiment.rows(self.hardware.world)
+        return [row for row in rows if self.only in (None, row.name)]
 
     def folder(self, row: Row) -> Path:
         """Return the folder of a row."""
