@@ -9,6 +9,7 @@
 set -euo pipefail
 # shellcheck source=scripts/lib/entry.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lib/entry.sh"
+help_if_asked "$@"
 for task in lm translation; do
     (reproduce "inverted_gain_$task" ${UPDATES:+--max-update "$UPDATES"} "$@")
 done

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Compare the first updates of every method of `deepnet methods`, some also with modifiers and options, at 6L-6L and
-# 18L-18L, in the quickstart's setting without translation. A diverged training is a row too. `deepnet report` and
-# scripts/render_results.sh make the table of losses.
+# 18L-18L, in the quickstart's setting without translation. A diverged training is a row too. The table of losses is on
+# results/later_methods.md: scripts/render_results.sh OUT makes it anew from these runs.
 #
 #   scripts/later_methods.sh [--dry-run=commands] [flags of fairseq-train]     200 updates: 20 s, 50 s of a core a method
 #   METHODS="pre_ln normformer+normformer-scale-residual+normformer-head-scale=none" DEPTHS="6 18" UPDATES=200 ...

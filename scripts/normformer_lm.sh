@@ -13,6 +13,7 @@
 set -euo pipefail
 # shellcheck source=scripts/lib/entry.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lib/entry.sh"
+help_if_asked "$@"
 parts="${PARTS:-clm ablation mlm}" sizes="${SIZES:-}"
 for part in $parts; do
     case "$part" in clm | ablation | mlm) ;; *) echo "PARTS: $part is none of clm, ablation, mlm" >&2; exit 2 ;; esac

@@ -85,3 +85,15 @@ def test_prepare_text(data, tmp_path):
     assert (tmp_path / "bin" / "dict.qaa.txt").read_bytes() == (data / "dict.qaa.txt").read_bytes()
     refused = bash("scripts/prepare_text.sh", "qaa", "xyz", *splits, tmp_path / "bin2", check=False)
     assert refused.returncode and re.match("deepnet: error: .*train.xyz: no such file", refused.stderr)
+
+
+EXPERIMENTS = [path for path in SCRIPTS if "lib/entry.sh" in path.read_text()]
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+def test_help_is_printed_once(path):
+    """Also by a script that calls several experiments; it needs no environment."""
+    done = subprocess.run(["bash", path, "--help"], capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"})
+    assert done.returncode == 0
+    assert done.stdout.count(f"scripts/{path.name} [--dry-run") == 1
+    assert done.stdout.count("docs/experiments.md#settings") == 1

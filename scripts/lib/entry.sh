@@ -23,14 +23,18 @@ environment() {  # environment "$@": of the script
     source "$checkout/scripts/setup.sh"
 }
 
-reproduce() {  # reproduce EXPERIMENT "$@": the script's help, or the experiment
-    case " ${*:2} " in
+help_if_asked() {  # help_if_asked "$@": prints the script's help and ends it, if a word asks for it
+    case " $* " in
         *" --help "* | *" -h "*)
             sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
             echo; sed -n '3,6s/^# //p' "${BASH_SOURCE[0]}"
             exit
             ;;
     esac
+}
+
+reproduce() {  # reproduce EXPERIMENT "$@": the script's help, or the experiment
+    help_if_asked "${@:2}"
     environment "${@:2}"
     exec deepnet reproduce "$1" --variables "${@:2}"
 }
