@@ -195,9 +195,16 @@ def test_data_are_taken_for_what_they_are(tmp_path):
     small = experiments.with_choices(experiment, smoke=True)
     assert corpus(small, tmp_path).steps == ()
 
+    Step(folder, ["deepnet", "prepare", "corpus", "iwslt14_de_en", str(folder), "--miniature"]).write_note()
+    (tmp_path / "data").rename(tmp_path / "moved")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "moved").rename(tmp_path / "elsewhere/data")
+    assert corpus(small, tmp_path / "elsewhere").steps == ()
+
+    folder = tmp_path / "elsewhere/data/iwslt14_de_en"
     Step(folder, ["deepnet", "prepare", "corpus", "other"]).write_note()
     with pytest.raises(UserError, match="was made by"):
-        corpus(small, tmp_path)
+        corpus(small, tmp_path / "elsewhere")
 
 
 def test_two_runners_on_one_row(tmp_path):

@@ -30,17 +30,22 @@ class Step(NamedTuple):
         """File beside the folder that says how it was made."""
         return self.folder.with_name(f"{self.folder.name}.command")
 
+    @property
+    def made_by(self) -> str:
+        """The command without the place of the data, so that they may be moved."""
+        return shlex.join(self.command).replace(str(self.folder.parent), ".")
+
     def write_note(self) -> None:
         """Write the command beside the folder."""
-        self.note.write_text(f"{shlex.join(self.command)}\n", encoding="utf-8")
+        self.note.write_text(f"{self.made_by}\n", encoding="utf-8")
 
     def check(self) -> None:
         """Raise a UserError if the folder was made otherwise; one without a note is taken as it is."""
         if not self.note.is_file():
             return
-        made_by = self.note.read_text(encoding="utf-8").strip()
-        if made_by != shlex.join(self.command):
-            raise UserError(f"{self.folder}: was made by `{made_by}`; remove it, or name another --out")
+        before = self.note.read_text(encoding="utf-8").strip()
+        if before != self.made_by:
+            raise UserError(f"{self.folder}: was made by `{before}`; remove it, or name another --out")
 
 
 @dataclass(frozen=True)
