@@ -5,8 +5,8 @@
 #   scripts/test.sh -m slow               trainings of minutes
 #   scripts/test.sh -m gpu                tests that need a CUDA device
 #   scripts/test.sh -m peers              tests against torchscale: pip install '.[bench]'
-#   scripts/test.sh tests/test_init.py    one file; -k WORD: tests with WORD in their name
-#   scripts/test.sh --methods-from FOLDER tests/test_methods.py   includes the methods in a folder of your own
+#   scripts/test.sh tests/core/test_initialisation.py    one file; -k WORD: tests with WORD in their name
+#   scripts/test.sh --methods-from FOLDER tests/core/test_methods.py   includes the methods in a folder of your own
 #   COVERAGE=1 scripts/test.sh            records the lines that run; dev/coverage.sh reports them
 #   TEST_PROCESSES=4 scripts/test.sh      number of processes, by default 2, on one core 1
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # if run by sh

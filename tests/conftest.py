@@ -27,7 +27,13 @@ TRAIN_FLAGS = (
     "--log-interval", "1", "--share-all-embeddings", "--no-epoch-checkpoints", "--disable-validation",
 )  # fmt: skip
 NARROW = 64  # width of most models here
-LONGEST = ("test_commands", "test_core", "test_strangers", "test_thousand_layers", "test_equal_processes")
+LONGEST = (
+    "test_fairseq_programs",
+    "test_core",
+    "test_user_dir_methods",
+    "test_thousand_layers",
+    "test_equal_processes",
+)
 
 
 def pytest_addoption(parser) -> None:

@@ -1,7 +1,7 @@
 """List every change to other libraries while this package is registered, and make it.
 
 An entry is a function of another library and the handler that is called in its place: handler(original, *arguments). A
-training step is no entry: trainer.py has it, in a subclass of fairseq's Trainer. tests/test_patches.py checks that
+training step is no entry: trainer.py has it, in a subclass of fairseq's Trainer. tests/plugin/test_patches.py checks that
 nothing else changes in other libraries.
 """
 

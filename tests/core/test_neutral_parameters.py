@@ -1,0 +1,125 @@
+"""Tests that a method with neutral parameters equals the one it extends, bit for bit where algebra allows."""
+
+import pytest
+import torch
+from torch import nn
+
+from deepnet_fairseq.core import archs
+from deepnet_fairseq.core.profile import residuals
+from deepnet_fairseq.core.slots import EMPTY
+
+from ..support import single_stacks
+from ..support.helpers import batch, logits, small
+
+
+def made(kind, method, **options):
+    """Build a model of three layers a stack in evaluation mode."""
+    return single_stacks.small(kind, 3, method=method, **options)
+
+
+def twin(model, kind, base):
+    """Build a model of method `base` with the weights of `model`."""
+    other, state = made(kind, base), model.state_dict()
+    other.load_state_dict({key: state[key] for key in other.state_dict()})
+    return other
+
+
+def outputs(model, kind):
+    return single_stacks.scores(model, *single_stacks.inputs(kind))
+
+
+def gradients(model, kind):
+    """Compute the gradients of the first layers' fc1."""
+    loss = model.train()(*single_stacks.inputs(kind))[0].square().mean()
+    return torch.autograd.grad(loss, [stack.layers[0].fc1.weight for stack in model.stacks().values()])
+
+
+# Changes that make a method neutral.
+
+
+def unchanged(model):
+    pass
+
+
+def with_alpha_one(model):
+    for _, residual in residuals(model):
+        residual.alpha = 1.0
+
+
+@torch.no_grad()
+def with_gates_open(model):
+    for _, residual in residuals(model):
+        residual.a.fill_(1.0)
+
+
+@torch.no_grad()
+def reading_the_last_layer(model):
+    for stack in model.stacks().values():
+        stack.mixer.norms = nn.ModuleList(nn.Identity() for _ in stack.mixer.norms)
+        stack.mixer.weights.weight.copy_(torch.eye(len(stack.mixer.norms)))
+
+
+def after_the_rise(model):
+    model.set_num_updates(4000)
+
+
+def without_its_norms(model):
+    for stack in model.stacks().values():
+        for layer in stack.layers:
+            layer.inner = layer.self_attn.inner = EMPTY
+
+
+NO_NORMS = {"normformer_no_attention_norm": True, "normformer_no_ffn_norm": True}
+PAIRS = {  # method, options, the change that makes it neutral, the method that it then equals
+    "deepnorm, alpha 1": ("deepnorm", {}, with_alpha_one, "post_ln"),
+    "admin, not profiled": ("admin", {}, unchanged, "post_ln"),
+    "admin_torch, linear": ("admin_torch", {"admin_torch_output_change": "linear"}, unchanged, "post_ln"),
+    "branchnorm after T": ("branchnorm", {}, after_the_rise, "post_ln"),
+    "dlcl post, W = I": ("dlcl", {"dlcl_norm": "post"}, reading_the_last_layer, "post_ln"),
+    "dlcl pre, W = I": ("dlcl", {"dlcl_norm": "pre"}, reading_the_last_layer, "pre_ln"),
+    "sub_ln less its LN": ("sub_ln", {}, without_its_norms, "pre_ln"),
+    "rezero, a = 1": ("rezero", {}, with_gates_open, "t_fixup"),
+    "ds_init": ("ds_init", {}, unchanged, "post_ln"),
+    "post_ln_init": ("post_ln_init", {}, unchanged, "post_ln"),
+    "gpas at first": ("gpas", {}, unchanged, "pre_ln"),
+    "denseformer at first": ("dlcl", {"dlcl_plain": True, "dlcl_init": "last"}, unchanged, "pre_ln"),
+    "normformer, paper's": ("normformer", NO_NORMS | {"normformer_scale_residual": True}, unchanged, "pre_ln"),
+}  # fmt: skip
+CASES = [(archs.MODEL_NAME, pair) for pair in PAIRS]
+CASES += [(kind, pair) for kind in (archs.LM, archs.MASKED_LM) for pair in ("deepnorm, alpha 1", "normformer, paper's")]
+
+
+@pytest.mark.parametrize(("kind", "pair"), CASES)
+def test_neutral_is_the_base_method_bit_for_bit(kind, pair):
+    method, options, neutralise, base = PAIRS[pair]
+    model = made(kind, method, **options)
+    neutralise(model)
+    other = twin(model, kind, base)
+    assert torch.equal(outputs(model, kind), outputs(other, kind))
+    assert all(map(torch.equal, gradients(model, kind), gradients(other, kind)))
+
+
+def test_r_fixup_is_t_fixup_without_biases():
+    model = small(3, method="r_fixup")
+    with torch.no_grad():
+        for parameter in model.parameters():  # move the zero matrices away from 0, but not the scalars
+            if parameter.dim() == 2:
+                parameter.add_(torch.randn(parameter.shape), alpha=0.1)
+    other = small(3, method="t_fixup")
+    state = model.state_dict()
+    biases = {key: torch.zeros_like(value) for key, value in other.state_dict().items() if key.endswith("bias")}
+    other.load_state_dict({key: state[key] for key in other.state_dict() if key in state} | biases)
+    assert torch.allclose(logits(model, *batch()), logits(other, *batch()), atol=1e-5)
+
+
+@pytest.mark.parametrize(("method", "names"), [("admin", ".omega"), ("rezero", ".a"), ("dlcl", ".weights.weight"),
+                                               ("branchnorm", ".a"), ("r_fixup", (".shift", ".scale"))])  # fmt: skip
+def test_numbers_that_half_precision_ruins_stay_in_float32(method, names):
+    for precision in (torch.float16, torch.bfloat16):
+        model = small(2, method=method).to(precision)
+        kept = {name for name, tensor in model.state_dict().items() if tensor.dtype == torch.float32}
+        assert kept == {name for name in model.state_dict() if name.endswith(names)} and kept
+        there_and_back = small(1, method=method).double()
+        assert all(p.dtype == torch.float64 for p in there_and_back.parameters())
+        there_and_back.to(precision)
+        assert {tensor.dtype for tensor in there_and_back.state_dict().values()} == {precision, torch.float32}

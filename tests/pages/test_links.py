@@ -1,0 +1,47 @@
+"""Tests that every link of a page leads to a file, heading or picture of this repository."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ..support.helpers import ROOT
+
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "results").rglob("*.md")]
+pages = pytest.mark.parametrize("page", sorted(PAGES), ids=lambda path: str(path.relative_to(ROOT)))
+
+
+def prose(text: str) -> str:
+    """Return a page without its code blocks, where brackets are no links and # begins a comment."""
+    return re.sub(r"^( *)```.*?^\1```$", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def targets(text: str) -> list[str]:
+    """Return the targets of links and pictures, in Markdown or HTML."""
+    spans = re.sub(r"(?<!\[)`[^`\n]*`", "", prose(text))
+    return re.findall(r"\]\(<?([^)\s>]+)>?\)", spans) + re.findall(r"\b(?:href|src|srcset)=\"([^\"]+)\"", spans)
+
+
+def anchors(text: str) -> set[str]:
+    """Return the anchors of headings: lower case, hyphens for blanks, no other marks, -1 for a repeated one."""
+    slugs: list[str] = []
+    for title in re.findall(r"^#+ +(.+?) *$", prose(text), re.MULTILINE):
+        shown = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title).lower()
+        slug = re.sub(r"[^\w\- ]", "", shown).replace(" ", "-")
+        slugs.append(f"{slug}-{slugs.count(slug)}" if slug in slugs else slug)
+    return set(slugs)
+
+
+def leads_nowhere(page: Path, target: str) -> bool:
+    """Return whether a link's file or heading is missing."""
+    path, _, heading = target.partition("#")
+    linked = page.parent / path if path else page
+    return not linked.exists() or bool(heading) and heading not in anchors(linked.read_text())
+
+
+@pages
+def test_links_lead_somewhere(page):
+    local = [target for target in targets(page.read_text()) if "://" not in target]
+    assert not [target for target in local if leads_nowhere(page, target)]

@@ -1,0 +1,149 @@
+"""Tests that run the commands of README.md and the manual's walk-throughs, block by block in one shell of a clone.
+
+A block finds what those before it leave: data, checkpoints, the active environment. Commands that would take a GPU or
+days run with the smaller numbers of SMALLER, and are otherwise unchanged.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from deepnet_fairseq.data.language import make_corpus, write_corpus
+
+from ..support.helpers import ROOT
+
+MANUAL = ("adding_a_method", "experiments", "tutorial", "reproduce_table1")
+PAGES = ("README.md", *(f"docs/{page}.md" for page in MANUAL))
+BLOCK = re.compile(r"(?:<!-- not run: *(?P<why>.*?) *-->\n+)?^```bash\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
+TWO_LAYERS = r"\1_tiny --encoder-layers 2 --decoder-layers 2 --cpu --num-workers 0"
+SMALLER = [  # pattern, replacement
+    (r"^scripts/quickstart.sh$", "scripts/quickstart.sh --depth 2 --updates 25"),
+    (r"(?<=quickstart.sh) (--methods deepnorm,admin,dlcl) --updates 200", r" \1 --depth 2 --updates 25"),
+    (r"^scripts/test.sh$", "scripts/test.sh tests/pages/test_links.py"),
+    (r"--vocab 10000$", "--vocab 150"),
+    (r"(?<=--user-dir deepnet_fairseq --arch )(deepnet_transformer)(?:_18_18|_tiny_10_10)", TWO_LAYERS),
+    (r"(?<=data-bin/de-en --arch )(deepnet_transformer)_tiny_50_50", TWO_LAYERS),
+    (r"--max-tokens [14]000 --max-update [28]000", "--max-tokens 40000 --max-update 6"),  # one update an epoch
+    (r"(?<=--save-interval-updates )200", "2"),
+    (r"(--nproc-per-node|--distributed-world-size) 8", r"\1 2"),
+    (r" --fp16$", ""),
+    (r"^(pytest .*)$", r"\1 -n 0 --collect-only"),
+]
+# Folder, variables and functions are kept in the file $0. With -e and pipefail a block fails if any command does.
+SHELL = """
+[ ! -s "$0" ] || source "$0" 2>/dev/null
+set -e -o pipefail
+trap '{ declare -p; declare -f; printf "cd -- %q\\n" "$PWD"; } >"$0"' EXIT
+eval "$1"
+"""
+
+
+class Block(NamedTuple):
+    """Block of bash: its page, its number there from 1, its commands, and the reason if it is not run."""
+
+    page: str
+    number: int
+    text: str
+    not_run: str | None
+
+    @property
+    def smaller(self) -> str:
+        """Return the commands at a size for seconds on two CPU cores."""
+        text = self.text
+        for pattern, instead in SMALLER:
+            text = re.sub(pattern, instead, text, flags=re.MULTILINE)
+        return text
+
+
+def blocks(page: str) -> list[Block]:
+    matches = BLOCK.finditer((ROOT / page).read_text())
+    return [Block(page, number, match["text"], match["why"]) for number, match in enumerate(matches, 1)]
+
+
+EVERY = [block for page in PAGES for block in blocks(page)]
+every_block = pytest.mark.parametrize("block", EVERY, ids=lambda block: f"{block.page}-{block.number}")
+
+
+class Reader:
+    """Reader of a page in a clone: tracked files, an environment that looks set up, the text that the page assumes."""
+
+    def __init__(self, root: Path):
+        self.root, self.ran = root, {}
+        listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        for name in filter(None, listed.split("\0")):
+            if (ROOT / name).exists():
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, root / name)
+        self.set_up()
+        write_corpus(make_corpus({"train": 104, "valid": 10, "test": 10}, nouns=20, verbs=10), root / "corpus")
+        for file in (root / "corpus").iterdir():
+            file.rename(file.with_suffix({".qaa": ".de", ".qab": ".en"}[file.suffix]))
+
+    def set_up(self) -> None:
+        """Make a .venv of links to this environment, which scripts/setup.sh takes for complete."""
+        venv, real = self.root / ".venv", Path(sys.prefix)
+        venv.mkdir()
+        for name in ("bin", "lib", "pyvenv.cfg"):
+            (venv / name).symlink_to(real / name)
+        setup = (self.root / "scripts/setup.sh").read_text()
+        stamp = re.search(r"^deepnet_stamp=.*$", setup, re.MULTILINE)[0]
+        text = subprocess.run(
+            ["bash", "-c", f'deepnet_root="$PWD"\n{stamp}\nprintf %s "$deepnet_stamp"'], cwd=self.root, check=True,
+            capture_output=True, text=True,
+        ).stdout  # fmt: skip
+        (venv / "complete").write_text(text)
+
+    def run(self, block: Block) -> subprocess.CompletedProcess:
+        """Run a block after all earlier blocks of its page; each block runs once."""
+        for earlier in blocks(block.page)[: block.number]:
+            if earlier not in self.ran and not earlier.not_run:
+                environment = os.environ | {"PYTHONPATH": str(self.root), "OMP_NUM_THREADS": "1"}
+                command = ["bash", "-c", SHELL, str(self.root.parent / "state"), earlier.smaller]
+                self.ran[earlier] = subprocess.run(
+                    command, cwd=self.root, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT, text=True, errors="replace", timeout=1800,
+                )  # fmt: skip
+        return self.ran[block]
+
+
+@pytest.fixture(scope="module")
+def reader_of(tmp_path_factory):
+    """Provide the reader of a page, in a clone of its own."""
+    readers = {}
+
+    def reader_of(page: str) -> Reader:
+        if page not in readers:
+            readers[page] = Reader(tmp_path_factory.mktemp("a reader") / "deepnet fairseq")
+        return readers[page]
+
+    return reader_of
+
+
+@pytest.mark.slow
+@every_block
+def test_block_runs(block, reader_of):
+    if block.not_run:
+        pytest.skip(block.not_run)
+    done = reader_of(block.page).run(block)
+    assert done.returncode == 0, f"{block.smaller}\n{done.stdout[-3000:]}"
+
+
+@every_block
+def test_block_is_commands_and_nothing_left_out(block):
+    done = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "..." not in re.sub(r"#.*", "", block.text), "say it whole: what is printed is what is run"
+
+
+def test_what_is_not_run_says_why():
+    """Blocks that are not run give a reason, and are at most one in ten."""
+    left = [block.not_run for block in EVERY if block.not_run is not None]
+    assert len(left) <= len(EVERY) / 10 and all(len(why.split()) > 2 for why in left)
