@@ -1,0 +1,164 @@
+"""Put small mistakes into the package, one at a time, and see whether the tests that run the line notice.
+
+    python dev/mutate.py --record        which test runs which line: the default suite once, with coverage
+    python dev/mutate.py SEED            fifty mistakes, rooms by their size; needs the record of this very tree
+    python dev/mutate.py SEED --count 5  fewer
+
+Each mistake is made in a copy of the tree. Those tests run that coverage names for the line, the most specific ones
+(which run the fewest lines of the package) first, until one fails. Prints a line for each mistake, then the mistakes
+that no test has noticed; exits with 1 if there are any. What no test noticed either changes nothing that anybody could
+see, or wants a test. results/mutants.md has the ones found so far.
+
+Hardware: 1 CPU core. Time: --record half as long again as the default suite; then about a minute a mistake.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from dev.mutants import PACKAGE, Mutant, draw  # noqa: E402
+
+RECORD = ROOT / "coverage" / "contexts"
+AT_ONCE = 60  # tests in one call of pytest, whose start takes as long as ten short tests
+LIMIT = 900  # seconds of tests for a mistake
+
+
+def record(arguments: list[str]) -> int:
+    """Run the default suite with coverage, a context for each test; return pytest's status."""
+    RECORD.parent.mkdir(exist_ok=True)
+    for old in RECORD.parent.glob("contexts*"):
+        old.unlink()
+    environment = os.environ | {"COVERAGE_FILE": str(RECORD), "PYTHONPATH": str(ROOT)}
+    coverage = ("--cov", "--cov-context=test", "--cov-report=", "-p", "dev.test_contexts")
+    words = ["pytest", "--dist", "loadfile", "--no-loadscope-reorder", *coverage, *arguments]
+    status = subprocess.run([sys.executable, "-m", *words], cwd=ROOT, env=environment, check=False).returncode
+
+    parts = [str(path) for path in RECORD.parent.glob("contexts.*")]
+    if parts:  # of programs that tests started
+        combine = [sys.executable, "-m", "coverage", "combine", "--append", "--quiet", *parts]
+        subprocess.run(combine, cwd=ROOT, env=environment, check=False)
+    return status
+
+
+class Record:
+    """Which tests run which lines, as coverage has recorded it."""
+
+    def __init__(self, path: Path) -> None:
+        """Read coverage's database."""
+        from coverage.numbits import numbits_to_nums
+
+        self.tests: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+        self.lines: Counter[str] = Counter()  # test -> lines of the package that it runs
+        rows = sqlite3.connect(path).execute(
+            "select file.path, context.context, line_bits.numbits from line_bits"
+            " join file on file.id = line_bits.file_id join context on context.id = line_bits.context_id"
+        )
+        for file, context, numbits in rows:
+            test = context.split("|")[-2] if "|" in context else context
+            if not test or f"/{PACKAGE}/" not in file:
+                continue
+            short = f"{PACKAGE}/" + file.rpartition(f"/{PACKAGE}/")[2]
+            numbers = numbits_to_nums(numbits)
+            self.lines[test] += len(numbers)
+            for number in numbers:
+                self.tests[short][number].add(test)
+
+    def of(self, mutant: Mutant) -> list[str]:
+        """Return the tests that run a mutant's line, the most specific first."""
+        tests = self.tests[mutant.path][mutant.line]
+        return sorted(tests, key=lambda test: (self.lines[test], test))
+
+
+def first_failure(folder: Path, tests: list[str]) -> str:
+    """Run tests in `folder` until one fails; return its name, "" if all pass, or why the rest was not run."""
+    environment = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment.pop("COVERAGE_PROCESS_CONFIG", None)
+    began = time.monotonic()
+    for first in range(0, len(tests), AT_ONCE):
+        left = LIMIT - (time.monotonic() - began)
+        if left <= 0:
+            return ""
+        words = ["pytest", "-x", "-p", "no:cacheprovider", "-rfE", "-m", "not peers and not gpu"]
+        command = [sys.executable, "-m", *words, *tests[first : first + AT_ONCE]]
+        try:
+            ended = subprocess.run(
+                command, cwd=folder, env=environment, capture_output=True, text=True, timeout=left + 60, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return "a test that does not end"
+        if ended.returncode:
+            for line in ended.stdout.splitlines():
+                if line.startswith(("FAILED ", "ERROR ")):
+                    return line.split(" ", 1)[1].split(" - ")[0]
+            return f"pytest, status {ended.returncode}"
+    return ""
+
+
+def copy_tree(folder: Path) -> None:
+    """Copy the files that git knows into `folder`, and the environment's folder as a link."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, listed.split("\0")):
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, target, follow_symlinks=False)
+
+
+def main() -> int:
+    """Run the command; return its exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("seed", nargs="?", type=int, metavar="SEED", help="draws the mistakes")
+    parser.add_argument("--record", action="store_true", help="record which test runs which line; more goes to pytest")
+    parser.add_argument("--count", type=int, default=50, help="number of mistakes (default: 50)")
+    args, more = parser.parse_known_args()
+
+    if args.record:
+        return record(more)
+    if more:
+        parser.error(f"unknown: {' '.join(more)}")
+    if args.seed is None:
+        parser.error("SEED: give a number, or --record")
+    if not RECORD.exists():
+        sys.exit("coverage/contexts: no such file; run `python dev/mutate.py --record` first")
+
+    record_of_lines = Record(RECORD)
+    unnoticed = []
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder)
+        copy_tree(copy)
+        for number, mutant in enumerate(draw(ROOT, args.seed, args.count), start=1):
+            began = time.monotonic()
+            tests = record_of_lines.of(mutant)
+            path = copy / mutant.path
+            original = path.read_bytes()
+            path.write_text(mutant.source(ROOT), encoding="utf-8")
+            try:
+                noticed = first_failure(copy, tests)
+            finally:
+                path.write_bytes(original)
+
+            seconds = time.monotonic() - began
+            result = noticed or f"NOT NOTICED by {len(tests)} tests"
+            print(f"{number:3d}  {seconds:4.0f} s  {mutant}  {result}", flush=True)
+            if not noticed:
+                unnoticed.append(mutant)
+
+    print(f"\n{args.count - len(unnoticed)} of {args.count} noticed, seed {args.seed}")
+    for mutant in unnoticed:
+        print(mutant)
+    return 1 if unnoticed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
