@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import threading
 
 import pytest
@@ -38,6 +39,7 @@ LONGEST = (
 
 def pytest_addoption(parser) -> None:
     parser.addoption("--methods-from", metavar="FOLDER", help="test the methods in FOLDER as those of the package")
+    parser.addoption("--order", type=int, metavar="SEED", help="run files, and tests within a file, in random order")
 
 
 def pytest_configure(config) -> None:
@@ -75,9 +77,19 @@ def pytest_sessionfinish(session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-def pytest_collection_modifyitems(items) -> None:
-    """Put the slowest test files first, so that none of them starts last on one worker; slow tests get no timeout."""
+def pytest_collection_modifyitems(config, items) -> None:
+    """Put the slowest test files first, so that none of them starts last on one worker; slow tests get no timeout.
+
+    With --order SEED, files come in a random order, and so do the tests of a file. All workers draw the same order.
+    """
     items.sort(key=lambda item: item.path.stem not in LONGEST)
+    seed = config.getoption("--order")
+    if seed is not None:
+        generator = random.Random(seed)
+        place_of_file = {path: generator.random() for path in sorted({item.path for item in items})}
+        generator.shuffle(items)
+        items.sort(key=lambda item: place_of_file[item.path])
+
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.timeout(0))
