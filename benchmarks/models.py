@@ -11,7 +11,7 @@ from fairseq.trainer import Trainer
 
 from deepnet_fairseq.core.archs import MODEL_NAME, WIDTHS
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.plugin.trainer import build_trainer, parse
+from deepnet_fairseq.plugin.trainer import build_trainer, parse_training_flags
 
 from . import corpus
 from .timing import STOCK, TORCHSCALE_ARCH
@@ -65,7 +65,7 @@ def chosen(names: str, variants: list[str]) -> dict[str, tuple[str, ...]]:
 
 def trainer_of(flags: list[str]) -> Trainer:
     """Return fairseq's Trainer of a model's flags."""
-    return build_trainer(parse([*TRAINING, *flags]))
+    return build_trainer(parse_training_flags([*TRAINING, *flags]))
 
 
 def batches(trainer: Trainer, count: int) -> list[dict]:

@@ -24,7 +24,7 @@ from typing import Any
 from deepnet_fairseq import register
 from deepnet_fairseq.data import language
 from deepnet_fairseq.data.parallel_text import prepare_text
-from deepnet_fairseq.plugin.trainer import batches, build_trainer, parse, step
+from deepnet_fairseq.plugin.trainer import batches_by_update, build_trainer, make_update, parse_training_flags
 from deepnet_fairseq.text_table import markdown
 
 PACKAGE = Path(__file__).resolve().parents[1] / "deepnet_fairseq"
@@ -83,14 +83,14 @@ def traces(folder: Path) -> dict[str, Trace]:
     words = [str(make_data(folder)), *FLAGS, "--save-dir", str(folder / "run")]
     found = {}
     with traced() as found["until the first update"]:
-        trainer = build_trainer(parse(words))
-        source = batches(trainer)
+        trainer = build_trainer(parse_training_flags(words))
+        source = batches_by_update(trainer)
         first = next(source)
-    step(trainer, first)
+    make_update(trainer, first)
     for _ in range(3):
-        step(trainer, next(source))
+        make_update(trainer, next(source))
     with traced() as found["an update"]:
-        step(trainer, next(source))
+        make_update(trainer, next(source))
 
     checkpoint = folder / "run" / "checkpoint_last.pt"
     checkpoint.parent.mkdir()
@@ -98,7 +98,7 @@ def traces(folder: Path) -> dict[str, Trace]:
     with traced() as found["a save"]:
         trainer.consolidate_optimizer()
         trainer.save_checkpoint(str(checkpoint), extra_state)
-    again = build_trainer(parse(words))
+    again = build_trainer(parse_training_flags(words))
     with traced() as found["a resume"]:
         again.load_checkpoint(str(checkpoint))
     return found

@@ -13,7 +13,7 @@ from fairseq.logging import metrics
 
 from deepnet_fairseq import register
 from deepnet_fairseq.core.methods import METHODS
-from deepnet_fairseq.plugin.trainer import build_trainer, parse
+from deepnet_fairseq.plugin.trainer import build_trainer, parse_training_flags
 from deepnet_fairseq.text_table import markdown
 
 UPDATES = 25
@@ -29,7 +29,7 @@ FLAGS = (
 
 def train(data, *flags, updates: int = UPDATES):
     """Train, repeating batches that overflow; return the losses, the last loss scale and the trainer."""
-    trainer = build_trainer(parse([str(word) for word in (data, *FLAGS, *flags)]))
+    trainer = build_trainer(parse_training_flags([str(word) for word in (data, *FLAGS, *flags)]))
     iterator = trainer.get_train_iterator(1)
     trainer.begin_epoch(1)
     batches, losses = list(iterator.next_epoch_itr(shuffle=True)), []

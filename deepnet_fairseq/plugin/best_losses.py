@@ -1,7 +1,7 @@
-"""Keep one training's best validation loss, and its validations without progress, apart from another's.
+"""Keep the best validation losses of two trainings in one process apart.
 
-fairseq keeps them in attributes of two of its functions: save_checkpoint.best; should_stop_early.best and num_runs,
-which --patience reads. All trainings of a process share these functions.
+fairseq keeps them in attributes of two of its functions, which all trainings of a process share: save_checkpoint.best
+for checkpoint_best, and for --patience should_stop_early.best and num_runs, the number of validations since.
 """
 
 from __future__ import annotations
@@ -13,52 +13,57 @@ from typing import Any
 from fairseq import checkpoint_utils
 
 SAVE, PATIENCE = "save_checkpoint", "should_stop_early"
-KEPT = {SAVE: ("best",), PATIENCE: ("best", "num_runs")}  # function -> its attributes
+ATTRIBUTES = {SAVE: ("best",), PATIENCE: ("best", "num_runs")}  # function -> names of its attributes
 
 
 class BestLosses:
-    """A run's values of those attributes, which fairseq's functions have while they are lent.
+    """One run's values of those attributes; fairseq's functions have them only inside the context `in_fairseq`.
 
-    namespace: of fairseq-train's main, which looks should_stop_early up there; {} outside of fairseq-train.
+    namespace: globals of fairseq-train's main, which looks should_stop_early up there; {} outside of fairseq-train.
     """
 
     def __init__(self, namespace: dict[str, Any]):
         self.namespace = namespace
+        # {function: {attribute: value}}, without attributes that are not set yet; out of date inside the context
         self._values: dict[str, dict[str, Any]] = {SAVE: {}, PATIENCE: {}}
-        self._is_lent = False
+        self._is_in_fairseq = False
 
     @contextmanager
-    def lent(self) -> Iterator[None]:
-        """Give fairseq's functions this run's values while the context lasts; take back what they have then."""
-        if self._is_lent:
+    def in_fairseq(self) -> Iterator[None]:
+        """Set this run's values on fairseq's functions; at the end of the context take back what they have then.
+
+        The values that the functions had before, another run's or none, are restored. Contexts may be nested.
+        """
+        if self._is_in_fairseq:
             yield
             return
 
         of_others = self._exchange(self._values)
-        self._is_lent = True
+        self._is_in_fairseq = True
         try:
             yield
         finally:
-            self._is_lent = False
+            self._is_in_fairseq = False
             self._values = self._exchange(of_others)
 
     @property
     def patience(self) -> dict[str, Any]:
         """Values for --patience: best, the best loss, and num_runs, the validations since; {} before the first one."""
         function = self._functions().get(PATIENCE)
-        if function is None or not self._is_lent:
+        if function is None or not self._is_in_fairseq:
             return self._values[PATIENCE]
-        return _attributes(function, KEPT[PATIENCE])
+        return _attributes(function, ATTRIBUTES[PATIENCE])
 
     def set_patience(self, values: dict[str, Any]) -> None:
         """Set what `patience` returns."""
         function = self._functions().get(PATIENCE)
-        if function is None or not self._is_lent:
+        if function is None or not self._is_in_fairseq:
             self._values[PATIENCE] = values
         else:
-            _set_attributes(function, KEPT[PATIENCE], values)
+            _set_attributes(function, ATTRIBUTES[PATIENCE], values)
 
     def _functions(self) -> dict[str, Callable[..., Any]]:
+        """Return fairseq's functions by the names SAVE and PATIENCE, without the latter outside of fairseq-train."""
         functions = {SAVE: checkpoint_utils.save_checkpoint}
         if PATIENCE in self.namespace:
             functions[PATIENCE] = self.namespace[PATIENCE]
@@ -68,17 +73,18 @@ class BestLosses:
         """Set the functions' attributes to `values`, and return what they had."""
         before: dict[str, dict[str, Any]] = {SAVE: {}, PATIENCE: {}}
         for name, function in self._functions().items():
-            before[name] = _attributes(function, KEPT[name])
-            _set_attributes(function, KEPT[name], values[name])
+            before[name] = _attributes(function, ATTRIBUTES[name])
+            _set_attributes(function, ATTRIBUTES[name], values[name])
         return before
 
 
 def _attributes(function: Callable[..., Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """Return those of the named attributes that the function has, with their values."""
     return {name: vars(function)[name] for name in names if name in vars(function)}
 
 
 def _set_attributes(function: Callable[..., Any], names: tuple[str, ...], values: dict[str, Any]) -> None:
-    """Set the attributes that `values` has, and remove the others: fairseq asks whether there is one."""
+    """Set the attributes that `values` has, and remove the other named ones: fairseq asks whether there is one."""
     for name in names:
         vars(function).pop(name, None)
     vars(function).update(values)

@@ -1,6 +1,7 @@
-"""Class Run: what a training is beside its updates: its folder, its saves and resumes, its end.
+"""Class Run: everything of a training except its updates: the lock on its folder, resuming, saving, how it ends.
 
-The functions at the end are called in place of fairseq's of the same name (patches.py).
+The functions at the end of the file are called in place of fairseq's functions of the same names (patches.py). They get
+fairseq's own function as `original` and hand it to the Run, which calls it.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ log = logging.getLogger(__name__)
 
 
 class Program:
-    """fairseq-train as the process runs it: the namespace in which its main looks its functions up.
+    """The fairseq-train that this process runs.
 
-    run: of the trainer that was made last, whose folder and signals are freed when main has ended in any way.
+    namespace: globals of its `main`, in which main looks up the functions that it calls; run: the Run of the trainer
+    that main has made last, None before that.
     """
 
     def __init__(self, namespace: dict[str, Any]):
@@ -45,7 +47,7 @@ class Program:
         self.run: Run | None = None
 
     def end(self) -> None:
-        """Stop the run, if there is one."""
+        """Free the run's folder and signal handlers, if there is a run; called when main has ended in any way."""
         if self.run is not None:
             self.run.stop()
             self.run = None
@@ -54,8 +56,8 @@ class Program:
 class Run:
     """One training, from the lock on its folder to its last save.
 
-    DeepTrainer holds one, which shares nothing with the run of another trainer in the process; fairseq's own averages
-    for the log are common to both.
+    trainer: the DeepTrainer that holds this run; program: fairseq-train, None if another program made the trainer. Two
+    runs in one process share nothing but fairseq's averages for the log.
 
     A checkpoint that it writes holds, in the order of fairseq's state:
 
@@ -70,13 +72,9 @@ class Run:
         - train_iterator: epoch and batches done in it, with the number of processes and of the epoch's batches;
         - val_loss, best: the last and the best validation loss;
         - metrics, previous_training_time: averages and seconds; ema and ema_fp32_params under --store-ema;
-        - deepnet_training: what `_kept` returns;
+        - deepnet_training: what `_process_state` returns;
         - deepnet_stuck: since when validations are no better than guessing (stuck.py), under --stop-stuck;
         - deepnet_cuda_graphs: the number of shapes of --cuda-graphs, 0 without.
-
-    resumed: whether a checkpoint was loaded; place: where in an epoch it was saved, as the state of fairseq's iterator;
-    batches_made_in: the epoch in which the resumed training made its batches, None to make them anew; over: what
-    fairseq's `train` returns for a training that was over when it was started, else None.
     """
 
     def __init__(self, trainer, program: Program | None = None):
@@ -85,24 +83,28 @@ class Run:
         self.lock = FolderLock()
         self.signals = Signals()
         self.best = BestLosses({} if program is None else program.namespace)
-        self.resumed = False
-        self.place: dict[str, Any] = {}
-        self.batches_made_in: int | None = None
-        self.over: tuple[list, bool] | None = None
+        self.resumed = False  # whether a checkpoint was loaded
+        self.saved_place: dict[str, Any] = {}  # state of fairseq's iterator over an epoch, in the loaded checkpoint
+        self.batches_made_in: int | None = None  # epoch in which the resumed training made its batches; None: anew
+        # (validation losses, True), as fairseq's `train` returns them, if the training was over when it was started
+        self.answer_if_over: tuple[list, bool] | None = None
 
         self._save_error: atomic.SaveError | None = None  # of the latest save
-        self._damaged_last: Path | None = None  # a checkpoint_last that the resume has passed over
-        self._averages: dict[str, float] = {}  # the epoch's from before the resume, while its update is finished
-        self._epoch_had_ended: bool | None = None  # set while saving after a signal, before the update was validated
-        self._second_name: str | None = None  # path that the file of the running save gets too
-        self._weights_beside: epoch_weights.Beside | None = None  # file for the weights of the running save alone
+        self._damaged_last: Path | None = None  # path of a checkpoint_last that was not loaded because it is damaged
+        # the epoch's averages by name from before the resume; only while _finish_epoch validates and saves
+        self._averages: dict[str, float] = {}
+        # whether the epoch had ended at the update that a signal stopped; only while that update is saved unvalidated
+        self._epoch_had_ended: bool | None = None
+        # of the save that is under way: a second path for its file, and a file for its weights alone
+        self._second_name: str | None = None
+        self._weights_beside: epoch_weights.Beside | None = None
         if program is not None:
             program.run = self
 
     # start
 
     def start(self) -> None:
-        """Choose the CPU's threads, describe the training in the log, lock its folder, clear it of unfinished files.
+        """Set the number of CPU threads, log a line about the training, lock its folder, remove unfinished files there.
 
         Raises a UserError, before anything is written, if another training has the folder.
         """
@@ -120,44 +122,48 @@ class Run:
 
     # resume
 
-    def resume(self, load, cfg, **kwargs):
-        """Start, load the folder's newest checkpoint that is whole, and finish the epoch in which it was saved.
+    def resume(self, fairseq_load, cfg, **kwargs):
+        """Start the run, load the newest whole checkpoint, if any, and do what its save had left to do in its epoch.
 
-        load: fairseq's load_checkpoint(cfg, trainer, **kwargs), cfg being the config's section for checkpoints. Return
-        what it returns, the checkpoint's extra_state (None without a checkpoint) and the batches of the epoch.
+        fairseq_load: fairseq's load_checkpoint(cfg, trainer, **kwargs); cfg: the config's section for checkpoints.
+        Return what that returns: the checkpoint's extra_state (None without a checkpoint) and the epoch's batches.
         """
         try:
             self.start()
-            with self.best.lent():
-                return self._load(load, cfg, kwargs)
+            with self.best.in_fairseq():
+                return self._load(fairseq_load, cfg, kwargs)
         except BaseException:
             self.stop()
             raise
 
-    def _load(self, load, cfg, kwargs: dict):
+    def _load(self, fairseq_load, cfg, kwargs: dict):
+        """Load and finish as `resume` says; the arguments and the result are those of `resume`."""
         cfg = self._from_newest_whole(cfg)
         last = Path(cfg.save_dir) / f"{atomic.LAST}{self.trainer.checkpoint_suffix}.pt"
-        of_another_run = cfg.finetune_from_model is not None and not last.exists()
-        extra_state, batches = load(cfg, self.trainer, **kwargs)
+        finetunes = cfg.finetune_from_model is not None and not last.exists()  # fairseq prefers checkpoint_last
+        extra_state, batches = fairseq_load(cfg, self.trainer, **kwargs)
         if extra_state is None:
-            if cfg.restore_file != reading.DEFAULT:  # named in a YAML: the command line has checked it
+            if cfg.restore_file != reading.DEFAULT:  # set by a YAML file; a flag was checked on the command line
                 missing = reading.with_suffix(cfg.restore_file, self.trainer.checkpoint_suffix)
                 raise UserError(f"--restore-file {cfg.restore_file}: there is no {missing}")
             return None, batches
 
-        if of_another_run or cfg.reset_dataloader:
-            extra_state["train_iterator"] = self.place
+        if finetunes or cfg.reset_dataloader:  # the batches begin anew
+            extra_state["train_iterator"] = self.saved_place
         else:
             extra_state["train_iterator"] = self.trainer.go_on_from(batches)
             if not (cfg.reset_meters or cfg.reset_optimizer):
-                self.signals.watch()  # finishing the epoch may validate
+                self.signals.watch()  # _finish_epoch may validate, which a signal can stop
                 self._finish_epoch(extra_state)
         if exact_resume.between_epochs(extra_state) and metrics.get_meters("train"):
-            metrics.reset_meters("train")
+            metrics.reset_meters("train")  # as fairseq does after each epoch
         return extra_state, batches
 
     def _from_newest_whole(self, cfg):
-        """Return a config that loads the folder's newest whole checkpoint; cfg itself if that is checkpoint_last."""
+        """Return the section for checkpoints by which fairseq loads the newest whole checkpoint of the folder.
+
+        That is cfg itself if checkpoint_last is whole, if there is no checkpoint, or if --restore-file names one.
+        """
         if cfg.restore_file != reading.DEFAULT:
             return cfg
         folder, suffix = Path(cfg.save_dir), self.trainer.checkpoint_suffix
@@ -168,113 +174,127 @@ class Run:
         self._damaged_last = folder / f"{atomic.LAST}{suffix}.pt"
         cfg = copy.deepcopy(cfg)
         cfg.restore_file = other.removesuffix(f"{suffix}.pt") + ".pt"  # fairseq adds the suffix
-        cfg.finetune_from_model = None
+        cfg.finetune_from_model = None  # both are for a training without checkpoints
         cfg.continue_once = None
         return cfg
 
     def restore(self, extra_state: dict, reset_meters: bool) -> None:
         """Restore what a checkpoint's extra_state says of the run; DeepTrainer calls it while it loads the checkpoint.
 
-        reset_meters: the flag, which drops averages, patience and the other counts. The batches are moved to their
-        place by DeepTrainer.go_on_from: fairseq would move to one that this epoch may not have.
+        reset_meters: the flag --reset-meters, which drops averages, patience and the other counts. The place in the
+        epoch is replaced by the epoch's beginning in extra_state: fairseq would move to the old place, which the epoch
+        may not have with other batches. DeepTrainer.go_on_from moves there afterwards.
         """
         self.resumed = True
         if not reset_meters:
             self._restore_counts(extra_state)
-        self.place = extra_state["train_iterator"]
-        extra_state["train_iterator"] = self.place | {"iterations_in_epoch": 0}
+        self.saved_place = extra_state["train_iterator"]
+        extra_state["train_iterator"] = self.saved_place | {"iterations_in_epoch": 0}
 
     def _restore_counts(self, extra_state: dict) -> None:
+        """Restore averages, patience, threads and the other counts that fairseq would begin anew."""
         trainer = self.trainer
         trainer.stuck.resume(extra_state)
         if exact_resume.between_epochs(extra_state) and "metrics" in extra_state:
-            exact_resume.restore_averages(extra_state["metrics"])  # fairseq starts all of them anew there
-        kept = extra_state.get(exact_resume.KEY)
-        if not kept:
+            exact_resume.restore_averages(extra_state["metrics"])  # fairseq restores them only within an epoch
+        saved = extra_state.get(exact_resume.KEY)  # of _process_state
+        if not saved:
             return
 
-        self.batches_made_in = kept["batches_made_in"]
-        self.best.set_patience(kept["patience"])
-        if kept["ema_counter"] is not None and trainer.cfg.ema.store_ema:
-            trainer.ema.update_freq_counter = kept["ema_counter"]
+        self.batches_made_in = saved["batches_made_in"]
+        self.best.set_patience(saved["patience"])
+        if saved["ema_counter"] is not None and trainer.cfg.ema.store_ema:
+            trainer.ema.update_freq_counter = saved["ema_counter"]
         processes = extra_state["train_iterator"].get(datasets.PROCESSES, trainer.data_parallel_world_size)
         if trainer.device.type == "cpu" and processes == trainer.data_parallel_world_size:
-            exact_resume.keep_threads(kept.get("threads"))
+            exact_resume.keep_threads(saved.get("threads"))
 
     def _finish_epoch(self, extra_state: dict) -> None:
-        """Do what was still to do after the update that was saved: validate, log the epoch's averages, step the rate.
+        """Do what was still to do after the saved update: validate, log the epoch's averages, step the learning rate.
 
-        fairseq saves before that; a training that a signal has stopped is also saved before it has validated.
+        fairseq saves before it logs the averages and steps the learning rate; after a signal the training is saved
+        before it has validated, too.
         """
         trainer = self.trainer
-        kept, state = extra_state.get(exact_resume.KEY) or {}, extra_state["train_iterator"]
+        saved = extra_state.get(exact_resume.KEY) or {}  # of _process_state
+        place = extra_state["train_iterator"]
         epoch_had_ended = exact_resume.between_epochs(extra_state)
-        epoch = state["epoch"] - 1 if epoch_had_ended else state["epoch"]
-        self._restore_schedule(kept.get("lr_scheduler"))
+        epoch = place["epoch"] - 1 if epoch_had_ended else place["epoch"]
+        self._restore_schedule(saved.get("lr_scheduler"))
 
-        losses, over = [extra_state.get("val_loss")], self._is_over()
-        # "unfinished": what fairseq's loop passed as end_of_epoch; None if validate_and_save had done its work
-        if kept.get("unfinished") is not None and self.program is not None:
-            # the attributes of an epoch's batches that a save reads, for one whose batches are used up
-            batches = SimpleNamespace(epoch=epoch, end_of_epoch=lambda: epoch_had_ended, state_dict=lambda: state)
-            self._averages = kept["averages"]
+        losses = [extra_state.get("val_loss")]
+        over = self._limits_reached()
+        if saved.get("unfinished") is not None and self.program is not None:
+            # stands in for the epoch's batches, which may be used up: the attributes of them that a save reads
+            batches = SimpleNamespace(epoch=epoch, end_of_epoch=lambda: epoch_had_ended, state_dict=lambda: place)
+            self._averages = saved["averages"]
             subsets = trainer.cfg.dataset.valid_subset.split(",")
             validate_and_save = self.program.namespace["validate_and_save"]
-            losses, over = validate_and_save(trainer.cfg, trainer, trainer.task, batches, subsets, kept["unfinished"])
+            losses, over = validate_and_save(trainer.cfg, trainer, trainer.task, batches, subsets, saved["unfinished"])
             self._averages = {}
 
-        if kept.get("averages") and (epoch_had_ended or over):
-            exact_resume.log_averages(trainer, epoch, kept["averages"])
+        if saved.get("averages") and (epoch_had_ended or over):
+            exact_resume.log_averages(trainer, epoch, saved["averages"])
         if over:
-            self.over = losses, True
+            self.answer_if_over = losses, True
         elif epoch_had_ended:
             trainer.lr_step(epoch, losses[0])
 
     def _restore_schedule(self, state: dict | None) -> None:
-        """Restore torch's scheduler inside reduce_lr_on_plateau, which fairseq has moved when it loaded."""
+        """Restore torch's scheduler inside reduce_lr_on_plateau; fairseq restores only its best loss and its epoch.
+
+        state: of that scheduler, None under another --lr-scheduler. Nothing is restored under --reset-lr-scheduler.
+        """
         schedule: Any = getattr(self.trainer.lr_scheduler, "lr_scheduler", None)
         if state and hasattr(schedule, "load_state_dict") and not self.trainer.cfg.checkpoint.reset_lr_scheduler:
             schedule.load_state_dict(state)
 
-    def _is_over(self) -> bool:
-        """Return whether the run's present limits are reached; fairseq-train checks the limit of epochs itself."""
+    def _limits_reached(self) -> bool:
+        """Return whether --max-update, --stop-time-hours or --patience ends the run; main checks --max-epoch itself."""
         limits, patience = self.trainer.cfg.optimization, self.trainer.cfg.checkpoint.patience
         if self.trainer.get_num_updates() >= (limits.max_update or math.inf):
             return True
         if self.trainer.cumulative_training_time() / 3600 > (limits.stop_time_hours or math.inf):
             return True
-        return 0 < patience <= self.best.patience.get("num_runs", 0)
+        validations_without_progress = self.best.patience.get("num_runs", 0)
+        return 0 < patience <= validations_without_progress
 
     # an epoch
 
-    def train(self, train, task, batches):
-        """Train one epoch by fairseq's `train`; return what it returns, validation losses and whether that is the end.
+    def train(self, fairseq_train, task, batches):
+        """Train one epoch by fairseq's `train`, and return its result: (validation losses, whether to stop training).
 
         A training that was over when it was started makes no update. One that diverges or is stuck ends the process
         with a line and a status of its own; one whose last save failed ends with a UserError.
         """
-        cfg, over, ended = self.trainer.cfg, self.over, True
+        limits = self.trainer.cfg.optimization
+        ended = True  # by an error, unless the epoch gets to its end below
         try:
-            if over is None:
+            answer = self.answer_if_over
+            if answer is None:
                 self.signals.watch()
-                over = self._train_or_end(train, task, batches)
-            is_last = batches.next_epoch_idx > (cfg.optimization.max_epoch or math.inf)
-            ended = over[1] or is_last or self.trainer.get_lr() <= cfg.optimization.stop_min_lr
+                answer = self._train_or_end(fairseq_train, task, batches)
+            _losses, should_stop = answer
+            is_last = batches.next_epoch_idx > (limits.max_epoch or math.inf)
+            ended = should_stop or is_last or self.trainer.get_lr() <= limits.stop_min_lr
             if ended:
                 self._check_saved()
-            return over
+            return answer
         finally:
             if ended:
                 self.stop()
 
-    def _train_or_end(self, train, task, batches):
+    def _train_or_end(self, fairseq_train, task, batches):
+        """Train one epoch, and end the program if the training diverges or is stuck; return fairseq's answer."""
         trainer = self.trainer
         if trainer.stuck.over:
             self._end(stuck.STATUS, trainer.stuck.headline())
         try:
-            answer = train(trainer.cfg, trainer, task, batches)
+            answer = fairseq_train(trainer.cfg, trainer, task, batches)
         except divergence.Diverged as error:
-            details = error.update, error.kind, error.samples  # the error's traceback would keep the step's tensors
+            # headline() repeats the update: call it after this block, where the error and its traceback, which hold the
+            # first try's tensors, are gone
+            details = error.update, error.kind, error.samples
         except (RuntimeError, OSError, EOFError) as error:
             datasets.explain_lost_loader(trainer.cfg, error)
             raise
@@ -285,42 +305,45 @@ class Run:
         self._end(divergence.STATUS, divergence.headline(trainer, *details))
 
     def _end(self, status: int, line: str) -> NoReturn:
-        """End the program with a status, and a line on standard error."""
+        """End the program with an exit status, after rank 0 has printed `line` on standard error."""
         if agreement.is_first():
             print(f"{Path(sys.argv[0]).name}: error: {line}", file=sys.stderr)
         agreement.barrier()  # torchrun ends all processes as soon as one has ended
         raise SystemExit(status)
 
-    def validate_and_save(self, validate_and_save, task, batches, valid_subsets, end_of_epoch: bool):
-        """Validate and save after an update, where one is due; end the program with a checkpoint if a signal came.
+    def validate_and_save(self, fairseq_validate_and_save, task, batches, valid_subsets, end_of_epoch: bool):
+        """Validate and save after an update, as far as they are due; save and end the program if a signal came.
 
-        validate_and_save: fairseq's, whose answer is returned: validation losses, and whether the training is over. A
-        stuck training gets no final save.
+        Return fairseq's answer: (validation losses, whether the training is over). A stuck training is over too, but
+        fairseq, which does not know of it, makes no final save for it.
         """
         trainer = self.trainer
         try:
-            self.signals.raise_if_any(trainer.device)
-            with self.best.lent():
-                losses, over = validate_and_save(trainer.cfg, trainer, task, batches, valid_subsets, end_of_epoch)
-            return losses, over or trainer.stuck.over  # fairseq does not know of the latter, and saves nothing for it
+            self.signals.raise_if_signalled(trainer.device)
+            with self.best.in_fairseq():
+                losses, over = fairseq_validate_and_save(
+                    trainer.cfg, trainer, task, batches, valid_subsets, end_of_epoch
+                )
+            return losses, over or trainer.stuck.over
         except Stopped:
-            pass  # leave the handler: errors raised below must not be chained to this one
+            pass  # _save_and_exit is called after this block, so that its errors are not chained to Stopped
         self._save_and_exit(batches, end_of_epoch)
 
     # save
 
-    def save(self, save, cfg, batches, val_loss):
-        """Save by fairseq's save_checkpoint(cfg, trainer, batches, val_loss); return the file's path.
+    def save(self, fairseq_save, cfg, batches, val_loss):
+        """Save by fairseq's save_checkpoint(cfg, trainer, batches, val_loss); return its result, None if that failed.
 
-        A save that fails is a warning in the log, and the training goes on. Raises Diverged if a weight is not finite:
-        such a checkpoint is useless, and must not replace a good one.
+        cfg: the config's section for checkpoints; val_loss: None where no validation was due. A save that fails is a
+        warning in the log, and the training goes on. Raises Diverged if a weight is not finite: such a checkpoint is
+        useless, and must not replace a good one.
         """
         trainer = self.trainer
         if not cfg.no_save and not all(agreement.all_gather(divergence.all_finite(trainer.get_model()))):
             raise divergence.Diverged(trainer.get_num_updates(), divergence.WEIGHTS, trainer.samples)
         try:
-            with self.best.lent():
-                path = self._save_by_flags(save, cfg, batches, val_loss)
+            with self.best.in_fairseq():
+                path = self._save_by_flags(fairseq_save, cfg, batches, val_loss)
         except (atomic.SaveError, OSError) as error:
             path = getattr(error, "filename", None) or cfg.save_dir
             self._save_error = error if isinstance(error, atomic.SaveError) else atomic.SaveError(path, error)
@@ -329,8 +352,8 @@ class Run:
         self._save_error = None
         return path
 
-    def _save_by_flags(self, save, cfg, batches, val_loss):
-        """Save with two changes to fairseq's flags.
+    def _save_by_flags(self, fairseq_save, cfg, batches, val_loss):
+        """Save as `save` does, with two changes to what fairseq's flags choose.
 
         --epoch-weights leaves checkpoints of epochs and of the best score out. --save-interval-updates holds for the
         last update of an epoch too, where fairseq saves either the update or the epoch.
@@ -338,7 +361,7 @@ class Run:
         trainer, updates = self.trainer, self.trainer.get_num_updates()
         flag = getattr(trainer.cfg.model, "epoch_weights", None)
         if flag is not None:
-            val_loss = None
+            val_loss = None  # without a loss fairseq saves no checkpoint_best
             cfg = copy.deepcopy(cfg)
             cfg.no_epoch_checkpoints = True
             cfg.keep_last_epochs = -1  # checkpoints of epochs that are there already stay
@@ -350,26 +373,27 @@ class Run:
                     return None  # the state is saved by updates, and this epoch's weights are not wanted
 
         interval = cfg.save_interval_updates
-        is_of_interval = batches.end_of_epoch() and interval > 0 and updates % interval == 0
-        if is_of_interval and updates >= trainer.cfg.dataset.validate_after_updates:  # as within an epoch
-            # fairseq sees an epoch that goes on, and saves checkpoint_E_U; the epoch's own name is given to the same
-            # file before fairseq removes old ones
+        due_by_updates = interval > 0 and updates % interval == 0
+        may_save = updates >= trainer.cfg.dataset.validate_after_updates  # fairseq's condition within an epoch
+        if batches.end_of_epoch() and due_by_updates and may_save:
+            # make fairseq save as within an epoch, under the name checkpoint_EPOCH_UPDATES; `write` gives the epoch's
+            # name, if it is due, to the same file before fairseq removes old checkpoints
             if not cfg.no_epoch_checkpoints and batches.epoch % cfg.save_interval == 0:
                 name = f"checkpoint{batches.epoch}{trainer.checkpoint_suffix}.pt"
                 self._second_name = os.path.join(cfg.save_dir, name)
             batches = SimpleNamespace(epoch=batches.epoch, end_of_epoch=lambda: False, state_dict=batches.state_dict)
 
         try:
-            return save(cfg, trainer, batches, val_loss)
+            return fairseq_save(cfg, trainer, batches, val_loss)
         finally:
             self._second_name = None
             self._weights_beside = None
 
     def write(self, filename: str, extra_state: dict) -> str | None:
-        """Write a checkpoint that is whole or absent, and the files beside it; return its path, None if it failed.
+        """Write a checkpoint, whole or not at all, with its second name and its weights' file if they are due.
 
-        extra_state: fairseq's. Raises SaveError if the disk does not take the file, but not for crash.pt, which fairseq
-        writes while an error is on its way to the user.
+        extra_state: the one that fairseq has made for this checkpoint. Return the checkpoint's path. Raises SaveError
+        if it could not be written; crash.pt, which fairseq writes while it handles another error, gives None instead.
         """
         path = os.path.abspath(filename)
         log.info(f"Saving checkpoint to {path}")
@@ -397,9 +421,12 @@ class Run:
             self._damaged_last = None
 
     def _extra_state(self, of_fairseq: dict) -> dict:
-        """Return the members of a checkpoint's extra_state that are ours, or differ from fairseq's."""
+        """Return the members of a checkpoint's extra_state that this package adds or replaces.
+
+        of_fairseq: the extra_state that fairseq has made, without train_iterator for crash.pt.
+        """
         trainer = self.trainer
-        ours = {exact_resume.KEY: self._kept()} | trainer.stuck.kept()
+        ours = {exact_resume.KEY: self._process_state()} | trainer.stuck.kept()
         ours[graph_settings.KEY] = 0 if trainer.graphs is None else trainer.graphs.chosen
         if "train_iterator" in of_fairseq:
             ours["train_iterator"] = datasets.place_to_save(
@@ -407,28 +434,28 @@ class Run:
             )
         return ours
 
-    def _kept(self) -> dict:
-        """Return what fairseq keeps in the process only, and a resume that goes on bit for bit needs."""
+    def _process_state(self) -> dict[str, Any]:
+        """Return what a resume that is exact to the bit needs, and fairseq keeps in the process only."""
         trainer = self.trainer
         dataset = trainer.task.datasets.get(trainer.cfg.dataset.train_subset)
         batches = trainer.task.dataset_to_epoch_iter.get(dataset)
         schedule: Any = getattr(trainer.lr_scheduler, "lr_scheduler", None)
         return {
             "patience": self.best.patience,
-            # torch's scheduler inside reduce_lr_on_plateau: fairseq keeps its best value, not its age
+            # torch's scheduler inside reduce_lr_on_plateau: fairseq saves its best loss alone
             "lr_scheduler": schedule.state_dict() if hasattr(schedule, "state_dict") else None,
             # how many updates ago the average was made, under --ema-update-freq
             "ema_counter": trainer.ema.update_freq_counter if trainer.cfg.ema.store_ema else None,
             "batches_made_in": getattr(batches, "made_in", None),  # None if each epoch makes its own batches
-            # whether the epoch had ended, if the update is still to be validated and saved; else None
+            # end_of_epoch of the call of validate_and_save that a signal cut short, to be made at the resume; else None
             "unfinished": self._epoch_had_ended,
             "averages": self._averages | exact_resume.averages(),
-            # sums of several threads are rounded in another order than those of one
+            # sums are rounded differently with another number of threads
             "threads": torch.get_num_threads() if trainer.device.type == "cpu" else None,
         }
 
     def _check_saved(self) -> None:
-        """Raise a UserError on all ranks if the latest save failed."""
+        """Raise a UserError on all ranks if the latest save, which rank 0 makes, failed."""
 
         def failure() -> str:
             if self._save_error is None:
@@ -441,9 +468,13 @@ class Run:
     # stop
 
     def _save_and_exit(self, batches, end_of_epoch: bool) -> NoReturn:
-        """Answer a signal: save checkpoint_last and no other, and end the program with the signal's status."""
+        """Answer a signal: save checkpoint_last and no other, and end the program with status 128 + signal.
+
+        batches: the epoch's; end_of_epoch: what fairseq passed to validate_and_save, which is called with it again when
+        the training is resumed.
+        """
         trainer = self.trainer
-        kind, updates = self.signals.agreed(trainer.device), trainer.get_num_updates()
+        kind, updates = self.signals.agreed_signal(trainer.device), trainer.get_num_updates()
         cfg = copy.deepcopy(trainer.cfg.checkpoint)
         cfg.no_epoch_checkpoints = True
         cfg.no_last_checkpoints = False
@@ -464,7 +495,7 @@ class Run:
         path = Path(cfg.save_dir) / f"{atomic.LAST}{trainer.checkpoint_suffix}.pt"
         saved = "nothing is saved (--no-save)" if cfg.no_save else f"{path} is saved, the same command goes on from it"
         log.info(f"stopped by {kind.name} after update {updates}: {saved}")
-        self.signals.answered(kind)
+        self.signals.ends_process(kind)
         raise SystemExit(128 + kind)
 
     def stop(self) -> None:
@@ -474,7 +505,7 @@ class Run:
 
 
 def load_checkpoint(original, cfg, trainer, **kwargs):
-    """Resume the trainer's run; the first call that fairseq-train's main makes with its Trainer."""
+    """Start and resume the trainer's run; fairseq-train's main calls this before any other function with a trainer."""
     return trainer.run.resume(original, cfg, **kwargs)
 
 

@@ -1,7 +1,7 @@
-"""Notice SIGTERM and SIGUSR1, by which schedulers announce the end of a job, for a training to answer with a save.
+"""Catch SIGTERM and SIGUSR1, by which a cluster's scheduler announces the end of a job, so that a training is saved.
 
-A handler only notes the signal. All processes of a training ask together, between two updates or two batches of a
-validation, whether one came to any of them, and Run saves and ends the program.
+The signal handler only notes the signal. Between two updates or two batches of a validation all processes of a training
+check together whether one of them got a signal (raise_if_signalled); then Run saves and ends the program.
 """
 
 from __future__ import annotations
@@ -17,84 +17,96 @@ import torch
 
 from .distributed import agreement
 
-ANSWERED = (signal.SIGTERM, signal.SIGUSR1)
+CAUGHT = (signal.SIGTERM, signal.SIGUSR1)
 ECHO = 3.0  # seconds in which one signal may come twice: from the scheduler, and passed on by torchrun
 
 
 class Stopped(Exception):
-    """Raised when a signal came, and caught by Run.validate_and_save."""
+    """Raised by Signals.raise_if_signalled, and caught by Run.validate_and_save."""
 
 
 class Signals:
-    """The signals to this process that one training noted since it began to watch.
+    """The signals to this process that one training has noted since it began to watch.
 
-    told: whether a signal came to any process of the training, as the logs of the last update told it; None before
-    that.
+    any_process_signalled: whether any process of the training has got a signal, set by DeepTrainer with the logs of
+    each update, which all processes sum up anyway; None if no update has told it since the last check.
     """
 
     def __init__(self):
-        self.told: bool | None = None
-        self._came: dict[int, float] = {}  # signal -> when it came first
-        self._before: dict[int, Any] = {}  # signal -> handler before; filled while watching
-        self._answered: int | None = None  # the signal that the end of this process answers
+        self.any_process_signalled: bool | None = None
+        self._first_times: dict[int, float] = {}  # signal -> time.monotonic() when it came first
+        self._old_handlers: dict[int, Any] = {}  # signal -> handler before `watch`; empty unless watching
+        self._ending: int | None = None  # the signal because of which this process ends
 
     @property
     def watching(self) -> bool:
         """True from `watch` to `unwatch`."""
-        return bool(self._before)
+        return bool(self._old_handlers)
 
     @property
-    def first(self) -> int:
-        """Number of the signal that came first, 0 for none."""
-        return next(iter(self._came), 0)
+    def first_signal(self) -> int:
+        """Number of the signal that came to this process first, 0 for none."""
+        return next(iter(self._first_times), 0)
 
     def watch(self) -> None:
-        """Catch signals from now on, in the main thread only; a second signal of a kind has its default effect."""
+        """Catch signals from now on; a second one of the same kind, more than ECHO later, has its default effect.
+
+        Does nothing outside the main thread, where Python sets no signal handlers.
+        """
         if self.watching or threading.current_thread() is not threading.main_thread():
             return
-        self._came.clear()
-        for kind in ANSWERED:
-            self._before[kind] = signal.signal(kind, self._notice)
+        self._first_times.clear()
+        for kind in CAUGHT:
+            self._old_handlers[kind] = signal.signal(kind, self._handle)
 
     def unwatch(self) -> None:
         """Put the previous handlers back, and forget the signals.
 
-        A handler of another training, which began to watch later, stays. The signal that the end of this process
-        answers is ignored from now on: when one process has ended, torchrun sends it to the others again.
+        If another training has begun to watch since, its handler stays. The signal that was given to `ends_process` is
+        ignored from now on: torchrun sends it to the other processes again when one of them has ended.
         """
-        self._came.clear()
-        while self._before:
-            kind, before = self._before.popitem()
-            if kind == self._answered:
+        self._first_times.clear()
+        while self._old_handlers:
+            kind, old_handler = self._old_handlers.popitem()
+            if kind == self._ending:
                 signal.signal(kind, signal.SIG_IGN)
-            elif signal.getsignal(kind) == self._notice:
-                signal.signal(kind, before)
+            elif signal.getsignal(kind) == self._handle:
+                signal.signal(kind, old_handler)
 
-    def raise_if_any(self, device: torch.device) -> None:
-        """Raise Stopped if a signal came to any process of the training; all of them must call it together.
+    def raise_if_signalled(self, device: torch.device) -> None:
+        """Raise Stopped if any process of the training has got a signal; all of them must call this together.
 
-        device: the trainer's. After an update `told` knows the answer; else the processes exchange a number.
+        device: the trainer's. If any_process_signalled is known since the last update it is used, once; else the
+        processes exchange a number.
         """
-        told, self.told = self.told, None
+        signalled, self.any_process_signalled = self.any_process_signalled, None
         if not self.watching:
             return
-        if told is None:
-            told = agreement.largest(self.first, device) > 0
-        if told:
+        if signalled is None:
+            signalled = agreement.largest(self.first_signal, device) > 0
+        if signalled:
             raise Stopped
 
-    def agreed(self, device: torch.device) -> signal.Signals:
-        """Return the signal that came, the same on all processes. device: the trainer's."""
-        return signal.Signals(agreement.largest(self.first, device))
+    def agreed_signal(self, device: torch.device) -> signal.Signals:
+        """Return the signal that came, the same on all processes, which must call this together.
 
-    def answered(self, kind: signal.Signals) -> None:
-        """Note that the end of this process answers the signal `kind`."""
-        self._answered = kind
+        device: the trainer's.
+        """
+        return signal.Signals(agreement.largest(self.first_signal, device))
 
-    def _notice(self, kind: int, frame) -> None:
+    def ends_process(self, kind: signal.Signals) -> None:
+        """Note that this process is about to end because of the signal `kind`, for `unwatch`."""
+        self._ending = kind
+
+    def _handle(self, kind: int, frame) -> None:
+        """Note a signal; as its handler, with the arguments that Python gives to one.
+
+        A signal for which nobody waits any more has its default effect: one that comes when the training has ended, or
+        one that is repeated by a user who does not want to wait for the save.
+        """
         now = time.monotonic()
-        is_echo = now - self._came.setdefault(kind, now) <= ECHO
-        if not self.watching or not is_echo:  # of a training that has ended, or sent by somebody who will not wait
+        is_first_or_echo = now - self._first_times.setdefault(kind, now) <= ECHO
+        if not self.watching or not is_first_or_echo:
             signal.signal(kind, signal.SIG_DFL)
             os.kill(os.getpid(), kind)
 
@@ -102,7 +114,8 @@ class Signals:
 def spare_worker(original) -> None:
     """Make a data-loading process ignore signals sent to the whole job; only its parent's SIGTERM ends it.
 
-    Its death would end the training with an error before the checkpoint is saved.
+    original: torch's function that sets the signal handlers of such a process. Without this the process would end at
+    once, and with it the training, by an error, before the checkpoint is saved.
     """
     original()
     if threading.current_thread() is not threading.main_thread():
@@ -114,6 +127,7 @@ def spare_worker(original) -> None:
 
 
 def _end_with_parent(parent: int) -> None:
+    """Wait for SIGTERM, and end this process if it comes from the process `parent` or from itself; never return."""
     while True:
         if signal.sigwaitinfo({signal.SIGTERM}).si_pid in (parent, os.getpid()):
             os._exit(0)

@@ -1,7 +1,8 @@
-"""Train with a subclass of fairseq's Trainer, and build one in this process for commands that look at a run.
+"""DeepTrainer, a subclass of fairseq's Trainer, and functions that build and step one without fairseq-train.
 
-DeepTrainer reads in the order of a run: build, load, batches, step, clip, log, validate, save. patches.py puts it where
-fairseq-train looks its Trainer up.
+The methods of DeepTrainer stand in the order of a run: build, load, batches, step, clip, log, validate, save.
+patches.py makes fairseq-train take it for its Trainer. The functions serve commands such as `deepnet check`, which make
+some updates in their own process.
 """
 
 from __future__ import annotations
@@ -36,27 +37,29 @@ from .run import Program, Run
 from .task import with_mixin
 
 logger = logging.getLogger(__name__)
-FORCED = ("--distributed-world-size", "1")  # fairseq's parser takes the last of two
+ONE_PROCESS = ("--distributed-world-size", "1")  # put last: of a flag given twice the parser takes the last
 
 
 class DeepTrainer(Trainer):
     """Trainer of fairseq with every change that this package makes to a training step.
 
-    run: folder, saves and resumes of the training; samples: the batches of the present update; iterator: the batches of
-    the present epoch; limited: the modules whose gradients are clipped apart.
+    run: everything of the training but its updates (run.py); stuck: monitor of the validation losses for --stop-stuck;
+    probes: those of --deepnet-probe, None without; graphs: the training step by CUDA graphs, None without. The task
+    holds the last three too, because fairseq calls it in the middle of a step.
     """
 
-    is_fsdp = False  # fairscale's, which zero.check_settings refuses
-    samples: list = []  # replaced, never changed
-    iterator: Any = None
+    is_fsdp = False  # fairscale's sharding, which zero.check_settings refuses
+    samples: list = []  # batches of the present update, as fairseq collates them; replaced, never changed in place
+    iterator: Any = None  # fairseq's EpochBatchIterator of the present epoch
+    # modules whose gradients papers.clip_apart clips by themselves; None until it has looked for them
     limited: list | None = None
-    _wrapped_model: Any
+    _wrapped_model: Any  # fairseq's: the model and criterion for several processes, None until they are needed
     _wrapped_criterion: Any
 
     # build
 
     def __init__(self, cfg, task, model, criterion, quantizer=None, program: Program | None = None):
-        """Take fairseq's arguments; program: fairseq-train, None for a trainer that another program makes."""
+        """Build the trainer from fairseq's arguments; program: fairseq-train, None if another program makes it."""
         launch.use_default_group()
         super().__init__(cfg, task, model, criterion, quantizer)
         self.run = Run(self, program)
@@ -67,48 +70,55 @@ class DeepTrainer(Trainer):
 
     @property
     def model(self):
-        """Model in its wrapper for several processes."""
+        """The model to train, in its wrapper for several processes if there are several."""
         if self._wrapped_model is None:
             self._wrapped_model = self._over_processes(self._model)
         return self._wrapped_model
 
     @property
     def criterion(self):
-        """Loss, wrapped too if it has parameters of its own."""
+        """The loss module, wrapped too if it has parameters of its own."""
         if self._wrapped_criterion is None:
             trained = utils.has_parameters(self._criterion)
             self._wrapped_criterion = self._over_processes(self._criterion) if trained else self._criterion
         return self._wrapped_criterion
 
     def _over_processes(self, module: torch.nn.Module) -> Any:
-        """Wrap a module by --ddp-backend, also on CPUs, without fairseq's heartbeat.
+        """Wrap a module for several processes by --ddp-backend, also on CPUs; return it as it is for one process.
 
-        The heartbeat kills the whole process group silently; a collective that waits too long raises an error instead.
+        fairseq's heartbeat is left out. It kills the whole process group silently where a collective waits too long;
+        without it the collective raises an error.
         """
-        place, group = self.cfg.distributed_training, self.data_parallel_process_group
+        cfg, group = self.cfg.distributed_training, self.data_parallel_process_group
         if not self.use_distributed_wrapper:
             return module
-        if place.ddp_backend in ("c10d", "pytorch_ddp"):
-            return launch.parallel(place, module, group, self.device)
-        seconds, place.heartbeat_timeout = place.heartbeat_timeout, -1
+        if cfg.ddp_backend in ("c10d", "pytorch_ddp"):
+            return launch.parallel(cfg, module, group, self.device)
+
+        seconds = cfg.heartbeat_timeout
+        cfg.heartbeat_timeout = -1  # no heartbeat
         try:
-            return models.DistributedFairseqModel(place, module, process_group=group, device=self.device)
+            return models.DistributedFairseqModel(cfg, module, process_group=group, device=self.device)
         finally:
-            place.heartbeat_timeout = seconds
+            cfg.heartbeat_timeout = seconds
 
     @property
     def _cuda_graphs(self) -> str | None:
-        """The flag --cuda-graphs; None of a model that has none, which is another package's."""
+        """The flag --cuda-graphs; None if it is not given, or if the model is another package's."""
         return getattr(self.cfg.model, "cuda_graphs", None)
 
     def use_graphs(self, wanted: int | str) -> None:
-        """Compute the batches of training by CUDA graphs from the next one on, if the settings allow it."""
+        """Compute the training's batches by CUDA graphs from the next one on, if the settings allow it.
+
+        wanted: number of padded shapes, each of which gets a graph; 0 for no graphs; "auto" to compare both.
+        """
         self.graphs = self.task.graphs = graph_settings.graphed_step(self, wanted)
 
     def _build_optimizer(self):
-        """Build the optimiser, in half precision one of half_precision.py, and shard its state under ZeRO.
+        """Build the optimiser and the learning rate's schedule; fairseq calls this, and again when it resumes.
 
-        fairseq's own sharding needs fairscale.
+        In half precision the optimiser is one of half_precision.py. Under --zero-sharding os it shards its state
+        itself, since fairseq's sharding needs fairscale.
         """
         cfg, common = self.cfg, self.cfg.common
         named = [*self.model.named_parameters(), *self.criterion.named_parameters()]
@@ -132,9 +142,10 @@ class DeepTrainer(Trainer):
 
     def load_checkpoint(self, filename, reset_optimizer=False, reset_lr_scheduler=False, optimizer_overrides=None,
                         reset_meters=False):  # fmt: skip
-        """Load a checkpoint, with all that save_checkpoint adds to fairseq's.
+        """Load a checkpoint, and what this package adds to its extra_state; return that, None without such a file.
 
-        Raises a UserError, before anything is loaded, for one of another vocabulary without --new-vocabulary.
+        The arguments are fairseq's. Raises a UserError, before anything is loaded, for a checkpoint of another
+        vocabulary without --new-vocabulary.
         """
         with reading.explaining_unusable(filename):
             with vocabulary.carrying_over(self, filename, reset_optimizer):
@@ -151,30 +162,37 @@ class DeepTrainer(Trainer):
     # batches
 
     def go_on_from(self, iterator) -> dict:
-        """Move an epoch's batches to the place at which the loaded checkpoint was saved; return that place."""
+        """Move an epoch's batches to the place at which the loaded checkpoint was saved; return that place.
+
+        iterator: fairseq's EpochBatchIterator, made by the present flags; the place is its state_dict.
+        """
         cfg = self.cfg.optimization
-        of_epoch = min(self.run.place["epoch"], len(cfg.update_freq)) - 1
-        place = datasets.place_now(self.run.place, iterator, cfg.update_freq[of_epoch], cfg.skip_remainder_batch)
+        saved_place = self.run.saved_place
+        update_freq = cfg.update_freq[min(saved_place["epoch"], len(cfg.update_freq)) - 1]  # the last holds on
+        place = datasets.place_now(saved_place, iterator, update_freq, cfg.skip_remainder_batch)
         iterator.load_state_dict(place)
         return place
 
     def get_train_iterator(self, epoch, combine=True, load_dataset=True, data_selector=None, shard_batch_itr=True,
                            disable_iterator_cache=False):  # fmt: skip
-        """Return the training's batches; after a resume they are the same as without the interruption.
+        """Return an epoch's batches; after a resume they are the same as without the interruption.
 
-        fairseq makes the batches once in a process, seeded by the epoch in which the process begins.
+        The arguments are fairseq's. fairseq groups sentences into batches once in a process, with random numbers that
+        the process's first epoch seeds, and caches them; so a resumed training makes them for its original first epoch.
+        Admin's profile, the probes and the CUDA graphs get from here the batches that they need before an update.
         """
-        made_in, self.run.batches_made_in = self.run.batches_made_in, None
+        made_in, self.run.batches_made_in = self.run.batches_made_in, None  # used once: later epochs find the cache
         if made_in is None or disable_iterator_cache or self.cfg.dataset.update_epoch_batch_itr:
             made_in = epoch
-        if load_dataset and made_in != epoch:  # of the present epoch, not of made_in, which super() would load
+        if load_dataset and made_in != epoch:  # load the data of `epoch` here: super() would load those of `made_in`
             subset, load_dataset = self.cfg.dataset.train_subset, False
             self.task.load_dataset(subset, epoch=epoch, combine=combine, data_selector=data_selector, tpu=self.tpu)
         iterator = super().get_train_iterator(
             made_in, combine, load_dataset, data_selector, shard_batch_itr, disable_iterator_cache
         )
-        if not hasattr(iterator, "made_in"):
+        if not hasattr(iterator, "made_in"):  # new, not from the cache
             iterator.made_in, iterator.epoch = made_in, epoch
+
         model = self.get_model()
         if getattr(model, "profiled", False) and not self.run.resumed and self.get_num_updates() == 0:
             fill_profile(model, iterator)
@@ -191,12 +209,14 @@ class DeepTrainer(Trainer):
     def train_step(self, samples, raise_oom=False):
         """Make an update; raise Diverged if its loss is not finite.
 
-        At an epoch's end a process that has fewer batches than the others computes dummy ones, which count for nothing.
-        fairseq treats all of an update's batches in a process as dummies if the last one is, hence their order.
+        samples: the update's batches in this process. At an epoch's end a process that has fewer batches than the
+        others gets empty ones, for which it computes dummy batches that count for nothing. fairseq takes all batches of
+        an update for dummies if the last one is, so the empty ones are put first. Return what fairseq logs of the
+        update, None if it was not made.
         """
         self.samples, before = samples, self.get_num_updates()
         with half_precision.on_cpu(self):
-            logged = super().train_step(sorted(samples, key=bool), raise_oom)
+            logged = super().train_step(sorted(samples, key=bool), raise_oom)  # False, of an empty batch, sorts first
         made = self.get_num_updates() > before and logged and logged.get("sample_size", 1)
         if made and not math.isfinite(float(logged.get("loss", 0.0))):
             raise Diverged(before + 1, LOSS, samples)
@@ -205,21 +225,23 @@ class DeepTrainer(Trainer):
     # clip
 
     def clip_grad_norm(self, clip_norm):
-        """Show the gradients to the probes, then clip them, those of some modules apart; return their norm.
+        """Clip the gradients to the norm clip_norm (0: not at all), and return their norm before that.
 
-        Raises Diverged, on all processes, if the norm is not finite or the loss scale is at its floor. Under --fp16 an
-        overflow raises fairseq's OverflowError, and under --amp its scaler skips the update.
+        Some methods' modules are clipped by themselves first (papers.clip_apart); the probes see the gradients after
+        that. Raises Diverged, on all processes, if the norm is not finite or the loss scale is at its floor. Under
+        --fp16 an overflow raises fairseq's OverflowError, and under --amp its scaler skips the update.
         """
         papers.clip_apart(self)
         try:
-            norm = self._clip_before_probes(clip_norm)
-        except FloatingPointError as error:  # of fairseq's loss scalers
+            norm = self._clip_with_probes(clip_norm)
+        except FloatingPointError as error:  # of fairseq's loss scaler, which cannot be halved any more
             raise Diverged(self.get_num_updates() + 1, FLOOR, self.samples) from error
         if not self.cfg.common.amp and not torch.isfinite(norm).all():
             raise Diverged(self.get_num_updates() + 1, GRADIENTS, self.samples)
         return norm
 
-    def _clip_before_probes(self, clip_norm):
+    def _clip_with_probes(self, clip_norm):
+        """Show the gradients to the probes, then clip them as fairseq does; return their norm before that."""
         if self.probes is None:
             return super().clip_grad_norm(clip_norm)
         made = False
@@ -234,10 +256,14 @@ class DeepTrainer(Trainer):
     # log
 
     def _aggregate_logging_outputs(self, logging_outputs, *sums, ignore=False):
-        """Sum the logs of all processes, and whether a signal reached any, which spares a collective of its own."""
-        sums = (*sums, float(self.run.signals.first > 0))
-        logging_outputs, (*sums, signals) = super()._aggregate_logging_outputs(logging_outputs, *sums, ignore=ignore)
-        self.run.signals.told = bool(signals > 0)
+        """Sum the logs of all processes, and with them the number of processes that have got a signal.
+
+        The arguments and the result are fairseq's. The sum spares the signals a collective of their own.
+        """
+        signals = self.run.signals
+        sums = (*sums, float(signals.first_signal > 0))
+        logging_outputs, (*sums, signalled) = super()._aggregate_logging_outputs(logging_outputs, *sums, ignore=ignore)
+        signals.any_process_signalled = bool(signalled > 0)
         return logging_outputs, sums
 
     # validate
@@ -245,36 +271,43 @@ class DeepTrainer(Trainer):
     def valid_step(self, sample, raise_oom=False):
         """Validate a batch; raise Stopped if a signal came.
 
-        raise_oom: marks the batch's second try, by this process alone, in which no collective may be called.
+        raise_oom: fairseq sets it for the second try of a batch that was too large for the memory. Only this process
+        makes that try, so no collective may be called in it.
         """
         if not raise_oom:
-            self.run.signals.raise_if_any(self.device)
+            self.run.signals.raise_if_signalled(self.device)
             self.stuck.count(sample, self.task)
         return super().valid_step(sample, raise_oom)
 
     # save
 
     def consolidate_optimizer(self):
-        """Gather the optimiser's state for a checkpoint, unless after an error the other processes do not take part."""
+        """Gather the optimiser's state for a checkpoint, unless an error keeps the other processes from taking part."""
         if not zero.must_skip_collectives(self):
             super().consolidate_optimizer()
 
     def save_checkpoint(self, filename, extra_state):
-        """Write a checkpoint; fairseq calls it for crash.pt too, after an error. Return its path, None if it failed."""
+        """Write a checkpoint, and return its path; None if it was not written, or not by this process.
+
+        fairseq calls it for crash.pt too, after an error in this process alone.
+        """
         if zero.must_skip_collectives(self) or not self.should_save_checkpoint_on_current_rank:
             return None
         return self.run.write(filename, extra_state)
 
 
-def parse(flags: list[str]) -> argparse.Namespace:
-    """Parse DATA and flags of fairseq-train for one process; flags that it refuses end the program, as there."""
-    return options.parse_args_and_arch(options.get_training_parser(), [*flags, *FORCED])
+def parse_training_flags(flags: list[str]) -> argparse.Namespace:
+    """Parse the command line of fairseq-train (DATA and flags), but for one process.
+
+    Flags that fairseq-train refuses end the program with its message.
+    """
+    return options.parse_args_and_arch(options.get_training_parser(), [*flags, *ONE_PROCESS])
 
 
 def build_trainer(args: argparse.Namespace) -> DeepTrainer:
-    """Build the Trainer with task, model and criterion from the run's seed; no batch is loaded.
+    """Build a trainer with its task, model and criterion from the seed of the flags; no batch is loaded.
 
-    Raises a UserError without a batch size, and for settings that task or model refuse.
+    args: of parse_training_flags. Raises a UserError without a batch size, and for settings that task or model refuse.
     """
     cfg = convert_namespace_to_omegaconf(args)
     if cfg.dataset.max_tokens is None and cfg.dataset.batch_size is None:
@@ -288,9 +321,9 @@ def build_trainer(args: argparse.Namespace) -> DeepTrainer:
 
 
 def refuse_others(args: argparse.Namespace, who: str) -> None:
-    """Raise a UserError, naming the flag, for another package's architecture or a training that starts from weights.
+    """Raise a UserError, naming the flag, for another package's architecture or a training that loads a checkpoint.
 
-    who: the command that refuses, for the message ("the check").
+    args: of parse_training_flags; who: the command that refuses, for the message ("the check").
     """
     if args.arch not in archs.PRESETS:
         known = " and ".join(archs.STACKS)
@@ -300,8 +333,11 @@ def refuse_others(args: argparse.Namespace, who: str) -> None:
             raise UserError(f"--{name.replace('_', '-')}: {who} looks at a training from its first update; drop it")
 
 
-def batches(trainer: DeepTrainer) -> Iterator[list]:
-    """Yield batches as the trainer takes them, those of an update together, epoch after epoch."""
+def batches_by_update(trainer: DeepTrainer) -> Iterator[list]:
+    """Yield the list of batches of each update, as trainer.train_step takes it, epoch after epoch without an end.
+
+    The learning rate is set before the first one, as fairseq-train does.
+    """
     update_freq = trainer.cfg.optimization.update_freq
     for epoch in itertools.count(1):
         iterator = trainer.get_train_iterator(epoch)
@@ -309,18 +345,21 @@ def batches(trainer: DeepTrainer) -> Iterator[list]:
             trainer.lr_step_begin_epoch(epoch)
             trainer.lr_step_update()
         shuffle = epoch > trainer.cfg.dataset.curriculum
-        frequency = update_freq[min(epoch, len(update_freq)) - 1]
+        frequency = update_freq[min(epoch, len(update_freq)) - 1]  # the last holds on
         trainer.begin_epoch(epoch)
         yield from iterators.GroupedIterator(iterator.next_epoch_itr(shuffle=shuffle), frequency)
 
 
-def step(trainer: DeepTrainer, samples: list) -> dict | None:
-    """Make one update, and return its log; None if it overflowed and only the loss scale changed."""
-    fairseq = logging.getLogger("fairseq")  # prints a page of hooks' findings before numbers that are not finite
-    level = fairseq.level
-    fairseq.setLevel(logging.CRITICAL)
+def make_update(trainer: DeepTrainer, samples: list) -> dict | None:
+    """Make one update, and return what fairseq logs of it; None if it overflowed and only the loss scale changed.
+
+    samples: the update's batches, of batches_by_update.
+    """
+    fairseq_logger = logging.getLogger("fairseq")  # would print a page about each number that is not finite
+    level = fairseq_logger.level
+    fairseq_logger.setLevel(logging.CRITICAL)
     try:
         with metrics.aggregate("train_inner"):
             return trainer.train_step(samples)
     finally:
-        fairseq.setLevel(level)
+        fairseq_logger.setLevel(level)

@@ -26,7 +26,7 @@ from ..errors import UserError
 from ..plugin.divergence import Diverged
 from ..plugin.flags import namespace
 from ..plugin.probe_record import FILE, Values, read_record
-from ..plugin.trainer import batches, build_trainer, parse, refuse_others, step
+from ..plugin.trainer import batches_by_update, build_trainer, make_update, parse_training_flags, refuse_others
 from ..text_table import render
 from ..threads import torch_threads, width_of
 
@@ -159,7 +159,7 @@ def train_briefly(
     architecture, and if no update could be made; a flag that fairseq-train refuses ends the program, as there.
     """
     with tempfile.TemporaryDirectory() as folder:
-        args = _adapt(parse([*flags, "--no-save", "--save-dir", folder]), warmup)
+        args = _adapt(parse_training_flags([*flags, "--no-save", "--save-dir", folder]), warmup)
         if args.cpu or not torch.cuda.is_available():
             torch_threads.use(width_of(namespace(**vars(args))))
         trainer = build_trainer(args)
@@ -168,7 +168,7 @@ def train_briefly(
         observed: list[Observed] = []
         start = time.monotonic()
         try:
-            for samples in itertools.islice(batches(trainer), ATTEMPTS * updates):
+            for samples in itertools.islice(batches_by_update(trainer), ATTEMPTS * updates):
                 seen = _step(trainer, samples)
                 if seen is not None:
                     observed.append(seen)
@@ -221,7 +221,7 @@ def _step(trainer: Trainer, samples: list) -> Observed | None:
     """Make one update, to be completed with its probes; None if it overflowed and only the loss scale changed."""
     update = trainer.get_num_updates()
     lr = trainer.get_lr()
-    log = step(trainer, samples)
+    log = make_update(trainer, samples)
     if log is None:
         return None
     tokens = sum(sample["ntokens"] for sample in samples if sample)

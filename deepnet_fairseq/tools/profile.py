@@ -16,7 +16,7 @@ def profile_run(flags: list[str]) -> Profile:
 
     flags: DATA and flags of fairseq-train, for one process.
     """
-    args = trainer.parse([*flags, *FORCED])
+    args = trainer.parse_training_flags([*flags, *FORCED])
     logging.basicConfig(stream=sys.stderr)
     built = trainer.build_trainer(args)
     built.get_train_iterator(epoch=1)  # the plug-in measures the profile on the first batch of this epoch

@@ -14,7 +14,7 @@ from benchmarks.models import update
 from deepnet_fairseq import register
 from deepnet_fairseq.plugin.graphs.capture import CudaDevice
 from deepnet_fairseq.plugin.graphs.step import GraphedStep
-from deepnet_fairseq.plugin.trainer import build_trainer, parse
+from deepnet_fairseq.plugin.trainer import build_trainer, parse_training_flags
 
 from .trainings import COMMON, MINIATURE, Training, model_flags, translate
 from .work import PYTHON, Work
@@ -78,7 +78,7 @@ def time_updates(work: Work) -> dict[int, dict]:
     """
     sizes = (100, 200, 400) if work.miniature else TOKENS
     words = [*shlex.split(COMMON), *flags(work, max(sizes), updates=1000), "--cuda-graphs=0"]
-    trainer = build_trainer(parse([str(work.text / "language"), *words]))
+    trainer = build_trainer(parse_training_flags([str(work.text / "language"), *words]))
     padding = trainer.task.target_dictionary.pad()
     (largest,) = full_batches(trainer, max(sizes), number=1)
     batches = {}

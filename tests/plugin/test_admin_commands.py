@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from deepnet_fairseq.plugin.batches import first_training_batch
-from deepnet_fairseq.plugin.trainer import build_trainer, parse
+from deepnet_fairseq.plugin.trainer import build_trainer, parse_training_flags
 
 from ..cli.test_user_mistakes import assert_one_line
 from ..conftest import TRAIN_FLAGS
@@ -68,7 +68,9 @@ def test_training_without_a_profile_is_refused(data, profile, tmp_path):
 
 def test_the_profiled_batch_is_the_first_one_trained_on(data):
     """The profiled batch is the first training batch of fairseq's own trainer and iterator."""
-    trainer = build_trainer(parse([str(data), *TRAIN_FLAGS, *ADMIN, "--admin-profile", "auto", "--seed", "7"]))
+    trainer = build_trainer(
+        parse_training_flags([str(data), *TRAIN_FLAGS, *ADMIN, "--admin-profile", "auto", "--seed", "7"])
+    )
     epoch = trainer.get_train_iterator(epoch=1)
     states = random.getstate(), numpy.random.get_state()[1].tolist()
     profiled = first_training_batch(epoch)

@@ -12,7 +12,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.checkpoints import reading
-from deepnet_fairseq.plugin.trainer import parse
+from deepnet_fairseq.plugin.trainer import parse_training_flags
 from deepnet_fairseq.tools import averaging
 
 from ..conftest import TRAIN_FLAGS
@@ -66,7 +66,9 @@ def test_restore_file(folder, data, tmp_path):
     start = ("--restore-file", str(folder / "checkpoint_1_1.pt"), "--checkpoint-suffix", "_a")
     train(data, tmp_path, *FLAGS, *start, "--max-update", "2", common=COMMON)
     assert torch.load(tmp_path / "checkpoint_last_a.pt", weights_only=True)["optimizer_history"][-1]["num_updates"] == 2
-    cfg = convert_namespace_to_omegaconf(parse([str(data), *COMMON, *FLAGS, *start, "--save-dir", str(tmp_path)]))
+    cfg = convert_namespace_to_omegaconf(
+        parse_training_flags([str(data), *COMMON, *FLAGS, *start, "--save-dir", str(tmp_path)])
+    )
     cfg.checkpoint.restore_file = str(folder / "checkpoint_1_1_a.pt")
     with pytest.raises(UserError, match="checkpoint_1_1_a_a.pt"):
         fairseq_cli.train.main(cfg)

@@ -10,7 +10,7 @@ import torch
 from fairseq import checkpoint_utils
 
 from deepnet_fairseq.core.methods import METHODS
-from deepnet_fairseq.plugin.trainer import parse
+from deepnet_fairseq.plugin.trainer import parse_training_flags
 
 from ..conftest import TRAIN_FLAGS
 from ..faults import states
@@ -135,7 +135,7 @@ REFUSED = {
 def test_what_cannot_be_sharded_is_refused(flags, data, tmp_path, capsys):
     words = [str(data), *TRAIN_FLAGS, "--arch", "deepnet_transformer_tiny", "--save-dir", str(tmp_path / "run")]
     with pytest.raises(SystemExit):
-        parse([*words, *flags])
+        parse_training_flags([*words, *flags])
     assert f"error: {REFUSED[flags]}" in capsys.readouterr().err
 
 

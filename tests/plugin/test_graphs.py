@@ -19,7 +19,7 @@ from deepnet_fairseq.plugin.graphs import kernels, settings, shapes
 from deepnet_fairseq.plugin.graphs.capture import CaptureFailed, CudaDevice
 from deepnet_fairseq.plugin.graphs.static_batch import StaticBatch, shape_of
 from deepnet_fairseq.plugin.graphs.step import GraphedStep
-from deepnet_fairseq.plugin.trainer import build_trainer, parse
+from deepnet_fairseq.plugin.trainer import build_trainer, parse_training_flags
 
 from ..support.lm_trainings import FLAGS, KINDS, make_text
 from ..support.recorded_graph import RecordedDevice
@@ -318,7 +318,7 @@ def test_language_models(kind, more, served, tmp_path):
     """Causal ones train by graphs; a masked one's batches have what no graph reads."""
     folder, runs = make_text(tmp_path), []
     for device in (RecordedDevice(), None):
-        trainer = build_trainer(parse([str(word) for word in (folder, *KINDS[kind], *FLAGS, *more)]))
+        trainer = build_trainer(parse_training_flags([str(word) for word in (folder, *KINDS[kind], *FLAGS, *more)]))
         graphs = trainer.graphs = trainer.task.graphs = None if device is None else GraphedStep(6, PAD, device)
         batches = trainer.get_train_iterator(1).next_epoch_itr(shuffle=True)
         trainer.begin_epoch(1)

@@ -13,7 +13,7 @@ from torch import nn
 from deepnet_fairseq.core.methods import METHODS
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.optimisers.half_precision import DeepAMP, gradient_scale
-from deepnet_fairseq.plugin.trainer import build_trainer, parse
+from deepnet_fairseq.plugin.trainer import build_trainer, parse_training_flags
 from results.half_precision import FLAGS, TOO_LARGE, train
 
 from ..support.helpers import USER_DIR, run
@@ -81,7 +81,7 @@ def test_an_optimiser_that_cannot_is_named(flag, optimizer, said, data):
 def gates_clipped(data, limit, *mode):
     """Return the gradients of GPAS's gates, those of the mean loss, when all gradients are clipped."""
     flags = (str(data), *FLAGS, "--cpu", "--method", "gpas", "--gpas-clip", str(limit), "--optimizer", "adam", *mode)
-    trainer, seen = build_trainer(parse(flags)), []
+    trainer, seen = build_trainer(parse_training_flags(flags)), []
     gates = [parameter for name, parameter in trainer.model.named_parameters() if name.endswith(".g")]
     clip = trainer.optimizer.clip_grad_norm
 

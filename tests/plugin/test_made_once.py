@@ -7,7 +7,7 @@ import pytest
 from deepnet_fairseq.core import build
 from deepnet_fairseq.core.methods import Method
 from deepnet_fairseq.plugin.opening import opening_line
-from deepnet_fairseq.plugin.trainer import batches, build_trainer, parse, step
+from deepnet_fairseq.plugin.trainer import batches_by_update, build_trainer, make_update, parse_training_flags
 
 from ..conftest import TRAIN_FLAGS
 
@@ -36,12 +36,12 @@ def test_build_makes_one_method(made, modifiers):
 def test_a_training_makes_two(made, data):
     """One checks the command line, the other fills the model's slots and is asked by everybody else."""
     flags = [str(data), *TRAIN_FLAGS, "--arch=deepnet_transformer_tiny", "--encoder-layers=2", "--decoder-layers=2"]
-    args = parse([*flags, "--no-save"])
+    args = parse_training_flags([*flags, "--no-save"])
     assert len(made) == 1
 
     trainer = build_trainer(args)
     opening_line(trainer)
-    step(trainer, next(batches(trainer)))
+    make_update(trainer, next(batches_by_update(trainer)))
     assert len(made) == 2
     assert trainer.get_model().method is made[1]
 

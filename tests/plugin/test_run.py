@@ -15,7 +15,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.checkpoints import atomic, lock, reading
-from deepnet_fairseq.plugin.trainer import parse
+from deepnet_fairseq.plugin.trainer import parse_training_flags
 
 from ..conftest import TRAIN_FLAGS
 from ..faults import states
@@ -29,7 +29,7 @@ class Life:
     """fairseq-train in steps: its main up to the first update, then one update at a time."""
 
     def __init__(self, data, folder, *flags: str):
-        args = parse([str(data), *FLAGS, "--save-dir", str(folder), *flags])
+        args = parse_training_flags([str(data), *FLAGS, "--save-dir", str(folder), *flags])
         self.cfg = cfg = convert_namespace_to_omegaconf(args)
         utils.set_torch_seed(cfg.common.seed)
         self.task = tasks.setup_task(cfg.task)

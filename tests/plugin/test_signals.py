@@ -39,7 +39,7 @@ def said(log) -> list[str]:
     return [line for line in lines if not re.match("(Saving|Finished saving) checkpoint ", line)]
 
 
-@pytest.mark.parametrize("kind", signals.ANSWERED, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", signals.CAUGHT, ids=lambda kind: kind.name)
 def test_a_signal_is_answered_by_a_save(kind, data, tmp_path):
     """A signal is answered by a save after the current update, from which the next start resumes."""
     log, command = tmp_path / "log", (data, *RUN, "--max-update", "8", "--save-dir", tmp_path / "run")
@@ -97,7 +97,7 @@ def test_processes_tell_each_other_with_what_they_log(others, monkeypatch):
     monkeypatch.setattr(Trainer, "_aggregate_logging_outputs", aggregate)
     assert trainer._aggregate_logging_outputs(["logged"], 3.0) == (["logged"], [3.0])
     with pytest.raises(Stopped) if others else contextlib.nullcontext():
-        trainer.run.signals.raise_if_any(torch.device("cpu"))
+        trainer.run.signals.raise_if_signalled(torch.device("cpu"))
     trainer.run.stop()
 
 
@@ -105,10 +105,10 @@ def test_handlers_are_those_before():
     training = Signals()
     training.watch()
     os.kill(os.getpid(), signal.SIGUSR1)
-    assert training.first == signal.SIGUSR1 and training.watching
+    assert training.first_signal == signal.SIGUSR1 and training.watching
     training.unwatch()
     assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL and not training.watching
-    assert training.first == 0, "a later training here would be told of it"
+    assert training.first_signal == 0, "a later training here would be told of it"
 
 
 @pytest.mark.parametrize("first_ends_first", [True, False])
@@ -118,20 +118,20 @@ def test_handlers_of_two_trainings_are_those_of_the_one_that_runs(first_ends_fir
     first.watch()
     second.watch()
     os.kill(os.getpid(), signal.SIGUSR1)
-    assert (first.first, second.first) == (0, signal.SIGUSR1)
+    assert (first.first_signal, second.first_signal) == (0, signal.SIGUSR1)
 
     if first_ends_first:
         first.unwatch()
-        assert signal.getsignal(signal.SIGUSR1) == second._notice
+        assert signal.getsignal(signal.SIGUSR1) == second._handle
         second.unwatch()
         assert not second.watching
     else:
         second.unwatch()
         os.kill(os.getpid(), signal.SIGUSR1)
-        assert first.first == signal.SIGUSR1
+        assert first.first_signal == signal.SIGUSR1
         first.unwatch()
         assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
-    for kind in signals.ANSWERED:
+    for kind in signals.CAUGHT:
         signal.signal(kind, signal.SIG_DFL)
 
 
@@ -149,7 +149,7 @@ def test_processes_that_load_data_outlive_a_jobs_signal():
     worker = fork.Process(target=_load_data, args=(ready,))
     worker.start()
     assert ready.wait(10)
-    for kind in signals.ANSWERED:
+    for kind in signals.CAUGHT:
         subprocess.run(["kill", f"-{int(kind)}", str(worker.pid)], check=True)
     worker.join(0.3)
     assert worker.is_alive()

@@ -9,7 +9,7 @@ from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_l
 from fairseq.logging import metrics
 
 from deepnet_fairseq.plugin import stuck
-from deepnet_fairseq.plugin.trainer import build_trainer, parse
+from deepnet_fairseq.plugin.trainer import build_trainer, parse_training_flags
 
 from ..conftest import TRAIN_FLAGS
 from ..support.diverging import TINY, Training, train, updates
@@ -94,7 +94,7 @@ def test_a_model_that_learns_is_not_stopped(data, tmp_path, caplog):
 def test_a_language_models_bound_is_of_what_its_loss_is_of(kind, tmp_path):
     """The bound of a language model counts what its loss counts: all tokens, or the masked ones."""
     flags = (*KINDS[kind], "--stop-stuck", "10", "--save-dir", str(tmp_path))
-    trainer = build_trainer(parse([str(make_text(tmp_path)), *FLAGS, *flags]))
+    trainer = build_trainer(parse_training_flags([str(make_text(tmp_path)), *FLAGS, *flags]))
     trainer.task.load_dataset("valid")
     batches = list(trainer.get_valid_iterator("valid").next_epoch_itr(shuffle=False))
     with metrics.aggregate(new_root=True) as meters:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.plugin.trainer import parse
+from deepnet_fairseq.plugin.trainer import parse_training_flags
 from dev.gpu import figure6, graphs, minutes, parts, records, thousand_layers, trainings
 from dev.gpu.__main__ import main
 from dev.gpu.parts import PARTS, Part
@@ -194,7 +194,7 @@ def test_fairseq_takes_the_flags_of_a_gpu(name, tmp_path, data):
     work = work_of(tmp_path)
     common = [str(data), *shlex.split(trainings.COMMON), "--save-dir", str(tmp_path)]
     for flags in (figure6.flags(work, name, 10) + figure6.STOP_STUCK, thousand_layers.flags(work, 4096, 1300)):
-        assert parse([*common, *flags]).cuda_graphs
+        assert parse_training_flags([*common, *flags]).cuda_graphs
 
 
 def test_cells_are_shortened_alike_at_a_depth():

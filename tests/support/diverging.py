@@ -10,7 +10,7 @@ import torch
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
 from deepnet_fairseq.plugin.divergence import Diverged, headline
-from deepnet_fairseq.plugin.trainer import build_trainer, parse
+from deepnet_fairseq.plugin.trainer import build_trainer, parse_training_flags
 
 from ..conftest import TRAIN_FLAGS
 
@@ -24,7 +24,7 @@ class Training:
     """Trainer of the flags `common` and more, with the batches of its first epoch."""
 
     def __init__(self, data: Path, folder: Path, *flags: str, common: tuple[str, ...] = TRAIN_FLAGS):
-        self.trainer = build_trainer(parse([str(data), *common, "--save-dir", str(folder), *flags]))
+        self.trainer = build_trainer(parse_training_flags([str(data), *common, "--save-dir", str(folder), *flags]))
         iterator = self.trainer.get_train_iterator(1)
         self.trainer.begin_epoch(1)
         self.batches = iter(iterator.next_epoch_itr(shuffle=True))
@@ -46,7 +46,7 @@ class Training:
 
 def train(data: Path, folder: Path, *flags: str, common: tuple[str, ...] = TRAIN_FLAGS) -> None:
     """Run fairseq-train in this process."""
-    args = parse([str(data), *common, "--save-dir", str(folder), *flags])
+    args = parse_training_flags([str(data), *common, "--save-dir", str(folder), *flags])
     fairseq_cli.train.main(convert_namespace_to_omegaconf(args))
 
 

@@ -10,7 +10,7 @@ import torch
 from deepnet_fairseq.core.models import SPECIALS
 from deepnet_fairseq.plugin import flags
 from deepnet_fairseq.plugin.building import blank_task
-from deepnet_fairseq.plugin.trainer import build_trainer, parse
+from deepnet_fairseq.plugin.trainer import build_trainer, parse_training_flags
 from deepnet_fairseq.tools.plan.setting import Setting, recomputation
 
 PADDING = 1
@@ -27,7 +27,7 @@ class PlannedTraining:
         names = ("dict.xx.txt", "dict.yy.txt") if setting.objective.translates else ("dict.txt",)
         for name, size in zip(names, setting.vocab):  # the task adds the mask symbol itself
             blank_task(size - setting.objective.masks).source_dictionary.save(f"{self.folder.name}/{name}")
-        args = parse(self._flags())
+        args = parse_training_flags(self._flags())
         for field in dataclasses.fields(flags.config_of(setting.cfg)):
             if field.name not in RUN and hasattr(setting.cfg, field.name):
                 setattr(args, field.name, getattr(setting.cfg, field.name))

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from deepnet_fairseq.data import digests
-from deepnet_fairseq.plugin.trainer import DeepTrainer, build_trainer, parse
+from deepnet_fairseq.plugin.trainer import DeepTrainer, build_trainer, parse_training_flags
 
 from .helpers import USER_DIR
 
@@ -63,7 +63,7 @@ def plain_text(data: Path, folder: Path) -> Path:
 
 def trainer_of(data: Path, *flags, save_dir: Path) -> DeepTrainer:
     """Build the trainer of a training that is about to start."""
-    return build_trainer(parse([str(word) for word in (data, *FLAGS, *flags, "--save-dir", save_dir)]))
+    return build_trainer(parse_training_flags([str(word) for word in (data, *FLAGS, *flags, "--save-dir", save_dir)]))
 
 
 def save_start(path: Path, data: Path, *flags) -> DeepTrainer:
