@@ -1,4 +1,7 @@
-"""Check fairseq's command line before any work is done, and explain a mistake in one line instead of a page."""
+"""Check the command line of fairseq's programs before any work is done, and explain a mistake in one line, not a page.
+
+Also here: a UserError of these programs is printed in one line, and fairseq-interactive's input is checked for UTF-8.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from .checkpoints import reading
 from .distributed import zero
 from .optimisers import deepnet_adam
 
-TASKS: dict[str, str] = {  # fairseq's task -> the model that it trains
+TASKS: dict[str, str] = {  # fairseq's task -> the only model of ours that it trains
     "translation": archs.MODEL_NAME,
     "translation_multi_simple_epoch": archs.MODEL_NAME,
     "language_modeling": archs.LM,
@@ -42,13 +45,14 @@ UNSUPPORTED = {  # setting and value, which fail with our models -> why
 
 
 def explain_uncaught() -> None:
-    """Print an uncaught UserError in one line, in fairseq's own programs."""
+    """Make fairseq's own programs print an uncaught UserError in one line; do nothing in other programs."""
     program = Path(sys.argv[0])
     if program.name.startswith("fairseq") or program.parent.name == "fairseq_cli":
         sys.excepthook = _print_one_line
 
 
 def _print_one_line(kind, error, traceback) -> None:
+    """Print a UserError in one line, other exceptions as Python does; a sys.excepthook."""
     line = user_error_line(error)
     if line:
         print(f"{Path(sys.argv[0]).name}: error: {line}", file=sys.stderr)
@@ -57,24 +61,27 @@ def _print_one_line(kind, error, traceback) -> None:
 
 
 def parse_or_explain(parse, parser, input_args=None, *args, **kwargs):
-    """Parse the command line; a mistake ends in one line and status 2.
+    """Parse and check the command line; a mistake ends the program with one line and status 2.
 
-    parse: fairseq's options.parse_args_and_arch, whose other arguments follow and whose result is returned;
-    input_args: words of the command line, None for this process's.
+    parse: fairseq's options.parse_args_and_arch, whose other arguments follow and whose result is returned; parser: the
+    program's; input_args: words of the command line, None for this process's.
     """
-    parser.error = functools.partial(_error, parser)
-    _add_for_help(parser, sys.argv[1:] if input_args is None else input_args)
+    parser.error = functools.partial(_exit_with_error, parser)
+    words = sys.argv[1:] if input_args is None else input_args
+    _add_our_flags_to_help(parser, words)
 
     try:
         result = parse(parser, input_args, *args, **kwargs)
     except RuntimeError as error:
         if str(error):
             raise
+        # fairseq raises it bare where no architecture is given
         parser.error("--arch: name an architecture; `deepnet methods --archs` lists them")
     except KeyError as error:
         if error.args != (None,):
             raise
-        parser.error("--task: name the one that the checkpoint was trained with")  # no task is the default
+        # fairseq looks up the task None where no task is given and the program has no default
+        parser.error("--task: name the one that the checkpoint was trained with")
     namespace = result[0] if isinstance(result, tuple) else result
 
     # fairseq reads --bf16 as a wish for a TPU and then calls torch_xla, on a GPU and a CPU alike
@@ -88,8 +95,11 @@ def parse_or_explain(parse, parser, input_args=None, *args, **kwargs):
     return result
 
 
-def _add_for_help(parser: argparse.ArgumentParser, words: list[str]) -> None:
-    """Add the flags of our models to the end of --help, which fairseq answers before it knows the architecture."""
+def _add_our_flags_to_help(parser: argparse.ArgumentParser, words: list[str]) -> None:
+    """Add the flags of the model that --arch names to `parser` if the command line asks for help, and else nothing.
+
+    words: of the command line. fairseq prints the help before it has read --arch, without the model's flags.
+    """
     arch_parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     arch_parser.add_argument("--arch", "-a")
     known, _others = arch_parser.parse_known_args(words)
@@ -102,7 +112,7 @@ def _add_for_help(parser: argparse.ArgumentParser, words: list[str]) -> None:
 def read_input(buffered_read, name: str, size: int) -> Iterator[list[str]]:
     """Yield fairseq-interactive's input, `size` lines at a time; a UserError names a line that is not UTF-8.
 
-    buffered_read: fairseq's function, in the place of which this one is called; name: of the file, "-" for stdin.
+    buffered_read: fairseq's function, which this one replaces; name: of the input file, "-" for standard input.
     """
     shown = "the input" if name == "-" else name
     with sys.stdin.buffer if name == "-" else open(name, "rb") as file:
@@ -112,15 +122,18 @@ def read_input(buffered_read, name: str, size: int) -> Iterator[list[str]]:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Raise a UserError for flags and files that are bound to fail, before a file or folder is made."""
+    """Raise a UserError for flags and files with which the program is bound to fail, before it makes a file or folder.
+
+    args: the parsed command line of any of fairseq's programs, of which most flags are missing in one or another.
+    """
     task = getattr(args, "task", None)
     model = archs.MODELS.get(getattr(args, "arch", None))
     if model and TASKS.get(task, model) != model:
-        usual = next(name for name, kind in TASKS.items() if kind == model)
+        usual = next(name for name, trained in TASKS.items() if trained == model)
         raise UserError(f"--task {task}: --arch {args.arch} is trained by --task {usual}")
 
     data = getattr(args, "data", None) or ""
-    folder = data.split(os.pathsep)[0]  # fairseq takes the dictionaries from the first
+    folder = data.split(os.pathsep)[0]  # of several folders fairseq takes the dictionaries from the first
     _check_exists("the data folder", folder)
     if folder and task == "translation":
         datasets.check_folder(folder)
@@ -131,17 +144,17 @@ def _check(args: argparse.Namespace) -> None:
 
     codes = getattr(args, "bpe_codes", None)
     if codes and "://" not in codes:
-        for _ in read_lines(Path(codes)):  # a UserError unless they are text
+        for _line in read_lines(Path(codes)):  # raises a UserError if the file cannot be read as UTF-8
             pass
 
-    if getattr(args, "replace_unk", None) is not None:  # an IndexError or a TypeError at the first <unk>
+    if getattr(args, "replace_unk", None) is not None:  # fails with an IndexError or a TypeError at the first <unk>
         raise UserError("--replace-unk: fails in this version of fairseq; drop it, and train on subwords")
     if hasattr(args, "arch"):  # training; elsewhere the checkpoint holds the config
         _check_training(args)
 
 
 def _check_training(args: argparse.Namespace) -> None:
-    """Raise a UserError for flags and files of a training that are bound to fail."""
+    """Raise a UserError for flags and files with which a training is bound to fail. args: of fairseq-train."""
     if args.restore_file != "checkpoint_last.pt":
         _check_exists("--restore-file", args.restore_file, suffix=args.checkpoint_suffix)
     _check_exists("--finetune-from-model", args.finetune_from_model)
@@ -151,12 +164,13 @@ def _check_training(args: argparse.Namespace) -> None:
         raise UserError("--num-batch-buckets: fails with NumPy 2; drop it")
 
     def setting(_section: str, name: str) -> object:
+        """Return a flag's value; the checks below ask by a config's section and name, and flags have no sections."""
         return getattr(args, name, None)
 
     zero.check_settings(setting)
     if args.optimizer == deepnet_adam.NAME:
         deepnet_adam.check_settings(setting)
-    if args.arch not in archs.PRESETS:
+    if args.arch not in archs.PRESETS:  # another package's model, about which the rest says nothing
         return
 
     _cfg, method = flags.settle(**vars(args))
@@ -169,7 +183,7 @@ def _check_training(args: argparse.Namespace) -> None:
 
 
 def _resumes(args: argparse.Namespace) -> bool:
-    """Return whether fairseq will load weights before it trains."""
+    """Return whether fairseq will load a checkpoint before it trains: one of the three that flags name exists."""
     last = args.restore_file
     if last == "checkpoint_last.pt":
         last = os.path.join(args.save_dir, last)
@@ -178,7 +192,10 @@ def _resumes(args: argparse.Namespace) -> bool:
 
 
 def _check_exists(flag: str, path: str | None, suffix: str | None = None) -> None:
-    """Raise a UserError unless there is such a file; suffix: --checkpoint-suffix, which fairseq adds to its name."""
+    """Raise a UserError if `path` is given, and names no file or folder.
+
+    flag: the flag that names it, for the message; suffix: --checkpoint-suffix, which fairseq adds to the file's name.
+    """
     if not path:
         return
     file = reading.with_suffix(path, suffix)
@@ -189,8 +206,11 @@ def _check_exists(flag: str, path: str | None, suffix: str | None = None) -> Non
     raise UserError(f"{flag} {path}: no such file or folder")
 
 
-def _error(parser: argparse.ArgumentParser, message: str) -> None:
-    """Print argparse's message without the usage of three hundred flags."""
+def _exit_with_error(parser: argparse.ArgumentParser, message: str) -> None:
+    """End the program with argparse's message and status 2, without the usage, which lists three hundred flags.
+
+    It replaces parser.error.
+    """
     program = Path(sys.argv[0]).name
     wrong_arch = re.match(r"argument --arch/-a: invalid choice: '(.*?)'", message)
     unknown_flags = re.match(r"unrecognized arguments: (.*)", message)

@@ -1,7 +1,10 @@
-"""Check binarised data before anything is trained with them, and batch them without losing a sentence.
+"""Check binarised data when they are opened, batch them without losing a sentence, and find a place in an epoch again.
 
 With broken data fairseq ends in the middle of an epoch, on a GPU with a failed device assertion, or trains on garbage.
 It reads binarised files whole when it opens them, so checking all tokens costs little more.
+
+A "place" is the state of fairseq's iterator over an epoch, which a checkpoint holds: {"epoch": from 1,
+"iterations_in_epoch": batches that each process has done in it, ...}, with the three entries named below.
 """
 
 from __future__ import annotations
@@ -20,18 +23,20 @@ from ..errors import UserError, causes
 from .distributed import agreement
 
 log = logging.getLogger(__name__)
-# entries in the state of an iterator, beside fairseq's
-PROCESSES = "num_shards"  # of the training that saved it
-BATCHES = "batches"  # of its epoch, over all processes
-BEGUN = "begun"  # True of a place within an epoch that place_now has converted, whose count may be 0
-MAGIC, HEADER = b"MMIDIDX\x00\x00", struct.Struct("<9sQBQ")  # followed by sizes in int32 and offsets in int64
-TYPES = indexed_dataset._code_to_dtype
-OLD_MAGIC = b"TNTIDX\x00\x00"
+# entries of a place that this package adds to fairseq's
+PROCESSES = "num_shards"  # number of processes of the training that saved it
+BATCHES = "batches"  # number of batches of its epoch, over all processes
+BEGUN = "begun"  # True: within an epoch, though iterations_in_epoch may be 0 after converted_place
+# fairseq's index of binarised text (--dataset-impl mmap) has a header: MAGIC, version, code of the tokens' type, number
+# of sentences; then each sentence's size in tokens (int32); then the byte of the .bin file where each begins (int64)
+MAGIC, HEADER = b"MMIDIDX\x00\x00", struct.Struct("<9sQBQ")
+TYPES = indexed_dataset._code_to_dtype  # code -> NumPy type
+OLD_MAGIC = b"TNTIDX\x00\x00"  # of --dataset-impl lazy and cached
 MEND = "binarise the text anew"
 
 
 def open_checked(make, path: str, impl, *args, dictionary=None, **kwargs):
-    """Open binarised data; raise a UserError, naming the file, if fairseq-preprocess has not written them so.
+    """Open binarised data; raise a UserError, naming the file, if they are not as fairseq-preprocess writes them.
 
     make: fairseq's function, which gets path, impl and the other arguments and whose result is returned; path: of the
     files without .idx and .bin; impl: --dataset-impl; dictionary: of the tokens, None if it is not known.
@@ -49,7 +54,8 @@ def open_checked(make, path: str, impl, *args, dictionary=None, **kwargs):
 def check_mapped(path: str, vocabulary: int | None) -> None:
     """Raise a UserError, naming the file, if PATH.idx and PATH.bin are not what fairseq-preprocess writes.
 
-    vocabulary: size of the dictionary, above all tokens; None: not known. Takes the memory of the index alone.
+    path: without .idx and .bin; vocabulary: size of the dictionary, which all tokens are below, None if it is not
+    known. Only the index is copied to memory.
     """
     index = indexed_dataset.index_file_path(path)
     data = indexed_dataset.data_file_path(path)
@@ -58,10 +64,10 @@ def check_mapped(path: str, vocabulary: int | None) -> None:
     if len(start) < HEADER.size:
         raise UserError(f"{index}: truncated; {MEND}")
     _, version, code, sentences = HEADER.unpack(start)
-    kind = numpy.dtype(TYPES.get(code, float))
+    kind = numpy.dtype(TYPES.get(code, float))  # float, for an unknown code, is refused below
     if version != 1 or kind.kind not in "iu":
         raise UserError(f"{index}: of version {version} with tokens of type {code}, or damaged; {MEND}")
-    if os.path.getsize(index) != HEADER.size + 12 * sentences:
+    if os.path.getsize(index) != HEADER.size + 12 * sentences:  # 4 bytes of its size, 8 of its offset
         raise UserError(f"{index}: truncated or damaged, its size is not that of {sentences:,} sentences; {MEND}")
     if not sentences:
         raise UserError(f"{index}: holds no sentence; {MEND}")
@@ -79,16 +85,16 @@ def check_mapped(path: str, vocabulary: int | None) -> None:
 
     if vocabulary is None:
         return
-    tokens = numpy.memmap(data, kind, "r", shape=size // kind.itemsize)  # of any size: it is not copied
+    tokens = numpy.memmap(data, kind, "r", shape=size // kind.itemsize)
     largest = tokens.max()
-    suspect = largest if largest >= vocabulary else tokens.min()
+    suspect = largest if largest >= vocabulary else tokens.min()  # the smallest may be negative
     if not 0 <= suspect < vocabulary:
         problem = f"{data}: holds token {suspect}, its dictionary has {vocabulary:,}"
         raise UserError(f"{problem}; take the dict.LANG.txt that was made with it, or {MEND}")
 
 
 def check_folder(folder: str) -> None:
-    """Raise a UserError if a folder of translation data holds no dictionaries; other tasks' errors name the file."""
+    """Raise a UserError if a folder of translation data has no dictionaries: fairseq's error would name no file."""
     if not any(Path(folder).glob("dict.*.txt")):
         raise UserError(f"the data folder {folder}: holds no dict.LANG.txt; scripts/prepare_text.sh makes one")
 
@@ -96,96 +102,103 @@ def check_folder(folder: str) -> None:
 def keep_last_batch(batch_by_size, indices, *args, **kwargs):
     """Keep a last batch whose size is no multiple of --required-batch-size-multiple (default 8), which fairseq drops.
 
-    batch_by_size: fairseq's function, which gets indices and the other arguments. Of the 6,750 sentences of IWSLT-14's
-    test set fairseq-generate would translate and score 6,744, without a word.
+    batch_by_size: fairseq's function, which gets indices (numbers of the sentences, in the order in which they are
+    batched) and the other arguments. Return its list of batches, arrays of such numbers. Of the 6,750 sentences of
+    IWSLT-14's test set fairseq-generate would silently translate and score only 6,744.
     """
     if not isinstance(indices, numpy.ndarray):
         indices = numpy.fromiter(indices, dtype=numpy.int64)
     batches = list(batch_by_size(indices, *args, **kwargs))
     kept = sum(len(batch) for batch in batches)
-    # the seventh argument of fairseq's function; with it, batches are no consecutive slices of the indices
+    # the seventh argument of fairseq's function, of which `indices` is the first
     fixed_shapes = kwargs.get("fixed_shapes", args[5] if len(args) > 5 else None)
-    if kept < len(indices) and fixed_shapes is None:
+    if kept < len(indices) and fixed_shapes is None:  # then the batches are consecutive slices of the indices
         batches.append(indices[kept:])
     return batches
 
 
-def batches_of(iterator) -> int | None:
-    """Return the number of batches in the present epoch of all processes; None if an iterator does not know it."""
+def number_of_batches(iterator) -> int | None:
+    """Return the number of batches of an epoch, over all processes; None if fairseq's iterator does not know it."""
     return len(iterator.frozen_batches) if type(iterator) is iterators.EpochBatchIterator else None
 
 
-def place_now(place: dict, iterator, update_freq: int, skip_remainder: bool) -> dict:
-    """Convert the place at which a training was saved for the batches, processes and updates that it has now.
+def converted_place(place: dict, iterator, update_freq: int, skip_remainder: bool) -> dict:
+    """Convert the place at which a training was saved to the batches, processes and updates that it has now.
 
-    place: state of the iterator in the checkpoint; iterator: the epoch's, made by the present flags; update_freq:
-    batches a process and update; skip_remainder: the flag --skip-remainder-batch. Where nothing has changed the place
-    is the same. With other batches (--max-tokens, or other data) it is after the same share of the epoch. It is always
-    at the beginning of an update, from which fairseq counts those that are left, and before the epoch's last one.
+    place: as in the checkpoint; iterator: fairseq's over the epoch, made by the present flags; update_freq: batches
+    that a process takes for one update; skip_remainder: the flag --skip-remainder-batch. Where nothing has changed the
+    place is the same. With other batches (--max-tokens, or other data) it is after the same share of the epoch. It is
+    always at the beginning of an update, since fairseq counts the updates that are left from there, and it leaves the
+    epoch at least one update.
     """
     if not place.get("iterations_in_epoch"):  # between two epochs, or in an export
         return place
     processes = iterator.num_shards
-    batches = batches_of(iterator)
-    done = place["iterations_in_epoch"] * place.get(PROCESSES, processes)
+    batches = number_of_batches(iterator)
+    done_before = place["iterations_in_epoch"] * place.get(PROCESSES, processes)  # batches, over all processes
     if batches is None:
-        return place | {"iterations_in_epoch": done // processes, BEGUN: True}
+        return place | {"iterations_in_epoch": done_before // processes, BEGUN: True}
 
-    before = place.get(BATCHES)  # not in checkpoints of fairseq and of earlier versions
-    if before is not None:
-        wanted = done * batches // before
-    elif done < batches:
-        wanted = done
+    batches_before = place.get(BATCHES)  # not in checkpoints of fairseq and of earlier versions
+    if batches_before is not None:
+        done = done_before * batches // batches_before
+    elif done_before < batches:
+        done = done_before
     else:
-        wanted = 0
+        done = 0
 
-    length = math.ceil(batches / processes)
+    length = math.ceil(batches / processes)  # iterations of a process in the epoch
     if iterator.skip_remainder_batch:
         length -= 1
     updates = length // update_freq if skip_remainder else math.ceil(length / update_freq)
-    made = min(wanted // processes // update_freq, updates - 1)
-    iterations = max(0, made) * update_freq
+    updates_done = min(done // processes // update_freq, updates - 1)
+    iterations = max(0, updates_done) * update_freq
 
-    if agreement.is_first() and iterations * processes != done:
-        _say_where(place["epoch"], done, before, iterations * processes, batches)
+    done = iterations * processes
+    if agreement.is_first() and done != done_before:
+        _log_new_place(place["epoch"], done_before, batches_before, done, batches)
     return place | {"iterations_in_epoch": iterations, BEGUN: True}
 
 
 def place_to_save(place: dict, iterator, processes: int) -> dict:
-    """Return the state of the batches' iterator with what a resume on other batches or processes needs.
+    """Return a place with the entries that converted_place needs if batches or processes change before the resume.
 
-    place: fairseq's state; iterator: the epoch's, which knows its batches; processes: number of the training's ranks.
+    place: fairseq's state of the iterator; iterator: fairseq's over the epoch; processes: of the training.
     """
-    place = {key: value for key, value in place.items() if key != BEGUN}  # the mark of this training's own resume
+    place = {key: value for key, value in place.items() if key != BEGUN}  # it concerns this training's own resume alone
     place[PROCESSES] = processes
     if place.get("iterations_in_epoch"):  # between two epochs nothing has to be converted
-        place[BATCHES] = batches_of(iterator)
+        place[BATCHES] = number_of_batches(iterator)
     return place
 
 
-def _say_where(epoch: int, done: int, before: int | None, now: int, batches: int) -> None:
-    """Log that an epoch goes on after `now` of its `batches`; `done` of `before` were done, or of an unknown number."""
-    if before is None and done >= batches:
-        log.warning(f"epoch {epoch} has only {batches} batches now, and {done} were done: it begins again")
-    elif before is None or before == batches:
-        log.warning(f"epoch {epoch} goes on at an update's beginning: the last {done - now} batches come again")
+def _log_new_place(epoch: int, done_before: int, batches_before: int | None, done: int, batches: int) -> None:
+    """Warn that an epoch goes on after `done` of its `batches`, where it was saved after other numbers of them.
+
+    batches_before: None if it is not known.
+    """
+    if batches_before is None and done_before >= batches:
+        log.warning(f"epoch {epoch} has only {batches} batches now, and {done_before} were done: it begins again")
+    elif batches_before is None or batches_before == batches:
+        log.warning(f"epoch {epoch} goes on at an update's beginning: the last {done_before - done} batches come again")
     else:
         log.warning(
-            f"epoch {epoch} has {batches} batches now, and had {before} when the checkpoint was saved: it goes on "
-            f"after {now} where {done} were done; in this epoch some sentences come twice, and others do not "
-            "(--reset-dataloader starts the data over)"
+            f"epoch {epoch} has {batches} batches now, and had {batches_before} when the checkpoint was saved: it goes "
+            f"on after {done} where {done_before} were done; in this epoch some sentences come twice, and others do "
+            "not (--reset-dataloader starts the data over)"
         )
 
 
 def explain_lost_loader(cfg, error: Exception) -> None:
-    """Raise a UserError if the cause of `error` is a data-loading process that was killed. cfg: the whole config.
+    """Raise a UserError if the cause of `error` is a data-loading process that was killed; else do nothing.
 
-    torch raises such an error at any place of the training; if the process was handing over a batch, a socket's error.
+    cfg: the whole config. torch raises a RuntimeError that names the process, at any place of the training; but if the
+    process was handing over a batch, reading that batch fails with a socket's error (OSError or EOFError).
     """
     frames = traceback.extract_tb(error.__traceback__)
-    in_loader = any(frame.name == "_try_get_data" for frame in frames)
-    halfway = in_loader and not isinstance(error, RuntimeError)  # killed while it was handing over a batch
-    if halfway or any("DataLoader worker (pid" in str(cause) for cause in causes(error)):
+    was_reading_batch = any(frame.name == "_try_get_data" for frame in frames)  # torch's, of the data loader
+    lost_while_handing_over = was_reading_batch and not isinstance(error, RuntimeError)
+    if lost_while_handing_over or any("DataLoader worker (pid" in str(cause) for cause in causes(error)):
         raise UserError(
             f"--num-workers {cfg.dataset.num_workers}: a process that loads data was killed, often for memory; take "
             f"fewer, and start the training again: it resumes from {cfg.checkpoint.save_dir}"

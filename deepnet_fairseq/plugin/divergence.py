@@ -1,7 +1,8 @@
 """Find the first layer of a forward or backward pass whose output or gradient is not finite.
 
-A training that diverges ends in one line and a status of its own: DeepTrainer notices numbers that are not finite and
-raises Diverged, and `headline` repeats the update under Search. docs/training_flags.md.
+A training that diverges ends with one line and an exit status of its own. DeepTrainer raises Diverged where it sees
+numbers that are not finite; Run then calls `headline`, which repeats the update with hooks on every module
+(NonFiniteSearch) to name the first layer in that line. See docs/training_flags.md.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from ..core.slots import NORM_NAMES
 from .distributed import agreement
 
-STATUS = 3  # of fairseq-train, as of `deepnet check`: diverged
+STATUS = 3  # exit status of fairseq-train, and of `deepnet check`, for a training that diverged
 # kinds of divergence
 LOSS = "loss not finite"
 GRADIENTS = "gradients not finite"
@@ -26,17 +27,18 @@ WEIGHTS = "weights not finite"
 # directions of a pass
 FORWARD = "forward"
 BACKWARD = "backward"
-FFN = ("fc1", "fc2", "activation_dropout")  # a layer's modules, slots apart, that belong to the branch "ffn"
+FFN = ("fc1", "fc2", "activation_dropout")  # a layer's own modules of the branch "ffn"; its slots come on top
 
 
 class Diverged(ArithmeticError):
-    """Raised where numbers are seen not to be finite, on every rank in the same update: they are sums over all ranks.
+    """Raised where a loss, gradient or weight is not finite, or the loss scale of fp16 cannot fall any further.
 
-    It is no FloatingPointError: fairseq's train_step would catch that, write crash.pt, which is as large as a
-    checkpoint and is read by nothing, and repeat the update under its NanDetector, which prints a page.
+    Every rank raises it in the same update, because the numbers are sums over all ranks. It is no FloatingPointError:
+    fairseq's train_step would catch that, write crash.pt, which is as large as a checkpoint and is read by nothing, and
+    repeat the update under its NanDetector, which prints a page.
 
     update: the one that could not be made, counted from 1; kind: LOSS, GRADIENTS, FLOOR or WEIGHTS; samples: the
-    update's batches.
+    update's batches in this process.
     """
 
     def __init__(self, update: int, kind: str, samples: list):
@@ -47,14 +49,15 @@ class Diverged(ArithmeticError):
 
 
 def addresses(model: nn.Module) -> dict[str, str]:
-    """Map each module's path to an address: "encoder.layers.2.fc1" -> "encoder.3.ffn", a branch's Site as written.
+    """Map each module's path to an address for messages: "encoder.layers.2.fc1" -> "encoder.3.ffn".
 
-    A module that belongs to no single branch is addressed by its layer ("decoder.7"); outside of layers, and in models
-    of other packages, by its path.
+    The address is STACK.LAYER.BRANCH, as the Site of a residual branch is written, with layers counted from 1; or
+    STACK.LAYER for a module that belongs to no single branch of its layer. Outside of layers, and in models of other
+    packages, it is the module's path.
     """
     address_of = {module: path for path, module in model.named_modules()}
     for layer in model.modules():
-        if not hasattr(layer, "sites"):
+        if not hasattr(layer, "sites"):  # no layer of this package: they have {branch: Site}
             continue
         site = layer.sites["ffn"]
         for module in layer.modules():
@@ -62,7 +65,7 @@ def addresses(model: nn.Module) -> dict[str, str]:
 
         # a branch's own modules get its address instead of the layer's
         for sublayer, site in layer.sites.items():
-            parts = list(layer.slots(sublayer).values())
+            parts = list(layer.slots(sublayer).values())  # the modules that the method adds to the branch
             own_names = FFN if sublayer == "ffn" else (sublayer,)
             for name in (*own_names, NORM_NAMES[sublayer]):
                 parts.append(getattr(layer, name, None))
@@ -74,10 +77,11 @@ def addresses(model: nn.Module) -> dict[str, str]:
     return {path: address_of[module] for path, module in model.named_modules()}
 
 
-class Search:
-    """Hooks on every module of `model` for as long as the context lasts.
+class NonFiniteSearch:
+    """Context in which hooks check all outputs and gradients of a model's modules, and all gradients of its weights.
 
-    nonfinite: direction of the pass -> address of the first output (forward) or gradient (backward) that is not finite.
+    nonfinite: {FORWARD or BACKWARD: address of the first output, or gradient, in that pass that is not finite}; {} if
+    all are finite.
     """
 
     def __init__(self, model: nn.Module):
@@ -86,48 +90,48 @@ class Search:
         self.nonfinite: dict[str, str] = {}
         self._handles = []
 
-    def __enter__(self) -> Search:
+    def __enter__(self) -> NonFiniteSearch:
         for path, module in self.model.named_modules():
-            self._handles.append(module.register_forward_hook(partial(self._visit, path)))
+            self._handles.append(module.register_forward_hook(partial(self._check_output, path)))
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad:
-                self._handles.append(parameter.register_hook(partial(self._look, BACKWARD, name)))
+                self._handles.append(parameter.register_hook(partial(self._check, BACKWARD, name)))
         return self
 
     def __exit__(self, *_) -> None:
         for handle in self._handles:
             handle.remove()
 
-    def _visit(self, path: str, module, inputs, output) -> None:
-        """Look at a module's output, and have the gradient of it looked at; a hook of the forward pass."""
-        # A tensor in a dictionary was the output of another module before.
+    def _check_output(self, path: str, module, inputs, output) -> None:
+        """Check a module's output, and register a check of its gradient; a forward hook of the module at `path`."""
+        # dictionaries are left out: a tensor in one is the output of another module, too
         outputs = output if isinstance(output, (tuple, list)) else [output]
         for tensor in outputs:
             if not torch.is_tensor(tensor):
                 continue
-            self._look(FORWARD, path, tensor)
+            self._check(FORWARD, path, tensor)
             if tensor.requires_grad and not tensor.is_leaf:
-                tensor.register_hook(partial(self._look, BACKWARD, path))
+                tensor.register_hook(partial(self._check, BACKWARD, path))
 
     @torch.no_grad()
-    def _look(self, direction: str, path: str, tensor: Tensor) -> None:
-        """Check one tensor; called in the order in which the pass computes them.
+    def _check(self, direction: str, path: str, tensor: Tensor) -> None:
+        """Check one output or gradient; hooks call this in the order in which the pass computes the tensors.
 
-        path: of the module whose output it is, or the name of the parameter whose gradient it is.
+        path: of the module whose output it is, or which the gradient belongs to; for a parameter's gradient its name.
         """
         if direction not in self.nonfinite and tensor.is_floating_point() and not tensor.isfinite().all():
-            owner = path.rpartition(".")[0]  # the module of a parameter
+            owner = path.rpartition(".")[0]  # if `path` is a parameter's name: the path of its module
             where = self.addresses.get(path) or self.addresses.get(owner)
             self.nonfinite[direction] = where or path or "model"
 
 
-def repeat(trainer, samples: list, update: int) -> tuple[str, float]:
-    """Repeat the passes of an update (counted from 0) with its random numbers.
+def repeat_update(trainer, samples: list, update: int) -> tuple[str, float]:
+    """Repeat the forward and backward passes of an update with its random numbers, in this process alone.
 
-    Return the address of the first number that is not finite, "" if there is none, and the sum of this process's
-    losses. Each process repeats its own batches, without the others.
+    samples: the update's batches in this process; update: its number, counted from 0, as fairseq seeds it. Return where
+    the first number is not finite, as "encoder.3.ffn (forward)", "" if all are finite; and the sum of the losses.
     """
-    trainer.task.probes = None  # the probes have seen the update
+    trainer.task.probes = None  # they have observed the update already
     utils.set_torch_seed(trainer.cfg.common.seed + update)
     trainer.model.train()
     trainer.criterion.train()
@@ -135,7 +139,7 @@ def repeat(trainer, samples: list, update: int) -> tuple[str, float]:
 
     losses = 0.0
     alone = getattr(trainer.model, "no_sync", contextlib.nullcontext)  # DistributedDataParallel's wrapper has it
-    with Search(trainer.get_model()) as search, alone():
+    with NonFiniteSearch(trainer.get_model()) as search, alone():
         for sample in samples:
             sample, dummy = trainer._prepare_sample(sample)
             loss, *_ = trainer.task.train_step(
@@ -157,17 +161,17 @@ def repeat(trainer, samples: list, update: int) -> tuple[str, float]:
 def headline(trainer, update: int, kind: str, samples: list) -> str:
     """Describe a divergence in one line, the same in every process. Scripts look for its first words.
 
-    update, kind, samples: as in Diverged. The update is repeated, which names the first layer, unless that fails: then
-    the line has no layer.
+    update, kind, samples: as in Diverged. All processes must call this together. The update is repeated to name the
+    first layer whose numbers are not finite; if that fails, the line names none.
     """
     try:
-        own = repeat(trainer, samples, update - 1)
+        own_answer = repeat_update(trainer, samples, update - 1)
     except Exception:
-        own = ("", 0.0)
+        own_answer = ("", 0.0)
 
-    by_rank = agreement.all_gather(own)
+    by_rank = agreement.all_gather(own_answer)
     if kind == GRADIENTS and not all(math.isfinite(losses) for _where, losses in by_rank):
-        kind = LOSS
+        kind = LOSS  # gradients are checked before the loss, but here the loss is the cause
     line = f"diverged at update {update}: {kind}"
     for where, _losses in by_rank:
         if where:
@@ -177,6 +181,6 @@ def headline(trainer, update: int, kind: str, samples: list) -> str:
 
 @torch.no_grad()
 def all_finite(model: nn.Module) -> bool:
-    """Return whether all parameters are finite, with one host-device synchronisation."""
+    """Return whether all parameters are finite, with one host-device synchronisation for all of them."""
     norms = torch._foreach_norm([p.detach() for p in model.parameters() if p.numel()], math.inf)
     return bool(torch.isfinite(torch.stack([norm.float() for norm in norms])).all())

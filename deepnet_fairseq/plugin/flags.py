@@ -101,7 +101,7 @@ def _as_fairseq_field(setting: dataclasses.Field) -> tuple:
         kind = _choice(choices) if kind is str else Optional[_choice(choices)]
 
     default = ELSEWHERE.get(setting.name, setting.default)
-    if _follows_another(default):
+    if follows_another(default):
         metadata: dict[str, str] = {}  # no help: no flag, the task decides
     elif default:
         metadata = {"help": f"{setting.metadata['help']} (default: {default})"}
@@ -110,8 +110,8 @@ def _as_fairseq_field(setting: dataclasses.Field) -> tuple:
     return setting.name, kind, field(default=default, metadata=metadata)
 
 
-def _follows_another(default: Any) -> bool:
-    """Return whether a field's default is another setting, as in II("task.max_source_positions")."""
+def follows_another(default: Any) -> bool:
+    """Return whether a field's default refers to another setting, as II("task.max_source_positions") does."""
     return str(default).startswith("${")
 
 
@@ -174,7 +174,7 @@ def complete(cfg) -> None:
     """Add the flags that a config from an older release lacks, with their defaults, in place."""
     with open_dict(cfg) if isinstance(cfg, DictConfig) else nullcontext():
         for setting in dataclasses.fields(config_of(cfg)):
-            if not hasattr(cfg, setting.name) and not _follows_another(setting.default):
+            if not hasattr(cfg, setting.name) and not follows_another(setting.default):
                 setattr(cfg, setting.name, setting.default)
 
 

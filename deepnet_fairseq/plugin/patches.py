@@ -1,8 +1,9 @@
-"""List every change to other libraries while this package is registered, and make it.
+"""List every change that registering this package makes to other libraries, and make them (`apply`).
 
-An entry is a function of another library and the handler that is called in its place: handler(original, *arguments). A
-training step is no entry: trainer.py has it, in a subclass of fairseq's Trainer. tests/plugin/test_patches.py checks that
-nothing else changes in other libraries.
+Most entries replace a function of another library by one of ours, its handler, which is called as
+handler(original, *arguments) and may call the original. Changes to a training step are not listed here: they are
+methods of DeepTrainer (trainer.py), which takes the place of fairseq's Trainer. tests/plugin/test_patches.py checks
+that nothing else changes in other libraries.
 """
 
 from __future__ import annotations
@@ -36,13 +37,19 @@ Handler = Callable[..., Any]
 
 
 def import_user_module(original: Callable[..., None], *args: Any) -> None:
-    """Import --user-dir as fairseq does, and attach to fairseq-train, which may have been imported after register()."""
+    """Import the --user-dir in `args` as fairseq does, and put our functions into fairseq-train's `main`.
+
+    fairseq-train may have been imported only after register(), which could then not change it.
+    """
     original(*args)
     attach_to_programs()
 
 
 def call_main(original: Callable[..., None], cfg: Any, main: Callable[..., None], **others: Any) -> None:
-    """Run a program's `main` with our Trainer and functions, here or in the processes that it is to have."""
+    """Run a fairseq program's `main`, with our Trainer and functions, in this process or in those that it starts.
+
+    cfg: fairseq's whole config; others: what fairseq's call_main takes beside it.
+    """
     program = attach(main.__globals__)
     try:
         launch.call_main(original, cfg, main, prepare_process, **others)
@@ -52,19 +59,20 @@ def call_main(original: Callable[..., None], cfg: Any, main: Callable[..., None]
 
 
 def prepare_process(main: Callable[..., None]) -> None:
-    """Do for `main`, in a process that was started for it, what registering has done in the first one."""
+    """Make all changes in a process that was started to run `main`, as register() has made them in the first one."""
     apply()
     attach(main.__globals__)
 
 
-PATCHES: dict[tuple[Any, str], Handler] = {  # (module or class, function): the handler called in its place
+# (module or class, name of its function) -> handler; each with the fault of the original that is the reason
+PATCHES: dict[tuple[Any, str], Handler] = {
     # argparse prints a page for a wrong flag; fairseq takes --bf16 as a request for a TPU
     (options, "parse_args_and_arch"): command_line.parse_or_explain,
     # the first call of fairseq-train's main: from here on its Trainer is ours, in whatever way it was started
     (utils, "import_user_module"): import_user_module,
     # every task gets DeepTask in front; fairseq ignores a YAML's section of a task without a dataclass
     (tasks, "setup_task"): task.set_up,
-    # fairseq reads truncated data silently
+    # it reads truncated data silently
     (indexed_dataset, "make_dataset"): datasets.open_checked,
     # it drops the last sentences of a data set: --required-batch-size-multiple, fairseq/data/data_utils.py
     (data_utils, "batch_by_size"): datasets.keep_last_batch,
@@ -80,22 +88,24 @@ PATCHES: dict[tuple[Any, str], Handler] = {  # (module or class, function): the 
     (checkpoint_utils, "load_checkpoint"): run.load_checkpoint,
     # readers of damaged files raise any error; fairseq runs settings of the file with eval()
     (checkpoint_utils, "load_checkpoint_to_cpu"): reading.load_checkpoint_to_cpu,
-    # what a model or a part of one has against a checkpoint names no file: they get the weights alone
+    # errors of a model, or a part of one, about a checkpoint's weights name no file
     (checkpoint_utils, "load_model_ensemble_and_task"): loading.load_model_ensemble_and_task,
     (checkpoint_utils, "load_pretrained_component_from_model"): loading.load_pretrained_component_from_model,
 }
 
-PROGRAM: dict[str, Handler] = {  # the same for fairseq-train's own functions, in the namespace where its main runs
+# name of a function in fairseq-train's own file -> handler; they are replaced among the globals of its `main`
+PROGRAM: dict[str, Handler] = {
     # signals, divergence, --stop-stuck; a training that is over makes one more update each time it is started
     "train": run.train,
     # signals are answered after each update
     "validate_and_save": run.validate_and_save,
 }
 
-# hydra prints the exceptions of this kind in one line, all others with advice to its own developers
+# hydra prints exceptions of its class of this name in one line, all others with advice to its own developers
 ONE_LINE = (hydra._internal.utils.CompactHydraException, UserError)
 
-CALLED: dict[Callable[[], None], str] = {  # plugin.silence() comes before, and before fairseq
+# function that changes a global setting -> why; in the order in which `apply` calls them
+SETTERS: dict[Callable[[], None], str] = {
     launch.end_with_launcher: "no process outlives its torchrun or srun",
     calm_root_logger: "importing fairseq sets the root logger to DEBUG",
     attention.leave_cudnn_out: "it would make a plan for each new shape",
@@ -107,30 +117,35 @@ CALLED: dict[Callable[[], None], str] = {  # plugin.silence() comes before, and 
 
 def apply() -> None:
     """Make the changes listed above; a second call changes nothing."""
-    for call in CALLED:
-        call()
+    for setter in SETTERS:
+        setter()
     hydra._internal.utils.CompactHydraException = ONE_LINE
     for (owner, name), handler in PATCHES.items():
         replace(owner, name, handler)
     attach_to_programs()
     if not hasattr(numpy, "compat"):  # fairseq takes numpy.compat.long, which numpy 2 no longer has
         vars(numpy)["compat"] = types.SimpleNamespace(long=int)
-    package = Path(__file__).parents[1]  # --user-dir is then done already, by either path that fairseq makes of it
+
+    # tell fairseq, which notes the paths of imported --user-dirs in `memo`, that this package is imported already: by
+    # its own path, and by the one beside fairseq's package, where fairseq looks for a --user-dir that it does not find
+    package = Path(__file__).parents[1]
     imported = vars(utils.import_user_module).setdefault("memo", set())
     imported |= {str(package), os.path.join(os.path.dirname(fairseq.__file__), "..", package.name)}
 
 
 def attach_to_programs() -> None:
-    """Attach to fairseq-train and fairseq-interactive, imported or run by `python -m fairseq_cli.NAME`."""
-    for module in map(sys.modules.get, ("fairseq_cli.train", "fairseq_cli.interactive", "__main__")):
-        attach(vars(module) if module is not None else {})
+    """Call `attach` for fairseq-train and fairseq-interactive, imported or run by `python -m fairseq_cli.NAME`."""
+    for module_name in ("fairseq_cli.train", "fairseq_cli.interactive", "__main__"):
+        module = sys.modules.get(module_name)
+        if module is not None:
+            attach(vars(module))
 
 
-def attach(namespace: dict) -> run.Program | None:
-    """Give fairseq-train, whose main looks names up in `namespace`, our Trainer and functions; leave others alone.
+def attach(namespace: dict[str, Any]) -> run.Program | None:
+    """Put our Trainer and functions into fairseq-train, or ours for reading input into fairseq-interactive.
 
-    Return fairseq-train as a Program, None if `namespace` is of another. A process that multiprocessing has started
-    runs main in a namespace that belongs to no module.
+    namespace: globals of a program's `main`, which are no module's in a process that multiprocessing has started; those
+    of any other program stay as they are. Return the Program of fairseq-train, None for another.
     """
     if "buffered_read" in namespace:  # fairseq-interactive ends in a traceback at a byte that is not UTF-8
         namespace["buffered_read"] = handled(namespace["buffered_read"], command_line.read_input)
@@ -141,11 +156,14 @@ def attach(namespace: dict) -> run.Program | None:
         namespace[name] = handled(namespace[name], handler)
     if getattr(namespace["Trainer"], "func", None) is not DeepTrainer:
         namespace["Trainer"] = functools.partial(DeepTrainer, program=run.Program(namespace))
-    return namespace["Trainer"].keywords["program"]
+    return namespace["Trainer"].keywords["program"]  # of the partial, made now or by an earlier call
 
 
 def replace(owner: Any, name: str, handler: Handler) -> None:
-    """Let owner.name(...) call handler(original, ...); a static method stays one, and a class method becomes one."""
+    """Let owner.name(...) call handler(original, ...); a static method stays static, a class method becomes static.
+
+    owner: a module or class. The original of a class method is bound to its class, and so needs no `cls`.
+    """
     static = isinstance(vars(owner).get(name), staticmethod | classmethod)
     function = handled(getattr(owner, name), handler)
     setattr(owner, name, staticmethod(function) if static else function)

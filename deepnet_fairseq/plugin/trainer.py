@@ -169,7 +169,7 @@ class DeepTrainer(Trainer):
         cfg = self.cfg.optimization
         saved_place = self.run.saved_place
         update_freq = cfg.update_freq[min(saved_place["epoch"], len(cfg.update_freq)) - 1]  # the last holds on
-        place = datasets.place_now(saved_place, iterator, update_freq, cfg.skip_remainder_batch)
+        place = datasets.converted_place(saved_place, iterator, update_freq, cfg.skip_remainder_batch)
         iterator.load_state_dict(place)
         return place
 

@@ -51,7 +51,7 @@ def test_a_loss_that_is_not_finite_with_gradients_that_are(data, tmp_path, monke
     training = Training(data, tmp_path, *TINY)
     criterion, compute = training.trainer.criterion, training.trainer.criterion.compute_loss
     monkeypatch.setattr(criterion, "compute_loss", lambda *a, **k: tuple(x + math.inf for x in compute(*a, **k)))
-    monkeypatch.setattr(divergence, "repeat", None)
+    monkeypatch.setattr(divergence, "repeat_update", None)
     assert training.diverge() == "diverged at update 1: loss not finite"
 
 

@@ -67,7 +67,7 @@ def test_the_place_is_after_the_same_share_of_the_epoch(case):
     """The place is before the epoch's end, at the beginning of an update; fairseq then counts the updates left."""
     place, iterator, update_freq, expected = PLACES[case]
     skip = iterator.skip_remainder_batch
-    now = datasets.place_now(place, iterator, update_freq, skip)
+    now = datasets.converted_place(place, iterator, update_freq, skip)
     assert now["iterations_in_epoch"] == expected and now["epoch"] == 2 and now[datasets.BEGUN]
     iterator.load_state_dict(now)
     batches = iterator.next_epoch_itr()
@@ -77,12 +77,12 @@ def test_the_place_is_after_the_same_share_of_the_epoch(case):
 
 @pytest.mark.parametrize("place", [{"epoch": 3, "version": 2, "iterations_in_epoch": 0}, {"epoch": 1}])
 def test_a_place_between_epochs_stays(place):
-    assert datasets.place_now(place, of_epoch(10), 3, False) == place
+    assert datasets.converted_place(place, of_epoch(10), 3, False) == place
 
 
 def test_an_iterator_without_a_number_of_batches_goes_on_by_processes():
-    assert datasets.batches_of(SimpleNamespace()) is None
-    now = datasets.place_now(saved(6, 10), SimpleNamespace(num_shards=2), 1, False)
+    assert datasets.number_of_batches(SimpleNamespace()) is None
+    now = datasets.converted_place(saved(6, 10), SimpleNamespace(num_shards=2), 1, False)
     assert now["iterations_in_epoch"] == 3
 
 
