@@ -1,7 +1,8 @@
-"""Read and write Admin's profiles (core/profile.py), and fill a model's omegas before its training.
+"""Measure, read and write the profiles of the method Admin, and set a model's omegas by one before its training.
 
-A training takes its profile when the first batch is known and before there is an optimiser; `deepnet profile` takes one
-alone.
+A profile holds one omega, the weight of the shortcut, for each residual branch; core/profile.py measures it on one
+batch. A training does so (--admin-profile auto) when its first batch is known and before there is an optimiser;
+`deepnet profile` does nothing else.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ FORMAT = "deepnet_fairseq admin profile 1"
 
 @dataclass
 class Profile:
-    """Profile of Admin (Liu et al. 2020): one omega for each residual branch, and the model that it was taken of.
+    """Profile of Admin (Liu et al. 2020): one omega for each residual branch, with facts of model and batch.
 
-    omega: "STACK.LAYER.SUBLAYER" -> value, in forward order; encoder_layers N, decoder_layers M: 0 for a stack that the
-    model does not have; widths in features, None if unknown; seed of weights and dropout; dropout: the three
-    probabilities; data: size of the batch.
+    omega: {"STACK.LAYER.SUBLAYER": value} in forward order, as "encoder.1.self_attn"; layers: numbers, 0 for a stack
+    that the model does not have; widths: in features, None if unknown; seed: of weights and dropout; dropout: the
+    model's three probabilities by name ("attention_dropout"); data: {"sentences": number, "source_length": in tokens}.
     """
 
     omega: dict[str, float]
@@ -47,10 +48,10 @@ class Profile:
     data: dict = field(default_factory=dict)
     method: str = "admin"
 
-    def check(self, model: nn.Module, path: str) -> None:
-        """Raise a UserError if the profile, read from `path`, belongs to a model of other depth or width.
+    def check_model(self, model: nn.Module, path: str) -> None:
+        """Raise a UserError if this profile was measured on a model of other depth or width than `model`.
 
-        Other dropout is a warning in the log.
+        path: the file of the profile, for messages. Other dropout is a warning in the log.
         """
         for name, number in shape(model).items():
             profiled = getattr(self, name)
@@ -65,8 +66,8 @@ class Profile:
 
         for name, value in dropouts(model).items():
             if self.dropout.get(name, value) != value:
-                taken = f"--{name.replace('_', '-')} {self.dropout[name]}"
-                logger.warning(f"--admin-profile {path}: taken with {taken}, this model has {value}")
+                other = f"--{name.replace('_', '-')} {self.dropout[name]}"
+                logger.warning(f"--admin-profile {path}: taken with {other}, this model has {value}")
 
     def write(self, path: Path) -> None:
         """Write the profile as JSON; the file appears whole or not at all."""
@@ -74,19 +75,19 @@ class Profile:
         with whole(path) as part:
             part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
-    def of(self, stack: str) -> list[float]:
-        """Return the omegas of one stack, in forward order."""
+    def omegas_of(self, stack: str) -> list[float]:
+        """Return the omegas of one stack, "encoder" or "decoder", in forward order."""
         return [omega for site, omega in self.omega.items() if site.startswith(f"{stack}.")]
 
 
 def read_profile(path: str) -> Profile:
-    """Read a profile; raise a UserError, naming the file, if it cannot be read."""
+    """Read a profile from a file that Profile.write made; raise a UserError, naming the file, if it cannot be read."""
     try:
         values = parse(Path(path).read_text(encoding="utf-8"))
         if values.pop("format", None) != FORMAT:
             raise ValueError(f"no file of format {FORMAT!r}")
         profile = Profile(**values)
-        profile.omega = {site: positive(omega) for site, omega in profile.omega.items()}
+        profile.omega = {site: _positive(omega) for site, omega in profile.omega.items()}
         if not isinstance(profile.dropout, dict):
             raise ValueError(f"dropout {profile.dropout!r}")
         return profile
@@ -96,8 +97,8 @@ def read_profile(path: str) -> Profile:
         raise UserError(f"--admin-profile {path}: not a whole profile ({error}); profile the model anew") from error
 
 
-def positive(value) -> float:
-    """Return `value` as an omega, a finite number above 0; raise ValueError for anything else."""
+def _positive(value: Any) -> float:
+    """Return `value`, an omega, as a float; raise ValueError unless it is a finite number above 0."""
     value = float(value)
     if not 0 < value < float("inf"):
         raise ValueError(f"omega {value}")
@@ -105,30 +106,34 @@ def positive(value) -> float:
 
 
 def fill_profile(model: nn.Module, iterator) -> None:
-    """Fill the omegas of a model, before its first update, from its profile_source: a file, or "auto".
+    """Set the omegas of a model, before its first update, by the profile that --admin-profile names or asks for.
 
-    iterator: fairseq's, over the training's batches. Raises a UserError if there is no source or it does not fit.
+    model: its profile_source is the flag's value, a file or "auto"; its omega_profile is set to the profile. iterator:
+    fairseq's, over the training's batches. Raises a UserError without the flag, or if the profile is another model's.
     """
     source: Any = model.profile_source
-    profile = check_source(source)
+    profile = profile_of_source(source)
     if profile is None:
-        profile = take_profile(model, first_training_batch(iterator), iterator.seed)
+        profile = measure_profile(model, first_training_batch(iterator), iterator.seed)
     else:
-        profile.check(model, str(source))
+        profile.check_model(model, str(source))
 
     model.omega_profile = profile  # type: ignore[assignment]  # a plain attribute
     apply_omegas(model, list(profile.omega.values()))
 
     ranges = []
     for stack in ("encoder", "decoder"):
-        omegas = profile.of(stack)
+        omegas = profile.omegas_of(stack)
         if omegas:
             ranges.append(f"{stack} {omegas[0]:.4g} to {omegas[-1]:.4g}")
     logger.info(f"admin profile {source}: omega of {', '.join(ranges)}")
 
 
-def check_source(source: str | None) -> Profile | None:
-    """Return the profile in the file `source`, None for "auto"; raise a UserError if either is missing."""
+def profile_of_source(source: str | None) -> Profile | None:
+    """Return the profile that --admin-profile names; None for "auto", by which it is still to be measured.
+
+    source: the flag's value, None if it is not given. Raises a UserError without the flag, or without the file.
+    """
     if source is None:
         raise UserError(
             "--method admin: this model is not profiled; add --admin-profile auto, or run `deepnet profile DATA --out "
@@ -137,16 +142,16 @@ def check_source(source: str | None) -> Profile | None:
     return None if source == "auto" else read_profile(source)
 
 
-def take_profile(model: nn.Module, net_input: dict, seed: int) -> Profile:
-    """Measure the profile of `model` on one batch, in float32; every rank returns rank 0's.
+def measure_profile(model: nn.Module, net_input: dict, seed: int) -> Profile:
+    """Measure the profile of `model` on one batch, in float32, and return it; every rank returns rank 0's.
 
-    net_input: of the batch; seed: of dropout while it is measured, kept in the profile.
+    net_input: arguments of the model's forward, on any device; seed: of dropout while it is measured.
     """
     device = next(model.parameters()).device
     net_input = utils.apply_to_sample(lambda tensor: tensor.to(device), net_input)
 
-    half = any(parameter.dtype in (torch.float16, torch.bfloat16) for parameter in model.parameters())
-    measured = copy.deepcopy(model).float() if half else model
+    in_half_precision = any(parameter.dtype in (torch.float16, torch.bfloat16) for parameter in model.parameters())
+    measured = copy.deepcopy(model).float() if in_half_precision else model
     omegas = profile_omegas(measured, net_input, seed)
 
     values = torch.tensor(list(omegas.values()), dtype=torch.float64, device=device)

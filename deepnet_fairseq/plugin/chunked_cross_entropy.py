@@ -1,6 +1,7 @@
-"""fairseq's cross_entropy and label_smoothed_cross_entropy in less memory, `--criterion chunked_...`.
+"""Criteria that compute fairseq's cross_entropy and label_smoothed_cross_entropy in less memory.
 
-chunked_loss.py computes the loss. Shapes: N tokens, C width, V vocabulary.
+They are `--criterion chunked_cross_entropy` and `chunked_label_smoothed_cross_entropy`; chunked_loss.py computes the
+loss. Shapes: N tokens, C width, V vocabulary.
 """
 
 from dataclasses import dataclass
@@ -11,40 +12,46 @@ from fairseq.criterions.cross_entropy import CrossEntropyCriterion, CrossEntropy
 from torch import Tensor, nn
 
 from ..errors import UserError
-from .chunked_loss import NAME, PLAIN, PREFIX, label_smoothed_loss
+from .chunked_loss import CROSS_ENTROPY, LABEL_SMOOTHED, PREFIX, label_smoothed_loss
 from .flags import flag
 
-HELP = "target tokens whose logits exist at a time; 0 for as many as are fast"
+CHUNK_HELP = "target tokens whose logits exist at a time; 0 for as many as are fast"
 
 
 @dataclass
 class ChunkedLabelSmoothedCrossEntropyConfig(smoothed.LabelSmoothedCrossEntropyCriterionConfig):
     """The flags of fairseq's label_smoothed_cross_entropy, and --loss-chunk-tokens."""
 
-    loss_chunk_tokens: int = flag(0, HELP)
+    loss_chunk_tokens: int = flag(0, CHUNK_HELP)
 
 
 @dataclass
 class ChunkedCrossEntropyConfig(CrossEntropyCriterionConfig):
     """The flags of fairseq's cross_entropy, and --loss-chunk-tokens."""
 
-    loss_chunk_tokens: int = flag(0, HELP)
+    loss_chunk_tokens: int = flag(0, CHUNK_HELP)
 
 
 class Chunked:
-    """Mixin in front of fairseq's criterion: the same flags, loss and log, from the decoder's features, not its scores.
+    """Mixin in front of fairseq's criterion, with the same flags, loss and log.
 
-    Raises a UserError, naming the flag, for a model whose scores are not the product of features and one matrix.
+    It asks the model for the decoder's features instead of its scores over the vocabulary, and computes the scores a
+    chunk of tokens at a time. Its forward raises a UserError, naming the flag, for a model whose scores are not the
+    product of the features and one matrix.
     """
 
-    registered: str  # name of the criterion
+    registered: str  # the criterion's name in --criterion
+    # attributes of fairseq's criteria, with values for those that only the label-smoothed one has
     sentence_avg: bool
     padding_idx: int
     eps = 0.0
     report_accuracy = False
     ignore_prefix_size = 0
+
     chunk = 0  # --loss-chunk-tokens
-    masks_padding = False  # True to mask padding in the loss; to leave it out, the CPU has to know where it is
+    # True: padding counts for nothing in the loss, but is computed. False: it is left out, for which the CPU waits for
+    # the GPU, to learn how many tokens are left; graphs/ sets True, since a CUDA graph cannot wait
+    masks_padding = False
 
     @classmethod
     def build_criterion(cls, cfg, task):
@@ -82,31 +89,31 @@ class Chunked:
         sentences = sample["target"].size(0)
         sample_size = sentences if self.sentence_avg else sample["ntokens"]
         logged = {"loss": losses.loss.data, "ntokens": sample["ntokens"], "nsentences": sentences}
-        if self.registered == NAME:
+        if self.registered == LABEL_SMOOTHED:
             logged["nll_loss"] = losses.nll_loss.data
         logged["sample_size"] = sample_size
         return losses.loss, sample_size, logged
 
 
-@register_criterion(NAME, dataclass=ChunkedLabelSmoothedCrossEntropyConfig)
+@register_criterion(LABEL_SMOOTHED, dataclass=ChunkedLabelSmoothedCrossEntropyConfig)
 class ChunkedLabelSmoothedCrossEntropy(Chunked, smoothed.LabelSmoothedCrossEntropyCriterion):
     """`--criterion chunked_label_smoothed_cross_entropy`, for translation: sums over target tokens, in nats."""
 
-    registered = NAME
+    registered = LABEL_SMOOTHED
 
 
-@register_criterion(PLAIN, dataclass=ChunkedCrossEntropyConfig)
+@register_criterion(CROSS_ENTROPY, dataclass=ChunkedCrossEntropyConfig)
 class ChunkedCrossEntropy(Chunked, CrossEntropyCriterion):
     """`--criterion chunked_cross_entropy`, for language models: sums over tokens, in nats."""
 
-    registered = PLAIN
+    registered = CROSS_ENTROPY
 
 
-def projection(model: nn.Module, criterion: str = NAME) -> Tensor:
-    """Return the matrix (V, C) that turns features into scores.
+def projection(model: nn.Module, criterion: str = LABEL_SMOOTHED) -> Tensor:
+    """Return the matrix (V, C) of a model's output projection, which turns features into scores.
 
-    model: may be wrapped in DistributedDataParallel; criterion: the name of --criterion, for messages.
-    Raises a UserError, naming the flag, if there is no such matrix or DistributedDataParallel would take it for unused.
+    model: may be wrapped in DistributedDataParallel; criterion: the name of --criterion, for messages. Raises a
+    UserError, naming the flag, if there is no such matrix, or if DistributedDataParallel would take it for unused.
     """
     if getattr(model, "find_unused_parameters", False):
         raise UserError(f"--find-unused-parameters: not with --criterion {criterion}, whose matrix it takes for unused")

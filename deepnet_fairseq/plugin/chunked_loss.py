@@ -14,12 +14,16 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-PREFIX = "chunked_"  # of the criteria's names
-NAME = f"{PREFIX}label_smoothed_cross_entropy"
-PLAIN = f"{PREFIX}cross_entropy"
-BUDGET = {"cpu": 16 * 2**20, "cuda": 256 * 2**20}  # bytes of float32 logits at a time: a cache, a busy GPU
-FEWEST = 256  # fewer tokens make an inefficient matrix product
-SCALE = 2.0**10  # keeps the gradient of unlikely words in the range of fp16 until the loss scale is known
+# names of the criteria that compute this loss (chunked_cross_entropy.py)
+PREFIX = "chunked_"
+LABEL_SMOOTHED = f"{PREFIX}label_smoothed_cross_entropy"
+CROSS_ENTROPY = f"{PREFIX}cross_entropy"
+# bytes of a chunk's logits in float32, by type of device: they fit into a CPU's cache, or keep a GPU busy
+LOGITS_BYTES = {"cpu": 16 * 2**20, "cuda": 256 * 2**20}
+FEWEST_TOKENS = 256  # of a chunk: fewer make an inefficient matrix product
+# factor of a chunk's gradients in fp16, removed after the product: it keeps those of unlikely words in the range of
+# fp16, because the loss scale is known in the backward pass only
+SCALE = 2.0**10
 
 
 class Losses(NamedTuple):
@@ -38,8 +42,8 @@ def label_smoothed_loss(
     """Compute fairseq's label-smoothed loss of the logits `features @ weight.T`, summed over tokens.
 
     features (N, C), weight (V, C), targets (N,); smoothing: epsilon; chunk: tokens at a time, 0 for a number that is
-    fast; ignored: a target that counts for nothing, None if there is none. Differentiable once with respect to features
-    and weight; where no gradient is wanted none is computed. With eps_i = epsilon / (V - 1) a token's loss is
+    fast; ignored: a target that has no loss, None if there is none. Differentiable once with respect to features and
+    weight; where no gradient is wanted none is computed. With eps_i = epsilon / (V - 1) a token's loss is
     (1 - epsilon - eps_i) (-log p(target)) + eps_i sum_v -log p(v) (Szegedy et al. 2016, section 7, fairseq's variant).
     """
     device = features.device.type
@@ -49,8 +53,8 @@ def label_smoothed_loss(
         weight = weight.to(dtype)
 
     if not chunk:
-        bytes_at_a_time = BUDGET.get(device, BUDGET["cuda"])
-        chunk = max(FEWEST, bytes_at_a_time // (4 * weight.size(0)))
+        logits_bytes = LOGITS_BYTES.get(device, LOGITS_BYTES["cuda"])
+        chunk = max(FEWEST_TOKENS, logits_bytes // (4 * weight.size(0)))
 
     # inside an autograd function gradients are disabled, so it is asked here whether they are wanted
     wanted = [torch.is_grad_enabled() and tensor.requires_grad for tensor in (features, weight)]
@@ -60,8 +64,8 @@ def label_smoothed_loss(
 class _ProjectedLoss(torch.autograd.Function):
     """Autograd function that computes the gradients in the forward pass; backward multiplies them by the incoming one.
 
-    The arguments are those of label_smoothed_loss, and wanted: whether features and weight need a gradient. Everything
-    is summed in float32, or float64 for float64.
+    The arguments are those of label_smoothed_loss, chunk above 0, and wanted: a pair, whether features and weight need
+    a gradient. Losses and gradients are summed in float32, or float64 for features in float64.
     """
 
     @staticmethod
@@ -76,10 +80,10 @@ class _ProjectedLoss(torch.autograd.Function):
         grad_features = torch.empty(features.shape, **options) if wants_features else None
         grad_weight = torch.zeros(weight.shape, **options) if wants_weight else None
 
-        number = max(1, math.ceil(len(targets) / chunk))
-        x_chunks = features.tensor_split(number)
-        y_chunks = targets.unsqueeze(1).tensor_split(number)
-        grad_x_chunks = grad_features.tensor_split(number) if wants_features else [None] * number
+        chunks = max(1, math.ceil(len(targets) / chunk))
+        x_chunks = features.tensor_split(chunks)
+        y_chunks = targets.unsqueeze(1).tensor_split(chunks)
+        grad_x_chunks = grad_features.tensor_split(chunks) if wants_features else [None] * chunks
 
         with torch.autocast(features.device.type, enabled=False):
             for x, y, grad_x in zip(x_chunks, y_chunks, grad_x_chunks, strict=True):
@@ -109,13 +113,14 @@ class _ProjectedLoss(torch.autograd.Function):
         gradients = []
         for saved, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True):
             gradients.append(None if saved is None else (saved * gradient).to(dtype))
-        return *gradients, None, None, None, None, None
+        return *gradients, None, None, None, None, None  # only features and weight have gradients
 
 
 def _to_logits_gradient_(lprobs: Tensor, y: Tensor, eps_i: float, target_weight: float) -> Tensor:
-    """Overwrite lprobs with d loss / d logits = p - eps_i - (1 - eps - eps_i) [y], and return it.
+    """Overwrite lprobs with d loss / d logits = p - eps_i - (1 - eps - eps_i) onehot(y), and return it.
 
-    lprobs (N, V): logarithms of the probabilities; y (N, 1): targets; target_weight: 1 - eps - eps_i.
+    lprobs (N, V): logarithms of the probabilities p; y (N, 1): targets; eps_i, target_weight = 1 - eps - eps_i: as in
+    label_smoothed_loss.
     """
     gradient = lprobs.exp_()
     if eps_i:
@@ -126,20 +131,21 @@ def _to_logits_gradient_(lprobs: Tensor, y: Tensor, eps_i: float, target_weight:
 def _add_gradients(
     x: Tensor, weight: Tensor, grad_logits: Tensor, grad_x: Tensor | None, grad_weight: Tensor | None
 ) -> None:
-    """Write the gradient of a chunk's features x to grad_x, and add that of the weight to grad_weight.
+    """Write the gradient of a chunk's features to grad_x, and add the chunk's gradient of the weight to grad_weight.
 
-    A gradient that is None is not wanted.
+    x (n, C): the chunk's features; weight (V, C); grad_logits (n, V), in float32 or float64; grad_x (n, C) and
+    grad_weight (V, C), of the type of grad_logits: None if they are not wanted.
     """
-    half = x.dtype != grad_logits.dtype
+    in_half_precision = x.dtype != grad_logits.dtype
     scale = SCALE if x.dtype == torch.float16 else 1.0
-    narrow = (grad_logits * scale).to(x.dtype) if half else grad_logits
+    scaled_grad = (grad_logits * scale).to(x.dtype) if in_half_precision else grad_logits
 
     if grad_x is not None:
-        grad_x.copy_(narrow @ weight).div_(scale)
+        grad_x.copy_(scaled_grad @ weight).div_(scale)
     if grad_weight is None:
         return
-    if x.is_cuda and half and torch.__version__ >= (2, 8):
+    if x.is_cuda and in_half_precision and torch.__version__ >= (2, 8):
         # half precision in, float32 out: fp16 would overflow at a frequent word
-        grad_weight.add_(torch.mm(narrow.t(), x, out_dtype=grad_weight.dtype), alpha=1 / scale)
+        grad_weight.add_(torch.mm(scaled_grad.t(), x, out_dtype=grad_weight.dtype), alpha=1 / scale)
     else:
         grad_weight.addmm_(grad_logits.t(), x.to(grad_weight.dtype))

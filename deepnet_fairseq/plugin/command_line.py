@@ -22,7 +22,7 @@ from ..core import archs
 from ..data.lines import read_lines, split_lines
 from ..errors import UserError, user_error_line
 from . import datasets, flags, stuck
-from .admin_profile import check_source
+from .admin_profile import profile_of_source
 from .checkpoints import reading
 from .distributed import zero
 from .optimisers import deepnet_adam
@@ -179,7 +179,7 @@ def _check_training(args: argparse.Namespace) -> None:
         if getattr(args, flag) == value:
             raise UserError(f"--{flag} {value}: {reason}")
     if method.profiled and not _resumes(args):
-        check_source(method.profile)
+        profile_of_source(method.profile)  # raises a UserError if it is missing or broken
 
 
 def _resumes(args: argparse.Namespace) -> bool:

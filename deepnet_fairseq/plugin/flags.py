@@ -1,7 +1,8 @@
-"""Config classes of the models, of which fairseq makes flags and YAML sections.
+"""Config classes of the models, from which fairseq makes command-line flags and YAML sections.
 
-Each has the fields of core/config.py and those of a training; some of its fields follow the task's. They are made anew
-when a method is registered (make_classes), so that the options of a method in a `--user-dir` are flags too.
+Each has the fields of core/config.py and those of a training; the defaults of some refer to settings of the task. The
+classes are made anew when a method is registered (make_classes), so that the options of a method in a `--user-dir` are
+flags too.
 """
 
 import argparse
@@ -53,10 +54,12 @@ class FineTuningFlags:
     load_checkpoint_heads: bool = flag(False, "take the classification heads of a checkpoint that the task has not")
 
 
-# model -> classes of the flags that it has beside those of core/config.py
-MORE: dict[str, tuple[type, ...]] = dict.fromkeys(archs.STACKS, (TrainingFlags,))
-MORE[archs.MASKED_LM] += (FineTuningFlags,)
-ELSEWHERE = {  # settings that fairseq's tasks and its section `checkpoint` decide
+# model, as "deepnet_lm" -> classes of the flags that it has beside those of core/config.py
+TRAINING_CLASSES: dict[str, tuple[type, ...]] = dict.fromkeys(archs.STACKS, (TrainingFlags,))
+TRAINING_CLASSES[archs.MASKED_LM] += (FineTuningFlags,)
+# setting -> default in fairseq's config, in place of core's: the setting of a task or of `checkpoint` that it follows;
+# None to take the task's when the model is built (DeepMaskedLanguageModel.fit_to)
+DEFAULTS_FOR_FAIRSEQ = {
     "max_source_positions": II("task.max_source_positions"),
     "max_target_positions": II("task.max_target_positions"),
     "tokens_per_sample": II("task.tokens_per_sample"),
@@ -65,11 +68,11 @@ ELSEWHERE = {  # settings that fairseq's tasks and its section `checkpoint` deci
 }
 
 
-CONFIGS: dict[str, type] = {}  # by model
+CONFIGS: dict[str, type] = {}  # model -> its config class, a subclass of FairseqDataclass
 
 
 def make_classes() -> None:
-    """Make CONFIGS, with the options of all that is registered by now."""
+    """Fill CONFIGS anew, with the options of all methods that are registered by now."""
     for model in archs.STACKS:
         flags_class = _for_fairseq(model)
         CONFIGS[model] = flags_class
@@ -77,7 +80,7 @@ def make_classes() -> None:
 
 
 def _for_fairseq(model: str) -> type:
-    """Make the dataclass from which fairseq takes the flags of a model, with the name and docstring of core's."""
+    """Make the dataclass from which fairseq takes a model's flags; its name and docstring are those of core's class."""
     core_class = config.config_class(model)
     fields = [_as_fairseq_field(setting) for setting in dataclasses.fields(core_class)]
     fields += [_as_fairseq_field(setting) for setting in _training_fields(model)]
@@ -86,23 +89,23 @@ def _for_fairseq(model: str) -> type:
 
 
 def _training_fields(model: str) -> list[dataclasses.Field]:
-    """Return the fields of a model's classes in MORE, in order."""
+    """Return the fields of a model's classes in TRAINING_CLASSES, in order."""
     fields: list[dataclasses.Field] = []
-    for flags_class in MORE[model]:
+    for flags_class in TRAINING_CLASSES[model]:
         fields += dataclasses.fields(flags_class)
     return fields
 
 
 def _as_fairseq_field(setting: dataclasses.Field) -> tuple:
-    """Return the name, type and field, as make_dataclass takes them, of a flag that `flag` has made."""
+    """Return (name, type, field) for make_dataclass, of a setting whose field `flag` has made for core's classes."""
     kind = setting.type
     choices = setting.metadata["choices"]
     if choices:
         kind = _choice(choices) if kind is str else Optional[_choice(choices)]
 
-    default = ELSEWHERE.get(setting.name, setting.default)
+    default = DEFAULTS_FOR_FAIRSEQ.get(setting.name, setting.default)
     if follows_another(default):
-        metadata: dict[str, str] = {}  # no help: no flag, the task decides
+        metadata: dict[str, str] = {}  # without help fairseq makes no flag: the task decides
     elif default:
         metadata = {"help": f"{setting.metadata['help']} (default: {default})"}
     else:
@@ -117,7 +120,10 @@ def follows_another(default: Any) -> bool:
 
 @cache
 def _choice(words: tuple[str, ...]) -> type:
-    """Return the enumeration of some words, one for all config classes: its members are equal to no other's."""
+    """Return fairseq's enumeration of the permitted words of a setting.
+
+    It is the same one for all config classes, since members of two enumerations are never equal.
+    """
     return ChoiceEnum(words)
 
 
@@ -125,8 +131,8 @@ make_classes()
 
 
 def flag_groups(model: str) -> dict[str, type]:
-    """Return the title of each group of a model's flags in --help, and a config class with its fields."""
-    own = {setting.name for setting in dataclasses.fields(config.CONFIGS[model])}
+    """Return {title: config class}, the groups of a model's flags in --help with the fields of each."""
+    own = {setting.name for setting in dataclasses.fields(config.CONFIGS[model])}  # without options of methods
     all_fields = dataclasses.fields(config.config_class(model))
     groups = {
         "the model": [setting for setting in all_fields if setting.name in own],
@@ -142,20 +148,24 @@ def flag_groups(model: str) -> dict[str, type]:
 
 
 def config_of(cfg) -> type:
-    """Return the config class, one of CONFIGS, of the model that `cfg` (Namespace, omegaconf or dataclass) names."""
+    """Return the class in CONFIGS of the model that `cfg`, a Namespace, omegaconf or dataclass, is a config of."""
     return CONFIGS[archs.model_of(cfg)]
 
 
 def check_fields(arch: str, fields: Mapping[str, Any]) -> None:
-    """Refuse unknown names as core.config.check_fields does; the flags of a training are known too."""
+    """Raise a UserError for unknown names as core.config.check_fields does; the flags of a training are known too.
+
+    fields: {name of a setting: value}, as {"encoder_layers": 6}.
+    """
     model = archs.model_of(argparse.Namespace(arch=arch))
     config.check_fields(arch, fields, more=[setting.name for setting in _training_fields(model)])
 
 
 def settle(arch: str, **fields) -> tuple[argparse.Namespace, Method]:
-    """Return what core.config.settle returns, the config with the flags of a training added, and check these.
+    """Return the filled and checked config of architecture `arch`, as core.config.settle does, and its method.
 
-    fields: settings and flags by name that differ from the default. Raises a UserError, naming the flag.
+    The config has the flags of a training too, and these are checked. fields: settings and flags by name that differ
+    from the default. Raises a UserError, naming the flag.
     """
     model = archs.model_of(argparse.Namespace(arch=arch))
     defaults = {setting.name: setting.default for setting in _training_fields(model)}
@@ -165,13 +175,13 @@ def settle(arch: str, **fields) -> tuple[argparse.Namespace, Method]:
 
 
 def namespace(arch: str, **fields) -> argparse.Namespace:
-    """Return the config of `settle` alone."""
+    """Return the config that `settle` returns, without the method."""
     cfg, _method = settle(arch, **fields)
     return cfg
 
 
 def complete(cfg) -> None:
-    """Add the flags that a config from an older release lacks, with their defaults, in place."""
+    """Add to a config, in place, flags that it lacks because an older release saved it, with their defaults."""
     with open_dict(cfg) if isinstance(cfg, DictConfig) else nullcontext():
         for setting in dataclasses.fields(config_of(cfg)):
             if not hasattr(cfg, setting.name) and not follows_another(setting.default):

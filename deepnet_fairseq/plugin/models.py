@@ -1,4 +1,4 @@
-"""Register the models of the core with fairseq, each as a subclass of core's model and fairseq's.
+"""Register the models of core/ with fairseq, each as a subclass of core's model class and of fairseq's.
 
 `deepnet_transformer` is for translation, `deepnet_lm` for language_modeling, `deepnet_masked_lm` for masked_lm and
 fine-tuning. The masked model's heads have the names of RoBERTa's.
@@ -45,15 +45,17 @@ HEADS = "classification_heads"
 # parameters of mallopt, from malloc.h
 M_TRIM_THRESHOLD = -1
 M_MMAP_MAX = -4
-# RoBERTa's encoder is a shell around the encoder and the head; its first releases call the shell "decoder"
+# beginning of the names of weights in fairseq's RoBERTa that this package's model does not have: its encoder holds the
+# encoder proper, "sentence_encoder", and the head, "lm_head"; in the first releases it is called "decoder"
 ROBERTA = re.compile(r"^(?:encoder|decoder)\.(sentence_encoder\.|(?=lm_head\.))")
 OLD_NORM = ".emb_layer_norm.", ".layernorm_embedding."  # name in the first releases, and the present one
 
 
 class EncoderShell(Encoder, FairseqEncoder):
-    """core's Encoder as a FairseqEncoder; the model sets `dictionary`.
+    """core's Encoder as a FairseqEncoder.
 
-    digest: of the dictionary that the model was trained with, where the dictionary itself is not at hand.
+    parts: arguments of Encoder; dictionary: fairseq's Dictionary of the source, which the model sets; digest: of the
+    dictionary that the model was trained with, where building.from_checkpoint has loaded it without the dictionary.
     """
 
     digest: str | None = None
@@ -64,7 +66,7 @@ class EncoderShell(Encoder, FairseqEncoder):
 
 
 class DecoderShell(Decoder, FairseqIncrementalDecoder):
-    """core's Decoder as a FairseqIncrementalDecoder; `dictionary` and `digest` are as in EncoderShell."""
+    """core's Decoder as a FairseqIncrementalDecoder; its attributes are those of EncoderShell, for the target."""
 
     digest: str | None = None
 
@@ -74,10 +76,10 @@ class DecoderShell(Decoder, FairseqIncrementalDecoder):
 
 
 def keep_freed_memory() -> None:
-    """Make glibc keep freed memory instead of returning it to the kernel, which would zero its pages for the next step.
+    """Make glibc keep freed memory in the process, for the next step of a search on a CPU; elsewhere do nothing.
 
-    With fairseq-generate's batches, scores and caches are blocks of more than 32 MB, which glibc maps and unmaps
-    at each step.
+    With fairseq-generate's batches, scores and caches are blocks of more than 32 MB. glibc maps and unmaps such blocks
+    at each step, and the kernel has to zero their pages each time.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
@@ -86,12 +88,16 @@ def keep_freed_memory() -> None:
 
 
 class FairseqShell(DeepModel):
-    """Mixin in front of core's model and fairseq's: fairseq builds the model for a task and trains it."""
+    """Mixin in front of core's model class and fairseq's, by which fairseq builds, loads and prepares the model."""
 
     encoder_class = EncoderShell
     decoder_class = DecoderShell
-    origin: dict[str, Any] | None = None  # of vocabulary.origin_of, for a model that building.from_checkpoint has made
-    rows: dict[str, list[int]] | None = None  # set by vocabulary.carrying_over while weights are loaded by symbol
+    # where the checkpoint of this model comes from, as vocabulary.origin_of returns it; None unless
+    # building.from_checkpoint has made the model
+    origin: dict[str, Any] | None = None
+    # while weights of another vocabulary are loaded (vocabulary.carrying_over): {"source" or "target": row in the
+    # checkpoint's embeddings of each symbol, -1 for a new symbol}
+    rows: dict[str, list[int]] | None = None
 
     def __init__(self, *parts: nn.Module):
         BaseFairseqModel.__init__(self)
@@ -99,10 +105,11 @@ class FairseqShell(DeepModel):
 
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> FairseqShell:
-        """Build the model for a config, whose open values the architecture fills in place, and a task.
+        """Build the model for a config and a task; fairseq calls this.
 
-        cfg: argparse.Namespace, omegaconf or dataclass; task: fairseq's, or building.blank_task. Values are drawn from
-        torch's global generator. Raises a UserError, naming the flag, for a config without a model.
+        cfg: argparse.Namespace, omegaconf or dataclass; values that it leaves open are filled in place, by its
+        architecture; task: fairseq's, or building.blank_task. Weights are drawn from torch's global generator. Raises a
+        UserError, naming the flag, for a config that no model can be built from.
         """
         flags.complete(cfg)
         method = method_of(cfg)
@@ -117,7 +124,7 @@ class FairseqShell(DeepModel):
         )
         model.args = cfg  # attribute in which fairseq's models keep it
         model.cfg = cfg
-        model.profiled = method.profiled
+        model.profiled = method.profiled  # whether a new training sets omegas by a profile (admin_profile.py)
         model.profile_source = method.profile if method.profiled else None
 
         dictionaries = {"encoder": task.source_dictionary, "decoder": task.target_dictionary}
@@ -128,14 +135,14 @@ class FairseqShell(DeepModel):
     def prepare_for_inference_(self, cfg: Any) -> None:
         """Prepare for generation; fairseq-generate, fairseq-interactive and hub interfaces call this."""
         super().prepare_for_inference_(cfg)
-        # not in hub interfaces, whose process may be a server
+        # it changes the whole process, so not in hub interfaces, whose process may be a server
         imported = "fairseq_cli.generate" in sys.modules or "fairseq_cli.interactive" in sys.modules
         in_program = imported or Path(sys.argv[0]).parent.name == "fairseq_cli"
         if in_program and next(self.parameters()).is_cpu:
             keep_freed_memory()
 
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
-        """Load a state dict as DeepModel does; under --new-vocabulary one of another vocabulary, row by symbol.
+        """Load a state dict as DeepModel does; under --new-vocabulary embeddings are matched by symbol first.
 
         model_cfg, args: fairseq's, unused.
         """
@@ -145,7 +152,10 @@ class FairseqShell(DeepModel):
 
     @classmethod
     def fit_to(cls, cfg: Any, task: Any) -> None:
-        """Fill in the task's settings; raise a UserError, naming the flag, if its dictionaries forbid the config."""
+        """Fill in, in `cfg`, settings that the task decides; raise a UserError if its dictionaries forbid the config.
+
+        Subclasses override this; the error names the flag.
+        """
 
 
 @register_model(archs.MODEL_NAME, dataclass=flags.CONFIGS[archs.MODEL_NAME])
@@ -190,7 +200,10 @@ class DeepMaskedLanguageModel(FairseqShell, MaskedLanguageModel, FairseqEncoderM
         return model
 
     def forward(self, src_tokens, src_lengths=None, features_only=False, classification_head_name=None, **options):
-        """Run MaskedLanguageModel.forward, or the named head, which returns scores of (B, classes)."""
+        """Run MaskedLanguageModel.forward, or the encoder and the named head; return scores and extra as it does.
+
+        The arguments are those of MaskedLanguageModel.forward. The scores of a head are (B, classes).
+        """
         if classification_head_name is None:
             return super().forward(src_tokens, src_lengths, features_only, **options)
         x, extra = super().forward(src_tokens, src_lengths, features_only=True, **options)
@@ -202,17 +215,20 @@ class DeepMaskedLanguageModel(FairseqShell, MaskedLanguageModel, FairseqEncoderM
         return len(self.classification_heads) > 0
 
     def get_normalized_probs(self, net_output, log_probs, sample=None):
-        """Return probabilities, or their natural logarithms, of forward's scores, in float32 and their shape."""
+        """Return the probabilities, or their natural logarithms, of the scores that forward has returned, in float32.
+
+        net_output: result of forward; sample: fairseq's, unused.
+        """
         logits = net_output[0].float()
         return logits.log_softmax(-1) if log_probs else logits.softmax(-1)
 
     def register_classification_head(
         self, name: str, num_classes: int, inner_dim: int | None = None, **_unused
     ) -> None:
-        """Add or replace the head `name`; fairseq's sentence_prediction calls this.
+        """Add or replace the classification head `name`; fairseq's sentence_prediction calls this.
 
-        num_classes: scores that it returns; inner_dim: width of its hidden layer, the encoder's by default. The head is
-        RoBERTa's, of a sentence's first token x: out_proj(drop(act(dense(drop(x))))).
+        num_classes: number of scores that it returns; inner_dim: width of its hidden layer, the encoder's if None. The
+        head is RoBERTa's, on the features x of a sentence's first token: out_proj(drop(act(dense(drop(x))))).
         """
         dim = self.encoder.embed_tokens.embedding_dim
         head = RobertaClassificationHead(dim, inner_dim or dim, num_classes, **self.pooler)
@@ -222,25 +238,31 @@ class DeepMaskedLanguageModel(FairseqShell, MaskedLanguageModel, FairseqEncoderM
         self.classification_heads[name] = head
 
     def renamed(self, state_dict):
-        """Rename the entries of fairseq's `roberta`, of its first releases too, to those of this model.
+        """Return a state dict of fairseq's `roberta`, of any release, or of this model, with this model's names.
 
-        A head that the checkpoint lacks keeps its values; one that the task lacks, or has in another size, is left out,
-        or registered with --load-checkpoint-heads.
+        It has all heads of the model: one that the checkpoint lacks comes with its present values. A head of the
+        checkpoint that the model lacks, or has in another size, is left out; under --load-checkpoint-heads one that the
+        model lacks is registered instead.
         """
         state = {}
         for key, value in state_dict.items():
-            key = ROBERTA.sub(lambda shell: "encoder." if shell[1] else "", key)
+            key = ROBERTA.sub(lambda match: "encoder." if match[1] else "", key)  # match[1]: "sentence_encoder."
             state[key.replace(*OLD_NORM)] = value
         if state.keys() != state_dict.keys() and self.encoder.embed_scale != 1:
             logger.warning("a checkpoint of roberta, which does not scale embeddings: give --no-scale-embedding")
 
-        for name in {key.split(".")[1] for key in state if key.startswith(f"{HEADS}.")}:
+        heads = {key.split(".")[1] for key in state if key.startswith(f"{HEADS}.")}
+        for name in heads:
             self._fit_head(name, state)
         own_heads = {f"{HEADS}.{key}": value for key, value in self.classification_heads.state_dict().items()}
         return own_heads | state
 
     def _fit_head(self, name: str, state: dict[str, Tensor]) -> None:
-        """Keep a checkpoint's head in `state` if the model has, or gets, one of its size; else remove it there."""
+        """Remove a checkpoint's head from `state`, unless the model has one of its size, or gets it here.
+
+        name: of the head; state: a checkpoint's state dict with this model's names. The model gets the head under
+        --load-checkpoint-heads.
+        """
         stem = f"{HEADS}.{name}."
         inner_dim = state[f"{stem}dense.weight"].size(0)
         num_classes = state[f"{stem}out_proj.weight"].size(0)
@@ -262,7 +284,7 @@ class DeepMaskedLanguageModel(FairseqShell, MaskedLanguageModel, FairseqEncoderM
 MODELS: dict[str, type[FairseqShell]] = {
     model.NAME: model for model in (DeepTransformer, DeepLanguageModel, DeepMaskedLanguageModel)
 }
-archs.REGISTRIES.append(ARCH_MODEL_NAME_REGISTRY)  # an architecture that somebody else registered for one of them
+archs.REGISTRIES.append(ARCH_MODEL_NAME_REGISTRY)  # where other code may register architectures of these models
 for _arch, _model in archs.MODELS.items():
     if _arch in MODELS:
         ARCH_CONFIG_REGISTRY[_arch] = archs.fill  # register_model has put an empty function there
@@ -271,9 +293,10 @@ for _arch, _model in archs.MODELS.items():
 
 
 def renew_configs() -> None:
-    """Hand fairseq and hydra config classes with the options of what has been registered since, as register_model does.
+    """Make the config classes anew, with the options of methods registered since, and give them to fairseq and hydra.
 
-    fairseq asks for them when it parses a command line, after it has imported --user-dir.
+    It does what fairseq's register_model does with a config class. fairseq asks for the classes when it parses a
+    command line, after it has imported --user-dir, which may register methods.
     """
     flags.make_classes()
     for name, model in MODELS.items():

@@ -12,31 +12,43 @@ from .probe_record import FILE
 def opening_line(trainer) -> str:
     """Name the method, depth, coefficients, parameters and precision of a DeepTrainer's run, and its output files.
 
-    For another package's model method, depth and coefficients are left out. On a CPU the threads are named.
+    As "deepnorm 18L-18L; encoder alpha 2.6, beta 0.2; ...; 1,000 parameters; fp32; checkpoints in DIR". For another
+    package's model method, depth and coefficients are left out. On a CPU the threads are named.
     """
-    cfg, model, parts = trainer.cfg, trainer.get_model(), []
+    cfg, model = trainer.cfg, trainer.get_model()
+    parts = []
     if isinstance(model, DeepModel):
         method, stacks = model.method, model.stacks()
-        parts.append(f"{method.name} {'-'.join(f'{method.depth(stack)}L' for stack in stacks)}")
+        depths = "-".join(f"{method.depth(stack)}L" for stack in stacks)
+        parts.append(f"{method.name} {depths}")
         for stack in stacks:
             numbers = ", ".join(f"{name} {value:.4g}" for name, value in method.coefficients(stack).items())
-            parts += [f"{stack} {numbers}"] if numbers else []
-    parts.append(f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters")
-    parts.append(next((kind for kind in ("fp16", "bf16", "amp") if getattr(cfg.common, kind)), "fp32"))
+            if numbers:
+                parts.append(f"{stack} {numbers}")
+
+    number_of_parameters = sum(parameter.numel() for parameter in model.parameters())
+    parts.append(f"{number_of_parameters:,} parameters")
+    precision = next((kind for kind in ("fp16", "bf16", "amp") if getattr(cfg.common, kind)), "fp32")
+    parts.append(precision)
     if trainer.device.type == "cpu":
-        parts.append(threads_of(cfg.model))
-    places = {
+        parts.append(describe_threads(cfg.model))
+
+    places = {  # what is written -> its file or folder, None if it is not
         "checkpoints": None if cfg.checkpoint.no_save else cfg.checkpoint.save_dir,
         "log": cfg.common.log_file,
         "TensorBoard": cfg.common.tensorboard_logdir,
         "wandb": cfg.common.wandb_project,
         "probes": trainer.probes and trainer.probes.folder / FILE,
     }
-    return "; ".join([*parts, *(f"{what} in {place}" for what, place in places.items() if place)])
+    parts += [f"{what} in {place}" for what, place in places.items() if place]
+    return "; ".join(parts)
 
 
-def threads_of(model_config) -> str:
-    """Say how many threads compute on how many cores, and what chose their number."""
+def describe_threads(model_config) -> str:
+    """Say on how many of the cores torch computes, and what chose its number of threads, if that is known.
+
+    model_config: the model section of fairseq's config, which has the widths.
+    """
     number, cores = torch.get_num_threads(), threads.available_cores()
     reason = threads.from_environment()
     if reason is None and number == threads.torch_threads.chosen:

@@ -72,19 +72,19 @@ PATCHES: dict[tuple[Any, str], Handler] = {
     (utils, "import_user_module"): import_user_module,
     # every task gets DeepTask in front; fairseq ignores a YAML's section of a task without a dataclass
     (tasks, "setup_task"): task.set_up,
-    # it reads truncated data silently
+    # fairseq reads truncated data silently
     (indexed_dataset, "make_dataset"): datasets.open_checked,
-    # it drops the last sentences of a data set: --required-batch-size-multiple, fairseq/data/data_utils.py
+    # fairseq drops the last sentences of a data set: --required-batch-size-multiple, fairseq/data/data_utils.py
     (data_utils, "batch_by_size"): datasets.keep_last_batch,
     # torch ends a data-loading process at any SIGTERM, and with it the training, before it has saved
     (signal_handling, "_set_worker_signal_handlers"): signals.spare_worker,
-    # it starts no processes on CPUs, and makes each of torchrun's processes a training of its own
+    # fairseq starts no processes on CPUs, and makes each of torchrun's processes a training of its own
     (distributed_utils, "call_main"): call_main,
     # a full disk ends a run, and weights that are not finite replace good ones
     (checkpoint_utils, "save_checkpoint"): run.save_checkpoint,
     # a checkpoint_last.pt is lost if the run is killed while it is copied
     (PathManager, "copy"): atomic.copy,
-    # it resumes from checkpoint_last.pt alone, whole or not
+    # fairseq resumes from checkpoint_last.pt alone, whole or not
     (checkpoint_utils, "load_checkpoint"): run.load_checkpoint,
     # readers of damaged files raise any error; fairseq runs settings of the file with eval()
     (checkpoint_utils, "load_checkpoint_to_cpu"): reading.load_checkpoint_to_cpu,

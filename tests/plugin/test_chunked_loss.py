@@ -16,7 +16,7 @@ from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin import chunked_loss
 from deepnet_fairseq.plugin.building import blank_task
 from deepnet_fairseq.plugin.chunked_cross_entropy import (
-    NAME,
+    LABEL_SMOOTHED,
     ChunkedLabelSmoothedCrossEntropy,
     label_smoothed_loss,
 )
@@ -148,7 +148,7 @@ def test_autocast():
 
 def test_refusals(group):
     _, ours = criteria()
-    with pytest.raises(UserError, match=f"--criterion {NAME}: the model has no output projection"):
+    with pytest.raises(UserError, match=f"--criterion {LABEL_SMOOTHED}: the model has no output projection"):
         ours(stock(MODEL_NAME, 1, adaptive_softmax_cutoff="10,20"), sample())
     unused = ModuleProxyWrapper(DistributedDataParallel(small(1), process_group=group, find_unused_parameters=True))
     with pytest.raises(UserError, match="--find-unused-parameters: not with"):

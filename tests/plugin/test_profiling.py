@@ -9,7 +9,7 @@ import torch
 
 from deepnet_fairseq.core.profile import apply_omegas, profile_omegas, residuals
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.plugin.admin_profile import read_profile, take_profile
+from deepnet_fairseq.plugin.admin_profile import measure_profile, read_profile
 from deepnet_fairseq.plugin.building import build
 
 from ..support import single_stacks
@@ -32,7 +32,7 @@ def admin(kind, layers=2, **fields):
 
 
 def profile_of(kind):
-    return take_profile(admin(kind), INPUTS[kind], 1)
+    return measure_profile(admin(kind), INPUTS[kind], 1)
 
 
 def omega_by_hand(model, seed):
@@ -76,7 +76,7 @@ def test_profiling_sets_omegas_and_nothing_else(training):
 
 def test_profile_of_a_half_precision_model_is_that_of_its_weights_in_float32():
     model = small(2, method="admin").to(torch.bfloat16)
-    half, full = take_profile(model, INPUT, 1), take_profile(small(2, method="admin"), INPUT, 1)
+    half, full = measure_profile(model, INPUT, 1), measure_profile(small(2, method="admin"), INPUT, 1)
     assert list(half.omega.values()) == pytest.approx(list(full.omega.values()), rel=5e-3)
     assert next(model.parameters()).dtype == torch.bfloat16
 
@@ -92,7 +92,7 @@ def test_profile_of_a_stack_alone(kind, tmp_path):
     profile, path = profile_of(kind), tmp_path / "profile.json"
     profile.write(path)
     assert read_profile(str(path)) == profile
-    profile.check(admin(kind), str(path))
+    profile.check_model(admin(kind), str(path))
     with pytest.raises(UserError, match="its branches are not those of this model"):
         replace(profile, omega={"encoder.1.ffn": 1.0}).check(admin(kind), "p")
     path.write_text("1 1.5\n")
@@ -111,8 +111,8 @@ def test_profile_of_a_stack_alone(kind, tmp_path):
 def test_profile_of_another_size_is_refused(profile, fields, words, caplog):
     """A profile of another size is refused; other dropouts give a warning."""
     with pytest.raises(UserError, match=words):
-        profile.check(small(2, method="admin", **fields), "p.json")
-    profile.check(small(2, method="admin", dropout=0.3), "p.json")
+        profile.check_model(small(2, method="admin", **fields), "p.json")
+    profile.check_model(small(2, method="admin", dropout=0.3), "p.json")
     assert "taken with --dropout 0.0, this model has 0.3" in caplog.text
 
 
@@ -136,4 +136,4 @@ def test_published_profile(layers):
 
 def test_every_rank_takes_the_profile_of_the_first(group, monkeypatch):
     monkeypatch.setattr(torch.distributed, "broadcast", lambda values, rank: values.fill_(7 + rank))
-    assert set(take_profile(small(2, method="admin"), INPUT, seed=1).omega.values()) == {7.0}
+    assert set(measure_profile(small(2, method="admin"), INPUT, seed=1).omega.values()) == {7.0}

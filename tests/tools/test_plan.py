@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from deepnet_fairseq.core import archs
 from deepnet_fairseq.core.methods import METHODS
 from deepnet_fairseq.plugin.building import blank_task
-from deepnet_fairseq.plugin.chunked_loss import NAME, PLAIN
+from deepnet_fairseq.plugin.chunked_loss import CROSS_ENTROPY, LABEL_SMOOTHED
 from deepnet_fairseq.plugin.models import MODELS
 from deepnet_fairseq.tools.plan.needs import count, flops, memory
 from deepnet_fairseq.tools.plan.setting import parse
@@ -112,10 +112,10 @@ TRAININGS += [
     (MT, "--activation-fn gelu --activation-dropout 0.1 --attention-dropout 0.1 --checkpoint-activations"),
     (MT, "--pro-res --qk-norm"),
     (MT, "--method dlcl --checkpoint-every 3 --update-freq 2"),
-    (MT, f"{LARGE} --criterion {NAME}"),
+    (MT, f"{LARGE} --criterion {LABEL_SMOOTHED}"),
     (MT, "--method rezero --bf16 --update-freq 2"),
     (MT, "--length 400 --optimizer deepnet_adam"),
-    (LM, f"{LARGE} --criterion {PLAIN}"),
+    (LM, f"{LARGE} --criterion {CROSS_ENTROPY}"),
     (LM, "--method mhc --checkpoint-every 3"),
     (MASKED, f"{LARGE} --checkpoint-every 3 --update-freq 2"),
     (MASKED, "--method normformer --bf16 --mask-prob 0.5"),

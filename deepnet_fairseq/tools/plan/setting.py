@@ -13,7 +13,7 @@ import torch
 from ...core import archs, config
 from ...core.recomputation import group_size
 from ...errors import UserError
-from ...plugin.chunked_loss import NAME, PLAIN
+from ...plugin.chunked_loss import CROSS_ENTROPY, LABEL_SMOOTHED
 
 GIB = 2**30
 FLOAT32 = 4
@@ -47,8 +47,8 @@ class Objective(NamedTuple):
 
 
 OBJECTIVES = {
-    archs.MODEL_NAME: Objective("translation", "label_smoothed_cross_entropy", NAME, 32),
-    archs.LM: Objective("language_modeling", "cross_entropy", PLAIN),
+    archs.MODEL_NAME: Objective("translation", "label_smoothed_cross_entropy", LABEL_SMOOTHED, 32),
+    archs.LM: Objective("language_modeling", "cross_entropy", CROSS_ENTROPY),
     archs.MASKED_LM: Objective("masked_lm", "masked_lm", None),
 }
 

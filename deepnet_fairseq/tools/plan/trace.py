@@ -30,7 +30,7 @@ from ...core.models import MODELS, DeepModel
 from ...core.modifiers import make_method
 from ...core.pass_state import State, running
 from ...core.stack import Stack
-from ...plugin.chunked_loss import BUDGET, FEWEST, label_smoothed_loss
+from ...plugin.chunked_loss import FEWEST_TOKENS, LOGITS_BYTES, label_smoothed_loss
 from .setting import FLOAT32, Setting
 
 ALIKE = 3  # layers traced: the first and the last may differ from those between
@@ -409,7 +409,7 @@ class Run:
         positions = torch.zeros(setting.scored, dtype=torch.long)  # of the tokens that are predicted
 
         if setting.chunked:
-            chunk = max(FEWEST, BUDGET[setting.device] // (FLOAT32 * setting.vocab[1]))
+            chunk = max(FEWEST_TOKENS, LOGITS_BYTES[setting.device] // (FLOAT32 * setting.vocab[1]))
             features = features.flatten(0, 1).index_select(0, positions)
             return label_smoothed_loss(features, project.weight, target, 0.1, chunk).loss
 
