@@ -1,4 +1,7 @@
-"""Read and write the file of a run's probes: JSON lines, a header and then a row for each probed update."""
+"""Read and write probes.jsonl, the file of a run's probes: JSON lines, a header and then a row for each probed update.
+
+A row is {"update": number, probe: {address: value}, ...}, with addresses as "decoder.18" or "encoder.1.self_attn".
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,10 @@ FORMAT = 1
 
 @dataclass
 class Record:
-    """Content of a probes' file.
+    """Content of a run's probes.jsonl.
 
-    header: method, layers, width, probes and interval of the run; rows[update][probe][address]: value. `update` counts
-    the updates already made: row 0 is the model as it was built.
+    header: method, layers, width, probes and interval of the run by name; rows: {update: {probe: {address: value}}}.
+    `update` is the number of updates made before: row 0 is of the model as it was built.
     """
 
     header: dict
@@ -44,9 +47,10 @@ class Record:
 
 
 class Writer:
-    """Append to a run's file; a resumed run adds a header, and its rows replace those that it repeats.
+    """Append rows to the file `path` of a run, after a header.
 
-    header: as in Record; fresh: begin the file anew, as at update 0. Raises OSError if the file cannot be written.
+    header: as in Record; fresh: begin the file anew, as a training does that is not resumed. A resumed training appends
+    to its file; of two rows for an update, readers take the later one. Raises OSError if the file cannot be written.
     """
 
     def __init__(self, path: Path, header: dict, fresh: bool):
@@ -61,8 +65,11 @@ class Writer:
         with whole(path) as part:
             part.write_bytes(kept + line)
 
-    def row(self, update: int, values: dict[str, Values]) -> None:
-        """Append a row, with five significant digits; a value that is not finite becomes null."""
+    def append_row(self, update: int, values: dict[str, Values]) -> None:
+        """Append the row of an update, with five significant digits; a value that is not finite becomes null.
+
+        values: {probe: {address: value}}.
+        """
         content: dict[str, Any] = {"update": update}
         for probe, numbers in values.items():
             content[probe] = {address: _rounded(value) for address, value in numbers.items()}
@@ -77,7 +84,7 @@ def _rounded(value: float) -> float | None:
 
 
 def read_rows(path: Path) -> list[dict]:
-    """Return a row for each line, headers included, an empty one for a broken line; UserError without a file."""
+    """Return the rows of a file, headers included, with {} for a broken line; raise a UserError if it is missing."""
     if not path.is_file():
         raise UserError(f"{path}: no such file; train with --deepnet-probe to get one")
     text = path.read_text(encoding="utf-8", errors="replace")
@@ -85,9 +92,10 @@ def read_rows(path: Path) -> list[dict]:
 
 
 def record_of(lines: list[dict], where: object) -> Record:
-    """Make a record of rows; of two for one update the later counts, and null is NaN.
+    """Make a Record of the rows that read_rows returns; of two for one update the later counts, and null becomes NaN.
 
-    lines: as read_rows returns them; where: their origin, for the UserError that broken rows raise.
+    lines: the rows and headers; where: where they come from, for messages. Raises a UserError for broken rows, and for
+    a header of another format.
     """
     header: dict = {}
     rows: dict[int, dict[str, Values]] = {}
@@ -106,10 +114,10 @@ def record_of(lines: list[dict], where: object) -> Record:
 
 
 def read_record(path: Path) -> Record:
-    """Read a run's file; raise a UserError, naming it, if it is missing or broken."""
+    """Read a run's probes.jsonl; raise a UserError, naming the file, if it is missing or broken."""
     return record_of(read_rows(path), path)
 
 
 def _with_nan(values: dict) -> Values:
-    """Return values by address as floats, NaN for None."""
+    """Return {address: value} with every value as a float, None as NaN."""
     return {address: math.nan if value is None else float(value) for address, value in values.items()}

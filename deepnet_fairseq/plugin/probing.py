@@ -1,6 +1,8 @@
-"""Run probes in fairseq's training: choose the updates, keep the reference, write the file.
+"""Run --deepnet-probe's probes in fairseq's training: choose the updates to observe, and write their values.
 
-DeepTrainer calls them before each batch and around the clipping of gradients.
+DeepTask calls TrainingProbes before each batch, and DeepTrainer around the clipping of gradients. Some probes need the
+held batch, which stays the same throughout a run (batches.py), and the reference F(x, theta_0): the outputs of the
+model on it before the first update. The reference is kept in a file, for a resumed run.
 """
 
 from __future__ import annotations
@@ -24,15 +26,17 @@ from .batches import held_training_batch
 from .distributed import agreement
 from .probe_record import FILE, Writer
 
-REFERENCE = "probes.reference.pt"  # beside the checkpoints: F(x, theta_0), for a resumed run
+REFERENCE = "probes.reference.pt"  # beside the checkpoints
+# what torch.load and the use of its result raise for a missing, damaged or foreign file
 BROKEN = (pickle.UnpicklingError, RuntimeError, OSError, EOFError, LookupError, ValueError, AttributeError, TypeError)
 logger = logging.getLogger(__name__)
 
 
 class TrainingProbes:
-    """Probes of a fairseq-train run: they write to fairseq's log and a file in `folder` every `interval` updates.
+    """Probes of a fairseq-train run: they write to fairseq's log and to probes.jsonl every `interval` updates.
 
-    probes: their classes; header: facts of the run for the file, beside the probes' names and the interval.
+    model: without a wrapper; probes: classes of the probes; folder: of the file; header: facts of the run for the
+    file's header, {name: value}; the probes' names and the interval are added.
     """
 
     def __init__(self, model: nn.Module, probes: list[type[Probe]], interval: int, folder: Path, header: dict):
@@ -41,34 +45,37 @@ class TrainingProbes:
         self.folder = folder
         self.header = header | {"probes": [probe.name for probe in probes], "interval": interval}
         self.writer: Writer | None = None  # on the first rank
-        self.iterator: Any = None  # the training's first iterator, from which the held batch comes
-        self.update = 0
-        self._opened = False
-        self._written: int | None = None  # last update with a row: fairseq repeats a step that failed, to look into it
+        # fairseq's iterator over the training's first epoch, from which the held batch comes; set by DeepTrainer
+        self.iterator: Any = None
+        self.update = 0  # number of updates made before the one that is, or was last, observed
+        self._opened = False  # whether _open was called
+        # last update with a row; fairseq repeats a step that failed, to look into it, which must not be observed again
+        self._written: int | None = None
 
     def before_batch(self, update: int, dummy: bool = False) -> None:
-        """Prepare for a batch of training; the first of a probed update begins a session.
+        """Prepare for a batch of training, and begin to observe if it is the first one of an update that is due.
 
-        dummy: the batch counts for nothing and keeps a process busy that has no more batches of its own.
+        update: number of updates made before; dummy: whether the batch counts for nothing, and only keeps a process
+        busy that has no more batches of its own.
         """
         if not self._opened:
             self._open(update)
         if update % self.interval == 0 and not self.session.watching and update != self._written:
             self.update = update
-            self.session.model.set_num_updates(update)  # as the training step is about to
+            self.session.model.set_num_updates(update)  # fairseq's step does it too, but later
             self.session.begin()
         self.session.dummy = dummy
 
     def see_gradients(self, scale: float | Tensor) -> None:
-        """Show the probes an update's gradients, which are accumulated, reduced over processes and not yet clipped.
+        """Show the probes an update's gradients, which are summed over batches and processes, and not yet clipped.
 
-        scale: turns the gradients at hand into those of the mean loss.
+        scale: the gradients times this are those of the mean loss.
         """
         if self.session.watching:
             self.session.gradients(scale)
 
     def end_update(self, made: bool) -> None:
-        """End the session, and write its values if the update was made."""
+        """End the observation of an update, and write the values if the update was made."""
         try:
             if self.session.watching and made:
                 self._write()
@@ -76,16 +83,20 @@ class TrainingProbes:
             self.session.end()
 
     def _write(self) -> None:
+        """Write the values of the observed update to the file, on rank 0, and those of the summary to fairseq's log."""
         values = self.session.values()
         self._written = self.update
         if self.writer is not None:
-            self.writer.row(self.update, values)
+            self.writer.append_row(self.update, values)
         for key, value in self.session.summary(values).items():
             if math.isfinite(value):
                 metrics.log_scalar(key, float(f"{value:.5g}"), priority=2000)
 
     def _open(self, update: int) -> None:
-        """Start or continue the run's file, and set the held batch and F(x, theta_0)."""
+        """Begin or continue the run's file, and set the held batch and the reference if a probe needs them.
+
+        update: number of updates made before this process's first batch, 0 unless the training was resumed.
+        """
         self._opened = True
         first = agreement.is_first()
         if first:
@@ -98,7 +109,7 @@ class TrainingProbes:
 
 
 def probes_of(model: nn.Module, cfg: Any) -> TrainingProbes | None:
-    """Make the probes that a model's config asks for, None without --deepnet-probe."""
+    """Return the probes that --deepnet-probe in the model section `cfg` of the config asks for, None without it."""
     probes = get_probes(getattr(cfg, "deepnet_probe", None))
     if not probes:
         return None
@@ -111,10 +122,11 @@ def probes_of(model: nn.Module, cfg: Any) -> TrainingProbes | None:
 
 
 def reference(model: nn.Module, net_input: dict, path: Path, update: int, write: bool) -> dict[str, Tensor]:
-    """Return F(x, theta_0) on the held batch: the model's outputs at update 0, later those that `path` holds.
+    """Return the reference F(x, theta_0), {stack: outputs (tokens, C)}: computed at update 0, later read from `path`.
 
-    net_input: of the held batch; write: whether this process writes the outputs of the model to `path`. A resumed run
-    without that file, or with one of another batch, warns and takes the present outputs.
+    net_input: the held batch as arguments of the model's forward; update: number of updates made before; write: whether
+    this process writes what it computes to `path`. A resumed run without that file, or with one of another batch,
+    warns, and takes the present outputs for the reference.
     """
     tokens = net_input["src_tokens"]
     if update:

@@ -1,6 +1,7 @@
 """Refuse settings that would run code: fairseq reads texts such as "(0.9, 0.98)" and "[(512, 3)] * 20" with eval().
 
-A checkpoint of an `fconv`, or a YAML with adam_betas: "__import__('os').system(...)", would run what it names.
+A checkpoint or YAML file with the setting adam_betas: "__import__('os').system(...)" would run that command. Texts are
+parsed here, and refused if they hold more than constants, containers and simple arithmetic.
 """
 
 from __future__ import annotations
@@ -14,22 +15,25 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from ..errors import UserError
 
+# sections of fairseq's config whose settings are looked at
 SECTIONS = ("model", "task", "criterion", "optimizer", "lr_scheduler", "scoring", "bpe", "tokenizer")
-PLACES = {"data", "path", "dir", "file"}  # parts of the names of settings whose value is a file or a folder
+PLACES = {"data", "path", "dir", "file"}  # words in the names of settings whose value is a file or a folder
+# syntax that runs code, or can take very long: 9**9**9
 RUNS = (ast.Call, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.NamedExpr, ast.Pow)
-LONGEST = 100_000  # entries of a list
+LONGEST = 100_000  # the largest integer in a text with a product, which may make a list as long as it says
 
 
 def check_plain(where: object, config: Mapping | argparse.Namespace | None) -> None:
     """Raise a UserError, naming `where` and the setting, if fairseq's eval of a setting would run code.
 
-    config: fairseq's whole config, or the arguments of an old checkpoint.
+    where: the file or config, for the message; config: fairseq's whole config, or the Namespace of arguments in a
+    checkpoint of an old release; None holds no settings.
     """
     if isinstance(config, Mapping):
         config = {section: config.get(section) for section in SECTIONS}
     for name, text in _texts(config):
         is_place = not PLACES.isdisjoint(name.split("_"))
-        if is_place or not any(bracket in text for bracket in "([{"):
+        if is_place or not any(bracket in text for bracket in "([{"):  # without a bracket nothing is called
             continue
         try:
             nodes = list(ast.walk(ast.parse(text.strip(), mode="eval")))
@@ -39,14 +43,17 @@ def check_plain(where: object, config: Mapping | argparse.Namespace | None) -> N
         runs_code = any(isinstance(node, RUNS) for node in nodes)
         multiplies = any(isinstance(node, ast.Mult) for node in nodes)
         integers = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, int)]
-        too_long = multiplies and max(integers, default=0) > LONGEST  # a list times a number
+        too_long = multiplies and max(integers, default=0) > LONGEST
         if runs_code or too_long:
             shown = text if len(text) < 100 else f"{text[:100]}..."
             raise UserError(f"{where}: {name} {shown!r} is no plain value, as (0.9, 0.98) is; nothing of it was run")
 
 
 def _texts(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the names and values of all settings in nested containers that are texts."""
+    """Yield (name, value) of all settings in nested containers whose value is a text.
+
+    value: a container or a setting; name: of the setting, which the entries of a list share.
+    """
     if isinstance(value, DictConfig | ListConfig):  # unresolved: a setting may refer to one that is not there yet
         value = OmegaConf.to_container(value, resolve=False)
     if isinstance(value, argparse.Namespace):

@@ -1,9 +1,10 @@
-"""`--stop-stuck`: end a training that does no better than unigram entropy, with one line and a status of its own.
+"""`--stop-stuck`: end a training whose validation losses stay no better than guessing.
 
-A model that predicts the same probabilities at every place has a loss of at least the entropy of the targets'
-frequencies p; with label smoothing eps over V words, of at least that of (1 - eps - eps / (V - 1)) p + eps / (V - 1),
-fairseq's smoothed targets. A validation loss near that bound is no better than guessing. The targets of the same
-batches are counted, so that this holds for translation, masked and causal language models alike.
+Guessing is to predict the same probabilities at every place. Its loss is at least the entropy of the targets'
+frequencies p; with label smoothing eps over V words, the entropy of fairseq's smoothed targets,
+(1 - eps - eps / (V - 1)) p + eps / (V - 1). This bound is computed for each validation from the targets in its batches,
+so that it holds for translation, masked and causal language models alike. Run (run.py) ends the training, with one line
+and an exit status of its own.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from torch import Tensor
 from ..errors import UserError
 from .distributed import agreement
 
-STATUS = 4  # of fairseq-train
-MARGIN = 0.5  # bits; a language model of the quickstart's text is better than guessing by 3.5
+STATUS = 4  # exit status of fairseq-train for a stuck training
+# bits by which a loss must be below the bound to be better than guessing; a language model of the quickstart's text is
+# better by 3.5
+MARGIN = 0.5
 KEY = "deepnet_stuck"  # in a checkpoint's extra_state
 # criteria whose loss is logged in bits per target token, as are their chunked_ forms
 LOSSES = ("cross_entropy", "label_smoothed_cross_entropy", "masked_lm")
-REFUSED = {  # (section, key) -> reason
+REFUSED = {  # (section of fairseq's config, setting) that does not go with --stop-stuck -> reason
     ("dataset", "disable_validation"): "it goes by the validation losses",
     ("optimization", "sentence_avg"): "it goes by losses of a token, not of a sentence",
     ("criterion", "ignore_prefix_size"): "a loss without its prefix is not of all targets",
@@ -33,21 +36,20 @@ logger = logging.getLogger(__name__)
 class Stuck:
     """Early-stopping monitor of --stop-stuck: it notes since when validation losses are no better than guessing.
 
-    limit: number of updates without a better loss that ends the training, 0 for never; smoothing: the loss's label
-    smoothing; padding: the target that does not count. since: the update of the first validation, of those in a row up
-    to the last, that was no better than guessing, None if the last was better; at: the update of the last validation;
-    loss, bound: its loss and that of guessing, in bits per target token; counts (V,): how often each word has been the
-    target in the validation that is under way.
+    limit: number of updates without a loss better than guessing that ends the training, 0 for never; smoothing: eps of
+    the loss's label smoothing; padding: the target that is not counted. Updates are numbered from 1.
     """
 
     def __init__(self, limit: int, smoothing: float = 0.0, padding: int = 1):
         self.limit = limit
         self.smoothing = smoothing
         self.padding = padding
+        # the update since which all validations were no better than guessing; None if the last one was better
         self.since: int | None = None
-        self.at = 0
-        self.loss = float("nan")
-        self.bound = float("nan")
+        self.at = 0  # update of the last validation
+        self.loss = float("nan")  # of the last validation, in bits per target token
+        self.bound = float("nan")  # loss of guessing at the last validation, in bits per target token
+        # (V,): how often each word was the target so far, in this process, in the validated subset; None before that
         self.counts: Tensor | None = None
 
     @property
@@ -58,9 +60,9 @@ class Stuck:
         return self.at - self.since >= self.limit
 
     def count(self, sample: dict | None, task) -> None:
-        """Count the targets in a batch of a validation.
+        """Count the targets in a batch of a validation; DeepTrainer calls this for each batch.
 
-        sample: the batch, empty or None in a process that has none left.
+        sample: the batch, empty or None in a process that has none left; task: fairseq's.
         """
         if not self.limit or not sample:
             return
@@ -70,11 +72,11 @@ class Stuck:
         words = targets[targets.ne(self.padding)]
         self.counts += torch.bincount(words, minlength=len(self.counts))
 
-    def compare(self, task, stats: dict, first: bool) -> None:
-        """Compare the loss of a validated subset with that of guessing, if it is the first subset.
+    def end_subset(self, task, stats: dict, first: bool) -> None:
+        """End the validation of a subset: compare its loss with that of guessing if it is the first, drop its counts.
 
-        stats: what fairseq logs of the validation. All processes must call this together, because the counts are sums
-        over all of them.
+        stats: what fairseq logs of the subset; first: whether it is the first of --valid-subset. All processes must
+        call this together, because the counts are summed over all of them.
         """
         if not self.limit:
             return
@@ -82,18 +84,21 @@ class Stuck:
         counts = sum(agreement.all_gather(own_counts))
         self.counts = None
         if first and counts.sum():
-            self.validated(stats["num_updates"], float(stats["loss"]), entropy(counts, self.smoothing))
+            self.note_validation(stats["num_updates"], float(stats["loss"]), entropy(counts, self.smoothing))
 
     def kept(self) -> dict:
-        """Return the monitor's state for a checkpoint's extra_state, {} if it never ends a training."""
+        """Return {KEY: [since, at]} for a checkpoint's extra_state, {} if the monitor never ends a training."""
         return {KEY: [self.since, self.at]} if self.limit else {}
 
     def resume(self, extra_state: dict) -> None:
         """Restore what `kept` returned."""
         self.since, self.at = extra_state.get(KEY, (None, 0))
 
-    def validated(self, update: int, loss: float, bound: float) -> None:
-        """Note the validation loss after `update`, and the bound, the loss of guessing, in bits per token."""
+    def note_validation(self, update: int, loss: float, bound: float) -> None:
+        """Note the validation loss after an update and the bound, the loss of guessing, both in bits per target token.
+
+        A loss that is no better than guessing is told in the log.
+        """
         self.at = update
         self.loss = loss
         self.bound = bound
@@ -116,12 +121,12 @@ class Stuck:
 
 
 def _no_counts(task) -> Tensor:
-    """Return counts of 0 for the words of a task's target dictionary, (V,)."""
+    """Return zeros (V,), the counts of the words of a task's target dictionary before the first one is counted."""
     return torch.zeros(len(task.target_dictionary), dtype=torch.long)
 
 
 def entropy(counts: Tensor, smoothing: float = 0.0) -> float:
-    """Return the lowest loss, in bits per token, of one prediction for every place: the entropy of smoothed targets.
+    """Return the loss of guessing, in bits per token: the entropy of the smoothed targets (see the file's docstring).
 
     counts (V,): how often each word is the target; smoothing: eps of fairseq's label_smoothed_cross_entropy.
     """
@@ -132,7 +137,10 @@ def entropy(counts: Tensor, smoothing: float = 0.0) -> float:
 
 
 def check_settings(setting: Callable[[str, str], object]) -> None:
-    """Raise a UserError for flags that do not go with --stop-stuck; setting(section, key) returns a config's value."""
+    """Raise a UserError for flags that do not go with --stop-stuck, if that is given.
+
+    setting(section, key) returns the value of a setting in a section of fairseq's config, None if there is none.
+    """
     if not setting("model", "stop_stuck"):
         return
     criterion = str(setting("criterion", "_name") or setting("", "criterion"))
@@ -144,9 +152,10 @@ def check_settings(setting: Callable[[str, str], object]) -> None:
 
 
 def stuck_monitor(cfg, criterion) -> Stuck:
-    """Create the early-stopping monitor of --stop-stuck.
+    """Create the early-stopping monitor of --stop-stuck, one that never ends the training without the flag.
 
-    cfg: fairseq's whole config; criterion: the training's. Raises a UserError for flags that leave nothing to compare.
+    cfg: fairseq's whole config; criterion: the training's loss module. Raises a UserError for flags that do not go with
+    --stop-stuck.
     """
 
     def setting(section: str, key: str) -> object:

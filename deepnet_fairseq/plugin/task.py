@@ -1,4 +1,7 @@
-"""Put a mixin in front of every task of fairseq, and read settings from YAML for tasks without a dataclass."""
+"""DeepTask, a mixin that is put in front of the class of every task that fairseq sets up.
+
+Also here: the section `task` of a YAML file is read for tasks whose settings are flags alone, which fairseq ignores.
+"""
 
 from __future__ import annotations
 
@@ -19,32 +22,35 @@ from .probing import TrainingProbes
 from .settings import check_plain
 from .stuck import Stuck
 
+# sections of fairseq's config whose settings a task without a dataclass sees beside its own
 SECTIONS = ("common", "dataset", "optimization", "checkpoint")
 
 
 class DeepTask:
-    """Mixin in front of the class of every task that fairseq sets up.
+    """Mixin in front of the class of every task that fairseq sets up; super() is the task's own class.
 
-    probes: those of the training that the task is part of; graphs: its step by CUDA graphs; stuck: its monitor of
-    validation losses. DeepTrainer sets them. The task holds no trainer: a cycle of the two would free their memory only
-    at a garbage collection. digests: of the dictionaries and of what cut the text, None for a task without a
-    dictionary.
+    DeepTrainer sets the first three attributes, those of its training. The task does not hold the trainer itself: the
+    two would refer to each other, and their memory would be freed only at a garbage collection.
     """
 
-    probes: TrainingProbes | None = None
-    graphs: GraphedStep | None = None
-    stuck: Stuck | None = None
+    probes: TrainingProbes | None = None  # of --deepnet-probe
+    graphs: GraphedStep | None = None  # the training step by CUDA graphs
+    stuck: Stuck | None = None  # monitor of validation losses for --stop-stuck
+    # digests of the dictionaries and of what cut the text into pieces; None for a task without a dictionary
     digests: vocabulary.Digests | None = None
-    validated = 0  # number of subsets that the present validation has finished
+    validated_subsets = 0  # in the present validation, so far
 
     def build_criterion(self, cfg, *args, **kwargs):
-        """Build the loss, which gets copies of the batches: R-Drop doubles a batch that --eval-bleu then translates."""
+        """Build the loss, and let it get copies of the batches.
+
+        A loss may change its batch: R-Drop doubles it, and --eval-bleu then translates the same batch.
+        """
         criterion = super().build_criterion(cfg, *args, **kwargs)  # type: ignore[misc]
         criterion.register_forward_pre_hook(_on_copies, with_kwargs=True)
         return criterion
 
     def state_dict(self):
-        """Return the state that checkpoints hold, with the digests of the vocabulary."""
+        """Return the task's state for a checkpoint, with the digests of the vocabulary."""
         state = dict(super().state_dict())  # type: ignore[misc]
         if self.digests is not None:
             state[vocabulary.KEY] = self.digests
@@ -53,9 +59,9 @@ class DeepTask:
     def load_state_dict(self, state_dict):
         """Load the state in a checkpoint; raise a UserError, naming its file, if its vocabulary is not the data's.
 
-        fairseq calls this in two cases. A program that uses a model has read its checkpoint, to which
-        vocabulary.attach_origin has added where it comes from; it is compared here, before the model is built. A
-        training that resumes has the digests alone, which DeepTrainer.load_checkpoint compares.
+        fairseq calls this in two cases. When a program such as fairseq-generate loads a model, vocabulary.attach_origin
+        has added the checkpoint's file to the state; the vocabulary is compared here, before the model is built. When a
+        training resumes, the state has the digests without a file; DeepTrainer.load_checkpoint has compared them.
         """
         state = dict(state_dict)
         origin = state.pop(vocabulary.KEY, None)
@@ -71,49 +77,51 @@ class DeepTask:
         """
         language_model = (kwargs.get("extra_gen_cls_kwargs") or {}).get("lm_model")
         if language_model is not None:
-            read = getattr(language_model.decoder, "dictionary", None)
+            its_dictionary = getattr(language_model.decoder, "dictionary", None)
             own = self.target_dictionary  # type: ignore[attr-defined]  # of the task's own class
-            if read is not None and vocabulary.symbols_of(read) != vocabulary.symbols_of(own):
+            if its_dictionary is not None and vocabulary.symbols_of(its_dictionary) != vocabulary.symbols_of(own):
                 path = getattr(args, "lm_path", None)
                 raise UserError(f"--lm-path {path}: has another dictionary than the target side; train one on its data")
         return super().build_generator(models, args, *more, **kwargs)  # type: ignore[misc]
 
     def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False, **kwargs):
-        """Run the passes of one batch. A batch that keeps an idle process busy has size 0 and logs zeros.
+        """Run the forward and backward pass of one batch; return its loss, sample size and values to log.
 
-        fairseq zeroes the size of such a batch by itself, but not what the loss logs of it.
+        ignore_grad: fairseq's mark of a dummy batch, which keeps a process without batches busy and counts for nothing:
+        its size is 0, and it logs zeros. fairseq itself would log what the loss logs of it.
         """
-        probed = False
+        is_probed = False
         if self.probes is not None:
             self.probes.before_batch(update_num, dummy=ignore_grad)
-            probed = bool(self.probes.session.watching)
+            is_probed = bool(self.probes.session.watching)
 
-        done = None
-        if self.graphs is not None and not probed:
-            done = self.graphs.step(sample, model, criterion, optimizer, update_num, dummy=ignore_grad)
-        if done is None:  # without graphs, or for a batch that they leave to the task
-            own = super().train_step  # type: ignore[misc]  # of the task's own class
-            done = own(sample, model, criterion, optimizer, update_num, ignore_grad, **kwargs)
+        result = None
+        if self.graphs is not None and not is_probed:
+            result = self.graphs.step(sample, model, criterion, optimizer, update_num, dummy=ignore_grad)
+        if result is None:  # without graphs, or for a batch that they leave to the task
+            own_step = super().train_step  # type: ignore[misc]  # of the task's own class
+            result = own_step(sample, model, criterion, optimizer, update_num, ignore_grad, **kwargs)
 
-        loss, size, logged = done
+        loss, size, logged = result
         if ignore_grad:
             size = size * 0
             logged = {key: value * 0 for key, value in logged.items()}
         return loss, size, logged
 
     def own_train_step(self) -> Any:
-        """Return the train_step of the task's own class, as a function."""
+        """Return the train_step of the task's own class, as a plain function, to compare it with another one."""
         return super().train_step.__func__  # type: ignore[misc]
 
     def optimizer_step(self, optimizer, model, update_num):
-        """Make an update, and let the method change the weights after it."""
+        """Make an update, and then let the model's method change the weights, if it does so."""
         super().optimizer_step(optimizer, model, update_num)  # type: ignore[misc]
         apply_after_update(optimizer, model)
 
     def filter_indices_by_size(self, indices, dataset, max_positions=None, ignore_invalid_inputs=False):
-        """Leave out sentences that are too long; raise a UserError where fairseq is told not to, or none is left.
+        """Return `indices`, numbers of sentences in the data set, without those of sentences that are too long.
 
-        Where none is left, fairseq would go through empty epochs.
+        max_positions: the longest length in tokens, or one for each side. Raises a UserError if a sentence is too long
+        and ignore_invalid_inputs is False; or if all are, where fairseq would go through empty epochs.
         """
         path = getattr(getattr(dataset, "src", None), "_path", "the data")
         try:
@@ -130,31 +138,33 @@ class DeepTask:
         return kept
 
     def begin_valid_epoch(self, epoch, model):
-        """Begin a validation, of which the first subset decides what --stop-stuck sees."""
-        self.validated = 0
+        """Begin to validate the subsets, of which --stop-stuck looks at the first."""
+        self.validated_subsets = 0
         super().begin_valid_epoch(epoch, model)  # type: ignore[misc]
 
     def post_validate(self, model, stats, agg):
-        """End the validation of a subset."""
+        """End the validation of a subset. stats: what fairseq logs of it; agg: its meters."""
         if self.stuck is not None:
-            self.stuck.compare(self, stats, first=self.validated == 0)
-        self.validated += 1
+            self.stuck.end_subset(self, stats, first=self.validated_subsets == 0)
+        self.validated_subsets += 1
         if hasattr(super(), "post_validate"):
             super().post_validate(model, stats, agg)  # type: ignore[misc]
 
 
 def _on_copies(criterion: torch.nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """Replace the batches among a loss's arguments by copies, which it may change without anybody noticing.
+    """Return the arguments of a loss with the batches among them replaced by copies, which the loss may change.
 
-    args, kwargs: of the loss; both are returned. Only a validation reads a batch's numbers after the loss: there the
-    tensors are copied too, in training only the containers.
+    A forward pre-hook: args, kwargs are the arguments, of which batches are the dictionaries. Only a validation reads a
+    batch's tensors after the loss: there they are copied too, in training only the dictionaries.
     """
     copy_tensor = _same if criterion.training else torch.clone
 
     def copied(value):
         return utils.apply_to_sample(copy_tensor, value) if isinstance(value, dict) else value
 
-    return tuple(copied(value) for value in args), {name: copied(value) for name, value in kwargs.items()}
+    copied_args = tuple(copied(value) for value in args)
+    copied_kwargs = {name: copied(value) for name, value in kwargs.items()}
+    return copied_args, copied_kwargs
 
 
 def _same(tensor: torch.Tensor) -> torch.Tensor:
@@ -162,10 +172,10 @@ def _same(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def set_up(original, cfg, **kwargs):
-    """Set up a task, with DeepTask in front of its class.
+    """Set up a task as fairseq's setup_task (`original`) does, with DeepTask in front of its class; return the task.
 
-    original: fairseq's function; cfg: the config's section for the task. Raises a UserError for settings that forbid
-    sharding, or would run code.
+    cfg: the config's section for the task, or a Namespace. Raises a UserError for settings that do not go with
+    --zero-sharding, or that would run code.
     """
     whole_config: Any = cfg._get_parent() if isinstance(cfg, DictConfig) else None
     if whole_config is not None:
@@ -189,9 +199,10 @@ def _mixed(kind: Any) -> type:
 
 
 def _by_flags(cfg: Any) -> Any:
-    """Convert the YAML section of a task that has flags but no dataclass into a namespace, with the flags' defaults.
+    """Convert the section of a task that has flags but no dataclass into a Namespace, with the flags' defaults.
 
-    Tasks such as translation_multi_simple_epoch have no dataclass, and fairseq then ignores the section.
+    fairseq ignores what a YAML file sets for such a task, as translation_multi_simple_epoch. cfg: the config's section
+    for the task; for any other task, and for a Namespace, it is returned as it is.
     """
     name = getattr(cfg, "_name", None)
     if not isinstance(cfg, DictConfig) or name not in tasks.TASK_REGISTRY or name in tasks.TASK_DATACLASS_REGISTRY:
@@ -199,14 +210,14 @@ def _by_flags(cfg: Any) -> Any:
 
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     tasks.TASK_REGISTRY[name].add_args(parser)
-    flags = {action.dest: action for action in parser._actions}
+    flags = {action.dest: action for action in parser._actions}  # name of a setting -> argparse's action
     unknown = sorted(set(cfg) - flags.keys() - {"_name"})
     if unknown:
         raise UserError(f"task.{unknown[0]}: {name} has no such setting; drop it")
-    with open_dict(cfg):  # the model's settings refer to the task's
+    with open_dict(cfg):  # in the config itself too: settings of the model refer to it
         cfg.update({dest: action.default for dest, action in flags.items() if dest not in cfg})
 
-    # such a task sees the settings of common, dataset and so on beside its own
+    # on the command line such a task gets the settings of other sections too
     values: dict[str, Any] = {}
     whole_config: Any = cfg._get_parent()
     if whole_config is not None:
@@ -215,8 +226,10 @@ def _by_flags(cfg: Any) -> Any:
                 values |= cast(dict, OmegaConf.to_container(whole_config[section]))
 
     settings: Any = OmegaConf.to_container(cfg)
-    for dest, action in flags.items():  # texts are read as the flags would read them
+    for dest, action in flags.items():
         value = settings[dest]
-        values[dest] = action.type(value) if callable(action.type) and isinstance(value, str) else value
+        if callable(action.type) and isinstance(value, str):  # argparse would convert a flag's text
+            value = action.type(value)
+        values[dest] = value
     values["task"] = name
     return argparse.Namespace(**values)

@@ -102,8 +102,8 @@ def test_record_round_trip(tmp_path):
     path = tmp_path / "run" / "probes.jsonl"
     writer = Writer(path, {"method": "deepnorm"}, fresh=True)
     for update, value in ((0, 1.0), (5, 2.0), (5, 3.123456), (10, math.inf)):
-        writer.row(update, {"model_update": {"decoder": value}})
-    Writer(path, {"method": "deepnorm"}, fresh=False).row(15, {"ln_input": {"decoder.1.ffn": 4.0}})
+        writer.append_row(update, {"model_update": {"decoder": value}})
+    Writer(path, {"method": "deepnorm"}, fresh=False).append_row(15, {"ln_input": {"decoder.1.ffn": 4.0}})
     record = read_record(path)
     assert record.header["method"] == "deepnorm" and record.updates() == [0, 5, 10, 15]
     updates, values = record.series("model_update", "decoder")
@@ -111,7 +111,7 @@ def test_record_round_trip(tmp_path):
     with open(path, "a") as file:
         file.write('{"update": 20, "model_upd')  # cut off by a kill
     assert read_record(path).updates() == [0, 5, 10, 15]
-    Writer(path, {"method": "deepnorm", "interval": 3}, fresh=False).row(21, {"model_update": {"decoder": 5.0}})
+    Writer(path, {"method": "deepnorm", "interval": 3}, fresh=False).append_row(21, {"model_update": {"decoder": 5.0}})
     assert read_record(path).updates() == [0, 5, 10, 15, 21] and read_record(path).header["interval"] == 3
     Writer(path, {"method": "deepnorm"}, fresh=True)
     assert read_record(path).rows == {}

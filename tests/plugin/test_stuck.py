@@ -42,9 +42,9 @@ def test_the_bound_is_the_lowest_loss_of_a_constant_prediction(smoothing):
 def test_updates_count_from_the_first_bad_validation_in_a_row():
     watch = stuck.Stuck(300)
     for update, loss in ((100, 9.0), (200, 8.0), (300, 7.4), (400, 7.6), (500, 8.0), (600, 8.1)):
-        watch.validated(update, loss, 8.0)
+        watch.note_validation(update, loss, 8.0)
         assert not watch.over
-    watch.validated(700, 7.6, 8.0)
+    watch.note_validation(700, 7.6, 8.0)
     assert watch.over and watch.since == 400 and watch.headline().startswith("stuck at update 700: since update 400 ")
     watch.limit = 0
     assert not watch.over
