@@ -225,7 +225,8 @@ class Run:
         losses = [extra_state.get("val_loss")]
         over = self._limits_reached()
         if saved.get("unfinished") is not None and self.program is not None:
-            # stands in for the epoch's batches, which may be used up: the attributes of them that a save reads
+            # a signal cut validate_and_save short: call it again, with a stand-in for the epoch's batches, which may be
+            # used up; it has the attributes that a save reads
             batches = SimpleNamespace(epoch=epoch, end_of_epoch=lambda: epoch_had_ended, state_dict=lambda: place)
             self._averages = saved["averages"]
             subsets = trainer.cfg.dataset.valid_subset.split(",")
@@ -250,7 +251,7 @@ class Run:
             schedule.load_state_dict(state)
 
     def _limits_reached(self) -> bool:
-        """Return whether --max-update, --stop-time-hours or --patience ends the run; main checks --max-epoch itself."""
+        """Return whether --max-update, --stop-time-hours or --patience ends the run; fairseq checks --max-epoch."""
         limits, patience = self.trainer.cfg.optimization, self.trainer.cfg.checkpoint.patience
         if self.trainer.get_num_updates() >= (limits.max_update or math.inf):
             return True
