@@ -94,7 +94,7 @@ def test_profile_of_a_stack_alone(kind, tmp_path):
     assert read_profile(str(path)) == profile
     profile.check_model(admin(kind), str(path))
     with pytest.raises(UserError, match="its branches are not those of this model"):
-        replace(profile, omega={"encoder.1.ffn": 1.0}).check(admin(kind), "p")
+        replace(profile, omega={"encoder.1.ffn": 1.0}).check_model(admin(kind), "p")
     path.write_text("1 1.5\n")
     with pytest.raises(UserError, match="not a whole profile"):
         read_profile(str(path))
