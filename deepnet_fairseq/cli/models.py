@@ -30,7 +30,7 @@ def profile(args) -> Shown:
 
     ends = []
     for stack in ("encoder", "decoder"):
-        omegas = measured.of(stack)
+        omegas = measured.omegas_of(stack)
         if omegas:
             ends.append(f"{stack} {omegas[-1]:.4f}")
     text = f"""wrote {len(measured.omega)} omegas to {args.out}; the last ones: {", ".join(ends)}
