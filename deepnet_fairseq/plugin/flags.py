@@ -192,7 +192,7 @@ def check_training_flags(cfg) -> None:
     """Raise a UserError, naming the flag, for the first invalid value of TrainingFlags or FineTuningFlags."""
     get_probes(cfg.deepnet_probe)
     epoch_weights.check_epoch_weights(cfg.epoch_weights)
-    graphs.parse(cfg.cuda_graphs)
+    graphs.parse_cuda_graphs(cfg.cuda_graphs)
     if cfg.probe_interval < 1:
         raise UserError(f"--probe-interval {cfg.probe_interval}: must be at least 1")
     if cfg.stop_stuck < 0:

@@ -428,7 +428,7 @@ class Run:
         """
         trainer = self.trainer
         ours = {exact_resume.KEY: self._process_state()} | trainer.stuck.kept()
-        ours[graph_settings.KEY] = 0 if trainer.graphs is None else trainer.graphs.chosen
+        ours[graph_settings.KEY] = 0 if trainer.graphs is None else trainer.graphs.for_checkpoint
         if "train_iterator" in of_fairseq:
             ours["train_iterator"] = datasets.place_to_save(
                 of_fairseq["train_iterator"], trainer.iterator, trainer.data_parallel_world_size

@@ -66,7 +66,7 @@ class DeepTrainer(Trainer):
         with_mixin(task)
         self.stuck = task.stuck = stuck.stuck_monitor(self.cfg, criterion)
         self.probes = task.probes = probes_of(model, self.cfg.model)
-        self.use_graphs(graph_settings.parse(self._cuda_graphs) or 0)
+        self.use_graphs(graph_settings.parse_cuda_graphs(self._cuda_graphs) or 0)
 
     @property
     def model(self):
@@ -155,7 +155,7 @@ class DeepTrainer(Trainer):
             if extra_state is None:
                 return None
             if not reset_optimizer:
-                self.use_graphs(graph_settings.kept(self._cuda_graphs, extra_state.get(graph_settings.KEY, 0)))
+                self.use_graphs(graph_settings.setting_after_resume(self._cuda_graphs, extra_state.get(graph_settings.KEY, 0)))
             self.run.restore(extra_state, reset_meters)
         return extra_state
 

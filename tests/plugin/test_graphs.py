@@ -205,7 +205,7 @@ def test_settings_without_graphs(flags, setting, monkeypatch):
     monkeypatch.setattr(settings, "device_of", lambda trainer: RecordedDevice())
     trainer.use_graphs(8)
     assert (trainer.graphs is None) == (setting is not None)
-    assert setting is None or setting in settings.why_not(trainer)
+    assert setting is None or setting in settings.setting_without_graphs(trainer)
 
 
 def test_a_hook_is_called_in_each_pass():
@@ -235,7 +235,7 @@ def test_memory_that_ends_leaves_fewer_graphs():
 
 def test_no_memory_at_all():
     losses, _, trainer = trained(device=RecordedDevice(free=(0,)), updates=3)
-    assert trainer.graphs.obstacle is not None and trainer.graphs.chosen == 0
+    assert trainer.graphs.obstacle is not None and trainer.graphs.for_checkpoint == 0
     expected, *_ = trained(updates=3)
     assert losses == expected
 
@@ -247,10 +247,10 @@ def test_auto_takes_what_is_faster(replay, served):
     graphs = trainer.graphs = trainer.task.graphs = GraphedStep(8, PAD, device, compare=True)
     batches = list(trainer.get_train_iterator(1).next_epoch_itr(shuffle=True))[:3]
     trainer.begin_epoch(1)
-    assert graphs.chosen == "auto"
+    assert graphs.for_checkpoint == "auto"
     with metrics.aggregate():
         losses = [trainer.train_step([batch])["loss"] for batch in batches]
-    assert graphs.served == served and graphs.chosen == (8 if served else 0)
+    assert graphs.served == served and graphs.for_checkpoint == (8 if served else 0)
     plain, *_ = trained(updates=3)
     assert losses == pytest.approx([loss for loss, _ in plain], abs=2e-3)
 
@@ -287,7 +287,7 @@ def test_a_later_epoch_with_longer_sentences():
     ],
 )
 def test_a_resumed_run_keeps_what_it_began_with(flag, began_with, expected):
-    assert settings.kept(flag, began_with) == expected
+    assert settings.setting_after_resume(flag, began_with) == expected
 
 
 def test_a_checkpoint_holds_the_number_of_shapes(tmp_path, monkeypatch):
@@ -307,7 +307,7 @@ def test_a_checkpoint_holds_the_number_of_shapes(tmp_path, monkeypatch):
 @pytest.mark.parametrize("flag", ["x", "-1", "1.5", ""])
 def test_wrong_numbers(flag):
     with pytest.raises(UserError, match="--cuda-graphs"):
-        settings.parse(flag)
+        settings.parse_cuda_graphs(flag)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,8 @@
-"""Capture the kernels of a function in a CUDA graph, and replay them by one call. Nothing else here calls CUDA."""
+"""Capture the kernels of a function in a CUDA graph, and replay them by one call. No other file of graphs/ calls CUDA.
+
+Graph and Device say what the step of a batch needs. CudaGraph and CudaDevice do it on a GPU; the tests have stand-ins
+that work on a CPU.
+"""
 
 from __future__ import annotations
 
@@ -19,37 +23,43 @@ class CaptureFailed(UserError):
 
 
 class Memory(NamedTuple):
-    """Memory of a device in bytes: free, nobody holds it; total; reserved, by torch for tensors, in use or not."""
+    """Memory of a device in bytes."""
 
-    free: int
+    free: int  # held by no process
     total: int
-    reserved: int
+    reserved: int  # held by torch for tensors, whether tensors use it or not
 
 
 class Graph(Protocol):
-    """The kernels of a function without arguments and result, which reads and writes tensors that stay in place.
+    """The kernels of a function without arguments and result, which reads and writes tensors at fixed addresses.
 
-    A replay runs no Python: plain numbers are those of the capture, tensors are read from the memory they had then.
+    A replay runs no Python: plain numbers are those of the capture, tensors are read from the addresses they had then.
     """
 
     def capture(self, function: Callable[[], None]) -> None:
-        """Record the function's kernels; tensors and random numbers are left as they were."""
+        """Record the function's kernels; all tensors and the state of random numbers are as before then."""
 
     def replay(self) -> None:
-        """Run the kernels; random numbers come from the generator as it is now."""
+        """Run the recorded kernels; random numbers come from the generator's present state."""
 
 
 class Device(Protocol):
-    """The device of a training by graphs, or a stand-in that has no GPU."""
+    """What the step of a batch asks of a GPU, or of a stand-in for one."""
 
     def graph(self) -> Graph:
         """Return an empty graph, whose memory is shared with the device's other graphs."""
 
     def warm_up(self, function: Callable[[], Any]) -> Any:
-        """Call the function in a stream of its own, where libraries make the workspaces that a capture needs."""
+        """Call the function in a stream of its own and return its result.
+
+        Libraries as cuBLAS make their workspaces at their first call, which must not come during a capture.
+        """
 
     def faster_kernels(self, most_rows: int) -> AbstractContextManager:
-        """Return the context in which passes are captured. most_rows: of a matrix of activations."""
+        """Return a context that replaces slow kernels of the passes captured in it, or does nothing.
+
+        most_rows: rows (batch times length) of the largest matrix of activations in any graph.
+        """
 
     def seconds(self, function: Callable[[], Any]) -> float:
         """Call the function, wait for the device, and return how long both took."""
@@ -63,8 +73,8 @@ class CudaGraph:
 
     pool: handle of the memory that it shares with other graphs, no two of which may run at the same time.
 
-    Random numbers are those that the function would draw itself: torch keeps the default generator's seed and offset
-    in tensors that a replay fills (ATen/cuda/CUDAGeneratorImpl.cpp, replay_prologue).
+    A replay draws the random numbers that the function would draw if it were called instead: torch keeps the default
+    generator's seed and offset in tensors that a replay fills (ATen/cuda/CUDAGeneratorImpl.cpp, replay_prologue).
     """
 
     def __init__(self, pool: Any):
@@ -76,15 +86,16 @@ class CudaGraph:
 
         A failed capture leaves the allocator and the stream in the state of a capture (CUDAGraph.cpp, reset).
         """
-        gc.freeze()  # torch searches for garbage before each capture, which takes 0.4 s among fairseq's objects
+        # torch collects garbage before each capture, which takes 0.4 s because fairseq has so many objects
+        gc.freeze()
         try:
-            # A thread that pins the memory of the next batches allocates meanwhile, which thread_local allows.
+            # fairseq's thread that pins the memory of the next batches allocates meanwhile, which thread_local allows
             with torch.cuda.graph(self.graph, pool=self.pool, capture_error_mode="thread_local"):
                 function()
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[0]
-            line = f"--cuda-graphs: a batch cannot be captured ({reason}); give --cuda-graphs 0"
-            raise CaptureFailed(line) from error
+            message = f"--cuda-graphs: a batch cannot be captured ({reason}); give --cuda-graphs 0"
+            raise CaptureFailed(message) from error
         finally:
             gc.unfreeze()
 
@@ -96,9 +107,9 @@ class CudaGraph:
 class CudaDevice:
     """The current CUDA device, with a pool of memory for the graphs of one training.
 
-    faster: replace two kernels by those of kernels.py, which round in another order.
+    faster: replace two kernels by those of kernels.py, which add in another order and so round differently.
 
-    A second training in the same process needs a pool of its own: torch refuses the pool of graphs that are gone.
+    A second training in the same process needs a CudaDevice of its own: torch refuses a pool whose graphs are gone.
     """
 
     def __init__(self, faster: bool = True) -> None:
@@ -110,7 +121,7 @@ class CudaDevice:
         return CudaGraph(self.pool)
 
     def warm_up(self, function: Callable[[], Any]) -> Any:
-        """Call the function in a stream of its own, and return its result."""
+        """Call the function in a new stream, in order with the work of the present stream; return its result."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -125,7 +136,7 @@ class CudaDevice:
         return FasterKernels(most_rows, torch.device("cuda", torch.cuda.current_device()))
 
     def seconds(self, function: Callable[[], Any]) -> float:
-        """Return the time of a call, from an idle device to an idle device."""
+        """Return the seconds of a call, from an idle device to an idle device."""
         torch.cuda.synchronize()
         start = time.perf_counter()
         function()

@@ -1,4 +1,7 @@
-"""Find operations of a training step that no CUDA graph can hold: those on whose result the CPU depends."""
+"""Find the operations of a training step that cannot be captured in a CUDA graph: those on whose result the CPU waits.
+
+For instance tensor.item(), or an index by a mask, whose result has as many rows as the mask has ones.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,20 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-# operators that the CPU waits for: it reads a number, or the size of the result
-READS = {
+# names of aten's operators after which the CPU reads a number, or the size of the result
+WAITS = {
     "_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "bincount",
     "unique_consecutive", "unique_dim", "_unique", "_unique2",
 }  # fmt: skip
-COPIES = {"_to_copy", "copy_"}
-INDEXING = {"index", "index_put", "index_put_"}
+COPIES = {"_to_copy", "copy_"}  # these wait if they copy from one device to another
+INDEXING = {"index", "index_put", "index_put_"}  # these wait if an index is a mask
 
 
 class CaptureLint(TorchDispatchMode):
-    """Mode that lists in `findings` each operation that cannot be captured, with the line of code that called it.
+    """Mode that runs each operation as usual, and lists in `findings` those that cannot be captured.
 
-    calls: number of operations so far; about a third of them launch a kernel.
+    findings: "operator in folder/file:line", the line of code that called it. calls: number of operations so far; about
+    a third of them launch a kernel.
     """
 
     def __init__(self) -> None:
@@ -41,18 +45,23 @@ class CaptureLint(TorchDispatchMode):
 
 
 def waits_for_device(name: str, args: tuple, kwargs: dict, result: Any) -> bool:
-    """Return whether the CPU depends on an operator's result, or its tensors lie on two devices."""
-    if name in READS:
+    """Return whether the CPU waits for an operator's result, or the operator's tensors lie on two devices.
+
+    name: aten's, without "aten::"; args, kwargs, result: of the call.
+    """
+    if name in WAITS:
         return True
-    given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-    if name in INDEXING and any(index.dtype == torch.bool for index in given[1:]):
-        return True  # as many rows as the mask has ones
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    if name in INDEXING and any(index.dtype == torch.bool for index in tensors[1:]):
+        return True  # the result has as many rows as the mask has ones
     if name == "repeat_interleave" and not kwargs.get("output_size"):
-        return True
-    if name in COPIES:  # _to_copy copies given[0] to the result, copy_ copies given[-1] to given[0]
-        return given[0].device.type != result.device.type or given[0].device.type != given[-1].device.type
-    of_several = [one for one in given if one.dim()]  # a number on the CPU is a kernel's argument
-    return len({one.device.type for one in of_several}) > 1
+        return True  # the result has as many rows as the sum of the repeats
+    if name in COPIES:  # _to_copy copies tensors[0] to the result, copy_ copies tensors[-1] to tensors[0]
+        first = tensors[0].device.type
+        return first != result.device.type or first != tensors[-1].device.type
+    # a tensor () on the CPU is passed to the kernel as a plain number, and may be beside tensors on the GPU
+    devices = {tensor.device.type for tensor in tensors if tensor.dim()}
+    return len(devices) > 1
 
 
 def caller() -> str:
@@ -63,4 +72,4 @@ def caller() -> str:
         if "/torch/" not in path and path != __file__:
             return f"{'/'.join(path.split('/')[-2:])}:{frame.f_lineno}"
         frame = frame.f_back
-    return "the backward pass"  # whose thread has no Python of ours
+    return "the backward pass"  # autograd runs it in a thread of its own, on whose stack no Python code of ours is

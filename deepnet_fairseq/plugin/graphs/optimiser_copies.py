@@ -1,6 +1,7 @@
-"""Two graphs for an optimiser in half precision: gradients to float32 with their norm, and weights to half precision.
+"""Two graphs for deepnet_adam in half precision: gradients to float32 with their norm, and weights to half precision.
 
-Each copy takes lists of all parameters, of which a model of 500 encoder and 500 decoder layers has 21,000.
+Without a graph Python builds lists of all parameters for each copy, and a model of 500 encoder and 500 decoder layers
+has 21,000.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from .gradients import GradientBuffers
 
 
 def attach(optimizer: Any, device: Device, buffers: GradientBuffers) -> bool:
-    """Replace the copies of deepnet_adam's optimiser for half precision by graphs; return False for other optimisers.
+    """Replace the copies of a HalfPrecisionOptimizer (deepnet_adam.py) by graphs; return False for other optimisers.
 
-    buffers: the parameters' gradients, which are set to 0 between updates and not dropped any more.
+    buffers: the parameters' gradients. From now on they are set to 0 between updates instead of being dropped, because
+    the graph reads them at a fixed address.
     """
     if not hasattr(optimizer, "copy_gradients"):
         return False
@@ -22,20 +24,20 @@ def attach(optimizer: Any, device: Device, buffers: GradientBuffers) -> bool:
     optimizer.prepare_gradients()
     copy_gradients = optimizer.copy_gradients
     compute_norm = adam.norm
-    norm = compute_norm()
+    norm = compute_norm()  # the tensor () that each replay fills
 
     def gradients_with_norm() -> None:
         copy_gradients()
         norm.copy_(compute_norm())
 
-    gradients = device.graph()
-    gradients.capture(gradients_with_norm)
-    weights = device.graph()
-    weights.capture(optimizer.copy_weights)
+    gradients_graph = device.graph()
+    gradients_graph.capture(gradients_with_norm)
+    weights_graph = device.graph()
+    weights_graph.capture(optimizer.copy_weights)
 
-    # On the instance, so that the class and other trainings stay as they are.
-    optimizer.copy_gradients = gradients.replay
-    optimizer.copy_weights = weights.replay
+    # replaces the methods of this instance alone, so that other trainings in the process stay as they are
+    optimizer.copy_gradients = gradients_graph.replay
+    optimizer.copy_weights = weights_graph.replay
     optimizer.drop_gradients = buffers.zero
     adam.norm = lambda: norm
     return True

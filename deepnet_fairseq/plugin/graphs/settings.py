@@ -17,13 +17,13 @@ from .step import GraphedStep
 
 logger = logging.getLogger(__name__)
 
-AUTO = "auto"
-AUTO_SHAPES = 32  # 12% padding on IWSLT-14's batches of 4,096 tokens; 16 shapes have 25%, 64 have 8%
-KEY = "deepnet_cuda_graphs"  # in a checkpoint's extra_state
+AUTO = "auto"  # compare a graph with the plain passes before the first update, and use graphs if they are faster
+AUTO_SHAPES = 32  # shapes with AUTO: 12% padding on IWSLT-14's batches of 4,096 tokens; 16 have 25%, 64 have 8%
+KEY = "deepnet_cuda_graphs"  # in a checkpoint's extra_state: GraphedStep.for_checkpoint, 0 without graphs
 
 
-def parse(flag: str | None) -> int | str | None:
-    """Return the number of shapes, AUTO, or None without the flag; UserError for anything else."""
+def parse_cuda_graphs(flag: str | None) -> int | str | None:
+    """Return the flag's number of shapes (0: no graphs) or AUTO, None without the flag; UserError for anything else."""
     if flag is None or flag == AUTO:
         return flag
     if not flag.isdecimal():
@@ -31,12 +31,14 @@ def parse(flag: str | None) -> int | str | None:
     return int(flag)
 
 
-def kept(flag: str | None, began_with: int | str) -> int | str:
-    """Return what a resumed training does: what it began with, so that its numbers go on; a flag of 0 ends it.
+def setting_after_resume(flag: str | None, began_with: int | str) -> int | str:
+    """Return the setting of a resumed training: a number of shapes, 0 for no graphs, or AUTO.
 
-    began_with: of the checkpoint, 0 for one without the entry.
+    That is the one it began with, so that it computes the same numbers as without the interruption. Two flags change
+    it: 0 ends the graphs, and any flag replaces an AUTO that has decided nothing yet. began_with: the entry KEY of the
+    checkpoint, 0 for one without the entry.
     """
-    wanted = parse(flag)
+    wanted = parse_cuda_graphs(flag)
     if wanted is None or wanted == began_with:
         return began_with
     if wanted == 0:
@@ -49,9 +51,9 @@ def kept(flag: str | None, began_with: int | str) -> int | str:
 
 
 def graphed_step(trainer: Any, wanted: int | str) -> GraphedStep | None:
-    """Return the step by graphs of a trainer; None, with a line of the log, where its settings allow none.
+    """Make the object that computes a trainer's batches by graphs; None, and a log line, where settings forbid graphs.
 
-    wanted: number of shapes, 0 for none, or AUTO. UserError for a number of shapes on a CPU.
+    wanted: number of shapes, 0 for no graphs, or AUTO. UserError for a number of shapes on a CPU.
     """
     if wanted == 0:
         return None
@@ -61,27 +63,30 @@ def graphed_step(trainer: Any, wanted: int | str) -> GraphedStep | None:
             raise UserError(f"--cuda-graphs {wanted}: needs a GPU, and this training runs on a CPU; drop the flag")
         logger.info("--cuda-graphs auto: without graphs, on a CPU")
         return None
-    reason = why_not(trainer)
+    reason = setting_without_graphs(trainer)
     if reason is not None:
         logger.info(f"--cuda-graphs: the training goes on without: {reason}")
         return None
-    limit = AUTO_SHAPES if wanted == AUTO else int(wanted)
-    compare = wanted == AUTO
-    padding = trainer.task.target_dictionary.pad()
-    return GraphedStep(limit, padding, device, compare, restart=restart_without if compare else None)
+
+    pad_index = trainer.task.target_dictionary.pad()
+    if wanted == AUTO:
+        return GraphedStep(AUTO_SHAPES, pad_index, device, compare=True, restart=restart_without_graphs)
+    return GraphedStep(int(wanted), pad_index, device)
 
 
 def device_of(trainer: Any) -> Device | None:
-    """Return the device of a training on a GPU, None on a CPU."""
+    """Return an object that captures and replays on a trainer's GPU; None for a training on a CPU."""
     return CudaDevice() if trainer.cuda else None
 
 
-def restart_without() -> None:
+def restart_without_graphs() -> None:
     """Start fairseq-train again with --cuda-graphs 0, in this process's place; do nothing in another program.
 
-    A failed capture leaves CUDA unusable in the process, and no update was made yet.
+    GraphedStep calls this after a failed capture, which leaves CUDA unusable in the process. Nothing is lost, because
+    no update was made yet.
     """
-    if Path(sys.argv[0]).name != "fairseq-train" and "fairseq_cli.train" not in sys.orig_argv:
+    is_fairseq_train = Path(sys.argv[0]).name == "fairseq-train" or "fairseq_cli.train" in sys.orig_argv
+    if not is_fairseq_train:
         return
     logger.warning("--cuda-graphs auto: a capture failed; the training starts again without graphs")
     sys.stdout.flush()
@@ -89,13 +94,14 @@ def restart_without() -> None:
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:], "--cuda-graphs", "0"])
 
 
-def why_not(trainer: Any) -> str | None:
-    """Return the setting of a trainer that no graph can serve, None if there is none."""
+def setting_without_graphs(trainer: Any) -> str | None:
+    """Name the setting of a trainer that cannot go with graphs, and why; None if all settings can."""
     if trainer.data_parallel_world_size > 1:
         return "several processes add up their gradients between the passes"
     if trainer.cfg.optimization.use_bmuf:
         return "--use-bmuf keeps gradients of its own"
-    if any(getattr(module, "recomputed_layers", 0) for module in submodules(trainer.get_model())):
+    recomputes = any(getattr(module, "recomputed_layers", 0) for module in submodules(trainer.get_model()))
+    if recomputes:
         return "--checkpoint-activations sets random numbers back within a pass"
     if trainer.task.own_train_step() is not FairseqTask.train_step:
         return f"--task {trainer.cfg.task._name} has a training step of its own"

@@ -1,7 +1,10 @@
 """Choose the few shapes to which the batches of a training are padded, because each shape needs a graph of its own.
 
-A shape is (rows, source length, target length), of a language model (rows, length). Batches stay those of fairseq, in
-order and content: rows and lengths are filled up with padding, which adds nothing to the loss and its gradients.
+A shape is (rows, source length, target length), of a language model (rows, length). Arrays of N shapes are (N, 3) or
+(N, 2). A shape covers another one if it has at least as many rows and is at least as long.
+
+Batches stay those of fairseq, in order and content: rows and lengths are filled up with padding, which adds nothing to
+the loss and its gradients.
 """
 
 from __future__ import annotations
@@ -11,39 +14,42 @@ from collections.abc import Iterable, Sequence
 import numpy
 
 Shape = tuple[int, ...]
-# A join of two shapes takes a pass over all of them, so that 20,000 different shapes would take minutes.
+# `choose` passes over all shapes for each two that it joins, so that 20,000 different shapes would take minutes
 MOST_SHAPES = 2000
 
 
 def positions(shapes: numpy.ndarray) -> numpy.ndarray:
-    """Return the number of positions of shapes (.., 2 or 3): rows times the sum of the lengths."""
+    """Return the number of positions of each shape (..., 2 or 3): rows times the sum of the lengths."""
     return shapes[..., 0] * shapes[..., 1:].sum(-1)
 
 
 def shapes_of(batches: Iterable[Sequence[int]], sizes: numpy.ndarray) -> numpy.ndarray:
-    """Return the shapes (N, 2 or 3) of N batches, each a list of numbers of sentences.
+    """Return the shapes (N, 2 or 3) of N batches.
 
-    sizes: lengths of all sentences, (M,), or (M, 2) of source and target.
+    batches: each lists the indices of its sentences in the data set; sizes: the lengths of all M sentences, (M,), or
+    (M, 2) of source and target.
     """
     lengths = sizes.reshape(len(sizes), -1)
     shapes = []
-    for batch in batches:
-        longest = lengths[numpy.asarray(batch)].max(axis=0)
-        shapes.append((len(batch), *longest))
+    for sentences in batches:
+        longest = lengths[numpy.asarray(sentences)].max(axis=0)
+        shapes.append((len(sentences), *longest))
     return numpy.array(shapes, dtype=numpy.int64)
 
 
 def choose(shapes: numpy.ndarray, number: int) -> numpy.ndarray:
-    """Return at most `number` shapes, of which at least one covers each of `shapes` (N, 2 or 3).
+    """Return at most `number` shapes, of which at least one covers each of the batches' `shapes` (N, 2 or 3).
 
-    Joins the pair that costs the fewest positions until no more than `number` are left. A join puts the smallest shape
-    that covers both in the place of two, and costs what all their batches are larger then. (On IWSLT-14's batches of
-    4,096 tokens, 32 shapes cost 12.2% more positions; the optimum among neighbours in size costs the same.)
+    This is greedy clustering. It replaces two shapes by the smallest one that covers both, until no more than `number`
+    are left. Such a join costs the positions by which the batches of both shapes grow; the cheapest join comes first.
+    (On IWSLT-14's batches of 4,096 tokens, 32 shapes cost 12.2% more positions; the optimum among neighbours in size
+    costs the same.)
     """
-    shapes, counts = numpy.unique(_coarse(shapes), axis=0, return_counts=True)
-    alive = numpy.ones(len(shapes), dtype=bool)
+    shapes, counts = numpy.unique(_coarse(shapes), axis=0, return_counts=True)  # counts: batches of each shape
+    alive = numpy.ones(len(shapes), dtype=bool)  # False for a shape that was joined to another one
 
     def costs_of_joins(one: int) -> numpy.ndarray:
+        """Return the cost of joining shape number `one` with each other shape, (N,); inf where that is impossible."""
         joined = numpy.maximum(shapes[one], shapes)
         after = positions(joined) * (counts[one] + counts)
         before = positions(shapes[one]) * counts[one] + positions(shapes) * counts
@@ -52,10 +58,10 @@ def choose(shapes: numpy.ndarray, number: int) -> numpy.ndarray:
         costs[~alive] = numpy.inf
         return costs
 
-    # of each shape the cheapest join, and with whom
-    costs = [costs_of_joins(one) for one in range(len(shapes))]
-    cheapest = numpy.array([row.min() for row in costs])
-    partner = numpy.array([row.argmin() for row in costs])
+    # for each shape its cheapest join, and the number of the shape to join with
+    all_costs = [costs_of_joins(one) for one in range(len(shapes))]
+    cheapest = numpy.array([costs.min() for costs in all_costs])
+    partner = numpy.array([costs.argmin() for costs in all_costs])
     for _ in range(len(shapes) - number):
         one = int(numpy.where(alive, cheapest, numpy.inf).argmin())
         other = int(partner[one])
@@ -63,44 +69,52 @@ def choose(shapes: numpy.ndarray, number: int) -> numpy.ndarray:
         counts[one] += counts[other]
         alive[other] = False
 
-        # the joined shape, and those whose cheapest join was with one of the two
+        # compute the cheapest join anew for the joined shape, and for those whose partner was one of the two
         outdated = alive & ((partner == one) | (partner == other))
         for stale in {one, *numpy.flatnonzero(outdated).tolist()}:
-            row = costs_of_joins(stale)
-            cheapest[stale] = row.min()
-            partner[stale] = row.argmin()
+            costs = costs_of_joins(stale)
+            cheapest[stale] = costs.min()
+            partner[stale] = costs.argmin()
 
-        # those for which the joined shape is cheaper than what they had
-        row = costs_of_joins(one)
-        nearer = alive & (row < cheapest)
-        cheapest[nearer] = row[nearer]
-        partner[nearer] = one
+        # the joined shape becomes the partner of those for which it is cheaper than the partner they had
+        costs = costs_of_joins(one)
+        cheaper = alive & (costs < cheapest)
+        cheapest[cheaper] = costs[cheaper]
+        partner[cheaper] = one
     return shapes[alive]
 
 
 def _coarse(shapes: numpy.ndarray) -> numpy.ndarray:
-    """Round lengths up to multiples of 2, 4, 8, ... until at most MOST_SHAPES different shapes are left."""
+    """Return the shapes with lengths rounded up, so that at most MOST_SHAPES of them differ.
+
+    Lengths become multiples of 2, 4, 8, ..., the first of these that suffices. Rows are not rounded; shapes that are
+    few already are returned as they are.
+    """
     step = 1
     coarse = shapes
     while len(numpy.unique(coarse, axis=0)) > MOST_SHAPES:
         step *= 2
         coarse = shapes.copy()
-        coarse[:, 1:] = -(-shapes[:, 1:] // step) * step
+        coarse[:, 1:] = -(-shapes[:, 1:] // step) * step  # -(-a // b) rounds up
     return coarse
 
 
 def covering(shape: Shape, known: numpy.ndarray) -> Shape | None:
-    """Return the shape with the fewest positions among `known` (N, 2 or 3) that covers `shape`; None without one."""
-    if known.ndim != 2 or known.shape[1] != len(shape):
+    """Return the shape with the fewest positions among those of `known` (N, 2 or 3) that cover `shape`, or None."""
+    if known.ndim != 2 or known.shape[1] != len(shape):  # none is known, or they are those of another kind of model
         return None
-    fits = known[(known >= numpy.array(shape)).all(axis=1)]
-    if not len(fits):
+    covers = known[(known >= numpy.array(shape)).all(axis=1)]
+    if not len(covers):
         return None
-    smallest = fits[positions(fits).argmin()]
+    smallest = covers[positions(covers).argmin()]
     return tuple(int(length) for length in smallest)
 
 
-def padding(shapes: numpy.ndarray, known: numpy.ndarray) -> float:
-    """Return by which share the batches of these shapes (N, 2 or 3) become larger; those that none covers stay."""
+def padding_share(shapes: numpy.ndarray, known: numpy.ndarray) -> float:
+    """Return the positions that padding adds, as a share of those of the batches: 0.12 for 12% more.
+
+    shapes: of the batches, (N, 2 or 3); known: the shapes they are padded to, (M, 2 or 3). Batches that none of these
+    covers are not padded.
+    """
     padded = [covering(tuple(shape), known) or tuple(shape) for shape in shapes]
     return float(positions(numpy.array(padded)).sum() / positions(shapes).sum() - 1)

@@ -1,4 +1,4 @@
-"""A batch in tensors that stay in place, into which the batches of a training are copied one after the other."""
+"""A batch in tensors at fixed addresses, into which the batches of a training are copied one after the other."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor
 
 from .shapes import Shape
 
-ROWS, SOURCE, TARGET = range(3)
-# tensors of fairseq's samples that a graph reads -> their dimensions
+ROWS, SOURCE, TARGET = range(3)  # kinds of dimensions: sentences of a batch, positions of source and of target
+# name of a tensor in fairseq's samples that a graph can read -> what its dimensions are
 DIMENSIONS = {
     "src_tokens": (ROWS, SOURCE),
     "src_lengths": (ROWS,),
@@ -37,11 +37,17 @@ def shape_of(sample: dict[str, Any]) -> Shape:
 class StaticBatch:
     """A sample of a fixed shape. Shorter sentences are padded at their end, missing rows are rows of padding.
 
-    like: a sample with the same tensors; padding: number of the padding symbol. `sample` is what the loss reads. Its
-    ntokens, the number of target tokens, is a tensor () too, so that a computation with it becomes part of the graph.
+    sample: what the loss reads, a sample as fairseq's. Its "ntokens", the number of target tokens, is a tensor () too,
+    so that a computation with it becomes part of the graph. tensors: those of the sample by name, which `fill`
+    overwrites; empty: the number that fills each of them where it has no sentence.
     """
 
-    def __init__(self, like: dict[str, Any], shape: Shape, padding: int):
+    def __init__(self, like: dict[str, Any], shape: Shape, pad_index: int):
+        """Make the tensors, without a sentence in them.
+
+        like: a sample of fairseq with the same tensors, for their types and the device; pad_index: index of the padding
+        symbol in the dictionary.
+        """
         self.shape = shape
         # a language model reads one side, whose length is that of source and target
         size = {ROWS: shape[0], SOURCE: shape[1], TARGET: shape[-1]}
@@ -50,7 +56,7 @@ class StaticBatch:
         self.tensors: dict[str, Tensor] = {}
         for name, given in tensors_of(like).items():
             dimensions = DIMENSIONS[name]
-            self.empty[name] = padding if len(dimensions) == 2 else 0
+            self.empty[name] = pad_index if len(dimensions) == 2 else 0  # symbols, or lengths
             sizes = [size[dimension] for dimension in dimensions]
             self.tensors[name] = torch.full(sizes, self.empty[name], dtype=given.dtype, device=device)
         self.ntokens = torch.ones((), dtype=torch.long, device=device)
@@ -63,11 +69,11 @@ class StaticBatch:
         }
 
     def fill(self, sample: dict[str, Any]) -> None:
-        """Copy a sample, of at most this shape, into the tensors."""
+        """Copy a sample that this shape covers into the tensors."""
         for name, given in tensors_of(sample).items():
             tensor = self.tensors[name]
             if given.shape != tensor.shape:
-                tensor.fill_(self.empty[name])
+                tensor.fill_(self.empty[name])  # the sentences of the previous batch
                 corner = tuple(slice(length) for length in given.shape)
                 tensor = tensor[corner]
             tensor.copy_(given, non_blocking=True)

@@ -1,7 +1,8 @@
 """Compute a batch of training by a graph: copy it into a static batch, replay, and return loss and log.
 
-The graph holds model, loss, scaled backward pass and the sum of gradients. Batches that no graph serves are computed by
-fairseq as always, and may be mixed with the others in one update.
+One graph holds the passes of a batch (forward pass of the model, loss, backward pass of the scaled loss) and the
+addition of its gradients to the buffers. Batches without a graph are computed by fairseq as always, and may be mixed
+with the others in one update.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ...core.models import DeepModel
 from ...core.modules import submodules
 from ...core.stack import Stack
 from . import optimiser_copies, shapes
-from .capture import CaptureFailed, Device, Graph
+from .capture import CaptureFailed, Device, Graph, Memory
 from .gradients import GradientBuffers
 from .lint import CaptureLint
 from .shapes import Shape
@@ -32,17 +33,22 @@ logger = logging.getLogger(__name__)
 
 Step = tuple[Tensor, Any, dict[str, Any]]  # loss, sample size and log, as a task's train_step returns them
 KNOWN = {"id", "nsentences", "ntokens", "net_input", "target"}  # entries of a sample that a graph reads or ignores
-LOSS, SIZE = "", "size"  # keys of loss and sample size beside those that the criterion logs
+# keys of loss and sample size in dicts that have the entries of the criterion's log too, as "loss" and "sample_size"
+LOSS, SIZE = "", "size"
 # Memory that the first graph is expected to take for each operator, three times what it took on an H200 (PyTorch 2.11):
 # 36 MiB for the 33,700 operators of a batch of 100L-100L. The others are expected to take what the one before took.
 BYTES_AN_OPERATOR = 3_500
-SPARE = 1 / 20  # share of the device's memory that captures leave free, for validation
-LATER = 1 / 4  # share of the number of shapes that each later epoch may add
+SPARE_MEMORY = 1 / 20  # share of the device's memory that captures leave free, for validation
+MORE_SHAPES = 1 / 4  # new shapes that each later epoch may add, as a share of the limit
 
 
 @dataclass
 class Captured:
-    """Graph of one shape. outputs: tensors that a replay fills, by the key of the log, LOSS and SIZE."""
+    """Graph of one shape, and the tensors that it reads and fills.
+
+    batch: read; outputs: filled by a replay, the numbers that the criterion logs by their keys, and LOSS and SIZE.
+    Counts of the batch, such as of its tokens, are not among them (GraphedStep.counts).
+    """
 
     batch: StaticBatch
     graph: Graph
@@ -50,47 +56,78 @@ class Captured:
 
 
 class GraphedStep:
-    """Passes of batches by graphs, one for each of at most `limit` padded shapes.
+    """Computes the passes of a training's batches by graphs, one for each of at most `limit` padded shapes.
 
-    padding: number of the padding symbol; compare: measure before the first update whether graphs are faster at all;
-    restart: what to do where a capture fails before the first update, which by default ends the training.
-
-    Before the first update the passes run once without effect, to find what no graph can hold and to let libraries make
-    their workspaces. Then all graphs are captured, the largest first, because passes without a graph beside them would
-    need memory for their activations a second time. `obstacle` says why no batch is computed by a graph any more.
+    The trainer calls `plan` at the beginning of an epoch, the task `step` for each batch. The first `step` runs the
+    passes once without effect, to find operations that cannot be captured and to let libraries make their workspaces.
+    Then it captures all graphs, the largest first. They are not captured when their first batch comes, because the
+    passes computed without a graph until then would need memory for their activations beside that of the graphs.
     """
 
+    # set by _prepare, at the first batch
+    model: nn.Module
+    criterion: Any
+    optimizer: Any
+    modules: list[nn.Module]  # of model and criterion
+    timed_modules: list[Any]  # those among them that change with the number of updates
+    numbers: list[tuple]  # of timed_modules, as _numbers_of_modules returned them
+    buffers: GradientBuffers
+    scale: Tensor  # (), multiplies the loss
+    names: Any  # of the tensors of a sample
+    reads_norm: bool  # the optimiser copies each update's norm to the CPU, and so waits for the device
+    kernels_in_graphs: Any  # context in which passes run and are captured
+    memory_before: Memory
+    # set by _try_passes
+    operators: int  # in the passes of a batch
+    like: dict[str, Tensor]  # by key: tensors with type and shape of Captured.outputs
+    counts: dict[str, str]  # keys of the log that are counts of the batch -> "ntokens" or "nsentences"
+
     def __init__(
-        self, limit: int, padding: int, device: Device, compare: bool = False,
+        self, limit: int, pad_index: int, device: Device, compare: bool = False,
         restart: Callable[[], None] | None = None,
     ):  # fmt: skip
+        """Take the settings; nothing is captured yet.
+
+        limit: largest number of shapes in the first epoch; pad_index: index of the padding symbol; compare: measure
+        before the first update whether graphs are faster at all, and go on without if they are not; restart: called
+        where a capture fails before the first update, None to let CaptureFailed end the training.
+        """
         self.limit = limit
-        self.padding = padding
+        self.pad_index = pad_index
         self.device = device
         self.compare = compare
         self.restart = restart
-        self.obstacle: str | None = None
+        self.obstacle: str | None = None  # why no batch is computed by a graph any more
         self.planned = numpy.empty((0, 0), numpy.int64)  # shapes whose graphs are still to be captured
         self.table = numpy.empty((0, 0), numpy.int64)  # shapes that have a graph
+        self.of_epoch = numpy.empty((0, 0), numpy.int64)  # shapes of the batches for which `planned` was chosen
         self.captured: dict[Shape, Captured] = {}
-        self.served = 0  # batches with a graph
-        self.left = 0  # batches without
-        self.began = False
-        self.said: set[str] = set()  # lines that are logged once
+        self.served = 0  # batches computed by a graph
+        self.left = 0  # batches left to fairseq
+        self.prepared = False  # whether the first batch has come
+        self.logged_once: set[str] = set()
 
     @property
-    def chosen(self) -> int | str:
-        """The number of shapes for a checkpoint: 0 once a comparison or an obstacle has decided against graphs."""
-        if self.compare and not self.began:
+    def for_checkpoint(self) -> int | str:
+        """The setting that a resumed training goes on with: the limit, "auto" before the comparison, or 0.
+
+        0 stands for no graphs, once the comparison or an obstacle has decided against them.
+        """
+        if self.compare and not self.prepared:
             return "auto"
         return 0 if self.obstacle is not None else self.limit
 
     # shapes
 
     def plan(self, iterator: Any) -> None:
-        """Choose shapes for the batches of an epoch; in later epochs a few more, for those that no graph covers."""
+        """Choose the shapes to capture for the batches of an epoch.
+
+        Once graphs are captured, a later epoch gets a few more shapes for the batches that none of them covers.
+        iterator: fairseq's EpochBatchIterator.
+        """
         sizes = getattr(iterator.dataset, "sizes", None)
-        if sizes is None or len(sizes) != len(iterator.dataset):  # nested data sets have lists of sizes
+        is_one_size_per_sentence = sizes is not None and len(sizes) == len(iterator.dataset)
+        if not is_one_size_per_sentence:  # nested data sets have lists of sizes
             if not self.captured:
                 self._give_up("the data set does not say how long its sentences are")
             return
@@ -99,9 +136,9 @@ class GraphedStep:
             self.planned = shapes.choose(of_epoch, self.limit)
             self.of_epoch = of_epoch
             return
-        missing = [shape for shape in of_epoch if shapes.covering(tuple(shape), self.table) is None]
-        if missing:
-            self.planned = shapes.choose(numpy.array(missing), max(1, int(self.limit * LATER)))
+        uncovered = [shape for shape in of_epoch if shapes.covering(tuple(shape), self.table) is None]
+        if uncovered:
+            self.planned = shapes.choose(numpy.array(uncovered), max(1, int(self.limit * MORE_SHAPES)))
             self.of_epoch = of_epoch
 
     # a batch
@@ -109,29 +146,33 @@ class GraphedStep:
     def step(
         self, sample: dict[str, Any], model: nn.Module, criterion: Any, optimizer: Any, update: int, dummy: bool
     ) -> Step | None:
-        """Run the passes of a batch as FairseqTask.train_step does; return None if that must do it.
+        """Run the passes of a batch by a graph, as FairseqTask.train_step does; None if fairseq must compute the batch.
 
-        dummy: the batch counts for nothing, and keeps a process busy that has no more batches of its own.
+        update: updates made so far; dummy: the batch counts for nothing, and keeps a process busy that has no more
+        batches of its own.
         """
-        self.left += 1
+        self.left += 1  # until it is computed
         if self.obstacle is not None or not self._readable(sample):
             return None
-        if not self.began:
+
+        if not self.prepared:
             if not len(self.planned):
                 self._give_up("the batches of the epoch are not known before they come")
                 return None
-            self._begin(sample, model, criterion, optimizer, update)
+            self._prepare(sample, model, criterion, optimizer, update)
         elif self.timed_modules:
+            # their tensors are updated in place, which a graph sees; a plain number is part of the graph and stays
             model.set_num_updates(update)
             if self._numbers_of_modules() != self.numbers:
                 self._give_up("a module changes with the updates by a number that is no tensor")
         if self.obstacle is not None:
             return None
-        if len(self.planned):
+
+        if len(self.planned):  # a later epoch's
             self._capture_planned(sample)
         shape = shapes.covering(shape_of(sample), self.table)
         if shape is None:
-            self._say_once("--cuda-graphs: batches that fit into no graph are computed without")
+            self._log_once("--cuda-graphs: batches that fit into no graph are computed without")
             return None
 
         captured = self.captured[shape]
@@ -140,13 +181,16 @@ class GraphedStep:
         self._set_scale(dummy)
         captured.graph.replay()
         if hasattr(optimizer, "_needs_sync"):
-            optimizer._needs_sync = True  # as fairseq's own backward pass does
+            optimizer._needs_sync = True  # as FP16Optimizer.backward does: the float32 gradients are out of date
         self.served += 1
         self.left -= 1
         return self._results(captured, sample)
 
     def _readable(self, sample: dict[str, Any]) -> bool:
-        """Return whether a graph can read all of a sample; else give up."""
+        """Return whether a graph can read all of a sample.
+
+        An entry that no graph can read ends the graphs; a sample with other tensors than the first is left to fairseq.
+        """
         unknown = [name for name in sample if name not in KNOWN]
         if "target" in sample:
             unknown += [name for name in tensors_of(sample) if name not in DIMENSIONS]
@@ -154,47 +198,52 @@ class GraphedStep:
             unknown += ["no target"]
         if unknown:
             self._give_up(f"batches have {', '.join(unknown)}")
-        elif self.began and tensors_of(sample).keys() != self.names:
-            self._say_once("--cuda-graphs: batches with other inputs than the first are computed without")
             return False
-        return self.obstacle is None
+        if self.prepared and tensors_of(sample).keys() != self.names:
+            self._log_once("--cuda-graphs: batches with other inputs than the first are computed without")
+            return False
+        return True
 
     def _set_scale(self, dummy: bool) -> None:
-        """Set the factor on the loss: fairseq's loss scale, 0 for a batch that counts for nothing."""
+        """Set `scale`, by which the graph multiplies the loss: fairseq's loss scale, 0 for a dummy batch."""
         if dummy:
             self.scale.zero_()
         elif isinstance(self.optimizer, AMPOptimizer):
             one = torch.ones_like(self.scale)
-            self.scale.copy_(self.optimizer.scaler.scale(one))  # the scaler's number is on the device
+            self.scale.copy_(self.optimizer.scaler.scale(one))  # without a copy of torch's scale to the CPU
         elif isinstance(self.optimizer, FP16Optimizer | MemoryEfficientFP16Optimizer) and self.optimizer.scaler:
             self.scale.fill_(self.optimizer.scaler.loss_scale)
         else:
             self.scale.fill_(1.0)
 
     def _results(self, captured: Captured, sample: dict[str, Any]) -> Step:
-        """Return loss, sample size and log of a replay, with the counts of the batch without its padding."""
-        found: dict[str, Any] = {}
+        """Return loss, sample size and log of a replay; counts are those of the sample, without its padding."""
+        log: dict[str, Any] = {}  # with LOSS and SIZE at first
         for key, tensor in captured.outputs.items():
             if key == SIZE:
-                found[key] = tensor.item()  # fairseq computes with it at once
+                log[key] = tensor.item()  # fairseq computes with it at once
             elif self.reads_norm and tensor.is_cuda:
-                # deepnet_adam returns the norm of the gradients on the CPU: the trainer waits for that, and so for this
-                # copy, before it looks at the log
-                found[key] = tensor.to("cpu", non_blocking=True)
+                # the copy need not be waited for here: before the trainer looks at the log, it waits for the norm of
+                # the gradients, which deepnet_adam copies to the CPU later
+                log[key] = tensor.to("cpu", non_blocking=True)
             else:
-                found[key] = tensor.clone()
-        counts = {"ntokens": sample["ntokens"], "nsentences": len(sample["target"])}
-        for key, name in self.counts.items():  # entries of the log that are counts of the batch
-            found[key] = counts[name]
-        loss = found.pop(LOSS)
-        size = found.pop(SIZE)
-        return loss, size, found
+                log[key] = tensor.clone()  # the next replay overwrites the tensor
+
+        of_sample = {"ntokens": sample["ntokens"], "nsentences": len(sample["target"])}
+        for key, count in self.counts.items():
+            log[key] = of_sample[count]
+        loss = log.pop(LOSS)
+        size = log.pop(SIZE)
+        return loss, size, log
 
     # before the first update
 
-    def _begin(self, sample: dict[str, Any], model: nn.Module, criterion: Any, optimizer: Any, update: int) -> None:
-        """Make the buffers, run the passes once without effect, and capture the graphs of the first epoch's shapes."""
-        self.began = True
+    def _prepare(self, sample: dict[str, Any], model: nn.Module, criterion: Any, optimizer: Any, update: int) -> None:
+        """Make the buffers, run the passes once without effect, and capture the graphs of the first epoch's shapes.
+
+        Gives up where something forbids graphs; the arguments are those of `step`.
+        """
+        self.prepared = True
         gc.collect()
         self.memory_before = self.device.memory()
         self.model, self.criterion, self.optimizer = model, criterion, optimizer
@@ -202,7 +251,8 @@ class GraphedStep:
         if any(has_hooks(module) for module in self.modules):
             self._give_up("a hook wants to be called in each pass")
             return
-        # modules that change with time make their buffers at the first call, and fill them in place later
+
+        # modules that change with the number of updates make their buffers now, and fill them in place later
         model.set_num_updates(update)
         self.timed_modules = [
             module
@@ -211,7 +261,7 @@ class GraphedStep:
         ]
         self.numbers = self._numbers_of_modules()
 
-        parameters = {}
+        parameters = {}  # each once
         for parameter in (*model.parameters(), *criterion.parameters()):
             if parameter.requires_grad:
                 parameters[id(parameter)] = parameter
@@ -220,52 +270,63 @@ class GraphedStep:
         self.names = tensors_of(sample).keys()
         self.reads_norm = False
         if hasattr(criterion, "masks_padding"):
-            criterion.masks_padding = True  # else it picks the other targets, whose places the CPU would have to know
+            # the chunked losses then mask the loss of padding; else they pick the other targets by a mask, and the CPU
+            # would wait for their number
+            criterion.masks_padding = True
 
         rows, lengths = self.planned[:, :1], self.planned[:, 1:]
         self.kernels_in_graphs = self.device.faster_kernels(int((rows * lengths).max()))
-        first = self._static(sample, tuple(self.planned[shapes.positions(self.planned).argmax()]))
-        self._look_through(first)
+        largest = self._static(sample, tuple(self.planned[shapes.positions(self.planned).argmax()]))
+        self._try_passes(largest)
         if self.obstacle is None and self.compare:
-            self._compare(first, sample)
-        if self.obstacle is None:
-            self.buffers.attach()
-            self.reads_norm = optimiser_copies.attach(optimizer, self.device, self.buffers)
-            for module in self.modules:
-                if isinstance(module, DeepModel):
-                    module.one_mode = True  # graphs keep the modes of their capture, so that none is set apart
-            self._capture_planned(sample)
+            self._compare(largest, sample)
+        if self.obstacle is not None:
+            return
+
+        self.buffers.attach()
+        self.reads_norm = optimiser_copies.attach(optimizer, self.device, self.buffers)
+        for module in self.modules:
+            if isinstance(module, DeepModel):
+                # spares model.train() a walk through all modules, whose modes a replay would not see anyway
+                module.one_mode = True
+        self._capture_planned(sample)
 
     def _static(self, sample: dict[str, Any], shape: Shape) -> StaticBatch:
-        """Return a static batch of a shape; it holds the sample if the shape covers it, else padding alone."""
-        batch = StaticBatch(sample, shape, self.padding)
+        """Return a static batch of a shape. It holds the sample if the shape covers it, else padding alone."""
+        batch = StaticBatch(sample, shape, self.pad_index)
         if shapes.covering(shape_of(sample), numpy.array([shape])):
             batch.fill(sample)
         return batch
 
-    def _look_through(self, batch: StaticBatch) -> None:
-        """Run the passes without effect; give up if a graph could not hold them, and note what the loss returns."""
+    def _try_passes(self, batch: StaticBatch) -> None:
+        """Run the passes without effect; give up if they cannot be captured, and note what the criterion returns.
+
+        Sets operators, buffers.used, like and counts.
+        """
         lint = CaptureLint()
 
         def passes() -> tuple[tuple[Tensor | None, ...], dict[str, Any]]:
-            # the lint is the inner mode: it sees the operators before others take their place
+            # the lint is the inner context: it sees an operator before kernels_in_graphs replaces it
             with self.kernels_in_graphs, lint:
                 return self._passes(batch)
 
-        with self._random_numbers_kept():
+        with self._random_state_restored():
             gradients, outputs = self.device.warm_up(passes)
         self.operators = lint.calls
         if lint.findings:
             places = "; ".join(dict.fromkeys(lint.findings))
             self._give_up(f"the CPU reads what the GPU computes: {places}")
             return
-        self.buffers.used = [n for n, gradient in enumerate(gradients) if gradient is not None]
+        self.buffers.used = [index for index, gradient in enumerate(gradients) if gradient is not None]
         self._sort_outputs(batch, outputs)
 
     def _sort_outputs(self, batch: StaticBatch, outputs: dict[str, Any]) -> None:
-        """Note where each number of the log comes from: tensors of the passes, or a count of the batch."""
-        self.counts: dict[str, str] = {}
-        self.like: dict[str, Tensor] = {}
+        """Sort what the passes of a batch return: tensors go to `like`, counts of the batch to `counts`.
+
+        Gives up at any other plain number, which a graph would return for each batch as it is.
+        """
+        self.counts = {}
+        self.like = {}
         for key, value in outputs.items():
             if value is batch.ntokens:
                 self.counts[key] = "ntokens"
@@ -277,14 +338,18 @@ class GraphedStep:
                 self._give_up(f"the loss logs {key}, a number that is no tensor")
 
     def _compare(self, batch: StaticBatch, sample: dict[str, Any]) -> None:
-        """Give up if a replay, times the padding, takes as long as the same passes without a graph."""
-        with self._random_numbers_kept():
+        """Give up if a graph takes as long as the same passes without, or longer, once padding is counted.
+
+        Padding makes a training's batches larger, on average by 1 + padding; batch: one without a graph, of a planned
+        shape; sample: the batch at hand. The times are the shorter of two each.
+        """
+        with self._random_state_restored():
             plain = min(self.device.seconds(lambda: self._passes(batch)) for _ in range(2))
             captured = self._capture(sample, batch.shape)
             captured.batch.fill(batch.sample)
             replayed = min(self.device.seconds(captured.graph.replay) for _ in range(2))
-        self.buffers.zero()
-        padding = shapes.padding(self.of_epoch, self.planned)
+        self.buffers.zero()  # replays have added gradients
+        padding = shapes.padding_share(self.of_epoch, self.planned)
         line = (
             f"--cuda-graphs auto: the passes of a batch take {1000 * plain:.1f} ms, "
             f"by a graph {1000 * replayed:.1f} ms and with {padding:.1%} padding"
@@ -296,46 +361,52 @@ class GraphedStep:
             self.table = self.planned[:0]
             self._give_up(f"{line}: graphs are no faster")
 
-    def _random_numbers_kept(self) -> Any:
-        """Return a context that puts the state of random numbers back."""
+    def _random_state_restored(self) -> Any:
+        """Return a context at whose end the generators of random numbers are in the state of its beginning."""
         return torch.random.fork_rng([self.scale.device] if self.scale.is_cuda else [])
 
     # capture
 
     def _capture_planned(self, sample: dict[str, Any]) -> None:
-        """Capture the graphs of the planned shapes, the largest first, as far as memory suffices; say what was made."""
+        """Capture the graphs of the planned shapes, the largest first, as far as memory suffices; log what was made."""
         start = time.perf_counter()
         memory = self.device.memory()
-        cost = BYTES_AN_OPERATOR * self.operators
-        order = self.planned[(-shapes.positions(self.planned)).argsort(kind="stable")]
-        missing = 0
-        for planned in order:
+        cost = BYTES_AN_OPERATOR * self.operators  # bytes that the next graph is expected to take
+        largest_first = self.planned[(-shapes.positions(self.planned)).argsort(kind="stable")]
+        left_out = 0
+        for planned in largest_first:
             shape = tuple(int(length) for length in planned)
-            if shape in self.captured:
+            if shape in self.captured:  # by _compare
                 continue
-            if memory.free < cost + SPARE * memory.total:
-                missing += 1
+            if memory.free < cost + SPARE_MEMORY * memory.total:
+                left_out += 1
                 continue
             self._capture(sample, shape)
             after = self.device.memory()
-            # activations lie in memory that all graphs share, and torch has reserved for the largest
+            # What torch has reserved is not counted: it holds activations, in memory that all graphs share, and the
+            # first graph, the largest, has reserved enough for the others.
             cost = (memory.free - after.free) - (after.reserved - memory.reserved)
             memory = after
         self.planned = self.planned[:0]
         taken = self.memory_before.free - memory.free
+        seconds = time.perf_counter() - start
+        padding = shapes.padding_share(self.of_epoch, self.table)
         logger.info(
-            f"--cuda-graphs: {len(self.table)} shapes of batches captured in {time.perf_counter() - start:.1f} s, with "
-            f"{taken / 2**30:.1f} GiB; padding makes batches {shapes.padding(self.of_epoch, self.table):.1%} larger"
+            f"--cuda-graphs: {len(self.table)} shapes of batches captured in {seconds:.1f} s, with "
+            f"{taken / 2**30:.1f} GiB; padding makes batches {padding:.1%} larger"
         )
         if not self.captured:
             self._give_up("memory does not suffice for one graph")
-        elif missing:
-            logger.info(f"--cuda-graphs: {missing} more do not fit into memory; their batches go into larger shapes")
+        elif left_out:
+            logger.info(f"--cuda-graphs: {left_out} more do not fit into memory; their batches go into larger shapes")
 
     def _capture(self, sample: dict[str, Any], shape: Shape) -> Captured:
-        """Capture the passes of a shape."""
+        """Capture the passes of a shape, and keep and return their graph. sample: any with the same tensors.
+
+        Raises CaptureFailed, unless `restart` does not return.
+        """
         outputs = {key: torch.empty_like(like) for key, like in self.like.items()}
-        captured = Captured(StaticBatch(sample, shape, self.padding), self.device.graph(), outputs)
+        captured = Captured(StaticBatch(sample, shape, self.pad_index), self.device.graph(), outputs)
 
         def passes() -> None:
             with self.kernels_in_graphs:
@@ -355,11 +426,15 @@ class GraphedStep:
         return captured
 
     def _passes(self, batch: StaticBatch) -> tuple[tuple[Tensor | None, ...], dict[str, Any]]:
-        """Run model, loss and backward pass; return the gradients, and loss, sample size and log by key."""
-        half = isinstance(self.optimizer, AMPOptimizer)
-        with torch.autocast(self.scale.device.type, torch.float16, enabled=half):
+        """Run model, loss and backward pass of a batch.
+
+        Returns the gradients in the order of buffers.parameters, None for a parameter that the loss does not depend on,
+        and the criterion's log with two more entries: LOSS, the unscaled loss, and SIZE, the sample size.
+        """
+        amp = isinstance(self.optimizer, AMPOptimizer)
+        with torch.autocast(self.scale.device.type, torch.float16, enabled=amp):
             loss, size, logged = self.criterion(self.model, batch.sample)
-        # in float32, as fairseq's product with a Python number is
+        # the product is in float32, as that of a loss in half precision with a Python number in fairseq
         scaled = (loss.float() * self.scale).to(loss.dtype)
         gradients = torch.autograd.grad(scaled, self.buffers.parameters, allow_unused=True)
         return gradients, logged | {LOSS: loss.detach(), SIZE: size}
@@ -367,37 +442,44 @@ class GraphedStep:
     # fallbacks
 
     def _numbers_of_modules(self) -> list[tuple]:
-        """Return the plain numbers of the modules that change with time, which a graph would keep as they are."""
+        """Return the attributes that are plain numbers, of each of the timed_modules.
+
+        A graph computes with such a number as it was at the capture, whatever it is later.
+        """
         numbers = []
         for module in self.timed_modules:
             numbers.append(tuple(value for value in vars(module).values() if type(value) in (bool, int, float)))
         return numbers
 
     def _give_up(self, why: str) -> None:
-        """Go on without graphs, and say why."""
+        """Log why the training goes on without graphs, and undo what they have set in model and criterion.
+
+        Only the first call does anything.
+        """
         if self.obstacle is not None:
             return
         self.obstacle = why
         logger.info(f"--cuda-graphs: the training goes on without: {why}")
-        if self.began:
+        if self.prepared:
             if hasattr(self.criterion, "masks_padding"):
                 self.criterion.masks_padding = False
             for module in self.modules:
                 if isinstance(module, DeepModel):
                     module.one_mode = False
 
-    def _say_once(self, line: str) -> None:
-        """Log a line, at the first batch that it concerns."""
-        if line not in self.said:
-            self.said.add(line)
+    def _log_once(self, line: str) -> None:
+        """Log a line, unless this object has logged it before."""
+        if line not in self.logged_once:
+            self.logged_once.add(line)
             logger.info(line)
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Return whether somebody else's hook wants to be called in each pass; this package's own need not be.
+    """Return whether a module has a forward or backward hook that is not this package's own.
 
-    DeepTask's hook on the loss hands it copies of a batch's containers, which a graph does not see.
+    A replay calls no hook. This package's own (DeepTask's on the loss, which hands it copies of a batch's containers)
+    need not be called then.
     """
     hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values(), *module._backward_hooks.values()]
-    own = __name__.split(".")[0]
-    return any(not str(getattr(hook, "__module__", "")).startswith(f"{own}.") for hook in hooks)
+    package = __name__.split(".")[0]
+    return any(not str(getattr(hook, "__module__", "")).startswith(f"{package}.") for hook in hooks)
