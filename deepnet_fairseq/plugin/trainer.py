@@ -126,9 +126,9 @@ class DeepTrainer(Trainer):
         if cfg.optimization.debug_param_names and common.fp16_no_flatten_grads:
             self.param_names = [name for name, parameter in named if parameter.requires_grad]
         half_precision.warn_on_cpu(self)
-        with half_precision.on_cpu(self):
+        with half_precision.without_cuda_calls(self):
             if common.fp16 or common.bf16 or common.amp:
-                self._optimizer = half_precision.build(cfg, params)
+                self._optimizer = half_precision.build_optimizer(cfg, params)
             else:
                 self._optimizer = optim.build_optimizer(cfg.optimizer, params)
             if cfg.optimization.use_bmuf:
@@ -155,7 +155,7 @@ class DeepTrainer(Trainer):
             if extra_state is None:
                 return None
             if not reset_optimizer:
-                self.use_graphs(graph_settings.setting_after_resume(self._cuda_graphs, extra_state.get(graph_settings.KEY, 0)))
+                self.use_graphs(graph_settings.after_resume(self._cuda_graphs, extra_state.get(graph_settings.KEY, 0)))
             self.run.restore(extra_state, reset_meters)
         return extra_state
 
@@ -215,7 +215,7 @@ class DeepTrainer(Trainer):
         update, None if it was not made.
         """
         self.samples, before = samples, self.get_num_updates()
-        with half_precision.on_cpu(self):
+        with half_precision.without_cuda_calls(self):
             logged = super().train_step(sorted(samples, key=bool), raise_oom)  # False, of an empty batch, sorts first
         made = self.get_num_updates() > before and logged and logged.get("sample_size", 1)
         if made and not math.isfinite(float(logged.get("loss", 0.0))):

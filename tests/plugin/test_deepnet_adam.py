@@ -72,7 +72,9 @@ def model(kind: str) -> list[nn.Parameter]:
 
 def optimiser(name: str, params, kind: str = "fp32", **given):
     cfg = settings(name, KINDS[kind][1], **given)
-    return optim.build_optimizer(cfg.optimizer, params) if kind == "fp32" else half_precision.build(cfg, params)
+    return (
+        optim.build_optimizer(cfg.optimizer, params) if kind == "fp32" else half_precision.build_optimizer(cfg, params)
+    )
 
 
 def gradients(params, update: int, overflow: bool = False) -> list[torch.Tensor]:
@@ -146,7 +148,7 @@ def test_radam_in_half_precision():
     """radam with --memory-efficient-fp16 stays close to float32, keeps float32 moments and resumes to the bit."""
     params, wide = parameters(torch.float16), [nn.Parameter(p.detach().float()) for p in parameters(torch.float16)]
     twins, cfg = [nn.Parameter(p.detach().clone()) for p in params], settings("radam", FP16)
-    built, again = (half_precision.build(cfg, of) for of in (params, twins))
+    built, again = (half_precision.build_optimizer(cfg, of) for of in (params, twins))
     train(built, params, range(20, 32))
     train(optimiser("radam", wide), wide, range(20, 32))
     assert difference(params, wide) < 4e-3 + 12 * 2**-10  # rounding of the updates, for weights from 2 to 4

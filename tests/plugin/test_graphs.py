@@ -287,7 +287,7 @@ def test_a_later_epoch_with_longer_sentences():
     ],
 )
 def test_a_resumed_run_keeps_what_it_began_with(flag, began_with, expected):
-    assert settings.setting_after_resume(flag, began_with) == expected
+    assert settings.after_resume(flag, began_with) == expected
 
 
 def test_a_checkpoint_holds_the_number_of_shapes(tmp_path, monkeypatch):

@@ -31,4 +31,4 @@ def must_skip_collectives(trainer) -> bool:
     Collectives must be skipped then: the other ranks, which do not know of the error, would not join them.
     """
     handles_error = sys.exc_info()[1] is not None
-    return handles_error and getattr(trainer.optimizer.optimizer, "is_shared", False)
+    return handles_error and getattr(trainer.optimizer.optimizer, "is_sharded", False)

@@ -31,7 +31,7 @@ def parse_cuda_graphs(flag: str | None) -> int | str | None:
     return int(flag)
 
 
-def setting_after_resume(flag: str | None, began_with: int | str) -> int | str:
+def after_resume(flag: str | None, began_with: int | str) -> int | str:
     """Return the setting of a resumed training: a number of shapes, 0 for no graphs, or AUTO.
 
     That is the one it began with, so that it computes the same numbers as without the interruption. Two flags change

@@ -1,4 +1,4 @@
-"""Call Method.after_update with the weights that a step of the optimiser has changed."""
+"""Let a method change weights after each update: call its after_update with those that the optimiser has changed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from .deepnet_adam import HalfPrecisionOptimizer
 
 @torch.no_grad()
 def apply_after_update(optimizer: FairseqOptimizer, model: nn.Module) -> None:
-    """Let the method of a DeepModel change the weights that were just updated, if it has an after_update.
+    """Call model.after_update, if there is one, with {name of a parameter: its weights}, which it changes in place.
 
-    In half precision these are the optimiser's float32 weights, which are then copied to the model again; under ZeRO
-    each process changes those of its share. Raises a UserError where half precision has no float32 weights.
+    DeepModel has it if its method does. In half precision the weights are the optimiser's in float32, which are then
+    copied to the model again; under ZeRO each process changes those of its share. Raises a UserError with
+    --memory-efficient-fp16 or -bf16, which keep no float32 weights.
     """
     while hasattr(model, "module"):  # DistributedDataParallel's wrapper
         model = model.module
@@ -26,10 +27,10 @@ def apply_after_update(optimizer: FairseqOptimizer, model: nn.Module) -> None:
     if isinstance(optimizer, MemoryEfficientFP16Optimizer):
         raise UserError("--memory-efficient-fp16, -bf16: not with a method that changes weights after each update")
 
-    # updated: a parameter of the model -> the tensor that the optimiser has updated for it
+    # updated: {parameter of the model: the tensor that the optimiser has updated for it}
     names = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
     half = isinstance(optimizer, FP16Optimizer)
-    if isinstance(optimizer, HalfPrecisionOptimizer):
+    if isinstance(optimizer, HalfPrecisionOptimizer):  # one, too; under ZeRO it updates a part of the parameters
         updated = dict(zip(optimizer.own, optimizer.weights, strict=True))
     elif half:
         updated = dict(zip(optimizer.fp16_params, float32_weights.weights(optimizer), strict=True))

@@ -1,7 +1,8 @@
 """Save and restore an optimiser's float32 weights and the counts of its loss scale, bit for bit.
 
 fairseq rebuilds float32 weights from those in half precision, which have lost the lower bits, and forgets when the loss
-scale was changed.
+scale was changed. The optimisers here are fairseq's for half precision (FP16Optimizer, MemoryEfficientFP16Optimizer,
+AMPOptimizer) and their subclasses in half_precision.py.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-WEIGHTS, SCALER = "fp32_params", "loss_scaler"  # in the state of an optimiser for half precision, beside loss_scale
+# keys in the state of an optimiser for half precision, beside fairseq's loss_scale
+WEIGHTS, SCALER = "fp32_params", "loss_scaler"
 
 
 def weights(optimizer) -> list[Tensor]:
-    """Return an optimiser's float32 weights in its parameters' order and shapes; [] if it has none."""
+    """Return an optimiser's float32 weights in its parameters' order and shapes; [] if it keeps none."""
     if hasattr(optimizer, "float32_weights"):
         return optimizer.float32_weights()
     fp32_params = getattr(optimizer, "fp32_params", None)
@@ -22,7 +24,8 @@ def weights(optimizer) -> list[Tensor]:
     if not isinstance(fp32_params, dict):
         return [param.data for param in fp32_params]
 
-    (flat,) = fp32_params.values()  # one device: all weights are in one tensor
+    # the flat layout of FP16Optimizer: {index of the device: one tensor for all weights}
+    (flat,) = fp32_params.values()
     half_params = getattr(optimizer, "fp16_params", ())
     sizes = [param.numel() for param in half_params]
     parts = flat.data[: sum(sizes)].split(sizes)
@@ -41,16 +44,23 @@ def with_weights(optimizer, state: dict) -> dict:
 
 
 def _counts(scaler) -> dict:
-    """Return when the loss scale was last changed and how many updates overflowed since."""
+    """Return the counts of a loss scaler, such as when it last changed the scale and the overflows since; {} for None.
+
+    scaler: torch's GradScaler, or fairseq's DynamicLossScaler.
+    """
     if scaler is None:
         return {}
-    if hasattr(scaler, "state_dict"):
+    if hasattr(scaler, "state_dict"):  # torch's
         return scaler.state_dict()
-    return {name: value for name, value in vars(scaler).items() if name.startswith("_")}
+    return {name: value for name, value in vars(scaler).items() if name.startswith("_")}  # fairseq's counts
 
 
 def load_weights(optimizer, state_dict: dict) -> None:
-    """Restore what `with_weights` added, if the float32 weights round to those that were loaded in half precision."""
+    """Restore what `with_weights` added to state_dict.
+
+    The model is loaded already, in half precision. The float32 weights are restored only if all of them round to its
+    weights.
+    """
     scaler = getattr(optimizer, "scaler", None)
     counts = state_dict.get(SCALER) or {}
     if counts and hasattr(scaler, "load_state_dict"):
@@ -62,8 +72,9 @@ def load_weights(optimizer, state_dict: dict) -> None:
     saved = state_dict.get(WEIGHTS) or []
     if getattr(optimizer, "fp32_params", None) is None or len(half_params) != len(saved):
         return
-    if not all(torch.equal(value.to(param), param.data) for param, value in zip(half_params, saved, strict=True)):
-        return  # they differ from the loaded half precision: another model's, or a part of one
+    for param, value in zip(half_params, saved, strict=True):
+        if not torch.equal(value.to(param), param.data):
+            return  # the weights of another model, or of a model of which only a part was loaded
 
     if hasattr(optimizer, "load_float32_weights"):
         optimizer.load_float32_weights(saved)

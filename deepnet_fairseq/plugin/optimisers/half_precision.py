@@ -1,4 +1,7 @@
-"""Half precision of fairseq, `--fp16`, `--bf16`, `--amp`: resumed bit for bit, on a CPU too, AMP unscaled once."""
+"""fairseq's half precision (`--fp16`, `--bf16`, `--amp`), which also runs on a CPU and resumes bit for bit.
+
+With --amp, fairseq divides gradients by the loss scale twice; DeepAMP does it once.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,9 @@ from ..distributed import agreement
 from . import float32_weights
 
 logger = logging.getLogger(__name__)
-# CUDA calls that fairseq makes without checking for a GPU -> their replacement on a CPU
+# (owner, attribute) of CUDA calls that fairseq makes without checking for a GPU -> their replacement on a CPU
 ON_CPU = {
-    (torch.cuda, "current_device"): lambda: None,  # as a parameter's device.index
+    (torch.cuda, "current_device"): lambda: None,  # which is also the device.index of a tensor on the CPU
     (torch.Tensor, "cuda"): lambda tensor: tensor,
     (torch.cuda.amp, "GradScaler"): functools.partial(torch.amp.GradScaler, "cpu"),
     (torch.cuda.amp, "autocast"): functools.partial(torch.amp.autocast, "cpu", torch.float16),
@@ -27,50 +30,51 @@ ON_CPU = {
 
 
 def warn_on_cpu(trainer) -> None:
-    """Warn once that half precision makes nothing faster on a CPU."""
+    """Warn that half precision makes nothing faster on a CPU, once for each trainer."""
     flag = "--fp16" if trainer.cfg.common.fp16 else "--amp"
-    if _on_cpu(trainer) and flag not in trainer._warn_once and agreement.is_first():
+    if _is_half_on_cpu(trainer) and flag not in trainer._warn_once and agreement.is_first():
         trainer._warn_once.add(flag)  # a resume builds the optimiser again
         logger.warning(f"{flag} on a CPU: what a GPU would compute, seldom as fast as fp32")
 
 
 @contextlib.contextmanager
-def on_cpu(trainer) -> Iterator[None]:
+def without_cuda_calls(trainer) -> Iterator[None]:
     """Let fairseq's half precision run on a CPU while the context lasts; on a GPU do nothing.
 
-    fairseq calls torch.cuda in the middle of its training step, where no subclass can come in between.
+    fairseq calls torch.cuda in the middle of its training step, where no subclass can come in between. The context
+    replaces these calls by ON_CPU, for the whole process.
     """
-    if not _on_cpu(trainer):
+    if not _is_half_on_cpu(trainer):
         yield
         return
     originals = {(owner, name): getattr(owner, name) for owner, name in ON_CPU}
     try:
-        _set(ON_CPU)
+        _set_attributes(ON_CPU)
         yield
     finally:
-        _set(originals)
+        _set_attributes(originals)
 
 
-def _on_cpu(trainer) -> bool:
-    """Return whether a training is in half precision, with --fp16 or --amp, on a CPU."""
+def _is_half_on_cpu(trainer) -> bool:
+    """Return whether a training is on a CPU with --fp16 or --amp; --bf16 needs no CUDA call."""
     return trainer.device.type == "cpu" and (trainer.cfg.common.fp16 or trainer.cfg.common.amp)
 
 
-def _set(values: dict) -> None:
-    """Set attributes; values: (owner, attribute's name) -> value."""
+def _set_attributes(values: dict) -> None:
+    """Set attributes; values: {(owner, attribute's name): value}."""
     for (owner, name), value in values.items():
         setattr(owner, name, value)
 
 
 class ExactState:
-    """Mixin of fairseq's optimisers for half precision: float32 weights and loss scale come back as they were saved."""
+    """Mixin that saves and loads the float32 weights and the loss scale's counts of an optimiser for half precision."""
 
     def state_dict(self) -> dict:
-        """Return fairseq's state, with the float32 weights and the counts of the loss scale."""
+        """Return fairseq's state, with the float32 weights and the counts of the loss scale (float32_weights.py)."""
         return float32_weights.with_weights(self, super().state_dict())
 
     def load_state_dict(self, state_dict: dict, optimizer_overrides=None) -> None:
-        """Load what state_dict returned, or fairseq's state alone."""
+        """Load what state_dict returned, or the state that fairseq's own class has saved."""
         super().load_state_dict(state_dict, optimizer_overrides)
         float32_weights.load_weights(self, state_dict)
 
@@ -88,7 +92,8 @@ class DeepAMP(ExactState, AMPOptimizer):
 
     def __init__(self, cfg, params, fp32_optimizer, **kwargs):
         window = cfg.common.amp_scale_window
-        cfg.common.amp_scale_window = None  # fairseq looks the window up under a name that is no flag, and fails
+        # where it is set, fairseq looks the window up under a name that is no flag, and fails
+        cfg.common.amp_scale_window = None
         try:
             super().__init__(cfg, params, fp32_optimizer, **kwargs)
         finally:
@@ -99,8 +104,9 @@ class DeepAMP(ExactState, AMPOptimizer):
     def step(self) -> None:
         """Make an update with the gradients that clip_grad_norm has unscaled.
 
-        A scaler notes by the optimiser's identity whose gradients it has unscaled. fairseq passes torch's optimiser to
-        unscale_ and its own wrapper to step, so that Adam would see gradients divided by the scale twice.
+        torch's GradScaler unscales in step, unless unscale_ was called for the same optimiser object. fairseq passes
+        torch's optimiser to unscale_ and its own wrapper to step, so that Adam sees gradients divided by the scale
+        twice. Here both get torch's.
         """
         self.scaler.step(self.optimizer)
         self.scaler.update()
@@ -112,22 +118,24 @@ DeepMemoryEfficientFP16.__name__ = MemoryEfficientFP16Optimizer.__name__
 DeepAMP.__name__ = AMPOptimizer.__name__
 
 
-def build(cfg, params: list):
-    """Build the optimiser for half precision by the flags, or by the registered optimiser's `half_precision`.
+def build_optimizer(cfg, params: list):
+    """Build the optimiser for half precision that the flags ask for.
 
-    cfg: fairseq's whole config. Raises a UserError for an optimiser that does not support half precision.
+    With --fp16 or --bf16 an optimiser class brings its own by an attribute `half_precision`, as DeepnetAdam does. cfg:
+    fairseq's whole config; params: the model's trained parameters. Raises a UserError for an optimiser that does not
+    support half precision.
     """
     common = cfg.common
     name = cfg.optimizer._name
     if common.amp:
-        kind = DeepAMP
+        optimizer_class = DeepAMP
     elif common.memory_efficient_fp16 or common.memory_efficient_bf16:
-        kind = DeepMemoryEfficientFP16
+        optimizer_class = DeepMemoryEfficientFP16
     else:
-        kind = getattr(OPTIMIZER_REGISTRY.get(name), "half_precision", DeepFP16)
+        optimizer_class = getattr(OPTIMIZER_REGISTRY.get(name), "half_precision", DeepFP16)
 
     try:
-        return kind.build_optimizer(cfg, params)
+        return optimizer_class.build_optimizer(cfg, params)
     except (RuntimeError, ValueError) as error:
         half = "bf16" if common.bf16 else "fp16"
         if "does not support flat params" in str(error):
@@ -138,9 +146,10 @@ def build(cfg, params: list):
 
 
 def gradient_scale(optimizer: Any) -> float | Tensor:
-    """Return the factor that turns the gradients at hand into those of the mean loss.
+    """Return the factor by which the present `grad` of parameters must be multiplied, to be gradients of the mean loss.
 
-    fairseq's optimisers for half precision and deepnet_adam multiply later, and keep it in _multiply_factor.
+    fairseq's optimisers for half precision and deepnet_adam multiply later, and keep the factor in _multiply_factor.
+    1.0 for an optimiser that multiplies at once.
     """
     if isinstance(optimizer, AMPOptimizer):
         return 1 / optimizer.scaler.get_scale()

@@ -1,7 +1,8 @@
 """RAdam (Admin's optimiser), T-Fixup's learning rate and GPAS's clipping, which papers' recipes need and fairseq lacks.
 
-`--optimizer radam`: Liu et al. 2020, arXiv 1908.03265. `--lr-scheduler t_fixup`: lr(t) = lr sqrt(P / (P + t)), at its
-peak from the first update (Huang et al. 2020); fairseq's inverse_sqrt divides by the length of its warm-up.
+`--optimizer radam`: Liu et al. 2020, arXiv 1908.03265. `--lr-scheduler t_fixup`: lr(t) = lr sqrt(P / (P + t)) with the
+--decay-period P, at its peak from the first update (Huang et al. 2020); fairseq's inverse_sqrt divides by the length of
+its warm-up. clip_apart: --gpas-clip (Chen et al. 2025, core/methods/gpas.py).
 """
 
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from omegaconf import II
 
 from ...core.models import DeepModel
 from ...errors import UserError
-from .deepnet_adam import MOMENTS, settings
+from .deepnet_adam import MOMENTS, torch_settings
 from .half_precision import gradient_scale
 
 HALF = (torch.float16, torch.bfloat16)
@@ -31,11 +32,12 @@ class RAdamConfig(FairseqDataclass):
 
 
 class PatientRAdam(torch.optim.RAdam):
-    """RAdam of torch, but without a step, weight decay apart, until the variance of its rate is tractable.
+    """RAdam of torch, but without steps while the variance of its rate is not tractable.
 
-    It waits while the length of the moving average rho_t <= 5: for the first 5 updates at beta2 0.98. There torch steps
-    with the bare momentum; Admin's authors do not. Parameters in half precision are updated in float32, one after the
-    other, and their moments are float32.
+    That is while rho_t, the length of the moving average of squared gradients, is at most 5 (Liu et al. 2020, algorithm
+    2): for the first 5 updates at beta2 0.98. There torch steps by the momentum alone, without the second moment;
+    Admin's authors make no step, but let weight decay act and the moments grow, and so does this class. Parameters in
+    half precision are updated in float32, one after the other, and their moments are float32.
     """
 
     # what fairseq requires of an optimiser for --fp16 and --memory-efficient-fp16
@@ -45,11 +47,12 @@ class PatientRAdam(torch.optim.RAdam):
 
     @torch.no_grad()
     def step(self, closure=None):
+        """Update each parameter that has a gradient, and return what the closure returned."""
         loss = closure() if closure is not None else None
-        groups = self.param_groups  # _update puts a part of one group in their place, for torch's step
+        groups = self.param_groups  # replaced by _update, restored below
         try:
             for group in groups:
-                early = self._too_early(group)
+                early = self._is_too_early(group)
                 full_params = [param for param in group["params"] if param.dtype not in HALF]
                 half_params = [param for param in group["params"] if param.dtype in HALF]
                 self._update(group, full_params, early)
@@ -61,26 +64,29 @@ class PatientRAdam(torch.optim.RAdam):
         return loss
 
     def _update(self, group: dict, params: list, early: bool) -> None:
-        """Update some parameters of a group; early: their moments and by weight decay alone."""
+        """Update some parameters of a group by torch's step, which takes them from self.param_groups.
+
+        early: update their moments, and the parameters by weight decay alone.
+        """
         if early:
             for param in params:
                 if param.grad is not None:
                     param.mul_(1 - group["lr"] * group["weight_decay"])
-        lr = 0.0 if early else group["lr"]  # 0 updates the moments alone
+        lr = 0.0 if early else group["lr"]  # with 0 torch's step updates the moments alone
         self.param_groups = [group | {"params": params, "lr": lr}]
         super().step()
 
     def _update_in_float32(self, group: dict, param: torch.nn.Parameter, early: bool) -> None:
-        """Update a parameter in half precision by a copy in float32, to which its state belongs meanwhile."""
-        wide = torch.nn.Parameter(param.float())
-        wide.grad = param.grad.float()
-        self.state[wide] = self.state.pop(param, {})
-        self._update(group, [wide], early)
-        self.state[param] = self.state.pop(wide)
-        param.copy_(wide)
+        """Update a parameter in half precision by a copy in float32, which has its state (moments, step) meanwhile."""
+        float32_copy = torch.nn.Parameter(param.float())
+        float32_copy.grad = param.grad.float()
+        self.state[float32_copy] = self.state.pop(param, {})
+        self._update(group, [float32_copy], early)
+        self.state[param] = self.state.pop(float32_copy)
+        param.copy_(float32_copy)
 
     def load_state_dict(self, state_dict: dict) -> None:
-        """Load a state without torch's cast of the moments to the type of parameters in half precision."""
+        """Load a state as torch does, but keep moments in float32; torch casts them to the dtype of their parameter."""
         super().load_state_dict(state_dict)
         indices = [index for group in state_dict["param_groups"] for index in group["params"]]
         params = [param for group in self.param_groups for param in group["params"]]
@@ -89,9 +95,12 @@ class PatientRAdam(torch.optim.RAdam):
             if saved and param.dtype in HALF:
                 self.state[param] |= {name: saved[name].to(param.device, copy=True) for name in MOMENTS}
 
-    def _too_early(self, group) -> bool:
-        """Return whether rho_t of the next update is at most 5, where the variance of its rate is not tractable."""
-        update = 1
+    def _is_too_early(self, group) -> bool:
+        """Return whether rho_t of a group's next update t is at most 5.
+
+        rho_t = rho_inf - 2 t beta2^t / (1 - beta2^t), rho_inf = 2 / (1 - beta2) - 1 (Liu et al. 2020, algorithm 2).
+        """
+        update = 1  # t, of the first parameter that was updated before
         for param in group["params"]:
             state = self.state.get(param)
             if state:
@@ -99,13 +108,13 @@ class PatientRAdam(torch.optim.RAdam):
                 break
 
         beta2 = group["betas"][1]
-        longest = 2 / (1 - beta2) - 1  # rho_infinity
-        return longest - 2 * update * beta2**update / (1 - beta2**update) <= 5
+        rho_inf = 2 / (1 - beta2) - 1
+        return rho_inf - 2 * update * beta2**update / (1 - beta2**update) <= 5
 
 
 @register_optimizer("radam", dataclass=RAdamConfig)
 class RAdam(FairseqOptimizer):
-    """PatientRAdam under fairseq's names of Adam's flags."""
+    """PatientRAdam under fairseq's interface, with the flags of adam."""
 
     def __init__(self, cfg, params):
         super().__init__(cfg)
@@ -114,7 +123,7 @@ class RAdam(FairseqOptimizer):
     @property
     def optimizer_config(self) -> dict:
         """Settings of the command line, which replace those of a checkpoint."""
-        return settings(self.cfg) | {"decoupled_weight_decay": True}
+        return torch_settings(self.cfg) | {"decoupled_weight_decay": True}
 
 
 @dataclass
@@ -127,7 +136,7 @@ class TFixupScheduleConfig(FairseqDataclass):
 
 @register_lr_scheduler("t_fixup", dataclass=TFixupScheduleConfig)
 class TFixupSchedule(FairseqLRScheduler):
-    """Inverse square root decay without warm-up; t counts updates from 0.
+    """Inverse square root decay without warm-up: lr(t) = lr sqrt(P / (P + t)) in update t = 0, 1, 2, ...
 
     Raises a UserError, naming the flag, for several rates in --lr and for --decay-period below 1.
     """
@@ -141,29 +150,35 @@ class TFixupSchedule(FairseqLRScheduler):
         self.step_update(0)
 
     def step(self, epoch, val_loss=None):
+        """Return the rate at the end of an epoch, which changes nothing."""
         super().step(epoch, val_loss)
         return self.optimizer.get_lr()
 
     def step_update(self, num_updates):
+        """Set and return the rate after num_updates updates."""
         period = self.cfg.decay_period
         self.optimizer.set_lr(self.cfg.lr[0] * (period / (period + num_updates)) ** 0.5)
         return self.optimizer.get_lr()
 
 
 def clip_apart(trainer) -> None:
-    """Clip the gradients of modules with a `gradient_clip` to that L2 norm over all of them, apart from the others."""
+    """Clip the gradients of modules that have a `gradient_clip`, apart from those of the other parameters.
+
+    gradient_clip is the largest L2 norm of the gradients of all such modules together, the same in each of them. Their
+    parameters are numbers (), as GPAS's g. trainer: a DeepTrainer, whose `limited` keeps the list of the modules.
+    """
     limited = trainer.limited
-    if limited is None:  # a walk through all layers, once
+    if limited is None:  # the first update: walk through all layers
         limited = []
         model = trainer.get_model()
         if isinstance(model, DeepModel):
             for stack in model.stacks().values():
-                limited += [slot for _address, slot in stack.slots() if getattr(slot, "gradient_clip", 0.0)]
+                limited += [module for _address, module in stack.slots() if getattr(module, "gradient_clip", 0.0)]
         trainer.limited = limited
 
-    parameters: dict[torch.nn.Parameter, None] = {}  # each once
-    for slot in limited:
-        parameters |= dict.fromkeys(slot.parameters())
+    parameters: dict[torch.nn.Parameter, None] = {}  # each once: the modules of a layer share theirs
+    for module in limited:
+        parameters |= dict.fromkeys(module.parameters())
     grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if grads:
         norm = torch.linalg.vector_norm(torch.stack(grads)) * gradient_scale(trainer.optimizer)
