@@ -38,7 +38,7 @@ from ..core.models import DeepModel, EncoderDecoder, LanguageModel, MaskedLangua
 from ..core.stack import Decoder, Encoder
 from ..errors import UserError
 from . import flags
-from .checkpoints.vocabulary import carried_over
+from .checkpoints.vocabulary import rows_by_symbol
 
 logger = logging.getLogger(__name__)
 HEADS = "classification_heads"
@@ -95,7 +95,7 @@ class FairseqShell(DeepModel):
     # where the checkpoint of this model comes from, as vocabulary.origin_of returns it; None unless
     # building.from_checkpoint has made the model
     origin: dict[str, Any] | None = None
-    # while weights of another vocabulary are loaded (vocabulary.carrying_over): {"source" or "target": row in the
+    # while weights of another vocabulary are loaded (vocabulary.loading_by_symbol): {"source" or "target": row in the
     # checkpoint's embeddings of each symbol, -1 for a new symbol}
     rows: dict[str, list[int]] | None = None
 
@@ -147,7 +147,7 @@ class FairseqShell(DeepModel):
         model_cfg, args: fairseq's, unused.
         """
         if self.rows is not None:
-            state_dict = carried_over(self.renamed(state_dict), self.state_dict(), self.rows)
+            state_dict = rows_by_symbol(self.renamed(state_dict), self.state_dict(), self.rows)
         return super().load_state_dict(state_dict, strict)
 
     @classmethod

@@ -97,7 +97,7 @@ class Run:
         self._epoch_had_ended: bool | None = None
         # of the save that is under way: a second path for its file, and a file for its weights alone
         self._second_name: str | None = None
-        self._weights_beside: epoch_weights.Beside | None = None
+        self._weights_beside: epoch_weights.WeightsFile | None = None
         if program is not None:
             program.run = self
 
@@ -348,7 +348,7 @@ class Run:
         except (atomic.SaveError, OSError) as error:
             path = getattr(error, "filename", None) or cfg.save_dir
             self._save_error = error if isinstance(error, atomic.SaveError) else atomic.SaveError(path, error)
-            log.warning(f"{self._save_error}; the training goes on, {saving.left(cfg)}")
+            log.warning(f"{self._save_error}; the training goes on, {saving.describe_resume(cfg)}")
             return None
         self._save_error = None
         return path
@@ -368,9 +368,9 @@ class Run:
             cfg.keep_last_epochs = -1  # checkpoints of epochs that are there already stay
             if batches.end_of_epoch():
                 limits, epoch = trainer.cfg.optimization, batches.epoch
-                if epoch_weights.wanted(flag, epoch, updates, limits.max_epoch or 0, limits.max_update or 0):
-                    self._weights_beside = epoch_weights.beside(cfg, flag, epoch, trainer.checkpoint_suffix)
-                elif epoch_weights.goes_on(cfg, limits, epoch, updates) and updates % cfg.save_interval_updates:
+                if epoch_weights.may_be_wanted(flag, epoch, updates, limits.max_epoch or 0, limits.max_update or 0):
+                    self._weights_beside = epoch_weights.weights_file(cfg, flag, epoch, trainer.checkpoint_suffix)
+                elif epoch_weights.surely_goes_on(cfg, limits, epoch, updates) and updates % cfg.save_interval_updates:
                     return None  # the state is saved by updates, and this epoch's weights are not wanted
 
         interval = cfg.save_interval_updates
@@ -406,7 +406,7 @@ class Run:
             if self._second_name is not None:
                 PathManager.copy(filename, self._second_name, overwrite=True)
             if self._weights_beside is not None:
-                epoch_weights.write(state, self._weights_beside)
+                epoch_weights.write_weights(state, self._weights_beside)
         except atomic.SaveError as error:
             if os.path.basename(filename) != "crash.pt":
                 raise
@@ -461,7 +461,7 @@ class Run:
         def failure() -> str:
             if self._save_error is None:
                 return ""
-            return f"the last save failed: {self._save_error}; {saving.left(self.trainer.cfg.checkpoint)}"
+            return f"the last save failed: {self._save_error}; {saving.describe_resume(self.trainer.cfg.checkpoint)}"
 
         if text := agreement.broadcast_from_first(failure):
             raise UserError(text)

@@ -188,7 +188,7 @@ def with_mixin(task: Any) -> Any:
     """Put DeepTask in front of the class of `task`, once, and return the task."""
     if not isinstance(task, DeepTask):
         task.__class__ = _mixed(cast(Any, type(task)))
-        task.digests = vocabulary.of_task(task)
+        task.digests = vocabulary.digests_of_task(task)
     return task
 
 

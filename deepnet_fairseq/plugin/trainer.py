@@ -148,7 +148,7 @@ class DeepTrainer(Trainer):
         vocabulary without --new-vocabulary.
         """
         with reading.explaining_unusable(filename):
-            with vocabulary.carrying_over(self, filename, reset_optimizer):
+            with vocabulary.loading_by_symbol(self, filename, reset_optimizer):
                 extra_state = super().load_checkpoint(
                     filename, reset_optimizer, reset_lr_scheduler, optimizer_overrides, reset_meters
                 )

@@ -184,7 +184,7 @@ def average(paths: list[Path], out: Path) -> None:
     task_state = dict(first["task_state"])
     del task_state[vocabulary.KEY]
     if known is not None:
-        task_state |= vocabulary.to_save(known)
+        task_state |= vocabulary.task_state_of(known)
     save(first | {"model": mean, "cfg": cfg, "task_state": task_state}, out)
 
 

@@ -140,7 +140,7 @@ def test_a_resume_takes_no_file_of_another_training(suffix, folder, tmp_path):
     shutil.copytree(folder, place)
     for path in place.glob(f"checkpoint_[lp]*{suffix}.pt"):
         path.unlink()
-    files = reading.earlier(place, suffix)
+    files = reading.all_but_last(place, suffix)
     assert {reading.suffix_of(path) for path in files} == {suffix}
     assert reading.other_than_last(place, suffix) == files[0]
     assert files[0].name in (f"checkpoint2{suffix}.pt", f"checkpoint_2_4{suffix}.pt")

@@ -1,7 +1,7 @@
 """Write checkpoints atomically: at any moment a checkpoint's name stands for a whole file, the old one or the new one.
 
-fairseq writes up to three times into the same open file, which spoils it, never calls fsync, and leaves unfinished
-files behind.
+fairseq tries up to three times to write into the same open file, so that a second try appends to the first; it never
+calls fsync, and leaves unfinished files behind.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from ...files import whole
 
 LAST = "checkpoint_last"
 PREVIOUS = "checkpoint_previous"
-UNFINISHED = ("checkpoint*.pt.*part", "weights*.pt.*part", "crash.pt.*part")
+UNFINISHED = ("checkpoint*.pt.*part", "weights*.pt.*part", "crash.pt.*part")  # temporary files of files.whole
 
 
 class SaveError(UserError):
     """Raised when a checkpoint could not be written; a file that was there before is untouched.
 
-    path: of the checkpoint; error: the cause. reason: the cause in words, as `reason` returns it.
+    path: of the checkpoint; reason: the cause in words, as the function `reason` returns it.
     """
 
     def __init__(self, path: Path, error: BaseException):
+        """Take the path of the checkpoint and the error that is the cause."""
         self.path = Path(path)
         self.reason = reason(error)
         super().__init__(f"{path}: could not be saved ({self.reason})")
@@ -48,16 +49,17 @@ def reason(error: BaseException | None) -> str:
 
 def save(content, path: str | Path) -> None:
     """Write `content` to the file `path` with torch.save, atomically; raise SaveError if it could not be written."""
-    with new_file(path) as part, open(part, "wb") as file:  # torch would open it without telling why it cannot write
+    # torch is given an open file: where it opens one itself, its error does not say why that cannot be written
+    with new_file(path) as part, open(part, "wb") as file:
         torch.save(content, file)
 
 
 def copy(original, src_path: str, dst_path: str, overwrite: bool = False) -> str:
     """Give the checkpoint `src_path` the second name `dst_path`, by a hard link, and return `dst_path`.
 
-    A hard link does for a copy, since nothing writes into a checkpoint. It replaces fairseq's copy (`original`,
-    `overwrite`: not read), which writes over checkpoint_last.pt and loses it if the run is killed meanwhile. Raises
-    SaveError.
+    This replaces fairseq's PathManager.copy, which writes over checkpoint_last.pt and loses it if the run is killed
+    meanwhile. A hard link does for a copy, since nothing writes into a checkpoint. original: fairseq's function, not
+    called; overwrite: not read. Raises SaveError.
     """
     with new_file(dst_path) as part:
         _link(src_path, part)
@@ -88,7 +90,7 @@ def keep_previous(path: str | Path) -> None:
     if not path.name.startswith(LAST) or not path.is_file():
         return
     previous = previous_of(path)
-    if previous.exists() and previous.samefile(path):  # killed between the two names
+    if previous.exists() and previous.samefile(path):  # a run was killed after it had given this name
         return
     with whole(previous, follow=False) as part:
         _link(path, part)

@@ -4,6 +4,8 @@ fairseq keeps a whole checkpoint of each epoch, with the optimiser's state, whic
 precision, and a copy of the best one. Where an epoch is short, 400 are written of which ten are read. Here an epoch
 writes only its weights, as weightsN.pt, and only if they may be among those that are averaged; --save-interval-updates
 saves the state that a resume needs.
+
+The flag is last:N for the weights of the last N epochs, or A-B for those from epoch A to B.
 """
 
 from __future__ import annotations
@@ -18,19 +20,16 @@ from typing import NamedTuple
 from ...errors import UserError
 from . import atomic
 
-WHICH = re.compile(r"last:([1-9]\d*)|([1-9]\d*)-([1-9]\d*)")
-OF_TRAINING = ("ema", "ema_fp32_params")  # extra state as large as the weights
+WHICH = re.compile(r"last:([1-9]\d*)|([1-9]\d*)-([1-9]\d*)")  # groups: N, A, B
+LARGE_EXTRAS = ("ema", "ema_fp32_params")  # in a checkpoint's extra_state, as large as the weights
 
 
-class Beside(NamedTuple):
-    """File that the weights of a checkpoint which is being saved go to as well.
-
-    flag: --epoch-weights; suffix: --checkpoint-suffix.
-    """
+class WeightsFile(NamedTuple):
+    """File for the weights of an epoch."""
 
     path: Path
-    flag: str
-    suffix: str
+    flag: str  # --epoch-weights
+    suffix: str  # --checkpoint-suffix, "" without
 
 
 def check_epoch_weights(flag: str | None) -> None:
@@ -42,30 +41,34 @@ def check_epoch_weights(flag: str | None) -> None:
         raise UserError(f"--epoch-weights {flag}: give last:N for the last N epochs, or A-B for those from A to B")
 
 
-def wanted(flag: str, epoch: int, updates: int, max_epoch: int, max_update: int) -> bool:
-    """Return whether an average may read the weights at the end of `epoch`.
+def may_be_wanted(flag: str, epoch: int, updates: int, max_epoch: int, max_update: int) -> bool:
+    """Return whether the weights at the end of `epoch` may be among those that the flag asks for.
 
     flag: as check_epoch_weights() takes it; updates: made so far; max_epoch, max_update: end of the training, 0 for
-    none. The last epochs are predicted from the updates that an epoch has had so far, with one to spare.
+    none. Where updates end it, the last epoch is predicted from the updates that an epoch has had so far. One epoch
+    more than N is kept, in case the prediction is off.
     """
     match = WHICH.fullmatch(flag)
     if match[2]:
         return int(match[2]) <= epoch <= int(match[3])
 
-    end_by_updates = max_update * epoch / updates if max_update > 0 and updates > 0 else math.inf
-    last_epoch = min(max_epoch or math.inf, end_by_updates)
-    if last_epoch == math.inf:  # not known
+    last_epoch = math.inf  # not known
+    if max_update > 0 and updates > 0:
+        last_epoch = max_update * epoch / updates
+    if max_epoch:
+        last_epoch = min(max_epoch, last_epoch)
+    if last_epoch == math.inf:
         return True
     return epoch > math.floor(last_epoch) - int(match[1]) - 1
 
 
-def beside(cfg, flag: str, epoch: int, suffix: str) -> Beside:
+def weights_file(cfg, flag: str, epoch: int, suffix: str) -> WeightsFile:
     """Return the file for the weights of an epoch. cfg: the config's section for checkpoints."""
-    return Beside(Path(cfg.save_dir) / f"weights{epoch}{suffix}.pt", flag, suffix)
+    return WeightsFile(Path(cfg.save_dir) / f"weights{epoch}{suffix}.pt", flag, suffix)
 
 
-def goes_on(cfg, length, epoch: int, updates: int) -> bool:
-    """Return whether the training certainly continues after this epoch and is saved by updates.
+def surely_goes_on(cfg, length, epoch: int, updates: int) -> bool:
+    """Return whether --save-interval-updates saves the training, and it certainly continues after this epoch.
 
     cfg: the config's section for checkpoints; length: its section for optimisation; updates: made so far.
     """
@@ -76,22 +79,25 @@ def goes_on(cfg, length, epoch: int, updates: int) -> bool:
     return cfg.save_interval_updates > 0 and not may_end_early and not at_the_end
 
 
-def write(state: dict, beside: Beside) -> None:
-    """Write the weights of a checkpoint to a file of their own, and remove those that last:N no longer keeps."""
-    atomic.save(weights_of(state), beside.path)
-    remove_old(beside.path.parent, beside.flag, beside.suffix)
+def write_weights(state: dict, file: WeightsFile) -> None:
+    """Write the weights of a checkpoint to a file of their own, and remove older files that last:N no longer keeps.
+
+    state: content of the checkpoint.
+    """
+    atomic.save(weights_of(state), file.path)
+    remove_old(file.path.parent, file.flag, file.suffix)
 
 
 def weights_of(state: dict) -> dict:
-    """Return a checkpoint's content without the parts that only further training needs."""
-    extra = {key: value for key, value in state["extra_state"].items() if key not in OF_TRAINING}
+    """Return a checkpoint's content without the large parts that only further training needs."""
+    extra = {key: value for key, value in state["extra_state"].items() if key not in LARGE_EXTRAS}
     return state | {"last_optimizer_state": None, "extra_state": extra}
 
 
 def remove_old(folder: Path, flag: str, suffix: str) -> None:
     """Remove weights of epochs that last:N no longer keeps; with A-B remove nothing."""
-    last = WHICH.fullmatch(flag)[1]
-    if not last:
+    kept = WHICH.fullmatch(flag)[1]
+    if not kept:
         return
     file_name = re.compile(rf"weights(\d+){re.escape(suffix)}\.pt")
     files = []
@@ -101,6 +107,6 @@ def remove_old(folder: Path, flag: str, suffix: str) -> None:
             files.append((int(match[1]), path))
 
     files.sort()
-    for _epoch, path in files[: -int(last)]:
+    for _epoch, path in files[: -int(kept)]:
         with suppress(OSError):
             os.remove(path)

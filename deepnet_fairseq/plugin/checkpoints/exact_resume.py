@@ -1,7 +1,8 @@
-"""Averages, threads and places in an epoch, which fairseq loses between two processes.
+"""Restore what fairseq loses when a training resumes: averages of its log, the number of threads, the end of an epoch.
 
-fairseq saves before an epoch is over: its averages are still to be logged then, and the validation loss to be given to
-the learning rate's schedule. Run saves and restores what this module reads and sets.
+fairseq saves the checkpoint of an epoch before the epoch is over: its averages are still to be logged then, and the
+validation loss to be given to the learning rate's schedule. Run (plugin/run.py) saves and restores what this module
+reads and sets.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from .. import datasets
 from ..distributed import agreement
 
 log = logging.getLogger("deepnet_fairseq.training")
-KEY = "deepnet_training"  # in extra_state
-CLOCKS = (meters.TimeMeter, meters.StopwatchMeter)
+KEY = "deepnet_training"  # in a checkpoint's extra_state: what Run._kept returns
+CLOCKS = (meters.TimeMeter, meters.StopwatchMeter)  # fairseq's meters that depend on the clock
 
 
 def averages() -> dict[str, float]:
-    """Return the epoch's averages so far by name, without those that depend on the clock."""
+    """Return the values of fairseq's "train" meters by name: the epoch's averages so far, without clocks."""
     values = {}
     for name, meter in (metrics.get_meters("train") or {}).items():
-        if isinstance(meter, CLOCKS) or name.startswith("_"):
+        if isinstance(meter, CLOCKS) or name.startswith("_"):  # _: fairseq's own, which are not logged
             continue
         value = metrics.get_meters("train").get_smoothed_value(name)
         values[name] = value.item() if torch.is_tensor(value) else value
@@ -33,7 +34,7 @@ def averages() -> dict[str, float]:
 
 
 def restore_averages(state: dict) -> None:
-    """Restore the averages of a training that was saved between two epochs. state: fairseq's, of all its meters."""
+    """Restore the averages of a training that was saved between two epochs. state: as metrics.state_dict returns it."""
     metrics.load_state_dict(state)
     for meter in metrics.get_meters("default").values():
         if isinstance(meter, meters.TimeMeter):
@@ -41,7 +42,10 @@ def restore_averages(state: dict) -> None:
 
 
 def log_averages(trainer, epoch: int, values: dict[str, float]) -> None:
-    """Write the line that fairseq-train logs last in an epoch, again if it was written before."""
+    """Log the line that fairseq-train logs at the end of an epoch, even if the run before the resume has logged it.
+
+    values: the averages of that epoch, as `averages` returned them when it was saved.
+    """
     common, updates = trainer.cfg.common, trainer.get_num_updates()
     bar = progress_bar.progress_bar(
         [],
@@ -56,23 +60,32 @@ def log_averages(trainer, epoch: int, values: dict[str, float]) -> None:
 
 
 def keep_threads(before: int | None) -> None:
-    """Set torch's threads to those that the training had `before`, and say so where that changes their number.
+    """Set torch's number of threads to that before the resume, at most the cores, and log it if this is a change.
 
-    before: None for a checkpoint that does not tell it.
+    The order of sums, and so the last bits, depend on the number. before: None for a checkpoint that does not have it.
     """
-    now, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
+    now = torch.get_num_threads()
+    cores = len(os.sched_getaffinity(0))
     if before is None or before == now:
         return
     threads.torch_threads.set(min(before, cores))
     if before > cores:
         log.warning(f"the training had {before} threads and goes on with {cores}, as there are cores: other last bits")
         return
+
+    instead = ""
     asked = threads.from_environment()
-    instead = f", not by {asked}; --reset-meters drops their number, with the run's other counts" if asked else ""
+    if asked:
+        instead = f", not by {asked}; --reset-meters drops their number, with the run's other counts"
     log.info(f"goes on with {threads.counted(before)}, as it began, for the same bits{instead}")
 
 
 def between_epochs(extra_state: dict) -> bool:
-    """Return whether a checkpoint with that extra state was saved between two epochs."""
-    place = extra_state["train_iterator"]  # with more processes than before, the count may be 0 within an epoch
-    return not place.get(datasets.BEGUN, place.get("iterations_in_epoch", 1))
+    """Return whether a checkpoint with that extra state was saved between two epochs.
+
+    The count of iterations in the epoch is 0 then. It may also be 0 within an epoch that was resumed with more
+    processes; there the entry datasets.BEGUN is True.
+    """
+    place = extra_state["train_iterator"]
+    has_begun = place.get(datasets.BEGUN, place.get("iterations_in_epoch", 1))
+    return not has_begun

@@ -11,8 +11,8 @@ from . import vocabulary
 
 
 @contextmanager
-def naming(path: str) -> Iterator[None]:
-    """Put the file's name in front of a UserError that lacks it."""
+def naming_file(path: str) -> Iterator[None]:
+    """Put the file's name in front of a UserError that is raised in the context, if its text lacks the name."""
     try:
         yield
     except UserError as error:
@@ -22,22 +22,29 @@ def naming(path: str) -> Iterator[None]:
 
 
 def load_model_ensemble_and_task(original, filenames, arg_overrides=None, task=None, *args, **kwargs):
-    """Load models as fairseq does, but one by one, so that what is wrong with a model names its file."""
+    """Load an ensemble as fairseq's function of this name (`original`) does, one file at a time.
+
+    An error of one of the models then names its file. Returns (models, the last one's config, task).
+    """
     models, cfg = [], None
     for filename in filenames:
-        with naming(filename):
+        with naming_file(filename):
             loaded, cfg, task = original([filename], arg_overrides, task, *args, **kwargs)
         models += loaded
     return models, cfg, task
 
 
 def load_pretrained_component_from_model(original, component, checkpoint, strict=True):
-    """Load encoder or decoder of a checkpoint into a model's; a UserError, naming the file, for one that does not fit.
+    """Load the encoder or decoder of a checkpoint into `component`, that of a model, as fairseq's `original` does.
 
-    Its constants, which follow from depth and options, must be the model's; with strict=False the model keeps its own.
+    Raises a UserError, naming the file, for another vocabulary and for weights that do not fit. A method's constants,
+    such as the factors of shortcuts, follow from depth and options, and are loaded too: those of the checkpoint must be
+    the model's; with strict=False the model keeps its own.
     """
     if not isinstance(component, Stack):
         return original(component, checkpoint, strict)
+
+    # digests of the component's dictionary, to compare with the checkpoint's (vocabulary.py)
     side = "source" if isinstance(component, Encoder) else "target"
     dictionary = getattr(component, "dictionary", None)
     if dictionary is not None:
@@ -46,7 +53,8 @@ def load_pretrained_component_from_model(original, component, checkpoint, strict
         present = {side: getattr(component, "digest", None)}
     if present[side] is not None:
         vocabulary.check_vocabulary(vocabulary.read_origin(checkpoint), present, None, f"this {component.name}'s data")
-    with naming(checkpoint):
+
+    with naming_file(checkpoint):
         try:
             return original(component, checkpoint, strict)
         except RuntimeError as error:  # torch's, of several lines

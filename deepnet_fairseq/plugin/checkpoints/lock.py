@@ -20,15 +20,16 @@ GRACE = 5.0  # seconds that a killed process may take to exit
 
 
 class FolderLock:
-    """Lock of at most one folder, held by rank 0 for all ranks of a training."""
+    """Lock of one folder at a time, which rank 0 holds for all ranks of a training."""
 
     def __init__(self):
         self._held: FileLock | None = None
 
     def take(self, folder: Path) -> None:
-        """Lock `folder`, which is made, until `release`; raise a UserError on all ranks if another training holds it.
+        """Make `folder` and lock it until `release`; raise a UserError on all ranks if another training holds it.
 
-        A second call for the same folder changes nothing, one for another folder frees the first.
+        A second call for the same folder changes nothing, one for another folder frees the first. Where the folder
+        cannot be written or the disk has no locks, nothing is locked.
         """
         agreement.broadcast_from_first(lambda: self._take(folder.absolute()))
 
@@ -39,6 +40,7 @@ class FolderLock:
             self._held = None
 
     def _take(self, folder: Path) -> None:
+        """Do the work of `take` on rank 0; folder: absolute."""
         file = folder / NAME
         if self._held is not None and Path(self._held.lock_file) == file:
             return
@@ -54,9 +56,10 @@ class FolderLock:
                 holder = f" ({file.read_text().strip()[:100]})"
             problem = f"{folder}: another training holds it{holder}; wait for its end, or give another --save-dir"
             raise UserError(problem) from None
-        except (OSError, NotImplementedError):  # read-only, or a disk without locks; fairseq says why it cannot write
+        except (OSError, NotImplementedError):
+            # read-only, or a disk without locks; if it cannot be written, the first save says why
             return
 
         self._held = lock
-        with suppress(OSError):
+        with suppress(OSError):  # for the message to the next training
             file.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")

@@ -1,11 +1,12 @@
 """Read checkpoints: only plain data is unpickled, and a file that cannot be used is refused in one line.
 
-torch stores a checksum for every tensor and never checks it; this module verifies each file before it is read, and a
-resume takes the last checkpoint, or the newest that is whole.
+torch stores a checksum for every tensor and never checks it; this module verifies each file before it is read. A resume
+takes the last checkpoint, or the newest that is whole.
 
 torch >= 2.6 loads with its weights_only unpickler, which knows tensors and containers. fairseq also writes the classes
-below; each holds data, none runs code when it is rebuilt. This module also checks that weights are finite and that the
-model's config is there: fairseq notices later, if at all, and weights that are NaN translate into anything.
+of allow_plain_data; each holds data, none runs code when it is rebuilt. This module also checks that weights are finite
+and that the model's config is there: fairseq notices later, if at all, and translations by weights that are NaN are
+arbitrary.
 """
 
 from __future__ import annotations
@@ -39,17 +40,20 @@ from . import atomic, vocabulary
 
 log = logging.getLogger(__name__)
 DEFAULT = "checkpoint_last.pt"  # of --restore-file
-# file names; {} stands for --checkpoint-suffix, and group 1 is there for the best by validation
+# names of checkpoints beside checkpoint_last; {} stands for --checkpoint-suffix, and group 1 matches in names of the
+# best by validation
 RESUMABLE = r"checkpoint(?:_previous|\d+|_\d+_\d+|(_best|\.best_.+)){}\.pt"
+# errors of zipfile and of torch's reader at a damaged file
 UNREADABLE = (OSError, EOFError, zipfile.BadZipFile, zlib.error, struct.error, ValueError, RuntimeError, IndexError)
-FOLDER = 0x10  # bit in a zip member's attributes, by which torch reads nothing of it
+FOLDER = 0x10  # bit in a zip member's attributes that marks a folder: torch reads such a member as empty
+# numpy's classes of the types of numbers that pickled arrays name
 NUMPY_DTYPES = ("Int64DType", "Int32DType", "Float64DType", "Float32DType", "BoolDType")
 HALF = (torch.float16, torch.bfloat16)
 
 
 def allow_plain_data() -> None:
     """Allow torch to unpickle the classes that training, resuming (on several ranks too) and generation need."""
-    multiarray = numpy._core.multiarray  # type: ignore[attr-defined]  # where the pickles' functions live
+    multiarray = numpy._core.multiarray  # type: ignore[attr-defined]  # its functions are those that pickles name
     torch.serialization.add_safe_globals(
         [
             argparse.Namespace,  # every checkpoint of the command line: its arguments
@@ -78,25 +82,26 @@ def allow_plain_data() -> None:
 
 
 def load_checkpoint_to_cpu(original, path, arg_overrides=None, **kwargs) -> dict:
-    """Load a checkpoint of fairseq; raise a UserError, naming the file, for one that is damaged, foreign or none.
+    """Load a checkpoint as fairseq's function of this name (`original`) does, and check it.
 
-    original: fairseq's function, which gets the other arguments; arg_overrides: of --model-overrides. Overrides that
-    prune layers of our models are refused too: fairseq would ignore them silently. The state of the task gets the
-    file's origin, by which the task compares vocabularies (vocabulary.py).
+    Raises a UserError, naming the file, if it is damaged, or none of fairseq's. arg_overrides: of --model-overrides;
+    those that prune layers of this package's models are refused too, because fairseq would ignore them silently. The
+    state of the task gets the file's origin, by which the task compares vocabularies (vocabulary.py).
     """
-    content: dict = {}  # of the file, before fairseq converts it and applies the overrides
+    content: dict = {}  # parts of the file, before fairseq converts them and applies the overrides
 
     def load(*args, **kwargs):
+        """Check the file and load it."""
         if os.path.isfile(path):
             check_whole(path)  # torch does not look at its checksums
             raw = torch.load(path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True)
             for name in ("cfg", "args", "task_state"):
                 content[name] = raw.get(name)
-            for name in ("cfg", "args"):  # checked before fairseq converts them, which runs eval()
+            for name in ("cfg", "args"):  # checked before fairseq converts them, which runs eval() on their texts
                 check_plain(path, content[name])
         return original(*args, **kwargs)
 
-    state = explained(load, path, arg_overrides, **kwargs)
+    state = load_or_explain(load, path, arg_overrides, **kwargs)
     check_content(path, state)
     vocabulary.attach_origin(path, content or state, state)
     pruning = [name for name in arg_overrides or () if name.endswith("_layers_to_keep")]
@@ -108,8 +113,8 @@ def load_checkpoint_to_cpu(original, path, arg_overrides=None, **kwargs) -> dict
     return state
 
 
-def explained(load, path, *args, **kwargs):
-    """Return load(path, ...); raise a UserError, naming the file, for any error that a bad file causes."""
+def load_or_explain(load, path, *args, **kwargs):
+    """Return load(path, *args, **kwargs); turn any error that it raises into a UserError that names the file."""
     _check_ordinary(path)
     try:
         return load(path, *args, **kwargs)
@@ -119,7 +124,7 @@ def explained(load, path, *args, **kwargs):
         raise UserError(f"{path}: no such file; name a checkpoint of fairseq-train") from error
     except pickle.UnpicklingError as error:
         raise UserError(_refusal(path, str(error))) from error
-    except (KeyError, TypeError, AttributeError, OmegaConfBaseException) as error:  # plain data, laid out otherwise
+    except (KeyError, TypeError, AttributeError, OmegaConfBaseException) as error:  # plain data in another layout
         raise UserError(f"{path}: not a checkpoint of fairseq ({_short(error)})") from error
     except Exception as error:  # readers of damaged files raise errors of every kind
         raise UserError(
@@ -149,7 +154,7 @@ def explaining_unusable(filename: str) -> Iterator[None]:
 
 
 def _short(error: Exception) -> str:
-    """Return the first sentence of an error's message, without torch's advice after it."""
+    """Return the first sentence of an error's message, without torch's advice after it; its type if that is long."""
     sentence = str(error).split("\n")[0].split(". ")[0]
     if isinstance(error, KeyError):
         sentence = f"it lacks {sentence}"
@@ -157,7 +162,7 @@ def _short(error: Exception) -> str:
 
 
 def _refusal(path: str, message: str) -> str:
-    """Return the line for a file that torch's unpickler refuses; message: of the UnpicklingError."""
+    """Return the error message for a file that torch's unpickler refuses; message: of its UnpicklingError."""
     name = re.search(r"(?:[Uu]nsupported (?:global: GLOBAL|GLOBAL|class) |but got <class ')([^\s']+)", message)
     if name is None:
         return f"{path}: truncated, damaged or not a checkpoint; take another one of the same folder"
@@ -169,13 +174,14 @@ def check_content(path: str, state: dict) -> None:
 
     state: the file as checkpoint_utils.load_checkpoint_to_cpu returns it.
     """
-    if "deepnet_shards" in state:  # its tensors lie in a file for each process
+    if "deepnet_shards" in state:  # written by an old version, whose processes wrote a file of tensors each
         problem = f"{path}: lies in shards, which commit 45b0f76 of this package gathers"
         raise UserError(f"{problem}; resume the run there without --use-sharded-state")
     weights = state.get("model")
     if not isinstance(weights, dict) or not weights or not all(map(torch.is_tensor, weights.values())):
         raise UserError(f"{path}: not a checkpoint of fairseq (it holds no weights under 'model')")
     for name, value in weights.items():
+        # a small file can hold a huge tensor with stride 0, whose elements share memory
         if value.layout == torch.strided and value.numel() * value.element_size() > value.untyped_storage().nbytes():
             raise UserError(f"{path}: {name} unfolds to {value.numel():,} numbers that the file does not hold")
     broken = not_finite(weights)
@@ -203,7 +209,7 @@ def not_finite(weights: Mapping[str, Tensor]) -> str | None:
 
 
 def check_whole(path: str | Path) -> None:
-    """Raise a UserError if a zip archive of torch's is damaged; torch reads or refuses files of other formats."""
+    """Raise a UserError if a file is a zip archive, torch's format since 1.6, and damaged; others are not checked."""
     with open(path, "rb") as file:
         is_zip = file.read(2) == b"PK"
     defect = damage(path) if is_zip else None
@@ -226,7 +232,7 @@ def damage(path: str | Path) -> str | None:
 
 @functools.lru_cache(maxsize=64)
 def _damage_of_version(path: Path, version: tuple) -> str | None:
-    """Do the work of `damage` once for each version of a file; version: changes whenever the file does."""
+    """Return what `damage` returns; version: differs whenever the file has changed, so that the cache is not stale."""
     try:
         with zipfile.ZipFile(path) as archive:
             return _damage_of_archive(path, archive)
@@ -235,16 +241,18 @@ def _damage_of_version(path: Path, version: tuple) -> str | None:
 
 
 def _damage_of_archive(path: Path, archive: zipfile.ZipFile) -> str | None:
-    """Check that zipfile and torch read the same table of contents, and every member's header and checksum.
+    """Return what is wrong with torch's zip archive at `path`, in a few words, or None.
 
-    Returns what is wrong, in a few words, or None.
+    zipfile and torch must read the same table of contents, and every member must have the header that torch writes and
+    the checksum in the table.
     """
     members = archive.infolist()
     names = {info.filename.partition("/")[2] for info in members}
     if len(names) < len(members) or names != set(torch._C.PyTorchFileReader(str(path)).get_all_records()):
         return "its table of contents is broken"
     for info in members:
-        if info.compress_type or info.compress_size != info.file_size or info.external_attr & FOLDER:
+        is_compressed = info.compress_type or info.compress_size != info.file_size
+        if is_compressed or info.external_attr & FOLDER:
             return f"{info.filename.partition('/')[2]} is not stored as torch does"
     broken = archive.testzip()
     if broken:
@@ -253,21 +261,21 @@ def _damage_of_archive(path: Path, archive: zipfile.ZipFile) -> str | None:
 
 
 def with_suffix(path: str, suffix: str | None) -> str:
-    """Return the name that fairseq gives and reads a checkpoint under, with --checkpoint-suffix before its end."""
+    """Return a checkpoint's path with --checkpoint-suffix before its ".pt", as fairseq names it."""
     return path.replace(".pt", f"{suffix or ''}.pt")
 
 
 def other_than_last(folder: Path, suffix: str) -> Path | None:
-    """Return the checkpoint to resume from if it is not checkpoint_last; None to take that, or if there is none at all.
+    """Return the newest whole checkpoint if checkpoint_last is damaged or missing; None if it is whole.
 
-    suffix: of this process's files, mostly "". The log names the files passed over. Raises a UserError if checkpoints
-    are there and none is whole.
+    None too if the folder has no checkpoint at all. suffix: --checkpoint-suffix, "" without. Logs which files are
+    passed over and why. Raises a UserError if checkpoints are there and none is whole.
     """
     last = folder / f"{atomic.LAST}{suffix}.pt"
     reason = damage(last) if last.is_file() else "missing"
     if reason is None:
         return None
-    others = earlier(folder, suffix)
+    others = all_but_last(folder, suffix)
     if reason == "missing" and not others:
         return None
 
@@ -284,22 +292,25 @@ def other_than_last(folder: Path, suffix: str) -> Path | None:
     )
 
 
-def earlier(folder: Path, suffix: str) -> list[Path]:
+def all_but_last(folder: Path, suffix: str) -> list[Path]:
     """List the folder's checkpoints except checkpoint_last, newest first, the best by validation at the end."""
     pattern = re.compile(RESUMABLE.format(re.escape(suffix)))
 
-    found: list[tuple[bool, int, Path]] = []
+    found: list[tuple[bool, int, Path]] = []  # is not a best one, updates, file: sorted backwards
     for path in folder.glob("checkpoint*"):
         match = pattern.fullmatch(path.name)
         if match and not _of_other_suffix(path, suffix):
-            best = match[1] is not None
-            found.append((not best, updates(path), path))
+            is_best = match[1] is not None
+            found.append((not is_best, updates(path), path))
     found.sort(key=lambda entry: entry[:2], reverse=True)
     return [path for _not_best, _updates, path in found]
 
 
 def _of_other_suffix(path: Path, suffix: str) -> bool:
-    """Return whether the file's name ends in its training's --checkpoint-suffix, and that is another one."""
+    """Return whether a file was saved with another --checkpoint-suffix, which its name ends in.
+
+    RESUMABLE alone does not tell: without a suffix it matches checkpoint.best_5.2-b.pt, whose suffix may be "-b".
+    """
     other = suffix_of(path)
     return other not in ("", suffix) and path.name.endswith(f"{other}.pt")
 
@@ -316,10 +327,10 @@ def suffix_of(path: Path) -> str:
     """Return the --checkpoint-suffix of a checkpoint's training, "" if it cannot be read. Reads little of the file."""
     try:
         return _mapped(path)["cfg"]["checkpoint"]["checkpoint_suffix"] or ""
-    except Exception:
+    except Exception:  # as above
         return ""
 
 
 def _mapped(path: Path) -> dict:
-    """Load a checkpoint whose tensors stay on the disk until they are read."""
+    """Load a checkpoint, whose tensors stay on the disk until they are read."""
     return torch.load(path, map_location="cpu", mmap=True, weights_only=True)

@@ -1,4 +1,4 @@
-"""Say what a save takes from the trainer's state, which settings it refuses, and what is left when it fails."""
+"""Parts of a save: refuse settings by which none succeeds, move the state to the CPU, say what a failed save leaves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from ...errors import UserError
 from . import atomic, reading
 
-# settings by which fairseq removes older checkpoints
+# settings of the config's section for checkpoints, by which fairseq removes older checkpoints
 RULES_OF_OLD_ONES = ("keep_interval_updates", "keep_last_epochs", "keep_best_checkpoints")
 
 
@@ -19,17 +19,18 @@ def check_settings(cfg) -> None:
     if cfg.write_checkpoints_asynchronously:  # needs iopath, with which fairseq writes no checkpoint_last.pt
         raise UserError("--write-checkpoints-asynchronously: not supported; drop it")
     suffix = cfg.checkpoint_suffix or ""
-    if "_" in suffix and cfg.keep_best_checkpoints > 0:  # a ValueError: fairseq reads the score behind the last _
+    if "_" in suffix and cfg.keep_best_checkpoints > 0:
+        # fairseq reads the score from the file's name behind the last _, and would raise a ValueError
         way_out = f"take one without _, such as {suffix.replace('_', '.')}"
         raise UserError(f"--checkpoint-suffix {suffix}: not with --keep-best-checkpoints; {way_out}")
 
 
 def on_cpu(state: dict) -> dict:
-    """Return nested containers of tensors with every tensor on the CPU, in float32 if it is in half precision.
+    """Return a state (nested dicts and lists) with every tensor on the CPU, in float32 if it is in half precision.
 
-    Tied weights stay tied: fairseq would write a shared embedding once for each of its names.
+    Tensors that share their memory, as tied embeddings do, still share it, so that torch.save writes them once.
     """
-    moved: dict[tuple, Tensor] = {}
+    moved: dict[tuple, Tensor] = {}  # memory, type and layout of a tensor -> its copy
 
     def move(tensor: Tensor) -> Tensor:
         key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
@@ -41,9 +42,12 @@ def on_cpu(state: dict) -> dict:
     return utils.apply_to_sample(move, state)
 
 
-def left(cfg) -> str:
-    """Describe the checkpoint that a resume would start from. cfg: the config's section for checkpoints."""
-    folder, suffix = Path(cfg.save_dir), cfg.checkpoint_suffix or ""
+def describe_resume(cfg) -> str:
+    """Say which checkpoint a resume would start from. cfg: the config's section for checkpoints."""
+    folder = Path(cfg.save_dir)
+    suffix = cfg.checkpoint_suffix or ""
     last = folder / f"{atomic.LAST}{suffix}.pt"
-    there = [last] if last.is_file() else reading.earlier(folder, suffix)
-    return f"a resume would start from {there[0]}" if there else "there is nothing to resume from yet"
+    candidates = [last] if last.is_file() else reading.all_but_last(folder, suffix)
+    if not candidates:
+        return "there is nothing to resume from yet"
+    return f"a resume would start from {candidates[0]}"

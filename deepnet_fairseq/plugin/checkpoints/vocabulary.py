@@ -1,10 +1,12 @@
 """Compare the vocabulary that a checkpoint was trained with to that of the data at hand.
 
-A checkpoint holds digests of its dictionaries and of what cut its text (data/digests.py), in the state of its task.
-Sizes alone would not tell: `prepare text --vocab N` gives equal sizes for any text, and a model with other symbols in
-the rows of its embeddings trains, translates and scores without an error.
+A vocabulary is the dictionaries of source and target, and the file that cut the text into their symbols: a
+SentencePiece model or BPE codes. A checkpoint holds hashes of these, its digests (data/digests.py), in the state of its
+task. Sizes alone would not tell: `prepare text --vocab N` gives equal sizes for any text, and a model with other
+symbols in the rows of its embeddings trains, translates and scores without an error.
 
-A checkpoint from before that is compared by the data that its run names; if they are gone, a warning says so.
+A checkpoint of an older release, which has no digests, is compared by the data that its run names; if they are gone, a
+warning says so. The origin of a checkpoint (origin_of) is its file, the settings of its task, and its digests.
 """
 
 from __future__ import annotations
@@ -26,10 +28,11 @@ from ...errors import UserError
 from ..distributed import agreement
 
 log = logging.getLogger(__name__)
-KEY = digests.KEY
+KEY = digests.KEY  # in a checkpoint's task_state
 SIDES = ("source", "target")
-Digests = dict[str, str | None]  # of "source", "target" (dictionaries) and "pieces" (what cut the text)
-# weights with a row for each symbol, and the side whose dictionary says which row is which
+# {"source", "target" (dictionaries), "pieces" (the file that cut the text): digest, None for one that is not known}
+Digests = dict[str, str | None]
+# weights with a row for each symbol -> the side whose dictionary says which row is which
 BY_SYMBOL = {
     "encoder.embed_tokens.weight": "source",
     "decoder.embed_tokens.weight": "target",
@@ -40,15 +43,18 @@ BY_SYMBOL = {
 
 
 def symbols_of(dictionary: Any) -> list[str]:
-    """Return the symbols that the rows of an embedding stand for; a truncated dictionary says its length."""
+    """Return the symbols that the rows of an embedding stand for, in their order.
+
+    fairseq's TruncatedDictionary has more symbols than its length, which counts.
+    """
     return list(dictionary.symbols[: len(dictionary)])
 
 
 def digests_of(dictionaries: Mapping[str, Any], data: str | None, cutting: Path | None = None) -> Digests:
-    """Return the digests of dictionaries, and of what cut the text: a SentencePiece model, or BPE codes.
+    """Return the digests of dictionaries, and of the file that cut the text.
 
-    dictionaries: by side; cutting: the file that cut the text; data: the folders of the binarised text, in which that
-    file is looked for if `cutting` is None.
+    dictionaries: by side; cutting: the file that cut the text; data: the folders of the binarised text, joined by
+    os.pathsep, in which that file is looked for if `cutting` is None; None to look nowhere.
     """
     files = []
     if cutting is not None:
@@ -63,7 +69,7 @@ def digests_of(dictionaries: Mapping[str, Any], data: str | None, cutting: Path 
     return found
 
 
-def of_task(task: Any) -> Digests | None:
+def digests_of_task(task: Any) -> Digests | None:
     """Return the digests of a task's data; None for a task without a dictionary, as of speech."""
     dictionaries = dictionaries_of(task)
     if not dictionaries:
@@ -77,7 +83,7 @@ def dictionaries_of(task: Any) -> dict[str, Any]:
     for side in SIDES:
         try:
             dictionary = getattr(task, f"{side}_dictionary", None)
-        except (NotImplementedError, AttributeError, KeyError, TypeError):  # of somebody's own task
+        except (NotImplementedError, AttributeError, KeyError, TypeError):  # from a task that is not fairseq's
             continue
         if hasattr(dictionary, "symbols"):
             found[side] = dictionary
@@ -85,16 +91,17 @@ def dictionaries_of(task: Any) -> dict[str, Any]:
 
 
 def data_of(task: Any) -> str | None:
-    """Return the folder of a task's data as its settings name it."""
+    """Return the folders of a task's data as its settings name them, joined by os.pathsep; None if they name none."""
     settings = getattr(task, "cfg", None) or getattr(task, "args", None)
     data = getattr(settings, "data", None)
     return data if isinstance(data, str) else None
 
 
 def origin_of(path: str | os.PathLike[str], content: Mapping[str, Any]) -> dict[str, Any]:
-    """Describe where a checkpoint comes from: {"file", "task": settings of its task, "digests": or None}.
+    """Return the origin of a checkpoint: {"file": path, "task": settings of its task, "digests": Digests or None}.
 
-    content: of the file, as torch loads it. The answer is plain data, which is broadcast to other ranks.
+    content: of the file, as torch loads it. The origin is plain data, which can be broadcast to other ranks. "digests"
+    is None for a checkpoint of an older release.
     """
     cfg = content.get("cfg")
     section = cfg.get("task") if isinstance(cfg, Mapping | DictConfig) else content.get("args")
@@ -112,21 +119,22 @@ def origin_of(path: str | os.PathLike[str], content: Mapping[str, Any]) -> dict[
     }
 
 
-def saved_digests(known: Mapping[str, Any]) -> Digests:
-    """Return the digests in the entry KEY of a checkpoint's task_state, {} if it holds none.
+def saved_digests(entry: Mapping[str, Any]) -> Digests:
+    """Return the digests in the entry KEY of a checkpoint's task_state, {} if it has none.
 
-    known: the entry, which holds the digests themselves, or, put there by `attach_origin`, an origin with the digests.
+    entry: the digests themselves, as a training saves them, or an origin, as `attach_origin` puts it there.
     """
-    held = known.get("digests", known)
-    if not isinstance(held, Mapping):
+    saved = entry.get("digests", entry)
+    if not isinstance(saved, Mapping):
         return {}
-    return {name: held.get(name) for name in (*SIDES, "pieces")}
+    return {name: saved.get(name) for name in (*SIDES, "pieces")}
 
 
 def attach_origin(path: str, content: Mapping[str, Any], state: dict[str, Any]) -> None:
-    """Put the origin of a loaded checkpoint where fairseq hands it to the task: into the state of the task.
+    """Put the origin of a loaded checkpoint into its "task_state", which fairseq hands to the task, under KEY.
 
-    content: of the file, before --model-overrides change its settings.
+    content: of the file, before --model-overrides change its settings; state: what fairseq made of it, changed in
+    place.
     """
     before = state.get("task_state")
     task_state = dict(before) if isinstance(before, dict) else {}
@@ -134,13 +142,13 @@ def attach_origin(path: str, content: Mapping[str, Any], state: dict[str, Any]) 
     state["task_state"] = task_state
 
 
-def to_save(origin: Mapping[str, Any]) -> dict[str, Digests]:
+def task_state_of(origin: Mapping[str, Any]) -> dict[str, Digests]:
     """Return the task_state of a checkpoint that is made from one with that origin, such as an average or an export."""
     return {} if origin["digests"] is None else {KEY: origin["digests"]}
 
 
 def read_origin(path: str) -> dict[str, Any] | None:
-    """Return what origin_of returns for a file, of which little is read.
+    """Return the origin of a checkpoint file, whose tensors are not read.
 
     None if the file cannot be read; loading it will then explain why.
     """
@@ -154,7 +162,7 @@ def read_origin(path: str) -> dict[str, Any] | None:
 
 
 def describe_difference(saved: Digests, present: Digests) -> str | None:
-    """Name what differs of two vocabularies, in words; None if nothing does that both know."""
+    """Return what differs between two vocabularies, in words; None if all digests agree that both have."""
     changed = []
     for name in (*SIDES, "pieces"):
         before = saved.get(name)
@@ -170,19 +178,20 @@ def describe_difference(saved: Digests, present: Digests) -> str | None:
     return "another dictionary" if len(sides) == 2 else f"another {sides[0]} dictionary"
 
 
-def mismatch(origin: dict[str, Any], present: Digests, data: str | None, place: str) -> str | None:
-    """Return the beginning of an error's line if a checkpoint was trained with another vocabulary; None if not.
+def describe_mismatch(origin: dict[str, Any], present: Digests, data: str | None, place: str) -> str | None:
+    """Return the beginning of an error message if a checkpoint was trained with another vocabulary; None if not.
 
-    origin: of origin_of; present, data: the data at hand and their folder; place: their name for the line. A checkpoint
-    that cannot be compared is warned of.
+    origin: the checkpoint's; present: digests of the data that it is to be used with; data: their folders, None if they
+    have none; place: their name in the message, such as "the data in DIR". Logs a warning for a checkpoint that cannot
+    be compared.
     """
     saved = origin["digests"]
-    if saved is None:  # of an older release: compared by the data of its run
+    if saved is None:  # a checkpoint of an older release is compared by the data of its run
         own_data = origin["task"].get("data")
         if not isinstance(own_data, str) or not own_data or _same_folder(own_data, data):
             return None
-        task = own_task(origin)
-        saved = of_task(task) if task is not None else None
+        task = task_of_origin(origin)
+        saved = digests_of_task(task) if task is not None else None
         if saved is None:
             log.warning(
                 f"{origin['file']}: holds no digest of its vocabulary, and the data of its run ({own_data}) are gone: "
@@ -196,8 +205,8 @@ def mismatch(origin: dict[str, Any], present: Digests, data: str | None, place: 
     return f"{origin['file']}: was trained with {difference} than {place}"
 
 
-def ways_on(origin: dict[str, Any], data: str | None) -> str:
-    """Say how to prepare data for the model of a checkpoint; data: the folder that it does not fit."""
+def preparation_advice(origin: dict[str, Any], data: str | None) -> str:
+    """Say how to prepare data for the model of a checkpoint; data: the folders of data that do not fit it, or None."""
     own_folder = str(origin["task"].get("data") or "DATA").split(os.pathsep)[0]
     if data is not None and _same_folder(own_folder, data):
         return "the data of its run have been prepared again since: take a run on these data, or a copy of the old ones"
@@ -207,36 +216,38 @@ def ways_on(origin: dict[str, Any], data: str | None) -> str:
 
 
 def check_vocabulary(origin: dict[str, Any] | None, present: Digests | None, data: str | None, place: str) -> None:
-    """Raise a UserError if a checkpoint that is to be used was trained with another vocabulary.
+    """Raise a UserError if a checkpoint was trained with another vocabulary than that of the data.
 
-    The arguments are those of `mismatch`; nothing is compared without an origin or without digests.
+    The arguments are those of `describe_mismatch`; nothing is compared if origin or present is None.
     """
     if origin is None or present is None:
         return
-    problem = mismatch(origin, present, data, place)
+    problem = describe_mismatch(origin, present, data, place)
     if problem is not None:
         own_data = origin["task"].get("data")
-        raise UserError(f"{problem}; {ways_on(origin, data)}, or give the data that its own run had ({own_data})")
+        advice = preparation_advice(origin, data)
+        raise UserError(f"{problem}; {advice}, or give the data that its own run had ({own_data})")
 
 
-def rows_to_start_from(path: str, task: Any, wanted: bool) -> dict[str, list[int]] | None:
-    """Check that a training can start from a checkpoint; return None if their vocabularies are the same.
+def old_rows_of_symbols(path: str, task: Any, new_vocabulary: bool) -> dict[str, list[int]] | None:
+    """Return the row in a checkpoint's embeddings of each symbol of a training, None if the vocabularies are the same.
 
-    wanted: --new-vocabulary. Then another vocabulary gives, for "source" and "target", the row in the checkpoint of
-    each symbol of the task's dictionary, -1 for a symbol that it does not have. Without it, it is a UserError.
+    The answer is {"source": rows, "target": rows}, with a row for each symbol of the task's dictionary, in its order;
+    -1 for a symbol that the checkpoint does not have. new_vocabulary: the flag --new-vocabulary; without it another
+    vocabulary raises a UserError.
     """
     origin = read_origin(path)
     present = task.digests
     if origin is None or present is None:
         return None
     data = data_of(task)
-    problem = mismatch(origin, present, data, f"the data in {data}")
+    problem = describe_mismatch(origin, present, data, f"the data in {data}")
     if problem is None:
         return None
-    if not wanted:
+    if not new_vocabulary:
         raise UserError(
-            f"{problem}; {ways_on(origin, data)}, or give --new-vocabulary with --finetune-from-model to keep the "
-            "embeddings of common symbols and learn the others"
+            f"{problem}; {preparation_advice(origin, data)}, or give --new-vocabulary with --finetune-from-model to "
+            "keep the embeddings of common symbols and learn the others"
         )
 
     old_dictionaries = _own_dictionaries(origin)
@@ -256,24 +267,25 @@ def _own_dictionaries(origin: dict[str, Any]) -> dict[str, Any]:
 
     {} if the data of its run are gone, or have been prepared again since.
     """
-    task = own_task(origin)
+    task = task_of_origin(origin)
     if task is None:
         return {}
     saved = origin["digests"]
-    if saved is not None and describe_difference(saved, of_task(task) or {}):
+    if saved is not None and describe_difference(saved, digests_of_task(task) or {}):
         return {}
     return dictionaries_of(task)
 
 
 @contextmanager
-def carrying_over(trainer: Any, path: str, reset_optimizer: bool) -> Iterator[None]:
-    """Let the trainer's model load a checkpoint by symbol in the context, if --new-vocabulary asks for that.
+def loading_by_symbol(trainer: Any, path: str, reset_optimizer: bool) -> Iterator[None]:
+    """Let the trainer's model load a checkpoint of another vocabulary in the context, if --new-vocabulary is given.
 
-    reset_optimizer: the flag --reset-optimizer. Raises a UserError on all ranks if the checkpoint has another
-    vocabulary and --new-vocabulary is not given, or is given with settings that do not go with it.
+    It does so by `rows_by_symbol`, because this context sets the model's attribute `rows`. reset_optimizer: the flag
+    --reset-optimizer. Raises a UserError on all ranks if the checkpoint has another vocabulary and --new-vocabulary is
+    not given, or is given with settings that do not go with it.
     """
-    wanted = bool(getattr(trainer.cfg.model, "new_vocabulary", False))
-    rows = agreement.broadcast_from_first(lambda: rows_to_start_from(path, trainer.task, wanted))
+    new_vocabulary = bool(getattr(trainer.cfg.model, "new_vocabulary", False))
+    rows = agreement.broadcast_from_first(lambda: old_rows_of_symbols(path, trainer.task, new_vocabulary))
     if rows is None:
         yield
         return
@@ -289,32 +301,31 @@ def carrying_over(trainer: Any, path: str, reset_optimizer: bool) -> Iterator[No
         model.rows = None
 
 
-def carried_over(
+def rows_by_symbol(
     state: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor], rows: dict[str, list[int]]
 ) -> dict[str, torch.Tensor]:
     """Return a checkpoint's state dict with the rows of its embeddings in the order of the model's dictionaries.
 
     state: the checkpoint's; own: the model's, whose rows stay for symbols that the checkpoint does not have; rows: as
-    rows_to_start_from returns them.
+    old_rows_of_symbols returns them.
     """
-    carried = dict(state)
+    reordered = dict(state)
     one_stack = "encoder.embed_tokens.weight" not in own or "decoder.embed_tokens.weight" not in own
     for name, side in BY_SYMBOL.items():
         if name not in own or name not in state or own[name].shape[1:] != state[name].shape[1:]:
             continue
         if one_stack:
             side = "source"  # a language model's dictionary
-        old_rows = [row if row < len(state[name]) else -1 for row in rows[side][: len(own[name])]]
-
-        old_row = torch.tensor(old_rows)
-        is_known = old_row >= 0
+        # a matrix may have fewer rows than its dictionary has symbols
+        old_rows = torch.tensor([row if row < len(state[name]) else -1 for row in rows[side][: len(own[name])]])
+        is_known = old_rows >= 0
         value = own[name].detach().cpu().clone()
-        value[: len(old_row)][is_known] = state[name][old_row[is_known]].to(value.dtype)
-        carried[name] = value
-    return carried
+        value[: len(old_rows)][is_known] = state[name][old_rows[is_known]].to(value.dtype)
+        reordered[name] = value
+    return reordered
 
 
-def own_task(origin: dict[str, Any]) -> Any | None:
+def task_of_origin(origin: dict[str, Any]) -> Any | None:
     """Set up the task of a checkpoint on the data that its run names; None if they are not there any more."""
     settings = dict(origin["task"])
     data = settings.get("data")
@@ -324,7 +335,7 @@ def own_task(origin: dict[str, Any]) -> Any | None:
     try:
         with _quiet():
             return tasks.setup_task(argparse.Namespace(**settings))
-    except Exception:  # of data that are not what they were fairseq raises errors of any kind
+    except Exception:  # fairseq raises errors of any kind if the data are not what they were
         return None
 
 
@@ -341,7 +352,7 @@ def _quiet():
 
 
 def _same_folder(one: str, other: str | None) -> bool:
-    """Return whether two settings `data`, of which the first folder counts, name the same folder."""
+    """Return whether two values of a task's setting `data` begin with the same folder; os.pathsep separates folders."""
     if other is None:
         return False
     first_of_one = os.path.realpath(one.split(os.pathsep)[0])

@@ -182,7 +182,7 @@ def write_transformer(folded: Folded, out: Path, half: bool) -> None:
     for name, value in folded.state.items():
         state[name] = value.half() if half and value.is_floating_point() else value
     cfg = folded.sections | {"model": folded.model}
-    task_state = {} if folded.origin is None else vocabulary.to_save(folded.origin)
+    task_state = {} if folded.origin is None else vocabulary.task_state_of(folded.origin)
     save({"args": None, "cfg": cfg, "model": state, "task_state": task_state} | NO_TRAINING, out)
 
 

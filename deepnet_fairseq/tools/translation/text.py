@@ -92,7 +92,7 @@ def check_own(
     present = vocabulary.digests_of(sides, None if subwords == "none" else data, file)
     if origin is not None and subwords not in (None, "none"):
         segmentation = {"pieces": present.pop("pieces")}
-        problem = vocabulary.mismatch(origin, segmentation, data, f"--subwords {subwords}")
+        problem = vocabulary.describe_mismatch(origin, segmentation, data, f"--subwords {subwords}")
         if problem:
             raise UserError(f"{problem}; leave it out, or give the file that lies with the data of its own run")
     vocabulary.check_vocabulary(origin, present, data, f"--data {data}")

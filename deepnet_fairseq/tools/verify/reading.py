@@ -26,7 +26,7 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], int | N
 
     UserError, naming the file, for one that holds no weights.
     """
-    from ...plugin.checkpoints.reading import allow_plain_data, explained
+    from ...plugin.checkpoints.reading import allow_plain_data, load_or_explain
 
     if not path.exists():
         raise UserError(f"{path}: no such file or folder")
@@ -35,11 +35,11 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], int | N
     if path.suffix == ".safetensors":
         from safetensors.torch import load_file
 
-        return explained(load_file, str(path)), {}, None
+        return load_or_explain(load_file, str(path)), {}, None
 
     allow_plain_data()
     mapped = zipfile.is_zipfile(path)  # torch's format since 1.6 need not be read as a whole
-    content = explained(torch.load, str(path), map_location="cpu", weights_only=True, mmap=mapped)
+    content = load_or_explain(torch.load, str(path), map_location="cpu", weights_only=True, mmap=mapped)
     if not isinstance(content, dict):
         raise UserError(f"{path}: holds a {type(content).__name__}, not weights by name; save its state_dict()")
 
