@@ -93,7 +93,7 @@ class DeepTrainer(Trainer):
         if not self.use_distributed_wrapper:
             return module
         if cfg.ddp_backend in ("c10d", "pytorch_ddp"):
-            return launch.parallel(cfg, module, group, self.device)
+            return launch.wrap_in_ddp(cfg, module, group, self.device)
 
         seconds = cfg.heartbeat_timeout
         cfg.heartbeat_timeout = -1  # no heartbeat

@@ -1,1 +1,1 @@
-"""Distributed training: start processes (launch.py), run collectives (agreement.py), shard Adam's state (zero.py)."""
+"""Distributed training: processes (launch.py), collectives (agreement.py), --zero-sharding's settings (zero.py)."""

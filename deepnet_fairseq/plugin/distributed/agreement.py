@@ -1,6 +1,7 @@
-"""Collectives over all ranks of a training: broadcast, all-gather, barrier; they return at once for one process.
+"""Collectives over all ranks of a training: broadcast, all-gather, maximum, barrier.
 
-All ranks must make the same calls in the same order: every function but `several` and `is_first` waits for the others.
+All ranks must make the same calls in the same order, because each collective waits for the others; has_several_ranks
+and is_first are none. A training of one process returns from them at once.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import distributed
 from ...errors import UserError
 
 
-def several() -> bool:
+def has_several_ranks() -> bool:
     """Return whether there is more than one rank."""
     return distributed.is_initialized() and distributed.get_world_size() > 1
 
@@ -25,7 +26,7 @@ def is_first() -> bool:
 
 def broadcast_from_first(ask: Callable[[], object]):
     """Call ask() on rank 0 and broadcast its result; raise its UserError on every rank."""
-    if not several():
+    if not has_several_ranks():
         return ask()
     answer: object = None
     mistake: str | None = None
@@ -44,8 +45,8 @@ def broadcast_from_first(ask: Callable[[], object]):
 
 
 def all_gather(mine) -> list:
-    """Return the list of all ranks' `mine` by rank; it must be possible to pickle it."""
-    if not several():
+    """Return the list of what all ranks have given as `mine`, which must be picklable, in the order of ranks."""
+    if not has_several_ranks():
         return [mine]
     gathered = [None] * distributed.get_world_size()
     distributed.all_gather_object(gathered, mine)
@@ -53,8 +54,11 @@ def all_gather(mine) -> list:
 
 
 def largest(number: int, device: torch.device) -> int:
-    """Return the largest of the ranks' numbers on every rank. device: the trainer's, from which the backend sends."""
-    if not several():
+    """Return the largest of the numbers (of 32 bits) that the ranks have given.
+
+    device: the trainer's; NCCL sends tensors on a GPU only, gloo those on the CPU.
+    """
+    if not has_several_ranks():
         return number
     numbers = torch.tensor([number], dtype=torch.int32, device=device)
     distributed.all_reduce(numbers, distributed.ReduceOp.MAX)
@@ -62,6 +66,6 @@ def largest(number: int, device: torch.device) -> int:
 
 
 def barrier() -> None:
-    """Wait for all ranks, so that rank 0 can finish writing before torchrun ends it with the others."""
-    if several():
+    """Wait until all ranks have called this."""
+    if has_several_ranks():
         distributed.barrier()

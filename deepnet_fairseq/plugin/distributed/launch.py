@@ -30,13 +30,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ...errors import UserError, causes, user_error_line
 
-LAUNCHED = "TORCHELASTIC_RUN_ID"  # set for torchrun's processes
-TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
+LAUNCHED = "TORCHELASTIC_RUN_ID"  # environment variable that torchrun sets for its processes
+TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")  # those that say where a process belongs
+# words in errors of gloo, NCCL and torch's store where another process is gone or cannot be reached
 LOST = re.compile(
     r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe|time[d ]*out|heartbeat|not all ranks|\b(TCP)?store\b",
     re.I,
 )
-FORWARDED = (signal.SIGTERM, signal.SIGUSR1)  # passed to the processes started here, which save
+FORWARDED = (signal.SIGTERM, signal.SIGUSR1)  # passed to the processes that are started here, which then save
 
 
 def flush_denormals() -> None:
@@ -49,24 +50,25 @@ def flush_denormals() -> None:
 
 
 def call_main(original, cfg, main, prepare, **kwargs):
-    """Run `main` in this process, one of torchrun's or srun's, or start this machine's processes and run it in each.
+    """Run a program's `main(cfg, **kwargs)` in as many processes as its settings ask for.
 
-    original: fairseq's call_main, which runs it in this process; cfg: fairseq's whole config; kwargs: of `main`;
-    prepare: called with `main` in each process that is started here, before anything else. Raises a UserError if a
-    process is lost or cannot be reached.
+    For a single process, and in a process that torchrun or srun has started, that is this process; else the processes
+    of this machine are started here, and each runs it. original: fairseq's call_main, which runs `main` in this
+    process; cfg: fairseq's whole config; prepare: called with `main` in each process that is started here, before
+    anything else. Raises a UserError if a process is lost or cannot be reached.
     """
-    place = cfg.distributed_training
+    section = cfg.distributed_training
     on_cpu = cfg.common.cpu or not torch.cuda.is_available()
 
-    if place.distributed_init_method is None and all(name in os.environ for name in TORCHRUN):
-        _join(place, on_cpu)
+    if section.distributed_init_method is None and all(name in os.environ for name in TORCHRUN):
+        _join_torchrun(section, on_cpu)
     if on_cpu:
-        place.distributed_backend = "gloo"
-    _wait_at_most(place.heartbeat_timeout)
-    if place.distributed_init_method is None and _slurm():
-        distributed_utils.infer_init_method(place)  # from torchrun's environment variables
+        section.distributed_backend = "gloo"
+    _wait_at_most(section.heartbeat_timeout)
+    if section.distributed_init_method is None and _slurm():
+        distributed_utils.infer_init_method(section)  # from SLURM's variables
 
-    if place.distributed_world_size > 1 and not place.distributed_no_spawn:
+    if section.distributed_world_size > 1 and not section.distributed_no_spawn:
         return _spawn(cfg, main, prepare, kwargs, on_cpu)
     with _explain_in_a_line(cfg):
         return original(cfg, main, **kwargs)
@@ -82,20 +84,23 @@ def use_default_group() -> None:
         distributed_utils.get_global_group._global_group = torch.distributed.group.WORLD
 
 
-def _join(place, on_cpu: bool) -> None:
-    """Set rank, world size and device from torchrun's environment variables."""
-    place.distributed_world_size = int(os.environ["WORLD_SIZE"])
-    place.distributed_rank = int(os.environ["RANK"])
-    if place.distributed_world_size > 1:
-        place.distributed_init_method = "env://"
-        place.distributed_no_spawn = True
+def _join_torchrun(section, on_cpu: bool) -> None:
+    """Set rank, world size and device of the config's section from torchrun's environment variables."""
+    section.distributed_world_size = int(os.environ["WORLD_SIZE"])
+    section.distributed_rank = int(os.environ["RANK"])
+    if section.distributed_world_size > 1:
+        section.distributed_init_method = "env://"
+        section.distributed_no_spawn = True
     if not on_cpu:
-        local_rank = int(os.environ.get("LOCAL_RANK", place.distributed_rank))
-        place.device_id = local_rank % torch.cuda.device_count()
+        local_rank = int(os.environ.get("LOCAL_RANK", section.distributed_rank))
+        section.device_id = local_rank % torch.cuda.device_count()
 
 
 def processes_here(cfg) -> int:
-    """Return how many processes of a training run on this machine, as far as its launcher tells; at most, otherwise."""
+    """Return how many processes of a training run on this machine.
+
+    torchrun tells it; otherwise it is at most the world size, which is returned. cfg: fairseq's whole config.
+    """
     return int(os.environ.get("LOCAL_WORLD_SIZE") or cfg.distributed_training.distributed_world_size)
 
 
@@ -105,23 +110,24 @@ def _slurm() -> bool:
 
 
 def _spawn(cfg, main, prepare, kwargs: dict, on_cpu: bool) -> None:
-    """Start a training's processes on this machine and wait for them.
+    """Start a training's processes on this machine and wait for them; the arguments are those of call_main.
 
-    With --distributed-init-method they are the ranks from --distributed-rank on, else all of the training. Ends with
-    the status or message of the process that failed first.
+    With --distributed-init-method they are the ranks from --distributed-rank on, as many as this machine takes, else
+    all ranks of the training. Where one fails, this process exits with the status of the first one that failed, or
+    raises a UserError with its message.
     """
-    place = cfg.distributed_training
-    first_rank = place.distributed_rank or 0
-    processes = place.distributed_world_size
-    if place.distributed_init_method is not None:
-        room_here = place.distributed_num_procs if on_cpu else torch.cuda.device_count()
+    section = cfg.distributed_training
+    first_rank = section.distributed_rank or 0
+    processes = section.distributed_world_size
+    if section.distributed_init_method is not None:
+        room_here = section.distributed_num_procs if on_cpu else torch.cuda.device_count()
         processes = min(processes - first_rank, room_here)
-    elif not on_cpu and processes > torch.cuda.device_count():
-        raise UserError(f"--distributed-world-size {processes}: this machine has {torch.cuda.device_count()} GPUs")
     else:
-        port = get_free_port() if place.distributed_port <= 0 else place.distributed_port
-        place.distributed_init_method = f"tcp://localhost:{port}"
-    place.distributed_rank = None  # each process its own
+        if not on_cpu and processes > torch.cuda.device_count():
+            raise UserError(f"--distributed-world-size {processes}: this machine has {torch.cuda.device_count()} GPUs")
+        port = get_free_port() if section.distributed_port <= 0 else section.distributed_port
+        section.distributed_init_method = f"tcp://localhost:{port}"
+    section.distributed_rank = None  # each process sets its own, from start_rank and its number
 
     mistakes = multiprocessing.get_context("spawn").SimpleQueue()
     arguments = (main, prepare, cfg, kwargs | {"start_rank": first_rank}, os.getpid(), mistakes)
@@ -129,7 +135,7 @@ def _spawn(cfg, main, prepare, kwargs: dict, on_cpu: bool) -> None:
     pass_on = functools.partial(_pass_on, context.processes)
     handlers_before = {kind: signal.signal(kind, pass_on) for kind in FORWARDED}
     try:
-        while not context.join():
+        while not context.join():  # returns whenever a process ends, True once all have ended
             pass
     except multiprocessing.ProcessExitedException as error:
         if not mistakes.empty():
@@ -139,7 +145,7 @@ def _spawn(cfg, main, prepare, kwargs: dict, on_cpu: bool) -> None:
             raise UserError(mistake) from None
         if error.signal_name:
             ended = f"process {error.error_index} of {processes} was ended by {error.signal_name}"
-            raise UserError(f"{ended}; {_again(cfg)}") from None
+            raise UserError(f"{ended}; {_advice_to_resume(cfg)}") from None
         sys.exit(error.exit_code if error.exit_code > 0 else 1)
     finally:
         for kind, handler in handlers_before.items():
@@ -148,7 +154,7 @@ def _spawn(cfg, main, prepare, kwargs: dict, on_cpu: bool) -> None:
 
 @functools.cache
 def end_with_launcher() -> None:
-    """Make a process that torchrun or srun started end with its launcher; called by register()."""
+    """End this process when its launcher ends, if torchrun or srun has started it; called by register()."""
     if LAUNCHED in os.environ or _slurm():
         end_with(os.getppid())
 
@@ -183,7 +189,8 @@ def _process(number: int, main, prepare, cfg, kwargs: dict, parent: int, mistake
         with _explain_in_a_line(cfg):
             try:
                 distributed_utils.distributed_main(number, main, cfg, kwargs)
-            except SystemExit as ended:  # gloo may abort when the group is left, and hide the status
+            except SystemExit as ended:
+                # the parent is told the status here: gloo may abort the process when it leaves the group, below
                 if isinstance(ended.code, int) and ended.code:
                     mistakes.put(ended.code)
                 raise
@@ -205,14 +212,14 @@ def _end_at_once() -> NoReturn:
 
 
 def _pass_on(processes, kind: int, frame) -> None:
-    """Send a signal that this process got to the processes that it has started; a signal handler."""
+    """Send the signal `kind`, which this process has got, to the processes that it has started: a signal handler."""
     for process in processes:
         if process.is_alive():
             os.kill(process.pid, kind)
 
 
 def _wait_at_most(seconds: int) -> None:
-    """Set the timeout of collectives to --heartbeat-timeout; 0 or less keeps torch's."""
+    """Set the timeout of collectives in this process: --heartbeat-timeout, of which 0 or less keeps torch's."""
     if seconds > 0:
         distributed_c10d.default_pg_timeout = timedelta(seconds=seconds)
         distributed_c10d.default_pg_nccl_timeout = timedelta(seconds=seconds)
@@ -220,20 +227,23 @@ def _wait_at_most(seconds: int) -> None:
 
 @contextlib.contextmanager
 def _explain_in_a_line(cfg):
-    """Turn errors of the network, from the first barrier on, into a UserError; then leave the process group."""
+    """Turn errors of the network in the context into a UserError; at its end leave the process group.
+
+    Errors of a single process, and those that a UserError explains already, are raised as they are.
+    """
     try:
         yield
     except Exception as error:
-        place = cfg.distributed_training
+        section = cfg.distributed_training
         network_error = _first_network_error(error)
-        if not network_error or place.distributed_world_size == 1 or user_error_line(error):
+        if not network_error or section.distributed_world_size == 1 or user_error_line(error):
             raise
         raise UserError(
-            f"process {place.distributed_rank} of {place.distributed_world_size}: another one is gone or cannot be "
-            f"reached ({network_error[:150]}); {_again(cfg)}"
+            f"process {section.distributed_rank} of {section.distributed_world_size}: another one is gone or cannot be "
+            f"reached ({network_error[:150]}); {_advice_to_resume(cfg)}"
         ) from error
     finally:
-        _leave()
+        _leave_group()
 
 
 def _first_network_error(error: BaseException) -> str:
@@ -248,42 +258,43 @@ def _first_network_error(error: BaseException) -> str:
     return ""
 
 
-def _leave() -> None:
+def _leave_group() -> None:
     """Destroy the process group, whose threads may otherwise abort the process at its end.
 
-    After an error NCCL may wait for ranks that are gone; then the process just ends.
+    A group of NCCL is left alone while an error is handled: to destroy it may wait for ranks that are gone.
     """
     groups = torch.distributed
     if groups.is_initialized() and (sys.exc_info()[1] is None or groups.get_backend() == "gloo"):
         groups.destroy_process_group()
-        vars(distributed_utils.get_global_group).pop("_global_group", None)  # fairseq's own note of it
+        vars(distributed_utils.get_global_group).pop("_global_group", None)  # fairseq keeps it there
 
 
-def _again(cfg) -> str:
-    """Say what to do after a process was lost."""
+def _advice_to_resume(cfg) -> str:
+    """Return what to do after a process was lost."""
     return f"start the training again, and it resumes from {cfg.checkpoint.save_dir}"
 
 
-def parallel(place, module, group, device):
+def wrap_in_ddp(section, module, group, device):
     """Wrap `module` in torch's DistributedDataParallel by fairseq's flags; fairseq's own wrapping fails on a CPU.
 
-    place: the config's section for distributed training; group: of processes, among which gradients are averaged.
-    Unused parameters are looked for if the flag says so or the module has idle parameters.
+    section: the config's section for distributed training; group: of processes, among which gradients are averaged.
+    DDP looks for unused parameters if the flag says so, or the module has_idle_parameters (plugin/models.py).
     """
-    buffers_argument = "forward_sync_buffers"  # its name since torch 2.13
+    # DDP's argument for --broadcast-buffers has this name since torch 2.13
+    buffers_argument = "forward_sync_buffers"
     if buffers_argument not in inspect.signature(DistributedDataParallel).parameters:
         buffers_argument = "broadcast_buffers"
-    device_id = None if device.type == "cpu" else place.device_id
+    device_id = None if device.type == "cpu" else section.device_id
     wrapped = DistributedDataParallel(
         module.to(device),
         device_ids=None if device_id is None else [device_id],
         output_device=device_id,
-        bucket_cap_mb=place.bucket_cap_mb,
+        bucket_cap_mb=section.bucket_cap_mb,
         process_group=group,
-        find_unused_parameters=place.find_unused_parameters or getattr(module, "has_idle_parameters", False),
-        gradient_as_bucket_view=place.gradient_as_bucket_view,
-        **{buffers_argument: place.broadcast_buffers},
+        find_unused_parameters=section.find_unused_parameters or getattr(module, "has_idle_parameters", False),
+        gradient_as_bucket_view=section.gradient_as_bucket_view,
+        **{buffers_argument: section.broadcast_buffers},
     )
-    if place.ddp_comm_hook == "fp16":
+    if section.ddp_comm_hook == "fp16":
         register_ddp_comm_hook(DDPCommHookType.FP16_COMPRESS, wrapped)
     return ModuleProxyWrapper(wrapped)

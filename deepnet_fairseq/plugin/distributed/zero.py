@@ -1,4 +1,7 @@
-"""`--zero-sharding os`: each process keeps a part of Adam's state, without fairscale, which fairseq needs for it."""
+"""`--zero-sharding os`: each process keeps a part of Adam's state (ZeRO stage 1, optimisers/shard.py).
+
+fairseq's own needs fairscale; this one does not.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,16 @@ from ..optimisers import deepnet_adam
 
 
 def check_settings(setting: Callable[[str, str], object]) -> None:
-    """Raise a UserError for settings that forbid sharding; setting(section, key) returns one of fairseq's config."""
+    """Raise a UserError for settings that forbid sharding, if it is asked for.
+
+    setting(section, key) returns a setting of fairseq's config, None if it is not there.
+    """
     if setting("distributed_training", "ddp_backend") == "fully_sharded":
         raise UserError("--ddp-backend fully_sharded: not supported; use --zero-sharding os")
     if setting("distributed_training", "zero_sharding") != "os":
         return
 
+    # in a config the section "optimizer" has the name; of the command line's flags, which have no sections, --optimizer
     optimizer = setting("optimizer", "_name") or setting("", "optimizer")
     if optimizer != deepnet_adam.NAME:
         only = f"with --optimizer {deepnet_adam.NAME}, which reads the checkpoints of adam"
@@ -26,9 +33,10 @@ def check_settings(setting: Callable[[str, str], object]) -> None:
 
 
 def must_skip_collectives(trainer) -> bool:
-    """Return True while only this rank handles an error and optimiser state is sharded.
+    """Return True while this rank handles an error and the optimiser's state is sharded.
 
-    Collectives must be skipped then: the other ranks, which do not know of the error, would not join them.
+    Collectives must be skipped then: the other ranks, which do not know of the error, would not join them. A save
+    without sharding makes none.
     """
     handles_error = sys.exc_info()[1] is not None
     return handles_error and getattr(trainer.optimizer.optimizer, "is_sharded", False)
