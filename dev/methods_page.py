@@ -7,7 +7,14 @@ import sys
 from pathlib import Path
 
 from deepnet_fairseq import text_table
-from deepnet_fairseq.cli.methods import HEADER, OF_MODIFIERS, OPTIONS, option_rows, row_of, rows_of_modifiers
+from deepnet_fairseq.cli.methods import (
+    METHOD_HEADER,
+    MODIFIER_HEADER,
+    OPTION_HEADER,
+    method_row,
+    modifier_rows,
+    option_rows,
+)
 from deepnet_fairseq.core.initialisation import PROFILES
 from deepnet_fairseq.core.methods import METHODS, get_method
 from deepnet_fairseq.core.modifiers import MODIFIERS
@@ -17,12 +24,12 @@ MARKS = "<!-- methods -->\n", "<!-- /methods -->"
 
 def methods_page() -> str:
     """Return the tables: methods, why some do not fold, modifiers, options."""
-    rows = [row_of(name) for name in sorted(METHODS)]
+    rows = [method_row(name) for name in sorted(METHODS)]
     owners = [*(get_method(cells[0]) for cells, _ in rows), *MODIFIERS.values()]
     tables = (
-        [HEADER, *(cells for cells, _ in rows)],
-        [OF_MODIFIERS, *rows_of_modifiers()],
-        [OPTIONS, *(row for owner in owners for row in option_rows(owner))],
+        [METHOD_HEADER, *(cells for cells, _ in rows)],
+        [MODIFIER_HEADER, *modifier_rows()],
+        [OPTION_HEADER, *(row for owner in owners for row in option_rows(owner))],
     )
     methods, modifiers, options = (
         text_table.markdown([header, *([f"`{first}`", *rest] for first, *rest in body)]) for header, *body in tables

@@ -1,4 +1,8 @@
-"""The `deepnet` command: each subcommand parses, calls one room of the package, and returns what is to be shown."""
+"""The `deepnet` command: each subcommand parses flags, calls a function of the package, and returns what to show.
+
+A file of this folder holds some of the subcommands: a function for each, whose docstring is printed as its help, and a
+function add(command), which registers them and their flags. `parser` says what `command` is.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +28,22 @@ GROUPS = {  # title -> commands, as --help lists them
     "Data and reports": ("prepare", "score", "report"),
     "This installation": ("path",),
 }
-MOVED = {  # commands of release 0.1
+MOVED = {  # commands of release 0.1 -> what to call instead
     "archs": "methods --archs", "coefficients": "methods NAME --layers N,M", "corpus": "prepare language DEST",
     "environment": "path --environment", "figures": "report RUNS --figures", "prepare-lm": "prepare lm",
     "init-report": "methods NAME --weights ARCH", "prepare-text": "prepare text",
     "significance": "score BASELINE SYSTEM...",
 }  # fmt: skip
-# commands that name methods and do not pass on fairseq's flags, of which --user-dir is one
+# commands that get a flag --user-dir, because the user may name methods of his own. A command that passes flags on to
+# fairseq needs none: fairseq has a --user-dir.
 OWN_METHODS = ("methods", "verify", "plan", "export", "average", "translate", "quickstart", "report")
 
 
 class Help(argparse.HelpFormatter):
-    """Fill paragraphs of a description; those with indented lines, as examples, stay as they are."""
+    """Formatter that fills paragraphs of a description; those with indented lines, as examples, stay as they are."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
+        """Return the text in lines of `width` characters; argparse calls this for descriptions."""
         paragraphs = []
         for paragraph in text.split("\n\n"):
             is_example = "\n  " in paragraph
@@ -49,47 +55,49 @@ class Parser(argparse.ArgumentParser):
     """Parser of a command whose files may stand before, between and behind its flags.
 
     argparse alone fills an optional positional argument with nothing as soon as a flag follows: MODEL --beam 2 FILE
-    would have no FILE (cpython#59317). Its intermixed parsing takes the flags first, and then the rest. It is left out
-    where a command passes on flags that it does not know, whose values would be taken for files.
+    would have no FILE (cpython#59317). Its intermixed parsing takes the flags first, and the files in a second step. It
+    is not used for a command that passes on flags which it does not know, because it would take their values for files.
     """
 
-    _in_steps = False  # while the intermixed parsing calls parse_known_args for its two steps
+    _is_intermixed = False  # True while the intermixed parsing calls parse_known_args for its two steps
 
     def parse_known_args(self, args=None, namespace=None):
-        """Parse the flags and files in any order; see argparse."""
-        optional = any(action.nargs in ("?", "*", "+") for action in self._get_positional_actions())
-        if self._in_steps or self.get_default("passes_flags_on") or not optional:
+        """Return (namespace, unknown words) as argparse does, with flags and files in any order."""
+        has_optional_files = any(action.nargs in ("?", "*", "+") for action in self._get_positional_actions())
+        if self._is_intermixed or self.get_default("passes_flags_on") or not has_optional_files:
             return super().parse_known_args(args, namespace)
 
         words = list(sys.argv[1:] if args is None else args)
-        if "--" in words:  # the second step would not know which words stood behind it
+        if "--" in words:
+            # all words behind it are files. The second step would not know that, and ./-name is taken for no flag.
             end = words.index("--")
             files = [f"./{word}" if word.startswith("-") and word != "-" else word for word in words[end + 1 :]]
             words = words[:end] + files
 
-        self._in_steps = True
+        self._is_intermixed = True
         try:
             return self.parse_known_intermixed_args(words, namespace)
         finally:
-            self._in_steps = False
+            self._is_intermixed = False
 
 
 class Shown(NamedTuple):
-    """Output of a command. text: for people, "" for none; data: for --json; status: of the process."""
+    """Output of a command."""
 
-    text: str
-    data: Any
-    status: int = 0
+    text: str  # for people, "" for none
+    data: Any  # for --json
+    status: int = 0  # of the process
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of all subcommands, of which each sets `run` to the function that does it.
+    """Return the parser of all subcommands; in what it parses, `run` is the function of the subcommand.
 
-    A file of this folder has a function add(command), which registers its subcommands: command(name, function) returns
-    the parser to add flags to, and function(args) returns a Shown and so gets --json; one that prints by itself returns
-    None. The function's docstring is the help: a sentence, what more there is to say, an example. With `usage`, what is
-    shown behind the name, the command takes flags that it does not know: function finds them in args.rest. among: the
-    subparsers to register with, those of a command of several.
+    Each of FILES registers its subcommands by add(command). command(name, function, usage="", among=commands) returns
+    the subcommand's parser, to which `add` adds flags. function: called with the parsed args. If it is annotated to
+    return a Shown, its subcommand gets a flag --json; a function that prints by itself returns None. Its docstring is
+    the help: a sentence, what more there is to say, an example. usage: shown behind the name in the help; with one the
+    subcommand accepts flags that it does not know, and function finds them in args.rest. among: the subparsers to
+    register with, for the kinds of `deepnet prepare`.
     """
     top = Parser(prog="deepnet", usage="deepnet COMMAND ...", formatter_class=Help)
     top.add_argument("--version", action="version", version=f"deepnet_fairseq {__version__}")
@@ -103,13 +111,13 @@ def parser() -> argparse.ArgumentParser:
         settings: dict[str, Any] = {"description": text, "allow_abbrev": not usage, "formatter_class": Help}
         if usage:
             settings["usage"] = f"deepnet {name} {usage}"
-        if among is not commands:  # the top's own help lists the commands in GROUPS, argparse those of a command
+        if among is not commands:  # argparse lists the kinds of a command by this; the commands are listed below
             settings["help"] = sentences[name]
         sub = among.add_parser(name, **settings)
 
-        shows = "Shown" in str(function.__annotations__.get("return"))
-        sub.set_defaults(run=function, passes_flags_on=bool(usage), shows=shows)
-        if shows:
+        returns_shown = "Shown" in str(function.__annotations__.get("return"))
+        sub.set_defaults(run=function, passes_flags_on=bool(usage), shows=returns_shown)
+        if returns_shown:
             sub.add_argument("--json", action="store_true", help="print JSON for programs")
         if name in OWN_METHODS:
             sub.add_argument("--user-dir", metavar="FOLDER", help="folder of your own that registers methods")
@@ -128,8 +136,11 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def numbers(flag: str, text: str, example: str) -> list[int]:
-    """Return the numbers of a flag's comma-separated list; UserError, naming the flag, for anything else."""
+def parse_integers(flag: str, text: str, example: str) -> list[int]:
+    """Parse a flag's comma-separated list of whole numbers; UserError, naming the flag, for anything else.
+
+    example: a valid list, for the message.
+    """
     try:
         return [int(number) for number in text.split(",")]
     except ValueError as error:
@@ -137,15 +148,20 @@ def numbers(flag: str, text: str, example: str) -> list[int]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run one subcommand; a mistake of the user ends it with one line and status 1."""
+    """Run one subcommand; a mistake of the user ends it with one line and status 1.
+
+    argv: the command line without the program's name, by default this process's. Beside its own flags the subcommand's
+    function gets args.rest, the words that the parser does not know, and args.behind, the flags of fairseq-train that
+    stand behind the -- of `deepnet reproduce`.
+    """
     words = sys.argv[1:] if argv is None else argv
     if words and words[0] in MOVED:
         sys.exit(f"deepnet: error: `deepnet {words[0]}` is now `deepnet {MOVED[words[0]]}`")
 
-    behind: list[str] = []  # flags of fairseq-train, behind the -- of `deepnet reproduce`
+    behind: list[str] = []
     if words[:1] == ["reproduce"]:
         try:
-            words, behind = importlib.import_module(f"{__name__}.reproduce").split(words)
+            words, behind = importlib.import_module(f"{__name__}.reproduce").split_command_line(words)
         except UserError as error:
             sys.exit(f"deepnet: error: {error}")
 
@@ -173,14 +189,16 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(f"deepnet: error: {error}")
     except ModuleNotFoundError as error:
         missing = (error.name or "").split(".")[0]
-        if not missing or missing == __package__.split(".")[0]:
+        if not missing or missing == __package__.split(".")[0]:  # a mistake in this package
             raise
-        way = "pip install --no-build-isolation fairseq-fixed" if missing.startswith("fairseq") else "pip install it"
-        sys.exit(f"deepnet: error: needs {missing}; {way} (docs/install.md)")
+        advice = "pip install it"
+        if missing.startswith("fairseq"):
+            advice = "pip install --no-build-isolation fairseq-fixed"
+        sys.exit(f"deepnet: error: needs {missing}; {advice} (docs/install.md)")
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:  # deepnet methods --archs | head
-        sys.stderr.close()
-    except OSError as error:  # a file that is missing, in the way, or not writable; a full disk is not named
+    except BrokenPipeError:  # the reader of a pipe has ended, as in: deepnet methods --archs | head
+        sys.stderr.close()  # or Python would print there that it cannot flush stdout
+    except OSError as error:  # a file that is missing, in the way, or not writable; errors of a full disk name no file
         place = error.filename or getattr(args, "dest", None) or getattr(args, "out", None)
         sys.exit(f"deepnet: error: {place}: {error.strerror or error}; name another place, or free some space")

@@ -1,4 +1,4 @@
-"""The command that makes data."""
+"""`deepnet prepare KIND`, which makes data: of one's own text, of a paper's corpus, or of a made language."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from .. import register
 from ..errors import UserError
 from . import Shown
 
-VOCAB = 32_000  # of a language model
+PIECES = 10_000  # default size of the vocabulary of parallel text
+LM_PIECES = 32_000  # default size of the vocabulary of a language model
 SPLITS = ("train", "valid", "test")
+# arguments of add_argument for two flags that several kinds have
 WORKERS: dict = {
     "type": int, "metavar": "N", "default": os.cpu_count(), "help": "processes (default: all cores)",
 }  # fmt: skip
@@ -19,7 +21,6 @@ SAMPLE: dict = {
     "type": int, "metavar": "N",
     "help": "lines of text that SentencePiece learns from, drawn evenly (default 1,000,000, or as many as fit)",
 }  # fmt: skip
-PIECES = 10_000  # of parallel text
 
 
 def prepare(args) -> None:
@@ -141,7 +142,8 @@ def plain_text(args) -> Shown:
                 raise UserError(f"--{name.replace('_', '-')}: only with --bpe {kind}")
     check_folder("DEST", Path(args.dest))
 
-    with ExitStack() as copies:  # of pipes, for each file is read several times
+    with ExitStack() as copies:
+        # each file is read several times, so that a pipe is replaced by a copy of its content
         for name in (*SPLITS, "dict", "spm", "encoder_json", "vocab_bpe"):
             given = getattr(args, name)
             if given is not None:
@@ -162,14 +164,14 @@ def plain_text(args) -> Shown:
 
 
 def _made(args) -> Shown:
-    """Show nothing, for the programs have printed what they did; programs get the folder."""
+    """Return a Shown that prints nothing, because `prepare` has printed what it did; --json gives the folder."""
     return Shown("", {"wrote": args.dest})
 
 
 def _sentencepiece(args):
-    """Return a function of (folder, training text) for the segmenter that cuts into SentencePiece's pieces.
+    """Return a function (folder, training text) -> Segmenter into SentencePiece's pieces, as prepare_lm takes it.
 
-    Raises a UserError for flags that do not go together.
+    folder: where a model that is trained on the text is written. Raises a UserError for flags that do not go together.
     """
     from ..data.lm_text import Segmenter, train_sentencepiece
 
@@ -178,12 +180,15 @@ def _sentencepiece(args):
             raise UserError("--spm is a vocabulary made already: leave out --vocab and --vocab-sample")
         segmenter = Segmenter("sentencepiece", {"sentencepiece_model": Path(args.spm)})
         return lambda folder, text: segmenter
-    vocab = VOCAB if args.vocab is None else args.vocab
+    vocab = LM_PIECES if args.vocab is None else args.vocab
     return lambda folder, text: train_sentencepiece(text, vocab, folder, args.vocab_sample)
 
 
 def _gpt2(args):
-    """Return the like of `_sentencepiece` for GPT-2's BPE, whose files are downloaded unless they are given."""
+    """Return a function (folder, training text) -> Segmenter by GPT-2's BPE, which ignores both.
+
+    The files of the BPE are downloaded unless they are given.
+    """
     from ..data.lm_text import Segmenter, fetch_gpt2
 
     if bool(args.encoder_json) != bool(args.vocab_bpe):
@@ -197,16 +202,13 @@ def _gpt2(args):
     return lambda folder, text: segmenter
 
 
-SEGMENTERS = {"sentencepiece": _sentencepiece, "gpt2": _gpt2}
+SEGMENTERS = {"sentencepiece": _sentencepiece, "gpt2": _gpt2}  # by the value of --bpe
 # value of --bpe -> flags that mean something with it alone
 ONLY = {"sentencepiece": ("vocab", "vocab_sample", "spm"), "gpt2": ("encoder_json", "vocab_bpe", "downloads")}
 
 
 def add(command) -> None:
-    """Register `deepnet prepare` with its kinds, and their flags.
-
-    command: command(name, function) makes a subcommand that calls the function, and returns its parser (cli.parser).
-    """
+    """Register `deepnet prepare` with its kinds, and their flags; command: as parser() gives it."""
     kinds = command("prepare", prepare).add_subparsers(required=True, metavar="KIND", title="kinds")
 
     sub = command("text", parallel_text, among=kinds)
@@ -232,7 +234,7 @@ def add(command) -> None:
     sub.add_argument("test", metavar="TEST", help="the same to test on; may be several, with commas between")
     sub.add_argument("dest", metavar="DEST", help="folder to make, for fairseq-train")
     sub.add_argument("--bpe", choices=tuple(SEGMENTERS), default="sentencepiece", help="default sentencepiece")
-    sub.add_argument("--vocab", type=int, metavar="N", help=f"SentencePiece pieces, from TRAIN (default {VOCAB:,})")
+    sub.add_argument("--vocab", type=int, metavar="N", help=f"SentencePiece pieces, from TRAIN (default {LM_PIECES:,})")
     sub.add_argument("--vocab-sample", **SAMPLE)
     sub.add_argument("--spm", metavar="FILE", help="a SentencePiece model to take instead of training one")
     sub.add_argument("--encoder-json", metavar="FILE", help="GPT-2's encoder.json (default: fetched)")

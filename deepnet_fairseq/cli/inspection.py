@@ -1,4 +1,4 @@
-"""Commands that look at a training to come, at weights, and at this installation."""
+"""Commands that look at a training to come (check), at weights (verify), and at this installation (path)."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ def check(args) -> Shown:
     from ..tools.check import DIVERGING, LATEST, UNKNOWN, as_dict, judge, train_briefly, verdict_text
 
     least = {"updates": 2 * LATEST, "compress_warmup": 1, "seconds": 1}
-    for name, number in least.items():
+    for name, minimum in least.items():
         given = getattr(args, name)
-        if given is not None and given < number:
-            raise UserError(f"--{name.replace('_', '-')} {given:g}: give at least {number}")
+        if given is not None and given < minimum:
+            raise UserError(f"--{name.replace('_', '-')} {given:g}: give at least {minimum}")
     flags = args.rest[1:] if args.rest[:1] == ["fairseq-train"] else args.rest
 
     def progress(update: int, loss: float) -> None:
+        """Print an update's loss over that of the update before, on a terminal."""
         if sys.stderr.isatty():
             print(f"\rupdate {update + 1}, loss {loss:.2f} ", end="", file=sys.stderr, flush=True)
 

@@ -1,4 +1,8 @@
-"""The command that shows methods: a table of all, a card of one, its weights in a built model, the architectures."""
+"""`deepnet methods`: a table of all methods, a card of one, its weights in a built model, or the architectures.
+
+A method is a way to keep deep Transformers stable (core/methods); a modifier (core/modifiers) goes with any method. A
+method folds if a trained model of it can be exported as a plain Transformer (tools/export/fold.py).
+"""
 
 from __future__ import annotations
 
@@ -10,13 +14,13 @@ from typing import Any
 
 from .. import text_table
 from ..errors import UserError
-from . import Shown, numbers
+from . import Shown, parse_integers
 
-HEADER = ["method", "a residual branch computes", "paper", "extra parameters", "last LN", "folds", "to train"]
-OF_MODIFIERS = ["in any method", "makes of it", "paper", "extra parameters", "folds"]
-OPTIONS = ["option", "values", "default", "meaning"]
-DEPTHS = ([6, 6], [18, 18], [100, 100])  # of a card
-RESULTS = Path(__file__).resolve().parents[2] / "results"  # of a checkout
+METHOD_HEADER = ["method", "a residual branch computes", "paper", "extra parameters", "last LN", "folds", "to train"]
+MODIFIER_HEADER = ["in any method", "makes of it", "paper", "extra parameters", "folds"]
+OPTION_HEADER = ["option", "values", "default", "meaning"]
+DEPTHS = ([6, 6], [18, 18], [100, 100])  # layers of encoder and decoder for which a card shows coefficients
+RESULTS = Path(__file__).resolve().parents[2] / "results"  # of a checkout; an installed package has none
 
 
 def methods(args) -> Shown | None:
@@ -39,30 +43,31 @@ def methods(args) -> Shown | None:
         return archs_table(args.vocab)
     if args.weights:
         chosen = {"method": args.method} if args.method else {}
-        return weights(args.weights, chosen)
+        return compare_weights(args.weights, chosen)
     if args.method:
-        depths = [numbers("--layers", args.layers, "18,18")] if args.layers else DEPTHS
+        depths = [parse_integers("--layers", args.layers, "18,18")] if args.layers else DEPTHS
         return card(args.method, depths, args.option)
 
-    of_methods = [HEADER]
+    method_table = [METHOD_HEADER]
     for name in sorted(METHODS):
-        cells, _ = row_of(name)
-        of_methods.append(cells)
-    tables = [of_methods, [OF_MODIFIERS, *rows_of_modifiers()]]
-    return in_tables(tables, "extra parameters: beside post_ln, 6L-6L of width 512; `deepnet methods NAME` says more")
+        cells, _ = method_row(name)
+        method_table.append(cells)
+    tables = [method_table, [MODIFIER_HEADER, *modifier_rows()]]
+    return show_tables(tables, "extra parameters: beside post_ln, 6L-6L of width 512; `deepnet methods NAME` says more")
 
 
-def row_of(name: str) -> tuple[list[str], str | None]:
-    """Return a method's line under HEADER, measured on built models where it can be, and why it does not fold, if so.
+def method_row(name: str) -> tuple[list[str], str | None]:
+    """Return a method's cells under METHOD_HEADER, and why the method does not fold, None if it does.
 
-    Extra parameters are those beside Post-LN at 6L-6L of width 512. UserError for a name that none has.
+    Extra parameters are counted in a built model, as the difference to Post-LN at 6L-6L of width 512. UserError for a
+    name that no method has.
     """
     from ..core.methods import get_method
     from ..tools.export.fold import why_not_foldable
 
     method = get_method(name)
-    model = _example(name)
-    extra = _parameters(model) - _parameters(_example("post_ln"))
+    model = _small_model(name)
+    extra = _parameters(model) - _parameters(_small_model("post_ln"))
     why = why_not_foldable(model)
     cells = [
         name,
@@ -76,15 +81,15 @@ def row_of(name: str) -> tuple[list[str], str | None]:
     return cells, why
 
 
-def rows_of_modifiers() -> list[list[str]]:
-    """Return a line for each modifier under OF_MODIFIERS, measured around deepnorm."""
+def modifier_rows() -> list[list[str]]:
+    """Return the cells of each modifier under MODIFIER_HEADER, for the method deepnorm at 6L-6L of width 512."""
     from ..core.modifiers import MODIFIERS
     from ..tools.export.fold import why_not_foldable
 
     rows = []
-    plain = _parameters(_example("deepnorm"))
+    plain = _parameters(_small_model("deepnorm"))
     for name, modifier in MODIFIERS.items():
-        model = _example("deepnorm", name)
+        model = _small_model("deepnorm", name)
         extra = _parameters(model) - plain
         folds = "no" if why_not_foldable(model) else "yes"
         rows.append([modifier.flag(), modifier.equation, modifier.paper, f"{extra:+,}" if extra else "0", folds])
@@ -97,8 +102,8 @@ def _parameters(model) -> int:
 
 
 @cache
-def _example(method: str, *modifiers: str):
-    """Return the method's model with 6L-6L and width 512, with these modifiers turned on."""
+def _small_model(method: str, *modifiers: str):
+    """Return a model of 6L-6L and width 512 with that method, and with these modifiers turned on."""
     from ..core.models import blueprint
 
     turned_on: dict[str, Any] = dict.fromkeys(modifiers, True)
@@ -106,16 +111,20 @@ def _example(method: str, *modifiers: str):
 
 
 def option_rows(owner: Any) -> list[list[str]]:
-    """Return a line for each option of a method or modifier, under OPTIONS."""
+    """Return the cells of each option of a method or modifier, under OPTION_HEADER."""
     return [[owner.flag(key), option.values, str(option.default), option.help] for key, option in owner.options.items()]
 
 
 def card(name: str, depths: Any, options: list[str]) -> Shown:
-    """Show a method with its numbers at these depths, [N, M] each, with these options, KEY=VALUE."""
+    """Show the card of a method: facts, options, and its coefficients at several depths.
+
+    depths: [N, M] each, layers of encoder and decoder; options: KEY=VALUE each, for the coefficients.
+    """
     from ..core.methods import get_method
 
     method = get_method(name)
-    cells, why = row_of(name)
+    cells, why = method_row(name)
+    by_column = dict(zip(METHOD_HEADER, cells))
     values = options_of(method, options)
 
     coefficients: dict[str, dict[str, float]] = {}  # depth as "18L-18L" -> "encoder alpha" -> value
@@ -123,19 +132,20 @@ def card(name: str, depths: Any, options: list[str]) -> Shown:
         if len(layers) != 2 or min(layers) < 0 or not any(layers):
             given = ",".join(str(count) for count in layers)
             raise UserError(f"--layers {given}: give two, as 18,18; 0 for a stack that is not there")
-        coefficients["-".join(f"{count}L" for count in layers)] = _coefficients(method(*layers, **values), layers)
+        depth = "-".join(f"{count}L" for count in layers)
+        coefficients[depth] = _coefficients(method(*layers, **values), layers)
 
-    trained = evidence(name)
-    shown = ", ".join(f"{experiment} {number}" for experiment, number in trained.items())
+    trainings = count_trainings(name)
+    counts = ", ".join(f"{experiment} {number}" for experiment, number in trainings.items())
     facts = {
         "equation": method.equation,
         "paper": method.paper,
         "initialisation": ", or ".join(method.init_profiles) + " (--init-profile)",
-        "last LayerNorm": cells[4],
-        "parameters": f"{cells[3]} beside post_ln, at 6L-6L of width 512",
-        "to train": f"fairseq-train ... --method {name} {cells[-1]}".strip(),
+        "last LayerNorm": by_column["last LN"],
+        "parameters": f"{by_column['extra parameters']} beside post_ln, at 6L-6L of width 512",
+        "to train": f"fairseq-train ... --method {name} {by_column['to train']}".strip(),
         "export": f"no plain Transformer: {why}" if why else "plain Transformer, CTranslate2, Hugging Face",
-        "evidence here": f"recorded trainings: {shown or 'none at hand'}; results/README.md of the repository",
+        "evidence here": f"recorded trainings: {counts or 'none at hand'}; results/README.md of the repository",
     }  # fmt: skip
 
     lines = [name]
@@ -143,7 +153,7 @@ def card(name: str, depths: Any, options: list[str]) -> Shown:
         lines.append(textwrap.fill(f"  {fact:16}{text}", 100, subsequent_indent=" " * 18))
     parts = ["\n".join(lines)]
     if method.options:
-        parts.append(text_table.render([OPTIONS, *option_rows(method)]))
+        parts.append(text_table.render([OPTION_HEADER, *option_rows(method)]))
     rows = [["coefficient", *coefficients]]
     for symbol in next(iter(coefficients.values())):
         rows.append([symbol, *(f"{at_depth[symbol]:.6f}" for at_depth in coefficients.values())])
@@ -155,13 +165,16 @@ def card(name: str, depths: Any, options: list[str]) -> Shown:
         **facts,
         "options": option_rows(method),
         "coefficients": coefficients,
-        "evidence here": trained,
+        "evidence here": trainings,  # in place of the text of the facts
     }
     return Shown("\n\n".join(parts), data)
 
 
 def _coefficients(method, layers: list[int]) -> dict[str, float]:
-    """Return the coefficients of a method as "encoder alpha", of the stacks that have layers: [N, M]."""
+    """Return a method's coefficients by stack and symbol, as "encoder alpha".
+
+    layers: [N, M], of encoder and decoder; a stack without layers is left out.
+    """
     found = {}
     for stack, count in zip(("encoder", "decoder"), layers):
         if count:
@@ -170,8 +183,8 @@ def _coefficients(method, layers: list[int]) -> dict[str, float]:
     return found
 
 
-def evidence(name: str) -> dict[str, int]:
-    """Count the recorded trainings of a method in a checkout's results, by experiment, without miniatures."""
+def count_trainings(name: str) -> dict[str, int]:
+    """Count the recorded trainings of a method in a checkout's results, by experiment, without miniatures (--smoke)."""
     counts: Counter[str] = Counter()
     for path in sorted([*RESULTS.glob("runs/*.jsonl"), *RESULTS.glob("*/records.jsonl")]):
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -182,7 +195,10 @@ def evidence(name: str) -> dict[str, int]:
 
 
 def options_of(method, words: list[str]) -> dict[str, Any]:
-    """Return the options KEY=VALUE of a method by key; UserError for one that it does not have."""
+    """Parse options of a method, KEY=VALUE each; return the values by key.
+
+    UserError for a key that the method does not have, and for a value that the option does not take.
+    """
     options: dict[str, Any] = {}
     for word in words:
         key, _, text = word.partition("=")
@@ -196,7 +212,7 @@ def options_of(method, words: list[str]) -> dict[str, Any]:
 
 
 def archs_table(vocab: int) -> Shown:
-    """List the architectures: depths, widths and parameters with one shared embedding of `vocab` symbols."""
+    """Show a table of the architectures: depth, widths, and parameters with one shared embedding of `vocab` symbols."""
     from ..core import archs
     from ..core.models import parameter_count
 
@@ -208,13 +224,13 @@ def archs_table(vocab: int) -> Shown:
         rows.append([name, depth, *widths, f"{parameter_count(name, vocab):,}"])
     notes = f"""layers: N-M of encoder and decoder; {archs.LM} is a decoder alone, {archs.MASKED_LM} an encoder alone
 parameters with one shared embedding of {vocab:,} symbols (--vocab), the architecture's own method"""
-    return in_tables([rows], notes)
+    return show_tables([rows], notes)
 
 
-def weights(arch: str, chosen: dict[str, Any]) -> Shown:
+def compare_weights(arch: str, chosen: dict[str, Any]) -> Shown:
     """Build an architecture, and compare the deviation of each kind of weight with the formula of its method.
 
-    chosen: settings that are not the architecture's own.
+    chosen: settings by name that replace the architecture's own, such as {"method": "deepnorm"}.
     """
     import torch
 
@@ -231,11 +247,14 @@ def weights(arch: str, chosen: dict[str, Any]) -> Shown:
     profile = method.init_profiles[0]
     deviations = as_table(init_report(model, method, profile))
     depth = "-".join(f"{count}L" for count in archs.depths(cfg) if count)
-    return in_tables([deviations], f"{arch}, {depth} {cfg.method}, {profile}")
+    return show_tables([deviations], f"{arch}, {depth} {cfg.method}, {profile}")
 
 
-def in_tables(tables: list[list[list[str]]], note: str) -> Shown:
-    """Show tables, of which each begins with its header, and a note below."""
+def show_tables(tables: list[list[list[str]]], note: str) -> Shown:
+    """Show tables and a note below them; as data, a dict for each row of any table.
+
+    tables: each a list of rows of cells, the first of which is the header.
+    """
     parts = []
     data = []
     for table in tables:

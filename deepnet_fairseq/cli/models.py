@@ -1,4 +1,4 @@
-"""Commands that make or change models: profile, export, average."""
+"""Commands that use or change trained models: translate, generate, export, average; and profile, which measures one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ train with the same flags and --method admin --admin-profile {args.out}"""
     return Shown(text, {"wrote": args.out, "omega": measured.omega})
 
 
-ONLY = {  # flags of `deepnet export` and where they mean something
+ONLY = {  # flag of `deepnet export` -> the values of --to with which it means something
     "fp16": ("transformer",),
     "quantization": ("ctranslate2",),
     "data": ("ctranslate2", "huggingface"),
@@ -79,7 +79,10 @@ def export(args) -> Shown:
 
 
 def _to_transformer(args, folded) -> str:
-    """Write a checkpoint for stock fairseq; return what to print, as do the other writers."""
+    """Write a checkpoint for stock fairseq; return the line to print, as the other writers do.
+
+    folded: a tools.export.transformer.Folded, the model as a plain Transformer.
+    """
     from ..tools.export.transformer import write_transformer
 
     write_transformer(folded, Path(args.out), half=args.fp16)
@@ -87,7 +90,7 @@ def _to_transformer(args, folded) -> str:
 
 
 def _to_ctranslate2(args, folded) -> str:
-    """Write a folder for CTranslate2."""
+    """Write a folder for CTranslate2; arguments and result are as of _to_transformer."""
     from ..tools.export.ctranslate2 import write_ctranslate2
     from ..tools.export.served import serve
 
@@ -97,12 +100,15 @@ def _to_ctranslate2(args, folded) -> str:
 
 
 def _to_huggingface(args, folded) -> str:
-    """Write a folder for Hugging Face's transformers; UserError for a beam below 1."""
+    """Write a folder for Hugging Face's transformers; arguments and result are as of _to_transformer.
+
+    UserError for a beam below 1.
+    """
     from ..tools.export.huggingface import write_huggingface
     from ..tools.export.served import serve
     from ..tools.translation import Settings
 
-    search = None
+    search = None  # neither flag is given
     if args.beam is not None or args.lenpen is not None:
         search = Settings()
         if args.beam is not None:
@@ -117,6 +123,7 @@ def _to_huggingface(args, folded) -> str:
     return f"wrote {args.out}, a {name}; its logits differ by at most {difference:.1e}"
 
 
+# by the value of --to
 WRITERS = {"transformer": _to_transformer, "ctranslate2": _to_ctranslate2, "huggingface": _to_huggingface}
 
 
@@ -180,10 +187,10 @@ def average(args) -> Shown:
     return Shown(f"wrote {args.out}, the mean of {', '.join(names)}", {"wrote": args.out, "mean of": names})
 
 
-def _check_number(flag: str, k: int) -> None:
+def _check_number(flag: str, number: int) -> None:
     """Raise a UserError, naming the flag, for a number of checkpoints below 1."""
-    if k < 1:
-        raise UserError(f"{flag} {k}: must be at least 1")
+    if number < 1:
+        raise UserError(f"{flag} {number}: must be at least 1")
 
 
 def generate(args) -> Shown:

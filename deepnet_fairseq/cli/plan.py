@@ -1,4 +1,4 @@
-"""The command that says what a training will need."""
+"""`deepnet plan`, which says what a training will need: memory, time and flags that make it fit."""
 
 from __future__ import annotations
 
@@ -48,8 +48,12 @@ def plan(args) -> None:
 
 
 def _rows(args) -> None:
-    """Print the plan of many trainings; UserError for flags that --rows leaves without effect, and for no rows."""
-    from ..data.lines import read_lines  # here, for it needs more than torch, and a plan of one training does not
+    """Print the plan of many trainings, one a line of the file --rows.
+
+    UserError for flags that have no effect with --rows, and for a file without a training.
+    """
+    # imported here because it needs more than torch, and the plan of one training does not
+    from ..data.lines import read_lines
     from ..tools.plan import rows
 
     if args.json or args.rest:
@@ -68,7 +72,10 @@ def _rows(args) -> None:
 
 
 def _speed(args, setting):
-    """Return the speed at the rate that is given, None without one; UserError for flags that lack another."""
+    """Return time and rate of a training by --flops, as needs.speed does; None without that flag.
+
+    setting: the training, a tools.plan.setting.Setting. UserError for --epochs, --updates without the flags they need.
+    """
     from ..tools.plan.needs import TERA, speed, updates_of
 
     if args.epochs is not None and args.corpus_tokens is None:

@@ -1,4 +1,8 @@
-"""Command that reproduces a table or figure of a paper."""
+"""`deepnet reproduce`, which reproduces a table or figure of a paper.
+
+The scripts of tables and figures (scripts/table1_wmt17.sh and so on) call it with --variables: they take their settings
+from environment variables, METHODS=deepnorm and so on, and all their arguments are flags of fairseq-train.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UserError
-from . import numbers
+from . import parse_integers
 
 if TYPE_CHECKING:
     from ..study.experiment import Experiment
     from ..tools.reproduce.commands import Setting
     from ..tools.reproduce.corpus import Corpus
 
-# variables of the scripts of tables and figures -> flags of `deepnet reproduce`
+# environment variable of the scripts -> flag of `deepnet reproduce` that gets its value
 VARIABLES = {
     "METHODS": "--methods", "DEPTHS": "--depths", "SEEDS": "--seeds", "SEED": "--seeds", "OUT": "--out",
     "DATA": "--data", "GPUS": "--gpus", "NODES": "--nodes", "GPU_MEMORY": "--gpu-memory", "TFLOPS": "--tflops",
@@ -26,25 +30,26 @@ VARIABLES = {
     "STOP_STUCK": "--stop-stuck", "GENERATE": "--generate", "JOBS": "--jobs", "ORDER": "--order", "KEEP": "--keep",
     "RECIPE": "--recipe", "PAIRS": "--pairs", "UPDATE": "--update", "SIZES": "--sizes", "LRS": "--lrs",
 }  # fmt: skip
-SWITCHES = {  # variable and value -> flag
+SWITCHES = {  # (variable of the scripts, value) -> flags of `deepnet reproduce`
     ("SMOKE", "1"): ["--smoke"], ("PLAN", "0"): ["--no-plan"], ("SHARE_EMBEDDINGS", "0"): ["--separate-embeddings"],
     ("RECOMPUTE", "1"): ["--recompute", "yes"], ("RECOMPUTE", "0"): ["--recompute", "no"],
     ("WARMUP", "1"): ["--variants", "warmup"], ("WARMUP", "0"): ["--variants", "no_warmup"],
     ("WARMUP", "1 0"): ["--variants", "warmup,no_warmup"], ("WARMUP", "0 1"): ["--variants", "no_warmup,warmup"],
 }  # fmt: skip
-FOR_JOBS = (  # flags whose values a job of SLURM gets as they are
+FOR_JOBS = (  # flags that a job of SLURM gets as the user gave them
     "methods", "depths", "sizes", "lrs", "seeds", "variants", "recipe", "pairs", "gpu_memory", "tflops", "max_tokens",
     "recompute", "precision", "average", "separate_embeddings", "stop_stuck", "generate", "keep", "no_plan", "smoke",
     "update",
 )  # fmt: skip
-OF_SCRIPTS = ("--dry-run", "--dry-run=plan", "--dry-run=commands", "-h", "--help")  # their own options
-OF_BOTH = ("--max-tokens", "--stop-stuck", "--seed")  # of `deepnet reproduce` and of fairseq-train
-OURS = {flag: f"{variable}=..." for variable, flag in VARIABLES.items() if flag not in OF_BOTH} | {
+OF_SCRIPTS = ("--dry-run", "--dry-run=plan", "--dry-run=commands", "-h", "--help")  # arguments of a script's own
+OF_BOTH = ("--max-tokens", "--stop-stuck", "--seed")  # flags of both `deepnet reproduce` and fairseq-train
+# flag of `deepnet reproduce` that a script refuses -> what the script takes instead
+REFUSED_BY_SCRIPTS = {flag: f"{variable}=..." for variable, flag in VARIABLES.items() if flag not in OF_BOTH} | {
     "--smoke": "SMOKE=1", "--no-plan": "PLAN=0", "--separate-embeddings": "SHARE_EMBEDDINGS=0",
     "--recompute": "RECOMPUTE=1", "--variants": "WARMUP=0", "--text": "TEXT=...",
-}  # flag of `deepnet reproduce` -> what a script takes instead  # fmt: skip
-USUAL = {"SMOKE": "0", "PLAN": "1", "SHARE_EMBEDDINGS": "1"}  # values that change nothing
-LISTS = ("METHODS", "DEPTHS", "SEEDS", "PAIRS", "SIZES", "LRS")  # whose words are separated by blanks
+}  # fmt: skip
+DEFAULTS = {"SMOKE": "0", "PLAN": "1", "SHARE_EMBEDDINGS": "1"}  # values of switches that change nothing
+LISTS = ("METHODS", "DEPTHS", "SEEDS", "PAIRS", "SIZES", "LRS")  # variables whose words are separated by blanks
 
 
 def reproduce(args) -> None:
@@ -68,60 +73,66 @@ def reproduce(args) -> None:
 
 
 def _setting(args) -> Setting:
-    """Make the setting that the flags ask for."""
+    """Return the experiment, machine, data and folders that the flags ask for; UserError for flags that contradict."""
     from ..study import experiments
     from ..tools.reproduce.commands import Setting
     from ..tools.reproduce.hardware import hardware
 
     experiment = experiments.read_experiment(args.name, args.recipe)
-    small = experiment.get("machine") == "cpu"
+    for_cpu = experiment.get("machine") == "cpu"  # a small experiment
     experiment = experiments.with_choices(
         experiment,
-        methods=words("--methods", args.methods),
-        depths=words("--depths", args.depths),
-        sizes=words("--sizes", args.sizes),
-        rates=words("--lrs", args.lrs),
-        seeds=None if args.seeds is None else numbers("--seeds", args.seeds, "1,2"),
-        variants=words("--variants", args.variants),
+        methods=parse_words("--methods", args.methods),
+        depths=parse_words("--depths", args.depths),
+        sizes=parse_words("--sizes", args.sizes),
+        rates=parse_words("--lrs", args.lrs),
+        seeds=None if args.seeds is None else parse_integers("--seeds", args.seeds, "1,2"),
+        variants=parse_words("--variants", args.variants),
         average=args.average,
         stuck=args.stop_stuck,
         tokens=args.max_tokens,
         shared=not args.separate_embeddings,
-        smoke=args.smoke and not small,
+        smoke=args.smoke and not for_cpu,
         order=args.order,
         update=args.update,
     )
     _check_needs(experiment, args)
-    if small and args.launch != "spawn":
+    if for_cpu and args.launch != "spawn":
         raise UserError(f"--launch {args.launch}: {args.name} trains on this machine's CPU; leave it out")
-    gets = hardware(
+
+    machine = hardware(
         papers_gpus=experiment["gpus"],
         gpus=args.gpus,
         nodes=args.nodes,
         launch=args.launch,
         precision=experiment.get("precision") or args.precision,
-        jobs=args.jobs or (1 if small else None),
+        jobs=args.jobs or (1 if for_cpu else None),
         memory=args.gpu_memory,
-        small=args.smoke or small,
+        small=args.smoke or for_cpu,
         only_printed=bool(args.dry_run),
     )
-    experiment.check_rows(gets.world, args.row)
-    out = Path(args.out or ("runs-smoke" if args.smoke or small else "runs")).absolute()
+    experiment.check_rows(machine.world, args.row)
+
+    default_out = "runs-smoke" if args.smoke or for_cpu else "runs"
+    out = Path(args.out or default_out).absolute()
     return Setting(
         experiment=experiment,
-        hardware=gets,
+        hardware=machine,
         corpus=_corpus(args, experiment, out),
         out=out,
-        extra=[absolute(word) for word in args.behind],
+        extra=[absolute_if_path(word) for word in args.behind],
         generation=shell_words("--generate", args.generate or ""),
         recompute={"yes": True, "no": False, None: None}[args.recompute],
-        planned=not (args.no_plan or small),
+        planned=not (args.no_plan or for_cpu),
         only=args.row,
     )
 
 
 def _corpus(args, experiment: Experiment, out: Path) -> Corpus:
-    """Return the user's data, or those of the experiment in OUT/data, as they are now."""
+    """Return the data that --data names, or else those of the experiment in OUT/data, with the steps to make them.
+
+    The answer depends on what is made already: called again after the steps, it knows languages and pieces.
+    """
     from ..tools.reproduce.corpus import corpus
 
     data = None
@@ -131,7 +142,10 @@ def _corpus(args, experiment: Experiment, out: Path) -> Corpus:
 
 
 def _check_needs(experiment: Experiment, args) -> None:
-    """Raise a UserError if the user has to give what is not given, or to work in a checkout."""
+    """Raise a UserError for data, language pairs or precision that do not go with the experiment, or are missing.
+
+    Also for an experiment whose methods are in a folder of the checkout, where the package is installed without one.
+    """
     from ..tools.reproduce.corpus import MULTILINGUAL
     from ..tools.reproduce.run import BESIDE
 
@@ -142,18 +156,22 @@ def _check_needs(experiment: Experiment, args) -> None:
     precision = experiment.get("precision")
     if args.precision and precision and args.precision != precision:
         raise UserError(f"--precision {args.precision}: {experiment.name} is in {precision}; leave it out")
-    needs = experiment.get("needs")
+
+    needs = experiment.get("needs")  # "pairs", a folder of a checkout, or None
     if needs == "pairs":
         if not (args.pairs or args.data or args.smoke or args.dry_run):
             raise UserError(
                 "--pairs: name language pairs as de-en,fr-en, or --data with all of them: they fit no machine"
             )
-    elif needs is not None and not (BESIDE / needs).is_dir():  # a checkout has it beside the package
+    elif needs is not None and not (BESIDE / needs).is_dir():
         raise UserError(f"{experiment.name}: its methods are in {needs} of a checkout, and not installed; run it there")
 
 
 def _run(args, setting: Setting) -> None:
-    """Print what would be run, or run it, or submit it."""
+    """Run an experiment: plan, make the data, train and score, report. Submit it with --launch slurm.
+
+    With --dry-run only the plan is printed; with --dry-run commands, or where there is no plan, the commands.
+    """
     from ..tools.reproduce import run
 
     if args.launch == "slurm":
@@ -172,18 +190,18 @@ def _run(args, setting: Setting) -> None:
     run.refuse_what_does_not_fit(setting)
     if setting.corpus.steps:
         run.prepare(setting.corpus.steps)
-        made = _corpus(args, setting.experiment, setting.out)  # now they say their languages and pieces
+        made = _corpus(args, setting.experiment, setting.out)
         setting = replace(setting, corpus=made)
     run.Work(setting, keep=args.keep == "all").run()
     run.report(setting)
 
 
 def _submit(args, setting: Setting) -> None:
-    """Print the jobs of all rows, or submit them when the data are there."""
+    """Make the data and submit a job of SLURM for each row; with --dry-run print the commands and jobs instead."""
     from ..tools.reproduce import run, slurm
 
-    own = own_flags(args, setting.hardware.gpus, setting.out)
-    command = ["deepnet", "reproduce", args.name, *own, "--data", setting.corpus.data]
+    flags = flags_for_job(args, setting.hardware.gpus, setting.out)
+    command = ["deepnet", "reproduce", args.name, *flags, "--data", setting.corpus.data]
     if args.dry_run:
         for step in setting.corpus.steps:
             print(shlex.join(step.command))
@@ -192,17 +210,17 @@ def _submit(args, setting: Setting) -> None:
         return
     run.prepare(setting.corpus.steps)
     slurm.submit(setting, command)
-    for end in setting.experiment["end"]:
+    for end in setting.experiment["end"]:  # as "table 1" or "figures 4"
         kind, name = end.split()[:2]
         flag = "--table" if kind == "table" else "--figures"
         print(f"submitted; when the jobs are over: deepnet report {shlex.quote(str(setting.out))} {flag} {name}")
 
 
-def own_flags(args, gpus: int, out: Path) -> list[str]:
-    """Return the flags of the user's command line that the job of each row repeats.
+def flags_for_job(args, gpus: int, out: Path) -> list[str]:
+    """Return the flags of `deepnet reproduce` that the job of each row gets: those of the user's command line.
 
-    gpus, out: those of each machine and the folder of the runs as they were settled, because the user may have left
-    them to the machine.
+    gpus, out: the number on each machine and the folder of runs that were decided on, since the user may have given
+    neither.
     """
     flags = ["--out", str(out), "--gpus", str(gpus), "--nodes", str(args.nodes)]
     for name in FOR_JOBS:
@@ -215,8 +233,8 @@ def own_flags(args, gpus: int, out: Path) -> list[str]:
     return flags
 
 
-def words(flag: str, text: str | None) -> list[str] | None:
-    """Split a list with commas; None if it is not given. Raises a UserError, naming the flag, for an empty list."""
+def parse_words(flag: str, text: str | None) -> list[str] | None:
+    """Split a flag's comma-separated list; None if the flag is not given. UserError, naming the flag, for no words."""
     if text is None:
         return None
     found = [word for word in text.split(",") if word]
@@ -233,8 +251,11 @@ def shell_words(flag: str, text: str) -> list[str]:
         raise UserError(f"{flag} {text}: {str(error).lower()}") from error
 
 
-def absolute(word: str) -> str:
-    """Return a path that exists below the user's folder as an absolute one, because programs run elsewhere."""
+def absolute_if_path(word: str) -> str:
+    """Return a word that is the path of an existing file as an absolute path, because programs run in another folder.
+
+    Any other word is returned as it is. A path has a slash, or ends in .pt.
+    """
     is_path = not word.startswith("-") and (os.sep in word or word.endswith(".pt"))
     return str(Path(word).absolute()) if is_path and Path(word).exists() else word
 
@@ -247,39 +268,42 @@ def positive(text: str) -> int:
 
 
 def above_zero(text: str) -> float:
-    """Parse a number above 0."""
+    """Parse a number above 0. argparse shows this function's name for a text that is no number."""
     number = float(text)
     if not 0 < number < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not above 0")
     return number
 
 
-def of_variables() -> list[str]:
-    """Return the flags that the environment's variables stand for, as the scripts of tables and figures take them."""
+def flags_of_variables() -> list[str]:
+    """Return the flags of `deepnet reproduce` that the scripts' environment variables stand for.
+
+    UserError, naming the variable, for a value that a switch does not have.
+    """
     flags = []
     for name, flag in VARIABLES.items():
         value = os.environ.get(name, "").strip()
         if not value or (name == "SEED" and os.environ.get("SEEDS")):
             continue
-        if (name, value) == ("RECIPE", "clinic"):  # the usual one
+        if (name, value) == ("RECIPE", "clinic"):  # the scripts' name for the recipe that is used without the flag
             continue
         if name in LISTS:
             value = ",".join(value.split())
         flags.append(f"{flag}={value}")
     if os.environ.get("TEXT", "").strip():
         flags += ["--text", *shell_words("TEXT", os.environ["TEXT"])]
-    for name in {name: None for name, _ in SWITCHES}:
+    for name in dict.fromkeys(variable for variable, _ in SWITCHES):  # each once
         value = os.environ.get(name, "")
-        known = [known for variable, known in SWITCHES if variable == name]
+        known = [known_value for variable, known_value in SWITCHES if variable == name]
         if value in known:
             flags += SWITCHES[name, value]
-        elif value not in ("", USUAL.get(name)):
+        elif value not in ("", DEFAULTS.get(name)):
             raise UserError(f"{name}={value}: choose {' or '.join(known)}")
     return flags
 
 
 def add(command) -> None:
-    """Registers `deepnet reproduce`; command: as parser() gives it."""
+    """Register `deepnet reproduce` and its flags; command: as parser() gives it."""
     sub = command("reproduce", reproduce)
     sub.add_argument("name", nargs="?", metavar="NAME", help="as --list prints them: table1, figure6, ...")
     sub.add_argument("--list", action="store_true", help="print the experiments")
@@ -327,27 +351,30 @@ def add(command) -> None:
     sub.add_argument("--variables", action="store_true", help="take the scripts' variables, METHODS=... and so on")
 
 
-def split(argv: list[str]) -> tuple[list[str], list[str]]:
-    """Split a command line at --, behind which the flags of fairseq-train stand.
+def split_command_line(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Split a command line into the words of `deepnet reproduce`, and flags of fairseq-train.
 
-    With --variables it is a script's, which takes the variables of VARIABLES, and flags of fairseq-train without a --.
+    argv: begins with "reproduce". Flags of fairseq-train stand behind a --. With --variables the command line is that
+    of a script (["reproduce", NAME, "--variables", *arguments]), whose arguments are flags of fairseq-train without a
+    --, but for OF_SCRIPTS, and whose environment variables become flags of `deepnet reproduce`.
     """
     if "--variables" in argv:
         own = [word for word in argv[2:] if word in OF_SCRIPTS]
         others = [word for word in argv[2:] if word not in (*OF_SCRIPTS, "--variables", "--")]
         for word in others:
             flag = word.split("=")[0]
-            if flag in OURS:
-                raise UserError(f"{flag}: a script takes variables ({OURS[flag]}); or call deepnet reproduce {argv[1]}")
-        return [*argv[:2], *of_variables(), *own], apart(others)
+            instead = REFUSED_BY_SCRIPTS.get(flag)
+            if instead is not None:
+                raise UserError(f"{flag}: a script takes variables ({instead}); or call deepnet reproduce {argv[1]}")
+        return [*argv[:2], *flags_of_variables(), *own], split_values(others)
     if "--" in argv:
         place = argv.index("--")
-        return argv[:place], apart(argv[place + 1 :])
+        return argv[:place], split_values(argv[place + 1 :])
     return argv, []
 
 
-def apart(flags: list[str]) -> list[str]:
-    """Return flags with each --name=value as two words, as those of the experiment."""
+def split_values(flags: list[str]) -> list[str]:
+    """Return flags with each --name=value as two words, as the flags of experiments are."""
     found = []
     for word in flags:
         if word.startswith("--") and "=" in word:

@@ -44,7 +44,7 @@ def score(args) -> Shown:
 
 
 def _scores(args) -> Shown:
-    """Score one system."""
+    """Score the one system of GENERATED."""
     from ..study.scoring.scores import score, score_table
 
     scores = score(Path(args.generated), data=args.data, paper=args.paper, partial=args.partial, tokenize=args.tokenize)
@@ -52,7 +52,7 @@ def _scores(args) -> Shown:
 
 
 def _differences(args) -> Shown:
-    """Compare several systems; UserError for flags of a single one."""
+    """Compare the systems of SYSTEM with that of GENERATED; UserError for flags that only a single one has."""
     from ..study.scoring.paired import significance, table
 
     if args.paper or args.partial:
@@ -83,7 +83,7 @@ def report(args) -> Shown:
       deepnet report runs --table 1
       deepnet report runs --figures 4,5 --out pictures
     """
-    if args.runs is None and args.figures:  # --figures RUNS, of all figures
+    if args.runs is None and args.figures:  # in `report --figures RUNS` RUNS was taken for the value of --figures
         args.runs, args.figures = args.figures, ""
     if args.runs is None:
         raise UserError("RUNS: give the folder of the runs")

@@ -1,11 +1,11 @@
-"""Commands for a new installation: where it is, and whether it works."""
+"""Commands that train several methods and compare them: quickstart on a made language, compare on the user's data."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from ..errors import UserError
-from . import numbers
+from . import parse_integers
 
 
 def quickstart(args) -> None:
@@ -49,9 +49,9 @@ def compare(args) -> None:
     grid = Grid(
         data=data,
         methods=args.methods.split(","),
-        depths=numbers("--depths", args.depths, "6,18"),
-        lrs=rates("--lrs", args.lrs),
-        seeds=numbers("--seeds", args.seeds, "1,2"),
+        depths=parse_integers("--depths", args.depths, "6,18"),
+        lrs=parse_rates("--lrs", args.lrs),
+        seeds=parse_integers("--seeds", args.seeds, "1,2"),
         updates=args.updates,
         out=Path(args.out),
         jobs=args.jobs,
@@ -64,10 +64,10 @@ def compare(args) -> None:
 
 
 def data_and_flags(words: list[str]) -> tuple[Path, list[str]]:
-    """Split words that the parser does not know into DATA and flags of fairseq-train with their values.
+    """Split words that the parser does not know into DATA, and flags of fairseq-train with their values.
 
-    Values of flags may stand in front of DATA, which thus is the first folder that holds dictionaries, or, if there is
-    none, the first word that is no flag.
+    DATA is the first folder that holds dictionaries, because values of flags may stand before it. If no word is such a
+    folder, it is the first word that is no flag.
     """
     places = [place for place, word in enumerate(words) if not word.startswith("-")]
     if not places:
@@ -82,7 +82,7 @@ def data_and_flags(words: list[str]) -> tuple[Path, list[str]]:
     return Path(words[chosen]), words[:chosen] + words[chosen + 1 :]
 
 
-def rates(flag: str, text: str) -> list[float]:
+def parse_rates(flag: str, text: str) -> list[float]:
     """Parse a comma-separated list of learning rates; UserError, naming the flag, for anything else."""
     try:
         return [float(rate) for rate in text.split(",")]
