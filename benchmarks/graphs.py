@@ -73,7 +73,7 @@ class Measured:
         if name in STEPS:
             padding = self.trainer.task.target_dictionary.pad()
             step = GraphedStep(len(self.batches), padding, CudaDevice(faster=STEPS[name]))
-            step.planned = step.of_epoch = unique_shapes(self.batches)
+            step.pending_shapes = step.epoch_shapes = unique_shapes(self.batches)
             self.trainer.graphs = self.trainer.task.graphs = step
         for batch in self.batches:
             update(self.trainer, batch)
@@ -107,7 +107,12 @@ class Measured:
         }
         step = getattr(self.trainer, "graphs", None)
         if step is not None:
-            row |= {"served": step.served, "left": step.left, "obstacle": step.obstacle, "graphs": len(step.captured)}
+            row |= {
+                "served": step.served,
+                "left": step.unserved,
+                "obstacle": step.obstacle,
+                "graphs": len(step.captured),
+            }
         return row
 
 

@@ -134,7 +134,7 @@ class DeepTrainer(Trainer):
             if cfg.optimization.use_bmuf:
                 self._optimizer = optim.FairseqBMUF(cfg.bmuf, self._optimizer)
         if cfg.distributed_training.zero_sharding == "os" and self.data_parallel_world_size > 1:
-            self._optimizer.shard(self.data_parallel_process_group)
+            self._optimizer.shard_state(self.data_parallel_process_group)
         self._lr_scheduler = lr_scheduler.build_lr_scheduler(cfg.lr_scheduler, self._optimizer)
         self._lr_scheduler.step_update(0)
 

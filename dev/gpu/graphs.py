@@ -48,7 +48,7 @@ def equal(work: Work) -> Iterator[dict]:
             "graphs": difference(plain, captured),
         }
         if step is not None:
-            row |= {"served": step.served, "left": step.left, "obstacle": step.obstacle}
+            row |= {"served": step.served, "left": step.unserved, "obstacle": step.obstacle}
         yield row
         work.share((number + 1) / len(methods))
 
@@ -69,7 +69,7 @@ def losses(work: Work, method: str, graphs: bool) -> tuple[list[float], GraphedS
     step = None
     if graphs:
         step = GraphedStep(len(batches), trainer.task.target_dictionary.pad(), CudaDevice())
-        step.planned = step.of_epoch = unique_shapes(batches)
+        step.pending_shapes = step.epoch_shapes = unique_shapes(batches)
         trainer.graphs = trainer.task.graphs = step
     found = []
     for number in range(UPDATES):

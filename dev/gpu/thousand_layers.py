@@ -86,7 +86,7 @@ def time_updates(work: Work) -> dict[int, dict]:
         batches[tokens] = first_sentences(largest, len(largest["id"]) * tokens // max(sizes), padding)
     if not work.miniature:
         step = GraphedStep(len(batches), padding, CudaDevice())
-        step.planned = step.of_epoch = unique_shapes(list(batches.values()))
+        step.pending_shapes = step.epoch_shapes = unique_shapes(list(batches.values()))
         trainer.graphs = trainer.task.graphs = step
 
     start = time.perf_counter()

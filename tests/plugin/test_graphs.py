@@ -83,7 +83,7 @@ def trained(*flags, device=None, updates=UPDATES, frequency=1, padded_by=None, s
 
 def padded(sample, graphs):
     """Return a copy of a sample with the padding that graphs give it."""
-    batch = StaticBatch(sample, shapes.covering(shape_of(sample), graphs.table), PAD)
+    batch = StaticBatch(sample, shapes.covering(shape_of(sample), graphs.captured_shapes), PAD)
     batch.fill(sample)
     return batch.sample | {"id": sample["id"], "ntokens": sample["ntokens"]}
 
@@ -92,7 +92,7 @@ def check(*flags, device=None, **settings):
     """Compare a training by graphs, recorded ones by default, with one on the same padded batches."""
     losses, weights, trainer = trained(*flags, device=device or RecordedDevice(), **settings)
     graphs = trainer.task.graphs
-    assert graphs.obstacle is None and graphs.served >= UPDATES and graphs.left == 0
+    assert graphs.obstacle is None and graphs.served >= UPDATES and graphs.unserved == 0
     expected, own, _ = trained(*flags, padded_by=graphs, **settings)
     assert losses == expected
     assert all(torch.equal(weights[name], own[name]) for name in own)
@@ -228,7 +228,7 @@ def test_memory_that_ends_leaves_fewer_graphs():
     device = RecordedDevice(free=(enough, enough, enough, enough, enough, none))
     losses, _, trainer = trained(device=device, updates=6)
     graphs = trainer.graphs
-    assert 0 < len(graphs.captured) < 8 and graphs.served + graphs.left == 6 and graphs.obstacle is None
+    assert 0 < len(graphs.captured) < 8 and graphs.served + graphs.unserved == 6 and graphs.obstacle is None
     plain, *_ = trained(updates=6)
     assert [loss for loss, _ in losses] == pytest.approx([loss for loss, _ in plain], abs=2e-3)
 

@@ -38,7 +38,7 @@ def test_probes_validation_and_a_resume(data, tmp_path, trainers):
              "100")  # fmt: skip
     train(data, tmp_path / "whole", *flags, "--max-epoch", "3", common=COMMON)
     graphs = trainers[-1].graphs
-    assert (graphs.served, graphs.left) == (11, 0) and graphs.obstacle is None  # 4 of 15 updates are watched
+    assert (graphs.served, graphs.unserved) == (11, 0) and graphs.obstacle is None  # 4 of 15 updates are watched
 
     train(data, tmp_path / "parts", *flags, "--max-epoch", "2", common=COMMON)
     train(data, tmp_path / "parts", *flags, "--max-epoch", "3", common=COMMON)

@@ -58,7 +58,7 @@ def update(flags: Sequence[str], shape: step.Shape) -> tuple[int, int, Counter, 
         graphs = trainer.graphs = trainer.task.graphs = GraphedStep(2, 1, FakeDevice())
         trainer.begin_epoch(1)
     batches = [step.batch(trainer.task, shape)]
-    graphs.planned = graphs.of_epoch = numpy.array([shape_of(batches[0])])
+    graphs.pending_shapes = graphs.epoch_shapes = numpy.array([shape_of(batches[0])])
     with fake, step.DEVICE:
         for _ in range(3):
             step.DEVICE.record = Record()

@@ -70,10 +70,10 @@ class GraphedStep:
     optimizer: Any
     modules: list[nn.Module]  # of model and criterion
     timed_modules: list[Any]  # those among them that change with the number of updates
-    numbers: list[tuple]  # of timed_modules, as _numbers_of_modules returned them
+    module_numbers: list[tuple]  # of timed_modules, as _numbers_of_modules returned them
     buffers: GradientBuffers
     scale: Tensor  # (), multiplies the loss
-    names: Any  # of the tensors of a sample
+    tensor_names: Any  # of the tensors of a sample
     reads_norm: bool  # the optimiser copies each update's norm to the CPU, and so waits for the device
     kernels_in_graphs: Any  # context in which passes run and are captured
     memory_before: Memory
@@ -98,12 +98,12 @@ class GraphedStep:
         self.compare = compare
         self.restart = restart
         self.obstacle: str | None = None  # why no batch is computed by a graph any more
-        self.planned = numpy.empty((0, 0), numpy.int64)  # shapes whose graphs are still to be captured
-        self.table = numpy.empty((0, 0), numpy.int64)  # shapes that have a graph
-        self.of_epoch = numpy.empty((0, 0), numpy.int64)  # shapes of the batches for which `planned` was chosen
+        self.pending_shapes = numpy.empty((0, 0), numpy.int64)  # shapes whose graphs are still to be captured
+        self.captured_shapes = numpy.empty((0, 0), numpy.int64)  # shapes that have a graph
+        self.epoch_shapes = numpy.empty((0, 0), numpy.int64)  # shapes of the batches that are planned for
         self.captured: dict[Shape, Captured] = {}
         self.served = 0  # batches computed by a graph
-        self.left = 0  # batches left to fairseq
+        self.unserved = 0  # batches left to fairseq
         self.prepared = False  # whether the first batch has come
         self.logged_once: set[str] = set()
 
@@ -126,20 +126,20 @@ class GraphedStep:
         iterator: fairseq's EpochBatchIterator.
         """
         sizes = getattr(iterator.dataset, "sizes", None)
-        is_one_size_per_sentence = sizes is not None and len(sizes) == len(iterator.dataset)
-        if not is_one_size_per_sentence:  # nested data sets have lists of sizes
+        has_size_per_sentence = sizes is not None and len(sizes) == len(iterator.dataset)
+        if not has_size_per_sentence:  # nested data sets have lists of sizes
             if not self.captured:
                 self._give_up("the data set does not say how long its sentences are")
             return
-        of_epoch = shapes.shapes_of(iterator.frozen_batches, numpy.asarray(sizes))
+        epoch_shapes = shapes.shapes_of(iterator.frozen_batches, numpy.asarray(sizes))
         if not self.captured:
-            self.planned = shapes.choose(of_epoch, self.limit)
-            self.of_epoch = of_epoch
+            self.pending_shapes = shapes.choose(epoch_shapes, self.limit)
+            self.epoch_shapes = epoch_shapes
             return
-        uncovered = [shape for shape in of_epoch if shapes.covering(tuple(shape), self.table) is None]
+        uncovered = [shape for shape in epoch_shapes if shapes.covering(tuple(shape), self.captured_shapes) is None]
         if uncovered:
-            self.planned = shapes.choose(numpy.array(uncovered), max(1, int(self.limit * MORE_SHAPES)))
-            self.of_epoch = of_epoch
+            self.pending_shapes = shapes.choose(numpy.array(uncovered), max(1, int(self.limit * MORE_SHAPES)))
+            self.epoch_shapes = epoch_shapes
 
     # a batch
 
@@ -151,26 +151,26 @@ class GraphedStep:
         update: updates made so far; dummy: the batch counts for nothing, and keeps a process busy that has no more
         batches of its own.
         """
-        self.left += 1  # until it is computed
-        if self.obstacle is not None or not self._readable(sample):
+        self.unserved += 1  # until it is computed
+        if self.obstacle is not None or not self._can_read(sample):
             return None
 
         if not self.prepared:
-            if not len(self.planned):
+            if not len(self.pending_shapes):
                 self._give_up("the batches of the epoch are not known before they come")
                 return None
             self._prepare(sample, model, criterion, optimizer, update)
         elif self.timed_modules:
             # their tensors are updated in place, which a graph sees; a plain number is part of the graph and stays
             model.set_num_updates(update)
-            if self._numbers_of_modules() != self.numbers:
+            if self._numbers_of_modules() != self.module_numbers:
                 self._give_up("a module changes with the updates by a number that is no tensor")
         if self.obstacle is not None:
             return None
 
-        if len(self.planned):  # a later epoch's
+        if len(self.pending_shapes):  # a later epoch's
             self._capture_planned(sample)
-        shape = shapes.covering(shape_of(sample), self.table)
+        shape = shapes.covering(shape_of(sample), self.captured_shapes)
         if shape is None:
             self._log_once("--cuda-graphs: batches that fit into no graph are computed without")
             return None
@@ -183,10 +183,10 @@ class GraphedStep:
         if hasattr(optimizer, "_needs_sync"):
             optimizer._needs_sync = True  # as FP16Optimizer.backward does: the float32 gradients are out of date
         self.served += 1
-        self.left -= 1
+        self.unserved -= 1
         return self._results(captured, sample)
 
-    def _readable(self, sample: dict[str, Any]) -> bool:
+    def _can_read(self, sample: dict[str, Any]) -> bool:
         """Return whether a graph can read all of a sample.
 
         An entry that no graph can read ends the graphs; a sample with other tensors than the first is left to fairseq.
@@ -199,7 +199,7 @@ class GraphedStep:
         if unknown:
             self._give_up(f"batches have {', '.join(unknown)}")
             return False
-        if self.prepared and tensors_of(sample).keys() != self.names:
+        if self.prepared and tensors_of(sample).keys() != self.tensor_names:
             self._log_once("--cuda-graphs: batches with other inputs than the first are computed without")
             return False
         return True
@@ -259,7 +259,7 @@ class GraphedStep:
             for module in self.modules
             if hasattr(type(module), "set_num_updates") and not isinstance(module, Stack | DeepModel)
         ]
-        self.numbers = self._numbers_of_modules()
+        self.module_numbers = self._numbers_of_modules()
 
         parameters = {}  # each once
         for parameter in (*model.parameters(), *criterion.parameters()):
@@ -267,16 +267,17 @@ class GraphedStep:
                 parameters[id(parameter)] = parameter
         self.buffers = GradientBuffers(list(parameters.values()))
         self.scale = torch.ones((), device=sample["target"].device)
-        self.names = tensors_of(sample).keys()
+        self.tensor_names = tensors_of(sample).keys()
         self.reads_norm = False
         if hasattr(criterion, "masks_padding"):
             # the chunked losses then mask the loss of padding; else they pick the other targets by a mask, and the CPU
             # would wait for their number
             criterion.masks_padding = True
 
-        rows, lengths = self.planned[:, :1], self.planned[:, 1:]
+        rows, lengths = self.pending_shapes[:, :1], self.pending_shapes[:, 1:]
         self.kernels_in_graphs = self.device.faster_kernels(int((rows * lengths).max()))
-        largest = self._static(sample, tuple(self.planned[shapes.positions(self.planned).argmax()]))
+        largest_shape = self.pending_shapes[shapes.positions(self.pending_shapes).argmax()]
+        largest = self._static_batch(sample, tuple(largest_shape))
         self._try_passes(largest)
         if self.obstacle is None and self.compare:
             self._compare(largest, sample)
@@ -291,7 +292,7 @@ class GraphedStep:
                 module.one_mode = True
         self._capture_planned(sample)
 
-    def _static(self, sample: dict[str, Any], shape: Shape) -> StaticBatch:
+    def _static_batch(self, sample: dict[str, Any], shape: Shape) -> StaticBatch:
         """Return a static batch of a shape. It holds the sample if the shape covers it, else padding alone."""
         batch = StaticBatch(sample, shape, self.pad_index)
         if shapes.covering(shape_of(sample), numpy.array([shape])):
@@ -349,7 +350,7 @@ class GraphedStep:
             captured.batch.fill(batch.sample)
             replayed = min(self.device.seconds(captured.graph.replay) for _ in range(2))
         self.buffers.zero()  # replays have added gradients
-        padding = shapes.padding_share(self.of_epoch, self.planned)
+        padding = shapes.padding_share(self.epoch_shapes, self.pending_shapes)
         line = (
             f"--cuda-graphs auto: the passes of a batch take {1000 * plain:.1f} ms, "
             f"by a graph {1000 * replayed:.1f} ms and with {padding:.1%} padding"
@@ -358,7 +359,7 @@ class GraphedStep:
             logger.info(f"{line}: with graphs")
         else:
             self.captured.clear()
-            self.table = self.planned[:0]
+            self.captured_shapes = self.pending_shapes[:0]
             self._give_up(f"{line}: graphs are no faster")
 
     def _random_state_restored(self) -> Any:
@@ -372,7 +373,7 @@ class GraphedStep:
         start = time.perf_counter()
         memory = self.device.memory()
         cost = BYTES_AN_OPERATOR * self.operators  # bytes that the next graph is expected to take
-        largest_first = self.planned[(-shapes.positions(self.planned)).argsort(kind="stable")]
+        largest_first = self.pending_shapes[(-shapes.positions(self.pending_shapes)).argsort(kind="stable")]
         left_out = 0
         for planned in largest_first:
             shape = tuple(int(length) for length in planned)
@@ -387,12 +388,12 @@ class GraphedStep:
             # first graph, the largest, has reserved enough for the others.
             cost = (memory.free - after.free) - (after.reserved - memory.reserved)
             memory = after
-        self.planned = self.planned[:0]
+        self.pending_shapes = self.pending_shapes[:0]
         taken = self.memory_before.free - memory.free
         seconds = time.perf_counter() - start
-        padding = shapes.padding_share(self.of_epoch, self.table)
+        padding = shapes.padding_share(self.epoch_shapes, self.captured_shapes)
         logger.info(
-            f"--cuda-graphs: {len(self.table)} shapes of batches captured in {seconds:.1f} s, with "
+            f"--cuda-graphs: {len(self.captured_shapes)} shapes of batches captured in {seconds:.1f} s, with "
             f"{taken / 2**30:.1f} GiB; padding makes batches {padding:.1%} larger"
         )
         if not self.captured:
@@ -422,7 +423,7 @@ class GraphedStep:
                 self.restart()
             raise
         self.captured[shape] = captured
-        self.table = numpy.array(list(self.captured), dtype=numpy.int64)
+        self.captured_shapes = numpy.array(list(self.captured), dtype=numpy.int64)
         return captured
 
     def _passes(self, batch: StaticBatch) -> tuple[tuple[Tensor | None, ...], dict[str, Any]]:

@@ -284,7 +284,7 @@ class HalfPrecisionOptimizer(DeepFP16):
         _copy(_views(flat, params), [p.data for p in params])
         return {flat.device.index: nn.Parameter(flat)}
 
-    def shard(self, group) -> None:
+    def shard_state(self, group) -> None:
         """Keep float32 weights and Adam's state of this process's share alone (ZeRO).
 
         DeepTrainer calls this before the first update, with the group of processes that train together.
@@ -464,7 +464,7 @@ class DeepnetAdam(FairseqAdam):
         """Settings of the command line, which replace those of a checkpoint."""
         return torch_settings(self.cfg)
 
-    def shard(self, group) -> None:
+    def shard_state(self, group) -> None:
         """Keep Adam's state of this process's share alone (ZeRO).
 
         DeepTrainer calls this before the first update, with the group of processes that train together.
