@@ -65,7 +65,7 @@ def call_main(original, cfg, main, prepare, **kwargs):
     if on_cpu:
         section.distributed_backend = "gloo"
     _wait_at_most(section.heartbeat_timeout)
-    if section.distributed_init_method is None and _slurm():
+    if section.distributed_init_method is None and _started_by_srun():
         distributed_utils.infer_init_method(section)  # from SLURM's variables
 
     if section.distributed_world_size > 1 and not section.distributed_no_spawn:
@@ -104,7 +104,7 @@ def processes_here(cfg) -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE") or cfg.distributed_training.distributed_world_size)
 
 
-def _slurm() -> bool:
+def _started_by_srun() -> bool:
     """Return whether srun has started several tasks, which fairseq tells apart by SLURM's variables."""
     return "SLURM_STEP_NODELIST" in os.environ and int(os.environ.get("SLURM_NTASKS", 1)) > 1
 
@@ -155,7 +155,7 @@ def _spawn(cfg, main, prepare, kwargs: dict, on_cpu: bool) -> None:
 @functools.cache
 def end_with_launcher() -> None:
     """End this process when its launcher ends, if torchrun or srun has started it; called by register()."""
-    if LAUNCHED in os.environ or _slurm():
+    if LAUNCHED in os.environ or _started_by_srun():
         end_with(os.getppid())
 
 
