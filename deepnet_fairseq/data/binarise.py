@@ -1,7 +1,7 @@
-"""Binarise text in pieces: write the same bytes as fairseq-preprocess.
+"""Binarise text that is already cut into pieces: write the same files as fairseq-preprocess, byte by byte.
 
 fairseq's own FileBinarizer is slower: of its N processes one works only when the others are done, so that two take as
-long as one, and it calls a function for each piece.
+long as one, and it calls a Python function for each piece.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .lines import map_chunks, read_lines
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
 
-PLAIN = "text"  # takes the place of the language in text for language models
-MULTIPLE = 8  # fairseq-preprocess pads dictionaries to a multiple of this
+PLAIN = "text"  # key of the counts that `binarise` returns, where text for language models has no language code
+PADDING_FACTOR = 8  # fairseq-preprocess makes the size of a dictionary a multiple of this (--padding-factor)
 
 
-def check_dest(dest: Path) -> None:
-    """Raise a UserError for a folder whose name fairseq splits into several."""
+def refuse_pathsep(dest: Path) -> None:
+    """Raise a UserError if the name of the folder has a ":" (os.pathsep), at which fairseq splits it into several."""
     if os.pathsep in str(dest):
         raise UserError(f"{dest}: fairseq takes a name with {os.pathsep} for several folders; name another")
 
@@ -40,7 +40,7 @@ def binarise(
     counts: Counter | None = None,
     lines: dict[str, int] | None = None,
 ) -> dict:
-    """Fill the folder `dest` with the dictionaries and the binarised texts.
+    """Write the dictionaries and the binarised texts into the existing folder `dest`.
 
     langs: source and target, or None for language models
     texts: subset, by fairseq's name ("train", "valid", "test", "test1", ...) -> prefix P of the files P.LANG, or, for
@@ -48,16 +48,17 @@ def binarise(
     workers: processes
     dictionary: file with the dictionary of all languages, or language -> file; by default all languages share one that
         is made of the training text
-    counts: piece -> its count in the training text, if known
-    lines: subset -> its number of lines, if known, for the time left
+    counts: piece -> its count in the training text, from which that shared dictionary is made; counted here if None
+    lines: subset -> its number of lines, from which progress bars estimate the time left; None if unknown
 
-    Returns {"types": entries of the (first) dictionary with its special symbols, "text": {subset: {lang, or PLAIN:
-    {"sentences", "pieces", "unknown": per cent of the pieces}}}}; an empty line counts as a sentence without pieces.
+    Returns {"types": size of the dictionary (the source language's, if there are several) with its special symbols,
+    "text": subset -> language, or PLAIN -> {"sentences": lines, empty ones included, "pieces": without the ends of
+    sentences, "unknown": per cent of pieces and ends of sentences that became <unk>}}.
     """
     from fairseq.data import Dictionary
 
     if langs:
-        endings = {lang: f".{lang}" for lang in langs}  # of the names of its files
+        endings = {lang: f".{lang}" for lang in langs}  # of file names
         pair = f".{'-'.join(langs)}"
     else:
         endings = {PLAIN: ""}
@@ -66,82 +67,87 @@ def binarise(
     by_lang: dict[str, Dictionary] = {}
     if isinstance(dictionary, dict):
         by_lang = {lang: Dictionary.load(str(path)) for lang, path in dictionary.items()}
-        types = next(iter(by_lang.values()))
+        shared = next(iter(by_lang.values()))
     elif dictionary:
-        types = Dictionary.load(str(dictionary))
+        shared = Dictionary.load(str(dictionary))
     else:
-        types = Dictionary()
+        shared = Dictionary()
         if counts is None:
             counts = Counter()
             for ending in endings.values():
                 counts.update(count_pieces(Path(f"{texts['train']}{ending}"), workers))
-        for piece in sorted(counts):
-            types.add_symbol(piece, counts[piece])
-        types.finalize(padding_factor=MULTIPLE)
+        for piece, count in counts.items():
+            shared.add_symbol(piece, count)
+        shared.finalize(padding_factor=PADDING_FACTOR)  # sorts by count, then by the text of the piece
 
-    text: dict[str, dict] = {subset: {} for subset in texts}
+    text_counts: dict[str, dict] = {subset: {} for subset in texts}
     for lang, ending in endings.items():
-        own = by_lang.get(lang, types)
-        own.save(str(dest / f"dict{ending}.txt"))
+        lang_dictionary = by_lang.get(lang, shared)
+        lang_dictionary.save(str(dest / f"dict{ending}.txt"))
         for subset, prefix in texts.items():
-            text[subset][lang] = _write(
+            text_counts[subset][lang] = _write_binarised(
                 Path(f"{prefix}{ending}"),
-                own,
+                lang_dictionary,
                 prefix=dest / f"{subset}{pair}{ending}",
                 workers=workers,
                 total=lines[subset] if lines else None,
             )
-    return {"types": len(types), "text": text}
+    return {"types": len(shared), "text": text_counts}
 
 
 def count_pieces(path: Path, workers: int) -> Counter:
-    """Return piece -> its count in a text."""
+    """Return piece -> its count in a text that is cut into pieces; workers: processes."""
     total: Counter = Counter()
-    for counted in map_chunks(_count, read_lines(path), workers, label=f"types {path.name}"):
+    for counted in map_chunks(_count_chunk, read_lines(path), workers, label=f"types {path.name}"):
         total.update(counted)
     return total
 
 
-def _count(lines: list[str]) -> Counter:
-    """Count the pieces of some lines."""
+def _count_chunk(lines: list[str]) -> Counter:
+    """Return piece -> its count in some lines."""
     return Counter(chain.from_iterable(map(str.split, lines)))
 
 
-def _write(path: Path, dictionary: Dictionary, prefix: Path, workers: int, total: int | None) -> dict:
-    """Write the text `path` as PREFIX.bin and PREFIX.idx; return the counts that `binarise` reports of a text.
+def _write_binarised(path: Path, dictionary: Dictionary, prefix: Path, workers: int, total: int | None) -> dict:
+    """Binarise the text file `path` into PREFIX.bin and PREFIX.idx; return {"sentences", "pieces", "unknown"}.
 
-    total: lines of the text, if known.
+    The counts are explained at `binarise`. total: lines of the text for the progress bar, None if unknown.
     """
     from fairseq.data import indexed_dataset
 
-    indices = dictionary.indices  # piece -> number
+    number_of = dictionary.indices  # piece -> its number in the dictionary
     unknown = dictionary.unk()
     end = dictionary.eos()
     dtype = indexed_dataset.best_fitting_int_dtype(len(dictionary))
 
     def encode(lines: list[str]) -> tuple[np.ndarray, np.ndarray, int]:
-        """Return all pieces' numbers, each line's count of pieces (its end included), and how many became <unk>."""
+        """Return the numbers of all pieces, the length of each line in pieces, and how many pieces became <unk>.
+
+        Each line ends with the end-of-sentence symbol, which is counted in its length.
+        """
         ids: list[int] = []
         sizes = []
-        literal = 0  # pieces that read <unk> already
+        literal = 0  # pieces that read <unk> in the text already, which did not become it here
         for line in lines:
             pieces = line.split()
-            ids += map(indices.get, pieces, repeat(unknown))  # calls no Python function for each piece: twice as fast
+            # map calls no Python function for each piece, so that it takes half the time of a loop
+            ids += map(number_of.get, pieces, repeat(unknown))
             ids.append(end)
             sizes.append(len(pieces) + 1)
             literal += pieces.count(dictionary.unk_word)
         return np.array(ids, dtype), np.array(sizes, np.int32), ids.count(unknown) - literal
 
     replaced = 0
-    with IndexedWriter(Path(f"{prefix}.bin"), Path(f"{prefix}.idx"), dtype) as written:
+    with IndexedWriter(Path(f"{prefix}.bin"), Path(f"{prefix}.idx"), dtype) as writer:
         label = f"binarising {prefix.name}"
         for ids, sizes, chunk_replaced in map_chunks(encode, read_lines(path), workers, label=label, total=total):
-            written.add(ids, sizes)
+            writer.add(ids, sizes)
             replaced += chunk_replaced
 
-    percent = 100 * replaced / written.pieces if written.pieces else 0.0  # one end of sentence a line included
+    # writer.pieces counts the end of each sentence too, as fairseq-preprocess does
+    percent = 100 * replaced / writer.pieces if writer.pieces else 0.0
     return {
-        "sentences": written.sentences,
-        "pieces": written.pieces - written.sentences,
-        "unknown": float(f"{percent:.3}"),
+        "sentences": writer.sentences,
+        "pieces": writer.pieces - writer.sentences,
+        "unknown": float(f"{percent:.3}"),  # three significant digits
     }

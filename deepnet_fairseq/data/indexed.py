@@ -1,4 +1,7 @@
-"""Write fairseq's binarised data, PREFIX.bin and PREFIX.idx, in memory that does not grow with the text."""
+"""Write fairseq's binarised data, PREFIX.bin and PREFIX.idx, in memory that does not grow with the text.
+
+PREFIX.bin holds the numbers of all pieces one after another; PREFIX.idx tells where each sentence begins in it.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,17 @@ from tempfile import TemporaryFile
 
 import numpy as np
 
-BLOCK = 1 << 20  # sizes that are in memory at a time
+BLOCK = 1 << 20  # lengths of sentences that are in memory at a time when the index is written
 
 
 class IndexedWriter:
-    """Context in which sentences are added to an MMapIndexedDataset, whose files are those of fairseq-preprocess.
+    """Context manager that writes fairseq's MMapIndexedDataset, byte by byte as fairseq-preprocess does.
 
-    fairseq's own builder keeps the size of each sentence as a Python number until the end; here they wait in a file.
+    fairseq's own builder keeps the length of each sentence as a Python number until the end; here a file does.
 
     data, index: the files to write, PREFIX.bin and PREFIX.idx, which are complete at the end of the context
-    dtype: of the pieces' numbers
+    dtype: NumPy type of the pieces' numbers in `data`
+    sentences, pieces: how many have been added so far; the end-of-sentence symbols count as pieces
     """
 
     def __init__(self, data: Path, index: Path, dtype: type):
@@ -27,7 +31,7 @@ class IndexedWriter:
         self.index = index
         self.dtype = dtype
         self.sentences = 0
-        self.pieces = 0  # with the ends of sentences
+        self.pieces = 0
 
     def __enter__(self) -> IndexedWriter:
         self._files = ExitStack()
@@ -36,7 +40,11 @@ class IndexedWriter:
         return self
 
     def add(self, ids: np.ndarray, sizes: np.ndarray) -> None:
-        """Append sentences; ids: the numbers of all their pieces, [pieces]; sizes: pieces of each, [sentences]."""
+        """Append sentences.
+
+        ids: numbers of the pieces of all these sentences, one after another, [pieces]
+        sizes: pieces of each sentence, [sentences]
+        """
         self._data.write(ids.astype(self.dtype, copy=False).tobytes())
         self._sizes.write(sizes.astype(np.int32, copy=False).tobytes())
         self.sentences += len(sizes)
@@ -48,20 +56,25 @@ class IndexedWriter:
                 self._write_index()
 
     def _write_index(self) -> None:
-        """Write the index: a header, the size of each sentence, and the byte in `data` where each begins."""
+        """Write the index: a header, the length of each sentence, and the byte in `data` where each begins.
+
+        The format is that of fairseq's MMapIndexedDataset.Index.
+        """
         from fairseq.data import indexed_dataset
 
         magic = indexed_dataset.MMapIndexedDataset.Index._HDR_MAGIC
-        code = indexed_dataset._dtype_header_code(self.dtype)
+        format_version = 1
+        dtype_code = indexed_dataset._dtype_header_code(self.dtype)
         with open(self.index, "wb") as file:
-            file.write(magic + struct.pack("<QBQ", 1, code, self.sentences))
+            file.write(magic + struct.pack("<QBQ", format_version, dtype_code, self.sentences))
             self._sizes.seek(0)
             shutil.copyfileobj(self._sizes, file)
 
-            place = 0  # pieces before the sentence
+            pieces_before = 0  # in all earlier blocks
             self._sizes.seek(0)
             while content := self._sizes.read(BLOCK * np.dtype(np.int32).itemsize):
-                ends = place + np.cumsum(np.frombuffer(content, np.int32), dtype=np.int64)
-                starts = np.concatenate([[place], ends[:-1]])
+                sizes = np.frombuffer(content, np.int32)
+                ends = pieces_before + np.cumsum(sizes, dtype=np.int64)
+                starts = np.concatenate([[pieces_before], ends[:-1]])
                 file.write((starts * np.dtype(self.dtype).itemsize).tobytes())
-                place = int(ends[-1])
+                pieces_before = int(ends[-1])

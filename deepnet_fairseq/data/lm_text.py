@@ -1,9 +1,9 @@
-"""Prepare plain text for the tasks language_modeling and masked_lm: pieces, then fairseq's binarised data.
+"""Prepare plain text for fairseq's tasks language_modeling and masked_lm: cut it into pieces, then binarise it.
 
-Text is streamed in lines; only SentencePiece's training holds some of them, see learning.py. The segmentation, one of
-fairseq's own encoders, is recorded beside the data: DATA/text.json holds fairseq's settings, {"bpe":
+Text is streamed in lines; only SentencePiece's training keeps some of them in memory, see learning.py. The text is cut
+by one of fairseq's own encoders (its --bpe), and DATA/text.json records which: it holds fairseq's settings, {"bpe":
 "sentencepiece", "sentencepiece_model": "spm.model"} or {"bpe": "gpt2", "gpt2_encoder_json": "encoder.json",
-"gpt2_vocab_bpe": "vocab.bpe"}, with file names from the folder.
+"gpt2_vocab_bpe": "vocab.bpe"}, where the files are named relative to DATA.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
 
 from ..errors import UserError
 from ..files import check_folder, read_object
-from .binarise import PLAIN, binarise, check_dest
+from .binarise import PLAIN, binarise, refuse_pathsep
 from .folder import new_folder, prepared_size, say_space
 from .learning import sample_size, sentencepiece_model
 from .lines import Letters, as_many, is_blank, map_chunks, read_lines, rereadable, write_lines
@@ -31,28 +31,34 @@ from .survey import Survey, survey
 from .vocabulary import Vocabulary, sample
 
 NAME = "text.json"
-MEND = "take those of GPT-2"
-TRAINED_ON = 10_000_000  # lines at most that SentencePiece takes of the sample; every model made so far records it
-LONGEST = 1 << 20  # bytes of the longest line that it does not skip; a paragraph may be one line
-PLACES = (  # addresses of GPT-2's files: fairseq's and OpenAI's
+MEND = "take those of GPT-2"  # end of the errors about GPT-2's files
+# Options of SentencePiece's training, which a model file records: another value would change the bytes of new models.
+INPUT_SENTENCE_SIZE = 10_000_000  # lines that it uses at most
+MAX_SENTENCE_LENGTH = 1 << 20  # bytes; it skips longer lines, and its default of 4192 is too short for paragraphs
+PLACES = (  # addresses of the folder with GPT-2's files: fairseq's, then OpenAI's
     "https://dl.fbaipublicfiles.com/fairseq/gpt2_bpe",
     "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main",
 )
-CHECKSUMS = {  # those by which OpenAI's tiktoken verifies its downloads
+CHECKSUMS = {  # file of GPT-2's BPE -> the checksum by which OpenAI's tiktoken verifies it
     "encoder.json": "sha256:196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
     "vocab.bpe": "sha256:1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
 }
 
 
 def _gpt2_symbols(encoder: Path, merges: Path) -> list[str]:
-    """Return the symbols of GPT-2's pieces in fairseq's dictionary, which are the pieces' numbers, in their order.
+    """Return the numbers of GPT-2's pieces in ascending order, as text: fairseq's dictionary has them as symbols.
 
-    The pieces are those of byte-level BPE (Radford et al. 2019). encoder: encoder.json, piece -> number; merges:
-    vocab.bpe. Raises a UserError for a file that fairseq's encoder would trip over in the middle of a text.
+    The pieces are those of byte-level BPE (Radford et al. 2019).
+
+    encoder: encoder.json, which holds piece -> number
+    merges: vocab.bpe, which holds two pieces a line that are merged into one
+
+    Raises a UserError for a file with which fairseq's encoder would fail in the middle of a text.
     """
     number_of = read_object(encoder, MEND)
     numbers = list(number_of.values())
-    if any(type(number) is not int or number < 0 for number in numbers) or len(set(numbers)) < len(numbers):
+    all_whole = all(type(number) is int and number >= 0 for number in numbers)  # bool is a subclass of int
+    if not all_whole or len(set(numbers)) < len(numbers):
         raise UserError(f"{encoder}: must give each piece a whole number of its own; {MEND}")
 
     missing = [symbol for symbol in bytes_to_unicode().values() if symbol not in number_of]
@@ -60,7 +66,7 @@ def _gpt2_symbols(encoder: Path, merges: Path) -> list[str]:
         raise UserError(f"{encoder}: has no number for {len(missing)} of the 256 bytes ({missing[0]!r}); {MEND}")
 
     for line_number, line in enumerate(read_lines(merges), 1):
-        if line_number == 1:  # a comment with the version
+        if line_number == 1:  # "#version: 0.2"
             continue
         pair = line.split(" ")
         if len(pair) != 2 or "".join(pair) not in number_of:
@@ -68,17 +74,19 @@ def _gpt2_symbols(encoder: Path, merges: Path) -> list[str]:
     return [str(number) for number in sorted(numbers)]
 
 
-KINDS = {  # fairseq's --bpe -> its setting -> name of the file in the data's folder
+KINDS = {  # fairseq's --bpe -> {fairseq's setting: name of its file in the folder of the data}
     "sentencepiece": {"sentencepiece_model": "spm.model"},
     "gpt2": {"gpt2_encoder_json": "encoder.json", "gpt2_vocab_bpe": "vocab.bpe"},
 }
 
 
 class Segmenter:
-    """Segmentation of text into pieces; raises a UserError, naming the file, if one is missing or broken.
+    """Cutter of text into pieces by one of fairseq's encoders; raises a UserError if one of its files is unusable.
 
-    kind: one of KINDS; files: fairseq's setting -> path; symbols: all pieces, as fairseq's dictionary writes them:
-    SentencePiece's (Kudo and Richardson 2018, arXiv 1808.06226) as text, GPT-2's as numbers.
+    kind: fairseq's --bpe, one of KINDS
+    files: fairseq's setting -> path, in the order of KINDS[kind]
+    symbols: all pieces, as fairseq's dictionary writes them: SentencePiece's (Kudo and Richardson 2018, arXiv
+        1808.06226) as text, GPT-2's as numbers
     """
 
     def __init__(self, kind: str, files: dict[str, Path]):
@@ -92,15 +100,18 @@ class Segmenter:
         self._bpe = encoders.build_bpe(argparse.Namespace(bpe=kind, **settings))
 
     def encode(self, line: str) -> str:
-        """Return the pieces separated by blanks, "" for a blank line; white space around the line does not count."""
+        """Return the pieces of a line, without the white space around it, separated by blanks; "" for a blank line."""
         return "" if is_blank(line) else self._bpe.encode(line.strip())
 
     def decode(self, pieces: str) -> str:
-        """Return the text of pieces that blanks separate."""
+        """Return the text of pieces that are separated by blanks."""
         return self._bpe.decode(pieces)
 
     def write(self, folder: Path, **facts) -> None:
-        """Copy the files to `folder`, unless they lie there, and write text.json with `facts` beside the settings."""
+        """Copy the files to `folder`, unless they lie there already, and write text.json there.
+
+        facts: entries of text.json beside the settings, "types" and "text" (see prepare_lm)
+        """
         for setting, name in KINDS[self.kind].items():
             source = self.files[setting]
             if source != folder / name:
@@ -109,7 +120,7 @@ class Segmenter:
 
 
 def read_segmenter(folder: Path) -> Segmenter:
-    """Read the segmenter of the data in `folder`; raise a UserError if it holds none."""
+    """Return the segmenter that cut the data in `folder`, by its text.json; raise a UserError if it has none."""
     path = folder / NAME
     mend = "make the data with `deepnet prepare lm`, or write their BPE there as docs/language_models.md says"
     content = read_object(path, mend)
@@ -127,7 +138,10 @@ def read_segmenter(folder: Path) -> Segmenter:
 
 
 def fetch_gpt2(folder: Path) -> dict[str, Path]:
-    """Fetch GPT-2's files unless they exist; return name -> path in `folder`. UserError if no address gives them."""
+    """Download encoder.json and vocab.bpe of GPT-2 into `folder`, unless they are there; return name -> path.
+
+    Raises a UserError if no address gives one of them.
+    """
     from .download import RemoteFile, fetch_all
 
     files = []
@@ -144,35 +158,41 @@ def prepare_lm(
     dictionary: Path | None = None,
     workers: int = 1,
 ) -> None:
-    """Check all of the text, then write `dest`, which appears in one move, whole or not at all.
+    """Check text for language models, cut it into pieces and binarise it into the new folder `dest`.
 
-    texts: "train", "valid" and "test" -> files, one for "train"; fairseq calls several of them valid, valid1, ...
-    segmenter: of the part-made folder, where it may leave its files, and of the training text, which is in order
-    dictionary: fairseq's, of an earlier model; by default all symbols of the segmenter, by their number in "train"
-    `dest` gets dict.txt, {train,valid,test}.{bin,idx}, the pieces in text/, and the segmenter's files with text.json.
+    `dest` appears whole at the end, or not at all. It gets dict.txt, SUBSET.bin and SUBSET.idx, the text in pieces as
+    text/SUBSET, the segmenter's files, and text.json. Beside fairseq's settings that holds "types", the size of the
+    dictionary, and "text": subset -> {"lines", "words", "bytes", "pieces", "unknown": per cent of them}.
+
+    texts: "train", "valid" and "test" -> files, one for "train"; the subsets of several files are valid, valid1, ...
+    segmenter: function that returns the segmenter; it is called with the folder that becomes `dest`, where it may write
+        its files, and with the training text, after all text was checked
+    dictionary: file of an earlier model's dictionary; by default a new one has all symbols of the segmenter, sorted by
+        how often they occur in the training text
+    workers: processes
     """
     check_folder("DEST", dest)
-    check_dest(dest)
+    refuse_pathsep(dest)
     with new_folder(dest) as part, ExitStack() as copies:
         paths = _rereadable_subsets(texts, copies)
         text_size = sum(path.stat().st_size for path in paths.values())
         say_space(dest, prepared_size(text_size, pieces=0), str(dest))
-        checked = _check(paths, workers)
+        checked = _survey_all(paths, workers)
 
         cutter = segmenter(part, checked["train"])
-        counts: Counter = Counter()
+        counts: Counter = Counter()  # symbol -> its count in the training text
         (part / "text").mkdir()
         for subset, text in checked.items():
-            counted = counts if subset == "train" and dictionary is None else None
-            lines = _cut(text, cutter, workers=workers, subset=subset, total=counted)
-            write_lines(part / "text" / subset, lines)
+            total = counts if subset == "train" and dictionary is None else None
+            chunks = _cut(text, cutter, workers=workers, subset=subset, total=total)
+            write_lines(part / "text" / subset, chunks)
 
         if dictionary is None:
             dictionary = part / "text" / "dict.txt"
-            _dictionary(counts, cutter.symbols).save(str(dictionary))
+            _new_dictionary(counts, cutter.symbols).save(str(dictionary))
 
         print("| binarising", flush=True)
-        made = binarise(
+        binarised = binarise(
             langs=None,
             texts={subset: part / "text" / subset for subset in paths},
             dest=part,
@@ -181,25 +201,28 @@ def prepare_lm(
             lines={subset: text.facts.rows for subset, text in checked.items()},
         )
 
-        facts = {}
+        sizes = {}
         for subset, text in checked.items():
-            binarised = made["text"][subset][PLAIN]
-            facts[subset] = {
+            counted = binarised["text"][subset][PLAIN]
+            sizes[subset] = {
                 **text.facts.sizes(),
-                "pieces": binarised["pieces"],
-                "unknown": binarised["unknown"],
+                "pieces": counted["pieces"],
+                "unknown": counted["unknown"],
             }
-        cutter.write(part, types=made["types"], text=facts)
+        cutter.write(part, types=binarised["types"], text=sizes)
 
-    print(f"| dictionary: {made['types']:,} types")
-    for subset, numbers in facts.items():
+    print(f"| dictionary: {binarised['types']:,} types")
+    for subset, numbers in sizes.items():
         told = ", ".join(f"{numbers[what]:,} {what}" for what in ("lines", "words", "bytes", "pieces"))
         print(f"| {subset}: {told}, {numbers['unknown']:g}% unknown")
     print(f"| wrote {dest}")
 
 
 def _rereadable_subsets(texts: dict[str, list[Path]], copies: ExitStack) -> dict[str, Path]:
-    """Return subset, in fairseq's names -> a file that can be read again. copies: of pipes, until it closes."""
+    """Return subset, by fairseq's name -> a file that can be read more than once.
+
+    texts: split -> files; copies: gets the temporary copies of pipes, and removes them when it closes
+    """
     paths = {}
     for split, files in texts.items():
         for number, path in enumerate(files):
@@ -209,13 +232,16 @@ def _rereadable_subsets(texts: dict[str, list[Path]], copies: ExitStack) -> dict
 
 
 class PlainSurvey(Survey):
-    """Facts about text in one language. words: between white space; sentences: lines that are not blank."""
+    """Survey of text in one language.
+
+    words: stretches of text between white space, in lines that are not blank; sentences: lines that are not blank
+    """
 
     words = 0
     sentences = 0
 
     def add(self, rows: list[tuple[str, ...]]) -> None:
-        """Count in some lines of text, each a row."""
+        """Count some lines of text, each in a tuple of its own."""
         super().add(rows)
         for (line,) in rows:
             if not is_blank(line):
@@ -229,19 +255,22 @@ class PlainSurvey(Survey):
         self.sentences += other.sentences
 
     def sizes(self) -> dict[str, int]:
-        """Return what text.json tells: lines, words, and bytes without line ends."""
+        """Return {"lines", "words", "bytes": without line ends}, as text.json holds them."""
         return {"lines": self.rows, "words": self.words, "bytes": self.size - self.rows}
 
 
 class PlainText(NamedTuple):
-    """File of text that was read and found in order, with what was counted in it."""
+    """File of text that has been checked, and its survey."""
 
     path: Path
     facts: PlainSurvey
 
 
-def _check(paths: dict[str, Path], workers: int) -> dict[str, PlainText]:
-    """Read all files; raise a UserError if one cannot be read or holds no text."""
+def _survey_all(paths: dict[str, Path], workers: int) -> dict[str, PlainText]:
+    """Read the file of each subset once; return subset -> file and survey.
+
+    Raises a UserError for a file that cannot be read or holds no text.
+    """
     checked = {}
     letters = Letters(["text"])  # of all files together: a form of accents may differ between them
     for subset, path in paths.items():
@@ -256,30 +285,35 @@ def _check(paths: dict[str, Path], workers: int) -> dict[str, PlainText]:
 
 
 def _cut(text: PlainText, cutter: Segmenter, workers: int, subset: str, total: Counter | None) -> Iterator[str]:
-    """Yield the lines in pieces, chunk by chunk, and add the count of each piece to `total`, unless that is None.
+    """Yield the text in pieces, in chunks of some thousand lines with "\\n" between.
 
-    Raises a UserError for a text that has changed since it was checked.
+    subset: its name, for the progress bar; total: the count of each piece is added to it, unless it is None. Raises a
+    UserError for a text that has changed since it was checked.
     """
 
     def encode(lines: list[str]) -> tuple[str, Counter]:
-        pieces = "\n".join(map(cutter.encode, lines))
+        """Return the lines in pieces as one text, and the count of each piece if counts are wanted."""
+        in_pieces = "\n".join(map(cutter.encode, lines))
         if total is None:
-            return pieces, Counter()
-        return pieces, Counter(pieces.split())
+            return in_pieces, Counter()
+        return in_pieces, Counter(in_pieces.split())
 
     expected = text.facts.rows
     lines = as_many(read_lines(text.path), expected, text.path)
-    for pieces, counts in map_chunks(encode, lines, workers, label=f"cutting {subset}", total=expected):
+    for in_pieces, counts in map_chunks(encode, lines, workers, label=f"cutting {subset}", total=expected):
         if total is not None:
             total.update(counts)
-        yield pieces
+        yield in_pieces
 
 
 def train_sentencepiece(text: PlainText, vocab: int, folder: Path, sample_lines: int | None = None) -> Segmenter:
-    """Train FOLDER/spm.model with `vocab` pieces on an even sample of the lines that are not blank.
+    """Train a SentencePiece model on an even sample of the text's lines that are not blank; return its segmenter.
 
-    sample_lines: their number, by default as many as fit; see learning.sample_size. Raises a UserError if the text does
-    not allow that number of pieces.
+    vocab: pieces of the model
+    folder: where the model is written, as spm.model
+    sample_lines: lines of the sample, None for as many as fit into memory, see learning.sample_size
+
+    Raises a UserError if the text does not allow that number of pieces.
     """
     total = text.facts.sentences
     wanted, room = sample_size(total, sample_lines)
@@ -294,19 +328,21 @@ def train_sentencepiece(text: PlainText, vocab: int, folder: Path, sample_lines:
         whole_text=(total, text.facts.characters),
         folder=folder,
         character_coverage=1.0,
-        input_sentence_size=TRAINED_ON,
+        input_sentence_size=INPUT_SENTENCE_SIZE,
         shuffle_input_sentence=True,
-        max_sentence_length=LONGEST,
+        max_sentence_length=MAX_SENTENCE_LENGTH,
     )
     path = folder / "spm.model"
     path.write_bytes(model)
     return Segmenter("sentencepiece", {"sentencepiece_model": path})
 
 
-def _dictionary(counts: Counter, symbols: Iterable[str]) -> Dictionary:
-    """Make fairseq's dictionary, the commonest first, with all symbols: other text may have those that this lacks.
+def _new_dictionary(counts: Counter, symbols: Iterable[str]) -> Dictionary:
+    """Make a dictionary of all symbols, the most frequent first.
 
-    counts: symbol -> its count in the training text; symbols: all of the segmenter.
+    It has those too that the training text lacks, because other text may have them.
+
+    counts: symbol -> its count in the training text; symbols: all of the segmenter
     """
     dictionary = Dictionary()
     for symbol in symbols:

@@ -1,7 +1,9 @@
 """Prepare any parallel text: joint BPE by SentencePiece, then fairseq's binarised data.
 
-The text is read as a stream three times: to check it, to draw the sample from which the pieces are learnt, and to cut
-it. Memory does not grow with it.
+The text is read as a stream three times: to check it and count (the survey), to draw the sample from which the
+SentencePiece model is learnt, and to cut it into pieces. Memory does not grow with it.
+
+A split is "train", "valid" or "test"; a subset is one text of a split, by fairseq's name: "valid", "valid1", ...
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from random import Random
 
 from ..errors import UserError
 from ..languages import check_pair
-from .binarise import binarise, check_dest
+from .binarise import binarise, refuse_pathsep
 from .folder import new_folder, prepared_size, say_space
 from .learning import sample_size, sentencepiece_model
 from .like import find_vocabulary
@@ -42,9 +44,13 @@ MIN_TRAIN_PAIRS = 100
 
 @dataclass(frozen=True)
 class ParallelText:
-    """Two files of a sentence a line, which are read again and again, each line through one_line.
+    """Two files with a sentence a line, line i of one translating line i of the other.
 
-    empty: "drop", for pairs with an empty side, or the way out to name in an error; see lines.align.
+    Each reading starts from the beginning, and passes each line through one_line.
+
+    source, target: the files
+    empty: treatment of pairs with an empty side, as in lines.align: "drop" them, or raise an error that ends with these
+        words
     """
 
     source: Path
@@ -55,11 +61,12 @@ class ParallelText:
         """Yield the sentence pairs; UserError for bad UTF-8, unequal numbers of lines, or empty lines."""
         return read_pairs(self.source, self.target, self.empty, one_line)
 
-    def side(self, number: int) -> Iterator[str]:
-        """Yield the sentences of one side; text that was checked takes half the time where no pair is left out."""
-        if self.empty == "drop":
-            return (pair[number] for pair in self.pairs())
-        return map(one_line, read_lines((self.source, self.target)[number]))
+    def side(self, side: int) -> Iterator[str]:
+        """Yield the sentences of one side, 0 for source or 1 for target, of text that `pairs` has checked."""
+        if self.empty == "drop":  # the other side tells too which pairs are dropped
+            return (pair[side] for pair in self.pairs())
+        path = (self.source, self.target)[side]
+        return map(one_line, read_lines(path))
 
     @property
     def size(self) -> int:
@@ -77,18 +84,26 @@ def prepare_text(
     workers: int | None = None,
     like: str | None = None,
 ) -> None:
-    """Read and check everything, then write `dest`, which appears in one move.
+    """Check parallel text, cut it into pieces and binarise it into the new folder `dest`.
 
-    langs: source and target suffix; prefixes: split -> prefix, several for valid and test separated by commas (fairseq
-    then calls them valid, valid1, ...); vocab: SentencePiece pieces of the joint vocabulary, learnt from sample_lines
-    lines of the training text, both languages together (None: as many as fit, see learning.sample_size); workers:
-    processes, by default as many as there are cores; like: a model, as for find_vocabulary, whose pieces and
-    dictionaries are taken in place of new ones. `dest` gets the binarised data, spm.model, text_form.json, the
-    segmented text under text/, and as raw/test.LANG, raw/valid.LANG and so on the raw text that scores compare with.
+    `dest` appears whole at the end, or not at all. It gets the binarised data, spm.model, text_form.json, the text in pieces as text/SUBSET.LANG, and the text of
+    all subsets but the training text as raw/SUBSET.LANG, uncut, for scores to compare with.
+
+    langs: source and target, which are also the endings of the files
+    prefixes: "train", "valid" and "test" -> prefix P of the files P.LANG; several prefixes for "valid" and "test" are
+        separated by commas
+    vocab: pieces of the joint SentencePiece model
+    drop_empty: leave out pairs with an empty side, for which otherwise an error is raised
+    sample_lines: lines of the training text that the model is learnt from, both languages together; None for as many as
+        fit into memory, see learning.sample_size
+    workers: processes, None for as many as there are cores
+    like: a trained model, as for like.find_vocabulary, whose SentencePiece model and dictionaries are taken in place of
+        new ones
+
     Raises a UserError, before `dest` exists, for unusable text.
     """
     check_pair("SOURCE and TARGET", *langs)
-    check_dest(dest)
+    refuse_pathsep(dest)
     if not _is_free(dest):
         raise UserError(f"{dest}: exists already; remove it or name another folder")
     if "," in prefixes["train"]:
@@ -103,28 +118,29 @@ def prepare_text(
 
         form = TextForm(langs)
         surveys = survey_texts(texts, langs, workers, form)
+
         if known is not None:
             print(f"| pieces and dictionary of {like}")
             model = known.pieces.read_bytes()
         else:
-            model = learn(texts["train"], surveys["train"], vocab, sample_lines, part)
+            model = learn_model(texts["train"], surveys["train"], vocab, sample_lines, part)
         (part / "spm.model").write_bytes(model)
         form.write(part)
 
         print("| cutting the text into pieces", flush=True)
-        counts = cut(texts, langs, model, surveys, part, workers)
+        counts = write_in_pieces(texts, langs, model, surveys, part, workers)
 
-        dictionaries = None
+        dictionaries = None  # binarise makes one from `counts`
         if known is not None:
             dictionaries = known.write_dictionaries(part)
-            for name in texts:
+            for subset in texts:
                 for lang in langs:
-                    known.note_unseen(lang, name, read_lines(part / "text" / f"{name}.{lang}"))
+                    known.note_unseen(lang, subset, read_lines(part / "text" / f"{subset}.{lang}"))
 
         print("| binarising", flush=True)
-        lines = {name: found.rows for name, found in surveys.items()}
-        segmented = {name: part / "text" / name for name in texts}
-        binarise(langs, segmented, part, workers, dictionaries, counts, lines)
+        lines = {subset: found.rows for subset, found in surveys.items()}
+        in_pieces = {subset: part / "text" / subset for subset in texts}
+        binarise(langs, in_pieces, part, workers, dictionaries, counts, lines)
     print(f"| wrote {dest}; train with --source-lang {langs[0]} --target-lang {langs[1]}")
 
 
@@ -138,7 +154,11 @@ def _is_free(dest: Path) -> bool:
 def open_texts(
     langs: tuple[str, str], prefixes: dict[str, str], drop_empty: bool, copies: ExitStack
 ) -> dict[str, ParallelText]:
-    """Return subset, in fairseq's names -> text; UserError for a missing file. copies: of pipes, until it closes."""
+    """Return subset -> text; raise a UserError for a missing file.
+
+    langs, prefixes, drop_empty: as in prepare_text
+    copies: gets the temporary copies of pipes, which can be read only once, and removes them when it closes
+    """
     empty = "drop" if drop_empty else f"{REMOVE}, or pass --drop-empty"
     source_lang, target_lang = langs
 
@@ -153,9 +173,10 @@ def open_texts(
 
 
 def read_parallel(prefix: str, source_lang: str, target_lang: str, drop_empty: bool = False) -> Pairs:
-    """Return all pairs of PREFIX.source_lang and PREFIX.target_lang, for text that fits into memory; see ParallelText.
+    """Return all sentence pairs of PREFIX.source_lang and PREFIX.target_lang, which must fit into memory.
 
-    Raises a UserError for a missing file, bad UTF-8, unequal numbers of lines, or empty lines.
+    drop_empty: leave out pairs with an empty side. Raises a UserError for a missing file, bad UTF-8, unequal numbers of
+    lines, or, unless drop_empty, empty lines.
     """
     with ExitStack() as copies:
         prefixes = {"train": prefix, "valid": prefix, "test": prefix}  # open_texts wants all three
@@ -166,21 +187,23 @@ def read_parallel(prefix: str, source_lang: str, target_lang: str, drop_empty: b
 def survey_texts(
     texts: dict[str, ParallelText], langs: tuple[str, str], workers: int, form: TextForm
 ) -> dict[str, Survey]:
-    """Read all texts, and print what is found; return subset -> facts. UserError for a text that cannot be used.
+    """Read all texts once, and print the number of their sentence pairs; return subset -> its Survey.
 
-    form: takes in the training text.
+    texts: subset -> text; workers: processes; form: the training text is added to it
+
+    Raises a UserError for a text that cannot be used.
     """
     surveys = {}
-    for name, text in texts.items():
+    for subset, text in texts.items():
         pairs = text.pairs()
-        if name == "train":
-            pairs = _taken_in(pairs, form)
-        surveys[name] = survey(Survey(langs), pairs, workers, label=name, size=text.size)
+        if subset == "train":
+            pairs = _added_to(form, pairs)
+        surveys[subset] = survey(Survey(langs), pairs, workers, label=subset, size=text.size)
 
-    for name, text in texts.items():
-        if not surveys[name].rows:
+    for subset, text in texts.items():
+        if not surveys[subset].rows:
             raise UserError(f"{text.source}: no sentence in it")
-        print(f"| {name}: {surveys[name].rows:,} sentence pairs")
+        print(f"| {subset}: {surveys[subset].rows:,} sentence pairs")
 
     letters = Letters(langs)  # of all texts together: a form of accents may differ between them
     for found in surveys.values():
@@ -189,45 +212,50 @@ def survey_texts(
     return surveys
 
 
-def _taken_in(pairs: Iterable[tuple[str, str]], form: TextForm) -> Iterator[tuple[str, str]]:
-    """Yield all pairs, after `form` has seen them."""
+def _added_to(form: TextForm, pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Yield the pairs unchanged, and add each to `form` on the way."""
     for pair in pairs:
         form.add(pair)
         yield pair
 
 
-def learn(text: ParallelText, facts: Survey, vocab: int, sample_lines: int | None, folder: Path) -> bytes:
-    """Return a SentencePiece model of both languages, learnt from an even sample of the pairs: sources, then targets.
+def learn_model(text: ParallelText, found: Survey, vocab: int, sample_lines: int | None, folder: Path) -> bytes:
+    """Return the bytes of a SentencePiece model of both languages, learnt from an even sample of the training pairs.
 
-    facts: of the text, as `check` returns them; vocab: pieces; sample_lines: lines of the sample, both sides together
-    (None: as many as fit, see learning.sample_size); folder: place for a copy of the sample. Raises a UserError for
-    fewer than MIN_TRAIN_PAIRS pairs, and for a text that does not allow so many pieces.
+    text, found: the training text, and its survey
+    vocab, sample_lines: as in prepare_text
+    folder: place for a temporary copy of the sample
+
+    Raises a UserError for fewer than MIN_TRAIN_PAIRS pairs, and for a text that does not allow so many pieces.
     """
-    if facts.rows < MIN_TRAIN_PAIRS:
-        raise UserError(f"{facts.rows} training pairs: too few to train on; give at least {MIN_TRAIN_PAIRS}")
+    if found.rows < MIN_TRAIN_PAIRS:
+        raise UserError(f"{found.rows} training pairs: too few to train on; give at least {MIN_TRAIN_PAIRS}")
 
-    lines = 2 * facts.rows
-    wanted, room = sample_size(lines, sample_lines)
-    chosen = max(1, wanted // 2)  # pairs
-    drawn = f"{lines:,} sentences" if chosen == facts.rows else f"{2 * chosen:,} of {lines:,} sentences, drawn evenly"
+    lines = 2 * found.rows
+    wanted_lines, room = sample_size(lines, sample_lines)
+    wanted_pairs = max(1, wanted_lines // 2)
+    if wanted_pairs == found.rows:
+        drawn = f"{lines:,} sentences"
+    else:
+        drawn = f"{2 * wanted_pairs:,} of {lines:,} sentences, drawn evenly"
     print(f"| training a joint BPE of {vocab:,} pieces on {drawn}", flush=True)
 
     def sentences() -> Iterator[str]:
+        """Yield the sampled sources, then their translations: the same seed draws the same lines of both sides."""
         for side in (0, 1):
-            # the same seed for both sides: a sentence and its translation are drawn together
-            yield from sample(text.side(side), count=facts.rows, wanted=chosen, rng=Random("vocabulary"))
+            yield from sample(text.side(side), count=found.rows, wanted=wanted_pairs, rng=Random("vocabulary"))
 
     return sentencepiece_model(
         sentences(),
         vocab,
         room=room,
-        whole_text=(lines, facts.characters),
+        whole_text=(lines, found.characters),
         folder=folder,
         character_coverage=1.0,
     )
 
 
-def cut(
+def write_in_pieces(
     texts: dict[str, ParallelText],
     langs: tuple[str, str],
     model: bytes,
@@ -235,31 +263,39 @@ def cut(
     folder: Path,
     workers: int,
 ) -> Counter:
-    """Write all texts in pieces to FOLDER/text, and those to score against as they are to FOLDER/raw.
+    """Write each text in pieces to FOLDER/text, and all but the training text as they are to FOLDER/raw.
 
-    model: SentencePiece's; surveys: subset -> facts, as `check` returns them. Returns piece -> its count in the
-    training text. Raises a UserError for a text that changed after it was checked.
+    texts, surveys: subset -> text, and its survey
+    model: bytes of a SentencePiece model
+    workers: processes
+
+    Returns piece -> its count in the training text. Raises a UserError for a text that changed after its survey.
     """
     cutter = Cutter(model)
-    total = Counts(len(cutter.pieces))
+    training_counts = Counts(len(cutter.pieces))
 
-    def cut_sides(rows: list[tuple[str, str]]) -> list[tuple[str, Counts]]:
-        sources, targets = zip(*rows, strict=True)
+    def cut_sides(pairs: list[tuple[str, str]]) -> list[tuple[str, Counts]]:
+        """Return, for the sources and for the targets, what Cutter.cut returns: lines in pieces, and counts."""
+        sources, targets = zip(*pairs, strict=True)
         return [cutter.cut(list(sources)), cutter.cut(list(targets))]
 
-    for name, text in texts.items():
-        expected = surveys[name].rows
+    for subset, text in texts.items():
+        expected = surveys[subset].rows
         pairs = as_many(text.pairs(), expected, text.source)
-        chunks = map_chunks(cut_sides, pairs, workers, label=f"cutting {name}", total=expected)
-        training = total if name == "train" else None
-        write_columns([folder / "text" / f"{name}.{lang}" for lang in langs], _count(chunks, training))
-        if name != "train":
-            write_columns([folder / "raw" / f"{name}.{lang}" for lang in langs], text.pairs())
-    return cutter.total(total)
+        chunks = map_chunks(cut_sides, pairs, workers, label=f"cutting {subset}", total=expected)
+        total = training_counts if subset == "train" else None
+        write_columns([folder / "text" / f"{subset}.{lang}" for lang in langs], _counted(chunks, total))
+        if subset != "train":
+            write_columns([folder / "raw" / f"{subset}.{lang}" for lang in langs], text.pairs())
+    return cutter.total(training_counts)
 
 
-def _count(chunks: Iterable[list[tuple[str, Counts]]], total: Counts | None) -> Iterator[tuple[str, ...]]:
-    """Yield the lines in pieces of both sides, chunk by chunk, and add their pieces' counts to `total`, unless None."""
+def _counted(chunks: Iterable[list[tuple[str, Counts]]], total: Counts | None) -> Iterator[tuple[str, ...]]:
+    """Yield for each chunk the sources and the targets in pieces, and add the counts of pieces to `total`.
+
+    chunks: for each some thousand pairs, (lines in pieces with "\\n" between, counts of pieces) of sources and targets;
+    total: None to count nothing
+    """
     for sides in chunks:
         if total is not None:
             for _, counts in sides:

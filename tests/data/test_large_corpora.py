@@ -302,7 +302,7 @@ def test_text_that_changes_while_it_is_read(text, tmp_path, monkeypatch):
                 file.write("one more\n")
         return sentencepiece_model(column(text["train"], "qaa"), 300)
 
-    monkeypatch.setattr(parallel_text, "learn", changing)
+    monkeypatch.setattr(parallel_text, "learn_model", changing)
     with pytest.raises(UserError, match=r"train\.qaa: changed from 3,000 lines to 3,001"):
         prepare_text(LANGS, text | {"train": str(tmp_path / "train")}, tmp_path / "bin", vocab=300)
     assert not list(tmp_path.glob("bin*"))

@@ -13,7 +13,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from ...errors import UserError
-from ..binarise import check_dest
+from ..binarise import refuse_pathsep
 from ..download import Fetch, RemoteFile, fetch_all, fetch_described, locked
 from ..folder import say_space
 from ..steps import Steps, read_json, write_json
@@ -152,7 +152,7 @@ class Recipe(ABC):
 
     def check(self, options: Options) -> None:
         """Raise a UserError for options that this recipe does not use, and for missing tools."""
-        check_dest(options.dest)
+        refuse_pathsep(options.dest)
         for field, flag in FLAGS.items():
             if getattr(options, field) is not None and field not in self.takes:
                 raise UserError(f"{flag}: means nothing to the recipe {self.name}; leave it out")
