@@ -18,15 +18,17 @@ from .download import CHUNK
 from .folder import need_space
 from .lines import split_lines, writing
 
-LONGEST_NAME = 255  # bytes of a file's name on all usual file systems
+LONGEST_NAME = 255  # bytes that usual file systems allow for the name of a file or folder
 
 
 def unpack(archive: Path, dest: Path, wanted: Callable[[str], bool]) -> None:
-    """Unpack the files of a .tar.gz for whose names `wanted` is true into the folder `dest`.
+    """Unpack some files of a .tar.gz into the folder `dest`, which appears whole or not at all.
 
-    Raises a UserError, and leaves no `dest`, if a member would be written outside or is neither file nor folder (a link
-    might lead outside); if the archive is broken or cut off; if it unpacks to more than the disk has free; if nothing
-    in it is wanted.
+    wanted: function that tells by a member's path in the archive whether it is unpacked
+
+    Raises a UserError if a member would be written outside `dest` or is neither file nor folder (a link might lead
+    outside); if the archive is broken or cut off; if it unpacks to more than the disk has free; if nothing in it is
+    wanted.
     """
     dest.parent.mkdir(parents=True, exist_ok=True)
     with (
@@ -43,7 +45,7 @@ def unpack(archive: Path, dest: Path, wanted: Callable[[str], bool]) -> None:
                 raise UserError(f"{archive}: {member.name!r} is no ordinary file; get the archive from a better place")
             need_space(part, member.size, str(archive))
 
-            # Python 3.11.2 has no filters of tarfile, so names that lead outside are refused here.
+            # Python 3.11.2 lacks tarfile's extraction filters (PEP 706), so names that lead outside are refused here.
             name = normpath(member.name).lstrip("/")
             leads_outside = name.split("/")[0] == ".."
             longest = max(len(component) for component in os.fsencode(name).split(b"/"))
@@ -56,14 +58,15 @@ def unpack(archive: Path, dest: Path, wanted: Callable[[str], bool]) -> None:
 
         if not any(part.iterdir()):
             raise UserError(f"{archive}: holds none of the files wanted; remove it and fetch it again")
-        while tar.fileobj.read(CHUNK):  # read on to the end, where gzip checks its checksum
+        # Read on to the end of the .gz, which has a checksum that Python compares there.
+        while tar.fileobj.read(CHUNK):
             pass
 
 
 def stream_lines(archive: Path, member: str) -> Iterator[str]:
-    """Yield the lines of one member of a .zip, .tar or .tar.gz, without their "\\n", unpacked as they are read (UTF-8).
+    """Yield the lines of one text in a .zip, .tar or .tar.gz, without their "\\n"; nothing is written to the disk.
 
-    A member of a .tar or .tar.gz whose own name ends in .gz is unpacked too.
+    member: path of the text in the archive; one that ends in .gz, in a .tar or .tar.gz, is unpacked too
 
     Raises a UserError, at the first or a later line, for a missing member, text that is not UTF-8, or a broken archive.
     """
@@ -73,7 +76,10 @@ def stream_lines(archive: Path, member: str) -> Iterator[str]:
 
 @contextmanager
 def _member(archive: Path, name: str):
-    """Give the member `name` of an archive as a file of bytes; raise a UserError if a .tar or .tar.gz lacks it."""
+    """Open the member `name` of an archive to read its bytes; raise a UserError if a .tar or .tar.gz lacks it.
+
+    A .zip without the member raises a KeyError, which _reading turns into a UserError.
+    """
     if archive.name.endswith(".zip"):
         with zipfile.ZipFile(archive) as content, content.open(name) as body:  # checks the member's CRC at its end
             yield body
@@ -91,7 +97,7 @@ def _member(archive: Path, name: str):
 
 @contextmanager
 def _reading(archive: Path):
-    """Turn any error of reading an archive that is missing, broken, cut off or no archive into a UserError."""
+    """Turn any error of reading `archive` in the context into a UserError: it may be missing, broken or no archive."""
     if not archive.is_file():
         raise UserError(f"{archive}: is not there; fetch it first")
     try:

@@ -1,8 +1,9 @@
 """Download files over HTTP into a folder: each appears under its name whole and verified, or not at all.
 
 A partial download lies in NAME.part, and the next call resumes it. Two further files serve downloads without a
-published checksum: .NAME.etag beside the partial download tells two versions of the file apart, and SHA256SUMS holds
-the checksum that the file had when it was first downloaded.
+published checksum: .NAME.etag holds the server's validator of the partial download (RFC 9110, section 8.8: its ETag,
+else its Last-Modified), which tells two versions of the file apart, and SHA256SUMS holds the checksum that the file had
+when it was first downloaded.
 """
 
 from __future__ import annotations
@@ -30,26 +31,26 @@ from .folder import need_space
 from .lines import writing
 
 SUMS = "SHA256SUMS"  # lines `HEX  NAME`, as sha256sum writes and checks them
-# "identity": no compression for the transfer
+# "identity": not compressed for the transfer, so that received bytes are those of the file
 HEADERS = {"User-Agent": "deepnet_fairseq", "Accept-Encoding": "identity"}
 BUSY = (408, 425, 429, 500, 502, 503, 504)  # HTTP statuses after which another attempt may succeed
 ATTEMPTS = 6  # attempts in a row without a further byte, after which an address is given up
 WAIT = 1.0  # seconds before the second attempt, doubled before each later one
 LONGEST_WAIT = 60.0  # seconds
-TIMEOUT = (15.0, 60.0)  # seconds to connect, and without a byte
+TIMEOUT = (15.0, 60.0)  # seconds to wait for a connection, and for the next byte
 CHUNK = 1 << 18  # bytes read at a time
-RESUMED = "free some space or mend it, then run this again: it goes on where it stopped"
+RESUMED = "free some space or mend it, then run this again: it goes on where it stopped"  # for errors of the disk
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """File to fetch.
+    """File to download.
 
     name: name in the folder, without a path
     urls: http or https, tried in this order, the official one first
     size: bytes, None if unknown
     checksum: "sha256:HEX" or "md5:HEX", None if no trustworthy source published one
-    origin: publisher of the checksum
+    origin: who published the checksum, for messages
     """
 
     name: str
@@ -63,8 +64,8 @@ def remote_file(*addresses: str, http: bool = False, **facts) -> RemoteFile:
     """Make a RemoteFile whose name is the last part of its first address.
 
     addresses: without https://, the official one first
-    http: try all addresses without encryption too, after those with it
-    facts: the other fields of RemoteFile
+    http: whether all addresses are tried by http:// too, after https://
+    facts: the fields size, checksum and origin of RemoteFile
     """
     urls = [f"https://{address}" for address in addresses]
     if http:
@@ -74,15 +75,15 @@ def remote_file(*addresses: str, http: bool = False, **facts) -> RemoteFile:
     return RemoteFile(name, tuple(urls), **facts)
 
 
-Fetch = Callable[[Iterable[RemoteFile], Path], dict[str, Path]]  # fetch_all, or a stand-in for it
+Fetch = Callable[[Iterable[RemoteFile], Path], dict[str, Path]]  # fetch_all, or another function that gives the files
 
 
 class Unavailable(Exception):
-    """Raised when an address does not give the file, with the reason."""
+    """Raised with the reason if an address does not give the file; the next address is tried then."""
 
 
 def fetch_all(files: Iterable[RemoteFile], folder: Path) -> dict[str, Path]:
-    """Fetch the files that `folder` lacks, and make the folder if there is none; return name -> path of all of them.
+    """Download the files that `folder` lacks, and make the folder if there is none; return name -> path of all of them.
 
     A file that is there already is verified without a request.
 
@@ -97,17 +98,17 @@ def fetch_all(files: Iterable[RemoteFile], folder: Path) -> dict[str, Path]:
         with locked(folder / ".lock"), requests.Session() as session:
             session.headers.update(HEADERS)
 
-            lacking = 0  # bytes, as far as sizes are known
+            bytes_to_come = 0  # of the files whose sizes are known
             for file in missing:
                 received = _size(folder / f"{file.name}.part")
-                lacking += max(0, (file.size or 0) - received)
-            need_space(folder, lacking, "the download")
+                bytes_to_come += max(0, (file.size or 0) - received)
+            need_space(folder, bytes_to_come, "the download")
 
             for file in missing:
                 if not _is_there(file, folder):  # another process may have fetched it meanwhile
                     _download(file, folder, session)
 
-    # Without a published checksum, the first download's is what later ones are held against.
+    # A file without a published checksum is compared with the checksum of its first download from now on.
     sums = recorded_sums(folder)
     unrecorded = [file.name for file in files if not file.checksum and file.name not in sums]
     if unrecorded:
@@ -120,7 +121,7 @@ def fetch_all(files: Iterable[RemoteFile], folder: Path) -> dict[str, Path]:
 
 
 def fetch_described(files: Iterable[RemoteFile], folder: Path, fetch: Fetch) -> dict[str, dict]:
-    """Fetch files into `folder` by `fetch`; return name -> {"sha256", "size" in bytes, "url"}."""
+    """Get files into `folder` by the function `fetch`; return name -> {"sha256", "size" in bytes, "url"}."""
     files = list(files)
     paths = fetch(files, folder)
 
@@ -143,7 +144,10 @@ def _is_there(file: RemoteFile, folder: Path) -> bool:
 
 
 def _difference(path: Path, file: RemoteFile) -> str | None:
-    """Describe how `path` differs from the file that was published, or first downloaded; None if it does not."""
+    """Say how the file at `path` differs from `file` as it was published, or first downloaded; None if it does not.
+
+    path: in the folder of downloads, the complete or the partial file
+    """
     if not path.is_file():
         return "no ordinary file"
     if file.size is not None and file.size != _size(path):
@@ -155,14 +159,15 @@ def _difference(path: Path, file: RemoteFile) -> str | None:
         first_sum = recorded_sums(path.parent).get(file.name)
         if first_sum:
             checksum = f"sha256:{first_sum}"
-            origin = f"{path.parent / SUMS}, from which its line may be removed"  # for the message below
+            origin = f"{path.parent / SUMS}, from which its line may be removed"
+
     if checksum:
         algorithm, _, expected = checksum.partition(":")
         actual = digest(path, algorithm)
         if actual == expected:
             return None
 
-    # a web page in place of the file explains a wrong checksum better than two checksums do
+    # Servers answer with a web page where a file has moved; saying so helps more than two checksums that differ.
     with open(path, "rb") as content:
         start = content.read(1000).lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if start.startswith((b"<!doctype html", b"<html")):
@@ -173,11 +178,11 @@ def _difference(path: Path, file: RemoteFile) -> str | None:
 
 
 def _broken(path: Path, name: str) -> str | None:
-    """Read an archive to its end, and return what is wrong with it; None if nothing is, or if it is no archive.
+    """Unpack an archive to its end, and say what is wrong with it; None if nothing is, or if it is no archive.
 
-    Without this a broken download without a published checksum would have its own checksum recorded as the right one.
+    This is for files without a published checksum: that of a broken download would be recorded as the right one.
 
-    path: where the archive lies now; name: its name when it is complete, whose ending tells its format
+    path: where the archive lies now, maybe as NAME.part; name: its NAME, whose ending tells its format
     """
     try:
         if name.endswith(".zip"):
@@ -194,7 +199,10 @@ def _broken(path: Path, name: str) -> str | None:
 
 
 def _download(file: RemoteFile, folder: Path, session: requests.Session) -> None:
-    """Download a file from the first address that gives it; raise a UserError with all reasons if none does."""
+    """Download a file into `folder` from the first address that gives it.
+
+    Raises a UserError with the reasons of all addresses if none does.
+    """
     part = folder / f"{file.name}.part"
     reasons = []
     for url in file.urls:
@@ -203,7 +211,7 @@ def _download(file: RemoteFile, folder: Path, session: requests.Session) -> None
             _receive(file, url, part, session)
             reason = _difference(part, file)
 
-            if reason and resumed:  # the bytes that were there before may be another file's
+            if reason and resumed:  # the bytes from earlier may belong to another version of the file: start anew
                 part.unlink()
                 _receive(file, url, part, session)
                 reason = _difference(part, file)
@@ -211,7 +219,7 @@ def _download(file: RemoteFile, folder: Path, session: requests.Session) -> None
             if not reason:
                 with writing(part, RESUMED):
                     os.replace(part, folder / file.name)
-                    _etag(part).unlink(missing_ok=True)
+                    _validator_file(part).unlink(missing_ok=True)
                 return
             part.unlink()
         except Unavailable as error:
@@ -223,28 +231,28 @@ def _download(file: RemoteFile, folder: Path, session: requests.Session) -> None
 
 
 def _receive(file: RemoteFile, url: str, part: Path, session: requests.Session) -> None:
-    """Receive the whole file into `part`, resuming after interruptions.
+    """Receive the whole file into `part`, after interruptions too, with a progress bar.
 
     Raises Unavailable after ATTEMPTS interruptions in a row without a further byte, and for an invalid address.
     """
-    furthest = _size(part)  # bytes, the most that `part` has had
+    most_received = _size(part)  # bytes; `part` becomes smaller if the server's file has changed
     vain = 0  # interruptions in a row without a further byte
-    every = 0.1 if sys.stderr.isatty() else 30.0  # seconds between updates of the bar
-    with tqdm(desc=file.name, total=file.size, unit="B", unit_scale=True, mininterval=every, file=sys.stderr) as bar:
+    interval = 0.1 if sys.stderr.isatty() else 30.0  # seconds between updates of the bar
+    with tqdm(desc=file.name, total=file.size, unit="B", unit_scale=True, mininterval=interval, file=sys.stderr) as bar:
         while True:
             try:
                 _request(file, url, part, session, bar)
                 return
-            except UserError:
+            except UserError:  # of a full disk; it is a ValueError too
                 raise
-            except (ValueError, requests.TooManyRedirects) as error:  # an invalid address or redirection
+            except (ValueError, requests.TooManyRedirects) as error:  # requests' errors of addresses are ValueErrors
                 raise Unavailable(f"no address ({_reason(error)})") from error
             except (requests.RequestException, HTTPError) as error:
                 why = _reason(error)
 
             received = _size(part)
-            if received > furthest:
-                furthest = received
+            if received > most_received:
+                most_received = received
                 vain = 0
             else:
                 vain += 1
@@ -257,20 +265,20 @@ def _receive(file: RemoteFile, url: str, part: Path, session: requests.Session) 
 
 
 def _request(file: RemoteFile, url: str, part: Path, session: requests.Session, bar: tqdm) -> None:
-    """Request the bytes that `part` lacks, and append them to it.
+    """Request once the bytes that `part` lacks, and append them to it.
 
     Raises Unavailable if the address does not give the file, and an HTTPError of urllib3 or a RequestException where
     another attempt may help.
     """
     received = _size(part)
-    validator = ""  # the server's name of the version that `part` is of
-    if _etag(part).exists():
-        validator = _etag(part).read_text()
-
-    # Resume only where a checksum or the server can tell that the rest belongs to what is here.
     if received and received == file.size:
         return
-    start = received
+    validator = ""  # the server's validator of the version of the file that `part` has the beginning of
+    if _validator_file(part).exists():
+        validator = _validator_file(part).read_text()
+
+    # A part is only resumed if a checksum or the server can tell that the rest belongs to it.
+    start = received  # first byte to request
     if file.size is not None and received > file.size:
         start = 0
     if not file.checksum and not validator:
@@ -282,15 +290,16 @@ def _request(file: RemoteFile, url: str, part: Path, session: requests.Session, 
             headers["If-Range"] = validator  # the server sends the whole file if it has another version by now
 
     with session.get(url, headers=headers, stream=True, timeout=TIMEOUT) as response:
+        # 200: the whole file; 206: the range that was asked for; 416: there is no such range (RFC 9110)
         status = response.status_code
         content_range = response.headers.get("Content-Range", "")
-        validator_now = response.headers.get("ETag", "")
+        etag = response.headers.get("ETag", "")
 
         if status == 416 and content_range == f"bytes */{start}":
-            return  # a former process was killed between the last byte and the renaming
-        same_version = not validator or not validator_now or validator_now == validator
-        fits = content_range.startswith(f"bytes {start}-") and same_version
-        if status == 416 or (status == 206 and not fits):
+            return  # `part` is complete: an earlier process was killed between the last byte and the renaming
+        same_version = not validator or not etag or etag == validator
+        continues_part = content_range.startswith(f"bytes {start}-") and same_version
+        if status == 416 or (status == 206 and not continues_part):
             part.unlink(missing_ok=True)
             raise ProtocolError("has no rest that fits what is here")
         if status in BUSY:
@@ -298,11 +307,11 @@ def _request(file: RemoteFile, url: str, part: Path, session: requests.Session, 
         if status not in (200, 206):
             raise Unavailable(f"{status} {response.reason}")
 
-        if status == 200:  # the whole file, whatever was asked for
+        if status == 200:  # the whole file, even if a range was asked for
             start = 0
-            _etag(part).write_text(validator_now or response.headers.get("Last-Modified", ""))
+            _validator_file(part).write_text(etag or response.headers.get("Last-Modified", ""))
 
-        length = response.headers.get("Content-Length")
+        length = response.headers.get("Content-Length")  # bytes of this answer
         total = start + int(length) if length else file.size
         if total is not None and file.size is not None and total != file.size:
             raise Unavailable(f"{total:,} bytes instead of {file.size:,}")
@@ -318,19 +327,20 @@ def _request(file: RemoteFile, url: str, part: Path, session: requests.Session, 
             raise ProtocolError(f"ends after {_size(part):,} of {total:,} bytes")
 
 
-def _etag(part: Path) -> Path:
-    """Return the file that holds the server's validator (ETag, else Last-Modified) of the content of `part`."""
+def _validator_file(part: Path) -> Path:
+    """Return .NAME.etag, the file with the server's validator of the content of `part`, which is NAME.part."""
     return part.with_name(f".{part.stem}.etag")
 
 
 def _size(path: Path) -> int:
-    """Return a file's bytes, 0 if it is missing."""
+    """Return a file's size in bytes, 0 if it is missing."""
     return path.stat().st_size if path.exists() else 0
 
 
 def _reason(error: BaseException) -> str:
-    """Return the words of the innermost error that requests and urllib3 wrapped, as "Connection reset by peer"."""
+    """Return the message of the innermost error that requests and urllib3 wrapped, as "Connection reset by peer"."""
     while True:
+        # urllib3 keeps the error that it wraps in `reason`, requests among the arguments
         candidates = (getattr(error, "reason", None), *error.args)
         wrapped = [cause for cause in candidates if isinstance(cause, BaseException)]
         if not wrapped:
@@ -340,13 +350,16 @@ def _reason(error: BaseException) -> str:
 
 
 def digest(path: Path, algorithm: str = "sha256") -> str:
-    """Compute a file's checksum in hexadecimal; algorithm: hashlib's name of it."""
+    """Return a file's checksum in hexadecimal; algorithm: hashlib's name of it."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
 
 
 def recorded_sums(folder: Path) -> dict[str, str]:
-    """Read FOLDER/SHA256SUMS as name -> checksum, {} without one; raise a UserError that names a malformed line."""
+    """Return name -> SHA-256 from FOLDER/SHA256SUMS, {} without that file.
+
+    Raises a UserError that names the first malformed line.
+    """
     path = folder / SUMS
     if not path.exists():
         return {}
@@ -363,7 +376,10 @@ def recorded_sums(folder: Path) -> dict[str, str]:
 
 @contextmanager
 def locked(path: Path):
-    """Hold a lock that one process has at a time; say so if it has to wait. The end of the process frees it."""
+    """Hold the lock file `path`, which one process has at a time, during the context; say so if it has to wait.
+
+    The lock is free again when the process ends, however it ends.
+    """
     lock = FileLock(path)
     with writing(path, "name another place"):
         try:

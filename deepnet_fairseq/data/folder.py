@@ -18,25 +18,25 @@ from ..errors import UserError
 from ..files import whole
 from .lines import writing
 
-# Bytes for each byte of text, measured
-IN_PIECES = 1.6  # the text in pieces, with their marks and blanks
-SHORT_NUMBERS = 0.9  # binarised, pieces as numbers of 2 bytes, with the index
-LONG_NUMBERS = 1.4  # the same with numbers of 4 bytes
-SHORT = 65_500  # smallest vocabulary, in pieces, that fairseq gives numbers of 4 bytes
-LOCK = ".lock"  # in the folder, while a run fills it
+# Bytes on disk for each byte of text, measured
+IN_PIECES = 1.6  # the text cut into pieces, with SentencePiece's marks and the blanks between
+SHORT_NUMBERS = 0.9  # the binarised data, .bin and .idx, if each piece is a number of 2 bytes
+LONG_NUMBERS = 1.4  # the same if each piece is a number of 4 bytes
+SHORT = 65_500  # fairseq gives numbers of 4 bytes to dictionaries of this size and above (best_fitting_int_dtype)
+LOCK = ".lock"  # lock file in the folder, while a run fills it
 ENDING = (signal.SIGTERM, signal.SIGHUP)  # sent by schedulers and by terminals that close
 
 
 @contextmanager
 def new_folder(dest: Path) -> Iterator[Path]:
-    """Give a folder beside `dest` to fill, which takes the name `dest` if all went well, and else is removed.
+    """Give a new folder beside `dest` to fill, which gets the name `dest` at the end of the context.
 
-    It is removed at the signals in ENDING too. SIGKILL and a power cut leave it, and the next call for the same `dest`
+    It is removed if the context raises, and at the signals in ENDING. SIGKILL and a power cut leave it, and the next call for the same `dest`
     removes it and says so. A folder that another run still fills, on this host or another, stays: that run holds a lock
     on it. Raises a UserError if the disk does not take the folder.
     """
     _remove_leftovers(dest)
-    with _ended_by_signals(), _made_parents(dest), whole(dest) as part:
+    with _exit_at_signals(), _parents_removed_on_error(dest), whole(dest) as part:
         with writing(dest, "name another place"):
             part.mkdir(parents=True)
         lock = FileLock(part / LOCK)
@@ -51,7 +51,7 @@ def new_folder(dest: Path) -> Iterator[Path]:
 def need_space(folder: Path, needed: int, what: str) -> int:
     """Return the bytes that are free on the disk of `folder`, which need not exist yet.
 
-    Raises a UserError if the bytes `needed` do not fit; what: the thing that needs them, for the message.
+    Raises a UserError if that is less than `needed` bytes; what: the thing that needs them, for the message.
     """
     existing = next(place for place in (folder.resolve(), *folder.resolve().parents) if place.exists())
     free = shutil.disk_usage(existing).free
@@ -63,9 +63,9 @@ def need_space(folder: Path, needed: int, what: str) -> int:
 
 
 def say_space(folder: Path, needed: int, what: str) -> None:
-    """Print the bytes that `what` needs on the disk of `folder`, and those that are free, unless none are needed.
+    """Print how many bytes are needed and free on the disk of `folder`; print nothing if none are needed.
 
-    Raises a UserError if they do not fit, as need_space.
+    needed, what: as in need_space. Raises a UserError if they do not fit.
     """
     free = need_space(folder, needed, what)
     if needed:
@@ -75,15 +75,15 @@ def say_space(folder: Path, needed: int, what: str) -> None:
 
 
 def prepared_size(text: int, pieces: int) -> int:
-    """Estimate the bytes of a text in pieces and its binarised data together.
+    """Estimate the bytes on disk of a text cut into pieces and its binarised data together.
 
-    text: bytes of the text; pieces: size of the vocabulary.
+    text: bytes of the text; pieces: size of the vocabulary
     """
     return int(text * IN_PIECES) + binarised_size(text, pieces)
 
 
 def binarised_size(text: int, pieces: int) -> int:
-    """Estimate the bytes of a text's binarised data alone; text, pieces: as in prepared_size."""
+    """Estimate the bytes on disk of a text's binarised data alone; text, pieces: as in prepared_size."""
     bytes_per_byte = SHORT_NUMBERS if pieces < SHORT else LONG_NUMBERS
     return int(text * bytes_per_byte)
 
@@ -109,31 +109,31 @@ def _remove_leftovers(dest: Path) -> None:
 
 
 @contextmanager
-def _made_parents(dest: Path) -> Iterator[None]:
-    """Remove the folders above `dest` that were made for it if the context fails."""
-    missing = [folder for folder in dest.resolve().parents if not folder.exists()]
+def _parents_removed_on_error(dest: Path) -> Iterator[None]:
+    """If the context raises, remove the folders above `dest` that did not exist before it, unless others use them."""
+    missing = [folder for folder in dest.resolve().parents if not folder.exists()]  # the deepest first
     try:
         yield
     except BaseException:
         for folder in missing:
-            with suppress(OSError):
+            with suppress(OSError):  # it was not made, or is not empty
                 folder.rmdir()
         raise
 
 
 @contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Leave the context by SystemExit when a signal of ENDING comes, so that it is cleared up."""
+def _exit_at_signals() -> Iterator[None]:
+    """Raise SystemExit in the context when a signal of ENDING comes, so that the contexts around it clear up."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # signals reach the main thread alone
+        yield  # Python lets only the main thread set handlers
         return
 
     def leave(number, _frame):
-        sys.exit(128 + number)
+        sys.exit(128 + number)  # the exit status that shells give to a process ended by a signal
 
     replaced = {}
     for kind in ENDING:
-        if signal.getsignal(kind) is signal.SIG_DFL:  # others have an answer already: nohup ignores SIGHUP
+        if signal.getsignal(kind) is signal.SIG_DFL:  # leave a handler that is set already: nohup ignores SIGHUP
             replaced[kind] = signal.signal(kind, leave)
     try:
         yield

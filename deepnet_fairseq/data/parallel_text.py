@@ -86,8 +86,8 @@ def prepare_text(
 ) -> None:
     """Check parallel text, cut it into pieces and binarise it into the new folder `dest`.
 
-    `dest` appears whole at the end, or not at all. It gets the binarised data, spm.model, text_form.json, the text in pieces as text/SUBSET.LANG, and the text of
-    all subsets but the training text as raw/SUBSET.LANG, uncut, for scores to compare with.
+    `dest` appears whole at the end, or not at all. It gets the binarised data, spm.model, text_form.json, the text in
+    pieces as text/SUBSET.LANG, and, for scores to compare with, all but the training text uncut as raw/SUBSET.LANG.
 
     langs: source and target, which are also the endings of the files
     prefixes: "train", "valid" and "test" -> prefix P of the files P.LANG; several prefixes for "valid" and "test" are

@@ -1,4 +1,7 @@
-"""SentencePiece vocabulary of all languages, and samples of their text, drawn by temperature, to train it on."""
+"""Vocabulary of a SentencePiece model in fairseq's numbers, and samples of text to learn such a model from.
+
+In a sample of many languages, each has a share that a temperature gives it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import sentencepiece
 from ..errors import UserError
 
 FAIRSEQ_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # the first four entries of every fairseq dictionary
-MULTIPLE = 8  # tensor cores need matrix sizes that are multiples of this
+PADDING_FACTOR = 8  # a model's vocabulary is a multiple of this, because tensor cores need matrices of such sizes
 
 
 class Vocabulary:
@@ -22,9 +25,9 @@ class Vocabulary:
     The dictionary has all pieces of the model, not only those of some text, so that text binarised later fits it.
     Raises a UserError if the file `model` is missing or no SentencePiece model.
 
-    digest: SHA-256 of the file
+    digest: SHA-256 of the file, in hexadecimal
     processor: SentencePiece's object for the model
-    subwords: the model's pieces without its control symbols and its unknown one
+    subwords: the model's pieces without its control symbols, as <s> and </s>, and <unk>
     """
 
     def __init__(self, model: Path):
@@ -40,8 +43,9 @@ class Vocabulary:
         special = [self.processor.is_control(i) or self.processor.is_unknown(i) for i in ids]
         self.subwords = [self.processor.id_to_piece(i) for i in ids if not special[i]]
 
-        # SentencePiece's number -> fairseq's: the n-th piece that is not special comes n-th behind fairseq's symbols
-        self._fairseq_id = np.cumsum([not s for s in special]) + len(FAIRSEQ_SPECIAL) - 1
+        # SentencePiece's number -> fairseq's: the first subword has the number len(FAIRSEQ_SPECIAL), and so on
+        subwords_so_far = np.cumsum([not is_special for is_special in special])  # up to and with each piece
+        self._fairseq_id = subwords_so_far + len(FAIRSEQ_SPECIAL) - 1
         self._fairseq_id[special] = FAIRSEQ_SPECIAL.index("<unk>")
 
     def __len__(self) -> int:
@@ -49,25 +53,28 @@ class Vocabulary:
         return len(FAIRSEQ_SPECIAL) + len(self.subwords)
 
     def encode(self, sentences: list[str], threads: int = 1) -> list[np.ndarray]:
-        """Return fairseq's numbers of each sentence's pieces, with the end-of-sentence symbol last."""
+        """Return for each sentence fairseq's numbers of its pieces and of the end-of-sentence symbol, [pieces + 1].
+
+        threads: of SentencePiece
+        """
         eos = FAIRSEQ_SPECIAL.index("</s>")
         encoded = self.processor.encode(sentences, out_type=int, num_threads=threads)
-        return [np.append(self._fairseq_id[ids], eos) if ids else np.array([eos]) for ids in encoded]
+        return [np.append(self._fairseq_id[ids], eos) for ids in encoded]
 
     def dictionary(self, languages: int) -> list[str]:
-        """Return the lines of dict.LANG.txt, filled up so that the model's vocabulary is a multiple of 8.
+        """Return the lines of dict.LANG.txt, with fairseq's fillers so that the model's vocabulary is a multiple of 8.
 
-        languages: how many there are; fairseq adds a tag for each to the dictionary
+        languages: how many there are; fairseq's multilingual task adds a tag for each to the dictionary
         """
-        missing = -(len(self) + languages) % MULTIPLE
-        fillers = [f"madeupword{i:04d}" for i in range(missing)]
-        return [f"{entry} 1" for entry in self.subwords + fillers]
+        missing = -(len(self) + languages) % PADDING_FACTOR
+        fillers = [f"madeupword{i:04d}" for i in range(missing)]  # as in fairseq's Dictionary.pad_to_multiple_
+        return [f"{entry} 1" for entry in self.subwords + fillers]  # fairseq needs a count, and does not use it
 
 
 def sampling_probabilities(sizes: dict[str, int], temperature: float) -> dict[str, float]:
-    """Return language -> p_l, proportional to (n_l / sum of n) ** (1 / T) (Arivazhagan et al. 2019); they sum to 1.
+    """Return language l -> its probability p_l, proportional to (n_l / sum of n) ** (1 / T) (Arivazhagan et al. 2019).
 
-    sizes: language -> n_l, its sentences; temperature: T, above 0, where 1 keeps the proportions.
+    sizes: language l -> n_l, its number of sentences; temperature: T, above 0, where 1 keeps the proportions.
     """
     total = sum(sizes.values())
     weights = {lang: (size / total) ** (1 / temperature) for lang, size in sizes.items()}
@@ -76,16 +83,18 @@ def sampling_probabilities(sizes: dict[str, int], temperature: float) -> dict[st
 
 
 def sample(lines: Iterable[str], count: int, wanted: int, rng: Random) -> Iterator[str]:
-    """Sample `wanted` of the `count` lines, in one pass and in their order.
+    """Yield `wanted` lines that are drawn from `count` lines, in one pass and in their order.
 
-    Each line comes wanted // count times; those that come once more are a random sample without replacement (Knuth,
-    The Art of Computer Programming, vol. 2, algorithm S), so that the number of lines is exact.
+    Each line is yielded wanted // count times. The wanted % count lines of a random sample without replacement are
+    yielded once more, so that the total is exact; if wanted < count, there are no others. The sample is drawn by Knuth's
+    algorithm S (The Art of Computer Programming, vol. 2, section 3.4.2).
     """
-    copies, once_more = divmod(wanted, count)  # once_more: lines still to be drawn for one more copy
+    copies, still_wanted = divmod(wanted, count)  # still_wanted: size of the rest of the random sample
     for position, line in enumerate(lines):
         times = copies
-        if rng.random() * (count - position) < once_more:
+        lines_left = count - position  # this one included
+        if rng.random() * lines_left < still_wanted:
             times += 1
-            once_more -= 1
+            still_wanted -= 1
         for _ in range(times):
             yield line
