@@ -31,9 +31,9 @@ ENDING = (signal.SIGTERM, signal.SIGHUP)  # sent by schedulers and by terminals 
 def new_folder(dest: Path) -> Iterator[Path]:
     """Give a new folder beside `dest` to fill, which gets the name `dest` at the end of the context.
 
-    It is removed if the context raises, and at the signals in ENDING. SIGKILL and a power cut leave it, and the next call for the same `dest`
-    removes it and says so. A folder that another run still fills, on this host or another, stays: that run holds a lock
-    on it. Raises a UserError if the disk does not take the folder.
+    It is removed if the context raises, and at the signals in ENDING. SIGKILL and a power cut leave it, and the next
+    call for the same `dest` removes it and says so. A folder that another run still fills, on this host or another,
+    stays: that run holds a lock on it. Raises a UserError if the disk does not take the folder.
     """
     _remove_leftovers(dest)
     with _exit_at_signals(), _parents_removed_on_error(dest), whole(dest) as part:

@@ -86,8 +86,8 @@ def sample(lines: Iterable[str], count: int, wanted: int, rng: Random) -> Iterat
     """Yield `wanted` lines that are drawn from `count` lines, in one pass and in their order.
 
     Each line is yielded wanted // count times. The wanted % count lines of a random sample without replacement are
-    yielded once more, so that the total is exact; if wanted < count, there are no others. The sample is drawn by Knuth's
-    algorithm S (The Art of Computer Programming, vol. 2, section 3.4.2).
+    yielded once more, so that the total is exact; if wanted < count, there are no others. The sample is drawn by
+    algorithm S of Knuth (The Art of Computer Programming, vol. 2, section 3.4.2).
     """
     copies, still_wanted = divmod(wanted, count)  # still_wanted: size of the rest of the random sample
     for position, line in enumerate(lines):

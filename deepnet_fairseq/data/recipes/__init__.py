@@ -16,7 +16,7 @@ RECIPES: dict[str, Recipe] = {
 
 
 def find(name: str) -> Recipe:
-    """Return the recipe of that name; raise a UserError with the list of recipes if there is none."""
+    """Return the recipe called `name`; raise a UserError with the list of recipes if there is none."""
     if name not in RECIPES:
         listed = "; ".join(f"{recipe.name} ({recipe.title})" for recipe in RECIPES.values())
         raise UserError(f"there is no recipe {name}; there are {listed}")

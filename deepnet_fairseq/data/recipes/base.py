@@ -1,4 +1,8 @@
-"""Base class of recipes: their options, their plan, and the frame around their steps."""
+"""Base class of recipes, each of which makes one corpus: their options, their plan, and what all do around their steps.
+
+DEST stands for the folder that a recipe fills. A miniature is a recipe's corpus made of small generated files in the
+place of the downloads.
+"""
 
 from __future__ import annotations
 
@@ -18,25 +22,26 @@ from ..download import Fetch, RemoteFile, fetch_all, fetch_described, locked
 from ..folder import say_space
 from ..steps import Steps, read_json, write_json
 
-LIKELY = "sacremoses and the Perl tokeniser differ in a few lines"
+LIKELY = "sacremoses and the Perl tokeniser differ in a few lines"  # usual reason of counts that are slightly off
+# field of Options that only some recipes use -> its flag of `deepnet prepare corpus`
 FLAGS = {"pairs": "--pairs", "text": "--from", "vocab": "--vocab", "vocab_sample": "--vocab-sample",
          "shards": "--shards", "temperature": "--temperature", "spm": "--spm"}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Options:
-    """Options of `deepnet prepare`; None where the recipe's own value holds.
+    """Options of `deepnet prepare corpus`; None stands for the recipe's own value.
 
-    dest: folder to fill
+    dest: DEST, the folder to fill
     downloads: folder of the downloaded files
-    fetch: downloads the published files, or generates a miniature's (miniature.write)
+    fetch: function that downloads the published files (fetch_all), or generates those of a miniature (miniature.write)
     workers: processes
-    pairs: as "de-en"
+    pairs: language pairs, as "de-en"
     text: --from, a folder of the user's own text; for bilingual recipes it is already tokenised
-    vocab: BPE merges or SentencePiece pieces
+    vocab: number of BPE merges or SentencePiece pieces
     vocab_sample: sentences that SentencePiece learns from
     shards: parts of the training data, of which fairseq reads one an epoch
-    temperature: of the sampling of languages, for the vocabulary
+    temperature: of the sampling of languages from which SentencePiece learns, see vocabulary.sampling_probabilities
     spm: a SentencePiece model to use instead of training one
     """
 
@@ -54,7 +59,7 @@ class Options:
 
     @property
     def miniature(self) -> bool:
-        """True if the files are generated."""
+        """Whether the files are generated in the place of downloads."""
         return self.fetch is not fetch_all
 
 
@@ -64,23 +69,29 @@ class Recipe(ABC):
     A new one derives from BilingualRecipe or MultilingualRecipe and is listed in RECIPES. It fills DEST/bin (binarised
     data) and DEST/reference (raw references of the test sets) and describes both in DEST/recipe.json; DEST/steps
     records the steps that are done.
+
+    name, title: for the command line, as "iwslt14_de_en", and in words
+    space: bytes on disk that downloads and all steps need together
+    takes: those fields of Options in FLAGS that this recipe uses
+    expected: what is counted ("train" for its sentence pairs, ...; see check_count) -> its known number
+    vocab, miniature_vocab: number of BPE merges or SentencePiece pieces, of the corpus and of its miniature
     """
 
     name: str
     title: str
-    space: int = 0  # bytes that downloads and all steps need together
-    takes: frozenset[str] = frozenset()  # fields of Options, of those in FLAGS, that this recipe uses
-    expected: dict[str, int] = {}  # count -> its known value
-    vocab: int  # BPE merges or SentencePiece pieces
+    space: int = 0
+    takes: frozenset[str] = frozenset()
+    expected: dict[str, int] = {}
+    vocab: int
     miniature_vocab: int
 
     @abstractmethod
     def files(self, options: Options) -> tuple[RemoteFile, ...]:
-        """List the downloads, with sizes and checksums if published; none if --from gives the text."""
+        """Return the files to download, with sizes and checksums if published; none if --from gives the text."""
 
     @abstractmethod
     def outline(self, options: Options) -> str:
-        """Describe for the plan, in one line, the processing of the text."""
+        """Return one line for the plan that describes how the text is processed."""
 
     @abstractmethod
     def tools(self, options: Options) -> dict[str, str]:
@@ -88,45 +99,53 @@ class Recipe(ABC):
 
     @abstractmethod
     def make(self, options: Options, steps: Steps, files: dict[str, Path]) -> dict:
-        """Run the steps that make DEST/bin and DEST/reference; return the recipe's own part of recipe.json.
+        """Run the steps that make DEST/bin and DEST/reference; return the recipe's own entries of recipe.json.
 
-        files: name -> downloaded file. Returned are "pieces" (fairseq's name of the segmentation), "detokenise"
-        (whether the text is in Moses tokens), "lowercase", "counts" and more.
+        These are "pieces" (fairseq's --bpe that undoes the segmentation), "detokenise" (whether the text is in Moses
+        tokens), "lowercase" (whether it is lower-cased), "counts" (subset -> sentence pairs, and more), and others that
+        a recipe may add.
+
+        files: name -> downloaded file
         """
 
     def vocabulary_size(self, options: Options) -> int:
-        """Return the vocabulary's size: --vocab, else that of the miniature or the recipe."""
-        return options.vocab or (self.miniature_vocab if options.miniature else self.vocab)
+        """Return the number of BPE merges or SentencePiece pieces: --vocab, or the miniature's or recipe's own."""
+        if options.vocab:
+            return options.vocab
+        return self.miniature_vocab if options.miniature else self.vocab
 
     def needs(self, options: Options) -> int:
-        """Return the bytes that downloads and all steps need together; 0 if unknown beforehand."""
+        """Return the bytes on disk that downloads and all steps need together; 0 if unknown beforehand."""
         return self.space
 
     def settings(self, options: Options) -> dict:
-        """Return, for JSON, the settings that the result depends on; if they change, the corpus is made anew."""
+        """Return the settings that the result depends on, as JSON gives them back; a change makes DEST anew."""
         chosen = {}
         for field in sorted(FLAGS):
             value = getattr(options, field)
             chosen[field] = os.fspath(value) if isinstance(value, Path) else value
-        chosen["pairs"] = list(options.pairs) if options.pairs else None  # as JSON gives them back
-        if options.vocab_sample is None:  # as in folders of releases that did not know it
+        chosen["pairs"] = list(options.pairs) if options.pairs else None  # JSON makes a list of a tuple
+        if options.vocab_sample is None:  # folders of releases without this option stay valid
             del chosen["vocab_sample"]
         chosen["tools"] = self.tools(options)
         return chosen
 
     def build(self, options: Options) -> None:
-        """Make DEST, or its missing parts; say so if it is complete.
+        """Make DEST, or those parts of it that are missing or outdated; print that it is whole if none are.
+
+        An interrupted call is continued by the next one.
 
         Raises a UserError for unusable options or tools, a folder that holds something else, a full disk, files that
-        cannot be downloaded, and counts more than 1% off. An interrupted build continues at the next call.
+        cannot be downloaded, and counts more than 1% off.
         """
         self.check(options)
-        with claimed(options.dest, f"{self.name}{' (miniature)' if options.miniature else ''}"):
+        what = f"{self.name} (miniature)" if options.miniature else self.name
+        with claimed(options.dest, what):
             settings = self.settings(options)
             summary = options.dest / "recipe.json"
             recorded = read_json(summary)
             same = settings.items() <= recorded.get("settings", {}).items()  # older releases recorded more settings
-            if same and recorded["outputs"] == outputs(options.dest):
+            if same and recorded["outputs"] == output_sizes(options.dest):
                 print(f"{options.dest}: whole")
                 return
             summary.unlink(missing_ok=True)
@@ -135,23 +154,24 @@ class Recipe(ABC):
                 self._check_space(options)
             steps = Steps(options.dest)
             fetched = self.fetch(options, steps) if self.files(options) else {}
-            facts = self.make(options, steps, files={name: options.downloads / name for name in fetched})
+            own_entries = self.make(options, steps, files={name: options.downloads / name for name in fetched})
 
-            common = {"recipe": self.name, "miniature": options.miniature, "tools": settings["tools"]}
-            made = {"settings": settings, "outputs": outputs(options.dest)}
-            write_json(summary, common | {"files": fetched} | facts | made)
+            entries = {"recipe": self.name, "miniature": options.miniature, "tools": settings["tools"]}
+            entries |= {"files": fetched} | own_entries  # which may hold other "files"
+            entries |= {"settings": settings, "outputs": output_sizes(options.dest)}
+            write_json(summary, entries)
             print(f"| wrote {options.dest}")
 
     def _check_space(self, options: Options) -> None:
         """Print the bytes that are still needed; raise a UserError if the disk of DEST does not have them."""
-        files = set()  # that DEST and the downloads hold already
+        present = set()  # files that DEST and the downloads, which may lie in it, hold already
         for folder in {options.dest.resolve(), options.downloads.resolve()}:
-            files |= {file for file in folder.rglob("*") if file.is_file()}
-        missing = self.needs(options) - sum(file.stat().st_size for file in files)
+            present |= {file for file in folder.rglob("*") if file.is_file()}
+        missing = self.needs(options) - sum(file.stat().st_size for file in present)
         say_space(options.dest, max(0, missing), f"the corpus {self.name}")
 
     def check(self, options: Options) -> None:
-        """Raise a UserError for options that this recipe does not use, and for missing tools."""
+        """Raise a UserError for options that this recipe does not use, for unusable values, and for missing tools."""
         refuse_pathsep(options.dest)
         for field, flag in FLAGS.items():
             if getattr(options, field) is not None and field not in self.takes:
@@ -167,17 +187,17 @@ class Recipe(ABC):
                 raise UserError(f"{flag} {number}: must be 1 or more")
         if options.text is not None and not options.text.is_dir():
             raise UserError(f"--from {options.text}: no such folder")
-        self.tools(options)
+        self.tools(options)  # raises for missing ones
 
     def fetch(self, options: Options, steps: Steps) -> dict[str, dict]:
-        """Download missing files; return name -> {"sha256", "size" in bytes, "url"}.
+        """Download missing files in a step; return name -> {"sha256", "size" in bytes, "url"}.
 
         Raises a UserError if no address gives a file, or if it differs from the published one.
         """
         files = self.files(options)
         paths = [options.downloads / file.name for file in files]
-        facts = {file.name: {"url": file.urls[0], "checksum": file.checksum} for file in files}
-        settings = {"files": facts, "miniature": options.miniature}
+        published = {file.name: {"url": file.urls[0], "checksum": file.checksum} for file in files}
+        settings = {"files": published, "miniature": options.miniature}
 
         def make() -> dict[str, dict]:
             return fetch_described(files, options.downloads, options.fetch)
@@ -187,9 +207,13 @@ class Recipe(ABC):
     def check_count(self, options: Options, what: str, count: int, unit: str = "sentence pairs") -> None:
         """Print a count beside the expected one; raise a UserError if they are more than 1% apart.
 
-        what: key of `expected`. Of a miniature, and of the user's own text, nothing is expected.
+        what: what is counted, the key of `expected`; unit: the things counted, in the plural
+
+        Nothing is expected of a miniature, or of the user's own text.
         """
-        known = None if options.miniature or options.text else self.expected.get(what)
+        known = None
+        if not options.miniature and not options.text:
+            known = self.expected.get(what)
         line = f"| {what}: {count:,} {unit}"
         if known is None:
             print(line)
@@ -204,7 +228,7 @@ class Recipe(ABC):
             )
 
     def plan(self, options: Options) -> str:
-        """Describe the work of build(), one line for each file, tool and count; nothing is downloaded or written."""
+        """Describe what build() would do, one line for each file, tool and count; download and write nothing."""
         self.check(options)
         needed = self.needs(options)
         size = f"about {tqdm.format_sizeof(needed, 'B')} with all steps" if needed else "size not known"
@@ -236,9 +260,9 @@ def versions(*packages: str) -> dict[str, str]:
 
 @contextmanager
 def claimed(dest: Path, what: str) -> Iterator[None]:
-    """Lock DEST, after waiting for other processes, and mark it as holding `what`, a recipe or its miniature.
+    """Lock DEST during the context, after waiting for other processes, and record in it that it holds `what`.
 
-    Raises a UserError if it holds something else.
+    what: name of a recipe, or of its miniature. Raises a UserError if DEST holds something else.
     """
     mark = dest / "steps" / "recipe"
     if not mark.exists():
@@ -252,16 +276,16 @@ def claimed(dest: Path, what: str) -> Iterator[None]:
 
     with locked(dest / "steps" / "lock"):
         recorded = mark.read_text().strip() if mark.exists() else ""
-        if recorded and recorded != what:  # a killed process may leave it empty
+        if recorded and recorded != what:  # a process that was killed while it wrote the mark may leave it empty
             raise UserError(f"{dest}: holds {recorded}, not {what}; name another folder")
         mark.write_text(f"{what}\n")
         yield
 
 
-def outputs(dest: Path) -> dict[str, int]:
-    """Return path relative to DEST -> bytes, for the files in DEST/bin and DEST/reference.
+def output_sizes(dest: Path) -> dict[str, int]:
+    """Return path relative to DEST -> size in bytes, for the files in DEST/bin and DEST/reference.
 
-    Times are left out, so that a copy of DEST counts as unchanged; so does DEST without its intermediate files.
+    There are no times, so that a copy of DEST counts as unchanged; so does DEST without its intermediate files.
     """
     sizes = {}
     for folder in (dest / "bin", dest / "reference"):

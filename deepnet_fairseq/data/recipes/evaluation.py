@@ -1,7 +1,10 @@
-"""Test sets of Table 3 (DeepNet, section 6): M2M-100's (Fan et al., 2020), and Flores-101.
+"""Test sets of Table 3 (DeepNet, section 6): those of M2M-100 (Fan et al., 2020), and Flores-101.
 
-Each covers every two of the languages that it has text in, except WMT's: from 2019 on its sentences were written in the
-source language, so that the two directions have texts of their own.
+A test set has the same sentences in several languages, so that any two of them are a pair to test on. WMT's are
+different: from 2019 on their sentences were written in the source language, so that the two directions of a pair have
+texts of their own.
+
+Languages have M2M-100's codes. A pair is two of them, a direction a pair from its first language into its second.
 """
 
 from __future__ import annotations
@@ -32,8 +35,8 @@ ZERO_SHOT = remote_file(
     checksum="sha256:241de5bf4eb382017337f3ffb23cdf319c971585b5f679da9a420f23a5c2ed8f",
 )  # fmt: skip
 ZERO_SHOT_LANGUAGES = ("ar", "de", "fr", "nl", "ru", "zh")  # any two of these have a test set
-FLORES_SPLITS = {"valid": "dev", "flores": "devtest"}
-WMT = {  # language -> its test set with English, in sacreBLEU's names; Fan et al. compare with WMT's systems on them
+FLORES_SPLITS = {"valid": "dev", "flores": "devtest"}  # name of a subset here -> Flores-101's name of it
+WMT = {  # language -> sacreBLEU's name of its test set with English; on these Fan et al. compare with WMT's systems
     "de": "wmt19", "et": "wmt18", "fi": "wmt17", "fr": "wmt14", "lt": "wmt19", "lv": "wmt17", "ru": "wmt19",
     "tr": "wmt17", "zh": "wmt19",
 }  # fmt: skip
@@ -41,13 +44,14 @@ TED = RemoteFile(  # Qi et al., 2018
     "ted_talks.tar.gz", ("http://phontron.com/data/ted_talks.tar.gz",), 352_222_045,
     "sha256:03457b9ebc6d60839f1a48c5a03c940266aff78b81fcda4c6d9e2a5a7fb670ae", TFDS,
 )  # fmt: skip
-TED_TEST = "all_talks_test.tsv"
-TED_MISSING = ("__NULL__", "_ _ NULL _ _")  # in a cell without a sentence
+TED_TEST = "all_talks_test.tsv"  # a row for each sentence, a column for each language
+TED_MISSING = ("__NULL__", "_ _ NULL _ _")  # either of these stands in a cell without a sentence
 TED_CODES = """
 ar az be bg bn bs cs da de el en es et fa fi fr gl he hi hr hu hy id it ja ka kk ko lt mk mn mr ms my nl no:nb pl pt ro
 ru sk sl sq sr sv ta th tr uk ur vi zh:zh-cn zh_TW:zh-tw
 """
-# Language -> its column, from LANGUAGE:COLUMN above; left out are a second fr and pt, and languages that M2M-100 lacks
+# Language -> its column, from LANGUAGE or LANGUAGE:COLUMN above. The columns of a second French and Portuguese, and of
+# languages that M2M-100 lacks, are left out.
 TED_COLUMNS = {code.partition(":")[0]: code.rpartition(":")[2] for code in TED_CODES.split()}
 CODES = """
 af:afr am:amh ar:ara as:asm ast:ast az:azj be:bel bg:bul bn:ben bs:bos ca:cat ceb:ceb ckb:ckb cs:ces cy:cym da:dan
@@ -63,27 +67,27 @@ FLORES: dict[str, str] = dict(code.split(":") for code in CODES.split())  # lang
 
 @cache
 def wmt_archives() -> dict[str, RemoteFile]:
-    """Return test set -> the archive that sacreBLEU downloads for it, with its checksum."""
+    """Return test set, by its name in WMT -> the archive that sacreBLEU downloads for it, with its checksum."""
     from sacrebleu.dataset import DATASETS
 
     archives = {}
     for name in sorted(set(WMT.values())):
         (url,) = DATASETS[name].data
         (md5,) = DATASETS[name].md5
-        file = url.rpartition("/")[2]
+        file_name = url.rpartition("/")[2]  # the same for several years
         archives[name] = RemoteFile(
-            f"{name}-{file}", (url,), checksum=f"md5:{md5}", origin=f"sacreBLEU's test set {name}"
+            f"{name}-{file_name}", (url,), checksum=f"md5:{md5}", origin=f"sacreBLEU's test set {name}"
         )
     return archives
 
 
 def wmt_set(direction: tuple[str, str]) -> str:
-    """Return sacreBLEU's name of a direction's test set."""
+    """Return sacreBLEU's name of the test set of a direction from or into English."""
     return next(WMT[lang] for lang in direction if lang != "en")
 
 
 def wmt_directions(languages: list[str]) -> list[tuple[str, str]]:
-    """List the directions among the languages that have a test set of WMT; all are from or to English."""
+    """Return the directions among these languages that have a test set of WMT; all are from or into English."""
     if "en" not in languages:
         return []
 
@@ -95,9 +99,12 @@ def wmt_directions(languages: list[str]) -> list[tuple[str, str]]:
 
 
 class Evaluation:
-    """Test sets in DEST/evaluation, and those of --from. `fetch` must be called before any pair is prepared.
+    """Test sets in DEST/evaluation, and the user's own ones, FOLDER/PAIR/SUBSET.LANG with FOLDER from --from.
 
-    folder: FOLDER of --from, None without it; root: DEST/evaluation.
+    `fetch` must be called before a subset is read.
+
+    folder: FOLDER, None without --from
+    root: DEST/evaluation
     """
 
     def __init__(self, options: Options):
@@ -107,27 +114,28 @@ class Evaluation:
 
     @property
     def has_ted(self) -> bool:
-        """True if TED's talks are there: they can no longer be downloaded, but a copy may lie in the downloads."""
+        """Whether there are TED's talks: they can no longer be downloaded, but a copy may lie in the downloads."""
         copy = self.options.downloads / TED.name
         return self.options.miniature or copy.exists() or (self.root / "ted").is_dir()
 
     def files(self) -> tuple[RemoteFile, ...]:
-        """List the downloads, with TED's talks if there is a copy."""
+        """Return the files to download, with TED's talks if there is a copy of them."""
         files = [FLORES_101, ZERO_SHOT, *wmt_archives().values()]
         if self.has_ted:
             files.append(TED)
         return tuple(files)
 
     def fetch(self) -> dict[str, dict]:
-        """Download and unpack; return name -> {"sha256", "size", "url"}."""
+        """Download and unpack the test sets in a step; return name -> {"sha256", "size" in bytes, "url"}."""
         files = self.files()
         downloads = self.options.downloads
         folders = [self.root / name for name in ("flores101", "opus100", "wmt")]
         if self.has_ted:
             folders.append(self.root / "ted")
 
-        def wanted(name: str) -> bool:
-            return re.search("/dev/|/devtest/|zero-shot", name) is not None
+        def wanted(member: str) -> bool:
+            """Return whether a member of Flores-101's or OPUS-100's archive is one of the test sets."""
+            return re.search("/dev/|/devtest/|zero-shot", member) is not None
 
         def make() -> dict:
             records = fetch_described(files, downloads, self.options.fetch)
@@ -145,9 +153,10 @@ class Evaluation:
         return Steps(self.options.dest).run("evaluation", folders, settings=settings, make=make)
 
     def subsets(self, langs: tuple[str, str]) -> dict[str, Callable[[], Sentences]]:
-        """Return name -> reader of the subsets that a pair has.
+        """Return subset -> function that reads its sentence pairs, for the subsets that a pair of languages has.
 
-        These are valid and flores (Flores-101), opus (OPUS-100), ted, and those of FOLDER.
+        These are "valid" and "flores" (Flores-101), "opus" (OPUS-100), "ted", and those in FOLDER, which replace one of
+        the same name.
         """
         subsets: dict[str, Callable[[], Sentences]] = {}
         for name, paths in self._paths(langs).items():
@@ -159,7 +168,7 @@ class Evaluation:
         return subsets
 
     def one_way(self, languages: list[str]) -> list[PairText]:
-        """Return WMT's test sets, one direction each, unless FOLDER has one of that name."""
+        """Return WMT's test sets in these languages, one for each direction; none for pairs with a "wmt" in FOLDER."""
         texts = []
         for langs in wmt_directions(languages):
             if "wmt" in self._own_subsets("-".join(sorted(langs))):
@@ -170,13 +179,13 @@ class Evaluation:
         return texts
 
     def state(self, langs: tuple[str, str]) -> dict:
-        """Return PairText.state of the test sets of a pair."""
+        """Return PairText.state for the test sets of a pair: their names, and the state of their files in FOLDER."""
         paths = self._paths(langs)
         own = [path for name in self._own_subsets("-".join(langs)) for path in paths[name]]
         return {"subsets": sorted(paths), "given": {str(path): file_state(path) for path in own}}
 
     def held_out(self, lang: str) -> frozenset[str]:
-        """Return all sentences of a language in all test sets."""
+        """Return all sentences in a language of all test sets, which must not be trained on."""
         folders = [self.root / name for name in ("opus100", "wmt", "ted")]
         if self.folder:
             folders.append(self.folder)
@@ -193,7 +202,7 @@ class Evaluation:
         return frozenset(sentences)
 
     def _paths(self, langs: tuple[str, str]) -> dict[str, list[Path]]:
-        """Return name -> files, source and target, of the subsets that a pair has in DEST/evaluation and in FOLDER."""
+        """Return subset -> its two files, in the order of `langs`, in DEST/evaluation or FOLDER."""
         pair = "-".join(langs)
         paths = {}
         if all(lang in FLORES for lang in langs):
@@ -210,14 +219,17 @@ class Evaluation:
         return paths
 
     def _own_subsets(self, pair: str) -> list[str]:
-        """Return the names of the subsets that FOLDER has of a pair, sorted; none without FOLDER."""
+        """Return the names of the subsets that FOLDER has of a pair, as "de-en", sorted; none without FOLDER."""
         if not self.folder or not (self.folder / pair).is_dir():
             return []
         return sorted({path.stem for path in (self.folder / pair).iterdir()})
 
 
 def write_wmt(langs: tuple[str, str], downloads: Path, folder: Path) -> None:
-    """Write FOLDER/test.LANG, source and reference of a direction, as sacreBLEU does; UserError for an odd archive."""
+    """Write WMT's test set of a direction, source and reference, as FOLDER/test.LANG, with sacreBLEU's lines.
+
+    langs: the direction; downloads: folder of the archives. Raises a UserError for a broken archive.
+    """
     from sacrebleu.dataset import DATASETS
 
     name = wmt_set(langs)
@@ -228,9 +240,9 @@ def write_wmt(langs: tuple[str, str], downloads: Path, folder: Path) -> None:
 
 
 def write_ted(archive: Path, folder: Path, workers: int) -> None:
-    """Write FOLDER/test.LANG, the test set of the talks, detokenised; a missing sentence is an empty line.
+    """Write the test set of TED's talks, detokenised, as FOLDER/test.LANG; a missing sentence is an empty line.
 
-    Raises a UserError for an archive without one of the languages.
+    workers: processes. Raises a UserError for an archive without one of the languages in TED_COLUMNS.
     """
     from sacremoses import MosesDetokenizer
 
@@ -240,12 +252,12 @@ def write_ted(archive: Path, folder: Path, workers: int) -> None:
             raise UserError(f"{archive}: {TED_TEST} has no column {column}; get the archive from a better place")
         position = header.index(column)
         tokens = [_ted_tokens(row[position]) for row in rows]
-        detokenise = MosesDetokenizer(lang).detokenize
+        detokenise = MosesDetokenizer(lang).detokenize  # takes a list of tokens
         write_lines(folder / f"test.{lang}", map_rows(detokenise, tokens, workers, label=f"ted {lang}"))
 
 
 def _ted_tokens(cell: str) -> list[str]:
-    """Return the Moses tokens of a sentence; none where it is missing."""
+    """Return the Moses tokens of the sentence in a cell; none where it is missing."""
     if any(mark in cell for mark in TED_MISSING):
         return []
     return cell.split()

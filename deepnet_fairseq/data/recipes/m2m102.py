@@ -1,8 +1,8 @@
 """Corpus of 102 languages (DeepNet, section 6): CCMatrix, CCAligned, OPUS-100 and Tatoeba, a pair at a time.
 
 It has 12 billion sentence pairs in 1,932 directions, more than one machine holds as text, or reads in an epoch. So the
-user names pairs; each is downloaded, cleaned, segmented and binarised into shards, and its archives are removed before
-the next one comes. Pairs that are prepared stay when others are added.
+user names language pairs; each is downloaded, cleaned, segmented and binarised into shards, and its archives are
+removed before the next one comes. Pairs that are prepared stay when others are added.
 
 Languages have M2M-100's codes, mostly those of ISO 639-1; OPUS has the same, except those in OTHER_CODES.
 """
@@ -27,21 +27,21 @@ from .base import Options
 from .evaluation import Evaluation
 from .multilingual import LARGE_SAMPLE, MultilingualRecipe
 
-MINIATURE = ("de-en", "de-fr", "en-fr")
+MINIATURE = ("de-en", "de-fr", "en-fr")  # its language pairs, unless --pairs names others
 SITE = "https://object.pouta.csc.fi"
-VERSIONS = {"CCMatrix": "v1", "CCAligned": "v1", "Tatoeba": "v2023-04-12"}
-OTHER_CODES = {  # codes in the names of OPUS' files, by mtdata's list of them
+VERSIONS = {"CCMatrix": "v1", "CCAligned": "v1", "Tatoeba": "v2023-04-12"}  # OPUS' corpus -> its release
+OTHER_CODES = {  # corpus -> {our code: OPUS' code in its file names}, from the list of OPUS' files in mtdata
     "CCAligned": {"ceb": "cx", "ckb": "cb", "zh": "zh_CN"},
     "Tatoeba": {"fa": "pes", "ms": "zsm", "no": "nb", "sw": "swh", "zh": "cmn"},
 }
-LONGEST = 1000  # characters a side; sentences beyond are menus and lists
+LONGEST = 1000  # characters of a sentence; longer ones in mined text are menus and lists
 
 
 def archives_of(pair: str) -> dict[str, tuple[RemoteFile, list[str]]]:
-    """Return corpus -> its archive of a pair, and the archive's members, source and target.
+    """Return corpus -> (archive to download, [source's path in it, target's path]), for a pair, as "de-en".
 
-    OPUS orders pairs alphabetically by its own codes, and publishes no checksums: the first download's is kept.
-    OPUS-100, "OPUS (Zhang et al., 2020)" in the paper, has some pairs with English.
+    OPUS names a pair by its own codes in alphabetical order. It publishes no checksums, so those of the first download
+    are recorded. OPUS-100, in the paper "OPUS (Zhang et al., 2020)", has some of the pairs with English.
     """
     archives = {}
     for corpus, version in VERSIONS.items():
@@ -55,7 +55,7 @@ def archives_of(pair: str) -> dict[str, tuple[RemoteFile, list[str]]]:
 
 
 class Archives:
-    """Archives of one pair, fetched when they are first read; a corpus that lacks the pair is skipped."""
+    """Archives of one pair, downloaded when they are first read; a corpus that lacks the pair is skipped."""
 
     def __init__(self, pair: str, options: Options):
         self.pair = pair
@@ -63,7 +63,7 @@ class Archives:
 
     @cached_property
     def members(self) -> list[tuple[Path, list[str]]]:
-        """Fetch the archives; return each one's path and its members, source and target.
+        """Download the archives; return for each (path, [source's path in it, target's path]).
 
         Raises a UserError if no corpus has the pair.
         """
@@ -72,7 +72,7 @@ class Archives:
             try:
                 paths = self.options.fetch([file], self.options.downloads)
             except UserError as error:
-                if ": 404 " not in str(error):
+                if ": 404 " not in str(error):  # fetch_all's message holds the HTTP status of each address
                     raise
                 say(f"{corpus} does not have {self.pair}: passed over")
             else:
@@ -82,32 +82,34 @@ class Archives:
         return fetched
 
     def read(self) -> Sentences:
-        """Yield the sentence pairs of all archives, unchanged; UserError for unequal numbers of lines."""
+        """Yield the sentence pairs of all archives, uncleaned; raise a UserError for unequal numbers of lines."""
         for path, (source, target) in self.members:
             sources = map(one_line, stream_lines(path, source))
             targets = map(one_line, stream_lines(path, target))
             yield from align(sources, targets, (source, target), empty="keep")
 
     def remove(self) -> None:
-        """Delete the fetched archives; the next reading fetches them anew."""
+        """Delete the downloaded archives; the next reading downloads them again."""
         for file, _ in archives_of(self.pair).values():
             (self.options.downloads / file.name).unlink(missing_ok=True)
-        self.__dict__.pop("members", None)  # of the cached property
+        self.__dict__.pop("members", None)  # forget the value that cached_property keeps
 
 
 def clean(pairs: Iterable[tuple[str, str]], held_out: tuple[Set[str], Set[str]], name: str) -> Sentences:
-    """Yield the pairs that are fit for training; print at the end how many were left out for which reason.
+    """Yield the sentence pairs that are fit for training; print at the end how many were left out for which reason.
 
-    Left out are pairs with an empty side, equal sides, a side over 1,000 characters, one of the sentences `held_out`
-    for evaluation on its side, and repeated pairs. To find those, a hash of 8 bytes is kept of each pair, which takes
-    about 80 bytes of memory; the probability of a collision among 400 million is below 1%.
+    Left out are pairs with an empty side, equal sides, a side over LONGEST characters, a sentence of a test set on
+    either side, and repeated pairs. To find repeated pairs, a hash of 8 bytes is kept of each, which takes about 80
+    bytes of memory; the probability of a collision among 400 million pairs is below 1%.
 
-    held_out: sentences of the source's language, and of the target's; name: of the pair, for the printed line.
+    pairs: source and target
+    held_out: sentences of all test sets in the source language, and in the target language
+    name: of the language pair, for the printed line
 
     Three of M2M-100's filters (Fan et al., 2020, examples/m2m_100 of fairseq) are missing: too much punctuation,
     characters foreign to the language (needs its histograms), lengths of pieces above 3 to 1.
     """
-    counts = Counter()
+    counts = Counter()  # fate of a pair -> pairs
     hashes = set()
     for source, target in pairs:
         if is_blank(source) or is_blank(target):
@@ -133,7 +135,7 @@ def clean(pairs: Iterable[tuple[str, str]], held_out: tuple[Set[str], Set[str]],
 
 
 class M2m102(MultilingualRecipe):
-    """Recipe of 102 languages; --pairs is required, --from FOLDER adds test sets, FOLDER/PAIR/SUBSET.LANG."""
+    """Recipe of 102 languages; --pairs is required, and --from FOLDER adds the test sets FOLDER/PAIR/SUBSET.LANG."""
 
     name = "m2m102"
     title = "CCMatrix, CCAligned, OPUS-100 and Tatoeba, for 102 languages in one model (Table 3 of DeepNet)"
@@ -148,11 +150,11 @@ class M2m102(MultilingualRecipe):
         return tuple(files)
 
     def fetch(self, options: Options, steps: Steps) -> dict[str, dict]:
-        """Fetch nothing yet: the archives of a pair are fetched when it is read."""
+        """Return {}, without a download: make() fetches the test sets, and Archives those of a pair when it is read."""
         return {}
 
     def pairs(self, options: Options) -> tuple[str, ...]:
-        """Return the pairs by OPUS' names, each in alphabetical order; raise a UserError if none are requested."""
+        """Return the requested pairs, the languages of each in alphabetical order; UserError if there are none."""
         if options.pairs is None and not options.miniature:
             raise UserError("m2m102 has 12 billion sentence pairs; name some languages' as --pairs de-en,en-fr")
         return opus100.alphabetical(options.pairs or MINIATURE)
@@ -162,31 +164,31 @@ class M2m102(MultilingualRecipe):
         archives = Archives(pair, options)
         langs = split_pair(pair)
 
-        def train() -> Sentences:
+        def read_training_pairs() -> Sentences:
             held_out = tuple(map(evaluation.held_out, langs))
             return clean(archives.read(), held_out, pair)
 
-        def bound() -> int:
+        def count_uncleaned() -> int:
             return sum(1 for _ in archives.read())
 
-        subsets = {"train": train} | evaluation.subsets(langs)
+        subsets = {"train": read_training_pairs} | evaluation.subsets(langs)
         urls = [file.urls[0] for file, _ in archives_of(pair).values()]
         state = {"archives": urls, "miniature": options.miniature} | evaluation.state(langs)
-        return PairText(langs, subsets, state, bound=bound, finish=archives.remove)
+        return PairText(langs, subsets, state, bound=count_uncleaned, finish=archives.remove)
 
     def evaluated(self, options: Options, texts: Sequence[PairText]) -> list[PairText]:
-        """Return the test sets of all pairs of languages that are not trained on together, and WMT's, one way each."""
+        """Return test sets of pairs of the trained languages that are no training pair, and WMT's of all directions."""
         evaluation = Evaluation(options)
         trained = {text.langs for text in texts}
         languages = sorted(set(chain.from_iterable(trained)))
 
-        pairs = []
+        untrained = []
         for langs in combinations(languages, 2):
             subsets = evaluation.subsets(langs)
-            subsets.pop("valid", None)  # nothing is validated on without training
+            subsets.pop("valid", None)  # fairseq validates on training pairs alone
             if subsets and langs not in trained:
-                pairs.append(PairText(langs, subsets, evaluation.state(langs)))
-        return pairs + evaluation.one_way(languages)
+                untrained.append(PairText(langs, subsets, evaluation.state(langs)))
+        return untrained + evaluation.one_way(languages)
 
     def make(self, options: Options, steps: Steps, files: dict[str, Path]) -> dict:
         fetched = Evaluation(options).fetch()

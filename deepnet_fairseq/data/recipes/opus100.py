@@ -16,14 +16,14 @@ from .base import Options
 from .multilingual import LARGE_SAMPLE, MultilingualRecipe
 
 SITE = "object.pouta.csc.fi/OPUS-100/v1.0"
-MINIATURE = ("an-en", "de-en", "en-fr", "en-ru")
+MINIATURE = ("an-en", "de-en", "en-fr", "en-ru")  # its language pairs, unless --pairs names others
 SPLITS = {"train": "train", "valid": "dev", "test": "test"}  # fairseq's name of a subset -> the corpus' name
-BINARISED = 4  # bytes of binarised data a byte of the archive, about
-ORIGIN = "the datasets library, datasets/opus100/dataset_infos.json"
+BINARISED = 4  # bytes of binarised data for each byte of an archive, about
+ORIGIN = "the datasets library, datasets/opus100/dataset_infos.json"  # who published the checksums
 
 
 class Archive(NamedTuple):
-    """Archive of one pair: its bytes, its SHA-256, and the sentence pairs of each split."""
+    """Archive of one language pair: its bytes, its SHA-256 in hexadecimal, and the sentence pairs of each split."""
 
     size: int
     sha256: str
@@ -33,9 +33,10 @@ class Archive(NamedTuple):
 
 
 def _read_archives() -> dict[str, Archive]:
-    """Read opus100.tsv: pair, bytes, SHA-256 and the sentence pairs of train, dev and test."""
+    """Return language pair, as "de-en" -> archive, from opus100.tsv beside this file."""
     archives = {}
-    for row in Path(__file__).with_suffix(".tsv").read_text(encoding="utf-8").splitlines()[1:]:
+    table = Path(__file__).with_suffix(".tsv").read_text(encoding="utf-8")
+    for row in table.splitlines()[1:]:  # after the header
         pair, size, sha256, train, dev, test = row.split("\t")
         archives[pair] = Archive(int(size), sha256, train=int(train), dev=int(dev), test=int(test))
     return archives
@@ -45,13 +46,17 @@ ARCHIVES = _read_archives()
 
 
 class Opus100(MultilingualRecipe):
-    """Recipe with a vocabulary of 250,000 pieces, which follows from the parameters in Table 2 of the DeepNet paper."""
+    """Recipe with a vocabulary of 250,000 pieces, as the numbers of parameters in Table 2 of DeepNet imply."""
 
     name = "opus100"
     title = "OPUS-100 v1.0, 99 pairs with English, for 100 languages in one model (Table 2, Figure 8 of DeepNet)"
     vocab = 250_000
     sample = LARGE_SAMPLE
-    expected = {f"{split}, all pairs": sum(getattr(a, split) for a in ARCHIVES.values()) for split in SPLITS.values()}
+    expected = {
+        "train, all pairs": sum(archive.train for archive in ARCHIVES.values()),
+        "dev, all pairs": sum(archive.dev for archive in ARCHIVES.values()),
+        "test, all pairs": sum(archive.test for archive in ARCHIVES.values()),
+    }
 
     def files(self, options: Options) -> tuple[RemoteFile, ...]:
         return tuple(archive_of(pair) for pair in self.pairs(options))
@@ -60,7 +65,10 @@ class Opus100(MultilingualRecipe):
         return (1 + BINARISED) * sum(ARCHIVES[pair].size for pair in self.pairs(options))
 
     def pairs(self, options: Options) -> tuple[str, ...]:
-        """Return the pairs by the corpus' names, each in alphabetical order; --pairs en-de means de-en too."""
+        """Return the requested pairs, or all, the languages of each in alphabetical order, as the corpus names them.
+
+        Raises a UserError for a pair that the corpus lacks.
+        """
         if options.pairs is None:
             return MINIATURE if options.miniature else tuple(ARCHIVES)
 
@@ -81,12 +89,12 @@ class Opus100(MultilingualRecipe):
 
 
 def alphabetical(pairs: Iterable[str]) -> tuple[str, ...]:
-    """Return pairs as OPUS names them, the languages of each in alphabetical order, without repetitions."""
+    """Return pairs with the languages of each in alphabetical order, as OPUS names them, each pair once."""
     return tuple(dict.fromkeys("-".join(sorted(split_pair(pair))) for pair in pairs))
 
 
 def archive_of(pair: str) -> RemoteFile:
-    """Return the file to fetch for a pair in ARCHIVES."""
+    """Return the file to download for a pair in ARCHIVES."""
     archive = ARCHIVES[pair]
     return remote_file(
         f"{SITE}/opus-100-corpus-{pair}-v1.0.tar.gz",
@@ -97,12 +105,12 @@ def archive_of(pair: str) -> RemoteFile:
 
 
 def members(pair: str, split: str) -> list[str]:
-    """Return the members of a pair's archive: source and target of a split."""
+    """Return the paths of a split's source and target in the archive of a pair; split: "train", "dev" or "test"."""
     return [f"opus-100-corpus/v1.0/supervised/{pair}/opus.{pair}-{split}.{lang}" for lang in split_pair(pair)]
 
 
 def _read(archive: Path, pair: str, split: str) -> Sentences:
-    """Yield the pairs of one split; raise a UserError if the archive, which was verified before, is gone."""
+    """Return an iterator of the sentence pairs of one split; it raises a UserError if the archive is unusable."""
     source, target = members(pair, split)
     sources = map(one_line, stream_lines(archive, source))
     targets = map(one_line, stream_lines(archive, target))

@@ -1,4 +1,7 @@
-"""WMT English-German, Europarl v7, Common Crawl and News Commentary v12, and English-French; tested on newstest2014."""
+"""Recipes of WMT's English-German and English-French text, both tested on newstest2014.
+
+"The script" is fairseq's examples/translation/prepare-wmt14en2de.sh.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ TFDS = "TensorFlow Datasets' list of checksums"
 
 
 def _statmt(path: str, checksum: str, size: int | None = None, origin: str = TFDS) -> RemoteFile:
-    """Return the file at `path` of WMT's site, which is tried with and without www, as different scripts name it."""
+    """Return the file at `path` of WMT's site, whose address scripts write with www or without: both are tried.
+
+    checksum, size, origin: as in RemoteFile
+    """
     return remote_file(
         f"www.statmt.org/{path}", f"statmt.org/{path}", http=True, size=size, checksum=checksum, origin=origin
     )
@@ -49,7 +55,7 @@ NEWSTEST2013 = remote_file("data.statmt.org/wmt17/translation-task/dev.tgz", htt
 NEWSTEST2014 = _statmt(
     "wmt14/test-full.tgz", "md5:a8cd784e006feb32ac6f3d9ec7eb389a", origin="sacreBLEU's test set wmt14/full"
 )
-# archive -> its member for a language, in the order of the scripts
+# archive of training text -> path of a side in it, {} being its language; in the order in which the script joins them
 GERMAN = {
     EUROPARL: "training/europarl-v7.de-en.{}",
     COMMON_CRAWL: "commoncrawl.de-en.{}",
@@ -65,12 +71,12 @@ FRENCH = {
 
 
 class Wmt17(BilingualRecipe):
-    """Recipe of fairseq's prepare-wmt14en2de.sh without --icml17, which calls it wmt17_en_de."""
+    """Recipe of the script without its flag --icml17, which the script calls wmt17_en_de."""
 
     name = "wmt17_en_de"
     title = "WMT English-German of fairseq's wmt17_en_de, the runs of Table 1"
     langs = ("en", "de")
-    training = GERMAN
+    training = GERMAN  # archives of the training text, as above
     archives = (*GERMAN, NEWSTEST2014)
     space = 9_000_000_000
     vocab = 40_000
@@ -78,7 +84,8 @@ class Wmt17(BilingualRecipe):
     test_chain = Chain(aggressive=True)
     subword_limits = Limits(1.5, 1, 250)
     every = 100
-    # from a public log of the script with de as its source: cleaning and BPE treat both sides alike; Perl's tokens
+    # From a public log of the script, with Perl's tokenizer. It ran from German to English, which changes no count,
+    # because cleaning and BPE treat both sides alike.
     expected = {"training text": 4_590_101, "train": 3_961_179, "valid": 40_058, "test": 3_003}
 
     def raw(self, subset: str, lang: str, files: dict[str, Path]) -> Iterator[str]:
@@ -92,7 +99,7 @@ class Wmt17(BilingualRecipe):
 
 
 class Wmt14(Wmt17):
-    """Recipe of Admin's authors: the text of Wmt17, cleaned before BPE, with newstest2013 to validate."""
+    """Recipe of Admin's authors: the text of Wmt17, but cleaned before BPE, and validated on newstest2013."""
 
     name = "wmt14_en_de"
     title = "WMT English-German of the Admin authors"
@@ -101,7 +108,7 @@ class Wmt14(Wmt17):
     vocab = 32_764
     subword_limits = None
     every = None  # newstest2013 is the validation set
-    word_limits = Limits(9, 1, 80)  # 9 is clean-corpus-n.perl's own
+    word_limits = Limits(9, 1, 80)  # a ratio of 9 is clean-corpus-n.perl's default
     expected = {"training text": 4_590_101, "valid": 3_000, "test": 3_003}
 
     def raw(self, subset: str, lang: str, files: dict[str, Path]) -> Iterator[str]:
@@ -111,9 +118,10 @@ class Wmt14(Wmt17):
 
 
 class Wmt14French(Wmt17):
-    """Recipe of the Admin authors' wmt14en-fr.sh: five corpora of 40.8 million pairs, treated as in fairseq's script.
+    """Recipe of the Admin authors' wmt14en-fr.sh: five corpora of 40.8 million pairs, treated as Wmt17 treats its text.
 
-    The only published count is their sum, in facebookresearch/fairseq-lua#59, to three digits: too coarse to check.
+    Their sum is the only published count of training text (facebookresearch/fairseq-lua#59). Its three digits are too
+    few to check the text by.
     """
 
     name = "wmt14_en_fr"
@@ -121,6 +129,6 @@ class Wmt14French(Wmt17):
     langs = ("en", "fr")
     training = FRENCH
     archives = (*FRENCH, NEWSTEST2014)
-    space = 72_000_000_000  # as many bytes a pair as wmt17_en_de
-    every = 1333
+    space = 72_000_000_000  # as many bytes for each sentence pair as wmt17_en_de
+    every = 1333  # as in fairseq's prepare-wmt14en2fr.sh
     expected = {"test": 3_003}
