@@ -1,6 +1,6 @@
-"""Tokenise and clean as Moses does, by sacremoses and additions to it.
+"""Tokenise and clean text as the Perl scripts of Moses do, by sacremoses and additions to it.
 
-docs/corpora.md, "sacremoses and the Perl originals", lists differences.
+docs/corpora.md, "sacremoses and the Perl originals", lists the differences that remain.
 """
 
 from __future__ import annotations
@@ -10,20 +10,21 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-# Characters that Perl's \s matches; Python's also matches \x1c to \x1f.
-WHITE = "\t\n\v\f\r\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"  # and the blank
+# What Perl's \s matches besides the blank, as ranges of a pattern; Python's \s also matches \x1c to \x1f.
+WHITE = "\t\n\v\f\r\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 SPACE = re.compile(f"[ {WHITE}]+")
 UNEVEN = re.compile(f"[{WHITE}][ {WHITE}]*| [ {WHITE}]+")  # all white space except single blanks, which stay
-LONGEST_WORD = 1000  # characters
-PATTERN = frozenset(r".^$*+?{}[]\|()")  # characters with a special meaning in a pattern
+LONGEST_WORD = 1000  # characters, as in clean-corpus-n.perl
+PATTERN = frozenset(r".^$*+?{}[]\|()")  # characters with a special meaning in a regular expression
 
 
 @dataclass(frozen=True)
 class Chain:
-    """Processing of a line, in this order; tokenising, with special characters escaped, always takes place.
+    """Scripts of Moses that process a line; tokenizer.perl, which also escapes special characters, is always one.
 
-    normalise: normalize-punctuation.perl, then remove-non-printing-char.perl; aggressive: tokenizer.perl -a, which
-    splits at hyphens; lowercase: lowercase.perl.
+    normalise: whether normalize-punctuation.perl and then remove-non-printing-char.perl come first
+    aggressive: whether tokenizer.perl has its flag -a, with which it splits at hyphens
+    lowercase: whether lowercase.perl comes last
     """
 
     normalise: bool = False
@@ -43,7 +44,7 @@ class Chain:
 
 
 def line_function(lang: str, chain: Chain) -> Callable[[str], str]:
-    """Return the function that processes a line in `lang` ("de")."""
+    """Return the function that processes a line of a language, as "de", by the scripts of `chain`."""
     import regex
     from sacremoses import MosesPunctNormalizer
 
@@ -66,44 +67,47 @@ def line_function(lang: str, chain: Chain) -> Callable[[str], str]:
 
 
 def normaliser(rules: Iterable[tuple[str, str]]) -> Callable[[str], str]:
-    """Return sacremoses' normalize, applied to a line with its end, which Perl's rules see too.
+    """Return a function that normalises the punctuation of a line like sacremoses' normalize, but faster.
 
-    rules: patterns and replacements. For speed each pattern is compiled once, plain text is replaced without one, and
-    blanks become one only where there are two.
+    The rules are applied to the line with its "\\n", which Perl's rules see too.
+
+    rules: (pattern, replacement) of sacremoses' MosesPunctNormalizer
     """
     replacing: list[Callable[[str], str]] = []
     for pattern, new in rules:
-        if PATTERN.isdisjoint(pattern):
+        if PATTERN.isdisjoint(pattern):  # plain text, for which str.replace is faster
             replacing.append(lambda line, old=pattern, new=new: line.replace(old, new))
-        elif pattern == " +":
+        elif pattern == " +":  # by a single blank: single blanks need no replacement
             replacing.append(partial(re.compile("  +").sub, new))
         else:
             replacing.append(partial(re.compile(pattern).sub, new))
 
     def normalise(line: str) -> str:
         line = f"{line}\n"
-        for function in replacing:
-            line = function(line)
+        for replace in replacing:
+            line = replace(line)
         return line.strip()
 
     return normalise
 
 
 def tokeniser(lang: str):
-    """Make sacremoses' MosesTokenizer, which looks letters and prefixes up in sets that are made once, for speed."""
+    """Return sacremoses' MosesTokenizer, changed so that it looks letters and prefixes up in sets, which is faster."""
     from sacremoses import MosesTokenizer
 
-    class Tokeniser(MosesTokenizer):
+    class FasterTokenizer(MosesTokenizer):
         alphabetic: frozenset[str] = frozenset()
         lower: frozenset[str] = frozenset()
 
         def islower(self, text):
+            """Return whether all characters are lower-case letters, as MosesTokenizer.islower."""
             return self.lower.issuperset(text)
 
         def isanyalpha(self, text):
+            """Return whether any character is a letter, as MosesTokenizer.isanyalpha."""
             return not self.alphabetic.isdisjoint(text)
 
-    tokenizer = Tokeniser(lang)
+    tokenizer = FasterTokenizer(lang)
     tokenizer.alphabetic = frozenset(tokenizer.IsAlpha)
     tokenizer.lower = frozenset(tokenizer.IsLower)
     tokenizer.NONBREAKING_PREFIXES = frozenset(tokenizer.NONBREAKING_PREFIXES)
@@ -111,15 +115,22 @@ def tokeniser(lang: str):
 
 
 def lowercase(line: str) -> str:
-    """Lower-case as Perl's lc, which has no final sigma."""
-    if "Σ" in line:  # as a character of its own, it never is at the end of a word
+    """Return the line in lower case as Perl's lc makes it, where Σ always becomes σ.
+
+    Python's str.lower makes it ς at the end of a word; a Σ that is lower-cased alone is at no end.
+    """
+    if "Σ" in line:
         return "".join(map(str.lower, line))
     return line.lower()
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a pair: ratio of the sides' lengths in words, least and most words of each side."""
+    """Limits of a sentence pair.
+
+    ratio: at most so many times as many words on one side as on the other
+    least, most: words of each side
+    """
 
     ratio: float
     least: int
@@ -130,15 +141,21 @@ class Limits:
 
 
 def clean(pairs: Iterable[tuple[str, str]], limits: Limits) -> Iterator[tuple[str, str]]:
-    """Yield the pairs within the limits, with single blanks, and without bars, Moses' separator of factors."""
+    """Yield the pairs within the limits, as clean-corpus-n.perl does: with single blanks between words, and without "|".
+
+    The bar separates the factors of a word in Moses.
+    """
     for pair in pairs:
-        kept = tuple(UNEVEN.sub(" ", line.replace("|", "")).strip(" ") for line in pair)
-        if _fit(kept, limits):
-            yield kept
+        source, target = (UNEVEN.sub(" ", line.replace("|", "")).strip(" ") for line in pair)
+        if _within((source, target), limits):
+            yield source, target
 
 
-def _fit(pair: tuple[str, str], limits: Limits) -> bool:
-    """Return whether a pair has text on both sides, is within the limits, and has no word above LONGEST_WORD."""
+def _within(pair: tuple[str, str], limits: Limits) -> bool:
+    """Return whether a pair has text on both sides, is within the limits, and has no word above LONGEST_WORD.
+
+    The words of each side are separated by single blanks.
+    """
     if not all(pair):
         return False
 

@@ -10,10 +10,13 @@ import sentencepiece
 
 
 class Cutter:
-    """Cutter of lines by a SentencePiece model; raises a RuntimeError for bytes that are none.
+    """Cutter of lines into the pieces of a SentencePiece model; raises a RuntimeError for bytes that are none.
 
-    SentencePiece gives numbers faster than pieces. So only lines with characters that the model lacks, which its
-    numbers do not tell apart, are cut into pieces directly.
+    SentencePiece gives the numbers of pieces faster than the pieces. So pieces are looked up by number, except in lines
+    with characters that the model lacks: they all have one number, from which they cannot be looked up.
+
+    model: bytes of the model's file
+    pieces: of the model, by number
     """
 
     def __init__(self, model: bytes):
@@ -22,7 +25,10 @@ class Cutter:
         self.pieces = [self.processor.id_to_piece(number) for number in range(len(self.processor))]
 
     def cut(self, lines: list[str]) -> tuple[str, Counts]:
-        """Return the lines in pieces, with blanks between, and how often each piece comes."""
+        """Return the lines in pieces, as one text, and how often each piece occurs.
+
+        In the text blanks are between the pieces, and "\\n" between the lines.
+        """
         numbered = self.processor.encode(lines, out_type=int, num_threads=1)
         counts = Counts(len(self.pieces))
         cut_lines = []
@@ -30,17 +36,20 @@ class Cutter:
             if self.unknown in numbers:
                 text = " ".join(self.processor.encode(line, out_type=str))
                 counts.others.update(text.split())
-                numbers.clear()  # counted among the others, not by number
+                numbers.clear()  # so that this line is not counted by number below
             else:
                 text = " ".join([self.pieces[number] for number in numbers])
             cut_lines.append(text)
 
-        flat = np.fromiter(chain.from_iterable(numbered), np.int64)
-        counts.numbered += np.bincount(flat, minlength=len(self.pieces))
+        all_numbers = np.fromiter(chain.from_iterable(numbered), np.int64)
+        counts.numbered += np.bincount(all_numbers, minlength=len(self.pieces))
         return "\n".join(cut_lines), counts
 
     def total(self, counts: Counts) -> Counter:
-        """Return word, as text.split() finds them in the cut text -> its count."""
+        """Return word -> its count, for the words that text.split() finds in the cut text.
+
+        Such a word is a piece, but for a piece that holds white space.
+        """
         total = Counter(counts.others)
         for piece, count in zip(self.pieces, counts.numbered.tolist(), strict=True):
             if count == 0:  # a piece that does not occur must not become a word with the count 0
@@ -51,10 +60,11 @@ class Cutter:
 
 
 class Counts:
-    """Counts of pieces.
+    """Counts of pieces in lines that a Cutter has cut.
 
-    numbered: by their number in the model; others: word -> its count, in lines that have characters unknown to the
-    model; pieces: of the model.
+    pieces: how many the model has
+    numbered: count of each piece, by its number in the model, [pieces]; of lines whose characters the model knows
+    others: word -> its count; of all other lines
     """
 
     def __init__(self, pieces: int):
@@ -62,6 +72,6 @@ class Counts:
         self.others: Counter = Counter()
 
     def add(self, counts: Counts) -> None:
-        """Add the counts of other lines."""
+        """Add the counts of further lines."""
         self.numbered += counts.numbered
         self.others.update(counts.others)

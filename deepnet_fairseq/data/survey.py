@@ -1,4 +1,7 @@
-"""Read a text once before it is prepared, to find mistakes in it and to count what the later passes must know."""
+"""Read a text once before it is prepared, to find mistakes in it and to count what later readings of it must know.
+
+A row is a tuple of lines, one for each column: a sentence and its translation, or one line of plain text.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,15 @@ Kind = TypeVar("Kind", bound="Survey")
 
 
 class Survey:
-    """Facts about text in columns, which add up over its parts.
+    """Counts of what is in a text. Those of its parts, made in several processes, can be merged.
 
-    A subclass counts another fact by extending `add` and `merge`.
+    A subclass counts another thing by extending `add` and `merge`.
 
-    names: of the columns
-    rows: lines of each column
-    size: bytes of all columns in UTF-8, with line ends
+    names: of the columns, for warnings
+    rows: number of rows
+    size: bytes of all lines in UTF-8, with line ends
     characters: all that occur
-    letters: lines with composed and with decomposed letters
+    letters: numbers of lines with composed and with decomposed letters
     """
 
     def __init__(self, names: Sequence[str]):
@@ -34,7 +37,7 @@ class Survey:
         self.letters = Letters(names)
 
     def add(self, rows: list[tuple[str, ...]]) -> None:
-        """Count in some rows of text."""
+        """Count some rows of text."""
         self.rows += len(rows)
         self.letters.add(rows)
         text = "\n".join(map("\n".join, rows)) + "\n"
@@ -51,24 +54,27 @@ class Survey:
 
 def characters(text: str) -> set[str]:
     """Return the characters of a text; ten times as fast as set(text)."""
+    codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     seen = np.zeros(CODES, bool)
-    seen[np.frombuffer(text.encode("utf-32-le"), np.uint32)] = True
+    seen[codes] = True
     return set(map(chr, np.flatnonzero(seen)))
 
 
 def survey(total: Kind, rows: Iterable[tuple[str, ...]], workers: int, label: str, size: int | None = None) -> Kind:
-    """Count all rows of a text into `total`, and return it.
+    """Add what is in all rows of a text to the survey `total`, and return it.
 
-    workers: processes; label: name of the text on the progress bar; size: bytes to read, if known, for the time left.
+    workers: processes
+    label: name of the text on the progress bar
+    size: bytes of the text, from which the bar estimates the time left, None if unknown
     """
 
-    def look(chunk: list[tuple[str, ...]]) -> Kind:
+    def survey_chunk(chunk: list[tuple[str, ...]]) -> Kind:
         part = type(total)(total.names)
         part.add(chunk)
         return part
 
     with tqdm(desc=f"reading {label}", total=size, unit="B", unit_scale=True, disable=None) as bar:
-        for _, part in sized_chunks(look, rows, workers):
+        for _, part in sized_chunks(survey_chunk, rows, workers):
             total.merge(part)
             bar.update(part.size)
     return total

@@ -1,6 +1,6 @@
-"""Generate miniatures of the corpora: archives in the formats of the published ones, in the place of downloads.
+"""Generate miniatures of the corpora: small archives in the formats of the published ones, in the place of downloads.
 
-All text is in the embedded artificial language (`data/language`); a miniature has the same bytes each time.
+All text is in the embedded artificial language (data/language); a miniature has the same bytes each time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ...files import whole
 from ..download import RemoteFile
 from . import bilingual, multilingual
 
-ARCHIVES = {  # pattern of an address -> function of the pattern's groups that makes the content
+ARCHIVES = {  # pattern of an address -> function that takes the pattern's groups and returns the bytes of the archive
     r"/iwslt14/de-en\.tgz$": bilingual.iwslt14,
     r"statmt\.org/(wmt\d\d)/(?:translation-task/)?test(?:-filtered)?\.tgz$": multilingual.wmt,
     r"/ted_talks\.tar\.gz$": multilingual.ted,
@@ -26,14 +26,17 @@ ARCHIVES = {  # pattern of an address -> function of the pattern's groups that m
 
 
 def archive(url: str) -> bytes:
-    """Make the miniature of the archive at an address; StopIteration if no pattern of ARCHIVES fits it."""
+    """Return the bytes of the miniature of the archive at an address.
+
+    The first pattern of ARCHIVES that fits the address decides; raises StopIteration if none does.
+    """
     pattern = next(pattern for pattern in ARCHIVES if re.search(pattern, url))
     make = ARCHIVES[pattern]
     return make(*re.search(pattern, url).groups())
 
 
 def write(files: Iterable[RemoteFile], folder: Path) -> dict[str, Path]:
-    """Write the files' miniatures to `folder`, unless they exist; return name -> path."""
+    """Write the miniatures of files to `folder`, unless they exist; return name -> path. It stands in for fetch_all."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = {file.name: folder / file.name for file in files}
     for file in files:

@@ -1,8 +1,10 @@
 """Miniatures in English, German and French: IWSLT-14's talks in WIT3's archive, WMT's archives as on statmt.org.
 
-IWSLT's training files have the five tags <url>, <keywords>, <talkid>, <title> and <description> (a <speaker> line would
-have come through fairseq's prepare-iwslt14.sh as text, and its data has none). Titles and descriptions are translated
-like sentences; in XML & stands as &amp;.
+IWSLT's training files have the five tags <url>, <keywords>, <talkid>, <title> and <description>. (There is no
+<speaker>: fairseq's prepare-iwslt14.sh would have taken it for text, and its data has none.) Titles and descriptions
+are translated like sentences; in XML & stands as &amp;.
+
+Sides are numbered: 0 is the source, 1 the target. A talk is a list of pairs: title, description, and its sentences.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from ..recipes import wmt as published
 from ..recipes.iwslt14 import TEST_SETS
 from .text import TALK, WEB, gzipped, lines, spoilt, tar, tar_gz, translations
 
-LANGS = {"de": "german", "en": "english"}
+LANGS = {"de": "german", "en": "english"}  # code -> name in XML
 GERMAN_ENGLISH = tuple(LANGS)
 FRENCH_ENGLISH = ("fr", "en")
 TALKS = 120
@@ -25,7 +27,7 @@ SPOILT_TALKS = 20  # talks with three pairs that cleaning has to drop
 TEST_TALKS = 2  # of each test set
 TEST_SENTENCES = 30  # of each of these talks, beside title and description
 
-SIZES = {  # archive of WMT -> number of pairs with each language, and their frames
+SIZES = {  # archive of WMT's training text -> (sentence pairs of each language pair, frames of text.py for them)
     published.EUROPARL: (2000, TALK),
     published.COMMON_CRAWL: (1000, WEB),
     published.NEWS_COMMENTARY: (1000, TALK),
@@ -33,19 +35,19 @@ SIZES = {  # archive of WMT -> number of pairs with each language, and their fra
     published.NEWS_COMMENTARY_9: (500, TALK),
     published.GIGA_FREN: (1000, WEB),
 }
-SPOILT = 10  # times three pairs that cleaning has to drop, in each archive
-HELD_OUT = 200  # sentences of newstest2013 and of newstest2014
+SPOILT = 10  # places in each training text with three pairs that cleaning has to drop
+HELD_OUT = 200  # sentences of newstest2013, and of newstest2014
 
 
 def iwslt14() -> bytes:
-    """Make the bytes of de-en.tgz."""
+    """Return the bytes of IWSLT-14's de-en.tgz."""
     pairs = translations("iwslt14", GERMAN_ENGLISH)
     tests = {}
     for name in TEST_SETS:
         tests[name] = [_talk(pairs, TEST_SENTENCES) for _ in range(TEST_TALKS)]
     talks = [_talk(pairs, TALK_SENTENCES) for _ in range(TALKS)]
     for talk in talks[:: TALKS // SPOILT_TALKS]:
-        talk[4:4] = spoilt(pairs)
+        talk[4:4] = spoilt(pairs)  # behind title, description and two sentences
 
     members = {}
     for side, lang in enumerate(LANGS):
@@ -60,12 +62,12 @@ def iwslt14() -> bytes:
 
 
 def _talk(pairs: Iterator[tuple[str, str]], sentences: int) -> Pairs:
-    """Take a talk from `pairs`: its title, its description, and its sentences."""
+    """Take a talk with so many sentences from `pairs`."""
     return list(islice(pairs, 2 + sentences))
 
 
 def _head(talk: Pairs, number: int, side: int) -> list[str]:
-    """Return the tags before the sentences of a talk, with its title and description in the language of the side."""
+    """Return the tagged lines before the sentences of a talk, in the language of the side; number: of the talk."""
     title = talk[0][side]
     description = talk[1][side]
     return [
@@ -78,7 +80,10 @@ def _head(talk: Pairs, number: int, side: int) -> list[str]:
 
 
 def _xml(name: str, talks: list[Pairs], side: int) -> list[str]:
-    """Return the lines of one side of a test set: 0, the sources in German, or 1, the references in English."""
+    """Return the lines of one side of a test set: the German sources, or the English references.
+
+    name: of the test set, one of TEST_SETS
+    """
     if side == 0:
         kind = "srcset"
         language = f'srclang="{LANGS["de"]}"'
@@ -99,7 +104,7 @@ def _xml(name: str, talks: list[Pairs], side: int) -> list[str]:
 
 
 def wmt(name: str) -> bytes:
-    """Make the bytes of an archive by its file name: lines, except newstest2014, which is SGML."""
+    """Return the bytes of an archive of WMT by its file name: plain lines, but newstest2014 in SGML."""
     if name == published.NEWSTEST2013.name:
         return tar_gz(_plain("dev/newstest2013.{}", GERMAN_ENGLISH, _held_out(name, GERMAN_ENGLISH)))
     if name == published.NEWSTEST2014.name:
@@ -107,7 +112,7 @@ def wmt(name: str) -> bytes:
 
     archive = next(file for file in SIZES if file.name == name)
     size, frames = SIZES[archive]
-    members: dict[str, str] = {}
+    members: dict[str, str] = {}  # path -> text
     for langs, training in ((GERMAN_ENGLISH, published.GERMAN), (FRENCH_ENGLISH, published.FRENCH)):
         if archive in training:
             member = training[archive]
@@ -121,7 +126,7 @@ def wmt(name: str) -> bytes:
 def _training(member: str, langs: tuple[str, ...], size: int, frames: tuple[str, ...]) -> Pairs:
     """Return `size` pairs, and between them, in SPOILT places, some that cleaning has to drop.
 
-    member: path in the archive, as for _plain, after which the text is drawn.
+    member: their path in the archive, as for _plain, which decides what sentences are drawn
     """
     source = translations(member.removesuffix(".{}"), langs, frames)
     pairs = list(islice(source, size))
@@ -131,16 +136,20 @@ def _training(member: str, langs: tuple[str, ...], size: int, frames: tuple[str,
 
 
 def _held_out(name: str, langs: tuple[str, ...]) -> Pairs:
+    """Return HELD_OUT pairs; name: decides what sentences are drawn."""
     return list(islice(translations(name, langs), HELD_OUT))
 
 
 def _plain(member: str, langs: tuple[str, ...], pairs: Pairs) -> dict[str, str]:
-    """Return path -> text of both sides. member: their path in the archive, with {} in the place of the language."""
+    """Return path -> text of both sides; member: their path in the archive, with {} in the place of the language."""
     return {member.format(lang): lines([pair[side] for pair in pairs]) for side, lang in enumerate(langs)}
 
 
 def _sgml(pair: str, langs: tuple[str, ...], name: str) -> dict[str, str]:
-    """Make newstest2014 of a pair ("deen"), as source and as reference in both languages; name: of the text drawn."""
+    """Return path -> text of newstest2014 for a pair, both languages as source and as reference.
+
+    pair: in its file names, as "deen"; name: decides what sentences are drawn
+    """
     pairs = _held_out(name, langs)
     members = {}
     for side, lang in enumerate(langs):

@@ -1,6 +1,7 @@
-"""Generate raw text in many languages from the embedded language, and put it into archives.
+"""Generate raw text in many languages from the embedded artificial language pair, qaa -> qab, and pack it in archives.
 
-English is qab and German is qaa; every other language is qaa in an alphabet of its own, so that all say the same.
+qab plays the part of English, and qaa that of German; every other language is qaa with other letters. So a sentence can
+be said in every language.
 """
 
 from __future__ import annotations
@@ -22,59 +23,81 @@ from ..language.meaning import Speaker, build_lexicon
 NOUNS = 6
 VERBS = 10
 LONGEST = 10  # words of a sentence
+RATIO = 1.4  # of the sides' lengths; below the 1.5 of clean-corpus-n, so that only pairs spoilt on purpose are dropped
+
 VOWELS = "aeiou"
 CONSONANTS = "bcdfghjklmnpqrstvwxyz"
 LATIN = (VOWELS, CONSONANTS)
-LETTERS = {"ru": ("аеиоу", "бвгджзйклмнпрстфхцчшщ")}  # vowels and consonants by language; others have the Latin ones
-TALK = ('"{}"', "O'Malo: {}", "{} (Q&A)", "[{}]", "O’Malo: {}")  # frames with characters that a tokeniser escapes
-# Frames found on the web. Some of these characters end a line for str.splitlines, but not for other text tools.
+LETTERS = {"ru": ("аеиоу", "бвгджзйклмнпрстфхцчшщ")}  # language -> vowels and consonants; all others have LATIN
+
+# Some sentences stand in a frame, which adds characters that tools have to treat well.
+TALK = ('"{}"', "O'Malo: {}", "{} (Q&A)", "[{}]", "O’Malo: {}")  # characters that a tokeniser escapes
+# Characters found on the web. Some of them end a line for str.splitlines, but not for other text tools.
 WEB = (*TALK, "„{}“", "{}\u00a0…", "\u2028{}", "{}\u0085", "–\u200b{}")
-EVERY = 12  # one of so many sentences stands in such a frame
-SHARE = 10  # one English sentence in ten may come in dev sets, one in test sets
-SUBSETS = {0: "dev", 1: "test"}  # checksum of a sentence modulo SHARE -> where it may come; the rest: in training text
-EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest date of a zip
-RATIO = 1.4  # below clean-corpus-n's 1.5, so that only pairs spoilt on purpose are dropped
+EVERY = 12  # one of so many sentences stands in a frame
+
+# One English sentence in 10 may occur in dev sets only, one in test sets only, and the others in training text only.
+SHARE = 10
+SUBSETS = {0: "dev", 1: "test"}  # checksum of a sentence modulo SHARE -> where it may occur
+EPOCH = (1980, 1, 1, 0, 0, 0)  # date of files in a zip; there is no earlier one
 
 
 def translations(name: str, langs: tuple[str, ...], frames: tuple[str, ...] = TALK) -> Iterator[tuple[str, ...]]:
-    """Yield distinct sentences without end, each in all `langs`; another name gives others of the same vocabulary."""
+    """Yield distinct sentences without end, each as a tuple of its translations into all `langs`.
+
+    name: decides which sentences are drawn; frames: those in which some of them stand, see TALK
+    """
     for texts in _sentences(name, frames):
-        yield _in(langs, texts)
+        yield _in_languages(langs, texts)
 
 
 def split(  # type: ignore[return]  # there is always another sentence
     name: str, langs: tuple[str, ...], wanted: dict[str, int]
 ) -> dict[str, list[tuple[str, ...]]]:
-    """Draw the wanted numbers of sentences in all `langs`, by subset: train, dev or test.
+    """Draw sentences; return subset, "train", "dev" or "test" -> sentences, each a tuple of its translations.
 
-    A sentence belongs to one of the three whatever the name: none is trained on in one corpus and tested on in another.
-    That holds in German too, which merges two English sentences where subject and object have the same form.
+    name: decides which sentences are drawn, as in translations
+    langs: languages of the translations
+    wanted: subset -> how many sentences
+
+    A sentence belongs to the same subset under every name: none is trained on in one corpus and tested on in another.
     """
     drawn: dict[str, list[tuple[str, ...]]] = {subset: [] for subset in wanted}
     for texts in _sentences(name, WEB):
+        # Two English sentences that differ by the order of subject and object may have the same German translation,
+        # so both must belong to the same subset: the order of letters does not count.
         letters = "".join(sorted(texts["en"].lower()))
         subset = SUBSETS.get(crc32(letters.encode()) % SHARE, "train")
         if subset in wanted and len(drawn[subset]) < wanted[subset]:
-            drawn[subset].append(_in(langs, texts))
+            drawn[subset].append(_in_languages(langs, texts))
         elif all(len(drawn[subset]) == size for subset, size in wanted.items()):
             return drawn
 
 
-def _in(langs: tuple[str, ...], texts: dict[str, str]) -> tuple[str, ...]:
-    """Return a sentence in all `langs`: from `texts`, or in a language's alphabet in the place of the German one."""
-    return tuple(texts[lang] if lang in texts else texts["de"].translate(_alphabet(lang)) for lang in langs)
+def _in_languages(langs: tuple[str, ...], texts: dict[str, str]) -> tuple[str, ...]:
+    """Return a sentence in each of `langs`; texts: "de" and "en" -> the sentence in German and in English."""
+    translated = []
+    for lang in langs:
+        if lang in texts:
+            translated.append(texts[lang])
+        else:
+            translated.append(texts["de"].translate(_letter_table(lang)))
+    return tuple(translated)
 
 
 def _sentences(name: str, frames: tuple[str, ...]) -> Iterator[dict[str, str]]:
-    """Yield sentences in German and English, neither of which came before; each EVERY-th stands in a frame, in turn."""
+    """Yield sentences without end as {"de": German, "en": English}, neither of which came before.
+
+    Each EVERY-th stands in one of the frames, which take turns. name: seed of the sentences
+    """
     speaker = Speaker(build_lexicon(1, NOUNS, VERBS), Random(f"miniature {name}"))
     earlier: set[str] = set()
     for number in count(1):
         while True:
             sentence = speaker.sentence()
-            german = _raw(qaa.say(sentence))
-            english = _raw(qab.say(sentence))
-            if _fit(german, english) and earlier.isdisjoint((german, english)):
+            german = _detokenised(qaa.say(sentence))
+            english = _detokenised(qab.say(sentence))
+            if _survives_cleaning(german, english) and earlier.isdisjoint((german, english)):
                 break
         earlier |= {german, english}
 
@@ -85,16 +108,16 @@ def _sentences(name: str, frames: tuple[str, ...]) -> Iterator[dict[str, str]]:
 
 
 def spoilt(pairs: Iterator[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Make three pairs that cleaning has to drop: an empty side, sides of over 250 words, sides of unlike length.
+    """Make three pairs that cleaning has to drop: an empty source, sides of over 250 words, sides of unlike length.
 
-    They are made of the next of `pairs`.
+    They are made of the next of `pairs`, which are taken from the iterator.
     """
     long = [next(pairs)]
-    while min(map(_words, _joined(long))) <= 250:
+    while min(map(_count_words, _joined(long))) <= 250:
         long.append(next(pairs))
 
     source, target = next(pairs)
-    while _words(target) <= 2 * _words(source):
+    while _count_words(target) <= 2 * _count_words(source):
         _, more = next(pairs)
         target += f" {more}"
 
@@ -103,30 +126,30 @@ def spoilt(pairs: Iterator[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 def _joined(pairs: list[tuple[str, str]]) -> tuple[str, str]:
-    """Join pairs to one, side by side."""
+    """Return one pair: all sources joined by blanks, and all targets."""
     sources, targets = zip(*pairs, strict=True)
     return " ".join(sources), " ".join(targets)
 
 
-def _raw(tokens: str) -> str:
-    """Detokenise as published text is: no space before punctuation, no comma before another sign."""
+def _detokenised(tokens: str) -> str:
+    """Return text with no blank before punctuation, and no comma before another sign, as published text is."""
     return tokens.replace(" , ,", " ,").replace(" , .", " .").replace(" ,", ",").replace(" .", ".")
 
 
-def _fit(german: str, english: str) -> bool:
-    """Return whether two sides are neither empty nor above LONGEST, and no more unlike in length than RATIO."""
-    short, long = sorted((_words(german), _words(english)))
+def _survives_cleaning(german: str, english: str) -> bool:
+    """Return whether both sides have 1 to LONGEST words, and at most RATIO times as many on one side."""
+    short, long = sorted((_count_words(german), _count_words(english)))
     return 0 < long <= min(LONGEST, RATIO * short)
 
 
-def _words(text: str) -> int:
+def _count_words(text: str) -> int:
     """Count words and punctuation as a tokeniser does."""
     return len(text.replace(",", " ,").replace(".", " .").split())
 
 
 @cache
-def _alphabet(lang: str) -> dict[int, str]:
-    """Return str.translate's table to a language's alphabet, vowels for vowels."""
+def _letter_table(lang: str) -> dict[int, str]:
+    """Return a table for str.translate, of German letters to those of a language, vowels to vowels."""
     random = Random(f"alphabet {lang}")
     vowels, consonants = LETTERS.get(lang, LATIN)
     shuffled_vowels = random.sample(vowels, len(vowels))
@@ -140,12 +163,12 @@ def _alphabet(lang: str) -> dict[int, str]:
 
 
 def tar_gz(members: dict[str, str]) -> bytes:
-    """Make a gzipped tar of path -> text; its bytes, as those of the functions below, depend on the text alone."""
+    """Return a gzipped tar of {path: text}; its bytes, as those of the functions below, depend on nothing else."""
     return gzipped(tar({path: text.encode() for path, text in members.items()}))
 
 
 def tar(members: dict[str, bytes]) -> bytes:
-    """Make a tar of path -> content, without times and owners, members in order."""
+    """Return a tar of {path: content}, without times and owners, in the order of paths."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
         for path, content in sorted(members.items()):
@@ -156,12 +179,12 @@ def tar(members: dict[str, bytes]) -> bytes:
 
 
 def gzipped(content: bytes) -> bytes:
-    """Compress the content in gzip's format."""
+    """Return the content compressed in gzip's format, without a time."""
     return gzip.compress(content, mtime=0)
 
 
 def zipped(members: dict[str, str]) -> bytes:
-    """Make a zip of path -> text."""
+    """Return a zip of {path: text}, in the order of paths."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for path in sorted(members):
@@ -170,5 +193,5 @@ def zipped(members: dict[str, str]) -> bytes:
 
 
 def lines(sentences: list[str]) -> str:
-    """Join sentences, one a line, the last line ended too."""
+    """Return a text with one sentence a line, in which the last line has an end too."""
     return "".join(f"{sentence}\n" for sentence in sentences)

@@ -1,4 +1,4 @@
-"""Base class of the bilingual recipes: Moses tokens, joint BPE, a joined dictionary."""
+"""Base class of the recipes of one language pair: Moses tokens, joint BPE, one dictionary for both languages."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from ..moses import Chain, Limits
 from ..steps import Steps, remove
 from .base import Options, Recipe, versions
 
-HEADERS = ("<url>", "<talkid>", "<keywords>")
-TITLES = re.compile("</?(?:title|description)>")
-SEGMENT = "<seg id"
+# In the files of WIT3 (IWSLT) and WMT
+HEADERS = ("<url>", "<talkid>", "<keywords>")  # tags of lines without text to train on
+TITLES = re.compile("</?(?:title|description)>")  # tags of lines with such text
+SEGMENT = "<seg id"  # in each line with a sentence of a test set
 OPENING = re.compile(r'<seg id="[0-9]*">\s*')
 CLOSING = re.compile(r"\s*</seg>\s*")
 
@@ -25,46 +26,54 @@ CLOSING = re.compile(r"\s*</seg>\s*")
 class BilingualRecipe(Recipe):
     """Recipe of one language pair; a subclass gives its lines, their tokenisation and the limits of cleaning.
 
-    Cleaning is done on words, before BPE, or on pieces, after it. `vocab` is the number of merges of a BPE that is
-    learnt on both languages together.
+    Cleaning drops sentence pairs that are too short, too long, or of unlike length. It is done before BPE, by words,
+    or after it, by pieces. `vocab` is the number of merges of a BPE that is learnt on both languages together.
+
+    langs: source and target
+    archives: the downloads
+    chain, test_chain: tools of Moses that are applied to training and validation text, and to test sets
+    word_limits: of training pairs, before BPE; None if they are not cleaned then
+    subword_limits: of training pairs, and of validation pairs that are held out of them, after BPE; None as above
+    every: each every-th training pair is held out for validation; None if there is a separate validation set
     """
 
     takes = frozenset({"text", "vocab"})
-    langs: tuple[str, str]  # source and target
+    langs: tuple[str, str]
     archives: tuple[RemoteFile, ...]
     miniature_vocab = 500
-    chain: Chain  # for training text, and for a separate validation set
+    chain: Chain
     test_chain: Chain
-    word_limits: Limits | None = None  # of training pairs, before BPE
-    subword_limits: Limits | None = None  # of training pairs, and validation pairs held out of them, after BPE
-    every: int | None = None  # each every-th training pair is held out for validation; None: there is a set of its own
+    word_limits: Limits | None = None
+    subword_limits: Limits | None = None
+    every: int | None = None
 
     @abstractmethod
     def raw(self, subset: str, lang: str, files: dict[str, Path]) -> Iterator[str]:
-        """Yield the lines to tokenise: of "train", and of "valid" where nothing is held out.
+        """Yield the lines to tokenise of a language of the subset "train", or of "valid" if `every` is None.
 
-        files: name -> downloaded file.
+        files: name -> downloaded file
         """
 
     @abstractmethod
     def published(self, lang: str, files: dict[str, Path]) -> Iterator[str]:
-        """Yield the lines of the test set's XML or SGML, as published."""
+        """Yield the lines of a language of the test set as published, in XML or SGML; files: as for `raw`."""
 
     def files(self, options: Options) -> tuple[RemoteFile, ...]:
         return () if options.text else self.archives
 
     def tokenised(self, options: Options) -> Tokenised | None:
-        """Return the text of --from, if given."""
+        """Return the tokenised text of --from, None without --from."""
         return Tokenised(options.text, self.langs) if options.text else None
 
     def needs(self, options: Options) -> int:
         tokenised = self.tokenised(options)
         if tokenised is None:
             return self.space
+        # in pieces, cleaned, binarised, ...: about 5 times the bytes of the text
         return 5 * sum(path.stat().st_size for path in tokenised.files())
 
     def tools(self, options: Options) -> dict[str, str]:
-        if options.text:  # which is tokenised already
+        if options.text:  # it is tokenised already
             return versions("subword-nmt", "fairseq-fixed")
         return versions("sacremoses", "subword-nmt", "fairseq-fixed")
 
@@ -79,16 +88,19 @@ class BilingualRecipe(Recipe):
         return super().settings(options) | {"given": tokenised.state() if tokenised else None}
 
     def outline(self, options: Options) -> str:
-        held_out = f"one training pair in {self.every} for validation; " if self.every else ""
-        text = f"{self.chain}; {held_out}{self.vocabulary_size(options):,} BPE merges on both languages together"
-        return f"{text}; pairs of {self.word_limits or self.subword_limits}"
+        steps = [str(self.chain)]
+        if self.every:
+            steps.append(f"one training pair in {self.every} for validation")
+        steps.append(f"{self.vocabulary_size(options):,} BPE merges on both languages together")
+        steps.append(f"pairs of {self.word_limits or self.subword_limits}")
+        return "; ".join(steps)
 
     def make(self, options: Options, steps: Steps, files: dict[str, Path]) -> dict:
         work = Bilingual(steps, options.dest, self.langs, options.workers)
         tokenised = self.tokenised(options)
-        texts = self._take_tokenised(options, steps, tokenised) if tokenised else self._tokenise(options, work, files)
-        texts = self._cleaned(options, work, texts)
-        counts = self._binarised(options, work, texts, tokenised)
+        texts = self._check_tokenised(options, steps, tokenised) if tokenised else self._tokenise(options, work, files)
+        texts = self._clean_and_hold_out(options, work, texts)
+        counts = self._binarise(options, work, texts, tokenised)
         return {
             "pieces": "subword_nmt",
             "detokenise": True,
@@ -98,9 +110,12 @@ class BilingualRecipe(Recipe):
         }
 
     def _tokenise(self, options: Options, work: Bilingual, files: dict[str, Path]) -> Texts:
-        """Tokenise the downloaded texts, and write the test set's references as published."""
+        """Tokenise the downloaded texts, and write the test set's references as published; return the tokenised texts.
+
+        files: name -> downloaded file
+        """
         subsets = ["train"]
-        if not self.every:  # else it is held out of the training text
+        if not self.every:  # otherwise "valid" is held out of the training text later
             subsets.append("valid")
         texts = {}
         for subset in subsets:
@@ -118,9 +133,12 @@ class BilingualRecipe(Recipe):
         work.references(references, sentences)
         return texts
 
-    def _take_tokenised(self, options: Options, steps: Steps, tokenised: Tokenised) -> Texts:
-        """Check and count the texts of --from; return them. Their references are unknown, so DEST has none."""
-        remove(options.dest / "reference")  # left by an earlier corpus in this folder
+    def _check_tokenised(self, options: Options, steps: Steps, tokenised: Tokenised) -> Texts:
+        """Check and count the texts of --from; return them.
+
+        DEST gets no references, because nobody knows how the text was before it was tokenised.
+        """
+        remove(options.dest / "reference")  # which an earlier corpus may have left in DEST
         counts = steps.run("given", outputs=[], settings={"files": tokenised.state()}, make=tokenised.check)
         for subset, count in counts.items():
             if tokenised.names[subset] != subset:
@@ -128,8 +146,11 @@ class BilingualRecipe(Recipe):
             self.check_count(options, "training text" if subset == "train" else subset, count)
         return tokenised.texts
 
-    def _cleaned(self, options: Options, work: Bilingual, texts: Texts) -> Texts:
-        """Drop training pairs outside the limits of words, and hold out a validation set, where the recipe does."""
+    def _clean_and_hold_out(self, options: Options, work: Bilingual, texts: Texts) -> Texts:
+        """Return the texts without training pairs outside word_limits, and with "valid" held out of "train".
+
+        Each is done only where the recipe says so; from text of --from nothing is held out.
+        """
         if self.word_limits:
             kept, counts = work.clean("clean", {"train": texts["train"]}, self.word_limits)
             texts = texts | kept
@@ -138,8 +159,14 @@ class BilingualRecipe(Recipe):
             texts = work.hold_out(texts["train"], self.every) | {"test": texts["test"]}
         return texts
 
-    def _binarised(self, options: Options, work: Bilingual, texts: Texts, tokenised: Tokenised | None) -> dict:
-        """Segment, clean by pieces and binarise the texts; return "counts" of recipe.json, checked and printed."""
+    def _binarise(self, options: Options, work: Bilingual, texts: Texts, tokenised: Tokenised | None) -> dict:
+        """Segment the texts by BPE, clean them by pieces, and binarise them; print and check all counts.
+
+        tokenised: the text of --from, which may bring its own BPE merges and dictionary
+
+        Returns "counts" of recipe.json: {subset: sentence pairs, "types LANG": distinct pieces of LANG in "train",
+        "types joined": words of the dictionary, "text" and "dictionary": "text" and "types" of binarise.binarise}.
+        """
         if tokenised and tokenised.codes:
             codes = tokenised.codes
         else:
@@ -149,16 +176,18 @@ class BilingualRecipe(Recipe):
         if self.subword_limits:
             limited = {"train"}
             if self.every and tokenised is None:
-                limited.add("valid")  # which was held out of the training text
+                limited.add("valid")  # it was held out of the training text
             chosen = {subset: prefix for subset, prefix in texts.items() if subset in limited}
             kept, _ = work.clean("clean-pieces", chosen, self.subword_limits)
             texts = texts | kept
         summary = work.binarise(texts, codes, dictionary=tokenised.dictionary if tokenised else None)
 
-        counts: dict = {subset: sizes[self.langs[0]]["sentences"] for subset, sizes in summary["text"].items()}
-        other_lengths = self.subword_limits and options.vocab  # other pieces, so that the limits keep other pairs
+        # The expected counts hold for the recipe's own pieces: with --vocab, subword_limits keep other pairs.
+        source = self.langs[0]
+        counts: dict = {subset: by_lang[source]["sentences"] for subset, by_lang in summary["text"].items()}
+        other_pairs = self.subword_limits and options.vocab
         for subset, count in counts.items():
-            if subset == "test" or not other_lengths:
+            if subset == "test" or not other_pairs:
                 self.check_count(options, subset, count)
 
         types["joined"] = summary["words"]
@@ -167,8 +196,8 @@ class BilingualRecipe(Recipe):
                 self.check_count(options, f"types {lang}", number, unit="pieces")
             counts[f"types {lang}"] = number
 
-        for subset, of_lang in summary["text"].items():
-            unknown = ", ".join(f"{of_lang[lang]['unknown']:g}% of {lang}" for lang in self.langs)
+        for subset, by_lang in summary["text"].items():
+            unknown = ", ".join(f"{by_lang[lang]['unknown']:g}% of {lang}" for lang in self.langs)
             print(f"| {subset}: unknown are {unknown}")
         return counts | {"text": summary["text"], "dictionary": summary["types"]}
 
@@ -177,21 +206,24 @@ class BilingualRecipe(Recipe):
 
 
 def training_lines(lines: Iterable[str]) -> Iterator[str]:
-    """Yield sentences, titles and descriptions of the talks in a train.tags file (WIT3)."""
+    """Yield the sentences, titles and descriptions of the talks in a file train.tags.* of WIT3."""
     for line in lines:
         if not any(tag in line for tag in HEADERS):
             yield TITLES.sub("", line)
 
 
 def segments(lines: Iterable[str]) -> Iterator[str]:
-    """Yield the sentences of an XML or SGML file for tokenising, with typewriter apostrophes."""
+    """Yield the sentences of a test set in XML or SGML for tokenising, with ' in the place of ’."""
     for line in lines:
         if SEGMENT in line:
             yield CLOSING.sub("", OPENING.sub("", line)).replace("’", "'")
 
 
 def published_segments(lines: Iterable[str]) -> Iterator[str]:
-    """Yield the sentences as published, for references: entities stay, as in sacreBLEU's copies of the test sets."""
+    """Yield the sentences of a test set in XML or SGML as published, for references, with single blanks.
+
+    Entities such as &amp; stay, as in sacreBLEU's copies of the test sets.
+    """
     for line in lines:
         if SEGMENT in line:
             yield " ".join(CLOSING.sub("", OPENING.sub("", line)).split())

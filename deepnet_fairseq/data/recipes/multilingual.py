@@ -1,6 +1,6 @@
-"""Base class of the multilingual recipes, whose pairs may be added one after another, and the recipe of own text.
+"""Base class of the multilingual recipes, and the recipe of the user's own text in many languages.
 
-Own text in many languages is a folder of pairs, raw, one sentence a line.
+A corpus consists of language pairs, as "de-en". Further calls for the same DEST may add pairs to those that are there.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from ..steps import Steps, read_json, write_json
 from ..vocabulary import Vocabulary
 from .base import Options, Recipe, versions
 
-TEMPERATURE = 5.0  # M2M-100's; the DeepNet paper does not say
-LARGE_SAMPLE = 10_000_000  # sentences for 250,000 pieces of 100 languages; SentencePiece takes some 5 GB for them
+TEMPERATURE = 5.0  # that of M2M-100 (Fan et al., 2020); the DeepNet paper does not say
+# Sentences from which 250,000 pieces of 100 languages are learnt; SentencePiece takes some 5 GB of memory for them.
+LARGE_SAMPLE = 10_000_000
 SUBSETS = ("train", "valid", "test")  # of the user's own text
-PAIRS = Path("steps", "pairs.json")  # pairs of a folder, which may be added one after another
+PAIRS = Path("steps", "pairs.json")  # in DEST: {"pairs": all that were requested so far}
 
 
 class MultilingualRecipe(Recipe):
     """Recipe of many pairs for one model; a subclass lists the pairs and finds their text.
 
     vocab: pieces of the SentencePiece model that all languages share
-    sample: sentences that it is learnt from, unless --vocab-sample tells; None: as many as fit into memory
+    sample: sentences that it is learnt from without --vocab-sample; None for as many as fit into memory
 
-    See Multilingual for --temperature and --spm.
+    See data.multilingual.Multilingual for the effect of --temperature and --spm.
     """
 
     takes = frozenset({"pairs", "vocab", "vocab_sample", "shards", "temperature", "spm"})
@@ -47,7 +48,10 @@ class MultilingualRecipe(Recipe):
         """Return the text of one pair; raise a UserError if it is missing."""
 
     def evaluated(self, options: Options, texts: Sequence[PairText]) -> list[PairText]:
-        """Return pairs with test sets but without training text, in the languages of `texts`."""
+        """Return texts of pairs that have test sets, but no training text; texts: those to train on.
+
+        Their languages are among those of `texts`.
+        """
         return []
 
     def outline(self, options: Options) -> str:
@@ -61,31 +65,31 @@ class MultilingualRecipe(Recipe):
         return versions("sentencepiece", "fairseq-fixed")
 
     def settings(self, options: Options) -> dict:
-        state = {pair: self.text(options, pair).state for pair in self.pairs(options)}
-        return super().settings(options) | {"state": state}
+        states = {pair: self.text(options, pair).state for pair in self.pairs(options)}
+        return super().settings(options) | {"state": states}
 
     def check(self, options: Options) -> None:
         super().check(options)
-        if options.temperature is not None and not options.temperature > 0:
+        if options.temperature is not None and not options.temperature > 0:  # nan is not above 0 either
             raise UserError(f"--temperature {options.temperature}: must be above 0; 1 keeps the proportions")
         if options.spm is not None:
             if options.vocab or options.vocab_sample or options.temperature:
                 raise UserError("--spm is a vocabulary made already: leave out --vocab, --vocab-sample, --temperature")
-            Vocabulary(options.spm)  # raises a UserError before anything is written
+            Vocabulary(options.spm)  # raises a UserError for an unusable file, before anything is written
 
-        together = self._together(options)
-        for pair in together:
+        pairs = self._all_pairs(options)
+        for pair in pairs:
             reverse = "-".join(reversed(split_pair(pair)))
-            if reverse in together:
+            if reverse in pairs:
                 raise UserError(f"{pair} and {reverse}: a pair gives both directions; put all of its text into {pair}")
 
-    def _together(self, options: Options) -> list[str]:
-        """Return the pairs requested now or before, sorted."""
+    def _all_pairs(self, options: Options) -> list[str]:
+        """Return the pairs that are requested now or were before in this DEST, sorted."""
         before = read_json(options.dest / PAIRS).get("pairs", [])
         return sorted({*self.pairs(options), *before})
 
     def make(self, options: Options, steps: Steps, files: dict[str, Path]) -> dict:
-        pairs = self._together(options)
+        pairs = self._all_pairs(options)
         write_json(options.dest / PAIRS, {"pairs": pairs})
 
         texts = [self.text(options, pair) for pair in pairs]
@@ -101,15 +105,18 @@ class MultilingualRecipe(Recipe):
         )
         counts = work.run(texts, self.evaluated(options, texts))
 
-        total: Counter = Counter()  # subset -> sentence pairs of all training pairs together
+        total: Counter = Counter()  # subset -> sentence pairs of all language pairs that are trained on
         for pair in pairs:
             total.update(counts[pair])
-        counted = {**total, "pairs": counts}
-        return {"pieces": "sentencepiece", "detokenise": False, "lowercase": False, "counts": counted}
+        all_counts = {**total, "pairs": counts}
+        return {"pieces": "sentencepiece", "detokenise": False, "lowercase": False, "counts": all_counts}
 
 
 class OwnText(MultilingualRecipe):
-    """Recipe of FOLDER/PAIR/SUBSET.LANG, as in FOLDER/deu-eng/train.deu; valid and test may be missing."""
+    """Recipe of the user's own raw text FOLDER/PAIR/SUBSET.LANG, as FOLDER/deu-eng/train.deu, with a sentence a line.
+
+    FOLDER is that of --from. The subsets valid and test may be missing.
+    """
 
     name = "multilingual"
     title = "any text in FOLDER/PAIR/{train,valid,test}.LANG (--from FOLDER), one vocabulary for all its languages"
@@ -121,10 +128,10 @@ class OwnText(MultilingualRecipe):
 
     def needs(self, options: Options) -> int:
         pieces = len(Vocabulary(options.spm)) if options.spm else self.vocabulary_size(options)
-        size = 0
+        text_size = 0  # bytes
         for pair in self.pairs(options):
-            size += sum(path.stat().st_size for path in (options.text / pair).iterdir() if path.is_file())
-        return binarised_size(size, pieces)
+            text_size += sum(path.stat().st_size for path in (options.text / pair).iterdir() if path.is_file())
+        return binarised_size(text_size, pieces)
 
     def check(self, options: Options) -> None:
         if options.text is None:
@@ -132,13 +139,16 @@ class OwnText(MultilingualRecipe):
         super().check(options)
 
     def pairs(self, options: Options) -> tuple[str, ...]:
-        """Return the folders that --pairs names, or all; raise a UserError if one is missing, or none is there."""
-        pairs = sorted(folder.name for folder in options.text.iterdir() if folder.is_dir() and "-" in folder.name)
-        missing = [pair for pair in options.pairs or () if pair not in pairs]
-        if missing or not pairs:
-            first = missing[0] if missing else "de-en"
+        """Return the pairs that --pairs names, each once, or all that have a folder.
+
+        Raises a UserError if one has no folder, or if there is no folder of a pair.
+        """
+        present = sorted(folder.name for folder in options.text.iterdir() if folder.is_dir() and "-" in folder.name)
+        missing = [pair for pair in options.pairs or () if pair not in present]
+        if missing or not present:
+            first = missing[0] if missing else "de-en"  # "de-en" is an example
             raise UserError(f"{options.text / first}: no such folder; name pairs that are there")
-        return tuple(dict.fromkeys(options.pairs or pairs))
+        return tuple(dict.fromkeys(options.pairs or present))
 
     def text(self, options: Options, pair: str) -> PairText:
         langs = split_pair(pair)
