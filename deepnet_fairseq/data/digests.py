@@ -1,4 +1,4 @@
-"""Digests of a vocabulary: of a dictionary's symbols in their order, and of what cuts text into them.
+"""Digests of a vocabulary: of a dictionary's symbols in their order, and of the files by which text is cut into them.
 
 Two vocabularies are the same if their digests are: counts of symbols, names of files and dates do not matter.
 """
@@ -13,26 +13,26 @@ from pathlib import Path
 from ..errors import UserError
 from ..files import read_object
 
-KEY = "deepnet_vocabulary"  # in a checkpoint's task_state: the digests of its vocabulary
-CUTTING = ("spm.model", "codes")  # names beside binarised data: a SentencePiece model, codes of subword-nmt
-SETTINGS = "text.json"  # beside data of language models: fairseq's settings, with names of files from the folder
-# numbers of fields in SentencePiece's ModelProto (sentencepiece_model.proto)
+KEY = "deepnet_vocabulary"  # key in a checkpoint's task_state, under which the digests of its vocabulary are
+CUTTING = ("spm.model", "codes")  # names of files beside binarised data: a SentencePiece model, merges of subword-nmt
+SETTINGS = "text.json"  # file beside the data of language models, which names the files that cut text; see lm_text.py
+# Numbers of fields in SentencePiece's ModelProto (sentencepiece_model.proto)
 PIECES = 1
 TRAINER = 2
 NORMALIZER = 3
-CUTS = {  # field -> the fields inside it that change how the model cuts
+CUTS = {  # field of ModelProto -> numbers of the fields in it that change how the model cuts
     TRAINER: {3, 24, 35},  # model_type, treat_whitespace_as_suffix, byte_fallback
     NORMALIZER: {2, 3, 4, 5},  # precompiled_charsmap and three switches; 6 is the name of a temporary file
 }
 
 
 def of_symbols(symbols: Iterable[str]) -> str:
-    """Return the digest of a dictionary's symbols, whose order gives them their numbers."""
+    """Return the digest, in hexadecimal, of a dictionary's symbols in the order of their numbers."""
     return hashlib.sha256("\n".join(symbols).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def of_cutting(paths: Iterable[Path]) -> str | None:
-    """Return the digest of the files that cut text; None if there are none, or one cannot be read."""
+    """Return the digest, in hexadecimal, of the files that cut text; None if there are none, or one cannot be read."""
     digest = hashlib.sha256()
     found = False
     for path in paths:
@@ -41,17 +41,17 @@ def of_cutting(paths: Iterable[Path]) -> str | None:
         except OSError:
             return None
         found = True
-        for part in _parts(content):
-            digest.update(len(part).to_bytes(8, "little"))
+        for part in _parts_that_cut(content):
+            digest.update(len(part).to_bytes(8, "little"))  # so that ["ab", "c"] and ["a", "bc"] differ
             digest.update(part)
     return digest.hexdigest() if found else None
 
 
-def _parts(content: bytes) -> list[bytes]:
-    """Return the parts of a file that decide how text is cut; of another file than a SentencePiece model, all of it.
+def _parts_that_cut(content: bytes) -> list[bytes]:
+    """Return the parts of a file that decide how text is cut; the whole content if it is no SentencePiece model.
 
-    Of a SentencePiece model the names and settings of its training are left out. One of them names a temporary file, so
-    that the same text makes another file each time.
+    Of a SentencePiece model the names and settings of its training are left out. One of them may name a temporary file,
+    so that a second training on the same text makes another file.
     """
     pieces = []
     rules = []
@@ -73,9 +73,9 @@ def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
     """
     place = 0
     while place < len(message):
-        key, place = _varint(message, place)
-        number = key >> 3
-        kind = key & 7
+        tag, place = _varint(message, place)
+        number = tag >> 3
+        kind = tag & 7  # protobuf's wire type
         begin = place
         if kind == 0:  # a varint
             _, place = _varint(message, place)
@@ -94,7 +94,10 @@ def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _varint(message: bytes, place: int) -> tuple[int, int]:
-    """Return a number in base 128, lowest digit first, and the place behind it."""
+    """Return the varint of protobuf at a place of a message, and the place behind it.
+
+    A varint is a number in base 128, a digit a byte, the lowest digit first.
+    """
     value = 0
     shift = 0
     while message[place] >= 128:  # all bytes but the last have the highest bit set
@@ -105,10 +108,12 @@ def _varint(message: bytes, place: int) -> tuple[int, int]:
 
 
 def folders_of(data: str) -> list[Path]:
-    """Return the folders that may hold what cut the text of binarised data, the folder of the data itself last.
+    """Return the folders that may hold the files that cut the text of binarised data; that of the data itself is last.
 
-    These are the first folder of `data` (fairseq's list, joined by os.pathsep), and, if a recipe made it, before it the
-    folder of the recipe's corpus and the folder above the data, which may be one.
+    data: fairseq's list of folders, joined by os.pathsep; only the first is looked at
+
+    If a recipe made the data, in CORPUS/bin or CORPUS/bin/shard00, the list begins with CORPUS, where recipe.json is,
+    and the folder above the data, which may be the same.
     """
     first = Path(data.split(os.pathsep)[0])
     parents = list(first.absolute().parents)
@@ -119,12 +124,15 @@ def folders_of(data: str) -> list[Path]:
 
 
 def cutting_files(data: str) -> list[Path]:
-    """Return the files that lie with binarised data and cut their text; none if nobody left them there."""
+    """Return the files that cut the text of binarised data, [] if there are none.
+
+    They are looked for in the data's own folder first; data: as in folders_of.
+    """
     for folder in reversed(folders_of(data)):
         if (folder / SETTINGS).is_file():
             try:
                 settings = read_object(folder / SETTINGS, "")
-            except UserError:  # the commands that need it say so
+            except UserError:  # it is broken; commands that need it raise this error
                 return []
             named = [folder / name for name in settings.values() if isinstance(name, str)]
             return [path for path in named if path.is_file()]

@@ -1,7 +1,10 @@
 """Find the vocabulary of a model, to prepare a second corpus with its own pieces and dictionary.
 
-A model is fine-tuned on text that is cut as its own was: each row of its embeddings stands for one piece. The
+A model is fine-tuned on text that is cut as its own was, because each row of its embeddings stands for one piece. The
 vocabulary lies with the data of its run, and in folders of `deepnet export`.
+
+A "dictionary" is a file dict.LANG.txt of fairseq, with a symbol and its count in each line. "Data" are binarised data:
+a folder, or fairseq's list of folders, separated by ":" (os.pathsep), of which the first has the dictionaries.
 """
 
 from __future__ import annotations
@@ -22,39 +25,40 @@ from . import digests
 from .lines import read_lines, write_lines
 from .vocabulary import FAIRSEQ_SPECIAL
 
-EXPORTED = "translation.json"  # in a folder of `deepnet export`: what text its model takes
+EXPORTED = "translation.json"  # file in a folder of `deepnet export` that tells how to prepare text for its model
 MODELS = ("spm.model", "sentencepiece.bpe.model")  # names of a SentencePiece model beside data, and in exports
-CHECKPOINTS = ("checkpoint_last.pt", "checkpoint_best.pt")
-SHOWN = 8  # symbols of an unseen kind that a line names
+CHECKPOINTS = ("checkpoint_last.pt", "checkpoint_best.pt")  # of a run's folder, the preferred one first
+SHOWN = 8  # unseen symbols that a warning names
 
 
 @dataclass(frozen=True)
 class KnownVocabulary:
-    """Vocabulary of a model.
+    """Vocabulary of a trained model.
 
-    pieces: file of its SentencePiece model; dictionaries: language -> lines of fairseq's dict.LANG.txt.
+    pieces: file of the SentencePiece model that cut its text
+    dictionaries: language -> lines of fairseq's dict.LANG.txt
     """
 
     pieces: Path
     dictionaries: dict[str, list[str]]
 
     def write_dictionaries(self, folder: Path) -> dict[str, Path]:
-        """Write dict.LANG.txt of each language into `folder`; return the paths."""
+        """Write dict.LANG.txt of each language into `folder`; return language -> its path."""
         paths = {lang: folder / f"dict.{lang}.txt" for lang in self.dictionaries}
         for lang, path in paths.items():
             write_lines(path, self.dictionaries[lang])
         return paths
 
-    def note_unseen(self, lang: str, name: str, cut: Iterable[str]) -> None:
-        """Print a warning if text in pieces has some that the dictionary of `lang` lacks.
+    def note_unseen(self, lang: str, subset: str, lines: Iterable[str]) -> None:
+        """Print a warning if a text in pieces has some that the dictionary of `lang` lacks.
 
-        name: of the text, for the warning; cut: its lines, with blanks between pieces.
+        subset: name of the text, for the warning; lines: of the text, with blanks between the pieces
         """
         known = set(_symbols(self.dictionaries[lang]))
-        unseen = Counter[str]()
+        unseen = Counter[str]()  # piece -> its count in the text
         affected = 0  # lines with an unseen piece
-        total = 0
-        for line in cut:
+        total = 0  # lines
+        for line in lines:
             total += 1
             missing = [piece for piece in line.split() if piece not in known]
             if missing:
@@ -66,17 +70,19 @@ class KnownVocabulary:
             if len(unseen) > SHOWN:
                 shown += " ..."
             print(
-                f"| WARNING: {name}.{lang}: {affected:,} of {total:,} lines hold symbols that the model has never seen "
-                f"({len(unseen):,} kinds, {unseen.total():,} times <unk>): {shown}"
+                f"| WARNING: {subset}.{lang}: {affected:,} of {total:,} lines hold symbols that the model has never "
+                f"seen ({len(unseen):,} kinds, {unseen.total():,} times <unk>): {shown}"
             )
 
 
 def find_vocabulary(given: str | os.PathLike[str], langs: tuple[str, str]) -> KnownVocabulary:
     """Return the vocabulary of a model for text in two languages.
 
-    given: a checkpoint, a run's folder of checkpoints, a folder of binarised data, or one of `deepnet export`. Call
-    deepnet_fairseq.register() before for a checkpoint, so that torch reads fairseq's plain classes. Raises a UserError,
-    naming the flag, if nothing there says what the model's pieces and dictionaries are.
+    given: --like, a checkpoint, a run's folder of checkpoints, a folder of binarised data, or one of `deepnet export`
+    langs: source and target
+
+    Before a checkpoint is given, deepnet_fairseq.register() must be called, which lets torch load fairseq's classes.
+    Raises a UserError, naming the flag, if nothing there says what the model's pieces and dictionaries are.
     """
     path = Path(given)
     if not path.exists():
@@ -91,10 +97,10 @@ def find_vocabulary(given: str | os.PathLike[str], langs: tuple[str, str]) -> Kn
 
 
 def _newest_checkpoint(folder: Path) -> Path:
-    """Return a run's last checkpoint, else its best, else the newest; raise a UserError if there is none."""
-    usual = _first_file(folder, CHECKPOINTS)
-    if usual is not None:
-        return usual
+    """Return the last checkpoint in a run's folder, else the best, else the newest file *.pt; UserError without any."""
+    named = _first_file(folder, CHECKPOINTS)
+    if named is not None:
+        return named
 
     others = sorted(folder.glob("*.pt"), key=lambda path: path.stat().st_mtime)
     if not others:
@@ -110,7 +116,7 @@ def _of_checkpoint(path: Path, langs: tuple[str, str]) -> KnownVocabulary:
 
     Raises a UserError if the file is no checkpoint, or if its data are gone or have another vocabulary by now.
     """
-    import torch  # which a folder does without
+    import torch  # here, because data and exports are read without it
 
     try:
         content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
@@ -119,17 +125,19 @@ def _of_checkpoint(path: Path, langs: tuple[str, str]) -> KnownVocabulary:
     except Exception as error:  # a file of another kind makes torch raise errors of any kind
         raise UserError(f"--like {path}: is no checkpoint of fairseq-train that can be read") from error
     where = f"--like {path}: its data {data}"
-    if not Path(data.split(os.pathsep)[0]).is_dir():
+    folder = Path(data.split(os.pathsep)[0])
+    if not folder.is_dir():
         raise UserError(f"{where} are not there; give the folder where they lie now, or one of `deepnet export`")
     known = _of_data(where, data, langs)
 
-    # A digest that the checkpoint holds must be one of those of the data; older checkpoints hold none.
+    # Each digest that the checkpoint has recorded ("pieces", "source", "target") must be that of a file of the data.
+    # Older checkpoints have recorded none. Which dictionary is the source's does not matter.
     recorded = (content.get("task_state") or {}).get(digests.KEY) or {}
     compared = ["pieces"]
     present = [digests.of_cutting([known.pieces])]
-    if str(task.get("_name")) == "translation":  # other tasks add tags of languages
+    if str(task.get("_name")) == "translation":  # other tasks add tags of languages to their dictionaries
         compared += ["source", "target"]
-        for file in Path(data.split(os.pathsep)[0]).glob("dict.*.txt"):
+        for file in folder.glob("dict.*.txt"):
             present.append(digests.of_symbols([*FAIRSEQ_SPECIAL, *_symbols(read_lines(file))]))
     for name in compared:
         if recorded.get(name) is not None and recorded[name] not in present:
@@ -138,7 +146,10 @@ def _of_checkpoint(path: Path, langs: tuple[str, str]) -> KnownVocabulary:
 
 
 def _task_of(content: Any) -> dict[str, Any]:
-    """Return the settings of a checkpoint's task as a dict; old releases of fairseq kept them in a Namespace."""
+    """Return the settings of a checkpoint's task, with the name of the task as "_name".
+
+    content: of the checkpoint; old releases of fairseq saved all settings as a Namespace "args", new ones "cfg"
+    """
     section = (content.get("cfg") or {}).get("task") or content.get("args")
     if isinstance(section, argparse.Namespace):
         return {"_name": getattr(section, "task", None)} | vars(section)
@@ -148,9 +159,9 @@ def _task_of(content: Any) -> dict[str, Any]:
 def _of_data(where: str, data: str, langs: tuple[str, str]) -> KnownVocabulary:
     """Return the vocabulary of binarised data; raise a UserError if no SentencePiece model lies with them.
 
-    where: name of the data for messages; data: their folder, or fairseq's list of folders.
+    where: beginning of messages, which names the data; data: their folder, or fairseq's list of folders
     """
-    dictionaries = {lang: _lines(where, data, lang) for lang in langs}
+    dictionaries = {lang: _dictionary_lines(where, data, lang) for lang in langs}
     files = digests.cutting_files(data)
     if len(files) != 1 or files[0].name not in MODELS:
         first = Path(data.split(os.pathsep)[0])
@@ -162,10 +173,11 @@ def _of_data(where: str, data: str, langs: tuple[str, str]) -> KnownVocabulary:
     return KnownVocabulary(files[0], dictionaries)
 
 
-def _lines(where: str, data: str, lang: str) -> list[str]:
+def _dictionary_lines(where: str, data: str, lang: str) -> list[str]:
     """Return the lines of a language's dictionary; where, data: as in _of_data.
 
-    A language that the data lack gets the dictionary that all others share; raises a UserError if they do not.
+    A language that the data lack gets the dictionary that all their languages share. Raises a UserError if they have
+    different ones.
     """
     folder = Path(data.split(os.pathsep)[0])
     own = folder / f"dict.{lang}.txt"
@@ -173,8 +185,8 @@ def _lines(where: str, data: str, lang: str) -> list[str]:
         return list(read_lines(own))
 
     others = {path: list(read_lines(path)) for path in sorted(folder.glob("dict.*.txt"))}
-    different = {tuple(_symbols(lines)) for lines in others.values()}
-    if len(different) != 1:
+    distinct = {tuple(_symbols(lines)) for lines in others.values()}
+    if len(distinct) != 1:
         names = ", ".join(path.name for path in others) or "no dictionary"
         raise UserError(f"{where}: there is no {own.name}, but {names}; give SOURCE and TARGET as the model has them")
     return next(iter(others.values()))
@@ -191,21 +203,21 @@ def _of_export(folder: Path, langs: tuple[str, str]) -> KnownVocabulary:
     if described.get("pieces") != "sentencepiece" or pieces is None:
         raise UserError(f"{where}: its model's text is not cut by SentencePiece; give the data of its run")
 
-    tags = set((described.get("symbols") or {}).values())  # of languages, which are in no dictionary
+    tags = set((described.get("symbols") or {}).values())  # of languages; a dict.LANG.txt does not have them
     dictionaries = {}
     for lang, side in zip(langs, ("source", "target"), strict=True):
         names = ("shared_vocabulary.json", f"{side}_vocabulary.json", "vocab.json")
         file = _first_file(folder, names)
         if file is None:
             raise UserError(f"{where}: holds none of {', '.join(names)}; export the model again")
-        symbols = list(json.loads(file.read_text(encoding="utf-8")))  # by number
+        symbols = list(json.loads(file.read_text(encoding="utf-8")))  # in the order of their numbers
         own = symbols[len(FAIRSEQ_SPECIAL) :]
-        dictionaries[lang] = [f"{symbol} 1" for symbol in own if symbol not in tags]
+        dictionaries[lang] = [f"{symbol} 1" for symbol in own if symbol not in tags]  # any count will do
     return KnownVocabulary(pieces, dictionaries)
 
 
 def _first_file(folder: Path, names: Iterable[str]) -> Path | None:
-    """Return the first of the files `names` that the folder has, None if it has none of them."""
+    """Return the path of the first of `names` that is a file in the folder, None if none is."""
     for name in names:
         if (folder / name).is_file():
             return folder / name
@@ -213,5 +225,5 @@ def _first_file(folder: Path, names: Iterable[str]) -> Path | None:
 
 
 def _symbols(lines: Iterable[str]) -> list[str]:
-    """Return the symbols of a dictionary's lines, without their counts and fairseq's flags."""
+    """Return the symbols of a dictionary's lines, without their counts and fairseq's flag "overwrite"."""
     return [re.sub(r" \d+( #fairseq:overwrite)?$", "", line) for line in lines]

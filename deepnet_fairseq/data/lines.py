@@ -1,6 +1,9 @@
-"""Stream text line by line, never held in memory; only \\n ends a line, as for other text tools.
+"""Read and write text as a stream of lines, so that memory does not grow with it, and work on it in several processes.
 
-Work on lines may be done in several processes, none of which outlives this one.
+Only \\n ends a line, as for other text tools. A row is what stands in one line of a text: the line itself, or a tuple
+of the lines with the same number in several files, such as a sentence pair.
+
+No process outlives the one that started it.
 """
 
 from __future__ import annotations
@@ -32,19 +35,24 @@ from ..errors import UserError
 from ..files import whole
 
 Pairs = list[tuple[str, str]]  # sentences, source and target
-REMOVE = "remove the pair from both files"
+REMOVE = "remove the pair from both files"  # end of errors about pairs with an empty side
 STDIN = Path("-")  # as a file's name: standard input
 CHUNK = 2000  # rows that a process takes at a time
-LONGEST = 1 << 24  # bytes of a line
+LONGEST = 1 << 24  # bytes that a line may have
 INVISIBLE = frozenset(("Cc", "Cf", "Zl", "Zp", "Zs"))  # categories of Unicode: control, format, separators
-BLANK = frozenset("\ufffd\u2581\u2800\u115f\u1160\u3164\uffa0\ufe0e\ufe0f")  # SentencePiece drops the first two
+# Characters of other categories that count as invisible too: two that SentencePiece drops, the braille blank, Korean
+# fillers, and the variation selectors of emoji.
+BLANK = frozenset("\ufffd\u2581\u2800\u115f\u1160\u3164\uffa0\ufe0e\ufe0f")
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 _libc = ctypes.CDLL(None)
 
 
 def _letters_apart() -> dict[str, str]:
-    """Return the letters of Indic scripts and Hebrew that even NFC writes as several characters -> these."""
+    """Return letter -> the several characters as which even NFC writes it.
+
+    There are such letters in Indic scripts (with a nukta) and in Hebrew (with points).
+    """
     apart = {}
     for code in (*range(0x900, 0x1000), *range(0xFB1D, 0xFB50)):
         letter = chr(code)
@@ -54,15 +62,15 @@ def _letters_apart() -> dict[str, str]:
     return apart
 
 
-APART = _letters_apart()  # a text may have these letters as one character all the same
-NEVER_COMPOSED = [  # patterns of such a letter written as one character, and as several
+APART = _letters_apart()  # a text that is not normalised may have such a letter as one character all the same
+NEVER_COMPOSED = [  # patterns of a letter of APART written as one character, and written as several
     re.compile("|".join(APART)),
     re.compile("|".join(normalize("NFD", letter) for letter in APART)),
 ]
 
 
 def check_readable(path: Path) -> None:
-    """Raise a UserError unless `path` can be read as text: a file, a pipe as <(...) or /dev/stdin, or STDIN."""
+    """Raise a UserError unless `path` is a file, a pipe as <(...) or /dev/stdin, or STDIN."""
     if path == STDIN:
         if sys.stdin is None:
             raise UserError(f"{path}: standard input is closed; give a file")
@@ -74,7 +82,7 @@ def check_readable(path: Path) -> None:
 
 @contextmanager
 def open_bytes(path: Path) -> Iterator[IO[bytes]]:
-    """Open what check_readable allows, to read bytes; standard input stays open at the end."""
+    """Open a file, a pipe or STDIN to read its bytes; standard input stays open at the end. Errors: check_readable."""
     check_readable(path)
     if path == STDIN:
         yield sys.stdin.buffer
@@ -85,9 +93,10 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def rereadable(path: Path) -> Iterator[Path]:
-    """Give a path that can be read more than once: `path` itself, or of a pipe a copy, which is removed at the end.
+    """Give a path that can be read more than once: `path` itself, or a temporary copy of what a pipe or STDIN holds.
 
-    A UserError that names the copy in the context names `path` instead.
+    The copy is removed at the end of the context. A UserError that names the copy leaves the context with the name
+    `path` instead.
     """
     check_readable(path)
     if path != STDIN and path.is_file():
@@ -110,19 +119,22 @@ def rereadable(path: Path) -> Iterator[Path]:
 
 
 def read_lines(path: Path, keepends: bool = False) -> Iterator[str]:
-    """Yield the lines of a file, a pipe or standard input; see check_readable and split_lines."""
+    """Yield the lines of a file, a pipe or standard input, without their \\n unless keepends.
+
+    Raises the errors of check_readable and split_lines.
+    """
     name = "standard input" if path == STDIN else str(path)
     with open_bytes(path) as file:
         yield from split_lines(file, name, keepends)
 
 
 def split_lines(file: IO[bytes], name: str, keepends: bool = False) -> Iterator[str]:
-    """Yield lines of UTF-8 without a byte order mark and, unless keepends, without their \\n.
+    """Yield the lines of a file in UTF-8, without a byte order mark and, unless keepends, without their \\n.
 
-    name: of the text, for errors. Raises a UserError with the line's number for other bytes, and for a line above
+    name: of the text, for errors. Raises a UserError with the number of a line that is not UTF-8, or longer than
     LONGEST.
     """
-    read_line = partial(file.readline, LONGEST + 1)  # a line without end would fill the memory
+    read_line = partial(file.readline, LONGEST + 1)  # a whole line, which may have no end, could fill the memory
     for number, line in enumerate(iter(read_line, b""), 1):
         if len(line) > LONGEST:
             raise UserError(f"{name}, line {number}: is longer than {LONGEST:,} bytes; give a sentence a line")
@@ -134,18 +146,24 @@ def split_lines(file: IO[bytes], name: str, keepends: bool = False) -> Iterator[
 
 
 def is_blank(line: str) -> bool:
-    """Return whether a line has no visible character (U+200B, BEL, U+FFFD, ...), so that a tokenizer may drop it."""
+    """Return whether a line has no visible character, so that a tokenizer may drop it.
+
+    Characters as U+200B (zero width space), BEL and U+FFFD are not visible.
+    """
     first = line[:1]
-    if first.isalnum() and first not in BLANK:  # most lines are told by this alone, four times as fast
+    if first.isalnum() and first not in BLANK:  # this decides about most lines, in a quarter of the time
         return False
     return all(char in BLANK or category(char) in INVISIBLE for char in line)
 
 
 class Letters:
-    """Counts, for each column of text, of lines with composed letters (é is one character) and with decomposed ones.
+    """Counts of lines with composed letters (é is one character) and with decomposed ones, for each column of text.
 
-    Tokenizers treat the two as different letters. names: of the columns. Each column has two counts, [composed,
-    decomposed]: in the first half of `counts` of the letters that NFC composes, in the second of those in APART.
+    Tokenizers treat the two as different letters. A column is one side of parallel text, or plain text.
+
+    names: of the columns, then the same names for the letters in APART
+    counts: [lines with composed letters, lines with decomposed ones], for each of the names: first, of the letters that
+        NFC writes as one character, then of those in APART
     """
 
     def __init__(self, names: Sequence[str]):
@@ -154,7 +172,7 @@ class Letters:
         self.counts = [[0, 0] for _ in self.names]
 
     def add(self, rows: Iterable[tuple[str, ...]]) -> None:
-        """Count in some rows of text."""
+        """Count some rows of text, each with a line for each column."""
         columns = len(self.names) // 2
         for row in rows:
             for column, line in enumerate(row):
@@ -164,6 +182,7 @@ class Letters:
                 forms = self.counts[column]
                 if not is_normalized("NFD", line):
                     forms[0] += 1
+                # NFC makes a line shorter only by composing letters; what it replaces one by one does not count
                 if not is_normalized("NFC", line) and len(normalize("NFC", line)) < len(line):
                     forms[1] += 1
 
@@ -179,7 +198,7 @@ class Letters:
             forms[1] += other_forms[1]
 
     def warn(self) -> None:
-        """Print a line for each column that has letters of both forms."""
+        """Print a warning for each column that has letters of both forms."""
         for name, (composed, decomposed) in zip(self.names, self.counts, strict=True):
             if composed and decomposed:
                 print(
@@ -189,21 +208,27 @@ class Letters:
 
 
 def note_letters(names: Sequence[str], rows: Iterable[tuple[str, ...]]) -> None:
-    """Print a line for each column of text that mixes composed and decomposed letters; see Letters."""
+    """Print a warning for each column of text that has both composed and decomposed letters; see Letters.
+
+    names: of the columns; rows: a line of each column
+    """
     letters = Letters(names)
     letters.add(rows)
     letters.warn()
 
 
 def one_line(text: str) -> str:
-    """Strip `text`, and replace characters that other tools take for the end of a line by blanks."""
+    """Return `text` without white space around it, and with blanks for what other tools take for line ends."""
     return " ".join(text.strip().splitlines())
 
 
 def read_pairs(
     source: Path, target: Path, empty: str = "keep", clean: Callable[[str], str] = str
 ) -> Iterator[tuple[str, str]]:
-    """Yield the lines of two files in pairs, each through `clean`; see align. UserError as from read_lines."""
+    """Yield the lines of two files in pairs, each changed by the function `clean`.
+
+    empty: treatment of pairs with an empty side, as in align. Raises the errors of read_lines and align.
+    """
     sources = map(clean, read_lines(source))
     targets = map(clean, read_lines(target))
     return align(sources, targets, names=(str(source), str(target)), empty=empty)
@@ -212,14 +237,15 @@ def read_pairs(
 def align(
     sources: Iterator[str], targets: Iterator[str], names: tuple[str, str], empty: str = "keep"
 ) -> Iterator[tuple[str, str]]:
-    """Yield the lines of two texts in pairs; raise a UserError, with their names, if one has more lines.
+    """Yield the lines of two texts in pairs; raise a UserError if one has more lines.
 
+    names: of the texts, for errors
     empty: treatment of a pair with an empty side: "keep" it (a published test set, whose sentences must not change),
-    "drop" it (training text), or raise a UserError with these words as the way out, as REMOVE.
+        "drop" it (training text), or any other words: raise a UserError that ends with them, as REMOVE
     """
     for number, pair in enumerate(zip_longest(sources, targets), 1):
         if None in pair:
-            # None stands for a line of the shorter text, which has ended; the rest of the longer one is counted
+            # zip_longest gives None for the shorter text, which has ended; the rest of the longer one is counted
             if pair[0] is None:
                 counts = (number - 1, number + sum(1 for _ in targets))
             else:
@@ -235,7 +261,10 @@ def align(
 
 
 def as_many(rows: Iterable, expected: int, path: Path) -> Iterator:
-    """Yield the rows of a text that was read before; UserError, naming its file, if there are not as many any more."""
+    """Yield the rows of a text that was read before; raise a UserError at the end if there are not `expected` any more.
+
+    path: file of the text, for the error
+    """
     count = 0
     for row in rows:
         count += 1
@@ -245,12 +274,12 @@ def as_many(rows: Iterable, expected: int, path: Path) -> Iterator:
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> int:
-    """Write `path` whole, and its folder if there is none; return the number of lines."""
+    """Write lines to the file `path`, whole or not at all; return their number. Its folder is made if it is missing."""
     return write_columns([path], ((line,) for line in lines))
 
 
 def write_columns(paths: list[Path], rows: Iterable[tuple[str, ...]]) -> int:
-    """Write column i of every row to paths[i], each whole; return the number of rows."""
+    """Write line i of every row to the file paths[i], each file whole or not at all; return the number of rows."""
     count = 0
     with ExitStack() as stack:
         files = []
@@ -269,10 +298,12 @@ def write_columns(paths: list[Path], rows: Iterable[tuple[str, ...]]) -> int:
 
 @contextmanager
 def writing(path: Path, then: str = "free some space, or name another place"):
-    """Turn a disk's refusal to write `path` in the context into a UserError.
+    """Turn an OSError in the context into a UserError, which says that `path` could not be written.
 
-    The disk may be full, over quota or read-only. Errors of requests and of broken archives have no errno and pass
-    through. then: the way out that the error names.
+    The disk may be full, over quota or read-only. Errors of requests and of broken archives are OSErrors without errno,
+    and pass through.
+
+    then: the way out that the UserError names
     """
     try:
         yield
@@ -285,7 +316,7 @@ def writing(path: Path, then: str = "free some space, or name another place"):
 
 
 def map_rows(function: Callable, rows: Iterable, workers: int, label: str, total: int | None = None) -> Iterator:
-    """Yield function(row) of every row, one line or several, in order; see map_chunks."""
+    """Yield function(row) of every row, in order; workers, label, total: as for map_chunks."""
 
     def map_chunk(chunk: list) -> list:
         return list(map(function, chunk))
@@ -295,10 +326,11 @@ def map_rows(function: Callable, rows: Iterable, workers: int, label: str, total
 
 
 def map_chunks(function: Callable, rows: Iterable, workers: int, label: str, total: int | None = None) -> Iterator:
-    """Yield the results of function(rows) on lists of some thousand rows, in order, with a progress bar on a terminal.
+    """Cut the rows into lists of CHUNK, and yield function(list) of each, in order; show a progress bar on a terminal.
 
-    Several `workers` are processes forked from this one; a few chunks of rows are in memory at a time. label: of the
-    bar; total: rows, if known, for the time left.
+    workers: processes, forked from this one if more than 1; a few lists of rows are in memory at a time
+    label: of the bar
+    total: number of rows, from which the bar estimates the time left, None if unknown
     """
     with tqdm(desc=label, total=total, unit=" lines", unit_scale=True, disable=None) as bar:
         for size, result in sized_chunks(function, rows, workers):
@@ -307,7 +339,7 @@ def map_chunks(function: Callable, rows: Iterable, workers: int, label: str, tot
 
 
 def sized_chunks(function: Callable, rows: Iterable, workers: int) -> Iterator[tuple[int, Any]]:
-    """Yield the number of rows and function(rows), as map_chunks, without a progress bar."""
+    """Yield (number of rows, function(list)) for lists of CHUNK rows, as map_chunks, but without a progress bar."""
     chunks = _chunks(rows)
     first_two = list(islice(chunks, 2))
     all_chunks = chain(first_two, chunks)
@@ -327,7 +359,7 @@ def _chunks(rows: Iterable) -> Iterator[list]:
 
 
 def _in_processes(function: Callable, chunks: Iterable[list], workers: int) -> Iterator[tuple[int, Any]]:
-    """Yield the length and function(chunk) of each chunk, in order, computed by processes forked from this one.
+    """Yield (length of the chunk, function(chunk)) of each chunk, in order, computed by processes forked from this one.
 
     No more than 2 * workers + 1 chunks and their results are in memory, however long the text. Raises a UserError if a
     process is killed.
@@ -345,18 +377,19 @@ def _in_processes(function: Callable, chunks: Iterable[list], workers: int) -> I
         except BrokenProcessPool:
             raise UserError(_killed_message("some --workers")) from None
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # of what is still waiting after an interrupt
+            pool.shutdown(wait=False, cancel_futures=True)  # after an error or interrupt chunks may still be waiting
 
 
 def in_child(function: Callable, *args: Any) -> Any:
-    """Return function(*args) of a process forked from this one, whose memory is free afterwards.
+    """Call function(*args) in a process forked from this one, whose memory is free afterwards, and return the result.
 
-    An interrupt ends it at once, even within a long call of C++. Raises what the function raises.
+    An interrupt ends the process at once, even within a long call of C++. Raises what the function raises, and a
+    UserError if the process is killed.
     """
     receiver, sender = _fork.Pipe(duplex=False)
     child = _fork.Process(target=_send_result, args=(sender, function, args), daemon=False)
     child.start()
-    sender.close()  # the child has the only copy then, so that its death ends recv()
+    sender.close()  # then the child has the only open end to write to, and if it dies, recv() raises an EOFError
 
     try:
         result, error = receiver.recv()
@@ -372,7 +405,7 @@ def in_child(function: Callable, *args: Any) -> Any:
 
 
 def _send_result(sender: Connection, function: Callable, args: tuple) -> None:
-    """Send (result, None) of function(*args), or (None, the exception that it raises), from a process of in_child."""
+    """Call function(*args) in the process of in_child; send (result, None), or (None, the exception that it raises)."""
     _end_with_parent()
     try:
         answer = (function(*args), None)
@@ -382,26 +415,30 @@ def _send_result(sender: Connection, function: Callable, args: tuple) -> None:
 
 
 def _killed_message(remedy: str) -> str:
-    """Return the message of an error; remedy: a flag with which the work needs less memory."""
+    """Return the message of the UserError for a process that was killed; remedy: what would need less memory."""
     return f"a process was killed, probably because memory ran out; {remedy} would need less"
 
 
 _fork = multiprocessing.get_context("fork")  # a spawned process would import torch and fairseq once more
-_worker_function: Callable  # in each worker of _in_processes, which has it by the fork: it need not be pickled
+# The function of _in_processes, in each of its workers. They have it from the fork, so that it need not be pickled, and
+# may be a local function.
+_worker_function: Callable
 
 
 def _begin_worker(function: Callable) -> None:
+    """Prepare a worker of _in_processes, which runs this first."""
     global _worker_function
     _end_with_parent()
     _worker_function = function
 
 
 def _end_with_parent() -> None:
-    """Have Linux kill this process when the one that forked it ends, and leave an interrupt to that one."""
+    """Have Linux kill this process when the one that forked it ends, and ignore interrupts, which that one handles."""
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent answers an interrupt for all
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the parent's handler, as of new_folder, came with the fork
 
 
 def _work(chunk: list) -> Any:
+    """Return the result of the function of _in_processes, in a worker."""
     return _worker_function(chunk)

@@ -141,7 +141,7 @@ class Limits:
 
 
 def clean(pairs: Iterable[tuple[str, str]], limits: Limits) -> Iterator[tuple[str, str]]:
-    """Yield the pairs within the limits, as clean-corpus-n.perl does: with single blanks between words, and without "|".
+    """Yield the pairs within the limits, with single blanks between words and without "|", as clean-corpus-n.perl.
 
     The bar separates the factors of a word in Moses.
     """
