@@ -3,7 +3,11 @@
 One text can be written in several ways that read alike: é as one character (Unicode's NFC) or as e and an accent
 (NFD), letters in full or half width, straight or curly quotes. A model knows the way of its training text, and takes
 the others for unknown characters. `deepnet prepare text` counts what its training text has and records it in
-text_form.json; of data without that file the dictionary's pieces tell. A line is changed only where that loses nothing.
+text_form.json; for data without that file, the form is told from the pieces in the dictionary. A line is changed only
+where that loses nothing.
+
+Letters apart (lines.APART) are letters of Indic scripts and Hebrew that Unicode writes as several characters even in
+NFC; a text may have them as one character all the same.
 """
 
 from __future__ import annotations
@@ -27,13 +31,13 @@ from .steps import write_json
 
 NAME = "text_form.json"
 MEND = "prepare the data again, or remove the file: then the dictionary tells the form"
-STRAY = 0.01  # share of lines (or pieces) in another form that a consistent text may have
+STRAY = 0.01  # a text is consistently in a form if at most this share of its lines (or pieces) is in another one
 
-_TO_APART = str.maketrans(APART)
-_MARKS_APART = frozenset(mark for letters in APART.values() for mark in letters[1:])
+_TO_APART = str.maketrans(APART)  # table for str.translate: letter apart -> the several characters
+_MARKS_APART = frozenset(mark for letters in APART.values() for mark in letters[1:])  # nuktas and points of these
 
-# What keyboards, word processors and PDF files put in the place of another character: typed -> replacements, of which
-# the first that the training text has is taken. Most are those of Moses' normalize-punctuation.perl.
+# Characters that keyboards, word processors and PDF files put in the place of another -> replacements, of which the
+# first that the training text has is taken. Most are those of Moses' normalize-punctuation.perl.
 TYPED = {
     **dict.fromkeys("“”„‟«»″〝〞〟❝❞", ('"',)),
     **dict.fromkeys("‘’‚‛′`´ʼʻ‹›", ("'", "’")),
@@ -41,23 +45,25 @@ TYPED = {
     **dict.fromkeys("\u2010\u2011\u2012\u2013\u2212", ("-",)),  # hyphens, the figure and the en dash, minus
     "―": ("—", "–"),
     "…": ("...",),
-    # Marks that are not seen: the soft hyphen, zero width, directions, a byte order mark, emoji's variants.
+    # Invisible marks: the soft hyphen, zero width, directions, a byte order mark, variation selectors of emoji.
     **dict.fromkeys(
         "\u00ad\u200b\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\ufeff", ("",)
     ),
     **dict.fromkeys("\ufe0e\ufe0f", ("",)),
 }
-# Unicode's kinds of compatibility characters that differ from their plain ones by width or place in a word alone.
+# Tags of Unicode's compatibility decompositions of characters that differ from plain ones by width or place in a word
+# alone.
 SAME_BUT_SHAPE = ("<wide>", "<narrow>", "<noBreak>", "<initial>", "<medial>", "<final>", "<isolated>")
 LIGATURES = range(0xFB00, 0xFB18)  # ﬁ and its like, of PDF files
 
 
 @dataclass(frozen=True)
 class Form:
-    """The form of a training text in one language.
+    """The form of a training text in one language, to which other lines are brought.
 
-    unicode: "NFC" or "NFD" if the text is consistently so, else ""; replace: character that the text never has -> what
-    it has in its place; join: letters that Unicode's NFC writes as several characters -> the one that the text has.
+    unicode: "NFC" or "NFD" if the text is consistently so, else ""
+    replace: character that the text never has -> what it has in its place
+    join: letter apart as several characters -> as one, for those that the text has as one
     """
 
     unicode: str = ""
@@ -65,15 +71,15 @@ class Form:
     join: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self):
-        """Check the fields, which a file may give; ValueError."""
+        """Raise a ValueError for fields of other types, because they may come from a file."""
         texts = chain.from_iterable([*self.replace.items(), *self.join.items()])
         if self.unicode not in ("", "NFC", "NFD") or not all(isinstance(text, str) for text in texts):
             raise ValueError("form")
-        # made once, because apply is called for every line; a frozen dataclass refuses self._table = ...
+        # The table is made once, because `apply` is called for every line; a frozen dataclass refuses self._table = ...
         object.__setattr__(self, "_table", str.maketrans(self.replace))
 
     def apply(self, line: str) -> str:
-        """Return the line in this form; one that is in it already stays as it is."""
+        """Return the line in this form; a line that is in it already stays as it is."""
         line = line.translate(self._table)  # type: ignore[attr-defined]  # set above
         if self.unicode:
             line = normalize(self.unicode, line)
@@ -85,29 +91,31 @@ class Form:
     def of_characters(cls, characters: Iterable[str], unicode: str, joined: bool) -> Form:
         """Return the form of a text that has these characters.
 
-        unicode: the text's, as in Form; joined: whether it has the letters of APART as one character.
+        unicode: the text's, as in Form; joined: whether it has letters apart as one character
         """
         has = set(characters)
         join = {}
         if joined:
             join = {letters: letter for letter, letters in APART.items() if letter in has}
 
-        parts = set(has)
-        if unicode == "NFC":  # ﾞ becomes a mark, which the letter before it takes in
-            parts |= set(normalize("NFD", "".join(has)))
+        # A replacement may be a mark, as that for ﾞ, which NFC then joins with the letter before it. So the marks of the
+        # text's composed letters may be in replacements too.
+        allowed = set(has)
+        if unicode == "NFC":
+            allowed |= set(normalize("NFD", "".join(has)))
 
-        def is_there(text: str) -> bool:
+        def is_allowed(replacement: str) -> bool:
             """Return whether the training text has all characters of a replacement."""
             if unicode:
-                text = normalize(unicode, text)
-            return parts.issuperset(text)
+                replacement = normalize(unicode, replacement)
+            return allowed.issuperset(replacement)
 
         replace = {}
         for typed, replacements in _replacements().items():
             if typed in has:
                 continue
             for replacement in replacements:
-                if is_there(replacement):
+                if is_allowed(replacement):
                     replace[typed] = replacement
                     break
         return cls(unicode, replace, join)
@@ -116,12 +124,15 @@ class Form:
     def of_pieces(cls, pieces: Iterable[str], escaped: bool = False) -> Form:
         """Return the form of a training text as far as the pieces of its dictionary tell.
 
-        escaped: whether Moses' names stand for some characters, as &quot; does.
+        escaped: whether the text has entities for some characters, as &quot;, because Moses' tokeniser made them
         """
+        # without the marks of subword-nmt and SentencePiece
         texts = [piece.removesuffix("@@").replace("\u2581", " ") for piece in pieces]
         if escaped:
             texts = [html.unescape(text) for text in texts]
-            texts += [text.upper() for text in texts]  # of a lower-cased corpus, whose lines come in both cases
+            texts += [
+                text.upper() for text in texts
+            ]  # the corpus may be lower-cased, and lines to bring to its form not
 
         characters = {" ", *"".join(texts)}
         unicode = _unicode_of(texts, characters)
@@ -131,17 +142,20 @@ class Form:
 
 
 def _unicode_of(pieces: list[str], characters: set[str]) -> str:
-    """Return the Unicode form of pieces of text, "" if it is not certain."""
+    """Return "NFC" or "NFD", the form in which pieces of text are, or "" if it is not certain.
+
+    characters: all that occur in the pieces
+    """
     composed = sum(1 for piece in pieces if not is_normalized("NFD", piece))
     decomposed = sum(1 for piece in pieces if not _is_composed(piece))
-    marks = not characters.isdisjoint(_second_parts())  # maybe apart from their letters, each in a piece of its own
+    marks = not characters.isdisjoint(_second_parts())  # a mark may be cut off its letter, in a piece of its own
 
     if not composed and (decomposed or marks):
         return "NFD"
     if not decomposed and not marks:
         return "NFC"
 
-    # pieces of both forms: those of the rarer one may be strays
+    # There are pieces of both forms; those of the rarer one may be strays.
     if STRAY * composed >= max(1, decomposed):
         return "NFC"
     if STRAY * decomposed >= max(1, composed):
@@ -150,7 +164,7 @@ def _unicode_of(pieces: list[str], characters: set[str]) -> str:
 
 
 def _is_composed(text: str) -> bool:
-    """Return whether a text is in NFC, but for the letters that NFC never has as one."""
+    """Return whether a text is in NFC, where letters apart may be one character or several."""
     return is_normalized("NFC", text) or is_normalized("NFC", text.translate(_TO_APART))
 
 
@@ -166,7 +180,11 @@ def _second_parts() -> frozenset[str]:
 
 @lru_cache(maxsize=1)
 def _replacements() -> dict[str, tuple[str, ...]]:
-    """Return TYPED, and Unicode's other spaces and shapes of letters -> plain ones; wide and narrow ones both ways."""
+    """Return character -> replacements of it, in the order in which they are tried.
+
+    To those in TYPED are added a blank for Unicode's other spaces, the plain character for other shapes of it, and a
+    wide or narrow shape for its plain character.
+    """
     found = dict(TYPED)
     for code in range(0xA0, 0x10000):
         char = chr(code)
@@ -184,8 +202,12 @@ def _replacements() -> dict[str, tuple[str, ...]]:
 class _Counted:
     """Counts of the characters and lines of a text in one language.
 
-    Lines wait until there are CHUNK of them and are counted together, which is some 20 times as fast. counts: of each
-    character, by its code; lines: not in ASCII alone; composed, decomposed: those of them that are in NFC, and in NFD.
+    Lines wait until there are CHUNK of them and are counted together, which is some 20 times as fast.
+
+    counts: how often each character occurs, by its code, [code points]
+    lines: number of lines with a character beyond ASCII
+    composed, decomposed: numbers of those lines that are in NFC, and in NFD; one may be in both
+    waiting: lines that are not counted yet
     """
 
     def __init__(self):
@@ -196,7 +218,7 @@ class _Counted:
         self.waiting: list[str] = []
 
     def add(self, line: str) -> None:
-        """Take in a line."""
+        """Add a line of the text."""
         self.waiting.append(line)
         if len(self.waiting) == CHUNK:
             self.count()
@@ -219,7 +241,10 @@ class _Counted:
         self.waiting.clear()
 
     def facts(self) -> dict:
-        """Return what text_form.json holds of a language."""
+        """Return what text_form.json holds for a language.
+
+        That is {"unicode": as in Form, "joined": whether letters apart are one character, "characters": of the text}.
+        """
         self.count()
         enough = (1 - STRAY) * self.lines
         if self.composed >= enough:
@@ -237,23 +262,29 @@ class _Counted:
 
 
 class TextForm:
-    """The form of a training text that is read once, line by line; its memory does not grow with the text."""
+    """Finds the form of a training text that is read once, row by row; its memory does not grow with the text.
+
+    languages: language -> counts of its lines, in the order of the lines in a row
+    """
 
     def __init__(self, languages: Iterable[str]):
         self.languages = {language: _Counted() for language in languages}
 
     def add(self, row: Iterable[str]) -> None:
-        """Take in a line of each language."""
+        """Add a row of the text, a line of each language."""
         for counted, line in zip(self.languages.values(), row, strict=True):
             counted.add(line)
 
     def write(self, folder: Path) -> None:
-        """Write text_form.json into the folder of the prepared data."""
+        """Write text_form.json, language -> _Counted.facts, into the folder of the prepared data."""
         write_json(folder / NAME, {language: counted.facts() for language, counted in self.languages.items()})
 
 
 def read_form(folder: Path, language: str) -> Form | None:
-    """Read the form of a language's training text; None if the folder records none, UserError for another content."""
+    """Return the form of a language's training text from text_form.json in the folder of the data.
+
+    Returns None if the file or the language in it is missing. Raises a UserError for a file with other content.
+    """
     path = folder / NAME
     if not path.is_file():
         return None
@@ -270,6 +301,6 @@ FILLER = re.compile(r"madeupword\d{4}|<0x[0-9A-F]{2}>")  # fairseq's padding of 
 
 
 def text_pieces(symbols: Iterable[str], other_than: Iterable[str] = ()) -> list[str]:
-    """Return the symbols of a dictionary that are pieces of text; other_than: its marks, as tags of languages."""
+    """Return the symbols of a dictionary that are pieces of text; other_than: its tags of languages, and the like."""
     marks = {"<s>", "<pad>", "<blank>", "</s>", "<unk>", *other_than}
     return [symbol for symbol in symbols if symbol not in marks and not FILLER.fullmatch(symbol)]
