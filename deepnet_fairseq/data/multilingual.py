@@ -1,6 +1,7 @@
 """Prepare parallel text of many language pairs, with one vocabulary, for one multilingual model.
 
-The text of a language pair is read as a stream, because a corpus may be larger than the memory.
+The text of a language pair is read as a stream, because a corpus may be larger than the memory. A pair stands for both
+of its directions. Its training data may be cut into shards, of which fairseq reads one an epoch.
 """
 
 from __future__ import annotations
@@ -25,10 +26,13 @@ from .steps import Steps, read_json, remove
 from .survey import Survey, survey
 from .vocabulary import Vocabulary, sample, sampling_probabilities
 
-LEAST = 10_000  # sentence pairs a shard; a pair with fewer lies in fewer shards, which fairseq allows
-CHARACTER_COVERAGE = 0.9999  # of some 6,000 in 76 languages of Tatoeba it keeps those seen thrice
+LEAST = (
+    10_000  # sentence pairs of a language pair in a shard; one that has too few is in fewer shards, as fairseq allows
+)
+# SentencePiece's --character_coverage. Of some 6,000 characters in 76 languages of Tatoeba it keeps those seen thrice.
+CHARACTER_COVERAGE = 0.9999
 
-Sentences = Iterator[tuple[str, str]]
+Sentences = Iterator[tuple[str, str]]  # sentence pairs
 
 
 @dataclass(frozen=True)
@@ -36,11 +40,11 @@ class PairText:
     """Text of a language pair, read as a stream.
 
     langs: the two languages
-    subsets: "train", "valid", ... -> a function that reads the pairs from the start
-    state: changes with the text (sizes and times of its files, checksums), for the record of a step
-    bound: returns a quick upper bound of the training pairs, where reading them takes long
-    finish: called when all of the text is binarised
-    one_way: a test set from the first language into the second alone, beside one of the same name the other way
+    subsets: "train", "valid", ... -> function that reads the sentence pairs from the start
+    state: entries for a step's settings that change with the text (sizes and times of its files, checksums)
+    bound: function that returns an upper bound of the training pairs, where counting takes long; None to count them
+    finish: function that is called when all of the text is binarised
+    one_way: whether this is text from the first language into the second alone; there may be another the other way
     """
 
     langs: tuple[str, str]
@@ -65,13 +69,13 @@ class PairText:
     @property
     def step(self) -> str:
         """Name of the step that binarises it."""
-        if self.one_way:  # a text of both ways may have the same name
+        if self.one_way:  # a text for both directions may have the same `name`
             return ".".join(["pair", self.name, *self.subsets])
         return f"pair.{self.name}"
 
 
 def split_pair(pair: str) -> tuple[str, str]:
-    """Return ("de", "en") of "de-en"; raise UserError for anything that fairseq's multilingual task misreads."""
+    """Return ("de", "en") for "de-en"; raise a UserError for a pair that fairseq's multilingual task would misread."""
     langs = parse_pair("pair", pair)
     if pair.count("-") > 1:
         raise UserError(f"pair {pair}: fairseq's multilingual task splits it at each hyphen; write _ within a code")
@@ -79,7 +83,7 @@ def split_pair(pair: str) -> tuple[str, str]:
 
 
 def file_state(path: Path) -> list[int]:
-    """Return size in bytes and time of change in ns; raise a UserError if there is no such file."""
+    """Return [size in bytes, time of change in ns]; raise a UserError if there is no such file."""
     if not path.is_file():
         raise UserError(f"{path}: no such file")
     return steps.file_state(path)
@@ -92,10 +96,16 @@ def binarise(
     workers: int = 1,
     total: int | None = None,
 ) -> int:
-    """Write the files of fairseq-preprocess without segmented text in between; return the number of sentences.
+    """Cut sentence pairs into pieces and write the files of fairseq-preprocess; return the number of sentence pairs.
 
-    prefixes: the paths of source and target without .bin and .idx, one pair of them a shard; sentence i goes to shard i
-    modulo their number. total: sentences, if known. Raises a UserError for fewer sentences than shards.
+    Other than with fairseq-preprocess, no text in pieces is written in between.
+
+    prefixes: paths of source and target without .bin and .idx, for each shard; sentence pair i goes to shard i modulo
+        their number
+    workers: processes
+    total: sentence pairs, for the progress bar, None if unknown
+
+    Raises a UserError for fewer sentence pairs than shards.
     """
     from fairseq.data import indexed_dataset  # imported here, because a recipe's plan does without it
 
@@ -103,19 +113,22 @@ def binarise(
     shards = len(prefixes)
 
     def encode(rows: list[tuple[int, tuple[str, str]]]) -> list[list[tuple[np.ndarray, np.ndarray]]]:
-        """Return for each shard and side the numbers of the pieces, and how many each sentence has."""
+        """Return for each shard [source, target], each of them as _joined returns its sentences in these rows.
+
+        rows: (number of the sentence pair, sentence pair), numbered one after another
+        """
         first_number, _ = rows[0]
         sources = vocabulary.encode([source for _, (source, _) in rows])
         targets = vocabulary.encode([target for _, (_, target) in rows])
 
         parts = []
         for shard in range(shards):
-            start = (shard - first_number) % shards  # place of the first row whose number is `shard` modulo `shards`
+            start = (shard - first_number) % shards  # index of the first row whose number is `shard` modulo `shards`
             parts.append([_joined(sources[start::shards], dtype), _joined(targets[start::shards], dtype)])
         return parts
 
     with ExitStack() as files:
-        writers = []  # of source and target, for each shard
+        writers = []  # (of source, of target) for each shard
         for source_prefix, target_prefix in prefixes:
             source_writer = _writer(source_prefix, dtype, files)
             target_writer = _writer(target_prefix, dtype, files)
@@ -134,14 +147,14 @@ def binarise(
 
 
 def _joined(sentences: list[np.ndarray], dtype: type) -> tuple[np.ndarray, np.ndarray]:
-    """Return the numbers of all sentences' pieces in one array, and the length of each sentence."""
+    """Return the numbers of all sentences' pieces in one array, [pieces], and each sentence's length, [sentences]."""
     sizes = np.array([len(ids) for ids in sentences], np.int32)
     no_pieces = np.array([], dtype)  # np.concatenate refuses an empty list
     return np.concatenate([no_pieces, *sentences]).astype(dtype), sizes
 
 
 def _writer(prefix: Path, dtype: type, files: ExitStack) -> IndexedWriter:
-    """Open a writer of PREFIX.bin and PREFIX.idx; they get their names when `files` closes, the index last."""
+    """Return a writer of PREFIX.bin and PREFIX.idx, which get these names when `files` closes, the index last."""
     index = files.enter_context(whole(Path(f"{prefix}.idx")))
     data = files.enter_context(whole(Path(f"{prefix}.bin")))
     return files.enter_context(IndexedWriter(data, index, dtype))
@@ -162,18 +175,19 @@ def _training_lines(texts: Sequence[PairText], lang: str) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Multilingual:
-    """Preparation of DEST/bin, or DEST/bin/shard00, shard01, ... of which fairseq reads one an epoch.
+    """Preparation of DEST/bin, or of DEST/bin/shard00, shard01, ... of which fairseq reads one an epoch.
 
-    Names are those that its task translation_multi_simple_epoch looks for. Dictionaries and held-out subsets lie in the
-    first shard only: fairseq takes both from there.
+    Files have the names that fairseq's task translation_multi_simple_epoch looks for. Dictionaries and held-out subsets
+    are in the first shard only, because fairseq takes both from there.
 
     dest: the folder DEST
-    shards: their number
-    vocab: pieces of the SentencePiece model DEST/spm.model, which is trained on languages drawn at `temperature`
-    spm: a model that is copied to DEST/spm.model in place of a trained one
+    shards: how many there are
+    vocab: pieces of the SentencePiece model DEST/spm.model, which is trained on a sample of all languages
+    temperature: of the languages' shares in that sample, see vocabulary.sampling_probabilities
+    spm: a model that is copied to DEST/spm.model, None to train one
     workers: processes
-    vocab_sample: sentences that the model is trained on, by default `usual_sample`, or if that is None as many as fit
-        (see learning.sample_size)
+    vocab_sample: sentences of the sample, None for `usual_sample`
+    usual_sample: the same, None for as many as fit into memory (see learning.sample_size)
     """
 
     dest: Path
@@ -186,38 +200,43 @@ class Multilingual:
     usual_sample: int | None = None
 
     def run(self, texts: Sequence[PairText], evaluated: Sequence[PairText] = ()) -> dict[str, dict[str, int]]:
-        """Prepare all pairs; return pair -> subset -> sentence pairs.
+        """Prepare all pairs; return pair, as "de-en" -> subset -> number of its sentence pairs.
 
-        Each pair has steps of its own, so that one added later leaves the others' valid. Folders of another number of
-        shards are removed. texts: pairs to train on; evaluated: pairs without training text, in languages of others.
+        Each pair has its own Steps object, so that adding a pair leaves what is done for the others valid.
+
+        texts: of the pairs to train on
+        evaluated: texts without training text, in languages of `texts`
         """
+        # data in another number of shards, from an earlier call, are removed
         Steps(self.dest).run("layout", [], {"shards": self.shards}, lambda: remove(self.dest / "bin"))
         for shard in range(self.shards):
             self.data(shard).mkdir(parents=True, exist_ok=True)
         (self.dest / "reference").mkdir(parents=True, exist_ok=True)
 
-        counted = {}
-        if not self.spm:  # training draws from all pairs by their sizes
-            counted = {text.name: self.count(text) for text in texts}
-        vocabulary = self.vocabulary(texts, counted)
+        train_sizes = {}  # pair -> training pairs
+        if not self.spm:  # the sample for a new model is drawn from all pairs by their sizes
+            train_sizes = {text.name: self.count(text) for text in texts}
+        vocabulary = self.vocabulary(texts, train_sizes)
 
         counts = {}
         for text in texts:  # one pair after another, because a pair may remove its archives when it is done
-            train_pairs = self.count(text) if self.spm else counted[text.name]
-            counts[text.name] = self.pair(text, train_pairs, vocabulary)
+            train_size = self.count(text) if self.spm else train_sizes[text.name]
+            counts[text.name] = self.pair(text, train_size, vocabulary)
             text.finish()
-        for text in evaluated:  # of a pair there may be a text of both ways and one of one way
+        for text in evaluated:  # there may be one text for both directions of a pair, and one for one direction
             earlier = counts.get(text.name, {})
-            counts[text.name] = earlier | self.pair(text, train=0, vocabulary=vocabulary)
+            counts[text.name] = earlier | self.pair(text, train_size=0, vocabulary=vocabulary)
 
         self.write_lists(texts, vocabulary)
         return counts
 
-    def vocabulary(self, texts: Sequence[PairText], counted: dict[str, int]) -> Vocabulary:
-        """Return the SentencePiece model, trained unless given or present; raise a UserError if the given file is none.
+    def vocabulary(self, texts: Sequence[PairText], train_sizes: dict[str, int]) -> Vocabulary:
+        """Copy or train DEST/spm.model, unless that is done; return its vocabulary.
 
-        counted: pair -> training pairs, if no model is given. Pairs added later change nothing: the step's record names
-        those that the model was trained on.
+        texts: of the pairs to train on; train_sizes: pair -> training pairs, {} if `spm` is given
+
+        A model is not trained anew when pairs are added: the record of the step names those that it was trained on, and
+        only these count. Raises a UserError if `spm` is no model.
         """
         path = self.dest / "spm.model"
         trained_on = read_json(self.dest / "steps" / "vocabulary.json").get("result", {}).get("pairs")
@@ -231,8 +250,8 @@ class Multilingual:
 
         def train() -> dict:
             with whole(path) as part:
-                sentences = chain.from_iterable(self.draw(texts, counted).values())
-                _, room = self.sample_size(counted)
+                sentences = chain.from_iterable(self.draw(texts, train_sizes).values())
+                _, room = self.sample_size(train_sizes)
                 model = sentencepiece_model(
                     sentences,
                     self.vocab,
@@ -250,19 +269,22 @@ class Multilingual:
             make = train
             states = {text.name: text.state for text in texts}
             settings = {"vocab": self.vocab, "temperature": self.temperature, "text": states}
-            if self.vocab_sample is not None:  # without, a vocabulary of an earlier release stays
+            if self.vocab_sample is not None:  # so that without it a vocabulary of an earlier release stays valid
                 settings["vocab_sample"] = self.vocab_sample
         Steps(self.dest).run("vocabulary", [path], settings, make)
         return Vocabulary(path)
 
-    def draw(self, texts: Sequence[PairText], counted: dict[str, int]) -> dict[str, Iterator[str]]:
-        """Return language -> lines, its share of the sample by temperature. counted: pair -> training pairs."""
-        languages = _languages(texts)
-        sizes = {}
-        for lang in languages:
-            sizes[lang] = sum(counted[text.name] for text in texts if lang in text.langs)
+    def draw(self, texts: Sequence[PairText], train_sizes: dict[str, int]) -> dict[str, Iterator[str]]:
+        """Draw the sample for the SentencePiece model; return language -> its sentences, and print their numbers.
 
-        total, _ = self.sample_size(counted)
+        train_sizes: pair -> training pairs
+        """
+        languages = _languages(texts)
+        sizes = {}  # language -> training sentences in it
+        for lang in languages:
+            sizes[lang] = sum(train_sizes[text.name] for text in texts if lang in text.langs)
+
+        total, _ = self.sample_size(train_sizes)
         probabilities = sampling_probabilities(sizes, self.temperature)
         wanted = {lang: round(total * probability) for lang, probability in probabilities.items()}
         print(
@@ -277,22 +299,26 @@ class Multilingual:
             drawn[lang] = sample(lines, count=sizes[lang], wanted=wanted[lang], rng=rng)
         return drawn
 
-    def sample_size(self, counted: dict[str, int]) -> tuple[int, int | None]:
-        """Return the number of sentences for the vocabulary, and their bytes at most; see learning.sample_size.
+    def sample_size(self, train_sizes: dict[str, int]) -> tuple[int, int | None]:
+        """Return the number of sentences of the sample, and the memory that they may take, as learning.sample_size.
 
-        counted: pair -> training pairs.
+        train_sizes: pair -> training pairs
         """
         asked = self.usual_sample if self.vocab_sample is None else self.vocab_sample
-        return sample_size(2 * sum(counted.values()), asked)
+        sentences = 2 * sum(train_sizes.values())
+        return sample_size(sentences, asked)
 
     def data(self, shard: int = 0) -> Path:
-        """Return the folder of a shard, by its number from 0."""
+        """Return the folder of binarised data of a shard, by its number from 0."""
         if self.shards == 1:
             return self.dest / "bin"
         return self.dest / "bin" / f"shard{shard:02d}"
 
     def write_lists(self, texts: Sequence[PairText], vocabulary: Vocabulary) -> None:
-        """Write dict.LANG.txt, langs.txt (for --lang-dict) and pairs.txt (all directions, for --lang-pairs)."""
+        """Write dict.LANG.txt, langs.txt (for fairseq's --lang-dict) and pairs.txt (for --lang-pairs).
+
+        texts: of the pairs to train on. pairs.txt has all of their directions, one a line.
+        """
         languages = _languages(texts)
         directions = list(chain.from_iterable(text.directions for text in texts))
         for language in languages:
@@ -302,7 +328,11 @@ class Multilingual:
             write_lines(folder / "pairs.txt", directions)
 
     def count(self, text: PairText) -> int:
-        """Count the training pairs, or return their bound; reading them also finds mistakes in the text."""
+        """Count the sentence pairs of each subset in a step; return the number, or upper bound, of training pairs.
+
+        The reading also finds mistakes in the text: a UserError is raised for bad UTF-8, or for a subset without text.
+        Where `text` has a bound, only that is computed.
+        """
 
         def make() -> dict:
             if text.bound is not None:
@@ -324,25 +354,29 @@ class Multilingual:
                 raise UserError(f"{text.name}: no sentence pair in {subset}; leave it out, or give it some")
         return counts["train"]
 
-    def pair(self, text: PairText, train: int, vocabulary: Vocabulary) -> dict[str, int]:
-        """Binarise the text of one pair; return subset -> sentence pairs. train: the number of training pairs, or 0."""
-        read = dict(text.subsets)
+    def pair(self, text: PairText, train_size: int, vocabulary: Vocabulary) -> dict[str, int]:
+        """Binarise the text of one pair in a step, and write references; return subset -> number of sentence pairs.
+
+        train_size: number of training pairs, or an upper bound of it; 0 without training text
+        """
+        read = dict(text.subsets)  # subset -> function that reads it
         if "train" in read:  # fairseq requires a valid set of every pair it trains on: a training pair stands in
             read.setdefault("valid", lambda: islice(text.subsets["train"](), 1))
 
-        shards = max(1, min(self.shards, train // LEAST))
-        prefixes = {}  # subset -> for each shard, source and target, which both directions share
+        train_shards = max(1, min(self.shards, train_size // LEAST))
+        prefixes = {}  # subset -> (source, target) for each of its shards; both directions share these files
         for subset in read:
-            subset_shards = shards if subset == "train" else 1
+            subset_shards = train_shards if subset == "train" else 1
             prefixes[subset] = [self._prefixes(text, subset, shard) for shard in range(subset_shards)]
 
-        # the raw text of either side is the reference of one direction, that into its language
+        # The raw text of a side is the reference of the direction into its language. A text of one way has only one of
+        # the directions, the one into its second language.
         sides = []
         endings = []
         for direction, target in zip(text.directions, reversed(text.langs), strict=not text.one_way):
             sides.append(text.langs.index(target))
             endings.append(f"{direction}.{target}")
-        references = {}
+        references = {}  # test set -> files, in the order of `sides`
         for subset in read:
             if subset not in ("train", "valid"):
                 references[subset] = [self.dest / "reference" / f"{subset}.{ending}" for ending in endings]
@@ -350,7 +384,7 @@ class Multilingual:
         def make() -> dict:
             counts = {}
             for subset, shard_prefixes in prefixes.items():
-                total = train if subset == "train" else None
+                total = train_size if subset == "train" else None
                 counts[subset] = binarise(read[subset](), vocabulary, shard_prefixes, self.workers, total=total)
             for subset, paths in references.items():
                 write_columns(paths, (tuple(row[side] for side in sides) for row in read[subset]()))
@@ -363,7 +397,7 @@ class Multilingual:
             for prefix in (source_prefix, target_prefix):
                 outputs += [Path(f"{prefix}.bin"), Path(f"{prefix}.idx")]
         outputs += chain.from_iterable(references.values())
-        settings = {"text": text.state, "vocabulary": vocabulary.digest, "shards": shards}
+        settings = {"text": text.state, "vocabulary": vocabulary.digest, "shards": train_shards}
         return Steps(self.dest).run(text.step, outputs, settings, make)
 
     def _prefixes(self, text: PairText, subset: str, shard: int) -> tuple[Path, Path]:

@@ -1,33 +1,48 @@
-"""Target language: subject, verb, object; adjectives after nouns; two noun classes, no case."""
+"""Say sentences in the target language, qab: subject, verb, object; adjectives after nouns; two noun classes, no case.
+
+The noun classes are animate and inanimate. A sentence is a list of words until `say` joins them.
+"""
 
 from __future__ import annotations
 
 from .meaning import Clause, Name, NounPhrase, Pronoun, Sentence, Verb, respell
 
-ARTICLES = {  # (definite, animate) -> singular, plural
+ARTICLES = {  # (definite, animate) -> article in singular, plural
     (True, True): ("lo", "los"),
     (True, False): ("ta", "tas"),
     (False, True): ("nu", ""),
     (False, False): ("na", ""),
 }
-PRONOUNS = {True: ("elo", "elos"), False: ("eta", "etas")}
-AGREEMENT = {"present": ("a", "an"), "past": ("ava", "avan"), "perfect": ("ada", "adan")}  # singular, plural
-UNITS = ("", "uno", "duo", "tre", "catro", "cinco", "ses", "sete", "oto", "nove")
+PRONOUNS = {True: ("elo", "elos"), False: ("eta", "etas")}  # animate -> pronoun in singular, plural
+# tense -> ending of a verb in singular, plural
+AGREEMENT = {"present": ("a", "an"), "past": ("ava", "avan"), "perfect": ("ada", "adan")}
+UNITS = ("", "uno", "duo", "tre", "catro", "cinco", "ses", "sete", "oto", "nove")  # numerals 1 to 9
 
 
 def say(sentence: Sentence) -> str:
-    """Say the sentence in qab, tokenised."""
+    """Return the sentence in qab, with blanks between words and punctuation."""
     words = clause_words(sentence.main)
     for conjunction, clause in sentence.rest:
-        words += ["," if conjunction else "e"] + ([conjunction.qab] if conjunction else []) + clause_words(clause)
-    return " ".join([words[0][0].upper() + words[0][1:]] + words[1:] + ["."])
+        if conjunction is None:
+            words.append("e")  # and
+        else:
+            words += [",", conjunction.qab]
+        words += clause_words(clause)
+    first = words[0]
+    words[0] = first[0].upper() + first[1:]
+    return " ".join([*words, "."])
 
 
 def clause_words(clause: Clause, head: NounPhrase | None = None) -> list[str]:
-    """Order a clause: subject, negation, verb, direct, indirect object, place, adverb. head: of a relative clause."""
+    """Return a clause: subject, negation, verb, direct object, indirect object, place, adverb.
+
+    head: noun phrase to which a relative clause belongs, whose subject is not said again; None for other clauses
+    """
     subject = clause.subject or head
     words = [] if head else phrase(subject)
-    words += ["non"] * clause.negated + [finite(clause.verb, clause.tense, subject.plural)]
+    if clause.negated:
+        words.append("non")
+    words.append(finite(clause.verb, clause.tense, subject.plural))
     if clause.direct is not None:
         words += phrase(clause.direct)
     if clause.indirect is not None:
@@ -35,35 +50,45 @@ def clause_words(clause: Clause, head: NounPhrase | None = None) -> list[str]:
     if clause.place is not None:
         preposition, thing = clause.place
         words += [preposition.qab] + phrase(thing)
-    return words + ([clause.adverb.qab + "me"] if clause.adverb else [])
+    if clause.adverb is not None:
+        words.append(clause.adverb.qab + "me")
+    return words
 
 
 def finite(verb: Verb, tense: str, plural: bool) -> str:
-    """Conjugate the verb in one of TENSES, which qab forms by an ending."""
+    """Return the verb in one of TENSES, which qab forms by an ending."""
     return verb.qab + AGREEMENT[tense][plural]
 
 
 def phrase(thing: NounPhrase | Name | Pronoun) -> list[str]:
-    """Say a noun phrase, name or pronoun; there are no cases."""
+    """Return a noun phrase, name or pronoun."""
     if isinstance(thing, Name):
         return [respell(thing.word.lower()).capitalize()]
     if isinstance(thing, Pronoun):
         return [PRONOUNS[thing.referent.noun.animate][thing.plural]]
+
     article = ARTICLES[thing.definite, thing.noun.animate][thing.plural]
     words = [article] if article else []
     if thing.count > 1:
         words += numeral(thing.count)
-    words.append(thing.noun.qab + ("s" if thing.plural else ""))
+
+    plural_ending = "s" if thing.plural else ""
+    words.append(thing.noun.qab + plural_ending)
     if thing.compound is not None:
         words += ["de", thing.compound.qab]
-    ending = ("o" if thing.noun.animate else "e") + ("s" if thing.plural else "")
-    words += [adjective.qab + ending for adjective in thing.adjectives]
+    class_ending = "o" if thing.noun.animate else "e"
+    words += [adjective.qab + class_ending + plural_ending for adjective in thing.adjectives]
     if thing.relative is not None:
         words += ["que"] + clause_words(thing.relative, head=thing)
     return words
 
 
 def numeral(number: int) -> list[str]:
-    """Spell a number in two words, tens before units: 23 is duonta tre."""
+    """Return a number from 1 to 99 as up to two words, tens before units: 23 is duonta tre."""
     tens, units = divmod(number, 10)
-    return ([UNITS[tens] + "nta"] if tens else []) + ([UNITS[units]] if units else [])
+    words = []
+    if tens:
+        words.append(UNITS[tens] + "nta")
+    if units:
+        words.append(UNITS[units])
+    return words
