@@ -15,7 +15,7 @@ from deepnet_fairseq.data import miniature
 from deepnet_fairseq.data.archive import stream_lines
 from deepnet_fairseq.data.miniature import write
 from deepnet_fairseq.data.recipes.evaluation import FLORES, wmt_archives
-from deepnet_fairseq.data.recipes.m2m102 import archives_of, clean
+from deepnet_fairseq.data.recipes.m2m102 import archives_of, filter_pairs
 from deepnet_fairseq.data.recipes.opus100 import ARCHIVES
 from deepnet_fairseq.errors import UserError
 
@@ -68,7 +68,7 @@ def test_opus100_is_what_its_archives_hold(opus):
 
 def test_cleaning_says_what_it_left_out(capsys):
     pairs = ["ab", "ab", "ac", ("", "b"), ("d", ""), "ee", ("f" * 1001, "g"), "hi", "jk"]
-    kept = list(clean(pairs, (frozenset("h"), frozenset("k")), "de-en"))
+    kept = list(filter_pairs(pairs, (frozenset("h"), frozenset("k")), "de-en"))
     assert kept == [("a", "b"), ("a", "c")]
     counts = dict(re.findall(r"([a-z][a-z ]*) (\d+)", capsys.readouterr().out.partition(": ")[2]))
     assert counts == {"empty": "2", "equal sides": "1", "too long": "1", "evaluation": "2", "twice": "1", "kept": "2"}

@@ -95,7 +95,7 @@ class Archives:
         self.__dict__.pop("members", None)  # forget the value that cached_property keeps
 
 
-def clean(pairs: Iterable[tuple[str, str]], held_out: tuple[Set[str], Set[str]], name: str) -> Sentences:
+def filter_pairs(pairs: Iterable[tuple[str, str]], held_out: tuple[Set[str], Set[str]], name: str) -> Sentences:
     """Yield the sentence pairs that are fit for training; print at the end how many were left out for which reason.
 
     Left out are pairs with an empty side, equal sides, a side over LONGEST characters, a sentence of a test set on
@@ -166,7 +166,7 @@ class M2m102(MultilingualRecipe):
 
         def read_training_pairs() -> Sentences:
             held_out = tuple(map(evaluation.held_out, langs))
-            return clean(archives.read(), held_out, pair)
+            return filter_pairs(archives.read(), held_out, pair)
 
         def count_uncleaned() -> int:
             return sum(1 for _ in archives.read())
