@@ -210,22 +210,22 @@ class Multilingual:
         # data in another number of shards, from an earlier call, are removed
         Steps(self.dest).run("layout", [], {"shards": self.shards}, lambda: remove(self.dest / "bin"))
         for shard in range(self.shards):
-            self.data(shard).mkdir(parents=True, exist_ok=True)
+            self.shard_folder(shard).mkdir(parents=True, exist_ok=True)
         (self.dest / "reference").mkdir(parents=True, exist_ok=True)
 
         train_sizes = {}  # pair -> training pairs
         if not self.spm:  # the sample for a new model is drawn from all pairs by their sizes
-            train_sizes = {text.name: self.count(text) for text in texts}
+            train_sizes = {text.name: self.count_pairs(text) for text in texts}
         vocabulary = self.vocabulary(texts, train_sizes)
 
         counts = {}
         for text in texts:  # one pair after another, because a pair may remove its archives when it is done
-            train_size = self.count(text) if self.spm else train_sizes[text.name]
-            counts[text.name] = self.pair(text, train_size, vocabulary)
+            train_size = self.count_pairs(text) if self.spm else train_sizes[text.name]
+            counts[text.name] = self.binarise_pair(text, train_size, vocabulary)
             text.finish()
         for text in evaluated:  # there may be one text for both directions of a pair, and one for one direction
             earlier = counts.get(text.name, {})
-            counts[text.name] = earlier | self.pair(text, train_size=0, vocabulary=vocabulary)
+            counts[text.name] = earlier | self.binarise_pair(text, train_size=0, vocabulary=vocabulary)
 
         self.write_lists(texts, vocabulary)
         return counts
@@ -308,7 +308,7 @@ class Multilingual:
         sentences = 2 * sum(train_sizes.values())
         return sample_size(sentences, asked)
 
-    def data(self, shard: int = 0) -> Path:
+    def shard_folder(self, shard: int = 0) -> Path:
         """Return the folder of binarised data of a shard, by its number from 0."""
         if self.shards == 1:
             return self.dest / "bin"
@@ -322,12 +322,12 @@ class Multilingual:
         languages = _languages(texts)
         directions = list(chain.from_iterable(text.directions for text in texts))
         for language in languages:
-            write_lines(self.data() / f"dict.{language}.txt", vocabulary.dictionary(len(languages)))
-        for folder in {self.dest / "bin", self.data()}:  # one folder, unless there are shards
+            write_lines(self.shard_folder() / f"dict.{language}.txt", vocabulary.dictionary(len(languages)))
+        for folder in {self.dest / "bin", self.shard_folder()}:  # one folder, unless there are shards
             write_lines(folder / "langs.txt", languages)
             write_lines(folder / "pairs.txt", directions)
 
-    def count(self, text: PairText) -> int:
+    def count_pairs(self, text: PairText) -> int:
         """Count the sentence pairs of each subset in a step; return the number, or upper bound, of training pairs.
 
         The reading also finds mistakes in the text: a UserError is raised for bad UTF-8, or for a subset without text.
@@ -354,7 +354,7 @@ class Multilingual:
                 raise UserError(f"{text.name}: no sentence pair in {subset}; leave it out, or give it some")
         return counts["train"]
 
-    def pair(self, text: PairText, train_size: int, vocabulary: Vocabulary) -> dict[str, int]:
+    def binarise_pair(self, text: PairText, train_size: int, vocabulary: Vocabulary) -> dict[str, int]:
         """Binarise the text of one pair in a step, and write references; return subset -> number of sentence pairs.
 
         train_size: number of training pairs, or an upper bound of it; 0 without training text
@@ -404,4 +404,4 @@ class Multilingual:
         """Return the paths of a subset's source and target in one shard, without .bin and .idx."""
         source, target = text.langs
         prefix = f"{subset}.{text.name}"
-        return self.data(shard) / f"{prefix}.{source}", self.data(shard) / f"{prefix}.{target}"
+        return self.shard_folder(shard) / f"{prefix}.{source}", self.shard_folder(shard) / f"{prefix}.{target}"

@@ -130,9 +130,8 @@ class Form:
         texts = [piece.removesuffix("@@").replace("\u2581", " ") for piece in pieces]
         if escaped:
             texts = [html.unescape(text) for text in texts]
-            texts += [
-                text.upper() for text in texts
-            ]  # the corpus may be lower-cased, and lines to bring to its form not
+            # Moses' corpora may be lower-cased; a line that is brought to their form may have upper case all the same.
+            texts += [text.upper() for text in texts]
 
         characters = {" ", *"".join(texts)}
         unicode = _unicode_of(texts, characters)
