@@ -89,7 +89,7 @@ def file_state(path: Path) -> list[int]:
     return steps.file_state(path)
 
 
-def binarise(
+def cut_and_binarise(
     pairs: Iterable[tuple[str, str]],
     vocabulary: Vocabulary,
     prefixes: Sequence[tuple[Path, Path]],
@@ -385,7 +385,7 @@ class Multilingual:
             counts = {}
             for subset, shard_prefixes in prefixes.items():
                 total = train_size if subset == "train" else None
-                counts[subset] = binarise(read[subset](), vocabulary, shard_prefixes, self.workers, total=total)
+                counts[subset] = cut_and_binarise(read[subset](), vocabulary, shard_prefixes, self.workers, total=total)
             for subset, paths in references.items():
                 write_columns(paths, (tuple(row[side] for side in sides) for row in read[subset]()))
             numbers = ", ".join(f"{subset} {count:,}" for subset, count in counts.items())

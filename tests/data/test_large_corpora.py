@@ -26,7 +26,7 @@ from deepnet_fairseq.data.language import make_corpus, write_corpus
 from deepnet_fairseq.data.learning import sentencepiece_model
 from deepnet_fairseq.data.lines import in_child, read_lines
 from deepnet_fairseq.data.lm_text import PlainSurvey, PlainText, prepare_lm, train_sentencepiece
-from deepnet_fairseq.data.multilingual import binarise
+from deepnet_fairseq.data.multilingual import cut_and_binarise
 from deepnet_fairseq.data.parallel_text import prepare_text
 from deepnet_fairseq.data.pieces import Cutter
 from deepnet_fairseq.data.survey import Survey, characters, survey
@@ -202,7 +202,7 @@ def test_shards_by_several_processes(text, tmp_path, monkeypatch):
         place = tmp_path / str(workers)
         place.mkdir()
         prefixes = [(place / f"{shard}.a", place / f"{shard}.b") for shard in range(3)]
-        assert binarise(iter(pairs), vocabulary, prefixes, workers, 1000) == 1000
+        assert cut_and_binarise(iter(pairs), vocabulary, prefixes, workers, 1000) == 1000
     assert content(tmp_path / "1") == content(tmp_path / "3") and len(content(tmp_path / "1")) == 12
 
 
