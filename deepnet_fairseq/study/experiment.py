@@ -1,6 +1,8 @@
-"""What all experiments have in common: their keys, what a user chooses of them, and a training of theirs, a row.
+"""What all experiments have in common: the keys of their file, the user's choices, and the list of their trainings.
 
-rows.py has the ways in which a file of experiments/ names its rows.
+An experiment is a file of experiments/, see experiments.py. A row is one of its trainings, as they are the rows of a
+paper's table. A miniature ("smoke" in keys and flags) is the experiment with small models on generated data, to try it.
+The subclasses of Experiment in rows.py make the rows. `world` is the number of processes of a training, one a GPU.
 """
 
 from __future__ import annotations
@@ -14,17 +16,21 @@ from ..core.methods import METHODS, get_method
 from ..errors import UserError
 
 Flags = dict[str, Any]  # of fairseq-train: name without dashes -> value; True for a switch
-NONE = "not given"  # value of a flag that `like` has, and this file takes back
-SMOKE_STUCK, SMOKE_AVERAGE, SMOKE_VOCABULARY, SMOKE_SAVES = 200, 2, 500, 50
-LOG_INTERVAL = 25
+NOT_GIVEN = "not given"  # value of a flag or key that `like` has: this file takes it back
+SMOKE_STUCK = 200  # updates: --stop-stuck of a miniature
+SMOKE_AVERAGE = 2  # checkpoints that a miniature averages
+SMOKE_VOCABULARY = 500  # pieces
+SMOKE_SAVES = 50  # updates between two saves of a miniature
+LOG_INTERVAL = 25  # updates
 
 
 @dataclass(frozen=True)
 class Row:
     """One training of an experiment: name of its folder, facts for run.json, flags of fairseq-train.
 
-    layers: of all stacks, in units of one of width 512, which its memory depends on; paper_tokens: of an update in the
-    paper, None where there is no paper; scored: whether its output is scored.
+    method: its name in METHODS. layers: the number of layers of width 512 that need as much memory as those of its
+    stacks together. paper_tokens: tokens of an update in the paper, None where there is no paper. scored: whether the
+    trained model is translated with, or evaluated, and gets a score.json.
     """
 
     name: str
@@ -38,11 +44,12 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Word:
-    """A method as a user names it: METHOD, with options after plus signs, and a learning rate of its own after @.
+class MethodSpec:
+    """A method with its options, as --methods and the files name it: METHOD+OPTION+OPTION=VALUE@RATE.
 
-    normformer+scale_residual+head_scale=none@1e-3 has two options. An option of the method may leave out its name, as
-    these do; others are flags of fairseq-train, as pre_ln+qk-norm. rate: None if there is none.
+    normformer+scale_residual+head_scale=none@1e-3 is NormFormer with two options and a learning rate of its own. An
+    option is a flag of fairseq-train without its dashes, as qk-norm in pre_ln+qk-norm. Of the method's own flags, which
+    begin with its name (--normformer-head-scale), the option leaves out the name. rate: None if it has none of its own.
     """
 
     method: str
@@ -50,36 +57,36 @@ class Word:
     rate: str | None = None
 
     @classmethod
-    def parse(cls, text: str) -> Word:
+    def parse(cls, text: str) -> MethodSpec:
         """Parse the text; UserError for an unknown method, or for what is no option."""
-        words, _, rate = text.partition("@")
-        method, *options = words.split("+")
-        get_method(method)
+        without_rate, _, rate = text.partition("@")
+        method, *options = without_rate.split("+")
+        get_method(method)  # raises the error for an unknown method
         for option in options:
             if not re.fullmatch(r"[A-Za-z0-9_-]+(=[^/]+)?", option):
                 raise UserError(f"--methods {text}: an option is NAME or NAME=VALUE, without a slash")
         return cls(method, tuple(options), rate or None)
 
     @property
-    def variant(self) -> str:
+    def options_text(self) -> str:
         """The options as a text, "" for none."""
         return "+".join(self.options)
 
     @property
-    def folder(self) -> str:
-        """The part of a folder's name that stands for method and options."""
+    def folder_prefix(self) -> str:
+        """Method and options as they begin the name of a run's folder."""
         return "-".join([self.method, *self.options]).replace("=", "-")
 
     @property
     def flags(self) -> Flags:
-        """Flags of fairseq-train: method, its own flags of a training, and the options."""
+        """Flags of fairseq-train: the method, what its first training needs (Method.train_flags), and the options."""
         method = get_method(self.method)
-        flags = parsed(method.train_flags) | {"method": self.method}
-        own = {option.replace("_", "-") for option in method.options}
+        flags = parse_flags(method.train_flags) | {"method": self.method}
+        methods_own = {option.replace("_", "-") for option in method.options}
         for option in self.options:
             name, _, value = option.partition("=")
             name = name.replace("_", "-")
-            if name in own:
+            if name in methods_own:
                 name = f"{self.method}-{name}".replace("_", "-")
             flags[name] = value or True
         return flags
@@ -87,11 +94,13 @@ class Word:
 
 @dataclass(frozen=True)
 class Choice:
-    """What a user chooses of an experiment; None for the paper's.
+    """What a user chooses by flags of `deepnet reproduce`; None where the experiment's file decides.
 
-    variants: names of the experiment's variants; sizes, rates: of language models, and their learning rates; average:
-    last epochs, or A-B; stuck: of --stop-stuck; tokens: of a batch on a GPU; shared: whether embeddings are shared;
-    update: that a figure shows.
+    methods: each as MethodSpec.parse reads it, or "*" for all; depths: see ByLayers.layers; sizes: names of sizes of
+    language models; rates: their learning rates, as written; variants: names of the file's variants. average: "10" to
+    average the last 10 epochs, "36-45" for these. stuck: --stop-stuck, updates. tokens: --max-tokens of one process;
+    shared: whether the embeddings are shared; smoke: train the miniature. order: of the rows, see ByMethod._in_order.
+    update: the update that a figure shows.
     """
 
     methods: Sequence[str] | None = None
@@ -111,9 +120,10 @@ class Choice:
 
 @dataclass(frozen=True)
 class Experiment:
-    """An experiment of a file, with its recipe and the user's choice applied.
+    """An experiment: the content of its file, and the user's choice.
 
-    content: the file's keys. A subclass says which rows they name.
+    content: keys and values, see experiments.py; those of `like` and of the recipe are merged in. A subclass makes the
+    rows.
     """
 
     name: str
@@ -130,14 +140,14 @@ class Experiment:
     def rows(self, world: int) -> Iterator[Row]:
         """Yield the trainings in the order in which they are begun.
 
-        world: processes of each. Raises a UserError for a choice that the experiment does not have.
+        Raises a UserError for a choice that the experiment does not have.
         """
         raise NotImplementedError
 
     def check_rows(self, world: int, only: str | None = None) -> None:
-        """Raise a UserError for rows that cannot be trained, two of one name, and a name that none has.
+        """Raise a UserError for a row that cannot be trained, for two of one name, and if none is named `only`.
 
-        world: processes of each; only: the name, None if all rows are meant.
+        only: the name of the row that is asked for, None if all are.
         """
         names: set[str] = set()
         for row in self.rows(world):
@@ -149,26 +159,35 @@ class Experiment:
 
     @property
     def folder(self) -> str:
-        """Name of the folder of its runs."""
+        """Name of the folder in which its runs lie."""
         return self["folder"]
 
     @property
     def smoke(self) -> Mapping[str, Any] | None:
-        """The keys of the miniature, None for the paper's size."""
+        """The file's table [smoke], {} if it has none, for a miniature; None for the paper's size."""
         return self.get("smoke", {}) if self.choice.smoke else None
 
-    def words(self) -> list[Word]:
-        """Return the methods of its rows, in their order; UserError for an unknown one, or options without a use."""
-        words = []
+    def method_specs(self) -> list[MethodSpec]:
+        """Return the methods of its rows, in their order.
+
+        Raises a UserError for an unknown method, and for options or a learning rate that the experiment does not take.
+        """
+        specs = []
         for text in self._asked_for("methods"):
-            words += [Word(method) for method in METHODS] if text == "*" else [Word.parse(text)]
-        for word in words:
-            if (word.options and not self.get("options")) or (word.rate and "sizes" not in self.content):
-                raise UserError(f"--methods {word.folder}: {self.name} takes methods without options")
-        return words
+            if text == "*":
+                specs += [MethodSpec(method) for method in METHODS]
+            else:
+                specs.append(MethodSpec.parse(text))
+
+        takes_options = bool(self.get("options"))
+        takes_rates = "sizes" in self.content  # language models
+        for spec in specs:
+            if (spec.options and not takes_options) or (spec.rate and not takes_rates):
+                raise UserError(f"--methods {spec.folder_prefix}: {self.name} takes methods without options")
+        return specs
 
     def seeds(self) -> list[int]:
-        """Return the seeds of its trainings; in a miniature the first alone, unless others are asked for."""
+        """Return the seeds: the user's, else the file's; of a miniature those of [smoke], else the file's first."""
         chosen = self.choice.seeds
         if chosen is None and self.smoke and "seeds" in self.smoke:
             chosen = self.smoke["seeds"]
@@ -177,7 +196,7 @@ class Experiment:
         return list(chosen or self.get("seeds", [1]))
 
     def _asked_for(self, key: str) -> list[str]:
-        """Return the words of a key: the user's, those of the miniature, or those of the file."""
+        """Return the values of "methods" or "depths" as text: the user's, else those of the miniature or the file."""
         chosen = getattr(self.choice, key)
         if chosen is None and self.smoke and key in self.smoke:
             chosen = self.smoke[key]
@@ -185,23 +204,28 @@ class Experiment:
 
     @property
     def stuck(self) -> int:
-        """Updates after which a training that learns nothing ends, 0 for never."""
+        """--stop-stuck: updates after which a training that learns nothing is ended; 0 for never."""
         if self.choice.stuck is not None:
             return self.choice.stuck
         return 0 if self.smoke is None else self.smoke.get("stop_stuck", SMOKE_STUCK)
 
     @property
     def vocabulary(self) -> int:
-        """Pieces of the vocabulary, of data that are still to be prepared."""
+        """Number of pieces of the vocabulary, if the data are still to be prepared."""
         return SMOKE_VOCABULARY if self.choice.smoke else self["corpus_size"]["vocabulary"]
 
     @property
     def average(self) -> tuple[int, str]:
-        """Number of checkpoints that are averaged, and their epochs as --epoch-weights names them."""
+        """Number of checkpoints that are averaged, 1 for none; their epochs in the words of --epoch-weights.
+
+        The epochs are "36-45", or "last:10" for the last ten.
+        """
         word = self.choice.average
         if word is None:
             number = self.get("translation", {}).get("average", 1)
-            word = str(SMOKE_AVERAGE if self.choice.smoke and number > 1 else number)
+            if self.choice.smoke and number > 1:
+                number = SMOKE_AVERAGE
+            word = str(number)
 
         first, _, last = word.partition("-")
         valid = first.isdecimal() and int(first) > 0
@@ -214,23 +238,28 @@ class Experiment:
             return int(last) - int(first) + 1, word
         return int(first), f"last:{first}"
 
-    def _batch(self, tokens: int, count: int, world: int) -> Flags:
-        """Return the batch of each process, and how many of them make an update of `count` batches of `tokens`."""
-        update = tokens * count  # tokens
-        of_process = self.choice.tokens or tokens
-        if update % (world * of_process):
+    def _batch_flags(self, tokens: int, count: int, world: int) -> Flags:
+        """Return --max-tokens and --update-freq, by which an update has the paper's `count` batches of `tokens`.
+
+        Raises a UserError if the processes cannot share these tokens equally.
+        """
+        update_tokens = tokens * count
+        max_tokens = self.choice.tokens or tokens  # of a batch of one process
+        step_tokens = world * max_tokens  # of one batch in every process
+        if update_tokens % step_tokens:
             if self.choice.tokens is None:
                 raise UserError(
                     f"--gpus: {world} GPUs must divide {count}, the batches of an update; or choose --max-tokens so "
-                    f"that times {world} it divides {update}"
+                    f"that times {world} it divides {update_tokens}"
                 )
             raise UserError(
-                f"--max-tokens {of_process}: {world} x {of_process} tokens do not divide the paper's batch of {update}"
+                f"--max-tokens {max_tokens}: {world} x {max_tokens} tokens do not divide the paper's batch of "
+                f"{update_tokens}"
             )
-        return {"max-tokens": of_process, "update-freq": update // (world * of_process)}
+        return {"max-tokens": max_tokens, "update-freq": update_tokens // step_tokens}
 
-    def _saves(self) -> Flags:
-        """Return the flags of saves: for a resume, and the weights of the epochs to average."""
+    def _save_flags(self) -> Flags:
+        """Return the flags of saving checkpoints: the newest to resume from, and weights of the epochs to average."""
         every = SMOKE_SAVES if self.choice.smoke else self["saves"]["every"]
         flags: Flags = {"save-interval-updates": every, "keep-interval-updates": 1, "log-interval": LOG_INTERVAL}
         number, epochs = self.average
@@ -240,22 +269,22 @@ class Experiment:
             flags["no-epoch-checkpoints"] = True
         return flags
 
-    def _finished(self, flags: Flags) -> Flags:
-        """Return the flags of a row without those that are taken back, and with --stop-stuck if it can be used."""
+    def _complete_flags(self, flags: Flags) -> Flags:
+        """Return a row's flags with --stop-stuck, which needs validation, and without those that are NOT_GIVEN."""
         if self.stuck and not flags.get("disable-validation"):
             flags = flags | {"stop-stuck": self.stuck}
-        return {name: value for name, value in flags.items() if value != NONE}
+        return {name: value for name, value in flags.items() if value != NOT_GIVEN}
 
 
 def flags_of(table: Mapping[str, Any]) -> Flags:
-    """Return the flags in a table, without the keys that are none: its source, and the methods that it is for."""
+    """Return the flags in a table of a file, without its keys that are no flags: "source" and "methods"."""
     return {name: value for name, value in table.items() if name not in ("source", "methods")}
 
 
-def parsed(words: Sequence[str]) -> Flags:
-    """Return the flags in words such as ("--lr 1e-3", "--amp")."""
+def parse_flags(texts: Sequence[str]) -> Flags:
+    """Return the flags in texts such as ("--lr 1e-3", "--amp")."""
     flags: Flags = {}
-    for word in " ".join(words).split():
+    for word in " ".join(texts).split():
         if word.startswith("--"):
             name = word[2:]
             flags[name] = True

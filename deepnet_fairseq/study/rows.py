@@ -1,4 +1,8 @@
-"""The ways in which an experiment names its rows: methods by depths, groups of a figure, sizes of language models."""
+"""Make the rows of an experiment, in one of three ways that its file names them; experiment.py says what a row is.
+
+ByMethod: methods by depths, for tables of translation. ByGroup: [[rows]] of the file, for figures. BySize: methods by
+sizes and learning rates, for language models.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +11,33 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..errors import UserError
-from .experiment import Experiment, Flags, Row, Word, flags_of
+from .experiment import Experiment, Flags, MethodSpec, Row, flags_of
 
 SMOKE = {  # flags of a miniature that translates, on two CPU cores
     "encoder-embed-dim": 64, "encoder-ffn-embed-dim": 128, "encoder-attention-heads": 2, "update-freq": 1,
     "dropout": 0.0, "attention-dropout": 0.0, "activation-dropout": 0.0, "max-epoch": 0, "num-workers": 0,
     "warmup-updates": 100,
 }  # fmt: skip
-SMOKE_TOKENS, SMOKE_LR = 1000, 1e-3
+SMOKE_TOKENS = 1000  # --max-tokens of such a miniature
+SMOKE_LR = 1e-3
 
 
 class ByLayers(Experiment):
     """An experiment whose rows differ in their number of layers."""
 
     def depths(self) -> list[str]:
-        """Return the depths of its rows as words, "18" or "60-12"; UserError for one that is none."""
-        words = self._asked_for("depths")
-        for word in words:
-            self.layers(word)
-        return words
+        """Return the depths of its rows as text, "18" or "60-12"; UserError for one that is none."""
+        depths = self._asked_for("depths")
+        for depth in depths:
+            self.layers(depth)  # raises the error
+        return depths
 
     def layers(self, depth: str) -> dict[str, int]:
-        """Return the layers of each stack at a depth, as encoder_layers; UserError for a word that is no depth."""
+        """Return {"encoder_layers": N, "decoder_layers": M} of a depth, or the one of a model with one stack.
+
+        depth: "60-12" for both stacks; or "18" for each of them, for both together if the file has layers = "half", or
+        for the encoder if the file has decoder_layers for this depth. Raises a UserError for a text that is no depth.
+        """
         stacks = self.get("stacks", ("encoder", "decoder"))
         parts = depth.split("-")
         if not all(part.isdecimal() and int(part) > 0 for part in parts) or len(parts) > len(stacks):
@@ -37,25 +46,28 @@ class ByLayers(Experiment):
         numbers = [int(part) for part in parts]
         if len(numbers) == len(stacks):
             return _by_stack(stacks, numbers)
+
+        number = numbers[0]  # a single one for two stacks
         if self.get("layers") == "half":
-            if numbers[0] % 2:
+            if number % 2:
                 raise UserError(f"--depths: {depth} is no even number of layers")
-            return _by_stack(stacks, [numbers[0] // 2, numbers[0] // 2])
-        decoder = self.get("decoder_layers", {}).get(depth, numbers[0])
-        return _by_stack(stacks, [numbers[0], decoder])
+            return _by_stack(stacks, [number // 2, number // 2])
+        decoder = self.get("decoder_layers", {}).get(depth, number)
+        return _by_stack(stacks, [number, decoder])
 
     @property
     def update(self) -> int | None:
-        """The update that a figure shows, None for an experiment that shows none."""
+        """The update whose probes the figure shows; None for an experiment that has no such figure."""
         return self.choice.update or self.get("update")
 
-    def _papers_batch(self, depth: str, variant: Mapping[str, Any]) -> tuple[int, int] | None:
-        """Return the tokens of a batch, and the batches of an update, in the paper or of a miniature.
+    def _paper_batch(self, depth: str, row_table: Mapping[str, Any]) -> tuple[int, int] | None:
+        """Return the tokens of a batch, and the number of batches in an update, as the paper has them.
 
-        None if no paper has one, and the flags say it.
+        None if the file has no batch, because its flags set it (--max-tokens, --update-freq). row_table: the row's
+        variant or its group in the file, whose own "batch" goes first.
         """
-        if "batch" in variant:
-            tokens, count = variant["batch"]
+        if "batch" in row_table:
+            tokens, count = row_table["batch"]
             return tokens, count
         batch = self.get("batch")
         if batch is None:
@@ -65,43 +77,53 @@ class ByLayers(Experiment):
             return tokens, count
         return batch["tokens"], batch["count"]
 
-    def _memory(self, layers: Mapping[str, int]) -> int:
-        """Return the layers of all stacks in units of one of width 512."""
+    def _memory_layers(self, layers: Mapping[str, int]) -> int:
+        """Return Row.layers: the layers of all stacks, each of them worth corpus_size.layer layers of width 512."""
         return sum(layers.values()) * self["corpus_size"].get("layer", 1)
 
-    def _flags(self, word: Word, depth: str, variant: Mapping[str, Any], world: int) -> Flags:
-        """Return a row's flags: later sources override earlier ones."""
+    def _flags(self, spec: MethodSpec, depth: str, row_table: Mapping[str, Any], world: int) -> Flags:
+        """Return a row's flags of fairseq-train; what comes later here overrides what came before.
+
+        row_table: the row's variant or its group in the file, with flags of its own; {} for none.
+        """
+        # the paper's, and those that it leaves open
         flags: Flags = flags_of(self["training"]) | flags_of(self["open"])
         if not self.choice.shared:
             flags.pop("share-all-embeddings", None)
         if self.get("validation") == "for --stop-stuck" and not self.stuck:
             flags["disable-validation"] = True
-        flags |= word.flags
+
+        # method, depth and size
+        flags |= spec.flags
         flags |= {name.replace("_", "-"): number for name, number in self.layers(depth).items()}
         if self.smoke is not None:
-            flags |= self._miniature()
-        batch = self._papers_batch(depth, variant)
-        if batch is not None and (self.smoke is None or "batch" in variant):
-            flags |= self._batch(*batch, world)
-        if self.update is not None:
-            flags["max-update"] = self.update + 1
-        if self.saves:
-            flags |= self._saves()
+            flags |= self._miniature_flags()
+        batch = self._paper_batch(depth, row_table)
+        if batch is not None and (self.smoke is None or "batch" in row_table):
+            flags |= self._batch_flags(*batch, world)
 
+        # length and checkpoints
+        if self.update is not None:
+            flags["max-update"] = self.update + 1  # a probe at an update runs as the next one begins
+        if self.saves_checkpoints:
+            flags |= self._save_flags()
+
+        # what single methods and rows have in place of these
         apart = self.get("methods_apart")
-        if apart and word.method in apart["methods"] and self.smoke is None:
+        if apart and spec.method in apart["methods"] and self.smoke is None:
             flags |= flags_of(apart)
-        flags |= flags_of(variant.get("flags", {}))
+        flags |= flags_of(row_table.get("flags", {}))
         if self.smoke is not None:
-            flags |= flags_of(variant.get("smoke_flags", {}))
-        return self._finished(flags)
+            flags |= flags_of(row_table.get("smoke_flags", {}))
+        return self._complete_flags(flags)
 
     @property
-    def saves(self) -> bool:
-        """Whether the rows save checkpoints."""
-        return True
+    def saves_checkpoints(self) -> bool:
+        """Whether the rows save checkpoints; the subclasses say which do."""
+        raise NotImplementedError
 
-    def _miniature(self) -> Flags:
+    def _miniature_flags(self) -> Flags:
+        """Return the flags that make the row a miniature: SMOKE, and those of the file's table [smoke]."""
         assert self.smoke is not None
         flags = SMOKE | {
             "max-update": self.smoke["updates"],
@@ -112,39 +134,42 @@ class ByLayers(Experiment):
 
 
 class ByMethod(ByLayers):
-    """An experiment that trains each method at each depth, and scores it."""
+    """An experiment that trains each method at each depth, and scores it if the file has [translation]."""
 
-    def words(self) -> list[Word]:
-        """Return the methods; those for given depths if a user chooses the depths alone."""
+    def method_specs(self) -> list[MethodSpec]:
+        """Return the methods; if the user chooses depths and no methods, the file's methods_of_given_depths."""
         of_given_depths = self.get("methods_of_given_depths")
         depths_alone = self.choice.depths is not None and self.choice.methods is None
         miniature_has_own = bool(self.smoke) and "methods" in self.smoke
         if of_given_depths and depths_alone and not miniature_has_own:
-            return [Word.parse(text) for text in of_given_depths]
-        return super().words()
+            return [MethodSpec.parse(text) for text in of_given_depths]
+        return super().method_specs()
 
     @property
-    def saves(self) -> bool:
-        """Whether the rows save checkpoints: those that are scored."""
+    def saves_checkpoints(self) -> bool:
+        """Whether the rows save checkpoints: if they are scored."""
         return self.get("translation") is not None
 
     def rows(self, world: int) -> Iterator[Row]:
-        """Yield the rows seed by seed: methods by depths, each in all its variants; then the further ones."""
+        """Yield the rows seed by seed: methods by depths, each in all its variants; then the file's more_rows."""
         for seed in self.seeds():
-            for word, depth in self._in_order(self.words(), self.depths()):
+            for spec, depth in self._in_order(self.method_specs(), self.depths()):
                 for variant in self.variants():
-                    yield self._row(word, depth, seed, variant, world)
+                    yield self._row(spec, depth, seed, variant, world)
 
         more = self.get("more_rows")
         nothing_chosen = self.choice.methods is None and self.choice.depths is None
         if more and nothing_chosen and not self.choice.smoke:
-            words = [Word.parse(text) for text in more["methods"]]
+            specs = [MethodSpec.parse(text) for text in more["methods"]]
             for seed in self.seeds():
-                for word, depth in self._in_order(words, more["depths"]):
-                    yield self._row(word, depth, seed, {}, world)
+                for spec, depth in self._in_order(specs, more["depths"]):
+                    yield self._row(spec, depth, seed, {}, world)
 
     def variants(self) -> list[Mapping[str, Any]]:
-        """Return the versions of each row: their part of the name, and flags."""
+        """Return the file's variants of each row, those that the user chooses or all; [{}] if the file has none.
+
+        Each is a table with "name", its part of the row's name, "flags", and perhaps "batch" and "smoke_flags".
+        """
         known = self.get("variants", {})
         names = self.choice.variants or list(known)
         for name in names:
@@ -152,8 +177,12 @@ class ByMethod(ByLayers):
                 raise UserError(f"--variants {name}: {self.name} has {', '.join(known) or 'none'}")
         return [known[name] for name in names] or [{}]
 
-    def _in_order(self, words: Sequence[Word], depths: Sequence[str]) -> list[tuple[Word, str]]:
-        """Pair methods and depths: method by method the deepest first, or depth by depth."""
+    def _in_order(self, specs: Sequence[MethodSpec], depths: Sequence[str]) -> list[tuple[MethodSpec, str]]:
+        """Return all pairs of method and depth in the order of the user, or of the file.
+
+        "deepest", the default: method by method, the deepest first. "given": depth by depth, as they are given.
+        Otherwise depth by depth, the shallowest first.
+        """
 
         def first_number(depth: str) -> int:
             return int(depth.split("-")[0])
@@ -161,78 +190,87 @@ class ByMethod(ByLayers):
         order = self.choice.order or self.get("order", "deepest")
         if order == "deepest":
             ordered = sorted(depths, key=first_number, reverse=True)
-            return [(word, depth) for word in words for depth in ordered]
+            return [(spec, depth) for spec in specs for depth in ordered]
         ordered = list(depths) if order == "given" else sorted(depths, key=first_number)
-        return [(word, depth) for depth in ordered for word in words]
+        return [(spec, depth) for depth in ordered for spec in specs]
 
-    def _row(self, word: Word, depth: str, seed: int, variant: Mapping[str, Any], world: int) -> Row:
+    def _row(self, spec: MethodSpec, depth: str, seed: int, variant: Mapping[str, Any], world: int) -> Row:
+        """Return the row METHOD-DEPTH-VARIANT-seedN; variant: see variants()."""
         layers = self.layers(depth)
-        facts: dict[str, Any] = {"method": word.method} | layers
-        name = f"{word.folder}-{depth}"
+        facts: dict[str, Any] = {"method": spec.method} | layers
+        name = f"{spec.folder_prefix}-{depth}"
         if self.get("options"):
-            facts["variant"] = word.variant
+            facts["variant"] = spec.options_text
         if variant:
             facts["variant"] = variant["name"]
             if variant["name"]:
                 name += f"-{variant['name']}"
-        batch = self._papers_batch(depth, variant)
+        batch = self._paper_batch(depth, variant)
         return Row(
             name=f"{name}-seed{seed}",
             facts=facts,
-            flags=self._flags(word, depth, variant, world),
-            method=word.method,
+            flags=self._flags(spec, depth, variant, world),
+            method=spec.method,
             seed=seed,
-            layers=self._memory(layers),
+            layers=self._memory_layers(layers),
             paper_tokens=None if batch is None else math.prod(batch),
             scored=self.get("translation") is not None,
         )
 
 
 class ByGroup(ByLayers):
-    """An experiment whose file names its rows one by one, or by groups of methods and depths; none is scored."""
+    """An experiment whose file has tables [[rows]], each for a group of rows; none is scored.
+
+    A group has a name, "{method}-{depth}-seed{seed}" for instance, and its own methods and depths, or else the file's;
+    "facts" for run.json, "flags" and perhaps "batch", "first_seed" and "smoke_flags".
+    """
 
     @property
-    def saves(self) -> bool:
-        """Whether the rows save checkpoints."""
+    def saves_checkpoints(self) -> bool:
+        """Whether the rows save checkpoints: if the file says so."""
         return bool(self.get("rows_save"))
 
     def rows(self, world: int) -> Iterator[Row]:
-        """Yield the rows of each group in turn, for each seed if their names tell seeds apart, else for the first."""
+        """Yield the rows of each group in turn: for each seed if the group's name has {seed}, else for the first."""
         groups = self["rows"] if self.smoke is None else self.smoke.get("rows", self["rows"])
         for group in groups:
-            words = [Word.parse(text) for text in group["methods"]] if "methods" in group else self.words()
+            own = group.get("methods")
+            specs = self.method_specs() if own is None else [MethodSpec.parse(text) for text in own]
             seeds = self.seeds() if "{seed}" in group["name"] else self.seeds()[:1]
             for seed in seeds:
-                for word in words:
+                for spec in specs:
                     for depth in map(str, group.get("depths", self.depths())):
-                        yield self._row(group, word, depth, seed, world)
+                        yield self._row(group, spec, depth, seed, world)
 
-    def _row(self, group: Mapping[str, Any], word: Word, depth: str, seed: int, world: int) -> Row:
+    def _row(self, group: Mapping[str, Any], spec: MethodSpec, depth: str, seed: int, world: int) -> Row:
         layers = self.layers(depth)
-        facts: dict[str, Any] = {"method": word.method} | layers | group.get("facts", {})
+        facts: dict[str, Any] = {"method": spec.method} | layers | group.get("facts", {})
         if self.update is not None:
             facts["update"] = self.update
-        flags = self._flags(word, depth, group, world)
+        flags = self._flags(spec, depth, group, world)
         if seed == self.seeds()[0]:
             flags |= flags_of(group.get("first_seed", {}))
-        batch = self._papers_batch(depth, group)
+        batch = self._paper_batch(depth, group)
         return Row(
-            name=group["name"].format(method=word.method, depth=depth, seed=seed),
+            name=group["name"].format(method=spec.method, depth=depth, seed=seed),
             facts=facts,
             flags=flags,
-            method=flags["method"],
+            method=flags["method"],  # which the group's flags may replace
             seed=seed,
-            layers=self._memory(layers),
+            layers=self._memory_layers(layers),
             paper_tokens=None if batch is None else math.prod(batch),
             scored=False,
         )
 
 
 class BySize(Experiment):
-    """An experiment that trains language models: methods by sizes and learning rates, each scored by its perplexity."""
+    """An experiment that trains language models: methods by sizes and learning rates, each scored by its perplexity.
+
+    A size is a table of the file, [sizes.NAME]: number of layers, batch, methods, learning rates and flags.
+    """
 
     def sizes(self) -> list[str]:
-        """Return the names of the sizes; UserError for an unknown one."""
+        """Return the names of the sizes: the user's, else those of the miniature or the file; UserError if unknown."""
         known = self["sizes"]
         chosen = self.choice.sizes
         if chosen is None and self.smoke and "sizes" in self.smoke:
@@ -242,25 +280,28 @@ class BySize(Experiment):
                 raise UserError(f"--sizes {name}: {self.name} has {', '.join(known)}")
         return list(chosen or known)
 
-    def words(self, size: str | None = None) -> list[Word]:
-        """Return the methods: the user's, those of the miniature, or those of a size, by default of all."""
+    def method_specs(self, size: str | None = None) -> list[MethodSpec]:
+        """Return the methods: the user's, else those of the miniature, or of the size; without a size those of all."""
         if self.choice.methods is not None or (self.smoke and "methods" in self.smoke):
-            return super().words()
+            return super().method_specs()
         sizes = self.sizes() if size is None else [size]
-        return [Word.parse(text) for name in sizes for text in self["sizes"][name]["methods"]]
+        return [MethodSpec.parse(text) for name in sizes for text in self["sizes"][name]["methods"]]
 
     def rows(self, world: int) -> Iterator[Row]:
         """Yield the rows seed by seed and size by size: each method at each learning rate."""
         for seed in self.seeds():
             for size in self.sizes():
-                for word in self.words(size):
-                    for rate in self._rates(word, size):
-                        yield self._row(word, size, rate, seed, world)
+                for spec in self.method_specs(size):
+                    for rate in self._rates(spec, size):
+                        yield self._row(spec, size, rate, seed, world)
 
-    def _rates(self, word: Word, size: str) -> list[str]:
-        """Return the learning rates at which a method is trained, as they are written; UserError for no number."""
-        if word.rate is not None:
-            rates = [word.rate]
+    def _rates(self, spec: MethodSpec, size: str) -> list[str]:
+        """Return the learning rates of a method, as they are written; UserError for what is no positive number.
+
+        They are the method's own, else the user's, those of the miniature, or those of the size.
+        """
+        if spec.rate is not None:
+            rates = [spec.rate]
         elif self.choice.rates is not None:
             rates = list(self.choice.rates)
         elif self.smoke and "rates" in self.smoke:
@@ -268,45 +309,51 @@ class BySize(Experiment):
         else:
             rates = list(self["sizes"][size]["rates"])
         for rate in rates:
-            if not _is_number(rate):
+            if not _is_positive_number(rate):
                 raise UserError(f"--lrs {rate}: is no learning rate, as 1e-3")
         return rates
 
-    def _row(self, word: Word, name: str, rate: str, seed: int, world: int) -> Row:
-        size = self["sizes"][name]
+    def _row(self, spec: MethodSpec, size_name: str, rate: str, seed: int, world: int) -> Row:
+        """Return the row METHOD-SIZE-lrRATE-seedN; UserError if a sample is longer than a batch."""
+        size = self["sizes"][size_name]
         layers = size["layers"] if self.smoke is None else self.smoke["layers"]
-        batch = size["batch"]
+        tokens, count = size["batch"]  # of a batch, and the number of batches in an update
         facts = {
-            "method": word.method,
+            "method": spec.method,
             f"{self['stack']}_layers": layers,
-            "variant": word.variant,
+            "variant": spec.options_text,
             "size": size["label"],
             "lr": rate,
         }
+
         flags: Flags = flags_of(self["task"]) | flags_of(self["training"]) | flags_of(self["open"])
-        flags |= flags_of(size["flags"]) | word.flags
+        flags |= flags_of(size["flags"]) | spec.flags
         if self.smoke is None:
-            flags |= self._batch(batch[0], batch[1], world)
+            flags |= self._batch_flags(tokens, count, world)
         else:
             flags |= flags_of(self.smoke["flags"])
             flags["max-tokens"] = self.choice.tokens or flags["max-tokens"]
         if flags["max-tokens"] < flags["tokens-per-sample"]:
             raise UserError(f"--max-tokens {flags['max-tokens']}: a sample has {flags['tokens-per-sample']}")
-        flags |= self._saves() | {"lr": rate} | self._probes(word, name, rate)
+        flags |= self._save_flags() | {"lr": rate} | self._probe_flags(spec, size_name, rate)
+
         return Row(
-            name=f"{word.folder}-{name}-lr{rate}-seed{seed}",
+            name=f"{spec.folder_prefix}-{size_name}-lr{rate}-seed{seed}",
             facts=facts,
-            flags=self._finished(flags),
-            method=word.method,
+            flags=self._complete_flags(flags),
+            method=spec.method,
             seed=seed,
             layers=layers,
-            paper_tokens=math.prod(batch),
+            paper_tokens=tokens * count,
         )
 
-    def _probes(self, word: Word, size: str, rate: str) -> Flags:
-        """Return the flags of the rows that figures show: methods without options at one size and learning rate."""
+    def _probe_flags(self, spec: MethodSpec, size_name: str, rate: str) -> Flags:
+        """Return the flags of probes for the rows that figures show, {} for others.
+
+        Figures show methods without options, at the size and learning rate of the file's table [probed].
+        """
         probed = self.get("probed")
-        if probed is None or word.options or (size, rate) != (probed["size"], probed["rate"]):
+        if probed is None or spec.options or (size_name, rate) != (probed["size"], probed["rate"]):
             return {}
         flags = flags_of(probed["flags"])
         if self.smoke is not None:
@@ -315,11 +362,12 @@ class BySize(Experiment):
 
 
 def _by_stack(stacks: Sequence[str], layers: Sequence[int]) -> dict[str, int]:
+    """Return {"encoder_layers": N, ...} for the names of stacks and their numbers of layers."""
     return {f"{stack}_layers": number for stack, number in zip(stacks, layers, strict=True)}
 
 
-def _is_number(word: str) -> bool:
+def _is_positive_number(text: str) -> bool:
     try:
-        return 0 < float(word) < math.inf
+        return 0 < float(text) < math.inf
     except ValueError:
         return False

@@ -9,7 +9,7 @@ import pytest
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.study import experiments
-from deepnet_fairseq.study.experiment import Word
+from deepnet_fairseq.study.experiment import MethodSpec
 from deepnet_fairseq.study.run_folder import RunFolder
 from deepnet_fairseq.tools.reproduce import run
 from deepnet_fairseq.tools.reproduce.commands import Setting
@@ -39,12 +39,12 @@ def test_every_experiment_names_its_source(name):
 
 def test_a_word_is_a_method_with_options():
     """Options of a method go without its name; others are flags of fairseq-train; a rate stands behind @."""
-    word = Word.parse("normformer+scale_residual+head_scale=none+qk-norm@1e-3")
+    word = MethodSpec.parse("normformer+scale_residual+head_scale=none+qk-norm@1e-3")
     assert word.flags == {
         "method": "normformer", "normformer-scale-residual": True, "normformer-head-scale": "none", "qk-norm": True,
     }  # fmt: skip
-    assert (word.rate, word.variant) == ("1e-3", "scale_residual+head_scale=none+qk-norm")
-    assert word.folder == "normformer-scale_residual-head_scale-none-qk-norm"
+    assert (word.rate, word.options_text) == ("1e-3", "scale_residual+head_scale=none+qk-norm")
+    assert word.folder_prefix == "normformer-scale_residual-head_scale-none-qk-norm"
 
 
 def test_language_models_are_chosen_by_size_and_rate():

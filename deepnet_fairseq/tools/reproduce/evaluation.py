@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...study.experiment import NONE, Experiment
+from ...study.experiment import NOT_GIVEN, Experiment
 from .corpus import Corpus
 from .hardware import Hardware
 from .words import words_of
@@ -64,7 +64,7 @@ class Translation(Judge):
         number, _epochs = self.experiment.average
         model = run / ("averaged.pt" if number > 1 else "checkpoint_last.pt")
         search = ["--beam", str(translation["beam"])]
-        if translation.get("lenpen", NONE) != NONE:
+        if translation.get("lenpen", NOT_GIVEN) != NOT_GIVEN:
             search += ["--lenpen", str(translation["lenpen"])]
         if self.experiment.choice.smoke:  # a model that has learnt nothing would generate up to fairseq's 200
             search += ["--max-len-a", "1.5", "--max-len-b", "10"]
