@@ -33,7 +33,7 @@ def by_variant(runs: list[RecordedRun]) -> dict[tuple[str, str], list[RecordedRu
     order = list(INVERTED)
 
     def key(run: RecordedRun) -> tuple:
-        return run.encoder_layers > 0, run.decoder_layers, order.index(run.choice("variant", order)), run.seed or 0
+        return run.encoder_layers > 0, run.decoder_layers, order.index(run.fact("variant", order)), run.seed or 0
 
     groups: dict[tuple[str, str], list[RecordedRun]] = {}
     for run in sorted(runs, key=key):
@@ -59,8 +59,8 @@ def rows_gradients(runs: list[RecordedRun]) -> list[list[str]]:
     rows = [["model", "variant", "update", *(f"layer {layer}" for layer in LAYERS), *(f"q of {l}" for l in LAYERS)]]
     for (model, variant), group in by_variant(runs).items():
         for run in group:
-            for update in run.probed("gradient_norm"):
-                norms = run.probe(update, "gradient_norm")
+            for update in run.updates_with("gradient_norm"):
+                norms = run.probe_values("gradient_norm", update)
                 places = [f"decoder.{layer}{matrix}" for matrix in ("", ".self_attn.q") for layer in LAYERS]
                 cells = [number(norms.get(place), 2) for place in places]
                 rows.append([model, INVERTED[variant], str(update), *cells])

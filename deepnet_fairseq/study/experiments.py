@@ -1,32 +1,36 @@
-"""Experiments as data: a table or a figure of a paper in experiments/NAME.toml, and the trainings that it has.
+"""Experiments as data: experiments/NAME.toml has the trainings of a table or a figure of a paper, and its numbers.
 
-A file holds values that somebody can lay beside the paper. Its keys:
+A file holds values that somebody can lay beside the paper. A row is one of its trainings; experiment.py and rows.py
+make the rows. The keys of a file:
 
     title, folder           a line for `deepnet reproduce --list`; the folder of its runs
     like                    another experiment, whose keys hold where this file has none; tables are merged
     corpus, corpus_size     a recipe of `deepnet prepare corpus`, or "text" for the user's lines, or "language" and
-                            "language_pair" for generated ones; pieces of its vocabulary, target tokens of an epoch
+                            "language_pair" for generated ones; pieces of its vocabulary, target tokens of an epoch, and
+                            how many layers of width 512 need as much memory as a layer of this width (layer)
     paper_corpus            name of the paper's corpus, where it is no recipe
     machine                 "cpu" for a small experiment, which needs no plan and is no miniature
     gpus, precision         GPUs of one training in the paper; the precision, if it has to be this one
     full_precision          methods that are trained in fp32 whatever the precision is
     half_precision          "memory-efficient" for weights without a copy in fp32
     methods, depths, seeds  of its rows; layers = "half" if a depth counts both stacks; decoder_layers where they differ
-    options                 true if a method may have options, as normformer+scale_residual; "*" stands for all methods
+    options                 true if a method may have options, as normformer+scale_residual (experiment.MethodSpec); "*"
+                            stands for all methods
     stacks, stack           those whose layers a depth counts, by default both; the one of language models
-    methods_of_given_depths the methods if a user chooses the depths
+    methods_of_given_depths the methods if a user chooses depths and no methods
     more_rows               methods and depths of further rows, if a user chooses neither
-    order                   of the rows, if users do not choose it
+    order                   of the rows, if users do not choose it: "deepest", "shallowest" or "given"
     rows                    for a figure instead: groups of rows with names, facts and flags of their own, which are not
                             scored; a name with {seed} has a row for each seed, of which the first may have more flags
-                            (first_seed); rows_save if they save checkpoints; update: the one that the figure shows
+                            (first_seed); rows_save if they save checkpoints; update: the one whose probes the figure
+                            shows
     sizes                   for language models instead: methods, learning rates and flags of each size
     probed                  flags of probes, and the size and rate of the rows that have them
     batch                   tokens and count of the batches of an update
     training, open          flags of fairseq-train: the paper's, with their source, and those that it leaves open
     task                    flags of a language model's training and evaluation
     methods_apart           methods for which the paper has other flags, and these
-    variants                further versions of each row, by name
+    variants                versions of each row, by name, with flags of their own
     translation             beam search, metric, number of checkpoints averaged
     perplexity              subsets of which language models are scored
     subsets                 test sets, of which those are taken that the data have
@@ -56,13 +60,16 @@ from .rows import ByGroup, ByMethod, BySize
 
 @cache
 def names() -> tuple[str, ...]:
-    """List the experiments."""
+    """List the names of all experiments, sorted."""
     folder = resources.files(__package__) / "experiments"
     return tuple(sorted(file.name.removesuffix(".toml") for file in folder.iterdir() if file.name.endswith(".toml")))
 
 
 def read_experiment(name: str, recipe: str | None = None) -> Experiment:
-    """Read an experiment, in one of its recipes if a name is given; UserError for one that does not exist."""
+    """Read an experiment; UserError if there is none of this name, or it has no such recipe.
+
+    recipe: a name in the file's table [recipe], whose keys then replace the file's; None for the file as it is.
+    """
     if name not in names():
         raise UserError(f"{' '.join(name.split())}: no such experiment; choose one of {', '.join(names())}")
     content = _content(name)
@@ -72,29 +79,30 @@ def read_experiment(name: str, recipe: str | None = None) -> Experiment:
             known = ", ".join(recipes) or "none"
             raise UserError(f"--recipe {recipe}: {name} has {known}; leave it out for the usual one")
         content = merged(content, recipes[recipe])
-    return _kind(content)(name, content)
+    return _class_of(content)(name, content)
 
 
-def _kind(content: Mapping[str, Any]) -> type[Experiment]:
-    """Return the class that knows how the file names its rows."""
+def _class_of(content: Mapping[str, Any]) -> type[Experiment]:
+    """Return the subclass of Experiment that makes rows of these keys."""
     if "sizes" in content:
         return BySize
     return ByGroup if "rows" in content else ByMethod
 
 
 def _content(name: str) -> dict[str, Any]:
+    """Return the keys of an experiment's file, with those of the experiment that it is `like`."""
     file = resources.files(__package__) / "experiments" / f"{name}.toml"
     content = tomllib.loads(file.read_text(encoding="utf-8"))
     name_of_base = content.pop("like", None)
     if name_of_base is None:
         return content
     base = _content(name_of_base)
-    base.pop("table", None)  # the base's own
+    base.pop("table", None)  # the paper's table belongs to the other experiment alone
     return merged(base, content)
 
 
 def merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the base with the keys of `more`; a table is merged with the base's, but for an empty one."""
+    """Return the base with the keys of `more`, table by table; an empty table in `more` replaces the base's."""
     result = dict(base)
     for key, value in more.items():
         if isinstance(value, Mapping) and value and isinstance(result.get(key), Mapping):
@@ -105,31 +113,36 @@ def merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_choices(experiment: Experiment, **choices: Any) -> Experiment:
-    """Return the experiment with the user's choices, fields of Choice; UserError for one that it does not have."""
+    """Return the experiment with the user's choices; UserError for a choice that it does not offer.
+
+    choices: fields of Choice.
+    """
     by_size = isinstance(experiment, BySize)
     if choices.get("depths") and by_size:
         raise UserError(f"--depths: {experiment.name} has sizes; give --sizes")
 
-    has = {
-        "--methods": not _groups_have_all(experiment, "methods"),
-        "--depths": not _groups_have_all(experiment, "depths"),
+    offers = {  # flag -> whether the experiment leaves something to choose by it
+        "--methods": not _fixed_by_groups(experiment, "methods"),
+        "--depths": not _fixed_by_groups(experiment, "depths"),
         "--sizes": by_size,
         "--lrs": by_size,
         "--variants": "variants" in experiment.content,
         "--update": "update" in experiment.content,
         "--average": "translation" in experiment.content,
     }
-    for flag, can_be_chosen in has.items():
+    for flag, can_be_chosen in offers.items():
         key = "rates" if flag == "--lrs" else flag.removeprefix("--")
         if choices.get(key) is not None and not can_be_chosen:
             raise UserError(f"{flag}: {experiment.name} has none to choose")
+
     several_seeds = len(choices.get("seeds") or ()) > 1
-    if several_seeds and not all("{seed}" in group["name"] for group in experiment.get("rows", ())):
+    names_tell_seeds_apart = all("{seed}" in group["name"] for group in experiment.get("rows", ()))
+    if several_seeds and not names_tell_seeds_apart:
         raise UserError(f"--seeds: {experiment.name} shows one seed")
     return replace(experiment, choice=replace(experiment.choice, **choices))
 
 
-def _groups_have_all(experiment: Experiment, key: str) -> bool:
-    """Tell whether the rows are groups that all have methods, or depths, of their own."""
+def _fixed_by_groups(experiment: Experiment, key: str) -> bool:
+    """Tell whether the file has groups of rows, and each of them its own `key`, "methods" or "depths"."""
     groups = experiment.get("rows", ())
     return bool(groups) and all(key in group for group in groups)

@@ -76,7 +76,7 @@ def _depths(runs: Iterable[RecordedRun]) -> str:
 
 def _probed(runs: Runs, probe: str) -> Runs:
     """Return the runs that recorded this probe; raise UserError if none did."""
-    probed = [run for run in runs if run.probed(probe)]
+    probed = [run for run in runs if run.updates_with(probe)]
     if not probed:
         raise UserError(f"{runs[0].place.parent}: no run with {probe}; record one with --deepnet-probe {probe}")
     return probed
@@ -114,14 +114,14 @@ def figure3(runs: Runs) -> Picture:
     profiles: Runs = []
     curves: Runs = []
     for run in runs:
-        part = run.choice("part", ("profile", "curve"))
-        run.choice("method", methods)  # or an error
+        part = run.fact("part", ("profile", "curve"))
+        run.fact("method", methods)  # or an error
         if part == "profile":
             profiles.append(run)
         else:
             curves.append(run)
 
-    norms = {run: _by_layer(run, run.probe(0, "gradient_norm")) for run in profiles}
+    norms = {run: _by_layer(run, run.probe_values("gradient_norm", 0)) for run in profiles}
     deepest = {run.method: run for run in sorted(profiles, key=lambda run: run.decoder_layers)}  # the last one stays
 
     from_top = []  # series of panel (a)
@@ -161,8 +161,8 @@ def figure4(runs: Runs) -> Picture:
     runs: one for each "series" of FIGURE4, of one width, probed at every update. The norms are L2 over features, so the
     paper's are drawn times the square root of the runs' width over its own.
     """
-    by_series = {run.choice("series", FIGURE4): run for run in runs}
-    width = runs[0].record.header.get("encoder_embed_dim", PAPER_WIDTH)
+    by_series = {run.fact("series", FIGURE4): run for run in runs}
+    width = runs[0].probes.header.get("encoder_embed_dim", PAPER_WIDTH)
     scale = (width / PAPER_WIDTH) ** 0.5
     scaled = f", paper's x {scale:.3g}" if scale != 1 else ""
 
@@ -182,8 +182,8 @@ def figure4(runs: Runs) -> Picture:
     for key, style in FIGURE4.items():
         if key in by_series:
             run = _probed([by_series[key]], "gradient_norm")[0]
-            last_update = run.probed("gradient_norm")[-1]
-            gradients.append(Series(style, _by_layer(run, run.probe(last_update, "gradient_norm"))))
+            last_update = run.updates_with("gradient_norm")[-1]
+            gradients.append(Series(style, _by_layer(run, run.probe_values("gradient_norm", last_update))))
         gradients.append(Series(style, paper.FIGURE4_GRADIENT[key], paper=True))
     title = "(d) gradient at the last recorded update"
     panels.append(Panel(title, x="decoder layer", y="gradient norm", series=gradients))
@@ -197,8 +197,8 @@ def _mean_by_update(run: RecordedRun, probe: str, addresses: str) -> dict[int, f
     """
     _probed([run], probe)  # or an error
     by_update = {}
-    for update in run.probed(probe):
-        values = run.probe(update, probe)
+    for update in run.updates_with(probe):
+        values = run.probe_values(probe, update)
         by_update[update] = fmean(value for address, value in values.items() if re.fullmatch(addresses, address))
     return by_update
 
@@ -258,8 +258,8 @@ def figure5(runs: Runs) -> Picture:
 
     series = []
     for method in methods:
-        own = [run for run in runs if run.choice("method", methods) == method]
-        pairs = [(run.layers, run.probe(update, "model_update").get("decoder", math.nan)) for run in own]
+        own = [run for run in runs if run.fact("method", methods) == method]
+        pairs = [(run.layers, run.probe_values("model_update", update).get("decoder", math.nan)) for run in own]
         points = means((layers, value) for layers, value in pairs if math.isfinite(value) and value > 0)
         failed = sorted({layers for layers, value in pairs if not math.isfinite(value)})
         series.append(Series(style_of(method), points, failed=failed))
@@ -317,7 +317,7 @@ def figure7(runs: Runs) -> Picture:
     """
     by_panel: dict[str, dict[str, RecordedRun]] = {name: {} for name in FIGURE7}
     for run in runs:
-        by_panel[run.choice("panel", FIGURE7)][str(run.facts.get("value"))] = run
+        by_panel[run.fact("panel", FIGURE7)][str(run.facts.get("value"))] = run
 
     panels = []
     for name, title in FIGURE7.items():
@@ -395,8 +395,8 @@ def normformer3(runs: Runs) -> Picture:
     ratios = []
     for run in _probed(runs, "gradient_l1"):
         norms = {}  # update -> layer -> norm
-        for update in run.probed("gradient_l1"):
-            norms[update] = _by_layer(run, run.probe(update, "gradient_l1"), ".ffn.fc2")
+        for update in run.updates_with("gradient_l1"):
+            norms[update] = _by_layer(run, run.probe_values("gradient_l1", update), ".ffn.fc2")
         early = [by_layer for update, by_layer in norms.items() if update <= EARLY]
         if not early:
             raise UserError(f"{run.where('probes')}: has no gradient_l1 in the first {EARLY:,} updates")
@@ -434,8 +434,8 @@ def normformer4(runs: Runs) -> Picture:
     for slot, (title, places) in SLOTS.items():
         series = [Series(style_of("normformer"), {}, paper=True, band=paper.NORMFORMER_FIGURE4[slot])]
         for run in probed:
-            last_update = run.probed("learned_scale")[-1]
-            values = run.probe(last_update, "learned_scale")
+            last_update = run.updates_with("learned_scale")[-1]
+            values = run.probe_values("learned_scale", last_update)
             for place in places:
                 median = _by_layer(run, values, f".{place}.median")
                 low = _by_layer(run, values, f".{place}.min")

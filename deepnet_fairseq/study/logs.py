@@ -1,4 +1,8 @@
-"""Read train.log, which fairseq-train writes with `--log-format json`, possibly in several attempts."""
+"""Read train.log, which fairseq-train writes with `--log-format json`.
+
+A training that was interrupted and resumed has several attempts in one log. A row is a line of the log in which fairseq
+prints numbers as JSON; its tag is "train_inner" for progress of the training, or "valid" for a validation.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +17,25 @@ from ..errors import UserError
 from ..files import WRONG_VALUES, parse_row
 
 ROW = re.compile(r"\| INFO \| (train_inner|valid) \| (\{.*\})")
-READ = {  # tag of a row -> keys that are read: updates made, loss, and of a validation its epoch
+READ = {  # tag of a row -> keys that curve() reads: updates made, loss, and of a validation its epoch
     "train_inner": ("num_updates", "loss"),
     "valid": ("valid_num_updates", "valid_loss", "epoch"),
 }
-MORE = ("lr", "gnorm", "wall")  # keys that are also kept, for readers of a record
-MEANT = {"train_inner": "training progress", "valid": "validation loss"}
+MORE = ("lr", "gnorm", "wall")  # keys that a record also keeps, for people to look at
+MEANT = {"train_inner": "training progress", "valid": "validation loss"}  # tag -> its name in error messages
 STAMP = r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)"
-BEGIN = re.compile(STAMP + r".*\| INFO \| fairseq_cli\.train \| (\{|Namespace\()")
-# Loggers of a running training; others also log before the next attempt begins, as when processes are started.
+BEGIN = re.compile(STAMP + r".*\| INFO \| fairseq_cli\.train \| (\{|Namespace\()")  # an attempt prints its settings
+# Loggers of a running training. Lines of others do not count: some stand between two attempts, where nothing trains,
+# as when processes are started.
 RUNNING = re.compile(STAMP + r"[^|]*\| \w+ \| (fairseq_cli\.|fairseq\.trainer|fairseq\.checkpoint|train|valid)")
 
 
-def short(path: Path) -> dict:
-    """Reduce a log to the rows that a record of the run keeps.
+def read_log(path: Path) -> dict:
+    """Read a log and return the part that a record of the run keeps, as a JSON object.
 
-    Its entries: attempts: for each, the times of the settings and of the last line of training; train_inner, valid:
-    fairseq's rows, shortened, an empty one for a broken line.
+    "attempts": a list of pairs of times, "2024-05-01 12:00:00", at which an attempt printed its settings and its last
+    line of training. "train_inner", "valid": lists of the rows with that tag, reduced to the keys of READ and MORE; an
+    empty object for a broken line.
     """
     text = path.read_text(encoding="utf-8", errors="replace")
 
@@ -54,9 +60,10 @@ def short(path: Path) -> dict:
 
 @dataclass(frozen=True)
 class Curve:
-    """Losses after updates[i], in epoch epochs[i] (from 1; 0 in training): label-smoothed, in bits per token.
+    """Losses of training or validation, label-smoothed, in bits per token.
 
-    A loss of training is the mean of its logged interval.
+    losses[i] was logged when updates[i] updates were made; of a training it is the mean since the point before. epochs:
+    those of the validations, from 1; of a training all 0.
     """
 
     updates: list[int]
@@ -69,19 +76,20 @@ class Curve:
 
 
 def curve(log: dict, tag: str, where: object) -> Curve:
-    """Return the losses of training or validation; a resumed run's replace those that it repeats.
+    """Return the losses of training or validation, in the order of their updates.
 
-    log: see short(); empty if there is none. tag: a key of READ. where: names the log in errors. Raises a UserError if
-    there is no log or no such row in it, or if a row is broken.
+    A resumed run may repeat updates; the later row of two counts. log: of read_log, {} if there is none. tag: a
+    key of READ. where: names the log in errors. Raises a UserError if there is no log or no such row in it, or if a row
+    is broken.
     """
-    keys = READ[tag]
-    losses: dict[int, float] = {}  # by update, as are epochs; of two rows for one update the later counts
-    epochs: dict[int, int] = {}
+    key_of_update, key_of_loss, *key_of_epoch = READ[tag]
+    losses: dict[int, float] = {}  # by update
+    epochs: dict[int, int] = {}  # by update
     try:
         for row in log.get(tag, ()):
-            update = int(row[keys[0]])
-            losses[update] = float(row[keys[1]])
-            epochs[update] = int(row[keys[2]]) if len(keys) > 2 else 0
+            update = int(row[key_of_update])
+            losses[update] = float(row[key_of_loss])
+            epochs[update] = int(row[key_of_epoch[0]]) if key_of_epoch else 0
     except WRONG_VALUES as error:
         raise UserError(f"{where}: a line of {MEANT[tag]} lacks {error}; train with --log-format json") from error
 
@@ -93,7 +101,10 @@ def curve(log: dict, tag: str, where: object) -> Curve:
 
 
 def training_hours(log: dict, where: object) -> float | None:
-    """Sum the hours from each attempt's settings to the last line of its training; None if the log has no attempt."""
+    """Sum the hours from each attempt's settings to the last line of its training; None if the log has no attempt.
+
+    log: of read_log. where: names the log in errors. Raises a UserError if the times are broken.
+    """
     try:
         attempts = [_times(attempt) for attempt in log.get("attempts", ())]
         if not attempts:
@@ -104,5 +115,5 @@ def training_hours(log: dict, where: object) -> float | None:
 
 
 def _times(attempt: list[str]) -> list[datetime]:
-    """Parse the times of an attempt: its start and its end."""
+    """Parse the start and the end of an attempt."""
     return [datetime.fromisoformat(time) for time in attempt]

@@ -1,18 +1,20 @@
 """Write and read the folder of one training.
 
-    run.json           its facts, by which tables and figures find it
+    run.json           facts: method, numbers of layers, seed and others, by which tables and figures find the run
     environment.json   commit, versions, hardware
     command            the command that trained it
     train.log          what fairseq-train printed; probes.jsonl: what its probes recorded
-    checkpoint_*.pt, weightsN.pt, averaged.pt
-    trained            marks a training that is over
-    diverged, stuck    say at which update its numbers stopped being finite, or it was given up; such an end is a result
-    generated.txt, generated/SUBSET/SRC-TGT.txt, evaluated/SUBSET.txt    what the model said
-    score.json         its score
+    checkpoint_*.pt, weightsN.pt, averaged.pt    checkpoints, weights after epoch N, the mean of several
+    trained            an empty file, that marks a training that is over
+    diverged, stuck    marks of a training that failed, with one line on why and at which update; such an end is a
+                       result too, and is not tried again
+    generated.txt, generated/SUBSET/SRC-TGT.txt, evaluated/SUBSET.txt    translations, or logs of an evaluation
+    check.json         the verdict of `deepnet check`
+    score.json         scores of these
     disk               the size of the checkpoints that were kept
-    lock               held by the process that works on the folder
+    lock               locked by the process that works on the folder
 
-Every runner of the project writes these names and marks, so that each goes on with what another began.
+All programs of the project that train keep to these names, so that each can go on with what another began.
 """
 
 from __future__ import annotations
@@ -29,20 +31,21 @@ from ..errors import UserError
 from ..files import read_object, whole
 from ..plugin.probe_record import FILE
 
-FILES = {  # part of a record -> file
+FILES = {  # part of a run, as runs.py reads it -> file
     "run": "run.json", "environment": "environment.json", "command": "command", "diverged": "diverged",
     "stuck": "stuck", "check": "check.json", "score": "score.json",
     "log": "train.log", "probes": FILE,
 }  # fmt: skip
 TRAINED, LOCK = "trained", "lock"
-FAILURES = ("diverged", "stuck")  # marks of the ends that are no trained model
+FAILURES = ("diverged", "stuck")  # marks of a training that ended without a model of use
+# What fairseq-train with this plug-in prints last:
 ENDED = re.compile(r"error: (diverged at update \d+|stuck at update \d+[^;\n]*)")
 STOPPED = re.compile(r"(stopped by SIG[A-Z0-9]+ after .*)")
-NOT_SAVED = "could not be saved"
+NOT_SAVED = "could not be saved"  # in the line of STOPPED, if a signal came and the disk was full, for instance
 
 
 class RunFolder:
-    """The folder of one training."""
+    """The folder of one training; folder / name is a path in it."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -62,12 +65,12 @@ class RunFolder:
 
     @property
     def is_over(self) -> bool:
-        """True of a training that has ended in any of its ways."""
+        """Whether the training is over: at its last update, or as diverged or stuck."""
         return (self / TRAINED).exists()
 
     @property
     def failed(self) -> str | None:
-        """How the training ended if it diverged or was stuck, as its mark says; else None."""
+        """The line in the mark of a failed training, as "diverged at update 90"; None if it did not fail."""
         for mark in FAILURES:
             if (self / mark).exists():
                 return (self / mark).read_text().strip()
@@ -86,8 +89,11 @@ class RunFolder:
         return file.read_text().strip() if file.exists() else None
 
     @contextmanager
-    def held(self) -> Iterator[bool]:
-        """Hold the folder's lock in the context; the value is False, and nothing is held, if another process has it."""
+    def locked(self) -> Iterator[bool]:
+        """Lock the folder for this process while the context lasts; give False, at once, if another one has locked it.
+
+        A missing folder is made.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
         with open(self / LOCK, "a") as lock:
             try:
@@ -98,9 +104,10 @@ class RunFolder:
             yield True
 
     def begin(self, facts: Mapping[str, Any], command: str, environment: Mapping[str, Any]) -> None:
-        """Write facts and command; the environment stays that in which the training began.
+        """Write run.json, command and environment.json, before an attempt to train.
 
-        The marks of an earlier attempt go, and without a checkpoint its log, which nothing continues.
+        An environment.json that is there stays, since it says where the first attempt ran. Marks of an earlier failure
+        are removed; so is the log if there is no checkpoint, because the training then starts from the beginning.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         self.write("run", json.dumps(facts))
@@ -113,7 +120,7 @@ class RunFolder:
             self.log.unlink(missing_ok=True)
 
     def write(self, part: str, text: str) -> None:
-        """Write the file of a part of the record, a key of FILES, whole or not at all."""
+        """Write the file of a part, a key of FILES; nobody sees it half-written."""
         with whole(self / FILES[part]) as file:
             file.write_text(f"{text}\n", encoding="utf-8")
 
@@ -122,35 +129,42 @@ class RunFolder:
         return self.log.stat().st_size if self.log.exists() else 0
 
     def end(self, status: int, what: str, begun_at: int = 0) -> None:
-        """Mark the training as over, if fairseq-train's exit status says so.
+        """Mark the training as over after an attempt, unless the program failed or was stopped.
 
-        what: the training, for messages; begun_at: size of the log when this attempt began. Divergence and being stuck
-        are ends too; torchrun turns their statuses into 1, and the log tells them apart. Raises a UserError, naming the
-        log, if the program failed, and SystemExit with the signal's status if a signal has stopped it.
+        status: fairseq-train's exit status; what: the training, for messages; begun_at: size of the log, in bytes, when
+        this attempt began. A training that diverged or was stuck is over too, and gets a mark; the log tells, because
+        torchrun turns any status but 0 into 1. Raises Stopped if a signal stopped it, and a UserError, naming the log,
+        if it failed.
         """
         if status:
             with open(self.log, "rb") as file:
                 file.seek(begun_at)
-                said = file.read().decode(errors="replace")
-            stopped = STOPPED.findall(said)
+                printed = file.read().decode(errors="replace")
+
+            stopped = STOPPED.findall(printed)
             if stopped and NOT_SAVED not in stopped[-1]:
                 raise Stopped(stopped[-1])
-            ended = ENDED.findall(said)
+
+            ended = ENDED.findall(printed)
             if not ended:
-                raise UserError(f"{what} failed: {last_line(said)}; whole log: {self.log}")
-            mark, _ = ended[-1].split(maxsplit=1)
+                raise UserError(f"{what} failed: {last_line(printed)}; whole log: {self.log}")
+            mark, _ = ended[-1].split(maxsplit=1)  # "diverged" or "stuck"
             (self / mark).write_text(f"{ended[-1]}\n")
         (self / TRAINED).touch()
 
 
 class Stopped(SystemExit):
-    """Raised when a signal stopped a training, which has saved; its status is the signal's."""
+    """Raised when a signal stopped a training that has saved its state. line: what the training printed of it.
+
+    The exit status is 128 + the signal's number, as a shell's: 10 is SIGUSR1 and 15 SIGTERM.
+    """
 
     def __init__(self, line: str):
         super().__init__(138 if "SIGUSR1" in line else 143)
         self.line = line
 
 
-def last_line(said: str) -> str:
-    """Return the last line of what a program said, at most 300 characters of it."""
-    return (said.strip().splitlines() or ["it said nothing"])[-1][:300]
+def last_line(printed: str) -> str:
+    """Return the last line that a program printed, at most 300 characters of it."""
+    lines = printed.strip().splitlines()
+    return lines[-1][:300] if lines else "it said nothing"

@@ -1,7 +1,8 @@
-"""Run the programs of many cells, several cells at a time, and take them along when this process ends.
+"""Run the programs of many cells, several cells at a time, and end them when this process ends.
 
-A cell is a coroutine that runs its programs one after the other by `Runner.program`, and writes what came of them. All
-cells are in this thread, so that they may share what they like; only one of them runs between two awaits.
+A cell is one training with what follows it, as a coroutine: it starts its programs one after the other by
+`Runner.program`, and writes their results. Cells may share data without locks: all of them are in this thread, and
+another one goes on only where one awaits.
 """
 
 from __future__ import annotations
@@ -18,15 +19,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 POLL = 0.2  # seconds between two looks at a program
-SECONDS = 5.0  # between two lines of progress
+SECONDS = 5.0  # seconds between two lines of progress
 PATIENCE = 60.0  # seconds that a program may take to save after SIGTERM
-DIED_WITH_PARENT = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
+PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>: set the signal that a process gets when its parent ends
 
 
 class Ended(NamedTuple):
-    """Exit status of a program, negative for a signal; what it took: processor seconds, and bytes of memory.
+    """How a program ended, and what it took.
 
-    Linux counts the memory from the fork on, so that it is never less than this process had then.
+    status: its exit status, the negative number of a signal that killed it; peak_memory: in bytes. Linux counts the
+    memory from the fork on, so that it is never less than this process had then.
     """
 
     status: int
@@ -35,11 +37,11 @@ class Ended(NamedTuple):
 
 
 class Runner:
-    """Runner of cells, `jobs` at a time, each on a place of its own.
+    """Runs cells, at most `jobs` at a time.
 
-    places: for each cell that may run at a time, variables that its programs get, such as CUDA_VISIBLE_DEVICES; pause:
-    a file; while it exists, no program is started, and those that run are suspended. show: called every so many
-    `seconds` while cells run, to print their progress.
+    places: environment variables, such as CUDA_VISIBLE_DEVICES, for each of the jobs; a cell gets those of a free one,
+    for its programs. None for no variables. pause: a file; while it exists, no program is started, and those that run
+    are suspended. show: called every so many `seconds` while cells run, to print their progress.
     """
 
     def __init__(
@@ -59,22 +61,24 @@ class Runner:
         self._suspended: set[subprocess.Popen] = set()
 
     def run(self, cells: Iterable[Callable[[Mapping[str, str]], Awaitable[None]]]) -> None:
-        """Run all cells in their order, each called with the variables of its place.
+        """Run all cells, and return when all have ended; they begin in their order.
 
-        The first error of a cell ends the others with SIGTERM, upon which fairseq-train saves, and is raised. So does
-        SIGTERM to this process, or Ctrl-C, which end it with SystemExit.
+        cells: functions that take the variables of a place and return the coroutine. The first error of a cell is
+        raised, after the programs of the others were ended with SIGTERM, upon which fairseq-train saves. SIGTERM to
+        this process, and Ctrl-C, end the programs in the same way, and this process with SystemExit.
         """
-        before = {kind: signal.signal(kind, _exit) for kind in (signal.SIGTERM, signal.SIGINT)}
+        before = {number: signal.signal(number, _exit) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             asyncio.run(self._run(cells))
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
         finally:
             self._stop()
-            for kind, handler in before.items():
-                signal.signal(kind, handler)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     async def _run(self, cells: Iterable[Callable[[Mapping[str, str]], Awaitable[None]]]) -> None:
+        """Start each cell as soon as fewer than `jobs` run, and wait for all; show progress meanwhile."""
         showing = asyncio.create_task(self._show())
         room = asyncio.Semaphore(self.jobs)
         try:
@@ -86,6 +90,7 @@ class Runner:
             showing.cancel()
 
     async def _in_place(self, cell: Callable[[Mapping[str, str]], Awaitable[None]], room: asyncio.Semaphore) -> None:
+        """Run a cell with the variables of a free place; then free the place, and release `room` for the next cell."""
         place = self._free.pop(0)
         try:
             await cell(place)
@@ -103,8 +108,9 @@ class Runner:
     ) -> Ended:
         """Run a program to its end, in a session of its own, so that Ctrl-C does not reach it.
 
-        log: gets what the program prints, after what it holds already; output: file for standard output alone, which
-        is replaced; variables: added to this process's; folder: working folder, by default this process's.
+        What it prints is appended to `log`. output: file that is overwritten with its standard output, of which the log
+        then gets nothing. variables: added to this process's environment. folder: working folder, by default this
+        process's.
         """
         while self.pause is not None and self.pause.exists():
             await asyncio.sleep(POLL)
@@ -123,7 +129,7 @@ class Runner:
         try:
             ended = await self._end_of(process)
         except BaseException:
-            _terminate(process)  # with all others, for which `_stop` then waits
+            _terminate(process)  # it stays in _running, and _stop waits for its end
             raise
         self._running.discard(process)
         self._suspended.discard(process)
@@ -134,27 +140,35 @@ class Runner:
         seconds = 0.0
         for process in self._running:
             try:
-                fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+                stat = Path(f"/proc/{process.pid}/stat").read_text()
             except OSError:  # it has just ended
                 continue
-            seconds += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+            fields = stat.rpartition(")")[2].split()  # those after the program's name, from field 3 of proc(5) on
+            user, system = int(fields[11]), int(fields[12])  # in clock ticks
+            seconds += (user + system) / os.sysconf("SC_CLK_TCK")
         return seconds
 
     async def _end_of(self, process: subprocess.Popen) -> Ended:
+        """Wait for the end of a program, and suspend it meanwhile as long as the file `pause` exists."""
         while True:
             pid, status, usage = os.wait4(process.pid, os.WNOHANG)
             if pid:
                 process.returncode = os.waitstatus_to_exitcode(status)
-                return Ended(process.returncode, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
+                return Ended(
+                    status=process.returncode,
+                    processor_seconds=usage.ru_utime + usage.ru_stime,
+                    peak_memory=usage.ru_maxrss * 1024,  # Linux counts KiB
+                )
             self._suspend_or_go_on(process)
             await asyncio.sleep(POLL)
 
     def _suspend_or_go_on(self, process: subprocess.Popen) -> None:
-        wanted = self.pause is not None and self.pause.exists()
-        if wanted and process not in self._suspended:
+        """Suspend a program that runs if the file `pause` exists, and let a suspended one go on if it does not."""
+        paused = self.pause is not None and self.pause.exists()
+        if paused and process not in self._suspended:
             os.killpg(process.pid, signal.SIGSTOP)
             self._suspended.add(process)
-        elif not wanted and process in self._suspended:
+        elif not paused and process in self._suspended:
             os.killpg(process.pid, signal.SIGCONT)
             self._suspended.discard(process)
 
@@ -178,17 +192,18 @@ class Runner:
 
 
 def _terminate(process: subprocess.Popen) -> None:
-    """Send SIGTERM to a program and its children; one that is suspended goes on, to answer it."""
+    """Send SIGTERM to a program and its children, and SIGCONT, because a suspended one gets it only when it goes on."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGTERM)
         os.killpg(process.pid, signal.SIGCONT)
 
 
 def _exit(number: int, frame: object) -> None:
+    """Handle a signal: end this process with the status that a shell gives for it."""
     sys.exit(128 + number)
 
 
 def die_with_parent() -> None:
-    """Ask Linux to kill this process with the one that started it; runs in the child, before its program."""
+    """Ask Linux to kill this process when the one that started it ends; runs in the child, before its program."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(DIED_WITH_PARENT, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -302,7 +302,7 @@ async def train_and_score(grid: Grid, cell: Cell, runner: Runner) -> RecordedRun
     Raises a UserError, naming the log, if a program failed, and if another process works on the cell.
     """
     run = RunFolder(grid.out / grid.name(cell))
-    with run.held() as held:
+    with run.locked() as held:
         if not held:
             raise UserError(f"{run.path}: another process trains it; wait for its end, or name another --out")
         if not run.is_over:

@@ -91,7 +91,7 @@ def work_off(args: argparse.Namespace) -> None:
         left = [cell for cell in cells_of(read_plan(args.plan), records) if cell.name not in {*records.over, *failed}]
         for cell in left:
             run = runs / cell.name
-            with RunFolder(run).held() as held:
+            with RunFolder(run).locked() as held:
                 if not held:
                     continue  # another process trains it
                 if not (run / "record.json").exists() and not train_cell(cell, run, args):

@@ -16,7 +16,7 @@ from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.admin_profile import read_profile
 from deepnet_fairseq.plugin.probe_record import read_record
 from deepnet_fairseq.plugin.settings import LONGEST, check_plain
-from deepnet_fairseq.study.logs import READ, curve, short
+from deepnet_fairseq.study.logs import READ, curve, read_log
 from deepnet_fairseq.study.runs import RecordedRun, read_records
 from deepnet_fairseq.study.scoring.generated import read_corpus, read_generated
 
@@ -89,8 +89,8 @@ PARSERS = {  # name of the file -> reader, keys of its objects, bytes before an 
     "profile.json": (lambda path: read_profile(str(path)), PROFILE_KEYS, b""),
     "run.json": (whole_run, ("method", "encoder_layers", "decoder_layers", "seed", "part", "series"), b""),
     "record": (log_of_a_record, ("attempts", "train_inner"), b""),
-    "train.log": (lambda p: curve(short(p), "train_inner", p), READ["train_inner"], b"now | INFO | train_inner | "),
-    "valid.log": (lambda p: curve(short(p), "valid", p), READ["valid"], b"now | INFO | valid | "),
+    "train.log": (lambda p: curve(read_log(p), "train_inner", p), READ["train_inner"], b"now | INFO | train_inner | "),
+    "valid.log": (lambda p: curve(read_log(p), "valid", p), READ["valid"], b"now | INFO | valid | "),
     "probes.jsonl": (read_record, ("format", "update", "model_update", "gradient_norm"), b'{"format": 1}\n'),
     "recipe.json": (lambda p: read_corpus(p.parent / "bin"), ("pieces", "detokenise", "lowercase"), b""),
     "generated.txt": (read_generated, ("D",), b"D-0\t0.1\t"),

@@ -9,7 +9,7 @@ import pytest
 
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.errors import UserError
-from deepnet_fairseq.study.logs import curve, short, training_hours
+from deepnet_fairseq.study.logs import curve, read_log, training_hours
 from deepnet_fairseq.study.runs import RecordedRun
 
 from ..support.recorded import HEALTHY, STUCK, falling, record
@@ -54,11 +54,11 @@ def test_wall_time_is_that_of_the_attempts(tmp_path):
         + "2026-11-21 14:00:00 | INFO | fairseq.distributed.utils | distributed init (rank 0): tcp://localhost:1\n"
         + log(("14:10:00", "16:40:00"))
     )
-    assert training_hours(short(path), path) == pytest.approx(3.5)
+    assert training_hours(read_log(path), path) == pytest.approx(3.5)
     path.write_text("2026-11-21 09:00:00 | INFO | fairseq_cli.train | Namespace(arch='x')\n")
-    assert training_hours(short(path), path) == 0
+    assert training_hours(read_log(path), path) == 0
     path.write_text("now | INFO | train_inner | {}\n")
-    assert training_hours(short(path), path) is None and training_hours({}, path) is None
+    assert training_hours(read_log(path), path) is None and training_hours({}, path) is None
     with pytest.raises(UserError, match=r"train\.log: no such log"):
         curve({}, "train_inner", path)
 
@@ -101,6 +101,6 @@ def test_a_resumed_run_is_one_curve(tmp_path):
     path = tmp_path / "train.log"
     first = line(25, 9.0) + line(50, 8.0) + line(75, 7.5)
     path.write_text("noise\n" + first + line(75, 7.0) + line(100, 6.0))
-    log = curve(short(path), "train_inner", path)
+    log = curve(read_log(path), "train_inner", path)
     assert (log.updates, log.losses) == ([25, 50, 75, 100], [9.0, 8.0, 7.0, 6.0])
     assert log.final_loss(last=2) == 6.5

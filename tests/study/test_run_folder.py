@@ -93,7 +93,7 @@ def test_an_empty_folder_has_nothing(tmp_path):
 HOLDS = """import sys, time
 from pathlib import Path
 from deepnet_fairseq.study.run_folder import RunFolder
-with RunFolder(Path(sys.argv[1])).held() as held:
+with RunFolder(Path(sys.argv[1])).locked() as held:
     Path(sys.argv[2]).write_text(str(held))
     time.sleep(60)"""
 
@@ -103,18 +103,18 @@ def test_one_process_works_on_a_folder(run, tmp_path):
     told = tmp_path / "told"
     holder = subprocess.Popen([sys.executable, "-c", HOLDS, str(run.path), str(told)], cwd=ROOT)
     until(lambda: told.exists() and told.read_text() == "True")
-    with run.held() as held:
+    with run.locked() as held:
         assert not held
 
     holder.kill()
     holder.wait()
-    with run.held() as held:
+    with run.locked() as held:
         assert held
 
 
 def test_the_lock_of_the_scripts_is_the_same(run):
     """Scripts of earlier versions take the same lock by flock(1)."""
-    with run.held() as held:
+    with run.locked() as held:
         done = subprocess.run(["flock", "--nonblock", run.path / "lock", "true"])
         assert held and done.returncode == 1
     assert subprocess.run(["flock", "--nonblock", run.path / "lock", "true"]).returncode == 0

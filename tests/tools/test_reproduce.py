@@ -213,7 +213,7 @@ def test_two_runners_on_one_row(tmp_path):
     gets = hardware(papers_gpus=8, only_printed=True)
     setting = Setting(experiment, gets, corpus(experiment, tmp_path), tmp_path)
     (row,) = setting.rows()
-    with RunFolder(setting.folder(row)).held() as held:
+    with RunFolder(setting.folder(row)).locked() as held:
         assert held
         with pytest.raises(UserError, match=f"{row.name}: another process works on it"):
             run.Work(setting).run()

@@ -163,7 +163,7 @@ class Work:
     async def _work_off(self, row: Row, place: Mapping[str, str]) -> None:
         """Train and score a row, as far as it is not."""
         run = RunFolder(self.setting.folder(row))
-        with run.held() as held:
+        with run.locked() as held:
             if not held:
                 raise UserError(f"{run.path}: another process works on it; wait for its end, or take another --out")
             trains = not run.is_over
