@@ -31,7 +31,7 @@ from deepnet_fairseq.study.runs import (
     recorded_below,
     runs_of,
 )
-from deepnet_fairseq.study.tables import BANNER, DASH, TABLES, TableReport, collect, described, markdown_page
+from deepnet_fairseq.study.tables import BANNER, DASH, TABLES, TableReport, collect, environment_line, markdown_page
 from deepnet_fairseq.text_table import escape, markdown
 from results.small_tables import rows_by_depth, rows_by_method, rows_gradients, rows_inverted
 
@@ -193,7 +193,7 @@ def _state_and_headline(report: TableReport) -> tuple[str, str]:
         return state, "–"
     row = max(cells, key=lambda one: (one.method in OWN, cells[one].published is not None, one.layers)).key
     best = max((one for one in cells if one.key == row), key=lambda one: sign * cells[one].mean)
-    return state, f"{' '.join(word for word in best.words if word != DASH)}, {column}: {cells[best]}"
+    return state, f"{' '.join(word for word in best.labels if word != DASH)}, {column}: {cells[best]}"
 
 
 def _render_figures(results: Path, rows: list[tuple]) -> Iterator[str]:
@@ -245,7 +245,7 @@ def _trained_with(runs: list[RecordedRun]) -> str:
     """Return the environments of the runs, each once, with its commits."""
     trained: dict[str, list[str]] = {}
     for environment in (run.environment for run in runs):
-        commits = trained.setdefault(described(environment | {"commit": "COMMITS"}), [])
+        commits = trained.setdefault(environment_line(environment | {"commit": "COMMITS"}), [])
         commits += [environment.get("commit")] * (environment.get("commit") not in commits)
     environments = [escape(rest.replace("COMMITS", ", ".join(map(str, commits)))) for rest, commits in trained.items()]
     return f"\nTrained with {'; '.join(environments)}.\n"

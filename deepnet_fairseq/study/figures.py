@@ -1,6 +1,8 @@
 """Draw the figures of `deepnet report --figures`: a function for each turns its runs into a Picture.
 
-A function raises a UserError, naming the run, where one lacks what the figure needs.
+Such a function raises a UserError, naming the run, if a run lacks what the figure needs. What it needs are facts in
+run.json (RecordedRun.facts), in quotes in the docstrings, values of probes, validation losses or scores. An N-N model
+has N encoder and N decoder layers.
 """
 
 from __future__ import annotations
@@ -36,23 +38,29 @@ from .runs import RecordedRun, folder_of, holds_runs, name_of, runs_of
 Runs = list[RecordedRun]
 LAYERS = "layers N of an N-N model"
 LOSS = "validation loss (bits per token)"
-FIGURE4 = {  # its series
+FIGURE4 = {  # fact "series" of a run, and key of paper.FIGURE4_* -> style
     "post_ln_no_warmup": Style("Post-LN, no warm-up", "#CC79A7", "^"),
     "post_ln_warmup": replace(style_of("post_ln"), label="Post-LN, warm-up"),
     "post_ln_init_warmup": replace(style_of("post_ln_init"), label="Post-LN-init, warm-up"),
 }
-FFN = r"(encoder|decoder)\.\d+\.ffn"  # addresses of the probe ln_input, as regular expressions
+FFN = r"(encoder|decoder)\.\d+\.ffn"  # regular expressions of addresses at which the probe ln_input has values
 ATTENTION = r"(encoder|decoder)\.\d+\.self_attn"
-FIGURE4_PANELS = (  # title, y axis, probe, addresses as a regular expression, the paper's values
+FIGURE4_PANELS = (  # title, y axis, probe, regular expression of the addresses to average, the paper's values
     ("(a) accumulated model update", "||F(x,θᵢ) - F(x,θ₀)||", "model_update", "decoder", paper.FIGURE4_UPDATE),
     ("(b) LayerNorm input after the FFN", "L2 norm", "ln_input", FFN, paper.FIGURE4_FFN),
     ("(c) LayerNorm input after self-attention", "L2 norm", "ln_input", ATTENTION, paper.FIGURE4_ATTENTION),
 )
 PAPER_WIDTH = 512  # of the models in Figure 4
-FIGURE7 = {"lr": "(a) learning rate", "batch": "(b) batches per update", "size": "(c) size (width-FFN-heads)"}
-EARLY = 1000  # first updates that NormFormer's Figure 3 averages; the paper does not say how many
+FIGURE7 = {  # fact "panel" of a run -> title of the panel
+    "lr": "(a) learning rate",
+    "batch": "(b) batches per update",
+    "size": "(c) size (width-FFN-heads)",
+}
+EARLY = 1000  # updates, over which NormFormer's Figure 3 averages; the paper does not say how many
 MEASURE = "mean |element| of fc2's gradient"
-SLOTS = {  # panel of NormFormer's Figure 4 -> title, and the slots in which a model may have the factor
+# Key of paper.NORMFORMER_FIGURE4 -> title of its panel, and the places of a layer in which a model may have the factor,
+# as parts of addresses of the probe learned_scale.
+SLOTS = {
     "ffn.inner": ("(a) LayerNorm after the activation", ("ffn.inner",)),
     "self_attn.outer": ("(b) LayerNorm after self-attention", ("self_attn.outer",)),
     "self_attn.inner.c": ("(c) factors on heads", ("self_attn.inner.c", "self_attn.outer.c")),
@@ -60,9 +68,9 @@ SLOTS = {  # panel of NormFormer's Figure 4 -> title, and the slots in which a m
 
 
 def _picture(figure: int, title: str, panels: list[Panel], **fields: Any) -> Picture:
-    """Return a figure of the DeepNet paper, with its setting and the error of its readings in a note.
+    """Return a figure of the DeepNet paper, with the paper's setting and the uncertainty of its values in a note.
 
-    fields: further fields of the Picture, as columns.
+    figure: its number; fields: further fields of Picture, as "columns".
     """
     setting = paper.SETTING[figure]
     note = f"In parentheses: values read off the paper's figure ({paper.ERROR[figure]}). Its setting: {setting}."
@@ -83,9 +91,10 @@ def _probed(runs: Runs, probe: str) -> Runs:
 
 
 def _by_layer(run: RecordedRun, values: dict[str, float], place: str = "") -> dict[int, float]:
-    """Return layer, from 1 -> value at the address "STACK.LAYER" + place; NaN where a layer has none.
+    """Return layer, from 1 -> value of a probe; {} if no layer has a finite value.
 
-    The stack is the decoder, or the encoder of a model without decoder. Empty if no layer has a finite value.
+    values: address -> value. place: end of the addresses "STACK.LAYER" + place, as ".ffn.fc2"; a layer whose address is
+    missing has NaN. The stack is the decoder, or the encoder of a model without decoder.
     """
     stack = "decoder" if run.decoder_layers else "encoder"
     depth = run.decoder_layers or run.encoder_layers
@@ -97,10 +106,10 @@ def _by_layer(run: RecordedRun, values: dict[str, float], place: str = "") -> di
 
 
 def _validation(run: RecordedRun, style: Style, epochs: bool = False) -> Series:
-    """Return a run's validation losses over updates, or over epochs; a diverged run has a mark at its last point."""
+    """Return a run's validation losses over updates, or over epochs; a diverged run failed at its last point."""
     curve = run.validation
-    places = curve.epochs if epochs else curve.updates
-    points = dict(zip(places, curve.losses, strict=True))
+    x_values = curve.epochs if epochs else curve.updates
+    points = dict(zip(x_values, curve.losses, strict=True))
     failed = [max(points, default=0)] if run.diverged else []
     return Series(style, points, failed=failed)
 
@@ -108,21 +117,24 @@ def _validation(run: RecordedRun, style: Style, epochs: bool = False) -> Series:
 def figure3(runs: Runs) -> Picture:
     """Draw Figure 3: Post-LN's gradients vanish towards the bottom, Post-LN-init's do not, and it trains.
 
-    runs: "part": "profile" with probes of update 0, or "curve" with validation losses.
+    runs: of both methods; those with "part": "profile" have the probe gradient_norm at update 0, those with "part":
+    "curve" have validation losses. (a) has one profile of each method, that of its deepest run.
     """
     methods = ("post_ln", "post_ln_init")
     profiles: Runs = []
     curves: Runs = []
     for run in runs:
         part = run.fact("part", ("profile", "curve"))
-        run.fact("method", methods)  # or an error
+        run.fact("method", methods)  # raises an error for another method
         if part == "profile":
             profiles.append(run)
         else:
             curves.append(run)
 
-    norms = {run: _by_layer(run, run.probe_values("gradient_norm", 0)) for run in profiles}
-    deepest = {run.method: run for run in sorted(profiles, key=lambda run: run.decoder_layers)}  # the last one stays
+    norms = {run: _by_layer(run, run.probe_values("gradient_norm", 0)) for run in profiles}  # run -> layer -> norm
+    deepest: dict[str, RecordedRun] = {}  # by method
+    for run in sorted(profiles, key=lambda run: run.decoder_layers):
+        deepest[run.method] = run  # a deeper one replaces the one before
 
     from_top = []  # series of panel (a)
     last_layer = []  # of (b)
@@ -132,7 +144,7 @@ def figure3(runs: Runs) -> Picture:
 
         if method in deepest:
             run = deepest[method]
-            lowest = max(1, run.decoder_layers - len(paper.FIGURE3_LAYERS) + 1)
+            lowest = max(1, run.decoder_layers - len(paper.FIGURE3_LAYERS) + 1)  # as many layers as the paper shows
             layers = range(run.decoder_layers, lowest - 1, -1)
             profile = {distance: norms[run][layer] for distance, layer in enumerate(layers)}
             from_top.append(Series(style, profile))
@@ -144,7 +156,7 @@ def figure3(runs: Runs) -> Picture:
         last_layer.append(Series(style, {}, paper=True, band=paper.FIGURE3_LAST[method]))
 
         losses += [_validation(run, style, epochs=True) for run in curves if run.method == method]
-        paper_losses = {epoch + 1: loss for epoch, loss in paper.FIGURE3_LOSS[method].items()}
+        paper_losses = {epoch + 1: loss for epoch, loss in paper.FIGURE3_LOSS[method].items()}  # it counts from 0
         losses.append(Series(style, paper_losses, paper=True))
 
     panels = [
@@ -158,8 +170,9 @@ def figure3(runs: Runs) -> Picture:
 def figure4(runs: Runs) -> Picture:
     """Draw Figure 4: without warm-up Post-LN's output jumps at once, LayerNorms' inputs grow, and gradients vanish.
 
-    runs: one for each "series" of FIGURE4, of one width, probed at every update. The norms are L2 over features, so the
-    paper's are drawn times the square root of the runs' width over its own.
+    runs: one for each "series" of FIGURE4, all of one width, with the probes of FIGURE4_PANELS at every update. An L2
+    norm over the features grows with the square root of the width; therefore the paper's values are drawn times
+    sqrt(width of the runs / PAPER_WIDTH).
     """
     by_series = {run.fact("series", FIGURE4): run for run in runs}
     width = runs[0].probes.header.get("encoder_embed_dim", PAPER_WIDTH)
@@ -174,14 +187,14 @@ def figure4(runs: Runs) -> Picture:
                 series.append(Series(style, _mean_by_update(by_series[key], probe, addresses)))
             paper_points = {}
             for update, value in zip(paper.FIGURE4_UPDATES, paper_values[key], strict=True):
-                paper_points[update] = float(f"{value * scale:.3g}")
+                paper_points[update] = float(f"{value * scale:.3g}")  # the paper's values have three digits
             series.append(Series(style, paper_points, paper=True))
         panels.append(Panel(title, x="updates made", y=y + scaled, series=series))
 
     gradients = []
     for key, style in FIGURE4.items():
         if key in by_series:
-            run = _probed([by_series[key]], "gradient_norm")[0]
+            (run,) = _probed([by_series[key]], "gradient_norm")
             last_update = run.updates_with("gradient_norm")[-1]
             gradients.append(Series(style, _by_layer(run, run.probe_values("gradient_norm", last_update))))
         gradients.append(Series(style, paper.FIGURE4_GRADIENT[key], paper=True))
@@ -191,11 +204,11 @@ def figure4(runs: Runs) -> Picture:
 
 
 def _mean_by_update(run: RecordedRun, probe: str, addresses: str) -> dict[int, float]:
-    """Return update -> mean of a probe's values; raise UserError if the run did not record it.
+    """Return update -> mean of a probe's values at this update; raise UserError if the run did not record it.
 
-    addresses: of the values, a regular expression.
+    addresses: a regular expression; values at other addresses do not count.
     """
-    _probed([run], probe)  # or an error
+    _probed([run], probe)  # raises the error
     by_update = {}
     for update in run.updates_with(probe):
         values = run.probe_values(probe, update)
@@ -204,7 +217,11 @@ def _mean_by_update(run: RecordedRun, probe: str, addresses: str) -> dict[int, f
 
 
 def fitted(points: Mapping[float, float], power: bool = False):
-    """Fit y = A log10 x + B, or the power law log10 y = A log10 x + B, by scipy's linregress: slope A, intercept B."""
+    """Fit the line y = A log10 x + B, or the power law log10 y = A log10 x + B, by least squares.
+
+    points: x -> y; power: fit the power law. Returns what scipy.stats.linregress does: slope A, intercept B, rvalue,
+    stderr and intercept_stderr.
+    """
     from scipy import stats
 
     values = list(points.values())
@@ -213,10 +230,11 @@ def fitted(points: Mapping[float, float], power: bool = False):
     return stats.linregress([math.log10(x) for x in points], values)
 
 
-def _with_laws(series: list[Series], power: bool = False) -> tuple[list[Series], list]:
-    """Fit a line to each series of two points or more: return the series with their laws, and a table of the lines.
+def _with_laws(series: list[Series], power: bool = False) -> tuple[list[Series], list[list[str]]]:
+    """Fit a line to each series of two points or more; return the series to draw, and a table of the lines.
 
-    Series without points and failures are left out. power: fit power laws, see fitted.
+    The series to draw have the fitted line as `law`; those without points and failures are left out. power: fit power
+    laws, see fitted.
     """
     drawn = []
     table = [["method", "points", "slope", "standard error", "intercept", "standard error", "R2"]]
@@ -224,7 +242,7 @@ def _with_laws(series: list[Series], power: bool = False) -> tuple[list[Series],
         if len(one.points) > 1:
             line = fitted(one.points, power)
             law = {x: line.slope * math.log10(x) + line.intercept for x in one.points}
-            if power:
+            if power:  # the line is of log10 y
                 law = {x: 10**exponent for x, exponent in law.items()}
             one = replace(one, law=law)
             table.append(_cells_of_line(one, line))
@@ -234,9 +252,9 @@ def _with_laws(series: list[Series], power: bool = False) -> tuple[list[Series],
 
 
 def _cells_of_line(series: Series, line: Any) -> list[str]:
-    """Return the row of a fitted line in the table of lines; line: scipy's result."""
+    """Return the row of a fitted line in the table of _with_laws; line: see fitted."""
     label = f"{series.style.label}, paper" if series.paper else series.style.label
-    has_errors = len(series.points) > 2  # a line goes through two points exactly
+    has_errors = len(series.points) > 2  # through two points a line goes exactly, and its errors mean nothing
     return [
         label,
         str(len(series.points)),
@@ -251,14 +269,15 @@ def _cells_of_line(series: Series, line: Any) -> list[str]:
 def figure5(runs: Runs) -> Picture:
     """Draw Figure 5: the early model update grows with depth under Post-LN, and far less under DeepNorm.
 
-    runs: both methods at several depths, "update": U, probed after U updates, the same number for all.
+    runs: both methods at several depths, all with the same "update": U, and the probe model_update after U updates. A
+    run whose model update is not finite there counts as failed.
     """
     methods = ("post_ln", "deepnorm")
     update = runs[0].facts.get("update", 0)
 
     series = []
     for method in methods:
-        own = [run for run in runs if run.fact("method", methods) == method]
+        own = [run for run in runs if run.fact("method", methods) == method]  # an error for another method
         pairs = [(run.layers, run.probe_values("model_update", update).get("decoder", math.nan)) for run in own]
         points = means((layers, value) for layers, value in pairs if math.isfinite(value) and value > 0)
         failed = sorted({layers for layers, value in pairs if not math.isfinite(value)})
@@ -272,18 +291,18 @@ def figure5(runs: Runs) -> Picture:
 
 
 def methods_of_panel(norm: str) -> list[str]:
-    """Return the methods of one panel of Figure 6: DeepNorm, those of the paper, then others.
+    """Return the methods of one panel of Figure 6: DeepNorm, then the paper's others, then further ones.
 
-    norm: the place of the panel's LayerNorm, "post", "none" or "pre".
+    norm: where the panel's methods have their LayerNorm, "post", "none" or "pre", as Method.norm; DeepNorm is in all.
     """
     rest = [name for name in METHODS if get_method(name).norm == norm and name != "deepnorm"]
     return ["deepnorm", *sorted(rest, key=lambda name: (name not in paper.FIGURE6, name))]
 
 
 def _bleu_by_depth(runs: Runs, method: str, depth: str) -> Series:
-    """Return a method's mean BLEU by depth, over its runs that did not diverge, and the depths of those that did.
+    """Return a method's series: the mean BLEU of its runs by depth, and as failures the depths of those that diverged.
 
-    depth: the attribute of a run that counts it, layers or total_layers.
+    depth: the attribute of a run that is its depth, "layers" or "total_layers".
     """
     own = [run for run in runs if run.method == method]
     points = means((getattr(run, depth), run.bleu) for run in own if not run.diverged)
@@ -313,9 +332,10 @@ def figure6(runs: Runs) -> Picture:
 def figure7(runs: Runs) -> Picture:
     """Draw Figure 7: validation loss of deep models for several learning rates, batches or widths.
 
-    runs: "panel": "lr", "batch" or "size", "value": the setting; validation losses.
+    runs: DeepNorm with validation losses; "panel" is the hyper-parameter that was changed, a key of FIGURE7, and
+    "value" its setting, as "5e-4".
     """
-    by_panel: dict[str, dict[str, RecordedRun]] = {name: {} for name in FIGURE7}
+    by_panel: dict[str, dict[str, RecordedRun]] = {name: {} for name in FIGURE7}  # panel -> value -> run
     for run in runs:
         by_panel[run.fact("panel", FIGURE7)][str(run.facts.get("value"))] = run
 
@@ -356,20 +376,25 @@ def figure8(runs: Runs) -> Picture:
 def figure10(runs: Runs) -> Picture:
     """Draw Figures 9 and 10: BLEU into each language on Flores-101, one line a run.
 
-    The paper has a heat map, one cell a direction. runs: of Table 3, with the test set "flores" in score.json.
+    The paper draws a heat map instead, with a cell for each direction. runs: of Table 3, with the test set "flores" in
+    score.json.
     """
-    bleu: dict[str, dict[str, float]] = {}  # system and depth -> target language -> mean over source languages
+    bleu: dict[str, dict[str, float]] = {}  # name of a run -> target language -> mean over source languages
     for run in runs:
         flores = (run.score or {}).get("sets", {}).get("flores", {})
         scores = {direction: score["bleu"] for direction, score in flores.get("directions", {}).items()}
         if not scores:
             raise UserError(f"{run.where('score')}: has no test set flores; translate that and score the run again")
         name = f"{run.facts.get('system', run.name)} {run.depth}"
-        bleu[name] = means((parse_pair(run.where("score"), pair)[1], value) for pair, value in scores.items())
+        pairs = []
+        for direction, value in scores.items():
+            _, target = parse_pair(run.where("score"), direction)
+            pairs.append((target, value))
+        bleu[name] = means(pairs)
 
     def best_first(language: str) -> tuple[float, str]:
         highest = max(by_language.get(language, 0) for by_language in bleu.values())
-        return -highest, language  # those of one BLEU by name, so that each drawing is the same
+        return -highest, language  # of equal BLEU by name, so that the same runs give the same picture
 
     languages = sorted(set().union(*bleu.values()), key=best_first)
     series = []
@@ -389,12 +414,14 @@ def figure10(runs: Runs) -> Picture:
 def normformer3(runs: Runs) -> Picture:
     """Draw NormFormer's Figure 3: at first Pre-LN's lowest layers get the largest gradients, Post-LN's the smallest.
 
-    The paper takes the L1 norm of the gradient of the second feed-forward matrix. runs: probed with gradient_l1.
+    The gradient is that of the second feed-forward matrix (fc2). The paper takes its L1 norm; the probe gradient_l1 has
+    the mean absolute value of its elements. (a) is the mean of this over the first EARLY updates, by layer; (b) the
+    first layer's over the last layer's, by update. runs: with that probe; others are left out.
     """
     profiles = []
     ratios = []
     for run in _probed(runs, "gradient_l1"):
-        norms = {}  # update -> layer -> norm
+        norms = {}  # update -> layer -> norm, {} if no norm was finite
         for update in run.updates_with("gradient_l1"):
             norms[update] = _by_layer(run, run.probe_values("gradient_l1", update), ".ffn.fc2")
         early = [by_layer for update, by_layer in norms.items() if update <= EARLY]
@@ -405,7 +432,7 @@ def normformer3(runs: Runs) -> Picture:
         for layer in early[0]:
             profile[layer] = fmean(by_layer[layer] for by_layer in early if layer in by_layer)
         ratio = {}
-        for update, by_layer in norms.items():  # where a norm is not finite, or zero, there is no ratio
+        for update, by_layer in norms.items():  # without a ratio where a norm is missing or zero
             first = by_layer.get(1)
             last = by_layer.get(run.decoder_layers or run.encoder_layers)
             if first and last:
@@ -425,7 +452,8 @@ def normformer3(runs: Runs) -> Picture:
 def normformer4(runs: Runs) -> Picture:
     """Draw NormFormer's Figure 4: the learned gains of its LayerNorms and its factors on heads, layer by layer.
 
-    runs: of NormFormer, probed with learned_scale; each is drawn at its last probed update.
+    runs: with the probe learned_scale, whose values at the last update are drawn; only those of NormFormer if there
+    are any. A line is the median of a layer, and the band around it reaches from the least value to the largest.
     """
     normformers = [run for run in runs if run.method == "normformer"]
     probed = _probed(normformers or runs, "learned_scale")
@@ -454,7 +482,10 @@ def normformer4(runs: Runs) -> Picture:
 
 
 def training_losses(runs: Runs) -> Picture:
-    """Draw the training loss over updates, one panel a depth: the seeds' mean of each method, or of each "variant"."""
+    """Draw the training loss over updates, with a panel for each depth, and in it a line for each "variant".
+
+    Runs without a variant go by their method. A line is the mean over seeds.
+    """
 
     def order(run: RecordedRun) -> tuple:
         return run.encoder_layers > 0, run.decoder_layers, run.facts.get("variant", "")
@@ -482,7 +513,8 @@ def training_losses(runs: Runs) -> Picture:
     return Picture("Training loss by depth", panels, columns=2)
 
 
-EVERY: dict[int | str, Callable[[Runs], Picture]] = {  # numbers are figures of the DeepNet paper
+# Figure -> the function that draws it. A number is that of a figure of the DeepNet paper.
+EVERY: dict[int | str, Callable[[Runs], Picture]] = {
     3: figure3,
     4: figure4,
     5: figure5,
@@ -498,9 +530,10 @@ EVERY: dict[int | str, Callable[[Runs], Picture]] = {  # numbers are figures of 
 
 
 def parse_figures(runs: Path, only: str | None) -> list[int | str]:
-    """Parse the figures of "4,5,normformer4", or list all that have a folder below `runs`.
+    """Return the figures, keys of EVERY, that `only` names, or all that have runs.
 
-    Raises a UserError for an unknown figure, and if no figure has a folder.
+    runs: RUNS, the folder that holds those of all experiments; only: "4,5,normformer4", for instance, None for all.
+    Raises a UserError for an unknown figure, and if no figure has runs.
     """
     if only is not None:
         known = {str(figure): figure for figure in EVERY}
@@ -518,9 +551,10 @@ def parse_figures(runs: Path, only: str | None) -> list[int | str]:
 
 
 def redraw(runs: Path, figure: int | str, out: Path) -> str:
-    """Write the figure to `out` as PNG and as Markdown, and return the Markdown text.
+    """Write the figure into the folder `out` as PNG and as Markdown, and return the Markdown text.
 
-    Raises a UserError if none of its runs is finished, or one lacks what the figure needs.
+    runs: RUNS; figure: a key of EVERY. Raises a UserError if none of its runs is finished, or one lacks what the figure
+    needs.
     """
     picture = EVERY[figure](runs_of(runs, figure))
     markdown = as_markdown(picture)

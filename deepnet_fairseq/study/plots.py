@@ -1,6 +1,7 @@
 """Draw pictures of recorded numbers. Measured values are solid, a paper's dashed and hollow.
 
-A figure is a Picture, whose panels hold all numbers that are drawn: `draw` writes it as PNG, `text` as Markdown.
+A figure is a Picture, whose panels hold all numbers that are drawn: `draw` writes it as PNG, `as_markdown` gives its
+numbers as Markdown.
 """
 
 from __future__ import annotations
@@ -19,33 +20,35 @@ from ..text_table import markdown
 
 MEASURED = {"linestyle": "-", "linewidth": 1.6, "markersize": 4.5}
 PAPER = {"linestyle": "--", "linewidth": 1.0, "markersize": 4.5, "markerfacecolor": "none", "alpha": 0.75}
+# Ending of a file -> what matplotlib must not write into it, because it differs from day to day or by version.
 METADATA: dict[str, Any] = {".png": {"Software": None}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
 CROSS: dict[str, Any] = {"fontsize": 15, "ha": "center", "va": "center_baseline", "annotation_clip": False}
 WIDTH = 4.2  # of a panel, in inches
-ROWS = 12  # x values of a panel that its table shows, at most
+MOST_ROWS = 12  # of a panel's table, each for an x value
 
 
 @dataclass(frozen=True)
 class Style:
-    """Name in legends and tables, colour, and marker (a letter of matplotlib)."""
+    """How a series looks: its name in legends and tables, its colour, and its marker (a letter of matplotlib)."""
 
     label: str
     colour: str
     marker: str
 
 
-# Methods in the order of their colours and markers, which are those of the recorded pictures; others follow by name.
+# The place in this list gives a method its colour and marker. The order is that of the pictures in results/ and must
+# not change; methods that are not listed follow by name.
 FIRST = (
     "deepnorm", "post_ln", "post_ln_init", "ds_init", "admin", "admin_torch", "branchnorm", "pre_ln", "normformer",
     "rezero", "r_fixup", "t_fixup", "dlcl", "sub_ln", "b2t", "complete_p", "gpas", "hybrid_norm", "keel", "ln_scaling",
     "mhc", "mix_ln", "peri_ln", "resi_dual", "siamese_norm",
 )  # fmt: skip
 COLOURS = ("#D55E00", "#000000", "#009E73", "#E69F00", "#0072B2", "#56B4E9", "#CC79A7", "#7F5B3A")  # Okabe and Ito's
-MARKERS = "osD^v<>"  # their number is coprime with the colours'
+MARKERS = "osD^v<>"  # 7, coprime with the 8 colours, so that all 56 pairs come before one repeats
 
 
 def style_of(method: str) -> Style:
-    """Return the style of a method, with its title; what is no method is grey."""
+    """Return the style of a method, named by its title; a system that is no method is grey."""
     if method not in METHODS:
         return Style(method, "#767676", "P")
     others = sorted(METHODS.keys() - set(FIRST))
@@ -53,12 +56,12 @@ def style_of(method: str) -> Style:
 
 
 def style_of_setting(rank: int, label: str) -> Style:
-    """Return the style of the rank-th setting of one hyper-parameter, from 0; styles repeat after 56."""
+    """Return the rank-th style, from 0, under the name `label`; 56 differ in colour or marker."""
     return Style(label, COLOURS[rank % len(COLOURS)], MARKERS[rank % len(MARKERS)])
 
 
 def magnitude(value: str) -> tuple[float, str]:
-    """Return the sort key of a setting: 5e-4 of "5e-4", 512 of "512-2048-8"; then the setting itself."""
+    """Return the sort key of a setting: the number it begins with (5e-4, or 512 of "512-2048-8"), and its text."""
     match = re.match(r"\d+(\.\d+)?(e-?\d+)?", value)
     size = float(match.group()) if match else 0.0
     return size, value
@@ -66,10 +69,11 @@ def magnitude(value: str) -> tuple[float, str]:
 
 @dataclass(frozen=True)
 class Series:
-    """Line of a panel.
+    """One line of a panel.
 
-    points: x -> y; paper: they are a paper's, not measured; failed: x of runs that diverged; band: x -> lowest and
-    highest, shaded; law: x -> y of a fitted line, drawn in place of the line through the points.
+    points: x -> y; paper: they are a paper's, not measured; failed: the x of runs that diverged or were stuck; band:
+    x -> lowest and highest y, between which it is shaded; law: x -> y of a fitted line, which is then drawn in place of
+    the line through the points.
     """
 
     style: Style
@@ -82,9 +86,10 @@ class Series:
 
 @dataclass(frozen=True)
 class Panel:
-    """Panel: several Series on one pair of axes.
+    """Several Series on one pair of axes.
 
-    x, y: labels of the axes; log: logarithmic axes, "x", "y" or "xy"; ticks: the only ones of the x axis.
+    x, y: labels of the axes; log: the logarithmic axes, "x", "y" or "xy"; ticks: the x values that the x axis marks,
+    chosen by matplotlib if there are none.
     """
 
     title: str
@@ -97,9 +102,10 @@ class Panel:
 
 @dataclass(frozen=True)
 class Picture:
-    """Figure with its panels, in so many columns.
+    """A figure: its heading, and its panels in so many columns.
 
-    paper: setting of the paper's points, "" without any; tables, notes: further parts of its text.
+    paper: the setting of the paper's points (corpus and model), "" if it has none. tables: further tables of its
+    Markdown, lists of rows whose first is the header; notes: paragraphs below them.
     """
 
     heading: str
@@ -111,13 +117,14 @@ class Picture:
 
 
 def draw(picture: Picture, path: Path) -> None:
-    """Write a PNG, PDF or SVG, by the path's ending; the same numbers give the same bytes. The file is whole or absent.
+    """Write a PNG, PDF or SVG, by the path's ending; the same numbers give the same bytes.
 
-    A PDF embeds fonts as text, as journals require.
+    The file appears when it is complete; nobody sees it half-written.
     """
     from matplotlib import rc_context
     from PIL import Image
 
+    # svg.hashsalt: ids that do not change from run to run; pdf.fonttype 42: TrueType fonts, which journals require
     with rc_context({"svg.hashsalt": "deepnet", "pdf.fonttype": 42}), whole(path) as part:
         _figure(picture).savefig(part, format=path.suffix[1:], dpi=110, metadata=METADATA[path.suffix])
         if path.suffix == ".png":  # a palette halves the file; lines and letters on white lose little
@@ -125,16 +132,16 @@ def draw(picture: Picture, path: Path) -> None:
 
 
 def _figure(picture: Picture) -> Any:
-    """Return matplotlib's figure: the panels in rows, and one legend of all their labels below them."""
+    """Return matplotlib's figure: the panels in rows, and below them one legend, with each label once."""
     from matplotlib.figure import Figure
 
     columns = min(picture.columns, len(picture.panels))
     rows = math.ceil(len(picture.panels) / columns)
     figure = Figure(figsize=(columns * WIDTH, rows * 3.4 + 0.4), layout="constrained")
 
-    handles: dict[str, Any] = {}
+    handles: dict[str, Any] = {}  # label -> the line that stands for it in the legend
     for panel, axes in zip_longest(picture.panels, figure.subplots(rows, columns, squeeze=False).flat):
-        axes.set_visible(panel is not None)  # the last row may have places to spare
+        axes.set_visible(panel is not None)  # the last row may have more axes than panels
         if panel:
             _draw_panel(panel, axes, handles)
 
@@ -151,7 +158,7 @@ def _figure(picture: Picture) -> Any:
 
 
 def _legend_title(picture: Picture) -> str:
-    """Explain the kinds of lines and marks that the picture has."""
+    """Return a text that explains the kinds of lines and marks that the picture has; "" if there is nothing to say."""
     kinds = []
     if picture.paper:
         kinds.append("solid: measured")
@@ -164,7 +171,10 @@ def _legend_title(picture: Picture) -> str:
 
 
 def _draw_panel(panel: Panel, axes: Any, handles: dict[str, Any]) -> None:
-    """Draw all series, and add each label's entry to the legend's `handles`, the measured one if there are both."""
+    """Draw all series of a panel, and enter each label's line into `handles`, see _figure.
+
+    If a label has a measured series and a paper's, the line is the measured one.
+    """
     from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
     axes.grid(alpha=0.25, linewidth=0.6)
@@ -193,7 +203,7 @@ def _draw_panel(panel: Panel, axes: Any, handles: dict[str, Any]) -> None:
 
 
 def _draw_series(series: Series, axes: Any) -> Any:
-    """Draw points, band and law of a series; return the line of its points, for the legend."""
+    """Draw points, band and law of a series; return matplotlib's line of its points, for the legend."""
     colour = series.style.colour
     look = PAPER if series.paper else MEASURED
     joined = "none" if series.law else look["linestyle"]  # the law is drawn in place of a line through the points
@@ -201,7 +211,8 @@ def _draw_series(series: Series, axes: Any) -> Any:
     x = list(series.points)
     y = list(series.points.values())
     shape = {"color": colour, "marker": series.style.marker, **look, "linestyle": joined}
-    (line,) = axes.plot(x, y, markevery=max(1, len(x) // 8), label=series.style.label, **shape)
+    distance = max(1, len(x) // 8)  # in points, so that a long line has about 8 markers
+    (line,) = axes.plot(x, y, markevery=distance, label=series.style.label, **shape)
 
     if series.band:
         lowest, highest = zip(*series.band.values(), strict=True)
@@ -212,24 +223,24 @@ def _draw_series(series: Series, axes: Any) -> Any:
 
 
 def _draw_failures(panel: Panel, rank: int, axes: Any) -> None:
-    """Draw a cross where a run of the rank-th series failed, beside those of the series before it.
+    """Draw a cross at each x at which a run of the rank-th series of the panel failed.
 
-    It stands on the series' own line if that reaches so far, else at the bad end of the y axis: a high loss, but a low
-    BLEU.
+    It stands on the series' own point if there is one at this x, else at the bad end of the y axis: at the top of a
+    loss, at the bottom of BLEU. Crosses of earlier series at the same x stay visible, to its left.
     """
     series = panel.series[rank]
     for x in series.failed:
         if x in series.points:
-            end = (x, series.points[x])
+            place = (x, series.points[x])
             units = "data"
         else:
-            end = (x, 1.0 if "loss" in panel.y else 0.0)
+            place = (x, 1.0 if "loss" in panel.y else 0.0)
             units = axes.get_xaxis_transform()  # x in data, y from 0 at the bottom to 1 at the top
-        crosses = len([other for other in panel.series[:rank] if x in other.failed])  # that stand there already
+        crosses = len([other for other in panel.series[:rank] if x in other.failed])  # of earlier series at this x
         axes.annotate(
             "×",
-            xy=end,
-            xytext=(9 * crosses, 0),
+            xy=place,
+            xytext=(9 * crosses, 0),  # points to the right
             xycoords=units,
             textcoords="offset points",
             color=series.style.colour,
@@ -246,19 +257,19 @@ def as_markdown(picture: Picture) -> str:
 
 
 def _numbers(panel: Panel) -> list[list[str]]:
-    """Return a header, and a row for each x with a column for each label: measured (paper).
+    """Return the table of a panel: a header, and a row for each x with a cell "measured (paper)" for each label.
 
-    There are at most ROWS measured x; the paper's have rows of their own if they are as few.
+    At most MOST_ROWS of the measured x have a row. So have the x of the paper's series, if they are no more than that.
     """
-    places = set(_some(sorted(_x_values(panel, paper=False))))
-    paper_places = _x_values(panel, paper=True)
-    if len(paper_places) <= ROWS:
-        places |= paper_places
+    shown = set(_some(sorted(_x_values(panel, paper=False))))
+    paper_x = _x_values(panel, paper=True)
+    if len(paper_x) <= MOST_ROWS:
+        shown |= paper_x
 
     labels = list(dict.fromkeys(series.style.label for series in panel.series))
     rows = [[f"{panel.title}: {panel.x}", *labels]]
-    for x in sorted(places):
-        measured: dict[str, str] = {}
+    for x in sorted(shown):
+        measured: dict[str, str] = {}  # label -> text of the value
         published: dict[str, str] = {}
         for series in panel.series:
             value = _value(series, x)
@@ -273,7 +284,7 @@ def _numbers(panel: Panel) -> list[list[str]]:
 
 
 def _x_values(panel: Panel, paper: bool) -> set[float]:
-    """Return all x at which the paper's series have a value or a failure, or else the measured series."""
+    """Return all x at which series have a value or a failure; paper: of the paper's series, or else the measured."""
     x_values: set[float] = set()
     for series in panel.series:
         if series.paper == paper:
@@ -290,7 +301,7 @@ def _cell(measured: str | None, published: str | None) -> str:
 
 
 def _value(series: Series, x: float) -> str:
-    """Return what a series has at x: its point, its band in brackets, "diverged"; "" if nothing."""
+    """Return the text of a series at x: its point, its band (in brackets behind a point), "diverged"; "" if nothing."""
     parts = []
     if x in series.points:
         parts.append(f"{series.points[x]:g}" if series.paper else number(series.points[x]))
@@ -303,11 +314,12 @@ def _value(series: Series, x: float) -> str:
     return " ".join(parts)
 
 
-def _some(places: list[float]) -> list[float]:
-    """Return at most ROWS places at even distances, the first and the last included."""
-    if len(places) <= ROWS:
-        return places
-    return [places[round(rank * (len(places) - 1) / (ROWS - 1))] for rank in range(ROWS)]
+def _some(x_values: list[float]) -> list[float]:
+    """Return at most MOST_ROWS of the values, at even distances in the list, the first and the last included."""
+    if len(x_values) <= MOST_ROWS:
+        return x_values
+    last = len(x_values) - 1
+    return [x_values[round(rank * last / (MOST_ROWS - 1))] for rank in range(MOST_ROWS)]
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -324,7 +336,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def means(pairs: Iterable[tuple[float, float]]) -> dict[float, float]:
-    """Return x -> mean of its y, ordered by x, so that runs that differ in their seed alone become one point."""
+    """Return x -> mean of the y of all pairs (x, y) with this x, ordered by x: one point for runs of several seeds."""
     groups: dict[float, list[float]] = {}
     for x, y in pairs:
         groups.setdefault(x, []).append(y)

@@ -1,7 +1,8 @@
 """Render `deepnet report`: recorded runs beside the numbers of a paper's table, as one Markdown page.
 
-The published numbers stand in the files of experiments/. The table's keys tell its rows apart; runs that differ in
-their seed alone share a row.
+The published numbers stand in the files of experiments/. A table names keys of run.json, such as method and
+encoder_layers; runs with the same values of these keys share a row, and differ in their seed alone. RUNS is the folder
+that holds the folders of all experiments' runs.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .plots import magnitude, number, style_of
 from .runs import SCORED, UNSCORED, RecordedRun, recorded_below
 
 DEPTH = ("encoder_layers", "decoder_layers")
-POINTS = {  # figure of DeepNet -> layers of encoder and decoder, and each method's BLEU at these depths
+POINTS = {  # figure of DeepNet -> list of depths (encoder layers, decoder layers), and method -> its BLEU at each
     6: (
         [(layers, layers) for layers in paper.FIGURE6_LAYERS],
         paper.FIGURE6,
@@ -33,9 +34,9 @@ POINTS = {  # figure of DeepNet -> layers of encoder and decoder, and each metho
         {"deepnorm": paper.FIGURE8["deepnorm"].values()},
     ),
 }
-DASH = "–"
+DASH = "–"  # an empty cell
 BANNER = "Miniature on generated data: do not compare its numbers with the paper's."
-SIGNED = {  # part of score.json -> metric, in the notes
+METRICS = {  # entry of score.json that has a "signature" -> name of the metric in the notes
     "tokenised": "tokenised BLEU",
     "sacrebleu": "sacreBLEU",
     "spbleu": "spBLEU",
@@ -50,12 +51,15 @@ Published = float | str  # a number or "diverged"
 class Table:
     """Table of a paper, or the numbers of a figure: an entry [[table]] of experiments/NAME.toml.
 
-    name: for `deepnet report --table`; folders: of its runs, below RUNS; script: the script that records them; paper:
-    its "citation" (authors, year and title) and "url"; place: of the numbers in the paper. metric: the name of the
-    numbers; kind: of the published BLEU, one of scoring.KINDS, "" if the columns differ. columns: the head of each ->
-    the path of its number in score.json, as "sets.test.bleu". keys: the keys of run.json that tell rows
-    apart; searched: a further key, of a setting that was searched over, each value of which has a row. rows: values of
-    `keys` -> head of a column -> published number, if the paper gives one. notes: paragraphs below the table.
+    name: for `deepnet report --table`. folders: names of the folders below RUNS that hold its runs; script: the one
+    that records them. paper: {"citation": authors, year and title, "url": address}; place: where in the paper the
+    numbers stand, as "Table 1".
+
+    metric: the name of the numbers. columns: head of a column -> where its number is in score.json, as
+    "sets.test.bleu". keys: the keys of run.json whose values tell rows apart. rows: values of `keys` -> head of a
+    column -> published number; a column is missing if the paper has no number. kind: the kind of the published BLEU,
+    one of scoring.scores.KINDS, "" if the columns differ or it is no BLEU. searched: a further key of run.json, as
+    "lr", of which each value that was tried has a row of its own; "" for none. notes: paragraphs below the table.
     """
 
     name: str
@@ -75,7 +79,7 @@ class Table:
 
 
 def read_tables(content: Mapping[str, Any]) -> dict[str, Table]:
-    """Return the tables of a file of experiments, by name; their papers are those of paper.toml, or its own."""
+    """Return name -> table of one file of experiments/, whose keys are `content`."""
     papers = paper.PAPERS | content.get("papers", {})
     return {fields["name"]: _table(papers, fields) for fields in content.get("table", ())}
 
@@ -83,8 +87,9 @@ def read_tables(content: Mapping[str, Any]) -> dict[str, Table]:
 def _table(papers: Mapping[str, Mapping[str, str]], entry: Mapping[str, Any]) -> Table:
     """Make the table of an entry [[table]]: most of its keys are fields of Table, and the rest give its numbers.
 
-    The numbers are `rows` under `head`, or each method's `values` of the last column at the depths `across`, or those
-    of a `figure` in paper.toml. papers: name -> citation and address.
+    The published numbers are given in one of three ways: "rows", lists whose entries "head" names; "values", for each
+    method a list for the last column, at the depths "across"; or "figure", the number of a figure in POINTS. papers:
+    name -> citation and address.
     """
     fields = dict(entry)
     columns = list(fields["columns"])
@@ -97,27 +102,27 @@ def _table(papers: Mapping[str, Mapping[str, str]], entry: Mapping[str, Any]) ->
     if figure:
         depths, values = POINTS[figure]
 
-    given = [dict(zip(head, row, strict=True)) for row in rows]  # a dictionary of keys and columns for each row
+    by_name = [dict(zip(head, row, strict=True)) for row in rows]  # of each row the values of its keys and columns
     for method in values:
         for depth, value in zip(depths, values[method], strict=True):
             row = dict(zip(keys, (method, *depth), strict=True))
             row[columns[-1]] = value
-            given.append(row)
+            by_name.append(row)
 
     published = {}
-    for row in given:
+    for row in by_name:
         key = tuple(row[name] for name in keys)
         published[key] = {column: row[column] for column in columns if row.get(column, "") != ""}
 
     fields["paper"] = papers[fields["paper"]]
     fields["rows"] = published
     fields["keys"] = keys
-    error = paper.ERROR.get(figure, "")  # of readings of the figure
+    error = paper.ERROR.get(figure, "")  # for the notes of a table of numbers that were read off a figure
     fields["notes"] = [note.strip().format(error=error) for note in fields.get("notes", ())]
     return Table(**fields)
 
 
-def _all() -> dict[str, Table]:
+def _read_all_tables() -> dict[str, Table]:
     """Return the tables of all experiments, by name."""
     tables: dict[str, Table] = {}
     for name in experiments.names():
@@ -125,11 +130,14 @@ def _all() -> dict[str, Table]:
     return dict(sorted(tables.items()))
 
 
-TABLES = _all()
+TABLES = _read_all_tables()
 
 
 def number_at(score: Mapping, path: str) -> float | None:
-    """Return the number at the keys "a.b" in the content of score.json; None if it has none."""
+    """Return the number score["a"]["b"] for the path "a.b"; None if there is no number.
+
+    score: the content of score.json.
+    """
     value: Any = score
     for key in path.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
@@ -138,9 +146,10 @@ def number_at(score: Mapping, path: str) -> float | None:
 
 @dataclass(frozen=True)
 class Cell:
-    """Cell: one number over the seeds of its runs, beside the published one.
+    """One cell: the numbers of the runs of a row, which differ in their seed, beside the published one.
 
-    values: the runs' numbers; others: the states of runs without one; published: None if the paper has no number.
+    values: the runs' numbers; others: the states of the runs that have none, as RecordedRun.state; published: None if
+    the paper has no number.
     """
 
     values: Sequence[float]
@@ -149,11 +158,11 @@ class Cell:
 
     @property
     def mean(self) -> float | None:
-        """Return the mean over the seeds; None without values."""
+        """Return the mean of the values; None without values."""
         return statistics.fmean(self.values) if self.values else None
 
     def __str__(self) -> str:
-        """Format as "27.53 ± 0.12, n=3, diverged at update 400 (27.8)"; the deviation is the sample's."""
+        """Format as "27.53 ± 0.12, n=3, diverged at update 400 (27.8)": mean, sample deviation, others, published."""
         parts = []
         if len(self.values) > 1:
             parts.append(f"{self.mean:.2f} ± {statistics.stdev(self.values):.2f}, n={len(self.values)}")
@@ -172,7 +181,7 @@ class Cell:
 class Result:
     """Row of a table: its runs, which differ in their seed, beside the paper's numbers; either may be missing.
 
-    key: values of the table's keys; setting: the value of the setting that was searched over, "" if none was.
+    key: values of table.keys; setting: the runs' value of table.searched, "" if nothing was searched over.
     """
 
     table: Table
@@ -187,7 +196,7 @@ class Result:
 
     @property
     def method(self) -> str:
-        """Return the name of the method, or of a system that was trained elsewhere."""
+        """Return the name of the method, or of a system that was trained elsewhere, as M2M-100."""
         return self.facts["method"]
 
     @property
@@ -196,11 +205,11 @@ class Result:
         return sum(self.facts.get(key, 0) for key in DEPTH)
 
     @property
-    def words(self) -> list[str]:
-        """Return the cells that identify the row: model, other keys, the setting searched over, depth as "18L-18L"."""
+    def labels(self) -> list[str]:
+        """Return the row's cells below _label_heads: model, other keys, the setting searched over, "18L-18L"."""
         facts = self.facts
         cells = [style_of(self.method).label]
-        cells += [str(facts[key]) or DASH for key in _others(self.table)]
+        cells += [str(facts[key]) or DASH for key in _other_keys(self.table)]
         if self.table.searched:
             cells.append(self.setting or DASH)
 
@@ -210,14 +219,14 @@ class Result:
         return cells
 
     def cell(self, column: str) -> Cell:
-        """Return the number of a column."""
+        """Return the row's cell in a column, a key of table.columns."""
         values = []
         others = []
         for run in self.runs:
             value = number_at(score_of(self.table, run), self.table.columns[column])
             if value is not None:
                 values.append(value)
-            elif run.state == SCORED:  # but this number is not in its score
+            elif run.state == SCORED:  # its score has other numbers, and not this one
                 others.append(UNSCORED)
             else:
                 others.append(run.state)
@@ -226,14 +235,14 @@ class Result:
         return Cell(values, others, published)
 
 
-def _others(table: Table) -> list[str]:
-    """Return the keys beside method and depth."""
+def _other_keys(table: Table) -> list[str]:
+    """Return the table's keys without method and depth."""
     return [key for key in table.keys if key not in ("method", *DEPTH)]
 
 
-def _head(table: Table) -> list[str]:
-    """Return the heads of Result.words."""
-    head = ["model", *_others(table)]
+def _label_heads(table: Table) -> list[str]:
+    """Return the heads of the columns that Result.labels fills."""
+    head = ["model", *_other_keys(table)]
     if table.searched:
         head.append(table.searched)
     if DEPTH[0] in table.keys:
@@ -241,10 +250,10 @@ def _head(table: Table) -> list[str]:
     return head
 
 
-def _key(table: Table, run: RecordedRun) -> tuple[tuple, str]:
-    """Return the values of the table's keys in run.json, and of the key searched over; UserError for a missing one."""
+def _row_of(table: Table, run: RecordedRun) -> tuple[tuple, str]:
+    """Return the row of a run, as Result.key and Result.setting; UserError for a key that run.json lacks."""
     facts = run.facts
-    if "system" in facts:  # trained elsewhere
+    if "system" in facts:  # trained elsewhere, and named by its system in place of a method
         facts = facts | {"method": facts["system"]}
 
     needed = [*table.keys]
@@ -257,7 +266,7 @@ def _key(table: Table, run: RecordedRun) -> tuple[tuple, str]:
 
 
 def score_of(table: Table, run: RecordedRun) -> dict:
-    """Return score.json's content if the run is scored, else {}; UserError if it has no number of the table."""
+    """Return the content of score.json if the run is SCORED, else {}; UserError if it has no number of any column."""
     score = (run.score or {}) if run.state == SCORED else {}
     if score and all(number_at(score, path) is None for path in table.columns.values()):
         asked = " or ".join(f'"{path}"' for path in table.columns.values())
@@ -265,8 +274,8 @@ def score_of(table: Table, run: RecordedRun) -> dict:
     return score
 
 
-def _name(table: Table, run: RecordedRun) -> str:
-    """Return the name of a run's folder, behind the experiment's if a table reads several."""
+def _run_name(table: Table, run: RecordedRun) -> str:
+    """Return the name of a run's folder, or EXPERIMENT/NAME if the table's runs are of several experiments."""
     return run.name if len(table.folders) == 1 else run.address
 
 
@@ -274,8 +283,8 @@ def _name(table: Table, run: RecordedRun) -> str:
 class TableReport:
     """Table with its runs.
 
-    folder: RUNS; results: the rows; warnings: reasons to read the numbers with care; miniature: some run is one;
-    environments: descriptions of the commits, versions and hardware of the runs, each once.
+    folder: RUNS; results: the rows, in order; warnings: reasons to read the numbers with care, a line each; miniature:
+    whether some run is one. environments: the lines of environment_line for the runs, each once.
     """
 
     table: Table
@@ -295,7 +304,10 @@ class TableReport:
 
 
 def collect(folder: Path, table: Table) -> TableReport:
-    """Read RUNS/EXPERIMENT/*; UserError if there is no run, or one is broken. A miniature has no rows without runs."""
+    """Read the runs of a table and put them into rows; UserError if there is no run, or one is broken.
+
+    folder: RUNS. If some run is a miniature, rows that only the paper has are left out.
+    """
     runs = []
     for name in table.folders:
         runs += recorded_below(folder / name)
@@ -307,7 +319,7 @@ def collect(folder: Path, table: Table) -> TableReport:
 
     environments = []
     for result in results:
-        environments += [described(run.environment) for run in result.runs]
+        environments += [environment_line(run.environment) for run in result.runs]
     return TableReport(
         table=table,
         folder=folder,
@@ -319,13 +331,20 @@ def collect(folder: Path, table: Table) -> TableReport:
 
 
 def _results(table: Table, runs: Sequence[RecordedRun]) -> list[Result]:
-    """Return a result for each row: systems in the paper's order, then those of runs alone, each by depth."""
-    groups: dict[tuple[tuple, str], list[RecordedRun]] = {}
-    for run in sorted(runs, key=lambda run: (run.seed or 0, _name(table, run))):
-        groups.setdefault(_key(table, run), []).append(run)
+    """Return the rows: those of the paper and of the runs, system by system, each by depth and setting.
 
-    # of two values of a key one may be text and the other a number, which Python does not compare
-    recorded = sorted({key for key, _ in groups}, key=lambda key: [(isinstance(value, str), value) for value in key])
+    A system is a row's values without its depth, its method for instance. Those of the paper's table go first, in its
+    order.
+    """
+    groups: dict[tuple[tuple, str], list[RecordedRun]] = {}  # row's key and setting -> its runs
+    for run in sorted(runs, key=lambda run: (run.seed or 0, _run_name(table, run))):
+        groups.setdefault(_row_of(table, run), []).append(run)
+
+    def numbers_before_texts(key: tuple) -> list[tuple]:
+        """Return a sort key: the values of one key may be numbers and texts, which Python does not compare."""
+        return [(isinstance(value, str), value) for value in key]
+
+    recorded = sorted({key for key, _ in groups}, key=numbers_before_texts)
 
     results = [Result(table, key, setting="", runs=[]) for key in table.rows if key not in recorded]
     for (key, setting), group in groups.items():
@@ -344,11 +363,11 @@ def _results(table: Table, runs: Sequence[RecordedRun]) -> list[Result]:
 
 
 def _warnings(table: Table, runs: Iterable[RecordedRun]) -> list[str]:
-    """Return a line for each reason to read numbers with care, with the names of the runs."""
+    """Return a line for each reason to read the numbers with care, with the names of the runs that it applies to."""
     by_reason: dict[str, list[str]] = {}
     for run in runs:
         for reason in _reasons(table, run):
-            by_reason.setdefault(reason, []).append(_name(table, run))
+            by_reason.setdefault(reason, []).append(_run_name(table, run))
 
     warnings = [f"{reason}: {', '.join(names)}" for reason, names in by_reason.items()]
     if len({run.miniature for run in runs}) > 1:
@@ -357,7 +376,7 @@ def _warnings(table: Table, runs: Iterable[RecordedRun]) -> list[str]:
 
 
 def _reasons(table: Table, run: RecordedRun) -> list[str]:
-    """Return the reasons to read a run's numbers with care."""
+    """Return the reasons to read a run's numbers with care: its code, its kind of BLEU, its corpus, its batch."""
     reasons = []
     if run.environment.get("modified"):
         reasons.append("trained from a modified working tree, so the commit does not tell all")
@@ -366,7 +385,7 @@ def _reasons(table: Table, run: RecordedRun) -> list[str]:
     if table.kind and kind != table.kind:
         reasons.append(f"the published numbers are {table.kind} BLEU, these are {kind}")
 
-    for key, text in (
+    for key, text in (  # key of run.json, which has the paper's value under paper_KEY
         ("corpus", "trained and tested on the corpus {}, the paper's is {}"),
         ("batch_tokens", "an update has {} tokens, the paper's {}"),
     ):
@@ -377,8 +396,11 @@ def _reasons(table: Table, run: RecordedRun) -> list[str]:
     return reasons
 
 
-def described(environment: Mapping) -> str:
-    """Describe in one line what a run was trained with: commit, versions and hardware."""
+def environment_line(environment: Mapping) -> str:
+    """Describe in one line what a run was trained with: commit, versions and hardware.
+
+    environment: the content of environment.json.
+    """
     commit = environment.get("commit") or "not recorded"
     modified = " (modified)" if environment.get("modified") else ""
     parts = [f"commit {commit}{modified}"]
@@ -392,13 +414,16 @@ def described(environment: Mapping) -> str:
 
 
 def markdown_page(report: TableReport, out: Path | None = None) -> str:
-    """Return the Markdown page; out: its file, to whose folder links to logs are relative, or else to RUNS."""
+    """Return the Markdown page of a table.
+
+    out: the file that the page is for; links to logs are relative to its folder, without a file to RUNS.
+    """
     table = report.table
     start = out.resolve().parent if out else report.folder.resolve()
 
-    overview = [[*_head(table), *table.columns]]
+    overview = [[*_label_heads(table), *table.columns]]
     for result in report.results:
-        overview.append([*result.words, *(str(result.cell(column)) for column in table.columns)])
+        overview.append([*result.labels, *(str(result.cell(column)) for column in table.columns)])
 
     parts = [
         f"# {escape(table.place)}: {escape(table.title)}",
@@ -413,7 +438,7 @@ def markdown_page(report: TableReport, out: Path | None = None) -> str:
         markdown([list(map(escape, row)) for row in overview]),
         "## Runs",
         "Each training has a row.",
-        markdown(_runs(report, start)),
+        markdown(_rows_of_runs(report, start)),
         "## Notes",
         "\n".join(f"- {escape(note)}" for note in _notes(report)),
         "Trained with:",
@@ -422,13 +447,13 @@ def markdown_page(report: TableReport, out: Path | None = None) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _runs(report: TableReport, start: Path) -> list[list[str]]:
-    """Return a head and a row for each run: its state, scores and cost, and the number of its environment.
+def _rows_of_runs(report: TableReport, start: Path) -> list[list[str]]:
+    """Return a head and a row for each run: its state, scores, updates, cost, environment (its number) and log.
 
     Cells are Markdown. start: the folder to which links to logs are relative.
     """
     table = report.table
-    head = ["run", *_head(table), "seed", "state", *table.columns]
+    head = ["run", *_label_heads(table), "seed", "state", *table.columns]
     if _tokenised(table):
         head.append("sacreBLEU [95%]")
     head += ["updates", "cost", "trained with", "log"]
@@ -438,13 +463,13 @@ def _runs(report: TableReport, start: Path) -> list[list[str]]:
         for run in result.runs:
             score = score_of(table, run)
             seed = DASH if run.seed is None else str(run.seed)
-            cells = [_name(table, run), *result.words, seed, run.state]
-            cells += [_number(number_at(score, path)) for path in table.columns.values()]
+            cells = [_run_name(table, run), *result.labels, seed, run.state]
+            cells += [_two_decimals(number_at(score, path)) for path in table.columns.values()]
             if _tokenised(table):
-                cells.append(_interval(score))
+                cells.append(_sacrebleu_with_interval(score))
             cells.append(DASH if run.updates is None else str(run.updates))
             cells.append(_cost(run))
-            cells.append(str(report.environments.index(described(run.environment)) + 1))
+            cells.append(str(report.environments.index(environment_line(run.environment)) + 1))
 
             path = Path(os.path.relpath(run.log_file.resolve(), start)).as_posix()
             link = f"[log]({quote(path)})" if run.log_file.exists() else DASH
@@ -453,27 +478,30 @@ def _runs(report: TableReport, start: Path) -> list[list[str]]:
 
 
 def _tokenised(table: Table) -> bool:
-    """Tell whether the BLEU is of the paper's own tokens, so that comparable sacreBLEU has to stand beside it."""
+    """Tell whether the BLEU depends on the paper's own tokens, so that sacreBLEU, which does not, stands beside it."""
     return table.kind == "tokenised"
 
 
-def _number(value: float | None) -> str:
+def _two_decimals(value: float | None) -> str:
     """Format with two decimals; a dash for None."""
     return DASH if value is None else f"{value:.2f}"
 
 
-def _interval(score: dict) -> str:
+def _sacrebleu_with_interval(score: dict) -> str:
     """Return sacreBLEU's score with its 95% bootstrap interval, as "27.53 [26.90, 28.14]"."""
     value = number_at(score, "sacrebleu.score")
-    mean = number_at(score, "sacrebleu.mean")
-    half = number_at(score, "sacrebleu.ci")  # the width of the interval
-    if value is None or mean is None or half is None:
-        return _number(value)
-    return f"{value:.2f} [{mean - half:.2f}, {mean + half:.2f}]"
+    mean = number_at(score, "sacrebleu.mean")  # of the bootstrap samples
+    half_width = number_at(score, "sacrebleu.ci")  # of the interval
+    if value is None or mean is None or half_width is None:
+        return _two_decimals(value)
+    return f"{value:.2f} [{mean - half_width:.2f}, {mean + half_width:.2f}]"
 
 
 def _cost(run: RecordedRun) -> str:
-    """Return wall time times GPUs, or on a CPU wall time, as "0.042 GPU-hours"; a dash if either is not recorded."""
+    """Return the hours of training times the GPUs, as "0.042 GPU-hours", or CPU-hours without GPUs.
+
+    A dash if the hours or the number of GPUs are not recorded.
+    """
     gpus = run.environment.get("gpus")
     hours = run.hours
     if hours is None or not isinstance(gpus, int):
@@ -501,23 +529,24 @@ def _notes(report: TableReport) -> list[str]:
     signatures: set[tuple[str, str]] = set()
     for run in report.runs:
         signatures.update(_signatures(score_of(report.table, run)))
-    notes += [f"Signature of {SIGNED[name]}: {text}" for name, text in sorted(signatures)]
+    notes += [f"Signature of {METRICS[name]}: {text}" for name, text in sorted(signatures)]
     return notes
 
 
 def _signatures(score: dict) -> Iterator[tuple[str, str]]:
-    """Yield name, a key of SIGNED, and signature of each metric, at any depth of a score."""
+    """Yield (key of METRICS, signature) for each metric in a score.json, at whatever depth it stands."""
     for key, value in score.items():
         if isinstance(value, dict):
-            if key in SIGNED and isinstance(value.get("signature"), str):
+            if key in METRICS and isinstance(value.get("signature"), str):
                 yield key, value["signature"]
             yield from _signatures(value)
 
 
 def render_report(runs: Path, table: str, out: Path | None = None) -> str:
-    """Return the page of a table, and write it to `out`. The same runs give the same bytes.
+    """Return the page of a table, and write it to the file `out` if there is one. The same runs give the same bytes.
 
-    Raises a UserError for an unknown table, for missing or broken runs, and for a path that cannot be written.
+    runs: RUNS; table: the name of one of TABLES. Raises a UserError for an unknown table, for missing or broken runs,
+    and for a path that cannot be written.
     """
     if table not in TABLES:
         raise UserError(f"--table {table}: no such table; choose one of {', '.join(TABLES)}")
