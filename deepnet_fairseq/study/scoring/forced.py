@@ -1,6 +1,7 @@
-"""Tell outputs of fairseq-generate whose references were forced into the search from translations.
+"""Find outputs of fairseq-generate that are no free translations, because references were forced into the search.
 
-fairseq prints both alike. Its log holds the settings of the run; without the log only the text can tell.
+--score-reference, --prefix-size and --constraints do that, and fairseq prints the result like a translation. Its log
+holds the settings of the run; without the log only the text can tell.
 """
 
 from __future__ import annotations
@@ -11,16 +12,16 @@ from pathlib import Path
 
 from ...errors import UserError
 
-Logged = Callable[[re.Pattern], list[re.Match]]  # pattern -> its matches in fairseq's log
+Logged = Callable[[re.Pattern], list[re.Match]]  # function from a pattern to its matches in fairseq's log
 # settings in fairseq's log, as a dictionary or, before release 0.10, as an argparse.Namespace prints them
 SCORE_REFERENCE = re.compile(r"\bscore_reference['\"]?[:=] ?(True|False)")
 PREFIX_SIZE = re.compile(r"\bprefix_size['\"]?[:=] ?(\d+)")
 CONSTRAINTS = re.compile(r"\bconstraints['\"]?[:=] ?['\"]?(\w+)")
-ENOUGH = 20  # sentences that do not begin as their references by chance
+ENOUGH = 20  # sentences; so many do not all begin with the first character of their reference by chance
 
 
 def refuse_forced_references(file: Path, logged: Logged) -> None:
-    """Raise a UserError if the log says that the references were scored, and nothing was translated."""
+    """Raise a UserError if the log says --score-reference, with which nothing is translated."""
     if _setting(SCORE_REFERENCE, logged) == "True":
         raise UserError(
             f"{file}: holds the references themselves (--score-reference), no translations; generate again without it"
@@ -28,7 +29,7 @@ def refuse_forced_references(file: Path, logged: Logged) -> None:
 
 
 def notes(file: Path, logged: Logged, translations: list[str], references: list[str]) -> list[str]:
-    """Return what lets scores be too high: parts of the references that the search was given, a sentence each.
+    """Return a sentence for each sign that the search was given parts of the references, so that scores are too high.
 
     references: as fairseq-generate printed them, or else raw ones.
     """
@@ -45,13 +46,13 @@ def notes(file: Path, logged: Logged, translations: list[str], references: list[
 
 
 def _setting(pattern: re.Pattern, logged: Logged) -> str | None:
-    """Return a setting of the last run in the log; None if the log does not say."""
+    """Return the value of a setting, the first group of `pattern`, in the last run of the log; None if it has none."""
     matches = logged(pattern)
     return matches[-1][1] if matches else None
 
 
 def _by_the_text(file: Path, translations: list[str], references: list[str]) -> list[str]:
-    """Return what the text alone says of references in the translations; nothing, if some translation is free."""
+    """Return a sentence if all translations equal their references, or begin as they do; otherwise nothing."""
     # a word that the dictionary lacks reads <<unk>> in a reference and <unk> where it was forced into a translation
     as_forced = [reference.replace("<<unk>>", "<unk>") for reference in references]
     pairs = list(zip(translations, as_forced))
@@ -59,7 +60,7 @@ def _by_the_text(file: Path, translations: list[str], references: list[str]) -> 
     if all(line == reference for line, reference in pairs):
         return [f"{file}: every translation equals its reference, as after --score-reference; {log}"]
 
-    beginnings = {reference[:1] for _, reference in pairs}  # first characters
+    beginnings = {reference[:1] for _, reference in pairs}  # first characters; with only one, likeness says nothing
     alike = all(line[:1] == reference[:1] for line, reference in pairs)
     if alike and len(beginnings) > 1 and len(pairs) >= ENOUGH:
         return [f"{file}: every translation begins as its reference does, as after --prefix-size; {log}"]

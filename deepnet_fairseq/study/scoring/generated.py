@@ -1,7 +1,10 @@
 """Read the output of fairseq-generate, and align it with references as the metrics need them.
 
-Lines are S- source, T- reference, H- and D- translation, P- scores; sentences come in any order. A bilingual run has
-one file, a multilingual one a file for each direction. The corpus' recipe.json says how its text was processed.
+fairseq-generate prints for each sentence lines that begin with a letter and the sentence's number in the test set: S-n
+source, T-n reference, H-n translation, with pieces joined by --remove-bpe, D-n the same after --bpe and --tokenizer,
+P-n scores. Sentences come in any order. A direction is a pair of languages, "de-en"; a subset is a name of test sets,
+"test". A bilingual run has one file, a multilingual one a file for each direction. The corpus' recipe.json says how its
+text was processed.
 """
 
 from __future__ import annotations
@@ -22,20 +25,20 @@ from ...languages import parse_pair, readings
 from . import forced, pieces
 from .words import base_language
 
-# A line of a sentence: its letter, its number, what follows. E-0_1 is of a step of iterative refinement.
+# A line of a sentence: letter, number, what follows. E-0_1 is a step of iterative refinement, and is not used.
 OF_SENTENCE = re.compile(r"([A-Z])-(\d{1,18})(?:_\d+)?\t([^\n]*)")
 SPEED = re.compile(
     r"Translated (?P<sentences>[\d,]+) .* in (?P<seconds>[\d.]+)s "
     r"\((?P<sentences_per_second>[\d.]+) sentences/s, (?P<tokens_per_second>[\d.]+) tokens/s\)$"
 )
-TEST_SET = re.compile(r" (\S+) (\S+-\S+) (\d+) examples$")
-# Name that fairseq-generate --results-path gives its file, by --gen-subset; people add the checkpoint's.
+TEST_SET = re.compile(r" (\S+) (\S+-\S+) (\d+) examples$")  # in fairseq's log: subset, direction, sentences
+# Name, without .txt, that fairseq-generate --results-path gives its file, by --gen-subset; people add the checkpoint's.
 RESULTS = re.compile(r"generate-(?P<subset>.+?)(?:[-_]checkpoint.*)?")
 
 
 @dataclass(frozen=True)
 class Output:
-    """File of translations, with test set and direction ("test", "de-en") if its place in a folder tells them."""
+    """File of translations; its subset ("test") and direction ("de-en"), None unless its place in a folder tells."""
 
     file: Path
     subset: str | None = None
@@ -44,10 +47,11 @@ class Output:
 
 @dataclass(frozen=True)
 class Generated:
-    """Translations and references, one a sentence, in the order of the test set.
+    """What fairseq-generate printed: translations (D-n) and references (T-n), in the order of the test set.
 
-    In `references` a word that the model's dictionary lacks reads <<unk>>, so that no translation matches it; None if
-    fairseq had no references. log: lines of the output that belong to no sentence. joined: how its text was joined.
+    path: its file. references: None if fairseq had none; a word that the model's dictionary lacks reads <<unk>> in
+    them, so that no translation matches it. log: lines that belong to no sentence. joined: counts of sentences whose
+    pieces were joined twice.
     """
 
     path: Path
@@ -58,11 +62,14 @@ class Generated:
 
     @cached_property
     def log_beside(self) -> list[str]:
-        """Return the lines of fairseq's log in a file beside the output."""
+        """Return the lines of fairseq's log in a file beside the output, see _log_beside."""
         return _log_beside(self.path)
 
     def logged(self, pattern: re.Pattern) -> list[re.Match]:
-        """Return the matches in fairseq's log, which is in the output itself or in a file beside it."""
+        """Return the matches in fairseq's log, one a line at most.
+
+        The log is in the output itself, or else in a file beside it.
+        """
         return _matches(pattern, self.log) or _matches(pattern, self.log_beside)
 
 
@@ -81,8 +88,8 @@ def read_generated(path: Path) -> Generated:
     references: dict[int, str] = {}
     log: list[str] = []
     joined = pieces.Joined()
-    before_joining = ""  # text of the last H-n, which stands before its D-n
-    line = "\n"  # an empty output does not end in the middle of a line
+    text_of_h = ""  # of the last H-n, which stands before its D-n
+    line = "\n"  # stays if there are no lines; the check below the loop then passes
     for line in read_lines(path, keepends=True):
         match = OF_SENTENCE.match(line)
         if not match:
@@ -91,15 +98,15 @@ def read_generated(path: Path) -> Generated:
 
         letter = match[1]
         number = int(match[2])
-        text = match[3]  # of H and D: score, tab, translation
+        rest = match[3]  # of H and D: score, tab, translation
         if letter == "T":
-            _put(references, number, text, what="references", path=path)
+            _put(references, number, rest, what="references", path=path)
         elif letter == "H":
-            before_joining = text.partition("\t")[2]
-        elif letter == "D" and "\t" in text:
-            translation = text.partition("\t")[2]
+            text_of_h = rest.partition("\t")[2]
+        elif letter == "D" and "\t" in rest:
+            translation = rest.partition("\t")[2]
             _put(translations, number, translation, what="translations", path=path)
-            joined.count(before_joining, translation)
+            joined.count(text_of_h, translation)
     if not line.endswith("\n"):
         raise UserError(f"{path}: ends in the middle of a line; generate again")
 
@@ -117,7 +124,10 @@ def read_generated(path: Path) -> Generated:
 
 
 def _log_beside(output: Path) -> list[str]:
-    """Return the lines of the log in a file beside an output: generate.log of generated.txt, else NAME.log."""
+    """Return the lines of fairseq's log in a file beside an output; none if there is no such file.
+
+    It is named generate.log beside generated.txt, and NAME.log beside any other NAME.txt.
+    """
     name = "generate.log" if output.name == "generated.txt" else f"{output.stem}.log"
     path = output.with_name(name)
     if output == STDIN or not path.is_file():
@@ -126,14 +136,20 @@ def _log_beside(output: Path) -> list[str]:
 
 
 def _put(sentences: dict[int, str], number: int, text: str, what: str, path: Path) -> None:
-    """Add the text of a sentence; raise a UserError, naming `what` it is a text of, if the sentence has one."""
+    """Add the text of the sentence `number`; raise a UserError if there is one already.
+
+    what: what the texts are, for the message: "references" or "translations"; path: the output.
+    """
     if number in sentences:
         raise UserError(f"{path}: {what} of sentence {number} are there twice; generate once, with --nbest 1")
     sentences[number] = text
 
 
 def _in_order(sentences: dict[int, str], what: str, path: Path) -> list[str]:
-    """Return the texts by their numbers; raise a UserError, naming `what` they are, if one is missing."""
+    """Return the texts in the order of their numbers, from 0; raise a UserError if one is missing.
+
+    what, path: see _put.
+    """
     expected = max(sentences, default=-1) + 1
     lost = expected - len(sentences)
     if lost:
@@ -156,10 +172,10 @@ def generation_speed(generated: Generated) -> dict[str, float] | None:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Folder DEST above the binarised data, with the facts of DEST/recipe.json, or defaults if there is none.
+    """A prepared corpus: its folder DEST, with binarised data in DEST/bin, and what DEST/recipe.json says of its text.
 
-    folder: DEST, None without recipe.json; binarised: the binarised data; detokenise: its text is in Moses tokens;
-    lowercase: it is in lower case.
+    folder: DEST, None without recipe.json; binarised: the folder of the binarised data, None if none is known.
+    detokenise: its text is in Moses' tokens, so that scores need it detokenised; lowercase: its text is in lower case.
     """
 
     folder: Path | None = None
@@ -180,7 +196,10 @@ class Corpus:
         return parse_pair("direction", direction, self.languages)[1]
 
     def reference(self, subset: str, direction: str) -> Path | None:
-        """Return the raw references of a test set, by a recipe or by `deepnet prepare text`; None if there are none."""
+        """Return the file of raw references of a test set; None if there is none.
+
+        Raw text is as it was before tokenising. Recipes of `deepnet prepare corpus` and `deepnet prepare text` keep it.
+        """
         target = self.target(direction)
         candidates = []
         if self.folder:  # of a recipe
@@ -193,23 +212,23 @@ class Corpus:
                 return path
         return None
 
-    def pair(self, name: str) -> bool:
-        """Return whether `name` is a direction: two codes of this corpus, or of any languages if it names none."""
+    def has_direction(self, name: str) -> bool:
+        """Return whether `name` is a direction of two languages of this corpus, of any two if its own are unknown."""
         pairs = readings(name, self.languages, words=False)
         return any(not self.languages or self.languages.issuperset(pair) for pair in pairs)
 
     def only_direction(self, subset: str) -> str | None:
-        """Return the direction of `subset` if the corpus has a single one."""
-        known = _directions(self.binarised, f"{subset}.*-*.*.idx") or self.with_references(subset)
+        """Return the direction of the corpus in `subset` if there is just one, else None."""
+        known = _directions(self.binarised, f"{subset}.*-*.*.idx") or self.directions_with_references(subset)
         return known.pop() if len(known) == 1 else None
 
-    def with_references(self, subset: str) -> set[str]:
+    def directions_with_references(self, subset: str) -> set[str]:
         """Return the directions that have raw references in this subset."""
         folder = self.folder / "reference" if self.folder else None
         return _directions(folder, f"{subset}.*-*.*")
 
     def pairs(self) -> set[str]:
-        """Return the directions of pairs.txt; empty for a bilingual corpus."""
+        """Return the directions that pairs.txt lists, those of a multilingual corpus; empty for a bilingual one."""
         if not self.binarised:
             return set()
         for folder in (self.binarised, self.binarised.parent):  # a shard is one level deeper
@@ -218,25 +237,28 @@ class Corpus:
                 return set(file.read_text(encoding="utf-8").split())
         return set()
 
-    def directions(self, subset: str) -> set[str]:
-        """Return the directions of a complete translation of `subset`: the pairs with a test set of their own."""
+    def required_directions(self, subset: str) -> set[str]:
+        """Return the directions that a complete translation of `subset` has: those of pairs.txt with a test set.
+
+        If there are no raw references, by which test sets are known, all of pairs.txt.
+        """
         pairs = self.pairs()
-        with_references = self.with_references(subset)
+        with_references = self.directions_with_references(subset)
         return pairs & with_references if with_references else pairs
 
 
 def _directions(folder: Path | None, pattern: str) -> set[str]:
-    """Return the directions in the names SUBSET.SRC-TGT.ENDING of files; none without a folder."""
+    """Return the directions in names of files, SUBSET.SRC-TGT.ENDING; none without a folder. pattern: of glob."""
     if not folder:
         return set()
     return {path.name.split(".")[1] for path in folder.glob(pattern)}
 
 
 def read_corpus(data: str | Path | None) -> Corpus:
-    """Read the Corpus above the binarised data; defaults without data or recipe.json.
+    """Return the Corpus of binarised data; without data, or a recipe.json above them, with the defaults.
 
-    data: as fairseq takes it, DEST/bin, a shard in it, or several joined with colons. Raises a UserError if there is no
-    such folder, or recipe.json is damaged.
+    data: as fairseq takes it: DEST/bin, a shard in it, or several joined with colons, of which the first is looked at.
+    Raises a UserError if there is no such folder, or recipe.json is damaged.
     """
     if data is None:
         return Corpus()
@@ -259,12 +281,13 @@ def read_corpus(data: str | Path | None) -> Corpus:
 
 
 def find_outputs(path: Path, corpus: Corpus) -> list[Output]:
-    """List the outputs at `path`: a file or pipe, a run's folder, or a folder of outputs.
+    """List the outputs at `path`, which is a file or pipe, the folder of a run, or a folder of outputs.
 
-    A folder of outputs has SRC-TGT.txt, SUBSET/SRC-TGT.txt, or what fairseq-generate --results-path writes:
-    generate-SUBSET.txt or SRC-TGT/generate-SUBSET.txt, beside which no other file counts. SRC-TGT.txt directly in the
-    folder is of the subset "test". Raises a UserError for a folder without outputs, for a .txt file whose name is no
-    direction of the corpus, and for two outputs of one test set; a single file need not exist yet.
+    A run has the output generated.txt, or a folder of outputs `generated`. A folder of outputs has files SRC-TGT.txt,
+    of the subset "test", and SUBSET/SRC-TGT.txt. Or it has what fairseq-generate --results-path writes,
+    generate-SUBSET.txt or SRC-TGT/generate-SUBSET.txt; then no other file counts. Raises a UserError for a folder
+    without outputs, for a .txt file whose name is no direction of the corpus, and for two outputs of one test set; a
+    single file need not exist yet.
     """
     if not path.is_dir():
         return [Output(path)]
@@ -282,9 +305,9 @@ def find_outputs(path: Path, corpus: Corpus) -> list[Output]:
     if len(results) == 1 and results[0].parent == path:  # the only test set of a run: it needs no direction
         return [Output(results[0])]
 
-    outputs: dict[tuple, Output] = {}
+    outputs: dict[tuple, Output] = {}  # subset and direction -> output
     for file in results or files:
-        output = _of_results(file, corpus) if results else _of_direction(file, path, corpus)
+        output = _output_of_results(file, corpus) if results else _output_of_direction(file, path, corpus)
         test_set = (output.subset, output.direction)
         if test_set in outputs:
             other = outputs[test_set].file
@@ -293,8 +316,11 @@ def find_outputs(path: Path, corpus: Corpus) -> list[Output]:
     return list(outputs.values())
 
 
-def _of_direction(file: Path, folder: Path, corpus: Corpus) -> Output:
-    """Return the output SRC-TGT.txt or SUBSET/SRC-TGT.txt in `folder`; raise a UserError if that is no direction."""
+def _output_of_direction(file: Path, folder: Path, corpus: Corpus) -> Output:
+    """Return the output in a file SRC-TGT.txt or SUBSET/SRC-TGT.txt of `folder`.
+
+    Raises a UserError if SRC-TGT is no direction of the corpus.
+    """
     pair = parse_pair(f"{file}: the name", file.stem, corpus.languages)
     if corpus.languages and not corpus.languages.issuperset(pair):
         raise UserError(
@@ -305,14 +331,17 @@ def _of_direction(file: Path, folder: Path, corpus: Corpus) -> Output:
     return Output(file, subset, direction=file.stem)
 
 
-def _of_results(file: Path, corpus: Corpus) -> Output:
-    """Return the output generate-SUBSET.txt, with its direction by its folder, the log, or the corpus' only one."""
+def _output_of_results(file: Path, corpus: Corpus) -> Output:
+    """Return the output in a file generate-SUBSET.txt.
+
+    Its direction is the name of its folder if that is one, else that in fairseq's log, else the corpus' only one.
+    """
     subset = RESULTS.fullmatch(file.stem)["subset"]
-    if corpus.pair(file.parent.name):
+    if corpus.has_direction(file.parent.name):
         return Output(file, subset, direction=file.parent.name)
 
-    head = takewhile(lambda line: not OF_SENTENCE.match(line), read_lines(file))  # lines before the first sentence
-    logged = _matches(TEST_SET, [*head, *_log_beside(file)])
+    before_sentences = takewhile(lambda line: not OF_SENTENCE.match(line), read_lines(file))
+    logged = _matches(TEST_SET, [*before_sentences, *_log_beside(file)])
     direction = logged[-1][2] if logged else corpus.only_direction(subset)
     return Output(file, subset, direction)
 
@@ -321,9 +350,10 @@ def _of_results(file: Path, corpus: Corpus) -> Output:
 class AlignedText:
     """Translations beside references, lists with one entry a sentence, in the order of the test set.
 
-    hypotheses, references: detokenised, for sacreBLEU; generated: as fairseq-generate printed them. target: the
-    language, None if unknown. raw: the references are the corpus's, not the detokenised T- lines, in which a word that
-    the model's dictionary lacks is spoilt. notes: what makes a score of them doubtful, a sentence each.
+    hypotheses, references: translations and references as sacreBLEU needs them, detokenised if the corpus is in tokens.
+    generated: the same as fairseq-generate printed them. target: the target language, None if unknown. raw: whether the
+    references are the corpus' raw text; otherwise they are the T- lines, in which <<unk>> stands for a word that the
+    model's dictionary lacks. notes: what makes a score of them doubtful, a sentence each.
     """
 
     generated: Generated
@@ -336,11 +366,11 @@ class AlignedText:
 
 
 def align_with_references(output: Output, corpus: Corpus) -> AlignedText:
-    """Read an output beside its references: those of the corpus, or else those that fairseq-generate printed.
+    """Read an output and its references: the corpus' raw text, or else what fairseq-generate printed.
 
-    Pieces of bytes are joined, unless the raw references are text about them. Raises a UserError if sentences are
-    missing or doubled, if their number differs from the log's or the references', if they are pieces of words or were
-    joined twice, and if they are the references themselves, under forced decoding.
+    Pieces of bytes, as <0xE7>, are joined, unless a raw reference holds such text itself. Raises a UserError if there
+    are no references, if sentences are missing or doubled, if their number differs from the log's or the references',
+    if they are pieces of words or were joined twice, and if they are the references themselves (--score-reference).
     """
     generated = read_generated(output.file)
     forced.refuse_forced_references(output.file, generated.logged)
@@ -356,13 +386,11 @@ def align_with_references(output: Output, corpus: Corpus) -> AlignedText:
         raise UserError(f"{output.file}: {len(generated.translations)} translations for {len(raw)} lines of {file}")
 
     notes = []
-    about_bytes = bool(raw) and pieces.with_bytes(raw) > 0  # a text that spells <0xE7> itself
-    with_bytes = 0 if about_bytes else pieces.with_bytes(generated.translations)
-    if with_bytes:
-        notes.append(
-            f"{output.file}: {with_bytes:,} translations have pieces of bytes, as <0xE7>, which are joined here"
-        )
-        generated = _without_bytes(generated)
+    raw_has_bytes = bool(raw) and pieces.count_with_bytes(raw) > 0  # such a text is about <0xE7>
+    count = 0 if raw_has_bytes else pieces.count_with_bytes(generated.translations)
+    if count:
+        notes.append(f"{output.file}: {count:,} translations have pieces of bytes, as <0xE7>, which are joined here")
+        generated = _with_bytes_joined(generated)
     notes += forced.notes(
         output.file,
         logged=generated.logged,
@@ -375,7 +403,7 @@ def align_with_references(output: Output, corpus: Corpus) -> AlignedText:
     references = generated.references if raw is None else raw
     target = corpus.target(direction) if direction else None
     if corpus.detokenise:
-        language = need_target(output.file, target)
+        language = known_target(output.file, target)
         hypotheses = _detokenise(hypotheses, language)
         if raw is None:
             references = _detokenise(references, language)
@@ -390,8 +418,8 @@ def align_with_references(output: Output, corpus: Corpus) -> AlignedText:
     )
 
 
-def _without_bytes(generated: Generated) -> Generated:
-    """Return the output with the pieces of bytes in its lines joined."""
+def _with_bytes_joined(generated: Generated) -> Generated:
+    """Return a copy in which the pieces of bytes of translations and references are joined to characters."""
     translations = [pieces.join_bytes(line) for line in generated.translations]
     references = generated.references
     if references is not None:
@@ -400,28 +428,33 @@ def _without_bytes(generated: Generated) -> Generated:
 
 
 def _test_set(output: Output, generated: Generated, corpus: Corpus) -> tuple[str, str | None]:
-    """Find subset and direction: by the file's place, fairseq's log, the file's name, or the corpus' only one."""
+    """Return subset and direction of an output, the direction None if nothing tells it.
+
+    The file's place tells both, else fairseq's log, else the file's name SRC-TGT.txt; else the corpus may have only one
+    direction. A subset that nothing tells is "test".
+    """
     if output.subset and output.direction:
         return output.subset, output.direction
     logged = generated.logged(TEST_SET)
     if logged:
         return logged[-1][1], logged[-1][2]
-    if corpus.pair(output.file.stem):
+    if corpus.has_direction(output.file.stem):
         return "test", output.file.stem
 
     subset = "test"
-    named = RESULTS.fullmatch(output.file.stem)
+    results = RESULTS.fullmatch(output.file.stem)
     if output.subset:
         subset = output.subset
-    elif named:
-        subset = named["subset"]
+    elif results:
+        subset = results["subset"]
     return subset, corpus.only_direction(subset)
 
 
 def _check_count(generated: Generated, direction: str | None) -> None:
-    """Raise a UserError unless the output holds as many sentences as its log says.
+    """Raise a UserError if the output has not as many sentences as its log says.
 
-    The log has the size of the test set, and the sentences of each process if several translated shards of it.
+    The log has the size of the test set; and the number of sentences translated, which is that of a part of the test
+    set if several processes shared it, and so only a lower bound.
     """
     there = len(generated.translations)
     sizes = [int(match[3]) for match in generated.logged(TEST_SET) if match[2] == direction]
@@ -434,14 +467,14 @@ def _check_count(generated: Generated, direction: str | None) -> None:
         raise UserError(f"{generated.path}: {there:,} translations, and its log says {logged:,}; generate again")
 
 
-def need_target(path: Path, target: str | None) -> str:
-    """Return the target language; raise a UserError, naming the file, if it is unknown."""
+def known_target(path: Path, target: str | None) -> str:
+    """Return the target language; raise a UserError, naming the output `path`, if it is None."""
     if target is None:
         raise UserError(f"{path}: which languages? Keep fairseq-generate's log beside it, or name the file SRC-TGT.txt")
     return target
 
 
 def _detokenise(sentences: list[str], language: str) -> list[str]:
-    """Undo Moses' tokens, as for `language`, and their escapes (&apos; and the like)."""
+    """Join Moses' tokens to text by the rules for `language`, and undo its escapes (&apos; and the like)."""
     moses = MosesDetokenizer(lang=base_language(language))
     return [moses.detokenize(sentence.split(), unescape=True) for sentence in sentences]

@@ -17,16 +17,18 @@ from .generated import AlignedText, Output, align_with_references, find_outputs,
 from .resampling import sample_scores, sentence_statistics
 from .scores import ChrF, metric_of
 
-TestSet = tuple[str, str] | None  # subset and direction; None: the only one of bilingual runs
-LEVEL = 0.05  # of significance, below which p has a star
+TestSet = tuple[str, str] | None  # subset and direction; None for the only test set of bilingual runs
+LEVEL = 0.05  # of significance: a smaller p has a star
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Comparison on one test set: systems, the baseline first; metric -> sacreBLEU's results, and its signature.
+    """Comparison of systems on one test set.
 
-    A Result has score (0..100), mean and ci, the half width of the 95% bootstrap interval, and p_value against the
-    baseline, None for itself. notes: what makes scores doubtful, a sentence each.
+    systems: their names, the baseline first; results: metric -> sacreBLEU's Result of each system, in the same order;
+    signatures: metric -> its signature. A Result has score (0..100), mean and ci of the bootstrap samples, where ci is
+    half the width of the 95% interval, and p_value of the difference from the baseline, None for the baseline itself.
+    notes: what makes scores doubtful, a sentence each.
     """
 
     systems: list[str]
@@ -38,8 +40,8 @@ class Comparison:
 def paired(paths: list[Path], data: str | Path | None) -> Iterator[tuple[TestSet, list[AlignedText]]]:
     """Yield each test set that all systems have, with their translations of it, in the order of `paths`.
 
-    paths: see find_outputs; data: see read_corpus. Raises a UserError if a path comes twice, if there is no such test
-    set, or if the systems do not translate the same sentences.
+    paths: of each system the path of its output, see find_outputs; data: see read_corpus. Raises a UserError if a path
+    comes twice, if there is no such test set, or if the systems do not translate the same sentences.
     """
     corpus = read_corpus(data)
     counts = Counter(path.resolve() for path in paths)
@@ -63,7 +65,7 @@ def paired(paths: list[Path], data: str | Path | None) -> Iterator[tuple[TestSet
 
 
 def _by_test_set(outputs: list[Output]) -> dict[TestSet, Output]:
-    """Return test set -> output of one system."""
+    """Return test set -> output, for the outputs of one system."""
     by_test_set: dict[TestSet, Output] = {}
     for output in outputs:
         key = (output.subset, output.direction or "") if output.subset else None
@@ -71,14 +73,14 @@ def _by_test_set(outputs: list[Output]) -> dict[TestSet, Output]:
     return by_test_set
 
 
-def names(paths: list[Path]) -> list[str]:
-    """Return distinct names of the systems: those of their folders or files, else their paths."""
+def system_names(paths: list[Path]) -> list[str]:
+    """Return names for the systems with these outputs: of their folders or files, or the paths if two were the same."""
     short = []
     for path in paths:
         if path.name.startswith("generate") and path.is_file():
-            path = path.parent  # generated.txt or generate-SUBSET.txt; the name of the run says more
-        there = path.is_file() or path.is_dir()  # no pipe
-        short.append(path.resolve().name if there else str(path))
+            path = path.parent  # of generated.txt or generate-SUBSET.txt; the name of the run's folder says more
+        named = path.is_file() or path.is_dir()  # a pipe has no name of use
+        short.append(path.resolve().name if named else str(path))
 
     if len(set(short)) < len(short):
         return [str(path) for path in paths]
@@ -88,10 +90,11 @@ def names(paths: list[Path]) -> list[str]:
 def significance(
     baseline: Path, systems: list[Path], data: str | Path | None = None, tokenize: str | None = None
 ) -> dict[TestSet, Comparison]:
-    """Compare systems on each test set that all have: None for a bilingual run, else (subset, direction).
+    """Compare systems with a baseline; return test set -> comparison, for each test set that all have.
 
-    The test is sacreBLEU's paired bootstrap resampling (Koehn 2004), two-sided. baseline, systems: see find_outputs;
-    tokenize: see score. Raises a UserError if the systems do not translate the same sentences.
+    The test is sacreBLEU's paired bootstrap resampling (Koehn 2004), two-sided. baseline, systems: paths of outputs,
+    see find_outputs; data: see read_corpus; tokenize: see scores.score. Raises a UserError if the systems do not
+    translate the same sentences.
     """
     paths = [baseline, *systems]
     comparisons = {}
@@ -106,15 +109,15 @@ def significance(
         notes = []
         for system in aligned:
             notes += system.notes
-        comparisons[key] = Comparison(systems=names(paths), results=results, signatures=signatures, notes=notes)
+        comparisons[key] = Comparison(systems=system_names(paths), results=results, signatures=signatures, notes=notes)
     return comparisons
 
 
 def _results(metric: Metric, systems: list[list[str]], references: list[str]) -> list[Result]:
     """Return the scores of systems, and p of their differences from the first, by paired bootstrap resampling.
 
-    Each system is scored on the same samples of sentences. p is the share of samples in which the difference is
-    further from its mean than the observed one from 0 (Riezler and Maxwell 2005), as sacreBLEU computes it.
+    systems: the translations of each. All are scored on the same samples of sentences, because sample_scores begins
+    with the same seed.
     """
     results: list[Result] = []
     samples_of_first = np.array([])
@@ -135,15 +138,19 @@ def _results(metric: Metric, systems: list[list[str]], references: list[str]) ->
 
 
 def _p_value(difference: float, differences: np.ndarray) -> float:
-    """Return p of the observed difference of two scores; differences: of their samples, without sign."""
-    if difference == 0:  # sacreBLEU counts the samples that differ more: there may be none
+    """Return p of a difference of two scores, as sacreBLEU computes it (Riezler and Maxwell 2005).
+
+    p is the share of samples whose difference is further above the mean of all than the observed one is above 0.
+    difference: the observed one, without sign; differences: those of the samples, without sign.
+    """
+    if difference == 0:  # the scores are equal; the formula below could still give a small p
         return 1.0
     further = int(np.sum(differences - differences.mean() > difference))
     return (further + 1) / (len(differences) + 1)
 
 
 def table(comparisons: Mapping[TestSet, Comparison]) -> str:
-    """Return one table, of systems or of directions, and the signatures below it."""
+    """Return one table with a row for each system on each test set, and below it notes and signatures."""
     header = ["system", "BLEU", "mean ± 95% CI", "p", "chrF2", "mean ± 95% CI", "p"]
     if None not in comparisons:
         header = ["set", "direction", *header]
@@ -162,7 +169,7 @@ def table(comparisons: Mapping[TestSet, Comparison]) -> str:
 
 
 def _cells(result: Result) -> list[str]:
-    """Return score, interval and p of a system; a star behind p if the difference is significant, else a blank."""
+    """Return score, mean with interval, and p of a system; a star behind p if it is below LEVEL, else a blank."""
     p = ""
     if result.p_value is not None:
         star = "*" if result.p_value < LEVEL else " "

@@ -1,7 +1,7 @@
 """Tell text from pieces of words in what fairseq-generate printed.
 
-Translations whose pieces were not joined, or joined twice, are refused; pieces of bytes, which fairseq leaves, are
-joined here.
+A piece is an entry of a subword vocabulary, of SentencePiece or BPE. Translations whose pieces were not joined, or
+joined twice, are refused. Pieces of bytes, as <0xE7>, which fairseq leaves as they are, are joined here.
 """
 
 from __future__ import annotations
@@ -13,25 +13,29 @@ from pathlib import Path
 from ...errors import UserError
 from .words import JOINED_BY_MOSES, mostly, written_without_blanks
 
-WORD = "▁"  # begins a word of SentencePiece's
-MARKS = (WORD, "@@")  # marks of pieces of words
-LONG = 20  # characters of a word, which most words do not have
+WORD = "▁"  # SentencePiece's mark of the beginning of a word
+MARKS = (WORD, "@@")  # by which pieces of words are known; BPE's @@ stands behind a piece that the word goes on after
+LONG = 20  # characters; hardly a word is longer
 BYTES = re.compile("(?:<0x[0-9A-F]{2}>)+")  # pieces of SentencePiece models with byte fallback
-NO_BYTE = re.compile("[\udc80-\udcff]")  # how Python's surrogateescape writes a byte that is no character
+NO_CHARACTER = re.compile("[\udc80-\udcff]")  # how Python's surrogateescape writes a byte that is no character
 
 
 @dataclass
 class Joined:
-    """Counts of lines H-n that lost their blanks in D-n, where pieces were joined twice.
+    """Counts of sentences whose pieces were joined twice, so that H-n lost its blanks in D-n.
 
-    with_blanks: lines H-n of several words, without pieces; lost: of them, those whose D-n lacks the blanks alone.
+    with_blanks: sentences whose H-n is text of several words, not pieces; lost: those among them whose D-n is H-n
+    without its blanks.
     """
 
     with_blanks: int = 0
     lost: int = 0
 
     def count(self, before: str, after: str) -> None:
-        """Count a sentence: its H-n, which --remove-bpe has joined, and its D-n, which --bpe has joined after that."""
+        """Count a sentence.
+
+        before: its H-n, whose pieces --remove-bpe joins; after: its D-n, made of H-n, whose pieces --bpe joins.
+        """
         if " " not in before or WORD in before:
             return
         self.with_blanks += 1
@@ -40,9 +44,10 @@ class Joined:
 
 
 def refuse_joined_pieces(file: Path, translations: list[str], joined: Joined) -> None:
-    """Raise a UserError if most translations hold pieces of words, or lost their blanks when they were joined twice.
+    """Raise a UserError if most translations hold pieces of words, or lost their blanks because they were joined twice.
 
-    In a few lines a mark of pieces may be text. Moses' detokeniser drops the blanks of Chinese and Japanese rightly.
+    A few translations with a mark of pieces may be text that has it. Chinese and Japanese may have lost their blanks
+    rightly, to Moses' detokeniser.
     """
     for mark in MARKS:
         count = sum(mark in line for line in translations)
@@ -66,18 +71,21 @@ def notes(file: Path, translations: list[str]) -> list[str]:
     return [f"{file}: {count:,} of {len(translations):,} translations have no blank; were their pieces joined twice?"]
 
 
-def with_bytes(lines: list[str]) -> int:
+def count_with_bytes(lines: list[str]) -> int:
     """Count the lines that hold pieces of bytes, as <0xE7>."""
     return sum("<0x" in line and BYTES.search(line) is not None for line in lines)
 
 
 def join_bytes(line: str) -> str:
-    """Return a line with the characters that its pieces of bytes spell, U+FFFD for a byte of none, as SentencePiece."""
+    """Replace the pieces of bytes in a line by the characters of these UTF-8 bytes.
+
+    A byte that belongs to no character becomes U+FFFD, as in SentencePiece.
+    """
     return BYTES.sub(_characters, line) if "<0x" in line else line
 
 
-def _characters(run: re.Match) -> str:
-    """Return the characters that a run of pieces of bytes spells."""
-    spelt = bytes.fromhex(run[0].replace("<0x", "").replace(">", ""))
-    text = NO_BYTE.sub("\ufffd", spelt.decode("utf-8", "surrogateescape"))
+def _characters(match: re.Match) -> str:
+    """Return the characters of successive pieces of bytes; match: of BYTES."""
+    utf8 = bytes.fromhex(match[0].replace("<0x", "").replace(">", ""))
+    text = NO_CHARACTER.sub("\ufffd", utf8.decode("utf-8", "surrogateescape"))
     return text.replace("\n", " ")  # a sentence has one line

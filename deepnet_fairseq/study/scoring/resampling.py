@@ -1,8 +1,8 @@
-"""Scores of sacreBLEU's metrics with bootstrap samples, in memory that grows with the text alone.
+"""Scores of sacreBLEU's metrics with bootstrap samples, in less memory than sacreBLEU takes.
 
-sacreBLEU keeps the n-grams of all references, and draws all samples at once: some 90 kB a sentence. Here a part of the
-text is counted after another, and one sample is drawn after another, by the same generator: the numbers are
-sacreBLEU's to the bit.
+sacreBLEU keeps the n-grams of all references, and draws all samples at once: some 90 kB a sentence. Here the text is
+counted in parts of CHUNK sentences, and samples are drawn one after the other, with the same random numbers. The
+results are sacreBLEU's to the bit. It has no public functions for this, hence its names with an underscore.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from typing import Any
 import numpy as np
 from sacrebleu.metrics.base import Metric, Score
 
-RESAMPLES = 1000
+RESAMPLES = 1000  # bootstrap samples
 CHUNK = 1000  # sentences whose n-grams are in memory at a time
 
 
 def sentence_statistics(metric: Metric, translations: list[str], references: list[str]) -> list[list]:
-    """Return what the metric counts in each sentence, from which its score of any selection of sentences follows."""
+    """Return for each sentence the list of what the metric counts in it, of BLEU the matching n-grams for instance.
+
+    The score of any selection of sentences follows from the sums of these counts.
+    """
     statistics: list[list] = []
     for start in range(0, len(translations), CHUNK):
         part = slice(start, start + CHUNK)
@@ -27,9 +30,10 @@ def sentence_statistics(metric: Metric, translations: list[str], references: lis
 
 
 def sample_scores(metric: Metric, statistics: list[list]) -> list[Score]:
-    """Return the scores of bootstrap samples, drawn with sacreBLEU's seed (SACREBLEU_SEED).
+    """Return the scores of RESAMPLES bootstrap samples: as many sentences as the text has, drawn with replacement.
 
-    The number of samples and the seed are set in the metric, so that they stand in its signature.
+    statistics: of sentence_statistics. The seed is sacreBLEU's, from the environment (SACREBLEU_SEED). It and the
+    number of samples are set in the metric, so that they stand in its signature.
     """
     metric.n_bootstrap = RESAMPLES
     metric.seed = os.environ.get("SACREBLEU_SEED", "12345").lower()
@@ -50,7 +54,10 @@ def score_of_text(metric: Metric, translations: list[str], references: list[str]
 
 
 def score_with_samples(metric: Metric, translations: list[str], references: list[str]) -> Any:
-    """Return the metric's own Score of the text, with _mean and _ci of bootstrap samples, as corpus_score does."""
+    """Return the metric's own Score of the text, as sacreBLEU's corpus_score does with n_bootstrap.
+
+    Its _mean and _ci are the mean of the bootstrap samples, and half the width of their 95% interval.
+    """
     statistics = sentence_statistics(metric, translations, references)
     result = metric._aggregate_and_compute(statistics)
     result.estimate_ci(sample_scores(metric, statistics))

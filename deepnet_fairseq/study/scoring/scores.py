@@ -1,4 +1,8 @@
-"""Compute score.json of a run by sacreBLEU: one direction, many and their means, or perplexities from logs."""
+"""Compute score.json of a run: scores of one direction by sacreBLEU, of many and their means, or perplexities.
+
+The content of score.json is a dictionary. That of one direction is described at score_output, that of many directions
+at with_means, that of a language model at perplexity. A subset is a test set, a direction a pair "de-en".
+"""
 
 from __future__ import annotations
 
@@ -22,30 +26,33 @@ from .generated import (
     align_with_references,
     find_outputs,
     generation_speed,
-    need_target,
+    known_target,
     read_corpus,
 )
 from .resampling import score_of_text, score_with_samples
 from .words import Words, base_language, bleu_metric, bleu_of_language, tokeniser, written_without_blanks
 
+# Kinds of BLEU that papers report: of the tokens that fairseq printed, without further splitting; sacreBLEU's, of text,
+# with its tokenizer for the language; of the pieces of Flores-101's SentencePiece model; by M2M-100's protocol
+# (words.py).
 KINDS = ("tokenised", "sacrebleu", "spbleu", "m2m")
-SPBLEU = "flores101"  # sacreBLEU's name of the pieces of spBLEU
-GROUPS = ("to_english", "from_english", "between_others")
-MEANS = {  # part of score.json -> its name in the table
+SPBLEU = "flores101"  # sacreBLEU's name of the tokenizer of spBLEU
+GROUPS = ("to_english", "from_english", "between_others")  # of directions
+MEANS = {  # entry of score.json -> its name in the table
     "bleu": "mean",
     "to_english": "into English",
     "from_english": "from English",
     "between_others": "between others",
 }
-REFERENCES = {
+REFERENCES = {  # value of the entry "reference" of score.json -> the line that explains it
     "raw": "references: raw text of the corpus",
     "generated": "references: lines T-n of fairseq-generate; --data BIN compares with raw text where the corpus has it",
 }
 NAMED = 5  # directions that a message lists at most
-PERPLEXITY = "perplexity"
-CAUSAL = re.compile(r"Loss \(base 2\): (\S+), Perplexity: ")
-MASKED = re.compile(r'\| INFO \| (\S+) \| \{.*"\1_loss": "([^"]*)"')
-HIGHEST = 100.0  # bits a token; an untrained model is at log2 of its vocabulary
+PERPLEXITY = "perplexity"  # in place of a kind of BLEU
+CAUSAL = re.compile(r"Loss \(base 2\): (\S+), Perplexity: ")  # a line of fairseq-eval-lm
+MASKED = re.compile(r'\| INFO \| (\S+) \| \{.*"\1_loss": "([^"]*)"')  # a line of fairseq-validate: subset and loss
+HIGHEST = 100.0  # bits a token that are believed; an untrained model is at log2 of its vocabulary, so below 20
 
 
 def score(
@@ -57,9 +64,9 @@ def score(
 ) -> dict:
     """Return the content of score.json: scores in 0..100, lengths, speed; or perplexities, if `paper` asks for them.
 
-    path: see find_outputs and perplexity; data: see read_corpus; paper: the kind of "bleu", see kinds_of_bleu;
-    tokenize: sacreBLEU's tokenizer, by default that of the target language. Raises a UserError if directions are
-    missing, unless `partial`.
+    path: the output, see find_outputs, or logs, see perplexity; data: see read_corpus; paper: PERPLEXITY, or the kind
+    of BLEU that the paper reports, see kinds_of_bleu. partial: accept that directions are missing, which is a UserError
+    otherwise. tokenize: name of sacreBLEU's tokenizer, by default that of the target language.
     """
     if paper == PERPLEXITY:
         if data is not None or partial or tokenize:
@@ -74,24 +81,24 @@ def score(
         kind = kinds.get(output.subset, kinds[None])
         return score_output(align_with_references(output, corpus), kind, tokenize)
 
-    if len(outputs) == 1 and outputs[0].subset is None:
+    if len(outputs) == 1 and outputs[0].subset is None:  # a bilingual run
         return _rounded(scored(outputs[0]))
 
     sets: dict[str, dict[str, Output]] = {}  # subset -> direction -> output
     for output in outputs:
         sets.setdefault(output.subset or "", {})[output.direction or ""] = output
-    missing = check_complete(path, sets, corpus, partial=partial)
+    missing = missing_directions(path, sets, corpus, partial=partial)
 
-    scores = {}
+    scores = {}  # subset -> direction -> its scores
     for subset, by_direction in sets.items():
         scores[subset] = {direction: scored(output) for direction, output in by_direction.items()}
-    return _rounded(summarise(scores, corpus) | {"missing": missing})
+    return _rounded(with_means(scores, corpus) | {"missing": missing})
 
 
 def metric_of(aligned: AlignedText, tokenize: str | None = None) -> BLEU:
-    """Return the BLEU of a text: with the tokenizer of its language, unless `tokenize` names one.
+    """Return sacreBLEU's metric for a text: with the tokenizer of its language, unless `tokenize` names one.
 
-    Raises a UserError if the language is unknown of a text that the usual tokenizer does not split.
+    Raises a UserError for a text of unknown language that is written without blanks between words.
     """
     if not (aligned.target or tokenize) and written_without_blanks(aligned.references):
         raise UserError(
@@ -104,10 +111,15 @@ def metric_of(aligned: AlignedText, tokenize: str | None = None) -> BLEU:
 def score_output(aligned: AlignedText, paper: str = "sacrebleu", tokenize: str | None = None) -> dict:
     """Return score.json of one direction, not rounded; raise a UserError if the paper's BLEU cannot be computed.
 
-    paper: the one of KINDS that "bleu" repeats; tokenize: see score.
+    paper: the kind of BLEU that the paper reports, one of KINDS; tokenize: see score. The entries:
+    "bleu", "kind", "signature": the paper's BLEU, its kind and its signature.
+    "sacrebleu", "tokenised", "spbleu", "m2m", "chrf", "ter": scores as metric_entry describes them. Of the kinds of
+    BLEU only sacreBLEU and the paper's are computed, TER only beside tokenised BLEU; the others are None.
+    "reference": a key of REFERENCES. "length_ratio": of translations over references. "generation": the speed, see
+    generation_speed. "notes": what makes the scores doubtful.
     """
     text = (aligned.hypotheses, aligned.references)
-    tokens = (aligned.generated.translations, aligned.generated.references or [])
+    tokens = (aligned.generated.translations, aligned.generated.references or [])  # as fairseq printed them
     lowercase = aligned.corpus.lowercase
 
     bleu = metric_of(aligned, tokenize)
@@ -117,7 +129,7 @@ def score_output(aligned: AlignedText, paper: str = "sacrebleu", tokenize: str |
     result = score_with_samples(bleu, *text)
 
     kinds: dict[str, dict | None] = {
-        "sacrebleu": described(bleu, result),
+        "sacrebleu": metric_entry(bleu, result),
         "tokenised": None,
         "spbleu": None,
         "m2m": None,
@@ -148,7 +160,10 @@ def score_output(aligned: AlignedText, paper: str = "sacrebleu", tokenize: str |
 
 
 def _tokenised(aligned: AlignedText) -> dict | None:
-    """Compute the BLEU of words between blanks, as fairseq's own scorer counts them; None without its references."""
+    """Compute the BLEU of the tokens that fairseq printed, as fairseq's own scorer does; None without lines T-n.
+
+    Returns "score" and "signature", as metric_entry, without the bootstrap's mean and interval.
+    """
     generated = aligned.generated
     if generated.references is None:
         return None
@@ -158,14 +173,14 @@ def _tokenised(aligned: AlignedText) -> dict | None:
 
 
 def _m2m(aligned: AlignedText) -> dict:
-    """Compute the BLEU of words as M2M-100's authors split them; the signature names the tokeniser."""
-    split, name = tokeniser(need_target(aligned.generated.path, aligned.target))
+    """Compute the BLEU of M2M-100's protocol, see words.py; the signature names the tokeniser."""
+    split, name = tokeniser(known_target(aligned.generated.path, aligned.target))
     metric = bleu_metric(aligned.corpus.lowercase, Words(split, f"m2m.{name}"))
     return score_with_interval(metric, aligned.hypotheses, aligned.references)
 
 
 def _rounded(value, digits: int = 2):
-    """Round the numbers in score.json to two decimals, as sacreBLEU prints its scores; ratios to four."""
+    """Return the content of score.json with its numbers rounded to two decimals, as sacreBLEU's; ratios to four."""
     if isinstance(value, dict):
         return {key: _rounded(inner, digits=4 if key == "length_ratio" else 2) for key, inner in value.items()}
     if isinstance(value, float):
@@ -182,11 +197,14 @@ def group(source: str, target: str) -> str:
     return "between_others"
 
 
-def check_complete(path: Path, sets: dict[str, dict], corpus: Corpus, partial: bool) -> dict[str, list[str]]:
-    """Return subset -> the corpus' directions without a translation; UserError if there are any, unless `partial`."""
-    lost = {}
+def missing_directions(path: Path, sets: dict[str, dict], corpus: Corpus, partial: bool) -> dict[str, list[str]]:
+    """Return subset -> the corpus' directions without an output; UserError if there are any, unless `partial`.
+
+    path: of the outputs, for messages; sets: subset -> direction -> output. A subset that lacks nothing is left out.
+    """
+    missing = {}
     for subset, outputs in sets.items():
-        directions = sorted(corpus.directions(subset) - outputs.keys())
+        directions = sorted(corpus.required_directions(subset) - outputs.keys())
         if not directions:
             continue
         if not partial:
@@ -197,12 +215,17 @@ def check_complete(path: Path, sets: dict[str, dict], corpus: Corpus, partial: b
                 f"{path}: {len(directions)} directions of pairs.txt are missing in {subset} ({names}); "
                 "translate them, or give --partial for the mean of the others"
             )
-        lost[subset] = directions
-    return lost
+        missing[subset] = directions
+    return missing
 
 
-def summarise(sets: dict[str, dict[str, dict]], corpus: Corpus) -> dict:
-    """Add the means to subset -> direction -> scores. The top level repeats "test", or else is the mean of the sets."""
+def with_means(sets: dict[str, dict[str, dict]], corpus: Corpus) -> dict:
+    """Return the content of score.json for many directions: their scores and means of them.
+
+    sets: subset -> direction -> scores of score_output. In the result, "sets" has for each subset the entries of
+    _means. At the top level the entries of _means are those of the subset "test", or without that the means over all
+    subsets. "generation" has the seconds of translating all directions, or is None.
+    """
     summaries = {}
     for subset, directions in sets.items():
         parts = [_with_group(direction, scores, corpus) for direction, scores in directions.items()]
@@ -210,18 +233,22 @@ def summarise(sets: dict[str, dict[str, dict]], corpus: Corpus) -> dict:
 
     top = summaries.get("test")
     if top is None:
-        only = next(iter(sets.values())) if len(sets) == 1 else {}  # several sets may have the same directions
-        top = _means(list(summaries.values()), only)
+        # several subsets may have the same directions, which one dictionary cannot hold
+        top_directions = next(iter(sets.values())) if len(sets) == 1 else {}
+        top = _means(list(summaries.values()), top_directions)
 
     speeds = []
     for directions in sets.values():
         speeds += [scores["generation"] for scores in directions.values()]
-    seconds = sum(speed["seconds"] for speed in speeds) if all(speeds) else None
-    return {**top, "sets": summaries, "generation": None if seconds is None else {"seconds": seconds}}
+    generation = {"seconds": sum(speed["seconds"] for speed in speeds)} if all(speeds) else None
+    return {**top, "sets": summaries, "generation": generation}
 
 
 def _with_group(direction: str, scores: dict, corpus: Corpus) -> dict:
-    """Return scores in which the direction's BLEU also stands under its group, for the means; "" has no group."""
+    """Return the scores with the direction's BLEU under its group, one of GROUPS, too, so that _means averages it.
+
+    A direction that is unknown, "", has no group.
+    """
     if not direction:
         return scores
     source, target = parse_pair("direction", direction, corpus.languages)
@@ -229,9 +256,10 @@ def _with_group(direction: str, scores: dict, corpus: Corpus) -> dict:
 
 
 def _means(parts: list[dict], directions: dict[str, dict]) -> dict:
-    """Average parts with equal weight, regardless of their sentences; None for a group that none of them has.
+    """Return the means of "bleu" and of GROUPS, with equal weights; None for a group that no part has.
 
-    parts: scores of directions, or means of sets; directions: the value of that key in the result.
+    parts: scores of directions with their groups, or the means of subsets. "kind" and "signature" list those of the
+    parts. directions: the value of "directions" in the result, direction -> scores.
     """
 
     def mean(key: str) -> float | None:
@@ -257,7 +285,7 @@ def score_table(content: dict) -> str:
     rows = [header]
     lines = []  # below the table
 
-    sets = content.get("sets") or {"": {"directions": {"": content}}}
+    sets = content.get("sets") or {"": {"directions": {"": content}}}  # a bilingual run: subset and direction unsaid
     for subset, summary in sets.items():
         for direction, scores in summary["directions"].items():
             rows.append([subset, direction, *_cells(scores)])
@@ -266,7 +294,7 @@ def score_table(content: dict) -> str:
     for subset, summary in content.get("sets", {}).items():
         for key, name in MEANS.items():
             if summary[key] is not None:
-                row = [subset, name, "", "", _cell(summary[key])]
+                row = [subset, name, "", "", _two_decimals(summary[key])]  # as far as the column BLEU
                 rows.append(row + [""] * (len(header) - len(row)))
 
     for subset, names in content.get("missing", {}).items():
@@ -279,33 +307,36 @@ def _perplexity_table(content: dict) -> str:
     rows = [["set", "perplexity", "bits a token"]]
     sets = content.get("sets") or {"": content}
     for name, scores in sets.items():
-        rows.append([name, _cell(scores["perplexity"]), _cell(scores["loss"])])
+        rows.append([name, _two_decimals(scores["perplexity"]), _two_decimals(scores["loss"])])
     return render(rows)
 
 
 def _cells(scores: dict) -> list[str]:
-    """Return the cells of one direction, from "sentences" on; sacreBLEU's stays empty where "bleu" already is it."""
+    """Return the cells of one direction, from "sentences" on.
+
+    If its BLEU is sacreBLEU's, the cells for the kind and for sacreBLEU stay empty.
+    """
     kind = ""
     sacrebleu = ""
     if scores["kind"] != "sacrebleu":
         kind = scores["kind"]
-        sacrebleu = _cell(scores["sacrebleu"]["score"])
+        sacrebleu = _two_decimals(scores["sacrebleu"]["score"])
     speed = scores["generation"] or {}
     return [
         f"{scores['sentences']:,}",
         kind,
-        _cell(scores["bleu"]),
+        _two_decimals(scores["bleu"]),
         sacrebleu,
         _interval(scores["sacrebleu"]),
-        _cell(scores["chrf"]["score"]),
+        _two_decimals(scores["chrf"]["score"]),
         _interval(scores["chrf"]),
         f"{scores['length_ratio']:.3f}",
-        _cell(speed.get("sentences_per_second")),
+        _two_decimals(speed.get("sentences_per_second")),
     ]
 
 
 def _lines_below(scores: dict) -> list[str]:
-    """Return what is said of one direction below the table: notes, TER, signatures, the origin of its references."""
+    """Return the lines on one direction below the table: notes, TER, signatures, the origin of its references."""
     lines = [f"note: {note}" for note in scores["notes"]]
     if scores["ter"]:
         lines.append(f"TER: {scores['ter']['score']:.2f}")
@@ -323,33 +354,33 @@ def _without_empty_columns(rows: list[list[str]]) -> list[list[str]]:
 
 
 def _interval(metric: dict) -> str:
-    """Format the 95% interval of a metric."""
+    """Format the 95% interval of a metric's entry, see metric_entry."""
     return f"{metric['mean'] - metric['ci']:.2f} to {metric['mean'] + metric['ci']:.2f}"
 
 
-def _cell(value: float | None) -> str:
+def _two_decimals(value: float | None) -> str:
     """Format with two decimals; "" for None."""
     return "" if value is None else f"{value:.2f}"
 
 
 def perplexity(path: Path) -> dict:
-    """Return the content of score.json: perplexity a token, and its loss in bits.
+    """Return the content of score.json of a language model: "perplexity" per token, and "loss", its log2 in bits.
 
     path: a log of fairseq-eval-lm or of `fairseq-validate --log-format json`, or a folder of such logs SUBSET.txt,
-    whose numbers then stand under sets.SUBSET. Raises a UserError if a log has no loss, or one that is not finite.
+    whose numbers then stand under "sets" and SUBSET. Raises a UserError if a log has no loss, or one beyond HIGHEST.
     """
     if not path.is_dir():
-        return {"kind": PERPLEXITY} | _of_log(path)
-    sets = {log.stem: _of_log(log) for log in sorted(path.glob("*.txt"))}
+        return {"kind": PERPLEXITY} | _loss_and_perplexity(path)
+    sets = {log.stem: _loss_and_perplexity(log) for log in sorted(path.glob("*.txt"))}
     if not sets:
         raise UserError(f"{path}: holds no log of an evaluation, SUBSET.txt")
     return {"kind": PERPLEXITY, "sets": sets}
 
 
-def _of_log(path: Path) -> dict:
-    """Return the loss and perplexity of a log's last evaluation."""
+def _loss_and_perplexity(path: Path) -> dict:
+    """Return "loss" and "perplexity" of the last evaluation in a log."""
     text = "\n".join(read_lines(path))
-    losses = CAUSAL.findall(text) or [loss for _, loss in MASKED.findall(text)]  # of pairs of subset and loss
+    losses = CAUSAL.findall(text) or [loss for _subset, loss in MASKED.findall(text)]
     try:
         loss = float(losses[-1])
     except (IndexError, ValueError):
@@ -362,7 +393,7 @@ def _of_log(path: Path) -> dict:
 
 
 def _spbleu(lowercase: bool) -> BLEU:
-    """Return the BLEU of SentencePiece's pieces; raise a UserError if sacreBLEU would have to download their model."""
+    """Return sacreBLEU's metric for spBLEU; raise a UserError if sacreBLEU would have to download its model."""
     url = SPM_MODELS[SPBLEU]["url"]
     path = Path(tokenizer_spm.SACREBLEU_DIR) / "models" / Path(url).name
     if not path.is_file():
@@ -371,10 +402,10 @@ def _spbleu(lowercase: bool) -> BLEU:
 
 
 def kinds_of_bleu(words: str | None) -> dict[str | None, str]:
-    """Return test set -> the one of KINDS that its paper reports; under None, that of all others.
+    """Return subset -> the one of KINDS that its paper reports; under None, that of all other subsets.
 
-    words: a kind for all test sets, or "m2m,flores=spbleu": one, and others by name; None: sacreBLEU's. Raises a
-    UserError for an unknown kind.
+    words: the value of --paper: "spbleu" for all subsets, or "m2m,flores=spbleu" for m2m, but spbleu for the subset
+    flores; None for sacrebleu. Raises a UserError for an unknown kind.
     """
     kinds: dict[str | None, str] = {None: "sacrebleu"}
     if not words:
@@ -388,25 +419,28 @@ def kinds_of_bleu(words: str | None) -> dict[str | None, str]:
 
 
 class ChrF(CHRF):
-    """ChrF whose samples are all floats: sacreBLEU 2.6.0 cannot average them if some, without a match, are not."""
+    """sacreBLEU's chrF, whose scores are always floats.
+
+    In sacreBLEU 2.6.0 the score of a sample without any match is no float, and samples then cannot be averaged.
+    """
 
     def _compute_f_score(self, statistics: list[int]) -> float:
         return float(super()._compute_f_score(statistics))
 
 
 def score_with_interval(metric: Metric, translations: list[str], references: list[str]) -> dict:
-    """Score the whole text; return what `described` does."""
-    return described(metric, score_with_samples(metric, translations, references))
+    """Score the whole text; return the metric's entry in score.json."""
+    return metric_entry(metric, score_with_samples(metric, translations, references))
 
 
-def described(metric: Metric, result: Score) -> dict:
-    """Return sacreBLEU's score, 0..100, and its signature; mean and ci of 1000 bootstrap samples.
+def metric_entry(metric: Metric, result: Score) -> dict:
+    """Return a metric's entry in score.json: "score" (0..100), "signature", and "mean" and "ci" of bootstrap samples.
 
-    ci: half the width of the 95% interval.
+    The 95% interval is mean - ci to mean + ci. result: of score_with_samples.
     """
     return {
         "score": float(result.score),
-        "mean": float(result._mean),  # sacreBLEU has no other name for the two
+        "mean": float(result._mean),  # sacreBLEU has no public name for it, nor for _ci
         "ci": float(result._ci),
         "signature": str(metric.get_signature()),
     }

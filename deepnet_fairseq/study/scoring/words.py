@@ -1,7 +1,8 @@
-"""Choose the target language's tokeniser for sacreBLEU: its own by default, or that of M2M-100's protocol.
+"""Choose how BLEU splits text of the target language into words: as sacreBLEU does, or by M2M-100's protocol.
 
-The protocol is fairseq's examples/m2m_100/tok.sh LANG, then BLEU of the words. Each tokeniser is a library's;
-docs/reports.md, "M2M-100's protocol", lists those that are not tok.sh's own.
+M2M-100's protocol splits with fairseq's examples/m2m_100/tok.sh LANG, a pipeline of Moses' Perl scripts and of other
+tools, and then takes BLEU of the words. Here libraries do the same; docs/reports.md, "M2M-100's protocol", lists where
+they are not those of tok.sh. Languages are named by codes of two letters, where there are such.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
 from ...errors import UserError
 
-DEFAULT = {"ja": "ja-mecab", "ko": "ko-mecab", "th": "th", "zh": "zh"}  # target language -> tokenizer; 13a for others
-TWO_LETTERS = {  # ISO 639-1 codes of the three-letter codes whose language a tokeniser knows
+# Target language -> name of a tokenizer for bleu_metric; sacreBLEU's 13a for all others.
+DEFAULT = {"ja": "ja-mecab", "ko": "ko-mecab", "th": "th", "zh": "zh"}
+TWO_LETTERS = {  # code of three letters -> of two (ISO 639-1), for the languages that some tokeniser treats
     "asm": "as", "ben": "bn", "bur": "my", "cat": "ca", "ces": "cs", "chi": "zh", "cmn": "zh", "cze": "cs",
     "deu": "de", "dut": "nl", "ell": "el", "eng": "en", "est": "et", "fin": "fi", "fra": "fr", "fre": "fr",
     "ger": "de", "gle": "ga", "gre": "el", "guj": "gu", "hin": "hi", "hun": "hu", "ice": "is", "isl": "is",
@@ -28,64 +30,74 @@ TWO_LETTERS = {  # ISO 639-1 codes of the three-letter codes whose language a to
     "slo": "sk", "slv": "sl", "spa": "es", "swe": "sv", "tam": "ta", "tel": "te", "tha": "th", "wuu": "zh",
     "yue": "zh", "zho": "zh",
 }  # fmt: skip
-# scripts that 13a does not split into words
+# scripts that are written without blanks, so that 13a does not split them into words
 SCRIPTS = ("Han", "Hiragana", "Katakana", "Hangul", "Thai", "Lao", "Khmer", "Myanmar", "Tibetan")
 
 
 def _letters_of(*scripts: str) -> regex.Pattern:
-    """Return the pattern of one letter of any of the scripts."""
+    """Return a pattern that matches one letter of any of the scripts, names of Unicode."""
     any_script = "".join(rf"\p{{{script}}}" for script in scripts)
     return regex.compile(rf"[[{any_script}]&&\p{{L}}]", regex.VERSION1)
 
 
 UNSPLIT = _letters_of(*SCRIPTS)
-JOINED_BY_MOSES = _letters_of("Han", "Hiragana", "Katakana")  # whose blanks a detokeniser drops
+JOINED_BY_MOSES = _letters_of("Han", "Hiragana", "Katakana")  # between which Moses' detokeniser drops blanks
 LETTER = regex.compile(r"\p{L}")
 EXTRA = "pip install 'deepnet_fairseq[m2m]'"
-Split = Callable[[str], str]  # a line -> its words between blanks
-PLAIN_ROMANIAN = str.maketrans("ŞşŢţȘșȚțĂăÂâÎî", "SsTtSsTtAaAaIi")  # normalise-romanian.py, then remove-diacritics.py
-NOT_PRINTED = regex.compile(r"\p{C}")
+Split = Callable[[str], str]  # function from a line to the line with blanks between its words, or to a normalised line
+# what tok.sh's normalise-romanian.py and remove-diacritics.py do, one after the other
+PLAIN_ROMANIAN = str.maketrans("ŞşŢţȘșȚțĂăÂâÎî", "SsTtSsTtAaAaIi")
+NOT_PRINTED = regex.compile(r"\p{C}")  # control characters, and others without a shape
 
 
 def _normalised(language: str) -> Split:
-    """Return replace-unicode-punctuation.perl, normalize-punctuation.perl -l LANG, remove-non-printing-char.perl."""
+    """Return the function that normalises the punctuation of a line, as three scripts of Moses do.
+
+    They are replace-unicode-punctuation.perl, normalize-punctuation.perl -l LANG and remove-non-printing-char.perl.
+    """
     moses = MosesPunctNormalizer(language, perl_parity=True, pre_replace_unicode_punct=True)
-    return lambda line: _printed(moses.normalize(line + "\n"))  # Perl's rules see the end of the line
+    return lambda line: _without_unprintable(moses.normalize(line + "\n"))  # Perl's rules see the end of the line
 
 
-def _printed(line: str) -> str:
-    """Return remove-non-printing-char.perl's line: a blank for each character that is not printed."""
+def _without_unprintable(line: str) -> str:
+    """Put a blank in place of each character that is not printed, as remove-non-printing-char.perl does."""
     return NOT_PRINTED.sub(" ", line)
 
 
-def _moses(language: str, between: Split = str) -> tuple[Split, str]:
-    """Return tokenizer.perl -no-escape -l LANG, applied after `between` to a normalised line, and its name."""
+def _moses(language: str, prepare: Split = str) -> tuple[Split, str]:
+    """Return the function that tokenises as tokenizer.perl -no-escape -l LANG, and its name in signatures.
+
+    The line is normalised, then prepared by `prepare`, and then tokenised.
+    """
     normalise = _normalised(language)
     tokenise = partial(MosesTokenizer(language).tokenize, return_str=True, escape=False)
 
     def split(line: str) -> str:
-        return tokenise(between(normalise(line)))
+        return tokenise(prepare(normalise(line)))
 
     return split, f"sacremoses-{version('sacremoses')}"
 
 
 def _romanian(language: str) -> tuple[Split, str]:
     """Return Moses' tokeniser of a text without Romanian diacritics, and its name."""
-    split, name = _moses(language, between=lambda line: line.translate(PLAIN_ROMANIAN))
+    split, name = _moses(language, prepare=lambda line: line.translate(PLAIN_ROMANIAN))
     return split, f"{name}.ro"
 
 
 def _japanese(language: str) -> Split:
-    """Return what normalises a line and drops its blanks."""
+    """Return the function that normalises a line and drops its blanks, before MeCab splits it."""
     normalise = _normalised(language)
     return lambda line: "".join(normalise(line).split())
 
 
-def _sacrebleu(name: str, prepared: Callable[[str], Split]) -> Callable[[str], tuple[Split, str]]:
-    """Return what makes sacreBLEU's own tokeniser `name`, applied after prepared(language) to a line, and its name."""
+def _sacrebleu(name: str, preparer_of: Callable[[str], Split]) -> Callable[[str], tuple[Split, str]]:
+    """Return an entry of TOKENISERS that splits with sacreBLEU's tokenizer `name`.
+
+    preparer_of: function from the language to the function that prepares each line for the tokenizer.
+    """
 
     def tokeniser_of(language: str) -> tuple[Split, str]:
-        prepare = prepared(language)
+        prepare = preparer_of(language)
         tokenise = bleu_metric(tokenize=name).tokenizer
 
         def split(line: str) -> str:
@@ -97,7 +109,7 @@ def _sacrebleu(name: str, prepared: Callable[[str], Split]) -> Callable[[str], t
 
 
 def _thai(language: str) -> tuple[Split, str]:
-    """Return PyThaiNLP's words, and its name; raise an ImportError without that library."""
+    """Return PyThaiNLP's tokeniser, and its name; raise an ImportError without that library."""
     from pythainlp import word_tokenize
 
     def split(line: str) -> str:
@@ -107,7 +119,10 @@ def _thai(language: str) -> tuple[Split, str]:
 
 
 def _indic(language: str) -> tuple[Split, str]:
-    """Return the Indic NLP library's words of a normalised line, and its name; raise an ImportError without it."""
+    """Return the Indic NLP library's tokeniser, which normalises a line first, and its name.
+
+    Raises an ImportError without that library.
+    """
     from indicnlp.normalize.indic_normalize import IndicNormalizerFactory
     from indicnlp.tokenize.indic_tokenize import trivial_tokenize
 
@@ -119,47 +134,48 @@ def _indic(language: str) -> tuple[Split, str]:
     return split, f"indic-nlp-{version('indic-nlp-library')}"
 
 
-TOKENISERS: dict[str, Callable[[str], tuple[Split, str]]] = {  # target language -> tokeniser; Moses's for all others
+# Target language -> function from the language to its tokeniser and the tokeniser's name; _moses for all others.
+TOKENISERS: dict[str, Callable[[str], tuple[Split, str]]] = {
     "hi": _indic,
     "ne": _indic,
     "ro": _romanian,
     "si": _indic,
     "th": _thai,
-    "ja": _sacrebleu("ja-mecab", prepared=_japanese),
-    "ko": _sacrebleu("ko-mecab", prepared=lambda _: _printed),
-    "my": _sacrebleu("char", prepared=lambda _: str),
-    "zh": _sacrebleu("zh", prepared=_normalised),
+    "ja": _sacrebleu("ja-mecab", preparer_of=_japanese),
+    "ko": _sacrebleu("ko-mecab", preparer_of=lambda _: _without_unprintable),
+    "my": _sacrebleu("char", preparer_of=lambda _: str),
+    "zh": _sacrebleu("zh", preparer_of=_normalised),
 }
 
 
 def base_language(code: str) -> str:
-    """Return the language of a code with a script or country, by two letters where tokenisers know it: zho_Hans, zh."""
+    """Return a code without its script or country, and in two letters if TWO_LETTERS has it: zh of zho_Hans."""
     base = regex.split("[_-]", code)[0].lower()
     return TWO_LETTERS.get(base, base)
 
 
 def tokeniser(language: str) -> tuple[Split, str]:
-    """Return M2M-100's split of lines in `language` ("zh", "zho_Hans"), and its name with its version.
+    """Return M2M-100's tokeniser of a language ("zh", "zho_Hans"), and its name with its version, for signatures.
 
     Raises a UserError, naming the extra to install, if its library is missing.
     """
     base = base_language(language)
     try:
         return TOKENISERS.get(base, _moses)(base)
-    except (ImportError, RuntimeError):  # the latter is sacreBLEU's
+    except (ImportError, RuntimeError):  # sacreBLEU raises a RuntimeError for a missing library
         raise UserError(f"--paper m2m: {language} needs a library; {EXTRA}") from None
 
 
 class Words(BaseTokenizer):
-    """Tokeniser that sacreBLEU lacks, with the interface of its own."""
+    """A tokeniser that sacreBLEU lacks, with the interface of sacreBLEU's own."""
 
     def __init__(self, split: Split, name: str):
-        """Take what splits a line, and its name for the signature."""
+        """split: puts blanks between the words of a line; name: the tokeniser's in signatures."""
         self.split = split
         self.name = name
 
     def __call__(self, line: str) -> str:
-        """Return the words of a line between blanks."""
+        """Return the line with blanks between its words."""
         return self.split(line)
 
     def signature(self) -> str:
@@ -168,7 +184,11 @@ class Words(BaseTokenizer):
 
 
 def bleu_metric(lowercase: bool = False, tokenize: str | Words = "13a") -> BLEU:
-    """Return sacreBLEU's metric with a tokenizer of its own, "th" for PyThaiNLP's words, or one made here."""
+    """Return sacreBLEU's metric.
+
+    tokenize: the name of a tokenizer of sacreBLEU's, "th" for PyThaiNLP's, or a Words. Raises an ImportError or a
+    RuntimeError if its library is missing.
+    """
     if tokenize == "th":
         split, name = _thai("th")
         tokenize = Words(split, name)
@@ -185,12 +205,13 @@ def bleu_metric(lowercase: bool = False, tokenize: str | Words = "13a") -> BLEU:
 def bleu_of_language(target: str | None, lowercase: bool, tokenize: str | None) -> BLEU:
     """Return sacreBLEU's metric with the tokenizer `tokenize`, or else with the one of the target language.
 
-    Raises a UserError if the library of that language is missing; nothing is downloaded.
+    target: None or a language that is not in DEFAULT gets 13a. Raises a UserError if the tokenizer's library is
+    missing; nothing is downloaded.
     """
     name = tokenize or DEFAULT.get(base_language(target or ""), "13a")
     try:
         return bleu_metric(lowercase, name)
-    except (ImportError, RuntimeError):  # the latter is sacreBLEU's
+    except (ImportError, RuntimeError):  # sacreBLEU raises a RuntimeError for a missing library
         raise UserError(
             f"tokenizer {name}: BLEU of {target or 'this language'} needs a library; {EXTRA}, or choose another with "
             "--tokenize, as char"
@@ -198,12 +219,12 @@ def bleu_of_language(target: str | None, lowercase: bool, tokenize: str | None) 
 
 
 def written_without_blanks(lines: list[str]) -> bool:
-    """Tell whether most letters are of SCRIPTS, whose words sacreBLEU's usual tokenizer does not split."""
+    """Tell whether most letters of the lines are of SCRIPTS, which sacreBLEU's 13a does not split into words."""
     return mostly(UNSPLIT, lines)
 
 
 def mostly(letters_of_script: regex.Pattern, lines: list[str]) -> bool:
-    """Tell whether most letters of the lines are of a script."""
+    """Tell whether more than half of the letters are of a script. letters_of_script: a pattern of one such letter."""
     letters = sum(len(LETTER.findall(line)) for line in lines)
     of_script = sum(len(letters_of_script.findall(line)) for line in lines)
     return 2 * of_script > letters
