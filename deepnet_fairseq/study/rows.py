@@ -104,7 +104,7 @@ class ByLayers(Experiment):
 
         # length and checkpoints
         if self.update is not None:
-            flags["max-update"] = self.update + 1  # a probe at an update runs as the next one begins
+            flags["max-update"] = self.update + 1  # probes after an update run while the next one is made
         if self.saves_checkpoints:
             flags |= self._save_flags()
 

@@ -36,7 +36,7 @@ SHARED = {  # figure without runs of its own -> the folder of the experiment who
     "normformer3": "normformer_clm",
     "normformer4": "normformer_clm",
 }
-STACKS = ("encoder_layers", "decoder_layers")
+STACKS = ("encoder_layers", "decoder_layers")  # keys of run.json: the numbers of layers
 ENOUGH = 400  # updates; before them a healthy run may still be at its initial loss
 STUCK = 0.68  # share of the first logged loss above which a run is stuck; see RecordedRun.diverged
 

@@ -21,9 +21,8 @@ from ..files import check_file, whole
 from ..text_table import escape, markdown
 from . import experiments, paper
 from .plots import magnitude, number, style_of
-from .runs import SCORED, UNSCORED, RecordedRun, recorded_below
+from .runs import SCORED, STACKS, UNSCORED, RecordedRun, recorded_below
 
-DEPTH = ("encoder_layers", "decoder_layers")
 POINTS = {  # figure of DeepNet -> list of depths (encoder layers, decoder layers), and method -> its BLEU at each
     6: (
         [(layers, layers) for layers in paper.FIGURE6_LAYERS],
@@ -93,7 +92,7 @@ def _table(papers: Mapping[str, Mapping[str, str]], entry: Mapping[str, Any]) ->
     """
     fields = dict(entry)
     columns = list(fields["columns"])
-    keys = fields.get("keys", ("method", *DEPTH))
+    keys = fields.get("keys", ("method", *STACKS))
     head = fields.pop("head", ())
     rows = fields.pop("rows", ())
     figure = fields.pop("figure", None)
@@ -109,7 +108,7 @@ def _table(papers: Mapping[str, Mapping[str, str]], entry: Mapping[str, Any]) ->
             row[columns[-1]] = value
             by_name.append(row)
 
-    published = {}
+    published = {}  # "" stands for a number that the paper does not have
     for row in by_name:
         key = tuple(row[name] for name in keys)
         published[key] = {column: row[column] for column in columns if row.get(column, "") != ""}
@@ -202,7 +201,7 @@ class Result:
     @property
     def layers(self) -> int:
         """Return the layers of encoder and decoder together; 0 in a table whose rows do not differ in them."""
-        return sum(self.facts.get(key, 0) for key in DEPTH)
+        return sum(self.facts.get(key, 0) for key in STACKS)
 
     @property
     def labels(self) -> list[str]:
@@ -213,7 +212,7 @@ class Result:
         if self.table.searched:
             cells.append(self.setting or DASH)
 
-        depth = "-".join(f"{facts[key]}L" for key in DEPTH if key in facts)
+        depth = "-".join(f"{facts[key]}L" for key in STACKS if key in facts)
         if depth:
             cells.append(depth)
         return cells
@@ -237,7 +236,7 @@ class Result:
 
 def _other_keys(table: Table) -> list[str]:
     """Return the table's keys without method and depth."""
-    return [key for key in table.keys if key not in ("method", *DEPTH)]
+    return [key for key in table.keys if key not in ("method", *STACKS)]
 
 
 def _label_heads(table: Table) -> list[str]:
@@ -245,7 +244,7 @@ def _label_heads(table: Table) -> list[str]:
     head = ["model", *_other_keys(table)]
     if table.searched:
         head.append(table.searched)
-    if DEPTH[0] in table.keys:
+    if STACKS[0] in table.keys:
         head.append("layers")
     return head
 
@@ -253,7 +252,7 @@ def _label_heads(table: Table) -> list[str]:
 def _row_of(table: Table, run: RecordedRun) -> tuple[tuple, str]:
     """Return the row of a run, as Result.key and Result.setting; UserError for a key that run.json lacks."""
     facts = run.facts
-    if "system" in facts:  # trained elsewhere, and named by its system in place of a method
+    if "system" in facts:  # trained elsewhere: the system's name takes the place of the method
         facts = facts | {"method": facts["system"]}
 
     needed = [*table.keys]
@@ -352,7 +351,7 @@ def _results(table: Table, runs: Sequence[RecordedRun]) -> list[Result]:
 
     def system(key: tuple) -> tuple:
         """Return a row's values without its depth."""
-        return tuple(value for name, value in zip(table.keys, key, strict=True) if name not in DEPTH)
+        return tuple(value for name, value in zip(table.keys, key, strict=True) if name not in STACKS)
 
     systems = list(dict.fromkeys(map(system, [*table.rows, *recorded])))
 
