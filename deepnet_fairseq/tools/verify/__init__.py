@@ -1,7 +1,11 @@
 """Audit a model's initial weights and shortcut factors against the formulas of a method.
 
-The formulas are the methods' own (core/methods/, core/initialisation.py). Deviations of weights and learned factors,
-which training changes, are judged of fresh models alone. docs/verify.md says what is read and reported.
+Two things are compared, for each residual branch f of each layer: the standard deviation of its weight matrices, and
+the factor a of its shortcut in the merge a x + b f. The formulas are the methods' own (core/methods/,
+core/initialisation.py). Training changes deviations and learned factors, so only those of a fresh model are judged.
+
+reading.py reads files, sources.py finds branches in their names, merges.py measures factors of a live module,
+evidence.py compares and explains, report.py prints. docs/verify.md says what is read and reported.
 """
 
 from __future__ import annotations
@@ -21,12 +25,12 @@ from ...core.methods import METHODS, Method, get_method
 from ...core.slots import Site
 from ...errors import UserError
 from . import evidence, merges
-from .evidence import CLOSE, Kind, profile_base, scales
+from .evidence import CLOSE, Kind, initial_scales, profile_draw
 from .reading import read_weights
 from .report import Audit, Row
 from .sources import Factor, RecognisedModel, recognised
 
-SILENT = "not the method's"  # verdict on weights that others draw otherwise where a method gives no gain
+NOT_PRESCRIBED = "not the method's"  # verdict on another deviation where the method has no gain, so prescribes none
 
 
 def verify(
@@ -38,21 +42,21 @@ def verify(
 ) -> Audit:
     """Return the audit of a module, or of a file or folder of weights, against a method by its registered name.
 
-    inputs: what a live module is called with, once, in evaluation mode, to measure its shortcuts; if None, they are not
-    examined. options: those of the method's that are not the default; if None, our own checkpoints say theirs. rename:
-    see sources.recognised; reading.read_names makes one of a file. Files run no code, and torch's generator is left as
-    it was. UserError for a method, file or names that are unknown; whatever the module raises on its inputs.
+    inputs: what a live module is called with, once, in evaluation mode, to measure its shortcuts; if None, only the
+    factors that the module stores are examined. options: name -> value of the method's options that are not the
+    default; if None, a checkpoint of this package says them itself. rename: maps the name of a weight to the name that
+    fairseq would give it; reading.read_names makes such a function from a file.
+    Code in files is not run, and torch's generator is left as it was. UserError for a method, file or names that are
+    unknown; whatever the module raises on its inputs.
     """
-    get_method(method)
+    get_method(method)  # a UserError for an unknown name, before anything is read
     with torch.random.fork_rng(devices=()):
         if isinstance(model, nn.Module):
-            recognised_model = recognised(
-                model.state_dict(), {"arch": getattr(model, "NAME", None)}, updates=None, rename=rename
-            )
+            config = {"arch": getattr(model, "NAME", None)}
+            recognised_model = recognised(model.state_dict(), config, updates=None, rename=rename)
             if inputs is not None:
-                recognised_model.factors = (
-                    merges.measured_factors(model, recognised_model, inputs) + recognised_model.factors
-                )
+                measured = merges.measured_factors(model, recognised_model, inputs)
+                recognised_model.factors = measured + recognised_model.factors
             return audit(recognised_model, method, options)
 
         weights, config, updates = read_weights(Path(model))
@@ -63,21 +67,21 @@ def verify(
 
 
 def audit(model: RecognisedModel, name: str, options: dict[str, Any] | None = None) -> Audit:
-    """Return the audit of a model as it was found, against a registered method; options: as for verify().
+    """Return the audit of a recognised model against the method that is registered as `name`.
 
-    UserError for weights that were taken for a branch that the stack does not have.
+    options: as for verify(). UserError if weights were recognised as those of a branch that the stack does not have,
+    such as cross-attention in an encoder.
     """
     method = _method(model, name, options or {})
     all_kinds = evidence.kinds(model)
     for kind in all_kinds:
-        for matrix in kind.matrices:
-            if kind.sublayer not in method.sublayers(kind.stack):
-                raise UserError(
-                    f"{matrix.name} was taken for {kind.sublayer} of a {kind.stack}; rename it by --names FILE"
-                )
+        if kind.sublayer not in method.sublayers(kind.stack):
+            raise UserError(
+                f"{kind.matrices[0].name} was taken for {kind.sublayer} of a {kind.stack}; rename it by --names FILE"
+            )
 
     profile = _profile(model, method, all_kinds)
-    result = Audit(name, model.depths, profile, trained=evidence.trained(model))
+    result = Audit(name, model.depths, profile, trained=evidence.signs_of_training(model))
     _judge_weights(result, model, method, all_kinds=all_kinds)
     config_method = model.config.get("method")
     if model.ours and config_method not in (None, name):
@@ -90,31 +94,38 @@ def audit(model: RecognisedModel, name: str, options: dict[str, Any] | None = No
 
 
 def _method(model: RecognisedModel, name: str, options: dict[str, Any]) -> Method:
-    """Return the method at the model's depth, with these options or those that the model was trained with."""
-    kind = METHODS[name]
+    """Return the method `name` at the model's depth.
+
+    Its options are `options`; if there are none, those that a model of this package was trained with, or the defaults.
+    """
+    method_class = METHODS[name]
     encoder_layers, decoder_layers = model.depths.values()
-    if options or not model.ours or model.config.get("method") not in (name, None):
-        return kind(encoder_layers, decoder_layers, **options)
+    trained_with_it = model.ours and model.config.get("method") in (name, None)
+    if options or not trained_with_it:
+        return method_class(encoder_layers, decoder_layers, **options)
 
     cfg = argparse.Namespace(**model.config)
     archs.fill(cfg)
     cfg.encoder_layers = encoder_layers
     cfg.decoder_layers = decoder_layers
-    return kind.from_config(cfg)
+    return method_class.from_config(cfg)
 
 
 def _expected(kind: Kind, profile: str, method: Method) -> list[float]:
-    """Return the method's standard deviation of each matrix of a kind, under an initialisation of PROFILES."""
-    base = profile_base(profile)
+    """Return the method's standard deviation of each matrix of a kind; profile: a key of initialisation.PROFILES."""
+    draw = profile_draw(profile)
     expected = []
     for matrix in kind.matrices:
         weight = matrix.weight
-        expected.append(base.std(weight) * method.gain(weight.site, weight.role))
+        expected.append(draw.std(weight) * method.gain(weight.site, weight.role))
     return expected
 
 
 def _profile(model: RecognisedModel, method: Method, all_kinds: list[Kind]) -> str:
-    """Return the initialisation of the run, or that of the method's which most kinds of weight fit."""
+    """Return the key of initialisation.PROFILES to compare with.
+
+    It is the one that a checkpoint of this package records, else the method's that most kinds of weight fit.
+    """
     recorded = model.config.get("init_profile") if model.ours else None
     if recorded in method.init_profiles:
         return recorded
@@ -126,16 +137,18 @@ def _profile(model: RecognisedModel, method: Method, all_kinds: list[Kind]) -> s
 
 
 def _judge_weights(result: Audit, model: RecognisedModel, method: Method, all_kinds: list[Kind]) -> None:
-    """Add a row for each kind of weight, and say of those that do not fit what they are instead.
+    """Add to `result` a row for each kind of weight, and a line for those that do not fit: how they may be drawn.
 
-    Where a method has no gain, and the model is not ours, another draw is no mistake but a remark.
+    The lines are findings. They are mere notes where the method has no gain at all and the code is not this package's:
+    such a method does not prescribe how weights are drawn, so another initialisation is no mistake.
     """
     weights = [matrix.weight for kind in all_kinds for matrix in kind.matrices]
-    silent = not model.ours and all(method.gain(weight.site, weight.role) == 1 for weight in weights)
+    has_no_gain = all(method.gain(weight.site, weight.role) == 1 for weight in weights)
+    prescribes_none = has_no_gain and not model.ours
 
     misfits = []
     for kind in all_kinds:
-        fits = _judge_kind(result, kind, method, misfit=SILENT if silent else "does not fit")
+        fits = _judge_kind(result, kind, method, misfit=NOT_PRESCRIBED if prescribes_none else "does not fit")
         if not fits and not result.trained:
             misfits.append(kind)
     if result.trained:
@@ -145,28 +158,31 @@ def _judge_weights(result: Audit, model: RecognisedModel, method: Method, all_ki
 
     # kinds of one stack with the same explanation share a line
     candidates = list(evidence.explanations(model, method, result.profile))
-    explained: dict[tuple[str, str], list[Kind]] = {}
+    explained: dict[tuple[str, str], list[Kind]] = {}  # (stack, explanation) -> kinds
     for kind in misfits:
         explanation = evidence.explain(kind, candidates)
         explained.setdefault((kind.stack, explanation), []).append(kind)
 
-    if silent:
+    if prescribes_none:
         lines = result.notes
-        whose = f"{result.profile} gives, {result.method} has none"
+        compared_with = f"{result.profile} gives, {result.method} has none"
     else:
         lines = result.findings
-        whose = f"{result.method} gives"
+        compared_with = f"{result.method} gives"
     for (stack, explanation), kinds in explained.items():
         ratios = [kind.ratio(_expected(kind, result.profile, method)) for kind in kinds]
         low = f"{min(ratios):.3g}"
         high = f"{max(ratios):.3g}"
         times = low if low == high else f"{low} to {high}"
         places = ", ".join(f"{kind.sublayer}.{kind.role}" for kind in kinds)
-        lines.append(f"{stack} {places}: {times} times what {whose}; {explanation}")
+        lines.append(f"{stack} {places}: {times} times what {compared_with}; {explanation}")
 
 
 def _judge_kind(result: Audit, kind: Kind, method: Method, misfit: str) -> bool:
-    """Add the row of a kind of weight; return whether it fits. misfit: the verdict on a fresh one that does not."""
+    """Add the row of a kind of weight to `result`; return whether it fits.
+
+    misfit: the verdict if it does not, unless the model is trained.
+    """
     expected = _expected(kind, result.profile, method)
     fits = kind.fits(expected)
     if fits:
@@ -189,20 +205,25 @@ def _judge_kind(result: Audit, kind: Kind, method: Method, misfit: str) -> bool:
     return fits
 
 
-def _sites(model: RecognisedModel, method: Method, factor: Factor) -> Iterator[Site]:
-    """Yield the branches that a factor belongs to."""
-    dim = model.widths.get(factor.stack, 1)
-    for layer in range(1, model.depths.get(factor.stack, 0) + 1):
-        for sublayer in method.sublayers(factor.stack):
-            if factor.layer in (None, layer) and factor.sublayer in (None, sublayer):
-                yield Site(factor.stack, layer, sublayer, dim, num_heads=1)
+def _sites(
+    model: RecognisedModel, method: Method, stack: str, layer: int | None = None, sublayer: str | None = None
+) -> Iterator[Site]:
+    """Yield the branches of a stack, none if the model lacks it; only those of `layer` (from 1) or `sublayer` if given.
+
+    Their num_heads are made up: no factor depends on them.
+    """
+    dim = model.widths.get(stack, 1)  # without the stack there are no layers either, and 1 is not used
+    for number in range(1, model.depths.get(stack, 0) + 1):
+        for name in method.sublayers(stack):
+            if layer in (None, number) and sublayer in (None, name):
+                yield Site(stack, number, name, dim, num_heads=1)
 
 
 class _Group(NamedTuple):
-    """Equal factors of the shortcuts in several layers, a row of the report.
+    """What shortcuts of several layers have in common to share a row of the report.
 
-    sublayer: None for all; wanted: the method's factor; source: where the model's was found; has: the model's factor
-    with the digits that make factors equal.
+    sublayer: None for all; wanted: the method's factor; source: where the model's was found, in words; has: the model's
+    factor, rounded to the digits in which those of one group agree.
     """
 
     stack: str
@@ -213,17 +234,21 @@ class _Group(NamedTuple):
 
 
 def _judge_factors(result: Audit, model: RecognisedModel, method: Method) -> set[Site]:
-    """Judge the factors, measured ones before stored ones; return the branches that were judged."""
-    groups: dict[_Group, list[float]] = {}
+    """Judge the factors of shortcuts; return the branches whose factor was judged.
+
+    A factor measured in a forward pass hides those that are stored for the same branch.
+    """
+    groups: dict[_Group, list[float]] = {}  # -> the factors, unrounded, one for each that was found
     measured: set[Site] = set()
     judged: set[Site] = set()
     for factor in model.factors:  # those that were measured come first
-        sites = [site for site in _sites(model, method, factor) if site not in measured]
+        of_factor = _sites(model, method, factor.stack, factor.layer, factor.sublayer)
+        sites = [site for site in of_factor if site not in measured]
         if factor.b is not None:
             measured.update(sites)
 
         wanted = _wanted(result, model, method, factor=factor, sites=sites)
-        if wanted is None or factor.a is None:
+        if wanted is None:
             continue
         judged.update(sites)
         has = factor.a if factor.b is None else factor.a / factor.b  # LayerNorm removes a common factor
@@ -239,13 +264,16 @@ def _source(factor: Factor) -> str:
     """Return where a factor was found, in words."""
     if factor.b is not None:
         return "measured"
-    if factor.layer:
+    if factor.layer is not None:
         return "in its weights"
     return factor.source
 
 
 def _judge_group(result: Audit, model: RecognisedModel, method: Method, group: _Group, values: list[float]) -> None:
-    """Add the row of equal factors, and a finding if they are not the method's; values: a factor for each layer."""
+    """Add the row of a group of factors to `result`, and a finding if they are not the method's.
+
+    values: the group's factors, equal but for rounding, of which the first is shown.
+    """
     stack, sublayer, wanted, source, _ = group
     place = sublayer or "all"
     has = values[0]
@@ -263,8 +291,10 @@ def _judge_group(result: Audit, model: RecognisedModel, method: Method, group: _
 
 
 def _wanted(result: Audit, model: RecognisedModel, method: Method, factor: Factor, sites: list[Site]) -> float | None:
-    """Return the method's value of a factor, shortcut over branch; None if it has no such number, or training sets it.
+    """Return the value that a factor has by the method, None if nothing can be said of it.
 
+    It is a / b of the method's merge a x + b f for a measured factor, and a for a stored one. Nothing is said where the
+    method has no such number, where training has changed it, or where a profiling run sets it.
     sites: the branches that the factor belongs to.
     """
     modules = [method.residual(site) for site in sites]
@@ -272,14 +302,14 @@ def _wanted(result: Audit, model: RecognisedModel, method: Method, factor: Facto
     if learned or not sites or method.profiled:
         return None
 
-    if model.ours and factor.layer is None:  # a constant of the stack, under its own name
+    if model.ours and factor.layer is None:  # a constant that our checkpoints hold as STACK.NAME, NAME the method's
         constants = method.constants(factor.stack) or {}
         value = constants.get(factor.source.rsplit(".", 1)[-1])
         return None if value is None else float(value)
 
-    pairs: Counter[tuple[float, float]] = Counter()
+    pairs: Counter[tuple[float, float]] = Counter()  # (a, b) of the method -> in how many of the branches
     for site in sites:
-        pair = scales(method, site)
+        pair = initial_scales(method, site)
         if pair is not None:
             pairs[pair] += 1
     if not pairs:
@@ -291,10 +321,9 @@ def _wanted(result: Audit, model: RecognisedModel, method: Method, factor: Facto
 
 
 def _note_unexamined(result: Audit, model: RecognisedModel, method: Method, judged: set[Site]) -> None:
-    """List shortcuts that could not be judged."""
+    """List in `result` what no row judges: the shortcuts of all branches but the `judged` ones, and LayerNorms."""
     for stack, depth in model.depths.items():
-        every = _sites(model, method, Factor(stack, layer=None, sublayer=None, a=None, b=None, source=""))
-        missing = Counter(site.sublayer for site in every if site not in judged)
+        missing = Counter(site.sublayer for site in _sites(model, method, stack) if site not in judged)
         if missing:
             layers = ", ".join(f"{sublayer} in {count} of {depth} layers" for sublayer, count in missing.items())
             result.unexamined.append(f"shortcut of the {stack}'s {layers}; docs/verify.md measures it in Python")

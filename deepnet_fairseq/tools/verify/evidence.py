@@ -1,8 +1,9 @@
-"""Compare deviations of weights and factors at the residual merges with a method's, and explain what does not fit.
+"""Compare standard deviations of weights, and factors of shortcuts, with a method's, and explain what does not fit.
 
-The standard deviation of n normal numbers is known to 1/sqrt(2n), that of n uniform ones better. A kind of weight (one
-role in one sort of branch of a stack) fits if the ratio of measured to expected deviation, pooled over its layers and
-in each layer alone, is within FLOOR + SIGMAS/sqrt(2n) of 1.
+A kind of weight is one role in one sort of branch of a stack, as "v" in the decoder's "self_attn": a matrix in each
+layer. A deviation is a standard deviation over the elements of a matrix. Measured on n normal numbers it has a relative
+standard error of 1/sqrt(2n), on uniform ones a smaller one. So a kind fits if the ratio r of measured to expected
+deviation has |log r| <= FLOOR + SIGMAS/sqrt(2n), in each layer alone and pooled over all layers.
 """
 
 from __future__ import annotations
@@ -22,32 +23,35 @@ from ...core.slots import BRANCHES, Scale, Site, Weight, knows_scales
 from ...errors import UserError
 from .sources import Matrix, RecognisedModel
 
-SIGMAS = 5  # standard errors of a measured deviation that are allowed
-FLOOR = 0.01  # allowed besides, because constants are published with two digits
-CLOSE = 0.005  # of a factor to the formula's; half precision rounds it by 0.05%
-SAMPLE = 2**20  # elements of a matrix that are looked at
-ROLES = ("q", "k", "v", "out", "fc1", "fc2")
-DEPTHS = range(1, 201)  # that are tried for a gain that fits no other explanation
-SMALL = 0.02  # std of BERT's and GPT-2's weights
+SIGMAS = 5  # how many standard errors a measured deviation may be off
+FLOOR = 0.01  # by what share it may be off besides, because constants are published with two digits
+CLOSE = 0.005  # by what share a factor may differ from the formula's; half precision rounds it by 0.05%
+SAMPLE = 2**20  # about how many elements of a larger matrix are measured
+ROLES = ("q", "k", "v", "out", "fc1", "fc2")  # in forward order
+DEPTHS = range(1, 201)  # numbers of layers that are tried for a gain or factor that fits no other explanation
+BERT_STD = 0.02  # of BERT's and GPT-2's initial weights
 
 
 class Measured(NamedTuple):
-    """What was measured of one matrix. elements: how many were looked at; std: their standard deviation."""
+    """What was measured of one matrix. elements: how many were measured; std: their standard deviation."""
 
     elements: int
     std: float
 
 
-def measure(tensor: Tensor) -> Measured:
-    """Measure at most SAMPLE elements, whole rows evenly spaced."""
-    step = max(1, tensor.numel() // SAMPLE)
-    values = tensor.detach()[::step].float()
+def measure(weight: Tensor) -> Measured:
+    """Measure a matrix (out, in), of a large one every n-th row, so that about SAMPLE elements are measured."""
+    step = max(1, weight.numel() // SAMPLE)
+    values = weight.detach()[::step].float()
     return Measured(values.numel(), values.std(unbiased=False).item())
 
 
 @dataclass
 class Kind:
-    """Matrices of one role in one sort of branch of a stack, and what was measured of each."""
+    """A kind of weight, see above: a matrix for each layer, and in the same order what was measured of it.
+
+    stack: "encoder" or "decoder"; sublayer: one of slots.BRANCHES; role: one of ROLES.
+    """
 
     stack: str
     sublayer: str
@@ -58,20 +62,20 @@ class Kind:
     @property
     def elements(self) -> int:
         """Number of elements that were measured, in all layers."""
-        return sum(m.elements for m in self.measured)
+        return sum(measured.elements for measured in self.measured)
 
     def tolerance(self, elements: int) -> float:
-        """Return how far the ratio of deviations of so many elements may be from 1."""
+        """Return how far a ratio of deviations that was measured on so many elements may be from 1."""
         return FLOOR + SIGMAS / math.sqrt(2 * elements)
 
     def ratio(self, expected: list[float]) -> float:
-        """Return measured over expected deviation, as the root mean square over all elements of all layers.
+        """Return measured over expected deviation, pooled: the root mean square over all elements of all layers.
 
-        expected: the deviation of each layer. The ratio is infinite if a layer where 0 is expected has another one, and
+        expected: the deviation of each layer. The ratio is infinite if a layer has a deviation where 0 is expected, and
         1 if 0 is expected and found everywhere.
         """
         if not any(expected):
-            return math.inf if any(m.std for m in self.measured) else 1.0
+            return math.inf if any(measured.std for measured in self.measured) else 1.0
 
         squares = []
         for measured, std in zip(self.measured, expected):
@@ -82,7 +86,7 @@ class Kind:
         return math.sqrt(sum(squares) / self.elements)
 
     def fits(self, expected: list[float]) -> bool:
-        """Return whether the deviations are the expected ones, layer by layer and pooled."""
+        """Return whether the deviations are the expected ones (one for each layer), layer by layer and pooled."""
 
         def near(ratio: float, elements: int) -> bool:
             return ratio > 0 and abs(math.log(ratio)) <= self.tolerance(elements)
@@ -98,7 +102,10 @@ class Kind:
 
 
 def kinds(model: RecognisedModel) -> list[Kind]:
-    """Return every kind of weight, in forward order; UserError for one with numbers that are not finite."""
+    """Return every kind of weight of a model, the encoder's first, in forward order.
+
+    UserError for a matrix with elements that are not finite.
+    """
     by_key: dict[tuple, Kind] = {}
     for matrix in model.matrices:
         site = matrix.weight.site
@@ -116,8 +123,11 @@ def kinds(model: RecognisedModel) -> list[Kind]:
     return sorted(by_key.values(), key=forward_order)
 
 
-def trained(model: RecognisedModel) -> str:
-    """Return how it shows that a model has been trained, in words; "" for one that nothing tells from a fresh one."""
+def signs_of_training(model: RecognisedModel) -> str:
+    """Return in words what shows that a model has been trained; "" if nothing does, as in a fresh model.
+
+    Its optimiser has made updates, or the gains of a LayerNorm, all 1 at first, differ from each other.
+    """
     if model.updates:
         return f"trained, {model.updates} updates"
 
@@ -130,13 +140,13 @@ def trained(model: RecognisedModel) -> str:
 
 @dataclass(frozen=True)
 class Draw:
-    """An initialisation. description: in words; std: of each weight."""
+    """A way in which weights may have been drawn. description: in words; std: gives the deviation of a weight."""
 
     description: str
     std: Callable[[Weight], float]
 
     def fits(self, kind: Kind) -> bool:
-        """Return whether a kind of weight has these deviations, not all of them 0."""
+        """Return whether a kind of weight has this draw's deviations; False if these are 0 in every layer."""
         # almost every draw is far off in the first layer already, which saves the time for the others
         first_expected = self.std(kind.matrices[0].weight)
         first_measured = kind.measured[0].std
@@ -146,8 +156,8 @@ class Draw:
         expected = [self.std(matrix.weight) for matrix in kind.matrices]
         return any(expected) and kind.fits(expected)
 
-    def times(self, gain: Callable[[Site, str], float], description: str) -> Draw:
-        """Return this draw with its std scaled by gain(site, role), and with another description.
+    def scaled_by(self, gain: Callable[[Site, str], float], description: str) -> Draw:
+        """Return a draw with the given description, whose std is this one's times gain(site, role).
 
         The std is 0 where the gain is undefined or negative, as 1/(N - l + 1) is in layers l above a method's depth N.
         """
@@ -161,49 +171,53 @@ class Draw:
         return Draw(description, std)
 
 
-def profile_base(name: str) -> Draw:
-    """Return the draw of a key of PROFILES, before any gain."""
+def profile_draw(name: str) -> Draw:
+    """Return the draw of an initialisation by its key in PROFILES, before any gain."""
     return Draw(f"drawn as {name}", PROFILES[name].weight_std)
 
 
 def _fused_xavier_std(weight: Weight) -> float:
-    """Return Xavier's deviation where q, k and v are drawn as rows of one (3C, C) matrix."""
+    """Return Xavier's deviation, for q, k and v that of the one (3C, C) matrix as which they are drawn together."""
     linear = weight.linear
     if weight.role not in ATTENTION_INPUTS:
         return xavier_std(linear)
+    # Glorot and Bengio 2010, equation 12, with three times the outputs
     return math.sqrt(2 / (linear.in_features + 3 * linear.out_features))
 
 
-def _bases() -> list[Draw]:
-    """Return draws before any gain that others' code makes, likeliest first."""
+def _draws_elsewhere() -> list[Draw]:
+    """Return the draws, before any gain, that other projects' code makes, likeliest first."""
     fused = "q, k, v drawn as one (3C, C) matrix, sqrt(2/(4C)) for sqrt(2/(2C)), which is fairseq's gain 1/sqrt(2) too"
     return [
         Draw(fused, _fused_xavier_std),
-        profile_base("xavier_normal"),
-        profile_base("xavier_legacy"),
-        profile_base("fairseq_head"),
-        Draw("torch's default for a Linear", lambda w: torch_std(w.linear)),
-        Draw(f"N(0, {SMALL:g}), as BERT's and GPT-2's", lambda w: SMALL),
+        profile_draw("xavier_normal"),
+        profile_draw("xavier_legacy"),
+        profile_draw("fairseq_head"),
+        Draw("torch's default for a Linear", lambda weight: torch_std(weight.linear)),
+        Draw(f"N(0, {BERT_STD:g}), as BERT's and GPT-2's", lambda weight: BERT_STD),
     ]
 
 
-def _gains(method: Method) -> Iterator[tuple[str, Callable[[Site, str], float]]]:
-    """Yield the description and the gain(site, role) of mistakes that are made with the method, likeliest first."""
+def _mistaken_gains(method: Method) -> Iterator[tuple[str, Callable[[Site, str], float]]]:
+    """Yield mistakes that are made with a method's gain, likeliest first: a description and the gain(site, role).
+
+    They are no gain at all, the method's own `mistaken_gains`, and any of its coefficients in place of the gain.
+    """
     depths = {"encoder": method.num_encoder_layers, "decoder": method.num_decoder_layers}
     stacks = [stack for stack, layers in depths.items() if layers]
 
     yield f"without the gain of {method.name}", lambda site, role: 1.0
     for description, mistaken in method.mistaken_gains.items():
         by_stack = {stack: mistaken(method, stack) for stack in stacks}
-        yield description, _in_place(method, by_stack)
+        yield description, _gain_replaced(method, by_stack)
     for stack in stacks:
         for symbol, value in method.coefficients(stack).items():
-            gain = _in_place(method, dict.fromkeys(depths, value))
+            gain = _gain_replaced(method, dict.fromkeys(depths, value))
             yield f"{symbol} of the {stack}, {value:.4g}, in the gain's place", gain
 
 
-def _in_place(method: Method, by_stack: dict[str, float]) -> Callable[[Site, str], float]:
-    """Return the gain that is the stack's number wherever the method has a gain, and 1 elsewhere."""
+def _gain_replaced(method: Method, by_stack: dict[str, float]) -> Callable[[Site, str], float]:
+    """Return a gain(site, role) that is by_stack[stack] wherever the method's gain is not 1, and 1 elsewhere."""
 
     def gain(site: Site, role: str) -> float:
         return 1.0 if method.gain(site, role) == 1 else by_stack[site.stack]
@@ -212,7 +226,7 @@ def _in_place(method: Method, by_stack: dict[str, float]) -> Callable[[Site, str
 
 
 def at_depth(method: Method, layers: int) -> Method:
-    """Return the method with its options where each stack has so many layers."""
+    """Return the method, with the same options, for a model with `layers` layers in each stack that it has."""
     encoder_layers = layers if method.num_encoder_layers else 0
     decoder_layers = layers if method.num_decoder_layers else 0
     options = {key: getattr(method, key) for key in method.options}
@@ -220,45 +234,51 @@ def at_depth(method: Method, layers: int) -> Method:
 
 
 def explanations(model: RecognisedModel, method: Method, profile: str) -> Iterator[Draw]:
-    """Yield what weights that do not fit may be, likeliest first; profile: the method's that fits best."""
-    own = [profile_base(name) for name in dict.fromkeys((profile, *method.init_profiles))]
-    others = _bases()
-    gains = list(_gains(method))
+    """Yield ways in which weights that do not fit may have been drawn, likeliest first.
 
-    # one mistake, in the gain or in the draw, before both
-    for words, gain in gains:
-        for base in own:
-            yield base.times(gain, words)
-    for base in others:
-        yield base.times(method.gain, base.description)
-    for words, gain in gains:
-        for base in others:
-            yield base.times(gain, f"{base.description}, and {words}")
+    profile: the initialisation that the model is compared with, a key of PROFILES; it is tried first.
+    """
+    own = [profile_draw(name) for name in dict.fromkeys((profile, *method.init_profiles))]  # each once
+    others = _draws_elsewhere()
+    mistakes = list(_mistaken_gains(method))
+
+    # a single mistake, in the gain or in the draw, is likelier than both
+    for mistake, gain in mistakes:
+        for draw in own:
+            yield draw.scaled_by(gain, mistake)
+    for draw in others:
+        yield draw.scaled_by(method.gain, draw.description)
+    for mistake, gain in mistakes:
+        for draw in others:
+            yield draw.scaled_by(gain, f"{draw.description}, and {mistake}")
 
     # then other methods, and other depths
-    for name, kind in METHODS.items():
-        other = kind(*model.depths.values())
-        for profile_name in kind.init_profiles:
-            yield profile_base(profile_name).times(other.gain, f"the initialisation of --method {name}")
+    for name, method_class in METHODS.items():
+        other = method_class(*model.depths.values())
+        for profile_name in method_class.init_profiles:
+            yield profile_draw(profile_name).scaled_by(other.gain, f"the initialisation of --method {name}")
     for layers in DEPTHS:
         try:
             gain = at_depth(method, layers).gain
         except (ArithmeticError, ValueError):  # a method that does not exist at this depth
             continue
-        for base in own:
-            yield base.times(gain, f"the gain of {layers} layers")
+        for draw in own:
+            yield draw.scaled_by(gain, f"the gain of {layers} layers")
 
 
 def explain(kind: Kind, candidates: list[Draw]) -> str:
-    """Return the likeliest of the candidates that a kind of weight fits, in words; candidates: likeliest first."""
+    """Return in words the first of the candidates, which are sorted likeliest first, that a kind of weight fits."""
     for draw in candidates:
         if draw.fits(kind):
             return draw.description
     return "fits nothing that is known"
 
 
-def scales(method: Method, site: Site) -> tuple[float, float] | None:
-    """Return the factors a, b of shortcut and branch at the start; None where the merge is no a x + b f of numbers."""
+def initial_scales(method: Method, site: Site) -> tuple[float, float] | None:
+    """Return a and b of the method's merge a x + b f in a fresh model; None if its merge is of another form.
+
+    Of a vector (C,) the mean over the features is returned.
+    """
     module = method.residual(site)
     if module is None:
         return 1.0, 1.0
@@ -274,9 +294,10 @@ def _mean(scale: Scale) -> float:
 
 
 def explain_factor(has: float, wanted: float, method: Method, model: RecognisedModel, site: Site) -> str:
-    """Say what the factor of a shortcut may be instead of the method's.
+    """Return in words where a factor of a shortcut that is not the method's may come from.
 
-    has, wanted: the model's factor and the method's; site: the branch for which the factors of other depths are tried.
+    has, wanted: the model's factor and the method's, which differ; site: the branch for which the factors of other
+    depths are tried.
     """
 
     def near(value: float) -> bool:
@@ -291,11 +312,11 @@ def explain_factor(has: float, wanted: float, method: Method, model: RecognisedM
         return "a plain shortcut"
 
     for layers in DEPTHS:
-        with suppress(ArithmeticError, ValueError):  # as in Draw.times
-            factors = scales(at_depth(method, layers), site)
-            if factors is None:
+        with suppress(ArithmeticError, ValueError):  # a method that does not exist at this depth
+            pair = initial_scales(at_depth(method, layers), site)
+            if pair is None:
                 continue
-            a, b = factors
+            a, b = pair
             if b and near(a / b):
                 return f"that is {layers} layers', this model has {model.depths[site.stack]}"
     return "fits nothing that is known"

@@ -1,4 +1,4 @@
-"""Read checkpoints, saved state dicts, safetensors and files of names for `deepnet verify`; no code in them is run."""
+"""Read what `deepnet verify` takes: files and folders of weights, and files of names. No code in them is run."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from ...data.lines import STDIN, read_lines
 from ...errors import UserError
 from ...files import read_object
 
-WRAPPERS = ("model", "state_dict", "model_state_dict", "module")  # where checkpoints keep their weights
+WRAPPERS = ("model", "state_dict", "model_state_dict", "module")  # keys under which checkpoints keep their state dict
+# entries of a Hugging Face config.json that are the factor of a shortcut
 SHORTCUT = re.compile(r"((deepnorm|residual|encoder|decoder)_)*alpha|(residual|skip|shortcut)_(scale|factor|weight)")
 
 
 def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], int | None]:
-    """Return weights by name, config and number of updates (None: unknown) of a file or a Hugging Face folder.
+    """Read a checkpoint, a saved state dict, a .safetensors file or a Hugging Face folder.
 
-    UserError, naming the file, for one that holds no weights.
+    Return its weights by name, the fields of the model's config (empty if unknown) and how many updates its optimiser
+    has made (None if unknown). UserError, naming the file, for one that holds no weights.
     """
     from ...plugin.checkpoints.reading import allow_plain_data, load_or_explain
 
@@ -38,21 +40,24 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], int | N
         return load_or_explain(load_file, str(path)), {}, None
 
     allow_plain_data()
-    mapped = zipfile.is_zipfile(path)  # torch's format since 1.6 need not be read as a whole
-    content = load_or_explain(torch.load, str(path), map_location="cpu", weights_only=True, mmap=mapped)
+    can_map = zipfile.is_zipfile(path)  # torch's format since 1.6, of which mmap reads only what is used
+    content = load_or_explain(torch.load, str(path), map_location="cpu", weights_only=True, mmap=can_map)
     if not isinstance(content, dict):
         raise UserError(f"{path}: holds a {type(content).__name__}, not weights by name; save its state_dict()")
 
     wrapper = next((name for name in WRAPPERS if isinstance(content.get(name), dict)), None)
-    named = content[wrapper] if wrapper else content
-    weights = {name: tensor for name, tensor in named.items() if torch.is_tensor(tensor)}
+    state = content[wrapper] if wrapper else content
+    weights = {name: tensor for name, tensor in state.items() if torch.is_tensor(tensor)}
     if not weights:
         raise UserError(f"{path}: holds no weights by name; save the model's state_dict()")
     return weights, _config(content), _updates(content)
 
 
 def _config(content: dict) -> dict[str, Any]:
-    """Return the model's config in a checkpoint of fairseq's, of its older versions too; empty if it has none."""
+    """Return the fields of the model's config in a checkpoint of fairseq's; empty if it has none.
+
+    Older versions of fairseq keep one Namespace of all flags in "args", without sections.
+    """
     cfg = content.get("cfg")
     config: Any = cfg.get("model") if isinstance(cfg, dict) else None
     config = config or content.get("args")
@@ -62,20 +67,21 @@ def _config(content: dict) -> dict[str, Any]:
 
 
 def _updates(content: dict) -> int | None:
-    """Return the number of updates by a checkpoint of fairseq's or of Lightning's; None if it does not say."""
+    """Return the number of updates that a checkpoint of fairseq's or of Lightning's states; None for others."""
     history = content.get("optimizer_history")
-    if isinstance(history, list) and history:
+    if isinstance(history, list) and history:  # fairseq's
         last = history[-1]
         updates = last.get("num_updates") if isinstance(last, dict) else None
     else:
-        updates = content.get("global_step")
+        updates = content.get("global_step")  # Lightning's
     return updates if isinstance(updates, int) else None
 
 
 def _folder(path: Path) -> dict[str, Tensor]:
-    """Return the weights of a Hugging Face folder, with its config's factors of shortcuts as if they were buffers.
+    """Return the weights of a Hugging Face folder by name, and with them the factors of shortcuts in its config.json.
 
-    UserError, naming the folder or the file, for one without weights, and for a config that is no JSON object.
+    A factor becomes a tensor "config.json.NAME", as if the model had it as a buffer. UserError, naming the folder or
+    the file, for a folder without weights, and for a config that is no JSON object.
     """
     weights_file = path / "model.safetensors"
     config_file = path / "config.json"
@@ -92,10 +98,10 @@ def _folder(path: Path) -> dict[str, Tensor]:
 
 
 def read_names(path: Path) -> Callable[[str], str]:
-    """Return the function that renames weights by a TOML file: regular expressions, and what stands in their place.
+    """Return a function that renames weights by the rules of a TOML file: regular expression = replacement.
 
-    They are replaced wherever they occur in a name, in the file's order. UserError, naming the file, for one that is
-    missing or holds anything else.
+    The rules apply one after the other, in the file's order, wherever they match in a name. UserError, naming the file,
+    for one that is missing or holds anything else.
     """
     if path != STDIN and not path.exists():
         raise UserError(f"--names {path}: no such file")
@@ -104,11 +110,11 @@ def read_names(path: Path) -> Callable[[str], str]:
     except ValueError as error:
         raise UserError(f"--names {path}: is no TOML ({error}); docs/verify.md has an example") from error
 
-    for pattern, name in rules.items():
+    for pattern, replacement in rules.items():
         try:
-            re.sub(pattern, name, "")  # of an empty name, only to see whether both can be used
+            re.sub(pattern, replacement, "")  # on an empty name, only to raise what a wrong rule raises
         except (re.error, IndexError, TypeError) as error:
-            problem = f"{pattern} = {name!r}: {error}; docs/verify.md has an example"
+            problem = f"{pattern} = {replacement!r}: {error}; docs/verify.md has an example"
             raise UserError(f"--names {path}: {problem}") from error
 
     def rename(name: str) -> str:

@@ -14,8 +14,9 @@ from .evidence import FLOOR
 class Row:
     """One kind of weight over the layers of a stack, a row of the table.
 
-    kind: branch and role, as "ffn.fc1"; expected and has: standard deviations, layer by layer; ratio: has over
-    expected, pooled over the layers; tolerance: how far from 1 the ratio may be.
+    kind: branch and role, as "ffn.fc1"; expected and has: the method's and the model's standard deviation of each
+    layer; ratio: has over expected, pooled over the layers; tolerance: how far from 1 the ratio may be; verdict: in
+    words, such as "fits".
     """
 
     stack: str
@@ -29,12 +30,13 @@ class Row:
 
 @dataclass
 class Audit:
-    """Audit of a model.
+    """Result of comparing a model with a method. The names of the fields are the keys of --json.
 
-    method: its registered name; depths: layers of each stack; profile: the initialisation it is compared with; trained:
-    how it shows that the model has been trained, "" for a fresh one; rows: a row for each kind of weight; factors:
-    stack, place, expected, has and verdict of each shortcut; findings: what does not fit, a line each; notes: remarks;
-    unexamined: what could not be judged.
+    method: its registered name; depths: layers of each stack, 0 for one that the model lacks; profile: the
+    initialisation that it is compared with; trained: what shows that the model has been trained, "" for a fresh one;
+    rows: one for each kind of weight; factors: [stack, place, expected, has, verdict] of shortcuts, as the table prints
+    them; findings: what does not fit, a line each; notes: remarks, a line each; unexamined: what could not be judged, a
+    line each.
     """
 
     method: str
@@ -100,7 +102,7 @@ def _cells(row: Row) -> list[str]:
 
 
 def _range(stds: list[float]) -> str:
-    """Return "smallest .. largest" of the layers' standard deviations, or one number where they differ within FLOOR."""
+    """Return "smallest .. largest" of the layers' standard deviations, or one number if they are within FLOOR."""
     smallest = min(stds)
     largest = max(stds)
     if largest - smallest <= FLOOR * largest:

@@ -1,7 +1,8 @@
-"""Find the weights of branches in a state dict: names are mapped to sublayers and roles.
+"""Find the weights of residual branches in a state dict, and the factors of shortcuts, by their names.
 
-A layer is the first number in a name; what stands before it gives the stack, what stands behind it the branch and role.
-ROLES has the names of fairseq, torchscale, torch and Hugging Face's Marian; others are renamed (docs/verify.md).
+The layer is the first number in a name. What stands before it gives the stack, what stands behind it the branch
+(self_attn, encoder_attn or ffn) and the role (q, k, v, out, fc1 or fc2). The names of fairseq, torchscale, torch and
+Hugging Face's Marian are known; others have to be renamed (docs/verify.md).
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from ...core import archs
 from ...core.slots import BRANCHES, Site, Weight
 from ...errors import UserError
 
+# "encoder.layers.0.fc1.weight": before the layer "encoder.layers", the rest "fc1.weight"
 LAYER = re.compile(r"(?P<before>.*?)(?:^|\.)(?P<layer>\d+)\.(?P<rest>.+)")
-CROSS = re.compile(r"encoder_attn|multihead_attn")
-ROLES = {  # the end of a name -> role, in attention and in feed-forward branches
+CROSS_ATTENTION = re.compile(r"encoder_attn|multihead_attn")  # the second one is torch's
+ROLES = {  # branch -> role -> how names end, without ".weight"; "qkv" is one matrix of all three
     "attention": {
         "qkv": r"in_proj(_weight)?",
         "q": r"q_proj(_weight)?",
@@ -29,16 +31,19 @@ ROLES = {  # the end of a name -> role, in attention and in feed-forward branche
     },
     "ffn": {"fc1": r"fc1|linear1", "fc2": r"fc2|linear2"},
 }
-NORM = re.compile(r".*(norm|(^|[._])ln(_?\w)?([._]|$)).*", re.IGNORECASE)
+NORM = re.compile(r".*(norm|(^|[._])ln(_?\w)?([._]|$)).*", re.IGNORECASE)  # "norm1", "ln_f", "self_attn_layer_norm"
 FACTOR = re.compile(r"(?:.*[._])?(alpha|omega|(residual|res|skip|shortcut)_(scale|factor|weight))")
-IGNORED = re.compile(
+IGNORED = re.compile(  # neither in a branch nor worth a note that they are not recognised
     r".*(position|rel.*bias|version|_float_tensor|in_proj_bias|embed_tokens|shared|output_projection|lm_head).*"
 )
 
 
 @dataclass
 class Matrix:
-    """One weight matrix of a branch, weight.linear (out, in); name: as stored."""
+    """One weight matrix of a branch; weight.linear.weight is (out, in).
+
+    name: as stored; the matrices of q, k and v may share one, if they are stored as one tensor.
+    """
 
     name: str
     weight: Weight
@@ -46,27 +51,28 @@ class Matrix:
 
 @dataclass
 class Factor:
-    """The factors of a residual merge a x + b f.
+    """The factors of a residual merge a x + b f, of shortcut x and branch f.
 
-    stack: "encoder" or "decoder"; layer, from 1, and sublayer: None for all; a, b: None if not known; source: the name
-    of the stored number, or "measured".
+    stack: "encoder" or "decoder"; layer: from 1, None for all layers; sublayer: None for all branches of the layer; b:
+    None for a stored number, which is taken for a; source: the name of the stored number, or "measured".
     """
 
     stack: str
     layer: int | None
     sublayer: str | None
-    a: float | None
+    a: float
     b: float | None
     source: str
 
 
 @dataclass
 class RecognisedModel:
-    """A model as it was found.
+    """What was recognised of a model.
 
-    depths: layers of "encoder" and "decoder", in this order; matrices, factors: of the branches; gains: of the
-    LayerNorms in layers; config: the model's, empty if unknown; updates: how many its optimiser has made, None if
-    unknown; unknown: names that were not recognised, with N for a layer; widths: C of each stack.
+    depths: number of layers of "encoder" and of "decoder", in this order, 0 for a stack that it lacks; matrices: the
+    weights of its branches; gains: weights (C,) of the LayerNorms in its layers; factors: of its shortcuts; config:
+    fields of its model config, empty if unknown; updates: how many its optimiser has made, None if unknown; unknown:
+    names that were not recognised, with N for a layer's number; widths: C of each stack that it has.
     """
 
     depths: dict[str, int]
@@ -80,12 +86,12 @@ class RecognisedModel:
 
     @property
     def ours(self) -> bool:
-        """Return whether it is one of this package's models."""
+        """Return whether it is one of this package's models, by the architecture in its config."""
         return str(self.config.get("arch") or self.config.get("_name")) in archs.PRESETS
 
 
 def carrier(weight: Tensor) -> nn.Linear:
-    """Return a Linear with the given weight (out, in), from which core's formulas read sizes."""
+    """Return a Linear with the given weight (out, in): the form in which the formulas of core/ take a weight."""
     linear = nn.Linear(weight.size(1), weight.size(0), bias=False, device="meta")
     linear.weight = nn.Parameter(weight, requires_grad=False)
     return linear
@@ -93,11 +99,12 @@ def carrier(weight: Tensor) -> nn.Linear:
 
 @dataclass
 class _Entry:
-    """A tensor with its place.
+    """A tensor of a layer, with what its name says.
 
-    name: as stored; stack: "encoder", "decoder", or "" where the name does not say; layer: as in the name; kind:
-    "self_attn", "encoder_attn", "ffn", "norm" or "factor"; role: a key of ROLES, for a norm "weight" or "bias", for a
-    factor its name inside the layer.
+    name: as stored; stack: "encoder", "decoder", or "" where the name does not say; layer: the number in the name,
+    which `_number_layers` changes to one from 1; kind: the branch of a matrix ("self_attn", "encoder_attn" or "ffn"),
+    else "norm" or "factor"; role: of a matrix a role of ROLES, of a norm "weight" or "bias", of a factor its name
+    inside the layer.
     """
 
     name: str
@@ -114,12 +121,13 @@ def recognised(
     updates: int | None = None,
     rename: Callable[[str], str] = str,
 ) -> RecognisedModel:
-    """Return the branches' weights, LayerNorm gains and factors of a state dict; UserError if no name is known.
+    """Recognise branches' weights, LayerNorms' gains and shortcuts' factors in a state dict, by their names.
 
-    rename: the name, as fairseq has it, of a weight that others call otherwise.
+    config, updates: as in RecognisedModel; rename: maps a name in `weights` to the name that fairseq would give it.
+    UserError if not one matrix of a branch is recognised, or if a layer is missing.
     """
     entries = []
-    others = {}
+    others = {}  # that are in no layer, or have names that are not known
     for name, tensor in weights.items():
         entry = _entry(name, rename(name), tensor)
         if entry is None:
@@ -134,15 +142,15 @@ def recognised(
     for entry in entries:
         entry.stack = entry.stack or "decoder"
     for stack in model.depths:
-        _number(model, stack, [entry for entry in entries if entry.stack == stack])
-    _fill(model, entries)
+        _number_layers(model, stack, [entry for entry in entries if entry.stack == stack])
+    _add_entries(model, entries)
     for name, tensor in others.items():
-        _elsewhere(model, name, tensor)
+        _add_other(model, name, tensor)
     return model
 
 
-def _number(model: RecognisedModel, stack: str, entries: list[_Entry]) -> None:
-    """Set the depth of a stack, and number its layers from 1; entries: those of the stack.
+def _number_layers(model: RecognisedModel, stack: str, entries: list[_Entry]) -> None:
+    """Set the depth of a stack in `model`, and the layers of its `entries` to numbers from 1.
 
     UserError if a layer is missing.
     """
@@ -150,7 +158,7 @@ def _number(model: RecognisedModel, stack: str, entries: list[_Entry]) -> None:
     if not numbers:
         return
 
-    first = min(*numbers, 1)
+    first = min(*numbers, 1)  # 0 or 1: a stack whose names begin at 2 lacks a layer
     model.depths[stack] = max(numbers) - first + 1
     if len(numbers) < model.depths[stack]:
         raise UserError(f"{stack}: {len(numbers)} of its layers up to {max(numbers)} are there; rename by --names")
@@ -159,15 +167,18 @@ def _number(model: RecognisedModel, stack: str, entries: list[_Entry]) -> None:
 
 
 def _entry(name: str, known_as: str, tensor: Tensor) -> _Entry | None:
-    """Return a tensor with its place, None if it is none of a layer that is known; known_as: its name as renamed."""
+    """Return what the name of a layer's tensor says, None for a tensor that is not recognised.
+
+    name: as stored; known_as: after renaming.
+    """
     match = LAYER.fullmatch(known_as)
     if match is None or not tensor.is_floating_point() or IGNORED.fullmatch(known_as):
         return None
 
-    stack = _stack(match["before"])
+    stack = _stack_in(match["before"])
     layer = int(match["layer"])
     rest = match["rest"]
-    bare = re.sub(r"\.(weight|bias|A|B)$", "", rest)
+    bare = re.sub(r"\.(weight|bias|A|B)$", "", rest)  # the module's name, without its parameter's
     if NORM.fullmatch(bare) and tensor.dim() == 1:
         parameter = rest.rsplit(".", 1)[-1]
         return _Entry(name, tensor, stack, layer, kind="norm", role=parameter)
@@ -176,16 +187,16 @@ def _entry(name: str, known_as: str, tensor: Tensor) -> _Entry | None:
     if tensor.dim() != 2:
         return None
 
-    kind = _branch(bare)
-    table = ROLES["ffn" if kind == "ffn" else "attention"]
-    for role, pattern in table.items():
+    branch = _branch_in(bare)
+    patterns = ROLES["ffn" if branch == "ffn" else "attention"]
+    for role, pattern in patterns.items():
         if re.fullmatch(rf"(?:.*\.)?(?:{pattern})", bare):
-            return _Entry(name, tensor, stack, layer, kind=kind, role=role)
+            return _Entry(name, tensor, stack, layer, kind=branch, role=role)
     return None
 
 
-def _stack(text: str) -> str:
-    """Return the stack that a name, or what stands before its layer, speaks of; "" if of none."""
+def _stack_in(text: str) -> str:
+    """Return the stack that a name, or its part before the layer, contains; "" if none."""
     if "sentence_encoder" in text:  # RoBERTa's, in fairseq once below a "decoder"
         return "encoder"
     if "decoder" in text:
@@ -195,25 +206,25 @@ def _stack(text: str) -> str:
     return ""
 
 
-def _branch(bare: str) -> str:
-    """Return the branch that a matrix belongs to; bare: its name inside the layer."""
-    if CROSS.search(bare):
+def _branch_in(bare: str) -> str:
+    """Return the branch that a matrix belongs to by its name inside the layer; "ffn" if it names no attention."""
+    if CROSS_ATTENTION.search(bare):
         return "encoder_attn"
     if "attn" in bare:
         return "self_attn"
     return "ffn"
 
 
-def _fill(model: RecognisedModel, entries: list[_Entry]) -> None:
-    """Put the widths, and the matrices, gains and factors of layers, into a model whose depths are known."""
+def _add_entries(model: RecognisedModel, entries: list[_Entry]) -> None:
+    """Set the widths of a model whose depths are known, and add the matrices, gains and factors of its layers."""
     for stack, depth in model.depths.items():
         if depth:
             model.widths[stack] = _width([entry for entry in entries if entry.stack == stack])
 
-    seen: set[tuple] = set()  # a module may be registered twice
+    seen: set[tuple] = set()
     for entry in entries:
         key = (entry.stack, entry.layer, entry.kind, entry.role, entry.tensor.data_ptr())
-        if key in seen or entry.stack not in model.widths:
+        if key in seen or entry.stack not in model.widths:  # a module registered twice; a stack without branches
             continue
         seen.add(key)
 
@@ -230,13 +241,16 @@ def _fill(model: RecognisedModel, entries: list[_Entry]) -> None:
 
 
 def _width(entries: list[_Entry]) -> int:
-    """Return C of a stack: the side that most of its matrices have, of equals the smaller one."""
+    """Return the width C of a stack: the side that most of its matrices have, of equals the smaller one.
+
+    entries: those of the stack.
+    """
     sides = [side for entry in entries if entry.kind in BRANCHES for side in set(entry.tensor.shape)]
     return max(set(sides), key=lambda side: (sides.count(side), -side))
 
 
 def _factor(entry: _Entry) -> Factor | None:
-    """Return the factor that a layer's tensor holds; None if it has another value for each feature."""
+    """Return the factor that a layer's tensor, () or (C,), holds; None if its features have different values."""
     value = entry.tensor.float()
     spread = value.std(unbiased=False) if value.numel() > 1 else value.new_zeros(())
     is_one_number = spread <= 1e-3 * value.abs().mean()  # False for NaN too
@@ -252,13 +266,13 @@ def _factor(entry: _Entry) -> Factor | None:
 
 
 def _matrices(entry: _Entry, width: int) -> Iterator[Matrix]:
-    """Yield the weights that a branch's tensor (out, in) holds: q, k and v if it is all three, one below the other.
+    """Yield the weights that a branch's tensor (out, in) holds: one, or q, k and v if these are stored as (3 out, in).
 
-    width: C of the stack. The keys and values of cross-attention may have an input of another width.
+    width: C of the stack. Keys and values of cross-attention may read an input of another width.
     """
     parts = [(entry.role, entry.tensor)]
     if entry.role == "qkv":
-        parts = list(zip("qkv", entry.tensor.chunk(3)))
+        parts = list(zip("qkv", entry.tensor.chunk(3)))  # one below the other, in this order
 
     site = Site(entry.stack, entry.layer, entry.kind, dim=width, num_heads=1)
     for role, tensor in parts:
@@ -267,7 +281,7 @@ def _matrices(entry: _Entry, width: int) -> Iterator[Matrix]:
 
 
 def _share_source_widths(matrices: list[Matrix]) -> None:
-    """Give all weights of an attention the source_dim that its keys' weight shows."""
+    """Set the source_dim of all weights of an attention to that of its keys' weight, which alone shows it."""
     source_dims = {}
     for matrix in matrices:
         if matrix.weight.role == "k":
@@ -277,14 +291,14 @@ def _share_source_widths(matrices: list[Matrix]) -> None:
         matrix.weight = replace(matrix.weight, source_dim=source_dim)
 
 
-def _elsewhere(model: RecognisedModel, name: str, tensor: Tensor) -> None:
-    """Take a factor that is not in a layer, or note a name that is unknown."""
+def _add_other(model: RecognisedModel, name: str, tensor: Tensor) -> None:
+    """Add a tensor that is recognised in no layer to `model`: as a factor of a whole stack, or as an unknown name."""
     if not tensor.is_floating_point() or IGNORED.fullmatch(name):
         return
     if tensor.numel() == 1 and FACTOR.fullmatch(name):  # "deepnorm_alpha" is no norm
-        stack = _stack(name) or "decoder"
+        stack = _stack_in(name) or "decoder"
         model.factors.append(Factor(stack, layer=None, sublayer=None, a=tensor.item(), b=None, source=name))
     elif tensor.numel() > 1 and not name.endswith("bias") and not NORM.fullmatch(name):
-        general = re.sub(r"(^|\.)\d+\.", r"\1N.", name)[:100]
-        if general not in model.unknown:
-            model.unknown.append(general)
+        of_any_layer = re.sub(r"(^|\.)\d+\.", r"\1N.", name)[:100]
+        if of_any_layer not in model.unknown:
+            model.unknown.append(of_any_layer)
