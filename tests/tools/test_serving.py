@@ -217,7 +217,7 @@ def test_scores_are_log_probabilities_over_the_length(served):
         lenpen: deepnet_fairseq.translate(lines=["été"], nbest=1, beam=1, lenpen=lenpen, **options)[0][0]
         for lenpen in (0.0, 1.0)
     }
-    tokens = translation.load(str(served.checkpoint), str(served.data)).engine.pieces.cut(by_penalty[1.0].text)
+    tokens = translation.load(str(served.checkpoint), str(served.data)).engine.cutter.cut(by_penalty[1.0].text)
     assert by_penalty[0.0].text == by_penalty[1.0].text
     assert by_penalty[0.0].score / by_penalty[1.0].score == pytest.approx(len(tokens) + 1, rel=1e-4)
 

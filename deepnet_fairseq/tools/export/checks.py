@@ -32,13 +32,13 @@ def check_text(served: Served, folder: Path, kind: Any) -> None:
     source_positions, _ = served.text.described.positions
     described = replace(served.text.described, positions=(source_positions, LONGEST + 1))
     tags = described.tags(*direction)
-    pieces = served.text.cutter(*direction)
+    cutter = served.text.cutter(*direction)
     model = stock_model(served.folded.model, served.folded.state)
     fairseq_engine = Fairseq(
         model=model,
         dictionaries=served.dictionaries,
         described=described,
-        pieces=pieces,
+        cutter=cutter,
         tags=tags,
         settings=settings,
     )

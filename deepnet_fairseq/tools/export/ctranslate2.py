@@ -75,7 +75,7 @@ def _largest_difference(served: Served, folder: Path) -> float:
     their_model = getattr(ctranslate2, class_name)(str(folder))
     end = torch.tensor([EOS])
     length = min(TOKENS, *np.atleast_1d(our_model.max_positions())) - 1
-    source_size, target_size = served.folded.rows
+    source_size, target_size = served.folded.vocabulary_sizes
 
     generator = torch.Generator().manual_seed(0)
     largest = 0.0

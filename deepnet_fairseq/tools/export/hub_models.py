@@ -122,7 +122,7 @@ def _m2m100(folded: Folded) -> Port:
     limits = LIMITS["transformer"]
     if not all(_are_sinusoidal(folded, stack) for stack in limits):
         raise misfit("a Pre-LN becomes an M2M100, whose positions are sinusoidal, and this model's are not")
-    read, predicted = folded.rows
+    read, predicted = folded.vocabulary_sizes
     if read != predicted:
         sizes = f"this model reads {read:,} symbols and writes {predicted:,}"
         way_out = "train on data of one dictionary (fairseq-preprocess --joined-dictionary), or " + ELSEWHERE
@@ -144,7 +144,7 @@ def _m2m100(folded: Folded) -> Port:
 
 def _opt(folded: Folded) -> Port:
     """Return an OPT, a causal model, Pre-LN or Post-LN: one vocabulary, a table of positions, an unscaled embedding."""
-    read, predicted = folded.rows
+    read, predicted = folded.vocabulary_sizes
     positions = _positions(folded, "decoder")
     longest = len(positions) - PAD - 1
     if read != predicted:

@@ -115,7 +115,7 @@ def _largest_difference(folded: Folded, model, ported: Port) -> tuple[float, flo
     """
     stock = stock_model(folded.model, folded.state)
     longest = min(TOKENS, ported.longest)
-    read, predicted = folded.rows
+    read, predicted = folded.vocabulary_sizes
     source = _made_up(read, longest)
     target = _made_up(predicted, max(1, longest - 3))
     source[0, longest - longest // 3 :] = PAD

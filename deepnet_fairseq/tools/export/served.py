@@ -78,7 +78,7 @@ def serve(folded: Folded, data: str | None, subwords: str | None) -> Served:
         text = read_text(
             section,
             data,
-            rows=folded.rows,
+            vocabulary_sizes=folded.vocabulary_sizes,
             subwords=subwords,
             method=folded.method,
             positions=(folded.model["max_source_positions"], folded.model["max_target_positions"]),
@@ -91,7 +91,7 @@ def serve(folded: Folded, data: str | None, subwords: str | None) -> Served:
         file = Path(subwords)
         if not file.is_file():
             raise UserError(f"--subwords {subwords}: no such file")
-    task = open_task(section, data, folded.rows)
+    task = open_task(section, data, folded.vocabulary_sizes)
     dictionaries = (task.source_dictionary, task.target_dictionary)
     check_own(folded.origin, dictionaries, data, file=file, subwords=subwords)
     return Served(folded, None, dictionaries, data)

@@ -128,7 +128,7 @@ class Folded:
         return BY_NAME[self.model["_name"]]
 
     @property
-    def rows(self) -> tuple[int, int]:
+    def vocabulary_sizes(self) -> tuple[int, int]:
         """Return how many symbols it reads, and how many it predicts."""
         read, predicted = self.stock.symbols
         return self.state[read].size(0), self.state[predicted].size(0)

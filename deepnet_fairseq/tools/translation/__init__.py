@@ -1,8 +1,9 @@
 """Text in, text out: translate lines by a checkpoint or by a folder that `deepnet export` wrote.
 
-translator.py translates lines with an engine of engines.py; pieces.py segments text and joins pieces, description.py
-says how a model does it; loading.py keeps models for servers, incoming.py reads lines as they come. A folder for
-CTranslate2 needs neither torch nor fairseq.
+translator.py translates lines with an engine, a program of engines.py that translates sentences. pieces.py segments
+text and joins pieces; description.py says by which of its classes a model does so, and checkpoint.py and text.py find
+it out for a checkpoint. loading.py keeps models for servers, incoming.py reads lines as they come. A folder for
+CTranslate2 needs neither torch nor fairseq, so that nothing here imports them before a checkpoint does.
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ def load(
 ) -> Translator:  # fmt: skip
     """Load a model: a checkpoint with its data, or a folder of `deepnet export --to ctranslate2` or `huggingface`.
 
-    data: folder of a checkpoint's binarised data, by default where it was trained from; source, target: languages,
-    which a multilingual model needs; subwords: file of what segmented a checkpoint's text, by default that of the data.
-    UserError for a model that does not translate, and for flags that mean nothing for it.
+    data: folder of a checkpoint's binarised data, by default the one it was trained on; source, target: languages,
+    which a multilingual model needs; settings: of the search, by default Settings(); subwords: file that segmented a
+    checkpoint's text, by default the one beside the data. UserError for a model that does not translate, and for
+    arguments, named as flags of `deepnet translate`, that mean nothing for it.
     """
     if settings is None:
         settings = Settings()
@@ -49,7 +51,7 @@ def load(
     if not path.exists():
         raise UserError(f"{model}: no such file or folder; give a checkpoint, or a folder of `deepnet export`")
     if not path.is_dir():
-        with PROCESS.load():
+        with PROCESS.load_alone():
             from .checkpoint import load_checkpoint
 
             return load_checkpoint(model, data, subwords, languages=(source, target), settings=settings)
@@ -66,7 +68,7 @@ def load(
         library = "ctranslate2"
     if importlib.util.find_spec(library) is None:
         raise UserError(f"{path}: needs {library}; pip install {library}")
-    with PROCESS.load():
+    with PROCESS.load_alone():
         return Translator(engine_class.of_folder(path, described, direction, settings), described)
 
 
@@ -74,13 +76,12 @@ def run(
     model: str, file: str | None, settings: Settings, data: str | None, source: str | None, target: str | None,
     subwords: str | None, nbest: int | None = None,
 ) -> None:  # fmt: skip
-    """Translate a file, or standard input, to standard output; say on stderr what translates, and how far it is.
+    """Translate a file, or standard input, to standard output; tell the engine and the progress on stderr.
 
-    A file is checked to its end before the first line is translated: UserError, with the number of a line that is not
-    UTF-8 or too long. A pipe ("-" is standard input) is translated as its lines come.
-
-    nbest: print so many translations of a line, each with its score; None for one without. Other arguments: as for
-    `load`.
+    file: its path, None or "-" for standard input. A regular file is checked to its end before its first line is
+    translated; a pipe is translated as its lines come. nbest: print so many translations of each line, with their
+    scores; None for one without. Other arguments: as for `load`. UserError, with its number, for a line that is not
+    UTF-8 or too long.
     """
     path = _regular_file(file)
     _check_nbest(nbest, settings)
@@ -97,7 +98,10 @@ def run(
 
 
 def _regular_file(file: str | None) -> Path | None:
-    """Return the path of a file that can be read twice, None for standard input and pipes; UserError for others."""
+    """Return the path of a file that can be read twice, None for standard input and pipes.
+
+    UserError for a folder, a file that does not exist, and closed standard input.
+    """
     if file is None or file == "-":
         if sys.stdin is None:
             raise UserError("standard input is closed; give a FILE, or text through a pipe")
@@ -111,15 +115,15 @@ def _regular_file(file: str | None) -> Path | None:
 
 
 def _check_nbest(nbest: int | None, settings: Settings) -> None:
-    """Raise a UserError if the search does not find `nbest` translations; None asks for no list of them."""
+    """Raise a UserError if the search cannot find `nbest` translations, which may be None: no list is asked for."""
     if nbest is not None and not 1 <= nbest <= settings.beam:
         raise UserError(f"--nbest {nbest}: must be from 1 to the number of beams, --beam {settings.beam}")
 
 
 def _translate_file(translator: Translator, path: Path, nbest: int | None) -> None:
-    """Check a file to its end, then translate it."""
+    """Check all lines of a file, warn of unseen characters, then translate it."""
     unseen = Unseen()
-    lines = 0
+    lines = 0  # how many
     for line in read_lines(path):
         lines += 1
         translator.cut(line, lines, unseen)
@@ -132,13 +136,14 @@ def _translate_file(translator: Translator, path: Path, nbest: int | None) -> No
 
 
 def _translate_stream(translator: Translator, file: IO[bytes], name: str, nbest: int | None) -> None:
-    """Translate lines as they come: those that are there together, without waiting for more.
+    """Translate lines as they come: those that have arrived together, without waiting for more.
 
-    name: of the file, for messages.
+    name: of the file, for messages. Unseen characters are warned of when the first ones come, and at the end if more
+    lines have had some since.
     """
     unseen = Unseen()
-    done = 0  # lines
-    warned_of = 0  # lines with unseen characters that the last warning counted
+    done = 0  # how many lines are translated
+    warned_of = 0  # how many lines with unseen characters the last warning counted
     with tqdm(unit=" lines", disable=None) as bar:
         for lines in chunks(file, name, CHUNK):
             results = translator.translate_chunk(lines, number=done + 1, nbest=nbest, unseen=unseen)
@@ -156,7 +161,7 @@ def _translate_stream(translator: Translator, file: IO[bytes], name: str, nbest:
 
 
 def _print(result: str | list[Hypothesis], number: int) -> None:
-    """Print a translation, or several: each with the line's number and its score, separated by tabs."""
+    """Print a translation, or several of line `number`, each with that number and its score, separated by tabs."""
     if isinstance(result, str):
         sys.stdout.write(f"{result}\n")
     else:
@@ -165,7 +170,7 @@ def _print(result: str | list[Hypothesis], number: int) -> None:
 
 
 def _say_unseen(unseen: Unseen, lines: int) -> None:
-    """Warn of characters that the model has never seen, if there are any in that number of lines."""
+    """Warn on stderr of characters that the model has never seen, if there are any; lines: how many were read."""
     if unseen.lines:
         have = "has" if unseen.lines == 1 else "have"
         print(
@@ -175,7 +180,7 @@ def _say_unseen(unseen: Unseen, lines: int) -> None:
         )
 
 
-MODELS = Models()
+MODELS = Models()  # of `translate`
 
 
 def translate(
@@ -199,9 +204,9 @@ def translate(
 
     unseen = Unseen()
     translations = list(translator.translate(lines, nbest=nbest, unseen=unseen))
-    new = unseen.characters.keys() - translator.named
+    new = unseen.characters.keys() - translator.warned_of
     if new:  # each character once, so that a server's log does not fill with warnings
-        translator.named |= new
+        translator.warned_of |= new
         message = f"{model}: the model has never seen some of these characters, and reads them as unknown: {unseen}"
         warnings.warn(message, stacklevel=3)  # names the line that calls deepnet_fairseq.translate
     return translations

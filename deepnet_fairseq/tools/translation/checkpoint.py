@@ -19,9 +19,11 @@ from .translator import Translator
 def load_checkpoint(
     path: str, data: str | None, subwords: str | None, languages: tuple[str | None, str | None], settings: Settings
 ) -> Translator:
-    """Return a translator of a checkpoint.
+    """Return a Translator of a checkpoint.
 
-    languages: source and target, None for those of the data; other arguments: as for translation.load.
+    It computes with CTranslate2 if that is installed and the model's method folds into a plain Transformer, else with
+    the package's own model. languages: source and target, None for those of the data; other arguments: as for
+    translation.load.
     """
     register()
     from ...plugin.building import from_checkpoint
@@ -38,7 +40,7 @@ def load_checkpoint(
     text = read_text(
         section,
         data,
-        rows=(first_stack.embed_tokens.num_embeddings, model.vocabulary_projection().out_features),
+        vocabulary_sizes=(first_stack.embed_tokens.num_embeddings, model.vocabulary_projection().out_features),
         subwords=subwords,
         method=cfg.model.method,
         positions=(cfg.model.max_source_positions, cfg.model.max_target_positions),
@@ -47,14 +49,14 @@ def load_checkpoint(
 
     described = text.described
     direction = described.direction(*languages)
-    pieces = text.cutter(*direction)
+    cutter = text.cutter(*direction)
     tags = described.tags(*direction)
     if why_not_foldable(model) is None and importlib.util.find_spec("ctranslate2") is not None:
         folded = fold_model(model, cfg.model)
         with tempfile.TemporaryDirectory() as folder:
             converted = Path(folder) / "model"
             convert(folded, text.dictionaries, converted)
-            engine: Any = CTranslate2(converted, described, pieces=pieces, tags=tags, settings=settings)
+            engine: Any = CTranslate2(converted, described, cutter=cutter, tags=tags, settings=settings)
     else:
-        engine = Fairseq(model, text.dictionaries, described=described, pieces=pieces, tags=tags, settings=settings)
+        engine = Fairseq(model, text.dictionaries, described=described, cutter=cutter, tags=tags, settings=settings)
     return Translator(engine, described)

@@ -1,4 +1,7 @@
-"""The file translation.json of an exported folder: what text its model reads and writes, and in which pieces."""
+"""The file translation.json of an exported folder: what text its model reads and writes, and in which pieces.
+
+A checkpoint's text is described in the same way, without the file (text.py).
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,17 @@ MEND = "export the checkpoint again with `deepnet export`"
 
 @dataclass(frozen=True)
 class Description:
-    """Describe the text of a translation model.
+    """Description of a translation model's text. The names of the fields are keys of the file.
 
-    method: it was trained with; languages: source and target, or all of a multilingual model; pieces: a key of KINDS;
-    chain: how Moses' tokens were made; positions: how many tokens the encoder and the decoder have positions for;
-    form: of the training text in the source language, None in a folder that does not say it.
-    Of a multilingual model also symbols: language -> its tag in the dictionaries; pairs: source and target of the
-    directions that it was trained on; source_tag: whose tag begins the source, "src" or "tgt", "" for none;
-    target_tag: whether decoding starts with the target language's tag.
+    method: that it was trained with; languages: source and target, or all of a multilingual model; pieces: a key of
+    pieces.KINDS; positions: how many tokens the encoder and the decoder have positions for, the end of sentence among
+    them; chain: fields of data.moses.Chain for Moses' tokens, None for other pieces; form: of the training text in the
+    source language, None in a folder that does not say it.
+
+    The others are of a multilingual model. symbols: language -> its tag, a symbol of the dictionaries; None for a model
+    of two languages, whose remaining fields are the defaults; pairs: (source, target) of each direction that it was
+    trained on; source_tag: whose language's tag begins the source, "src" or "tgt", "" for none; target_tag: whether
+    decoding starts with the target language's tag.
     """
 
     method: str
@@ -40,7 +46,10 @@ class Description:
     target_tag: bool = False
 
     def direction(self, source: str | None, target: str | None) -> tuple[str, str]:
-        """Return both languages; raise a UserError, naming the flag, for what the model has not been trained with."""
+        """Return source and target language to translate between; None may stand for those of a model of two.
+
+        UserError, naming the flag, for a language that is not the model's, or that a multilingual one needs.
+        """
         if not self.symbols:
             for flag, given, own in zip(("source", "target"), (source, target), self.languages, strict=True):
                 if given not in (None, own):
@@ -56,7 +65,7 @@ class Description:
         return str(source), str(target)
 
     def tags(self, source: str, target: str) -> tuple[list[str], list[str]]:
-        """Return the tags in front of a source sentence and of its translation: none or one each."""
+        """Return the tags in front of a source sentence, and those in front of its translation: none or one each."""
         symbols = self.symbols or {}
         source_tags = []
         if self.source_tag == "src":
@@ -67,9 +76,9 @@ class Description:
         return source_tags, target_tags
 
     def cutter(self, file: Path | None, source: str, target: str):
-        """Return what segments and joins text of a direction, of a class of KINDS.
+        """Return an object of pieces.py that segments the source language and joins pieces of the target language.
 
-        file: what it segments by, None if it needs none.
+        file: that it segments by, None if it needs none.
         """
         return KINDS[self.pieces](file, source, target, self.chain)
 
@@ -79,7 +88,10 @@ class Description:
 
 
 def derive_form(described: Description, symbols: Iterable[str]) -> Form:
-    """Return the form of a training text in the source language whose data do not say it; symbols: its dictionary's."""
+    """Return the form of the training text in the source language, as the symbols of its dictionary show it.
+
+    It is for data and folders that do not record the form.
+    """
     chain = described.chain or {}
     pieces = text_pieces(symbols, other_than=(described.symbols or {}).values())
     form = Form.of_pieces(pieces, escaped=described.pieces == "subword_nmt")
@@ -89,7 +101,7 @@ def derive_form(described: Description, symbols: Iterable[str]) -> Form:
 
 
 def read_description(folder: Path) -> Description:
-    """Read the folder's file; raise a UserError, naming it, if there is none or if it is not as we write it."""
+    """Read translation.json of an exported folder; UserError if it is missing, or not as `deepnet export` writes it."""
     if not (folder / NAME).exists():
         raise UserError(f"{folder}: is no exported model, it lacks {NAME}; {MEND}")
 

@@ -1,13 +1,19 @@
 """Three programs that translate: CTranslate2, this package's own models under fairseq's search, and transformers.
 
-An engine has
-    cut(line)               the tokens that its encoder reads of a line
-    translate(rows)         the translations of rows of tokens, as text
-    nbest(rows, count)      the best translations of each row with their scores, best first
-    unseen(line, tokens)    the pieces of a line that its model has no number for
-    symbols                 those of the model's source vocabulary
-    lost                    whether a fork left behind what it works with
+An engine is a class, without a common base, that has
+    name                        for messages
+    cut(line)                   segments a line into the tokens that its encoder reads, without the end of sentence
+    translate(sentences)        a translation for each sentence, as text
+    nbest(sentences, count)     for each sentence its `count` best translations with their scores, best first
+    unseen(line, tokens)        the pieces of a line that its model has no number for
+    symbols                     of the model's source vocabulary
+    threads                     how many it computes with
+    lost                        whether a fork left its threads or its GPU behind (loading.py)
+A sentence is a list of tokens, as `cut` returns it: pieces for the first two engines, numbers for transformers.
 All search alike: no empty translation, no unknown symbol, a score of log-probabilities over length ** penalty.
+
+A tag is the symbol of a language, with which a multilingual model's source or translation begins. B sentences, T source
+and U target tokens.
 """
 
 from __future__ import annotations
@@ -26,7 +32,7 @@ from .description import Description
 from .loading import PROCESS
 from .pieces import KINDS
 
-SHORTEST = 1  # tokens of a translation but for its end
+SHORTEST = 1  # tokens of a translation, its end of sentence not counted
 
 
 class Hypothesis(NamedTuple):
@@ -43,8 +49,9 @@ class Hypothesis(NamedTuple):
 class Settings:
     """Settings of a search.
 
-    beam: beams; lenpen: length penalty; max_tokens: of a batch of source sentences, padding included; threads: None for
-    OMP_NUM_THREADS of the environment, else for as many as suit the engine; int8: weights and products in 8 bits.
+    beam: number of beams; lenpen: exponent of the length that divides a score; max_tokens: of a batch of source
+    sentences, padding included; threads: to compute with, None for OMP_NUM_THREADS of the environment, and where that
+    is not set for as many as suit the engine; int8: whether to compute with weights in 8 bits, which CTranslate2 does.
     """
 
     beam: int = 5
@@ -53,11 +60,11 @@ class Settings:
     threads: int | None = None
     int8: bool = False
 
-    def cores(self, width: int | None = None) -> int:
-        """Return the number of threads; set torch's to it, if torch computes the model.
+    def choose_threads(self, width: int | None = None) -> int:
+        """Return the number of threads to compute with; with a `width`, also make torch compute with that many.
 
-        width: the model's, by which torch's number is chosen where neither the settings nor OMP_NUM_THREADS name one;
-        None for CTranslate2, which then takes all cores.
+        width: of the model (C) that torch computes. It gives the number where neither the settings nor OMP_NUM_THREADS
+        do. None for CTranslate2, which then takes all cores.
         """
         if width is not None:
             return torch_threads.use(width, given=self.threads)
@@ -72,21 +79,21 @@ class Settings:
 class CTranslate2:
     """CTranslate2 with the model of a folder.
 
-    pieces: of a class of pieces.py, segments lines and joins translations; tags: those that begin a source sentence,
-    and those that begin its translation.
+    cutter: an object of a class of pieces.py, which segments lines and joins translations; tags: those that begin a
+    source sentence, and those that begin its translation, as Description.tags returns them.
     """
 
     name = "CTranslate2"
     lost = False
 
-    def __init__(self, folder: Path, described: Description, pieces, tags: tuple[list[str], list[str]], settings):
+    def __init__(self, folder: Path, described: Description, cutter, tags: tuple[list[str], list[str]], settings):
         import ctranslate2
 
-        self.pieces = pieces
+        self.cutter = cutter
         self.settings = settings
-        self.before, self.prefix = tags
-        self.longest = described.positions[1] - 1
-        self.threads = settings.cores()
+        self.source_tags, self.target_tags = tags
+        self.longest = described.positions[1] - 1  # tokens of a translation; its end takes a position too
+        self.threads = settings.choose_threads()
         device = "cuda" if ctranslate2.get_cuda_device_count() else "cpu"
         compute = "int8" if settings.int8 else "default"
         try:
@@ -101,36 +108,37 @@ class CTranslate2:
 
     @classmethod
     def of_folder(cls, folder: Path, described: Description, direction: tuple[str, str], settings: Settings):
-        """Load what `deepnet export --to ctranslate2` has written."""
-        file = folder / (KINDS[described.pieces].file or "")
-        pieces = described.cutter(file, *direction)
+        """Load what `deepnet export --to ctranslate2` has written; direction: source and target language."""
+        file = folder / (KINDS[described.pieces].file or "")  # pieces without a file do not look at it
+        cutter = described.cutter(file, *direction)
         tags = described.tags(*direction)
-        return cls(folder, described, pieces=pieces, tags=tags, settings=settings)
+        return cls(folder, described, cutter=cutter, tags=tags, settings=settings)
 
     def cut(self, line: str) -> list[str]:
         """Return the tag and the pieces; CTranslate2 adds the end."""
-        return self.before + self.pieces.cut(line)
+        return self.source_tags + self.cutter.cut(line)
 
     def unseen(self, line: str, tokens: list[str]) -> list[str]:
         """Return the pieces that the model has no number for."""
         return [token for token in tokens if token not in self.symbols]
 
-    def translate(self, rows: list[list[str]]) -> list[str]:
-        """Translate rows of pieces."""
-        return [self._join(hypotheses[0]) for hypotheses in self._search(rows, 1)]
+    def translate(self, sentences: list[list[str]]) -> list[str]:
+        """Return the best translation of each sentence, a list of pieces."""
+        return [self._join(hypotheses[0]) for hypotheses in self._search(sentences, 1)]
 
-    def nbest(self, rows: list[list[str]], count: int) -> list[list[Hypothesis]]:
-        """Translate rows of pieces, each in `count` ways.
+    def nbest(self, sentences: list[list[str]], count: int) -> list[list[Hypothesis]]:
+        """Return the `count` best translations of each sentence, a list of pieces.
 
-        The search's own scores are of the symbols that it allows: without <unk>, and without an end at the beginning.
-        So CTranslate2 scores what all beams found again, by which the other engines choose.
+        CTranslate2's search normalises its probabilities over the symbols that it allows, without <unk> and, at the
+        beginning, without the end. The other engines normalise over all symbols. For the same scores and the same
+        choice, all beams are searched for here, and CTranslate2's score_batch scores them again.
         """
-        found = self._search(rows, self.settings.beam)
+        found = self._search(sentences, self.settings.beam)
         sources = []
         targets = []
-        for row, hypotheses in zip(rows, found, strict=True):
+        for sentence, hypotheses in zip(sentences, found, strict=True):
             for pieces in hypotheses:
-                sources.append(row)
+                sources.append(sentence)
                 targets.append(pieces)
         scored = self.model.score_batch(
             sources, targets, max_batch_size=self.settings.max_tokens, batch_type="tokens", max_input_length=0
@@ -141,24 +149,24 @@ class CTranslate2:
         for hypotheses in found:
             candidates = []
             for pieces in hypotheses:
-                log_probs = next(remaining).log_probs[len(self.prefix) :]
+                log_probs = next(remaining).log_probs[len(self.target_tags) :]  # a tag does not count
                 candidates.append(Hypothesis(self._join(pieces), _score(log_probs, self.settings.lenpen)))
             results.append(_best_first(candidates)[:count])
         return results
 
-    def _search(self, rows: list[list[str]], count: int) -> list[list[list[str]]]:
-        """Return `count` translations of each row, as pieces with the tag."""
-        PROCESS.check(self)
-        target_prefix = [self.prefix] * len(rows) if self.prefix else None
+    def _search(self, sentences: list[list[str]], count: int) -> list[list[list[str]]]:
+        """Return for each sentence `count` translations, each a list of pieces that begins with the tag."""
+        PROCESS.check_not_lost(self)
+        target_prefix = [self.target_tags] * len(sentences) if self.target_tags else None
         results = self.model.translate_batch(
-            rows,
+            sentences,
             target_prefix,
             max_batch_size=self.settings.max_tokens,
             batch_type="tokens",
             beam_size=self.settings.beam,
             length_penalty=self.settings.lenpen,
             disable_unk=True,
-            max_input_length=0,
+            max_input_length=0,  # no limit: Translator.cut refuses longer sentences
             min_decoding_length=SHORTEST,
             max_decoding_length=self.longest,
             num_hypotheses=count,
@@ -166,73 +174,81 @@ class CTranslate2:
         return [result.hypotheses for result in results]
 
     def _join(self, pieces: list[str]) -> str:
-        return self.pieces.join(pieces[len(self.prefix) :])
+        """Return the text of a translation's pieces, without its tag."""
+        return self.cutter.join(pieces[len(self.target_tags) :])
 
 
 class Fairseq:
-    """Decoder of this package's models, of any method, under fairseq's beam search.
+    """This package's models, of any method, or fairseq's Transformer, under fairseq's beam search.
 
-    dictionaries: fairseq's, of source and target; pieces, tags: as for CTranslate2.
+    model: an encoder and decoder in evaluation mode; dictionaries: fairseq's, of source and target; cutter, tags: as
+    for CTranslate2.
     """
 
     name = "the package's own decoder"
     lost = False
 
-    def __init__(self, model, dictionaries, described: Description, pieces, tags, settings: Settings):
+    def __init__(self, model, dictionaries, described: Description, cutter, tags, settings: Settings):
         import torch
         from fairseq.sequence_generator import SequenceGenerator
 
         if settings.int8:
             raise UserError("--int8: only with CTranslate2, which this model does not go through; leave it out")
-        self.pieces = pieces
+        self.cutter = cutter
         self.settings = settings
-        self.before, self.prefix = tags
-        self.source, self.target = dictionaries
-        self.symbols = frozenset(self.source.symbols)
+        self.source_tags, self.target_tags = tags
+        self.source_dictionary, self.target_dictionary = dictionaries
+        self.symbols = frozenset(self.source_dictionary.symbols)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
         width = model.encoder.embed_tokens.embedding_dim
-        self.threads = PROCESS.use_torch(lambda: settings.cores(width))
+        self.threads = PROCESS.use_torch(lambda: settings.choose_threads(width))
         self.model = model.to(self.device)
-        if self.device.type == "cuda":
+        if self.device.type == "cuda":  # CUDA does not work in a forked process
             PROCESS.bind(self)
 
         self.search = SequenceGenerator(
             [self.model],
-            self.target,
+            self.target_dictionary,
             beam_size=settings.beam,
             max_len_b=described.positions[1] - 1,
-            min_len=SHORTEST + len(self.prefix),
+            min_len=SHORTEST + len(self.target_tags),
             len_penalty=settings.lenpen,
             unk_penalty=float("inf"),
-            symbols_to_strip_from_output={self.target.index(tag) for tag in self.prefix},
+            symbols_to_strip_from_output={self.target_dictionary.index(tag) for tag in self.target_tags},
         )
 
     def cut(self, line: str) -> list[str]:
         """Return the tag and the pieces."""
-        return self.before + self.pieces.cut(line)
+        return self.source_tags + self.cutter.cut(line)
 
     def unseen(self, line: str, tokens: list[str]) -> list[str]:
         """Return the pieces that the model has no number for."""
         return [token for token in tokens if token not in self.symbols]
 
-    def translate(self, rows: list[list[str]]) -> list[str]:
-        """Translate rows of pieces, those of about one length together."""
-        return [hypotheses[0].text for hypotheses in self.nbest(rows, 1)]
+    def translate(self, sentences: list[list[str]]) -> list[str]:
+        """Return the best translation of each sentence, a list of pieces."""
+        return [hypotheses[0].text for hypotheses in self.nbest(sentences, 1)]
 
-    def nbest(self, rows: list[list[str]], count: int) -> list[list[Hypothesis]]:
-        """Translate rows of pieces, each in `count` ways."""
-        PROCESS.check(self)
-        numbers = [[*map(self.source.index, row), self.source.eos()] for row in rows]
-        return _by_length(numbers, self.settings.max_tokens, lambda batch: self._batch(batch, count))
+    def nbest(self, sentences: list[list[str]], count: int) -> list[list[Hypothesis]]:
+        """Return the `count` best translations of each sentence, a list of pieces."""
+        PROCESS.check_not_lost(self)
+        dictionary = self.source_dictionary
+        numbered = []
+        for pieces in sentences:
+            numbers = [dictionary.index(piece) for piece in pieces]
+            numbered.append([*numbers, dictionary.eos()])
+        return _by_length(numbered, self.settings.max_tokens, lambda batch: self._translate_batch(batch, count))
 
-    def _batch(self, rows: list[list[int]], count: int) -> list[list[Hypothesis]]:
-        """Translate rows of numbers that fit into one batch, each in `count` ways."""
-        source = _padded(rows, self.source.pad(), self.device)
-        sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(self.source.pad()).sum(1)}}
+    def _translate_batch(self, sentences: list[list[int]], count: int) -> list[list[Hypothesis]]:
+        """Return the `count` best translations of each sentence, a list of numbers with eos, all in one batch."""
+        padding = self.source_dictionary.pad()
+        source = _padded(sentences, padding, self.device)
+        sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(padding).sum(1)}}
         prefix_tokens = None
-        if self.prefix:
-            prefix_tokens = source.new_tensor([[self.target.index(tag) for tag in self.prefix]] * len(rows))
+        if self.target_tags:
+            tag_numbers = [self.target_dictionary.index(tag) for tag in self.target_tags]
+            prefix_tokens = source.new_tensor([tag_numbers] * len(sentences))
 
         results = []
         for found in self.search.generate([], sample, prefix_tokens=prefix_tokens):
@@ -241,15 +257,19 @@ class Fairseq:
         return results
 
     def _hypothesis(self, found: dict[str, Any]) -> Hypothesis:
-        """Return a translation that the search found; its tag belongs neither to the text nor to the score."""
-        ignored = {self.target.pad(), *self.search.symbols_to_strip_from_output}  # eos is one of these
-        pieces = [self.target[number] for number in found["tokens"].tolist() if number not in ignored]
-        log_probs = found["positional_scores"].tolist()[len(self.prefix) :]
-        return Hypothesis(self.pieces.join(pieces), _score(log_probs, self.settings.lenpen))
+        """Return one of the hypotheses of fairseq's SequenceGenerator as text with its score.
+
+        The tag belongs neither to the text nor to the score.
+        """
+        dictionary = self.target_dictionary
+        ignored = {dictionary.pad(), *self.search.symbols_to_strip_from_output}  # fairseq has added eos to the latter
+        pieces = [dictionary[number] for number in found["tokens"].tolist() if number not in ignored]
+        log_probs = found["positional_scores"].tolist()[len(self.target_tags) :]
+        return Hypothesis(self.cutter.join(pieces), _score(log_probs, self.settings.lenpen))
 
 
 class HuggingFace:
-    """transformers with the model and the tokenizer of a folder, by its Auto classes."""
+    """transformers with the model and the tokenizer of a folder, by its Auto classes; tags: as for CTranslate2."""
 
     name = "transformers"
     lost = False
@@ -261,32 +281,32 @@ class HuggingFace:
         if settings.int8:
             raise UserError("--int8: only with CTranslate2; export the checkpoint with --to ctranslate2")
         self.settings = settings
-        self.longest = described.positions[1] - 1
+        self.longest = described.positions[1] - 1  # tokens of a translation; its end takes a position too
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         with quiet():
             self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
             self.model = AutoModelForSeq2SeqLM.from_pretrained(folder, local_files_only=True).to(device)
-        self.threads = PROCESS.use_torch(lambda: settings.cores(self.model.config.hidden_size))
+        self.threads = PROCESS.use_torch(lambda: settings.choose_threads(self.model.config.hidden_size))
 
-        self.tokenizer.model_max_length = int(1e9)  # longer text is refused before; it would warn of it as well
+        self.tokenizer.model_max_length = int(1e9)  # no warning of long text, which Translator.cut refuses
         source_tags, target_tags = tags
         self.tokenizer.prefix_tokens = self.tokenizer.convert_tokens_to_ids(source_tags)
-        self.prefix = self.tokenizer.convert_tokens_to_ids(target_tags)
-        self.first = {"forced_bos_token_id": self.prefix[0]} if self.prefix else {}
+        self.target_tag_numbers = self.tokenizer.convert_tokens_to_ids(target_tags)
         self.symbols = frozenset(self.tokenizer.get_vocab())
         if device.type == "cuda":
             PROCESS.bind(self)
 
-        # The first generate() imports more of transformers, which would break in several threads at once.
+        # The first generate() imports more of transformers, which would break in several threads at once. So it is
+        # called here, where one thread loads at a time, with a sentence of eos alone.
         self._search(torch.tensor([[self.tokenizer.eos_token_id]], device=device), 1, longest=3)
 
     @classmethod
     def of_folder(cls, folder: Path, described: Description, direction: tuple[str, str], settings: Settings):
-        """Load what `deepnet export --to huggingface` has written."""
+        """Load what `deepnet export --to huggingface` has written; direction: source and target language."""
         return cls(folder, described, described.tags(*direction), settings)
 
     def cut(self, line: str) -> list[int]:
-        """Return the tokenizer's numbers, but for the end."""
+        """Return the tokenizer's numbers, among them the tag's, without the end."""
         return self.tokenizer(line)["input_ids"][:-1]
 
     def unseen(self, line: str, tokens: list[int]) -> list[str]:
@@ -295,32 +315,35 @@ class HuggingFace:
             return []
         return [piece for piece in self.tokenizer.tokenize(line) if piece not in self.symbols]
 
-    def translate(self, rows: list[list[int]]) -> list[str]:
-        """Translate rows of numbers, those of about one length together."""
-        return self._by_length(rows, lambda source: self._decode(self._search(source, 1)))
+    def translate(self, sentences: list[list[int]]) -> list[str]:
+        """Return the best translation of each sentence, a list of numbers."""
+        return self._by_length(sentences, lambda source: self._decode(self._search(source, 1)))
 
-    def nbest(self, rows: list[list[int]], count: int) -> list[list[Hypothesis]]:
-        """Translate rows of numbers, each in `count` ways.
+    def nbest(self, sentences: list[list[int]], count: int) -> list[list[Hypothesis]]:
+        """Return the `count` best translations of each sentence, a list of numbers.
 
-        generate() gives a translation that it had to end no score for its end, so the model scores all of them again.
+        The scores are computed again: in a translation that generate() had to end, its own do not count the end.
         """
 
         def translate_batch(source: Any) -> list[list[Hypothesis]]:
-            found = self._search(source, count).unflatten(0, (len(source), count))
+            found = self._search(source, count).unflatten(0, (len(source), count))  # (B, count, U)
             results = []
-            for row, targets in zip(source, found, strict=True):
+            for sentence, targets in zip(source, found, strict=True):
                 texts = self._decode(targets)
-                scores = self._scores(row, targets)
+                scores = self._scores(sentence, targets)
                 candidates = [Hypothesis(text, score) for text, score in zip(texts, scores, strict=True)]
                 results.append(_best_first(candidates))
             return results
 
-        return self._by_length(rows, translate_batch)
+        return self._by_length(sentences, translate_batch)
 
-    def _by_length(self, rows: list[list[int]], translate_batch: Callable) -> list:
-        """Call `translate_batch` with tensors (B, T) of rows of about one length, with eos and padding."""
-        PROCESS.check(self)
-        with_eos = [[*row, self.tokenizer.eos_token_id] for row in rows]
+    def _by_length(self, sentences: list[list[int]], translate_batch: Callable) -> list:
+        """Call `translate_batch` with batches of sentences of about one length; return the results in order.
+
+        translate_batch: takes sentences with eos and padding (B, T), and returns a result for each of them.
+        """
+        PROCESS.check_not_lost(self)
+        with_eos = [[*sentence, self.tokenizer.eos_token_id] for sentence in sentences]
         padding = self.tokenizer.pad_token_id
         device = self.model.device
         return _by_length(
@@ -328,28 +351,30 @@ class HuggingFace:
         )
 
     def _search(self, source: Any, count: int, longest: int | None = None) -> Any:
-        """Return `count` translations of each row of (B, T), as numbers (B * count, U).
+        """Return `count` translations of each sentence of source (B, T), as numbers (B * count, U).
 
-        longest: tokens of a translation, eos at its start and at its end counted; None for all that have a position.
+        longest: tokens of a translation, with the eos at its start and the one at its end; None for all that have a
+        position. What else makes the search fairseq's is in the folder (export/huggingface.py, _generation).
         """
-        beam_options = {}
-        if self.settings.beam > 1:
-            beam_options = {"length_penalty": self.settings.lenpen, "early_stopping": True}
+        options: dict[str, Any] = {}
+        if self.settings.beam > 1:  # without beams transformers warns of these
+            options |= {"length_penalty": self.settings.lenpen, "early_stopping": True}
+        if self.target_tag_numbers:
+            options["forced_bos_token_id"] = self.target_tag_numbers[0]
         return self.model.generate(
             source,
             attention_mask=source.ne(self.tokenizer.pad_token_id).long(),
             num_beams=self.settings.beam,
             num_return_sequences=count,
-            max_length=longest or self.longest + 2,
-            **beam_options,
-            **self.first,
+            max_length=self.longest + 2 if longest is None else longest,
+            **options,
         )
 
     def _decode(self, tokens: Any) -> list[str]:
         return self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
 
     def _scores(self, source: Any, tokens: Any) -> list[float]:
-        """Return the scores of translations (N, U) of a source sentence (T,)."""
+        """Return the scores of translations (N, U), which begin with eos, of a source sentence (T,)."""
         import torch
 
         padding = self.tokenizer.pad_token_id
@@ -365,9 +390,9 @@ class HuggingFace:
         log_probs = logits.float().log_softmax(-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
 
         scores = []
-        first = len(self.prefix)  # a tag of the target does not count
-        for row, target in zip(log_probs, targets, strict=True):
-            counted = row[first:][target[first:].ne(padding)]
+        first = len(self.target_tag_numbers)  # a tag of the target does not count
+        for of_target, target in zip(log_probs, targets, strict=True):
+            counted = of_target[first:][target[first:].ne(padding)]
             scores.append(_score(counted.tolist(), self.settings.lenpen))
         return scores
 
@@ -394,7 +419,7 @@ def quiet() -> Iterator[None]:
 
 
 def _score(log_probs: list[float], lenpen: float) -> float:
-    """Return the score of a translation from the log-probabilities of its pieces and its end."""
+    """Return the score of a translation from the log-probabilities of its pieces and its end; see Hypothesis."""
     return sum(log_probs) / len(log_probs) ** lenpen
 
 
@@ -403,36 +428,38 @@ def _best_first(found: list[Hypothesis]) -> list[Hypothesis]:
 
 
 def _vocabulary(folder: Path) -> list[str]:
-    """Read the source vocabulary of a folder for CTranslate2."""
-    own = folder / "source_vocabulary.json"
-    path = own if own.is_file() else folder / "shared_vocabulary.json"
+    """Return the symbols of the source vocabulary of a folder for CTranslate2."""
+    path = folder / "source_vocabulary.json"
+    if not path.is_file():  # a model of one vocabulary
+        path = folder / "shared_vocabulary.json"
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def _by_length(rows: list[list[int]], max_tokens: int, translate_batch: Callable) -> list:
-    """Translate rows in batches of about one length; return the results in the order of `rows`.
+def _by_length(sentences: list[list[int]], max_tokens: int, translate_batch: Callable) -> list:
+    """Translate sentences in batches of about one length; return the results in the order of `sentences`.
 
-    translate_batch: called with rows, the longest first, that together have at most max_tokens numbers, padding
-    included; returns a result for each of them.
+    translate_batch: called with some of the sentences, the longest first, which together have at most max_tokens
+    numbers, padding included, unless a single one has more; returns a result for each of them.
     """
-    order = sorted(range(len(rows)), key=lambda place: len(rows[place]), reverse=True)
-    results: list = [None] * len(rows)
+    order = sorted(range(len(sentences)), key=lambda place: len(sentences[place]), reverse=True)
+    results: list = [None] * len(sentences)
 
     while order:
-        longest = len(rows[order[0]])
+        longest = len(sentences[order[0]])
         size = max(1, max_tokens // longest)
         places = order[:size]
         order = order[size:]
 
-        batch = [rows[place] for place in places]
+        batch = [sentences[place] for place in places]
         for place, result in zip(places, translate_batch(batch), strict=True):
             results[place] = result
     return results
 
 
-def _padded(rows: list[list[int]], padding: int, device) -> Any:
-    """Return rows of numbers as a tensor (B, T), padded on the right."""
+def _padded(sentences: list[list[int]], padding: int, device) -> Any:
+    """Return sentences of numbers as a tensor (B, T), padded on the right with the number `padding`."""
     from torch import tensor
     from torch.nn.utils.rnn import pad_sequence
 
-    return pad_sequence([tensor(row) for row in rows], batch_first=True, padding_value=padding).to(device)
+    tensors = [tensor(sentence) for sentence in sentences]
+    return pad_sequence(tensors, batch_first=True, padding_value=padding).to(device)

@@ -1,4 +1,4 @@
-"""Read lines as they come: from a pipe, a terminal or a file, and say whether there is another one already."""
+"""Read lines as they come from a pipe, a terminal or a file, and tell whether another one has arrived already."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from typing import IO
 
 from ...data.lines import LONGEST, split_lines
 
-BLOCK = 1 << 16  # bytes read at a time: what a pipe holds
-MANY = 32  # lines that came at once: more than anyone writes in a dialogue
-PAUSE = 20  # milliseconds to wait for more of such a text
+BLOCK = 1 << 16  # bytes read at a time: what a pipe of Linux holds
+MANY = 32  # lines that came without a pause: more than a program writes that waits for answers
+PAUSE = 20  # milliseconds to wait for more after so many lines
 
 
 class Incoming:
-    """Lines of an open file, which may be a pipe or a terminal.
+    """Lines of an open file, which may be a pipe or a terminal, for a reader that does not wait for more than it needs.
 
-    A program that writes a line and waits for the answer gets it at once, and one that writes much is read in chunks.
-    The file is read by its descriptor, so nothing of it may have been read before.
+    A program that writes a line and waits for its translation must get it at once; one that writes much should be read
+    in large chunks. `has_more` tells the two apart. The file is read by its descriptor, past Python's buffer, so
+    nothing of it may have been read before.
     """
 
     def __init__(self, file: IO[bytes]):
         self._descriptor = file.fileno()
-        self._lines: deque[bytes] = deque()  # whole ones, and the last one at the end of the file
-        self._begun: list[bytes] = []  # blocks of a line whose end has not come
-        self._size = 0  # bytes of these blocks
+        self._lines: deque[bytes] = deque()  # complete lines that were read but not returned
+        self._begun: list[bytes] = []  # the parts so far of a line whose end has not come
+        self._size = 0  # bytes of these parts
         self._ended = False
         self._poll = select.poll()
         self._poll.register(self._descriptor, select.POLLIN)
@@ -34,14 +35,17 @@ class Incoming:
     def readline(self, limit: int = LONGEST + 1) -> bytes:
         """Wait for the next line and return it with its \\n, b"" at the end of the file.
 
-        limit: bytes; a longer line is returned in parts.
+        limit: bytes after which a line is returned although its end has not come.
         """
         while not self._lines and not self._ended:
             self._read(limit)
         return self._lines.popleft() if self._lines else b""
 
     def has_more(self, taken: int = 0) -> bool:
-        """Return whether a line is there already; taken: lines read since the answer was last False."""
+        """Return whether a line can be read without waiting, but for PAUSE.
+
+        taken: how many lines were read since the answer was last False.
+        """
         pause = PAUSE if taken >= MANY else 0
         while not self._lines and not self._ended:
             if not self._poll.poll(pause):
@@ -50,7 +54,7 @@ class Incoming:
         return bool(self._lines)
 
     def _read(self, limit: int) -> None:
-        """Wait for a block and take it in; limit: as for `readline`."""
+        """Wait for a block of bytes and split it into lines; limit: as for `readline`."""
         self._poll.poll()  # os.read fails at once for a descriptor that does not block
         block = os.read(self._descriptor, BLOCK)
         *ended, rest = block.split(b"\n")
@@ -67,13 +71,14 @@ class Incoming:
             self._end_line()
 
     def _end_line(self) -> None:
+        """Make a line of the parts so far."""
         self._lines.append(b"".join(self._begun))
         self._begun = []
         self._size = 0
 
 
 def chunks(file: IO[bytes], name: str, most: int) -> Iterator[list[str]]:
-    """Yield the lines of an open file in chunks of at most `most` lines, fewer when no more are there yet.
+    """Yield the lines of an open file in lists of at most `most` lines, shorter ones when no more have arrived yet.
 
     name: of the file, for a UserError about one of its lines.
     """

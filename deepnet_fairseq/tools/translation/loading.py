@@ -1,8 +1,13 @@
-"""Models that stay loaded in a server: each once in a process, for all of its threads, and again behind a fork."""
+"""Keep models loaded in a server, each once for all threads of a process, and keep forks of it from hanging.
+
+A fork copies only the thread that calls it. Locks that other threads hold stay locked in the child for ever, and
+libraries wait there for threads that do not exist. `PROCESS` guards imports and loading against this, and marks engines
+that cannot work in the child as `lost`; `Models` keeps the models.
+"""
 
 from __future__ import annotations
 
-import concurrent.futures.thread  # noqa: F401  # before Process(): see there
+import concurrent.futures.thread  # noqa: F401  # this and logging must be imported before Process(): see there
 import ctypes
 import logging  # noqa: F401
 import os
@@ -15,33 +20,40 @@ from weakref import WeakSet
 
 from ...errors import UserError
 
-KEPT = 4  # models that stay loaded; the least recently used one gives way
-PATIENCE = 60  # seconds that a fork waits for a thread that loads a model
+KEPT = 4  # how many models stay loaded; the least recently used one gives way
+PATIENCE = 60  # seconds that a fork waits at most for a thread that loads a model
 
 
 class Process:
-    """The process that models are loaded in. One thread loads at a time, and a fork waits until it is done.
+    """The process that models are loaded in: one thread loads at a time, and a fork waits until it is done.
 
-    Imports of libraries need that: a fork in the midst of one would leave its module locked in the child for ever. So
-    does transformers, whose lazy imports and loading fail in several threads at once. Of functions to call before a
-    fork Python calls the last registered one first. concurrent.futures and logging, whose locks a thread that loads may
-    need, register theirs when they are imported, so that they take their locks after the wait.
+    Both are needed: a fork during an import would leave the imported module locked in the child for ever, and
+    transformers fails if several threads import parts of it or load models at once.
+
+    The wait must come before concurrent.futures and logging take their locks for a fork, which a thread that loads may
+    need to finish. All three use os.register_at_fork, and Python calls what was registered last first. Those two
+    register when they are imported, so they are imported above, before `PROCESS` is made below.
     """
 
     def __init__(self):
-        self.loading = threading.RLock()
-        self._loading_intact = True  # False if a fork did not wait for a thread that loaded a model
-        self.forked = False  # after torch was used
+        self._loading = threading.RLock()  # held by the thread that loads
+        self._held_for_fork = False  # whether the wait before the last fork ended with that lock held
+        self._loading_intact = True  # False in a child whose fork gave up that wait
         self._uses_torch = False
+        self._forked_with_torch = False  # whether this process was forked from one that used torch
         self._bound: WeakSet = WeakSet()  # engines that work in this process alone
         os.register_at_fork(
             before=self._before, after_in_parent=self._in_parent, after_in_child=self._in_child
         )  # fmt: skip
 
     @contextmanager
-    def load(self) -> Iterator[None]:
-        """Import libraries and load models, alone among the threads; UserError where a fork has cut off another."""
-        with self.loading:
+    def load_alone(self) -> Iterator[None]:
+        """Enter a block that imports libraries and loads a model, while no other thread does.
+
+        UserError in a child that was forked while another thread was in such a block: what that thread imported is half
+        done.
+        """
+        with self._loading:
             if not self._loading_intact:
                 raise UserError(
                     "this process was forked while another thread loaded a model; load models before forking, or in "
@@ -50,39 +62,41 @@ class Process:
             yield
 
     def bind(self, engine: Any) -> None:
-        """Note an engine that works in this process alone: in a child its attribute `lost` becomes True."""
+        """Register an engine that works in this process alone: in a forked child its attribute `lost` becomes True."""
         self._bound.add(engine)
 
-    def check(self, engine: Any) -> None:
+    def check_not_lost(self, engine: Any) -> None:
         """Raise a UserError for an engine that was lost in a fork: it would wait for ever for threads of the parent."""
         if engine.lost:
             raise UserError("this model was loaded before the process was forked; load it again in the new process")
 
     def use_torch(self, choose: Callable[[], int]) -> int:
-        """Return with how many threads torch computes: as many as `choose` sets and returns, in a forked child one.
+        """Note that this process computes with torch, and return with how many threads.
 
-        OpenMP would wait there for ever for threads of the parent, which a fork does not copy.
+        choose: sets torch's number of threads and returns it. It is not called in a child that was forked from a
+        process that used torch: there it is one thread, for with more OpenMP would wait for ever for the parent's.
         """
         import torch
 
         self._uses_torch = True
-        if not self.forked:
+        if not self._forked_with_torch:
             return choose()
         torch.set_num_threads(1)
         return 1
 
     def _before(self) -> None:
-        """Wait for a thread that loads a model, and keep others from it until the process is forked."""
-        self._held = self.loading.acquire(timeout=PATIENCE)
+        """Wait before a fork until no thread loads, at most PATIENCE, and let none begin before the fork is done."""
+        self._held_for_fork = self._loading.acquire(timeout=PATIENCE)
 
     def _in_parent(self) -> None:
-        if self._held:
-            self.loading.release()
+        """Let threads load again after a fork."""
+        if self._held_for_fork:
+            self._loading.release()
 
     def _in_child(self) -> None:
-        """Begin with new locks and one thread of torch; engines that work in the parent alone are lost."""
-        self._loading_intact = self._loading_intact and self._held
-        self.loading = threading.RLock()
+        """Begin with a new lock and one thread of torch; engines that work in the parent alone are lost."""
+        self._loading_intact = self._loading_intact and self._held_for_fork
+        self._loading = threading.RLock()
         for engine in self._bound:
             # CTranslate2's threads do not come along, and its models wait for them when they are freed, at the latest
             # when the process ends. A reference that nobody gives back keeps each model as it is.
@@ -91,12 +105,12 @@ class Process:
         self._bound = WeakSet()
 
         if self._uses_torch:
-            self.forked = True
+            self._forked_with_torch = True
             self.use_torch(lambda: 1)
 
 
 class _Entry:
-    """A model, None until it is loaded, and the lock of the thread that loads it."""
+    """A Translator, None until it is loaded, and the lock of the thread that loads it."""
 
     def __init__(self, model: Any = None):
         self.model = model
@@ -104,7 +118,7 @@ class _Entry:
 
 
 class Models:
-    """The models that were used last, at most `most` of them. A forked child begins with those that work there."""
+    """The Translators that were used last, at most `most`. A forked child begins with those that work there."""
 
     def __init__(self, most: int = KEPT):
         self.most = most
@@ -113,7 +127,10 @@ class Models:
         os.register_at_fork(after_in_child=self._in_child)
 
     def get(self, key: Hashable, load: Callable[[], Any]) -> Any:
-        """Return the model of a key; the first thread that asks for it calls `load`, and the others wait for it."""
+        """Return the Translator of a key, which stands for all that it was loaded with.
+
+        The first thread that asks for a key calls `load`, which returns a Translator, and the others wait for it.
+        """
         with self._lock:
             entry = self._entries.setdefault(key, _Entry())
             self._entries.move_to_end(key)
@@ -126,7 +143,10 @@ class Models:
             return entry.model
 
     def _in_child(self) -> None:
-        """Replace all locks, which another thread of the parent may have held, and drop models that were lost."""
+        """Replace all locks, which other threads of the parent may have held, and drop models that are not usable.
+
+        These are the ones that were lost, and those that another thread was loading.
+        """
         entries: OrderedDict[Hashable, _Entry] = OrderedDict()
         for key, entry in self._entries.items():
             if entry.model is not None and not entry.model.engine.lost:

@@ -1,7 +1,12 @@
 """Segment text into the pieces that a translation model reads, and join those that it writes.
 
-A kind of pieces is a class with cut(line) -> pieces and join(pieces) -> line. Each segments as the commands that
-prepared the data do: SentencePiece of `deepnet prepare text`, Moses' tokens and subword-nmt's codes of the recipes.
+KINDS has a class for each kind of pieces. Such a class, a cutter, has
+    cut(line)       the pieces of a line; to cut is to segment
+    join(pieces)    the text of pieces
+    file            the name, beside the data and in an exported folder, of the file that it segments by; None for none
+and is built of that file's path (None if it needs none), the source and the target language and a Chain's fields (None
+but for Moses' tokens), of which each takes what it needs. Each segments as the command that prepared the data: `deepnet
+prepare text` by SentencePiece, the recipes of `deepnet prepare` by Moses' tokeniser and subword-nmt.
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ CONTINUED = "@@"  # ends a piece of subword-nmt that is not the last one of its 
 
 
 class SentencePieces:
-    """Pieces of a SentencePiece model (Kudo and Richardson 2018)."""
+    """Pieces of a SentencePiece model (Kudo and Richardson 2018); UserError for a file that is none."""
 
     file = "spm.model"
 
@@ -37,9 +42,10 @@ class SentencePieces:
 
 
 class MosesPieces:
-    """Moses' tokens, segmented by the codes of subword-nmt (Sennrich et al. 2016).
+    """Moses' tokens, segmented by the BPE of subword-nmt (Sennrich et al. 2016).
 
-    chain: fields of data.moses.Chain, by which the data's test set was tokenised.
+    path: its codes, a merge of two pieces on each line; chain: fields of data.moses.Chain, by which the data's test set
+    was tokenised. UserError if subword-nmt is not installed, and for a file of other content.
     """
 
     file = "codes"
@@ -70,8 +76,8 @@ class MosesPieces:
 
     def join(self, pieces: list[str]) -> str:
         """Return the text of the pieces."""
-        words = f"{' '.join(pieces)} ".replace(f"{CONTINUED} ", "")
-        return self.detokenise(words.split())
+        tokens = f"{' '.join(pieces)} ".replace(f"{CONTINUED} ", "")  # the last piece may be continued too
+        return self.detokenise(tokens.split())
 
 
 class ReadyPieces:

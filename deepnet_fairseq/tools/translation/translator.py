@@ -12,15 +12,15 @@ from ...errors import UserError
 from .description import Description, derive_form
 from .engines import Hypothesis
 
-CHUNK = 1000  # lines that are translated together, the longest with the longest
-SHOWN = 8  # characters that a message names
+CHUNK = 1000  # lines that are translated together; the engine makes batches of those of about one length
+SHOWN = 8  # how many characters a message names
 
 
 class Unseen:
-    """Count of lines with characters that a model has never seen.
+    """Count of lines with characters that a model has never seen, which it reads as <unk>.
 
-    lines: the count; characters: each with its number in these lines. A whole piece stands for its characters if the
-    model knows all of them, as it may be with subword-nmt.
+    lines: the number of such lines; characters: unseen character -> how often it is in them. In its place stands a
+    whole piece where the model knows each character but not the piece, as it may be with subword-nmt.
     """
 
     def __init__(self):
@@ -28,7 +28,7 @@ class Unseen:
         self.characters: Counter[str] = Counter()
 
     def add(self, pieces: list[str], known: frozenset[str]) -> None:
-        """Take in the unseen pieces of a line; known: the characters of the model's vocabulary."""
+        """Count a line by its unseen pieces, none if it has none; known: the characters of the model's vocabulary."""
         if pieces:
             self.lines += 1
         for piece in pieces:
@@ -39,6 +39,7 @@ class Unseen:
             self.characters.update(unknown or [text])
 
     def __str__(self) -> str:
+        """Return the most frequent characters and how many more there are, for a message."""
         shown = []
         for text, _ in self.characters.most_common(SHOWN):
             if len(text) == 1 and text.isprintable():
@@ -59,15 +60,16 @@ class Translator:
 
     def __init__(self, engine: Any, described: Description):
         self.engine = engine
-        self.positions = described.positions[0]
+        self.source_positions, _ = described.positions
         self.form = described.form or derive_form(described, engine.symbols)
-        self.characters = frozenset("".join(engine.symbols))
-        self.named: set[str] = set()  # unseen characters that a warning has named
+        self.known_characters = frozenset("".join(engine.symbols))
+        self.warned_of: set[str] = set()  # unseen characters that translation.translate has warned of already
 
     def cut(self, line: str, number: int, unseen: Unseen | None = None) -> list | None:
-        """Return the tokens of a line, None for a blank one; UserError, with the number, if they are too many.
+        """Segment a line into the engine's tokens; None for a blank line.
 
-        unseen: counts the line if it has characters that the model has never seen.
+        number: of the line, for the UserError that it has more tokens than the model has positions; unseen: counts the
+        line if it has characters that the model has never seen.
         """
         line = self.form.apply(one_line(line))
         if is_blank(line):
@@ -75,26 +77,27 @@ class Translator:
 
         tokens = self.engine.cut(line)
         length = len(tokens) + 1  # with the end
-        if length > self.positions:
+        if length > self.source_positions:
             raise UserError(
-                f"line {number}: is {length:,} tokens long, and the model has positions for {self.positions:,}; split "
-                "the line"
+                f"line {number}: is {length:,} tokens long, and the model has positions for "
+                f"{self.source_positions:,}; split the line"
             )
 
         if unseen is not None:
-            unseen.add(self.engine.unseen(line, tokens), self.characters)
+            unseen.add(self.engine.unseen(line, tokens), self.known_characters)
         return tokens
 
     def translate(
         self, lines: Iterable[str], chunk: int = CHUNK, nbest: int | None = None, unseen: Unseen | None = None
     ) -> Iterator[Any]:
-        """Yield the translation of each line, in order; a blank line stays empty.
+        """Yield the translation of each line, in order; that of a blank line is empty.
 
-        chunk: lines taken at a time; nbest: yield lists of so many Hypotheses, best first, in place of texts, for a
-        blank line one that is empty, with score 0; unseen: counts lines as in `cut`.
+        chunk: how many lines are read and translated together; nbest: if given, yield for each line a list of its
+        `nbest` best Hypotheses, best first, in place of a text, for a blank line [Hypothesis("", 0.0)]; unseen: counts
+        lines as in `cut`.
         """
         rest = iter(lines)
-        number = 1
+        number = 1  # of the next line
         while taken := list(islice(rest, chunk)):
             yield from self.translate_chunk(taken, number=number, nbest=nbest, unseen=unseen)
             number += len(taken)
@@ -102,16 +105,16 @@ class Translator:
     def translate_chunk(
         self, lines: list[str], number: int = 1, nbest: int | None = None, unseen: Unseen | None = None
     ) -> list[Any]:
-        """Translate lines together; number: of the first, for messages; other arguments as for `translate`."""
-        rows = [self.cut(line, place, unseen) for place, line in enumerate(lines, number)]
-        full = [tokens for tokens in rows if tokens is not None]
+        """Translate lines together; number: of the first one, for messages; other arguments as for `translate`."""
+        sentences = [self.cut(line, line_number, unseen) for line_number, line in enumerate(lines, number)]
+        not_blank = [tokens for tokens in sentences if tokens is not None]
         results: list[Any] = []
-        if full:
-            results = self.engine.translate(full) if nbest is None else self.engine.nbest(full, nbest)
+        if not_blank:
+            results = self.engine.translate(not_blank) if nbest is None else self.engine.nbest(not_blank, nbest)
 
         translations: list[Any] = []
         remaining = iter(results)
-        for tokens in rows:
+        for tokens in sentences:
             if tokens is not None:
                 translations.append(next(remaining))
             elif nbest is None:
