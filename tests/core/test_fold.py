@@ -61,7 +61,7 @@ def folded(model, layers, **fields):
 def twin(model, layers, **fields):
     """Build fairseq's own model from the folded one."""
     plain = folded(model, layers, **fields)
-    return stock_model(plain.model, plain.state)
+    return stock_model(plain.config, plain.state)
 
 
 def assert_same_scores(kind, layers, **fields):
@@ -134,7 +134,7 @@ def test_tied_weights_stay_tied(kind, fields, output):
     plain = folded(trained(kind, 2, method="post_ln", **fields), 2, method="post_ln", **fields)
     assert plain.state[output].data_ptr() == plain.state[STOCK[kind].symbols[0]].data_ptr()
     placed = {f"{stack}_normalize_before": False for stack in archs.STACKS[kind]}  # in the existing stacks
-    assert (fields | placed).items() <= plain.model.items()
+    assert (fields | placed).items() <= plain.config.items()
 
 
 def test_a_head_is_kept():

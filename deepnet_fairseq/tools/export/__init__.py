@@ -1,6 +1,7 @@
-"""The way back: a trained model as a plain Transformer, for stock fairseq, CTranslate2 and Hugging Face's transformers.
+"""Export a trained model as a plain Transformer, for stock fairseq, CTranslate2 and Hugging Face's transformers.
 
-fold.py says whether a model folds and folds it, transformer.py knows fairseq's models and writes them; served.py adds
-the text. ctranslate2.py (with convert.py) and huggingface.py go on from there, the latter with hub_models.py (which
-model of theirs it is) and hub_tokenizers.py; checks.py compares translations, readme.py writes the folder's README.md.
+fold.py puts a method's factors into the weights of the model, which is then a plain Transformer: a folded model.
+transformer.py makes it one of fairseq's own and writes that; served.py adds its text. From there ctranslate2.py (with
+convert.py) and huggingface.py (with hub_models.py and hub_tokenizers.py) write a folder for the other two libraries;
+checks.py compares their translations with fairseq's, readme.py writes the folder's README.md.
 """

@@ -1,4 +1,7 @@
-"""Compare translations of text by an exported folder and by fairseq's plain model; both begin with the text itself."""
+"""Compare an exported folder's translations with those of fairseq's plain model, from text to text.
+
+Both segment the text themselves, so that a difference of tokenizers shows.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +15,19 @@ from ..translation import Fairseq, Settings, Translator
 from .served import Served
 from .transformer import stock_model
 
-LINES = 16  # taken of the data: enough to see that text is segmented alike
-LONGEST = 40  # pieces of a translation
-ODD = (  # what tokenizers treat in ways of their own
+LINES = 16  # of the data that are translated: enough to see whether text is segmented alike
+LONGEST = 40  # pieces that a translation may have, to save time
+ODD = (  # lines that tokenizers treat in ways of their own: marks and tags, accents and widths, blanks, emoji
     ">>de<< quoted", "a </s> b <unk> <s> <pad> c", "10² ½ ﬁ Å é e\u0301", "می\u200cخواهم", "  two   blanks\t ",
     "👍🏽 ☃ ▁ @@",
 )  # fmt: skip
 
 
 def check_text(served: Served, folder: Path, kind: Any) -> None:
-    """Translate lines of the data and odd ones, greedily, by fairseq and by an engine; say which differ on stderr.
+    """Translate lines of the data and ODD ones, greedily, by fairseq and by an exported folder.
 
-    kind: class of the engine, which loads `folder`. UserError if more than half of the lines differ: then the exported
-    tokenizer segments text differently.
+    The lines whose translations differ are named on stderr. kind: class of engines.py that loads `folder`. UserError if
+    more than half of the lines differ: then the exported tokenizer segments text differently.
     """
     assert served.text is not None
     settings = Settings(beam=1)
@@ -33,7 +36,7 @@ def check_text(served: Served, folder: Path, kind: Any) -> None:
     described = replace(served.text.described, positions=(source_positions, LONGEST + 1))
     tags = described.tags(*direction)
     cutter = served.text.cutter(*direction)
-    model = stock_model(served.folded.model, served.folded.state)
+    model = stock_model(served.folded.config, served.folded.state)
     fairseq_engine = Fairseq(
         model=model,
         dictionaries=served.dictionaries,

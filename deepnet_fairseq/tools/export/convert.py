@@ -11,13 +11,14 @@ import torch
 from ...errors import UserError
 from .transformer import Folded
 
+# fairseq's model -> the task that the converter is told, also for a multilingual run, because the dictionaries hold the
+# tags of languages already
 TASKS = {"transformer": "translation", "transformer_lm": "language_modeling"}
 
 
 def convert(folded: Folded, dictionaries, out: Path, quantization: str | None = None) -> None:
     """Convert a folded model by CTranslate2's own converter, which reads a checkpoint of fairseq and its dictionaries.
 
-    The task is a plain one, whatever the run's was: dictionaries hold the tags of languages already.
     dictionaries: fairseq's, of source and target; out: folder to write; quantization: as CTranslate2 names it, None for
     float32. UserError if CTranslate2 is not installed, or cannot take the model.
     """
@@ -25,21 +26,23 @@ def convert(folded: Folded, dictionaries, out: Path, quantization: str | None = 
         import ctranslate2
     except ImportError as error:
         raise UserError("--to ctranslate2: CTranslate2 is not installed; pip install 'ctranslate2>=4'") from error
+
     source_dictionary, target_dictionary = dictionaries
     with tempfile.TemporaryDirectory() as folder:
         source_dictionary.save(str(Path(folder) / "dict.src.txt"))
         target_dictionary.save(str(Path(folder) / "dict.tgt.txt"))
-        source_dictionary.save(str(Path(folder) / "dict.txt"))  # which a language model has
+        source_dictionary.save(str(Path(folder) / "dict.txt"))  # that of a language model
 
         task = {
             "task": TASKS[folded.stock.name],
             "source_lang": "src",
             "target_lang": "tgt",
             "data": folder,
-            "add_bos_token": folded.sections.get("task", {}).get("add_bos_token", False),  # a language model's
+            "add_bos_token": folded.sections.get("task", {}).get("add_bos_token", False),  # of a language model
         }
-        args = argparse.Namespace(**(task | folded.model))
-        checkpoint = Path(folder) / "model.pt"  # with `args`, as old releases of fairseq saved it
+        args = argparse.Namespace(**(task | folded.config))
+        checkpoint = Path(folder) / "model.pt"
+        # fairseq loads it as one of its old releases, with all settings in `args`
         torch.save({"args": args, "model": folded.state}, checkpoint)
 
         try:

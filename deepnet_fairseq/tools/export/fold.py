@@ -1,15 +1,22 @@
 """Fold a model into a plain Post-LN or Pre-LN Transformer, if it can be: its method's factors go into weights.
 
-LN(w o x + c f(x)) is to become LN(x' + f'(x')) with the same values; o multiplies feature by feature. c goes into the
-last matrix of f, and so does the `factor` of a module `outer` that only multiplies; that of a module `before` goes into
-the matrices that read its output. For w:
-    upstream    the LayerNorm before gives x' = w o x (its gain and bias times w), and the matrices of f that read x'
-                have their columns divided by w. Exact, for any vector w without zeros.
-    downstream  f' = f / w, for LN(w x + f) = LN(x + f / w), w a number. Exact but for the LayerNorm's epsilon, which
-                now counts w^2-fold: a relative 5e-6 at each LayerNorm of a deep model.
-The first branch of a stack has no LayerNorm before it: downstream, or for a vector w the embedding gives w o x.
-In Pre-LN w x + c f(LN(x)), w a number: the stream is divided by the product P of all w so far, so that f' = c f / P and
-LN(P x') = LN(x'), but for the LayerNorm's epsilon.
+A method may multiply the shortcut x of a merge by w and the branch f by c, each a number or a vector that multiplies
+feature by feature (o). A plain Transformer has no such factors; its weights are changed until it computes the same.
+
+Factors of the branch. c goes into the last matrix of f, and so does the factor of a module in the slot `outer`
+(core/layer.py) that does nothing but multiply. The factor of a module in the slot `before` goes into the matrices that
+read that module's output.
+
+Factor w of the shortcut in Post-LN: LN(w o x + f(x)) becomes LN(x' + f'(x')), in one of two ways.
+    upstream    The LayerNorm before the branch returns x' = w o x, by its gain and bias times w, and the matrices of f
+                that read x' have their columns divided by w. Exact, for any vector w without zeros.
+    downstream  f' = f / w, because LN(w x + f) = LN(x + f / w), w a number. Exact but for the LayerNorm's epsilon,
+                which now counts w^2-fold: a relative 5e-6 at each LayerNorm of a deep model.
+The first branch of a stack may have no LayerNorm before it. It is folded downstream, or for a vector w the embedding
+returns w o x.
+
+Factor w of the shortcut in Pre-LN, a number: the stream w x + c f(LN(x)) is divided by the product P of all w so far.
+Then f' = c f / P, and LN(P x') = LN(x') but for the LayerNorm's epsilon.
 """
 
 from __future__ import annotations
@@ -22,9 +29,9 @@ from torch import Tensor, nn
 from ...core.modules import SinusoidalPositions
 from ...core.slots import NORM_NAMES, Scale, knows_scales
 
-READERS = {"self_attn": ("q", "k", "v"), "encoder_attn": ("q",), "ffn": ("fc1",)}
-SHARING = ("share_all_embeddings", "share_decoder_input_output_embed")
-PLACES = {
+READERS = {"self_attn": ("q", "k", "v"), "encoder_attn": ("q",), "ffn": ("fc1",)}  # branch -> roles that read its input
+SHARING = ("share_all_embeddings", "share_decoder_input_output_embed")  # config fields that tie an embedding
+PLACES = {  # slot -> where it is, for a message
     "beginning": "in front of the first layer",
     "before": "on the input of a branch",
     "hidden": "between fc1 and the activation",
@@ -37,7 +44,7 @@ PLACES = {
 
 
 def why_not_foldable(model: nn.Module) -> str | None:
-    """Explain why a DeepModel cannot be folded into a plain Transformer; None if it can."""
+    """Return in words why a DeepModel cannot be folded into a plain Transformer; None if it can."""
     for stack in model.stacks().values():
         if stack.stream_dim != stack.embed_tokens.embedding_dim:
             return "its layers hand on more than one branch reads"
@@ -61,9 +68,9 @@ def why_not_foldable(model: nn.Module) -> str | None:
 
 
 def _why_not_in_slot(slot: str, module: nn.Module, pre_ln: bool) -> str | None:
-    """Explain why a module in a slot of a method cannot be folded; None if it can.
+    """Return in words why a method's module cannot be folded; None if it can.
 
-    slot: "residual" or a key of PLACES; pre_ln: whether the stack is Pre-LN.
+    slot: that the module is in, "residual" or a key of PLACES; pre_ln: whether the stack is Pre-LN.
     """
     if slot in ("before", "outer") and _factor(module) is not None:
         return None
@@ -74,7 +81,7 @@ def _why_not_in_slot(slot: str, module: nn.Module, pre_ln: bool) -> str | None:
     if not pre_ln:
         return None
 
-    if any(parameter.is_meta for parameter in module.parameters()):  # of a blueprint, which has no numbers to look at
+    if any(parameter.is_meta for parameter in module.parameters()):  # of models.blueprint: without values to look at
         return None
     shortcut, _ = module.scales()
     if isinstance(shortcut, Tensor) and shortcut.dim() > 0:
@@ -85,7 +92,10 @@ def _why_not_in_slot(slot: str, module: nn.Module, pre_ln: bool) -> str | None:
 
 
 def _factor(module: nn.Module) -> Scale | None:
-    """Return what a module multiplies by, None if it does anything else."""
+    """Return the factor of a module that does nothing but multiply by it, None for another module.
+
+    Such a module has an attribute `factor`; that of several in sequence is the product of theirs.
+    """
     if not isinstance(module, nn.Sequential):
         return getattr(module, "factor", None)
     factors = [_factor(part) for part in module]
@@ -95,7 +105,7 @@ def _factor(module: nn.Module) -> Scale | None:
 
 
 def _kind(module: nn.Module) -> str:
-    """Name the class of a module, of several in sequence the first one's, with its article."""
+    """Return the name of a module's class with its article, "a Multiply"; of several in sequence that of the first."""
     if isinstance(module, nn.Sequential):
         return _kind(module[0])
     name = type(module).__name__
@@ -105,10 +115,11 @@ def _kind(module: nn.Module) -> str:
 
 @torch.no_grad()
 def fold(model: nn.Module) -> dict:
-    """Fold a DeepModel of which `why_not_foldable` is None, in place, in float64; it can do without its slots then.
+    """Fold a DeepModel of which `why_not_foldable` is None, in place, and leave it in float64.
 
-    Return the config fields that have to change, by the names of fairseq's models. There are none, unless an embedding
-    takes up a factor: it can then no longer be shared.
+    Its own modules, without those that the method has put into slots, are a plain Transformer then. Return the config
+    fields that have to change, by the names of fairseq's models. There are none, unless an embedding takes up a factor:
+    it can then no longer be shared.
     """
     model.double()
     changes: dict = {}
@@ -131,7 +142,7 @@ def _fold_pre_ln(stack: nn.Module) -> None:
 
 
 def _fold_post_ln(model: nn.Module, name: str, stack: nn.Module) -> dict:
-    """Fold a Post-LN stack: each shortcut factor goes into the LayerNorm before it, "upstream" where there is one.
+    """Fold a Post-LN stack: its shortcut factors go upstream where a LayerNorm stands before the branch; see above.
 
     name: of the stack in the model. Return the config fields that change, as for `fold`.
     """
@@ -158,7 +169,7 @@ def _fold_post_ln(model: nn.Module, name: str, stack: nn.Module) -> dict:
 
 
 def _fold_branch(layer: nn.Module, sublayer: str) -> Tensor:
-    """Fold all factors of a branch into its matrices; return the factor of its shortcut, () or (C,), in float64."""
+    """Fold what multiplies a branch into its matrices; return the factor of its shortcut, () or (C,), in float64."""
     shortcut_scale, branch_scale = layer.residual[sublayer].scales()
     shortcut = torch.as_tensor(shortcut_scale, dtype=torch.float64)
     _scale_output(layer, sublayer, torch.as_tensor(branch_scale, dtype=torch.float64))
@@ -185,9 +196,10 @@ def _scale_readers(layer: nn.Module, sublayer: str, factor: Tensor) -> None:
 
 
 def _scale_embedding(model: nn.Module, name: str, factor: Tensor) -> dict:
-    """Multiply tokens and positions of the stack `name` by a vector (C,); return the config fields that change.
+    """Multiply the embeddings of tokens and positions of the stack `name` by a vector (C,).
 
-    The embedding becomes the stack's own, and its positions a learned table.
+    The embedding of tokens is shared no longer, and the positions become a learned table. Return the config fields that
+    change, as for `fold`.
     """
     changes: dict = {}
     stack = getattr(model, name)
@@ -198,9 +210,9 @@ def _scale_embedding(model: nn.Module, name: str, factor: Tensor) -> dict:
         stack.embed_positions = _embedding(_position_table(stack) * factor, stack.padding_idx)
         changes[f"{name}_learned_pos"] = True
 
-    for shared in SHARING:
-        changes[shared] = False
-    changes["untie_weights_roberta"] = True
+    for field_name in SHARING:
+        changes[field_name] = False
+    changes["untie_weights_roberta"] = True  # RoBERTa's name for not sharing
     return changes
 
 
@@ -209,7 +221,7 @@ def _embedding(weight: Tensor, padding_idx: int) -> nn.Embedding:
 
 
 def _position_table(stack: nn.Module) -> Tensor:
-    """Return the table of positions with fairseq's count of rows: row padding_idx + 1 is the first position's."""
+    """Return the table of positions (rows, C) as fairseq counts rows: row padding_idx + 1 is the first position's."""
     positions = stack.embed_positions
     if not isinstance(positions, SinusoidalPositions):
         return positions.weight

@@ -1,9 +1,11 @@
-"""The tokenizer of an exported model: text to the numbers of the run's dictionary, and back.
+"""Write transformers' tokenizer of an exported model: text to the numbers of the run's dictionary, and back.
 
-A translation model's is a Speech2TextTokenizer, whatever its name: it lets the SentencePiece model segment the text and
-looks the pieces up in a vocabulary, so that one which the dictionary lacks is <unk>, as in fairseq. Marks such as </s>
-in a text are text to it (split_special_tokens), as to fairseq. A language model's is a fast one (of the library
-tokenizers), made of a SentencePiece model or of GPT-2's BPE, all of whose pieces the dictionary must hold.
+For a translation model it is a Speech2TextTokenizer, whose name does not matter: it segments text by the SentencePiece
+model itself and looks the pieces up in a vocabulary, so that one which the dictionary lacks becomes <unk>, as in
+fairseq. A mark such as </s> that stands in a text is text to it (split_special_tokens), as to fairseq.
+
+For a language model it is a fast tokenizer, one of the library tokenizers, built from a SentencePiece model or from
+GPT-2's BPE. The dictionary must have all of their pieces.
 """
 
 from __future__ import annotations
@@ -22,14 +24,15 @@ from ...errors import UserError
 from ..translation.text import Text
 from .hub_models import Port, misfit
 
-SPACE = "\u2581"  # SentencePiece's
-HELD = 1000  # sentences of the data that a fast tokenizer has to segment alike
+SPACE = "\u2581"  # by which SentencePiece writes a blank
+CHECKED = 1000  # sentences of the data for which a fast tokenizer is compared with fairseq
 
 
 def write_translation_tokenizer(transformers, folder: Path, ported: Port, text: Text) -> None:
-    """Write the tokenizer of a translation model into `folder`; UserError for what no tokenizer there can segment.
+    """Write the tokenizer of a translation model into `folder`; transformers: the module.
 
-    Tags of languages become special tokens, which the text of a translation leaves out.
+    Tags of languages become special tokens, which are left out when a translation is decoded. UserError for data with
+    two dictionaries, and for pieces that are not of a SentencePiece model.
     """
     source, target = text.dictionaries
     if source.symbols != target.symbols:
@@ -50,9 +53,9 @@ def write_translation_tokenizer(transformers, folder: Path, ported: Port, text: 
 
 
 def segmenter_of(data: str, subwords: str | None) -> Segmenter:
-    """Return what segmented a language model's text: the SentencePiece model `subwords`, or what lies with the data.
+    """Return what segmented a language model's text.
 
-    UserError if nothing does.
+    subwords: a SentencePiece model, None for what lies in the folder `data`; UserError if nothing does.
     """
     if subwords is not None:
         return Segmenter("sentencepiece", {"sentencepiece_model": Path(subwords)})
@@ -67,9 +70,10 @@ def segmenter_of(data: str, subwords: str | None) -> Segmenter:
 def write_tokenizer(transformers, folder: Path, ported: Port, segmenter: Segmenter, dictionary, data: str) -> Any:
     """Write a language model's tokenizer into `folder` and return it as AutoTokenizer loads it.
 
-    data: folder of binarised sentences, which it must segment as fairseq does. UserError if it does not.
+    transformers: the module; segmenter: what segmented the text for fairseq; dictionary: fairseq's; data: folder of
+    binarised sentences, which the tokenizer must segment as fairseq does, else UserError.
     """
-    tokenizer = _fast(transformers, ported, segmenter, dictionary)
+    tokenizer = _fast_tokenizer(transformers, ported, segmenter, dictionary)
     _check_segmentation(tokenizer, segmenter, dictionary, data)
     tokenizer.save_pretrained(folder)
     return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -78,19 +82,20 @@ def write_tokenizer(transformers, folder: Path, ported: Port, segmenter: Segment
 def _check_segmentation(tokenizer, segmenter: Segmenter, dictionary, data: str) -> None:
     """Raise UserError, with the line, if a tokenizer gives other numbers than fairseq for sentences of the data.
 
-    They are of valid, else test, else train. Lines with a mark such as <unk> are left out: tokenizers there read the
-    mark, and fairseq segments it into pieces.
+    They are the first ones of the data's validation set, else of the test or training set. Lines that contain a mark
+    such as <unk> are left out: tokenizers there read the mark, and fairseq segments it into pieces.
     """
-    rows: list[list[int]] = []
+    sentences: list[list[int]] = []
     for split in ("valid", "test", "train"):
         dataset = load_indexed_dataset(str(Path(data) / split), dictionary)
         if dataset:
-            rows = [dataset[number].tolist() for number in range(min(len(dataset), HELD))]
+            sentences = [dataset[place].tolist() for place in range(min(len(dataset), CHECKED))]
             break
 
     lines = []
-    for row in rows:
-        line = segmenter.decode(" ".join(dictionary[i] for i in row if i >= SPECIALS))
+    for sentence in sentences:
+        pieces = [dictionary[number] for number in sentence if number >= SPECIALS]
+        line = segmenter.decode(" ".join(pieces))
         if not any(mark in line for mark in tokenizer.all_special_tokens):
             lines.append(line)
     if not lines:
@@ -98,20 +103,20 @@ def _check_segmentation(tokenizer, segmenter: Segmenter, dictionary, data: str) 
 
     encoded = tokenizer(lines, add_special_tokens=False)["input_ids"]
     for line, numbers in zip(lines, encoded, strict=True):
-        pieces = segmenter.encode(line)
-        if numbers != dictionary.encode_line(pieces, add_if_not_exist=False, append_eos=False).tolist():
+        expected = dictionary.encode_line(segmenter.encode(line), add_if_not_exist=False, append_eos=False)
+        if numbers != expected.tolist():
             raise misfit(f"a tokenizer there cuts otherwise than {segmenter.kind}: {line!r}")
 
 
-def _fast(transformers, ported: Port, segmenter: Segmenter, dictionary):
-    """Return a fast tokenizer, which begins a text as fairseq's blocks do, and pads on the left.
+def _fast_tokenizer(transformers, ported: Port, segmenter: Segmenter, dictionary):
+    """Return a fast tokenizer, which begins a text as fairseq begins its blocks of text, and pads on the left.
 
-    ported: says the first token of a text and the longest text; dictionary: fairseq's.
+    ported: its config tells the first token of a text, its `longest` how many a text may have; dictionary: fairseq's.
     """
     from tokenizers import processors
 
     numbers = {symbol: number for number, symbol in enumerate(dictionary.symbols)}
-    tokenizer = CUTTERS[segmenter.kind](*segmenter.files.values(), numbers)
+    tokenizer = BUILDERS[segmenter.kind](*segmenter.files.values(), numbers)
 
     begin = "<s>" if ported.config["bos_token_id"] == BOS else "</s>"
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -124,50 +129,55 @@ def _fast(transformers, ported: Port, segmenter: Segmenter, dictionary):
 
 
 def _sentencepiece(path: Path, numbers: dict[str, int]):
-    """Return a Tokenizer that segments as the model does; numbers: symbol of the dictionary -> its number."""
+    """Return a Tokenizer that segments as a SentencePiece model does.
+
+    path: of the model; numbers: symbol of the dictionary -> its number. UserError for a model that Tokenizer cannot
+    follow.
+    """
     from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]  # made at import
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     proto = ModelProto()
     proto.ParseFromString(path.read_bytes())
     kinds = ModelProto.SentencePiece
-    scores = {}
+    scores = {}  # piece -> its score, for all that text is segmented into
     for piece in proto.pieces:
         if piece.type not in (kinds.UNKNOWN, kinds.CONTROL):
             scores[piece.piece] = piece.score
 
-    trained = proto.trainer_spec
+    trainer = proto.trainer_spec
     unsupported = (kinds.USER_DEFINED, kinds.UNUSED, kinds.BYTE)
-    if trained.treat_whitespace_as_suffix or any(piece.type in unsupported for piece in proto.pieces):
+    if trainer.treat_whitespace_as_suffix or any(piece.type in unsupported for piece in proto.pieces):
         raise misfit(f"{path.name} has pieces of its user's, of bytes, or blanks at the end of pieces")
     _all_there(scores, numbers, path)
 
-    if trained.model_type == trained.BPE:
+    if trainer.model_type == trainer.BPE:
         tokenizer = Tokenizer(models.BPE(numbers, _merges(scores), unk_token="<unk>", fuse_unk=True))
-    elif trained.model_type == trained.UNIGRAM:
-        lowest = min(scores.values())  # of symbols that are no pieces
-        tokenizer = Tokenizer(models.Unigram([(symbol, scores.get(symbol, lowest)) for symbol in numbers], UNK))
+    elif trainer.model_type == trainer.UNIGRAM:
+        lowest = min(scores.values())  # for symbols of the dictionary that are no pieces
+        scored = [(symbol, scores.get(symbol, lowest)) for symbol in numbers]
+        tokenizer = Tokenizer(models.Unigram(scored, UNK))
     else:
         raise misfit(f"{path.name} is neither of BPE nor of unigrams")
 
-    rules = proto.normalizer_spec
+    normalizer = proto.normalizer_spec
     steps: list = []
-    if rules.precompiled_charsmap:
-        steps.append(normalizers.Precompiled(rules.precompiled_charsmap))
-    if rules.remove_extra_whitespaces:
+    if normalizer.precompiled_charsmap:
+        steps.append(normalizers.Precompiled(normalizer.precompiled_charsmap))
+    if normalizer.remove_extra_whitespaces:
         steps.append(normalizers.Strip())
         steps.append(normalizers.Replace(Regex(" {2,}"), " "))
     tokenizer.normalizer = normalizers.Sequence(steps)
-    scheme = "always" if rules.add_dummy_prefix else "never"
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, scheme, split=trained.split_by_whitespace)
+    scheme = "always" if normalizer.add_dummy_prefix else "never"  # whether a blank is put in front of a text
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, scheme, split=trainer.split_by_whitespace)
     tokenizer.decoder = decoders.Metaspace(SPACE, scheme)
     return tokenizer
 
 
 def _merges(scores: dict[str, float]) -> list[tuple[str, str]]:
-    """Return the merges of a SentencePiece model of BPE, which does not say them: the best pieces first.
+    """Return the merges, pairs of pieces, of a SentencePiece model of BPE; the model stores only pieces with scores.
 
-    scores: of its pieces. Every way to make a piece of two others counts.
+    Every way to make a piece of two others is a merge; the merges of pieces with a higher score come first.
     """
     merges = []
     for piece in sorted(scores, key=scores.__getitem__, reverse=True):
@@ -180,22 +190,25 @@ def _merges(scores: dict[str, float]) -> list[tuple[str, str]]:
 
 
 def _gpt2(encoder: Path, merges: Path, numbers: dict[str, int]):
-    """Return a Tokenizer of GPT-2's BPE, whose pieces are in the dictionary by their numbers in encoder.json.
+    """Return a Tokenizer of GPT-2's BPE that gives the numbers of fairseq's dictionary.
 
-    encoder, merges: GPT-2's encoder.json and vocab.bpe; numbers: symbol of the dictionary -> its number.
+    encoder, merges: GPT-2's files encoder.json and vocab.bpe; numbers: symbol of the dictionary -> its number. As a
+    symbol of a piece the dictionary has the piece's number in encoder.json, in digits.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     encoded = json.loads(encoder.read_text(encoding="utf-8"))
     symbols = {piece: str(number) for piece, number in encoded.items()}
     _all_there(symbols.values(), numbers, encoder)
+
+    # symbols such as <s> under their own name, the others by their piece
     of_pieces = set(symbols.values())
     vocabulary = {symbol: number for symbol, number in numbers.items() if symbol not in of_pieces}
     for piece, symbol in symbols.items():
         vocabulary[piece] = numbers[symbol]
 
     pairs = []
-    for line in merges.read_text(encoding="utf-8").splitlines()[1:]:  # behind the version
+    for line in merges.read_text(encoding="utf-8").splitlines()[1:]:  # the first line is a version
         pair = line.split(" ")
         if len(pair) == 2:
             pairs.append((pair[0], pair[1]))
@@ -206,13 +219,14 @@ def _gpt2(encoder: Path, merges: Path, numbers: dict[str, int]):
     return tokenizer
 
 
-CUTTERS: dict[str, Callable[..., Any]] = {"sentencepiece": _sentencepiece, "gpt2": _gpt2}
+# kind of a Segmenter -> the function that builds a Tokenizer of its files, in their order, and the dictionary's numbers
+BUILDERS: dict[str, Callable[..., Any]] = {"sentencepiece": _sentencepiece, "gpt2": _gpt2}
 
 
 def _all_there(pieces: Iterable[str], numbers: dict[str, int], path: Path) -> None:
-    """Raise UserError if the dictionary lacks a piece of the file `path`.
+    """Raise UserError if the dictionary lacks one of the pieces of the file `path`.
 
-    A fast tokenizer could not use that piece, and would segment text differently.
+    A fast tokenizer could not use that piece, and would segment text differently. numbers: of the dictionary's symbols.
     """
     missing = [piece for piece in pieces if piece not in numbers]
     if missing:

@@ -19,7 +19,7 @@ from .readme import write_card
 from .served import Served
 from .transformer import Folded, stock_model
 
-TOLERANCE = 2e-5  # of the largest logit, in float32
+TOLERANCE = 2e-5  # how far logits may differ in float32, as a share of the largest one, or of 1 if that is smaller
 ROWS = 4  # made-up sentences that both models score
 TOKENS = 40  # of each sentence
 
@@ -48,9 +48,9 @@ def write_huggingface(
 ) -> tuple[str, float]:
     """Write model, tokenizer and card into the folder `out`, whole or not at all; UserError for what does not fit.
 
-    subwords: file of what segmented a language model's text, by default the one beside the data; search: settings of a
-    translation model's searches, which a language model must not have.
-    Return the name of transformers' model, and the largest difference of its logits from fairseq's.
+    subwords: file that segmented a language model's text, by default the one beside the data; search: settings that a
+    translation model will search with, by default Settings(); None for a language model. Return the name of
+    transformers' model, and the largest difference of its logits from fairseq's.
     """
     transformers = library()
     text = served.text
@@ -83,10 +83,11 @@ def write_huggingface(
 
 
 def write_model(folded: Folded, folder: Path, search: Settings | None) -> tuple[Port, float]:
-    """Write config, weights (safetensors) and generation_config into a folder, and load them again as people will.
+    """Write config, weights (safetensors) and generation_config into a folder, and check them as they load again.
 
-    Return what was written, and the largest difference of its logits from those of fairseq's model on made-up tokens.
-    UserError if the model does not fit, or disagrees. search: of a translation model, None for the others.
+    search: settings of a translation model's search, None for other models. Return what was written, and the largest
+    difference of its logits from those of fairseq's model on made-up tokens. UserError if transformers has no model for
+    it, or computes other logits.
     """
     transformers = library()
     ported = port(folded)
@@ -109,19 +110,20 @@ def write_model(folded: Folded, folder: Path, search: Settings | None) -> tuple[
 
 @torch.no_grad()
 def _largest_difference(folded: Folded, model, ported: Port) -> tuple[float, float]:
-    """Compare logits of fairseq's plain model and one of transformers on made-up sentences, of which one is padded.
+    """Compare the logits of fairseq's plain model with those of transformers' `model` on made-up sentences.
 
-    Return the largest difference, and the largest logit.
+    Return the largest difference at tokens that are not padding, and the largest logit. One sentence is padded.
     """
-    stock = stock_model(folded.model, folded.state)
+    stock = stock_model(folded.config, folded.state)
     longest = min(TOKENS, ported.longest)
     read, predicted = folded.vocabulary_sizes
     source = _made_up(read, longest)
     target = _made_up(predicted, max(1, longest - 3))
-    source[0, longest - longest // 3 :] = PAD
+    source[0, longest - longest // 3 :] = PAD  # its last third
     mask = source.ne(PAD).long()
 
-    if ported.head == "ForConditionalGeneration":  # without a cache, for a FSMT that fills one sees what is to come
+    if ported.head == "ForConditionalGeneration":
+        # use_cache=False: a FSMT that fills a cache has no causal mask
         theirs = model(input_ids=source, attention_mask=mask, decoder_input_ids=target, use_cache=False).logits
         ours = stock(source, mask.sum(1), target)[0]
     else:
@@ -131,8 +133,9 @@ def _largest_difference(folded: Folded, model, ported: Port) -> tuple[float, flo
 
 
 def _made_up(symbols: int, length: int) -> Tensor:
-    """Return tokens (ROWS, length), the same each time."""
-    return torch.randint(SPECIALS, symbols, (ROWS, length), generator=torch.Generator().manual_seed(length))
+    """Return tokens (ROWS, length) of a vocabulary of `symbols`, without special ones, the same each time."""
+    generator = torch.Generator().manual_seed(length)
+    return torch.randint(SPECIALS, symbols, (ROWS, length), generator=generator)
 
 
 def _save(model, folder: Path) -> None:
@@ -146,24 +149,26 @@ def _save(model, folder: Path) -> None:
 
 
 def _generation(folded: Folded, ported: Port, search: Settings | None) -> dict:
-    """Return settings of generate() that search as fairseq does: no padding, no empty translation, the same end.
+    """Return settings of generate() with which it searches as fairseq does, without padding and empty translations.
 
-    search: of a translation model, None for a language model.
+    search: settings of a translation model, None for a language model.
 
-    The search ends when `beam` translations are finished. Both libraries take twice as many candidates as beams, count
-    as finished those among the best `beam` of them that end, and divide a score by length ** penalty, the eos counted.
-    early_stopping, which is not the default there, makes that the end; without it generate() goes on while a running
-    beam, were it to end at once, would beat the worst finished one. The longest translation takes all positions of the
-    decoder, the first one for the eos in front of it; its own eos is one token more.
+    Both libraries take twice as many candidates as beams at each step, count as finished those among the best `beam`
+    of them that end, and divide a score by length ** penalty, the eos counted. fairseq stops when `beam` translations
+    are finished. generate() does so only with early_stopping, which is not its default; without, it goes on while a
+    running beam, were it to end at once, would beat the worst finished one.
+
+    The longest translation takes all positions of the decoder, of which the first is for the eos in front of it. Its
+    own eos is one token more, which takes no position.
     """
     settings = {name: ported.config[name] for name in MARKS}
     if search is None:
         return settings | {"suppress_tokens": [PAD], "max_length": ported.longest}
 
-    longest = folded.model["max_target_positions"] + 1
-    if ported.bounded:
+    longest = folded.config["max_target_positions"] + 1
+    if ported.bounded:  # by the shorter one of the encoder's and the decoder's tables
         longest = min(longest, ported.longest)
-    if search.beam > 1:  # a single one is compared with no other
+    if search.beam > 1:  # a single beam is compared with no other
         settings |= {"length_penalty": search.lenpen, "early_stopping": True}
     return settings | {
         "suppress_tokens": [PAD, UNK],

@@ -1,6 +1,6 @@
-"""The README.md of an exported folder: what the model is, and some lines of Python that use it.
+"""Write the README.md of an exported folder: what the model is, and some lines of Python that use it.
 
-The folder readmes/ has one to fill in for each kind of pieces, and one for transformers.
+The folder readmes/ has the templates: huggingface.md for transformers, and for CTranslate2 one for each kind of pieces.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ def write_readme(served: Served, folder: Path) -> None:
     chain = described.chain or {}
     source_positions, target_positions = described.positions
 
+    # lines of Python in the template: tags in front of the source, tags that decoding begins with, and their removal
     before = prefix = after = ""
     if source_tags:
         before = f"{source_tags} + "
@@ -54,9 +55,11 @@ def write_readme(served: Served, folder: Path) -> None:
 
 
 def write_card(served: Served, folder: Path, ported: Port) -> None:
-    """Write the README.md of a folder for transformers, its model card."""
+    """Write the README.md of a folder for transformers, its model card; ported: the model in it."""
+    # of a language model
     pipeline = "text-generation"
-    language = before = ""
+    language = ""  # the card's list of languages
+    before = ""  # a line of Python before generate(), which sets the tag of the source
     options = ", max_new_tokens=50"  # of generate()
     form = None
     if served.text is not None:
@@ -92,8 +95,11 @@ def write_card(served: Served, folder: Path, ported: Port) -> None:
 
 
 def _form_code(form: Form | None) -> dict[str, str]:
-    """Return the imports and the lines of Python that bring `lines` to the form of the training text."""
-    if form is None:  # of a language model
+    """Return Python that brings `lines` to the form of the training text: "imports" and "form", lines of a template.
+
+    form: None for a language model, whose text is not changed.
+    """
+    if form is None:
         return {"imports": "", "form": ""}
 
     imports = "import json\n"
@@ -111,15 +117,15 @@ def _form_code(form: Form | None) -> dict[str, str]:
 
 
 def _write(folder: Path, name: str, **values) -> None:
-    """Fill in the template readmes/NAME.md and write it into a folder as README.md."""
+    """Fill in the template readmes/NAME.md with the values of its {fields}; write it into a folder as README.md."""
     text = (READMES / f"{name}.md").read_text(encoding="utf-8").format(**values)
     (folder / "README.md").write_text(text, encoding="utf-8")
 
 
 def _head(served: Served) -> str:
-    """Return the title and the first sentences: languages, size, method, data."""
+    """Return the title and the first sentences of a README.md: languages, size, method, data."""
     title = "A language model"
-    tags = ""
+    tags = ""  # a sentence about them
     if served.text is not None:
         described = served.text.described
         source, target = served.direction
@@ -130,10 +136,10 @@ def _head(served: Served) -> str:
             known = ", ".join(described.symbols.values())
             tags = TAGS.format(languages=languages, source=source, target=target, tags=known)
 
-    fields = served.folded.model
-    stacks = [stack for stack in ("encoder", "decoder") if f"{stack}_layers" in fields]
-    depths = "-".join(str(fields[f"{stack}_layers"]) for stack in stacks)
-    width = fields[f"{stacks[-1]}_embed_dim"]
+    config = served.folded.config
+    stacks = [stack for stack in ("encoder", "decoder") if f"{stack}_layers" in config]
+    depths = "-".join(str(config[f"{stack}_layers"]) for stack in stacks)
+    width = config[f"{stacks[-1]}_embed_dim"]
     return (
         f"# {title}, {depths} layers\n\nA Transformer of {depths} {'-'.join(stacks)} layers and width "
         f"{width}, trained with `{served.folded.method}` by deepnet_fairseq on "

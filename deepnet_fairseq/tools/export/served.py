@@ -1,4 +1,4 @@
-"""A folded model with its text: all that a folder needs to translate without fairseq."""
+"""A folded model (see __init__.py) with its text: all that an exported folder needs to translate without fairseq."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from .transformer import Folded
 
 @dataclass(frozen=True)
 class Served:
-    """A model to export.
+    """A model to export with its text.
 
-    text: of a translation model, None for a language model; dictionaries: fairseq's, of source and target; data: the
-    folder of the binarised data.
+    text: of a translation model, None for a language model; dictionaries: fairseq's, of source and target, equal for a
+    language model; data: the folder of the binarised data.
     """
 
     folded: Folded
@@ -31,21 +31,24 @@ class Served:
 
     @property
     def direction(self) -> tuple[str, str]:
-        """Return source and target; those of the first direction that a multilingual model was trained on."""
+        """Return source and target language; of a multilingual model the first direction that it was trained on."""
         assert self.text is not None
         described = self.text.described
         source, target = described.pairs[0] if described.pairs else described.languages
         return source, target
 
     def write_text(self, folder: Path) -> None:
-        """Write what segments text into an exported folder, for a language model if its data hold that."""
+        """Write what segments text into an exported folder; for a language model only if it lies with the data."""
         if self.text is not None:
             self.text.write(folder)
         elif (Path(self.data) / lm_text.NAME).is_file():
             lm_text.read_segmenter(Path(self.data)).write(folder)
 
     def lines(self, count: int) -> list[str]:
-        """Return up to `count` lines of the source language, of the data's validation, else test or training text."""
+        """Return up to `count` lines of source text: of the data's validation set, else of the test or training set.
+
+        They are put together from binarised sentences, without tags and <unk>.
+        """
         assert self.text is not None
         source, target = self.direction
         cutter = self.text.cutter(source, target)
@@ -54,15 +57,18 @@ class Served:
             return []
 
         dictionary = self.dictionaries[0]
-        rows = load_indexed_dataset(str(index).removesuffix(".idx"), dictionary)
+        sentences = load_indexed_dataset(str(index).removesuffix(".idx"), dictionary)
         lines = []
-        for place in range(min(count, len(rows))):
-            pieces = [dictionary[i] for i in rows[place].tolist() if i >= SPECIALS]
+        for place in range(min(count, len(sentences))):
+            pieces = [dictionary[number] for number in sentences[place].tolist() if number >= SPECIALS]
             lines.append(cutter.join(pieces))
         return lines
 
     def _first_index(self, language: str) -> Path | None:
-        """Return the index file of the data's validation, else test or training text in a language; None without."""
+        """Return the .idx file of the data's validation set in a language, else of the test or training set.
+
+        None if there is none.
+        """
         for split in ("valid", "test", "train"):
             paths = sorted(folders_of(self.data)[-1].glob(f"{split}*.{language}.idx"))
             if paths:
@@ -71,7 +77,11 @@ class Served:
 
 
 def serve(folded: Folded, data: str | None, subwords: str | None) -> Served:
-    """Return a folded model with its text; arguments as for read_text. UserError for data that are not the model's."""
+    """Return a folded model with its text.
+
+    data: folder of the binarised data, None for the one that it was trained on; subwords: as for read_text. UserError
+    for data that are not the model's.
+    """
     section = folded.sections["task"]
     data = data or section["data"]
     if folded.stock.name == "transformer":
@@ -81,11 +91,12 @@ def serve(folded: Folded, data: str | None, subwords: str | None) -> Served:
             vocabulary_sizes=folded.vocabulary_sizes,
             subwords=subwords,
             method=folded.method,
-            positions=(folded.model["max_source_positions"], folded.model["max_target_positions"]),
+            positions=(folded.config["max_source_positions"], folded.config["max_target_positions"]),
         )
         check_own(folded.origin, text.dictionaries, data, file=text.file, subwords=subwords)
         return Served(folded, text, text.dictionaries, data)
 
+    # a language model
     file = None
     if subwords is not None:
         file = Path(subwords)

@@ -1,4 +1,7 @@
-"""A trained model as one of fairseq's own, for programs that have never heard of this package."""
+"""Make a trained model one of fairseq's own, for programs that do not know this package.
+
+A folded model is what fold.py makes of it, a plain Transformer; a stock model is a class of fairseq's.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,13 @@ from ...plugin.building import blank_task, from_checkpoint
 from ...plugin.checkpoints import vocabulary
 from .fold import fold, why_not_foldable
 
-TOLERANCE = 1e-3  # on log-probabilities; in practice 1e-5
-NO_TRAINING = {  # fairseq reads these of every checkpoint
+TOLERANCE = 1e-3  # largest difference of log-probabilities in float32, in nats; 1e-5 is usual
+NO_TRAINING = {  # what fairseq reads of every checkpoint, as of a training without an update
     "optimizer_history": [{"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0}],
     "extra_state": {"train_iterator": {"epoch": 1}},
     "last_optimizer_state": None,
 }
-COMMON = (
+COMMON = (  # config fields with the same name and value in all of fairseq's models and ours
     "activation_fn", "dropout", "attention_dropout", "activation_dropout", "no_token_positional_embeddings",
     "no_scale_embedding", "layernorm_embedding",
 )  # fmt: skip
@@ -35,35 +38,41 @@ COMMON = (
 
 @dataclass(frozen=True)
 class Stock:
-    """One of fairseq's models, beside the model of ours that folds into it."""
+    """One of fairseq's models, and how one of this package's models becomes it."""
 
-    name: str
-    shared: tuple[str, ...]  # config fields that ours has too; beside COMMON and those of each stack
-    symbols: tuple[str, str]  # weights with a row for each symbol that the model reads, and that it predicts
+    name: str  # under which fairseq registers it
+    shared: tuple[str, ...]  # config fields that ours has too, beside COMMON and those of each stack
+    symbols: tuple[str, str]  # names of the weights with a row for each symbol that it reads, and that it predicts
     reader: str  # a program that reads its checkpoints
-    follows: dict[str, str] = field(default_factory=dict)  # fairseq field -> our field with its value
-    fixed: dict[str, bool] = field(default_factory=dict)  # fairseq field -> its value, always the same
-    shells: dict[str, str] = field(default_factory=dict)  # first part of our name of a weight -> fairseq's
+    follows: dict[str, str] = field(default_factory=dict)  # its config field -> our field of another name
+    fixed: dict[str, bool] = field(default_factory=dict)  # its config field -> a value that is always the same
+    prefixes: dict[str, str] = field(default_factory=dict)  # first part of our names of weights -> its own
 
-    def config(self, cfg, norms_first: dict[str, bool]) -> dict:
-        """Return its config as plain data, from a filled config of ours.
+    def config(self, cfg, pre_ln: dict[str, bool]) -> dict:
+        """Return the fields of its config, as plain data, for a model of ours with the filled config `cfg`.
 
-        norms_first: stack -> whether it is Pre-LN.
+        pre_ln: stack -> whether it is Pre-LN.
         """
-        of_stacks = [f"{stack}_{name}" for stack in norms_first for name in STACK_FIELDS]
+        of_stacks = [f"{stack}_{name}" for stack in pre_ln for name in STACK_FIELDS]
         our_names = {name: name for name in (*COMMON, *self.shared, *of_stacks)} | self.follows
 
         fields: dict[str, Any] = {}
         for name, our_name in our_names.items():
             value = getattr(cfg, our_name)
             fields[name] = str(value) if isinstance(value, Enum) else value
-        for stack, pre_ln in norms_first.items():
-            fields[f"{stack}_normalize_before"] = pre_ln
+        for stack, is_pre_ln in pre_ln.items():
+            fields[f"{stack}_normalize_before"] = is_pre_ln
         return fields | self.fixed | {"_name": self.name, "arch": self.name}
 
 
-STACK_FIELDS = ("layers", "embed_dim", "ffn_embed_dim", "attention_heads", "learned_pos")
-STOCK = {
+STACK_FIELDS = (
+    "layers",
+    "embed_dim",
+    "ffn_embed_dim",
+    "attention_heads",
+    "learned_pos",
+)  # after "encoder_", "decoder_"
+STOCK = {  # name of our model -> fairseq's
     archs.MODEL_NAME: Stock(
         name="transformer",
         shared=("share_all_embeddings", "share_decoder_input_output_embed", "max_source_positions",
@@ -77,7 +86,7 @@ STOCK = {
         symbols=("decoder.embed_tokens.weight", "decoder.output_projection.weight"),
         reader="fairseq-eval-lm",
         follows={"decoder_input_dim": "decoder_embed_dim", "decoder_output_dim": "decoder_embed_dim"},
-        # what the architectures of transformer_lm would say, and CTranslate2 asks for
+        # what fairseq's architectures of transformer_lm would set, and CTranslate2 reads
         fixed={"no_decoder_final_norm": False, "character_embeddings": False, "adaptive_input": False, "tpu": False},
     ),
     archs.MASKED_LM: Stock(
@@ -85,23 +94,23 @@ STOCK = {
         shared=("max_positions", "untie_weights_roberta", "pooler_activation_fn", "pooler_dropout"),
         symbols=("encoder.sentence_encoder.embed_tokens.weight",) * 2,
         reader="fairseq-validate",
-        fixed={"load_checkpoint_heads": True},  # it leaves out its own otherwise
-        shells={"encoder": "encoder.sentence_encoder", "lm_head": "encoder.lm_head"},
+        fixed={"load_checkpoint_heads": True},  # else fairseq drops classification heads when it loads
+        prefixes={"encoder": "encoder.sentence_encoder", "lm_head": "encoder.lm_head"},
     ),
 }  # fmt: skip
 BY_NAME = {stock.name: stock for stock in STOCK.values()}
 
 
-def stock_model(fields: dict, state: dict[str, Tensor]) -> models.BaseFairseqModel:
+def stock_model(config: dict, state: dict[str, Tensor]) -> models.BaseFairseqModel:
     """Build fairseq's own model with these weights, in evaluation mode.
 
-    fields: of Stock.config; state: under that model's names. Built as fairseq builds what it loads: a transformer_lm
-    without its architectures, which are Pre-LN whatever the config says. torch raises a RuntimeError for a weight that
-    is missing or left over.
+    config: as Stock.config returns it; state: the weights under that model's names. The config alone is used, as when
+    fairseq loads a checkpoint: its architectures of transformer_lm would make any model Pre-LN. torch raises a
+    RuntimeError for a weight that is missing or left over.
     """
-    read, predicted = BY_NAME[fields["_name"]].symbols
+    read, predicted = BY_NAME[config["_name"]].symbols
     task = blank_task(state[read].size(0), state[predicted].size(0))
-    model = models.build_model(argparse.Namespace(**fields), task)
+    model = models.build_model(argparse.Namespace(**config), task)
     model.load_state_dict(dict(state))
     return model.eval()
 
@@ -110,12 +119,13 @@ def stock_model(fields: dict, state: dict[str, Tensor]) -> models.BaseFairseqMod
 class Folded:
     """A trained model of ours as one of fairseq's.
 
-    model: config fields of fairseq's model; state: its parameters; difference: largest difference of log-probabilities,
-    in nats, from the original on a made-up batch; method: what it was trained with; sections: the run's other config,
-    plain data; origin: what vocabulary it was trained with, of vocabulary.origin_of.
+    config: of fairseq's model, as Stock.config returns it; state: its weights by their names there; difference: largest
+    difference of log-probabilities, in nats, from the original model on a made-up batch; method: that it was trained
+    with; sections: the other sections of the run's config, plain data, empty if it comes from no checkpoint; origin:
+    the run and vocabulary of its checkpoint, as vocabulary.origin_of returns them, None if unknown.
     """
 
-    model: dict
+    config: dict
     state: dict[str, Tensor]
     difference: float
     method: str = ""
@@ -125,7 +135,7 @@ class Folded:
     @property
     def stock(self) -> Stock:
         """Return which of fairseq's models it is."""
-        return BY_NAME[self.model["_name"]]
+        return BY_NAME[self.config["_name"]]
 
     @property
     def vocabulary_sizes(self) -> tuple[int, int]:
@@ -152,45 +162,50 @@ def fold_checkpoint(path: str) -> Folded:
 
 
 def fold_model(model: DeepModel, cfg) -> Folded:
-    """Return `model`, built from the filled config `cfg`, as fairseq's own of its kind; `model` itself is used up.
+    """Return a model, built from the filled config `cfg`, as fairseq's own of its kind.
 
-    Both score a made-up batch in float32, and UserError is raised if they differ, or if the model does not fold.
+    `model` is changed, and shares its weights with the result. UserError if it does not fold, or if the scores of a
+    made-up batch in float32 are others than before.
     """
     reason = why_not_foldable(model)
     if reason:
         raise UserError(f"--method {cfg.method} has no plain Transformer: {reason}")
     stock = STOCK[model.NAME]
-    fields = stock.config(cfg, {name: stack.layer_norm is not None for name, stack in model.stacks().items()})
+    pre_ln = {name: stack.layer_norm is not None for name, stack in model.stacks().items()}
+    config = stock.config(cfg, pre_ln)
     net_input = _made_up(model)
     expected = _scores(model, net_input)
 
     for name, value in fold(model).items():
-        if name in fields:  # fold also names those of fairseq's other models
-            fields[name] = value
+        if name in config:  # fold also names fields of fairseq's other models
+            config[name] = value
     state = _stock_state(model.float(), stock)
 
-    folded_scores = _scores(stock_model(fields, state), net_input)
+    folded_scores = _scores(stock_model(config, state), net_input)
     difference = (expected - folded_scores).abs().max().item()
     if not difference <= TOLERANCE:  # a NaN fails as well
         raise UserError(f"the folded model's scores differ by {difference:.1e}; nothing was written")
-    return Folded(fields, state, difference, cfg.method)
+    return Folded(config, state, difference, cfg.method)
 
 
 def write_transformer(folded: Folded, out: Path, half: bool) -> None:
-    """Write a checkpoint of plain data: weights (float16 if `half`) and config, no optimiser, no class to unpickle."""
+    """Write a checkpoint for stock fairseq to the file `out`; half: write float16 weights.
+
+    It holds weights and config, no state of the optimiser, and plain data alone: no class that a reader would need.
+    """
     state = {}
     for name, value in folded.state.items():
         state[name] = value.half() if half and value.is_floating_point() else value
-    cfg = folded.sections | {"model": folded.model}
+    cfg = folded.sections | {"model": folded.config}
     task_state = {} if folded.origin is None else vocabulary.task_state_of(folded.origin)
     save({"args": None, "cfg": cfg, "model": state, "task_state": task_state} | NO_TRAINING, out)
 
 
 def _stock_state(model: DeepModel, stock: Stock) -> dict[str, Tensor]:
-    """Return the parameters that a plain Transformer has, under its names; tied ones share memory."""
+    """Return the weights of a folded model that a plain Transformer has, by fairseq's names; tied ones share memory."""
     stacks = model.stacks()
-    method_tensors: set[int] = set()  # ids of what only the method has
-    constants: set[str] = set()
+    method_tensors: set[int] = set()  # ids of tensors in the method's slots
+    constants: set[str] = set()  # names of the method's numbers that the state dict holds
     for name, stack in stacks.items():
         constants.update(f"{name}.{constant}" for constant in stack.constants)
         for _, module in stack.slots():
@@ -202,19 +217,22 @@ def _stock_state(model: DeepModel, stock: Stock) -> dict[str, Tensor]:
         if id(tensor) not in method_tensors and name not in constants:
             state[name] = tensor.detach()
     for name in stacks:
-        state[f"{name}.version"] = torch.tensor([3.0])
+        state[f"{name}.version"] = torch.tensor([3.0])  # below 3, fairseq drops the closing LayerNorm
 
     renamed = {}
     for name, tensor in state.items():
         prefix, rest = name.split(".", 1)
-        renamed[f"{stock.shells.get(prefix, prefix)}.{rest}"] = tensor
+        renamed[f"{stock.prefixes.get(prefix, prefix)}.{rest}"] = tensor
     return renamed
 
 
 def _made_up(model: DeepModel) -> dict[str, Tensor]:
-    """Return net_input of a made-up batch; what an encoder reads has one sentence with padding."""
+    """Return fairseq's net_input of a made-up batch of 4 sentences, the same each time.
+
+    What an encoder reads has one sentence with padding, on the left.
+    """
     stacks = model.stacks()
-    longest = min(12, *(stack.max_positions() for stack in stacks.values()))
+    longest = min(12, *(stack.max_positions() for stack in stacks.values()))  # tokens of each sentence
     generator = torch.Generator().manual_seed(0)
     batches = []
     for stack in stacks.values():
@@ -234,5 +252,5 @@ def _made_up(model: DeepModel) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def _scores(model: nn.Module, net_input: dict[str, Tensor]) -> Tensor:
-    """Return log-probabilities (B, T, V)."""
+    """Return the log-probabilities (B, T, V) of a model in evaluation mode, in which it is left."""
     return model.eval()(**net_input)[0].float().log_softmax(-1)
