@@ -57,8 +57,9 @@ def why_not_foldable(model: nn.Module) -> str | None:
         if stack.mixer is not None:
             return "its layers read a combination of all outputs before them"
 
-        for address, module in stack.slots():
-            reason = _why_not_in_slot(address.rpartition(".")[2], module, pre_ln)
+        for address, module in stack.slots():  # "decoder.3.ffn.inner"
+            slot = address.rpartition(".")[2]
+            reason = _why_not_in_slot(slot, module, pre_ln)
             if reason is not None:
                 return reason
 
@@ -78,7 +79,7 @@ def _why_not_in_slot(slot: str, module: nn.Module, pre_ln: bool) -> str | None:
         return f"{_kind(module)} stands {PLACES[slot]}"
     if not knows_scales(module):
         return f"{_kind(module)} merges shortcut and branch"
-    if not pre_ln:
+    if not pre_ln:  # a LayerNorm follows the merge, and any factor of the shortcut folds
         return None
 
     if any(parameter.is_meta for parameter in module.parameters()):  # of models.blueprint: without values to look at

@@ -13,6 +13,7 @@ from .hub_models import AUTO, Port
 from .served import Served
 
 READMES = Path(__file__).parent / "readmes"
+# sentences of the README.md: how long a text may be, and what tags are
 LIMIT = "A text may have {longest:,} pieces; split what is longer: {fate}."
 TAGS = (
     " It translates between {languages}; the tags in the code are those of {source} to {target}, and another "
@@ -56,7 +57,7 @@ def write_readme(served: Served, folder: Path) -> None:
 
 def write_card(served: Served, folder: Path, ported: Port) -> None:
     """Write the README.md of a folder for transformers, its model card; ported: the model in it."""
-    # of a language model
+    # values of the template's fields, first those of a language model
     pipeline = "text-generation"
     language = ""  # the card's list of languages
     before = ""  # a line of Python before generate(), which sets the tag of the source

@@ -65,13 +65,8 @@ class Stock:
         return fields | self.fixed | {"_name": self.name, "arch": self.name}
 
 
-STACK_FIELDS = (
-    "layers",
-    "embed_dim",
-    "ffn_embed_dim",
-    "attention_heads",
-    "learned_pos",
-)  # after "encoder_", "decoder_"
+# config fields of each stack, without the "encoder_" or "decoder_" in front
+STACK_FIELDS = ("layers", "embed_dim", "ffn_embed_dim", "attention_heads", "learned_pos")
 STOCK = {  # name of our model -> fairseq's
     archs.MODEL_NAME: Stock(
         name="transformer",

@@ -56,6 +56,7 @@ def load(
 
             return load_checkpoint(model, data, subwords, languages=(source, target), settings=settings)
 
+    # an exported folder; model.bin is CTranslate2's
     for flag, given in (("--data", data), ("--subwords", subwords)):
         if given is not None:
             raise UserError(f"{flag} {given}: only with a checkpoint; {path} holds what cuts its text")

@@ -70,9 +70,9 @@ class Settings:
             return torch_threads.use(width, given=self.threads)
         if self.threads:
             return self.threads
-        usual = os.environ.get("OMP_NUM_THREADS", "")
-        if usual.isdigit() and int(usual) > 0:
-            return int(usual)
+        number = os.environ.get("OMP_NUM_THREADS", "")
+        if number.isdigit() and int(number) > 0:
+            return int(number)
         return len(os.sched_getaffinity(0))
 
 
@@ -212,7 +212,7 @@ class Fairseq:
             self.target_dictionary,
             beam_size=settings.beam,
             max_len_b=described.positions[1] - 1,
-            min_len=SHORTEST + len(self.target_tags),
+            min_len=SHORTEST + len(self.target_tags),  # fairseq counts the tag
             len_penalty=settings.lenpen,
             unk_penalty=float("inf"),
             symbols_to_strip_from_output={self.target_dictionary.index(tag) for tag in self.target_tags},
