@@ -28,7 +28,7 @@ def plan(args) -> None:
     example:
       deepnet plan --arch deepnet_transformer_100_100 --max-tokens 4096 --update-freq 16 --gpus 8 --fp16 --flops 100
     """
-    from ..tools.plan.setting import check_number, parse
+    from ..tools.plan.setting import check_number, parse_setting
     from ..tools.plan.summary import as_dict, as_text
 
     for name in ("flops", "updates", "epochs", "corpus_tokens", "side_by_side"):
@@ -39,7 +39,7 @@ def plan(args) -> None:
     if args.rows:
         _rows(args)
         return
-    setting = parse(args.rest)
+    setting = parse_setting(args.rest)
     speed = _speed(args, setting)
     if args.json:
         print(json.dumps(as_dict(setting, speed)))

@@ -12,7 +12,7 @@ from benchmarks.fake_gpu import FakeGPU, obstacle
 from benchmarks.fake_gpu.step import Shape, decode, train
 from deepnet_fairseq.core.methods import METHODS, get_method
 from deepnet_fairseq.tools.plan.needs import flops
-from deepnet_fairseq.tools.plan.setting import parse
+from deepnet_fairseq.tools.plan.setting import parse_setting
 
 from ..support import fake_graphs
 
@@ -67,7 +67,7 @@ def test_an_update_by_the_defaults(gpu):
     record = gpu(train, (*layers(2), *DEFAULT), SMALL)
     assert record.mismatches == []
     assert in_passes(record) == set() and record.waits.total() == WAITS
-    planned = flops(parse([*layers(2), *DEFAULT, "--vocab", "100"])).launches
+    planned = flops(parse_setting([*layers(2), *DEFAULT, "--vocab", "100"])).launches
     assert planned == pytest.approx(record.launches("forward", "backward"), rel=0.1)
 
 

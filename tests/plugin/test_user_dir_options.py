@@ -195,7 +195,7 @@ def test_an_option_is_a_field_of_every_config(tmp_path):
         save(model, tmp_path / "model.pt")
         assert load(tmp_path / "model.pt").method.c == 0.3
 
-        cfg = setting.parse(["--method", name, f"--{name}-c", "0.3"]).cfg
+        cfg = setting.parse_setting(["--method", name, f"--{name}-c", "0.3"]).cfg
         assert getattr(cfg, f"{name}_c") == 0.3
 
         for model_name, kind in flags.CONFIGS.items():

@@ -11,7 +11,7 @@ from deepnet_fairseq.core.models import SPECIALS
 from deepnet_fairseq.plugin import flags
 from deepnet_fairseq.plugin.building import blank_task
 from deepnet_fairseq.plugin.trainer import build_trainer, parse_training_flags
-from deepnet_fairseq.tools.plan.setting import Setting, recomputation
+from deepnet_fairseq.tools.plan.setting import Setting, recomputation_flags
 
 PADDING = 1
 RUN = {"_name", "probe_dir", "checkpoint_activations", "checkpoint_every"}  # fields that the flags below set
@@ -47,7 +47,7 @@ class PlannedTraining:
         words = (
             f"--no-save --disable-validation --task {objective.task} --arch {setting.cfg.arch} --lr 1e-4 --cpu "
             f"--lr-scheduler fixed --max-tokens {setting.max_tokens} --optimizer {setting.optimizer} "
-            f"--criterion {setting.criterion} {recomputation(setting.checkpoint_every)} {half}"
+            f"--criterion {setting.criterion} {recomputation_flags(setting.checkpoint_every)} {half}"
         )
         return [self.folder.name, *(TRANSLATION if objective.translates else ()), *words.split()]
 
@@ -62,7 +62,7 @@ class PlannedTraining:
         if setting.objective.translates:
             net_input["prev_output_tokens"] = tokens(setting.vocab[1])
         if setting.objective.masks:  # the first positions stand for the masked ones
-            target.flatten()[setting.scored :] = PADDING
+            target.flatten()[setting.predicted_tokens :] = PADDING
         net_input["src_lengths"] = torch.full((sentences,), setting.length)
         sample = {"net_input": net_input, "target": target, "ntokens": target.numel()}
         return sample | {"id": torch.arange(sentences), "nsentences": sentences}

@@ -17,7 +17,7 @@ from deepnet_fairseq.plugin.building import blank_task
 from deepnet_fairseq.plugin.chunked_loss import CROSS_ENTROPY, LABEL_SMOOTHED
 from deepnet_fairseq.plugin.models import MODELS
 from deepnet_fairseq.tools.plan.needs import count, flops, memory
-from deepnet_fairseq.tools.plan.setting import parse
+from deepnet_fairseq.tools.plan.setting import parse_setting
 from deepnet_fairseq.tools.plan.trace import trace
 
 from ..support.planned import PlannedTraining
@@ -38,7 +38,7 @@ def planned(model: str, flags: str = ""):
         flags = flags.replace(f" --{({'encoder', 'decoder'} - set(archs.STACKS[model])).pop()}-layers 9", "")
     elif "--vocab" not in flags or "," not in flags:
         words.append("--share-all-embeddings")
-    return parse([*words, *flags.split()])
+    return parse_setting([*words, *flags.split()])
 
 
 def built(setting):
@@ -84,7 +84,7 @@ PUBLISHED = {  # DeepNet, tables 2 and 3, with one vocabulary of 250,002 (not st
 
 @pytest.mark.parametrize("flags", PUBLISHED)
 def test_published_sizes(flags):
-    assert count(parse(flags.split())).total == pytest.approx(PUBLISHED[flags], rel=0.005)
+    assert count(parse_setting(flags.split())).total == pytest.approx(PUBLISHED[flags], rel=0.005)
 
 
 @pytest.mark.parametrize("flags", ["", "--checkpoint-every 2"])
@@ -158,7 +158,7 @@ def test_deep_models_are_the_line_through_shallow_ones(method, monkeypatch):
     """The trace of a deep model, extrapolated from shallow ones, equals a whole one; dlcl's grows quadratically."""
     setting = planned(MT, f"--method {method} --encoder-layers 10 --decoder-layers 10")
     extrapolated = trace(setting)
-    for name in ("ALIKE", "MIXED"):
+    for name in ("TRACED_IF_ALIKE", "TRACED_IF_GROWING"):
         monkeypatch.setattr(f"deepnet_fairseq.tools.plan.trace.{name}", 10)
     whole = trace(replace(setting, mask_prob=0.2))  # another setting, so that the cached trace is not returned
     assert len(whole) == len(extrapolated) == 2 + 20 + 2 + 1
@@ -190,9 +190,9 @@ def test_half_precision_and_optimisers():
 def test_cuda_graphs_take_memory_of_their_own():
     """A graph's kernels and one more set of gradients; nothing where the training goes on without graphs."""
     flags = ["--arch", "deepnet_transformer_18_18", "--fp16", "--optimizer", "deepnet_adam", "--vocab", "1000"]
-    plain, some, more = (memory(parse([*flags, "--cuda-graphs", number])) for number in ("0", "8", "16"))
+    plain, some, more = (memory(parse_setting([*flags, "--cuda-graphs", number])) for number in ("0", "8", "16"))
     assert plain.graphs == 0 < some.graphs - some.gradients
     assert more.graphs - more.gradients == 2 * (some.graphs - some.gradients)
     assert some.peak == plain.peak + some.graphs
-    recomputed = parse([*flags, "--cuda-graphs", "8", "--checkpoint-activations"])
+    recomputed = parse_setting([*flags, "--cuda-graphs", "8", "--checkpoint-activations"])
     assert memory(recomputed).graphs == 0

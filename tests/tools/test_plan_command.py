@@ -10,7 +10,7 @@ import pytest
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.tools.plan.fit import recommend
 from deepnet_fairseq.tools.plan.needs import memory
-from deepnet_fairseq.tools.plan.setting import GIB, parse
+from deepnet_fairseq.tools.plan.setting import GIB, parse_setting
 
 from ..support.helpers import ROOT, assert_refused
 
@@ -34,13 +34,13 @@ MASKED = ["--arch", "deepnet_masked_lm_100", "--bf16", "--max-tokens", "8192", "
 )
 def test_what_is_recommended_fits(flags, steps):
     """Each recommended step needs less memory than the one before, and the last one's flags give its peak."""
-    options = recommend(parse(flags))
+    options = recommend(parse_setting(flags))
     peaks = [option.memory.peak for option in options]
     assert peaks == sorted(peaks, reverse=True)
     assert [option.fits for option in options] == [False] * (len(options) - 1) + [True]
     assert steps is None or [option.name for option in options] == steps
     last = options[-1]
-    again = parse([*flags, *last.flags.split(), "--gpus", str(last.setting.gpus)])
+    again = parse_setting([*flags, *last.flags.split(), "--gpus", str(last.setting.gpus)])
     assert memory(again) == last.memory
     assert again.max_tokens * again.update_freq == 8192
     chunks = any("chunk" in option.name for option in options)
@@ -165,7 +165,7 @@ def test_the_largest_batch_that_fits_is_chosen(free, gib, more, flags, tmp_path,
     assert max(map(len, table.splitlines())) <= 100 and ("\n! does not fit" in table) == (flags == "!")
     if flags != "!":
         words = TABLE1.replace("--distributed-world-size", "--gpus").removesuffix("--free ").split()
-        peak = memory(parse([*words, *flags.split()])).peak / GIB
+        peak = memory(parse_setting([*words, *flags.split()])).peak / GIB
         assert float(re.search(r"memory: at most ([\d.]+)", table)[1]) == pytest.approx(peak, abs=0.1)
         assert peak <= 0.9 * gib
 
@@ -177,7 +177,7 @@ def test_documented_plans_are_those_of_today():
     assert len(rows) == 9
     for flags, planned, peak, ratio in rows:
         planned, peak = (int(number.replace(",", "")) for number in (planned, peak))
-        now = memory(parse([*flags.split(), "--share-all-embeddings", "--cpu"])).peak / 2**20
+        now = memory(parse_setting([*flags.split(), "--share-all-embeddings", "--cpu"])).peak / 2**20
         assert now == pytest.approx(planned, rel=0.01)
         assert float(ratio) == pytest.approx(planned / peak, abs=0.005)
         assert 0.9 < float(ratio) < 1.1

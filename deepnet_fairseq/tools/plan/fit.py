@@ -7,24 +7,27 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 from .needs import count, flops, memory
-from .setting import FUSED, SHARDED, Setting, recomputation
+from .setting import FUSED, SHARDED, Setting, recomputation_flags
 from .trace import Stage, trace
 
 MOST_GPUS = 1024
-USABLE = 0.9  # of a GPU's memory; the rest is for CUDA's context, workspaces and gaps between blocks
-SAVES = 0.99  # share of the former peak: an option that saves less is left out
-GROUPS = (1, 4)  # layers that are recomputed together
-# Tokens of one GPU's batch. MOST: an update of 128 x 4,096 tokens still consists of 32 batches of all lengths. LEAST:
-# in smaller batches launching kernels takes longer than computing; with recomputation the limit is LONGEST.
-MOST, LEAST, LONGEST = 16_384, 4096, 1024
-TRACED = 1024  # tokens that `choose` traces, and twice as many: memory and operations are linear in sentences
+USABLE = 0.9  # share of a GPU's memory; the rest is for CUDA's context, workspaces and gaps between blocks
+WORTHWHILE = 0.99  # an option is left out unless its peak is below this share of the peak before
+GROUP_SIZES = (1, 4)  # numbers of layers that are recomputed together
+# limits of one GPU's batch in tokens
+MOST_TOKENS = 16_384  # an update of 128 x 4,096 tokens still consists of 32 batches, of sentences of all lengths
+LEAST_TOKENS = 4096  # in smaller batches launching kernels takes longer than computing
+LEAST_TOKENS_RECOMPUTED = 1024  # the same with recomputation
+# tokens of the smaller of two batches that `choose` traces; memory and operations are linear in the sentences
+TRACED_TOKENS = 1024
 
 
 @dataclass(frozen=True)
 class Option:
-    """Option on the way to fitting.
+    """Way to train in less memory.
 
-    original: the setting as given; setting: the option's own; memory: what it takes, of needs.memory.
+    name: in the plan's text; original: the setting as the user gave it; setting: that of the option, changed from it;
+    memory: what the option takes, as needs.memory returns it.
     """
 
     name: str
@@ -39,14 +42,14 @@ class Option:
 
     @property
     def cost(self) -> float:
-        """Number of operations a token, relative to the setting as given."""
-        operations = flops(self.setting).step / self.setting.batch
-        original_operations = flops(self.original).step / self.original.batch
+        """Operations a token, divided by those of the original setting."""
+        operations = flops(self.setting).step / self.setting.tokens_per_update
+        original_operations = flops(self.original).step / self.original.tokens_per_update
         return operations / original_operations
 
     @property
     def flags(self) -> str:
-        """Flags of fairseq-train that change."""
+        """Flags of fairseq-train that turn the original setting into the option's, but for the number of GPUs."""
         new = self.setting
         old = self.original
         changed = []
@@ -55,7 +58,7 @@ class Option:
         if new.criterion != old.criterion:
             changed.append(f"--criterion {new.criterion}")
         if new.checkpoint_every != old.checkpoint_every:
-            changed.append(recomputation(new.checkpoint_every))
+            changed.append(recomputation_flags(new.checkpoint_every))
         if new.max_tokens != old.max_tokens:
             changed.append(f"--max-tokens {new.max_tokens} --update-freq {new.update_freq}")
         if new.zero != old.zero:
@@ -68,49 +71,51 @@ class Option:
         return {"name": self.name, "flags": self.flags} | numbers
 
 
-Needs = Callable[[Setting], SimpleNamespace]
-Ways = Iterator[tuple[str, Setting]]
+MemoryOf = Callable[[Setting], SimpleNamespace]  # such as needs.memory
 
 
 def recommend(setting: Setting) -> list[Option]:
     """Return the setting as given and, until one fits, options with less memory; the last is the recommended one.
 
     The order is: the loss in chunks, layers recomputed one at a time and in groups, the optimiser's state sharded, more
-    GPUs, each in the largest batches that fit, if any do. Options that save nothing are left out.
+    GPUs. Each option has the largest batches in which it fits; if it fits in none, the smallest. Options that save
+    hardly anything are left out.
     """
     options = [Option("as given", setting, setting, memory(setting))]
-    for name, way in _ways(setting, MOST_GPUS, loss=True):
+    for name, candidate in _candidates(setting, MOST_GPUS, loss=True):
         if options[-1].fits:
             break
-        sizes = _sizes(way, most=setting.max_tokens)
-        option = _largest(name=name, original=setting, way=way, sizes=sizes, needs=memory)
-        if option.memory.peak < SAVES * options[-1].memory.peak:
+        sizes = _batch_sizes(candidate, most=setting.max_tokens)
+        option = _in_largest_batch(name, original=setting, candidate=candidate, sizes=sizes, memory_of=memory)
+        if option.memory.peak < WORTHWHILE * options[-1].memory.peak:
             options.append(option)
     return options
 
 
 def choose(setting: Setting, batch: bool, recompute: bool, adam: bool) -> tuple[Option, int, float]:
-    """Return the fastest option for the setting's update that fits, else the one with the least memory.
+    """Choose batch, recomputation and sharding so that the setting's update fits, as fast as possible.
 
-    Also return the numbers of parameters, and of operations in such an update on all GPUs.
+    Return the fastest option that fits, else the one with the least memory; the number of parameters; and the number of
+    operations in such an update on all GPUs.
 
     batch: whether --max-tokens may change, with --update-freq, so that an update stays as large; recompute: whether
     layers may be recomputed; adam: whether the optimiser is Adam, which can be sharded.
     """
     parameters = count(setting)
-    stages_of = _stages(setting)
+    stages_of = _stages_of_any_batch(setting)
 
-    def needs(taken: Setting) -> SimpleNamespace:
-        return memory(taken, parameters, stages_of(taken))
+    def memory_of(candidate: Setting) -> SimpleNamespace:
+        return memory(candidate, parameters, stages_of(candidate))
 
-    ways = list(_ways(setting, setting.gpus, recompute=recompute, adam=adam))
-    if not batch and not recompute:  # nothing is free to choose, the optimiser's sharding neither
-        ways = ways[:1]
-    least = LONGEST if len(ways) == 1 else None  # with no other way a batch may be as small as with recomputation
+    candidates = list(_candidates(setting, setting.gpus, recompute=recompute, adam=adam))
+    if not batch and not recompute:  # then the optimiser is not sharded either
+        candidates = candidates[:1]
+    # if smaller batches are the only way to save memory, they may be as small as with recomputation
+    least = LEAST_TOKENS_RECOMPUTED if len(candidates) == 1 else None
 
-    for name, way in ways:
-        sizes = _sizes(way, most=MOST, least=least) if batch else [setting.max_tokens]
-        option = _largest(name=name, original=setting, way=way, sizes=sizes, needs=needs)
+    for name, candidate in candidates:  # the fastest first
+        sizes = _batch_sizes(candidate, most=MOST_TOKENS, least=least) if batch else [setting.max_tokens]
+        option = _in_largest_batch(name, original=setting, candidate=candidate, sizes=sizes, memory_of=memory_of)
         if option.fits:
             break
 
@@ -118,79 +123,91 @@ def choose(setting: Setting, batch: bool, recompute: bool, adam: bool) -> tuple[
     return option, parameters.total, operations
 
 
-def _ways(setting: Setting, gpus: int, loss: bool = False, recompute: bool = True, adam: bool = True) -> Ways:
-    """Yield names and settings of the same batch: cheapest first, sharding over up to `gpus` GPUs last.
+def _candidates(
+    setting: Setting, gpus: int, loss: bool = False, recompute: bool = True, adam: bool = True
+) -> Iterator[tuple[str, Setting]]:
+    """Yield names and settings that take less and less memory, in batches as given; what costs least time comes first.
 
-    loss: whether the loss may be computed in chunks; recompute, adam: as for `choose`. Each way keeps what the ways
-    before it have changed.
+    Each candidate keeps what the ones before it have changed.
+
+    gpus: the most over which the optimiser's state may be sharded; loss: whether the loss may be computed in chunks;
+    recompute, adam: as for `choose`.
     """
-    way = setting
+    candidate = setting
     chunked = setting.objective.chunked
     if loss and chunked and not setting.chunked:
-        way = replace(setting, criterion=chunked)
-        yield "loss in chunks", way
+        candidate = replace(setting, criterion=chunked)
+        yield "loss in chunks", candidate
     else:
-        yield "as given", way
+        yield "as given", candidate
 
     if recompute and not setting.checkpoint_every:
-        for layers in GROUPS:
-            way = replace(way, checkpoint_every=layers)
-            yield f"recompute {layers} layers at a time" if layers > 1 else "recompute each layer", way
+        for layers in GROUP_SIZES:
+            candidate = replace(candidate, checkpoint_every=layers)
+            yield f"recompute {layers} layers at a time" if layers > 1 else "recompute each layer", candidate
 
     if adam and not setting.memory_efficient:
         number = max(2, setting.gpus)
         while number <= gpus:
-            yield f"optimiser over {number} GPUs", replace(way, gpus=number, zero=True, optimizer=FUSED)
+            yield f"optimiser over {number} GPUs", replace(candidate, gpus=number, zero=True, optimizer=FUSED)
             number *= 2
 
 
-def _largest(name: str, original: Setting, way: Setting, sizes: Iterable[int], needs: Needs) -> Option:
-    """Return the option in the first of the sizes in which it fits, else in the last.
+def _in_largest_batch(
+    name: str, original: Setting, candidate: Setting, sizes: Iterable[int], memory_of: MemoryOf
+) -> Option:
+    """Return the option of a candidate in the first batch size in which it fits; if it fits in none, in the last.
 
-    sizes: tokens of a batch; needs: function for the memory of a setting.
+    sizes: tokens of a batch, the largest first.
     """
-    update = original.max_tokens * original.update_freq  # tokens of an update on one GPU, which stay
+    update = original.max_tokens * original.update_freq  # tokens of an update on one GPU, which do not change
     for tokens in sizes:
-        taken = replace(way, max_tokens=tokens, update_freq=update // tokens)
+        setting = replace(candidate, max_tokens=tokens, update_freq=update // tokens)
         label = name
         if tokens != original.max_tokens:
-            label += f", batches of {tokens:,} tokens x {taken.update_freq}"
+            label += f", batches of {tokens:,} tokens x {setting.update_freq}"
 
-        option = Option(name=label, original=original, setting=taken, memory=needs(taken))
+        option = Option(name=label, original=original, setting=setting, memory=memory_of(setting))
         if option.fits:
             break
     return option
 
 
-def _sizes(way: Setting, most: int, least: int | None = None) -> Iterator[int]:
-    """Yield batch sizes in tokens from `most` down to `least`, whole fractions of an update.
+def _batch_sizes(setting: Setting, most: int, least: int | None = None) -> Iterator[int]:
+    """Yield batch sizes in tokens, whole fractions of an update, from `most` down to `least`.
 
-    least: None for LEAST, or with recomputation LONGEST; never above the given size, nor below a sentence. Where no
-    fraction lies between them, as of a prime number of tokens, the given size is the only one.
+    least: None for LEAST_TOKENS, or LEAST_TOKENS_RECOMPUTED if layers are recomputed. The setting's own size lowers
+    `least`, and the length of a sentence raises it. If no fraction lies between the limits, as of a prime number of
+    tokens, the setting's own size is the only one.
     """
     if least is None:
-        least = LONGEST if way.checkpoint_every else LEAST
-    least = max(way.length, min(way.max_tokens, least))
+        least = LEAST_TOKENS_RECOMPUTED if setting.checkpoint_every else LEAST_TOKENS
+    least = max(setting.length, min(setting.max_tokens, least))
 
-    update = way.max_tokens * way.update_freq
+    update = setting.max_tokens * setting.update_freq
     found = False
     for freq in range(1, update // least + 1):
         if update % freq == 0 and update // freq <= max(most, least):
             found = True
             yield update // freq
     if not found:
-        yield way.max_tokens
+        yield setting.max_tokens
 
 
-def _stages(setting: Setting) -> Callable[[Setting], list[Stage]]:
-    """Return a function for the stages of this model at any batch size, by linear extrapolation from two small ones."""
-    sentences = max(1, TRACED // setting.length)
+def _stages_of_any_batch(setting: Setting) -> Callable[[Setting], list[Stage]]:
+    """Trace two small batches, and return a function that extrapolates from them to a setting of any batch size.
+
+    The function takes settings that differ from this one in the batch, recomputation and sharding, and returns the
+    stages as `trace` would.
+    """
+    sentences = max(1, TRACED_TOKENS // setting.length)
     tokens = sentences * setting.length
     small = trace(replace(setting, max_tokens=tokens, update_freq=1))
     double = trace(replace(setting, max_tokens=2 * tokens, update_freq=1))
 
-    def stages_of(taken: Setting) -> list[Stage]:
-        steps = taken.max_tokens // taken.length / sentences - 2  # in batches of `sentences`, beyond the double one
-        return [stage.further(before, steps) for stage, before in zip(double, small, strict=True)]
+    def stages_of(candidate: Setting) -> list[Stage]:
+        # a step is the difference of the two traced batches: `sentences` more
+        steps = candidate.max_tokens // candidate.length / sentences - 2
+        return [stage.extrapolated(before, steps) for stage, before in zip(double, small, strict=True)]
 
     return stages_of

@@ -1,8 +1,9 @@
 """Compute parameters, operations, time, and peak memory of a training.
 
-The update is followed as fairseq's Trainer runs it, stage by stage (trace.py): the forward pass adds each stage's
-memory; the backward pass frees it from the end, while gradients arrive; the optimiser then adds its temporaries. Adam's
-moments exist from the second update on, and the gradients from the second batch of an update with --update-freq.
+`memory` follows an update as fairseq's Trainer runs it. The stages are those of trace.py: the embedding, each layer and
+the end of each stack, and the loss. The forward pass adds each stage's activations; the backward pass frees them from
+the last stage to the first, while the gradients of parameters arrive; the optimiser then adds its temporaries. Adam's
+moments exist from the second update on, and all gradients from the second batch of an update with --update-freq.
 
 Operations are those of matrix products and attention, 2 for each multiplication and addition, as Kaplan et al. 2020
 ("Scaling Laws for Neural Language Models", table 1) and Narayanan et al. 2021 ("Efficient Large-Scale Language Model
@@ -18,30 +19,30 @@ from typing import Any
 from .setting import Setting
 from .trace import LAYERS, Stage, layers_are_alike, skeleton, trace
 
-# Bytes of CPU memory that Python and autograd need for the modules, tensors and graph nodes around one parameter.
-# Measured: resident memory at the peak, less all tensors, of 758 to 21,002 parameters, recomputed and not.
-OBJECTS = 14_000
+# Bytes of CPU memory that Python and autograd need for the modules, tensors and graph nodes around a parameter tensor.
+# Measured: resident memory at the peak, less all tensors, of models with 758 to 21,002 of these, recomputed and not.
+OBJECT_BYTES_A_PARAMETER = 14_000
 # Bytes of a GPU's memory that a CUDA graph takes for each kernel: 36 MiB for the 12,650 of a batch of 100L-100L, and
 # 184 MiB for the 61,500 of 500L-500L (PyTorch 2.11 on an H200).
-BYTES_A_KERNEL = 3_100
+GRAPH_BYTES_A_KERNEL = 3_100
 TERA = 1e12
 
 
 def count(setting: Setting) -> SimpleNamespace:
-    """Count the setting's parameters: exactly, from a skeleton on torch's meta device; a shared one once.
+    """Count the setting's parameters exactly, a shared one once, from a model on torch's meta device.
 
-    The result has total: numbers in all parameters; trainable: in those that are trained; tensors: number of tensors
-    that hold them; largest: numbers in the largest tensor; weight_bytes: of all; gradient_bytes: of those that are
-    trained.
+    The result has total: number of scalars in all parameters; trainable: in those that are trained; tensors: number of
+    parameter tensors; largest: number of scalars in the largest one; weight_bytes: of all; gradient_bytes: of those
+    that are trained.
     """
     if layers_are_alike(setting):
-        model = skeleton(setting)
+        model = skeleton(setting)  # a few layers stand for all
     else:
         model = skeleton(setting, max(getattr(setting.cfg, name) for name in setting.layer_fields))
 
     copies = dict.fromkeys(model.parameters(), 1)  # parameter of the skeleton -> how many like it the model has
     for name, stack in model.stacks().items():
-        missing_layers = getattr(setting.cfg, f"{name}_layers") - len(stack.layers)
+        missing_layers = getattr(setting.cfg, f"{name}_layers") - len(stack.layers)  # 0 if all of them were made
         for parameter in stack.layers[-1].parameters():
             copies[parameter] += missing_layers
 
@@ -74,50 +75,59 @@ def flops(setting: Setting, stages: list[Stage] | None = None) -> SimpleNamespac
     stages: of the setting's batch, None to trace them.
     """
     stages = stages or trace(setting)
-    tokens = setting.max_tokens // setting.length * setting.length
-    again: list[Stage] = []  # stages that are computed a second time
+    tokens = setting.max_tokens // setting.length * setting.length  # of a traced batch, which has whole sentences
+    computed_twice: list[Stage] = []
     if setting.checkpoint_every:
-        again = [stage for stage in stages if stage.name.endswith(LAYERS)]
+        computed_twice = [stage for stage in stages if stage.name.endswith(LAYERS)]
 
     forward = sum(stage.flops for stage in stages) / tokens
-    recomputed = sum(stage.flops for stage in again) / tokens
+    recomputed = sum(stage.flops for stage in computed_twice) / tokens
     launches = sum(stage.launches + stage.launches_back for stage in stages)
-    launches += sum(stage.launches for stage in again)
+    launches += sum(stage.launches for stage in computed_twice)
 
     return SimpleNamespace(
         forward=forward,
         train=3 * forward,
         recomputed=recomputed,
-        step=(3 * forward + recomputed) * setting.batch,
+        step=(3 * forward + recomputed) * setting.tokens_per_update,
         launches=launches * setting.update_freq,
     )
 
 
 def speed(setting: Setting, rate: float, updates: int | None = None) -> SimpleNamespace:
-    """Return the speed at `rate` FLOP/s on each GPU; the exchange of gradients counts only if `rate` includes it.
+    """Return the speed of a training in which each GPU does `rate` FLOP/s.
+
+    The time to exchange gradients between GPUs counts only if `rate`, as measured, includes it.
 
     The result has rate; step: seconds of an update; tokens_per_second: target tokens, of all GPUs; updates, hours: of
     the whole training, None without `updates`.
     """
     step = flops(setting).step / (rate * setting.gpus)
     hours = None if updates is None else updates * step / 3600
-    return SimpleNamespace(rate=rate, step=step, tokens_per_second=setting.batch / step, updates=updates, hours=hours)
+    return SimpleNamespace(
+        rate=rate, step=step, tokens_per_second=setting.tokens_per_update / step, updates=updates, hours=hours
+    )
 
 
 def updates_of(setting: Setting, epochs: float, corpus_tokens: int) -> int:
-    """Return the updates in `epochs` of a corpus of `corpus_tokens` target tokens; batches count as full."""
-    return max(1, round(epochs * corpus_tokens / setting.batch))
+    """Return the updates in `epochs` of a corpus of `corpus_tokens` target tokens, as if all batches were full."""
+    return max(1, round(epochs * corpus_tokens / setting.tokens_per_update))
 
 
 def memory(setting: Setting, parameters: Any = None, stages: list[Stage] | None = None) -> SimpleNamespace:
     """Return the bytes that an update takes, from the second on: on one GPU, or of a process on the CPU.
 
-    The result has weights; gradients; optimiser: its state between updates; buckets: the copy of the gradients that
-    pytorch_ddp sends; activations: memory of all stages but the loss at the end of the forward pass; recomputed: the
-    most that one group of layers computes again and holds in its backward pass; loss: memory of the loss, with its
-    temporaries; step: temporaries of the optimiser's update; graphs: CUDA graphs, and the gradients of a batch beside
-    their sum; objects: Python's, on the CPU; peak: the most at a time, which occurs in `phase` "forward", "backward" or
-    "optimiser".
+    The result has
+      weights, gradients: of all parameters, and of those that are trained
+      optimiser: its state between updates
+      buckets: the copy of the gradients that pytorch_ddp sends
+      activations: what all stages but the loss hold at the end of the forward pass
+      recomputed: the most that one group of layers computes again and holds in its backward pass
+      loss: what the loss holds, with its temporaries
+      step: temporaries of the optimiser's update
+      graphs: CUDA graphs, and the gradients of a batch, which graphs keep beside the sum over the update's batches
+      objects: Python's, on the CPU
+      peak: the most at a time, less than the sum of the others; phase: when: in "forward", "backward" or "optimiser".
 
     parameters: what `count` returns, None to count them; stages: of the setting's batch, None to trace them.
     """
@@ -125,26 +135,26 @@ def memory(setting: Setting, parameters: Any = None, stages: list[Stage] | None 
     stages = stages or trace(setting)
     weights = parameters.weight_bytes
     gradients = parameters.gradient_bytes
-    optimiser, step = setting.optimiser(parameters.trainable, parameters.largest)
+    optimiser, step = setting.optimiser_bytes(parameters.trainable, parameters.largest)
     buckets = gradients if setting.gpus > 1 else 0
-    objects = OBJECTS * parameters.tensors if setting.device == "cpu" else 0
+    objects = OBJECT_BYTES_A_PARAMETER * parameters.tensors if setting.device == "cpu" else 0
 
     graphs = 0
-    if setting.graphs:
-        kernels = flops(setting, stages).launches // setting.update_freq
-        graphs = setting.graphs * kernels * BYTES_A_KERNEL + gradients
+    if setting.active_graphs:
+        kernels = flops(setting, stages).launches // setting.update_freq  # of one batch, which is one graph
+        graphs = setting.active_graphs * kernels * GRAPH_BYTES_A_KERNEL + gradients
 
     always = weights + optimiser + buckets + graphs + objects  # in all phases of an update
     accumulated = gradients if setting.update_freq > 1 else 0  # gradients of earlier batches of the same update
-    passes = _passes(stages, setting)
+    groups = _grouped(stages, setting)
     phases = {
-        "forward": always + accumulated + _peak_forward(passes),
-        "backward": always + _peak_backward(passes, accumulated),
+        "forward": always + accumulated + _peak_forward(groups),
+        "backward": always + _peak_backward(groups, accumulated),
         "optimiser": always + gradients + step,
     }
     phase = max(phases, key=phases.__getitem__)
 
-    *body, loss = passes
+    *body, loss = groups
     return SimpleNamespace(
         weights=weights,
         gradients=gradients,
@@ -152,7 +162,8 @@ def memory(setting: Setting, parameters: Any = None, stages: list[Stage] | None 
         buckets=buckets,
         activations=sum(group.kept for group in body),
         recomputed=max(group.recomputed for group in body),
-        loss=max(loss.peak_forward, loss.kept + loss.stages[0].peak_accumulating),  # without gradients, counted above
+        # in its backward pass the peak without .grad, because that is counted in `gradients`
+        loss=max(loss.peak_forward, loss.kept + loss.stages[0].peak_accumulating),
         step=step,
         graphs=graphs,
         objects=objects,
@@ -161,8 +172,8 @@ def memory(setting: Setting, parameters: Any = None, stages: list[Stage] | None 
     )
 
 
-class Pass:
-    """Memory of one stage that keeps its activations, or of layers that are recomputed together; all in bytes.
+class Group:
+    """Memory of layers that are recomputed together, or of a single stage that keeps its activations; all in bytes.
 
     kept: what the forward pass leaves behind for the backward pass. peak_forward: the most in the forward pass, beyond
     what was there before it. recomputed: activations that the backward pass computes again, and then holds.
@@ -192,8 +203,8 @@ class Pass:
         self.peak_recompute = max(peaks)
 
 
-def _passes(stages: list[Stage], setting: Setting) -> list[Pass]:
-    """Group layers that are recomputed together; other stages stand alone."""
+def _grouped(stages: list[Stage], setting: Setting) -> list[Group]:
+    """Group the layers of a stack that are recomputed together; every other stage is a group of its own."""
     groups: list[list[Stage]] = []
     for stage in stages:
         of_same_stack = bool(groups) and stage.name.endswith(LAYERS) and stage.name == groups[-1][0].name
@@ -201,29 +212,29 @@ def _passes(stages: list[Stage], setting: Setting) -> list[Pass]:
             groups[-1].append(stage)
         else:
             groups.append([stage])
-    return [Pass(group, setting) for group in groups]
+    return [Group(group, setting) for group in groups]
 
 
-def _peak_forward(passes: list[Pass]) -> int:
+def _peak_forward(groups: list[Group]) -> int:
     """Return the most bytes of activations at a time in the forward pass."""
     kept = 0
     peaks = []
-    for group in passes:
+    for group in groups:
         peaks.append(kept + group.peak_forward)
         kept += group.kept
     return max(peaks)
 
 
-def _peak_backward(passes: list[Pass], accumulated: int) -> int:
+def _peak_backward(groups: list[Group], accumulated: int) -> int:
     """Return the most bytes of activations and gradients at a time in the backward pass.
 
-    accumulated: bytes of all gradients if they exist from its start, because an earlier batch of the same update has
-    made them, else 0; then each stage adds its own.
+    accumulated: bytes of all parameters' gradients if an earlier batch of the same update has made them; 0 if this
+    batch makes them, stage by stage.
     """
-    live = sum(group.kept for group in passes)  # without gradients
-    arrived = 0  # bytes of gradients so far
+    live = sum(group.kept for group in groups)  # without the gradients of parameters
+    arrived = 0  # bytes of the gradients of parameters that this batch has made
     peak = 0
-    for group in reversed(passes):
+    for group in reversed(groups):
         peak = max(peak, live + group.peak_recompute + max(accumulated, arrived))
         live += group.recomputed
         for stage in reversed(group.stages):
@@ -232,5 +243,5 @@ def _peak_backward(passes: list[Pass], accumulated: int) -> int:
             else:
                 peak = max(peak, live + stage.peak_backward + arrived)
                 arrived += stage.gradients
-            live += stage.change_backward  # mostly below 0, because activations are freed
+            live += stage.change_backward  # mostly a negative number, because activations are freed
     return peak

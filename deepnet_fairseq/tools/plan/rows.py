@@ -1,6 +1,7 @@
-"""Plan many trainings, the rows of a table: the batch that fits into memory, hours and disk space.
+"""Plan many trainings: the batch that fits into memory, the hours, and the disk space of each.
 
-Hours are operations over an assumed rate; the bytes of checkpoints follow from the parameters.
+A row is one training, in the file of `deepnet plan --rows` and in a table of a paper. Hours are its operations divided
+by the FLOP/s of its GPUs, as given or assumed; the bytes of its checkpoints follow from the number of parameters.
 """
 
 from __future__ import annotations
@@ -17,29 +18,31 @@ from ...errors import UserError
 from ...text_table import render
 from .fit import USABLE, Option, choose
 from .needs import TERA, updates_of
-from .setting import GIB, OPTIMIZERS, Parser, Setting, check_number, parse
+from .setting import GIB, OPTIMIZERS, Parser, Setting, check_number, parse_setting
 
-ASSUMED = {"cuda": 100.0, "cpu": 0.03}  # TFLOP/s: a third of an A100's peak; a core with narrow layers
-MOMENTS, MASTER, HALF, SINGLE = 8, 4, 2, 4  # bytes a parameter: Adam's, float32 copies, weights
-WHOLE = 3  # checkpoints with all state at a time: the last, the one before, and the one that is being written
+ASSUMED_RATE = {"cuda": 100.0, "cpu": 0.03}  # TFLOP/s: a third of an A100's peak; a core with narrow layers
+# bytes of a parameter in a checkpoint: Adam's two moments, the float32 copy of a weight, the weight itself
+MOMENTS, MASTER, HALF, SINGLE = 8, 4, 2, 4
+FULL_CHECKPOINTS = 3  # with the optimiser's state, at a time: the last, the one before, and the one being written
 GB = 1e9
-EPOCHS = re.compile(r"(?:(?:last:)?\d{1,9}|\d{1,9}-\d{1,9})?")
-NUMBERS = {  # flags of a row that this module reads
+EPOCHS = re.compile(r"(?:(?:last:)?\d{1,9}|\d{1,9}-\d{1,9})?")  # value of --epoch-weights
+# flags of a row that this module reads, and their defaults; WORDS are of any text
+NUMBERS = {
     "--kept": 1, "--stuck": 0, "--save-interval-updates": 0, "--distributed-world-size": 1, "--corpus-tokens": 0.0,
     "--max-update": 0.0, "--max-epoch": 0.0,
 }  # fmt: skip
 WORDS = {"--optimizer": OPTIMIZERS[0], "--epoch-weights": "", "--experiment": "", "--facts": "{}", "--free": ""}
-NAME = 32  # characters of a row's name that are shown
+SHOWN_NAME = 32  # most characters of a row's name in the table
 
 
 @dataclass(frozen=True)
 class Row:
-    """Row of the plan: one training and its files.
+    """Plan of one training and its files.
 
     name: of its run; option: its setting and memory; parameters: their number; updates: None if its end is unknown;
     hours: of training; peak: the most bytes on the disk while it trains; kept: bytes on the disk at its end; done:
-    whether it is over already; stuck: if the paper's run diverged, number of updates after which this one is planned to
-    end as stuck, else 0.
+    whether it is over already; stuck: if the paper's run diverged, number of updates after which this one is expected
+    to end because it has learnt nothing, else 0.
     """
 
     name: str
@@ -54,7 +57,7 @@ class Row:
 
     @property
     def flags(self) -> str:
-        """Flags of fairseq-train that were chosen, "!" if the training does not fit into the GPU."""
+        """Flags of fairseq-train that were chosen; "!" if the training does not fit into the GPU."""
         if not self.fits:
             return "!"
         if self.stuck:
@@ -68,23 +71,29 @@ class Row:
 
     @property
     def least_memory(self) -> float:
-        """Bytes of a GPU into which it fits."""
+        """Bytes of the smallest GPU into which the training fits."""
         return self.option.memory.peak / USABLE
 
 
 def read_rows(lines: Iterable[str], rate: float | None = None) -> list[Row]:
-    """Read a row of each line: `NAME [--done] [--vocab SIZE] [--corpus-tokens N] [--kept N] WORDS of fairseq-train`.
+    """Plan the training of each line, `NAME FLAGS`; FLAGS are fairseq-train's, and beside them
 
-    --corpus-tokens: target tokens of an epoch, for trainings that end by epochs; --kept: how many files with weights
-    stay (default 1; 0: nothing is saved); --free: settings to choose, "batch,recompute" or one; --facts: run.json's,
-    --experiment: its folder, to find the paper's cell; --stuck: updates after which a training ends whose cell diverged
-    there. rate: TFLOP/s of each GPU or process. Raises a UserError, naming the row, for invalid flags.
+      --done               the training is over
+      --vocab SIZE         of the vocabulary, as for `deepnet plan`
+      --corpus-tokens N    target tokens of an epoch, for a training that ends after --max-epoch
+      --kept N             how many files with weights stay (default 1; 0: nothing is saved)
+      --free CHOICES       what may be chosen to fit into memory: "batch", "recompute", or both with a comma
+      --stuck N            updates after which the training ends if the paper's diverged
+      --experiment FOLDER, --facts JSON    the experiment's folder and the content of run.json, which tell whether the
+                           paper's diverged
+
+    rate: TFLOP/s of each GPU or process, None for ASSUMED_RATE. Raises a UserError, naming the row, for invalid flags.
     """
     return [_row(shlex.split(line), rate) for line in lines if line.strip()]
 
 
 def _row(words: list[str], rate: float | None) -> Row:
-    """Make the row of a line's words; rate: as for `read`."""
+    """Plan the training of a line, split into words; rate: as for `read_rows`."""
     name, *flags = words
     try:
         args, rest = _parse_own(flags)
@@ -92,7 +101,7 @@ def _row(words: list[str], rate: float | None) -> Row:
         rest += ["--gpus", str(args.distributed_world_size)]
         if adam:
             rest += ["--optimizer", args.optimizer]
-        setting = parse(rest, strict=False)
+        setting = parse_setting(rest, strict=False)
         free_batch = "batch" in args.free
         free_recompute = "recompute" in args.free
         option, parameters, operations = choose(setting, batch=free_batch, recompute=free_recompute, adam=adam)
@@ -103,16 +112,16 @@ def _row(words: list[str], rate: float | None) -> Row:
     if args.stuck and diverged(args.experiment, json.loads(args.facts)):
         stuck = args.stuck
 
-    ends = []  # updates after which the training may end; the first one ends it
+    ends = []  # numbers of updates, the smallest of which ends the training
     if args.max_update:
         ends.append(int(args.max_update))
     if args.max_epoch and args.corpus_tokens:
         ends.append(updates_of(setting, args.max_epoch, int(args.corpus_tokens)))
-    if stuck:  # it is first saved at the first validation
+    if stuck:  # --stop-stuck counts from the first validation, which is at the first save
         ends.append(stuck + args.save_interval_updates)
 
-    flops_per_second = (rate or ASSUMED[setting.device]) * TERA * setting.gpus
-    peak, kept = _disk(setting, parameters, args)
+    flops_per_second = (rate or ASSUMED_RATE[setting.device]) * TERA * setting.gpus
+    peak, kept = _disk_bytes(setting, parameters, args)
     return Row(
         name=name,
         option=option,
@@ -127,7 +136,7 @@ def _row(words: list[str], rate: float | None) -> Row:
 
 
 def _parse_own(flags: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Parse the flags that this module reads; return the others too. Raises a UserError for invalid ones."""
+    """Parse the flags that this module reads: return them, and the words of all others. UserError for invalid ones."""
     own = Parser(add_help=False, allow_abbrev=False)
     own.add_argument("--done", action="store_true")
     for flag, default in NUMBERS.items():
@@ -145,7 +154,10 @@ def _parse_own(flags: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def diverged(experiment: str, facts: dict) -> bool:
-    """Tell whether the paper's table has this row as diverged; facts: of the row's run.json."""
+    """Tell whether a paper's table says that this training diverged.
+
+    experiment: folder of the experiment, by which the table is found; facts: content of run.json, by which its row is.
+    """
     from ...study.tables import TABLES
 
     for table in TABLES.values():
@@ -157,30 +169,33 @@ def diverged(experiment: str, facts: dict) -> bool:
     return False
 
 
-def _disk(setting: Setting, parameters: int, args: argparse.Namespace) -> tuple[float, float]:
-    """Return the bytes on the disk: the most while it trains, and at its end."""
+def _disk_bytes(setting: Setting, parameters: int, args: argparse.Namespace) -> tuple[float, float]:
+    """Return the bytes on the disk of a training: the most while it runs, and at its end.
+
+    parameters: their number; args: --kept and --epoch-weights, as _parse_own returns them.
+    """
     if not args.kept:
         return 0.0, 0.0
     weights = parameters * (SINGLE if setting.precision == "fp32" else HALF)
     master = MASTER if setting.precision in ("fp16", "bf16") else 0
-    whole = weights + parameters * (MOMENTS + master)
+    full = weights + parameters * (MOMENTS + master)  # a checkpoint with the optimiser's state
 
     numbers = args.epoch_weights.removeprefix("last:").split("-")
-    if not args.epoch_weights:
+    if not args.epoch_weights:  # no files with the weights of single epochs
         epochs = 0
     elif len(numbers) == 2:  # A-B
         epochs = int(numbers[1]) - int(numbers[0]) + 1
     else:  # last:N, which keeps one to spare
         epochs = int(numbers[0]) + 1
 
-    peak = WHOLE * whole + (epochs + 1) * weights  # 1: the file that is made of these, as the averaged model
+    peak = FULL_CHECKPOINTS * full + (epochs + 1) * weights  # 1: the averaged model
     return peak, args.kept * weights
 
 
 def as_text(rows: list[Row], rate: float | None = None, side_by_side: int = 1) -> str:
-    """Format the plan of rows that are trained in this order, `side_by_side` at a time: a line each, and sums.
+    """Format the plan of rows that are trained in this order, `side_by_side` at a time: a line for each, and sums.
 
-    rate: TFLOP/s that `read` was given.
+    rate: TFLOP/s that `read_rows` was given, None if it was assumed.
     """
     left = [row for row in rows if not row.done]
     setting = rows[0].option.setting  # its device and memory stand for those of all rows
@@ -198,7 +213,7 @@ def as_text(rows: list[Row], rate: float | None = None, side_by_side: int = 1) -
     time = f"{_short(hours)} hours"
     if hours >= 48:
         time += f" ({hours / 24:.1f} days)"
-    speed = f"{rate or ASSUMED[setting.device]:g} TFLOP/s of each {unit}, {'as given' if rate else 'assumed'}"
+    speed = f"{rate or ASSUMED_RATE[setting.device]:g} TFLOP/s of each {unit}, {'as given' if rate else 'assumed'}"
 
     peak_memory = max(row.option.memory.peak for row in rows) / GIB
     limit = ""
@@ -207,7 +222,7 @@ def as_text(rows: list[Row], rate: float | None = None, side_by_side: int = 1) -
 
     kept = sum(row.kept for row in rows)
     largest_first = sorted((row.peak for row in left), reverse=True)
-    peak_disk = kept + sum(largest_first[:side_by_side])
+    peak_disk = kept + sum(largest_first[:side_by_side])  # at worst the largest train last, beside all that is kept
 
     lines = [
         _table(rows, unit),
@@ -224,15 +239,18 @@ def as_text(rows: list[Row], rate: float | None = None, side_by_side: int = 1) -
 
 
 def _table(rows: list[Row], unit: str) -> str:
-    """Format a line for each row, named below the folder that all have in common. unit: "GPU" or "process"."""
+    """Format a table with a line for each row, whose name is relative to the folder that all have in common.
+
+    unit: "GPU" or "process".
+    """
     table = [["row", "size", f"tokens of a {unit}", "recomputed", "GiB", "updates", "hours", "GB"]]
     folder = os.path.commonpath([os.path.dirname(row.name) for row in rows])
     for row in rows:
         setting = row.option.setting
 
         name = os.path.relpath(row.name, folder or ".")
-        if len(name) > NAME:
-            name = f"{name[: NAME // 2]}…{name[1 - NAME // 2 :]}"
+        if len(name) > SHOWN_NAME:
+            name = f"{name[: SHOWN_NAME // 2]}…{name[1 - SHOWN_NAME // 2 :]}"
 
         recomputed = "yes" if setting.checkpoint_every else "no"
         if setting.zero:
@@ -260,7 +278,7 @@ def _table(rows: list[Row], unit: str) -> str:
 
 
 def _short(value: float) -> str:
-    """Format a number with two digits, or all of its digits in front of the point."""
+    """Format a number with two significant digits, or as a whole number from 10 on."""
     if value >= 10:
         return f"{value:,.0f}"
     if value >= 1:

@@ -1,4 +1,4 @@
-"""Setting of a plan, read from fairseq-train's flags: a model, its batches, precision and optimiser."""
+"""What a plan depends on, read from fairseq-train's flags: a model, its batches, precision, optimiser and machine."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ import torch
 from ...core import archs, config
 from ...core.recomputation import group_size
 from ...errors import UserError
-from ...plugin.chunked_loss import CROSS_ENTROPY, LABEL_SMOOTHED
+from ...plugin.chunked_loss import CROSS_ENTROPY as CHUNKED_CROSS_ENTROPY
+from ...plugin.chunked_loss import LABEL_SMOOTHED as CHUNKED_LABEL_SMOOTHED
 
 GIB = 2**30
-FLOAT32 = 4
-MOST = 10**8  # limit of any whole number
+FLOAT32_BYTES = 4
+LIMIT = 10**8  # of each whole number that a flag gives
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 OPTIMIZERS = ADAM, FUSED = "adam", "deepnet_adam"
 SHARDED = "--zero-sharding os"
@@ -26,8 +27,8 @@ SHARDED = "--zero-sharding os"
 class Objective(NamedTuple):
     """Training objective of a model.
 
-    task, criterion: fairseq's names; chunked: the criterion's form without all logits, None where there is none;
-    length: tokens of a sample, by default.
+    task, criterion: fairseq's names; chunked: name of the criterion that computes the same loss in chunks of tokens
+    (plugin/chunked_loss.py), None where there is none; length: default number of tokens in a sentence.
     """
 
     task: str
@@ -42,13 +43,13 @@ class Objective(NamedTuple):
 
     @property
     def masks(self) -> bool:
-        """True if some of the tokens are masked, and only these predicted."""
+        """True if some of the tokens are masked, and only these are predicted."""
         return self.task == "masked_lm"
 
 
-OBJECTIVES = {
-    archs.MODEL_NAME: Objective("translation", "label_smoothed_cross_entropy", LABEL_SMOOTHED, 32),
-    archs.LM: Objective("language_modeling", "cross_entropy", CROSS_ENTROPY),
+OBJECTIVES = {  # name of a model -> its objective
+    archs.MODEL_NAME: Objective("translation", "label_smoothed_cross_entropy", CHUNKED_LABEL_SMOOTHED, 32),
+    archs.LM: Objective("language_modeling", "cross_entropy", CHUNKED_CROSS_ENTROPY),
     archs.MASKED_LM: Objective("masked_lm", "masked_lm", None),
 }
 
@@ -57,14 +58,23 @@ OBJECTIVES = {
 class Setting:
     """Setting of a training: the flags of model, batches and machine that determine memory and time.
 
-    cfg: a filled model config; vocab: symbols that the first stack reads, and those that the model predicts;
-    max_tokens: source tokens, and target tokens, in a batch of one GPU, padding included (of a language model's one
-    text, simply tokens); length: tokens of a sentence; precision: a key of DTYPES, or "memory-efficient-" and one of
-    the half precisions, then without a master copy; optimizer: "adam" or "deepnet_adam"; criterion: by default the
-    model's; cuda_graphs: shapes of batches that have a graph, 0 for none; mask_prob: share of the tokens that a masked
-    language model predicts; checkpoint_every: layers that are recomputed together, 0 for none; zero: whether the
-    optimiser's state is sharded; gpu_memory: bytes; device: "cpu" or "cuda". Raises a UserError, naming the flag, for
-    values out of range and for flags that do not go together.
+    cfg: a config of the model with all fields set
+    vocab: sizes of the vocabulary that the first stack reads and of that which the model predicts
+    max_tokens: source tokens, and as many target tokens, in a batch of one GPU, padding included; a language model has
+      one text and thus simply so many tokens
+    update_freq: batches of an update on each GPU
+    length: tokens of a sentence
+    precision: a key of DTYPES; "memory-efficient-fp16" or "-bf16" has no float32 copy of the weights
+    optimizer: "adam" or "deepnet_adam"
+    criterion: fairseq's name; "" for the one of the model's objective
+    mask_prob: share of the tokens that a masked language model predicts
+    checkpoint_every: number of layers that are recomputed together, 0 to recompute none
+    zero: whether the optimiser's state is sharded over the GPUs
+    cuda_graphs: number of shapes of batches that get a CUDA graph
+    gpu_memory: bytes of a GPU
+    device: "cpu" or "cuda"
+
+    Raises a UserError, naming the flag, for values out of range and for flags that do not go together.
     """
 
     cfg: argparse.Namespace
@@ -75,7 +85,7 @@ class Setting:
     precision: str = "fp32"
     optimizer: str = ADAM
     criterion: str = ""
-    mask_prob: float = 0.15  # fairseq's
+    mask_prob: float = 0.15  # fairseq's default
     checkpoint_every: int = 0
     zero: bool = False
     gpus: int = 1
@@ -94,19 +104,19 @@ class Setting:
         """Raise a UserError for a number out of its range."""
         for name in ("max_tokens", "update_freq", "length", "gpus"):
             number = getattr(self, name)
-            if not 1 <= number <= MOST:
-                raise UserError(f"--{name.replace('_', '-')} {number}: must be from 1 to {MOST:,}")
-        if not 0 <= self.cuda_graphs <= MOST:
-            raise UserError(f"--cuda-graphs {self.cuda_graphs}: must be from 0 to {MOST:,}")
+            if not 1 <= number <= LIMIT:
+                raise UserError(f"--{name.replace('_', '-')} {number}: must be from 1 to {LIMIT:,}")
+        if not 0 <= self.cuda_graphs <= LIMIT:
+            raise UserError(f"--cuda-graphs {self.cuda_graphs}: must be from 0 to {LIMIT:,}")
         if self.gpu_memory < 1:
             raise UserError(f"--gpu-memory {self.gpu_memory / GIB:g}: must be above 0")
         if not 0 < self.mask_prob <= 1:
             raise UserError(f"--mask-prob {self.mask_prob}: must be above 0 and at most 1")
-        if not 1 <= min(self.vocab) <= max(self.vocab) <= MOST:
-            raise UserError(f"--vocab {self.vocab[0]},{self.vocab[1]}: a vocabulary has 1 to {MOST:,} entries")
+        if not 1 <= min(self.vocab) <= max(self.vocab) <= LIMIT:
+            raise UserError(f"--vocab {self.vocab[0]},{self.vocab[1]}: a vocabulary has 1 to {LIMIT:,} entries")
 
     def _check_batch_and_loss(self) -> None:
-        """Raise a UserError for a sentence longer than a batch, and for a loss that is not the model's."""
+        """Raise a UserError for a sentence longer than a batch, and for a criterion that is not for the model."""
         if self.length > self.max_tokens:
             raise UserError(f"--length {self.length}: longer than a batch of --max-tokens {self.max_tokens}")
 
@@ -117,7 +127,7 @@ class Setting:
             raise UserError(f"--criterion {self.criterion}: the plan of a {self.model} knows {known}")
 
     def _check_vocabularies(self) -> None:
-        """Raise a UserError for two vocabularies in a model that has one."""
+        """Raise a UserError for vocabularies of two sizes in a model that has only one vocabulary."""
         if self.vocab[0] == self.vocab[1]:
             return
         sizes = f"--vocab {self.vocab[0]},{self.vocab[1]}"
@@ -127,7 +137,7 @@ class Setting:
             raise UserError(f"--share-all-embeddings: {sizes} names two dictionaries")
 
     def _check_optimiser(self) -> None:
-        """Raise a UserError for an optimiser that can do neither the sharding nor the precision."""
+        """Raise a UserError for sharding, or a precision, that the optimiser or the number of GPUs does not allow."""
         if self.zero and self.gpus == 1:
             raise UserError(f"{SHARDED}: shards over several GPUs; give --gpus")
         if self.zero and self.optimizer != FUSED:
@@ -137,7 +147,7 @@ class Setting:
 
     @property
     def memory_efficient(self) -> bool:
-        """True if the weights are in half precision without a master copy."""
+        """True if the weights are in half precision without a float32 copy."""
         return self.precision.startswith("memory-efficient")
 
     @property
@@ -167,51 +177,53 @@ class Setting:
 
     @property
     def chunked(self) -> bool:
-        """True if the loss is computed in chunks."""
+        """True if the loss is computed in chunks of tokens."""
         return self.criterion == self.objective.chunked
 
     @property
-    def graphs(self) -> int:
-        """Number of CUDA graphs: a training on several GPUs or a CPU, or with recomputation, goes on without."""
-        served = self.device == "cuda" and self.gpus == 1 and not self.checkpoint_every
-        return self.cuda_graphs if served else 0
+    def active_graphs(self) -> int:
+        """Number of CUDA graphs that are made: none on a CPU, on several GPUs, and with recomputation."""
+        possible = self.device == "cuda" and self.gpus == 1 and not self.checkpoint_every
+        return self.cuda_graphs if possible else 0
 
     @property
-    def scored(self) -> int:
-        """Number of tokens, of a batch of whole sentences, that are projected to the vocabulary."""
+    def predicted_tokens(self) -> int:
+        """Number of tokens in a batch of whole sentences that are projected to the vocabulary."""
         tokens = self.max_tokens // self.length * self.length
         if not self.objective.masks:
             return tokens
         return max(1, round(tokens * self.mask_prob))
 
     @property
-    def batch(self) -> int:
-        """Number of target tokens of an update, masked or not."""
+    def tokens_per_update(self) -> int:
+        """Number of target tokens in the batches of an update on all GPUs, padding included, masked or not."""
         return self.max_tokens * self.update_freq * self.gpus
 
-    def optimiser(self, numbers: int, largest: int) -> tuple[int, int]:
-        """Return bytes kept between updates, and temporary bytes of an update.
+    def optimiser_bytes(self, trainable: int, largest: int) -> tuple[int, int]:
+        """Return the bytes that the optimiser keeps between updates, and the temporary bytes of its update.
 
-        numbers: in all trained parameters; largest: in the largest of them. Kept are Adam's moments and, where the
-        weights are in half precision, weights and gradients in float32, sharded or not. fairseq's adam has the root of
-        one tensor's second moment at a time (with --fp16 all are one tensor) and, without float32 weights, copies of
-        weight and gradient (optim/adam.py, fp16_optimizer.py of fairseq); deepnet_adam has no temporaries.
+        trainable: number of scalars in all trained parameters; largest: in the largest tensor.
+
+        Kept are Adam's two moments and, if the weights are in half precision, float32 copies of weights and gradients;
+        all of these are sharded or none. fairseq's adam makes the root of a tensor's second moment, one tensor at a
+        time (with --fp16 all parameters are one tensor), and without float32 weights it also makes float32 copies of
+        that weight and gradient (fairseq's optim/adam.py, optim/fp16_optimizer.py). deepnet_adam has no temporaries.
         """
         copies = 2  # Adam's two moments
         if self.precision in ("fp16", "bf16"):
             copies += 2  # weights and gradients in float32
         shards = self.gpus if self.zero else 1
-        kept = -(-numbers * FLOAT32 * copies // shards)  # rounded up
+        kept = -(-trainable * FLOAT32_BYTES * copies // shards)  # rounded up
 
         if self.optimizer == FUSED:
             return kept, 0
         temporaries = 3 if self.memory_efficient else 1  # root; copies of weight and gradient
-        at_a_time = numbers if self.precision == "fp16" else largest
-        return kept, temporaries * FLOAT32 * at_a_time
+        at_a_time = trainable if self.precision == "fp16" else largest
+        return kept, temporaries * FLOAT32_BYTES * at_a_time
 
 
-def recomputation(every: int) -> str:
-    """Return fairseq-train's flags for recomputing `every` layers together."""
+def recomputation_flags(every: int) -> str:
+    """Return fairseq-train's flags for recomputing `every` layers together, "" for 0."""
     if every == 0:
         return ""
     if every == 1:
@@ -219,32 +231,33 @@ def recomputation(every: int) -> str:
     return f"--checkpoint-every {every}"
 
 
-FLAGS = ("max_tokens", "update_freq", "criterion", "mask_prob", "gpus")  # of Setting's fields, with their defaults
-AUTO_GRAPHS = 32  # shapes that --cuda-graphs auto makes
+# fields of Setting whose flags have the same name, type and default
+PLAIN_FLAGS = ("max_tokens", "update_freq", "criterion", "mask_prob", "gpus")
+AUTO_GRAPHS = 32  # shapes of batches that get a graph under --cuda-graphs auto
 
 
 class Parser(argparse.ArgumentParser):
-    """Parser that raises a UserError for a mistake."""
+    """Parser that raises a UserError for invalid flags, where argparse would print the usage and exit."""
 
     def error(self, message: str):
-        """Raise a UserError."""
+        """Raise argparse's message as a UserError."""
         raise UserError(message.removeprefix("argument "))
 
 
 def check_number(flag: str, value: float, zero: bool = False) -> None:
-    """Raise a UserError, naming the flag, unless the value is a number above 0 or, with `zero`, 0."""
-    if not (0 < value < 1e18 or (zero and value == 0)):  # false for NaN
+    """Raise a UserError, naming the flag, unless the value is a number above 0; zero: whether 0 is allowed too."""
+    if not (0 < value < 1e18 or (zero and value == 0)):  # neither holds for NaN
         raise UserError(f"{flag} {value}: must be a number {'from' if zero else 'above'} 0")
 
 
-def parse(flags: list[str], strict: bool = True) -> Setting:
+def parse_setting(flags: list[str], strict: bool = True) -> Setting:
     """Parse `deepnet plan`'s flags; raise a UserError, naming the flag, for one that is unknown or contradicts others.
 
     strict: False ignores flags that memory and time do not depend on, as in a whole command of fairseq-train.
     """
-    first = Parser(add_help=False, allow_abbrev=False)
-    first.add_argument("--arch", "-a", default=archs.MODEL_NAME)
-    arch = first.parse_known_args(flags)[0].arch  # the other flags depend on its model
+    arch_parser = Parser(add_help=False, allow_abbrev=False)
+    arch_parser.add_argument("--arch", "-a", default=archs.MODEL_NAME)
+    arch = arch_parser.parse_known_args(flags)[0].arch  # which other flags there are depends on its model
     if arch not in archs.PRESETS:
         raise UserError(f"--arch {arch}: no such architecture; `deepnet methods --archs` lists them")
 
@@ -255,9 +268,10 @@ def parse(flags: list[str], strict: bool = True) -> Setting:
         raise UserError(f"unknown: {' '.join(rest)}; memory and time do not depend on it, drop it")
 
     overrides = {name: value for name, value in vars(args).items() if name in fields}
-    if "max_source_positions" not in fields:  # a language model's samples are all of one length, which is its longest
-        longest = fields.keys() & {"tokens_per_sample", "max_target_positions", "max_positions"}
-        overrides = dict.fromkeys(longest, args.length) | overrides
+    if "max_source_positions" not in fields:
+        # the sentences of a language model are all of one length, which is thus the default of its length limits
+        length_limits = fields.keys() & {"tokens_per_sample", "max_target_positions", "max_positions"}
+        overrides = dict.fromkeys(length_limits, args.length) | overrides
     cfg = config.namespace(arch, **overrides)
     if not math.isfinite(args.gpu_memory * GIB):
         raise UserError(f"--gpu-memory {args.gpu_memory}: must be a number of GiB")
@@ -270,21 +284,21 @@ def parse(flags: list[str], strict: bool = True) -> Setting:
         zero=args.zero_sharding == "os",
         gpu_memory=int(args.gpu_memory * GIB),
         device="cpu" if args.cpu else "cuda",
-        cuda_graphs=_graphs(args.cuda_graphs),
+        cuda_graphs=_number_of_graphs(args.cuda_graphs),
         length=args.length,
         optimizer=args.optimizer,
-        **{name: getattr(args, name) for name in FLAGS},
+        **{name: getattr(args, name) for name in PLAIN_FLAGS},
     )
 
 
-TYPES = {"int": int, "float": float, "str": str}  # words in a field's annotation -> type of its flag
+FLAG_TYPES = {"int": int, "float": float, "str": str}  # word in the annotation of a config's field -> type of its flag
 
 
 def _parser(arch: str, fields: dict[str, dataclasses.Field]) -> argparse.ArgumentParser:
-    """Return the parser of the model's fields and of the flags of batch, precision, optimiser and machine.
+    """Return the parser of `deepnet plan`'s flags: those of the model, of batch, precision, optimiser and machine.
 
-    fields: of the config of the architecture's model, by name. A field whose flag is not given is left out of the
-    result, because the architecture sets it.
+    fields: fields of the model's config, by name; each has a flag. A field whose flag is not given is not in the parsed
+    namespace, because the architecture sets it.
     """
     objective = OBJECTIVES[archs.MODELS[arch]]
     parser = Parser(prog="deepnet plan", add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
@@ -297,15 +311,15 @@ def _parser(arch: str, fields: dict[str, dataclasses.Field]) -> argparse.Argumen
         if "bool" in annotation:
             parser.add_argument(flag, action="store_true")
         else:
-            kind = next(kind for word, kind in TYPES.items() if word in annotation)
-            parser.add_argument(flag, type=kind, choices=fields[name].metadata["choices"] or None)
+            flag_type = next(kind for word, kind in FLAG_TYPES.items() if word in annotation)
+            parser.add_argument(flag, type=flag_type, choices=fields[name].metadata["choices"] or None)
 
     parser.add_argument("--vocab", default="32000")
     parser.add_argument("--gpu-memory", type=float, default=80.0)
     parser.add_argument("--cuda-graphs", default="0")
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default=ADAM)
     parser.add_argument("--zero-sharding", choices=("none", "os"), default="none")
-    for name in FLAGS:
+    for name in PLAIN_FLAGS:
         default = getattr(Setting, name)
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
     for flag in ("fp16", "bf16", "memory-efficient-fp16", "memory-efficient-bf16", "cpu"):
@@ -313,17 +327,17 @@ def _parser(arch: str, fields: dict[str, dataclasses.Field]) -> argparse.Argumen
     return parser
 
 
-def _graphs(text: str) -> int:
-    """Return the number of shapes that --cuda-graphs names."""
-    if text != "auto" and not text.isdecimal():
-        raise UserError(f"--cuda-graphs {text}: give a number of shapes, or auto")
+def _number_of_graphs(text: str) -> int:
+    """Return the number of shapes of batches for the value of --cuda-graphs: a number or "auto"."""
     if text == "auto":
         return AUTO_GRAPHS
+    if not text.isdecimal():
+        raise UserError(f"--cuda-graphs {text}: give a number of shapes, or auto")
     return int(text)
 
 
 def _vocabularies(text: str) -> tuple[int, int]:
-    """Return the sizes of the source's and the target's vocabulary, of "32000" or "32000,40000"."""
+    """Return the sizes of the source's and the target's vocabulary from "32000" or "32000,40000", --vocab's value."""
     sizes = text.split(",")
     if len(sizes) > 2 or not all(size.isdecimal() for size in sizes):
         raise UserError(f"--vocab {text}: give the size of the vocabulary, or two with a comma, source first")
@@ -331,10 +345,10 @@ def _vocabularies(text: str) -> tuple[int, int]:
 
 
 def _precision(args: argparse.Namespace) -> str:
-    """Return Setting's precision; a UserError if the flags name two."""
+    """Return the precision that the flags name, as Setting has it; raise a UserError if they name two."""
     asked = []
     for half in ("fp16", "bf16"):
-        if getattr(args, f"memory_efficient_{half}"):  # --fp16 beside it adds nothing
+        if getattr(args, f"memory_efficient_{half}"):  # beside which --fp16 or --bf16 of the same kind changes nothing
             asked.append(f"memory-efficient-{half}")
         elif getattr(args, half):
             asked.append(half)

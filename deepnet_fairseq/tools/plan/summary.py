@@ -7,9 +7,9 @@ from types import SimpleNamespace
 from ...text_table import render
 from .fit import USABLE, recommend
 from .needs import TERA, count, flops, memory
-from .setting import GIB, Setting, recomputation
+from .setting import GIB, Setting, recomputation_flags
 
-MEMORY_ROWS = {
+MEMORY_ROWS = {  # attribute of what needs.memory returns -> label in the table
     "weights": "weights",
     "gradients": "gradients",
     "optimiser": "optimiser's state",
@@ -22,11 +22,14 @@ MEMORY_ROWS = {
     "objects": "Python's objects",
     "peak": "peak",
 }
-PHASES = {"forward": "forward pass", "backward": "backward pass", "optimiser": "optimiser's update"}
+PHASES = {"forward": "forward pass", "backward": "backward pass", "optimiser": "optimiser's update"}  # likewise
 
 
 def as_dict(setting: Setting, speed: SimpleNamespace | None) -> dict:
-    """Return the plan for JSON, one object a part; bytes, operations, seconds. speed: None without a rate."""
+    """Return the plan for JSON: an object for each part, in bytes, operations and seconds.
+
+    speed: what needs.speed returns, None if no FLOP/s are given.
+    """
     fields = {name: value for name, value in vars(setting).items() if name != "cfg"}
     for name in ("arch", "method", *setting.layer_fields):
         fields[name] = getattr(setting.cfg, name)
@@ -41,7 +44,10 @@ def as_dict(setting: Setting, speed: SimpleNamespace | None) -> dict:
 
 
 def as_text(setting: Setting, speed: SimpleNamespace | None) -> str:
-    """Return the plan in tables of memory (GiB), options, operations (GFLOP), launches and time."""
+    """Return the plan as tables of memory (GiB), options to need less of it, operations (GFLOP), launches and time.
+
+    speed: as for `as_dict`.
+    """
     cfg = setting.cfg
     vocab = " and ".join(f"{size:,}" for size in dict.fromkeys(setting.vocab))
     layers = "-".join(str(getattr(cfg, name)) for name in setting.layer_fields)
@@ -49,7 +55,7 @@ def as_text(setting: Setting, speed: SimpleNamespace | None) -> str:
     batch = f"{setting.max_tokens:,} tokens a {unit} x {setting.update_freq} x {setting.gpus}"
     title = (
         f"{cfg.arch}, {layers}, {cfg.method}, vocabulary {vocab}: {count(setting).total:,} parameters\n"
-        f"{setting.precision}, {setting.optimizer}, {batch} = {setting.batch:,} an update"
+        f"{setting.precision}, {setting.optimizer}, {batch} = {setting.tokens_per_update:,} an update"
     )
     return "\n\n".join([title, _memory(setting, unit), _options(setting), _work(setting, speed)])
 
@@ -64,14 +70,14 @@ def _memory(setting: Setting, unit: str) -> str:
             rows.append([label, f"{used / GIB:.2f}"])
 
     note = f"not all at a time: the peak lies in the {PHASES[usage.phase]}"
-    flags = recomputation(setting.checkpoint_every)
+    flags = recomputation_flags(setting.checkpoint_every)
     if flags:
         note += f"; {flags}"
     return f"{render(rows)}\n{note}"
 
 
 def _options(setting: Setting) -> str:
-    """Format the table of options on the way to fitting, and say which one is recommended."""
+    """Format the table of options that need less and less memory, and say which one is recommended."""
     options = recommend(setting)
     rows = [["to fit", "peak GiB", "operations"]]
     for option in options:
@@ -90,7 +96,7 @@ def _options(setting: Setting) -> str:
 
 
 def _work(setting: Setting, speed: SimpleNamespace | None) -> str:
-    """Format the table of operations, launches and, with a speed, time."""
+    """Format the table of operations, launches and, if the speed is known, time."""
     work = flops(setting)
     rows = [
         ["work", "value"],

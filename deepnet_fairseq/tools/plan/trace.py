@@ -1,10 +1,14 @@
 """Trace memory and operations of a model's forward and backward passes, from a few layers run without storage.
 
-The model runs on the meta device, which passes for a GPU or a CPU (`AsOn`): nothing is computed, but every tensor has
-its shape, type and lifetime. A meter adds up the live bytes and the operations of every kernel, stage by stage:
-embedding, each layer, the end of a stack, the loss. Layers between the first and the last are alike, so three of a
-stack stand for all. The modules in a method's slots are thus counted automatically; torch itself decides which tensors
-autograd keeps, and how long.
+The model runs on torch's meta device: nothing is computed, but every tensor has its shape, type and lifetime.
+`PretendDevice` lets it pass for a GPU or a CPU. `Meter` sees each operator and adds up the live bytes, the operations
+and the kernels. `Run` reads the meter after each stage: the embedding of a stack, each of its layers, the end of the
+stack, and the loss. Torch itself thus decides which tensors autograd keeps, and how long, and the modules that a
+method adds to a layer are counted without a formula of their own.
+
+The layers between the first and the last of a stack are alike, so three traced layers stand for any number. If layers
+read the outputs of all earlier ones, their costs grow linearly with their place: these are extrapolated from two runs,
+one of which has one layer more.
 """
 
 from __future__ import annotations
@@ -31,29 +35,36 @@ from ...core.modifiers import make_method
 from ...core.pass_state import State, running
 from ...core.stack import Stack
 from ...plugin.chunked_loss import FEWEST_TOKENS, LOGITS_BYTES, label_smoothed_loss
-from .setting import FLOAT32, Setting
+from .setting import FLOAT32_BYTES, Setting
 
-ALIKE = 3  # layers traced: the first and the last may differ from those between
-LAYERS = "layers"
-MIXED = 6  # where layers read all earlier ones, a layer's cost grows with its place; this number shows how
-FORMULAS = {packet.__name__: formula for packet, formula in flop_registry.items()}
-FORMULAS["_scaled_dot_product_flash_attention_for_cpu"] = sdpa_flop  # formulas that torch lacks
-# operators without a kernel, beside views
+# layers of a stack that are traced
+TRACED_IF_ALIKE = 3  # the first and the last may differ from those between
+TRACED_IF_GROWING = 6  # where a layer's cost grows with its place; beside it one layer fewer is traced
+LAYERS = "layers"  # last word in the name of a stage that is a layer, as "encoder layers"
+SMOOTHING = 0.1  # of the labels; the costs are the same for any above 0
+PADDING = 1  # its index in fairseq's dictionaries
+
+FLOP_FORMULAS = {packet.__name__: formula for packet, formula in flop_registry.items()}  # torch's, by operator
+FLOP_FORMULAS["_scaled_dot_product_flash_attention_for_cpu"] = sdpa_flop  # which torch does not list
+# operators that launch no kernel, beside views
 NO_KERNEL = ("empty", "new_empty", "empty_like", "new_empty_strided", "_unsafe_view", "detach", "zeros")
-SEVERAL = {  # operators of several kernels, as benchmarks/fake_gpu counts them
+SEVERAL_KERNELS = {  # operator -> number of its kernels, as benchmarks/fake_gpu counts them
     "native_layer_norm_backward": 2, "_scaled_dot_product_flash_attention_backward": 3, "embedding_dense_backward": 10,
 }  # fmt: skip
 
 
 @dataclass
 class Stage:
-    """Stage of the update: an embedding, a layer, the end of a stack, or the loss.
+    """Stage of one forward and backward pass: an embedding, a layer, the end of a stack, or the loss.
 
-    In bytes: output: its output. kept: what its forward pass leaves behind; peak_forward: the peak of the forward pass.
-    change_backward: what its backward pass leaves behind, below 0 if it frees more than it makes, without gradients of
-    parameters; peak_backward: the peak of the backward pass when .grad does not exist yet, with the gradients that
-    arrive; peak_accumulating: the peak when .grad exists already and new gradients are added to it. Each is counted
-    from the memory before that pass of the stage. gradients: the gradients of the stage's parameters.
+    name: stack and kind, as "encoder embedding", "decoder layers" or "decoder end"; "output" for the loss.
+
+    Bytes, where all peaks and changes are relative to the memory at the start of that pass through the stage:
+    output: the stage's output. kept: what the forward pass leaves behind. peak_forward: its peak.
+    change_backward: what the backward pass leaves behind without the gradients of parameters, mostly below 0 because
+    it frees activations. peak_backward: its peak if no .grad exists yet, including the gradients that arrive.
+    peak_accumulating: its peak if every .grad exists already and new gradients are added to it, without .grad itself.
+    gradients: gradients of the stage's parameters.
 
     flops: operations of the forward pass. launches, launches_back: kernels that the forward and backward pass launch.
     """
@@ -70,8 +81,11 @@ class Stage:
     launches: int = 0
     launches_back: int = 0
 
-    def further(self, before: Stage, steps: float) -> Stage:
-        """Extrapolate this stage `steps` places further, linearly from `before`, the stage one place back."""
+    def extrapolated(self, before: Stage, steps: float) -> Stage:
+        """Return the stage `steps` steps beyond this one, on the line through `before`, which is one step back.
+
+        A step is a layer, or a number of sentences in a batch. `steps` below 0 interpolate or go back.
+        """
         numbers = {}
         for field, number in vars(self).items():
             if field != "name":
@@ -81,9 +95,11 @@ class Stage:
 
 
 class Reading(NamedTuple):
-    """What a meter shows: live bytes without gradients of parameters, the peak of these, the peak with gradients.
+    """What a meter shows.
 
-    gradients: bytes of the gradients of parameters. flops, launches: operations and kernels so far.
+    live: bytes of live tensors without the gradients of parameters; gradients: bytes of these. peak: the most of `live`
+    since the last reading; peak_with_gradients: the most of `live` and `gradients` together since then. flops,
+    launches: operations and kernels since the start.
     """
 
     live: int
@@ -95,47 +111,50 @@ class Reading(NamedTuple):
 
 
 class Meter(TorchDispatchMode):
-    """Count live bytes of storages made in the context, operations and launches. own: tensors from before.
+    """Count, while the context lasts, the bytes of live storages, floating-point operations and kernel launches.
 
     A storage counts from the first operator that returns it until nothing refers to it any more.
+
+    existing: tensors from before the context, whose storages do not count: the model's parameters and buffers.
     """
 
-    def __init__(self, own: list[Tensor]):
+    def __init__(self, existing: list[Tensor]):
         super().__init__()
         self.live = self.peak = self.gradients = self.peak_with_gradients = 0
         self.flops = self.launches = 0
-        self.sizes: dict[int, int] = {}  # address of a storage -> its bytes, as they count in `live`
-        self.references: dict[int, weakref.ref] = {}  # address of a storage -> what reports its end
-        for tensor in own:
-            self._see(tensor, counts=False)
+        self.sizes: dict[int, int] = {}  # address of a storage -> its share of `live`
+        self.references: dict[int, weakref.ref] = {}  # address of a storage -> weak reference that reports its end
+        for tensor in existing:
+            self._add(tensor, counts=False)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         if func.namespace != "aten":
             return out
 
-        for tensor in [out] if isinstance(out, Tensor) else tree_leaves(out):
+        outputs = [out] if isinstance(out, Tensor) else tree_leaves(out)  # a shortcut for most operators
+        for tensor in outputs:
             if isinstance(tensor, Tensor):
-                self._see(tensor)
+                self._add(tensor)
         self.peak = max(self.peak, self.live)
         self.peak_with_gradients = max(self.peak_with_gradients, self.live + self.gradients)
 
         name = func._overloadpacket.__name__.rstrip("_")  # addmm_ is addmm in place
-        if name in FORMULAS:
-            self.flops += FORMULAS[name](*args, **(kwargs or {}), out_val=out)
+        if name in FLOP_FORMULAS:
+            self.flops += FLOP_FORMULAS[name](*args, **(kwargs or {}), out_val=out)
         if not func.is_view and name not in NO_KERNEL:
-            self.launches += SEVERAL.get(name, 1)
+            self.launches += SEVERAL_KERNELS.get(name, 1)
         return out
 
-    def arrived(self, gradient: Tensor) -> None:
-        """Count a parameter's gradient separately, because it outlives the pass."""
+    def move_to_gradients(self, gradient: Tensor) -> None:
+        """Count a parameter's new .grad in `gradients` instead of `live`, because it outlives the pass."""
         key = gradient.untyped_storage()._cdata
         self.live -= self.sizes[key]
         self.gradients += self.sizes[key]
         self.sizes[key] = 0
 
-    def lap(self) -> Reading:
-        """Return the reading, with the peaks since the last one; restart the peaks."""
+    def read(self) -> Reading:
+        """Return the reading, and let the peaks begin anew."""
         reading = Reading(
             live=self.live,
             peak=self.peak,
@@ -148,26 +167,27 @@ class Meter(TorchDispatchMode):
         self.peak_with_gradients = self.live + self.gradients
         return reading
 
-    def _see(self, tensor: Tensor, counts: bool = True) -> None:
-        """Add a tensor's storage to the live ones, unless it is there already; counts: False for 0 bytes."""
+    def _add(self, tensor: Tensor, counts: bool = True) -> None:
+        """Add a tensor's storage to the live ones, unless it is among them; counts: False to add it with 0 bytes."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self.sizes:
             return
         self.sizes[key] = storage.nbytes() if counts else 0
         self.live += self.sizes[key]
-        self.references[key] = weakref.ref(storage, lambda _: self._gone(key))
+        self.references[key] = weakref.ref(storage, lambda _: self._remove(key))
 
-    def _gone(self, key: int) -> None:
-        """Take the storage at that address from the live ones."""
+    def _remove(self, key: int) -> None:
+        """Take the storage at that address from the live ones, because nothing refers to it any more."""
         self.live -= self.sizes.pop(key)
         del self.references[key]
 
 
 class PretendDevice(TorchFunctionMode):
-    """Mode in which tensors on the meta device pass for a CPU's or a GPU's.
+    """Mode in which tensors on the meta device pass for a CPU's or a GPU's; device: "cpu" or "cuda".
 
-    On a GPU dropout's mask is one byte a number; attention is one kernel.
+    The attributes of tensors name that device, while new tensors are still made on the meta device. Dropout and
+    attention, for which torch would take another kernel on the meta device, take the kernel of that device.
     """
 
     def __init__(self, device: str):
@@ -178,9 +198,9 @@ class PretendDevice(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         for name, value in self.attributes.items():
-            if func == vars(torch._C.TensorBase)[name].__get__:  # the storage is another object each time
+            if func == vars(torch._C.TensorBase)[name].__get__:  # equal, but a new object at each access
                 return value
-        if kwargs.get("device"):
+        if kwargs.get("device"):  # a function that makes a tensor
             kwargs = kwargs | {"device": "meta"}
         if func is F.dropout and self.gpu:
             return self._dropout(*args, **kwargs)
@@ -190,13 +210,16 @@ class PretendDevice(TorchFunctionMode):
 
     @staticmethod
     def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-        """Drop numbers by the kernel that a GPU has for it; the arguments are those of F.dropout."""
+        """Drop numbers by the kernel of a GPU, whose mask takes a byte a number; the arguments are F.dropout's."""
         if not training or not p:
             return x
         return torch.native_dropout(x, p, True)[0]
 
     def _attention(self, q: Tensor, k: Tensor, v: Tensor, attn_mask=None, dropout_p=0.0, is_causal=False) -> Tensor:
-        """Attend by the kernel that torch chooses on the device; arguments of F.scaled_dot_product_attention."""
+        """Attend by the kernel that torch chooses on the device.
+
+        The arguments are those of F.scaled_dot_product_attention.
+        """
         aten: Any = torch.ops.aten
         if not self.gpu and dropout_p:
             return aten._scaled_dot_product_attention_math(q, k, v, attn_mask, dropout_p, is_causal)[0]
@@ -207,21 +230,21 @@ class PretendDevice(TorchFunctionMode):
         return aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal)[0]
 
 
-_runs: dict[tuple, Run] = {}
+_runs: dict[tuple, Run] = {}  # what a run depends on -> the run
 
 
 def trace(setting: Setting) -> list[Stage]:
-    """Return the stages of an update on one batch of max_tokens (source and target) tokens, in forward order."""
-    run = _run(setting, ALIKE)
-    if not run.shares and layers_are_alike(setting):
-        return list(run.expanded(setting))
-    longer = _run(setting, MIXED)
-    shorter = _run(setting, MIXED - 1)
-    return list(longer.expanded(setting, fewer=shorter))
+    """Return the stages of the forward and backward pass of one full batch, in forward order."""
+    run = _run(setting, TRACED_IF_ALIKE)
+    if not run.layers_share_state and layers_are_alike(setting):
+        return list(run.stages_at_depth(setting))
+    deeper = _run(setting, TRACED_IF_GROWING)
+    shallower = _run(setting, TRACED_IF_GROWING - 1)
+    return list(deeper.stages_at_depth(setting, shallower))
 
 
 def _run(setting: Setting, layers: int) -> Run:
-    """Return the cached run with at most `layers` layers a stack, which serves all depths."""
+    """Return the run with at most `layers` layers a stack, from the cache if settings of another depth have made it."""
     depths = {name: min(layers, getattr(setting.cfg, name)) for name in setting.layer_fields}
     model = str(vars(setting.cfg) | depths | {"arch": ""})  # the architecture's name changes nothing
     key = (
@@ -233,7 +256,7 @@ def _run(setting: Setting, layers: int) -> Run:
     return _runs[key]
 
 
-_alike: dict[str, bool] = {}
+_alike: dict[str, bool] = {}  # model and vocabularies -> result of layers_are_alike
 
 
 def layers_are_alike(setting: Setting) -> bool:
@@ -245,14 +268,14 @@ def layers_are_alike(setting: Setting) -> bool:
 
 
 def _are_alike(setting: Setting) -> bool:
-    """Compare the first, second, middle and last layer of each stack."""
+    """Tell whether the first, second, middle and last layer of each stack have parameters of the same shapes."""
     method = make_method(setting.cfg)
     for name, stack in skeleton(setting, 1).stacks().items():
         shape = StackShape.from_config(setting.cfg, name)
         layer_class = type(stack.layers[0])
         places = sorted({1, min(2, shape.num_layers), max(1, shape.num_layers // 2), shape.num_layers})
 
-        shapes = set()
+        shapes = set()  # one entry, the shapes of all parameters, for each different kind of layer
         for place in places:
             with torch.device("meta"):
                 layer = layer_class(shape, method, place)
@@ -262,15 +285,16 @@ def _are_alike(setting: Setting) -> bool:
     return True
 
 
-def skeleton(setting: Setting, layers: int = ALIKE, mixers: bool = True) -> DeepModel:
+def skeleton(setting: Setting, layers: int = TRACED_IF_ALIKE, full_depth_method: bool = True) -> DeepModel:
     """Make the setting's model on the meta device, with at most `layers` layers a stack.
 
-    mixers: whether the stacks mix the outputs of as many layers as the setting has; False for as many as are made.
+    full_depth_method: whether the method is made for the setting's depth, so that parameters whose number depends on
+    the depth (as DLCL's weights of all earlier layers) have their shapes; False to make it for the layers that exist.
     """
     fields = vars(setting.cfg)
     depths = {name: min(layers, fields[name]) for name in setting.layer_fields}
     cfg = config.namespace(**(fields | depths))
-    method = make_method(setting.cfg if mixers else cfg)
+    method = make_method(setting.cfg if full_depth_method else cfg)
     read, predicted = setting.vocab
     with torch.device("meta"):
         model = MODELS[setting.model].assemble(cfg, method, source_symbols=read, target_symbols=predicted)
@@ -278,15 +302,18 @@ def skeleton(setting: Setting, layers: int = ALIKE, mixers: bool = True) -> Deep
 
 
 class Run:
-    """Run one forward and backward pass of the setting's model with so many layers a stack, and keep its `stages`."""
+    """One forward and backward pass of the setting's model, with at most `layers` layers a stack, and its `stages`.
+
+    The passes run when the object is made. B sentences of T tokens each; C: width.
+    """
 
     def __init__(self, setting: Setting, layers: int):
         self.setting = setting
-        self.model = skeleton(setting, layers, mixers=False).train()
-        self.stages: list[Stage] = []
-        self.before: Reading  # where the last stage ended
-        self.shares = False  # True if layers share state, so that a layer's cost may grow with its place
-        self.sentences = setting.max_tokens // setting.length
+        self.model = skeleton(setting, layers, full_depth_method=False).train()
+        self.stages: list[Stage] = []  # in forward order
+        self.last_reading: Reading  # of the meter, at the end of the last stage
+        self.layers_share_state = False  # through pass_state(), so that a layer's cost may grow with its place
+        self.sentences = setting.max_tokens // setting.length  # B
 
         with ExitStack() as stack:
             stack.enter_context(PretendDevice(setting.device))
@@ -294,71 +321,80 @@ class Run:
             self.meter = stack.enter_context(Meter([*self.model.parameters(), *self.model.buffers()]))
             for parameter in self.model.parameters():
                 if parameter.requires_grad:
-                    parameter.register_post_accumulate_grad_hook(lambda p: self.meter.arrived(p.grad))
+                    parameter.register_post_accumulate_grad_hook(lambda p: self.meter.move_to_gradients(p.grad))
 
             features = [self._forward()]
             with self._stage("output") as stage:
                 loss = self._loss(features.pop())  # popped: a name here would keep them longer than a training does
-            if setting.chunked:  # its forward pass has computed the products of the backward pass
+            if setting.chunked:
+                # its forward pass has done the products of the backward pass too; needs.flops adds these, 2/3 of all
                 stage.flops //= 3
             loss.backward()
-            self._passed(self.stages[0])
+            self._end_backward(self.stages[0])  # the others are ended by the hooks of _boundary
 
-    def expanded(self, setting: Setting, fewer: Run | None = None) -> Iterator[Stage]:
-        """Yield the stages at the setting's depth; fewer: a run with one layer less, which shows growth with depth."""
+    def stages_at_depth(self, setting: Setting, shallower: Run | None = None) -> Iterator[Stage]:
+        """Yield the stages of a model that has the setting's number of layers, and otherwise is this run's.
+
+        shallower: a run with one layer less, for stages that grow linearly with depth; None for stages that do not.
+        """
         for name, group in itertools.groupby(self.stages, key=lambda stage: stage.name):
-            *front, last = group
-            stack = name.split()[0]  # "output", the loss, is no stack and has no layers
+            *front, last = group  # the layers of a stack have one name; other stages are alone
+            stack = name.split()[0]  # of the loss "output", which has no layers
             layers = f"{stack} {LAYERS}"
             depth = getattr(setting.cfg, f"{stack}_layers", 0)
             missing = depth - sum(stage.name == layers for stage in self.stages)
             yield from front
 
             if name == layers and missing > 0:
-                middle = front[-1]  # the missing layers are like the last but one, or grow on from it
-                before = front[-2] if fewer else middle
+                # the missing layers are like the last but one, or go on from it as it goes on from the one before
+                middle = front[-1]
+                before = front[-2] if shallower else middle
                 for step in range(1, missing + 1):
-                    yield middle.further(before, step)
+                    yield middle.extrapolated(before, step)
 
-            # a last stage may grow with depth too: in `fewer` it stands one layer earlier; without `fewer` it is
-            # extrapolated from itself, and stays as it is
-            in_fewer = [stage for stage in fewer.stages if stage.name == name][-1] if fewer else last
-            yield last.further(in_fewer, max(0, missing))
+            # the last layer, the end and the embedding may grow with depth too
+            one_layer_less = last  # equal, so that the extrapolation changes nothing
+            if shallower:
+                one_layer_less = [stage for stage in shallower.stages if stage.name == name][-1]
+            yield last.extrapolated(one_layer_less, max(0, missing))
 
     def _forward(self) -> Tensor:
         """Run all stacks; return the features (B, T, C) of the last one."""
-        memory: tuple[Tensor | None, ...] = ()
+        encoded: tuple[Tensor, ...] = ()
         for name, stack in self.model.stacks().items():
-            x = self._stack(name, stack, memory)
-            memory = (x, x.new_zeros(self.sentences, 1, 1, self.setting.length))
+            x = self._stack(name, stack, encoded)
+            encoded = (x, x.new_zeros(self.sentences, 1, 1, self.setting.length))
         return x
 
-    def _stack(self, name: str, stack: Stack, memory: tuple) -> Tensor:
+    def _stack(self, name: str, stack: Stack, encoded: tuple[Tensor, ...]) -> Tensor:
         """Run embedding, layers and end of a stack; return features (B, T, C).
 
-        memory: further inputs of each layer: of a decoder the encoder's output and its mask, else none.
+        encoded: for the cross-attention of a decoder, the encoder's output (B, T, C) and the mask of its padding
+        (B, 1, 1, T); empty for the first stack.
         """
         state: State = {}
         with self._stage(f"{name} embedding") as stage:
             tokens = torch.zeros(self.sentences, self.setting.length, dtype=torch.long)
-            learned = isinstance(stack.embed_positions, nn.Embedding)
-            positions = stack.positions(tokens) if learned else None
-            if stack.embed_positions is not None and not learned:  # adds constants, which have no gradient
+            if isinstance(stack.embed_positions, nn.Embedding):  # learned positions
+                positions = stack.positions(tokens)
+            elif stack.embed_positions is not None:  # sinusoids, which have no gradient
                 weight = stack.embed_tokens.weight
                 positions = weight.new_empty(*tokens.shape, weight.size(1))
+            else:
+                positions = None
             x = stack.begin(stack.embed(tokens, positions)[0], state)
-            del positions
-            queries = self.setting.length if name == "decoder" else 1
+            del positions  # a training does not keep them
+            queries = self.setting.length if name == "decoder" else 1  # only a causal mask differs by query
             mask = x.new_zeros(self.sentences, 1, queries, self.setting.length)  # the mask stays for all layers
             stage.output = x.nbytes
 
         for layer in stack.layers:
             x = self._boundary(x)
             with self._stage(f"{name} {LAYERS}") as stage, running(state):
-                x = stack.mix(layer(x, mask, *memory), state)
+                x = stack.mix(layer(x, mask, *encoded), state)
                 stage.output = x.nbytes
         if state:
-            self.shares = True
+            self.layers_share_state = True
 
         x = self._boundary(x)
         with self._stage(f"{name} end") as stage:
@@ -367,10 +403,13 @@ class Run:
         return self._boundary(x)
 
     def _boundary(self, x: Tensor) -> Tensor:
-        """Return x; the arrival of its gradient ends, in the backward pass, the stage that begins here."""
-        index = len(self.stages)
+        """Return a view of x, the input of the next stage.
+
+        The gradient of that view arrives in the backward pass when the stage's backward pass ends.
+        """
+        index = len(self.stages)  # of the next stage
         x = x.view_as(x)
-        x.register_hook(lambda _: self._passed(self.stages[index]))
+        x.register_hook(lambda _: self._end_backward(self.stages[index]))
         return x
 
     @contextmanager
@@ -379,52 +418,56 @@ class Run:
         stage = Stage(name)
         self.stages.append(stage)
 
-        before = self.meter.lap()
+        before = self.meter.read()
         yield stage
-        now = self.meter.lap()
+        now = self.meter.read()
 
         stage.kept = now.live - before.live
         stage.peak_forward = now.peak - before.live
         stage.flops = now.flops - before.flops
         stage.launches = now.launches - before.launches
-        self.before = now
+        self.last_reading = now
 
-    def _passed(self, stage: Stage) -> None:
-        """Record that the backward pass has left the stage."""
-        before = self.before
-        now = self.meter.lap()
+    def _end_backward(self, stage: Stage) -> None:
+        """Record what has run since the last reading as the backward pass of the stage."""
+        before = self.last_reading
+        now = self.meter.read()
 
         stage.change_backward = now.live - before.live
         stage.peak_accumulating = now.peak - before.live
         stage.peak_backward = now.peak_with_gradients - before.live - before.gradients
         stage.gradients = now.gradients - before.gradients
         stage.launches_back = now.launches - before.launches
-        self.before = now
+        self.last_reading = now
 
     def _loss(self, features: Tensor) -> Tensor:
-        """Return the criterion's sum of features (B, T, C)."""
+        """Return the loss of features (B, T, C), summed over tokens, by the operations of the setting's criterion."""
         setting = self.setting
         project = self.model.vocabulary_projection()
-        target = torch.zeros(setting.scored, dtype=torch.long)
-        positions = torch.zeros(setting.scored, dtype=torch.long)  # of the tokens that are predicted
+        target = torch.zeros(setting.predicted_tokens, dtype=torch.long)
+        predicted = torch.zeros(setting.predicted_tokens, dtype=torch.long)  # indices; their values change no cost
 
         if setting.chunked:
-            chunk = max(FEWEST_TOKENS, LOGITS_BYTES[setting.device] // (FLOAT32 * setting.vocab[1]))
-            features = features.flatten(0, 1).index_select(0, positions)
-            return label_smoothed_loss(features, project.weight, target, 0.1, chunk).loss
+            chunk = max(FEWEST_TOKENS, LOGITS_BYTES[setting.device] // (FLOAT32_BYTES * setting.vocab[1]))  # tokens
+            features = features.flatten(0, 1).index_select(0, predicted)
+            return label_smoothed_loss(features, project.weight, target, SMOOTHING, chunk).loss
 
-        logits = project(features[positions, positions] if setting.objective.masks else features).flatten(0, -2)
+        # a masked language model projects the masked tokens alone
+        logits = project(features[predicted, predicted] if setting.objective.masks else features).flatten(0, -2)
         lprobs = F.log_softmax(logits, dim=-1, dtype=torch.float32)
         if setting.objective.translates:
             return _label_smoothed(lprobs, target[:, None])
-        return F.nll_loss(lprobs, target, reduction="sum", ignore_index=1)
+        return F.nll_loss(lprobs, target, reduction="sum", ignore_index=PADDING)
 
 
 def _label_smoothed(lprobs: Tensor, target: Tensor) -> Tensor:
-    """Return the loss by the operations of fairseq's label_smoothed_nll_loss, which sets padding to 0 in place."""
+    """Return the loss by the operations of fairseq's label_smoothed_nll_loss, which sets padding to 0 in place.
+
+    lprobs (N, V): log-probabilities; target (N, 1).
+    """
     nll_loss = -lprobs.gather(dim=-1, index=target)
     smooth_loss = -lprobs.sum(dim=-1, keepdim=True)
     for loss in (nll_loss, smooth_loss):
-        loss.masked_fill_(target.eq(1), 0.0)
-    each = 0.1 / (lprobs.size(-1) - 1)
-    return (1.0 - 0.1 - each) * nll_loss.sum() + each * smooth_loss.sum()
+        loss.masked_fill_(target.eq(PADDING), 0.0)
+    eps_i = SMOOTHING / (lprobs.size(-1) - 1)
+    return (1.0 - SMOOTHING - eps_i) * nll_loss.sum() + eps_i * smooth_loss.sum()
