@@ -147,7 +147,7 @@ def _check_needs(experiment: Experiment, args) -> None:
     Also for an experiment whose methods are in a folder of the checkout, where the package is installed without one.
     """
     from ..tools.reproduce.corpus import MULTILINGUAL
-    from ..tools.reproduce.run import BESIDE
+    from ..tools.reproduce.run import PACKAGE_PARENT
 
     if args.data == "":
         raise UserError("--data: names no folder")
@@ -163,7 +163,7 @@ def _check_needs(experiment: Experiment, args) -> None:
             raise UserError(
                 "--pairs: name language pairs as de-en,fr-en, or --data with all of them: they fit no machine"
             )
-    elif needs is not None and not (BESIDE / needs).is_dir():
+    elif needs is not None and not (PACKAGE_PARENT / needs).is_dir():  # a checkout has it beside the package
         raise UserError(f"{experiment.name}: its methods are in {needs} of a checkout, and not installed; run it there")
 
 
@@ -183,7 +183,7 @@ def _run(args, setting: Setting) -> None:
             print(f"== plan\n{text}", flush=True)
     run.warn_of_other_batches(setting)
     if args.dry_run == "commands" or (args.dry_run and not setting.planned):
-        for command in run.commands(setting):
+        for command in run.all_commands(setting):
             print(shlex.join(command))
     if args.dry_run:
         return

@@ -11,7 +11,7 @@ import shlex
 
 import pytest
 
-from deepnet_fairseq.tools.reproduce.words import equal
+from deepnet_fairseq.tools.reproduce.words import equal_values
 
 from ..golden.dry_runs import GOLDEN, OUT, cases, golden, printed
 from ..scripts.test_scripts import needs_venv
@@ -70,7 +70,7 @@ def same(old: dict[str, list[str]], new: dict[str, list[str]]) -> bool:
     for flag, values in old.items():
         if len(values) != len(new[flag]):
             return False
-        if not all(equal(one, other) for one, other in zip(values, new[flag], strict=True)):
+        if not all(equal_values(one, other) for one, other in zip(values, new[flag], strict=True)):
             return False
     return True
 

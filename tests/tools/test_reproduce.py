@@ -16,7 +16,7 @@ from deepnet_fairseq.tools.reproduce.commands import Setting
 from deepnet_fairseq.tools.reproduce.corpus import Step, corpus
 from deepnet_fairseq.tools.reproduce.hardware import hardware
 from deepnet_fairseq.tools.reproduce.slurm import job
-from deepnet_fairseq.tools.reproduce.words import differing_flag, number
+from deepnet_fairseq.tools.reproduce.words import differing_flag, format_number
 
 from ..support.helpers import assert_refused
 
@@ -94,7 +94,7 @@ def test_an_update_has_the_papers_tokens(name, row, tokens):
     [(0.0, "0.0"), (0.4, "0.4"), (5e-4, "5e-4"), (1.5e-3, "1.5e-3"), (1e-8, "1e-8"), (0.03125, "0.03125")],
 )
 def test_numbers_are_printed_as_papers_do(value, printed):
-    assert number(value) == printed and float(printed) == value
+    assert format_number(value) == printed and float(printed) == value
 
 
 @pytest.mark.parametrize(

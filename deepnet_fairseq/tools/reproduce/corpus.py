@@ -13,14 +13,14 @@ from ...errors import UserError
 from ...study.experiment import Experiment
 
 MULTILINGUAL = ("opus100", "m2m102")
-# DeepNet states neither tags nor temperature; 5 is M2M-100's
-OF_SEVERAL = ("--encoder-langtok", "tgt", "--sampling-method", "temperature", "--sampling-temperature", "5")
-UNKNOWN_PAIRS = ("SRC-TGT", "TGT-SRC")  # of a dry run, before the data are there
-PIECE = "▁"  # of SentencePiece, before the first piece of a word
+# of fairseq's task: DeepNet states neither language tags nor temperature; 5 is that of M2M-100 (Fan et al. 2020)
+MULTILINGUAL_FLAGS = ("--encoder-langtok", "tgt", "--sampling-method", "temperature", "--sampling-temperature", "5")
+UNKNOWN_DIRECTIONS = ("SRC-TGT", "TGT-SRC")  # in a dry run, before the data are there
+SENTENCEPIECE_MARK = "▁"  # before the first piece of a word
 
 
 class Step(NamedTuple):
-    """A command that makes a folder."""
+    """A command, as words, that makes a folder of data."""
 
     folder: Path
     command: list[str]
@@ -32,7 +32,7 @@ class Step(NamedTuple):
 
     @property
     def made_by(self) -> str:
-        """The command without the place of the data, so that they may be moved."""
+        """The command as a text for the note, with "." for the parent of the folder, which may be moved."""
         return shlex.join(self.command).replace(str(self.folder.parent), ".")
 
     def write_note(self) -> None:
@@ -40,7 +40,7 @@ class Step(NamedTuple):
         self.note.write_text(f"{self.made_by}\n", encoding="utf-8")
 
     def check(self) -> None:
-        """Raise a UserError if the folder was made otherwise; one without a note is taken as it is."""
+        """Raise a UserError if the folder's note names another command; a folder without a note passes."""
         if not self.note.is_file():
             return
         before = self.note.read_text(encoding="utf-8").strip()
@@ -50,10 +50,13 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Corpus:
-    """Binarised data of an experiment.
+    """Binarised data of an experiment, which may still have to be made.
 
-    data: folder, or those of all shards with colons; recipe: the corpus of the paper; name: of what these data are,
-    for run.json; steps: what is to be made before they are there; directions: of several languages.
+    data: fairseq's DATA, a folder, or the folders of all shards with colons between them
+    recipe: name of the paper's corpus
+    name: what these data are, for run.json: the recipe, or "of DATA" or "of TEXT" for the user's own
+    steps: what makes the data; empty if they are there
+    directions: language directions of a multilingual model, as "de-en"; empty for others
     """
 
     data: str
@@ -64,7 +67,7 @@ class Corpus:
 
     @property
     def folder(self) -> Path:
-        """The first folder of the data, which has the dictionaries."""
+        """The first folder of the data; the dictionaries are in it."""
         return Path(self.data.split(":")[0])
 
     @property
@@ -74,43 +77,43 @@ class Corpus:
 
     @property
     def task(self) -> list[str]:
-        """Flags of fairseq's task, none for one language pair."""
+        """Flags of fairseq's multilingual task, none if there is one language pair or one language."""
         if not self.directions:
             return []
         return [
             "--task", "translation_multi_simple_epoch", "--lang-dict", str(self.folder / "langs.txt"),
-            "--lang-pairs", ",".join(self.directions), *OF_SEVERAL,
+            "--lang-pairs", ",".join(self.directions), *MULTILINGUAL_FLAGS,
         ]  # fmt: skip
 
     @property
-    def pieces(self) -> str:
-        """What --remove-bpe undoes."""
+    def remove_bpe(self) -> str:
+        """Value of --remove-bpe: the kind of subwords of the data, by the dictionaries."""
         if self.directions:
             return "sentencepiece"
         for file in self.folder.glob("dict.*.txt"):
-            if PIECE in file.read_text(encoding="utf-8"):
+            if SENTENCEPIECE_MARK in file.read_text(encoding="utf-8"):
                 return "sentencepiece"
         return "subword_nmt"
 
-    def symbols(self, vocabulary: int) -> int:
-        """Return the size of the dictionary with fairseq's four symbols; `vocabulary` before the data are there."""
+    def vocabulary_size(self, expected: int) -> int:
+        """Return the largest dictionary's size with fairseq's four symbols; `expected` before the data are there."""
         sizes = [len(file.read_bytes().splitlines()) for file in self.folder.glob("dict*.txt")]
-        return max(sizes) + 4 if sizes else vocabulary
+        return max(sizes) + 4 if sizes else expected
 
     def directions_of(self, subset: str) -> list[str]:
-        """List the directions of a test set, both ways of each pair."""
+        """List the directions of a test set, both of each language pair; before the data are there, all directions."""
         if not self.folder.is_dir():
             return list(self.directions)
         found = set()
         for file in self.folder.glob(f"{subset}.*.idx"):
-            _, pair, lang, _ = file.name.split(".")
+            _, pair, lang, _ = file.name.split(".")  # as test.de-en.de.idx
             source, target = pair.split("-")
             if lang == source:
                 found |= {pair, f"{target}-{source}"}
         return sorted(found)
 
     def subsets(self, names: list[str]) -> list[str]:
-        """Return those of the test sets that the data have; all before they are there."""
+        """Return those of the named test sets that the data have; before the data are there, all of them."""
         if not self.folder.is_dir():
             return names
         return [name for name in names if any(self.folder.glob(f"{name}.*.idx"))]
@@ -123,28 +126,29 @@ def corpus(
     pairs: str | None = None,
     text: Sequence[str] = (),
 ) -> Corpus:
-    """Find the data of an experiment, or the commands that prepare them in OUT/data.
+    """Find the data of an experiment, or the steps that make them in the folder OUT/data.
 
-    data: the user's, folders with colons; pairs: of languages, with commas, of a corpus of many; text: the user's
-    lines to train on, to validate on and to test on. Raises a UserError for a folder that does not exist.
+    data: the user's --data, folders with colons between them; pairs: the user's --pairs, the language pairs to take of
+    a multilingual corpus, with commas; text: the user's --text, files with lines to train on, to validate on and to
+    test on. Raises a UserError for a folder that does not exist.
     """
     if text and experiment["corpus"] != "text":
         raise UserError(f"--text: {experiment.name} does not train on lines of one language")
     if data is not None and not Path(data.split(":")[0]).is_dir():
         raise UserError(f"--data {data}: no such folder")
-    make = KINDS.get(experiment["corpus"], _of_recipe)
-    return make(experiment, out / "data", data, pairs, text)
+    find = WITHOUT_RECIPE.get(experiment["corpus"], _of_recipe)
+    return find(experiment, out / "data", data, pairs, text)
 
 
 def _of_recipe(
     experiment: Experiment, folder: Path, data: str | None, pairs: str | None, text: Sequence[str]
 ) -> Corpus:
-    """Data of `deepnet prepare corpus`, in a folder of the recipe's name."""
+    """Find or make the data of `deepnet prepare corpus`. The arguments are those of `corpus`; folder: OUT/data."""
     recipe = experiment["corpus"]
     if data is not None:
-        return _with_languages(data, recipe, _recipe_of(Path(data.split(":")[0])) or "of DATA")
+        return _of_folder(data, recipe, _recipe_of(Path(data.split(":")[0])) or "of DATA")
 
-    folder /= recipe
+    folder = folder / recipe
     command = ["deepnet", "prepare", "corpus", recipe, str(folder)]
     if experiment.choice.smoke:
         command.append("--miniature")
@@ -153,18 +157,23 @@ def _of_recipe(
     step = Step(folder, command)
     summary = folder / "recipe.json"
     if not summary.is_file() or not (folder / "bin").is_dir():
-        return _with_languages(str(folder / "bin"), recipe, recipe, step)
+        return _of_folder(str(folder / "bin"), recipe, recipe, step)
 
-    step.check()  # without a note it was perhaps prepared with the user's own flags
+    step.check()  # passes without a note, because users may prepare the data with flags of their own
     is_miniature = bool(json.loads(summary.read_text(encoding="utf-8")).get("miniature"))
     if is_miniature != experiment.choice.smoke:
         what = "a miniature's" if is_miniature else "no miniature's"
         raise UserError(f"{folder}: these data are {what}; remove the folder, or name another --out")
-    return _with_languages(str(folder / "bin"), recipe, recipe)
+    return _of_folder(str(folder / "bin"), recipe, recipe)
 
 
-def _text(experiment: Experiment, folder: Path, data: str | None, pairs: str | None, text: Sequence[str]) -> Corpus:
-    """Lines of one language: the user's binarised data, the user's text in GPT-2's pieces, or a miniature's."""
+def _lines_of_text(
+    experiment: Experiment, folder: Path, data: str | None, pairs: str | None, text: Sequence[str]
+) -> Corpus:
+    """Find or make the data of a language model: binarised from the user's text in GPT-2's subwords, or a miniature's.
+
+    The arguments are those of _of_recipe.
+    """
     recipe = experiment["paper_corpus"]
     if data is not None:
         if not (Path(data) / "dict.txt").is_file() or not (Path(data) / "train.idx").is_file():
@@ -175,20 +184,20 @@ def _text(experiment: Experiment, folder: Path, data: str | None, pairs: str | N
     prepare = ["deepnet", "prepare", "lm"]
     if text:
         command = [*prepare, *(str(Path(file).absolute()) for file in text), str(made), "--bpe", "gpt2"]
-        return Corpus(str(made), recipe, "of TEXT", _missing(Step(made, command)))
+        return Corpus(str(made), recipe, "of TEXT", _steps_left(Step(made, command)))
     if not experiment.choice.smoke:
         way_out = "--data DIR of deepnet prepare lm, --text TRAIN VALID TEST, or --smoke"
         raise UserError(f"{experiment.name}: the paper's text is not public: {way_out}")
     plain = folder / "plain"
     lines = [str(plain / f"{split}.qab") for split in SPLITS]
-    steps = _missing(_language(plain), Step(made, [*prepare, *lines, str(made), "--vocab", "500"]))
+    steps = _steps_left(_artificial_language(plain), Step(made, [*prepare, *lines, str(made), "--vocab", "500"]))
     return Corpus(str(made), recipe, "generated", steps)
 
 
-def _small_text(
+def _quickstart_lines(
     experiment: Experiment, folder: Path, data: str | None, pairs: str | None, text: Sequence[str]
 ) -> Corpus:
-    """The target side of the quickstart's corpus."""
+    """Find or make data of a language model, the target side of the quickstart's corpus; arguments: of _of_recipe."""
     plain = folder / "plain"
     made = folder / "lm"
     lines = [str(plain / f"{split}.qab") for split in SPLITS]
@@ -196,13 +205,13 @@ def _small_text(
     name = experiment["paper_corpus"]
     if data is not None:
         return Corpus(data, name, "of DATA")
-    return Corpus(str(made), name, name, _missing(_language(plain), Step(made, command)))
+    return Corpus(str(made), name, name, _steps_left(_artificial_language(plain), Step(made, command)))
 
 
-def _small_pair(
+def _quickstart_pairs(
     experiment: Experiment, folder: Path, data: str | None, pairs: str | None, text: Sequence[str]
 ) -> Corpus:
-    """The quickstart's corpus, 20,000 pairs."""
+    """Find or make the quickstart's corpus of 20,000 sentence pairs; arguments: of _of_recipe."""
     plain = folder / "plain"
     made = folder / "pair"
     lines = [str(plain / split) for split in SPLITS]
@@ -210,19 +219,24 @@ def _small_pair(
     name = experiment["paper_corpus"]
     if data is not None:
         return Corpus(data, name, "of DATA")
-    return Corpus(str(made), name, name, _missing(_language(plain), Step(made, command)))
+    return Corpus(str(made), name, name, _steps_left(_artificial_language(plain), Step(made, command)))
 
 
 SPLITS = ("train", "valid", "test")
-KINDS = {"text": _text, "language": _small_text, "language_pair": _small_pair}  # others are recipes
+# `corpus` of an experiment -> function for its data; any other name is that of a recipe
+WITHOUT_RECIPE = {"text": _lines_of_text, "language": _quickstart_lines, "language_pair": _quickstart_pairs}
 
 
-def _language(folder: Path) -> Step:
+def _artificial_language(folder: Path) -> Step:
+    """Return the step that writes the quickstart's artificial language pair, qaa and qab, as text."""
     return Step(folder, ["deepnet", "prepare", "language", str(folder), "--nouns", "60", "--verbs", "30"])
 
 
-def _missing(*steps: Step) -> tuple[Step, ...]:
-    """Return the steps that are still to be done: none if the last folder is there, made by the same command."""
+def _steps_left(*steps: Step) -> tuple[Step, ...]:
+    """Return the steps whose folders are not there; none if that of the last step is there.
+
+    Raises a UserError if that folder was made by another command.
+    """
     if steps[-1].folder.is_dir():
         steps[-1].check()
         return ()
@@ -230,7 +244,7 @@ def _missing(*steps: Step) -> tuple[Step, ...]:
 
 
 def _recipe_of(folder: Path) -> str | None:
-    """Return the recipe by which a folder of binarised data was made, None if nothing says so."""
+    """Return the recipe that a folder of binarised data was made by, from recipe.json in or above it; None without."""
     for place in (folder, folder.parent, folder.parent.parent):
         file = place / "recipe.json"
         if file.is_file():
@@ -238,11 +252,14 @@ def _recipe_of(folder: Path) -> str | None:
     return None
 
 
-def _with_languages(data: str, recipe: str, name: str, *steps: Step) -> Corpus:
-    """Make the corpus of a folder with the shards and directions that it has, if it is there."""
+def _of_folder(data: str, recipe: str, name: str, *steps: Step) -> Corpus:
+    """Return the Corpus of a folder, with the shards and directions that the folder has if it is there.
+
+    The arguments are Corpus's.
+    """
     folder = Path(data.split(":")[0])
     if not folder.is_dir():
-        unknown = UNKNOWN_PAIRS if recipe in MULTILINGUAL else ()
+        unknown = UNKNOWN_DIRECTIONS if recipe in MULTILINGUAL else ()
         return Corpus(data, recipe, name, steps, unknown)
 
     shards = sorted(str(shard) for shard in folder.glob("shard[0-9]*") if shard.is_dir())

@@ -9,19 +9,20 @@ from pathlib import Path
 from ...study.experiment import NOT_GIVEN, Experiment
 from .corpus import Corpus
 from .hardware import Hardware
-from .words import words_of
+from .words import as_words
 
-LONGEST = 6000  # tokens of the longest sentence that is translated
-PACKED = 4  # samples of a batch of perplexity
+LONGEST = 6000  # tokens of a batch of translations, and of the longest sentence that is translated
+SAMPLES_PER_BATCH = 4  # in which perplexity is measured
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A program that uses a trained model.
+    """A program that runs a trained model on a test set.
 
-    doing: for its line of progress; result: file or folder by which it is known to be done; log: of what it prints
-    beside the result; all_printed: whether the result is all that the program prints, as fairseq's log is on standard
-    output or on standard error by what is installed.
+    doing: what it does, for the line of progress; result: file with what the program prints, whose existence says that
+    the evaluation is done; log: file of its standard error; all_printed: whether the result is standard output and
+    standard error together, because fairseq's log with the numbers goes to one or the other, depending on what is
+    installed; False for standard output alone.
     """
 
     doing: str
@@ -33,7 +34,10 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Judge:
-    """Base of the ways to judge a model. extra: flags of the training; generation: further ones of fairseq-generate."""
+    """Base of the ways to judge a model.
+
+    extra: the user's flags of fairseq-train; generation: the user's flags of fairseq-generate.
+    """
 
     experiment: Experiment
     corpus: Corpus
@@ -42,11 +46,11 @@ class Judge:
     generation: Sequence[str] = ()
 
     def evaluations(self, run: Path) -> list[Evaluation]:
-        """Return the programs that use the model of a run's folder."""
+        """Return the programs that run the trained model in the folder `run`."""
         raise NotImplementedError
 
     def score(self, run: Path) -> list[str]:
-        """Return the command that prints the content of score.json."""
+        """Return the command that prints the content of score.json, from the results of `evaluations`."""
         raise NotImplementedError
 
 
@@ -54,41 +58,42 @@ class Translation(Judge):
     """Judges a model by the translations of the test sets."""
 
     def subsets(self) -> list[str]:
-        """Return the test sets: "test", or those of several that the data have."""
+        """Return the names of the test sets: "test", or those of the experiment's several that the data have."""
         several = self.experiment.get("subsets")
         return ["test"] if several is None else self.corpus.subsets(list(several))
 
     def evaluations(self, run: Path) -> list[Evaluation]:
-        """Return one for each test set."""
+        """Return the program that translates each test set: for a multilingual model it translates all directions."""
         translation = self.experiment["translation"]
-        number, _epochs = self.experiment.average
-        model = run / ("averaged.pt" if number > 1 else "checkpoint_last.pt")
+        averaged, _epochs = self.experiment.average  # number of checkpoints
+        model = run / ("averaged.pt" if averaged > 1 else "checkpoint_last.pt")
         search = ["--beam", str(translation["beam"])]
         if translation.get("lenpen", NOT_GIVEN) != NOT_GIVEN:
             search += ["--lenpen", str(translation["lenpen"])]
         if self.experiment.choice.smoke:  # a model that has learnt nothing would generate up to fairseq's 200
             search += ["--max-len-a", "1.5", "--max-len-b", "10"]
 
-        found = []
+        evaluations = []
         for subset in self.subsets():
             words = [str(self.corpus.folder), "--user-dir", "deepnet_fairseq", "--path", str(model)]
-            words += ["--gen-subset", subset, *search, "--remove-bpe", self.corpus.pieces]
-            words += ["--max-tokens", str(LONGEST), *self.positions(), *self.hardware.decoding, *self.generation]
+            words += ["--gen-subset", subset, *search, "--remove-bpe", self.corpus.remove_bpe]
+            words += ["--max-tokens", str(LONGEST), *self.positions(), *self.hardware.decoding_flags, *self.generation]
             if self.corpus.directions:
-                several = ",".join(self.corpus.directions_of(subset))
-                out = ["--directions", several, "--out", str(run / "generated" / subset)]
+                directions = ",".join(self.corpus.directions_of(subset))
+                out = ["--directions", directions, "--out", str(run / "generated" / subset)]
                 command = ["deepnet", "generate", *words, *self.corpus.task, *out]
                 result, log = run / f"generated.{subset}", run / f"generate.{subset}.log"
             else:
                 command = ["fairseq-generate", *words]
                 result, log = run / "generated.txt", run / "generate.log"
-            found.append(Evaluation("translating with", command, result, log))
-        return found
+            evaluations.append(Evaluation("translating with", command, result, log))
+        return evaluations
 
     def positions(self) -> list[str]:
-        """Return the flags by which sentences are translated that are longer than those of the training.
+        """Return the flags with which fairseq translates sentences that are longer than those of the training.
 
-        Sinusoidal positions have no end; without these flags fairseq stops at the first longer sentence.
+        Without them it stops at the first one. There are none for learned positions, of which a model has only so many;
+        sinusoidal ones have no end.
         """
         if any(word.endswith("-learned-pos") for word in self.extra):
             return []
@@ -116,20 +121,20 @@ class Perplexity(Judge):
     """Judges a language model by the perplexity of lines that it has not seen."""
 
     def evaluations(self, run: Path) -> list[Evaluation]:
-        """Return one for each subset."""
+        """Return the program that measures the perplexity of each subset of lines."""
         task = dict(self.experiment["task"])
         if self.experiment.smoke is not None:
             task["tokens-per-sample"] = self.experiment.smoke["flags"]["tokens-per-sample"]
 
-        found = []
+        evaluations = []
         for subset in self.experiment["perplexity"]["subsets"]:
             words = ["fairseq-validate", self.corpus.data, "--valid-subset", subset, "--log-format", "json"]
-            if self.experiment["stack"] == "decoder":
+            if self.experiment["stack"] == "decoder":  # a causal language model
                 words = ["fairseq-eval-lm", self.corpus.data, "--gen-subset", subset, "--context-window", "0"]
-            words += ["--user-dir", "deepnet_fairseq", "--path", str(run / "checkpoint_last.pt"), *words_of(task)]
-            words += ["--max-tokens", str(PACKED * task["tokens-per-sample"]), "--num-workers", "0"]
-            words += self.hardware.decoding
-            found.append(
+            words += ["--user-dir", "deepnet_fairseq", "--path", str(run / "checkpoint_last.pt"), *as_words(task)]
+            words += ["--max-tokens", str(SAMPLES_PER_BATCH * task["tokens-per-sample"]), "--num-workers", "0"]
+            words += self.hardware.decoding_flags
+            evaluations.append(
                 Evaluation(
                     doing=f"evaluating on {subset}",
                     command=words,
@@ -138,7 +143,7 @@ class Perplexity(Judge):
                     all_printed=True,
                 )
             )
-        return found
+        return evaluations
 
     def score(self, run: Path) -> list[str]:
         """Return the command that prints the perplexities."""

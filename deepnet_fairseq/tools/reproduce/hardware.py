@@ -1,4 +1,4 @@
-"""Decide on what a training runs: GPUs of this machine or of a cluster's, or the CPU."""
+"""Decide what a training runs on: GPUs of this machine or of a cluster's machines, or the CPU."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from dataclasses import dataclass
 from ...errors import UserError
 from ...threads import processes_and_threads
 
-NARROW = 64  # width of all models that miniatures train on a CPU
-MANY = 1000  # more rows than there are cores
-MEMORY = 80.0  # GiB, where nothing tells a GPU's
-LAUNCHERS, PRECISIONS = ("spawn", "torchrun", "slurm"), ("fp16", "bf16", "fp32")
-IN_JOB = "SLURM_JOB_ID"
+CPU_WIDTH = 64  # width of all models that miniatures train on a CPU
+MANY = 1000  # trainings, more than there are cores
+ASSUMED_MEMORY = 80.0  # GiB of a GPU on a machine without any
+LAUNCHERS = ("spawn", "torchrun", "slurm")
+PRECISIONS = ("fp16", "bf16", "fp32")
+IN_JOB = "SLURM_JOB_ID"  # environment variable that a job of SLURM has
 
 
 @dataclass(frozen=True)
 class Hardware:
     """What a training gets.
 
-    gpus: of each machine, 0 to train on the CPU; nodes: machines; launch: one of LAUNCHERS; precision: one of
-    PRECISIONS; jobs: trainings at a time; visible: the machine's GPUs by the names of CUDA_VISIBLE_DEVICES; memory: GiB
-    of a GPU; threads: of a training on the CPU.
+    gpus: number of GPUs on each machine, 0 to train on the CPU; nodes: number of machines; launch: one of LAUNCHERS;
+    precision: one of PRECISIONS; jobs: trainings at a time; visible: this machine's GPUs, as CUDA_VISIBLE_DEVICES names
+    them; memory: GiB of a GPU; threads: of a training on the CPU.
     """
 
     gpus: int
@@ -38,16 +39,16 @@ class Hardware:
 
     @property
     def world(self) -> int:
-        """Processes of a training."""
+        """Number of processes of a training."""
         return max(1, self.gpus * self.nodes)
 
     @property
-    def place(self) -> list[str]:
+    def device_flags(self) -> list[str]:
         """Flags of fairseq-train for the devices."""
         return ["--distributed-world-size", str(self.world)] if self.gpus else ["--cpu"]
 
     @property
-    def decoding(self) -> list[str]:
+    def decoding_flags(self) -> list[str]:
         """Flags of fairseq-generate for the device."""
         if not self.gpus:
             return ["--cpu"]
@@ -55,11 +56,11 @@ class Hardware:
 
     @property
     def places(self) -> list[Mapping[str, str]]:
-        """Variables of each training that runs at a time: its GPUs, or its threads."""
+        """Environment variables for each of the trainings that run at a time, which give it its GPUs or threads."""
         if not self.gpus:
             threads = os.environ.get("OMP_NUM_THREADS", str(self.threads))
             return [{"OMP_NUM_THREADS": threads}] * self.jobs
-        if self.nodes > 1 or not self.visible:
+        if self.nodes > 1 or not self.visible:  # SLURM gives each job its GPUs
             return [{}] * self.jobs
 
         places: list[Mapping[str, str]] = []
@@ -71,10 +72,10 @@ class Hardware:
 
 
 def visible_gpus() -> list[str]:
-    """Return the names of the machine's GPUs that may be used."""
+    """Return the GPUs of this machine that may be used, as CUDA_VISIBLE_DEVICES names them."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is None:
-        return _ask("index")
+        return _ask_nvidia_smi("index")
     visible = []
     for name in named.split(","):
         if name.strip() == "-1":  # CUDA sees none from there on
@@ -85,13 +86,13 @@ def visible_gpus() -> list[str]:
 
 
 def smallest_memory() -> float:
-    """Return the GiB of the machine's smallest GPU, MEMORY where there is none."""
-    sizes = [float(size) / 1024 for size in _ask("memory.total") if size.isdecimal() and int(size) > 0]
-    return round(min(sizes), 1) if sizes else MEMORY
+    """Return the GiB of the machine's smallest GPU, ASSUMED_MEMORY where there is none."""
+    mebibytes = [int(size) for size in _ask_nvidia_smi("memory.total") if size.isdecimal() and int(size) > 0]
+    return round(min(mebibytes) / 1024, 1) if mebibytes else ASSUMED_MEMORY
 
 
-def _ask(what: str) -> list[str]:
-    """Ask nvidia-smi for something of each GPU; an empty list without it."""
+def _ask_nvidia_smi(what: str) -> list[str]:
+    """Return a property of each GPU, by its name in `nvidia-smi --query-gpu`; empty without a GPU or its driver."""
     command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits"]
     if shutil.which(command[0]) is None:
         return []
@@ -110,11 +111,12 @@ def hardware(
     small: bool = False,
     only_printed: bool = False,
 ) -> Hardware:
-    """Decide what each training gets; None lets the machine decide.
+    """Decide what each training gets; an argument that is None is decided by what the machine has.
 
-    papers_gpus: of a training in the paper, the most that it gets unasked; small: of a miniature or a small experiment,
-    which trains on the CPU unless GPUs are asked for; only_printed: of a dry run, which assumes the paper's GPUs on a
-    machine without any. Raises a UserError, naming the flag, for what the machine has not.
+    papers_gpus: number of GPUs of a training in the paper, the most that it gets if `gpus` is None; gpus, nodes,
+    launch, precision, jobs, memory: as for Hardware; small: True for a miniature or a small experiment, which trains on
+    the CPU unless `gpus` is given; only_printed: True for a dry run, which assumes the paper's GPUs on a machine
+    without any. Raises a UserError, naming the flag, for what the machine does not have.
     """
     visible = visible_gpus()
     if launch == "slurm" and not only_printed and shutil.which("sbatch") is None:
@@ -123,15 +125,16 @@ def hardware(
     if nodes > 1 and launch != "slurm" and IN_JOB not in os.environ:
         raise UserError(f"--nodes {nodes}: several machines are started by SLURM; add --launch slurm")
 
-    here = len(visible)
-    if launch == "slurm" or (not here and only_printed and not small):
-        here = gpus or papers_gpus
-    if not here or (small and gpus is None):
+    available = len(visible)
+    if launch == "slurm" or (not available and only_printed and not small):
+        available = gpus or papers_gpus  # on machines of the cluster, or in a dry run
+
+    if not available or (small and gpus is None):  # train on the CPU
         if gpus is not None and not (gpus == 1 and (small or only_printed)):
             raise UserError(f"--gpus {gpus}: this machine has none; leave it out to train on the CPU")
         if launch == "slurm":
             raise UserError("--launch slurm: say how many GPUs each job gets (--gpus), or leave it out")
-        share = processes_and_threads(NARROW, tasks=MANY)
+        share = processes_and_threads(CPU_WIDTH, tasks=MANY)
         return Hardware(
             gpus=0,
             nodes=nodes,
@@ -143,14 +146,14 @@ def hardware(
             threads=share.threads,
         )
 
-    each = gpus or min(papers_gpus, here)
-    if each > here:
-        raise UserError(f"--gpus {each}: this machine has {here}")
-    at_a_time = here // each
+    per_training = gpus or min(papers_gpus, available)
+    if per_training > available:
+        raise UserError(f"--gpus {per_training}: this machine has {available}")
+    at_a_time = available // per_training
     if jobs is not None and jobs > at_a_time:
-        raise UserError(f"--jobs {jobs}: {here} GPUs are enough for {at_a_time} trainings on {each}")
+        raise UserError(f"--jobs {jobs}: {available} GPUs are enough for {at_a_time} trainings on {per_training}")
     return Hardware(
-        gpus=each,
+        gpus=per_training,
         nodes=nodes,
         launch=launch,
         precision=precision or "fp16",

@@ -24,16 +24,17 @@ from ..progress import Progress, Training
 from .commands import Setting
 from .corpus import Step
 from .evaluation import Evaluation
-from .words import differing_flag, last_of, whole_number
+from .words import differing_flag, last_value, whole_number
 
-BESIDE = Path(__file__).resolve().parents[3]  # folder of the package, in which --user-dir deepnet_fairseq is found
-SOON, LATER = 10.0, 60.0  # seconds between two lines of progress, of a miniature and of others
+# folder that holds the package; programs run there, so that they find --user-dir deepnet_fairseq
+PACKAGE_PARENT = Path(__file__).resolve().parents[3]
+SOON, LATER = 10.0, 60.0  # seconds between two lines of progress: of a miniature, and of others
 
 
 def plan(setting: Setting, tokens: int | None, rate: float | None) -> tuple[Setting, str]:
-    """Choose batch and recomputation of each row; return the setting with them, and the plan as a text.
+    """Choose batch and recomputation of each row; return the setting with these flags, and the plan as a text.
 
-    tokens: of a batch on a GPU, None to choose them; rate: TFLOP/s of each GPU, None for the assumed.
+    tokens: of a batch on a GPU, None to choose them; rate: TFLOP/s of each GPU, None to assume it.
     """
     rows = setting.rows()
     lines = [shlex.join(setting.planned_words(row, tokens)) for row in rows]
@@ -49,8 +50,8 @@ def plan(setting: Setting, tokens: int | None, rate: float | None) -> tuple[Sett
     return setting, plan_rows.as_text(planned, rate, setting.hardware.jobs)
 
 
-def commands(setting: Setting) -> list[list[str]]:
-    """List every command that the experiment runs, in their order, as they are known before anything is run."""
+def all_commands(setting: Setting) -> list[list[str]]:
+    """List every command of the experiment in order, each as words, as they are known before anything is run."""
     listed = [step.command for step in setting.corpus.steps]
     for row in setting.rows():
         if profile := setting.profile(row):
@@ -66,15 +67,15 @@ def commands(setting: Setting) -> list[list[str]]:
 
 
 def refuse_what_does_not_fit(setting: Setting) -> None:
-    """Raise a UserError, which says what would do, if the plan found no way to train a row in a GPU's memory."""
-    for name, needed in setting.too_large.items():
+    """Raise a UserError, which names a GPU that would do, if the plan found no way to train a row in a GPU's memory."""
+    for name, needed in setting.too_large.items():  # GiB
         has = f"{name} does not fit into {setting.hardware.memory:g} GiB"
         would = f"it takes GPUs of {math.ceil(needed)} GiB, or perhaps more of them (--gpus), which share the optimiser"
         raise UserError(f"--gpu-memory: {has}; {would}; leave it out, or try --no-plan")
 
 
 def warn_of_other_batches(setting: Setting) -> None:
-    """Print the rows whose update has not as many tokens as the paper's, because of the user's flags."""
+    """Warn of each row whose updates do not have as many tokens as the paper's, because of the user's flags."""
     if setting.experiment.choice.smoke:
         return
     for row in setting.rows():
@@ -86,30 +87,31 @@ def warn_of_other_batches(setting: Setting) -> None:
 
 
 def prepare(steps: Sequence[Step]) -> None:
-    """Make the data that are not there; raise a UserError if that fails."""
+    """Run the steps that make the data; raise a UserError if one fails."""
     for step in steps:
         print(f"\n== {shlex.join(step.command[:4])}", flush=True)
-        if subprocess.run(step.command, env=os.environ | of_this_environment()).returncode:
+        if subprocess.run(step.command, env=os.environ | environments_path()).returncode:
             raise UserError(f"{shlex.join(step.command)}: failed")
         step.write_note()
 
 
-def of_this_environment() -> dict[str, str]:
-    """Return the PATH by which this environment's programs are found before others, activated or not."""
+def environments_path() -> dict[str, str]:
+    """Return {"PATH": ...} by which the programs of this Python environment are found first, activated or not."""
     return {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
 
 
 class Work:
-    """The rows of an experiment, trained and scored as far as they are not.
+    """Trains and scores the rows of an experiment, each as far as this is still to be done.
 
-    keep: whether all checkpoints of a scored run are kept.
+    keep: whether all checkpoints of a finished run are kept. `place` in all methods: environment variables that assign
+    a row's programs to GPUs or limit their threads, as hardware.places has them.
     """
 
     def __init__(self, setting: Setting, keep: bool = False):
         self.setting = setting
         self.keep = keep
         self.rows = setting.rows()
-        self.shown: str | None = None
+        self.shown: str | None = None  # the last line of progress that was printed
         hardware = setting.hardware
         self.progress = Progress(self._trainings(), hardware.jobs, over=self._is_over)
         self.runner = Runner(
@@ -120,27 +122,29 @@ class Work:
         )
 
     def _trainings(self) -> dict[str, Training]:
+        """Return the trainings whose progress is shown, by the names of their rows."""
         trainings = {}
         for row in self.rows:
-            updates = whole_number(last_of("--max-update", self.setting.training(row)))
+            updates = whole_number(last_value("--max-update", self.setting.training(row)))
             log = RunFolder(self.setting.folder(row)).log
             trainings[row.name] = Training(row.name, log, layers=row.layers, updates=updates or None)
         return trainings
 
     def _is_over(self, name: str) -> bool:
+        """Tell whether the training of the row of that name has ended."""
         return RunFolder(self.setting.out / self.setting.experiment.folder / name).is_over
 
     def show(self) -> None:
-        """Print a line of progress, unless it is the last one again."""
+        """Print a line of progress, unless it has just been printed."""
         line = self.progress.line()
         if line is not None and line != self.shown:
             print(f"   {line}", flush=True)
         self.shown = line
 
     def run(self) -> None:
-        """Run all rows; raise a UserError for one that was begun with other settings, before anything is run."""
+        """Run all rows; before, raise a UserError if one of them was begun with other flags of fairseq-train."""
         for row in self.rows:
-            self._check(row)
+            self._check_flags(row)
         cells: list[Callable[[Mapping[str, str]], Awaitable[None]]] = []
         for row in self.rows:
             cells.append(partial(self._work_off, row))
@@ -150,34 +154,39 @@ class Work:
             print(f"   {stopped.line}", file=sys.stderr)
             raise
 
-    def _check(self, row: Row) -> None:
+    def _check_flags(self, row: Row) -> None:
+        """Raise a UserError if the row's training was begun with other flags than it has now."""
         run = RunFolder(self.setting.folder(row))
         before = run.command
         if before is None:
             return
-        differs = differing_flag(shlex.split(before)[1:], self.setting.training(row))
+        differs = differing_flag(shlex.split(before)[1:], self.setting.training(row))  # [1:] is behind fairseq-train
         if differs:
             problem = f"was trained with another {differs} (its file command)"
             raise UserError(f"{run.path}: {problem}; remove it, take another --out, or give what it had")
 
     async def _work_off(self, row: Row, place: Mapping[str, str]) -> None:
-        """Train and score a row, as far as it is not."""
+        """Train and score a row, as far as this is still to be done, and remove the files that are no longer needed."""
         run = RunFolder(self.setting.folder(row))
         with run.locked() as held:
             if not held:
                 raise UserError(f"{run.path}: another process works on it; wait for its end, or take another --out")
-            trains = not run.is_over
-            if trains:
+            to_train = not run.is_over
+            if to_train:
                 self.progress.begin(row.name)
                 await self._train(row, run, place)
             has_model = run.failed is None and run.last_checkpoint.exists()
             if row.scored and has_model and not (run / FILES["score"]).exists():
                 await self._score(row, run, place)
             await self._tidy(run, place)
-            if trains:
+            if to_train:
                 self.progress.end(row.name)
 
     async def _train(self, row: Row, run: RunFolder, place: Mapping[str, str]) -> None:
+        """Train a row, with Admin's profile first if it needs one; UserError if a program failed.
+
+        A training that diverges or is stuck has not failed.
+        """
         setting = self.setting
         run.begin(
             facts=setting.facts(row),
@@ -199,6 +208,7 @@ class Work:
             print(f"   {run.path} {run.failed}", flush=True)
 
     async def _score(self, row: Row, run: RunFolder, place: Mapping[str, str]) -> None:
+        """Average a row's checkpoints, evaluate the model on what is not evaluated yet, and write score.json."""
         await self._average(run, place)
         for evaluation in self.setting.judge.evaluations(run.path):
             if not evaluation.result.exists():
@@ -210,7 +220,7 @@ class Work:
             self._check_status(ended, f"scoring {run.path}", run / "score.log")
 
     async def _evaluate(self, evaluation: Evaluation, run: RunFolder, place: Mapping[str, str]) -> None:
-        """Use the model, and write what is printed, whole or not at all."""
+        """Run the evaluation, and write its result whole or not at all."""
         what = f"{evaluation.doing} {run.path}"
         print(f"   {what}", flush=True)
         evaluation.result.parent.mkdir(exist_ok=True)
@@ -225,50 +235,54 @@ class Work:
             self._check_status(ended, what, evaluation.log)
 
     async def _average(self, run: RunFolder, place: Mapping[str, str]) -> None:
-        """Average the weights of the wanted epochs, or as many of them as exist; the last alone if there is none."""
-        number, epochs = self.setting.experiment.average
+        """Write averaged.pt: the mean of the weights of the wanted epochs, or of as many of them as exist.
+
+        If there is only one, averaged.pt is a hard link to it; if there is none, to the last checkpoint.
+        """
+        wanted_number, epochs = self.setting.experiment.average
         out = run / "averaged.pt"
-        if number == 1 or out.exists():
+        if wanted_number == 1 or out.exists():
             return
         by_epoch = {int(file.stem.removeprefix("weights")): file for file in run.path.glob("weights[0-9]*.pt")}
         if epochs.startswith("last:"):
-            wanted = sorted(by_epoch)[-number:]
+            wanted = sorted(by_epoch)[-wanted_number:]
         else:
             first, last = map(int, epochs.split("-"))
             wanted = [epoch for epoch in range(first, last + 1) if epoch in by_epoch]
         files = [by_epoch[epoch] for epoch in wanted]
         if len(files) > 1:
-            await self._mean(files, out, run, place)
+            await self._write_mean(files, out, run, place)
             return
         if not files:
             print(f"   {run.path}: has no weights of epochs {epochs}; its last is translated with", file=sys.stderr)
         os.link(files[0] if files else run.last_checkpoint, out)
 
-    async def _mean(self, files: Sequence[Path], out: Path, run: RunFolder, place: Mapping[str, str]) -> None:
-        """Write the mean of checkpoints, without the state that only training needs."""
+    async def _write_mean(self, files: Sequence[Path], out: Path, run: RunFolder, place: Mapping[str, str]) -> None:
+        """Write the mean of checkpoints, even of one, to `out`, without the state that only training needs."""
         log = run / "average.log"
         ended = await self._program(["deepnet", "average", *map(str, files), "--out", str(out)], log, place)
         self._check_status(ended, f"averaging {run.path}", log)
         log.unlink()
 
     async def _tidy(self, run: RunFolder, place: Mapping[str, str]) -> None:
-        """Keep only the last weights and the averaged ones of a finished run, and note their size."""
+        """Keep only the last weights and the averaged ones of a finished run, and write their size to the file disk."""
         if not run.is_over or (run / "disk").exists() or not list(run.path.glob("*.pt")):
             return
         if not self.keep:
-            await self._drop_states(run, place)
+            await self._remove_needless(run, place)
+        # by inode, because averaged.pt may be a hard link to another file
         sizes = {file.stat().st_ino: file.stat().st_size for file in run.path.glob("*.pt")}
         kept = f"checkpoints: {_with_prefix(sum(sizes.values()))}B kept"
         (run / "disk").write_text(f"{kept}\n")
         print(f"   {run.path} {kept}", flush=True)
 
-    async def _drop_states(self, run: RunFolder, place: Mapping[str, str]) -> None:
-        """Remove the state that only training needs, and the checkpoints that nothing reads any more."""
+    async def _remove_needless(self, run: RunFolder, place: Mapping[str, str]) -> None:
+        """Remove the optimiser's state from the last checkpoint, and all other checkpoints but averaged.pt."""
         averaged, weights = run / "averaged.pt", run / "last_weights.pt"
         if run.last_checkpoint.exists():
-            is_last = averaged.exists() and averaged.samefile(run.last_checkpoint)
-            await self._mean([run.last_checkpoint], weights, run, place)
-            if is_last:
+            averaged_is_last = averaged.exists() and averaged.samefile(run.last_checkpoint)
+            await self._write_mean([run.last_checkpoint], weights, run, place)
+            if averaged_is_last:  # link it to the new file, or the old one would stay on the disk
                 averaged.unlink()
                 os.link(weights, averaged)
             os.replace(weights, run.last_checkpoint)
@@ -281,10 +295,12 @@ class Work:
     async def _program(
         self, command: list[str], log: Path, place: Mapping[str, str], output: Path | None = None
     ) -> Ended:
-        variables = {**of_this_environment(), **place}
-        return await self.runner.program(command, log=log, output=output, variables=variables, folder=BESIDE)
+        """Run a program to its end; output: file for its standard output, None to send it to the log too."""
+        variables = {**environments_path(), **place}
+        return await self.runner.program(command, log=log, output=output, variables=variables, folder=PACKAGE_PARENT)
 
     def _check_status(self, ended: Ended, what: str, log: Path) -> None:
+        """Raise a UserError with the last line of the log if a program failed; what: what it did."""
         if ended.status:
             said = last_line(log.read_text(encoding="utf-8", errors="replace"))
             raise UserError(f"{what} failed: {said}; whole log: {log}")
@@ -301,7 +317,11 @@ def _with_prefix(size: int) -> str:
 
 
 def report(setting: Setting) -> None:
-    """Print the tables, and draw the figures, that the experiment ends with."""
+    """Print the tables, and draw the figures, that the experiment ends with.
+
+    The experiment's key `end` lists them as "table NAME" or "figure NAME", some with " if NEEDED" behind it: the name
+    of a test set that the data must have, or a pattern that the folder of at least one run must match.
+    """
     runs = setting.out / setting.experiment.folder
     test_sets = setting.corpus.subsets(list(setting.experiment.get("subsets", ())))
     for end in setting.experiment["end"]:
@@ -316,7 +336,7 @@ def report(setting: Setting) -> None:
             words += ["--table", name, "--out", str(page)]
         else:
             words += ["--figures", name, "--out", str(setting.out)]
-        if subprocess.run(words, env=os.environ | of_this_environment()).returncode:
+        if subprocess.run(words, env=os.environ | environments_path()).returncode:
             raise UserError(f"{shlex.join(words)}: failed")
         if kind == "table":
             print(page.read_text(encoding="utf-8"))

@@ -1,7 +1,8 @@
 """Submit rows to SLURM, a job each: it trains and scores the row, and is requeued when its time is nearly over.
 
-The text of a job is a shell script for sbatch, which reads SBATCH_PARTITION, SBATCH_TIMELIMIT and so on. Libraries that
-submit Python functions keep these in a pickle; here a job is a command that can be read and run by hand.
+A job is a shell script for sbatch, which takes its partition, time limit and so on from the environment variables
+SBATCH_PARTITION, SBATCH_TIMELIMIT, ... Libraries that submit Python functions pickle them; this script can be read, and
+run by hand.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ from ...errors import UserError
 from ...study.experiment import Row
 from .commands import Setting
 
-CORES = 4  # of each GPU: one that trains, and others that load data
-SECONDS = 180  # before the end of its time in which a job learns of it
+CORES_PER_GPU = 4  # one for the process that trains, the others for loading data
+NOTICE = 180  # seconds before the end of its time at which a job gets a signal
 
 
 def job(setting: Setting, row: Row, command: Sequence[str]) -> str:
-    """Return the text of a row's job.
+    """Return the script of a row's job.
 
-    command: `deepnet reproduce` with the user's flags but --launch and --row; the setting has those of fairseq-train.
+    command: words of `deepnet reproduce` with the user's flags, but without --launch, --row and those of fairseq-train,
+    which are in setting.extra.
     """
     hardware = setting.hardware
     name = f"{setting.experiment.folder}-{row.name}"
@@ -33,10 +35,10 @@ def job(setting: Setting, row: Row, command: Sequence[str]) -> str:
 #SBATCH --nodes={hardware.nodes}
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node={hardware.gpus}
-#SBATCH --cpus-per-task={CORES * hardware.gpus}
+#SBATCH --cpus-per-task={CORES_PER_GPU * hardware.gpus}
 #SBATCH --requeue
 #SBATCH --open-mode=append
-#SBATCH --signal=B:USR1@{SECONDS}
+#SBATCH --signal=B:USR1@{NOTICE}
 trap 'scontrol requeue "$SLURM_JOB_ID"' USR1  # sent when the time is nearly over
 {shlex.join(words)} &
 wait $!
@@ -44,7 +46,7 @@ wait $!
 
 
 def submit(setting: Setting, command: Sequence[str]) -> None:
-    """Submit a job for each row; raise a UserError if sbatch refuses one."""
+    """Submit a job for each row; raise a UserError if sbatch refuses one. command: as for `job`."""
     for row in setting.rows():
         log = setting.out / setting.experiment.folder / f"{row.name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,7 @@
-"""Flags of fairseq's programs as words of a command line, and the comparison of two command lines."""
+"""Flags of fairseq's programs as words of a command line, and the comparison of two command lines.
+
+A word is one argument of a program, as "--lr" or "5e-4".
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,18 @@ from pathlib import Path
 from ...study.experiment import Flags
 
 
-def words_of(flags: Flags) -> list[str]:
-    """Return flags as words of a command line."""
+def as_words(flags: Flags) -> list[str]:
+    """Return flags as words of a command line, from {name without dashes: value}, where True is that of a switch."""
     words = []
     for name, value in flags.items():
         words.append(f"--{name}")
         if value is True:
             continue
-        words.append(number(value) if isinstance(value, float) else str(value))
+        words.append(format_number(value) if isinstance(value, float) else str(value))
     return words
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     """Format a number as papers print it: 0.0, 0.4, 5e-4."""
     if value == 0 or abs(value) >= 0.01:
         return repr(value)
@@ -28,8 +31,8 @@ def number(value: float) -> str:
     return f"{digits}e{int(exponent)}"
 
 
-def last_of(flag: str, words: Sequence[str]) -> str | None:
-    """Return the last value of a flag, which is the one that counts; None if it is not there."""
+def last_value(flag: str, words: Sequence[str]) -> str | None:
+    """Return the last value of a flag, which is the one that argparse takes; None if the flag is not there."""
     value = None
     for before, word in zip(words, words[1:], strict=False):
         if before == flag:
@@ -38,48 +41,54 @@ def last_of(flag: str, words: Sequence[str]) -> str | None:
 
 
 def whole_number(word: str | None) -> int:
-    """Return the number that a flag's value names, 0 for none and for a value that fairseq-train will refuse."""
+    """Parse a flag's value as a whole number; 0 for no value, and for one that fairseq-train will refuse."""
     try:
         return int(float(word or 0))
     except (ValueError, OverflowError):
         return 0
 
 
-# flags that do not change what a training computes: devices, the split of a batch, memory, an earlier end
+# flags that do not change what a training computes: devices, batches of an update, memory, an earlier end
 WITHOUT_EFFECT = {
     "--distributed-world-size", "--update-freq", "--stop-stuck", "--cpu", "--checkpoint-activations",
     "--checkpoint-every", "--zero-sharding",
 }  # fmt: skip
-ADAM = ("adam", "deepnet_adam")  # the same numbers
+EQUAL_OPTIMIZERS = ("adam", "deepnet_adam")  # with the same results
 
 
 def differing_flag(before: Sequence[str], now: Sequence[str]) -> str | None:
-    """Return the first flag in which two commands of fairseq-train are of different trainings; None if in none."""
-    old = by_flag(before)
-    new = by_flag(now)
-    if batches(old) != batches(new):
+    """Return the first flag by which two commands of fairseq-train are different trainings; None if they are the same.
+
+    before, now: the words after fairseq-train.
+    """
+    old = values_by_flag(before)
+    new = values_by_flag(now)
+    if batches_per_update(old) != batches_per_update(new):
         return "--update-freq"
     for flag in {**old, **new}:
         if flag in WITHOUT_EFFECT:
             continue
         one, other = old.get(flag), new.get(flag)
-        if flag == "--optimizer" and one in ADAM and other in ADAM:
+        if flag == "--optimizer" and one in EQUAL_OPTIMIZERS and other in EQUAL_OPTIMIZERS:
             continue
         if flag == "--user-dir" and one and other and Path(one).name == Path(other).name:
             continue  # a checkout may have moved
-        if not equal(one, other):
+        if not equal_values(one, other):
             return flag
     return None
 
 
-def batches(values: Mapping[str, str | None]) -> int:
-    """Return how many batches of --max-tokens an update has, over all processes."""
+def batches_per_update(values: Mapping[str, str | None]) -> int:
+    """Return how many batches of --max-tokens an update has, on all processes; values: as values_by_flag returns."""
     processes = whole_number(values.get("--distributed-world-size") or "1")
     return processes * whole_number(values.get("--update-freq") or "1")
 
 
-def by_flag(words: Sequence[str]) -> dict[str, str | None]:
-    """Return the last value of each flag in the words of a command, "" for a switch; "data" is the first word."""
+def values_by_flag(words: Sequence[str]) -> dict[str, str | None]:
+    """Return the last value of each flag in the words after fairseq-train, "" for a switch; "data" is the first word.
+
+    Of a flag with several values it is the last of these.
+    """
     values: dict[str, str | None] = {"data": words[0]}
     flag = None
     for word in words[1:]:
@@ -91,10 +100,12 @@ def by_flag(words: Sequence[str]) -> dict[str, str | None]:
     return values
 
 
-def equal(one: str | None, other: str | None) -> bool:
-    """Return whether two values of a flag are the same, as words or as numbers."""
-    if one == other or one is None or other is None:
-        return one == other
+def equal_values(one: str | None, other: str | None) -> bool:
+    """Return whether two values of a flag are the same, as words or as numbers; None is a flag that is not given."""
+    if one == other:
+        return True
+    if one is None or other is None:
+        return False
     try:
         return float(one) == float(other)
     except ValueError:
