@@ -24,9 +24,9 @@ def check(args) -> Shown:
           --optimizer adam --lr 1e-3 --lr-scheduler inverse_sqrt --warmup-updates 4000
     """
     register()
-    from ..tools.check import DIVERGING, LATEST, UNKNOWN, as_dict, judge, train_briefly, verdict_text
+    from ..tools.check import DIVERGING, UNKNOWN, WINDOW, as_dict, judge, train_briefly, verdict_text
 
-    least = {"updates": 2 * LATEST, "compress_warmup": 1, "seconds": 1}
+    least = {"updates": 2 * WINDOW, "compress_warmup": 1, "seconds": 1}
     for name, minimum in least.items():
         given = getattr(args, name)
         if given is not None and given < minimum:

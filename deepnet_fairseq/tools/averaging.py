@@ -18,26 +18,26 @@ from ..plugin.building import own_config
 from ..plugin.checkpoints import reading, vocabulary
 from ..plugin.checkpoints.epoch_weights import weights_of
 
-# names of checkpoints before --checkpoint-suffix and .pt
-EPOCH = r"(?:checkpoint|weights)(\d+)"  # weights: files of --epoch-weights
-UPDATE = r"checkpoint_\d+_(\d+)"
-BEST = r"checkpoint\.best_(.+)"
-LATEST = r"checkpoint_(?:last|previous|best)"
-# these may differ within one run, between attempts
+# patterns of checkpoints' names, without the end, which is --checkpoint-suffix and .pt
+EPOCH = r"(?:checkpoint|weights)(\d+)"  # by epochs; weights: files of --epoch-weights
+UPDATE = r"checkpoint_\d+_(\d+)"  # by updates: epoch and update
+BEST = r"checkpoint\.best_(.+)"  # by --keep-best-checkpoints: metric and score
+LATEST = r"checkpoint_(?:last|previous|best)"  # one of each in a run
+# fields of the model's config that may change when a run is resumed
 MAY_DIFFER = {"checkpoint_activations", "checkpoint_every", "cuda_graphs", "admin_profile",
               "deepnet_probe", "probe_interval", "probe_dir", "epoch_weights", "new_vocabulary"}  # fmt: skip
 
 
 def last(folder: Path, k: int, suffix: str | None = None) -> list[Path]:
-    """Return the last k checkpoints of a run, oldest first: epoch checkpoints if there are k, else those by updates.
+    """Return the last k checkpoints of a run, oldest first: those of epochs if there are k, else those by updates.
 
-    suffix: the run's --checkpoint-suffix; None: that of the folder's only run. Raises a UserError, naming the folder,
-    if there are fewer of either, or runs of several suffixes.
+    suffix: the run's --checkpoint-suffix, None if the folder has only one run. Raises a UserError, naming the folder,
+    if there are fewer than k of either kind, or if `suffix` is None and there are runs of several suffixes.
     """
     if suffix is None:
         suffix = _only_suffix(folder)
 
-    most = 0  # checkpoints of one kind
+    most = 0  # largest number of checkpoints of one kind
     for kind in (EPOCH, UPDATE):
         numbered = [(int(number), path) for path, number in _named(folder, kind, suffix).items()]
         if len(numbered) >= k:
@@ -51,8 +51,8 @@ def last(folder: Path, k: int, suffix: str | None = None) -> list[Path]:
 def best(folder: Path, k: int, suffix: str | None = None) -> list[Path]:
     """Return the k checkpoints with the best validation score, best first, by the run's --best-checkpoint-metric.
 
-    It reads every checkpoint of the folder; suffix: as for last(). Raises a UserError if fewer than k have a finite
-    score, or one is another model's.
+    It reads every checkpoint of the run; suffix: as for last(). Raises a UserError if fewer than k have a finite score,
+    or if a checkpoint is not of this package's models.
     """
     if suffix is None:
         suffix = _only_suffix(folder)
@@ -60,8 +60,8 @@ def best(folder: Path, k: int, suffix: str | None = None) -> list[Path]:
     for kind in (EPOCH, UPDATE, BEST):
         paths += _named(folder, kind, suffix).keys()
 
-    scored: dict[int, tuple[float, Path]] = {}  # keyed by updates, because the best ones are saved under two names
-    maximize = False  # the metric's, which is the same in all checkpoints
+    scored: dict[int, tuple[float, Path]] = {}  # keyed by updates, because one model may be saved under several names
+    maximize = False  # whether a larger score is better, the same in all checkpoints
     for path in sorted(paths):
         update, score, maximize = _score(path)
         if score is not None and math.isfinite(score):
@@ -86,14 +86,14 @@ def _score(path: Path) -> tuple[int, float | None, bool]:
 
 
 def _named(folder: Path, kind: str, suffix: str) -> dict[Path, str]:
-    """Map a folder's checkpoints of one kind and --checkpoint-suffix to their numbers in the name.
+    """Map a folder's checkpoints of one kind and --checkpoint-suffix to the numbers in their names, as texts.
 
-    kind: EPOCH, UPDATE or BEST. A suffix may be a number too, as of a job: checkpoint112.pt is of epoch 1 and suffix 12
-    where a training has suffix 12, and of epoch 112 where none has.
+    kind: EPOCH, UPDATE or BEST. A suffix may be a number too, as that of a job: checkpoint112.pt is of epoch 1 and
+    suffix 12 where a training in the folder has suffix 12, and of epoch 112 where none has.
     """
     pattern = re.compile(kind + re.escape(suffix) + r"\.pt")
-    longer = [other for other in suffixes(folder) if other != suffix and other.endswith(suffix)]
-    endings_of_others = tuple(f"{other}.pt" for other in longer)
+    longer_suffixes = [other for other in suffixes(folder) if other != suffix and other.endswith(suffix)]
+    endings_of_others = tuple(f"{other}.pt" for other in longer_suffixes)
 
     numbers = {}
     for path in folder.iterdir():
@@ -104,7 +104,10 @@ def _named(folder: Path, kind: str, suffix: str) -> dict[Path, str]:
 
 
 def suffixes(folder: Path) -> set[str]:
-    """Return every --checkpoint-suffix of the trainings in a folder; "" is that of one without."""
+    """Return every --checkpoint-suffix of the trainings in a folder, by the names of their latest checkpoints.
+
+    "" is the suffix of a training without one.
+    """
     found = set()
     for path in folder.iterdir():
         match = re.fullmatch(LATEST + r"(.*)\.pt", path.name)
@@ -112,7 +115,7 @@ def suffixes(folder: Path) -> set[str]:
             found.add(match[1])
     if found:
         return found
-    return {reading.suffix_of(path) for path in folder.glob("*.pt")}  # by the checkpoints' own settings, more slowly
+    return {reading.suffix_of(path) for path in folder.glob("*.pt")}  # reads each checkpoint, which is slow
 
 
 def _only_suffix(folder: Path) -> str:
@@ -131,17 +134,18 @@ def _only_suffix(folder: Path) -> str:
 
 
 def average(paths: list[Path], out: Path) -> None:
-    """Write the mean of the parameters with the first checkpoint's config, without optimiser state.
+    """Write the mean of the checkpoints' parameters to `out`, with the first one's config and no optimiser state.
 
     Vaswani et al. 2017, section 6.1, average the last 5 of a base model, written ten minutes apart.
-    The sum is float64. At any time one checkpoint is in memory beside it and the first one's weights, however many
-    there are. Raises a UserError, and writes nothing, for checkpoints of different runs, for a missing one, and for
-    parameters that are not finite.
+
+    The sum is float64. At any time, however many checkpoints there are, only one of them is in memory beside the sum
+    and the first one's weights. Raises a UserError, and writes nothing, for checkpoints of different runs, for a
+    missing one, and for parameters that are not finite.
     """
-    first: dict = {}
-    known: dict | None = None  # the vocabulary of the first checkpoint that holds one
-    total: dict[str, Tensor] = {}
-    seen = set()  # numbers of updates
+    first: dict = {}  # content of the first checkpoint
+    known: dict | None = None  # vocabulary of the first checkpoint that holds one
+    total: dict[str, Tensor] = {}  # name of a parameter -> its sum over checkpoints
+    seen = set()  # numbers of updates, as _updates_made returns them
     for path in paths:
         state = weights_of(checkpoint_utils.load_checkpoint_to_cpu(str(path)))
         config = own_config(state, str(path))
@@ -155,7 +159,8 @@ def average(paths: list[Path], out: Path) -> None:
             first_config = config
         else:
             _check_same_run(first, first_config, other=state, config=config, first_path=paths[0], path=path)
-        origin = state["task_state"][vocabulary.KEY]
+
+        origin = state["task_state"][vocabulary.KEY]  # "file": the checkpoint; "digests": of its dictionaries, or None
         if known is None:
             known = origin if origin["digests"] is not None else None
         else:
@@ -177,7 +182,7 @@ def average(paths: list[Path], out: Path) -> None:
     mean = dict(first["model"])
     for key, value in first["model"].items():
         if key in total:
-            mean[key] = (total.pop(key) / len(paths)).to(value.dtype)
+            mean[key] = (total.pop(key) / len(paths)).to(value.dtype)  # popped, to free each sum
     _keep_ties(first["model"], mean)
 
     cfg = OmegaConf.to_container(first["cfg"], resolve=True, enum_to_str=True)
@@ -189,14 +194,17 @@ def average(paths: list[Path], out: Path) -> None:
 
 
 def _updates_made(state: dict, path: Path) -> int | Path:
-    """Return the number of updates of a checkpoint; one that does not say is told from others by its file."""
+    """Return the number of updates of a checkpoint, or its file as something unique if it does not hold the number."""
     history = state.get("optimizer_history") or [{}]
     return history[-1].get("num_updates", path.resolve())
 
 
 def _keep_ties(before: dict[str, Tensor], after: dict[str, Tensor]) -> None:
-    """Tie tensors again that were tied in the checkpoint, so that each is written once."""
-    owners: dict[tuple, str] = {}
+    """Let parameters of `after` share a tensor if they share memory in `before`, so that each is written once.
+
+    before: the parameters of a checkpoint; after: those to write, under the same names, which are changed.
+    """
+    owners: dict[tuple, str] = {}  # address, shape and stride of a tensor -> the first parameter that has it
     for key, value in before.items():
         if value.numel():  # empty tensors have no address
             place = (value.data_ptr(), value.shape, value.stride())
@@ -207,7 +215,8 @@ def _keep_ties(before: dict[str, Tensor], after: dict[str, Tensor]) -> None:
 def _check_same_run(first: dict, first_config, other: dict, config, first_path: Path, path: Path) -> None:
     """Raise a UserError, naming a difference, unless two checkpoints are of one run.
 
-    first, other: the checkpoints; first_config, config: their models' configs; first_path, path: their files.
+    first, other: contents of the checkpoints; first_config, config: their models' configs; first_path, path: their
+    files.
     """
     for name in first_config:
         if config[name] != first_config[name] and name not in MAY_DIFFER:

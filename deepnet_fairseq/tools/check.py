@@ -30,28 +30,32 @@ from ..plugin.trainer import batches_by_update, build_trainer, make_update, pars
 from ..text_table import render
 from ..threads import torch_threads, width_of
 
-ATTEMPTS = 3  # batches for an update: in fp16 the first ones overflow until the loss scale fits
-# evenness of a stack's gradient norms: smallest layer's over largest layer's
-UNEVEN = 0.1  # less in the first updates is a risk, unless it evens out
-HEALED = 1.5  # times the start: it evens out, as under ReZero, whose branches open one by one
-STARVED = 1e-3  # less in the last updates is divergence, if it started uneven
-# the same for one layer: mean ratio of the gradients of neighbouring layers
-FADING = 0.9  # less in the first updates: the start is uneven because of the depth
-LOST = 0.1  # less in the last updates: no stack learns with that, whatever its start
-TIGHT = 4.0  # doublings of the activations left in fp16
-LATEST = 5  # updates whose median counts as the end, and as many as the start
-ROWS = 8  # updates in the report's first table, at most
-DEPTHS = 6  # layers of a stack in its second table, at most
+ATTEMPTS = 3  # batches that may be taken for each update: in fp16 the first ones overflow until the loss scale fits
+WINDOW = 5  # updates at the start, and as many at the end, whose medians are compared
+
+# Thresholds, set on trainings of the project (results/check/README.md).
+# Evenness of a stack: the smallest gradient norm of its layers divided by the largest.
+UNEVEN = 0.1  # below this at the start is a risk, unless it recovers
+HEALED = 1.5  # it recovers if the end is this many times the start, as under ReZero, whose branches open one by one
+VANISHED = 1e-3  # below this at the end is divergence, if the start was uneven
+# Ratio of the gradient norms of neighbouring layers: their geometric mean, evenness ** (1 / (layers - 1)).
+FADING = 0.9  # below this at the start, the stack is uneven because of its depth
+LOST = 0.1  # below this at the end no stack learns, whatever its start
+FEW_DOUBLINGS = 4.0  # of the activations until fp16 overflows; fewer are a risk
+
+PROGRESS_ROWS = 8  # most updates in the report's first table
+LAYERS_SHOWN = 6  # most layers of a stack in its second table
 
 STABLE, AT_RISK, DIVERGING, UNKNOWN = "stable", "at risk", "diverging", "unknown"
 
 
 @dataclass(frozen=True)
 class Observed:
-    """Observation of one update of a check.
+    """Observation of one update.
 
-    update: number of updates before it; lr: its learning rate; loss: before it, bits per token, NaN if the update
-    failed; tokens: its target tokens; probes[probe][address]: values as the probes define them.
+    update: number of updates before it; lr: its learning rate; loss: of its batches, before the update, in bits per
+    token, NaN if the update failed; tokens: its target tokens; probes: name of a probe -> {address of a module or
+    layer, as "encoder.3": value}, as core/probes defines them.
     """
 
     update: int
@@ -63,13 +67,13 @@ class Observed:
     def profile(self, stack: str) -> list[float]:
         """Return the L2 gradient norm of each layer of `stack`, the first layer first; empty if the update has none."""
         norms = self.probes.get("gradient_norm", {})
-        layers = [f"{stack}.{layer}" for layer in range(1, len(norms) + 1)]
+        layers = [f"{stack}.{layer}" for layer in range(1, len(norms) + 1)]  # addresses, at least all that there are
         return [norms[address] for address in layers if address in norms]
 
     def evenness(self, stack: str) -> float:
-        """Return the layers' smallest gradient norm over the largest: 1 if all are alike, 0 if some get nothing.
+        """Return the smallest gradient norm of the stack's layers divided by the largest, from 0 to 1.
 
-        It is NaN without layers, and for norms that are not finite.
+        It is 0 if a layer gets no gradient, and NaN without layers and for norms that are not finite.
         """
         norms = self.profile(stack)
         if not norms or not all(map(math.isfinite, norms)):
@@ -77,22 +81,23 @@ class Observed:
         return min(norms) / max(norms) if max(norms) > 0 else 0.0
 
     def ln_input(self, kind: str) -> float:
-        """Return the mean norm of the inputs of one kind of branch's LayerNorms, over all stacks; NaN if there is none.
+        """Return the mean norm of the inputs of all LayerNorms of one kind of branch; NaN if there is none.
 
-        kind: "ffn" or "self_attn".
+        kind: "ffn" or "self_attn". The mean is over the layers of all stacks.
         """
         values = []
         for address, value in self.probes.get("ln_input", {}).items():
-            if address.split(".")[2:] == [kind]:  # behind stack and layer
+            if address.split(".")[2:] == [kind]:  # an address is STACK.LAYER.KIND
                 values.append(value)
         return fmean(values) if values else math.nan
 
 
 class Headroom(NamedTuple):
-    """Headroom of a run in fp16.
+    """How far the numbers of a training are from the largest number of fp16.
 
     activation: largest absolute value in the forward passes; doublings: how often the activations can double before
-    fp16 overflows; loss_scale: the largest power of two that keeps the gradients of the weights finite.
+    fp16 overflows; loss_scale: the largest power of two by which the loss can be multiplied with the gradients of the
+    weights still finite.
     """
 
     activation: float
@@ -104,9 +109,10 @@ class Headroom(NamedTuple):
 class ShortTraining:
     """Result of a short training.
 
-    layers: N and M, 0 for a stack that the model does not have; parameters: their number; peak: of the learning rate;
-    failure: the trainer's error, if any; seconds: without set-up; longer: the flag with which a check reaches the peak
-    learning rate.
+    layers: of encoder and decoder, 0 for a stack that the model does not have; parameters: their number; peak: the peak
+    learning rate of the whole training; observed: the updates in order; failure: how the trainer says that the training
+    diverged, None if it did not; seconds: of the updates, without set-up; longer: the flag with which a check would
+    reach the peak learning rate.
     """
 
     method: str
@@ -128,19 +134,19 @@ class ShortTraining:
     @property
     def too_short(self) -> bool:
         """Tell whether too few updates were made for a verdict of STABLE."""
-        return len(self.observed) < 2 * LATEST
+        return len(self.observed) < 2 * WINDOW
 
     @property
     def headroom(self) -> Headroom | None:
         """Smallest headroom over all updates; None if no update has finite numbers, or all of them are zero."""
         activations = []
-        gradients = []  # of the summed loss
+        gradients = []  # largest of each update; of the loss summed over tokens, whose gradients fp16 has to hold
         for observed in self.observed:
-            row = observed.probes.get("half_precision")
-            if row is None or not observed.tokens or not all(map(math.isfinite, row.values())):
+            largest = observed.probes.get("half_precision")  # of each stack's activations, and of all gradients
+            if largest is None or not observed.tokens or not all(map(math.isfinite, largest.values())):
                 continue
-            activations += [value for name, value in row.items() if name != "gradient"]
-            gradients.append(row["gradient"] * observed.tokens)
+            activations += [value for name, value in largest.items() if name != "gradient"]
+            gradients.append(largest["gradient"] * observed.tokens)
         if not gradients or not max(gradients) or not max(activations):
             return None
 
@@ -154,9 +160,10 @@ def train_briefly(
 ) -> ShortTraining:
     """Train as `fairseq-train FLAGS` would, in one process, for `updates` or until `seconds` are over.
 
-    warmup: compress the learning rate's warm-up to so many updates; progress(update, loss) after each, loss in bits per
-    token. Nothing is left on the disk. Raises a UserError for flags that this package refuses, for another package's
-    architecture, and if no update could be made; a flag that fairseq-train refuses ends the program, as there.
+    warmup: number of updates to which the learning rate's warm-up is compressed, None to leave it; progress: called
+    with the update and its loss in bits per token after each update. Nothing is left on the disk. Raises a UserError
+    for flags that this package refuses, for another package's architecture, and if no update could be made; a flag that
+    fairseq-train refuses ends the program, as there.
     """
     with tempfile.TemporaryDirectory() as folder:
         args = _adapt(parse_training_flags([*flags, "--no-save", "--save-dir", folder]), warmup)
@@ -182,7 +189,7 @@ def train_briefly(
         elapsed = time.monotonic() - start
 
         path = Path(folder) / FILE
-        rows = read_record(path).rows if path.exists() else {}
+        probes = read_record(path).rows if path.exists() else {}  # update -> Observed.probes
     if not observed:
         raise UserError("no update was made: every batch overflowed, or was too large for the device's memory")
 
@@ -198,7 +205,7 @@ def train_briefly(
         layers=archs.depths(cfg),
         parameters=sum(p.numel() for p in trainer.get_model().parameters()),
         peak=max(args.lr),
-        observed=[replace(seen, probes=rows.get(seen.update, {})) for seen in observed],
+        observed=[replace(seen, probes=probes.get(seen.update, {})) for seen in observed],
         failure=failure,
         seconds=elapsed,
         longer=longer,
@@ -206,7 +213,10 @@ def train_briefly(
 
 
 def _adapt(args: argparse.Namespace, warmup: int | None) -> argparse.Namespace:
-    """Turn on all probes and compress the warm-up in a run's args; UserError for a run that a check cannot watch."""
+    """Change args, and return them: with all probes on, and a warm-up of at most `warmup` updates, None to leave it.
+
+    Raises a UserError for a training that a check cannot watch.
+    """
     refuse_others(args, "the check")
     args.deepnet_probe = "all"
     args.probe_interval = 1
@@ -218,7 +228,10 @@ def _adapt(args: argparse.Namespace, warmup: int | None) -> argparse.Namespace:
 
 
 def _step(trainer: Trainer, samples: list) -> Observed | None:
-    """Make one update, to be completed with its probes; None if it overflowed and only the loss scale changed."""
+    """Make one update, and return it without its probes; None if it overflowed and only the loss scale changed.
+
+    samples: batches of the update.
+    """
     update = trainer.get_num_updates()
     lr = trainer.get_lr()
     log = make_update(trainer, samples)
@@ -230,7 +243,10 @@ def _step(trainer: Trainer, samples: list) -> Observed | None:
 
 @dataclass(frozen=True)
 class Finding:
-    """Reason for a verdict. kind: AT_RISK or DIVERGING; update: the first one; evidence: one line with the numbers."""
+    """Reason for a verdict.
+
+    kind: AT_RISK or DIVERGING; update: the first one at which it shows; evidence: one line with the numbers.
+    """
 
     kind: str
     update: int
@@ -239,9 +255,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Verdict, one line as str().
+    """Verdict on a training, in one line as str().
 
-    kind: the worst of the findings; without any STABLE, or UNKNOWN after fewer than 10 updates. notes: its limits.
+    kind: that of the worst finding; without findings STABLE, or UNKNOWN after fewer than 2 * WINDOW updates; notes:
+    what limits the verdict, a line each.
     """
 
     kind: str
@@ -262,25 +279,25 @@ def judge(short_training: ShortTraining) -> Verdict:
     last = observed[-1].update
     findings = []
 
-    broken = [o.update for o in observed if not math.isfinite(o.loss)]
-    if short_training.failure or broken:
+    not_finite = [seen.update for seen in observed if not math.isfinite(seen.loss)]
+    if short_training.failure or not_finite:
         evidence = f"loss or gradients are not finite ({short_training.failure or 'loss'})"
-        findings.append(Finding(DIVERGING, broken[0] if broken else last, evidence))
+        findings.append(Finding(DIVERGING, not_finite[0] if not_finite else last, evidence))
 
     for stack in short_training.stacks:
-        starved = _starved(observed, stack)
-        if starved is not None:
-            findings.append(starved)
+        vanishing = _vanishing_gradients(observed, stack)
+        if vanishing is not None:
+            findings.append(vanishing)
 
-    losses = [o.loss for o in observed if math.isfinite(o.loss)]
-    if len(losses) >= 2 * LATEST:
-        start = median(losses[:LATEST])
-        end = median(losses[-LATEST:])
+    losses = [seen.loss for seen in observed if math.isfinite(seen.loss)]
+    if len(losses) >= 2 * WINDOW:
+        start = median(losses[:WINDOW])
+        end = median(losses[-WINDOW:])
         if end > start:
             findings.append(Finding(AT_RISK, last, f"the loss rises, from {start:.2f} to {end:.2f} bits"))
 
     room = short_training.headroom
-    if room and room.doublings < TIGHT:
+    if room and room.doublings < FEW_DOUBLINGS:
         evidence = f"activations reach {room.activation:.0f}; fp16 ends at 65504: train with --bf16"
         findings.append(Finding(AT_RISK, last, evidence))
     elif room and room.loss_scale < 1:
@@ -297,43 +314,46 @@ def judge(short_training: ShortTraining) -> Verdict:
     return Verdict(kind, findings, _notes(short_training))
 
 
-def _starved(observed: list[Observed], stack: str) -> Finding | None:
-    """Find vanishing gradients in lower layers: from the start under Post-LN (Figure 3a), or after divergence (4d)."""
+def _vanishing_gradients(observed: list[Observed], stack: str) -> Finding | None:
+    """Find gradients of a stack that vanish towards its lower layers; None if they do not.
+
+    Under Post-LN they do from the start (DeepNet, Figure 3a), and in any method after divergence (Figure 4d).
+    """
     updates = []
-    evenness = []  # at these updates
-    for o in observed[1:]:  # some methods start with gradients of zero
-        value = o.evenness(stack)
+    evenness = []  # at each of these updates
+    for seen in observed[1:]:  # in the first update some methods have gradients of zero
+        value = seen.evenness(stack)
         if math.isfinite(value):
-            updates.append(o.update)
+            updates.append(seen.update)
             evenness.append(value)
-    if len(evenness) < 2 * LATEST - 1:
+    if len(evenness) < 2 * WINDOW - 1:  # too few, as in ShortTraining.too_short, without the first update
         return None
 
-    start = median(evenness[:LATEST])
-    end = median(evenness[-LATEST:])
+    start = median(evenness[:WINDOW])
+    end = median(evenness[-WINDOW:])
     norms = observed[-1].profile(stack) or observed[0].profile(stack)
-    exponent = 1 / max(len(norms) - 1, 1)  # evenness**exponent is the mean ratio of neighbouring layers
+    exponent = 1 / max(len(norms) - 1, 1)  # evenness ** exponent is the mean ratio of neighbouring layers
     fades = start < UNEVEN and start**exponent < FADING and end < HEALED * start
     lost = end**exponent < LOST
     if not fades and not lost:
         return None
 
-    # the first update from which on the stack stays starved; the last update if it is not starved there
-    first_starved = 0
+    # the first update from which on evenness stays below VANISHED; the last update if it is not below it there
+    first_vanished = 0
     for index, value in enumerate(evenness):
-        if value >= STARVED:
-            first_starved = index + 1
-    since = updates[min(first_starved, len(updates) - 1)]
+        if value >= VANISHED:
+            first_vanished = index + 1
+    since = updates[min(first_vanished, len(updates) - 1)]
 
-    kind = DIVERGING if lost or end < STARVED else AT_RISK
+    kind = DIVERGING if lost or end < VANISHED else AT_RISK
     where = f"{stack} layer {norms.index(min(norms)) + 1}"
     evidence = f"{where} gets {end:.0e} of the largest layer's gradient, {start:.0e} in the first updates"
     return Finding(kind, since, evidence)
 
 
 def _notes(short_training: ShortTraining) -> list[str]:
-    """Return what limits the verdict, a line each."""
-    reached = max(o.lr for o in short_training.observed)
+    """Return what limits the verdict, a line each: a learning rate far below its peak, and too few updates."""
+    reached = max(seen.lr for seen in short_training.observed)
     peak = short_training.peak
     notes = []
     if reached < 0.5 * peak:
@@ -348,19 +368,22 @@ def _notes(short_training: ShortTraining) -> list[str]:
     return notes
 
 
-def _evenly(count: int, wanted: int) -> list[int]:
-    """Choose at most `wanted` of range(count), evenly, the first and the last included."""
+def _evenly_chosen(count: int, wanted: int) -> list[int]:
+    """Choose at most `wanted` indices of range(count) at even distances, with the first and the last."""
     return sorted({round(index) for index in np.linspace(0, count - 1, min(count, wanted))})
 
 
-def _progress(short_training: ShortTraining) -> str:
-    """Tabulate the four quantities of the paper at some of the updates, as the learning rate rises."""
+def _progress_table(short_training: ShortTraining) -> str:
+    """Tabulate, at some of the updates, the learning rate and the quantities of DeepNet's Figures 3 and 4.
+
+    These are loss, model update, norms of the LayerNorms' inputs, and how evenly gradients reach the layers.
+    """
     stacks = list(short_training.stacks)
     header = ["update", "lr", "loss", "model update", "LN input ffn", "self-attn"]
     header += [f"grad {stack}" for stack in stacks]
 
     rows = [header]
-    for index in _evenly(len(short_training.observed), ROWS):
+    for index in _evenly_chosen(len(short_training.observed), PROGRESS_ROWS):
         observed = short_training.observed[index]
         model_update = observed.probes.get("model_update", {}).get(stacks[-1], math.nan)
         cells = [
@@ -376,13 +399,13 @@ def _progress(short_training: ShortTraining) -> str:
     return render(rows)
 
 
-def _profile(short_training: ShortTraining) -> str:
+def _gradient_table(short_training: ShortTraining) -> str:
     """Tabulate the gradient norms of some layers, before the first update and at the last."""
     rows = [["layer", "gradient at first", "at last"]]
     for stack in short_training.stacks:
         first = short_training.observed[0].profile(stack)
         last = short_training.observed[-1].profile(stack)
-        for layer in _evenly(len(first), DEPTHS):
+        for layer in _evenly_chosen(len(first), LAYERS_SHOWN):
             at_last = f"{last[layer]:.1e}" if last else "-"  # an update that failed has no gradients
             rows.append([f"{stack} {layer + 1}", f"{first[layer]:.1e}", at_last])
     return render(rows)
@@ -406,12 +429,12 @@ def verdict_text(short_training: ShortTraining) -> str:
         f"{depth} {short_training.method}, {short_training.parameters:,} parameters, "
         f"{len(short_training.observed)} updates in {short_training.seconds:.0f} s",
         "",
-        _progress(short_training),
+        _progress_table(short_training),
         "",
         "loss: bits per token; model update: ||F(x, theta_i) - F(x, theta_0)|| per token; grad: smallest over largest",
         "gradient norm of the stack's layers",
         "",
-        _profile(short_training),
+        _gradient_table(short_training),
         "",
         f"fp16: {half_precision}",
         "",
@@ -440,10 +463,10 @@ def _update_as_dict(observed: Observed) -> dict:
     """Return the numbers of one update, for --json."""
     probes = {}
     for name, values in observed.probes.items():
-        probes[name] = {address: _number(value) for address, value in values.items()}
-    return {"update": observed.update, "lr": observed.lr, "loss": _number(observed.loss), "probes": probes}
+        probes[name] = {address: _finite_or_none(value) for address, value in values.items()}
+    return {"update": observed.update, "lr": observed.lr, "loss": _finite_or_none(observed.loss), "probes": probes}
 
 
-def _number(value: float) -> float | None:
-    """Return a number that JSON has: None for NaN and infinity."""
+def _finite_or_none(value: float) -> float | None:
+    """Return the value, or None for NaN and infinity, which JSON does not have."""
     return value if math.isfinite(value) else None

@@ -42,42 +42,43 @@ from ..threads import Share, available_cores, counted, from_environment, process
 from .environment import environment
 from .plan.fit import USABLE
 from .plan.needs import memory
-from .plan.setting import GIB, parse
+from .plan.setting import GIB, parse_setting
 from .progress import Progress, Training, duration
 
 PACKAGE = Path(__file__).resolve().parents[1]
-TRAINING = shlex.split("""
+TRAINING_FLAGS = shlex.split("""
     --arch deepnet_transformer_tiny --dropout 0.0 --criterion label_smoothed_cross_entropy --label-smoothing 0.1
     --optimizer adam --adam-betas '(0.9, 0.98)' --lr-scheduler inverse_sqrt --max-tokens 1000 --max-tokens-valid 4000
     --no-epoch-checkpoints --keep-interval-updates 1 --validate-interval 999 --num-workers 0 --log-format json
     --distributed-world-size 1""")
-GENERATION = shlex.split("--beam 4 --lenpen 0.6 --max-len-a 1.5 --max-len-b 10 --max-tokens 6000")
-ON_CPU = [] if torch.cuda.is_available() else ["--cpu"]
-# flags of fairseq-train that a cell decides -> flag to give instead; the command has others as its own
+GENERATION_FLAGS = shlex.split("--beam 4 --lenpen 0.6 --max-len-a 1.5 --max-len-b 10 --max-tokens 6000")
+DEVICE_FLAGS = [] if torch.cuda.is_available() else ["--cpu"]
+# flags of fairseq-train that each cell sets -> flag of `deepnet compare` to give instead
 REFUSED = {"--encoder-layers": "--depths", "--decoder-layers": "--depths", "--warmup-updates": "--warmup"}
-# fairseq's programs take one --user-dir, which is this package: the user's methods are imported before
-OWN_METHODS = """import runpy, sys
+# Program that runs a module of fairseq_cli with the user's methods. They are imported first, because fairseq takes only
+# one --user-dir, which is this package. Arguments: folder of the methods, module, arguments of the module.
+WITH_USERS_METHODS = """import runpy, sys
 from deepnet_fairseq import register, user_dir
 register()
 user_dir.import_user_dir(sys.argv.pop(1))
 runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)"""
-BETA2 = re.compile(r"--adam-betas[ =]\(?[\d.]+, ?([\d.]+)")
-SHORT = 2.0  # BLEU below which a model writes the target language, but does not translate yet
-# bytes of fairseq-train beside what the plan counts: measured were 0.42 GiB at 2L-2L, and 0.63 GiB at 100L-100L
-PROGRAM = 0.7 * GIB
-SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")  # fairseq's dictionaries have these before those in the file
-LINES = 8  # most lines of a panel
+BETA2 = re.compile(r"--adam-betas[ =]\(?[\d.]+, ?([\d.]+)")  # the second of --adam-betas '(0.9, 0.98)'
+LOW_BLEU = 2.0  # BLEU below which a model writes the target language, but does not translate yet
+# memory of fairseq-train beside what the plan counts: measured were 0.42 GiB at 2L-2L, and 0.63 GiB at 100L-100L
+PROGRAM_BYTES = 0.7 * GIB
+SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")  # entries of fairseq's dictionaries that are not in their files
+LINES_PER_PANEL = 8  # most lines of a panel
 
 
 def free_memory() -> float:
-    """Return the bytes of this machine's memory that programs may take, without its last tenth; infinity if unknown."""
+    """Return 90 % of the bytes of this machine's memory that are free for programs; infinity if unknown."""
     try:
         found = re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
     except OSError:
         return math.inf
     if found is None:
         return math.inf
-    return USABLE * 1024 * int(found[1])
+    return USABLE * 1024 * int(found[1])  # kB of /proc/meminfo are 1024 bytes
 
 
 class Cell(NamedTuple):
@@ -99,10 +100,11 @@ class Cell(NamedTuple):
 class Grid:
     """Grid of cells with their common settings.
 
-    data: folder of binarised data of one language pair; updates: length of each cell's training; out: folder of the
-    cells' folders and of the results; jobs: cells trained at a time, None to let the machine decide; flags: flags of
-    fairseq-train, which override the grid's own; warmup: share of the updates in which the learning rate rises;
-    user_dir: folder of the user's methods.
+    data: folder of binarised data of one language pair; methods, depths, lrs, seeds: values of the cells, in all
+    combinations; updates: length of each cell's training; out: folder of the cells' folders and of the results; jobs:
+    number of cells trained at a time, None to let the machine decide; flags: the user's flags of fairseq-train, which
+    override the grid's own; warmup: share of the updates in which the learning rate rises; user_dir: folder of the
+    user's methods, None if there are none.
     """
 
     data: Path
@@ -118,7 +120,7 @@ class Grid:
     user_dir: str | None = None
 
     def check(self) -> None:
-        """Raise a UserError for a grid that cannot be trained on any data."""
+        """Raise a UserError for values that are invalid whatever the data."""
         for method in self.methods:
             get_method(method)  # raises for an unknown one
 
@@ -136,17 +138,17 @@ class Grid:
             flag = word.split("=")[0]
             if flag in REFUSED:
                 raise UserError(f"{word}: each cell has its own; give {REFUSED[flag]}")
-        self.width()  # raises for a width that is no number
+        self.width()  # raises for one that is no number
 
     @property
     def cells(self) -> list[Cell]:
-        """List the cells, ordered by depth as given: small models first give results soon."""
+        """List the cells, depth by depth in the given order: with small models first there are results soon."""
         combinations = product(self.depths, self.methods, self.lrs, self.seeds)
         return [Cell(depth, method, lr, seed) for depth, method, lr, seed in combinations]
 
     @property
     def dictionaries(self) -> list[bytes]:
-        """Return the contents of both dictionaries, which tell texts apart, because they hold each word's count."""
+        """The contents of both dictionary files; they tell different texts apart, because they count each word."""
         return [path.read_bytes() for path in sorted(self.data.glob("dict.*.txt"))]
 
     def direction(self) -> str:
@@ -157,42 +159,43 @@ class Grid:
         return files[0].name.split(".")[1]
 
     def width(self) -> int:
-        """Return the width of the models; raise a UserError for one that is no number."""
+        """Return the embedding width of the models; raise a UserError for one that is no number."""
         parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         parser.add_argument("--arch", "-a")
         for stack in archs.STACKS[archs.MODEL_NAME]:
             parser.add_argument(f"--{stack}-embed-dim", type=int)
-        parser.error = _refuse_flag  # type: ignore[method-assign]  # argparse prints a page and exits
+        # argparse's own prints the usage and exits
+        parser.error = _raise_user_error  # type: ignore[method-assign]
 
-        cfg, _ = parser.parse_known_args([*TRAINING, *self.flags])
-        archs.fill(cfg)  # sets what was not given to the architecture's
+        cfg, _ = parser.parse_known_args([*TRAINING_FLAGS, *self.flags])
+        archs.fill(cfg)  # sets the fields that were not given to the architecture's values
         width = width_of(cfg)
         assert width is not None  # fill() has set it
         return width
 
     def share(self) -> Share:
         """Decide how many cells are trained at a time, and with how many threads each."""
-        if "--cpu" in [*ON_CPU, *self.flags]:
+        if "--cpu" in [*DEVICE_FLAGS, *self.flags]:
             return processes_and_threads(self.width(), tasks=len(self.cells), processes=self.jobs)
         jobs = self.jobs or 1
         return Share(processes=jobs, threads=max(1, available_cores() // jobs))
 
-    def fitting(self, processes: int) -> int:
-        """Return how many of `processes` trainings fit into this machine's memory at a time, at least one.
+    def jobs_that_fit(self, processes: int) -> int:
+        """Return how many trainings, of at most `processes`, fit into this machine's memory at a time; at least 1.
 
-        The memory is that of the deepest model by the plan. All `processes` fit where the user gave the number of
-        jobs, and on a GPU, whose memory is not looked at.
+        It is enough for so many of the deepest model, by the plan. `processes` are returned unchecked if the user gave
+        the number of jobs, and for a GPU, whose memory is not looked at.
         """
-        on_cpu = "--cpu" in [*ON_CPU, *self.flags]
+        on_cpu = "--cpu" in [*DEVICE_FLAGS, *self.flags]
         if self.jobs is not None or processes == 1 or not on_cpu:
             return processes
 
         deepest = max(self.cells, key=lambda cell: cell.depth)
         vocabularies = [len(dictionary.splitlines()) + len(SYMBOLS) for dictionary in self.dictionaries]
         vocab = ",".join(str(size) for size in vocabularies)
-        setting = parse([*self.training(deepest), "--vocab", vocab], strict=False)
+        setting = parse_setting([*self.training(deepest), "--vocab", vocab], strict=False)
 
-        needed = memory(setting).peak + PROGRAM
+        needed = memory(setting).peak + PROGRAM_BYTES
         return max(1, min(processes, int(free_memory() // needed)))
 
     def name(self, cell: Cell) -> str:
@@ -202,12 +205,14 @@ class Grid:
         )
 
     def warmup_updates(self) -> tuple[int, str]:
-        """Return the updates of warm-up, and a note where they are not the share that was asked for, else "".
+        """Return the updates of warm-up, and a note if these are not the share that was asked for, else "".
 
-        Adam's second moments must have formed before the rate reaches its peak, or methods differ by that alone. Adam's
-        beta2 thus sets a minimum, 2 / (1 - beta2), but it takes at most half of the updates.
+        Adam's averages of squared gradients must have formed before the learning rate reaches its peak, or methods
+        differ by that alone. Warm-up thus takes at least 2 / (1 - beta2) updates (the "untuned linear warmup" of Ma and
+        Yarats 2021, "On the adequacy of untuned warmup for adaptive optimization"), or half of all updates if this is
+        less.
         """
-        beta2 = float(BETA2.findall(" ".join([*TRAINING, *self.flags]))[-1])  # the last one wins, as in argparse
+        beta2 = float(BETA2.findall(" ".join([*TRAINING_FLAGS, *self.flags]))[-1])  # the last one wins, as in argparse
         wanted = round(self.warmup * self.updates)
         least = round(2 / (1 - beta2))
         chosen = max(wanted, min(least, self.updates // 2))
@@ -227,12 +232,12 @@ class Grid:
         stuck = max(300, self.updates // 4, warmup * 3 // 2)  # no healthy training is at unigram entropy for so long
         equal_dictionaries = len(set(self.dictionaries)) == 1
 
-        # The order counts: run.json holds these flags, and a cell whose flags differ is refused. Of a flag that occurs
-        # twice the last one wins, so that the user's stand at the end.
-        words = list(TRAINING)
+        # The order must not change: run.json holds these flags as a text, and a cell is refused if its text differs. Of
+        # a flag that occurs twice the last one wins, so the user's stand at the end.
+        words = list(TRAINING_FLAGS)
         if equal_dictionaries:
             words.append("--share-all-embeddings")
-        words += ON_CPU
+        words += DEVICE_FLAGS
         words += ["--encoder-layers", str(cell.depth), "--decoder-layers", str(cell.depth)]
         words += ["--method", cell.method]
         words += " ".join(get_method(cell.method).train_flags).split()
@@ -244,7 +249,7 @@ class Grid:
         return words
 
     def facts(self, cell: Cell) -> dict:
-        """Return a cell's content of run.json; trainings with equal facts are the same."""
+        """Return the content of a cell's run.json; trainings with equal facts are the same."""
         facts = {
             "method": cell.method, "encoder_layers": cell.depth, "decoder_layers": cell.depth, "seed": cell.seed,
             "experiment": "compare", "lr": cell.lr, "updates": self.updates,
@@ -256,7 +261,7 @@ class Grid:
         return facts
 
     def command(self, cell: Cell) -> str:
-        """Return the command that trains this cell alone."""
+        """Return the command line of `deepnet compare` that trains this cell alone."""
         grid = f"--methods {cell.method} --depths {cell.depth} --lrs {format_rate(cell.lr)} --seeds {cell.seed}"
         words = [str(self.data), *grid.split(), f"--updates={self.updates}", f"--warmup={self.warmup:.6g}", *self.flags]
         if self.user_dir:
@@ -264,7 +269,7 @@ class Grid:
         return f"deepnet compare {shlex.join(words)}"
 
 
-def _refuse_flag(message: str) -> NoReturn:
+def _raise_user_error(message: str) -> NoReturn:
     """Raise argparse's message as a UserError."""
     raise UserError(message.removeprefix("argument "))
 
@@ -280,26 +285,27 @@ def format_rate(lr: float) -> str:
     return re.sub(r"\.?0*e([+-]?)0*", r"e\1", f"{lr:e}")
 
 
-def command(grid: Grid, name: str, words: list[str]) -> list[str]:
-    """Return the command of a program of fairseq, run by this interpreter and not by the PATH.
+def fairseq_command(grid: Grid, program: str, flags: list[str]) -> list[str]:
+    """Return the command of fairseq-train or fairseq-generate, run by this interpreter whatever the PATH.
 
-    name: "train" or "generate"; words: its flags.
+    program: "train" or "generate".
     """
-    begin = ["-c", OWN_METHODS, grid.user_dir] if grid.user_dir else ["-m"]
-    return [sys.executable, *begin, f"fairseq_cli.{name}", str(grid.data), "--user-dir", str(PACKAGE), *words]
+    begin = ["-c", WITH_USERS_METHODS, grid.user_dir] if grid.user_dir else ["-m"]
+    return [sys.executable, *begin, f"fairseq_cli.{program}", str(grid.data), "--user-dir", str(PACKAGE), *flags]
 
 
-def variables(grid: Grid) -> dict[str, str]:
-    """Return the environment's variables that the grid's programs get: threads, unless the user has chosen them."""
+def thread_variables(grid: Grid) -> dict[str, str]:
+    """Return the environment variables that set the programs' threads; none if the user's environment sets them."""
     if from_environment():
         return {}
     return {"OMP_NUM_THREADS": str(grid.share().threads)}
 
 
 async def train_and_score(grid: Grid, cell: Cell, runner: Runner) -> RecordedRun:
-    """Train a cell, or go on with one that was begun; translate the test set, score it, return the record.
+    """Train a cell, or go on with one that was begun; translate and score the test set; return the run.
 
-    Raises a UserError, naming the log, if a program failed, and if another process works on the cell.
+    It is not translated if the training failed, or if the data have no references. Raises a UserError, naming the log,
+    if a program failed, and if another process works on the cell.
     """
     run = RunFolder(grid.out / grid.name(cell))
     with run.locked() as held:
@@ -328,18 +334,20 @@ async def train(grid: Grid, cell: Cell, run: RunFolder, runner: Runner) -> None:
 
     words = [*grid.training(cell), "--save-dir", str(run.path)]
     begun_at = run.size_of_log()
-    ended = await runner.program(command(grid, "train", words), log=run.log, variables=variables(grid))
+    ended = await runner.program(fairseq_command(grid, "train", words), log=run.log, variables=thread_variables(grid))
     run.end(ended.status, f"training {cell}", begun_at)
 
 
 async def translate(grid: Grid, cell: Cell, run: RunFolder, runner: Runner) -> None:
     """Translate the test set with a trained cell, and score the translations; UserError if the program failed."""
     pieces = "sentencepiece" if (grid.data / "spm.model").exists() else "subword_nmt"
-    words = ["--path", str(run.last_checkpoint), *GENERATION, "--remove-bpe", pieces, *ON_CPU]
+    words = ["--path", str(run.last_checkpoint), *GENERATION_FLAGS, "--remove-bpe", pieces, *DEVICE_FLAGS]
     log = run / "generate.log"
 
     with whole(run / "generated.txt") as part:
-        ended = await runner.program(command(grid, "generate", words), log=log, output=part, variables=variables(grid))
+        ended = await runner.program(
+            fairseq_command(grid, "generate", words), log=log, output=part, variables=thread_variables(grid)
+        )
         if ended.status:
             said = last_line(log.read_text(encoding="utf-8", errors="replace"))
             raise UserError(f"translating with {cell} failed: {said}; whole log: {log}")
@@ -348,10 +356,10 @@ async def translate(grid: Grid, cell: Cell, run: RunFolder, runner: Runner) -> N
 
 
 class Work:
-    """Remaining work of a grid: train it, record it, and report progress on stderr.
+    """Trains and records the cells of a grid that are not finished yet, and reports progress on stderr.
 
-    jobs: cells that are trained at a time. records: finished runs of all cells in the grid's folder, by name. Raises a
-    UserError for a cell that had other settings.
+    jobs: number of cells that are trained at a time. records: name of a cell -> its finished run; of all cells in the
+    grid's folder, also those of other grids. Raises a UserError for a cell that was begun with other settings.
     """
 
     def __init__(self, grid: Grid, jobs: int):
@@ -364,7 +372,7 @@ class Work:
 
         self.cells = {grid.name(cell): cell for cell in grid.cells}
         for name, cell in self.cells.items():
-            self._check(name, grid.facts(cell))
+            self._check_facts(name, grid.facts(cell))
 
         self.progress = Progress(self._trainings(), jobs, over=lambda name: name in self.records)
         self.runner = Runner(jobs, show=self.show)
@@ -377,7 +385,7 @@ class Work:
             trainings[name] = Training(str(cell), log, layers=cell.depth, updates=self.grid.updates)
         return trainings
 
-    def _check(self, name: str, facts: dict) -> None:
+    def _check_facts(self, name: str, facts: dict) -> None:
         """Raise a UserError if a cell was trained, or begun, with other facts than these."""
         folder = RunFolder(self.grid.out / name)
         known = self.records[name].facts if name in self.records else folder.facts
@@ -432,14 +440,16 @@ def outcome(run: RecordedRun) -> str:
 
 
 class Best(NamedTuple):
-    """Result of a method at a depth, at the best of its rates by the mean held-out loss of the seeds.
+    """Result of a method at a depth, at the best of its learning rates: that of the lowest mean held-out loss.
 
     A rate fails if the training of one of its seeds diverged or was stuck, and is then never the best.
 
-    lr: the best rate; None if all failed, and then `runs` are those of the lowest. edge: "≤ " or "≥ " if it is the
-    lowest or highest of several, else "". failed: failed rate, as text, -> how its last failed seed ended. runs: one of
-    each seed. held_out: last validation loss of each run, bits per token; empty if all rates failed. bleu: of each run
-    that has one.
+    lr: the best rate, None if all failed
+    edge: "≤ " or "≥ " if the best is the lowest or highest of several rates, and a better one may lie beyond; else ""
+    failed: failed rate, as a text -> how the training of its last failed seed ended
+    runs: the runs at the best rate, one of each seed; at the lowest rate if all failed
+    held_out: last validation loss of each of these runs, in bits per token; empty if all rates failed
+    bleu: BLEU of each of these runs that has one
     """
 
     method: str
@@ -458,7 +468,7 @@ class Best(NamedTuple):
         training_time = duration(3600 * fmean(run.hours or 0 for run in self.runs))
 
         bleu = format_spread(self.bleu, 1)
-        if self.bleu and fmean(self.bleu) < SHORT:
+        if self.bleu and fmean(self.bleu) < LOW_BLEU:
             bleu += " (too short)"
 
         failures = "; ".join(f"{failed}: {end}" for failed, end in self.failed.items())
@@ -476,13 +486,13 @@ def format_spread(values: list[float], digits: int) -> str:
 
 
 def best_of(grid: Grid, records: dict[str, RecordedRun], method: str, depth: int) -> Best:
-    """Find the best rate of a method at a depth; of equally good ones it is the lowest.
+    """Find the best learning rate of a method at a depth; of equally good ones it is the lowest.
 
-    records: finished runs of all cells, by name.
+    records: name of a cell -> its finished run, for all cells of the grid.
     """
-    runs: dict[float, list[RecordedRun]] = {}
-    losses: dict[float, list[float]] = {}
-    failed: dict[str, str] = {}
+    runs: dict[float, list[RecordedRun]] = {}  # rate -> a run of each seed
+    losses: dict[float, list[float]] = {}  # rate -> held-out loss of each of these
+    failed: dict[str, str] = {}  # as in Best
     for lr in sorted(grid.lrs):
         runs[lr] = [records[grid.name(Cell(depth, method, lr, seed))] for seed in grid.seeds]
         losses[lr] = [held_out(run) for run in runs[lr]]
@@ -491,7 +501,7 @@ def best_of(grid: Grid, records: dict[str, RecordedRun], method: str, depth: int
                 failed[format_rate(lr)] = outcome(run)
 
     # a failed seed makes the mean of its rate infinite: a failed rate wins only if all failed, and then the lowest does
-    best = min(runs, key=lambda lr: fmean(losses[lr]))
+    best = min(runs, key=lambda lr: fmean(losses[lr]))  # the first of equal ones, which is the lowest
     all_failed = format_rate(best) in failed
 
     edge = ""
@@ -513,7 +523,7 @@ def best_of(grid: Grid, records: dict[str, RecordedRun], method: str, depth: int
 
 
 def table(grid: Grid, rows: list[Best]) -> str:
-    """Return the table, and below it the notes on what occurs in it."""
+    """Format the results as a table, and below it notes on the terms and marks that occur in it."""
     header = ["method", "layers", "best rate", "held-out loss", "BLEU", "training", "failed"]
     text = render([header, *(row.row() for row in rows)])
 
@@ -525,7 +535,7 @@ def table(grid: Grid, rows: list[Best]) -> str:
     if "≤" in text or "≥" in text:
         notes.append("≤, ≥: the lowest or highest rate tried; a better one may lie beyond")
     if "too short" in text:
-        notes.append(f"too short: BLEU below {SHORT:g}, no translations yet; give more --updates")
+        notes.append(f"too short: BLEU below {LOW_BLEU:g}, no translations yet; give more --updates")
     _, warmup_note = grid.warmup_updates()
     if warmup_note:
         notes.append(warmup_note)
@@ -539,14 +549,14 @@ def table(grid: Grid, rows: list[Best]) -> str:
 
 
 def picture(grid: Grid, rows: list[Best]) -> Picture:
-    """Plot loss and BLEU by depth at the best rates, with the seeds' range; for a single depth, the loss by update."""
+    """Make the picture of loss and BLEU by depth, with the range of the seeds; of one depth, of the loss by update."""
     title = f"{grid.updates:,} updates"
     if len(grid.lrs) > 1:
         title += f", best of {len(grid.lrs)} rates"
 
     panels: list[Panel] = []
-    for start in range(0, len(grid.methods), LINES):
-        methods = grid.methods[start : start + LINES]
+    for start in range(0, len(grid.methods), LINES_PER_PANEL):  # further methods get panels of their own
+        methods = grid.methods[start : start + LINES_PER_PANEL]
         shown = [row for row in rows if row.method in methods]
         if len(grid.depths) == 1:
             panels += _by_update(shown)
@@ -556,7 +566,7 @@ def picture(grid: Grid, rows: list[Best]) -> Picture:
 
 
 def _by_update(rows: list[Best]) -> list[Panel]:
-    """Make panels of the training loss by update."""
+    """Make panels of the training loss by update, with a line for each run at the best rates."""
     runs: list[RecordedRun] = []
     for row in rows:
         runs += row.runs
@@ -564,13 +574,13 @@ def _by_update(rows: list[Best]) -> list[Panel]:
 
 
 def _by_depth(grid: Grid, title: str, methods: Sequence[str], rows: list[Best]) -> list[Panel]:
-    """Make panels by depth, of held-out loss and BLEU, with a line a method; rows: of these methods.
+    """Make a panel of held-out loss and one of BLEU by depth, with a line for each method; rows: of these methods.
 
-    There is no panel of numbers that are all below SHORT: these are BLEU of models that do not translate yet.
+    A panel is left out if all of its numbers are below LOW_BLEU: these are BLEU of models that do not translate yet.
     """
     panels = []
     for y, field in (("held-out loss (bits per token)", "held_out"), ("BLEU", "bleu")):
-        if any(max(getattr(row, field), default=0) >= SHORT for row in rows):
+        if any(max(getattr(row, field), default=0) >= LOW_BLEU for row in rows):
             series = [_series(rows, method, field, rank) for rank, method in enumerate(methods)]
             x = "layers of encoder and of decoder"
             panels.append(Panel(title=title, x=x, y=y, series=series, log="x", ticks=grid.depths))
@@ -578,7 +588,11 @@ def _by_depth(grid: Grid, title: str, methods: Sequence[str], rows: list[Best]) 
 
 
 def _series(rows: list[Best], method: str, field: str, rank: int) -> Series:
-    """Make a method's line by depth. field: "held_out" or "bleu" of Best; rank: of the method in the panel."""
+    """Make a method's line by depth.
+
+    field: what the line shows, "held_out" or "bleu" of Best; rank: place of the method in the panel, which decides the
+    line's style.
+    """
     values_at: dict[float, list[float]] = {}  # depth -> one value a seed, none if the method failed there
     for row in rows:
         if row.method == method:
@@ -593,7 +607,7 @@ def _series(rows: list[Best], method: str, field: str, rank: int) -> Series:
 
 
 def compare(grid: Grid, plot: Path | None = None, as_json: bool = False) -> str:
-    """Train the remaining cells, draw `plot`; return the table, or JSON.
+    """Train the cells that are not finished yet, write OUT/result.txt, draw the picture; return the table, or JSON.
 
     plot: file of the picture, None for none; as_json: whether to return a JSON list with an object for each method and
     depth. Raises a UserError, before anything is trained, for an invalid grid, data or picture.
@@ -608,7 +622,7 @@ def compare(grid: Grid, plot: Path | None = None, as_json: bool = False) -> str:
     warmup, note = grid.warmup_updates()
     print(note or f"warm-up: {warmup} updates", file=sys.stderr)
     share = grid.share()
-    jobs = grid.fitting(share.processes)
+    jobs = grid.jobs_that_fit(share.processes)
     threads = from_environment() or counted(share.threads)
     fewer = "" if jobs == share.processes else f": more do not fit into {free_memory() / GIB:.1f} GiB"
     print(f"{jobs} at a time, {threads} each{fewer}", file=sys.stderr)

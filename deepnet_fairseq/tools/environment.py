@@ -26,7 +26,10 @@ PACKAGES = [
 
 
 def environment(gpus: int) -> dict:
-    """Return the content of a run's environment.json; gpus: of the training, on all machines, 0 for the CPU."""
+    """Return the content of a run's environment.json.
+
+    gpus: number of GPUs that the training has on all machines, 0 for the CPU.
+    """
     commit, modified = repository()
     return {
         "commit": commit,
@@ -39,7 +42,10 @@ def environment(gpus: int) -> dict:
 
 
 def repository() -> tuple[str | None, bool]:
-    """Return the short commit of this package's checkout, None outside of one, and whether files differ from it."""
+    """Return the short commit of the checkout that this package is in, and whether tracked files differ from it.
+
+    They are None and False if the package is not in a checkout of its own.
+    """
     here = Path(__file__).resolve().parent
 
     def git(*words: str) -> str:
@@ -55,7 +61,7 @@ def repository() -> tuple[str | None, bool]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of those of PACKAGES that are installed, by name."""
+    """Return {name: version} of Python and of those of PACKAGES that are installed."""
     installed = {"python": platform.python_version()}
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
@@ -64,7 +70,7 @@ def versions() -> dict[str, str]:
 
 
 def graphics(gpus: int) -> str:
-    """Describe GPUs as "8 x NVIDIA H200", by this machine's first; "8 x GPU" if torch sees none."""
+    """Describe GPUs as "8 x NVIDIA H200", with the name of this machine's first; "8 x GPU" if torch sees none."""
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "GPU"
     return f"{gpus} x {name}"
 

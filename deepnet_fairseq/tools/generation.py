@@ -21,10 +21,11 @@ from ..languages import parse_pair
 def translate_directions(directions: list[str], folder: Path, flags: list[str]) -> None:
     """Write fairseq-generate's output for each of `directions` to FOLDER/SRC-TGT.txt, its log to FOLDER/SRC-TGT.log.
 
-    flags: those of fairseq-generate, without the languages. A direction that exists is left alone; an interrupted one
-    does not exist. Raises a UserError, naming --directions, for words that are no direction.
+    directions: as "de-en"; flags: arguments of fairseq-generate, DATA among them, without the languages. A direction
+    whose output exists is left out; one that was interrupted left none. Raises a UserError, naming --directions, for
+    words that are no direction.
     """
-    codes = []  # of the languages of DATA, which is one of the flags
+    codes = []  # of the languages that DATA has dictionaries of; any argument may be DATA
     for flag in flags:
         for path in Path(flag).glob("dict.*.txt"):
             codes.append(path.name.removeprefix("dict.").removesuffix(".txt"))
@@ -32,9 +33,9 @@ def translate_directions(directions: list[str], folder: Path, flags: list[str]) 
     left = [direction for direction in directions if not (folder / f"{direction}.txt").exists()]
 
     folder.mkdir(parents=True, exist_ok=True)
-    for unfinished in folder.glob("*.part"):
+    for unfinished in folder.glob("*.part"):  # of an interrupted call, as files.whole names them
         unfinished.unlink()
-    with _loaded_once():
+    with _models_loaded_once():
         for direction in tqdm(left, unit=" directions", disable=None):
             source, target = pairs[direction]
             _translate(source, target, result=folder / f"{direction}.txt", flags=flags)
@@ -45,13 +46,13 @@ def _translate(source: str, target: str, result: Path, flags: list[str]) -> None
     parser = options.get_generation_parser()
     args = options.parse_args_and_arch(parser, [*flags, "--source-lang", source, "--target-lang", target])
     log = result.with_suffix(".log")
-    with _logged(log), whole(result) as part, open(part, "w", encoding="utf-8") as file, redirect_stdout(file):
+    with _log_to(log), whole(result) as part, open(part, "w", encoding="utf-8") as file, redirect_stdout(file):
         generate.main(args)
 
 
 @contextmanager
-def _loaded_once() -> Iterator[None]:
-    """Cache the models that fairseq loads, by their checkpoints, while the context lasts."""
+def _models_loaded_once() -> Iterator[None]:
+    """Let fairseq load each model once while the context lasts; the cache goes by the files of the checkpoints."""
     load = checkpoint_utils.load_model_ensemble
     loaded: dict = {}
 
@@ -69,8 +70,8 @@ def _loaded_once() -> Iterator[None]:
 
 
 @contextmanager
-def _logged(path: Path) -> Iterator[None]:
-    """Redirect fairseq's log to `path` alone while the context lasts."""
+def _log_to(path: Path) -> Iterator[None]:
+    """Send all log messages, fairseq's from level INFO on, to the file `path` alone while the context lasts."""
     root = logging.getLogger()
     fairseq = logging.getLogger("fairseq")
     root_handlers = root.handlers[:]

@@ -1,4 +1,4 @@
-"""Measure Admin's profile as a training would, for `deepnet profile`."""
+"""Measure Admin's profile (plugin/admin_profile.py) as a training would, for `deepnet profile`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import sys
 from ..plugin import trainer
 from ..plugin.admin_profile import Profile
 
-FORCED = ("--method", "admin", "--admin-profile", "auto")  # behind the user's flags, so that these win
+FORCED = ("--method", "admin", "--admin-profile", "auto")  # stand behind the user's flags and thus override them
 
 
 def profile_run(flags: list[str]) -> Profile:
     """Return the profile that `fairseq-train FLAGS --method admin --admin-profile auto` would start from.
 
-    flags: DATA and flags of fairseq-train, for one process.
+    flags: DATA and flags of fairseq-train, of a training in one process.
     """
     args = trainer.parse_training_flags([*flags, *FORCED])
     logging.basicConfig(stream=sys.stderr)

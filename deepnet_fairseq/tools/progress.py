@@ -1,4 +1,4 @@
-"""Say how far several trainings are, and how long the rest takes."""
+"""Say how far several trainings have come, and how long the rest of them takes."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from pathlib import Path
 
 from .time_left import TimeLeft
 
-LATEST = re.compile(r'train_inner \| .*?"loss": "([\d.]+)".*?"num_updates": "(\d+)"')
-ENDS = 2  # layers that embedding and projection are worth
-TAIL = 2**16  # bytes at the end of a log, among which the last update is looked for
+LOGGED_UPDATE = re.compile(r'train_inner \| .*?"loss": "([\d.]+)".*?"num_updates": "(\d+)"')
+LAYERS_OF_ENDS = 2  # layers that take as long as embedding and projection together
+TAIL = 2**16  # bytes at the end of a log in which the last update is looked for
 
 
 @dataclass(frozen=True)
 class Training:
     """A training whose progress is shown.
 
-    title: in lines of progress; log: that fairseq-train writes; layers: in any unit that is the same for all trainings,
-    which with the updates make its work; updates: at which it ends, None if they are not known, and then no time left
-    is.
+    title: its name in lines of progress; log: the file that fairseq-train writes; layers: their number, by which the
+    work of an update is estimated, in any unit that is the same for all trainings; updates: number of updates after
+    which it ends, None if unknown, and then the time left is unknown too.
     """
 
     title: str
@@ -30,20 +30,20 @@ class Training:
     updates: int | None
 
     def latest(self) -> tuple[int, str]:
-        """Return the last logged update, and its loss; 0 and "-" before the first."""
+        """Return the last update in the log, and its loss as the log prints it; 0 and "-" before the first."""
         if not self.log.exists():
             return 0, "-"
         with open(self.log, "rb") as file:
             file.seek(max(0, self.log.stat().st_size - TAIL))
-            logged = LATEST.findall(file.read().decode(errors="replace"))
+            logged = LOGGED_UPDATE.findall(file.read().decode(errors="replace"))
         if not logged:
             return 0, "-"
         loss, update = logged[-1]
         return int(update), loss
 
     def work(self, update: int) -> float:
-        """Return the work until an update: layers x updates."""
-        return min(update, self.updates or 0) * (self.layers + ENDS)
+        """Return the work until an update, in layers x updates; 0 if the number of updates is unknown."""
+        return min(update, self.updates or 0) * (self.layers + LAYERS_OF_ENDS)
 
     @property
     def all_work(self) -> float:
@@ -54,7 +54,8 @@ class Training:
 class Progress:
     """Progress of trainings that run `jobs` at a time.
 
-    trainings: by any name, in the order in which they are begun; over: whether the one of a name has ended.
+    trainings: name -> training, in the order in which they are begun; over: function that tells by a name whether that
+    training has ended.
     """
 
     def __init__(self, trainings: Mapping[str, Training], jobs: int, over: Callable[[str], bool]):
@@ -62,7 +63,7 @@ class Progress:
         self.over = over
         self.waiting = [name for name in trainings if not over(name)]
         self.running: list[str] = []
-        self.known = all(self.trainings[name].updates for name in self.waiting)
+        self.ends_known = all(self.trainings[name].updates for name in self.waiting)
         self.time_left = TimeLeft(sum(self.trainings[name].all_work for name in self.waiting), jobs)
 
     def begin(self, name: str) -> None:
@@ -83,11 +84,12 @@ class Progress:
         over = sum(self.over(name) for name in self.trainings)
         parts = [f"{over} of {len(self.trainings)} over"]
         parts += [f"{self.trainings[name].title}: update {at}, loss {loss}" for name, (at, loss) in latest.items()]
-        if self.known:
-            parts.append(self._rest({name: update for name, (update, _) in latest.items()}))
+        if self.ends_known:
+            parts.append(self._time_left_text({name: update for name, (update, _) in latest.items()}))
         return "; ".join(parts)
 
-    def _rest(self, latest: Mapping[str, int]) -> str:
+    def _time_left_text(self, latest: Mapping[str, int]) -> str:
+        """Say how long the rest takes; latest: name -> last update, of the trainings that run."""
         running = []
         for name, update in latest.items():
             training = self.trainings[name]
@@ -101,7 +103,7 @@ class Progress:
         return f"about {duration(seconds)} left"
 
     def _observe(self, name: str) -> tuple[int, str]:
-        """Return the last update of a training, and its loss; take note of it for the time left."""
+        """Return the last update of a training and its loss, after telling the estimate of the time left about it."""
         update, loss = self.trainings[name].latest()
         self.time_left.see(name, self.trainings[name].work(update), time.monotonic())
         return update, loss

@@ -13,10 +13,10 @@ PAIR = ("qaa", "qab")
 
 
 def quickstart(methods: list[str], depth: int, updates: int, seed: int, out: Path, user_dir: str | None = None) -> str:
-    """Make the data, train the remaining cells, draw OUT/loss.png; return the table.
+    """Make the data, train each method that is not trained yet, draw OUT/loss.png; return the table as a text.
 
-    depth: layers of the encoder, and of the decoder; updates: of each cell; user_dir: folder of the user's methods,
-    which is imported already.
+    depth: layers of the encoder, and of the decoder; updates: of each training; user_dir: folder of the user's methods,
+    which the caller has imported, None if there are none.
     Raises a UserError, before anything is written, for an invalid setting; later, naming the log, if a program fails.
     """
     grid = Grid(
@@ -36,7 +36,7 @@ def quickstart(methods: list[str], depth: int, updates: int, seed: int, out: Pat
 
 
 def make_data(out: Path) -> None:
-    """Write the artificial language to OUT, as text and binarised; leave it alone if it is there."""
+    """Write the artificial language pair to OUT/text, and binarised to OUT/data, unless it is there already."""
     if (out / "data" / f"dict.{PAIR[0]}.txt").exists():
         return
 

@@ -112,9 +112,9 @@ def test_compare_decides_jobs_and_threads(cores, jobs, flags, expected, tmp_path
 def test_programs_of_compare_get_the_threads(cores, tmp_path, monkeypatch):
     """Each program gets the number by width, unless the environment has one."""
     grid = compare.Grid(tmp_path, ["deepnorm"], [2], [1e-3], [1], 100, tmp_path, flags=["--cpu"])
-    assert compare.variables(grid) == {"OMP_NUM_THREADS": "1"}
+    assert compare.thread_variables(grid) == {"OMP_NUM_THREADS": "1"}
     monkeypatch.setenv("MKL_NUM_THREADS", "2")
-    assert compare.variables(grid) == {}
+    assert compare.thread_variables(grid) == {}
 
 
 def test_check_takes_one_thread_for_a_narrow_model(cores, data):

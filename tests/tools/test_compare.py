@@ -66,7 +66,7 @@ class Programs:
 @pytest.fixture
 def programs(monkeypatch):
     made = Programs()
-    monkeypatch.setattr(compare, "command", made)
+    monkeypatch.setattr(compare, "fairseq_command", made)
     monkeypatch.setattr(runner, "POLL", 0.01)
     return made
 
@@ -115,7 +115,7 @@ def test_no_more_at_a_time_than_fit_into_memory(jobs, gib, expected, pair, monke
     """At 100L-100L one needs about 1.6 GiB; a machine without memory still trains one, and --jobs wins."""
     monkeypatch.setattr(compare, "free_memory", lambda: gib * 2**30)
     grid = compare.Grid(pair, ["deepnorm"], [6, 100], [1e-3], [1], 100, pair.parent, jobs=jobs, flags=["--cpu"])
-    assert grid.fitting(jobs or 3) == expected
+    assert grid.jobs_that_fit(jobs or 3) == expected
 
 
 def test_a_panel_has_eight_lines_at_most(programs, pair):
@@ -172,7 +172,7 @@ os.kill(os.getppid(), {number:d})
 time.sleep(60)"""
     ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets background jobs ignore SIGINT
     before = signal.getsignal(number)
-    monkeypatch.setattr(compare, "command", lambda *_: [sys.executable, "-c", ends])
+    monkeypatch.setattr(compare, "fairseq_command", lambda *_: [sys.executable, "-c", ends])
     with pytest.raises(SystemExit) as ended:
         main(words(pair))
     assert ended.value.code == 128 + number and signal.getsignal(number) is before
