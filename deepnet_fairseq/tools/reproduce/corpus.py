@@ -54,7 +54,7 @@ class Corpus:
 
     data: fairseq's DATA, a folder, or the folders of all shards with colons between them
     recipe: name of the paper's corpus
-    name: what these data are, for run.json: the recipe, or "of DATA" or "of TEXT" for the user's own
+    name: what these data are, for run.json: the recipe, "generated", or of the user's own "of DATA" or "of TEXT"
     steps: what makes the data; empty if they are there
     directions: language directions of a multilingual model, as "de-en"; empty for others
     """
@@ -143,7 +143,10 @@ def corpus(
 def _of_recipe(
     experiment: Experiment, folder: Path, data: str | None, pairs: str | None, text: Sequence[str]
 ) -> Corpus:
-    """Find or make the data of `deepnet prepare corpus`. The arguments are those of `corpus`; folder: OUT/data."""
+    """Find the data of a recipe, or the step of `deepnet prepare corpus` that makes them.
+
+    folder: OUT/data; the other arguments are those of `corpus`.
+    """
     recipe = experiment["corpus"]
     if data is not None:
         return _of_folder(data, recipe, _recipe_of(Path(data.split(":")[0])) or "of DATA")
@@ -170,9 +173,9 @@ def _of_recipe(
 def _lines_of_text(
     experiment: Experiment, folder: Path, data: str | None, pairs: str | None, text: Sequence[str]
 ) -> Corpus:
-    """Find or make the data of a language model: binarised from the user's text in GPT-2's subwords, or a miniature's.
+    """Find the data of a language model, or the steps that make them: from the user's text, or those of a miniature.
 
-    The arguments are those of _of_recipe.
+    The user's text is split into GPT-2's subwords. The arguments are those of _of_recipe.
     """
     recipe = experiment["paper_corpus"]
     if data is not None:
@@ -197,28 +200,30 @@ def _lines_of_text(
 def _quickstart_lines(
     experiment: Experiment, folder: Path, data: str | None, pairs: str | None, text: Sequence[str]
 ) -> Corpus:
-    """Find or make data of a language model, the target side of the quickstart's corpus; arguments: of _of_recipe."""
+    """Find the target side of the quickstart's corpus, or the steps that make it. The arguments are _of_recipe's."""
+    name = experiment["paper_corpus"]
+    if data is not None:
+        return Corpus(data, name, "of DATA")
+
     plain = folder / "plain"
     made = folder / "lm"
     lines = [str(plain / f"{split}.qab") for split in SPLITS]
     command = ["deepnet", "prepare", "lm", *lines, str(made), "--vocab", "1000"]
-    name = experiment["paper_corpus"]
-    if data is not None:
-        return Corpus(data, name, "of DATA")
     return Corpus(str(made), name, name, _steps_left(_artificial_language(plain), Step(made, command)))
 
 
 def _quickstart_pairs(
     experiment: Experiment, folder: Path, data: str | None, pairs: str | None, text: Sequence[str]
 ) -> Corpus:
-    """Find or make the quickstart's corpus of 20,000 sentence pairs; arguments: of _of_recipe."""
+    """Find the quickstart's 20,000 sentence pairs, or the steps that make them. The arguments are _of_recipe's."""
+    name = experiment["paper_corpus"]
+    if data is not None:
+        return Corpus(data, name, "of DATA")
+
     plain = folder / "plain"
     made = folder / "pair"
     lines = [str(plain / split) for split in SPLITS]
     command = ["deepnet", "prepare", "text", "qaa", "qab", *lines, str(made), "--vocab", "1000"]
-    name = experiment["paper_corpus"]
-    if data is not None:
-        return Corpus(data, name, "of DATA")
     return Corpus(str(made), name, name, _steps_left(_artificial_language(plain), Step(made, command)))
 
 
