@@ -33,7 +33,7 @@ from ..threads import torch_threads, width_of
 ATTEMPTS = 3  # batches that may be taken for each update: in fp16 the first ones overflow until the loss scale fits
 WINDOW = 5  # updates at the start, and as many at the end, whose medians are compared
 
-# Thresholds, set on trainings of the project (results/check/README.md).
+# Thresholds, set on 81 trainings of the quickstart's language; results/check/README.md has how often they are right.
 # Evenness of a stack: the smallest gradient norm of its layers divided by the largest.
 UNEVEN = 0.1  # below this at the start is a risk, unless it recovers
 HEALED = 1.5  # it recovers if the end is this many times the start, as under ReZero, whose branches open one by one
