@@ -66,18 +66,18 @@ class Source:
         for line in self.text.split(b"\n"):
             self._starts.append(self._starts[-1] + len(line) + 1)
 
-    def span(self, node: ast.AST) -> tuple[int, int]:
+    def span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
         """Return where a node's text starts and ends, in bytes."""
         start = self._starts[node.lineno - 1] + node.col_offset
-        end = self._starts[node.end_lineno - 1] + node.end_col_offset
+        end = self._starts[(node.end_lineno or node.lineno) - 1] + (node.end_col_offset or 0)
         return start, end
 
-    def replaced(self, node: ast.AST, start: int, end: int, after: str) -> Mutant:
+    def replaced(self, node: ast.expr | ast.stmt, start: int, end: int, after: str) -> Mutant:
         """Return the mutant that has `after` in place of the bytes from `start` to `end`, which are of `node`."""
         before = self.text[start:end].decode()
         return Mutant(path=self.path, line=node.lineno, start=start, end=end, before=before, after=after)
 
-    def text_of(self, node: ast.AST) -> str:
+    def text_of(self, node: ast.expr) -> str:
         """Return a node's source."""
         start, end = self.span(node)
         return self.text[start:end].decode()
@@ -117,8 +117,10 @@ def _mutants_of_node(source: Source, node: ast.AST) -> Iterator[Mutant]:
     elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         yield source.replaced(node, *source.span(node), "pass")
 
-    elif isinstance(node, ast.Subscript) and isinstance(getattr(node.slice, "value", None), int):
-        yield source.replaced(node, *source.span(node.slice), str(node.slice.value + 1))
+    elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+        index = node.slice.value
+        if isinstance(index, int):
+            yield source.replaced(node, *source.span(node.slice), str(index + 1))
 
 
 def mutants_of_file(root: Path, path: Path) -> list[Mutant]:
@@ -143,7 +145,7 @@ def draw(root: Path, seed: int, count: int) -> list[Mutant]:
         rooms.setdefault(parts[0] if len(parts) > 1 else "", []).append(path)
 
     sizes = []
-    mutants = []
+    mutants: list[list[Mutant]] = []  # of each room
     for paths in rooms.values():
         sizes.append(sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths))
         mutants.append([mutant for path in paths for mutant in mutants_of_file(root, path)])
