@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 
 
 class UserError(ValueError):
-    """Mistake of a user: str(error) is the line to print. A ValueError for Python callers."""
+    """Mistake of a user: str(error) is the line to print, "SUBJECT: WAY OUT". A ValueError for Python callers.
+
+    subject: what the user gave that is at fault, as they would write it: a flag with its value, a file, a field
+    way_out: what is wrong with it, and what to do instead
+    """
+
+    def __init__(self, subject: str | os.PathLike[str], way_out: str = "") -> None:
+        """Keep both parts; a line without a way out is a subject alone, as in methods of a --user-dir of before."""
+        super().__init__(subject, way_out)
+        self.subject = os.fspath(subject)
+        self.way_out = way_out
+
+    def __str__(self) -> str:
+        """Return the line to print."""
+        return f"{self.subject}: {self.way_out}" if self.way_out else self.subject
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:

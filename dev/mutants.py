@@ -127,7 +127,7 @@ def mutants_of_file(root: Path, path: Path) -> list[Mutant]:
     """List all mistakes that can be made in a file, in the order of the text."""
     source = Source(root, path)
     skipped = _skipped(source.tree)
-    mutants = []
+    mutants: list[Mutant] = []
     for node in ast.walk(source.tree):
         if node not in skipped:
             mutants.extend(_mutants_of_node(source, node))
