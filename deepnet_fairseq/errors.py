@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 
@@ -14,11 +13,13 @@ class UserError(ValueError):
     way_out: what is wrong with it, and what to do instead
     """
 
-    def __init__(self, subject: str | os.PathLike[str], way_out: str = "") -> None:
-        """Keep both parts; a line without a way out is a subject alone, as in methods of a --user-dir of before."""
+    def __init__(self, subject: object, way_out: str = "") -> None:
+        """Keep both parts. A whole line, given alone, is cut at its first colon; without one it is all subject."""
         super().__init__(subject, way_out)
-        self.subject = os.fspath(subject)
+        self.subject = str(subject)
         self.way_out = way_out
+        if not way_out:
+            self.subject, _, self.way_out = self.subject.partition(": ")
 
     def __str__(self) -> str:
         """Return the line to print."""

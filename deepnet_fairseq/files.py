@@ -16,27 +16,27 @@ WRONG_VALUES = (ValueError, KeyError, TypeError, AttributeError, OverflowError) 
 def check_file(flag: str, path: Path, inputs: tuple[Path, ...] = ()) -> None:
     """Raise UserError, before the work is done, if `path` cannot be written, or is one of the `inputs`."""
     if path.is_dir():
-        raise UserError(f"{flag} {path}: is a folder; name a file")
+        raise UserError(f"{flag} {path}", "is a folder; name a file")
     if path.exists() and not path.is_file():
-        raise UserError(f"{flag} {path}: is no ordinary file; name another")
+        raise UserError(f"{flag} {path}", "is no ordinary file; name another")
     if os.path.realpath(path) in map(os.path.realpath, inputs):  # which a link to itself does not trouble
-        raise UserError(f"{flag} {path}: is one of the files to read; name another")
+        raise UserError(f"{flag} {path}", "is one of the files to read; name another")
     _check_parent(flag, path)
 
 
 def check_folder(flag: str, path: Path) -> None:
     """Raise UserError, before the work is done, if no new folder can be made; an empty one counts as new."""
     if (path.exists() and not path.is_dir()) or (path.is_dir() and any(path.iterdir())):
-        raise UserError(f"{flag} {path}: is there and not empty; name a new folder")
+        raise UserError(f"{flag} {path}", "is there and not empty; name a new folder")
     _check_parent(flag, path)
 
 
 def _check_parent(flag: str, path: Path) -> None:
     parent = path.resolve().parent
     if not parent.is_dir():
-        raise UserError(f"{flag} {path}: there is no folder {parent}; make it first")
+        raise UserError(f"{flag} {path}", f"there is no folder {parent}; make it first")
     if not os.access(parent, os.W_OK):
-        raise UserError(f"{flag} {path}: {parent} is not writable; name another place")
+        raise UserError(f"{flag} {path}", f"{parent} is not writable; name another place")
 
 
 @contextmanager
@@ -65,7 +65,7 @@ def save(content: dict, path: Path) -> None:
         try:
             torch.save(content, part)
         except RuntimeError as error:  # torch's word for a full disk
-            raise UserError(f"{path}: could not be written ({str(error).splitlines()[0]})") from error
+            raise UserError(path, f"could not be written ({str(error).splitlines()[0]})") from error
 
 
 def parse(text: str):
@@ -88,11 +88,11 @@ def parse_row(line: str) -> dict:
 def read_object(path: Path, mend: str) -> dict:
     """The object in a UTF-8 file; UserError, naming it, with the way out `mend`, for a file that holds none."""
     if not path.is_file():
-        raise UserError(f"{path}: {'is no ordinary file' if path.exists() else 'no such file'}; {mend}")
+        raise UserError(path, f"{'is no ordinary file' if path.exists() else 'no such file'}; {mend}")
     try:
         content = parse(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise UserError(f"{path}: is no JSON ({error}); {mend}") from error
+        raise UserError(path, f"is no JSON ({error}); {mend}") from error
     if not isinstance(content, dict):
-        raise UserError(f"{path}: must hold one JSON object; {mend}")
+        raise UserError(path, f"must hold one JSON object; {mend}")
     return content

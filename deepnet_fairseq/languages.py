@@ -23,8 +23,9 @@ def check_code(what: str, code: str) -> str:
     """Return `code`; raise UserError, beginning with `what` (a flag, an argument or a file), if it is none."""
     if not CODE.fullmatch(code) or len(code) > LONGEST:
         raise UserError(
-            f"{what} {code!r}: is no code of a language; write up to {LONGEST} letters and digits, with _ or - "
-            "between, as de, zho_Hans or pt-BR"
+            f"{what} {code!r}",
+            f"is no code of a language; write up to {LONGEST} letters and digits, with _ or - "
+            "between, as de, zho_Hans or pt-BR",
         )
     return code
 
@@ -34,7 +35,7 @@ def check_pair(what: str, source: str, target: str) -> tuple[str, str]:
     for code in (source, target):
         check_code(what, code)
     if source == target:
-        raise UserError(f"{what} {source}-{target}: is the same language twice; name two")
+        raise UserError(f"{what} {source}-{target}", "is the same language twice; name two")
     return source, target
 
 
@@ -60,11 +61,12 @@ def parse_pair(what: str, name: str, known: Collection[str] = ()) -> tuple[str, 
     """
     pairs = readings(name, known)
     if not pairs:
-        raise UserError(f"{what} {name!r}: is no pair of languages; write two codes with a hyphen between, as de-en")
+        raise UserError(f"{what} {name!r}", "is no pair of languages; write two codes with a hyphen between, as de-en")
     if len(pairs) > 1:
         choices = " or ".join(" and ".join(pair) for pair in pairs)
         raise UserError(
-            f"{what} {name}: may be {choices}; write _ for - within a code, as "
-            f"{'-'.join(code.replace('-', '_') for code in pairs[-1])}"
+            f"{what} {name}",
+            f"may be {choices}; write _ for - within a code, as "
+            f"{'-'.join(code.replace('-', '_') for code in pairs[-1])}",
         )
     return check_pair(what, *pairs[0])

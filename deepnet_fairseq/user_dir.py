@@ -20,12 +20,14 @@ def import_user_dir(folder: str | Path) -> None:
     package = place / "__init__.py"
     files = [package] if package.is_file() else sorted(place.glob("*.py"))
     if not files:
-        raise UserError(f"--user-dir {folder}: no folder with Python files")
+        raise UserError(f"--user-dir {folder}", "no folder with Python files")
     for file in files:
         name = place.name if file == package else file.stem
         if name in sys.modules:
             if getattr(sys.modules[name], "__file__", None) != str(file):
-                raise UserError(f"--user-dir {folder}: a module of the name {name} is imported already; rename {file}")
+                raise UserError(
+                    f"--user-dir {folder}", f"a module of the name {name} is imported already; rename {file}"
+                )
             continue
         places = [str(place)] if file == package else None
         spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=places)
@@ -34,4 +36,4 @@ def import_user_dir(folder: str | Path) -> None:
         try:
             spec.loader.exec_module(module)
         except SyntaxError as error:
-            raise UserError(f"--user-dir {folder}: {error.filename}, line {error.lineno}: {error.msg}") from error
+            raise UserError(f"--user-dir {folder}", f"{error.filename}, line {error.lineno}: {error.msg}") from error

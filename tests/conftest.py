@@ -61,6 +61,24 @@ def pytest_configure(config) -> None:
             raise pytest.UsageError(str(error).replace("--user-dir", "--methods-from")) from error
 
 
+@pytest.fixture(autouse=True, scope="session")
+def lines_of_user_errors():
+    """Check every UserError that the tests of this process raise: it has a subject, and is one line."""
+    wrong = []
+    original = UserError.__init__
+
+    def checked(self, *parts) -> None:
+        original(self, *parts)
+        line = str(self)
+        if not self.subject.strip() or "\n" in line or not line.startswith(self.subject):
+            wrong.append(line)
+
+    UserError.__init__ = checked
+    yield
+    UserError.__init__ = original
+    assert not wrong, wrong
+
+
 missing: list[str] = []  # node ids of tests that were skipped because a library is missing
 
 

@@ -144,7 +144,7 @@ def parse_integers(flag: str, text: str, example: str) -> list[int]:
     try:
         return [int(number) for number in text.split(",")]
     except ValueError as error:
-        raise UserError(f"{flag} {text}: give whole numbers with commas between, as {example}") from error
+        raise UserError(f"{flag} {text}", f"give whole numbers with commas between, as {example}") from error
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -171,7 +171,7 @@ def main(argv: list[str] | None = None) -> None:
     logging.getLogger("fairseq").setLevel(logging.WARNING)
     try:
         if rest and not args.passes_flags_on:
-            raise UserError(f"unknown: {' '.join(rest)}; `deepnet COMMAND --help` lists the flags")
+            raise UserError("unknown", f"{' '.join(rest)}; `deepnet COMMAND --help` lists the flags")
         if getattr(args, "user_dir", None):
             import_user_dir(args.user_dir)
 

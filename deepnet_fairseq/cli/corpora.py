@@ -65,7 +65,7 @@ def parallel_text(args) -> Shown:
         for name in ("vocab", "vocab_sample"):
             if getattr(args, name) is not None:
                 flag = f"--{name.replace('_', '-')}"
-                raise UserError(f"{flag}: --like takes the model's own pieces; leave one of them out")
+                raise UserError(flag, "--like takes the model's own pieces; leave one of them out")
 
     prepare_text(
         langs=(args.source, args.target),
@@ -133,13 +133,13 @@ def plain_text(args) -> Shown:
     from ..files import check_folder
 
     if args.dict and not Path(args.dict).exists():
-        raise UserError(f"--dict {args.dict}: no such file")
+        raise UserError(f"--dict {args.dict}", "no such file")
     if "," in args.train:
-        raise UserError(f"{args.train}: one training file only; join them first")
+        raise UserError(args.train, "one training file only; join them first")
     for kind, names in ONLY.items():
         for name in names:
             if kind != args.bpe and getattr(args, name) is not None:
-                raise UserError(f"--{name.replace('_', '-')}: only with --bpe {kind}")
+                raise UserError(f"--{name.replace('_', '-')}", f"only with --bpe {kind}")
     check_folder("DEST", Path(args.dest))
 
     with ExitStack() as copies:
@@ -177,7 +177,7 @@ def _sentencepiece(args):
 
     if args.spm:
         if args.vocab is not None or args.vocab_sample is not None:
-            raise UserError("--spm is a vocabulary made already: leave out --vocab and --vocab-sample")
+            raise UserError("--spm is a vocabulary made already", "leave out --vocab and --vocab-sample")
         segmenter = Segmenter("sentencepiece", {"sentencepiece_model": Path(args.spm)})
         return lambda folder, text: segmenter
     vocab = LM_PIECES if args.vocab is None else args.vocab
@@ -192,7 +192,7 @@ def _gpt2(args):
     from ..data.lm_text import Segmenter, fetch_gpt2
 
     if bool(args.encoder_json) != bool(args.vocab_bpe):
-        raise UserError("--encoder-json and --vocab-bpe: give both, or neither")
+        raise UserError("--encoder-json and --vocab-bpe", "give both, or neither")
     paths = {"encoder.json": args.encoder_json, "vocab.bpe": args.vocab_bpe}
     if not args.encoder_json:
         folder = Path(args.downloads) if args.downloads else Path(args.dest).resolve().parent / "gpt2_bpe"

@@ -30,7 +30,7 @@ def check(args) -> Shown:
     for name, minimum in least.items():
         given = getattr(args, name)
         if given is not None and given < minimum:
-            raise UserError(f"--{name.replace('_', '-')} {given:g}: give at least {minimum}")
+            raise UserError(f"--{name.replace('_', '-')} {given:g}", f"give at least {minimum}")
     flags = args.rest[1:] if args.rest[:1] == ["fairseq-train"] else args.rest
 
     def progress(update: int, loss: float) -> None:

@@ -131,7 +131,7 @@ def card(name: str, depths: Any, options: list[str]) -> Shown:
     for layers in depths:
         if len(layers) != 2 or min(layers) < 0 or not any(layers):
             given = ",".join(str(count) for count in layers)
-            raise UserError(f"--layers {given}: give two, as 18,18; 0 for a stack that is not there")
+            raise UserError(f"--layers {given}", "give two, as 18,18; 0 for a stack that is not there")
         depth = "-".join(f"{count}L" for count in layers)
         coefficients[depth] = _coefficients(method(*layers, **values), layers)
 
@@ -203,11 +203,13 @@ def options_of(method, words: list[str]) -> dict[str, Any]:
     for word in words:
         key, _, text = word.partition("=")
         if key not in method.options:
-            raise UserError(f"--option {word}: --method {method.name} has {', '.join(method.options) or 'no options'}")
+            raise UserError(
+                f"--option {word}", f"--method {method.name} has {', '.join(method.options) or 'no options'}"
+            )
         try:
             options[key] = method.options[key].parse(text)
         except ValueError as error:
-            raise UserError(f"--option {word}: {key} {error}") from error
+            raise UserError(f"--option {word}", f"{key} {error}") from error
     return options
 
 

@@ -62,11 +62,11 @@ def export(args) -> Shown:
     from ..tools.export.transformer import fold_checkpoint
 
     if args.to == "ctranslate2" and args.fp16:
-        raise UserError("--fp16: with --to ctranslate2 say --quantization float16")
+        raise UserError("--fp16", "with --to ctranslate2 say --quantization float16")
     for flag, places in ONLY.items():
         given = getattr(args, flag)
         if args.to not in places and given is not None and given is not False:  # 0 was given
-            raise UserError(f"--{flag}: only with --to {' or '.join(places)}; leave it out")
+            raise UserError(f"--{flag}", f"only with --to {' or '.join(places)}; leave it out")
     if args.to == "transformer":
         check_file("--out", Path(args.out), (Path(args.checkpoint),))
     else:
@@ -116,7 +116,7 @@ def _to_huggingface(args, folded) -> str:
         if args.lenpen is not None:
             search = replace(search, lenpen=args.lenpen)
         if search.beam < 1:
-            raise UserError(f"--beam {search.beam}: must be at least 1")
+            raise UserError(f"--beam {search.beam}", "must be at least 1")
 
     served = serve(folded, args.data, args.subwords)
     name, difference = write_huggingface(served, Path(args.out), args.subwords, search)
@@ -169,11 +169,11 @@ def average(args) -> Shown:
         paths = [Path(path) for path in args.inputs]
         for path in paths:
             if path.is_dir():
-                raise UserError(f"{path}: a folder; add --last K or --best K")
+                raise UserError(path, "a folder; add --last K or --best K")
     else:
         folder = Path(args.inputs[0])
         if len(args.inputs) > 1 or not folder.is_dir():
-            raise UserError("--last and --best: give the one folder that holds the checkpoints")
+            raise UserError("--last and --best", "give the one folder that holds the checkpoints")
         if args.best is None:
             _check_number("--last", args.last)
             paths = averaging.last(folder, args.last, args.checkpoint_suffix)
@@ -190,7 +190,7 @@ def average(args) -> Shown:
 def _check_number(flag: str, number: int) -> None:
     """Raise a UserError, naming the flag, for a number of checkpoints below 1."""
     if number < 1:
-        raise UserError(f"{flag} {number}: must be at least 1")
+        raise UserError(f"{flag} {number}", "must be at least 1")
 
 
 def generate(args) -> Shown:

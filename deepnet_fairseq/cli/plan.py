@@ -57,13 +57,13 @@ def _rows(args) -> None:
     from ..tools.plan import rows
 
     if args.json or args.rest:
-        raise UserError("--rows: the flags of each training stand in its line; drop them here")
+        raise UserError("--rows", "the flags of each training stand in its line; drop them here")
     if args.rows != "-" and not Path(args.rows).exists():
-        raise UserError(f"--rows {args.rows}: no such file")
+        raise UserError(f"--rows {args.rows}", "no such file")
 
     trainings = rows.read_rows(read_lines(Path(args.rows)), args.flops)
     if not trainings:
-        raise UserError(f"--rows {args.rows}: no training in it; give a line NAME FLAGS for each")
+        raise UserError(f"--rows {args.rows}", "no training in it; give a line NAME FLAGS for each")
 
     if args.chosen:
         with whole(Path(args.chosen)) as path:
@@ -79,13 +79,13 @@ def _speed(args, setting):
     from ..tools.plan.needs import TERA, speed, updates_of
 
     if args.epochs is not None and args.corpus_tokens is None:
-        raise UserError("--epochs: give --corpus-tokens, the target tokens of the training data")
+        raise UserError("--epochs", "give --corpus-tokens, the target tokens of the training data")
     updates = args.updates if args.epochs is None else updates_of(setting, args.epochs, args.corpus_tokens)
 
     if args.flops is not None:
         return speed(setting, args.flops * TERA, updates)
     if updates is not None:
-        raise UserError("--updates and --epochs: time needs a rate; add --flops")
+        raise UserError("--updates and --epochs", "time needs a rate; add --flops")
     return None
 
 

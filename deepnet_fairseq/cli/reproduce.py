@@ -98,7 +98,7 @@ def _setting(args) -> Setting:
     )
     _check_needs(experiment, args)
     if for_cpu and args.launch != "spawn":
-        raise UserError(f"--launch {args.launch}: {args.name} trains on this machine's CPU; leave it out")
+        raise UserError(f"--launch {args.launch}", f"{args.name} trains on this machine's CPU; leave it out")
 
     machine = hardware(
         papers_gpus=experiment["gpus"],
@@ -150,21 +150,21 @@ def _check_needs(experiment: Experiment, args) -> None:
     from ..tools.reproduce.run import PACKAGE_PARENT
 
     if args.data == "":
-        raise UserError("--data: names no folder")
+        raise UserError("--data", "names no folder")
     if args.pairs and experiment["corpus"] not in MULTILINGUAL:
-        raise UserError(f"--pairs: {experiment.name} has one language pair, or none")
+        raise UserError("--pairs", f"{experiment.name} has one language pair, or none")
     precision = experiment.get("precision")
     if args.precision and precision and args.precision != precision:
-        raise UserError(f"--precision {args.precision}: {experiment.name} is in {precision}; leave it out")
+        raise UserError(f"--precision {args.precision}", f"{experiment.name} is in {precision}; leave it out")
 
     needs = experiment.get("needs")  # "pairs", a folder of a checkout, or None
     if needs == "pairs":
         if not (args.pairs or args.data or args.smoke or args.dry_run):
             raise UserError(
-                "--pairs: name language pairs as de-en,fr-en, or --data with all of them: they fit no machine"
+                "--pairs", "name language pairs as de-en,fr-en, or --data with all of them: they fit no machine"
             )
     elif needs is not None and not (PACKAGE_PARENT / needs).is_dir():  # a checkout has it beside the package
-        raise UserError(f"{experiment.name}: its methods are in {needs} of a checkout, and not installed; run it there")
+        raise UserError(experiment.name, f"its methods are in {needs} of a checkout, and not installed; run it there")
 
 
 def _run(args, setting: Setting) -> None:
@@ -239,7 +239,7 @@ def parse_words(flag: str, text: str | None) -> list[str] | None:
         return None
     found = [word for word in text.split(",") if word]
     if not found:
-        raise UserError(f"{flag} {text}: names nothing")
+        raise UserError(f"{flag} {text}", "names nothing")
     return found
 
 
@@ -248,7 +248,7 @@ def shell_words(flag: str, text: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError as error:
-        raise UserError(f"{flag} {text}: {str(error).lower()}") from error
+        raise UserError(f"{flag} {text}", f"{str(error).lower()}") from error
 
 
 def absolute_if_path(word: str) -> str:
@@ -298,7 +298,7 @@ def flags_of_variables() -> list[str]:
         if value in known:
             flags += SWITCHES[name, value]
         elif value not in ("", DEFAULTS.get(name)):
-            raise UserError(f"{name}={value}: choose {' or '.join(known)}")
+            raise UserError(f"{name}={value}", f"choose {' or '.join(known)}")
     return flags
 
 
@@ -365,7 +365,7 @@ def split_command_line(argv: list[str]) -> tuple[list[str], list[str]]:
             flag = word.split("=")[0]
             instead = REFUSED_BY_SCRIPTS.get(flag)
             if instead is not None:
-                raise UserError(f"{flag}: a script takes variables ({instead}); or call deepnet reproduce {argv[1]}")
+                raise UserError(flag, f"a script takes variables ({instead}); or call deepnet reproduce {argv[1]}")
         return [*argv[:2], *flags_of_variables(), *own], split_values(others)
     if "--" in argv:
         place = argv.index("--")

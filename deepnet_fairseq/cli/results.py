@@ -56,7 +56,7 @@ def _differences(args) -> Shown:
     from ..study.scoring.paired import significance, table
 
     if args.paper or args.partial:
-        raise UserError("--paper and --partial: of one system's score; drop them to compare systems")
+        raise UserError("--paper and --partial", "of one system's score; drop them to compare systems")
     logging.getLogger("sacrebleu").setLevel(logging.WARNING)
     systems = [Path(system) for system in args.systems]
     comparisons = significance(Path(args.generated), systems, data=args.data, tokenize=args.tokenize)
@@ -86,7 +86,7 @@ def report(args) -> Shown:
     if args.runs is None and args.figures:  # in `report --figures RUNS` RUNS was taken for the value of --figures
         args.runs, args.figures = args.figures, ""
     if args.runs is None:
-        raise UserError("RUNS: give the folder of the runs")
+        raise UserError("RUNS", "give the folder of the runs")
     runs = Path(args.runs)
     out = Path(args.out) if args.out else None
 

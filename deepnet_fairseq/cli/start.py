@@ -71,7 +71,7 @@ def data_and_flags(words: list[str]) -> tuple[Path, list[str]]:
     """
     places = [place for place, word in enumerate(words) if not word.startswith("-")]
     if not places:
-        raise UserError("DATA: give the folder of binarised data")
+        raise UserError("DATA", "give the folder of binarised data")
 
     chosen = places[0]
     for place in places:
@@ -87,7 +87,7 @@ def parse_rates(flag: str, text: str) -> list[float]:
     try:
         return [float(rate) for rate in text.split(",")]
     except ValueError as error:
-        raise UserError(f"{flag} {text}: give numbers with commas between, as 5e-4,1e-3") from error
+        raise UserError(f"{flag} {text}", "give numbers with commas between, as 5e-4,1e-3") from error
 
 
 def add(command) -> None:

@@ -42,7 +42,7 @@ def unpack(archive: Path, dest: Path, wanted: Callable[[str], bool]) -> None:
             if member.isdir() or not wanted(normpath(member.name)):
                 continue
             if not member.isreg():
-                raise UserError(f"{archive}: {member.name!r} is no ordinary file; get the archive from a better place")
+                raise UserError(archive, f"{member.name!r} is no ordinary file; get the archive from a better place")
             need_space(part, member.size, str(archive))
 
             # Python 3.11.2 lacks tarfile's extraction filters (PEP 706), so names that lead outside are refused here.
@@ -50,14 +50,14 @@ def unpack(archive: Path, dest: Path, wanted: Callable[[str], bool]) -> None:
             leads_outside = name.split("/")[0] == ".."
             longest = max(len(component) for component in os.fsencode(name).split(b"/"))
             if leads_outside or longest > LONGEST_NAME:
-                raise UserError(f"{archive}: {member.name[:60]!r} leads outside or is too long; get a better archive")
+                raise UserError(archive, f"{member.name[:60]!r} leads outside or is too long; get a better archive")
 
             (part / name).parent.mkdir(parents=True, exist_ok=True)
             with tar.extractfile(member) as body, open(part / name, "wb") as file:
                 shutil.copyfileobj(body, file)
 
         if not any(part.iterdir()):
-            raise UserError(f"{archive}: holds none of the files wanted; remove it and fetch it again")
+            raise UserError(archive, "holds none of the files wanted; remove it and fetch it again")
         # Read on to the end of the .gz, which has a checksum that Python compares there.
         while tar.fileobj.read(CHUNK):
             pass
@@ -90,7 +90,7 @@ def _member(archive: Path, name: str):
             if member.isreg() and normpath(member.name) == name:
                 break
         else:
-            raise UserError(f"{archive}: holds no {name}; name another member, or remove it and fetch it again")
+            raise UserError(archive, f"holds no {name}; name another member, or remove it and fetch it again")
         with tar.extractfile(member) as body:
             yield gzip.GzipFile(fileobj=body) if name.endswith(".gz") else body
 
@@ -99,11 +99,11 @@ def _member(archive: Path, name: str):
 def _reading(archive: Path):
     """Turn any error of reading `archive` in the context into a UserError: it may be missing, broken or no archive."""
     if not archive.is_file():
-        raise UserError(f"{archive}: is not there; fetch it first")
+        raise UserError(archive, "is not there; fetch it first")
     try:
         yield
     except UserError:
         raise
     except Exception as error:  # besides their own they raise EOFError, zlib.error, OSError, ValueError, RuntimeError
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{archive}: cannot be unpacked ({why}); remove it and fetch it again") from error
+        raise UserError(archive, f"cannot be unpacked ({why}); remove it and fetch it again") from error

@@ -104,7 +104,7 @@ class Bilingual:
                     name = f"test.{source}-{target}.{target}"
                     count = write_lines(part / name, lines[target])
                     if count != sentences:
-                        raise UserError(f"{folder / name}: {count:,} references for {sentences:,} sentences")
+                        raise UserError(folder / name, f"{count:,} references for {sentences:,} sentences")
 
         self.steps.run("references", [folder], settings={}, make=make)
 
@@ -257,7 +257,7 @@ class Tokenised:
         self.codes = codes if codes.is_file() else None
         self.dictionary = dictionary if dictionary.is_file() else None
         if self.dictionary and not self.codes:
-            raise UserError(f"{dictionary}: goes with the BPE codes it was made with; put them beside it as {codes}")
+            raise UserError(dictionary, f"goes with the BPE codes it was made with; put them beside it as {codes}")
 
     def _names(self, split: str) -> list[str]:
         """Return the sorted names that the subsets of a split have in the folder: "test" and "test.NAME" for "test".
@@ -273,7 +273,9 @@ class Tokenised:
         for lang, other in (self.langs, self.langs[::-1]):
             missing = names_of[lang] - names_of[other]
             if missing:
-                raise UserError(f"{self.folder / min(missing)}.{other}: no such file; {min(missing)}.{lang} is there")
+                raise UserError(
+                    f"{self.folder / min(missing)}.{other}", f"no such file; {min(missing)}.{lang} is there"
+                )
 
         names = sorted(names_of[self.langs[0]])  # "test" comes before "test.NAME"
         if not names or (split == "train" and names != ["train"]):
@@ -308,7 +310,7 @@ class Tokenised:
                 for lang, line in zip(self.langs, pair, strict=True):
                     marks.update(word for word in line.split() if word in FAIRSEQ_SPECIAL)
                     if f"{MARK} " in line:
-                        raise UserError(f"{prefix}.{lang}, line {number}: is in BPE pieces already; give it before")
+                        raise UserError(f"{prefix}.{lang}, line {number}", "is in BPE pieces already; give it before")
 
         if marks:
             print(f"| WARNING: {self.folder}: holds fairseq's own marks as words, so often: {dict(marks)}; escape them")

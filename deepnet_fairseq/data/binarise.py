@@ -28,7 +28,7 @@ PADDING_FACTOR = 8  # fairseq-preprocess makes the size of a dictionary a multip
 def refuse_pathsep(dest: Path) -> None:
     """Raise a UserError if the name of the folder has a ":" (os.pathsep), at which fairseq splits it into several."""
     if os.pathsep in str(dest):
-        raise UserError(f"{dest}: fairseq takes a name with {os.pathsep} for several folders; name another")
+        raise UserError(dest, f"fairseq takes a name with {os.pathsep} for several folders; name another")
 
 
 def binarise(

@@ -139,7 +139,7 @@ def _is_there(file: RemoteFile, folder: Path) -> bool:
 
     reason = _difference(path, file)
     if reason:
-        raise UserError(f"{path}: is not the file meant, {reason}; remove it to fetch it again, or name another folder")
+        raise UserError(path, f"is not the file meant, {reason}; remove it to fetch it again, or name another folder")
     return True
 
 
@@ -226,7 +226,7 @@ def _download(file: RemoteFile, folder: Path, session: requests.Session) -> None
             reason = str(error)
         reasons.append(f"{url}: {reason}")
     raise UserError(
-        f"{file.name}: no address gives it ({'; '.join(reasons)}); download it by hand into {folder} under this name"
+        file.name, f"no address gives it ({'; '.join(reasons)}); download it by hand into {folder} under this name"
     )
 
 
@@ -369,7 +369,7 @@ def recorded_sums(folder: Path) -> dict[str, str]:
     for number, line in enumerate(text.splitlines(), 1):
         match = re.fullmatch(r"([0-9a-fA-F]{64}) [ *](?:\./)?(.+)", line)
         if not match:
-            raise UserError(f"{path}, line {number}: is not `SHA256  NAME`; write the file anew with sha256sum")
+            raise UserError(f"{path}, line {number}", "is not `SHA256  NAME`; write the file anew with sha256sum")
         sums[match[2]] = match[1].lower()
     return sums
 

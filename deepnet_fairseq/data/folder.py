@@ -58,7 +58,7 @@ def need_space(folder: Path, needed: int, what: str) -> int:
     if needed > free:
         needs = tqdm.format_sizeof(needed, "B")
         has = tqdm.format_sizeof(free, "B")
-        raise UserError(f"{what}: needs {needs}, {folder} has {has} free; free some or name another place")
+        raise UserError(what, f"needs {needs}, {folder} has {has} free; free some or name another place")
     return free
 
 

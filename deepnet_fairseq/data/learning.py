@@ -45,7 +45,7 @@ def sample_size(total: int, asked: int | None) -> tuple[int, int | None]:
     if asked is None:
         return min(total, SAMPLE), ROOM
     if asked < 1:
-        raise UserError(f"--vocab-sample {asked}: must be 1 or more")
+        raise UserError(f"--vocab-sample {asked}", "must be 1 or more")
     return min(total, asked), None
 
 
@@ -74,7 +74,7 @@ def sentencepiece_model(
     Raises a UserError if the text does not allow so many pieces.
     """
     if vocab < 1:
-        raise UserError(f"--vocab {vocab}: must be 1 or more")
+        raise UserError(f"--vocab {vocab}", "must be 1 or more")
     options = {"model_type": "bpe", "vocab_size": vocab, "minloglevel": 2} | options
     model, drawn, used = in_child(_learn, sentences, room, whole_text, folder, options)
     if used < drawn:
@@ -192,8 +192,8 @@ def _refused_size(vocab: int, message: str) -> UserError:
     """Return the UserError for SentencePiece's error message about a vocabulary of `vocab` pieces."""
     largest = re.search(r"<= (\d+)", message)
     if largest:
-        return UserError(f"--vocab {vocab}: this text supports at most {largest.group(1)} pieces")
+        return UserError(f"--vocab {vocab}", f"this text supports at most {largest.group(1)} pieces")
     smallest = re.search(r"smaller than required_chars\. \d+ vs (\d+)", message)
     if smallest:
-        return UserError(f"--vocab {vocab}: below this text's {smallest.group(1)} characters; raise it")
-    return UserError(f"--vocab {vocab}: SentencePiece cannot train on this text ({message})")
+        return UserError(f"--vocab {vocab}", f"below this text's {smallest.group(1)} characters; raise it")
+    return UserError(f"--vocab {vocab}", f"SentencePiece cannot train on this text ({message})")

@@ -86,7 +86,7 @@ def find_vocabulary(given: str | os.PathLike[str], langs: tuple[str, str]) -> Kn
     """
     path = Path(given)
     if not path.exists():
-        raise UserError(f"--like {path}: no such file or folder; give a checkpoint, its data, or an exported folder")
+        raise UserError(f"--like {path}", "no such file or folder; give a checkpoint, its data, or an exported folder")
     if path.is_dir() and (path / EXPORTED).is_file():
         return _of_export(path, langs)
     if path.is_dir() and any(path.glob("dict.*.txt")):
@@ -105,8 +105,9 @@ def _newest_checkpoint(folder: Path) -> Path:
     others = sorted(folder.glob("*.pt"), key=lambda path: path.stat().st_mtime)
     if not others:
         raise UserError(
-            f"--like {folder}: holds neither dict.LANG.txt nor a checkpoint nor {EXPORTED}; give a checkpoint, the "
-            "binarised data of its run, or a folder of `deepnet export`"
+            f"--like {folder}",
+            f"holds neither dict.LANG.txt nor a checkpoint nor {EXPORTED}; give a checkpoint, the "
+            "binarised data of its run, or a folder of `deepnet export`",
         )
     return others[-1]
 
@@ -123,7 +124,7 @@ def _of_checkpoint(path: Path, langs: tuple[str, str]) -> KnownVocabulary:
         task = _task_of(content)
         data = task["data"]
     except Exception as error:  # a file of another kind makes torch raise errors of any kind
-        raise UserError(f"--like {path}: is no checkpoint of fairseq-train that can be read") from error
+        raise UserError(f"--like {path}", "is no checkpoint of fairseq-train that can be read") from error
     where = f"--like {path}: its data {data}"
     folder = Path(data.split(os.pathsep)[0])
     if not folder.is_dir():
@@ -167,8 +168,9 @@ def _of_data(where: str, data: str, langs: tuple[str, str]) -> KnownVocabulary:
         first = Path(data.split(os.pathsep)[0])
         has = "were cut by other means" if files else "hold no spm.model"
         raise UserError(
-            f"{where} {has}: cut the text as it was cut then, and binarise it by fairseq-preprocess --srcdict and "
-            f"--tgtdict with {first / f'dict.{langs[0]}.txt'}"
+            f"{where} {has}",
+            f"cut the text as it was cut then, and binarise it by fairseq-preprocess --srcdict and "
+            f"--tgtdict with {first / f'dict.{langs[0]}.txt'}",
         )
     return KnownVocabulary(files[0], dictionaries)
 
@@ -188,7 +190,7 @@ def _dictionary_lines(where: str, data: str, lang: str) -> list[str]:
     distinct = {tuple(_symbols(lines)) for lines in others.values()}
     if len(distinct) != 1:
         names = ", ".join(path.name for path in others) or "no dictionary"
-        raise UserError(f"{where}: there is no {own.name}, but {names}; give SOURCE and TARGET as the model has them")
+        raise UserError(where, f"there is no {own.name}, but {names}; give SOURCE and TARGET as the model has them")
     return next(iter(others.values()))
 
 
@@ -201,7 +203,7 @@ def _of_export(folder: Path, langs: tuple[str, str]) -> KnownVocabulary:
     described = read_object(folder / EXPORTED, "export the model again with `deepnet export`")
     pieces = _first_file(folder, MODELS)
     if described.get("pieces") != "sentencepiece" or pieces is None:
-        raise UserError(f"{where}: its model's text is not cut by SentencePiece; give the data of its run")
+        raise UserError(where, "its model's text is not cut by SentencePiece; give the data of its run")
 
     tags = set((described.get("symbols") or {}).values())  # of languages; a dict.LANG.txt does not have them
     dictionaries = {}
@@ -209,7 +211,7 @@ def _of_export(folder: Path, langs: tuple[str, str]) -> KnownVocabulary:
         names = ("shared_vocabulary.json", f"{side}_vocabulary.json", "vocab.json")
         file = _first_file(folder, names)
         if file is None:
-            raise UserError(f"{where}: holds none of {', '.join(names)}; export the model again")
+            raise UserError(where, f"holds none of {', '.join(names)}; export the model again")
         symbols = list(json.loads(file.read_text(encoding="utf-8")))  # in the order of their numbers
         own = symbols[len(FAIRSEQ_SPECIAL) :]
         dictionaries[lang] = [f"{symbol} 1" for symbol in own if symbol not in tags]  # any count will do

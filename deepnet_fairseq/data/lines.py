@@ -73,11 +73,11 @@ def check_readable(path: Path) -> None:
     """Raise a UserError unless `path` is a file, a pipe as <(...) or /dev/stdin, or STDIN."""
     if path == STDIN:
         if sys.stdin is None:
-            raise UserError(f"{path}: standard input is closed; give a file")
+            raise UserError(path, "standard input is closed; give a file")
     elif path.is_dir():
-        raise UserError(f"{path}: is a folder; give a file")
+        raise UserError(path, "is a folder; give a file")
     elif not path.exists():
-        raise UserError(f"{path}: no such file")
+        raise UserError(path, "no such file")
 
 
 @contextmanager
@@ -137,11 +137,11 @@ def split_lines(file: IO[bytes], name: str, keepends: bool = False) -> Iterator[
     read_line = partial(file.readline, LONGEST + 1)  # a whole line, which may have no end, could fill the memory
     for number, line in enumerate(iter(read_line, b""), 1):
         if len(line) > LONGEST:
-            raise UserError(f"{name}, line {number}: is longer than {LONGEST:,} bytes; give a sentence a line")
+            raise UserError(f"{name}, line {number}", f"is longer than {LONGEST:,} bytes; give a sentence a line")
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError:
-            raise UserError(f"{name}, line {number}: not UTF-8; convert it, say with iconv -t UTF-8") from None
+            raise UserError(f"{name}, line {number}", "not UTF-8; convert it, say with iconv -t UTF-8") from None
         yield text if keepends else text.removesuffix("\n")
 
 
@@ -257,7 +257,7 @@ def align(
             yield pair
         elif empty != "drop":
             name = names[0] if is_blank(pair[0]) else names[1]
-            raise UserError(f"{name}, line {number}: empty; {empty}")
+            raise UserError(f"{name}, line {number}", f"empty; {empty}")
 
 
 def as_many(rows: Iterable, expected: int, path: Path) -> Iterator:
@@ -270,7 +270,7 @@ def as_many(rows: Iterable, expected: int, path: Path) -> Iterator:
         count += 1
         yield row
     if count != expected:
-        raise UserError(f"{path}: changed from {expected:,} lines to {count:,} while it was read; start again")
+        raise UserError(path, f"changed from {expected:,} lines to {count:,} while it was read; start again")
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> int:
@@ -312,7 +312,7 @@ def writing(path: Path, then: str = "free some space, or name another place"):
             raise
         if error.errno == errno.ENAMETOOLONG:
             then = "shorten the name"
-        raise UserError(f"{path}: could not be written ({os.strerror(error.errno)}); {then}") from error
+        raise UserError(path, f"could not be written ({os.strerror(error.errno)}); {then}") from error
 
 
 def map_rows(function: Callable, rows: Iterable, workers: int, label: str, total: int | None = None) -> Iterator:

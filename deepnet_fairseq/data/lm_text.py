@@ -59,18 +59,18 @@ def _gpt2_symbols(encoder: Path, merges: Path) -> list[str]:
     numbers = list(number_of.values())
     all_whole = all(type(number) is int and number >= 0 for number in numbers)  # bool is a subclass of int
     if not all_whole or len(set(numbers)) < len(numbers):
-        raise UserError(f"{encoder}: must give each piece a whole number of its own; {MEND}")
+        raise UserError(encoder, f"must give each piece a whole number of its own; {MEND}")
 
     missing = [symbol for symbol in bytes_to_unicode().values() if symbol not in number_of]
     if missing:
-        raise UserError(f"{encoder}: has no number for {len(missing)} of the 256 bytes ({missing[0]!r}); {MEND}")
+        raise UserError(encoder, f"has no number for {len(missing)} of the 256 bytes ({missing[0]!r}); {MEND}")
 
     for line_number, line in enumerate(read_lines(merges), 1):
         if line_number == 1:  # "#version: 0.2"
             continue
         pair = line.split(" ")
         if len(pair) != 2 or "".join(pair) not in number_of:
-            raise UserError(f"{merges}, line {line_number}: is not two pieces that are one in encoder.json; {MEND}")
+            raise UserError(f"{merges}, line {line_number}", f"is not two pieces that are one in encoder.json; {MEND}")
     return [str(number) for number in sorted(numbers)]
 
 
@@ -126,13 +126,13 @@ def read_segmenter(folder: Path) -> Segmenter:
     content = read_object(path, mend)
     kind = content.get("bpe")
     if not isinstance(kind, str) or kind not in KINDS:
-        raise UserError(f'{path}: "bpe" must be one of {", ".join(KINDS)}; {mend}')
+        raise UserError(path, f'"bpe" must be one of {", ".join(KINDS)}; {mend}')
 
     files = {}
     for setting in KINDS[kind]:
         name = content.get(setting)
         if not isinstance(name, str):
-            raise UserError(f"{path}: lacks {setting!r}; {mend}")
+            raise UserError(path, f"lacks {setting!r}; {mend}")
         files[setting] = folder / name
     return Segmenter(kind, files)
 
@@ -277,7 +277,7 @@ def _survey_all(paths: dict[str, Path], workers: int) -> dict[str, PlainText]:
         rows = ((line,) for line in read_lines(path))
         facts = survey(PlainSurvey(["text"]), rows, workers, label=subset, size=path.stat().st_size)
         if not facts.words:
-            raise UserError(f"{path}: no text in it")
+            raise UserError(path, "no text in it")
         checked[subset] = PlainText(path, facts)
         letters.merge(facts.letters)
     letters.warn()

@@ -78,14 +78,14 @@ def split_pair(pair: str) -> tuple[str, str]:
     """Return ("de", "en") for "de-en"; raise a UserError for a pair that fairseq's multilingual task would misread."""
     langs = parse_pair("pair", pair)
     if pair.count("-") > 1:
-        raise UserError(f"pair {pair}: fairseq's multilingual task splits it at each hyphen; write _ within a code")
+        raise UserError(f"pair {pair}", "fairseq's multilingual task splits it at each hyphen; write _ within a code")
     return langs
 
 
 def file_state(path: Path) -> list[int]:
     """Return [size in bytes, time of change in ns]; raise a UserError if there is no such file."""
     if not path.is_file():
-        raise UserError(f"{path}: no such file")
+        raise UserError(path, "no such file")
     return steps.file_state(path)
 
 
@@ -142,7 +142,7 @@ def cut_and_binarise(
 
         count = sum(source_writer.sentences for source_writer, _ in writers)
         if count < shards:
-            raise UserError(f"{prefixes[0][0].name}: {count} sentence pairs, too few for {shards} shards")
+            raise UserError(prefixes[0][0].name, f"{count} sentence pairs, too few for {shards} shards")
     return count
 
 
@@ -351,7 +351,7 @@ class Multilingual:
         counts = Steps(self.dest).run(f"count.{text.name}", [], {"text": text.state}, make)
         for subset, count in counts.items():
             if not count:
-                raise UserError(f"{text.name}: no sentence pair in {subset}; leave it out, or give it some")
+                raise UserError(text.name, f"no sentence pair in {subset}; leave it out, or give it some")
         return counts["train"]
 
     def binarise_pair(self, text: PairText, train_size: int, vocabulary: Vocabulary) -> dict[str, int]:

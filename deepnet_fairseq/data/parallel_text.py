@@ -105,9 +105,9 @@ def prepare_text(
     check_pair("SOURCE and TARGET", *langs)
     refuse_pathsep(dest)
     if not _is_free(dest):
-        raise UserError(f"{dest}: exists already; remove it or name another folder")
+        raise UserError(dest, "exists already; remove it or name another folder")
     if "," in prefixes["train"]:
-        raise UserError(f"{prefixes['train']}: one training prefix only; join the files first")
+        raise UserError(prefixes["train"], "one training prefix only; join the files first")
     workers = workers or os.cpu_count() or 1
     known = find_vocabulary(like, langs) if like is not None else None
 
@@ -202,7 +202,7 @@ def survey_texts(
 
     for subset, text in texts.items():
         if not surveys[subset].rows:
-            raise UserError(f"{text.source}: no sentence in it")
+            raise UserError(text.source, "no sentence in it")
         print(f"| {subset}: {surveys[subset].rows:,} sentence pairs")
 
     letters = Letters(langs)  # of all texts together: a form of accents may differ between them
@@ -229,7 +229,7 @@ def learn_model(text: ParallelText, found: Survey, vocab: int, sample_lines: int
     Raises a UserError for fewer than MIN_TRAIN_PAIRS pairs, and for a text that does not allow so many pieces.
     """
     if found.rows < MIN_TRAIN_PAIRS:
-        raise UserError(f"{found.rows} training pairs: too few to train on; give at least {MIN_TRAIN_PAIRS}")
+        raise UserError(f"{found.rows} training pairs", f"too few to train on; give at least {MIN_TRAIN_PAIRS}")
 
     lines = 2 * found.rows
     wanted_lines, room = sample_size(lines, sample_lines)

@@ -293,7 +293,7 @@ def read_form(folder: Path, language: str) -> Form | None:
     try:
         return Form.of_characters(facts["characters"], facts["unicode"], facts["joined"])
     except WRONG_VALUES as error:
-        raise UserError(f"{path}: is not as `deepnet prepare text` writes it ({error}); {MEND}") from error
+        raise UserError(path, f"is not as `deepnet prepare text` writes it ({error}); {MEND}") from error
 
 
 FILLER = re.compile(r"madeupword\d{4}|<0x[0-9A-F]{2}>")  # fairseq's padding of a dictionary; pieces of single bytes

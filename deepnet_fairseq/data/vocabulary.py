@@ -32,12 +32,12 @@ class Vocabulary:
 
     def __init__(self, model: Path):
         if not model.is_file():
-            raise UserError(f"{model}: no such file")
+            raise UserError(model, "no such file")
         self.digest = hashlib.sha256(model.read_bytes()).hexdigest()
         try:
             self.processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
         except (RuntimeError, OSError) as error:
-            raise UserError(f"{model}: no SentencePiece model ({error})") from error
+            raise UserError(model, f"no SentencePiece model ({error})") from error
 
         ids = range(len(self.processor))
         special = [self.processor.is_control(i) or self.processor.is_unknown(i) for i in ids]

@@ -57,12 +57,13 @@ class Profile:
             profiled = getattr(self, name)
             if profiled is not None and profiled != number:
                 raise UserError(
-                    f"--admin-profile {path}: taken with {name.replace('_', ' ')} {profiled}, this model has {number}; "
-                    "profile the model you train (`deepnet profile --help`)"
+                    f"--admin-profile {path}",
+                    f"taken with {name.replace('_', ' ')} {profiled}, this model has {number}; "
+                    "profile the model you train (`deepnet profile --help`)",
                 )
 
         if list(self.omega) != [str(site) for site, _ in residuals(model)]:
-            raise UserError(f"--admin-profile {path}: its branches are not those of this model; profile it anew")
+            raise UserError(f"--admin-profile {path}", "its branches are not those of this model; profile it anew")
 
         for name, value in dropouts(model).items():
             if self.dropout.get(name, value) != value:
@@ -92,9 +93,9 @@ def read_profile(path: str) -> Profile:
             raise ValueError(f"dropout {profile.dropout!r}")
         return profile
     except OSError as error:
-        raise UserError(f"--admin-profile {path}: {error.strerror}; `deepnet profile` writes one") from error
+        raise UserError(f"--admin-profile {path}", f"{error.strerror}; `deepnet profile` writes one") from error
     except WRONG_VALUES as error:
-        raise UserError(f"--admin-profile {path}: not a whole profile ({error}); profile the model anew") from error
+        raise UserError(f"--admin-profile {path}", f"not a whole profile ({error}); profile the model anew") from error
 
 
 def _positive(value: Any) -> float:
@@ -136,8 +137,9 @@ def profile_of_source(source: str | None) -> Profile | None:
     """
     if source is None:
         raise UserError(
-            "--method admin: this model is not profiled; add --admin-profile auto, or run `deepnet profile DATA --out "
-            "profile.json` with the flags of this run and add --admin-profile profile.json"
+            "--method admin",
+            "this model is not profiled; add --admin-profile auto, or run `deepnet profile DATA --out "
+            "profile.json` with the flags of this run and add --admin-profile profile.json",
         )
     return None if source == "auto" else read_profile(source)
 

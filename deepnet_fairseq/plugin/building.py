@@ -67,7 +67,7 @@ def own_config(state: dict, path: str) -> Any:
     saved = state["cfg"]["model"]
     name = getattr(saved, "arch", None) or getattr(saved, "_name", None)
     if name not in archs.PRESETS:
-        raise UserError(f"{path}: holds a {name}, not one of this package's models")
+        raise UserError(path, f"holds a {name}, not one of this package's models")
 
     config_class = config_of(saved)
     overrides = {}
@@ -86,7 +86,7 @@ def own_config(state: dict, path: str) -> Any:
         cfg = merge_with_parent(config_class(), saved_settings)
     except OmegaConfBaseException as error:
         reason = str(error.msg).split("\n")[0]
-        raise UserError(f"{path}: damaged ({error.full_key} of its config: {reason}); take another one") from error
+        raise UserError(path, f"damaged ({error.full_key} of its config: {reason}); take another one") from error
 
     archs.fill(cfg)
     return cfg
@@ -108,7 +108,7 @@ def from_checkpoint(path: str) -> tuple[FairseqShell, DictConfig]:
         flags = vars(cfg.task)
         cfg.task = flags | {"_name": flags.get("task")}
     if not OmegaConf.is_dict(cfg.get("task")):
-        raise UserError(f"{path}: its config has no task section; give a checkpoint of fairseq-train")
+        raise UserError(path, "its config has no task section; give a checkpoint of fairseq-train")
     if hasattr(model_cfg, "load_checkpoint_heads"):
         model_cfg.load_checkpoint_heads = True  # there is no task to register the heads that it was fine-tuned with
 
@@ -120,9 +120,9 @@ def from_checkpoint(path: str) -> tuple[FairseqShell, DictConfig]:
         model = MODELS[archs.model_of(model_cfg)].build_model(model_cfg, task)
         model.load_state_dict(weights)
     except KeyError as error:
-        raise UserError(f"{path}: lacks {error}; take another checkpoint of the same run") from error
+        raise UserError(path, f"lacks {error}; take another checkpoint of the same run") from error
     except UserError as error:
-        raise UserError(f"{path}: {error}") from error
+        raise UserError(path, f"{error}") from error
 
     OmegaConf.set_struct(cfg, False)
     cfg.model = model_cfg

@@ -59,7 +59,7 @@ class Chunked:
         criterion = super().build_criterion(cfg, task)
         chunk = cfg.loss_chunk_tokens
         if chunk < 0:
-            raise UserError(f"--loss-chunk-tokens {chunk}: must be at least 1, or 0 to let it be chosen")
+            raise UserError(f"--loss-chunk-tokens {chunk}", "must be at least 1, or 0 to let it be chosen")
         criterion.chunk = chunk
         return criterion
 
@@ -116,12 +116,14 @@ def projection(model: nn.Module, criterion: str = LABEL_SMOOTHED) -> Tensor:
     UserError, naming the flag, if there is no such matrix, or if DistributedDataParallel would take it for unused.
     """
     if getattr(model, "find_unused_parameters", False):
-        raise UserError(f"--find-unused-parameters: not with --criterion {criterion}, whose matrix it takes for unused")
+        raise UserError(
+            "--find-unused-parameters", f"not with --criterion {criterion}, whose matrix it takes for unused"
+        )
     decoder = getattr(model, "decoder", None)
     linear = getattr(decoder, "output_projection", None)
     if not isinstance(linear, nn.Linear) or linear.bias is not None:
         plain = criterion.removeprefix(PREFIX)
-        raise UserError(f"--criterion {criterion}: the model has no output projection of one matrix; take {plain}")
+        raise UserError(f"--criterion {criterion}", f"the model has no output projection of one matrix; take {plain}")
     return linear.weight
 
 

@@ -130,7 +130,7 @@ def _check(args: argparse.Namespace) -> None:
     model = archs.MODELS.get(getattr(args, "arch", None))
     if model and TASKS.get(task, model) != model:
         usual = next(name for name, trained in TASKS.items() if trained == model)
-        raise UserError(f"--task {task}: --arch {args.arch} is trained by --task {usual}")
+        raise UserError(f"--task {task}", f"--arch {args.arch} is trained by --task {usual}")
 
     data = getattr(args, "data", None) or ""
     folder = data.split(os.pathsep)[0]  # of several folders fairseq takes the dictionaries from the first
@@ -148,7 +148,7 @@ def _check(args: argparse.Namespace) -> None:
             pass
 
     if getattr(args, "replace_unk", None) is not None:  # fails with an IndexError or a TypeError at the first <unk>
-        raise UserError("--replace-unk: fails in this version of fairseq; drop it, and train on subwords")
+        raise UserError("--replace-unk", "fails in this version of fairseq; drop it, and train on subwords")
     if hasattr(args, "arch"):  # training; elsewhere the checkpoint holds the config
         _check_training(args)
 
@@ -159,9 +159,9 @@ def _check_training(args: argparse.Namespace) -> None:
         _check_exists("--restore-file", args.restore_file, suffix=args.checkpoint_suffix)
     _check_exists("--finetune-from-model", args.finetune_from_model)
     if args.lr_scheduler == "inverse_sqrt" and args.warmup_updates < 1:
-        raise UserError(f"--warmup-updates {args.warmup_updates}: inverse_sqrt divides by it; give at least 1")
+        raise UserError(f"--warmup-updates {args.warmup_updates}", "inverse_sqrt divides by it; give at least 1")
     if getattr(args, "num_batch_buckets", 0):
-        raise UserError("--num-batch-buckets: fails with NumPy 2; drop it")
+        raise UserError("--num-batch-buckets", "fails with NumPy 2; drop it")
 
     def setting(_section: str, name: str) -> object:
         """Return a flag's value; the checks below ask by a config's section and name, and flags have no sections."""
@@ -177,7 +177,7 @@ def _check_training(args: argparse.Namespace) -> None:
     stuck.check_settings(setting)
     for (flag, value), reason in UNSUPPORTED.items():
         if getattr(args, flag) == value:
-            raise UserError(f"--{flag} {value}: {reason}")
+            raise UserError(f"--{flag} {value}", f"{reason}")
     if method.profiled and not _resumes(args):
         profile_of_source(method.profile)  # raises a UserError if it is missing or broken
 
@@ -202,8 +202,8 @@ def _check_exists(flag: str, path: str | None, suffix: str | None = None) -> Non
     if PathManager.exists(file):
         return
     if suffix:
-        raise UserError(f"{flag} {path}: there is no {file}, which --checkpoint-suffix {suffix} asks for")
-    raise UserError(f"{flag} {path}: no such file or folder")
+        raise UserError(f"{flag} {path}", f"there is no {file}, which --checkpoint-suffix {suffix} asks for")
+    raise UserError(f"{flag} {path}", "no such file or folder")
 
 
 def _exit_with_error(parser: argparse.ArgumentParser, message: str) -> None:

@@ -47,7 +47,7 @@ def open_checked(make, path: str, impl, *args, dictionary=None, **kwargs):
         if start.startswith(MAGIC):
             check_mapped(path, len(dictionary) if dictionary is not None else None)
         elif not start.startswith(OLD_MAGIC):
-            raise UserError(f"{index}: is no index of binarised data, or damaged; {MEND}")
+            raise UserError(index, f"is no index of binarised data, or damaged; {MEND}")
     return make(path, impl, *args, dictionary=dictionary, **kwargs)
 
 
@@ -62,15 +62,15 @@ def check_mapped(path: str, vocabulary: int | None) -> None:
 
     start = numpy.fromfile(index, "u1", HEADER.size).tobytes()
     if len(start) < HEADER.size:
-        raise UserError(f"{index}: truncated; {MEND}")
+        raise UserError(index, f"truncated; {MEND}")
     _, version, code, sentences = HEADER.unpack(start)
     kind = numpy.dtype(TYPES.get(code, float))  # float, for an unknown code, is refused below
     if version != 1 or kind.kind not in "iu":
-        raise UserError(f"{index}: of version {version} with tokens of type {code}, or damaged; {MEND}")
+        raise UserError(index, f"of version {version} with tokens of type {code}, or damaged; {MEND}")
     if os.path.getsize(index) != HEADER.size + 12 * sentences:  # 4 bytes of its size, 8 of its offset
-        raise UserError(f"{index}: truncated or damaged, its size is not that of {sentences:,} sentences; {MEND}")
+        raise UserError(index, f"truncated or damaged, its size is not that of {sentences:,} sentences; {MEND}")
     if not sentences:
-        raise UserError(f"{index}: holds no sentence; {MEND}")
+        raise UserError(index, f"holds no sentence; {MEND}")
 
     size = os.path.getsize(data)
     sizes = numpy.fromfile(index, "<i4", sentences, offset=HEADER.size)
@@ -78,10 +78,10 @@ def check_mapped(path: str, vocabulary: int | None) -> None:
     fewest_tokens = 0 if vocabulary is None else 1  # alignments, which have no dictionary, may be empty
     short = numpy.flatnonzero(sizes < fewest_tokens)
     if short.size:
-        raise UserError(f"{index}: sentence {short[0]} has no token, not even its end; {MEND}")
+        raise UserError(index, f"sentence {short[0]} has no token, not even its end; {MEND}")
     ends = offsets + sizes.astype("i8") * kind.itemsize
     if (offsets < 0).any() or (ends > size).any() or (offsets % kind.itemsize).any():
-        raise UserError(f"{data}: truncated, or {index} damaged: it tells of more bytes than {size:,}; {MEND}")
+        raise UserError(data, f"truncated, or {index} damaged: it tells of more bytes than {size:,}; {MEND}")
 
     if vocabulary is None:
         return
@@ -96,7 +96,7 @@ def check_mapped(path: str, vocabulary: int | None) -> None:
 def check_folder(folder: str) -> None:
     """Raise a UserError if a folder of translation data has no dictionaries: fairseq's error would name no file."""
     if not any(Path(folder).glob("dict.*.txt")):
-        raise UserError(f"the data folder {folder}: holds no dict.LANG.txt; scripts/prepare_text.sh makes one")
+        raise UserError(f"the data folder {folder}", "holds no dict.LANG.txt; scripts/prepare_text.sh makes one")
 
 
 def keep_last_batch(batch_by_size, indices, *args, **kwargs):
@@ -200,6 +200,7 @@ def explain_lost_loader(cfg, error: Exception) -> None:
     lost_while_handing_over = was_reading_batch and not isinstance(error, RuntimeError)
     if lost_while_handing_over or any("DataLoader worker (pid" in str(cause) for cause in causes(error)):
         raise UserError(
-            f"--num-workers {cfg.dataset.num_workers}: a process that loads data was killed, often for memory; take "
-            f"fewer, and start the training again: it resumes from {cfg.checkpoint.save_dir}"
+            f"--num-workers {cfg.dataset.num_workers}",
+            f"a process that loads data was killed, often for memory; take "
+            f"fewer, and start the training again: it resumes from {cfg.checkpoint.save_dir}",
         ) from error

@@ -194,8 +194,8 @@ def check_training_flags(cfg) -> None:
     epoch_weights.check_epoch_weights(cfg.epoch_weights)
     graphs.parse_cuda_graphs(cfg.cuda_graphs)
     if cfg.probe_interval < 1:
-        raise UserError(f"--probe-interval {cfg.probe_interval}: must be at least 1")
+        raise UserError(f"--probe-interval {cfg.probe_interval}", "must be at least 1")
     if cfg.stop_stuck < 0:
-        raise UserError(f"--stop-stuck {cfg.stop_stuck}: must be 0 or more")
+        raise UserError(f"--stop-stuck {cfg.stop_stuck}", "must be 0 or more")
     if hasattr(cfg, "pooler_dropout"):
         check_probability(cfg, "pooler_dropout")

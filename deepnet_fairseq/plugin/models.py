@@ -166,7 +166,7 @@ class DeepTransformer(FairseqShell, EncoderDecoder, FairseqEncoderDecoderModel):
     def fit_to(cls, cfg, task):
         if cfg.share_all_embeddings and task.source_dictionary != task.target_dictionary:
             raise UserError(
-                "--share-all-embeddings: the data have two dictionaries; preprocess with --joined-dictionary"
+                "--share-all-embeddings", "the data have two dictionaries; preprocess with --joined-dictionary"
             )
 
 
@@ -178,7 +178,8 @@ class DeepLanguageModel(FairseqShell, LanguageModel, FairseqLanguageModel):
     def fit_to(cls, cfg, task):
         if cfg.share_decoder_input_output_embed and len(task.source_dictionary) != len(task.target_dictionary):
             raise UserError(
-                "--share-decoder-input-output-embed: the output has fewer symbols (--output-dictionary-size); drop one"
+                "--share-decoder-input-output-embed",
+                "the output has fewer symbols (--output-dictionary-size); drop one",
             )
 
 

@@ -86,7 +86,7 @@ def _rounded(value: float) -> float | None:
 def read_rows(path: Path) -> list[dict]:
     """Return the rows of a file, headers included, with {} for a broken line; raise a UserError if it is missing."""
     if not path.is_file():
-        raise UserError(f"{path}: no such file; train with --deepnet-probe to get one")
+        raise UserError(path, "no such file; train with --deepnet-probe to get one")
     text = path.read_text(encoding="utf-8", errors="replace")
     return [parse_row(line) for line in text.split("\n")[:-1]]  # the last line may be cut off by a kill
 
@@ -107,9 +107,9 @@ def record_of(lines: list[dict], where: object) -> Record:
             probed = {probe: _with_nan(values) for probe, values in row.items() if probe != "update"}
             rows[int(row["update"])] = probed
     except WRONG_VALUES as error:
-        raise UserError(f"{where}: is no record of probes, or broken ({error}); delete it") from error
+        raise UserError(where, f"is no record of probes, or broken ({error}); delete it") from error
     if header.get("format") != FORMAT:
-        raise UserError(f"{where}: is of format {header.get('format')}, this package reads {FORMAT}")
+        raise UserError(where, f"is of format {header.get('format')}, this package reads {FORMAT}")
     return Record(header, rows)
 
 

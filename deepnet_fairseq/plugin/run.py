@@ -145,7 +145,7 @@ class Run:
         if extra_state is None:
             if cfg.restore_file != reading.DEFAULT:  # set by a YAML file; a flag was checked on the command line
                 missing = reading.with_suffix(cfg.restore_file, self.trainer.checkpoint_suffix)
-                raise UserError(f"--restore-file {cfg.restore_file}: there is no {missing}")
+                raise UserError(f"--restore-file {cfg.restore_file}", f"there is no {missing}")
             return None, batches
 
         if finetunes or cfg.reset_dataloader:  # the batches begin anew

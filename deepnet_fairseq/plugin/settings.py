@@ -46,7 +46,7 @@ def check_plain(where: object, config: Mapping | argparse.Namespace | None) -> N
         too_long = multiplies and max(integers, default=0) > LONGEST
         if runs_code or too_long:
             shown = text if len(text) < 100 else f"{text[:100]}..."
-            raise UserError(f"{where}: {name} {shown!r} is no plain value, as (0.9, 0.98) is; nothing of it was run")
+            raise UserError(where, f"{name} {shown!r} is no plain value, as (0.9, 0.98) is; nothing of it was run")
 
 
 def _texts(value: Any, name: str = "") -> Iterator[tuple[str, str]]:

@@ -145,10 +145,10 @@ def check_settings(setting: Callable[[str, str], object]) -> None:
         return
     criterion = str(setting("criterion", "_name") or setting("", "criterion"))
     if criterion.removeprefix("chunked_") not in LOSSES:
-        raise UserError(f"--stop-stuck: not with --criterion {criterion}, which is no likelihood of words; drop it")
+        raise UserError("--stop-stuck", f"not with --criterion {criterion}, which is no likelihood of words; drop it")
     for (section, key), reason in REFUSED.items():
         if setting(section, key):
-            raise UserError(f"--stop-stuck: not with --{key.replace('_', '-')}, {reason}; drop one of them")
+            raise UserError("--stop-stuck", f"not with --{key.replace('_', '-')}, {reason}; drop one of them")
 
 
 def stuck_monitor(cfg, criterion) -> Stuck:

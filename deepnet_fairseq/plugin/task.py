@@ -81,7 +81,9 @@ class DeepTask:
             own = self.target_dictionary  # type: ignore[attr-defined]  # of the task's own class
             if its_dictionary is not None and vocabulary.symbols_of(its_dictionary) != vocabulary.symbols_of(own):
                 path = getattr(args, "lm_path", None)
-                raise UserError(f"--lm-path {path}: has another dictionary than the target side; train one on its data")
+                raise UserError(
+                    f"--lm-path {path}", "has another dictionary than the target side; train one on its data"
+                )
         return super().build_generator(models, args, *more, **kwargs)  # type: ignore[misc]
 
     def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False, **kwargs):
@@ -129,12 +131,12 @@ class DeepTask:
             kept = by_size(indices, dataset, max_positions, ignore_invalid_inputs)
         except Exception as error:
             if str(error).startswith("Size of sample"):
-                raise UserError(f"{path}: {error}") from error
+                raise UserError(path, f"{error}") from error
             raise
 
         if len(indices) and not len(kept):
             problem = f"all sentences are longer than {max_positions}; raise --max-tokens or --max-...-positions"
-            raise UserError(f"{path}: {problem}")
+            raise UserError(path, f"{problem}")
         return kept
 
     def begin_valid_epoch(self, epoch, model):
@@ -213,7 +215,7 @@ def _by_flags(cfg: Any) -> Any:
     flags = {action.dest: action for action in parser._actions}  # name of a setting -> argparse's action
     unknown = sorted(set(cfg) - flags.keys() - {"_name"})
     if unknown:
-        raise UserError(f"task.{unknown[0]}: {name} has no such setting; drop it")
+        raise UserError(f"task.{unknown[0]}", f"{name} has no such setting; drop it")
     with open_dict(cfg):  # in the config itself too: settings of the model refer to it
         cfg.update({dest: action.default for dest, action in flags.items() if dest not in cfg})
 

@@ -311,7 +311,7 @@ def build_trainer(args: argparse.Namespace) -> DeepTrainer:
     """
     cfg = convert_namespace_to_omegaconf(args)
     if cfg.dataset.max_tokens is None and cfg.dataset.batch_size is None:
-        raise UserError("--max-tokens: give the batch size of the run to come")
+        raise UserError("--max-tokens", "give the batch size of the run to come")
     metrics.reset()
     numpy.random.seed(cfg.common.seed)
     utils.set_torch_seed(cfg.common.seed)
@@ -327,10 +327,10 @@ def refuse_others(args: argparse.Namespace, who: str) -> None:
     """
     if args.arch not in archs.PRESETS:
         known = " and ".join(archs.STACKS)
-        raise UserError(f"--arch {args.arch}: {who} is for {known}, whose --method post_ln and pre_ln are the same")
+        raise UserError(f"--arch {args.arch}", f"{who} is for {known}, whose --method post_ln and pre_ln are the same")
     for name, default in (("restore_file", "checkpoint_last.pt"), ("finetune_from_model", None)):
         if getattr(args, name) != default:
-            raise UserError(f"--{name.replace('_', '-')}: {who} looks at a training from its first update; drop it")
+            raise UserError(f"--{name.replace('_', '-')}", f"{who} looks at a training from its first update; drop it")
 
 
 def batches_by_update(trainer: DeepTrainer) -> Iterator[list]:

@@ -64,7 +64,7 @@ class MethodSpec:
         get_method(method)  # raises the error for an unknown method
         for option in options:
             if not re.fullmatch(r"[A-Za-z0-9_-]+(=[^/]+)?", option):
-                raise UserError(f"--methods {text}: an option is NAME or NAME=VALUE, without a slash")
+                raise UserError(f"--methods {text}", "an option is NAME or NAME=VALUE, without a slash")
         return cls(method, tuple(options), rate or None)
 
     @property
@@ -152,10 +152,10 @@ class Experiment:
         names: set[str] = set()
         for row in self.rows(world):
             if row.name in names:
-                raise UserError(f"{row.name}: two rows of {self.name} have this name; choose one of each")
+                raise UserError(row.name, f"two rows of {self.name} have this name; choose one of each")
             names.add(row.name)
         if only is not None and only not in names:
-            raise UserError(f"--row {only}: {self.name} has {', '.join(sorted(names)[:5])}, ...")
+            raise UserError(f"--row {only}", f"{self.name} has {', '.join(sorted(names)[:5])}, ...")
 
     @property
     def folder(self) -> str:
@@ -183,7 +183,7 @@ class Experiment:
         takes_rates = "sizes" in self.content  # language models
         for spec in specs:
             if (spec.options and not takes_options) or (spec.rate and not takes_rates):
-                raise UserError(f"--methods {spec.folder_prefix}: {self.name} takes methods without options")
+                raise UserError(f"--methods {spec.folder_prefix}", f"{self.name} takes methods without options")
         return specs
 
     def seeds(self) -> list[int]:
@@ -232,7 +232,7 @@ class Experiment:
         if last:
             valid = valid and last.isdecimal() and int(first) <= int(last)
         if not valid:
-            raise UserError(f"--average {word}: how many of the last epochs, as 10, or which, as 36-45")
+            raise UserError(f"--average {word}", "how many of the last epochs, as 10, or which, as 36-45")
 
         if last:
             return int(last) - int(first) + 1, word
@@ -249,12 +249,13 @@ class Experiment:
         if update_tokens % step_tokens:
             if self.choice.tokens is None:
                 raise UserError(
-                    f"--gpus: {world} GPUs must divide {count}, the batches of an update; or choose --max-tokens so "
-                    f"that times {world} it divides {update_tokens}"
+                    "--gpus",
+                    f"{world} GPUs must divide {count}, the batches of an update; or choose --max-tokens so "
+                    f"that times {world} it divides {update_tokens}",
                 )
             raise UserError(
-                f"--max-tokens {max_tokens}: {world} x {max_tokens} tokens do not divide the paper's batch of "
-                f"{update_tokens}"
+                f"--max-tokens {max_tokens}",
+                f"{world} x {max_tokens} tokens do not divide the paper's batch of {update_tokens}",
             )
         return {"max-tokens": max_tokens, "update-freq": update_tokens // step_tokens}
 

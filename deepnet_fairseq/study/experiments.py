@@ -71,13 +71,13 @@ def read_experiment(name: str, recipe: str | None = None) -> Experiment:
     recipe: a name in the file's table [recipe], whose keys then replace the file's; None for the file as it is.
     """
     if name not in names():
-        raise UserError(f"{' '.join(name.split())}: no such experiment; choose one of {', '.join(names())}")
+        raise UserError(" ".join(name.split()), f"no such experiment; choose one of {', '.join(names())}")
     content = _content(name)
     recipes = content.pop("recipe", {})
     if recipe is not None:
         if recipe not in recipes:
             known = ", ".join(recipes) or "none"
-            raise UserError(f"--recipe {recipe}: {name} has {known}; leave it out for the usual one")
+            raise UserError(f"--recipe {recipe}", f"{name} has {known}; leave it out for the usual one")
         content = merged(content, recipes[recipe])
     return _class_of(content)(name, content)
 
@@ -119,7 +119,7 @@ def with_choices(experiment: Experiment, **choices: Any) -> Experiment:
     """
     by_size = isinstance(experiment, BySize)
     if choices.get("depths") and by_size:
-        raise UserError(f"--depths: {experiment.name} has sizes; give --sizes")
+        raise UserError("--depths", f"{experiment.name} has sizes; give --sizes")
 
     offers = {  # flag -> whether the experiment leaves something to choose by it
         "--methods": not _fixed_by_groups(experiment, "methods"),
@@ -133,12 +133,12 @@ def with_choices(experiment: Experiment, **choices: Any) -> Experiment:
     for flag, can_be_chosen in offers.items():
         key = "rates" if flag == "--lrs" else flag.removeprefix("--")
         if choices.get(key) is not None and not can_be_chosen:
-            raise UserError(f"{flag}: {experiment.name} has none to choose")
+            raise UserError(flag, f"{experiment.name} has none to choose")
 
     several_seeds = len(choices.get("seeds") or ()) > 1
     names_tell_seeds_apart = all("{seed}" in group["name"] for group in experiment.get("rows", ()))
     if several_seeds and not names_tell_seeds_apart:
-        raise UserError(f"--seeds: {experiment.name} shows one seed")
+        raise UserError("--seeds", f"{experiment.name} shows one seed")
     return replace(experiment, choice=replace(experiment.choice, **choices))
 
 

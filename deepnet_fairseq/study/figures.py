@@ -86,7 +86,7 @@ def _probed(runs: Runs, probe: str) -> Runs:
     """Return the runs that recorded this probe; raise UserError if none did."""
     probed = [run for run in runs if run.updates_with(probe)]
     if not probed:
-        raise UserError(f"{runs[0].place.parent}: no run with {probe}; record one with --deepnet-probe {probe}")
+        raise UserError(runs[0].place.parent, f"no run with {probe}; record one with --deepnet-probe {probe}")
     return probed
 
 
@@ -384,7 +384,7 @@ def figure10(runs: Runs) -> Picture:
         flores = (run.score or {}).get("sets", {}).get("flores", {})
         scores = {direction: score["bleu"] for direction, score in flores.get("directions", {}).items()}
         if not scores:
-            raise UserError(f"{run.where('score')}: has no test set flores; translate that and score the run again")
+            raise UserError(run.where("score"), "has no test set flores; translate that and score the run again")
         name = f"{run.facts.get('system', run.name)} {run.depth}"
         pairs = []
         for direction, value in scores.items():
@@ -426,7 +426,7 @@ def normformer3(runs: Runs) -> Picture:
             norms[update] = _by_layer(run, run.probe_values("gradient_l1", update), ".ffn.fc2")
         early = [by_layer for update, by_layer in norms.items() if update <= EARLY]
         if not early:
-            raise UserError(f"{run.where('probes')}: has no gradient_l1 in the first {EARLY:,} updates")
+            raise UserError(run.where("probes"), f"has no gradient_l1 in the first {EARLY:,} updates")
 
         profile = {}
         for layer in early[0]:
@@ -540,13 +540,13 @@ def parse_figures(runs: Path, only: str | None) -> list[int | str]:
         words = [word.strip() for word in only.split(",")]
         for word in words:
             if word not in known:
-                raise UserError(f"--figures {word}: no such figure; choose some of {','.join(known)}")
+                raise UserError(f"--figures {word}", f"no such figure; choose some of {','.join(known)}")
         return [known[word] for word in words]
 
     figures = [figure for figure in EVERY if holds_runs(runs / folder_of(figure))]
     if not figures:
         names = ", ".join(dict.fromkeys(map(folder_of, EVERY)))
-        raise UserError(f"{runs}: holds none of {names}; record runs first")
+        raise UserError(runs, f"holds none of {names}; record runs first")
     return figures
 
 

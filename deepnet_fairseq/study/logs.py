@@ -91,11 +91,11 @@ def curve(log: dict, tag: str, where: object) -> Curve:
             losses[update] = float(row[key_of_loss])
             epochs[update] = int(row[key_of_epoch[0]]) if key_of_epoch else 0
     except WRONG_VALUES as error:
-        raise UserError(f"{where}: a line of {MEANT[tag]} lacks {error}; train with --log-format json") from error
+        raise UserError(where, f"a line of {MEANT[tag]} lacks {error}; train with --log-format json") from error
 
     if not losses:
         lacking = f"no {MEANT[tag]} in it; train with --log-format json" if log else "no such log"
-        raise UserError(f"{where}: {lacking}")
+        raise UserError(where, f"{lacking}")
     updates = sorted(losses)
     return Curve(updates, losses=[losses[u] for u in updates], epochs=[epochs[u] for u in updates])
 
@@ -111,7 +111,7 @@ def training_hours(log: dict, where: object) -> float | None:
             return None
         return sum((end - start).total_seconds() for start, end in attempts) / 3600
     except WRONG_VALUES as error:
-        raise UserError(f"{where}: its times are broken ({error}); record the run again") from error
+        raise UserError(where, f"its times are broken ({error}); record the run again") from error
 
 
 def _times(attempt: list[str]) -> list[datetime]:

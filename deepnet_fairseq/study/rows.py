@@ -42,7 +42,7 @@ class ByLayers(Experiment):
         parts = depth.split("-")
         if not all(part.isdecimal() and int(part) > 0 for part in parts) or len(parts) > len(stacks):
             most = "" if len(stacks) == 1 else ", or two with a hyphen"
-            raise UserError(f"--depths: {depth} is no whole number above 0{most}")
+            raise UserError("--depths", f"{depth} is no whole number above 0{most}")
         numbers = [int(part) for part in parts]
         if len(numbers) == len(stacks):
             return _by_stack(stacks, numbers)
@@ -50,7 +50,7 @@ class ByLayers(Experiment):
         number = numbers[0]  # a single one for two stacks
         if self.get("layers") == "half":
             if number % 2:
-                raise UserError(f"--depths: {depth} is no even number of layers")
+                raise UserError("--depths", f"{depth} is no even number of layers")
             return _by_stack(stacks, [number // 2, number // 2])
         decoder = self.get("decoder_layers", {}).get(depth, number)
         return _by_stack(stacks, [number, decoder])
@@ -174,7 +174,7 @@ class ByMethod(ByLayers):
         names = self.choice.variants or list(known)
         for name in names:
             if name not in known:
-                raise UserError(f"--variants {name}: {self.name} has {', '.join(known) or 'none'}")
+                raise UserError(f"--variants {name}", f"{self.name} has {', '.join(known) or 'none'}")
         return [known[name] for name in names] or [{}]
 
     def _in_order(self, specs: Sequence[MethodSpec], depths: Sequence[str]) -> list[tuple[MethodSpec, str]]:
@@ -277,7 +277,7 @@ class BySize(Experiment):
             chosen = self.smoke["sizes"]
         for name in chosen or known:
             if name not in known:
-                raise UserError(f"--sizes {name}: {self.name} has {', '.join(known)}")
+                raise UserError(f"--sizes {name}", f"{self.name} has {', '.join(known)}")
         return list(chosen or known)
 
     def method_specs(self, size: str | None = None) -> list[MethodSpec]:
@@ -310,7 +310,7 @@ class BySize(Experiment):
             rates = list(self["sizes"][size]["rates"])
         for rate in rates:
             if not _is_positive_number(rate):
-                raise UserError(f"--lrs {rate}: is no learning rate, as 1e-3")
+                raise UserError(f"--lrs {rate}", "is no learning rate, as 1e-3")
         return rates
 
     def _row(self, spec: MethodSpec, size_name: str, rate: str, seed: int, world: int) -> Row:
@@ -334,7 +334,7 @@ class BySize(Experiment):
             flags |= flags_of(self.smoke["flags"])
             flags["max-tokens"] = self.choice.tokens or flags["max-tokens"]
         if flags["max-tokens"] < flags["tokens-per-sample"]:
-            raise UserError(f"--max-tokens {flags['max-tokens']}: a sample has {flags['tokens-per-sample']}")
+            raise UserError(f"--max-tokens {flags['max-tokens']}", f"a sample has {flags['tokens-per-sample']}")
         flags |= self._save_flags() | {"lr": rate} | self._probe_flags(spec, size_name, rate)
 
         return Row(

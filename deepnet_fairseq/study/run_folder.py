@@ -147,7 +147,7 @@ class RunFolder:
 
             ended = ENDED.findall(printed)
             if not ended:
-                raise UserError(f"{what} failed: {last_line(printed)}; whole log: {self.log}")
+                raise UserError(f"{what} failed", f"{last_line(printed)}; whole log: {self.log}")
             mark, _ = ended[-1].split(maxsplit=1)  # "diverged" or "stuck"
             (self / mark).write_text(f"{ended[-1]}\n")
         (self / TRAINED).touch()

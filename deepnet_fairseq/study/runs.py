@@ -97,19 +97,19 @@ class RecordedRun:
         """Raise a UserError for a part of another type, an unknown method, and layers or a seed that are no numbers."""
         for part, value in self.parts.items():
             if not isinstance(value, TYPES.get(part, dict)):
-                raise UserError(f"{self.where(part)}: is broken; {WAY_OUT}")
+                raise UserError(self.where(part), f"is broken; {WAY_OUT}")
 
         facts = self.facts
         if not isinstance(facts.get("method"), str) or facts["method"] not in METHODS:
-            raise UserError(f"{self.where()}: method {facts.get('method')!r} is unknown; see `deepnet methods`")
+            raise UserError(self.where(), f"method {facts.get('method')!r} is unknown; see `deepnet methods`")
 
         stacks = [key for key in STACKS if key in facts]
         for key in stacks or STACKS:  # of a run without any, the first is named as missing
             if type(facts.get(key)) is not int or facts[key] < 1:
-                raise UserError(f"{self.where()}: {key} {facts.get(key)!r}: must be a number of layers, 1 or more")
+                raise UserError(self.where(), f"{key} {facts.get(key)!r}: must be a number of layers, 1 or more")
 
         if not isinstance(facts.get("seed"), int | None):
-            raise UserError(f"{self.where()}: seed {facts['seed']!r}: must be a number")
+            raise UserError(self.where(), f"seed {facts['seed']!r}: must be a number")
 
     def where(self, part: str = "run") -> str:
         """Name the place of a part, a key of FILES, for errors: its file, or the record and the entry in it."""
@@ -124,7 +124,7 @@ class RecordedRun:
     def layers(self) -> int:
         """Return N of an N-N model; raise a UserError if it is none."""
         if self.encoder_layers != self.decoder_layers:
-            raise UserError(f"{self.where()}: {self.depth}; this figure compares N-N models, move it away")
+            raise UserError(self.where(), f"{self.depth}; this figure compares N-N models, move it away")
         return self.decoder_layers
 
     @cached_property
@@ -156,7 +156,7 @@ class RecordedRun:
         """Return the fact `key`; raise a UserError unless it is one of `choices`."""
         value = self.facts.get(key)
         if not isinstance(value, str) or value not in choices:
-            raise UserError(f"{self.where()}: {key} {value!r}: must be one of {', '.join(choices)}")
+            raise UserError(self.where(), f"{key} {value!r}: must be one of {', '.join(choices)}")
         return value
 
     @cached_property
@@ -197,7 +197,7 @@ class RecordedRun:
         values = self.probes.rows.get(update, {}).get(probe)
         if not values:
             lacking = f"has no {probe} at update {update}; train with --deepnet-probe {probe}"
-            raise UserError(f"{self.where('probes')}: {lacking}")
+            raise UserError(self.where("probes"), f"{lacking}")
         return values
 
     @cached_property
@@ -229,7 +229,7 @@ class RecordedRun:
             return None
         value = (self.score or {}).get("bleu")
         if not isinstance(value, (int, float)):
-            raise UserError(f'{self.where("score")}: holds no number "bleu"; score the run again')
+            raise UserError(self.where("score"), 'holds no number "bleu"; score the run again')
         return float(value)
 
 
@@ -250,7 +250,7 @@ def runs_of(folder: Path, figure: int | str) -> list[RecordedRun]:
     """
     finished = recorded_below(folder / folder_of(figure), over=True)
     if not finished:
-        raise UserError(f"{folder / folder_of(figure)}: holds no finished runs; record some first")
+        raise UserError(folder / folder_of(figure), "holds no finished runs; record some first")
     return finished
 
 
@@ -278,9 +278,9 @@ def read_records(path: Path) -> list[RecordedRun]:
         try:
             record = parse(line.decode("utf-8"))
         except ValueError as error:
-            raise UserError(f"{path}: line {number}: is no JSON ({error}); {WAY_OUT}") from error
+            raise UserError(path, f"line {number}: is no JSON ({error}); {WAY_OUT}") from error
         if not isinstance(record, dict) or not isinstance(record.get("name"), str):
-            raise UserError(f"{path}: line {number}: must hold one JSON object with a name; {WAY_OUT}")
+            raise UserError(path, f"line {number}: must hold one JSON object with a name; {WAY_OUT}")
         runs.append(RecordedRun(path, record))
     return runs
 

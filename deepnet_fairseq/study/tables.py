@@ -260,7 +260,7 @@ def _row_of(table: Table, run: RecordedRun) -> tuple[tuple, str]:
         needed.append(table.searched)
     for key in needed:
         if not isinstance(facts.get(key), (str, int)):
-            raise UserError(f"{run.where()}: {key} is missing; table {table.name} tells its rows apart by it")
+            raise UserError(run.where(), f"{key} is missing; table {table.name} tells its rows apart by it")
     return tuple(facts[key] for key in table.keys), str(facts.get(table.searched, ""))
 
 
@@ -269,7 +269,7 @@ def score_of(table: Table, run: RecordedRun) -> dict:
     score = (run.score or {}) if run.state == SCORED else {}
     if score and all(number_at(score, path) is None for path in table.columns.values()):
         asked = " or ".join(f'"{path}"' for path in table.columns.values())
-        raise UserError(f"{run.where('score')}: holds no number {asked}; score the run again")
+        raise UserError(run.where("score"), f"holds no number {asked}; score the run again")
     return score
 
 
@@ -311,7 +311,7 @@ def collect(folder: Path, table: Table) -> TableReport:
     for name in table.folders:
         runs += recorded_below(folder / name)
     if not runs:
-        raise UserError(f"{folder / table.folders[0]}: holds no runs; record some with {table.script} (OUT={folder})")
+        raise UserError(folder / table.folders[0], f"holds no runs; record some with {table.script} (OUT={folder})")
 
     miniature = any(run.miniature for run in runs)
     results = [result for result in _results(table, runs) if result.runs or not miniature]
@@ -548,7 +548,7 @@ def render_report(runs: Path, table: str, out: Path | None = None) -> str:
     and for a path that cannot be written.
     """
     if table not in TABLES:
-        raise UserError(f"--table {table}: no such table; choose one of {', '.join(TABLES)}")
+        raise UserError(f"--table {table}", f"no such table; choose one of {', '.join(TABLES)}")
     if out:
         check_file("--out", out)
     text = markdown_page(collect(runs, TABLES[table]), out)

@@ -45,7 +45,7 @@ def last(folder: Path, k: int, suffix: str | None = None) -> list[Path]:
         most = max(most, len(numbered))
 
     way = f"give --last {most}" if most else "train for an epoch, or with --save-interval-updates"
-    raise UserError(f"{folder}: has {most} checkpoints of epochs or of updates, not {k}; {way}")
+    raise UserError(folder, f"has {most} checkpoints of epochs or of updates, not {k}; {way}")
 
 
 def best(folder: Path, k: int, suffix: str | None = None) -> list[Path]:
@@ -67,9 +67,7 @@ def best(folder: Path, k: int, suffix: str | None = None) -> list[Path]:
         if score is not None and math.isfinite(score):
             scored[update] = (score, path)
     if len(scored) < k:
-        raise UserError(
-            f"{folder}: has no {k} checkpoints with a validation score; save more, or give a smaller --best"
-        )
+        raise UserError(folder, f"has no {k} checkpoints with a validation score; save more, or give a smaller --best")
 
     ranked = sorted(scored.values(), key=lambda pair: pair[0], reverse=maximize)
     return [path for _, path in ranked[:k]]
@@ -129,7 +127,7 @@ def _only_suffix(folder: Path) -> str:
             used.append(suffix)
     if len(used) > 1:
         names = ", ".join(suffix or "''" for suffix in used)
-        raise UserError(f"{folder}: holds checkpoints of several trainings; give one --checkpoint-suffix of {names}")
+        raise UserError(folder, f"holds checkpoints of several trainings; give one --checkpoint-suffix of {names}")
     return used[0] if used else ""
 
 
@@ -166,9 +164,7 @@ def average(paths: list[Path], out: Path) -> None:
         else:
             other = vocabulary.describe_difference(known["digests"], origin["digests"] or {})
             if other:
-                raise UserError(
-                    f"{path}: was trained with {other} than {known['file']}; average checkpoints of one run"
-                )
+                raise UserError(path, f"was trained with {other} than {known['file']}; average checkpoints of one run")
 
         for key, value in state["model"].items():
             if not value.is_floating_point():
@@ -221,14 +217,14 @@ def _check_same_run(first: dict, first_config, other: dict, config, first_path: 
     for name in first_config:
         if config[name] != first_config[name] and name not in MAY_DIFFER:
             flag = f"--{name.replace('_', '-')}"
-            raise UserError(f"{path}: trained with {flag} {config[name]}, {first_path} with {first_config[name]}")
+            raise UserError(path, f"trained with {flag} {config[name]}, {first_path} with {first_config[name]}")
 
     first_seed = first["cfg"].common.seed
     seed = other["cfg"].common.seed
     if seed != first_seed:
-        raise UserError(f"{path}: trained with --seed {seed}, {first_path} with {first_seed}; average one run's")
+        raise UserError(path, f"trained with --seed {seed}, {first_path} with {first_seed}; average one run's")
 
     expected = first["model"]
     found = other["model"]
     if expected.keys() != found.keys() or any(expected[key].shape != found[key].shape for key in expected):
-        raise UserError(f"{path}: its parameters are not those of {first_path}; average checkpoints of one run")
+        raise UserError(path, f"its parameters are not those of {first_path}; average checkpoints of one run")

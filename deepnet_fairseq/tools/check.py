@@ -191,7 +191,7 @@ def train_briefly(
         path = Path(folder) / FILE
         probes = read_record(path).rows if path.exists() else {}  # update -> Observed.probes
     if not observed:
-        raise UserError("no update was made: every batch overflowed, or was too large for the device's memory")
+        raise UserError("no update was made", "every batch overflowed, or was too large for the device's memory")
 
     if warmup is None:
         longer = ShortTraining.longer
@@ -222,7 +222,7 @@ def _adapt(args: argparse.Namespace, warmup: int | None) -> argparse.Namespace:
     args.probe_interval = 1
     if warmup is not None:
         if not getattr(args, "warmup_updates", 0):
-            raise UserError("--compress-warmup: this schedule has no warm-up; drop the flag")
+            raise UserError("--compress-warmup", "this schedule has no warm-up; drop the flag")
         args.warmup_updates = min(warmup, args.warmup_updates)
     return args
 

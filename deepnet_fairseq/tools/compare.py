@@ -130,14 +130,14 @@ class Grid:
             _check_at_least_one("--jobs", self.jobs)
 
         if not min(self.lrs) > 0:  # false for NaN too
-            raise UserError(f"--lrs {min(self.lrs)}: must be above 0")
+            raise UserError(f"--lrs {min(self.lrs)}", "must be above 0")
         if not 0 < self.warmup < 1:
-            raise UserError(f"--warmup {self.warmup:g}: must be a share of the updates, between 0 and 1")
+            raise UserError(f"--warmup {self.warmup:g}", "must be a share of the updates, between 0 and 1")
 
         for word in self.flags:
             flag = word.split("=")[0]
             if flag in REFUSED:
-                raise UserError(f"{word}: each cell has its own; give {REFUSED[flag]}")
+                raise UserError(word, f"each cell has its own; give {REFUSED[flag]}")
         self.width()  # raises for one that is no number
 
     @property
@@ -155,7 +155,7 @@ class Grid:
         """Return the direction as "de-en"; raise a UserError unless the data is of one language pair."""
         files = sorted(self.data.glob("train.*-*.*.idx"))
         if len(self.dictionaries) != 2 or len(files) != 2:
-            raise UserError(f"{self.data}: no binarised data of one language pair; `deepnet prepare text` makes such")
+            raise UserError(self.data, "no binarised data of one language pair; `deepnet prepare text` makes such")
         return files[0].name.split(".")[1]
 
     def width(self) -> int:
@@ -277,7 +277,7 @@ def _raise_user_error(message: str) -> NoReturn:
 def _check_at_least_one(flag: str, number: int) -> None:
     """Raise a UserError, naming the flag, for a number below 1."""
     if number < 1:
-        raise UserError(f"{flag} {number}: must be at least 1")
+        raise UserError(f"{flag} {number}", "must be at least 1")
 
 
 def format_rate(lr: float) -> str:
@@ -310,7 +310,7 @@ async def train_and_score(grid: Grid, cell: Cell, runner: Runner) -> RecordedRun
     run = RunFolder(grid.out / grid.name(cell))
     with run.locked() as held:
         if not held:
-            raise UserError(f"{run.path}: another process trains it; wait for its end, or name another --out")
+            raise UserError(run.path, "another process trains it; wait for its end, or name another --out")
         if not run.is_over:
             await train(grid, cell, run, runner)
 
@@ -350,7 +350,7 @@ async def translate(grid: Grid, cell: Cell, run: RunFolder, runner: Runner) -> N
         )
         if ended.status:
             said = last_line(log.read_text(encoding="utf-8", errors="replace"))
-            raise UserError(f"translating with {cell} failed: {said}; whole log: {log}")
+            raise UserError(f"translating with {cell} failed", f"{said}; whole log: {log}")
 
     run.write("score", json.dumps(score(run / "generated.txt", grid.data)))
 
@@ -394,7 +394,7 @@ class Work:
         for key in facts:
             if facts[key] != known.get(key):
                 way_out = "remove it and its record, or name another --out"
-                raise UserError(f"{folder.path}: had another {key}; {way_out}")
+                raise UserError(folder.path, f"had another {key}; {way_out}")
 
     def run(self) -> None:
         """Train the remaining cells; raise a UserError if a program fails. Any exception stops the trainings."""
@@ -617,7 +617,7 @@ def compare(grid: Grid, plot: Path | None = None, as_json: bool = False) -> str:
     if plot:
         check_file("--plot", plot)
         if plot.suffix not in METADATA:
-            raise UserError(f"--plot {plot}: name a file that ends in one of {', '.join(METADATA)}")
+            raise UserError(f"--plot {plot}", f"name a file that ends in one of {', '.join(METADATA)}")
 
     warmup, note = grid.warmup_updates()
     print(note or f"warm-up: {warmup} updates", file=sys.stderr)

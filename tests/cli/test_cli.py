@@ -13,7 +13,8 @@ from deepnet_fairseq.cli import GROUPS, MOVED, main, parser
 from deepnet_fairseq.cli.start import data_and_flags
 from deepnet_fairseq.core.methods import METHODS
 
-from ..support.helpers import USER_DIR, assert_refused
+from ..support.errors import assert_refused
+from ..support.helpers import USER_DIR
 
 
 def commands(top: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:

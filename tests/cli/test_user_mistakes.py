@@ -1,7 +1,5 @@
 """Tests of users' mistakes: exit status not 0, one line that names the flag or the file, nothing written."""
 
-import subprocess
-
 import pytest
 from fairseq import options, tasks
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
@@ -10,7 +8,8 @@ from deepnet_fairseq.errors import user_error_line
 
 from ..conftest import TRAIN_FLAGS
 from ..support import sentiment
-from ..support.helpers import ROOT, USER_DIR, assert_refused, run
+from ..support.errors import assert_one_line, assert_refused
+from ..support.helpers import ROOT, USER_DIR, run
 
 ARCH = ("--arch", "deepnet_transformer_tiny")
 MISTAKES = {  # flags -> words of the refusal; None: the first flag
@@ -50,15 +49,6 @@ OF_LANGUAGE_MODELS = {  # data, flags, words of the refusal
     "norm place": ("text", (*LM, "--decoder-normalize-before"), "--decoder-normalize-before: --method deepnorm"),
     "model": ("classes", (*CLASSES, "--num-classes", "2", "--arch", "deepnet_lm"), "--task language_modeling"),
 }
-
-
-def assert_one_line(done: subprocess.CompletedProcess, *words: str):
-    assert done.returncode != 0
-    assert "Traceback" not in done.stdout
-    error = [line for line in done.stdout.splitlines() if "error: " in line]
-    assert len(error) == 1, done.stdout
-    assert all(word in error[0] for word in words), error[0]
-    assert len(error[0]) < 400
 
 
 def line_of(capsys, *words, parser=options.get_training_parser) -> str:

@@ -23,7 +23,7 @@ from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.tools.translation.pieces import MosesPieces
 from deepnet_fairseq.tools.translation.text import find_chain
 
-from ..support.helpers import assert_refused
+from ..support.errors import assert_refused
 from ..support.prepared import content, killed_at, lines
 
 smoke = pytest.mark.smoke

@@ -20,7 +20,7 @@ from deepnet_fairseq.tools.export.served import serve
 from deepnet_fairseq.tools.export.transformer import fold_checkpoint
 
 from ..conftest import SPLITS
-from ..support.helpers import assert_refused
+from ..support.errors import assert_refused
 from ..support.prepared_again import copy_data, longer, renamed, reordered, save_start, trainer_of
 
 LANGS = ("qaa", "qab")

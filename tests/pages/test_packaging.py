@@ -22,7 +22,8 @@ import pytest
 from deepnet_fairseq import __version__, cli
 from deepnet_fairseq.cli import corpora
 
-from ..support.helpers import ROOT, assert_refused, run_cold
+from ..support.errors import assert_refused
+from ..support.helpers import ROOT, run_cold
 
 PLAN = "plan --arch deepnet_transformer_tiny_6_6"
 WAY = "pip install --no-build-isolation fairseq-fixed (docs/install.md)"

@@ -10,8 +10,8 @@ import torch
 from deepnet_fairseq.plugin.batches import first_training_batch
 from deepnet_fairseq.plugin.trainer import build_trainer, parse_training_flags
 
-from ..cli.test_user_mistakes import assert_one_line
 from ..conftest import TRAIN_FLAGS
+from ..support.errors import assert_one_line
 from ..support.helpers import USER_DIR, run
 from .test_fairseq_programs import losses
 

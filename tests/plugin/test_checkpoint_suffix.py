@@ -17,7 +17,8 @@ from deepnet_fairseq.tools import averaging
 
 from ..conftest import TRAIN_FLAGS
 from ..support.diverging import TINY, train, updates
-from ..support.helpers import USER_DIR, assert_refused, run
+from ..support.errors import assert_refused
+from ..support.helpers import USER_DIR, run
 
 TEN = ("--train-subset", "test", "--batch-size", "10", "--required-batch-size-multiple", "1", "--max-tokens", "10000")
 FLAGS = (*TINY, *TEN)  # two updates an epoch

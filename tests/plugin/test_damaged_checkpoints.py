@@ -12,10 +12,10 @@ from fairseq import checkpoint_utils
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.errors import UserError
 
-from ..cli.test_user_mistakes import assert_one_line
 from ..conftest import TRAIN_FLAGS
 from ..support.broken import Call, check_line, contents, sentences
 from ..support.diverging import Training
+from ..support.errors import assert_one_line
 from ..support.helpers import USER_DIR, run
 from ..support.lives import TINY
 

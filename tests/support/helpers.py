@@ -8,10 +8,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-import pytest
 import torch
 
-from deepnet_fairseq.cli import main
 from deepnet_fairseq.plugin.building import build
 
 from .forked import fork
@@ -91,14 +89,6 @@ def _printed(done: subprocess.CompletedProcess, check: bool) -> subprocess.Compl
     if check:
         assert done.returncode == 0, done.stdout[-3000:]
     return done
-
-
-def assert_refused(said: str, *words: str) -> None:
-    """Check that `deepnet WORDS`, run in this process, exits with one line that contains `said`."""
-    with pytest.raises(SystemExit) as ended:
-        main([*words])
-    message = str(ended.value)
-    assert message.startswith("deepnet: error: ") and said in message and "\n" not in message, message
 
 
 def call(package: Path, *words) -> str:

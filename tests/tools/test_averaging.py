@@ -13,7 +13,8 @@ from deepnet_fairseq.plugin.checkpoints import epoch_weights
 from deepnet_fairseq.tools import averaging
 
 from ..conftest import TRAIN_FLAGS
-from ..support.helpers import USER_DIR, assert_refused, run
+from ..support.errors import assert_refused
+from ..support.helpers import USER_DIR, run
 
 ARCH = ("--arch", "deepnet_transformer_tiny", "--encoder-layers", "2", "--decoder-layers", "2")
 FLAGS = [flag for flag in TRAIN_FLAGS if flag not in ("--no-epoch-checkpoints", "--disable-validation")]

@@ -20,8 +20,8 @@ from deepnet_fairseq.study import runner
 from deepnet_fairseq.study.runs import RecordedRun, read_records
 from deepnet_fairseq.tools import compare
 
+from ..support.errors import assert_refused
 from ..support.experiments import until
-from ..support.helpers import assert_refused
 
 # stands for fairseq-train: writes a log of a minute, its output and its checkpoints
 TRAIN = """import json, pathlib, sys

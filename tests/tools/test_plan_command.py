@@ -12,7 +12,8 @@ from deepnet_fairseq.tools.plan.fit import recommend
 from deepnet_fairseq.tools.plan.needs import memory
 from deepnet_fairseq.tools.plan.setting import GIB, parse_setting
 
-from ..support.helpers import ROOT, assert_refused
+from ..support.errors import assert_refused
+from ..support.helpers import ROOT
 
 BASE = ["--arch", "deepnet_transformer_100_100", "--share-all-embeddings", "--max-tokens", "8192", "--bf16"]
 

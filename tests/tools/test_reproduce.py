@@ -18,7 +18,7 @@ from deepnet_fairseq.tools.reproduce.hardware import hardware
 from deepnet_fairseq.tools.reproduce.slurm import job
 from deepnet_fairseq.tools.reproduce.words import differing_flag, format_number
 
-from ..support.helpers import assert_refused
+from ..support.errors import assert_refused
 
 
 @pytest.mark.parametrize("name", experiments.names())

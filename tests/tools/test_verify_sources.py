@@ -20,7 +20,8 @@ from deepnet_fairseq.tools.verify import verify
 from deepnet_fairseq.tools.verify.reading import read_weights
 from deepnet_fairseq.tools.verify.sources import recognised
 
-from ..support.helpers import ROOT, assert_refused
+from ..support.errors import assert_refused
+from ..support.helpers import ROOT
 from ..support.single_stacks import sizes
 from .test_verify import C, F, decoder_of, drawn, xavier
 

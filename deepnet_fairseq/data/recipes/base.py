@@ -175,7 +175,7 @@ class Recipe(ABC):
         refuse_pathsep(options.dest)
         for field, flag in FLAGS.items():
             if getattr(options, field) is not None and field not in self.takes:
-                raise UserError(f"{flag}: means nothing to the recipe {self.name}; leave it out")
+                raise UserError(flag, f"means nothing to the recipe {self.name}; leave it out")
         numbers = {
             "--workers": options.workers,
             "--vocab": options.vocab,
@@ -184,9 +184,9 @@ class Recipe(ABC):
         }
         for flag, number in numbers.items():
             if number is not None and number < 1:
-                raise UserError(f"{flag} {number}: must be 1 or more")
+                raise UserError(f"{flag} {number}", "must be 1 or more")
         if options.text is not None and not options.text.is_dir():
-            raise UserError(f"--from {options.text}: no such folder")
+            raise UserError(f"--from {options.text}", "no such folder")
         self.tools(options)  # raises for missing ones
 
     def fetch(self, options: Options, steps: Steps) -> dict[str, dict]:
@@ -223,8 +223,9 @@ class Recipe(ABC):
             print(f"{line}; WARNING: {known:,} are expected ({LIKELY})")
         else:
             raise UserError(
-                f"{what}: {count:,} {unit}, but {known:,} are expected; remove the downloads in {options.downloads} "
-                "and start again, or take --miniature if these are a miniature's"
+                what,
+                f"{count:,} {unit}, but {known:,} are expected; remove the downloads in {options.downloads} "
+                "and start again, or take --miniature if these are a miniature's",
             )
 
     def plan(self, options: Options) -> str:
@@ -267,17 +268,17 @@ def claimed(dest: Path, what: str) -> Iterator[None]:
     mark = dest / "steps" / "recipe"
     if not mark.exists():
         if dest.exists() and not dest.is_dir():
-            raise UserError(f"{dest}: is there and no folder; name another")
+            raise UserError(dest, "is there and no folder; name another")
         if dest.is_dir():
             others = {path.name for path in dest.iterdir()} - {"downloads", "steps"}
             if others:
-                raise UserError(f"{dest}: is there and holds other things ({sorted(others)[0]}); name a new folder")
+                raise UserError(dest, f"is there and holds other things ({sorted(others)[0]}); name a new folder")
         mark.parent.mkdir(parents=True, exist_ok=True)
 
     with locked(dest / "steps" / "lock"):
         recorded = mark.read_text().strip() if mark.exists() else ""
         if recorded and recorded != what:  # a process that was killed while it wrote the mark may leave it empty
-            raise UserError(f"{dest}: holds {recorded}, not {what}; name another folder")
+            raise UserError(dest, f"holds {recorded}, not {what}; name another folder")
         mark.write_text(f"{what}\n")
         yield
 

@@ -81,7 +81,7 @@ class BilingualRecipe(Recipe):
         super().check(options)
         tokenised = self.tokenised(options)
         if tokenised and tokenised.codes and options.vocab is not None:
-            raise UserError(f"--vocab {options.vocab}: {tokenised.codes} holds the merges; leave one of them out")
+            raise UserError(f"--vocab {options.vocab}", f"{tokenised.codes} holds the merges; leave one of them out")
 
     def settings(self, options: Options) -> dict:
         tokenised = self.tokenised(options)

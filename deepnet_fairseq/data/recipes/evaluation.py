@@ -249,7 +249,7 @@ def write_ted(archive: Path, folder: Path, workers: int) -> None:
     header, *rows = (line.split("\t") for line in stream_lines(archive, TED_TEST))
     for lang, column in TED_COLUMNS.items():
         if column not in header:
-            raise UserError(f"{archive}: {TED_TEST} has no column {column}; get the archive from a better place")
+            raise UserError(archive, f"{TED_TEST} has no column {column}; get the archive from a better place")
         position = header.index(column)
         tokens = [_ted_tokens(row[position]) for row in rows]
         detokenise = MosesDetokenizer(lang).detokenize  # takes a list of tokens

@@ -78,7 +78,7 @@ class Archives:
             else:
                 fetched.append((paths[file.name], members))
         if not fetched:
-            raise UserError(f"--pairs {self.pair}: none of {', '.join(VERSIONS)} has it; leave it out")
+            raise UserError(f"--pairs {self.pair}", f"none of {', '.join(VERSIONS)} has it; leave it out")
         return fetched
 
     def read(self) -> Sentences:

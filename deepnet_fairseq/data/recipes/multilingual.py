@@ -71,17 +71,21 @@ class MultilingualRecipe(Recipe):
     def check(self, options: Options) -> None:
         super().check(options)
         if options.temperature is not None and not options.temperature > 0:  # nan is not above 0 either
-            raise UserError(f"--temperature {options.temperature}: must be above 0; 1 keeps the proportions")
+            raise UserError(f"--temperature {options.temperature}", "must be above 0; 1 keeps the proportions")
         if options.spm is not None:
             if options.vocab or options.vocab_sample or options.temperature:
-                raise UserError("--spm is a vocabulary made already: leave out --vocab, --vocab-sample, --temperature")
+                raise UserError(
+                    "--spm is a vocabulary made already", "leave out --vocab, --vocab-sample, --temperature"
+                )
             Vocabulary(options.spm)  # raises a UserError for an unusable file, before anything is written
 
         pairs = self._all_pairs(options)
         for pair in pairs:
             reverse = "-".join(reversed(split_pair(pair)))
             if reverse in pairs:
-                raise UserError(f"{pair} and {reverse}: a pair gives both directions; put all of its text into {pair}")
+                raise UserError(
+                    f"{pair} and {reverse}", f"a pair gives both directions; put all of its text into {pair}"
+                )
 
     def _all_pairs(self, options: Options) -> list[str]:
         """Return the pairs that are requested now or were before in this DEST, sorted."""
@@ -135,7 +139,7 @@ class OwnText(MultilingualRecipe):
 
     def check(self, options: Options) -> None:
         if options.text is None:
-            raise UserError("the recipe multilingual needs text: --from FOLDER, with FOLDER/de-en/train.de and so on")
+            raise UserError("the recipe multilingual needs text", "--from FOLDER, with FOLDER/de-en/train.de and so on")
         super().check(options)
 
     def pairs(self, options: Options) -> tuple[str, ...]:
@@ -147,7 +151,7 @@ class OwnText(MultilingualRecipe):
         missing = [pair for pair in options.pairs or () if pair not in present]
         if missing or not present:
             first = missing[0] if missing else "de-en"  # "de-en" is an example
-            raise UserError(f"{options.text / first}: no such folder; name pairs that are there")
+            raise UserError(options.text / first, "no such folder; name pairs that are there")
         return tuple(dict.fromkeys(options.pairs or present))
 
     def text(self, options: Options, pair: str) -> PairText:

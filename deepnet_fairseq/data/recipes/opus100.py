@@ -75,7 +75,7 @@ class Opus100(MultilingualRecipe):
         pairs = alphabetical(options.pairs)
         for pair in pairs:
             if pair not in ARCHIVES:
-                raise UserError(f"--pairs {pair}: OPUS-100 has no such pair; it has {', '.join(ARCHIVES)}")
+                raise UserError(f"--pairs {pair}", f"OPUS-100 has no such pair; it has {', '.join(ARCHIVES)}")
         return pairs
 
     def text(self, options: Options, pair: str) -> PairText:

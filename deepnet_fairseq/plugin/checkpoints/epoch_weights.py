@@ -38,7 +38,7 @@ def check_epoch_weights(flag: str | None) -> None:
         return
     match = WHICH.fullmatch(flag)
     if not match or (match[2] and int(match[2]) > int(match[3])):
-        raise UserError(f"--epoch-weights {flag}: give last:N for the last N epochs, or A-B for those from A to B")
+        raise UserError(f"--epoch-weights {flag}", "give last:N for the last N epochs, or A-B for those from A to B")
 
 
 def may_be_wanted(flag: str, epoch: int, updates: int, max_epoch: int, max_update: int) -> bool:

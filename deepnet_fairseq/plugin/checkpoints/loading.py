@@ -18,7 +18,7 @@ def naming_file(path: str) -> Iterator[None]:
     except UserError as error:
         if str(path) in str(error):
             raise
-        raise UserError(f"{path}: {error}") from error
+        raise UserError(path, f"{error}") from error
 
 
 def load_model_ensemble_and_task(original, filenames, arg_overrides=None, task=None, *args, **kwargs):
@@ -59,4 +59,4 @@ def load_pretrained_component_from_model(original, component, checkpoint, strict
             return original(component, checkpoint, strict)
         except RuntimeError as error:  # torch's, of several lines
             reason = " ".join(str(error).split())
-            raise UserError(f"does not fit this {component.name}: {reason[:400]}") from error
+            raise UserError(f"does not fit this {component.name}", f"{reason[:400]}") from error

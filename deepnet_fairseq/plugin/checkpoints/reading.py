@@ -107,8 +107,9 @@ def load_checkpoint_to_cpu(original, path, arg_overrides=None, **kwargs) -> dict
     pruning = [name for name in arg_overrides or () if name.endswith("_layers_to_keep")]
     if pruning and str(state["cfg"]["model"]["_name"]).startswith("deepnet_"):
         raise UserError(
-            f"--model-overrides {pruning[0]}: a method's constants hold for the depth that it was trained at; "
-            "export the model (deepnet export --to transformer) and prune the export"
+            f"--model-overrides {pruning[0]}",
+            "a method's constants hold for the depth that it was trained at; "
+            "export the model (deepnet export --to transformer) and prune the export",
         )
     return state
 
@@ -121,23 +122,23 @@ def load_or_explain(load, path, *args, **kwargs):
     except UserError:
         raise
     except FileNotFoundError as error:
-        raise UserError(f"{path}: no such file; name a checkpoint of fairseq-train") from error
+        raise UserError(path, "no such file; name a checkpoint of fairseq-train") from error
     except pickle.UnpicklingError as error:
         raise UserError(_refusal(path, str(error))) from error
     except (KeyError, TypeError, AttributeError, OmegaConfBaseException) as error:  # plain data in another layout
-        raise UserError(f"{path}: not a checkpoint of fairseq ({_short(error)})") from error
+        raise UserError(path, f"not a checkpoint of fairseq ({_short(error)})") from error
     except Exception as error:  # readers of damaged files raise errors of every kind
         raise UserError(
-            f"{path}: truncated, damaged or not a checkpoint ({_short(error)}); take another one of the same folder"
+            path, f"truncated, damaged or not a checkpoint ({_short(error)}); take another one of the same folder"
         ) from error
 
 
 def _check_ordinary(path: str) -> None:
     """Raise a UserError for a path that names something other than a file, or that torch cannot open."""
     if os.path.exists(path) and not os.path.isfile(path):  # opening a pipe would block
-        raise UserError(f"{path}: is no ordinary file; give a checkpoint of fairseq-train")
+        raise UserError(path, "is no ordinary file; give a checkpoint of fairseq-train")
     if any("\ud800" <= char <= "\udfff" for char in str(path)):  # torch cannot open such a name
-        raise UserError(f"{path!r}: its name is not UTF-8; rename it")
+        raise UserError(f"{path!r}", "its name is not UTF-8; rename it")
 
 
 @contextlib.contextmanager
@@ -179,19 +180,19 @@ def check_content(path: str, state: dict) -> None:
         raise UserError(f"{problem}; resume the run there without --use-sharded-state")
     weights = state.get("model")
     if not isinstance(weights, dict) or not weights or not all(map(torch.is_tensor, weights.values())):
-        raise UserError(f"{path}: not a checkpoint of fairseq (it holds no weights under 'model')")
+        raise UserError(path, "not a checkpoint of fairseq (it holds no weights under 'model')")
     for name, value in weights.items():
         # a small file can hold a huge tensor with stride 0, whose elements share memory
         if value.layout == torch.strided and value.numel() * value.element_size() > value.untyped_storage().nbytes():
-            raise UserError(f"{path}: {name} unfolds to {value.numel():,} numbers that the file does not hold")
+            raise UserError(path, f"{name} unfolds to {value.numel():,} numbers that the file does not hold")
     broken = not_finite(weights)
     if broken:
-        raise UserError(f"{path}: {broken} holds values that are not finite; take a checkpoint from before that")
+        raise UserError(path, f"{broken} holds values that are not finite; take a checkpoint from before that")
 
     cfg = state.get("cfg")
     has_model_section = isinstance(cfg, DictConfig) and "model" in cfg
     if not has_model_section and not isinstance(state.get("args"), argparse.Namespace):
-        raise UserError(f"{path}: holds no config of a model; give a checkpoint of fairseq-train")
+        raise UserError(path, "holds no config of a model; give a checkpoint of fairseq-train")
 
 
 def not_finite(weights: Mapping[str, Tensor]) -> str | None:
@@ -214,7 +215,7 @@ def check_whole(path: str | Path) -> None:
         is_zip = file.read(2) == b"PK"
     defect = damage(path) if is_zip else None
     if defect:
-        raise UserError(f"{path}: truncated or damaged ({defect}); take another checkpoint of the same folder")
+        raise UserError(path, f"truncated or damaged ({defect}); take another checkpoint of the same folder")
 
 
 def damage(path: str | Path) -> str | None:
@@ -287,8 +288,8 @@ def other_than_last(folder: Path, suffix: str) -> Path | None:
             return path
         log.warning(f"{path}: truncated or damaged too ({defect})")
     raise UserError(
-        f"{problem}, and {folder} holds no other checkpoint that is whole; nothing was changed: put one there, name "
-        "one by --restore-file, or start over with another --save-dir"
+        f"{problem}, and {folder} holds no other checkpoint that is whole; nothing was changed",
+        "put one there, name one by --restore-file, or start over with another --save-dir",
     )
 
 

@@ -17,12 +17,12 @@ RULES_OF_OLD_ONES = ("keep_interval_updates", "keep_last_epochs", "keep_best_che
 def check_settings(cfg) -> None:
     """Raise a UserError for settings by which no save succeeds; cfg: the config's section for checkpoints."""
     if cfg.write_checkpoints_asynchronously:  # needs iopath, with which fairseq writes no checkpoint_last.pt
-        raise UserError("--write-checkpoints-asynchronously: not supported; drop it")
+        raise UserError("--write-checkpoints-asynchronously", "not supported; drop it")
     suffix = cfg.checkpoint_suffix or ""
     if "_" in suffix and cfg.keep_best_checkpoints > 0:
         # fairseq reads the score from the file's name behind the last _, and would raise a ValueError
         way_out = f"take one without _, such as {suffix.replace('_', '.')}"
-        raise UserError(f"--checkpoint-suffix {suffix}: not with --keep-best-checkpoints; {way_out}")
+        raise UserError(f"--checkpoint-suffix {suffix}", f"not with --keep-best-checkpoints; {way_out}")
 
 
 def on_cpu(state: dict) -> dict:

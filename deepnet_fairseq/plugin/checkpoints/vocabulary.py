@@ -290,9 +290,9 @@ def loading_by_symbol(trainer: Any, path: str, reset_optimizer: bool) -> Iterato
         yield
         return
     if not reset_optimizer:
-        raise UserError(f"--new-vocabulary: {path} has an optimiser's state of other symbols; give --reset-optimizer")
+        raise UserError("--new-vocabulary", f"{path} has an optimiser's state of other symbols; give --reset-optimizer")
     if trainer.cfg.ema.store_ema:
-        raise UserError("--new-vocabulary: not with --store-ema; make the first updates without, then resume with it")
+        raise UserError("--new-vocabulary", "not with --store-ema; make the first updates without, then resume with it")
     model = trainer.get_model()
     model.rows = rows
     try:

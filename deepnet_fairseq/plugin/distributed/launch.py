@@ -124,7 +124,9 @@ def _spawn(cfg, main, prepare, kwargs: dict, on_cpu: bool) -> None:
         processes = min(processes - first_rank, room_here)
     else:
         if not on_cpu and processes > torch.cuda.device_count():
-            raise UserError(f"--distributed-world-size {processes}: this machine has {torch.cuda.device_count()} GPUs")
+            raise UserError(
+                f"--distributed-world-size {processes}", f"this machine has {torch.cuda.device_count()} GPUs"
+            )
         port = get_free_port() if section.distributed_port <= 0 else section.distributed_port
         section.distributed_init_method = f"tcp://localhost:{port}"
     section.distributed_rank = None  # each process sets its own, from start_rank and its number
@@ -239,8 +241,8 @@ def _explain_in_a_line(cfg):
         if not network_error or section.distributed_world_size == 1 or user_error_line(error):
             raise
         raise UserError(
-            f"process {section.distributed_rank} of {section.distributed_world_size}: another one is gone or cannot be "
-            f"reached ({network_error[:150]}); {_advice_to_resume(cfg)}"
+            f"process {section.distributed_rank} of {section.distributed_world_size}",
+            f"another one is gone or cannot be reached ({network_error[:150]}); {_advice_to_resume(cfg)}",
         ) from error
     finally:
         _leave_group()

@@ -18,7 +18,7 @@ def check_settings(setting: Callable[[str, str], object]) -> None:
     setting(section, key) returns a setting of fairseq's config, None if it is not there.
     """
     if setting("distributed_training", "ddp_backend") == "fully_sharded":
-        raise UserError("--ddp-backend fully_sharded: not supported; use --zero-sharding os")
+        raise UserError("--ddp-backend fully_sharded", "not supported; use --zero-sharding os")
     if setting("distributed_training", "zero_sharding") != "os":
         return
 
@@ -26,10 +26,10 @@ def check_settings(setting: Callable[[str, str], object]) -> None:
     optimizer = setting("optimizer", "_name") or setting("", "optimizer")
     if optimizer != deepnet_adam.NAME:
         only = f"with --optimizer {deepnet_adam.NAME}, which reads the checkpoints of adam"
-        raise UserError(f"--zero-sharding os: {only}; {optimizer} is not sharded")
+        raise UserError("--zero-sharding os", f"{only}; {optimizer} is not sharded")
     for section, key in (("common", "amp"), ("optimization", "use_bmuf")):
         if setting(section, key):
-            raise UserError(f"--zero-sharding os: not with --{key.replace('_', '-')}; drop one of them")
+            raise UserError("--zero-sharding os", f"not with --{key.replace('_', '-')}; drop one of them")
 
 
 def must_skip_collectives(trainer) -> bool:

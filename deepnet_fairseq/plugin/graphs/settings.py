@@ -27,7 +27,7 @@ def parse_cuda_graphs(flag: str | None) -> int | str | None:
     if flag is None or flag == AUTO:
         return flag
     if not flag.isdecimal():
-        raise UserError(f"--cuda-graphs {flag}: give a number of shapes, as {AUTO_SHAPES}, or auto, or 0")
+        raise UserError(f"--cuda-graphs {flag}", f"give a number of shapes, as {AUTO_SHAPES}, or auto, or 0")
     return int(flag)
 
 
@@ -60,7 +60,7 @@ def graphed_step(trainer: Any, wanted: int | str) -> GraphedStep | None:
     device = device_of(trainer)
     if device is None:
         if wanted != AUTO:
-            raise UserError(f"--cuda-graphs {wanted}: needs a GPU, and this training runs on a CPU; drop the flag")
+            raise UserError(f"--cuda-graphs {wanted}", "needs a GPU, and this training runs on a CPU; drop the flag")
         logger.info("--cuda-graphs auto: without graphs, on a CPU")
         return None
     reason = setting_without_graphs(trainer)

@@ -25,7 +25,7 @@ def apply_after_update(optimizer: FairseqOptimizer, model: nn.Module) -> None:
     if after_update is None:
         return
     if isinstance(optimizer, MemoryEfficientFP16Optimizer):
-        raise UserError("--memory-efficient-fp16, -bf16: not with a method that changes weights after each update")
+        raise UserError("--memory-efficient-fp16, -bf16", "not with a method that changes weights after each update")
 
     # updated: {parameter of the model: the tensor that the optimiser has updated for it}
     names = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}

@@ -52,7 +52,7 @@ def check_settings(setting: Callable[[str, str], object]) -> None:
     """Raise a UserError for the first flag that deepnet_adam refuses; setting(section, key) returns its value."""
     for (section, key), reason in REFUSED.items():
         if setting(section, key) is True:
-            raise UserError(f"--{key.replace('_', '-')}: not with --optimizer {NAME}: {reason}")
+            raise UserError(f"--{key.replace('_', '-')}", f"not with --optimizer {NAME}: {reason}")
 
 
 def torch_settings(cfg) -> dict:
@@ -72,7 +72,7 @@ def parse_betas(text: str) -> tuple[float, float]:
         beta1 = 1.0  # refused below
         beta2 = 1.0
     if not 0 <= beta1 < 1 or not 0 <= beta2 < 1:
-        raise UserError(f"--adam-betas {text}: give two numbers in [0, 1), as '(0.9, 0.98)'")
+        raise UserError(f"--adam-betas {text}", "give two numbers in [0, 1), as '(0.9, 0.98)'")
     return beta1, beta2
 
 

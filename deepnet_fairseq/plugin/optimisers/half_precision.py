@@ -139,9 +139,9 @@ def build_optimizer(cfg, params: list):
     except (RuntimeError, ValueError) as error:
         half = "bf16" if common.bf16 else "fp16"
         if "does not support flat params" in str(error):
-            raise UserError(f"--optimizer {name}: with --{half} add --fp16-no-flatten-grads") from error
+            raise UserError(f"--optimizer {name}", f"with --{half} add --fp16-no-flatten-grads") from error
         if "Unsupported optimizer" in str(error):
-            raise UserError(f"--memory-efficient-{half}: not with --optimizer {name}: take --{half}") from error
+            raise UserError(f"--memory-efficient-{half}", f"not with --optimizer {name}: take --{half}") from error
         raise
 
 

@@ -144,9 +144,9 @@ class TFixupSchedule(FairseqLRScheduler):
     def __init__(self, cfg, optimizer):
         super().__init__(cfg, optimizer)
         if len(cfg.lr) != 1:
-            raise UserError(f"--lr {','.join(map(str, cfg.lr))}: --lr-scheduler t_fixup takes one rate")
+            raise UserError(f"--lr {','.join(map(str, cfg.lr))}", "--lr-scheduler t_fixup takes one rate")
         if cfg.decay_period < 1:
-            raise UserError(f"--decay-period {cfg.decay_period}: must be at least 1")
+            raise UserError(f"--decay-period {cfg.decay_period}", "must be at least 1")
         self.step_update(0)
 
     def step(self, epoch, val_loss=None):

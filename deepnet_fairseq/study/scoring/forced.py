@@ -24,7 +24,7 @@ def refuse_forced_references(file: Path, logged: Logged) -> None:
     """Raise a UserError if the log says --score-reference, with which nothing is translated."""
     if _setting(SCORE_REFERENCE, logged) == "True":
         raise UserError(
-            f"{file}: holds the references themselves (--score-reference), no translations; generate again without it"
+            file, "holds the references themselves (--score-reference), no translations; generate again without it"
         )
 
 

@@ -108,12 +108,12 @@ def read_generated(path: Path) -> Generated:
             _put(translations, number, translation, what="translations", path=path)
             joined.count(text_of_h, translation)
     if not line.endswith("\n"):
-        raise UserError(f"{path}: ends in the middle of a line; generate again")
+        raise UserError(path, "ends in the middle of a line; generate again")
 
     of_references = _in_order(references, "references", path)
     of_translations = _in_order(translations, "translations", path)
     if not translations or (references and len(references) != len(translations)):
-        raise UserError(f"{path}: {len(translations)} translations for {len(references)} references; generate again")
+        raise UserError(path, f"{len(translations)} translations for {len(references)} references; generate again")
     return Generated(
         path=path,
         translations=of_translations,
@@ -141,7 +141,7 @@ def _put(sentences: dict[int, str], number: int, text: str, what: str, path: Pat
     what: what the texts are, for the message: "references" or "translations"; path: the output.
     """
     if number in sentences:
-        raise UserError(f"{path}: {what} of sentence {number} are there twice; generate once, with --nbest 1")
+        raise UserError(path, f"{what} of sentence {number} are there twice; generate once, with --nbest 1")
     sentences[number] = text
 
 
@@ -155,8 +155,9 @@ def _in_order(sentences: dict[int, str], what: str, path: Path) -> list[str]:
     if lost:
         first = next(number for number in count() if number not in sentences)
         raise UserError(
-            f"{path}: {what} are missing ({lost}, the first is sentence {first}); generate again, "
-            "without --skip-invalid-size-inputs-valid-test"
+            path,
+            f"{what} are missing ({lost}, the first is sentence {first}); generate again, "
+            "without --skip-invalid-size-inputs-valid-test",
         )
     return [sentences[number] for number in sorted(sentences)]
 
@@ -264,7 +265,7 @@ def read_corpus(data: str | Path | None) -> Corpus:
         return Corpus()
     binarised = Path(os.path.abspath(str(data).split(":")[0]))
     if not binarised.is_dir():
-        raise UserError(f"--data {data}: no such folder; name the binarised data that was translated")
+        raise UserError(f"--data {data}", "no such folder; name the binarised data that was translated")
 
     for folder in (binarised.parent, binarised.parent.parent):  # a shard is one level deeper
         path = folder / "recipe.json"
@@ -275,7 +276,7 @@ def read_corpus(data: str | Path | None) -> Corpus:
             detokenise = bool(recipe["detokenise"])
             lowercase = bool(recipe["lowercase"])
         except WRONG_VALUES as error:
-            raise UserError(f"{path}: is damaged ({error!r}); prepare the corpus again") from None
+            raise UserError(path, f"is damaged ({error!r}); prepare the corpus again") from None
         return Corpus(folder=folder, binarised=binarised, detokenise=detokenise, lowercase=lowercase)
     return Corpus(binarised=binarised)
 
@@ -300,7 +301,7 @@ def find_outputs(path: Path, corpus: Corpus) -> list[Output]:
     results = [file for file in files if RESULTS.fullmatch(file.stem)]  # generate-SUBSET.txt of fairseq-generate
     if not files:
         raise UserError(
-            f"{path}: has neither generated.txt nor files SRC-TGT.txt; name a run, or what fairseq-generate printed"
+            path, "has neither generated.txt nor files SRC-TGT.txt; name a run, or what fairseq-generate printed"
         )
     if len(results) == 1 and results[0].parent == path:  # the only test set of a run: it needs no direction
         return [Output(results[0])]
@@ -311,7 +312,7 @@ def find_outputs(path: Path, corpus: Corpus) -> list[Output]:
         test_set = (output.subset, output.direction)
         if test_set in outputs:
             other = outputs[test_set].file
-            raise UserError(f"{file}: is of the same test set as {other}; score one of them, or compare the two")
+            raise UserError(file, f"is of the same test set as {other}; score one of them, or compare the two")
         outputs[test_set] = output
     return list(outputs.values())
 
@@ -324,8 +325,9 @@ def _output_of_direction(file: Path, folder: Path, corpus: Corpus) -> Output:
     pair = parse_pair(f"{file}: the name", file.stem, corpus.languages)
     if corpus.languages and not corpus.languages.issuperset(pair):
         raise UserError(
-            f"{file}: {' and '.join(pair)} are not both languages of {corpus.binarised} "
-            f"({', '.join(sorted(corpus.languages))}); name the file SRC-TGT.txt, or put it elsewhere"
+            file,
+            f"{' and '.join(pair)} are not both languages of {corpus.binarised} "
+            f"({', '.join(sorted(corpus.languages))}); name the file SRC-TGT.txt, or put it elsewhere",
         )
     subset = "test" if file.parent == folder else file.parent.name
     return Output(file, subset, direction=file.stem)
@@ -380,10 +382,10 @@ def align_with_references(output: Output, corpus: Corpus) -> AlignedText:
 
     file = corpus.reference(subset, direction) if direction else None
     if not file and generated.references is None:
-        raise UserError(f"{output.file}: has no references (lines T-n); give --data, where the raw ones are")
+        raise UserError(output.file, "has no references (lines T-n); give --data, where the raw ones are")
     raw = list(read_lines(file)) if file else None
     if raw is not None and len(raw) != len(generated.translations):
-        raise UserError(f"{output.file}: {len(generated.translations)} translations for {len(raw)} lines of {file}")
+        raise UserError(output.file, f"{len(generated.translations)} translations for {len(raw)} lines of {file}")
 
     notes = []
     raw_has_bytes = bool(raw) and pieces.count_with_bytes(raw) > 0  # such a text is about <0xE7>
@@ -464,13 +466,13 @@ def _check_count(generated: Generated, direction: str | None) -> None:
     too_few = bool(translated) and translated[-1] > there
     if differs or too_few:
         logged = sizes[-1] if sizes else translated[-1]
-        raise UserError(f"{generated.path}: {there:,} translations, and its log says {logged:,}; generate again")
+        raise UserError(generated.path, f"{there:,} translations, and its log says {logged:,}; generate again")
 
 
 def known_target(path: Path, target: str | None) -> str:
     """Return the target language; raise a UserError, naming the output `path`, if it is None."""
     if target is None:
-        raise UserError(f"{path}: which languages? Keep fairseq-generate's log beside it, or name the file SRC-TGT.txt")
+        raise UserError(path, "which languages? Keep fairseq-generate's log beside it, or name the file SRC-TGT.txt")
     return target
 
 

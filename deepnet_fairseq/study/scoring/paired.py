@@ -47,12 +47,12 @@ def paired(paths: list[Path], data: str | Path | None) -> Iterator[tuple[TestSet
     counts = Counter(path.resolve() for path in paths)
     twice = [path for path in paths if counts[path.resolve()] > 1]
     if twice:
-        raise UserError(f"{min(twice)}: is given twice; compare different systems")
+        raise UserError(min(twice), "is given twice; compare different systems")
 
     outputs = [_by_test_set(find_outputs(path, corpus)) for path in paths]
     shared = [key for key in outputs[0] if all(key in output for output in outputs)]
     if not shared:
-        raise UserError(f"{paths[0]}: has no direction that {' and '.join(map(str, paths[1:]))} have too")
+        raise UserError(paths[0], f"has no direction that {' and '.join(map(str, paths[1:]))} have too")
 
     for key in shared:
         systems = [align_with_references(output[key], corpus) for output in outputs]
@@ -60,7 +60,7 @@ def paired(paths: list[Path], data: str | Path | None) -> Iterator[tuple[TestSet
         for other in systems[1:]:
             if other.references != first.references:
                 wrong = f"has other references than {first.generated.path}"
-                raise UserError(f"{other.generated.path}: {wrong}; translate the same test set")
+                raise UserError(other.generated.path, f"{wrong}; translate the same test set")
         yield key, systems
 
 

@@ -53,13 +53,15 @@ def refuse_joined_pieces(file: Path, translations: list[str], joined: Joined) ->
         count = sum(mark in line for line in translations)
         if 2 * count > len(translations):
             raise UserError(
-                f"{file}: {count:,} of {len(translations):,} translations hold pieces of words ({mark}); generate "
-                "again with --remove-bpe, of SentencePiece --remove-bpe sentencepiece"
+                file,
+                f"{count:,} of {len(translations):,} translations hold pieces of words ({mark}); generate "
+                "again with --remove-bpe, of SentencePiece --remove-bpe sentencepiece",
             )
     if 2 * joined.lost > joined.with_blanks and not mostly(JOINED_BY_MOSES, translations):
         raise UserError(
-            f"{file}: {joined.lost:,} of {len(translations):,} translations lost their blanks between lines H-n and "
-            "D-n, because --bpe and --remove-bpe both joined their pieces; generate again with one of the two"
+            file,
+            f"{joined.lost:,} of {len(translations):,} translations lost their blanks between lines H-n and "
+            "D-n, because --bpe and --remove-bpe both joined their pieces; generate again with one of the two",
         )
 
 

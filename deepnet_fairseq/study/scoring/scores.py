@@ -70,7 +70,7 @@ def score(
     """
     if paper == PERPLEXITY:
         if data is not None or partial or tokenize:
-            raise UserError("--paper perplexity: is of logs; drop --data, --partial and --tokenize")
+            raise UserError("--paper perplexity", "is of logs; drop --data, --partial and --tokenize")
         return perplexity(path)
 
     corpus = read_corpus(data)
@@ -102,8 +102,9 @@ def metric_of(aligned: AlignedText, tokenize: str | None = None) -> BLEU:
     """
     if not (aligned.target or tokenize) and written_without_blanks(aligned.references):
         raise UserError(
-            f"{aligned.generated.path}: which languages? BLEU depends on it; keep fairseq-generate's log beside it, "
-            "name the file SRC-TGT.txt, or give --data or --tokenize"
+            aligned.generated.path,
+            "which languages? BLEU depends on it; keep fairseq-generate's log beside it, "
+            "name the file SRC-TGT.txt, or give --data or --tokenize",
         )
     return bleu_of_language(aligned.target, aligned.corpus.lowercase, tokenize)
 
@@ -142,7 +143,9 @@ def score_output(aligned: AlignedText, paper: str = "sacrebleu", tokenize: str |
         kinds[paper] = _m2m(aligned)
     reported = kinds[paper]
     if reported is None:
-        raise UserError(f"--paper {paper}: {aligned.generated.path} has no references of fairseq-generate (lines T-n)")
+        raise UserError(
+            f"--paper {paper}", f"{aligned.generated.path} has no references of fairseq-generate (lines T-n)"
+        )
 
     return {
         "bleu": reported["score"],
@@ -212,8 +215,9 @@ def missing_directions(path: Path, sets: dict[str, dict], corpus: Corpus, partia
             if len(directions) > NAMED:
                 names += ", ..."
             raise UserError(
-                f"{path}: {len(directions)} directions of pairs.txt are missing in {subset} ({names}); "
-                "translate them, or give --partial for the mean of the others"
+                path,
+                f"{len(directions)} directions of pairs.txt are missing in {subset} ({names}); "
+                "translate them, or give --partial for the mean of the others",
             )
         missing[subset] = directions
     return missing
@@ -373,7 +377,7 @@ def perplexity(path: Path) -> dict:
         return {"kind": PERPLEXITY} | _loss_and_perplexity(path)
     sets = {log.stem: _loss_and_perplexity(log) for log in sorted(path.glob("*.txt"))}
     if not sets:
-        raise UserError(f"{path}: holds no log of an evaluation, SUBSET.txt")
+        raise UserError(path, "holds no log of an evaluation, SUBSET.txt")
     return {"kind": PERPLEXITY, "sets": sets}
 
 
@@ -385,10 +389,10 @@ def _loss_and_perplexity(path: Path) -> dict:
         loss = float(losses[-1])
     except (IndexError, ValueError):
         raise UserError(
-            f"{path}: has no loss of fairseq-eval-lm or fairseq-validate --log-format json; evaluate again"
+            path, "has no loss of fairseq-eval-lm or fairseq-validate --log-format json; evaluate again"
         ) from None
     if not 0 <= loss <= HIGHEST:
-        raise UserError(f"{path}: a loss of {loss} bits has no perplexity; was this model trained?")
+        raise UserError(path, f"a loss of {loss} bits has no perplexity; was this model trained?")
     return {"perplexity": round(2**loss, 2), "loss": round(loss, 4)}
 
 
@@ -397,7 +401,7 @@ def _spbleu(lowercase: bool) -> BLEU:
     url = SPM_MODELS[SPBLEU]["url"]
     path = Path(tokenizer_spm.SACREBLEU_DIR) / "models" / Path(url).name
     if not path.is_file():
-        raise UserError(f"--paper spbleu: needs the SentencePiece model {url}; download it and put it at {path}")
+        raise UserError("--paper spbleu", f"needs the SentencePiece model {url}; download it and put it at {path}")
     return bleu_metric(lowercase, SPBLEU)
 
 
@@ -413,7 +417,7 @@ def kinds_of_bleu(words: str | None) -> dict[str | None, str]:
     for word in words.split(","):
         subset, _, kind = word.rpartition("=")
         if kind not in KINDS:
-            raise UserError(f"--paper {words}: {kind or word} is none of {', '.join(KINDS)}")
+            raise UserError(f"--paper {words}", f"{kind or word} is none of {', '.join(KINDS)}")
         kinds[subset or None] = kind
     return kinds
 

@@ -163,7 +163,7 @@ def tokeniser(language: str) -> tuple[Split, str]:
     try:
         return TOKENISERS.get(base, _moses)(base)
     except (ImportError, RuntimeError):  # sacreBLEU raises a RuntimeError for a missing library
-        raise UserError(f"--paper m2m: {language} needs a library; {EXTRA}") from None
+        raise UserError("--paper m2m", f"{language} needs a library; {EXTRA}") from None
 
 
 class Words(BaseTokenizer):
@@ -213,8 +213,8 @@ def bleu_of_language(target: str | None, lowercase: bool, tokenize: str | None) 
         return bleu_metric(lowercase, name)
     except (ImportError, RuntimeError):  # sacreBLEU raises a RuntimeError for a missing library
         raise UserError(
-            f"tokenizer {name}: BLEU of {target or 'this language'} needs a library; {EXTRA}, or choose another with "
-            "--tokenize, as char"
+            f"tokenizer {name}",
+            f"BLEU of {target or 'this language'} needs a library; {EXTRA}, or choose another with --tokenize, as char",
         ) from None
 
 

@@ -57,4 +57,4 @@ def check_text(served: Served, folder: Path, kind: Any) -> None:
         print(f"| WARNING: otherwise: {line!r}", file=sys.stderr)
     if 2 * len(different) > len(lines):
         name = exported_engine.name
-        raise UserError(f"--to: {name} translates {different[0]!r} otherwise than fairseq; nothing was written")
+        raise UserError("--to", f"{name} translates {different[0]!r} otherwise than fairseq; nothing was written")

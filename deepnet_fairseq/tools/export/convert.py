@@ -25,7 +25,7 @@ def convert(folded: Folded, dictionaries, out: Path, quantization: str | None = 
     try:
         import ctranslate2
     except ImportError as error:
-        raise UserError("--to ctranslate2: CTranslate2 is not installed; pip install 'ctranslate2>=4'") from error
+        raise UserError("--to ctranslate2", "CTranslate2 is not installed; pip install 'ctranslate2>=4'") from error
 
     source_dictionary, target_dictionary = dictionaries
     with tempfile.TemporaryDirectory() as folder:
@@ -50,4 +50,4 @@ def convert(folded: Folded, dictionaries, out: Path, quantization: str | None = 
             converter.convert(str(out), quantization=quantization)
         except ValueError as error:
             message = " ".join(str(error).split())
-            raise UserError(f"--to ctranslate2: {message}") from error
+            raise UserError("--to ctranslate2", f"{message}") from error

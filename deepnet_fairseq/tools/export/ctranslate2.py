@@ -34,13 +34,13 @@ def write_ctranslate2(served: Served, out: Path, quantization: str | None) -> fl
     folded = served.folded
     exact = quantization in (None, "float32")
     if folded.stock.name not in SCORERS:
-        raise UserError(f"--to ctranslate2: CTranslate2 reads no fairseq {folded.stock.name}; give --to transformer")
+        raise UserError("--to ctranslate2", f"CTranslate2 reads no fairseq {folded.stock.name}; give --to transformer")
 
     with whole(out) as part:
         convert(folded, served.dictionaries, part, quantization)
         difference = _largest_difference(served, part)
         if exact and not difference <= TOLERANCE:  # a NaN fails as well
-            raise UserError(f"--to ctranslate2: its scores differ by {difference:.1e}; nothing was written")
+            raise UserError("--to ctranslate2", f"its scores differ by {difference:.1e}; nothing was written")
         served.write_text(part)
         if served.text is not None:
             write_readme(served, part)

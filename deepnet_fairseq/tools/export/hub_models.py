@@ -81,7 +81,7 @@ def port(folded: Folded) -> Port:
 
 def misfit(reason: str, way_out: str = TO_OTHERS) -> UserError:
     """Return the error for a model or text that transformers has no place for; way_out: what to do instead."""
-    return UserError(f"--to huggingface: {reason}; {way_out}")
+    return UserError("--to huggingface", f"{reason}; {way_out}")
 
 
 def _of_translation(folded: Folded) -> Port:

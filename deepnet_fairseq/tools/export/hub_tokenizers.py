@@ -63,7 +63,7 @@ def segmenter_of(data: str, subwords: str | None) -> Segmenter:
         return lm_text.read_segmenter(Path(data))
     file = Path(data) / "spm.model"
     if not file.is_file():
-        raise UserError(f"--data {data}: neither {lm_text.NAME} nor {file.name} is there; give --subwords FILE")
+        raise UserError(f"--data {data}", f"neither {lm_text.NAME} nor {file.name} is there; give --subwords FILE")
     return Segmenter("sentencepiece", {"sentencepiece_model": file})
 
 

@@ -30,15 +30,16 @@ def library():
         import transformers
     except ImportError as error:
         needed = "pip install 'transformers>=5' safetensors"
-        raise UserError(f"--to huggingface: transformers is not installed; {needed}") from error
+        raise UserError("--to huggingface", f"transformers is not installed; {needed}") from error
 
     try:
         if importlib.util.find_spec("torchaudio") is not None:  # which transformers imports where it is
             import torchaudio  # noqa: F401
     except (ImportError, OSError) as error:
         raise UserError(
-            "--to huggingface: torchaudio does not load beside this torch, and transformers fails with it; "
-            "pip uninstall torchaudio, which no translation needs"
+            "--to huggingface",
+            "torchaudio does not load beside this torch, and transformers fails with it; "
+            "pip uninstall torchaudio, which no translation needs",
         ) from error
     return transformers
 
@@ -55,7 +56,7 @@ def write_huggingface(
     transformers = library()
     text = served.text
     if text is None and search is not None:
-        raise UserError("--beam, --lenpen: only for translation models; leave them out")
+        raise UserError("--beam, --lenpen", "only for translation models; leave them out")
     if text is not None and search is None:
         search = Settings()
 
@@ -104,7 +105,7 @@ def write_model(folded: Folded, folder: Path, search: Settings | None) -> tuple[
 
     difference, largest_logit = _largest_difference(folded, model, ported)
     if not difference <= TOLERANCE * max(1, largest_logit):  # a NaN fails as well
-        raise UserError(f"--to huggingface: its logits differ by {difference:.1e}; nothing was written")
+        raise UserError("--to huggingface", f"its logits differ by {difference:.1e}; nothing was written")
     return ported, difference
 
 
@@ -145,7 +146,7 @@ def _save(model, folder: Path) -> None:
     try:
         model.save_pretrained(folder)
     except SafetensorError as error:  # what it raises for a full disk
-        raise UserError(f"{folder}: could not be written ({error})") from error
+        raise UserError(folder, f"could not be written ({error})") from error
 
 
 def _generation(folded: Folded, ported: Port, search: Settings | None) -> dict:

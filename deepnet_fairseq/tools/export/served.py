@@ -101,7 +101,7 @@ def serve(folded: Folded, data: str | None, subwords: str | None) -> Served:
     if subwords is not None:
         file = Path(subwords)
         if not file.is_file():
-            raise UserError(f"--subwords {subwords}: no such file")
+            raise UserError(f"--subwords {subwords}", "no such file")
     task = open_task(section, data, folded.vocabulary_sizes)
     dictionaries = (task.source_dictionary, task.target_dictionary)
     check_own(folded.origin, dictionaries, data, file=file, subwords=subwords)

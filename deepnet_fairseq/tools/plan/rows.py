@@ -106,7 +106,7 @@ def _row(words: list[str], rate: float | None) -> Row:
         free_recompute = "recompute" in args.free
         option, parameters, operations = choose(setting, batch=free_batch, recompute=free_recompute, adam=adam)
     except UserError as error:
-        raise UserError(f"{name}: {error}") from None
+        raise UserError(name, f"{error}") from None
 
     stuck = 0
     if args.stuck and diverged(args.experiment, json.loads(args.facts)):
@@ -149,7 +149,7 @@ def _parse_own(flags: list[str]) -> tuple[argparse.Namespace, list[str]]:
         name = flag.removeprefix("--").replace("-", "_")
         check_number(flag, getattr(args, name), zero=True)
     if not EPOCHS.fullmatch(args.epoch_weights):
-        raise UserError(f"--epoch-weights {args.epoch_weights}: write last:N or A-B")
+        raise UserError(f"--epoch-weights {args.epoch_weights}", "write last:N or A-B")
     return args, rest
 
 

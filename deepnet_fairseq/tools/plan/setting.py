@@ -105,26 +105,26 @@ class Setting:
         for name in ("max_tokens", "update_freq", "length", "gpus"):
             number = getattr(self, name)
             if not 1 <= number <= LIMIT:
-                raise UserError(f"--{name.replace('_', '-')} {number}: must be from 1 to {LIMIT:,}")
+                raise UserError(f"--{name.replace('_', '-')} {number}", f"must be from 1 to {LIMIT:,}")
         if not 0 <= self.cuda_graphs <= LIMIT:
-            raise UserError(f"--cuda-graphs {self.cuda_graphs}: must be from 0 to {LIMIT:,}")
+            raise UserError(f"--cuda-graphs {self.cuda_graphs}", f"must be from 0 to {LIMIT:,}")
         if self.gpu_memory < 1:
-            raise UserError(f"--gpu-memory {self.gpu_memory / GIB:g}: must be above 0")
+            raise UserError(f"--gpu-memory {self.gpu_memory / GIB:g}", "must be above 0")
         if not 0 < self.mask_prob <= 1:
-            raise UserError(f"--mask-prob {self.mask_prob}: must be above 0 and at most 1")
+            raise UserError(f"--mask-prob {self.mask_prob}", "must be above 0 and at most 1")
         if not 1 <= min(self.vocab) <= max(self.vocab) <= LIMIT:
-            raise UserError(f"--vocab {self.vocab[0]},{self.vocab[1]}: a vocabulary has 1 to {LIMIT:,} entries")
+            raise UserError(f"--vocab {self.vocab[0]},{self.vocab[1]}", f"a vocabulary has 1 to {LIMIT:,} entries")
 
     def _check_batch_and_loss(self) -> None:
         """Raise a UserError for a sentence longer than a batch, and for a criterion that is not for the model."""
         if self.length > self.max_tokens:
-            raise UserError(f"--length {self.length}: longer than a batch of --max-tokens {self.max_tokens}")
+            raise UserError(f"--length {self.length}", f"longer than a batch of --max-tokens {self.max_tokens}")
 
         whole = self.objective.criterion
         chunked = self.objective.chunked
         if self.criterion not in (whole, chunked):
             known = f"{whole} or {chunked}" if chunked else whole
-            raise UserError(f"--criterion {self.criterion}: the plan of a {self.model} knows {known}")
+            raise UserError(f"--criterion {self.criterion}", f"the plan of a {self.model} knows {known}")
 
     def _check_vocabularies(self) -> None:
         """Raise a UserError for vocabularies of two sizes in a model that has only one vocabulary."""
@@ -132,18 +132,18 @@ class Setting:
             return
         sizes = f"--vocab {self.vocab[0]},{self.vocab[1]}"
         if len(self.stacks) == 1:
-            raise UserError(f"{sizes}: a {self.model} has one vocabulary")
+            raise UserError(sizes, f"a {self.model} has one vocabulary")
         if self.cfg.share_all_embeddings:
-            raise UserError(f"--share-all-embeddings: {sizes} names two dictionaries")
+            raise UserError("--share-all-embeddings", f"{sizes} names two dictionaries")
 
     def _check_optimiser(self) -> None:
         """Raise a UserError for sharding, or a precision, that the optimiser or the number of GPUs does not allow."""
         if self.zero and self.gpus == 1:
-            raise UserError(f"{SHARDED}: shards over several GPUs; give --gpus")
+            raise UserError(SHARDED, "shards over several GPUs; give --gpus")
         if self.zero and self.optimizer != FUSED:
-            raise UserError(f"{SHARDED}: with --optimizer {FUSED}; {self.optimizer} is not sharded")
+            raise UserError(SHARDED, f"with --optimizer {FUSED}; {self.optimizer} is not sharded")
         if self.memory_efficient and self.optimizer == FUSED:
-            raise UserError(f"--{self.precision}: not with --optimizer {FUSED}")
+            raise UserError(f"--{self.precision}", f"not with --optimizer {FUSED}")
 
     @property
     def memory_efficient(self) -> bool:
@@ -247,7 +247,7 @@ class Parser(argparse.ArgumentParser):
 def check_number(flag: str, value: float, zero: bool = False) -> None:
     """Raise a UserError, naming the flag, unless the value is a number above 0; zero: whether 0 is allowed too."""
     if not (0 < value < 1e18 or (zero and value == 0)):  # neither holds for NaN
-        raise UserError(f"{flag} {value}: must be a number {'from' if zero else 'above'} 0")
+        raise UserError(f"{flag} {value}", f"must be a number {'from' if zero else 'above'} 0")
 
 
 def parse_setting(flags: list[str], strict: bool = True) -> Setting:
@@ -259,13 +259,13 @@ def parse_setting(flags: list[str], strict: bool = True) -> Setting:
     arch_parser.add_argument("--arch", "-a", default=archs.MODEL_NAME)
     arch = arch_parser.parse_known_args(flags)[0].arch  # which other flags there are depends on its model
     if arch not in archs.PRESETS:
-        raise UserError(f"--arch {arch}: no such architecture; `deepnet methods --archs` lists them")
+        raise UserError(f"--arch {arch}", "no such architecture; `deepnet methods --archs` lists them")
 
     fields = {field.name: field for field in dataclasses.fields(config.config_class(archs.MODELS[arch]))}
     parser = _parser(arch, fields)
     args, rest = parser.parse_known_args(flags)
     if rest and strict:
-        raise UserError(f"unknown: {' '.join(rest)}; memory and time do not depend on it, drop it")
+        raise UserError("unknown", f"{' '.join(rest)}; memory and time do not depend on it, drop it")
 
     overrides = {name: value for name, value in vars(args).items() if name in fields}
     if "max_source_positions" not in fields:
@@ -274,7 +274,7 @@ def parse_setting(flags: list[str], strict: bool = True) -> Setting:
         overrides = dict.fromkeys(length_limits, args.length) | overrides
     cfg = config.namespace(arch, **overrides)
     if not math.isfinite(args.gpu_memory * GIB):
-        raise UserError(f"--gpu-memory {args.gpu_memory}: must be a number of GiB")
+        raise UserError(f"--gpu-memory {args.gpu_memory}", "must be a number of GiB")
 
     return Setting(
         cfg=cfg,
@@ -332,7 +332,7 @@ def _number_of_graphs(text: str) -> int:
     if text == "auto":
         return AUTO_GRAPHS
     if not text.isdecimal():
-        raise UserError(f"--cuda-graphs {text}: give a number of shapes, or auto")
+        raise UserError(f"--cuda-graphs {text}", "give a number of shapes, or auto")
     return int(text)
 
 
@@ -340,7 +340,7 @@ def _vocabularies(text: str) -> tuple[int, int]:
     """Return the sizes of the source's and the target's vocabulary from "32000" or "32000,40000", --vocab's value."""
     sizes = text.split(",")
     if len(sizes) > 2 or not all(size.isdecimal() for size in sizes):
-        raise UserError(f"--vocab {text}: give the size of the vocabulary, or two with a comma, source first")
+        raise UserError(f"--vocab {text}", "give the size of the vocabulary, or two with a comma, source first")
     return int(sizes[0]), int(sizes[-1])
 
 
@@ -353,5 +353,5 @@ def _precision(args: argparse.Namespace) -> str:
         elif getattr(args, half):
             asked.append(half)
     if len(asked) > 1:
-        raise UserError("--fp16 and --bf16: choose one")
+        raise UserError("--fp16 and --bf16", "choose one")
     return asked[0] if asked else "fp32"

@@ -45,7 +45,7 @@ class Step(NamedTuple):
             return
         before = self.note.read_text(encoding="utf-8").strip()
         if before != self.made_by:
-            raise UserError(f"{self.folder}: was made by `{before}`; remove it, or name another --out")
+            raise UserError(self.folder, f"was made by `{before}`; remove it, or name another --out")
 
 
 @dataclass(frozen=True)
@@ -133,9 +133,9 @@ def corpus(
     test on. Raises a UserError for a folder that does not exist.
     """
     if text and experiment["corpus"] != "text":
-        raise UserError(f"--text: {experiment.name} does not train on lines of one language")
+        raise UserError("--text", f"{experiment.name} does not train on lines of one language")
     if data is not None and not Path(data.split(":")[0]).is_dir():
-        raise UserError(f"--data {data}: no such folder")
+        raise UserError(f"--data {data}", "no such folder")
     find = WITHOUT_RECIPE.get(experiment["corpus"], _of_recipe)
     return find(experiment, out / "data", data, pairs, text)
 
@@ -166,7 +166,7 @@ def _of_recipe(
     is_miniature = bool(json.loads(summary.read_text(encoding="utf-8")).get("miniature"))
     if is_miniature != experiment.choice.smoke:
         what = "a miniature's" if is_miniature else "no miniature's"
-        raise UserError(f"{folder}: these data are {what}; remove the folder, or name another --out")
+        raise UserError(folder, f"these data are {what}; remove the folder, or name another --out")
     return _of_folder(str(folder / "bin"), recipe, recipe)
 
 
@@ -180,7 +180,7 @@ def _lines_of_text(
     recipe = experiment["paper_corpus"]
     if data is not None:
         if not (Path(data) / "dict.txt").is_file() or not (Path(data) / "train.idx").is_file():
-            raise UserError(f"--data {data}: holds no data of deepnet prepare lm")
+            raise UserError(f"--data {data}", "holds no data of deepnet prepare lm")
         return Corpus(data, recipe, "of DATA")
 
     made = folder / "text"
@@ -190,7 +190,7 @@ def _lines_of_text(
         return Corpus(str(made), recipe, "of TEXT", _steps_left(Step(made, command)))
     if not experiment.choice.smoke:
         way_out = "--data DIR of deepnet prepare lm, --text TRAIN VALID TEST, or --smoke"
-        raise UserError(f"{experiment.name}: the paper's text is not public: {way_out}")
+        raise UserError(experiment.name, f"the paper's text is not public: {way_out}")
     plain = folder / "plain"
     lines = [str(plain / f"{split}.qab") for split in SPLITS]
     steps = _steps_left(_artificial_language(plain), Step(made, [*prepare, *lines, str(made), "--vocab", "500"]))

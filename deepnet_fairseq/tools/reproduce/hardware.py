@@ -121,9 +121,9 @@ def hardware(
     visible = visible_gpus()
     if launch == "slurm" and not only_printed and shutil.which("sbatch") is None:
         problem = "there is no sbatch here; start this on a login node of the cluster, or leave it out"
-        raise UserError(f"--launch slurm: {problem}")
+        raise UserError("--launch slurm", f"{problem}")
     if nodes > 1 and launch != "slurm" and IN_JOB not in os.environ:
-        raise UserError(f"--nodes {nodes}: several machines are started by SLURM; add --launch slurm")
+        raise UserError(f"--nodes {nodes}", "several machines are started by SLURM; add --launch slurm")
 
     available = len(visible)
     if launch == "slurm" or (not available and only_printed and not small):
@@ -131,9 +131,9 @@ def hardware(
 
     if not available or (small and gpus is None):  # train on the CPU
         if gpus is not None and not (gpus == 1 and (small or only_printed)):
-            raise UserError(f"--gpus {gpus}: this machine has none; leave it out to train on the CPU")
+            raise UserError(f"--gpus {gpus}", "this machine has none; leave it out to train on the CPU")
         if launch == "slurm":
-            raise UserError("--launch slurm: say how many GPUs each job gets (--gpus), or leave it out")
+            raise UserError("--launch slurm", "say how many GPUs each job gets (--gpus), or leave it out")
         share = processes_and_threads(CPU_WIDTH, tasks=MANY)
         return Hardware(
             gpus=0,
@@ -148,10 +148,10 @@ def hardware(
 
     per_training = gpus or min(papers_gpus, available)
     if per_training > available:
-        raise UserError(f"--gpus {per_training}: this machine has {available}")
+        raise UserError(f"--gpus {per_training}", f"this machine has {available}")
     at_a_time = available // per_training
     if jobs is not None and jobs > at_a_time:
-        raise UserError(f"--jobs {jobs}: {available} GPUs are enough for {at_a_time} trainings on {per_training}")
+        raise UserError(f"--jobs {jobs}", f"{available} GPUs are enough for {at_a_time} trainings on {per_training}")
     return Hardware(
         gpus=per_training,
         nodes=nodes,

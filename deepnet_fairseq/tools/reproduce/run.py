@@ -71,7 +71,7 @@ def refuse_what_does_not_fit(setting: Setting) -> None:
     for name, needed in setting.too_large.items():  # GiB
         has = f"{name} does not fit into {setting.hardware.memory:g} GiB"
         would = f"it takes GPUs of {math.ceil(needed)} GiB, or perhaps more of them (--gpus), which share the optimiser"
-        raise UserError(f"--gpu-memory: {has}; {would}; leave it out, or try --no-plan")
+        raise UserError("--gpu-memory", f"{has}; {would}; leave it out, or try --no-plan")
 
 
 def warn_of_other_batches(setting: Setting) -> None:
@@ -91,7 +91,7 @@ def prepare(steps: Sequence[Step]) -> None:
     for step in steps:
         print(f"\n== {shlex.join(step.command[:4])}", flush=True)
         if subprocess.run(step.command, env=os.environ | environments_path()).returncode:
-            raise UserError(f"{shlex.join(step.command)}: failed")
+            raise UserError(shlex.join(step.command), "failed")
         step.write_note()
 
 
@@ -163,14 +163,14 @@ class Work:
         differs = differing_flag(shlex.split(before)[1:], self.setting.training(row))  # [1:] is behind fairseq-train
         if differs:
             problem = f"was trained with another {differs} (its file command)"
-            raise UserError(f"{run.path}: {problem}; remove it, take another --out, or give what it had")
+            raise UserError(run.path, f"{problem}; remove it, take another --out, or give what it had")
 
     async def _work_off(self, row: Row, place: Mapping[str, str]) -> None:
         """Train and score a row, as far as this is still to be done, and remove the files that are no longer needed."""
         run = RunFolder(self.setting.folder(row))
         with run.locked() as held:
             if not held:
-                raise UserError(f"{run.path}: another process works on it; wait for its end, or take another --out")
+                raise UserError(run.path, "another process works on it; wait for its end, or take another --out")
             to_train = not run.is_over
             if to_train:
                 self.progress.begin(row.name)
@@ -303,7 +303,7 @@ class Work:
         """Raise a UserError with the last line of the log if a program failed; what: what it did."""
         if ended.status:
             said = last_line(log.read_text(encoding="utf-8", errors="replace"))
-            raise UserError(f"{what} failed: {said}; whole log: {log}")
+            raise UserError(f"{what} failed", f"{said}; whole log: {log}")
 
 
 def _with_prefix(size: int) -> str:
@@ -337,6 +337,6 @@ def report(setting: Setting) -> None:
         else:
             words += ["--figures", name, "--out", str(setting.out)]
         if subprocess.run(words, env=os.environ | environments_path()).returncode:
-            raise UserError(f"{shlex.join(words)}: failed")
+            raise UserError(shlex.join(words), "failed")
         if kind == "table":
             print(page.read_text(encoding="utf-8"))

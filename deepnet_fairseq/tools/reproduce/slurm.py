@@ -56,5 +56,5 @@ def submit(setting: Setting, command: Sequence[str]) -> None:
         )
         if done.returncode:
             said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-            raise UserError(f"--launch slurm: sbatch refused {row.name} ({said})")
+            raise UserError("--launch slurm", f"sbatch refused {row.name} ({said})")
         print(f"{row.name}: job {done.stdout.strip()}", flush=True)

@@ -45,11 +45,11 @@ def load(
         number = getattr(settings, name)
         if number is not None and number < 1:
             flag = name.replace("_", "-")
-            raise UserError(f"--{flag} {number}: must be at least 1")
+            raise UserError(f"--{flag} {number}", "must be at least 1")
 
     path = Path(model)
     if not path.exists():
-        raise UserError(f"{model}: no such file or folder; give a checkpoint, or a folder of `deepnet export`")
+        raise UserError(model, "no such file or folder; give a checkpoint, or a folder of `deepnet export`")
     if not path.is_dir():
         with PROCESS.load_alone():
             from .checkpoint import load_checkpoint
@@ -59,7 +59,7 @@ def load(
     # an exported folder; model.bin is CTranslate2's
     for flag, given in (("--data", data), ("--subwords", subwords)):
         if given is not None:
-            raise UserError(f"{flag} {given}: only with a checkpoint; {path} holds what cuts its text")
+            raise UserError(f"{flag} {given}", f"only with a checkpoint; {path} holds what cuts its text")
     described = read_description(path)
     direction = described.direction(source, target)
     engine_class: Any = HuggingFace
@@ -68,7 +68,7 @@ def load(
         engine_class = CTranslate2
         library = "ctranslate2"
     if importlib.util.find_spec(library) is None:
-        raise UserError(f"{path}: needs {library}; pip install {library}")
+        raise UserError(path, f"needs {library}; pip install {library}")
     with PROCESS.load_alone():
         return Translator(engine_class.of_folder(path, described, direction, settings), described)
 
@@ -109,16 +109,16 @@ def _regular_file(file: str | None) -> Path | None:
         return None
     path = Path(file)
     if not path.exists():
-        raise UserError(f"{file}: no such file")
+        raise UserError(file, "no such file")
     if path.is_dir():
-        raise UserError(f"{file}: is a folder; give a file of text")
+        raise UserError(file, "is a folder; give a file of text")
     return path if path.is_file() else None
 
 
 def _check_nbest(nbest: int | None, settings: Settings) -> None:
     """Raise a UserError if the search cannot find `nbest` translations, which may be None: no list is asked for."""
     if nbest is not None and not 1 <= nbest <= settings.beam:
-        raise UserError(f"--nbest {nbest}: must be from 1 to the number of beams, --beam {settings.beam}")
+        raise UserError(f"--nbest {nbest}", f"must be from 1 to the number of beams, --beam {settings.beam}")
 
 
 def _translate_file(translator: Translator, path: Path, nbest: int | None) -> None:
@@ -196,7 +196,7 @@ def translate(
     translated; a UserWarning names characters that the model has never seen.
     """
     if isinstance(lines, str):
-        raise UserError("lines: give a list of lines, as [text]")
+        raise UserError("lines", "give a list of lines, as [text]")
     options = {"data": data, "source": source_lang, "target": target_lang, "subwords": subwords}
     search = Settings(**settings)
     _check_nbest(nbest, search)

@@ -53,7 +53,7 @@ class Description:
         if not self.symbols:
             for flag, given, own in zip(("source", "target"), (source, target), self.languages, strict=True):
                 if given not in (None, own):
-                    raise UserError(f"--{flag}-lang {given}: this model's is {own}; leave the flag out")
+                    raise UserError(f"--{flag}-lang {given}", f"this model's is {own}; leave the flag out")
             return self.languages[0], self.languages[1]
 
         for flag, given in (("source", source), ("target", target)):
@@ -61,7 +61,7 @@ class Description:
                 shown = f"--{flag}-lang {given}" if given else f"--{flag}-lang"
                 problem = "give it" if given is None else "is none of them"
                 known = ", ".join(self.symbols)
-                raise UserError(f"{shown}: {problem}; the languages are {known}")
+                raise UserError(shown, f"{problem}; the languages are {known}")
         return str(source), str(target)
 
     def tags(self, source: str, target: str) -> tuple[list[str], list[str]]:
@@ -103,7 +103,7 @@ def derive_form(described: Description, symbols: Iterable[str]) -> Form:
 def read_description(folder: Path) -> Description:
     """Read translation.json of an exported folder; UserError if it is missing, or not as `deepnet export` writes it."""
     if not (folder / NAME).exists():
-        raise UserError(f"{folder}: is no exported model, it lacks {NAME}; {MEND}")
+        raise UserError(folder, f"is no exported model, it lacks {NAME}; {MEND}")
 
     content = read_object(folder / NAME, MEND)
     try:
@@ -114,5 +114,5 @@ def read_description(folder: Path) -> Description:
         if described.pieces not in KINDS or len(languages) < 2 or not isinstance(described.symbols or {}, dict):
             raise ValueError("pieces, languages or symbols")
     except WRONG_VALUES as error:
-        raise UserError(f"{folder / NAME}: is not as `deepnet export` writes it ({error}); {MEND}") from error
+        raise UserError(folder / NAME, f"is not as `deepnet export` writes it ({error}); {MEND}") from error
     return replace(described, positions=(source_positions, target_positions), languages=languages, form=form)

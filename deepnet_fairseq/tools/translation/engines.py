@@ -102,7 +102,7 @@ class CTranslate2:
             )
         except (RuntimeError, ValueError) as error:
             message = " ".join(str(error).split())
-            raise UserError(f"{folder}: CTranslate2 cannot load it ({message})") from error
+            raise UserError(folder, f"CTranslate2 cannot load it ({message})") from error
         PROCESS.bind(self)
         self.symbols = frozenset(_vocabulary(folder))
 
@@ -193,7 +193,7 @@ class Fairseq:
         from fairseq.sequence_generator import SequenceGenerator
 
         if settings.int8:
-            raise UserError("--int8: only with CTranslate2, which this model does not go through; leave it out")
+            raise UserError("--int8", "only with CTranslate2, which this model does not go through; leave it out")
         self.cutter = cutter
         self.settings = settings
         self.source_tags, self.target_tags = tags
@@ -279,7 +279,7 @@ class HuggingFace:
         from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
         if settings.int8:
-            raise UserError("--int8: only with CTranslate2; export the checkpoint with --to ctranslate2")
+            raise UserError("--int8", "only with CTranslate2; export the checkpoint with --to ctranslate2")
         self.settings = settings
         self.longest = described.positions[1] - 1  # tokens of a translation; its end takes a position too
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

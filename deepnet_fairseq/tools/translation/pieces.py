@@ -30,7 +30,7 @@ class SentencePieces:
         try:
             self.processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
         except (RuntimeError, OSError) as error:
-            raise UserError(f"{path}: no SentencePiece model") from error
+            raise UserError(path, "no SentencePiece model") from error
 
     def cut(self, line: str) -> list[str]:
         """Return the pieces of a line."""
@@ -59,11 +59,11 @@ class MosesPieces:
         try:
             from subword_nmt.apply_bpe import BPE
         except ImportError as error:
-            raise UserError(f"{path}: subword-nmt is not installed; pip install subword-nmt") from error
+            raise UserError(path, "subword-nmt is not installed; pip install subword-nmt") from error
 
         for number, line in enumerate(read_lines(path), 1):
             if len(line.split(" ")) != 2:  # the first line may be a version, which is two words as well
-                raise UserError(f"{path}, line {number}: is no merge of two pieces; give the data's own codes")
+                raise UserError(f"{path}, line {number}", "is no merge of two pieces; give the data's own codes")
 
         with open(path, encoding="utf-8", newline="\n") as codes:
             self.codes = BPE(codes)

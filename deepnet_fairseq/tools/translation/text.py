@@ -73,14 +73,15 @@ def open_task(section: dict[str, Any], data: str, vocabulary_sizes: tuple[int, i
         task = tasks.setup_task(settings)
     except Exception as error:  # fairseq raises a bare one if it finds no languages
         problem = str(error) or "holds no dictionaries"
-        raise UserError(f"--data {data}: {problem}; give the run's binarised data") from error
+        raise UserError(f"--data {data}", f"{problem}; give the run's binarised data") from error
 
     dictionaries = (task.source_dictionary, task.target_dictionary)
     for side, dictionary, expected in zip(("source", "target"), dictionaries, vocabulary_sizes, strict=True):
         if expected != len(dictionary):
             raise UserError(
-                f"--data {data}: the {side} dictionary has {len(dictionary)} symbols, the model {expected}; give the "
-                "run's own data, or what `deepnet prepare text --like` has made for this model"
+                f"--data {data}",
+                f"the {side} dictionary has {len(dictionary)} symbols, the model {expected}; give the "
+                "run's own data, or what `deepnet prepare text --like` has made for this model",
             )
     return task
 
@@ -120,7 +121,7 @@ def read_text(
     translation, for data that are not the model's, and for tags that neither CTranslate2 nor transformers can use.
     """
     if section["_name"] not in TRANSLATION:
-        raise UserError(f"--task {section['_name']}: translates no text; give a model of {' or '.join(TRANSLATION)}")
+        raise UserError(f"--task {section['_name']}", f"translates no text; give a model of {' or '.join(TRANSLATION)}")
     task = open_task(section, data, vocabulary_sizes)
     pieces, path = find_subwords(subwords, data)
     chain = find_chain(data) if pieces == "subword_nmt" else None
@@ -146,8 +147,9 @@ def _languages_and_tags(task: Any) -> dict[str, Any]:
     args = task.args
     if args.lang_tok_replacing_bos_eos:
         raise UserError(
-            "--lang-tok-replacing-bos-eos: tags stand for the ends of sentences, which neither CTranslate2 nor "
-            "transformers has a place for; give --to transformer"
+            "--lang-tok-replacing-bos-eos",
+            "tags stand for the ends of sentences, which neither CTranslate2 nor "
+            "transformers has a place for; give --to transformer",
         )
 
     source_tag, target_tag = args.langtoks["main"]
@@ -173,7 +175,7 @@ def find_subwords(given: str | None, data: str) -> tuple[str, Path | None]:
 
     path = Path(given)
     if not path.is_file():
-        raise UserError(f"--subwords {given}: no such file")
+        raise UserError(f"--subwords {given}", "no such file")
     with open(path, "rb") as file:
         beginning = file.read(1024)
     if beginning.startswith(b"#version") or b"</w>" in beginning:  # of subword-nmt's codes, new and old
@@ -192,8 +194,9 @@ def _subwords_beside(data: str) -> tuple[str, Path]:
             if kind.file and (folder / kind.file).is_file():
                 return name, folder / kind.file
     raise UserError(
-        f"--data {data}: nothing there says what cut its text; give {FILES} as --subwords FILE, or "
-        "--subwords none for text that comes cut, with blanks between pieces"
+        f"--data {data}",
+        f"nothing there says what cut its text; give {FILES} as --subwords FILE, or "
+        "--subwords none for text that comes cut, with blanks between pieces",
     )
 
 

@@ -79,8 +79,8 @@ class Translator:
         length = len(tokens) + 1  # with the end
         if length > self.source_positions:
             raise UserError(
-                f"line {number}: is {length:,} tokens long, and the model has positions for "
-                f"{self.source_positions:,}; split the line"
+                f"line {number}",
+                f"is {length:,} tokens long, and the model has positions for {self.source_positions:,}; split the line",
             )
 
         if unseen is not None:

@@ -31,7 +31,7 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], int | N
     from ...plugin.checkpoints.reading import allow_plain_data, load_or_explain
 
     if not path.exists():
-        raise UserError(f"{path}: no such file or folder")
+        raise UserError(path, "no such file or folder")
     if path.is_dir():
         return _folder(path), {}, None
     if path.suffix == ".safetensors":
@@ -43,13 +43,13 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], int | N
     can_map = zipfile.is_zipfile(path)  # torch's format since 1.6, of which mmap reads only what is used
     content = load_or_explain(torch.load, str(path), map_location="cpu", weights_only=True, mmap=can_map)
     if not isinstance(content, dict):
-        raise UserError(f"{path}: holds a {type(content).__name__}, not weights by name; save its state_dict()")
+        raise UserError(path, f"holds a {type(content).__name__}, not weights by name; save its state_dict()")
 
     wrapper = next((name for name in WRAPPERS if isinstance(content.get(name), dict)), None)
     state = content[wrapper] if wrapper else content
     weights = {name: tensor for name, tensor in state.items() if torch.is_tensor(tensor)}
     if not weights:
-        raise UserError(f"{path}: holds no weights by name; save the model's state_dict()")
+        raise UserError(path, "holds no weights by name; save the model's state_dict()")
     return weights, _config(content), _updates(content)
 
 
@@ -86,7 +86,7 @@ def _folder(path: Path) -> dict[str, Tensor]:
     weights_file = path / "model.safetensors"
     config_file = path / "config.json"
     if not weights_file.is_file():
-        raise UserError(f"{path}: holds no {weights_file.name}; name the file of weights itself")
+        raise UserError(path, f"holds no {weights_file.name}; name the file of weights itself")
 
     config = read_object(config_file, "download it again, or remove it") if config_file.exists() else {}
     weights, _, _ = read_weights(weights_file)
@@ -104,18 +104,18 @@ def read_names(path: Path) -> Callable[[str], str]:
     for one that is missing or holds anything else.
     """
     if path != STDIN and not path.exists():
-        raise UserError(f"--names {path}: no such file")
+        raise UserError(f"--names {path}", "no such file")
     try:
         rules = tomllib.loads("\n".join(read_lines(path)))
     except ValueError as error:
-        raise UserError(f"--names {path}: is no TOML ({error}); docs/verify.md has an example") from error
+        raise UserError(f"--names {path}", f"is no TOML ({error}); docs/verify.md has an example") from error
 
     for pattern, replacement in rules.items():
         try:
             re.sub(pattern, replacement, "")  # on an empty name, only to raise what a wrong rule raises
         except (re.error, IndexError, TypeError) as error:
             problem = f"{pattern} = {replacement!r}: {error}; docs/verify.md has an example"
-            raise UserError(f"--names {path}: {problem}") from error
+            raise UserError(f"--names {path}", f"{problem}") from error
 
     def rename(name: str) -> str:
         for pattern, replacement in rules.items():

@@ -161,7 +161,7 @@ def _number_layers(model: RecognisedModel, stack: str, entries: list[_Entry]) ->
     first = min(*numbers, 1)  # 0 or 1: a stack whose names begin at 2 lacks a layer
     model.depths[stack] = max(numbers) - first + 1
     if len(numbers) < model.depths[stack]:
-        raise UserError(f"{stack}: {len(numbers)} of its layers up to {max(numbers)} are there; rename by --names")
+        raise UserError(stack, f"{len(numbers)} of its layers up to {max(numbers)} are there; rename by --names")
     for entry in entries:
         entry.layer += 1 - first
 
