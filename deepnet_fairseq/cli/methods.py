@@ -238,7 +238,7 @@ def compare_weights(arch: str, chosen: dict[str, Any]) -> Shown:
 
     from ..core import archs
     from ..core.config import namespace
-    from ..core.initialisation import as_table, init_report
+    from ..core.initialisation import init_report, report_table
     from ..core.models import build
     from ..core.modifiers import make_method
 
@@ -247,7 +247,7 @@ def compare_weights(arch: str, chosen: dict[str, Any]) -> Shown:
     cfg = namespace(arch, **chosen)
     method = make_method(cfg)
     profile = method.init_profiles[0]
-    deviations = as_table(init_report(model, method, profile))
+    deviations = report_table(init_report(model, method, profile))
     depth = "-".join(f"{count}L" for count in archs.depths(cfg) if count)
     return show_tables([deviations], f"{arch}, {depth} {cfg.method}, {profile}")
 

@@ -85,7 +85,7 @@ _base = {"encoder_layers": 12} | WIDTHS["medium"].fields("encoder") | MASKED | R
 _add(MASKED_LM, "normformer_masked_lm_base", _base | {"method": "normformer"})
 
 
-def unknown(setting: str) -> str:
+def unknown_arch_message(setting: str) -> str:
     """Return the error message for `setting`, which ends in an unknown architecture; it offers the nearest name."""
     setting = " ".join(setting.split())
     near = difflib.get_close_matches(setting.split()[-1], PRESETS, n=1)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .modules import Dropout, empty_linear, to_add
+from .modules import Dropout, additive_mask, empty_linear
 from .slots import or_empty
 
 if TYPE_CHECKING:
@@ -125,5 +125,5 @@ def attention_weights(q: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
     scaled = q * q.size(-1) ** -0.5
     scores = torch.matmul(scaled, keys.transpose(2, 3)).float()
     if mask is not None:
-        scores = scores + to_add(mask, scores.dtype)
+        scores = scores + additive_mask(mask, scores.dtype)
     return scores.softmax(-1, dtype=torch.float32)

@@ -1,6 +1,8 @@
 """The keys and values that a decoder keeps between the steps of beam search, and the encoder output it reads.
 
-B sentences, k beams a sentence, S source tokens, h heads of d features, C width.
+In beam search a row of the decoder's batch is one beam: a hypothesis that is still growing. A sentence has k beams, in
+k rows one after the other. Shapes: B sentences of the batch, k beams of a sentence, B k rows, S source tokens, h heads
+of d features, C width.
 """
 
 from __future__ import annotations
@@ -13,18 +15,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .modules import to_add
+from .modules import additive_mask
 
 SENTENCES = "deepnet_sentences"  # key of [Sentences] in the dictionary that an encoder returns
-STEPS = 8  # minimum number of further steps for which a full cache makes room
-SHARE = 0.75  # share of a cache's sentences that must be alive; below it, finished ones are dropped
+STEPS = 8  # a full cache makes room for as many further steps as it holds, and for this many at least
+SHARE = 0.75  # finished sentences are dropped when less than this share of the cache's entries is still searched
 
 
 class Sentences(NamedTuple):
-    """Sentences of an encoder's output, each once, however often beam search has repeated them.
+    """Output of an encoder with each sentence once, while fairseq's beam search repeats encoder_out for each beam.
 
-    states (S, B, C); padding (B, S), True at padding; rows (R,): which sentence each row of the decoder's batch reads,
-    None where it reads its own.
+    states (S, B, C); padding (B, S), True at padding; rows (rows of the decoder,): index in 0 .. B - 1 of the sentence
+    that each row reads; None as long as nothing was repeated, when row i reads sentence i.
     """
 
     states: Tensor
@@ -36,8 +38,8 @@ class Sentences(NamedTuple):
 class EncoderOutput:
     """Output of the encoder in the form that cross-attention reads.
 
-    states (B, S, C); mask (B, 1, 1, S), 0 at source tokens and the lowest number at padding, None if all are tokens;
-    beams: rows of the decoder's batch that read one sentence.
+    states (B, S, C); mask (B, 1, 1, S), added to scores: 0 at source tokens and the lowest number at padding, None if
+    all are tokens; beams: k, how many rows of the decoder's batch read each sentence.
     """
 
     states: Tensor
@@ -46,89 +48,116 @@ class EncoderOutput:
 
     @classmethod
     def by_row(cls, encoder_out: dict) -> EncoderOutput:
-        """Read the dictionary of Encoder.forward, or of another encoder, with a sentence for each row of the batch."""
+        """Read the dictionary of Encoder.forward, or of a fairseq encoder, with one sentence for each row (beams=1)."""
         padding = encoder_out["encoder_padding_mask"]
         return cls._of(encoder_out["encoder_out"][0], padding[0] if padding else None)
 
     @classmethod
     def by_sentence(cls, encoder_out: dict) -> EncoderOutput:
-        """Read the dictionary with each sentence once, where the decoder's rows are k beams of each, in order."""
+        """Read the dictionary with each sentence once, for k rows each.
+
+        Where this is not possible, because the dictionary holds no Sentences with `rows`, or because the rows of the
+        sentences are not k each in the sentences' order, read it by_row.
+        """
         (sentences,) = encoder_out.get(SENTENCES, [None])
         if sentences is None or sentences.rows is None:
             return cls.by_row(encoder_out)
-        beams, rest = divmod(len(sentences.rows), len(sentences.padding))
-        each = torch.arange(len(sentences.padding), device=sentences.rows.device).repeat_interleave(beams)
-        if rest or not torch.equal(sentences.rows, each):
+
+        num_sentences = len(sentences.padding)
+        beams, rest = divmod(len(sentences.rows), num_sentences)
+        in_order = torch.arange(num_sentences, device=sentences.rows.device).repeat_interleave(beams)
+        if rest or not torch.equal(sentences.rows, in_order):
             return cls.by_row(encoder_out)
         return replace(cls._of(sentences.states, sentences.padding), beams=beams)
 
     @classmethod
     def _of(cls, states: Tensor, padding: Tensor | None) -> EncoderOutput:
-        """Make an EncoderOutput of states (S, B, C) and padding (B, S), None without padding."""
+        """Make an EncoderOutput of states (S, B, C) and padding (B, S), True at padding; None without padding."""
         states = states.transpose(0, 1)
-        return cls(states, None if padding is None else to_add(~padding[:, None, None], states.dtype))
+        mask = None
+        if padding is not None:
+            mask = additive_mask(~padding[:, None, None], states.dtype)
+        return cls(states, mask)
 
 
 class DecoderCache:
     """Keys and values of all attentions of a decoder.
 
-    A step of beam search calls the layers with x (B, k, C): the beams of a sentence stand where training has positions.
-    All beams of a sentence share its keys and values, and `past` says which of them a beam may look at, so that a beam
-    that continues another one's prefix copies nothing. For three sentences a, b and c with two beams, after two steps:
+    A step of beam search calls the layers with x (P, k, C): the beams of a sentence stand where training has positions.
+    All beams of a sentence share its keys and values, and `visible` says which of them a beam may look at, so that a
+    beam that continues another one's prefix copies nothing. For three sentences a, b and c with two beams, after two
+    steps:
 
         keys of a layer   a: [a1 a1' a2 a2']    b: [b1 b1' b2 b2']    c: [c1 c1' c2 c2']
-        past of a         first beam  [1 0 1 0]   its own two tokens
+        visible to a's    first beam  [1 0 1 0]   its own two tokens
                           second beam [1 0 0 1]   it continues the first beam's first token
 
-    Where b ends, nothing moves: the batch is then a and c, which lie at places 0 and 2, and the row of b is computed in
-    vain, until fewer than SHARE of the sentences are alive or the room is used up. Then one copy keeps those that are
-    alive, and the parts of their prefixes that a beam still reads.
+    The cache has P entries, one for each sentence; a cell of an entry holds the keys or values of one token. When a
+    sentence ends, nothing moves: if b does, the batch is a and c (B = 2), which stay in entries 0 and 2 (P = 3), and
+    the layers compute entry 1 in vain. Only when fewer than SHARE of the entries are in use, or all cells are taken,
+    one copy keeps the entries in use, and of their cells those that a beam still reads.
 
-    prefixes: attention -> keys and values of the target, (P, capacity, h, d) for P sentences, of which `used` are
-    filled, k a step; sources: attention -> those of the source, (P, S, h, d); past (B, k, used), bool; places (B,):
-    where the batch's sentences lie, None where they lie in order. length: steps so far.
+    prefixes: self-attention -> [keys, values], (P, capacity, h, d) each; the first `used` cells are filled, k more in
+        each step
+    sources: cross-attention -> (keys, values) of the source, (P, S, h, d) each
+    memory: what cross-attention reads, one sentence for each entry; None in a decoder without it
+    visible (B, k, used): True where a beam may look at a cell of its sentence; None before the first step
+    entries (B,): the entry of each sentence of the batch, None where they are 0 .. B - 1
+    length: steps so far
     """
 
     def __init__(self, memory: EncoderOutput | None, rows: int):
-        """Make an empty cache; memory: the input of cross-attention, if any; rows: of the decoder's batch, B k."""
+        """Make an empty cache.
+
+        memory: the input of cross-attention, if any, which says how many beams a sentence has (else 1); rows: of the
+        decoder's batch, B k.
+        """
         self.memory = memory
         self.beams = memory.beams if memory else 1
         self.length = 0
         self.used = 0
         self.capacity = 0
-        self.sentences = rows // self.beams
+        self.num_entries = rows // self.beams
         self.prefixes: dict[nn.Module, list[Tensor]] = {}
         self.sources: dict[nn.Module, tuple[Tensor, ...]] = {}
-        self.past: Tensor | None = None
-        self.places: Tensor | None = None
-        self._sentence_at: Tensor | None = None  # inverse of places, (P,); arbitrary where a sentence has ended
+        self.visible: Tensor | None = None
+        self.entries: Tensor | None = None
+        # inverse of `entries`: the batch's sentence in each entry, (P,); 0 where a sentence has ended
+        self._sentence_of_entry: Tensor | None = None
 
     def advance(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Begin a step: map newest tokens x (B k, 1, C) to x (P, k, C) and mask (P, 1, k, used), None for one beam."""
+        """Begin a step with the newest token of each row, x (B k, 1, C).
+
+        Returns x (P, k, C) as the layers read it, and the mask of self-attention (P, 1, k, used), added to scores; None
+        with one beam, which may look at everything.
+        """
         batch_sentences = x.size(0) // self.beams
         itself = torch.eye(self.beams, dtype=torch.bool, device=x.device).expand(batch_sentences, -1, -1)
-        if self.past is None:
-            self.past = itself[..., :0]
+        if self.visible is None:
+            self.visible = itself[..., :0]
         if self.used + self.beams > self.capacity:
-            self._compact(self.places)
+            self._compact(self.entries)
 
-        self.past = torch.cat([self.past, itself], 2)
+        self.visible = torch.cat([self.visible, itself], 2)  # of the k new tokens each beam sees its own
         self.used += self.beams
         self.length += 1
 
         mask = None
         if self.beams > 1:
-            mask = to_add(self._by_place(self.past)[:, None], x.dtype)
-        return self._by_place(x.view(-1, self.beams, x.size(-1))), mask
+            mask = additive_mask(self._by_entry(self.visible)[:, None], x.dtype)
+        return self._by_entry(x.view(-1, self.beams, x.size(-1))), mask
 
-    def of_batch(self, x: Tensor) -> Tensor:
-        """Return x (P, k, ..) of this step as rows of the batch, (B k, 1, ..)."""
-        if self.places is not None:
-            x = x.index_select(0, self.places)
+    def rows_of_batch(self, x: Tensor) -> Tensor:
+        """Turn x (P, k, ..), which the layers have computed in this step, into rows of the batch, (B k, 1, ..)."""
+        if self.entries is not None:
+            x = x.index_select(0, self.entries)
         return x.flatten(0, 1).unsqueeze(1)
 
     def extend(self, attention: nn.Module, keys: Tensor, values: Tensor) -> list[Tensor]:
-        """Add this step's keys and values, (P, k, h, d) each, and return those of the whole prefix, (P, used, h, d)."""
+        """Add this step's keys and values of a self-attention, (P, k, h, d) each.
+
+        Returns its keys and its values of all steps so far, (P, used, h, d) each. `advance` must have begun the step.
+        """
         newest = (keys, values)
         before = self.used - self.beams
         prefix = self.prefixes.get(attention)
@@ -147,7 +176,10 @@ class DecoderCache:
         return [tensor[:, : self.used] for tensor in prefix]
 
     def of_source(self, attention: nn.Module, project: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """Return keys and values of the source, (P, S, h, d) each; `project` computes them at the first step."""
+        """Return a cross-attention's keys and values of the source, (P, S, h, d) each.
+
+        project: computes them; called in the first step only.
+        """
         if attention not in self.sources:
             self.sources[attention] = project()
         return self.sources[attention]
@@ -157,69 +189,75 @@ class DecoderCache:
 
         Raises a ValueError where beams share a source and the rows of one sentence would come from several.
         """
-        if self.past is None:
+        if self.visible is None:
             return
         order = new_order.cpu()  # the only host-device synchronisation of a step
         if len(order) % self.beams or (order.view(-1, self.beams) // self.beams).diff(dim=1).any():
             raise ValueError("hypotheses of several sentences may not change places")
 
-        sentences = order[:: self.beams] // self.beams
-        before = len(self.past)
-        self.past = self.past.flatten(0, 1).index_select(0, new_order).unflatten(0, (-1, self.beams))
+        sentences = order[:: self.beams] // self.beams  # which sentence of the last step each one is
+        before = len(self.visible)
+        self.visible = self.visible.flatten(0, 1).index_select(0, new_order).unflatten(0, (-1, self.beams))
         if torch.equal(sentences, torch.arange(before)):
             return
 
         # sentences have ended, or changed places
         sentences = sentences.to(new_order.device)
-        places = sentences if self.places is None else self.places[sentences]
-        few_are_left = len(places) < SHARE * self.sentences
-        some_are_repeated = len(places.unique()) < len(places)
+        entries = sentences if self.entries is None else self.entries[sentences]
+        few_are_left = len(entries) < SHARE * self.num_entries
+        some_are_repeated = len(entries.unique()) < len(entries)
         if few_are_left or some_are_repeated:
-            self._compact(places)
+            self._compact(entries)
         else:
-            self.places = places
-            self._sentence_at = places.new_zeros(self.sentences)
-            self._sentence_at[places] = torch.arange(len(places), device=places.device)
+            self.entries = entries
+            self._sentence_of_entry = entries.new_zeros(self.num_entries)
+            self._sentence_of_entry[entries] = torch.arange(len(entries), device=entries.device)
 
-    def _by_place(self, x: Tensor) -> Tensor:
-        """Return x (B, ..) of the batch's sentences in the order of the cache, (P, ..)."""
-        return x if self._sentence_at is None else x.index_select(0, self._sentence_at)
+    def _by_entry(self, x: Tensor) -> Tensor:
+        """Return x (B, ..), one for each sentence of the batch, as (P, ..), one for each entry.
 
-    def _compact(self, places: Tensor | None) -> None:
-        """Drop finished sentences and the tokens that no beam reads any more, and double the capacity.
-
-        places: where the sentences lie that stay, None if all do.
+        An entry whose sentence has ended gets what the first sentence of the batch has; nobody reads what comes of it.
         """
-        assert self.past is not None
-        needed = self.past.any(1)  # (B, used), True where a beam reads the token
+        return x if self._sentence_of_entry is None else x.index_select(0, self._sentence_of_entry)
+
+    def _compact(self, entries: Tensor | None) -> None:
+        """Keep the entries in use, and of their cells those that a beam still reads; make room for further steps.
+
+        entries (B,): the entry of each sentence of the batch, None where they are 0 .. B - 1. Afterwards sentence i is
+        in entry i. Each entry keeps as many cells as the one that needs most, and the room is twice that, for STEPS
+        further steps at least.
+        """
+        assert self.visible is not None
+        needed = self.visible.any(1)  # (B, used), True where a beam reads the cell
         kept = int(needed.sum(1).max()) if self.used else 0
         self.used = kept
         self.capacity = kept + max(kept, STEPS * self.beams)
 
-        # the needed tokens of each sentence in front, in their order; where a sentence needs fewer, others follow
-        slots = needed.view(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :kept]
-        self.past = self.past.gather(2, slots[:, None].expand(-1, self.beams, -1))
+        # (B, kept): the needed cells of each sentence in front, in their order; where it needs fewer, others follow
+        cells = needed.view(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :kept]
+        self.visible = self.visible.gather(2, cells[:, None].expand(-1, self.beams, -1))
+
         for attention, prefix in self.prefixes.items():
-            sentences = torch.arange(len(slots), device=slots.device) if places is None else places
-            rows = sentences * prefix[0].size(1)
-            index = rows[:, None] + F.pad(slots, (0, self.capacity - kept))  # unused room holds arbitrary numbers
-            taken = [tensor.flatten(0, 1).index_select(0, index.flatten()) for tensor in prefix]
-            self.prefixes[attention] = [tensor.unflatten(0, index.shape) for tensor in taken]
+            old_entries = torch.arange(len(cells), device=cells.device) if entries is None else entries
+            first_cells = old_entries * prefix[0].size(1)  # where each entry begins if all cells stand in one line
+            index = first_cells[:, None] + F.pad(cells, (0, self.capacity - kept))  # the free cells copy any numbers
+            copies = [tensor.flatten(0, 1).index_select(0, index.flatten()) for tensor in prefix]
+            self.prefixes[attention] = [tensor.unflatten(0, index.shape) for tensor in copies]
 
-        if places is not None:
-            self._drop_sources(places)
-        self.sentences = len(slots)
-        self.places = None
-        self._sentence_at = None
+        if entries is not None:
+            self._keep_sources(entries)
+        self.num_entries = len(cells)
+        self.entries = None
+        self._sentence_of_entry = None
 
-    def _drop_sources(self, places: Tensor) -> None:
-        """Keep what cross-attention reads of the sentences at `places` alone."""
+    def _keep_sources(self, entries: Tensor) -> None:
+        """Keep of what cross-attention reads only these entries (B,), in this order."""
         for attention, source in self.sources.items():
-            self.sources[attention] = tuple(tensor.index_select(0, places) for tensor in source)
+            self.sources[attention] = tuple(tensor.index_select(0, entries) for tensor in source)
         if self.memory is None:
             return
         mask = self.memory.mask
-        if mask is not None:
-            mask = to_add(mask.index_select(0, places) == 0, mask.dtype)
-        states = self.memory.states.index_select(0, places)
+        if mask is not None:  # made anew, for index_select would not keep the distance of its rows in memory
+            mask = additive_mask(mask.index_select(0, entries) == 0, mask.dtype)
+        states = self.memory.states.index_select(0, entries)
         self.memory = replace(self.memory, states=states, mask=mask)

@@ -1,4 +1,7 @@
-"""Check that a checkpoint fits a model, and name the flag that would make it fit."""
+"""Check that a checkpoint fits a model, and name the flag that would make it fit.
+
+Everywhere `state` is the checkpoint's state dict, and `own` the one of the model that is to load it.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +13,25 @@ from torch import Tensor, nn
 from ..errors import UserError
 
 StateDict = dict[str, Tensor]
-ROUNDING = 0.01  # relative difference of constants that half precision explains
-EXACT = 1e-5  # of constants that were always saved in float32
-DEPTHS = "give those of its run, or take over parts of it as docs/checkpoints.md says"
+# relative differences between a constant (constants.py) of a checkpoint and of a model that count as none:
+ROUNDING = 0.01  # if it may have been saved in half precision
+EXACT = 1e-5  # if it was saved in float32
+DEPTHS = "give those of its run, or take over parts of it as docs/checkpoints.md says"  # ends a message on depths
 
-# fairseq's `transformer` marks its format with `version`; release 0.12.2 also doubles encoder weights, all zero
+# entries of fairseq's `transformer` that no model here reads: `version` marks its format, release 0.12.2 has a second
+# set of encoder weights, all zero, and sinusoidal positions are computed
 FOREIGN_KEY = re.compile(
     r"(encoder|decoder)\.version$|encoder\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)$"
     r"|(encoder|decoder)\.embed_positions\.(_float_tensor|weights)$"
 )
 OLD_PROJECTIONS = re.compile(r"(.*_attn\.)in_proj_(weight|bias)$")  # queries, keys and values in one, until 2019
-BEFORE_FIRST = 2  # rows of a table of learned positions up to the padding symbol's
-# parameters whose presence tells a flag of the checkpoint's run
+POSITION_OFFSET = 2  # rows of a table of learned positions before the first position's: up to the padding symbol's
+# parameters that a model has with a flag and lacks without it -> the flag
 FLAGS = {
     r"(encoder|decoder)\.embed_positions\.weight$": r"--\1-learned-pos",
     r"(encoder|decoder)\.layernorm_embedding\.": "--layernorm-embedding",
 }
-TIES = {  # second name of a shared matrix -> flag with which the model has two matrices
+TIES = {  # second name of a matrix that two modules share -> how to get a model with two matrices
     "lm_head.weight": "give --untie-weights-roberta",
     "decoder.output_projection.weight": "drop --share-decoder-input-output-embed and --share-all-embeddings",
     "decoder.embed_tokens.weight": "drop --share-all-embeddings",
@@ -34,7 +39,7 @@ TIES = {  # second name of a shared matrix -> flag with which the model has two 
 
 
 def with_split_projections(state: Mapping[str, Tensor]) -> StateDict:
-    """Split each entry that fairseq wrote for queries, keys and values together into three."""
+    """Return a state dict in which each old entry for queries, keys and values together is split into three."""
     split: StateDict = {}
     for key, value in state.items():
         match = OLD_PROJECTIONS.fullmatch(key)
@@ -48,17 +53,20 @@ def with_split_projections(state: Mapping[str, Tensor]) -> StateDict:
 
 
 def without_foreign_keys(state: StateDict, own: StateDict) -> StateDict:
-    """Drop the entries that fairseq's `transformer` writes and nothing reads."""
+    """Return a state dict without the entries of fairseq's `transformer` that nothing reads (FOREIGN_KEY)."""
     return {key: value for key, value in state.items() if key in own or not FOREIGN_KEY.fullmatch(key)}
 
 
-def check_fit(state: StateDict, own: StateDict, constants: Collection[str] = (), lacked: Collection[str] = ()) -> None:
+def check_fit(
+    state: StateDict, own: StateDict, constants: Collection[str] = (), missing_constants: Collection[str] = ()
+) -> None:
     """Raise a UserError for the first of depth, method and shapes in which a checkpoint and a model differ.
 
-    state, own: their state dicts; constants: names in `own` whose numbers Stack.check_constants compares; lacked: those
-    that the checkpoint should have and has not. The message names the flag where that is known; fairseq's loader adds
-    the file.
+    constants: entries of `own` that are constants of the method, whose numbers Stack.check_constants compares;
+    missing_constants: those that the checkpoint should have and has not. The message names the flag where that is
+    known; fairseq's loader puts the file in front.
     """
+    # depths
     for stack in ("encoder", "decoder"):
         saved = depth(state, stack)
         built = depth(own, stack)
@@ -68,27 +76,32 @@ def check_fit(state: StateDict, own: StateDict, constants: Collection[str] = (),
             way = f"give --{stack}-layers {saved}, or for a new training another --save-dir"
             raise UserError(f"holds {saved} {stack} layers, this model has {built}; {way}")
 
-    missing = sorted((own.keys() - state.keys() - set(constants)) | set(lacked))
+    # names of parameters, by which methods differ
+    missing = sorted((own.keys() - state.keys() - set(constants)) | set(missing_constants))
     extra = sorted(state.keys() - own.keys())
     if missing or extra:
         differences = []
         if missing:
-            differences.append(f"it lacks {_first_of(missing)}")
+            differences.append(f"it lacks {_first_and_number(missing)}")
         if extra:
-            differences.append(f"it also has {_first_of(extra)}")
-        advice = _flags(missing, extra) or "train with the flags of its own run"
+            differences.append(f"it also has {_first_and_number(extra)}")
+        advice = _flags_to_change(missing, extra) or "train with the flags of its own run"
         raise UserError(
             "was trained with another --method or modifier, or other embedding flags: "
             f"{' and '.join(differences)}; {advice}"
         )
 
+    # shapes
     for key, value in own.items():
         if key not in constants and state[key].shape != value.shape:
             raise UserError(_other_shape(key, tuple(state[key].shape), tuple(value.shape), own))
 
 
 def check_ties(state: StateDict, model: nn.Module) -> None:
-    """Raise a UserError if two matrices differ that the model shares: the one copied last would replace the other."""
+    """Raise a UserError if `state` has two different matrices where the model has one under two names.
+
+    Both would be copied into the same parameter, and the later one would replace the other.
+    """
     first_names: dict[nn.Parameter, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         first_name = first_names.setdefault(parameter, name)
@@ -108,9 +121,9 @@ def depth(state: StateDict, stack: str) -> int:
 
 
 def _other_shape(key: str, saved: tuple, built: tuple, own: StateDict) -> str:
-    """Say how the shape of a checkpoint's tensor differs from the model's, and name the flag that sets it.
+    """Return the message that a tensor has another shape in the checkpoint, with the flag that sets the shape.
 
-    key: their name; saved, built: shapes in the checkpoint and in the model; own: state dict of the model.
+    key: the tensor's name; saved, built: its shapes in the checkpoint and in the model.
     """
     stack, name = key.split(".", 1)
 
@@ -121,8 +134,8 @@ def _other_shape(key: str, saved: tuple, built: tuple, own: StateDict) -> str:
         return f"is {saved[1]} wide, this model's {stack} {built[1]}; give --{stack}-embed-dim {saved[1]}"
 
     if name == "embed_positions.weight":
-        saved_positions = saved[0] - BEFORE_FIRST
-        built_positions = built[0] - BEFORE_FIRST
+        saved_positions = saved[0] - POSITION_OFFSET
+        built_positions = built[0] - POSITION_OFFSET
         if stack == "decoder":
             flag = "--max-target-positions"
         elif depth(own, "decoder"):
@@ -136,8 +149,11 @@ def _other_shape(key: str, saved: tuple, built: tuple, own: StateDict) -> str:
     return f"{key} has shape {saved}, this model's {built}; give --method, flags and data of its own run"
 
 
-def _flags(missing: list[str], extra: list[str]) -> str:
-    """Return the flags that would remove the difference, as far as parameter names tell."""
+def _flags_to_change(missing: list[str], extra: list[str]) -> str:
+    """Say which flags to give or to drop, as far as FLAGS knows; "" if it knows none.
+
+    missing: names of parameters that only the model has; extra: names that only the checkpoint has.
+    """
     advice = []
     for verb, keys in (("give", extra), ("drop", missing)):
         flags: list[str] = []
@@ -155,10 +171,10 @@ def _flags(missing: list[str], extra: list[str]) -> str:
 
 
 def other_constant(key: str, saved: Tensor, built: float | list[float], rounding: float = ROUNDING) -> str | None:
-    """Say how a constant of the method in a checkpoint differs from the model's; None if it does not.
+    """Return the message that a constant of the method differs from the model's; None if it does not.
 
-    key: its name in the state dict; saved: its number or numbers in the checkpoint; built: those by which the model
-    computes; rounding: relative difference that is none.
+    key: its name in the state dict; saved: its number () or numbers (n,) in the checkpoint; built: the model's own;
+    rounding: largest relative difference that counts as none.
     """
     reason = "trained at other depths or options, or by another formula"
     numbers = saved.flatten().tolist()
@@ -167,14 +183,14 @@ def other_constant(key: str, saved: Tensor, built: float | list[float], rounding
         return f"{key} has {len(numbers)} numbers, this model's {len(own)}: {reason}"
 
     for number, mine in zip(numbers, own, strict=True):
-        is_close = abs(number - mine) <= rounding * abs(mine)  # False for NaN, and for two infinities
-        if number != mine and not is_close:
+        is_close = abs(number - mine) <= rounding * abs(mine)
+        if number != mine and not is_close:  # two equal infinities are not close, because inf - inf is NaN
             return f"{key} is {number:.6g}, this model's {mine:.6g}: {reason}"
     return None
 
 
-def _first_of(keys: list[str]) -> str:
-    """Name the first of some keys, and how many more there are."""
+def _first_and_number(keys: list[str]) -> str:
+    """Return the first key, and how many more there are: "a" or "a and 2 more"."""
     if len(keys) == 1:
         return keys[0]
     return f"{keys[0]} and {len(keys) - 1} more"

@@ -20,7 +20,7 @@ from ..errors import UserError
 from . import archs
 from .initialisation import PROFILES
 from .methods import METHODS, Method, Option, get_method
-from .methods.base import LISTENERS
+from .methods.base import REGISTRATION_LISTENERS
 from .modifiers import MODIFIERS, Modifier, make_method
 from .modules import ACTIVATIONS
 
@@ -130,7 +130,7 @@ def _check_registered() -> None:
         config_class(model)
 
 
-LISTENERS.append(_check_registered)
+REGISTRATION_LISTENERS.append(_check_registered)
 
 
 @lru_cache
@@ -170,7 +170,7 @@ def _option_field(name: str, key: str, of: str, option: Option) -> tuple[str, An
     return f"{name}_{key}", kind, flag(option.default, f"{of}: {option.help}", option.choices)
 
 
-def settle(arch: str, **fields: Any) -> tuple[argparse.Namespace, Method]:
+def config_and_method(arch: str, **fields: Any) -> tuple[argparse.Namespace, Method]:
     """Return a filled and checked config of architecture `arch`, and its method.
 
     The config is what fairseq's command line would make. fields: those by name ("decoder_layers") that differ from the
@@ -180,12 +180,12 @@ def settle(arch: str, **fields: Any) -> tuple[argparse.Namespace, Method]:
     model = archs.model_of(argparse.Namespace(arch=arch))
     defaults = {field.name: field.default for field in dataclasses.fields(config_class(model))}
     cfg = argparse.Namespace(**(defaults | fields | {"arch": arch}))
-    return cfg, method_of(cfg)
+    return cfg, fill_and_make_method(cfg)
 
 
 def namespace(arch: str, **fields: Any) -> argparse.Namespace:
-    """Return the config of `settle` alone."""
-    cfg, _method = settle(arch, **fields)
+    """Return the config of `config_and_method` alone."""
+    cfg, _method = config_and_method(arch, **fields)
     return cfg
 
 
@@ -195,7 +195,7 @@ def check_fields(arch: str, fields: Mapping[str, Any], more: Iterable[str] = ())
     fields: by name; more: names that are fields too. Raises a UserError, for a field with the nearest name that exists.
     """
     if arch not in archs.PRESETS:
-        raise UserError(archs.unknown(f"--arch {arch}"))
+        raise UserError(archs.unknown_arch_message(f"--arch {arch}"))
     if fields.get("method") is not None:  # before its options, which are no fields until it is registered
         get_method(fields["method"])
     known = {field.name for field in dataclasses.fields(config_class(archs.MODELS[arch]))} | set(more)
@@ -206,7 +206,7 @@ def check_fields(arch: str, fields: Mapping[str, Any], more: Iterable[str] = ())
             raise UserError(f"{name}: {arch} has no such field; {hint}")
 
 
-def method_of(cfg: Any) -> Method:
+def fill_and_make_method(cfg: Any) -> Method:
     """Return the method of a config; fill the config in place where it leaves values open, and check it.
 
     cfg: argparse.Namespace, omegaconf or dataclass. Raises a UserError, naming the flag, for settings that no model can

@@ -1,7 +1,8 @@
-"""Find the numbers that a method computes with and that no parameter or buffer holds, by looking at its modules.
+"""Find the constants of a method: numbers that it computes with and that no parameter or buffer holds.
 
-They are the constants of every method that does not name its own (Method.constants): a model is saved with them, and a
-checkpoint with others is refused. What stands in the code of a function, as 0.5 in `x + 0.5 * f`, cannot be seen here.
+Most methods name their constants themselves (Method.constants). For the others they are found here, as attributes of
+the modules in the slots that are numbers. A model is saved with its constants, and a checkpoint with other constants is
+refused. A number in the code of a function, as 0.5 in `x + 0.5 * f`, cannot be found.
 """
 
 from __future__ import annotations
@@ -14,28 +15,35 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from .modules import Dropout
 
-Constants = Mapping[str, float | list[float]]  # by name; a list has one number for each place in the stack
-NO_FORMULA = ("training", "eps")  # attributes of many modules; an eps only keeps a division from failing
-PLACES = ("none", "pre", "post")  # of a LayerNorm, by the number that stands for it
+Constants = Mapping[str, float | list[float]]  # name -> one number for a whole stack, or a list in forward order
+# attributes with numbers that are no constants of a method: an eps only keeps a division from failing
+IGNORED = ("training", "eps")
+NORM_PLACES = ("none", "pre", "post")  # of Method.norm_place; a checkpoint holds the index of each
 
 
-def found(slots: Iterable[tuple[str, nn.Module]], norm_places: Iterable[str]) -> dict[str, float | list[float]]:
-    """Return the numbers in a stack's slots, "residual_c" of an attribute c, and the places of its LayerNorms.
+def find_constants(
+    slots: Iterable[tuple[str, nn.Module]], norm_places: Iterable[str]
+) -> dict[str, float | list[float]]:
+    """Return the constants of a stack by name: the numbers in its slots, and the places of its LayerNorms.
 
-    A number is one for the whole stack, or a list in forward order where it differs between branches.
-    slots: addresses, "decoder.3.ffn.residual", and modules, as Stack.slots yields them; norm_places: of all branches,
-    by Method.norm_place. Places that are the same in all branches are left out: what is trained shows them.
+    The name is that of the slot and of the attribute: "residual_c" for an attribute c of the modules in the slot
+    `residual`. The value is one number where all branches have the same, else a list in forward order.
+
+    slots: pairs of address ("decoder.3.ffn.residual") and module, as Stack.slots yields them; norm_places: what
+    Method.norm_place gives for each branch, in forward order. Places that are the same in all branches are left out,
+    because the names of a model's parameters show them.
     """
     values: dict[str, list[float]] = {}
     for address, slot in slots:
         slot_name = address.rpartition(".")[2]
         for path, module in slot.named_modules():
-            inside = [part for part in path.split(".") if part and not part.isdecimal()]  # without places in containers
-            for attribute, numbers in _numbers(module):
+            # path: "" for the slot's module itself, "0.norm" for one inside; an index in a container is left out
+            inside = [part for part in path.split(".") if part and not part.isdecimal()]
+            for attribute, numbers in _number_attributes(module):
                 constant = "_".join([slot_name, *inside, attribute])
                 values.setdefault(constant, []).extend(numbers)
 
-    places = [float(PLACES.index(place)) for place in norm_places]
+    places = [float(NORM_PLACES.index(place)) for place in norm_places]
     if len(set(places)) > 1:
         values["norm_place"] = places
 
@@ -46,26 +54,28 @@ def found(slots: Iterable[tuple[str, nn.Module]], norm_places: Iterable[str]) ->
     return constants
 
 
-def _numbers(module: nn.Module) -> Iterator[tuple[str, list[float]]]:
+def _number_attributes(module: nn.Module) -> Iterator[tuple[str, list[float]]]:
     """Yield name and numbers of each attribute of a module, or of its class, that is a number or a tuple of numbers.
 
-    Not of a dropout, which computes in training alone, nor of a module that changes from update to update: its numbers
-    are those of a schedule, and what it computes with is a buffer. Sizes of torch's modules are seen in their weights.
+    A dropout is left out, because it computes in training alone. A module that changes from update to update is left
+    out too: its attributes are those of a schedule, and what it computes with is a buffer.
     """
     if isinstance(module, _DropoutNd | Dropout) or hasattr(module, "set_num_updates"):
         return
 
+    # those of the classes first, base classes before derived ones, so that later ones replace them as in Python
     attributes: dict[str, Any] = {}
-    for kind in reversed(type(module).__mro__):
-        if kind is not object and not kind.__module__.startswith("torch."):
-            attributes.update(vars(kind))
+    for base_class in reversed(type(module).__mro__):
+        if base_class is not object and not base_class.__module__.startswith("torch."):
+            attributes.update(vars(base_class))
     attributes.update(vars(module))
 
-    of_torch = getattr(module, "__constants__", ())
+    named_by_torch = getattr(module, "__constants__", ())  # of torch's own modules, as "in_features" of nn.Linear
     for name, value in attributes.items():
-        if name.startswith("_") or name in NO_FORMULA:
+        if name.startswith("_") or name in IGNORED:
             continue
-        if name in of_torch and not isinstance(value, float):
+        is_size_or_switch = name in named_by_torch and not isinstance(value, float)
+        if is_size_or_switch:  # the shapes of the weights show a size
             continue
         numbers = value if isinstance(value, tuple | list) else [value]
         if numbers and all(isinstance(number, int | float) for number in numbers):

@@ -1,13 +1,16 @@
 """Initialisation of every parameter, and a report on the standard deviations that were drawn.
 
-A base initialisation (a profile) says how each role's weight and bias are drawn before a method's gain:
+A profile (--init-profile) says from which distribution the matrices and biases of each role are drawn; roles are those
+of slots.Weight. The method then multiplies the standard deviation of a matrix by a factor of its own, its gain. The
+profiles are
 
 fairseq_head   fairseq since March 2020 and every release after 0.9: q, k, v, out Xavier-uniform (q, k, v with gain
                1/sqrt2 when keys and values have the query's width), fc1, fc2 and all biases but out's
-               U(-1/sqrt(fan_in), 1/sqrt(fan_in))
+               U(-1/sqrt(fan_in), 1/sqrt(fan_in)); the bias of out is 0
 xavier_legacy  the older fairseq that Admin, T-Fixup, DLCL and DS-Init were defined on: fc1, fc2 Xavier-uniform too,
                all biases 0
-xavier_normal, xavier_uniform  gain 1 for every role, all biases 0: DeepNorm's base and its admitted variant
+xavier_normal, xavier_uniform  Xavier with gain 1 for every role, all biases 0: DeepNorm's, and the variant of it that
+               the paper admits
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from .methods import Method
 from .modules import LearnedPositions
 from .slots import Weight
 
-ATTENTION_INPUTS = ("q", "k", "v")
+ATTENTION_INPUTS = ("q", "k", "v")  # roles of the matrices that project what an attention reads
 
 
 def xavier_std(linear: nn.Linear) -> float:
@@ -49,10 +52,10 @@ def draw_uniform(tensor: Tensor, std: float) -> None:
 
 @dataclass(frozen=True)
 class InitProfile:
-    """A base initialisation.
+    """How the weights of branches are drawn, before a method's gain.
 
-    draw: fills a tensor with zero mean and a given std; weight_std, bias_std: std of a matrix and of its bias, before
-    the method's gain, which the bias does not get.
+    draw: called as draw(tensor, std), fills a tensor from a distribution with mean 0; weight_std, bias_std: called with
+    a Weight, return the std of its matrix and of its bias. The gain applies to the matrix alone.
     """
 
     draw: Callable[[Tensor, float], None]
@@ -61,8 +64,9 @@ class InitProfile:
 
 
 def _legacy_weight_std(weight: Weight) -> float:
-    narrowed = weight.role in ATTENTION_INPUTS and weight.source_dim == weight.site.dim
-    gain = math.sqrt(0.5) if narrowed else 1.0
+    """Return the std of xavier_legacy; fairseq's MultiheadAttention.reset_parameters has the gain."""
+    has_gain = weight.role in ATTENTION_INPUTS and weight.source_dim == weight.site.dim
+    gain = math.sqrt(0.5) if has_gain else 1.0
     return gain * xavier_std(weight.linear)
 
 
@@ -99,30 +103,34 @@ def branch_weights(model: nn.Module) -> Iterator[Weight]:
             yield from module.weights()
 
 
-def weight_std(method: Method, profile: str, weight: Weight) -> float:
+def expected_std(method: Method, profile: str, weight: Weight) -> float:
     """Return the std that a profile (a key of PROFILES) and the method's gain give to one weight matrix."""
     return PROFILES[profile].weight_std(weight) * method.gain(weight.site, weight.role)
 
 
 @torch.no_grad()
 def initialize(model: nn.Module, method: Method, profile: str) -> None:
-    """Draw all values of a freshly built model from torch's global generator.
+    """Draw all values of a freshly built DeepModel from torch's global generator; DeepModel.create calls this once.
 
-    DeepModel.create of models.py calls it once, for core.build and for fairseq's build_model.
+    model: of `method`; profile: a key of PROFILES. C is the width in features.
 
-    Embeddings are N(0, 1/C) with a zero padding row, the output projection N(0, 1/C), each times the method's gain;
-    matrices of a head are N(0, 1/C) too; norms are 1 and 0; branches follow profile and method; modules in a method's
-    slots keep the values they were constructed with. Raises a ValueError that names any parameter covered by none of
-    these rules.
+    - Matrices and biases of branches follow the profile and the method.
+    - Modules in a method's slots keep the values they were constructed with.
+    - LayerNorms have weight 1 and bias 0.
+    - Embeddings are N(0, 1/C) times the method's gain, with a zero padding row; learned positions have no gain.
+    - The projection to the vocabulary is N(0, 1/C) times the method's gain, unless it shares an embedding's matrix.
+    - Further matrices of a head are N(0, 1/C).
+
+    Raises a ValueError that names any parameter covered by none of these rules.
     """
-    visited: set[nn.Parameter] = set()
-    base = PROFILES[profile]
+    visited: set[nn.Parameter] = set()  # parameters that have their values
+    chosen = PROFILES[profile]
 
     # the order of the blocks is that of the random draws: another order gives other models from the same seed
     for weight in branch_weights(model):
-        base.draw(weight.linear.weight, weight_std(method, profile, weight))
+        chosen.draw(weight.linear.weight, expected_std(method, profile, weight))
         if weight.linear.bias is not None:
-            base.draw(weight.linear.bias, base.bias_std(weight))
+            chosen.draw(weight.linear.bias, chosen.bias_std(weight))
         visited |= set(weight.linear.parameters())
 
     stacks = model.stacks()
@@ -130,6 +138,7 @@ def initialize(model: nn.Module, method: Method, profile: str) -> None:
         for _address, slot in stack.slots():
             visited |= set(slot.parameters())
 
+    # LayerNorms outside the slots, and learned positions
     for module in model.modules():
         if isinstance(module, nn.LayerNorm) and module.weight not in visited:
             nn.init.ones_(module.weight)
@@ -138,6 +147,7 @@ def initialize(model: nn.Module, method: Method, profile: str) -> None:
         elif isinstance(module, LearnedPositions):
             _draw_embedding(module, gain=1.0, visited=visited)
 
+    # the encoder comes first, so that a matrix that both stacks share gets the encoder's gain
     for name, stack in stacks.items():
         _draw_embedding(stack.embed_tokens, gain=method.embedding_gain(name), visited=visited)
     _draw_projection(model.vocabulary_projection(), gain=method.output_gain(), visited=visited)
@@ -149,17 +159,23 @@ def initialize(model: nn.Module, method: Method, profile: str) -> None:
         raise ValueError(f"no initialisation is defined for {', '.join(unknown)}")
 
 
-def _draw_embedding(module: nn.Embedding, gain: float, visited: set) -> None:
-    """Draw an embedding matrix from N(0, gain^2 / C), its padding row 0, and add it to `visited`."""
-    if module.weight in visited:  # shared matrices are drawn once
+def _draw_embedding(module: nn.Embedding, gain: float, visited: set[nn.Parameter]) -> None:
+    """Draw an embedding matrix from N(0, gain^2 / C), its padding row 0, and add it to `visited`.
+
+    A matrix that is there already is left as it is: two modules share it.
+    """
+    if module.weight in visited:
         return
     nn.init.normal_(module.weight, mean=0.0, std=gain * module.embedding_dim**-0.5)
     nn.init.zeros_(module.weight[module.padding_idx])
     visited.add(module.weight)
 
 
-def _draw_projection(linear: nn.Linear, gain: float, visited: set) -> None:
-    """Draw a matrix from N(0, gain^2 / C), unless it is one of `visited`, set its bias to 0, and add both to them."""
+def _draw_projection(linear: nn.Linear, gain: float, visited: set[nn.Parameter]) -> None:
+    """Draw a matrix from N(0, gain^2 / C), set its bias to 0, and add both to `visited`.
+
+    A matrix that is there already is left as it is: it is an embedding's too. The bias is always the module's own.
+    """
     if linear.weight not in visited:
         nn.init.normal_(linear.weight, mean=0.0, std=gain * linear.in_features**-0.5)
     if linear.bias is not None:
@@ -168,10 +184,11 @@ def _draw_projection(linear: nn.Linear, gain: float, visited: set) -> None:
 
 
 @dataclass
-class Row:
-    """Matrices of one role in one kind of branch, over the layers of a stack.
+class RoleReport:
+    """What was drawn for the matrices of one role in one kind of branch, over all layers of a stack.
 
-    expected, measured: std of each layer's matrix; largest_bias: largest absolute value of their biases.
+    stack, sublayer, role: as in slots.Site and slots.Weight; expected, measured: std of the matrix of each layer, by
+    profile and method and as it is; largest_bias: largest absolute value in the biases of all layers.
     """
 
     stack: str
@@ -183,7 +200,10 @@ class Row:
 
     @property
     def ratio(self) -> float:
-        """Return the measured std over the expected one, pooled over layers; 1 up to sampling noise."""
+        """Return the root mean square over layers of measured / expected std, which is 1 up to sampling noise.
+
+        Layers whose matrix should be 0 are left out; 1 if all should.
+        """
         squares = []
         for measured, expected in zip(self.measured, self.expected, strict=True):
             if expected > 0:
@@ -194,41 +214,45 @@ class Row:
 
 
 @torch.no_grad()
-def init_report(model: nn.Module, method: Method, profile: str) -> list[Row]:
-    """Return one Row per stack, kind of branch and role, in forward order; profile: a key of PROFILES."""
-    rows: dict[tuple, Row] = {}
+def init_report(model: nn.Module, method: Method, profile: str) -> list[RoleReport]:
+    """Return one RoleReport per stack, kind of branch and role, in forward order.
+
+    model: just initialised by `method` and `profile`, a key of PROFILES.
+    """
+    reports: dict[tuple[str, str, str], RoleReport] = {}
     for weight in branch_weights(model):
         linear = weight.linear
         key = (weight.site.stack, weight.site.sublayer, weight.role)
-        row = rows.setdefault(key, Row(*key))
+        report = reports.setdefault(key, RoleReport(*key))
 
-        row.expected.append(weight_std(method, profile, weight))
-        row.measured.append(linear.weight.float().std().item())
+        report.expected.append(expected_std(method, profile, weight))
+        report.measured.append(linear.weight.float().std().item())
         if linear.bias is not None:
-            row.largest_bias = max(row.largest_bias, linear.bias.abs().max().item())
-    return list(rows.values())
+            report.largest_bias = max(report.largest_bias, linear.bias.abs().max().item())
+    return list(reports.values())
 
 
-def as_table(rows: list[Row]) -> list[list[str]]:
-    """Return header and cells; a range where the layers of a stack differ."""
+def report_table(reports: list[RoleReport]) -> list[list[str]]:
+    """Return a table of reports as rows of cells, the header first."""
     header = ["stack", "branch", "role", "layers", "expected std", "measured std", "ratio", "largest |bias|"]
     table = [header]
-    for row in rows:
+    for report in reports:
         cells = [
-            row.stack,
-            row.sublayer,
-            row.role,
-            str(len(row.expected)),
-            _range(row.expected),
-            _range(row.measured),
-            f"{row.ratio:.4f}",
-            f"{row.largest_bias:.3g}",
+            report.stack,
+            report.sublayer,
+            report.role,
+            str(len(report.expected)),
+            _range(report.expected),
+            _range(report.measured),
+            f"{report.ratio:.4f}",
+            f"{report.largest_bias:.3g}",
         ]
         table.append(cells)
     return table
 
 
 def _range(values: list[float]) -> str:
+    """Format one number where all values are the same, else "smallest .. largest"."""
     low = min(values)
     high = max(values)
     if math.isclose(low, high, rel_tol=1e-6):

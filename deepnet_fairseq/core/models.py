@@ -1,7 +1,7 @@
 """The three models, encoder-decoder, causal and masked language model, of stacks of any depth under any method.
 
-`build` makes them from the flags of fairseq-train; state dicts have the names of fairseq's own models.
-B sentences, S source and T target tokens, C width, V symbols.
+`build` makes them from fields named as the flags of fairseq-train; state dicts have the names of fairseq's own models.
+A stack is an encoder or a decoder (stack.py). B sentences, S source and T target tokens, C width, V symbols.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:  # torch's private name, for an annotation alone
     from torch.nn.modules.module import _IncompatibleKeys
 
 BOS, PAD, EOS, UNK = range(4)  # the first symbols of every vocabulary, as in fairseq's dictionaries
-SPECIALS = 4
-Extra = dict[str, list[Tensor] | list[None] | None]  # a model's outputs beside scores, by fairseq's names
+SPECIALS = 4  # number of these symbols
+Extra = dict[str, list[Tensor] | list[None] | None]  # a model's outputs beside scores: fairseq's name -> tensors
 
 
-class Built(NamedTuple):
-    """Arguments of `build`."""
+class BuildArguments(NamedTuple):
+    """Arguments of `build`; fields: config field -> value."""
 
     arch: str
     vocab: int
@@ -41,26 +41,33 @@ class Built(NamedTuple):
 class DeepModel(nn.Module):
     """Stacks of any depth under any registered method.
 
-    A subclass defines NAME (a key of archs.STACKS), assemble, tokens, features and vocabulary_projection.
+    A subclass defines NAME, assemble, forward, tokens, features and vocabulary_projection, and head_linears if it has
+    matrices outside the stacks.
     """
 
-    NAME: ClassVar[str]  # the model's name in fairseq
-    method: Method  # that filled the slots
-    built_from: Built | None = None  # arguments of `build`, which saving.save writes; None for a model made otherwise
-    after_update: Callable[[Mapping[str, Tensor]], None] | None = None  # Method.after_update, if the method has one
+    NAME: ClassVar[str]  # the model's name in fairseq, a key of archs.STACKS
+    method: Method  # by which the model was made
+    built_from: BuildArguments | None = None  # what saving.save writes; None if it was not `build` that made the model
+    # called after each update, see Method.after_update; None if the method does not override that
+    after_update: Callable[[Mapping[str, Tensor]], None] | None = None
     encoder_class: ClassVar[type[Encoder]] = Encoder
     decoder_class: ClassVar[type[Decoder]] = Decoder
+    # whether all modules are known to be in the model's own mode, training or evaluation; `train` then has nothing to
+    # do for a mode that is set already. CUDA graphs promise this while they are in use (plugin/graphs/step.py)
+    one_mode = False
 
     @classmethod
     def create(cls, cfg: Any, method: Method, *, source_symbols: int, target_symbols: int) -> Self:
-        """Make the modules of a filled and checked config and its method, and draw their values, by `initialize`.
+        """Make a model in training mode and draw its values from torch's global generator.
 
-        source_symbols, target_symbols: sizes of the vocabularies that the model reads and predicts, SPECIALS included.
-        Values are drawn from torch's global generator. The model is in training mode; checkpoints load later.
+        cfg, method: a filled and checked config and its method, from config.fill_and_make_method; source_symbols,
+        target_symbols: sizes of the vocabularies that the model reads and predicts, SPECIALS included.
         """
         model = cls.assemble(cfg, method, source_symbols=source_symbols, target_symbols=target_symbols)
         model.method = method
         initialize(model, method, cfg.init_profile or method.init_profiles[0])
+
+        # __func__: what the bound method calls; a modifier hands through that of the method inside it
         overrides_after_update = getattr(method.after_update, "__func__", None) is not Method.after_update
         if overrides_after_update:
             model.after_update = method.after_update
@@ -68,33 +75,30 @@ class DeepModel(nn.Module):
 
     @classmethod
     def assemble(cls, cfg: Any, method: Method, *, source_symbols: int, target_symbols: int) -> Self:
-        """Make the modules of a filled and checked config, their values still to be drawn."""
+        """Make the modules, with values still to be drawn; arguments as for `create`."""
         raise NotImplementedError
 
     def stacks(self) -> dict[str, Stack]:
         """Return the model's stacks by name, "encoder" and "decoder", in forward order."""
         return {name: getattr(self, name) for name in archs.STACKS[self.NAME]}
 
-    one_mode = False  # a promise that no module's mode is ever set apart from the model's
-
-    # Each model has arguments of its own, those in the net_input of a fairseq sample. `forward` returns scores of the
-    # vocabulary (B, T, V) and more by name; `tokens` what each stack reads, (B, T); `features` its output, (B, T, C).
-    forward: Callable[..., tuple[Tensor, Extra]]
-    tokens: Callable[..., dict[str, Tensor]]
-    features: Callable[..., dict[str, Tensor]]
+    # The arguments of the three are those in the net_input of a fairseq sample, and differ between models.
+    forward: Callable[..., tuple[Tensor, Extra]]  # scores of the vocabulary (B, T, V), and further outputs
+    tokens: Callable[..., dict[str, Tensor]]  # stack -> tokens that it reads, (B, T)
+    features: Callable[..., dict[str, Tensor]]  # stack -> its output, (B, T, C)
 
     def vocabulary_projection(self) -> nn.Linear:
-        """Return the matrix (V, C) that projects features to scores of V symbols."""
+        """Return the module with the matrix (V, C) that projects features to scores of V symbols."""
         raise NotImplementedError
 
     def head_linears(self) -> Iterator[nn.Linear]:
-        """Yield further matrices outside the stacks."""
+        """Yield modules with matrices that belong neither to a stack nor to vocabulary_projection."""
         return iter(())
 
     def train(self, mode: bool = True) -> DeepModel:
-        """Set training mode as nn.Module.train does, at less cost, because fairseq calls it twice an update.
+        """Set training or evaluation mode as nn.Module.train does, but faster: fairseq calls this twice an update.
 
-        A module that overrides `train` has its own method called. With `one_mode` a model that is in the mode already
+        Of a module that overrides `train` that method is called. With `one_mode` a model that is in the mode already
         is left as it is.
         """
         if self.one_mode and self.training == mode:
@@ -111,7 +115,7 @@ class DeepModel(nn.Module):
         raise UserError("torch.jit.script: not supported; use torch.compile, or export the model (deepnet export)")
 
     def set_num_updates(self, num_updates: int) -> None:
-        """Tell the modules that change with time how many updates are done; fairseq calls this before each update."""
+        """Pass on how many updates are done to the modules that change with it; fairseq calls this before each."""
         for stack in self.stacks().values():
             stack.set_num_updates(num_updates)
 
@@ -130,19 +134,19 @@ class DeepModel(nn.Module):
 
     def _check_fit(self, state_dict: dict[str, Tensor]) -> None:
         """Raise a UserError for the first thing in which a state dict is another model's."""
-        constants: list[str] = []
-        lacked: list[str] = []  # constants that the state dict should have and has not
+        constants: list[str] = []  # names of all constants of the method, as in a state dict
+        missing_constants: list[str] = []  # those that the state dict should have and has not
         for name, stack in self.stacks().items():
             constants += [f"{name}.{constant}" for constant in stack.constants]
-            lacked += [f"{name}.{constant}" for constant in stack.lacked_constants(state_dict, f"{name}.")]
+            missing_constants += [f"{name}.{constant}" for constant in stack.missing_constants(state_dict, f"{name}.")]
 
-        checkpoint_fit.check_fit(state_dict, self.state_dict(), constants, lacked)
+        checkpoint_fit.check_fit(state_dict, self.state_dict(), constants, missing_constants)
         for name, stack in self.stacks().items():
             stack.check_constants(state_dict, f"{name}.")
         checkpoint_fit.check_ties(state_dict, self)
 
     def renamed(self, state_dict: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Rename a checkpoint's entries to the names they have here."""
+        """Return a checkpoint's state dict with the names that its entries have here; subclasses rename."""
         return state_dict
 
 
@@ -191,8 +195,8 @@ class EncoderDecoder(DeepModel):
     ) -> tuple[Tensor, Extra]:
         """Return scores (B, T, V) of src_tokens (B, S) and prev_output_tokens (B, T), and Decoder's dictionary.
 
-        src_lengths is fairseq's and may be None; the others are those of Decoder.extract_features. Hidden states are
-        returned on request only; fairseq's `transformer` keeps those of every layer alive in each training step.
+        src_lengths is fairseq's and not read; the others are those of Decoder.forward. Hidden states are returned on
+        request only; fairseq's `transformer` keeps those of every layer alive in each training step.
         """
         memory = self.encoder(src_tokens, src_lengths, return_all_hiddens)
         return self.decoder(
@@ -255,7 +259,7 @@ class LanguageModel(DeepModel):
     ) -> tuple[Tensor, Extra]:
         """Return scores (B, T, V) of the tokens that follow src_tokens (B, T), and Decoder's dictionary.
 
-        src_lengths is fairseq's and not read; the others are those of Decoder.extract_features.
+        src_lengths is fairseq's and not read; the others are those of Decoder.forward.
         """
         return self.decoder(
             src_tokens,
@@ -277,7 +281,11 @@ class LanguageModel(DeepModel):
 
 
 class MaskedTokenHead(nn.Linear):
-    """Head with scores W LN(act(dense(x))) + b (Devlin et al. 2019, section 3.1); W may be the embedding."""
+    """Head with scores W LN(act(dense(x))) + b (Devlin et al. 2019, section 3.1).
+
+    dim: width C of x; symbols: V, which are scored; activation_fn: a key of ACTIVATIONS; embed_tokens: the embedding
+    whose matrix is W, None for a W of the head's own. W and b are this nn.Linear's weight and bias.
+    """
 
     def __init__(self, dim: int, symbols: int, activation_fn: str, embed_tokens: nn.Embedding | None):
         super().__init__(dim, symbols)
@@ -291,11 +299,14 @@ class MaskedTokenHead(nn.Linear):
         """Draw nothing: initialisation.initialize does."""
 
     def forward(self, features: Tensor, masked_tokens: Tensor | None = None) -> Tensor:
-        """Score features (B, T, C) as (B, T, V); only the places that masked_tokens (B, T) marks, as (masked, V)."""
+        """Return scores (B, T, V) of features (B, T, C).
+
+        masked_tokens (B, T): score only the positions where it is True, in order, and return (masked, V).
+        """
         if masked_tokens is not None:
             # one host-device synchronisation; indexing by a mask would cause another in the backward pass
-            places = masked_tokens.flatten().nonzero().squeeze(1)
-            features = features.flatten(0, 1).index_select(0, places)
+            indices = masked_tokens.flatten().nonzero().squeeze(1)
+            features = features.flatten(0, 1).index_select(0, indices)
         hidden = self.activation_fn(self.dense(features))
         return super().forward(self.layer_norm(hidden))
 
@@ -303,7 +314,7 @@ class MaskedTokenHead(nn.Linear):
 class MaskedLanguageModel(DeepModel):
     """Masked language model of N layers (Devlin et al. 2019, as Liu et al. 2019 train it). B texts, T tokens.
 
-    The head has RoBERTa's names.
+    The head's parameters have the names of fairseq's RoBERTa.
     """
 
     NAME = archs.MASKED_LM
@@ -336,9 +347,9 @@ class MaskedLanguageModel(DeepModel):
     ) -> tuple[Tensor, Extra]:
         """Return scores (B, T, V) of src_tokens (B, T), and {"inner_states": None}.
 
-        With masked_tokens (B, T), scores of the marked places alone, (masked, V); with features_only, features (B, T,
-        C) instead of scores. inner_states: [(T, B, W) before and after every layer] if return_all_hiddens. The task
-        masked_lm also passes src_id, which no model here reads.
+        masked_tokens (B, T): return scores of the positions where it is True alone, (masked, V). features_only: return
+        features (B, T, C) in place of scores. return_all_hiddens: inner_states is [(T, B, W) before the first and
+        after every layer]. src_lengths is not read, nor is src_id, which the task masked_lm passes too.
         """
         encoded = self.encoder(src_tokens, src_lengths, return_all_hiddens)
         features = encoded["encoder_out"][0].transpose(0, 1)  # (T, B, C) -> (B, T, C)
@@ -367,33 +378,34 @@ MODELS: dict[str, type[DeepModel]] = {
 
 
 def build(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields: Value) -> DeepModel:
-    """Build a model of architecture `arch` with config fields overridden, over `vocab` symbols, SPECIALS included.
+    """Build a model of architecture `arch`, in training mode, with weights drawn from torch's global generator.
 
-    fields: as fairseq-train's flags, `method="deepnorm", encoder_layers=100`. Weights are drawn from torch's global
-    generator; the model is in training mode. Raises a UserError, with the nearest name, for an architecture or a field
-    that does not exist, and, naming the flag, for fields that no model can be built from.
+    vocab: number of symbols, SPECIALS included, the same for source and target; fields: config fields that differ from
+    the architecture's, named as fairseq-train's flags: `method="deepnorm", encoder_layers=100`. Raises a UserError,
+    with the nearest name, for an architecture or a field that does not exist, and, naming the flag, for fields that no
+    model can be built from.
     """
     config.check_fields(arch, fields)
-    cfg, method = config.settle(arch, **fields)
+    cfg, method = config.config_and_method(arch, **fields)
     model_class = MODELS[archs.MODELS[arch]]
     model = model_class.create(cfg, method, source_symbols=vocab, target_symbols=vocab)
-    model.built_from = Built(arch, vocab, fields)
+    model.built_from = BuildArguments(arch, vocab, fields)
     return model
 
 
 class _SkipInitMode(TorchFunctionMode):
-    """Mode that fills no tensor: on the device meta torch would load its compiler for it, which takes a second."""
+    """Context in which no tensor is filled: on the device meta torch would load its compiler for that, in a second."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function.__name__ in ("normal_", "uniform_", "fill_", "zero_"):
-            return args[0] if args else kwargs["tensor"]
+            return args[0] if args else kwargs["tensor"]  # the tensor, unchanged
         if function.__name__ == "eye":
             return torch.empty(args[0], args[0])
         return function(*args, **(kwargs or {}))
 
 
 def blueprint(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields: Value) -> DeepModel:
-    """Make the model of `build` on the device meta, without values, to look at its modules and shapes."""
+    """Make the model that `build` makes, but without values (on torch's device meta), to look at modules and shapes."""
     with torch.device("meta"), _SkipInitMode():
         model = build(arch, vocab, **fields)
     model.built_from = None  # there is nothing to save
@@ -401,16 +413,17 @@ def blueprint(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields: Value) 
 
 
 @lru_cache
-def _size(arch: str, vocab: int, fields: frozenset) -> int:
+def _count_parameters(arch: str, vocab: int, fields: frozenset[tuple[str, Value]]) -> int:
     """Count the parameters of a model; fields: (name, value) of each config field, which lru_cache can hash."""
     model = blueprint(arch, vocab, **dict(fields))
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def parameter_count(arch: str, vocab: int = SPECIALS) -> int:
-    """Count the parameters of an architecture with one embedding matrix of `vocab` rows.
+    """Count the parameters of an architecture whose embeddings and output projection share one matrix of `vocab` rows.
 
-    They are extrapolated from stacks of one and two layers. Raises a UserError for an architecture that does not exist.
+    A model of one layer a stack is made, and one with a second layer in each stack; their difference is the size of a
+    further layer. Raises a UserError for an architecture that does not exist.
     """
     config.check_fields(arch, {})
     preset = archs.PRESETS[arch]
@@ -422,11 +435,11 @@ def parameter_count(arch: str, vocab: int = SPECIALS) -> int:
         one_layer["share_decoder_input_output_embed"] = True
     elif model != archs.MASKED_LM:
         one_layer["share_all_embeddings"] = True
-    one_layer_size = _size(model, vocab, frozenset(one_layer.items()))
+    one_layer_size = _count_parameters(model, vocab, frozenset(one_layer.items()))
 
     total = one_layer_size
     for depth_field in depth_fields:
         two_layers = one_layer | {depth_field: 2}
-        size_of_layer = _size(model, vocab, frozenset(two_layers.items())) - one_layer_size
-        total += (preset[depth_field] - 1) * size_of_layer
+        layer_size = _count_parameters(model, vocab, frozenset(two_layers.items())) - one_layer_size
+        total += (preset[depth_field] - 1) * layer_size
     return total

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from .methods import Method, Option, get_method
-from .methods.base import Value, announce
+from .methods.base import Value, call_listeners
 from .slots import ByRole, FullPrecision, Site
 
 MODIFIERS: dict[str, type[Modifier]] = {}
@@ -61,7 +61,7 @@ def register_modifier(name: str) -> Callable[[type[Modifier]], type[Modifier]]:
         if MODIFIERS.setdefault(name, cls) is not cls:
             raise ValueError(f"modifier {name!r} is registered twice")
         cls.modifier = name
-        announce(MODIFIERS, name)
+        call_listeners(MODIFIERS, name)
         return cls
 
     return add

@@ -104,7 +104,7 @@ def without_autocast(x: Tensor) -> AbstractContextManager:
     return torch.autocast(x.device.type, enabled=False) if autocasts(x) else nullcontext()
 
 
-def to_add(mask: Tensor, dtype: torch.dtype) -> Tensor:
+def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """Turn a bool mask, True where a query may look, into numbers to add to scores; return other masks as they are.
 
     The numbers have `dtype`, the scores' own, or autocast's. Masked places get the lowest number and not -inf, so that

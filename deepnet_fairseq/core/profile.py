@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .slots import LearnedShortcut, Residual, Site
 
-AT_LAST = 10**9  # updates, behind any warm-up
+AFTER_ANY_WARM_UP = 10**9  # updates, behind any warm-up
 
 
 def residuals(model: nn.Module) -> Iterator[tuple[Site, Residual]]:
@@ -76,7 +76,7 @@ def profile_omegas(model: nn.Module, net_input: dict, seed: int) -> dict[Site, f
     for module in rising:
         before.append((module, {name: buffer.clone() for name, buffer in module.named_buffers(recurse=False)}))
 
-    model.set_num_updates(AT_LAST)
+    model.set_num_updates(AFTER_ANY_WARM_UP)
     random_numbers = torch.random.fork_rng([device] if device.type == "cuda" else [])
     with random_numbers, in_mode(model, training=True), watching(model, visit):
         torch.manual_seed(seed)
@@ -95,7 +95,7 @@ def apply_omegas(model: nn.Module, omegas: list[float]) -> None:
         residual.omega.fill_(omega)
 
 
-def shape(model: nn.Module) -> dict[str, Any]:
+def depths_and_widths(model: nn.Module) -> dict[str, Any]:
     """Return depth and widths of the model's stacks, by the field names of admin_profile.Profile, depths first."""
     depths, widths, ffn_widths = {}, {}, {}
     for name, stack in model.stacks().items():

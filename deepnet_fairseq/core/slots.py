@@ -1,6 +1,8 @@
-"""Sites and weights inside a model, and the modules that several methods put into the slots of the one equation.
+"""Sites and weights inside a model, and the modules that several methods put into the slots of a layer.
 
-Every residual branch is a Site, every weight matrix of a branch has a role. B sentences, T tokens, C width.
+A site is one residual branch: one sublayer (self-attention, cross-attention or feed-forward) of one layer of one stack
+(encoder or decoder). A slot is a place in the equation of a branch where a method may put a module of its own;
+methods/base.py has the equation and all slots. Shapes: B sentences, T tokens, C features of a branch.
 """
 
 from __future__ import annotations
@@ -13,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-BRANCHES = ("self_attn", "encoder_attn", "ffn")  # of a layer with cross-attention; the others lack encoder_attn
-# fairseq's own names, so that a checkpoint of its `transformer` fits
+BRANCHES = ("self_attn", "encoder_attn", "ffn")  # in forward order; layers without cross-attention lack encoder_attn
+# branch -> name of its LayerNorm in a layer: fairseq's own, so that a checkpoint of its `transformer` fits
 NORM_NAMES = {"self_attn": "self_attn_layer_norm", "encoder_attn": "encoder_attn_layer_norm", "ffn": "final_layer_norm"}
-SUBLAYERS = {norm: sublayer for sublayer, norm in NORM_NAMES.items()}  # by the name of their LayerNorm
+SUBLAYER_OF_NORM = {norm: sublayer for sublayer, norm in NORM_NAMES.items()}
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,8 @@ class Site:
     """One residual branch.
 
     stack: "encoder" or "decoder"; layer: 1-based depth inside the stack, the l of the papers;
-    sublayer: "self_attn", "encoder_attn" or "ffn"; dim: width of the branch, C; num_heads: of the stack's attention.
+    sublayer: one of BRANCHES; dim: width of the branch in features, C; num_heads: heads of the stack's attentions, also
+    where the branch is feed-forward.
     """
 
     stack: str
@@ -41,7 +44,9 @@ class Site:
 class Weight:
     """One weight matrix of a branch.
 
-    role: "q", "k", "v", "out", "fc1" or "fc2"; source_dim: width of the input of the branch's keys and values.
+    role: what the branch uses it for, "q", "k", "v" or "out" in attention, "fc1" or "fc2" in feed-forward; linear: the
+    module that holds it; source_dim: width of what the branch's keys and values are computed from, the encoder's in
+    cross-attention, else C.
     """
 
     site: Site
@@ -50,7 +55,7 @@ class Weight:
     source_dim: int
 
 
-Scale = float | Tensor  # a number, or one a feature (C,)
+Scale = float | Tensor  # one number for all features, or a vector (C,) with one for each
 
 
 class FullPrecision(nn.Module):
@@ -61,7 +66,12 @@ class FullPrecision(nn.Module):
     """
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-        def keep(tensor: Tensor) -> Tensor:
+        """Apply `fn` to all tensors, as nn.Module does for `half`, `to` and the like; undo a cast to half precision.
+
+        Modules inside this one are cast as usual.
+        """
+
+        def move_but_keep_float32(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
             if moved.dtype in (torch.float16, torch.bfloat16):
                 return tensor.to(moved.device, torch.float32)  # from the original: `moved` has lost digits
@@ -70,26 +80,27 @@ class FullPrecision(nn.Module):
         if recurse:
             for child in self.children():
                 child._apply(fn)
-        return super()._apply(keep, recurse=False)
+        return super()._apply(move_but_keep_float32, recurse=False)
 
 
 class EmptySlot(nn.Identity):
     """The identity, in a slot that a method leaves empty."""
 
 
-EMPTY = EmptySlot()  # one for all slots: it has no state
+EMPTY = EmptySlot()  # a single module serves all empty slots, because it has no state
 
 
 def or_empty(module: nn.Module | None) -> nn.Module:
-    """Return the module of a slot, the identity for None."""
+    """Return what a method gave for a slot, or the identity if it gave None."""
     return EMPTY if module is None else module
 
 
 class Residual(nn.Module):
     """Residual merge x + f, and the base of other merges; a module, so that hooks find every merge at the same place.
 
-    A subclass that computes a x + b f defines `forward` and `scales`, which returns a and b in the trained model, each
-    a number or (C,): export folds them into nearby weights. One with `forward` alone does not fold (knows_scales).
+    A subclass that computes a x + b f defines `forward` and `scales`, which returns a and b as they are in the trained
+    model. Export multiplies them into neighbouring weights. A merge that defines `forward` alone cannot be exported
+    (see knows_scales).
     """
 
     def forward(self, x: Tensor, f: Tensor) -> Tensor:
@@ -97,23 +108,28 @@ class Residual(nn.Module):
         return x + f
 
     def scales(self) -> tuple[Scale, Scale]:
-        """Return the factors of x and f."""
+        """Return the factors a of x and b of f, each a number or a vector (C,)."""
         return 1.0, 1.0
 
-    def added(self, x: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the branch as it is summed, and the sum, for shortcut x and branch f, (.., C) each."""
+    def branch_and_sum(self, x: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
+        """Return b f, the branch as it enters the sum, and a x + b f, for shortcut x and branch f, (.., C) each.
+
+        Probes compare the two. A merge that is no weighted sum overrides this method.
+        """
         return self.forward(torch.zeros_like(x), f), self.forward(x, f)
 
 
 def knows_scales(merge: nn.Module) -> bool:
-    """Return whether a merge is an a x + b f that tells a and b by `scales`.
+    """Return whether a merge is an a x + b f whose class tells a and b by `scales`.
 
-    A subclass of Residual that computes something else than x + f, and does not say what, has inherited the wrong ones.
+    A subclass of Residual that overrides `forward` alone has inherited the 1 and 1 of x + f, which need not be its own.
     """
-    kind: Any = type(merge)
-    scales = getattr(kind, "scales", None)
-    inherited = scales is Residual.scales and kind.forward is not Residual.forward
-    return scales is not None and not inherited
+    merge_class: Any = type(merge)
+    scales = getattr(merge_class, "scales", None)
+    if scales is None:
+        return False
+    overrides_forward_alone = scales is Residual.scales and merge_class.forward is not Residual.forward
+    return not overrides_forward_alone
 
 
 class ConstantShortcut(Residual):
@@ -134,7 +150,10 @@ class ConstantShortcut(Residual):
 
 
 class LearnedShortcut(FullPrecision, Residual):
-    """Residual merge omega o x + f with a vector omega (C,), kept in float32; computed in the type of x."""
+    """Residual merge omega o x + f with a vector omega (C,), kept in float32; computed in the dtype of x.
+
+    value: of all elements of omega at first; trainable: whether the optimiser changes omega.
+    """
 
     def __init__(self, dim: int, value: float = 1.0, trainable: bool = True):
         super().__init__()
@@ -160,7 +179,7 @@ class Copies(nn.Module):
 
 
 class TwoSums(nn.Module):
-    """Merge of a branch f (.., C) with streams x and y side by side (.., 2C): LN(x + a f) and y + b f, (.., 2C)."""
+    """Merge of a branch f (.., C) with two residual streams x and y, concatenated: (.., 2C) -> LN(x + a f), y + b f."""
 
     def __init__(self, dim: int, a: float, b: float):
         super().__init__()
@@ -174,14 +193,14 @@ class TwoSums(nn.Module):
         plain = torch.add(y, f, alpha=self.b)
         return torch.cat([normed, plain], dim=-1)
 
-    def added(self, streams: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
-        """Return branch and sum as Residual.added does, for the sum that the LayerNorm reads."""
+    def branch_and_sum(self, streams: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a f and x + a f, what the LayerNorm reads, as Residual.branch_and_sum does."""
         x, _y = streams.chunk(2, -1)
         return self.a * f, torch.add(x, f, alpha=self.a)
 
 
 class Multiply(FullPrecision):
-    """Product s * x with a learned number s, kept in float32; x of any shape and type -> same."""
+    """Product s * x with a learned number s, kept in float32; x of any shape and dtype -> same. value: s at first."""
 
     def __init__(self, value: float = 1.0):
         super().__init__()
@@ -192,7 +211,7 @@ class Multiply(FullPrecision):
 
 
 class Shift(FullPrecision):
-    """Difference x - b with a learned number b, 0 at first, kept in float32; x of any shape and type -> same."""
+    """Difference x - b with a learned number b, 0 at first, kept in float32; x of any shape and dtype -> same."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -203,50 +222,57 @@ class Shift(FullPrecision):
 
 
 class ByRole(nn.ModuleDict):
-    """Apply to projections x (.., h, d) the module of their role; return those of other roles unchanged."""
+    """Module for the slot `heads`: its modules by role, "q", "k" or "v", for projections x (.., h, d) -> same.
+
+    x of a role that has no module is returned unchanged. h heads of d features.
+    """
 
     def forward(self, x: Tensor, role: str) -> Tensor:
         return self[role](x) if role in self else x
 
 
 def multiply(x: Tensor, scale: Tensor, straight: bool = False) -> Tensor:
-    """Compute s x of x (..) in any type and s () in float32, in the type of x; accumulate the gradient of s in float32.
+    """Return scale * x in the dtype of x, any; scale () is float32, and so is the sum that gives its gradient.
 
-    straight: pass the gradient of s x on to x unchanged, not times s.
+    straight: pass the gradient of the product on to x as it is, instead of times `scale`.
     """
     return _Product.apply(x, scale, straight)
 
 
-def _in_type(x: Tensor, function: Callable[..., Tensor], number: Tensor) -> Tensor:
-    """Compute function(x, number) in float32 and return it in the type of x, by one kernel; number () in float32."""
+def _in_dtype_of(x: Tensor, function: Callable[..., Tensor], number: Tensor) -> Tensor:
+    """Compute function(x, number) in float32 and return it in the dtype of x, by one kernel; number () in float32.
+
+    As a vector of one element the number makes torch compute in float32, which a tensor without dimensions would not.
+    """
     return function(x, number.view(1), out=torch.empty_like(x))
 
 
 class _Product(torch.autograd.Function):
-    """Product of x and s with the gradients that `multiply` describes."""
+    """Autograd function of `multiply`, which describes its gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor, straight: bool) -> Tensor:
         ctx.save_for_backward(x, scale)
         ctx.straight = straight
-        return _in_type(x, torch.mul, scale)
+        return _in_dtype_of(x, torch.mul, scale)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         x, scale = ctx.saved_tensors
-        products = torch.addcmul(scale.new_zeros(1), grad, x)  # in float32, the zero's type: float16 ends at 65504
-        grad_of_x = grad if ctx.straight else _in_type(grad, torch.mul, scale)
+        # added to a zero in float32, the products grad * x are float32 too; float16 would overflow above 65504
+        products = torch.addcmul(scale.new_zeros(1), grad, x)
+        grad_of_x = grad if ctx.straight else _in_dtype_of(grad, torch.mul, scale)
         return grad_of_x, products.sum(), None
 
 
 class _Difference(torch.autograd.Function):
-    """Autograd function x - b, x (..) in any type, b () in float32; accumulates the gradient of b in float32."""
+    """Autograd function x - b, x (..) in any dtype, b () in float32; accumulates the gradient of b in float32."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, shift: Tensor) -> Tensor:
         ctx.dtype = shift.dtype
-        return _in_type(x, torch.sub, shift)
+        return _in_dtype_of(x, torch.sub, shift)
 
     @staticmethod
     @once_differentiable

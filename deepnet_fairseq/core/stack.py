@@ -1,6 +1,8 @@
 """Encoder and decoder with fairseq's interfaces: inputs, outputs, names of parameters.
 
-Both share embeddings, the run through the layers and the last LayerNorm.
+Their base class Stack has what both share: embeddings, the run through the layers, the last LayerNorm, and the slots
+of a method (methods/base.py) that belong to a whole stack. Shapes: B sentences, S source and T target tokens (T tokens
+of either in Stack), C width in features, W width of the residual stream between layers, C for most methods.
 """
 
 from __future__ import annotations
@@ -18,23 +20,22 @@ from torch import Tensor, nn
 from ..errors import UserError
 from . import checkpoint_fit
 from .cache import SENTENCES, DecoderCache, EncoderOutput, Sentences
-from .constants import Constants, found
+from .constants import Constants, find_constants
 from .layer import CausalLayer, DecoderLayer, EncoderLayer, Layer, StackShape
 from .methods import Method
-from .modules import Dropout, LearnedPositions, SinusoidalPositions, empty_linear, submodules, to_add
+from .modules import Dropout, LearnedPositions, SinusoidalPositions, additive_mask, empty_linear, submodules
 from .pass_state import State, running
 from .recomputation import group_size, recomputed
 
 logger = logging.getLogger(__name__)
-HISTORY = "history"  # key of the mixer's list in the state of a pass
+HISTORY = "history"  # key of the list that Method.mixer is given, in the state of a forward pass (pass_state.py)
 
 
 class Stack(nn.Module):
-    """Base of encoder and decoder: embeddings, N layers and what ends them, under fairseq's names.
+    """Base of encoder and decoder: embeddings, layers and what ends them, under fairseq's names.
 
-    cfg: filled model config; shape: of this stack; method: that fills the slots, and whose constants checkpoints hold;
-    embed_tokens: (symbols, C), with a padding index; layer_class: of all layers.
-    B sentences, T tokens, C width, W (stream_dim) of the stream.
+    cfg: filled model config; shape: of this stack; method: that fills the slots, and whose constants (constants.py)
+    checkpoints hold; embed_tokens: (symbols, C), with a padding index; layer_class: class of all layers.
     """
 
     def __init__(
@@ -44,8 +45,10 @@ class Stack(nn.Module):
         assert embed_tokens.padding_idx is not None  # fairseq's dictionaries have one
         self.name = shape.stack
         self.padding_idx: int = embed_tokens.padding_idx
-        self.max_tokens, self.num_layers = shape.max_positions, shape.num_layers
-        self.recomputed_layers = group_size(cfg)
+        self.max_tokens = shape.max_positions
+        self.num_layers = shape.num_layers
+        self.recomputed_layers = group_size(cfg)  # how many are recomputed together, 0 without --checkpoint-activations
+
         self.embed_tokens = embed_tokens
         self.embed_scale = 1.0 if cfg.no_scale_embedding else math.sqrt(shape.dim)
         self.embed_positions = None
@@ -55,30 +58,33 @@ class Stack(nn.Module):
             self.embed_positions = kind(self.max_tokens, shape.dim, self.padding_idx)
         self.layernorm_embedding = nn.LayerNorm(shape.dim) if cfg.layernorm_embedding else None
         self.dropout = Dropout(shape.dropout, module_name=f"Transformer{shape.stack.capitalize()}")
+
         self.layers = nn.ModuleList([layer_class(shape, method, l) for l in range(1, shape.num_layers + 1)])
-        self.stream_dim = method.stream_width(shape.stack, shape.dim)
+        self.stream_dim = method.stream_width(shape.stack, shape.dim)  # W
         self.layer_norm = nn.LayerNorm(self.stream_dim) if method.closing_norm(shape.stack) else None
         self.beginning = method.beginning(shape.stack, shape.dim)
         self.mixer = method.mixer(shape.stack, shape.dim)
         self.ending = method.ending(shape.stack, shape.dim)
-        told = method.constants(shape.stack)
-        self.finds_constants = told is None
-        self.constants: Constants = self.found_constants() if told is None else told
 
-    def found_constants(self) -> dict[str, float | list[float]]:
-        """Return the constants of a method that does not name them, by constants.found."""
-        places = (place for layer in self.layers for place in layer.norm_place.values())
-        return found(self.slots(), places)
+        named_by_method = method.constants(shape.stack)
+        self.constants_were_found = named_by_method is None
+        self.constants: Constants = self._find_constants() if named_by_method is None else named_by_method
+
+    def _find_constants(self) -> dict[str, float | list[float]]:
+        """Return the constants of a method that does not name them."""
+        norm_places = (place for layer in self.layers for place in layer.norm_place.values())
+        return find_constants(self.slots(), norm_places)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         """Add the stack's own parameters, and the method's constants as tensors () or (numbers,), to a state dict.
 
-        The constants are no buffers: the layers compute with the method's numbers, and what a checkpoint says of them
-        is made from the same numbers, whatever has been loaded.
+        The constants are no buffers, so that loading cannot change them: the layers compute with the method's own
+        numbers, and every state dict tells these, whatever was loaded before.
         """
         super()._save_to_state_dict(destination, prefix, keep_vars)
         for name, value in self.constants.items():
-            destination[f"{prefix}{name}"] = torch.tensor(value, device="cpu")  # where a comparison waits for no GPU
+            # on the CPU, where comparing them waits for no GPU
+            destination[f"{prefix}{name}"] = torch.tensor(value, device="cpu")
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load a state dict of the stack alone; raise a UserError if `strict` and its constants are another model's.
@@ -90,9 +96,10 @@ class Stack(nn.Module):
         return super().load_state_dict(state_dict, strict, assign)
 
     def check_constants(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:
-        """Raise a UserError for the first constant in a state dict that is not this stack's.
+        """Raise a UserError for the first constant in a state dict that differs from this stack's.
 
-        prefix: of the stack's entries, "encoder." in a model's state dict.
+        prefix: in front of the names of the stack's entries, "encoder." in the state dict of a whole model. A constant
+        that the state dict does not have is no error here; missing_constants lists those.
         """
         for name in self.constants:
             saved = state_dict.get(f"{prefix}{name}")
@@ -102,17 +109,17 @@ class Stack(nn.Module):
             if problem:
                 raise UserError(f"{problem}; {checkpoint_fit.DEPTHS}")
 
-    def lacked_constants(self, state_dict: Mapping[str, Any], prefix: str = "") -> list[str]:
-        """List the constants that a state dict should have and has not.
+    def missing_constants(self, state_dict: Mapping[str, Any], prefix: str = "") -> list[str]:
+        """List the names of the constants that a state dict should have and has not; prefix: as in check_constants.
 
-        One without any is older than the first that were found, or a plain Transformer's, and lacks none; those that a
-        method names are always asked for.
+        Constants that the method names are always required. Those that were found may be absent all together: the
+        state dict is then older than the search for constants, or that of a plain Transformer.
         """
-        lacked = [name for name in self.constants if f"{prefix}{name}" not in state_dict]
-        has_none = len(lacked) == len(self.constants)
-        if self.finds_constants and has_none:
+        missing = [name for name in self.constants if f"{prefix}{name}" not in state_dict]
+        all_are_missing = len(missing) == len(self.constants)
+        if self.constants_were_found and all_are_missing:
             return []
-        return lacked
+        return missing
 
     def _load_from_state_dict(
         self,
@@ -126,16 +133,16 @@ class Stack(nn.Module):
     ) -> None:
         """Load the stack's own parameters; compare the constants, which are never loaded.
 
-        torch calls this for each module of whatever is loaded, a whole model or the stack alone, and says of what is
-        missing or unexpected afterwards, if it was asked to be strict.
+        torch calls this for each module of whatever is loaded, a whole model or the stack alone. If it was asked to be
+        strict, it raises an error afterwards with all texts in `missing_keys` and `unexpected_keys`.
         """
-        missing_keys += [f"{prefix}{name}" for name in self.lacked_constants(state_dict, prefix)]
+        missing_keys += [f"{prefix}{name}" for name in self.missing_constants(state_dict, prefix)]
         for key in list(state_dict):
             name = key.removeprefix(prefix)
             if "." in name:  # of a module inside
                 continue
             if name in self.constants:
-                saved = state_dict.pop(key)  # from torch's copy, for to torch it is no part of the module
+                saved = state_dict.pop(key)  # from torch's copy: torch would call it unexpected
                 problem = self._other_constant(name, saved)
                 if problem:
                     unexpected_keys.append(problem)
@@ -148,9 +155,13 @@ class Stack(nn.Module):
         )
 
     def _other_constant(self, name: str, saved: Tensor) -> str | None:
-        """Say how a saved constant differs from this stack's; None if it does not, but for rounding."""
+        """Say how a saved constant differs from this stack's; None if it does not, but for rounding.
+
+        Constants that were found are always saved in float32 and compared exactly, unless somebody has cast the
+        checkpoint to half precision. Those that a method names may have been saved in half precision.
+        """
         is_half = saved.dtype in (torch.float16, torch.bfloat16)
-        exact = self.finds_constants and not is_half
+        exact = self.constants_were_found and not is_half
         return checkpoint_fit.other_constant(
             f"{self.name}.{name}",
             saved,
@@ -163,7 +174,8 @@ class Stack(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return the input of the first layer and the scaled token embeddings, (B, T, C) each.
 
-        tokens (B, T); positions (B, T, C); token_embeddings (B, T, C): in place of the tokens' own.
+        tokens (B, T); positions (B, T, C): result of `positions`; token_embeddings (B, T, C), not yet scaled: used
+        instead of the embeddings of `tokens`.
         """
         if token_embeddings is None:
             token_embeddings = self.embed_tokens(tokens)
@@ -174,14 +186,17 @@ class Stack(nn.Module):
         return self.dropout(x), embedding
 
     def positions(self, tokens: Tensor, last: bool = False) -> Tensor | None:
-        """Return positional embeddings of tokens (B, T): (B, T, C), or (B, 1, C) of the last one alone."""
+        """Return positional embeddings of tokens (B, T), (B, T, C); None in a model without them.
+
+        last: of the last position alone, (B, 1, C) or (1, 1, C).
+        """
         return None if self.embed_positions is None else self.embed_positions(tokens, last)
 
     def transform(self, x: Tensor, *inputs: Any, recompute: bool = True) -> Tensor:
-        """Run x (B, T, C) through all layers, and return (B, T, W). The arguments are those of `states`."""
+        """Run x (B, T, C) through all layers and return the last one's output (B, T, W); arguments as for `states`."""
         together = self.recomputed_layers or len(self.layers)
-        for after in self.states(x, *inputs, recompute=recompute, together=together):
-            x = after
+        for hidden in self.states(x, *inputs, recompute=recompute, together=together):
+            x = hidden
         return x
 
     def states(
@@ -192,36 +207,39 @@ class Stack(nn.Module):
         layer_kwargs: dict[int, dict[str, Any]] | None = None,
         together: int = 1,
     ) -> Iterator[Tensor]:
-        """Yield x (B, T, W) as the first layer reads it, and after each `together` layers in a row.
+        """Yield the hidden states (B, T, W): the input of the first layer, then the output of each group of layers.
 
-        x: embeddings (B, T, C). inputs: of every layer. layer_kwargs: further inputs of single layers by name, by the
-        layer's index from 0. recompute: obey --checkpoint-activations, which keeps only x in front of each of these
-        groups of layers, and computes the group's activations again in the backward pass.
+        x: embeddings (B, T, C); inputs: further arguments of every layer's forward; layer_kwargs: index of a layer,
+        from 0 -> keyword arguments for this layer alone; together: layers in a group. recompute: obey
+        --checkpoint-activations, which keeps only the input of each group, and computes the group's activations again
+        in the backward pass.
         """
-        state: State = {}
+        state: State = {}  # what layers share in this pass, see pass_state.py
         recompute = recompute and self.recomputed_layers > 0 and torch.is_grad_enabled()
         x = self.begin(x, state)
         yield x
 
         layers = list(enumerate(self.layers))
         for first in range(0, len(layers), together):
-            group = partial(self._through, layers[first : first + together], inputs, layer_kwargs or {})
+            group = partial(self._run_layers, layers[first : first + together], inputs, layer_kwargs or {})
             x = recomputed(group, x, state) if recompute else group(x, state)
             yield x
 
-    def _through(
+    def _run_layers(
         self, layers: list[tuple[int, nn.Module]], inputs: tuple, layer_kwargs: dict, x: Tensor, state: State
     ) -> Tensor:
-        """Run x (B, T, W) through some layers, given with their indices, each followed by the mixer."""
+        """Run x (B, T, W) through some layers, given as pairs (index, layer), each followed by the mixer."""
         with running(state):
             for index, layer in layers:
-                x = self.mix(layer(x, *inputs, **layer_kwargs.get(index, {})), state)
+                y = layer(x, *inputs, **layer_kwargs.get(index, {}))
+                x = self.mix(y, state)
         return x
 
     def begin(self, x: Tensor, state: State) -> Tensor:
-        """Turn embeddings x (B, T, C) into the input of the first layer, (B, T, W)."""
+        """Turn embeddings x (B, T, C) into the input of the first layer, (B, T, W); state: of this pass."""
         with running(state):
-            return self.mix(x if self.beginning is None else self.beginning(x), state)
+            y = x if self.beginning is None else self.beginning(x)
+            return self.mix(y, state)
 
     def mix(self, y: Tensor, state: State) -> Tensor:
         """Return the input of the next layer, given the output y (B, T, W) of the embedding or of a layer."""
@@ -234,7 +252,10 @@ class Stack(nn.Module):
         return x if self.ending is None else self.ending(x)
 
     def slots(self) -> Iterator[tuple[str, nn.Module]]:
-        """Yield the method's modules with their addresses, "decoder.3.ffn.inner" or "decoder.mixer"."""
+        """Yield address and module of each slot that the method has filled, "decoder.3.ffn.inner" or "decoder.mixer".
+
+        Layers are numbered from 1.
+        """
         for layer in self.layers:
             for sublayer, site in layer.sites.items():
                 for name, module in layer.slots(sublayer).items():
@@ -244,9 +265,10 @@ class Stack(nn.Module):
                 yield f"{self.name}.{name}", module
 
     def set_num_updates(self, num_updates: int) -> None:
-        """Tell the modules that change with time how many updates are done.
+        """Tell the modules that have a method set_num_updates how many updates of the training are done.
 
-        A module with a `follow` method copies from the first of its class: a thousand may need the same number.
+        Of modules of one class only the first is told, if the class has a method `follow`; the others are given that
+        module instead and take its numbers. In a deep stack this saves thousands of small operations an update.
         """
         firsts: dict[type, Any] = {}
         for module in submodules(self):
@@ -265,7 +287,7 @@ class Stack(nn.Module):
 
 
 class Encoder(Stack):
-    """Encoder of N EncoderLayers over source tokens; arguments as for Stack. B sentences, S tokens, C width."""
+    """Encoder of N EncoderLayers over source tokens; arguments as for Stack."""
 
     def __init__(self, cfg: Any, method: Method, embed_tokens: nn.Embedding):
         Stack.__init__(
@@ -287,36 +309,42 @@ class Encoder(Stack):
     ) -> dict:
         """Encode src_tokens (B, S), padded on either side, and return fairseq's dictionary of lists.
 
-        token_embeddings (B, S, C) replace the tokens' own. The dictionary:
+        src_lengths: fairseq's, not read; token_embeddings (B, S, C) replace the tokens' own, see `embed`. The lists are
 
-        encoder_out [(S, B, C)], encoder_padding_mask [(B, S)], encoder_embedding [(B, S, C)],
-        encoder_states [(S, B, W) before and after every layer] if return_all_hiddens, src_lengths [(B, 1)]; and
-        [Sentences], by which the beams of a sentence share keys and values in the decoder's cache.
+        encoder_out           [(S, B, C)]
+        encoder_padding_mask  [(B, S)], True at padding
+        encoder_embedding     [(B, S, C)], scaled token embeddings
+        encoder_states        [(S, B, W) before the first and after every layer] if return_all_hiddens, else []
+        src_tokens            []
+        src_lengths           [(B, 1)], tokens without padding
+        cache.SENTENCES       [Sentences], by which the beams of a sentence share keys and values in the decoder's cache
         """
-        places = src_tokens.eq(self.padding_idx)
+        is_padding = src_tokens.eq(self.padding_idx)
         x, embedding = self.embed(src_tokens, self.positions(src_tokens), token_embeddings)
-        # (B, 1, 1, S), also without padding: asking a GPU for it would be a host-device synchronisation
-        mask = to_add(~places[:, None, None], x.dtype)
-        x = x.masked_fill(places.unsqueeze(-1), 0)
+        # (B, 1, 1, S), for every batch: asking a GPU whether one has padding would be a host-device synchronisation
+        mask = additive_mask(~is_padding[:, None, None], x.dtype)
+        x = x.masked_fill(is_padding.unsqueeze(-1), 0)
         states = list(self.states(x, mask)) if return_all_hiddens else []
         x = states[-1] if states else self.transform(x, mask)
         x = self.finish(x).transpose(0, 1)
         return {
             "encoder_out": [x],
-            "encoder_padding_mask": [places],
+            "encoder_padding_mask": [is_padding],
             "encoder_embedding": [embedding],
             "encoder_states": [state.transpose(0, 1) for state in states],
             "src_tokens": [],
-            "src_lengths": [(~places).sum(1, keepdim=True, dtype=torch.int32)],
-            SENTENCES: [Sentences(x, places)],
+            "src_lengths": [(~is_padding).sum(1, keepdim=True, dtype=torch.int32)],
+            SENTENCES: [Sentences(x, is_padding)],
         }
 
     def reorder_encoder_out(self, encoder_out: dict, new_order: Tensor) -> dict:
-        """Return the dictionary of a batch whose row i is row new_order[i] of this one."""
+        """Return the dictionary for a batch whose row i is row new_order[i] of this one; new_order (rows,)."""
         (sentences,) = encoder_out[SENTENCES]
         rows = new_order if sentences.rows is None else sentences.rows.index_select(0, new_order)
-        unmoved = sentences.rows is not None and rows.is_cpu and torch.equal(rows, sentences.rows)
-        if unmoved:  # beams of a sentence have changed places; asking a GPU for this takes longer than the copies below
+
+        # nothing changes if only beams of the same sentence have changed places; to compare the rows on a GPU would
+        # take longer than the copies below
+        if sentences.rows is not None and rows.is_cpu and torch.equal(rows, sentences.rows):
             return encoder_out
 
         reordered = {}
@@ -330,11 +358,11 @@ class Encoder(Stack):
 class Decoder(Stack):
     """Decoder of M layers and the projection to the vocabulary; it has cross-attention if there is an encoder.
 
-    symbols: V, that it predicts; tied: whether the projection shares the matrix of embed_tokens; other arguments are
-    those of Stack. B sentences (rows of hypotheses in beam search), T target and S source tokens, C width, V symbols.
+    symbols: V, the number of symbols that it predicts; tied: whether the projection shares the matrix of embed_tokens;
+    other arguments are those of Stack. B is the number of sentences, in beam search that of all their hypotheses.
     """
 
-    CACHE = "deepnet.cache"  # its key in fairseq's incremental_state, which beam search carries along
+    CACHE = "deepnet.cache"  # key of {"cache": DecoderCache} in fairseq's incremental_state, a dict kept between steps
 
     def __init__(self, cfg: Any, method: Method, embed_tokens: nn.Embedding, symbols: int, tied: bool):
         shape = StackShape.from_config(cfg, "decoder")
@@ -347,8 +375,8 @@ class Decoder(Stack):
             embed_tokens=embed_tokens,
             layer_class=DecoderLayer if attends else CausalLayer,
         )
-        self.attends = attends
-        self.need_attn = attends
+        self.attends = attends  # whether it has cross-attention
+        self.need_attn = attends  # whether to return its weights in evaluation mode; fairseq's name
         self.max_target_positions = self.max_tokens
         self.output_projection = empty_linear(shape.dim, symbols, bias=False)
         if tied:
@@ -366,9 +394,10 @@ class Decoder(Stack):
         src_lengths: Tensor | None = None,
         return_all_hiddens: bool = False,
     ) -> tuple[Tensor, dict]:
-        """Return scores (B, T, V) of prev_output_tokens (B, T), or features (B, T, C), and a dictionary.
+        """Return scores (B, T, V) of the tokens that follow prev_output_tokens (B, T), and a dictionary.
 
-        features_only: return the features; the dictionary and the other arguments are those of extract_features.
+        features_only: return features (B, T, C) in place of scores. With an incremental_state T is 1 in the result. The
+        dictionary and the other arguments are those of extract_features.
         """
         x, extra = self.extract_features(
             prev_output_tokens,
@@ -394,21 +423,27 @@ class Decoder(Stack):
         alignment_heads: int | None = None,
         src_lengths: Tensor | None = None,
     ) -> tuple[Tensor, dict]:
-        """Return features (B, T, C) and a dictionary; with an incremental_state, of the newest token alone (B, 1, C).
+        """Return features (B, T, C), the output of the stack, for prev_output_tokens (B, T), and a dictionary.
 
-        A call with an incremental_state must pass one token more than the call before, else ValueError.
-        full_context_alignment: let each token see later ones too;
-        alignment_heads: how many heads to average; src_lengths is fairseq's and not read.
-        The dictionary holds attn [(B, T, S)], the cross-attention of layer `alignment_layer` (default: the last)
-        averaged over heads, or [None] if it was not requested (training, generation without alignments) or is absent;
-        and inner_states, [(T, B, W) before and after every layer] if return_all_hiddens.
+        encoder_out: result of the encoder, None without one. incremental_state: fairseq's dict, in which keys and
+        values are kept; features are then those of the newest token alone, (B, 1, C), and each call must pass one
+        token more than the call before, else ValueError. full_context_alignment: let each token see later ones too.
+        src_lengths is fairseq's and not read.
+
+        The dictionary holds
+        attn          [(B, T, S)], cross-attention weights of layer `alignment_layer` (from 0; default: the last),
+                      averaged over the first `alignment_heads` heads (default: all). [None] in training unless an
+                      alignment_layer is given, in generation without alignments, and without cross-attention
+        inner_states  [(T, B, W) before the first and after every layer] if return_all_hiddens, else []
         """
-        watched = alignment_layer if self.attends else None
-        if watched is None and self.need_attn and not self.training:
-            watched = len(self.layers) - 1
+        # the layer that returns its cross-attention weights, by appending them to `alignment`
+        watched_layer = alignment_layer if self.attends else None
+        if watched_layer is None and self.need_attn and not self.training:
+            watched_layer = len(self.layers) - 1
         alignment: list[Tensor] = []
-        layer_kwargs = {} if watched is None else {watched: {"alignment": alignment}}
+        layer_kwargs = {} if watched_layer is None else {watched_layer: {"alignment": alignment}}
 
+        # input of the first layer, mask of self-attention, and what cross-attention reads
         cache = self.cache(prev_output_tokens, encoder_out, incremental_state)
         newest = prev_output_tokens if cache is None else prev_output_tokens[:, -1:]
         x, _embedding = self.embed(newest, self.positions(prev_output_tokens, last=cache is not None))
@@ -416,30 +451,32 @@ class Decoder(Stack):
             x, mask = cache.advance(x)
             memory = cache.memory
         else:
-            mask = to_add(self._mask(prev_output_tokens, full_context_alignment), x.dtype)
+            mask = additive_mask(self._mask(prev_output_tokens, full_context_alignment), x.dtype)
             memory = None
             if encoder_out is not None and self.attends:
                 memory = EncoderOutput.by_row(encoder_out)
 
+        # the layers; `states` ends with the output of the last one
         inputs = (mask, cache) if memory is None else (mask, memory.states, memory.mask, cache)
         recompute = cache is None  # a second pass would extend the cache twice
         if layer_kwargs or return_all_hiddens:
-            every = self.states(x, *inputs, recompute=recompute, layer_kwargs=layer_kwargs)
-            states = list(every if return_all_hiddens else deque(every, maxlen=1))  # the others are not kept alive
+            every_state = self.states(x, *inputs, recompute=recompute, layer_kwargs=layer_kwargs)
+            # a deque of length 1 keeps the last state, and frees the others as it goes
+            states = list(every_state if return_all_hiddens else deque(every_state, maxlen=1))
         else:
             states = [self.transform(x, *inputs, recompute=recompute)]
 
-        weights = [by_head[:, :alignment_heads].mean(1) for by_head in alignment]
+        attn = [weights[:, :alignment_heads].mean(1) for weights in alignment]  # (B, h, T, S) -> (B, T, S)
         if cache is not None:
-            states = [cache.of_batch(state) for state in states]
-            weights = [cache.of_batch(weight) for weight in weights]
+            states = [cache.rows_of_batch(state) for state in states]
+            attn = [cache.rows_of_batch(weights) for weights in attn]
         inner_states = [state.transpose(0, 1) for state in states] if return_all_hiddens else []
-        return self.finish(states[-1]), {"attn": weights or [None], "inner_states": inner_states}
+        return self.finish(states[-1]), {"attn": attn or [None], "inner_states": inner_states}
 
     def cache(self, tokens: Tensor, encoder_out: dict | None, incremental_state: dict | None) -> DecoderCache | None:
         """Return the cache in fairseq's incremental_state, made at the first step; None without incremental_state.
 
-        Raises a ValueError if tokens (B, T) are not one more than those that the cache holds.
+        Raises a ValueError if tokens (B, T) are not one more for each row than those that the cache holds.
         """
         if incremental_state is None:
             return None
@@ -464,20 +501,23 @@ class Decoder(Stack):
             incremental_state[self.CACHE]["cache"].reorder(new_order)
 
     def make_generation_fast_(self, need_attn: bool = True, **_: object) -> None:
-        """Compute attention weights only under --print-alignment; fairseq-generate calls this before decoding."""
+        """Compute attention weights only if `need_attn`; fairseq-generate calls this before decoding.
+
+        fairseq passes need_attn=True under --print-alignment.
+        """
         self.need_attn = need_attn and self.attends
 
     def _mask(self, tokens: Tensor, everywhere: bool) -> Tensor:
         """Return the mask of self-attention, broadcastable to (B, 1, T, T), True where a query may look.
 
-        A query at padding sees itself, because a softmax over nothing is NaN. everywhere: tokens see later ones too.
-        The mask is built for every batch: asking whether one is padded on the left would be a host-device
-        synchronisation.
+        tokens (B, T); everywhere: let each token see later ones too. Padding is seen by nobody but itself: a softmax
+        over nothing would be NaN. The mask is built for every batch, because asking a GPU whether one is padded on the
+        left would be a host-device synchronisation.
         """
-        padding = tokens.eq(self.padding_idx)
+        is_padding = tokens.eq(self.padding_idx)
         if everywhere:
-            return ~padding[:, None, None]
+            return ~is_padding[:, None, None]
         length = tokens.size(1)
         causal = torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril()
         itself = torch.eye(length, dtype=torch.bool, device=tokens.device)
-        return (causal & ~padding[:, None, None]) | itself
+        return (causal & ~is_padding[:, None, None]) | itself

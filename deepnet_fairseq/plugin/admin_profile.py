@@ -18,7 +18,7 @@ import torch
 from fairseq import utils
 from torch import nn
 
-from ..core.profile import apply_omegas, dropouts, profile_omegas, residuals, shape
+from ..core.profile import apply_omegas, depths_and_widths, dropouts, profile_omegas, residuals
 from ..errors import UserError
 from ..files import WRONG_VALUES, parse, whole
 from .batches import first_training_batch
@@ -53,7 +53,7 @@ class Profile:
 
         path: the file of the profile, for messages. Other dropout is a warning in the log.
         """
-        for name, number in shape(model).items():
+        for name, number in depths_and_widths(model).items():
             profiled = getattr(self, name)
             if profiled is not None and profiled != number:
                 raise UserError(
@@ -162,7 +162,7 @@ def measure_profile(model: nn.Module, net_input: dict, seed: int) -> Profile:
 
     source = net_input["src_tokens"]
     return Profile(
-        **shape(model),
+        **depths_and_widths(model),
         omega={str(site): value for site, value in zip(omegas, values.tolist(), strict=True)},
         seed=seed,
         dropout=dropouts(model),

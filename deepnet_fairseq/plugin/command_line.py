@@ -215,7 +215,7 @@ def _exit_with_error(parser: argparse.ArgumentParser, message: str) -> None:
     wrong_arch = re.match(r"argument --arch/-a: invalid choice: '(.*?)'", message)
     unknown_flags = re.match(r"unrecognized arguments: (.*)", message)
     if wrong_arch:
-        message = archs.unknown(f"--arch {wrong_arch.group(1)}")
+        message = archs.unknown_arch_message(f"--arch {wrong_arch.group(1)}")
     elif unknown_flags:
         message = f"unknown: {unknown_flags.group(1)}; --help lists the flags"
     parser.exit(2, f"{program}: error: {message}\n")

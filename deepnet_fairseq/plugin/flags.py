@@ -162,14 +162,14 @@ def check_fields(arch: str, fields: Mapping[str, Any]) -> None:
 
 
 def settle(arch: str, **fields) -> tuple[argparse.Namespace, Method]:
-    """Return the filled and checked config of architecture `arch`, as core.config.settle does, and its method.
+    """Return the filled and checked config of architecture `arch`, as core.config.config_and_method does, and its method.
 
     The config has the flags of a training too, and these are checked. fields: settings and flags by name that differ
     from the default. Raises a UserError, naming the flag.
     """
     model = archs.model_of(argparse.Namespace(arch=arch))
     defaults = {setting.name: setting.default for setting in _training_fields(model)}
-    cfg, method = config.settle(arch, **(defaults | fields))
+    cfg, method = config.config_and_method(arch, **(defaults | fields))
     check_training_flags(cfg)
     return cfg, method
 

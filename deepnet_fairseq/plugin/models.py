@@ -31,9 +31,9 @@ from hydra.core.config_store import ConfigStore
 from torch import Tensor, nn
 
 from ..core import archs
-from ..core.config import method_of
+from ..core.config import fill_and_make_method
 from ..core.methods import Method
-from ..core.methods.base import LISTENERS
+from ..core.methods.base import REGISTRATION_LISTENERS
 from ..core.models import DeepModel, EncoderDecoder, LanguageModel, MaskedLanguageModel
 from ..core.stack import Decoder, Encoder
 from ..errors import UserError
@@ -112,7 +112,7 @@ class FairseqShell(DeepModel):
         UserError, naming the flag, for a config that no model can be built from.
         """
         flags.complete(cfg)
-        method = method_of(cfg)
+        method = fill_and_make_method(cfg)
         flags.check_training_flags(cfg)
         cls.fit_to(cfg, task)
 
@@ -310,4 +310,4 @@ def renew_configs() -> None:
         ConfigStore.instance().store(name=name, group="model", node=node, provider="fairseq")
 
 
-LISTENERS.append(renew_configs)
+REGISTRATION_LISTENERS.append(renew_configs)

@@ -18,7 +18,7 @@ from fairseq.logging import metrics
 from torch import Tensor, nn
 
 from ..core.probes import Probe, get_probes
-from ..core.probes.base import HeldBatch
+from ..core.probes.base import FixedBatch
 from ..core.probes.model_update import outputs
 from ..core.probes.session import Session
 from ..files import save
@@ -101,11 +101,11 @@ class TrainingProbes:
         first = agreement.is_first()
         if first:
             self.writer = Writer(self.folder / FILE, self.header, fresh=update == 0)
-        if any(probe.needs_held for probe in self.session.kinds):
+        if any(probe.needs_fixed_batch for probe in self.session.probe_classes):
             model = self.session.model
             net_input = held_training_batch(self.iterator, next(model.parameters()).device)
             outputs_at_start = reference(model, net_input, self.folder / REFERENCE, update, write=first)
-            self.session.held_batch = HeldBatch(net_input, outputs_at_start)
+            self.session.fixed_batch = FixedBatch(net_input, outputs_at_start)
 
 
 def probes_of(model: nn.Module, cfg: Any) -> TrainingProbes | None:

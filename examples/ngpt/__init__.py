@@ -69,7 +69,7 @@ class Step(Scale):
     def forward(self, x, f):
         return on_sphere(torch.addcmul(x, self.factor(x), f - x))
 
-    def added(self, x, f):
+    def branch_and_sum(self, x, f):
         """Return what is added to x, and the sum on the sphere, for probes."""
         return self.factor(x) * (f - x), self.forward(x, f)
 

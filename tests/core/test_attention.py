@@ -6,7 +6,7 @@ from torch import nn
 
 from deepnet_fairseq.core.attention import Attention, attention_weights
 from deepnet_fairseq.core.initialisation import draw_normal
-from deepnet_fairseq.core.modules import Dropout, to_add
+from deepnet_fairseq.core.modules import Dropout, additive_mask
 
 from ..support.helpers import batch, small
 
@@ -46,7 +46,7 @@ def test_attention_is_its_formula(form, source_dim):
         mask = None if source is None else look[:, None]
     else:
         look[1, :, :2] = form == "none"
-        mask = {"none": None, "bool": look[:, None], "numbers": to_add(look[:, None], torch.float64)}[form]
+        mask = {"none": None, "bool": look[:, None], "numbers": additive_mask(look[:, None], torch.float64)}[form]
     weights = []
     causal = form == "causal" and mask is None
     y = module(x, source, mask, causal, alignment=None if causal else weights)
@@ -66,7 +66,7 @@ def test_arguments_of_fairseq_s_attention_are_refused_in_one_line():
 
 def test_a_query_that_may_look_nowhere_gives_numbers():
     module, x = attention(), torch.randn(3, 5, 8, dtype=torch.float64, requires_grad=True)
-    y = module(x, mask=to_add(torch.zeros(3, 1, 1, 5, dtype=torch.bool), torch.float64))
+    y = module(x, mask=additive_mask(torch.zeros(3, 1, 1, 5, dtype=torch.bool), torch.float64))
     y.sum().backward()
     assert torch.isfinite(y).all() and torch.isfinite(x.grad).all()
 

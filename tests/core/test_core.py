@@ -41,7 +41,7 @@ for arch in ("deepnet_transformer_tiny", "deepnet_lm_tiny", "deepnet_masked_lm_t
             given["prev_output_tokens"] = tokens
         if core.METHODS[method].profiled:
             profile_omegas(model, given, seed=1)
-        session = Session(model, [probe for probe in PROBES.values() if not probe.needs_held])
+        session = Session(model, [probe for probe in PROBES.values() if not probe.needs_fixed_batch])
         session.begin()
         model(**given)[0].square().mean().backward()
         session.gradients(1.0)

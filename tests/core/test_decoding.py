@@ -145,9 +145,9 @@ def run_steps(model, lengths, beams, orders):
 def test_where_a_sentence_ends_no_other_moves_until_a_quarter_has():
     model = small(2)
     cache = run_steps(model, (5, 4, 6, 3, 7), 2, [[0, 1, 4, 5, 6, 7, 8, 9]])
-    assert cache.sentences == 5 and cache.places.tolist() == [0, 2, 3, 4]
+    assert cache.num_entries == 5 and cache.entries.tolist() == [0, 2, 3, 4]
     cache = run_steps(model, (5, 4, 6, 3, 7), 2, [[0, 1, 4, 5, 6, 7, 8, 9], [0, 1, 4, 5, 6, 7]])
-    assert cache.places is None and cache.sentences == 3 < SHARE * 5
+    assert cache.entries is None and cache.num_entries == 3 < SHARE * 5
     assert all(one.size(0) == 3 for held in (*cache.prefixes.values(), *cache.sources.values()) for one in held)
 
 

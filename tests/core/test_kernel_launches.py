@@ -10,7 +10,7 @@ from deepnet_fairseq.core import models
 from deepnet_fairseq.core.archs import LM, MODEL_NAME
 from deepnet_fairseq.core.cache import DecoderCache, EncoderOutput
 from deepnet_fairseq.core.methods.branchnorm import RisingBranch
-from deepnet_fairseq.core.modules import to_add
+from deepnet_fairseq.core.modules import additive_mask
 from deepnet_fairseq.core.slots import Multiply, Shift
 
 from ..support.operations import Operations
@@ -29,7 +29,7 @@ def test_masks_need_no_copy(length):
     """Rows of masks begin at multiples of 8 numbers, so that the memory-efficient kernel needs no copy."""
     look = torch.ones(3, 1, 1, length, dtype=torch.bool)
     look[1, ..., :2] = False
-    mask = to_add(look, torch.float16)
+    mask = additive_mask(look, torch.float16)
     assert mask.shape == look.shape and mask.stride(-1) == 1 and not any(step % 8 for step in mask.stride()[:-1])
     assert torch.equal(mask == 0, look) and mask[1, 0, 0, 0] == torch.finfo(torch.float16).min
 
@@ -39,11 +39,11 @@ def test_masks_are_of_the_type_that_autocast_computes_in(dtype):
     """Masks have autocast's type, which avoids a copy in each layer and an overflow of float32's minimum to -inf."""
     look = torch.zeros(2, 1, 1, 7, dtype=torch.bool)
     with torch.autocast("cpu", dtype):
-        mask = to_add(look, torch.float32)
-        exact = to_add(look, torch.float64)
+        mask = additive_mask(look, torch.float32)
+        exact = additive_mask(look, torch.float64)
     assert mask.dtype == dtype and mask.isfinite().all() and mask.stride(0) == 8
     assert exact.dtype == torch.float64  # autocast leaves float64 alone
-    assert to_add(look.to("meta"), torch.float32).dtype == torch.float32
+    assert additive_mask(look.to("meta"), torch.float32).dtype == torch.float32
 
 
 def test_a_step_of_decoding_copies_nothing_to_the_device():

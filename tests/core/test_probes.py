@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from deepnet_fairseq.core import archs
 from deepnet_fairseq.core.methods import METHODS
 from deepnet_fairseq.core.probes import PROBES
-from deepnet_fairseq.core.probes.base import HeldBatch
+from deepnet_fairseq.core.probes.base import FixedBatch
 from deepnet_fairseq.core.probes.model_update import outputs
 
 from ..support import observing, single_stacks
@@ -162,7 +162,7 @@ def test_model_update_of_a_known_change(kind):
     with torch.no_grad():
         model.stacks()[last].layers[-1].final_layer_norm.weight.mul_(1.1)
     probe = PROBES["model_update"](model)
-    probe.begin(HeldBatch(inputs, before))
+    probe.begin(FixedBatch(inputs, before))
     assert probe.values() == dict.fromkeys(before, 0.0) | {last: pytest.approx(0.1 * math.sqrt(16), rel=1e-3)}
 
 

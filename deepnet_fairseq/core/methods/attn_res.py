@@ -50,7 +50,7 @@ class MeanOfOutputs(FullPrecision):
             mean = torch.addcmul(mean, weight, v)
         return mean
 
-    def added(self, x, f):
+    def branch_and_sum(self, x, f):
         """Return, for probes, the branch and the sum that a plain Transformer would have here."""
         return f, x + f
 

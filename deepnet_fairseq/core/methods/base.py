@@ -27,7 +27,7 @@ from ..archs import depths
 from ..slots import BRANCHES, Site
 
 METHODS: dict[str, type[Method]] = {}
-LISTENERS: list[Callable[[], None]] = []  # called whenever a method or a modifier has been registered
+REGISTRATION_LISTENERS: list[Callable[[], None]] = []  # called whenever a method or a modifier has been registered
 Value = bool | int | float | str | None  # of an option, and of any field of a config
 
 
@@ -283,10 +283,10 @@ class Method:
         """
 
 
-def announce(registry: dict[str, Any], name: str) -> None:
+def call_listeners(registry: dict[str, Any], name: str) -> None:
     """Call the listeners for the new entry `name` of a registry, which is taken out again if one of them raises."""
     try:
-        for listener in LISTENERS:
+        for listener in REGISTRATION_LISTENERS:
             listener()
     except (TypeError, ValueError):
         del registry[name]
@@ -305,7 +305,7 @@ def register(name: str) -> Callable[[type[Method]], type[Method]]:
         cls.name = name
         if "title" not in vars(cls):  # one of a base class is another method's
             cls.title = name.replace("_", " ").capitalize()
-        announce(METHODS, name)
+        call_listeners(METHODS, name)
         return cls
 
     return add

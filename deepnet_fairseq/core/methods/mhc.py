@@ -103,10 +103,10 @@ class Write(nn.Module):
         self.h = Mappings(streams * dim, torch.zeros(streams, 1), towards_identity(streams))
 
     def forward(self, streams, f):
-        _branch, merged = self.added(streams, f)
+        _branch, merged = self.branch_and_sum(streams, f)
         return merged
 
-    def added(self, streams, f):  # probes ask for both
+    def branch_and_sum(self, streams, f):  # probes ask for both
         post, res = self.h(streams)
         branch = mix(2 * post.sigmoid(), f)
         shortcut = mix(sinkhorn(res), streams)

@@ -19,7 +19,7 @@ Values = dict[str, float]  # address inside the model, as "decoder.18" or "encod
 PROBES: dict[str, type[Probe]] = {}
 
 
-class HeldBatch(NamedTuple):
+class FixedBatch(NamedTuple):
     """Batch that stays the same throughout a run.
 
     net_input: of a fairseq sample; reference: result of model_update.outputs at theta_0, stack -> (tokens, C).
@@ -37,13 +37,13 @@ class Probe:
     """
 
     name: ClassVar[str]
-    needs_held: ClassVar[bool] = False  # whether `begin` needs a HeldBatch
+    needs_fixed_batch: ClassVar[bool] = False  # whether `begin` needs a FixedBatch
 
     def __init__(self, model: nn.Module):
         self.model = model
         self.found: Values = {}
 
-    def begin(self, held: HeldBatch | None) -> None:
+    def begin(self, held: FixedBatch | None) -> None:
         """Prepare, once, before the update's first forward pass; held: the run's, if any of its probes needs one."""
 
     def hooks(self, masks: dict[str, Tensor]) -> Iterator:

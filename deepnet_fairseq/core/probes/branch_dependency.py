@@ -30,7 +30,7 @@ class BranchDependency(TokenSums):
 
     @torch.no_grad()  # a trained factor would keep the graph alive
     def _visit(self, address: str, mask: Tensor, residual: nn.Module, inputs: tuple, _merged: Tensor) -> None:
-        added: Any = getattr(type(residual), "added", Residual.added)  # which calls no hook of ours
+        added: Any = getattr(type(residual), "branch_and_sum", Residual.branch_and_sum)  # which calls no hook of ours
         # a merge that draws random numbers must not advance the training's generators
         with fork_rng([inputs[0].device] if inputs[0].is_cuda else []):
             branch, merged = added(residual, *(part.detach()[mask] for part in inputs))

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from ..slots import SUBLAYERS
+from ..slots import SUBLAYER_OF_NORM
 from .base import TokenSums, Values, over_ranks, register_probe
 
 
@@ -50,4 +50,4 @@ def _address_words(path: str) -> list[str]:
     if words[0] != "layers":
         return words
     layer = int(words[1]) + 1
-    return [str(layer), *(SUBLAYERS.get(word, word) for word in words[2:])]
+    return [str(layer), *(SUBLAYER_OF_NORM.get(word, word) for word in words[2:])]

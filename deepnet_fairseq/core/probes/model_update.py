@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.random import fork_rng
 
 from ..profile import in_mode
-from .base import HeldBatch, Probe, register_probe
+from .base import FixedBatch, Probe, register_probe
 
 
 @register_probe("model_update")
@@ -21,10 +21,10 @@ class ModelUpdate(Probe):
     outputs.
     """
 
-    needs_held = True
+    needs_fixed_batch = True
 
-    def begin(self, held: HeldBatch | None) -> None:
-        assert held is not None  # needs_held
+    def begin(self, held: FixedBatch | None) -> None:
+        assert held is not None  # needs_fixed_batch
         now = outputs(self.model, held.net_input)
         for name, output in now.items():
             distances = (output - held.reference[name]).norm(dim=-1)

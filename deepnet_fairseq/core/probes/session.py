@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from .base import HeldBatch, Probe, Values
+from .base import FixedBatch, Probe, Values
 from .model_update import token_masks
 
 
@@ -22,8 +22,8 @@ class Session:
 
     def __init__(self, model: nn.Module, probes: list[type[Probe]]):
         self.model = model
-        self.kinds = probes
-        self.held_batch: HeldBatch | None = None  # set before the first update if a probe needs it
+        self.probe_classes = probes
+        self.fixed_batch: FixedBatch | None = None  # set before the first update if a probe needs it
         self.watching: list[Probe] = []  # probes of the update under observation, if there is one
         self.dummy = False  # whether the next forward pass belongs to a dummy batch, which only keeps a rank busy
         self._outer: list[RemovableHandle] = []
@@ -32,9 +32,9 @@ class Session:
     def begin(self) -> None:
         """Begin a probed update: the weights are theta_i, and the forward passes of update i + 1 come next."""
         self.end()
-        self.watching = [probe(self.model) for probe in self.kinds]
+        self.watching = [probe(self.model) for probe in self.probe_classes]
         for probe in self.watching:
-            probe.begin(self.held_batch)
+            probe.begin(self.fixed_batch)
         self._outer = [
             self.model.register_forward_pre_hook(self._enter, with_kwargs=True),
             self.model.register_forward_hook(self._leave, always_call=True),
