@@ -1,4 +1,7 @@
-"""Named architectures: a model, a width and a depth, and the config values that each name stands for."""
+"""Named architectures (--arch): each name stands for one of the three models and for config values, as its depth.
+
+Names are MODEL[_WIDTH][_DEPTH], "deepnet_transformer_tiny_18_18" or "deepnet_lm_100", and those of NormFormer's paper.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,12 @@ from typing import Any
 MODEL_NAME = "deepnet_transformer"
 LM = "deepnet_lm"
 MASKED_LM = "deepnet_masked_lm"
-STACKS = {MODEL_NAME: ("encoder", "decoder"), LM: ("decoder",), MASKED_LM: ("encoder",)}
+STACKS = {MODEL_NAME: ("encoder", "decoder"), LM: ("decoder",), MASKED_LM: ("encoder",)}  # of each model
 
-EQUAL_DEPTHS = (6, 10, 12, 18, 20, 24, 30, 36, 40, 48, 50, 60, 70, 80, 90, 100, 200, 250, 500)
-UNEQUAL_DEPTHS = ((12, 6), (18, 6), (24, 12), (36, 12), (48, 12), (60, 12), (12, 60))
-SINGLE_DEPTHS = (6, 12, 18, 24, 36, 48, 50, 60, 72, 100, 200, 250, 500, 1000)
+# the depths that have a name
+EQUAL_DEPTHS = (6, 10, 12, 18, 20, 24, 30, 36, 40, 48, 50, 60, 70, 80, 90, 100, 200, 250, 500)  # of both stacks
+UNEQUAL_DEPTHS = ((12, 6), (18, 6), (24, 12), (36, 12), (48, 12), (60, 12), (12, 60))  # encoder, decoder
+SINGLE_DEPTHS = (6, 12, 18, 24, 36, 48, 50, 60, 72, 100, 200, 250, 500, 1000)  # of a language model's one stack
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,7 @@ class Width:
         return {f"{stack}_{field}": value for field, value in vars(self).items()}
 
 
-WIDTHS = {
+WIDTHS = {  # an architecture's name leaves "base" out
     "base": Width(512, 2048, 8),
     "tiny": Width(64, 128, 2),
     "medium": Width(768, 3072, 12),
@@ -42,7 +46,7 @@ MASKED = {"method": "deepnorm", "activation_fn": "gelu", "encoder_learned_pos": 
           "layernorm_embedding": False, "no_scale_embedding": False}  # fmt: skip
 # Shleifer et al. 2021, Table 1; 2.7B is the one trained with ReLU^2
 NORMFORMER = {"method": "normformer", "activation_fn": "gelu", "share_decoder_input_output_embed": True}
-NORMFORMER_LMS = {
+NORMFORMER_LMS = {  # size -> layers, width, further fields
     "125m": (12, Width(768, 3072, 12), {}),
     "355m": (24, Width(1024, 4096, 16), {}),
     "1.3b": (24, Width(2048, 8192, 32), {}),
@@ -55,30 +59,35 @@ MODELS: dict[str, str] = {}  # architecture name -> name of its model
 
 
 def _add(model: str, name: str, fields: dict) -> None:
+    """Register an architecture; fields: the config fields that it sets."""
     PRESETS[name] = fields
     MODELS[name] = model
 
 
-def _add_depths(model: str, default: tuple[int, ...], depths: Sequence[tuple[int, ...]], more: dict) -> None:
-    """Register MODEL[_WIDTH][_DEPTH] for every width; the widths are those of the model's first stack.
+def _add_widths_and_depths(
+    model: str, default_depth: tuple[int, ...], depths: Sequence[tuple[int, ...]], more_fields: dict
+) -> None:
+    """Register MODEL[_WIDTH][_DEPTH] for every width and depth.
 
-    default: layers of each stack where the name has no depth; more: further fields of all of them.
+    Widths are set for the model's first stack; those of a decoder behind it follow, see `fill`. default_depth: layers
+    of each stack where the name has no depth; depths: those that a name has; more_fields: further fields of all.
     """
     stacks = STACKS[model]
-    by_suffix = {"": default}
+    depth_of_suffix = {"": default_depth}
     for depth in depths:
-        by_suffix["".join(f"_{number}" for number in depth)] = depth
+        suffix = "".join(f"_{number}" for number in depth)
+        depth_of_suffix[suffix] = depth
 
     for width_name, width in WIDTHS.items():
         stem = model if width_name == "base" else f"{model}_{width_name}"
-        for suffix, depth in by_suffix.items():
+        for suffix, depth in depth_of_suffix.items():
             layers = {f"{stack}_layers": number for stack, number in zip(stacks, depth, strict=True)}
-            _add(model, stem + suffix, layers | width.fields(stacks[0]) | more)
+            _add(model, stem + suffix, layers | width.fields(stacks[0]) | more_fields)
 
 
-_add_depths(MODEL_NAME, (6, 6), [(N, N) for N in EQUAL_DEPTHS] + list(UNEQUAL_DEPTHS), {})
-_add_depths(LM, (12,), [(M,) for M in SINGLE_DEPTHS], CAUSAL)
-_add_depths(MASKED_LM, (12,), [(N,) for N in SINGLE_DEPTHS], MASKED)
+_add_widths_and_depths(MODEL_NAME, (6, 6), [(N, N) for N in EQUAL_DEPTHS] + list(UNEQUAL_DEPTHS), {})
+_add_widths_and_depths(LM, (12,), [(M,) for M in SINGLE_DEPTHS], CAUSAL)
+_add_widths_and_depths(MASKED_LM, (12,), [(N,) for N in SINGLE_DEPTHS], MASKED)
 for _size, (_layers, _width, _more) in NORMFORMER_LMS.items():
     _add(LM, f"normformer_lm_{_size}", {"decoder_layers": _layers} | _width.fields("decoder") | NORMFORMER | _more)
 _base = {"encoder_layers": 12} | WIDTHS["medium"].fields("encoder") | MASKED | ROBERTA
@@ -86,8 +95,11 @@ _add(MASKED_LM, "normformer_masked_lm_base", _base | {"method": "normformer"})
 
 
 def unknown_arch_message(setting: str) -> str:
-    """Return the error message for `setting`, which ends in an unknown architecture; it offers the nearest name."""
-    setting = " ".join(setting.split())
+    """Return the error message for an unknown architecture, with the nearest name that exists.
+
+    setting: what the user wrote, "--arch NAME" or the like, with the name at its end.
+    """
+    setting = " ".join(setting.split())  # on one line
     near = difflib.get_close_matches(setting.split()[-1], PRESETS, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
     model = MODELS[near[0]] if near else MODEL_NAME
@@ -95,32 +107,38 @@ def unknown_arch_message(setting: str) -> str:
     return f"{setting}: no such architecture; {hint}`deepnet methods --archs` lists them, and any depth is {depth}"
 
 
-REGISTRIES: list[Mapping[str, str]] = [MODELS]  # searched by model_of; the plugin adds fairseq's own
+# architecture name -> name of its model; model_of searches them in order, and the plugin adds fairseq's own registry
+REGISTRIES: list[Mapping[str, str]] = [MODELS]
 
 
 def _arch_of(cfg: Any) -> str:
+    """Return the name of a config's architecture, which YAML calls _name; "" if it has none."""
     return getattr(cfg, "arch", None) or getattr(cfg, "_name", None) or ""
 
 
 def model_of(cfg: Any) -> str:
-    """Return the name of our model that a config (Namespace, omegaconf or dataclass) describes.
+    """Return the name of the model, a key of STACKS, that a config (Namespace, omegaconf or dataclass) describes.
 
-    The translation model is the default. The architecture may be registered by another package for one of our models.
+    It is the translation model if the config has no architecture or an unknown one. The architecture may be one that
+    another package has registered for one of these models.
     """
     arch = _arch_of(cfg)
     return next((models[arch] for models in REGISTRIES if arch in models), MODEL_NAME)
 
 
 def depths(cfg: Any) -> tuple[int, int]:
-    """Return the encoder's layers N and the decoder's M in a filled config, 0 for a stack that the model lacks."""
+    """Return the numbers of layers, N of the encoder and M of the decoder, in a filled config.
+
+    The number is 0 for a stack that the model does not have.
+    """
     return getattr(cfg, "encoder_layers", 0), getattr(cfg, "decoder_layers", 0)
 
 
 def fill(cfg: Any) -> None:
-    """Fill every field that the user left open with the value of the config's architecture, in place.
+    """Set every field of a config that is None to the value of the config's architecture, in place.
 
     cfg: argparse.Namespace of the command line, or omegaconf/dataclass config of YAML and checkpoints. The decoder's
-    widths follow the encoder's, as in fairseq's `transformer`.
+    widths are then the encoder's if they are still None, as in fairseq's `transformer`.
     """
     arch = _arch_of(cfg)
     model = model_of(cfg)

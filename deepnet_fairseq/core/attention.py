@@ -1,6 +1,7 @@
 """Multi-head attention, batch first.
 
-B sentences, h heads, T queries, S keys, C width, d = C / h.
+B sentences, h heads of d features, T queries, S keys, C = h d width of queries and output, C' width of what keys and
+values are computed from.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def leave_cudnn_out() -> None:
-    """Turn off cuDNN's attention in this process.
+    """Turn off cuDNN's attention kernel in this process.
 
-    From cuDNN 9.15 on torch prefers it on Hopper in half precision, but it makes a plan for each new shape, which takes
-    half a second, and sentences come in hundreds of shapes.
+    From cuDNN 9.15 on torch prefers it on Hopper GPUs in half precision. It needs half a second for each new shape of
+    its input, and batches of sentences come in hundreds of shapes.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)
 
@@ -30,9 +31,9 @@ def leave_cudnn_out() -> None:
 class Attention(nn.Module):
     """Scaled dot-product attention with several heads (Vaswani et al. 2017, section 3.2).
 
-    dim: width C of queries and output, a multiple of num_heads; dropout: probability of dropping an attention weight;
-    source_dim: width C' of the input of keys and values; inner, heads: the method's modules in front of out_proj and
-    on projections by head, if any; bias: whether the four matrices have a bias.
+    dim: C, a multiple of num_heads; dropout: probability of dropping an attention weight; source_dim: C'; inner, heads:
+    the method's modules for these slots (methods/base.py), None for the identity; bias: whether the four matrices have
+    a bias.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Attention(nn.Module):
         self.dropout = Dropout(dropout, module_name="MultiheadAttention")
 
     def weights(self) -> dict[str, nn.Linear]:
-        """Return the branch's matrices by role, see slots.Weight."""
+        """Return role (see slots.Weight) -> module of the four matrices; their values are drawn in this order."""
         return {"q": self.q_proj, "k": self.k_proj, "v": self.v_proj, "out": self.out_proj}
 
     def forward(
@@ -73,9 +74,11 @@ class Attention(nn.Module):
         """Attend from x (B, T, C) to source (B, S, C'), or to x itself, and return (B, T, C).
 
         mask: broadcastable to (B, h, T, S), either bool, True where a query may look, or numbers added to the scores;
-        causal: mask the future instead. cache: holds keys and values of earlier steps, which are read and extended.
-        alignment: a list to which the attention weights (B, h, T, S), without dropout, are appended. Raises a TypeError
-        without x, and for other keywords, as those of fairseq's MultiheadAttention.
+        causal: if there is no mask, each query sees keys up to its own position only.
+        cache: of decoding. Without `source` x are the newest tokens, whose keys and values are added to the cache, and
+        all in it are attended to; with `source` its keys and values are computed in the first step alone.
+        alignment: a list to which the attention weights (B, h, T, S), without dropout, are appended.
+        Raises a TypeError without x, and for other keywords, which a caller of fairseq's MultiheadAttention may use.
         """
         if x is None or others:
             given = ", ".join(others) or "no x"
@@ -118,9 +121,10 @@ class Attention(nn.Module):
 
 
 def attention_weights(q: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
-    """Compute softmax(q k / sqrt(d) + mask) in float32, (B, h, T, S), from q (B, h, T, d) and keys (B, h, S, d).
+    """Compute softmax(q k / sqrt(d) + mask), (B, h, T, S) in float32, from q (B, h, T, d) and keys (B, h, S, d).
 
-    Alignments read these weights. mask: as in Attention.forward.
+    torch's attention does not return its weights, so they are computed a second time for alignments. mask: as in
+    Attention.forward.
     """
     scaled = q * q.size(-1) ** -0.5
     scores = torch.matmul(scaled, keys.transpose(2, 3)).float()

@@ -1,7 +1,8 @@
 """Beam search on torch alone; the search of fairseq's programs finds the same hypotheses.
 
-B sentences, k beams, V symbols; hypotheses are scored by the mean log-probability of their tokens, EOS included, with
-the exponent `length_penalty` on the length (Wu et al. 2016 with another formula; this is fairseq's).
+B sentences, k beams of a sentence, V symbols. A row of a batch is one beam; those of a sentence follow one another. The
+score of a hypothesis of T tokens is the sum of its log-probabilities, that of EOS included, over
+(T + 1) ** length_penalty, as in fairseq; 1 gives the mean. (Wu et al. 2016, section 7, have another formula.)
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from .profile import in_mode
 
 
 class Hypothesis(NamedTuple):
-    """Tokens (T,), without EOS; score: sum of their log-probabilities and EOS's over (T + 1) ** length_penalty."""
+    """Tokens (T,), without EOS, and their score."""
 
     tokens: Tensor
     score: float
@@ -27,12 +28,12 @@ class Hypothesis(NamedTuple):
 def beam_search(
     model: DeepModel, tokens: Tensor, beams: int = 5, max_length: int = 200, length_penalty: float = 1.0
 ) -> list[list[Hypothesis]]:
-    """Find the k best hypotheses of each sentence, best first, in evaluation mode; restore the model's mode afterwards.
+    """Return up to k hypotheses of each sentence, best first; the model computes in evaluation mode and is restored.
 
-    tokens (B, S): source sentences, or for a causal language model the prompts to continue, padded on either side.
-    Prompts of one length are searched together, so that no prompt depends on the others or on its padding.
-    max_length: of a hypothesis in tokens, less than the decoder has positions. A sentence is done when k hypotheses
-    have ended (fairseq's rule). Raises a UserError for beams or a length below 1, for a prompt longer than the decoder
+    tokens (B, S): source sentences, or for a causal language model the prompts to continue, padded on either side;
+    a prompt's hypotheses do not depend on the other prompts or on its padding. beams: k. max_length: of a hypothesis in
+    tokens, without EOS; it is lowered to what the decoder's positions allow. A sentence is done when k hypotheses have
+    ended (fairseq's rule). Raises a UserError for beams or a max_length below 1, for a prompt longer than the decoder
     has positions, and for a masked language model.
     """
     if "decoder" not in model.stacks():
@@ -50,35 +51,36 @@ def beam_search(
 def _continue_prompts(
     model: DeepModel, prompts: Tensor, beams: int, max_length: int, length_penalty: float
 ) -> list[list[Hypothesis]]:
-    """Search prompts (B, T) of each length by themselves, without their padding."""
+    """Search continuations of prompts (B, T): all prompts of one length together, without their padding."""
     lengths = prompts.ne(PAD).sum(1)
     by_prompt: list[list[Hypothesis]] = [[] for _ in prompts]
 
     for length in lengths.unique().tolist():
-        places = lengths.eq(length).nonzero().flatten()
-        padded = prompts[places]
-        of_length = padded[padded.ne(PAD)].view(len(places), length)
-        found = _search(model, of_length, beams, max_length, length_penalty)
-        for place, hypotheses in zip(places.tolist(), found, strict=True):
-            by_prompt[place] = hypotheses
+        indices = lengths.eq(length).nonzero().flatten()  # of the prompts of this length
+        padded = prompts[indices]
+        unpadded = padded[padded.ne(PAD)].view(len(indices), length)
+        found = _search(model, unpadded, beams, max_length, length_penalty)
+        for index, hypotheses in zip(indices.tolist(), found, strict=True):
+            by_prompt[index] = hypotheses
     return by_prompt
 
 
 def _search(
     model: DeepModel, tokens: Tensor, beams: int, max_length: int, length_penalty: float
 ) -> list[list[Hypothesis]]:
-    """Search tokens (B, S), source sentences or prompts of one length."""
-    sentences = len(tokens)
-    first_rows = torch.arange(sentences, device=tokens.device)[:, None] * beams  # row of each sentence's first beam
-    encoder_out, state, prefix = _begin(model, tokens, beams)  # prefix (B k, prompt)
+    """Search hypotheses for tokens (B, S), source sentences or prompts of one length; arguments as for beam_search."""
+    num_sentences = len(tokens)
+    first_rows = torch.arange(num_sentences, device=tokens.device)[:, None] * beams  # row of each sentence's first beam
+    encoder_out, state, prefix = _begin(model, tokens, beams)  # prefix (B k, prompt_length), a token longer each step
     prompt_length = prefix.size(1)
     max_length = max(0, min(max_length, model.decoder.max_positions() - prompt_length))
 
-    totals = torch.full((sentences, beams), float("-inf"), device=tokens.device)
-    totals[:, 0] = 0  # all beams are the same at first
-    ended: list[list[Hypothesis]] = [[] for _ in range(sentences)]
-    for length in range(max_length + 1):
-        scores, _ = model.decoder(prefix, encoder_out, incremental_state=state)
+    # sum of log-probabilities of each beam; all beams of a sentence are the same at first, so only one takes part
+    totals = torch.full((num_sentences, beams), float("-inf"), device=tokens.device)
+    totals[:, 0] = 0
+    ended: list[list[Hypothesis]] = [[] for _ in range(num_sentences)]
+    for length in range(max_length + 1):  # of the hypotheses so far
+        scores, _extra = model.decoder(prefix, encoder_out, incremental_state=state)
         log_probs = scores[:, -1].float().log_softmax(-1)  # (B k, V)
         log_probs[:, PAD] = float("-inf")
         if length == 0 and max_length > 0:  # no hypothesis is empty
@@ -87,23 +89,24 @@ def _search(
             log_probs[:, :EOS] = float("-inf")
             log_probs[:, EOS + 1 :] = float("-inf")
 
-        # the best 2k continuations of each sentence: k may end here, and k go on
-        symbol_count = log_probs.size(1)
+        # the best 2k continuations of each sentence: if k of them end here, k are left to go on
+        num_symbols = log_probs.size(1)
         candidates = (totals[..., None] + log_probs.unflatten(0, (-1, beams))).flatten(1)  # (B, k V)
-        best, index = candidates.topk(2 * beams)  # (B, 2k), best first
-        rows = first_rows + index // symbol_count
-        symbols = index % symbol_count
+        best, index = candidates.topk(2 * beams)  # totals and indices (B, 2k), best first
+        rows = first_rows + index // num_symbols  # of the beam that each one continues
+        symbols = index % num_symbols
 
         # an end that is not among the k best of all continuations does not count, as in fairseq
         ends = symbols.eq(EOS) & best.isfinite()
-        for sentence, place in ends[:, :beams].nonzero().tolist():
+        for sentence, rank in ends[:, :beams].nonzero().tolist():
             if len(ended[sentence]) < beams:
-                score = best[sentence, place].item() / (length + 1) ** length_penalty
-                hypothesis = prefix[rows[sentence, place], prompt_length:].clone()
+                score = best[sentence, rank].item() / (length + 1) ** length_penalty
+                hypothesis = prefix[rows[sentence, rank], prompt_length:].clone()
                 ended[sentence].append(Hypothesis(hypothesis, score))
         if all(len(hypotheses) == beams for hypotheses in ended):
             break
 
+        # the k best continuations that have not ended become the beams of the next step
         totals, kept = best.masked_fill(ends, float("-inf")).topk(beams)
         rows = rows.gather(1, kept).flatten()
         symbols = symbols.gather(1, kept).flatten()
@@ -114,9 +117,10 @@ def _search(
 
 
 def _begin(model: DeepModel, tokens: Tensor, beams: int) -> tuple[dict | None, dict, Tensor]:
-    """Return the encoder's output, the decoder's cache, and the prefix of each row, (B k, begun).
+    """Return the encoder's output, the decoder's incremental_state, and the prefix of each row, (B k, prompt_length).
 
-    A prefix begins with EOS. A language model has no encoder's output; its cache holds the prompts (B, T) in `tokens`.
+    A prefix is EOS, in a language model followed by the prompt in `tokens`. Its encoder's output is None, and in the
+    incremental_state are the keys and values of the prefix but for its last token, which the first step reads.
     """
     state: dict = {}
     rows = torch.arange(len(tokens), device=tokens.device).repeat_interleave(beams)
@@ -126,9 +130,9 @@ def _begin(model: DeepModel, tokens: Tensor, beams: int) -> tuple[dict | None, d
         return encoder_out, state, start
 
     prefix = torch.cat([start, tokens[rows]], 1)
-    places = model.decoder.max_positions()
-    if prefix.size(1) > places:
-        raise UserError(f"a prompt of {tokens.size(1)} tokens: EOS and it must fit into {places} positions; shorten it")
+    limit = model.decoder.max_positions()
+    if prefix.size(1) > limit:
+        raise UserError(f"a prompt of {tokens.size(1)} tokens: EOS and it must fit into {limit} positions; shorten it")
     for length in range(1, prefix.size(1)):
         model.decoder(prefix[:, :length], incremental_state=state)
     return None, state, prefix

@@ -1,11 +1,12 @@
 """Config classes of the three models, with fields named as the flags of fairseq's `transformer`.
 
-A config is filled in as fairseq's command line would do it; settings that no model can be built from are refused by
-flag. A method's options are fields as soon as it is registered, wherever its file is: config_class has them all.
+fill_and_make_method replaces the None of fields that the user left open by the values of the architecture, and refuses
+settings that no model can be built from, naming the flag. Options of methods are fields too: config_class makes the
+class of all fields that there are, also of methods that somebody registers later.
 
 The classes are flat because fairseq's hierarchical TransformerConfig, given as a model's dataclass, trains six layers
-whatever the flags say. Depth and widths default to None: archs.fill gives them the architecture's numbers, by one path
-for command line, preset and YAML.
+whatever the flags say. Depth and widths default to None, so that archs.fill can tell what the user left open on the
+command line, in Python and in YAML alike.
 """
 
 import argparse
@@ -26,11 +27,14 @@ from .modules import ACTIVATIONS
 
 ACTIVATION = "activation of the feed-forward branch"
 METHOD = "stabilisation method"
-LONGEST = 1024  # tokens of a sentence
+LONGEST = 1024  # tokens of a sentence by default, as in fairseq's `transformer`
 
 
 def flag(default: Any, help: str, choices: Iterable[str] = ()) -> Any:
-    """Make a field of a config dataclass: default, help of its flag, and permitted words (any value without)."""
+    """Make a field of a config dataclass.
+
+    help: of its flag; choices: the texts that are permitted, () for any value. fairseq makes the flag from both.
+    """
     return field(default=default, metadata={"help": help, "choices": tuple(choices)})
 
 
@@ -125,7 +129,7 @@ def config_class(model: str) -> type:
 
 
 def _check_registered() -> None:
-    """Raise a ValueError for an option that cannot be a field: whoever registers it is told so at once."""
+    """Raise a ValueError if an option cannot be a field, while the method or modifier is being registered."""
     for model in CONFIGS:
         config_class(model)
 
@@ -135,18 +139,20 @@ REGISTRATION_LISTENERS.append(_check_registered)
 
 @lru_cache
 def _config_class(model: str, methods: tuple[type[Method], ...], modifiers: tuple[type[Modifier], ...]) -> type:
-    own = {one.name: one for one in dataclasses.fields(CONFIGS[model])}
-    listed = flag(own["method"].default, f"{METHOD}: {', '.join(sorted(method.name for method in methods))}")
+    """Return the class that config_class describes, with the options of these methods and modifiers."""
+    own_fields = {own.name: own for own in dataclasses.fields(CONFIGS[model])}
+    method_names = ", ".join(sorted(method.name for method in methods))
+    method_field = flag(own_fields["method"].default, f"{METHOD}: {method_names}")
 
-    added: dict[str, tuple] = {}
-    for name, kind, one in _option_fields(methods, modifiers):
-        if name in own or name in added:
+    option_fields: dict[str, tuple[str, Any, Any]] = {}  # name -> (name, type, field)
+    for name, kind, option_field in _option_fields(methods, modifiers):
+        if name in own_fields or name in option_fields:
             raise ValueError(f"{name}: the name of two fields of a config; rename the option, method or modifier")
-        added[name] = (name, kind, one)
+        option_fields[name] = (name, kind, option_field)
 
     return make_dataclass(
         CONFIGS[model].__name__,
-        [("method", own["method"].type, listed), *added.values()],
+        [("method", own_fields["method"].type, method_field), *option_fields.values()],
         bases=(CONFIGS[model],),
         namespace={"__module__": __name__, "__doc__": CONFIGS[model].__doc__},
     )
@@ -155,7 +161,7 @@ def _config_class(model: str, methods: tuple[type[Method], ...], modifiers: tupl
 def _option_fields(
     methods: Iterable[type[Method]], modifiers: Iterable[type[Modifier]]
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Yield name, type and field of each option of a method, of each modifier and of each option of one."""
+    """Yield (name, type, field) of each option of the methods, of each modifier, and of each option of a modifier."""
     for method in methods:
         for key, option in method.options.items():
             yield _option_field(method.name, key, f"--method {method.name}", option)
@@ -165,17 +171,20 @@ def _option_fields(
             yield _option_field(modifier.modifier, key, modifier.flag(), option)
 
 
-def _option_field(name: str, key: str, of: str, option: Option) -> tuple[str, Any, Any]:
+def _option_field(owner: str, key: str, owner_flag: str, option: Option) -> tuple[str, Any, Any]:
+    """Return (name, type, field) of an option.
+
+    owner: name of the method or modifier; key: of the option in it; owner_flag: flag that turns the owner on.
+    """
     kind = Optional[str] if option.default is None else type(option.default)
-    return f"{name}_{key}", kind, flag(option.default, f"{of}: {option.help}", option.choices)
+    return f"{owner}_{key}", kind, flag(option.default, f"{owner_flag}: {option.help}", option.choices)
 
 
 def config_and_method(arch: str, **fields: Any) -> tuple[argparse.Namespace, Method]:
     """Return a filled and checked config of architecture `arch`, and its method.
 
-    The config is what fairseq's command line would make. fields: those by name ("decoder_layers") that differ from the
-    default; lengths are 1024 tokens by default.
-    Raises a UserError, naming the flag, for settings that no model can be built from.
+    The config is what fairseq's command line would make. fields: values by name of a field, `decoder_layers=18`, where
+    they differ from the default. Raises a UserError, naming the flag, for settings that no model can be built from.
     """
     model = archs.model_of(argparse.Namespace(arch=arch))
     defaults = {field.name: field.default for field in dataclasses.fields(config_class(model))}
@@ -190,14 +199,15 @@ def namespace(arch: str, **fields: Any) -> argparse.Namespace:
 
 
 def check_fields(arch: str, fields: Mapping[str, Any], more: Iterable[str] = ()) -> None:
-    """Refuse an architecture, a method, and the first of some fields by name, that do not exist.
+    """Raise a UserError if an architecture, the method among some fields, or the name of a field does not exist.
 
-    fields: by name; more: names that are fields too. Raises a UserError, for a field with the nearest name that exists.
+    fields: values by name; more: further names that are permitted. The message for a field has the nearest name that
+    exists.
     """
     if arch not in archs.PRESETS:
         raise UserError(archs.unknown_arch_message(f"--arch {arch}"))
-    if fields.get("method") is not None:  # before its options, which are no fields until it is registered
-        get_method(fields["method"])
+    if fields.get("method") is not None:
+        get_method(fields["method"])  # before its options, whose message would not tell that the method is unknown
     known = {field.name for field in dataclasses.fields(config_class(archs.MODELS[arch]))} | set(more)
     for name in fields:
         if name not in known:
@@ -207,10 +217,10 @@ def check_fields(arch: str, fields: Mapping[str, Any], more: Iterable[str] = ())
 
 
 def fill_and_make_method(cfg: Any) -> Method:
-    """Return the method of a config; fill the config in place where it leaves values open, and check it.
+    """Fill a model config in place (archs.fill), check it, and return its method.
 
     cfg: argparse.Namespace, omegaconf or dataclass. Raises a UserError, naming the flag, for settings that no model can
-    be built from. Whoever has the model finds its method there (model.method) and makes none.
+    be built from. A model that is already built has its method in model.method.
     """
     archs.fill(cfg)
     stacks = archs.STACKS[archs.model_of(cfg)]
@@ -225,7 +235,7 @@ def fill_and_make_method(cfg: Any) -> Method:
 
 
 def _check_options(cfg: Any) -> None:
-    """Raise a UserError for an initialisation or an option that the config's method does not have."""
+    """Raise a UserError for an init profile that the config's method does not have, and for another method's option."""
     method = get_method(cfg.method)
     if cfg.init_profile not in (None, *method.init_profiles):
         profiles = ", ".join(method.init_profiles)
@@ -239,7 +249,7 @@ def _check_options(cfg: Any) -> None:
 
 
 def _check_norms(cfg: Any, stack: str, method: Method) -> None:
-    """Raise a UserError for a --STACK-normalize-before that the method contradicts."""
+    """Raise a UserError for --STACK-normalize-before, fairseq's flag for Pre-LN, unless the method is Pre-LN."""
     if getattr(cfg, f"{stack}_normalize_before") and method.norm_places(stack) != {"pre"}:
         raise UserError(
             f"--{stack}-normalize-before: --method {method.name} computes {method.equation}; "
@@ -248,6 +258,7 @@ def _check_norms(cfg: Any, stack: str, method: Method) -> None:
 
 
 def _check_numbers(cfg: Any) -> None:
+    """Raise a UserError for a number that a model cannot have and that is not of one stack alone."""
     if cfg.checkpoint_every is not None and cfg.checkpoint_every < 1:
         every = f"--checkpoint-every {cfg.checkpoint_every}"
         raise UserError(f"{every}: must be at least 1 layer; drop it to keep activations")
@@ -267,6 +278,7 @@ def check_probability(cfg: Any, name: str) -> None:
 
 
 def _check_stack(cfg: Any, stack: str) -> None:
+    """Raise a UserError for a depth, width or number of heads that `stack` cannot have."""
     layers = getattr(cfg, f"{stack}_layers")
     dim = getattr(cfg, f"{stack}_embed_dim")
     heads = getattr(cfg, f"{stack}_attention_heads")
@@ -276,7 +288,8 @@ def _check_stack(cfg: Any, stack: str) -> None:
         value = getattr(cfg, f"{stack}_{name}")
         if value < 1:
             raise UserError(f"--{stack}-{name.replace('_', '-')} {value}: must be at least 1")
-    if dim < 4 and not (getattr(cfg, f"{stack}_learned_pos") or cfg.no_token_positional_embeddings):
+    has_sinusoids = not (getattr(cfg, f"{stack}_learned_pos") or cfg.no_token_positional_embeddings)
+    if dim < 4 and has_sinusoids:  # their formula divides by dim / 2 - 1
         raise UserError(f"--{stack}-embed-dim {dim}: sinusoidal positions need at least 4")
     if dim % heads:
         raise UserError(f"--{stack}-attention-heads {heads}: must divide --{stack}-embed-dim {dim}")

@@ -1,16 +1,19 @@
-"""Layers of encoders and decoders, which all compute one equation.
+"""Layers of encoders and decoders, whose residual branches all compute one equation.
 
     f = dropout(outer(body(before(norm_in(x)))))
     y = norm_out(residual(shortcut, f))
 
-`Layer.branch` computes it, for every branch, in training and in decoding. x is the residual stream, the body attention
-or feed-forward; the shortcut is x, unless the slot `bypass` of a layer's last branch changes it. One of norm_in
-(Pre-LN) and norm_out (Post-LN) is the branch's LayerNorm, or none is; the others are the identity.
+`Layer.branch` computes it, for every branch, in training and in decoding. x is the residual stream; the body is
+attention or feed-forward; the shortcut is x, unless the slot `bypass` of a layer's last branch changes it. The branch's
+LayerNorm is norm_in (Pre-LN) or norm_out (Post-LN), and the other is the identity; some methods have neither.
 
-The method fills the slots when the layer is built (core/methods/base.py): DeepNorm's alpha is in the module that it
-puts into `residual`, a ConstantShortcut of slots.py. A slot that it leaves empty is the identity, and x + f for the
-residual. Nothing here depends on which method it is.
-B sentences, T target and S source tokens, C width of branches, W of the stream between them, which most often is C.
+before, outer, residual and bypass are slots, as are some places inside the body. The method puts a module into each or
+leaves it empty when the layer is built (methods/base.py): DeepNorm's alpha is in the module that it puts into
+`residual`, a ConstantShortcut of slots.py. An empty slot is the identity, but an empty residual is x + f. Nothing here
+depends on which method it is.
+
+Shapes: B sentences, T target and S source tokens, C width of branches in features, W width of the residual stream,
+which is C for most methods.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from .slots import EMPTY, NORM_NAMES, EmptySlot, Residual, Site, Weight, or_empt
 if TYPE_CHECKING:
     from .cache import DecoderCache
 
+# config fields with the longest sentence of a stack; each model has one of them
 POSITIONS = {"encoder": ("max_source_positions", "max_positions"), "decoder": ("max_target_positions",)}
 
 
@@ -36,7 +40,8 @@ POSITIONS = {"encoder": ("max_source_positions", "max_positions"), "decoder": ("
 class StackShape:
     """The shape of one stack: widths in features, dropouts as probabilities.
 
-    memory_dim: width of what cross-attention reads, None in a stack without; max_positions: longest sentence in tokens.
+    stack: "encoder" or "decoder"; memory_dim: width of the encoder's output, which cross-attention reads, None in an
+    encoder and in a model without one; activation_fn: a key of ACTIVATIONS; max_positions: longest sentence in tokens.
     """
 
     stack: str
@@ -76,9 +81,13 @@ class StackShape:
 
 
 class Layer(nn.Module):
-    """Slots and feed-forward branch, shared by the layers of all stacks. index: l of the papers, from 1.
+    """Base of the layers of all stacks: the slots, the feed-forward branch and the modules of the attentions.
 
-    Parameters outside the slots have the names of fairseq's Transformer layers. sites: sublayer -> Site.
+    shape: of the stack; method: that fills the slots; index: of the layer, the l of the papers, from 1. Parameters
+    outside the slots have the names of fairseq's Transformer layers.
+
+    sites: branch ("self_attn", "encoder_attn", "ffn") -> slots.Site, in forward order; norm_place: branch -> "pre",
+    "post" or "none".
     """
 
     def __init__(self, shape: StackShape, method: Method, index: int):
@@ -87,8 +96,10 @@ class Layer(nn.Module):
         for sublayer in method.sublayers(shape.stack):
             self.sites[sublayer] = Site(shape.stack, index, sublayer, shape.dim, shape.num_heads)
         self.norm_place = {sublayer: method.norm_place(site) for sublayer, site in self.sites.items()}
+
+        # the plain Transformer, in fairseq's order, because optimisers number parameters by it
         stream_dim = method.stream_width(shape.stack, shape.dim)
-        for sublayer in self.sites:  # fairseq's order, because optimisers number parameters by it
+        for sublayer in self.sites:
             if sublayer == "ffn":
                 self.fc1 = empty_linear(shape.dim, shape.ffn_dim, method.bias)
                 self.fc2 = empty_linear(shape.ffn_dim, shape.dim, method.bias)
@@ -97,7 +108,8 @@ class Layer(nn.Module):
             if self.norm_place[sublayer] != "none":
                 setattr(self, NORM_NAMES[sublayer], nn.LayerNorm(stream_dim))
 
-        # the slots; those of each branch by its name
+        # the slots: before, outer and residual of every branch, the others of the feed-forward branch; those of an
+        # attention's body are in its module
         self.before = nn.ModuleDict({name: or_empty(method.before(site)) for name, site in self.sites.items()})
         self.hidden = or_empty(method.hidden(self.sites["ffn"], shape.ffn_dim))
         self.inner = or_empty(method.inner(self.sites["ffn"], shape.ffn_dim))
@@ -106,18 +118,18 @@ class Layer(nn.Module):
         self.residual = nn.ModuleDict({name: method.residual(site) or Residual() for name, site in self.sites.items()})
 
         self.activation_fn = ACTIVATIONS[shape.activation_fn]
-        name = f"Transformer{shape.stack.capitalize()}LayerBase"  # as --retain-dropout-modules calls it
-        self.activation_dropout = Dropout(shape.activation_dropout, module_name=name)
-        self.dropout = Dropout(shape.dropout, module_name=name)
+        module_name = f"Transformer{shape.stack.capitalize()}LayerBase"  # fairseq's, for --retain-dropout-modules
+        self.activation_dropout = Dropout(shape.activation_dropout, module_name=module_name)
+        self.dropout = Dropout(shape.dropout, module_name=module_name)
 
     def matrices(self, sublayer: str) -> dict[str, nn.Linear]:
-        """Return the weight matrices of a branch by role, the last one at the end."""
+        """Return role (see slots.Weight) -> module of each weight matrix of a branch, the branch's last matrix last."""
         if sublayer == "ffn":
             return {"fc1": self.fc1, "fc2": self.fc2}
         return getattr(self, sublayer).weights()
 
     def weights(self) -> Iterator[Weight]:
-        """Yield every weight matrix of the layer, in forward order of its branches."""
+        """Yield every weight matrix of the layer's branches, in their forward order."""
         for sublayer, site in self.sites.items():
             source_dim = site.dim
             if sublayer != "ffn":
@@ -126,13 +138,16 @@ class Layer(nn.Module):
                 yield Weight(site, role, linear, source_dim)
 
     def slots(self, sublayer: str) -> dict[str, nn.Module]:
-        """Return the modules that the method has put into a branch's slots, by the names of core/methods/base.py."""
+        """Return name -> module of the slots of a branch that the method has filled; names as in methods/base.py.
+
+        The residual is always among them.
+        """
         if sublayer == "ffn":
-            of_body = {"hidden": self.hidden, "inner": self.inner, "bypass": self.bypass}
+            own_slots = {"hidden": self.hidden, "inner": self.inner, "bypass": self.bypass}
         else:
             attention = getattr(self, sublayer)
-            of_body = {"heads": attention.heads, "inner": attention.inner}
-        slots = {"before": self.before[sublayer], **of_body, "outer": self.outer[sublayer]}
+            own_slots = {"heads": attention.heads, "inner": attention.inner}
+        slots = {"before": self.before[sublayer], **own_slots, "outer": self.outer[sublayer]}
         slots["residual"] = self.residual[sublayer]
 
         filled = {}
@@ -142,6 +157,7 @@ class Layer(nn.Module):
         return filled
 
     def _attention(self, sublayer: str, shape: StackShape, method: Method) -> Attention:
+        """Make the attention of a branch, with the method's modules in its slots."""
         source_dim = shape.dim
         if sublayer != "self_attn" and shape.memory_dim:
             source_dim = shape.memory_dim
@@ -157,10 +173,11 @@ class Layer(nn.Module):
         )
 
     def branch(self, name: str, x: Tensor, body: Callable[[Tensor], Tensor], entry: Tensor | None = None) -> Tensor:
-        """Compute the equation of a branch, x (B, T, W) -> y (B, T, W).
+        """Compute the equation of a branch (at the top of this file), x (B, T, W) -> y (B, T, W).
 
-        name: of the branch; body: attention or feed-forward, (B, T, C) -> same, with the slots heads, hidden and inner
-        inside it; entry (B, T, W): the layer's input, for a bypass around the whole layer.
+        name: of the branch, a key of `sites`; body: its attention or feed-forward, (B, T, C) -> same, with the slots
+        heads, hidden and inner inside it; entry (B, T, W): the layer's input, for the slot `bypass`, given to a layer's
+        last branch alone.
         """
         norm_in, norm_out = self.norm(name, "pre"), self.norm(name, "post")
         before, outer, residual = self.before[name], self.outer[name], self.residual[name]
@@ -173,7 +190,7 @@ class Layer(nn.Module):
         return norm_out(residual(shortcut, f))
 
     def norm(self, branch: str, place: str) -> nn.Module:
-        """Return the LayerNorm of a branch if it stands at a place, "pre" or "post", else the identity."""
+        """Return the LayerNorm of a branch if its place is `place`, "pre" or "post", else the identity."""
         return getattr(self, NORM_NAMES[branch]) if self.norm_place[branch] == place else EMPTY
 
     def feed_forward(self, x: Tensor) -> Tensor:
@@ -197,8 +214,8 @@ class CausalLayer(Layer):
     def forward(self, x: Tensor, mask: Tensor | None, cache: DecoderCache | None = None) -> Tensor:
         """Map x (B, T, W) to the same shape.
 
-        mask (B, 1, T, T) is added to scores, None for a plain causal mask. cache: if given, x are the newest tokens of
-        the T beams of B sentences, and mask (B, 1, T, used) is the cache's.
+        mask (B, 1, T, T) is added to scores, None for a plain causal mask. cache: of decoding; if given, x and mask are
+        what DecoderCache.advance returned: T counts the beams of a sentence, each with its newest token.
         """
         y = self.branch("self_attn", x, lambda h: self.look_back(h, mask, cache))
         return self.branch("ffn", y, self.feed_forward, entry=x)

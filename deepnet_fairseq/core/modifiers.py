@@ -1,7 +1,7 @@
-"""Registry of modifiers, which combine with any method by a flag of their own, --pro-res and --qk-norm.
+"""Modifiers, which change any method by a flag of their own, --pro-res and --qk-norm, and their registry.
 
-A modifier wraps a method and adds a module to one of its slots; all else is the method's. They share one file, because
-they are a few lines each. h heads of d features.
+A modifier wraps a method and adds a module to one of its slots (methods/base.py); all else is the method's. The
+modifiers share one file, because each is a few lines.
 """
 
 from __future__ import annotations
@@ -17,21 +17,23 @@ from .methods import Method, Option, get_method
 from .methods.base import Value, call_listeners
 from .slots import ByRole, FullPrecision, Site
 
-MODIFIERS: dict[str, type[Modifier]] = {}
+MODIFIERS: dict[str, type[Modifier]] = {}  # by name; `register_modifier` fills it
 
 
 class Modifier:
-    """Wrapper around a method; what a subclass does not define comes from `self.method`, the method inside.
+    """Wrapper around a method, used in its place; attributes that a subclass does not define are the method's.
 
-    A subclass under @register_modifier overrides slots of Method. equation: the modified branch f, as tables print it;
-    help: of its flag; options: as a Method's, with the flags --MODIFIER-KEY.
+    A subclass under @register_modifier overrides slots of Method, and asks self.method, the method inside, for the
+    module that would be there. options: values of the class's `options` by key, kept in `values`, because attributes of
+    these names may be the method's. Raises a UserError, naming the flag, for a value that an option does not take or
+    that `check` refuses.
     """
 
-    modifier: ClassVar[str]
-    equation: ClassVar[str]
+    modifier: ClassVar[str]  # name; the flag is --NAME
+    equation: ClassVar[str]  # of the modified branch f, as tables print it
     paper: ClassVar[str]
-    help: ClassVar[str]
-    options: ClassVar[dict[str, Option]] = {}
+    help: ClassVar[str]  # of the flag
+    options: ClassVar[dict[str, Option]] = {}  # with the flags --NAME-KEY
 
     def __init__(self, method: Method, **options: Value):
         self.method = method
@@ -41,13 +43,13 @@ class Modifier:
         self.check()
 
     def __getattr__(self, name: str) -> Any:
-        if name == "method":  # of a copy that is still empty
+        if name == "method":  # copy and pickle ask an object without attributes, which would ask itself for ever
             raise AttributeError(name)
         return getattr(self.method, name)
 
     @classmethod
     def flag(cls, *key: str) -> str:
-        """Return the flag of the modifier, or of an option."""
+        """Return the flag of the modifier, or that of the option `key`."""
         return "--" + "-".join([cls.modifier, *key]).replace("_", "-")
 
     def check(self) -> None:
@@ -55,7 +57,10 @@ class Modifier:
 
 
 def register_modifier(name: str) -> Callable[[type[Modifier]], type[Modifier]]:
-    """Class decorator that offers a Modifier as --NAME, as `register` does a method; ValueError for a name in use."""
+    """Class decorator that offers a Modifier as --NAME, and its options as flags and fields of configs.
+
+    Raises a ValueError if another class has the name, or if a config has a field of the name, or of an option's.
+    """
 
     def add(cls: type[Modifier]) -> type[Modifier]:
         if MODIFIERS.setdefault(name, cls) is not cls:
@@ -68,14 +73,15 @@ def register_modifier(name: str) -> Callable[[type[Modifier]], type[Modifier]]:
 
 
 def make_method(cfg: Any) -> Method:
-    """Make the method of a filled model config, at its depth and with its options, inside its modifiers.
+    """Make the method of a filled model config, with its depth and options, wrapped in the modifiers that are on.
 
     Raises a UserError, naming the flag, for an invalid value, and for an option of a modifier that is not on.
     """
     method = get_method(cfg.method).from_config(cfg)
     for name, modifier in MODIFIERS.items():
         options = {key: getattr(cfg, f"{name}_{key}", option.default) for key, option in modifier.options.items()}
-        if getattr(cfg, name, False):
+        is_on = getattr(cfg, name, False)
+        if is_on:
             method = cast(Method, modifier(method, **options))
             continue
         for key, option in modifier.options.items():
@@ -87,50 +93,57 @@ def make_method(cfg: Any) -> Method:
 class Rising(FullPrecision):
     """Product a f for f of any shape; a = min(t / (T l), 1) in update t, a buffer in float32 that checkpoints hold.
 
-    One kernel an update serves all layers of a stack: the first module holds the numbers of all, the others follow it.
+    num_updates: T; layer: l, from 1; layers: number of layers of the stack.
+
+    The first module of a stack computes the a of all layers at once, in a few kernels for each update; in the others a
+    is an element of that tensor (`follow`).
     """
 
     def __init__(self, num_updates: int, layer: int, layers: int):
         super().__init__()
         self.num_updates, self.layer, self.layers = num_updates, layer, layers
         self.register_buffer("a", torch.tensor(1 / (num_updates * layer)))
-        self.of_layers: Tensor | None = None
+        self.a_of_layers: Tensor | None = None  # (layers,), of the stack's first module
 
     def set_num_updates(self, updates: int) -> None:
-        """Set a for the number of updates done; fairseq calls this method of every module before each batch."""
-        if self.of_layers is None or self.of_layers.device != self.a.device:
-            self.of_layers = torch.empty(self.layers, device=self.a.device)
+        """Set a when so many updates are done, for t = updates + 1; fairseq calls this before each batch."""
+        if self.a_of_layers is None or self.a_of_layers.device != self.a.device:
+            self.a_of_layers = torch.empty(self.layers, device=self.a.device)
 
-        # in place, so that the views of the branches that follow see the new numbers
+        # in place, so that the modules that follow see the new numbers
         layers = torch.arange(1.0, self.layers + 1, device=self.a.device)
-        torch.reciprocal(layers, out=self.of_layers)
-        self.of_layers.mul_((updates + 1) / self.num_updates)
-        self.of_layers.clamp_(max=1)
-        self._buffers["a"] = self.of_layers[self.layer - 1]
+        torch.reciprocal(layers, out=self.a_of_layers)
+        self.a_of_layers.mul_((updates + 1) / self.num_updates)
+        self.a_of_layers.clamp_(max=1)
+        self._buffers["a"] = self.a_of_layers[self.layer - 1]
 
     def follow(self, first: Rising) -> None:
-        """Share the numbers of the stack's first branch, already up to date; a move or a cast separates them again."""
-        assert first.of_layers is not None
-        self._buffers["a"] = first.of_layers[self.layer - 1]
+        """Take a from the stack's first module, whose set_num_updates was just called.
+
+        The memory is shared until the model is moved or cast; Stack.set_num_updates then calls this again.
+        """
+        assert first.a_of_layers is not None
+        self._buffers["a"] = first.a_of_layers[self.layer - 1]
 
     @property
     def factor(self) -> Tensor:
-        """Factor on f; export folds it into the matrix before."""
+        """Factor on f, by which export multiplies the branch's last matrix."""
         return self.a
 
     def forward(self, f: Tensor) -> Tensor:
-        return f * self.a  # in the type of f: a 0-dim tensor does not promote it
+        return f * self.a  # in the dtype of f, which a tensor without dimensions does not change
 
 
 @register_modifier("pro_res")
 class ProRes(Modifier):
     """Progressive residual warm-up: branches of layer l rise from 0 to full weight within T l updates, in any method.
 
-    Chen et al. 2026, "Progressive Residual Warmup for Language Model Pretraining" (arXiv:2603.05369): a(l, t) =
-    min(t / (T l), 1), T = 1000 (500 at 96 and 120 layers), so the last layer counts fully from update T L on. Shown on
-    decoder language models alone; here l counts in each stack. t counts from 1, where the authors' code begins at 0 and
-    its first update reaches no branch; that code's flag is T L, and its other schedules are left out: "equal" is
-    --method branchnorm. A model is saved with its a and translates with it.
+    Chen et al. 2026, "Progressive Residual Warmup for Language Model Pretraining" (arXiv:2603.05369): a branch of layer
+    l is multiplied by a(l, t) = min(t / (T l), 1) in update t, T = 1000 (500 at 96 and 120 layers). The last of L
+    layers counts fully from update T L on. Shown on decoder language models alone; here l counts in each stack.
+    t counts from 1; in the authors' code from 0, so that its first update reaches no branch. That code's flag is T L.
+    Its other schedules are left out; the one it calls "equal" is --method branchnorm. A model is saved with its a and
+    translates with it.
     """
 
     equation = "a f, a = min(t / (T l), 1)"
@@ -143,10 +156,13 @@ class ProRes(Modifier):
             raise UserError(f"--pro-res-updates {self.values['updates']}: must be at least 1")
 
     def outer(self, site: Site) -> nn.Module:
-        """Add a Rising behind the method's module, in front of the dropout, whose mask a product does not change."""
-        inside = self.method.outer(site)
+        """Add a Rising behind the method's own module.
+
+        It comes before the dropout; a product commutes with dropout, so that this makes no difference.
+        """
+        of_method = self.method.outer(site)
         rising = Rising(self.values["updates"], site.layer, self.method.depth(site.stack))
-        return rising if inside is None else nn.Sequential(inside, rising)
+        return rising if of_method is None else nn.Sequential(of_method, rising)
 
 
 @register_modifier("qk_norm")
@@ -155,8 +171,8 @@ class QKNorm(Modifier):
 
     Henry et al. 2020, "Query-Key Normalization for Transformers", as Dehghani et al. 2023 ("Scaling Vision Transformers
     to 22 Billion Parameters", section 2.1) have it: LayerNorms over the d features of a head without bias, one gain for
-    all heads, and softmax(q k / sqrt(d)) as ever. Henry et al. divide by the length alone and learn one number in place
-    of sqrt(d). Keys are cached as they are here, normalised.
+    all heads, and softmax(q k / sqrt(d)) as ever. Henry et al. divide q and k by their lengths instead, and learn one
+    number in place of 1 / sqrt(d). The decoder's cache holds normalised keys.
     """
 
     equation = "attention of LN(q), LN(k) by head"
@@ -164,14 +180,14 @@ class QKNorm(Modifier):
     help = "LayerNorm on queries and keys by head"
 
     def heads(self, site: Site, dim: int) -> nn.Module:
-        """Add LayerNorms on q and k behind the method's module."""
+        """Add LayerNorms on q and k behind the method's own module."""
         norms = ByRole({role: nn.LayerNorm(dim, bias=False) for role in "qk"})
-        inside = self.method.heads(site, dim)
-        return norms if inside is None else Both(inside, norms)
+        of_method = self.method.heads(site, dim)
+        return norms if of_method is None else Both(of_method, norms)
 
 
 class Both(nn.Module):
-    """Apply two modules of the slot `heads` one after the other."""
+    """Apply two modules of the slot `heads`, called as heads(x, role), one after the other."""
 
     def __init__(self, first: nn.Module, second: nn.Module):
         super().__init__()

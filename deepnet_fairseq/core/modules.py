@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 def gelu_accurate(x: Tensor) -> Tensor:
-    """Compute Hendrycks and Gimpel's approximation of GELU by tanh (2016)."""
+    """Compute the approximation of GELU by tanh (Hendrycks and Gimpel 2016, section 2)."""
     return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * torch.pow(x, 3))))
 
 
@@ -32,10 +32,10 @@ def identity(x: Tensor) -> Tensor:
     return x
 
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {  # by fairseq's names
     "relu": F.relu,
     "gelu": F.gelu,
-    "gelu_fast": gelu_accurate,  # its name in older configs
+    "gelu_fast": gelu_accurate,  # the same function's name in older configs
     "gelu_accurate": gelu_accurate,
     "tanh": torch.tanh,
     "linear": identity,
@@ -43,7 +43,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-drop: Callable[[Tensor, float], Tensor] = F.dropout  # cpu_dropout.py replaces it by a faster one
+drop: Callable[[Tensor, float], Tensor] = F.dropout  # what Dropout calls; cpu_dropout.py puts a faster function here
 
 
 class Dropout(nn.Module):
@@ -79,15 +79,18 @@ class Dropout(nn.Module):
 
 
 class _UninitialisedLinear(nn.Linear):
+    """An nn.Linear that draws no values when it is made."""
+
     def reset_parameters(self) -> None:
-        pass  # nn.Linear would draw values here
+        pass
 
 
 def empty_linear(in_features: int, out_features: int, bias: bool = True) -> nn.Linear:
     """Make an nn.Linear whose values are undefined until initialisation.initialize or a checkpoint fills them.
 
-    Its class is nn.Linear itself, because quantisers look for exactly that. Drawing values twice would take half the
-    time in which a deep model is built, and use up random numbers.
+    Values that nn.Linear draws would be replaced anyway; drawing them would take half of the time in which a deep model
+    is built, and use up random numbers. The class of the result is nn.Linear itself, because quantisers look for
+    exactly that.
     """
     module: nn.Linear = _UninitialisedLinear(in_features, out_features, bias=bias)
     module.__class__ = nn.Linear
@@ -100,15 +103,16 @@ def autocasts(x: Tensor) -> bool:
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager:
-    """Turn off autocast on the device of x for a computation that half precision would ruin."""
+    """Return a context without autocast on the device of x, for a computation that half precision would ruin."""
     return torch.autocast(x.device.type, enabled=False) if autocasts(x) else nullcontext()
 
 
 def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Turn a bool mask, True where a query may look, into numbers to add to scores; return other masks as they are.
+    """Turn a bool mask (.., S), True where a query may look at a key, into numbers to add to scores.
 
-    The numbers have `dtype`, the scores' own, or autocast's. Masked places get the lowest number and not -inf, so that
-    a query that may look nowhere does not become NaN. Rows are stored a multiple of 8 numbers apart, as the GPU kernel
+    A mask of another dtype is returned as it is. True becomes 0, False the lowest number of the dtype; -inf would make
+    NaN of a query that may look nowhere. The numbers have `dtype`, that of the scores, or under autocast the one that
+    it computes in. Rows are stored a multiple of 8 numbers apart, as torch's memory-efficient attention kernel for GPUs
     requires: it would copy any other mask in every layer.
     """
     if mask.dtype != torch.bool:
@@ -123,20 +127,24 @@ def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def token_positions(tokens: Tensor, padding_idx: int) -> Tensor:
-    """Number tokens (B, T): padding_idx + 1 at the first, one more at each following; padding_idx at padding."""
+    """Number tokens (B, T) as fairseq does: padding_idx + 1 for a row's first token, padding_idx + 2 for the second.
+
+    Padding, on either side, gets padding_idx.
+    """
     is_token = tokens.ne(padding_idx).int()
     return (is_token.cumsum(1) * is_token).long() + padding_idx
 
 
 class SinusoidalPositions(nn.Module):
-    """Sines, then cosines, of position times 10000^(-i / (C/2 - 1)), i = 0 to C/2 - 1.
+    """Positional embeddings: sines, then cosines, of position times 10000^(-i / (C/2 - 1)), i = 0 to C/2 - 1.
 
     The layout is tensor2tensor's and fairseq's; Vaswani et al. 2017, section 3.5, interleave them and divide by C/2.
-    The table has `size` positions and grows when a longer sentence comes.
+    size: positions of the table at first, which grows when a longer sentence comes; dim: C; padding_idx: of the
+    dictionary. Positions count from padding_idx + 1, see token_positions.
     """
 
     max_positions = 100_000  # fairseq's value for no limit
-    weights: Tensor  # (rows, C)
+    weights: Tensor  # the table (rows, C), one row a position
 
     def __init__(self, size: int, dim: int, padding_idx: int):
         super().__init__()
@@ -145,7 +153,7 @@ class SinusoidalPositions(nn.Module):
         self.register_buffer("weights", self.table(size + padding_idx + 1), persistent=False)
 
     def table(self, rows: int) -> Tensor:
-        """Compute the table (rows, C); the row of padding_idx is zero."""
+        """Compute the table (rows, C) of positions 0 to rows - 1; the row of padding_idx is zero."""
         unfilled = torch.empty(rows, self.dim)
         if unfilled.is_meta:  # models.blueprint needs shapes alone
             return unfilled
@@ -162,7 +170,10 @@ class SinusoidalPositions(nn.Module):
         return table
 
     def forward(self, tokens: Tensor, last: bool = False) -> Tensor:
-        """Return positional embeddings of tokens (B, T), (B, T, C); if `last`, of position T alone, (B, 1, C)."""
+        """Return positional embeddings (B, T, C) of tokens (B, T).
+
+        last: return those of the last token alone, (B, 1, C), taking for granted that no row has padding.
+        """
         rows = self.padding_idx + 1 + tokens.size(1)
         if rows > self.weights.size(0):
             self.weights = self.table(rows).to(self.weights)
@@ -173,18 +184,21 @@ class SinusoidalPositions(nn.Module):
 
 
 class LearnedPositions(nn.Embedding):
-    """One learned vector a position, for up to max_positions tokens; IndexError beyond. Values are drawn later."""
+    """One learned vector for each position, for up to `size` tokens; IndexError beyond. Values are drawn later.
+
+    dim: C; padding_idx: of the dictionary. Positions count from padding_idx + 1, see token_positions.
+    """
 
     def __init__(self, size: int, dim: int, padding_idx: int):
         super().__init__(size + padding_idx + 1, dim, padding_idx)
         self.max_positions = size
 
     def forward(self, tokens: Tensor, last: bool = False) -> Tensor:
-        """Return embeddings as SinusoidalPositions.forward does; (1, 1, C) if `last`."""
+        """Return embeddings as SinusoidalPositions.forward does, but (1, 1, C) if `last`."""
         assert self.padding_idx is not None
         if last:
-            newest = self.padding_idx + tokens.size(1)  # position T, by the numbers of token_positions
-            return super().forward(tokens.new_full((1, 1), newest))
+            position = self.padding_idx + tokens.size(1)
+            return super().forward(tokens.new_full((1, 1), position))
         return super().forward(token_positions(tokens, self.padding_idx))
 
 

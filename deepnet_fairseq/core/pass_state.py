@@ -1,4 +1,4 @@
-"""State that lives for one forward pass of a stack, for slots of several layers that share something."""
+"""State that lives for one forward pass of a stack, for modules in slots of several layers that share something."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-State = dict[str, Any]
-_RUNNING: ContextVar[State] = ContextVar("state of the running pass")
+State = dict[str, Any]  # a key of the slot's own -> a tensor, or a list or dictionary of tensors
+_RUNNING: ContextVar[State] = ContextVar("state of the running pass")  # not set while no pass is running
 
 
 def pass_state() -> State:
-    """Return the dictionary of a stack's running forward pass; each pass, and each decoding step, has its own.
+    """Return the state of the forward pass that a stack is running; each pass, and each decoding step, has its own.
 
-    A slot stores data for later layers under a key of its own: a tensor, or a list or dictionary of tensors.
-    When layers are recomputed, the dictionary is restored to its state before the first of them. Raises a RuntimeError
-    outside a pass.
+    A module in a slot calls this in its `forward` and stores what later layers need under a key of its own: a tensor,
+    or a list or dictionary of tensors. When layers are recomputed (--checkpoint-activations), the state is what it was
+    before the first of them. Raises a RuntimeError outside a pass.
     """
     try:
         return _RUNNING.get()
@@ -26,7 +26,7 @@ def pass_state() -> State:
 
 @contextmanager
 def running(state: State) -> Iterator[None]:
-    """Make `state` the dictionary of the running pass in this thread."""
+    """Make `state` what pass_state() returns in this thread, inside the context."""
     token = _RUNNING.set(state)
     try:
         yield
@@ -35,7 +35,7 @@ def running(state: State) -> Iterator[None]:
 
 
 def copied(state: State) -> State:
-    """Copy a state and the lists and dictionaries in it, but no tensor."""
+    """Copy a state and the lists and dictionaries in it; the tensors are shared."""
     copy: State = {}
     for key, value in state.items():
         if isinstance(value, list | dict):

@@ -1,6 +1,7 @@
-"""Measure Admin's profile: the omegas of one forward pass, by hooks on every residual merge.
+"""Measure the profile of an Admin model: the omegas, factors on the shortcuts, that one forward pass gives.
 
-methods/admin.py has the equation and its source. Hooks are attached from outside and removed at the end.
+They are measured by hooks on the residual merges, the modules that add a branch to its shortcut. methods/admin.py has
+the equation and its source.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from torch import Tensor, nn
 
 from .slots import LearnedShortcut, Residual, Site
 
-AFTER_ANY_WARM_UP = 10**9  # updates, behind any warm-up
+AFTER_ANY_WARM_UP = 10**9  # a number of updates done, larger than any warm-up of branches takes
 
 
 def residuals(model: nn.Module) -> Iterator[tuple[Site, Residual]]:
-    """Yield every branch with the module that merges it into the residual stream, in forward order of each stack."""
+    """Yield every branch of a DeepModel with its residual merge, in forward order, the encoder's first."""
     for stack in model.stacks().values():
         for layer in stack.layers:
             for sublayer, site in layer.sites.items():
@@ -38,7 +39,7 @@ def watching(model: nn.Module, visit: Callable[[Site, Any, Tensor, Tensor], None
 
 
 def variance(tensor: Tensor) -> float:
-    """Compute the population variance over all elements, padding included, in float32."""
+    """Compute the variance over all n elements, padding included, in float32; the sum of squares is divided by n."""
     return tensor.detach().float().var(unbiased=False).item()
 
 
@@ -56,33 +57,36 @@ def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
 
 @torch.no_grad()
 def profile_omegas(model: nn.Module, net_input: dict, seed: int) -> dict[Site, float]:
-    """Measure one omega a branch of an Admin model on one batch (`net_input` of a fairseq sample), dropout from `seed`.
+    """Measure the omega of each branch of an Admin model in one forward pass in training mode, and set it in the model.
 
-    They are in forward order, the encoder's first. Each is set in the model as the pass in training mode reaches it,
-    from the outputs of the branches before it; branches that rise with the updates count fully. All else is left as it
-    was, the state of torch's generators too.
+    net_input: of a fairseq sample; seed: of the dropout. Returns branch -> omega in forward order, the encoder's first.
+    Each omega is set when the pass reaches its branch, and follows from what the branches before it gave. Branches that
+    a modifier warms up (--pro-res) count fully. Apart from the omegas the model is left as it was, and so is the state
+    of torch's random generators.
     """
     omegas: dict[Site, float] = {}
-    following = dict.fromkeys(model.stacks(), 1.0)
+    next_omega = dict.fromkeys(model.stacks(), 1.0)  # stack -> omega of the branch that the pass reaches next
 
     def visit(site: Site, residual: LearnedShortcut, x: Tensor, f: Tensor) -> None:
-        omegas[site] = following[site.stack]
+        omegas[site] = next_omega[site.stack]
         residual.omega.fill_(omegas[site])
-        following[site.stack] = math.sqrt(variance(residual.omega * x) + variance(f))
+        next_omega[site.stack] = math.sqrt(variance(residual.omega * x) + variance(f))
+
+    # buffers of the modules that change with the updates, to restore them at the end
+    buffers_before = []
+    for module in model.modules():
+        if hasattr(type(module), "set_num_updates"):
+            copies = {name: buffer.clone() for name, buffer in module.named_buffers(recurse=False)}
+            buffers_before.append((module, copies))
 
     device = next(model.parameters()).device
-    rising = [module for module in model.modules() if hasattr(type(module), "set_num_updates")]
-    before = []
-    for module in rising:
-        before.append((module, {name: buffer.clone() for name, buffer in module.named_buffers(recurse=False)}))
-
     model.set_num_updates(AFTER_ANY_WARM_UP)
-    random_numbers = torch.random.fork_rng([device] if device.type == "cuda" else [])
-    with random_numbers, in_mode(model, training=True), watching(model, visit):
+    restored_generators = torch.random.fork_rng([device] if device.type == "cuda" else [])
+    with restored_generators, in_mode(model, training=True), watching(model, visit):
         torch.manual_seed(seed)
         model(**net_input)
 
-    for module, buffers in before:
+    for module, buffers in buffers_before:
         for name, value in buffers.items():
             module.get_buffer(name).copy_(value)
     return omegas
@@ -90,13 +94,19 @@ def profile_omegas(model: nn.Module, net_input: dict, seed: int) -> dict[Site, f
 
 @torch.no_grad()
 def apply_omegas(model: nn.Module, omegas: list[float]) -> None:
-    """Fill the omegas (C,) of all branches, given in forward order, encoder first; ValueError for another number."""
-    for (_, residual), omega in zip(residuals(model), omegas, strict=True):
+    """Set all elements of each branch's vector omega (C,) to one number.
+
+    omegas: one for each branch in forward order, the encoder's first; ValueError if there are more or fewer.
+    """
+    for (_site, residual), omega in zip(residuals(model), omegas, strict=True):
         residual.omega.fill_(omega)
 
 
 def depths_and_widths(model: nn.Module) -> dict[str, Any]:
-    """Return depth and widths of the model's stacks, by the field names of admin_profile.Profile, depths first."""
+    """Return depth, width and feed-forward width of the model's stacks, by the fields of plugin.admin_profile.Profile.
+
+    All depths come first, then all widths.
+    """
     depths, widths, ffn_widths = {}, {}, {}
     for name, stack in model.stacks().items():
         fc1 = stack.layers[0].fc1
@@ -107,7 +117,7 @@ def depths_and_widths(model: nn.Module) -> dict[str, Any]:
 
 
 def dropouts(model: nn.Module) -> dict[str, float]:
-    """Return the three probabilities of dropout by config field: dropout, attention_dropout, activation_dropout."""
+    """Return the model's probabilities of dropout by config field: dropout, attention_dropout, activation_dropout."""
     layer = next(iter(model.stacks().values())).layers[0]
     return {
         "dropout": layer.dropout.p,

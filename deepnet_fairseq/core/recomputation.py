@@ -19,16 +19,18 @@ def group_size(cfg: Any) -> int:
 
 
 def recomputed(group: Callable[[Tensor, State], Tensor], x: Tensor, state: State) -> Tensor:
-    """Return group(x, state), keeping nothing but x: the backward pass computes it again.
+    """Return group(x, state) without keeping its activations: the backward pass computes them again from x.
 
-    The group may change `state`; the second time it begins with the same state and the same random numbers.
+    group: runs a group of layers; it may change `state` (pass_state.py) in place. The second time it begins with the
+    same state and the same random numbers as the first time.
     """
 
-    def from_start(x: Tensor, before: State) -> tuple[Tensor, State]:
-        after = copied(before)
-        return group(x, after), after
+    # works on a copy, because checkpoint() calls this twice with the same arguments
+    def run_on_copy(x: Tensor, state_before: State) -> tuple[Tensor, State]:
+        state_after = copied(state_before)
+        return group(x, state_after), state_after
 
-    y, after = checkpoint(from_start, x, copied(state), use_reentrant=False)
+    y, state_after = checkpoint(run_on_copy, x, copied(state), use_reentrant=False)
     state.clear()
-    state.update(after)
+    state.update(state_after)
     return y

@@ -1,4 +1,4 @@
-"""Save a model of `build`, its arguments and its weights, to one file, and load it."""
+"""Save a model that `build` made, its arguments and its weights, to one file, and load it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ..errors import UserError
 from .models import DeepModel, blueprint, build
 
 VERSION = "deepnet_fairseq core model 1"  # the value of the entry "format"
-PLAIN = (bool, int, float, str, type(None))  # exact types of fields: a subclass would be pickled
-MEND = "give a file that deepnet_fairseq.core.save wrote"
+PLAIN_TYPES = (bool, int, float, str, type(None))  # of fields; weights_only=True would not load those of a subclass
+WAY_OUT = "give a file that deepnet_fairseq.core.save wrote"
 
 
 def save(model: DeepModel, path: str | os.PathLike[str]) -> None:
-    """Write a model of `build` to the file `path`, which appears whole or not at all.
+    """Write a model that `build` made to the file `path`, which appears whole or not at all.
 
-    torch.load(path, weights_only=True) gives a dictionary of format, arch, vocab and fields, the last three as `build`
-    was given them, and model, the state dict. Raises a UserError, naming the file, if it cannot be written, or if
-    `load` could not make the model again: `build` has not made it, or its modules have changed since.
+    torch.load(path, weights_only=True) gives a dictionary: "format" is VERSION, "arch", "vocab" and "fields" are the
+    arguments of `build`, "model" is the state dict. Raises a UserError, naming the file, if it cannot be written, or if
+    `load` could not make the model again, because `build` has not made it, or because its modules have changed since.
     """
     path = Path(path)
     files.check_file("save", path)
@@ -30,7 +30,7 @@ def save(model: DeepModel, path: str | os.PathLike[str]) -> None:
     if built is None:
         raise UserError(f"save {path}: not a model of deepnet_fairseq.core.build; save its state_dict() yourself")
     for name, value in built.fields.items():
-        if type(value) not in PLAIN:
+        if type(value) not in PLAIN_TYPES:
             raise UserError(f"save {path}: {name} is a {type(value).__name__}; build it with a plain number or text")
     if _shapes(model) != _shapes(blueprint(built.arch, built.vocab, **built.fields)):
         raise UserError(f"save {path}: its modules have changed since build; save its state_dict() yourself")
@@ -39,32 +39,34 @@ def save(model: DeepModel, path: str | os.PathLike[str]) -> None:
 
 
 def load(path: str | os.PathLike[str]) -> DeepModel:
-    """Make the model in a file of `save` again, in evaluation mode, on the CPU, in the precision it was saved in.
+    """Make the model in a file of `save` again, in evaluation mode, on the CPU, in the dtype it was saved in.
 
-    Nothing in the file is run, and torch's random generator stays as it is. Raises a UserError, naming the file, if
+    No code in the file is run, and torch's random generator stays as it is. Raises a UserError, naming the file, if
     there is none, if it is damaged or another program's, or if its method is not registered.
     """
     path = Path(path)
     if not path.is_file():
-        raise UserError(f"{path}: {'is no ordinary file' if path.exists() else 'no such file'}; {MEND}")
+        raise UserError(f"{path}: {'is no ordinary file' if path.exists() else 'no such file'}; {WAY_OUT}")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file makes its readers raise anything
-        raise UserError(f"{path}: damaged or another program's; {MEND}") from error
+        raise UserError(f"{path}: damaged or another program's; {WAY_OUT}") from error
     if not isinstance(content, dict) or content.get("format") != VERSION:
-        raise UserError(f"{path}: another program's or another version's; {MEND}")
+        raise UserError(f"{path}: another program's or another version's; {WAY_OUT}")
     try:
         weights = content["model"]
         with torch.random.fork_rng(devices=[]):
             model = build(content["arch"], content["vocab"], **content["fields"])
-        model.to(weights[f"{next(iter(model.stacks()))}.embed_tokens.weight"].dtype)
+        first_stack = next(iter(model.stacks()))
+        model.to(weights[f"{first_stack}.embed_tokens.weight"].dtype)
         model.load_state_dict(weights)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     except (*files.WRONG_VALUES, RuntimeError) as error:
-        raise UserError(f"{path}: damaged; {MEND}") from error
+        raise UserError(f"{path}: damaged; {WAY_OUT}") from error
     return model.eval()
 
 
 def _shapes(model: nn.Module) -> dict[str, torch.Size]:
+    """Return the shape of each entry of the state dict."""
     return {name: value.shape for name, value in model.state_dict().items()}

@@ -21,7 +21,7 @@ import torch
 from fairseq.trainer import Trainer
 
 from ..core import archs
-from ..core.probes.half_precision import LARGEST
+from ..core.probes.half_precision import LARGEST_FP16
 from ..errors import UserError
 from ..plugin.divergence import Diverged
 from ..plugin.flags import namespace
@@ -151,8 +151,8 @@ class ShortTraining:
             return None
 
         activation = max(activations)
-        loss_scale = 2.0 ** math.floor(math.log2(LARGEST / max(gradients)))
-        return Headroom(activation, doublings=math.log2(LARGEST / activation), loss_scale=loss_scale)
+        loss_scale = 2.0 ** math.floor(math.log2(LARGEST_FP16 / max(gradients)))
+        return Headroom(activation, doublings=math.log2(LARGEST_FP16 / activation), loss_scale=loss_scale)
 
 
 def train_briefly(

@@ -1,17 +1,23 @@
-"""The slots of the one equation, and the registry of methods.
+"""The base class of methods, with the slots that they fill, and their registry.
+
+A residual branch x -> y of any layer computes
 
     f = dropout(outer(body(before(norm_in(x)))))
     y = norm_out(residual(shortcut, f))
 
-A method fills slots per Site. A slot left None is the identity (residual: x + f). Inside the body are `heads` of an
-attention, `hidden` of a feed-forward branch, and `inner` in front of the last matrix. The shortcut is x; `bypass`
-changes that of a layer's last branch. `norm` places the LayerNorm: "post" in `norm_out`, "pre" in `norm_in` (and one
-more at the end of each stack), "none" nowhere; where branches or stacks differ, `norm_place` and `closing_norm` say so.
+A slot is a place in this equation for a module of the method: before, outer and residual; inside the body `heads` of an
+attention, `hidden` of a feed-forward branch, and `inner` in front of the last matrix; and `bypass`, which changes the
+shortcut of a layer's last branch, else x. Each has a method of this class, which is asked once for every branch of the
+model (every slots.Site) and returns the module, or None for the identity (residual: x + f). Three more slots belong to
+a whole stack: beginning, mixer and ending.
 
-Shapes: B sentences, T tokens, C width of branches, W of the residual stream, which is C but where `stream_width` says
-otherwise. In decoding T is the hypotheses of a sentence, each with its newest token: a slot sees each token alone and
-must not look along T. What layers share in one pass is kept in pass_state.pass_state().
-docs/adding_a_method.md has a whole example.
+`norm` places the LayerNorm of the branches: "post" in norm_out, "pre" in norm_in (with one more at the end of each
+stack), "none" nowhere. Where branches or stacks differ, a method overrides `norm_place` and `closing_norm`.
+
+Shapes: B sentences, T tokens, C width of branches in features, W width of the residual stream, which is C unless the
+method overrides `stream_width`. In decoding T counts the hypotheses of a sentence, each with its newest token: a slot
+computes on each token by itself and must not look along T. What layers share in one forward pass is kept in
+pass_state.pass_state(). docs/adding_a_method.md has a whole example.
 """
 
 from __future__ import annotations
@@ -26,16 +32,17 @@ from ...errors import UserError
 from ..archs import depths
 from ..slots import BRANCHES, Site
 
-METHODS: dict[str, type[Method]] = {}
+METHODS: dict[str, type[Method]] = {}  # by name; `register` fills it
 REGISTRATION_LISTENERS: list[Callable[[], None]] = []  # called whenever a method or a modifier has been registered
-Value = bool | int | float | str | None  # of an option, and of any field of a config
+Value = bool | int | float | str | None  # types of the value of an option, or of any field of a config
 
 
 @dataclass(frozen=True)
 class Option:
-    """Setting of one method; its flag is --METHOD-KEY. Its type is that of `default`, text for None.
+    """Setting of one method; its flag is --METHOD-KEY, KEY being its key in Method.options.
 
-    help: of the flag; choices: the words it may be, () for any value of the type.
+    default: its type is that of the values, text if it is None; help: of the flag; choices: the texts that are
+    permitted, () for any value of the type.
     """
 
     default: Value
@@ -44,7 +51,7 @@ class Option:
 
     @property
     def values(self) -> str:
-        """Describe the permitted values in words."""
+        """Describe the permitted values for a table of options: "pre / post", "flag", "text" or "number"."""
         if self.choices:
             return " / ".join(self.choices)
         words: dict[type, str] = {bool: "flag", type(None): "text"}
@@ -52,7 +59,7 @@ class Option:
 
     @property
     def kind(self) -> str:
-        """Name what a value is, with its article."""
+        """Describe the permitted values for an error message: "one of pre, post", "a whole number" and so on."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         words: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number"}
@@ -62,6 +69,7 @@ class Option:
         """Tell whether a value is of the option's type, and one of its choices if it has any."""
         if self.choices:
             return value in self.choices
+        # to Python a bool is an int, and an int is as good as a float
         if isinstance(self.default, bool):
             return isinstance(value, bool)
         if isinstance(self.default, int):
@@ -76,7 +84,7 @@ class Option:
             raise UserError(f"{flag} {value}: must be {self.kind}")
 
     def parse(self, text: str) -> bool | int | float | str:
-        """Convert a text to the option's value; raise a ValueError if it is not one."""
+        """Convert a text to a value of the option's type; raise a ValueError if it is none. `check` checks choices."""
         if isinstance(self.default, bool):
             if text.lower() not in ("true", "false"):
                 raise ValueError(f"is {self.kind}")
@@ -93,25 +101,27 @@ class Method:
     """One stabilisation method at one depth: the module in each slot, and the gain of each weight's initialisation.
 
     N, M: encoder and decoder layers, 0 for a stack that the model does not have; options: values of the class's
-    `options`, which become attributes. Raises a KeyError for an option that the class does not have; UserError, naming
-    the flag, for a value of another type, that is none of its choices, or that `check` refuses.
+    `options` by key, which become attributes. Raises a KeyError for an option that the class does not have, and a
+    UserError, naming the flag, for a value of another type, that is none of its choices, or that `check` refuses.
 
-    A subclass sets equation and paper, as tables print them, and under @register gets its name. title: the method's
-    name in tables and pictures for readers; by default "My method" for one that is registered as "my_method".
+    A subclass sets equation and paper, as tables print them; @register sets its name, and its title if the class has
+    none. Everywhere `stack` is "encoder" or "decoder", and `dim` the width C of its branches unless said otherwise.
     """
 
-    name: ClassVar[str]
-    title: ClassVar[str]
+    name: ClassVar[str]  # as in --method NAME
+    title: ClassVar[str]  # in tables and pictures; by default "My method" for "my_method"
     equation: ClassVar[str]
     paper: ClassVar[str]
     norm: str = "post"  # place of the LayerNorms, which norm_place and closing_norm read
     bias: ClassVar[bool] = True  # whether the branches' matrices have biases
-    init_profiles: ClassVar[tuple[str, ...]] = ("fairseq_head", "xavier_legacy")  # the first is the default
+    # keys of initialisation.PROFILES that the method is defined for; the first is the default
+    init_profiles: ClassVar[tuple[str, ...]] = ("fairseq_head", "xavier_legacy")
     options: ClassVar[dict[str, Option]] = {}
     train_flags: ClassVar[tuple[str, ...]] = ()  # flags that a first training needs beside --method
-    # for `deepnet verify`: description -> gain, by method and stack, of other code than ours
+    # wrong gains in the code of others, which `deepnet verify` recognises: description -> function of the method and
+    # the stack's name that returns the gain
     mistaken_gains: ClassVar[dict[str, Callable[[Any, str], float]]] = {}
-    profiled: ClassVar[bool] = False  # whether a profile (an option) sets the shortcuts before the first update
+    profiled: ClassVar[bool] = False  # whether the shortcuts are measured before the first update, as Admin's are
 
     if TYPE_CHECKING:
 
@@ -129,7 +139,10 @@ class Method:
 
     @classmethod
     def from_config(cls, cfg: Any) -> Method:
-        """Make the method with the depth and options of a filled model config; UserError as in __init__."""
+        """Make the method with the depth and options of a model config that config.fill_and_make_method fills.
+
+        Raises a UserError as the constructor does.
+        """
         values: dict[str, Any] = {}
         for key, option in cls.options.items():
             value = getattr(cfg, f"{cls.name}_{key}", option.default)
@@ -138,38 +151,41 @@ class Method:
 
     @classmethod
     def flag(cls, key: str) -> str:
-        """Return the flag of an option."""
+        """Return the flag of an option, "--pre-ln-scaled-init" for the key "scaled_init" of pre_ln."""
         return f"--{cls.name}-{key}".replace("_", "-")
 
     def check(self) -> None:
         """Raise a UserError, naming the flag, for invalid option values."""
 
     def depth(self, stack: str) -> int:
-        """Return the number of layers of `stack`."""
+        """Return the number of layers of `stack`, 0 if the model does not have it."""
         return self.num_encoder_layers if stack == "encoder" else self.num_decoder_layers
 
     def sublayers(self, stack: str) -> tuple[str, ...]:
-        """Return the branches of a layer of `stack`, in forward order: three where a decoder attends to an encoder."""
+        """Return the names of the branches of a layer of `stack`, in forward order, as slots.BRANCHES has them.
+
+        There are three in a decoder that attends to an encoder, else two.
+        """
         if stack == "decoder" and self.num_encoder_layers:
             return BRANCHES
         return tuple(name for name in BRANCHES if name != "encoder_attn")
 
     def branches(self, stack: str) -> int:
-        """Count the residual branches of `stack`."""
+        """Count the residual branches of all layers of `stack`."""
         return len(self.sublayers(stack)) * self.depth(stack)
 
     # the LayerNorms, and the stream
 
     def norm_place(self, site: Site) -> str:
-        """Return the place of the branch's LayerNorm (of W features): "post", "pre" or "none"."""
+        """Return the place of the branch's LayerNorm (of W features), "post", "pre" or "none"; depends on no width."""
         return self.norm
 
     def norm_places(self, stack: str) -> set[str]:
-        """Return the places of all branches of `stack`, by norm_place."""
+        """Return the set of what norm_place returns for the branches of `stack`."""
         places = set()
         for layer in range(1, self.depth(stack) + 1):
             for sublayer in self.sublayers(stack):
-                site = Site(stack, layer, sublayer, dim=1, num_heads=1)  # the place depends on no width
+                site = Site(stack, layer, sublayer, dim=1, num_heads=1)  # any width would do
                 places.add(self.norm_place(site))
         return places
 
@@ -178,10 +194,10 @@ class Method:
         return self.norm == "pre"
 
     def stream_width(self, stack: str, dim: int) -> int:
-        """Return W, the width of the stream between layers, for C = `dim`.
+        """Return W, the width of the residual stream, for branches of width C = `dim`.
 
-        Where it is not C, `beginning` or `mixer` makes W features of the embedding's C, `before` and `ending` C of the
-        stream's W.
+        If it is not C, the slot `beginning` or `mixer` must turn the C features of the embedding into W, and `before`
+        and `ending` the W of the stream into C.
         """
         return dim
 
@@ -192,18 +208,22 @@ class Method:
         return None
 
     def hidden(self, site: Site, dim: int) -> nn.Module | None:
-        """Module between fc1 and the activation of the feed-forward branch. (B, T, dim) -> same."""
+        """Module between fc1 and the activation of the feed-forward branch. (B, T, dim) -> same; dim: its width."""
         return None
 
     def heads(self, site: Site, dim: int) -> nn.Module | None:
-        """Module called as heads(x, role) on projections of the attention by head, before any of them is cached.
+        """Module on the queries, keys and values of an attention, after they were split into heads. (.., h, d) -> same.
 
-        x (.., h, d) of `role` "q", "k" or "v", d = `dim` features of each of h heads -> same.
+        It is called as heads(x, role), role "q", "k" or "v", before keys and values are cached. dim: d, features of a
+        head.
         """
         return None
 
     def inner(self, site: Site, dim: int) -> nn.Module | None:
-        """Module in front of the branch's last matrix, out_proj or fc2. (B, T, dim) -> same."""
+        """Module in front of the branch's last matrix, out_proj or fc2. (B, T, dim) -> same.
+
+        dim: the input width of that matrix, C or the feed-forward width.
+        """
         return None
 
     def outer(self, site: Site) -> nn.Module | None:
@@ -211,17 +231,17 @@ class Method:
         return None
 
     def residual(self, site: Site) -> nn.Module | None:
-        """Module called as residual(x, f) that merges shortcut (B, T, W) and branch (B, T, C) -> (B, T, W).
+        """Module called as residual(x, f) that merges shortcut x (B, T, W) and branch f (B, T, C) -> (B, T, W).
 
-        None is x + f. A module may have the methods of slots.Residual: by `scales` it folds into a plain Transformer,
-        by `added` probes know what is summed, where it does more than add.
+        None is x + f. The module may have the methods of slots.Residual: with `scales` export can turn the model into a
+        plain Transformer; `branch_and_sum` tells probes what is summed if the merge is more than a sum.
         """
         return None
 
     def bypass(self, site: Site) -> nn.Module | None:
-        """Module called as bypass(x, entry) that gives the shortcut of a layer's last branch, (B, T, W) each -> same.
+        """Module called as bypass(x, entry) that returns the shortcut of a layer's last branch, (B, T, W) each -> same.
 
-        entry: the layer's input.
+        x: the branch's input, which is the shortcut of other branches; entry: the layer's input.
         """
         return None
 
@@ -234,9 +254,9 @@ class Method:
     def mixer(self, stack: str, dim: int) -> nn.Module | None:
         """Module called as mixer(y, history) before the first layer and after each one.
 
-        y: output of the beginning or of a layer, (B, T, W), or the embedding (B, T, C) where W is made here; history: a
-        list local to this forward pass, which the mixer may extend. It returns the input of the next layer or of the
-        stack's end, (B, T, W).
+        It returns the input of the next layer, after the last one that of the stack's end, (B, T, W). y: output of
+        `beginning` or of a layer, (B, T, W); before the first layer the embedding (B, T, C), if `beginning` is None.
+        history: a list, empty at the start of each forward pass, in which the mixer may keep what it needs later.
         """
         return None
 
@@ -247,19 +267,19 @@ class Method:
     # initialisation
 
     def gain(self, site: Site, role: str) -> float:
-        """Factor on the std that the init profile gives to the weight of this branch in `role`, see slots.Weight."""
+        """Factor on the std with which the init profile draws the branch's matrix of a role, see slots.Weight."""
         return 1.0
 
     def embedding_gain(self, stack: str) -> float:
-        """Factor on the token embedding of `stack`; one matrix for both stacks takes the encoder's."""
+        """Factor on the std of the token embedding of `stack`; one matrix for both stacks takes the encoder's."""
         return 1.0
 
     def output_gain(self) -> float:
-        """Factor on an output projection that is not tied to an embedding."""
+        """Factor on the std of the projection to the vocabulary, if it does not share an embedding's matrix."""
         return 1.0
 
     def coefficients(self, stack: str) -> dict[str, float]:
-        """Return the numbers that this depth gives to `stack`, as alpha and beta; empty if there are none.
+        """Return the numbers that follow from the depth by name, as alpha and beta; empty if there are none.
 
         `deepnet methods NAME` prints them; the method's own `residual` and `gain` may read them.
         """
@@ -268,23 +288,27 @@ class Method:
     # the built model
 
     def constants(self, stack: str) -> dict[str, float] | None:
-        """Return numbers of the forward pass that no parameter holds; saved with the model and compared on loading.
+        """Return by name the numbers that the forward pass computes with and that no parameter or buffer holds.
 
-        None, the default, takes those that constants.found sees in the modules of the slots. A method names its own
-        where others are meant: one that no module holds, or fewer, {} for none.
+        They are saved with the model and compared on loading. With None, the default, constants.find_constants looks
+        for them in the modules of the slots. A method overrides this if that would find too few, because no module has
+        the number, or too many; {} for none.
         """
         return None
 
     def after_update(self, weights: Mapping[str, Tensor]) -> None:
-        """Change weights in place after each step of the optimiser, without gradients.
+        """Change weights in place after each step of the optimiser; called without gradients.
 
-        weights: the trained parameters by name, in float32 where half precision keeps such copies. A method changes
-        each by itself: on several processes with --zero-sharding os one may have a share of them only.
+        weights: the trained parameters by name; in half-precision training their float32 copies, where it keeps such.
+        Each must be changed by itself: on several processes with --zero-sharding os a process has only some of them.
         """
 
 
 def call_listeners(registry: dict[str, Any], name: str) -> None:
-    """Call the listeners for the new entry `name` of a registry, which is taken out again if one of them raises."""
+    """Call REGISTRATION_LISTENERS after an entry was added to a registry; if one of them raises, remove the entry.
+
+    registry: METHODS or modifiers.MODIFIERS; name: of the new entry.
+    """
     try:
         for listener in REGISTRATION_LISTENERS:
             listener()
@@ -296,14 +320,14 @@ def call_listeners(registry: dict[str, Any], name: str) -> None:
 def register(name: str) -> Callable[[type[Method]], type[Method]]:
     """Class decorator that offers a Method as `--method NAME`, and its options as flags and fields of configs.
 
-    Raises a ValueError if another class has the name, or another field of a config an option's.
+    Raises a ValueError if another class has the name, or if a config has a field with the name of an option already.
     """
 
     def add(cls: type[Method]) -> type[Method]:
         if METHODS.setdefault(name, cls) is not cls:
             raise ValueError(f"method {name!r} is registered twice")
         cls.name = name
-        if "title" not in vars(cls):  # one of a base class is another method's
+        if "title" not in vars(cls):  # a title that the class inherits is another method's
             cls.title = name.replace("_", " ").capitalize()
         call_listeners(METHODS, name)
         return cls
@@ -315,6 +339,7 @@ def get_method(name: str) -> type[Method]:
     """Return the class registered under `name`; raise a UserError if there is none."""
     if name not in METHODS:
         known = ", ".join(sorted(METHODS))
-        way = f"name the folder that registers it by --user-dir (in Python import it), or choose one of {known}"
-        raise UserError(f"--method {' '.join(name.split())}: unknown; {way}")
+        way_out = f"name the folder that registers it by --user-dir (in Python import it), or choose one of {known}"
+        shown_name = " ".join(name.split())  # on one line, whatever was given
+        raise UserError(f"--method {shown_name}: unknown; {way_out}")
     return METHODS[name]

@@ -17,11 +17,11 @@ from .base import TokenSums, Values, over_ranks, register_probe
 
 @register_probe("branch_dependency")
 class BranchDependency(TokenSums):
-    """Var(f) / Var(x + f) over tokens and features (Liu et al. 2020), f behind its dropout; a number from 0 on.
+    """Var(f) / Var(x + f) over tokens and features (Liu et al. 2020), of shortcut x and branch f; a number from 0 on.
 
-    x and f are taken as they are summed: with the factors that the method gives to shortcut and branch. In a stream
-    wider than the branches they are the result of the residual module's `added`, or else the whole stream. Addresses:
-    of branches, "decoder.18.ffn". In the log: the mean over layers, as "decoder.ffn".
+    f has passed its dropout. Both include the factors by which the method multiplies shortcut and branch: the probe
+    takes f and x + f from Residual.branch_and_sum, or from a method of that name of another merge. Addresses: of
+    branches, "decoder.18.ffn". In the log: the mean over layers, as "decoder.ffn".
     """
 
     def hooks(self, masks: dict[str, Tensor]) -> Iterator:
@@ -30,14 +30,20 @@ class BranchDependency(TokenSums):
 
     @torch.no_grad()  # a trained factor would keep the graph alive
     def _visit(self, address: str, mask: Tensor, residual: nn.Module, inputs: tuple, _merged: Tensor) -> None:
-        added: Any = getattr(type(residual), "branch_and_sum", Residual.branch_and_sum)  # which calls no hook of ours
+        """Forward hook of a residual merge: add up count, sums and sums of squares of branch and merged stream.
+
+        mask (B, T): True at tokens; inputs: shortcut and branch.
+        """
+        # a function of the class, which any module can be given and which calls no hook
+        branch_and_sum: Any = getattr(type(residual), "branch_and_sum", Residual.branch_and_sum)
+        at_tokens = [tensor.detach()[mask] for tensor in inputs]
         # a merge that draws random numbers must not advance the training's generators
         with fork_rng([inputs[0].device] if inputs[0].is_cuda else []):
-            branch, merged = added(residual, *(part.detach()[mask] for part in inputs))
+            branch, merged = branch_and_sum(residual, *at_tokens)
         sums = []
-        for part in (branch, merged):
-            sums.append(part.double().pow(1).sum())
-            sums.append(part.double().pow(2).sum())
+        for tensor in (branch, merged):
+            sums.append(tensor.double().pow(1).sum())
+            sums.append(tensor.double().pow(2).sum())
         self.add(address, branch.numel(), *sums)
 
     def values(self) -> Values:
@@ -51,6 +57,7 @@ class BranchDependency(TokenSums):
 
 
 def _variance(count: float, total: float, squares: float) -> float:
+    """Return the variance of `count` numbers by their sum and the sum of their squares; NaN of none."""
     if not count:
         return float("nan")
     return squares / count - (total / count) ** 2

@@ -1,4 +1,7 @@
-"""Norm of each LayerNorm's input, behind which a gradient shrinks by sqrt(d) / ||x|| (Xiong et al. 2020)."""
+"""Norm ||x|| of each LayerNorm's input x; the LayerNorm multiplies gradients by about sqrt(d) / ||x||, d features.
+
+Xiong et al. 2020, "On Layer Normalization in the Transformer Architecture", Lemma 3.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ from .base import TokenSums, Values, over_ranks, register_probe
 
 @register_probe("ln_input")
 class LNInput(TokenSums):
-    """||x|| per token, an L2 norm over features, averaged over tokens (Wang et al. 2022, Figure 4b and 4c).
+    """||x|| of a token, an L2 norm over features, averaged over tokens (Wang et al. 2022, Figure 4b and 4c).
 
-    It is sqrt(C) for features of unit variance. Addresses: "decoder.18.ffn" the LayerNorm of a branch, others by their
-    module's name. In the log: the mean over layers, as "decoder.ffn".
+    It is sqrt(C) for features with mean 0 and variance 1. Addresses: "decoder.18.ffn" the LayerNorm of a branch, others
+    by their module's name. In the log: the mean over layers, as "decoder.ffn".
     """
 
     def hooks(self, masks: dict[str, Tensor]) -> Iterator:
@@ -26,20 +29,22 @@ class LNInput(TokenSums):
                 if not isinstance(norm, nn.LayerNorm):
                     continue
                 words = _address_words(path)
-                of_source = "encoder_attn" in words and words[-1] in ("k", "v")  # by head, see Method.heads
-                mask = masks["encoder"] if of_source else masks[name]
+                # LayerNorms on keys and values of cross-attention (in the slot `heads`) read the source's tokens
+                reads_source = "encoder_attn" in words and words[-1] in ("k", "v")
+                mask = masks["encoder"] if reads_source else masks[name]
                 address = ".".join([name, *words])
                 yield norm.register_forward_pre_hook(partial(self._visit, address, mask))
 
     @torch.no_grad()
     def _visit(self, address: str, mask: Tensor, module: nn.Module, inputs: tuple) -> None:
+        """Forward pre-hook of a LayerNorm: add up number and norms of its inputs where mask (B, T) is True."""
         norms = inputs[0].detach()[mask].float().norm(dim=-1)
         self.add(address, norms.numel(), norms.sum())
 
     def values(self) -> Values:
         means = {}
         for address, (count, total) in over_ranks(self.sums).items():
-            if count:  # 0 if all ranks had dummy batches
+            if count:  # 0 if no rank had a batch that counts
                 means[address] = total / count
         return means
 

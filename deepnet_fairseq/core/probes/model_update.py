@@ -1,4 +1,7 @@
-"""Accumulated model update ||F(x, theta_i) - F(x, theta_0)|| on one batch that stays the same."""
+"""Accumulated model update: how far the model's output on one fixed batch has moved since the first update.
+
+It is ||F(x, theta_i) - F(x, theta_0)||, F(x, theta_i) being the output on the batch x with the weights after i updates.
+"""
 
 from __future__ import annotations
 
@@ -16,25 +19,25 @@ from .base import FixedBatch, Probe, register_probe
 class ModelUpdate(Probe):
     """The accumulated model update (Wang et al. 2022, Figure 4a): L2 norm over features, averaged over tokens.
 
-    F: output of the decoder before the vocabulary ("decoder"), and of the encoder ("encoder"), in evaluation mode, so
-    without dropout. It is at most 2 sqrt(C) where a LayerNorm of unit gain ends the stack, sqrt(2 C) for independent
-    outputs.
+    Addresses: "decoder" for its features, in front of the projection to the vocabulary, and "encoder" for its output;
+    both in evaluation mode, so without dropout. Where a LayerNorm of unit gain ends the stack, the value is at most
+    2 sqrt(C), and about sqrt(2 C) for two outputs that have nothing to do with each other.
     """
 
     needs_fixed_batch = True
 
-    def begin(self, held: FixedBatch | None) -> None:
-        assert held is not None  # needs_fixed_batch
-        now = outputs(self.model, held.net_input)
-        for name, output in now.items():
-            distances = (output - held.reference[name]).norm(dim=-1)
-            self.found[name] = distances.mean().item()
+    def begin(self, fixed_batch: FixedBatch | None) -> None:
+        assert fixed_batch is not None  # needs_fixed_batch
+        outputs_now = outputs(self.model, fixed_batch.net_input)
+        for stack, output in outputs_now.items():
+            distances = (output - fixed_batch.reference[stack]).norm(dim=-1)
+            self.measured[stack] = distances.mean().item()
 
 
 def outputs(model: nn.Module, net_input: dict) -> dict[str, Tensor]:
-    """Return each stack's output at the tokens of a batch (net_input of a fairseq sample), (tokens, C), float32.
+    """Return stack -> its output at the tokens of a batch, (tokens, C), float32, without padding.
 
-    The model's mode and the random generators are left as they were.
+    net_input: of a fairseq sample. The model's mode and the random generators are left as they were.
     """
     devices = [parameter.device for parameter in model.parameters() if parameter.is_cuda][:1]
     with in_mode(model, training=False), torch.no_grad(), fork_rng(devices):
@@ -44,7 +47,7 @@ def outputs(model: nn.Module, net_input: dict) -> dict[str, Tensor]:
 
 
 def token_masks(model: nn.Module, *inputs: Any, **net_input: Any) -> dict[str, Tensor]:
-    """Return a mask (B, T) by stack, True at tokens, False at padding, from the arguments of the model's `forward`."""
+    """Return stack -> mask (B, T), True at tokens, False at padding; inputs, net_input: of the model's `forward`."""
     masks = {}
     for name, tokens in model.tokens(*inputs, **net_input).items():
         masks[name] = tokens.ne(model.stacks()[name].padding_idx)
