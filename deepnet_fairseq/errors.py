@@ -39,10 +39,11 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def user_error_line(error: BaseException | None) -> str | None:
-    """Return the line to print for `error`, or None if it is neither a missing file nor caused by a UserError.
+    """Return the line to print for an error that the user can mend, None for any other.
 
-    fairseq wraps whatever goes wrong while loading into "Cannot load model parameters from checkpoint FILE; ...":
-    the wrapper names the file, and the UserError that caused it names the reason.
+    These are a missing file, and errors that are or were caused by a UserError. fairseq wraps whatever goes wrong while
+    loading into "Cannot load model parameters from checkpoint FILE; ...". Then the line is "FILE: " and the UserError's
+    text, because the wrapper names the file and the UserError the reason.
     """
     if isinstance(error, FileNotFoundError):
         return str(error)
@@ -56,7 +57,7 @@ def user_error_line(error: BaseException | None) -> str | None:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Return whether memory ran out, on a GPU, or on a CPU in any of the ways that torch says so."""
+    """Return whether an error says that memory ran out, on a GPU or a CPU; torch has several messages for it."""
     message = str(error).lower()
-    words = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory")
-    return isinstance(error, MemoryError) or any(word in message for word in words)
+    phrases = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory")
+    return isinstance(error, MemoryError) or any(phrase in message for phrase in phrases)

@@ -1,4 +1,4 @@
-"""Files that appear under their name whole, or not at all; JSON that somebody else may have written."""
+"""Write files that appear under their name whole, or not at all; read JSON that somebody else may have written."""
 
 from __future__ import annotations
 
@@ -10,28 +10,34 @@ from pathlib import Path
 
 from .errors import UserError
 
-WRONG_VALUES = (ValueError, KeyError, TypeError, AttributeError, OverflowError)  # of reading values of another type
+# what Python raises where code expects other values than a file holds
+WRONG_VALUES = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
 
 
 def check_file(flag: str, path: Path, inputs: tuple[Path, ...] = ()) -> None:
-    """Raise UserError, before the work is done, if `path` cannot be written, or is one of the `inputs`."""
+    """Raise UserError if the file `path` cannot be written, or is one of the `inputs`.
+
+    A command calls this before its work. flag: what the user gave `path` by; it begins the message.
+    """
     if path.is_dir():
         raise UserError(f"{flag} {path}", "is a folder; name a file")
     if path.exists() and not path.is_file():
-        raise UserError(f"{flag} {path}", "is no ordinary file; name another")
-    if os.path.realpath(path) in map(os.path.realpath, inputs):  # which a link to itself does not trouble
-        raise UserError(f"{flag} {path}", "is one of the files to read; name another")
+        raise UserError(f"{flag} {path}: is no ordinary file; name another")
+    if os.path.realpath(path) in map(os.path.realpath, inputs):  # unlike Path.resolve it accepts a link to itself
+        raise UserError(f"{flag} {path}: is one of the files to read; name another")
     _check_parent(flag, path)
 
 
 def check_folder(flag: str, path: Path) -> None:
-    """Raise UserError, before the work is done, if no new folder can be made; an empty one counts as new."""
-    if (path.exists() and not path.is_dir()) or (path.is_dir() and any(path.iterdir())):
-        raise UserError(f"{flag} {path}", "is there and not empty; name a new folder")
+    """Raise UserError if the new folder `path` cannot be made; it may exist already if it is empty. See check_file."""
+    is_empty_folder = path.is_dir() and not any(path.iterdir())
+    if path.exists() and not is_empty_folder:
+        raise UserError(f"{flag} {path}: is there and not empty; name a new folder")
     _check_parent(flag, path)
 
 
 def _check_parent(flag: str, path: Path) -> None:
+    """Raise UserError if the folder that `path` is in does not exist or cannot be written to."""
     parent = path.resolve().parent
     if not parent.is_dir():
         raise UserError(f"{flag} {path}", f"there is no folder {parent}; make it first")
@@ -41,10 +47,11 @@ def _check_parent(flag: str, path: Path) -> None:
 
 @contextmanager
 def whole(path: Path, follow: bool = True):
-    """Give a neighbouring path to write a file or folder to, which takes the name `path` if all went well.
+    """Let a file or folder be written whole or not at all: yield a temporary path beside `path` to write it to.
 
-    Else it is removed, and what was at `path` is as it was. OSError if the disk does not take it. follow: if `path` is
-    a link it stays, and what it points to is replaced; else the link is.
+    At the end of the context it is moved to `path`, where it replaces a file or an empty folder. If the context ends
+    with an error, it is removed instead, and what was at `path` stays. Raises an OSError if it cannot be moved. follow:
+    if `path` is a link, keep the link and replace what it points to; otherwise replace the link.
     """
     path = path.resolve() if follow else path
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
@@ -57,40 +64,50 @@ def whole(path: Path, follow: bool = True):
         shutil.rmtree(part) if part.is_dir() else part.unlink(missing_ok=True)
 
 
-def save(content: dict, path: Path) -> None:
-    """torch.save, whole; UserError, naming the file, if torch cannot write it, as on a full disk."""
-    import torch  # the parser of the command line needs the rest without it
+def save_tensors(content: dict, path: Path) -> None:
+    """Write `content` by torch.save, whole or not at all.
+
+    Raises a UserError, naming the file, if torch cannot write it, as on a full disk.
+    """
+    import torch  # here, because the parser of the command line imports this file and must start fast
 
     with whole(path) as part:
         try:
             torch.save(content, part)
-        except RuntimeError as error:  # torch's word for a full disk
-            raise UserError(path, f"could not be written ({str(error).splitlines()[0]})") from error
+        except RuntimeError as error:  # what torch raises for a full disk
+            first_line = str(error).splitlines()[0]
+            raise UserError(f"{path}: could not be written ({first_line})") from error
 
 
-def parse(text: str):
-    """The value; ValueError if there is none, also for one nested so deeply that Python's parser gives up."""
+def parse_json(text: str):
+    """Return the value that a JSON text stands for.
+
+    Raises a ValueError if it is no JSON, or nested so deeply that Python's parser gives up.
+    """
     try:
         return json.loads(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
 
-def parse_row(line: str) -> dict:
-    """The object in a line; an empty one if it holds none."""
+def parse_json_object(line: str) -> dict:
+    """Return the JSON object in a line of text; {} if the line is no JSON or another value."""
     try:
-        value = parse(line)
+        value = parse_json(line)
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}
 
 
 def read_object(path: Path, mend: str) -> dict:
-    """The object in a UTF-8 file; UserError, naming it, with the way out `mend`, for a file that holds none."""
+    """Return the JSON object in a UTF-8 file.
+
+    Raises a UserError, naming the file, if it holds none; mend: what the user can do about it, the end of the message.
+    """
     if not path.is_file():
         raise UserError(path, f"{'is no ordinary file' if path.exists() else 'no such file'}; {mend}")
     try:
-        content = parse(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(path, f"is no JSON ({error}); {mend}") from error
     if not isinstance(content, dict):

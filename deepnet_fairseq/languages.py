@@ -16,7 +16,7 @@ CODE = re.compile(r"[A-Za-z0-9]+(?:[_-][A-Za-z0-9]+)*")
 LONGEST = 40  # characters of a code: names of files hold three
 # Language, then script, region or variant after a hyphen, as BCP 47 writes them; anything after an underscore.
 TAG = re.compile(r"[a-z]{2,3}(?:_[A-Za-z0-9]+|-(?:[A-Z][a-z]{3}|[A-Z]{2}|[0-9]{3}|[a-z0-9]{5,8}|[0-9][a-z0-9]{3}))*")
-SHORT = re.compile(r"[A-Za-z]{2,3}(?:[_-][A-Za-z0-9]+)*")
+SHORT = re.compile(r"[A-Za-z]{2,3}(?:[_-][A-Za-z0-9]+)*")  # a code whose first part has two or three letters
 
 
 def check_code(what: str, code: str) -> str:
@@ -49,9 +49,12 @@ def readings(name: str, known: Collection[str] = (), words: bool = True) -> list
     parts = name.split("-")
     halves = [("-".join(parts[:i]), "-".join(parts[i:])) for i in range(1, len(parts))]
     pairs = [pair for pair in halves if all(CODE.fullmatch(code) and len(code) <= LONGEST for code in pair)]
-    usual = [pair for pair in pairs if all(map(TAG.fullmatch, pair))]
+
+    # the best kind of reading that there is: known codes, then codes in the form of BCP 47, then any
+    known_pairs = [pair for pair in pairs if set(pair) <= set(known)]
+    tags = [pair for pair in pairs if all(map(TAG.fullmatch, pair))]
     other = pairs if words else [pair for pair in pairs if all(map(SHORT.fullmatch, pair))]
-    return [pair for pair in pairs if set(pair) <= set(known)] or usual or other
+    return known_pairs or tags or other
 
 
 def parse_pair(what: str, name: str, known: Collection[str] = ()) -> tuple[str, str]:

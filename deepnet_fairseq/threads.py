@@ -29,7 +29,7 @@ class Share(NamedTuple):
 
 
 class Ratio(NamedTuple):
-    """Seconds with two threads over those with one, on idle cores and beside one busy core."""
+    """Seconds of a computation with two threads over those with one, on idle cores and beside one busy core."""
 
     idle: float
     busy: float
@@ -37,15 +37,16 @@ class Ratio(NamedTuple):
 
 @cache
 def measured() -> dict[int, Ratio]:
-    """Read the measured ratios by width, narrow models first."""
+    """Read threads.toml: width of a model in features -> its measured ratio, narrow models first."""
     table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
     return {int(width): Ratio(**table[width]) for width in sorted(table, key=int)}
 
 
 def threads_pay(width: int) -> bool:
-    """Return whether several threads gain more on an idle machine than they lose beside a busy core.
+    """Return whether several threads gain a larger factor on an idle machine than they lose beside a busy core.
 
-    A width that was not measured is judged by the next lower one, and one below all of them by the lowest.
+    width: of the model in features. One that was not measured is judged by the next lower one that was, and one below
+    all of them by the lowest.
     """
     table = measured()
     nearest = max((known for known in table if known <= width), default=min(table))
@@ -56,10 +57,11 @@ def processes_and_threads(width: int, tasks: int = 1, processes: int | None = No
     """Share the cores of this machine between `tasks` computations with models of that width.
 
     A narrow model gets one thread, and several tasks run side by side; a wide one gets all cores, and its tasks run one
-    after the other. The threads of a task do not depend on the number of tasks, so that its bits do not either.
+    after the other. The threads of a task do not depend on the number of tasks, so that its results, to the last bit,
+    do not either.
 
-    processes: a number that is decided already, as that of a training's ranks; together they get no more threads than
-    there are cores.
+    processes: the number of processes, if it is decided already, as by the ranks of a training; together they get no
+    more threads than there are cores.
     """
     cores = available_cores()
     threads = cores if threads_pay(width) else 1
@@ -89,7 +91,7 @@ def counted(threads: int) -> str:
 
 
 def width_of(config: Any) -> int | None:
-    """Return the width of a model by its config, the larger one of two stacks; None where it names none."""
+    """Return the width of a model by its config, of two stacks the larger one; None if the config has none."""
     fields = (getattr(config, f"{stack}_embed_dim", None) for stack in ("encoder", "decoder"))
     return max((width for width in fields if isinstance(width, int)), default=None)
 
@@ -100,9 +102,9 @@ def from_environment() -> str | None:
 
 
 class TorchThreads:
-    """Number of torch's threads, which torch keeps for the whole process; `torch_threads` is the only one.
+    """Sets the number of threads that torch computes with in this process; `torch_threads` is the only instance.
 
-    chosen: the number that was set here last, None before the first time.
+    chosen: the number that was set through it last, None before the first time.
     """
 
     chosen: int | None = None
@@ -110,19 +112,20 @@ class TorchThreads:
     def set_elsewhere(self) -> bool:
         """Return whether the environment, torchrun, a data loader or a program has set the number.
 
-        A program that asks torch for the number with which it starts anyway cannot be told from one that asks for
-        nothing.
+        A program that has set the number with which torch starts anyway is not noticed.
         """
         import torch
 
-        ours = (self.chosen, available_cores(), len(os.sched_getaffinity(0)))
-        return from_environment() is not None or torch.get_num_threads() not in ours
+        starting_numbers = (available_cores(), len(os.sched_getaffinity(0)))  # torch starts with one of these
+        expected = (self.chosen, *starting_numbers)
+        return from_environment() is not None or torch.get_num_threads() not in expected
 
     def use(self, width: int | None, processes: int = 1, given: int | None = None) -> int:
-        """Set the number for a model of that width, and return it.
+        """Set the number for a model of that width, and return the number that torch then has.
 
-        processes: as many compute side by side on this machine; given: the user's own number, which holds. A number
-        that was set elsewhere stays, and so does torch's own for a model of unknown width.
+        width: in features, None if unknown; processes: how many compute side by side on this machine; given: the number
+        that the user wants, which is set in any case. Without it the number stays as it is if it was set elsewhere, or
+        if the width is unknown.
         """
         import torch
 

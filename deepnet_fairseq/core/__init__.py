@@ -1,11 +1,15 @@
 """The Transformer and every method that keeps a deep one trainable, on torch alone.
 
-slots.py has the addresses of branches and the modules that several methods share, layer.py the equation; attention.py
-and modules.py compute a branch; stack.py has the encoder and the decoder; cache.py holds the keys and values of
-decoding, pass_state.py the state that layers share in one forward pass; recomputation.py saves memory. models.py has
-the three models, config.py their settings, archs.py the named architectures; initialisation.py draws the weights,
-profile.py measures Admin's omegas. methods/ has one file for each method, probes/ one for each probe; saving.py keeps a
-model in a file. Nothing here imports fairseq.
+layer.py has the layers, and the equation that all their residual branches compute; attention.py and modules.py have
+what a branch is made of. methods/ has one file for each method, and in base.py what a method can put into a layer;
+slots.py has modules that several methods put there, modifiers.py what changes any method. stack.py has the encoder and
+the decoder, cache.py the keys and values of decoding, pass_state.py the state that layers share in one forward pass,
+recomputation.py activation checkpointing.
+
+models.py has the three models, config.py their settings, archs.py the named architectures, initialisation.py the values
+of weights at first. checkpoint_fit.py and constants.py tell whether a checkpoint is this model's, saving.py keeps a
+model in a file, beam_search.py decodes. probes/ has one file for each probe of a training, profile.py measures Admin's
+omegas. Nothing here imports fairseq.
 """
 
 from contextlib import suppress

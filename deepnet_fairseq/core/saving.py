@@ -35,7 +35,7 @@ def save(model: DeepModel, path: str | os.PathLike[str]) -> None:
     if _shapes(model) != _shapes(blueprint(built.arch, built.vocab, **built.fields)):
         raise UserError(f"save {path}: its modules have changed since build; save its state_dict() yourself")
     content = {"format": VERSION, "arch": built.arch, "vocab": built.vocab, "fields": dict(built.fields)}
-    files.save(content | {"model": model.state_dict()}, path)
+    files.save_tensors(content | {"model": model.state_dict()}, path)
 
 
 def load(path: str | os.PathLike[str]) -> DeepModel:

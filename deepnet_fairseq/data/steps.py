@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from glob import escape
 from pathlib import Path
 
-from ..files import parse_row, whole
+from ..files import parse_json_object, whole
 from .lines import writing
 
 
@@ -97,7 +97,7 @@ def read_json(path: Path) -> dict:
     """Return the JSON object in a file; {} if the file is missing or holds none, as one that is cut off."""
     if not path.is_file():
         return {}
-    return parse_row(path.read_text(encoding="utf-8", errors="replace"))
+    return parse_json_object(path.read_text(encoding="utf-8", errors="replace"))
 
 
 def write_json(path: Path, content: dict) -> None:

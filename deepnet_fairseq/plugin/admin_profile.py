@@ -20,7 +20,7 @@ from torch import nn
 
 from ..core.profile import apply_omegas, depths_and_widths, dropouts, profile_omegas, residuals
 from ..errors import UserError
-from ..files import WRONG_VALUES, parse, whole
+from ..files import WRONG_VALUES, parse_json, whole
 from .batches import first_training_batch
 
 logger = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class Profile:
 def read_profile(path: str) -> Profile:
     """Read a profile from a file that Profile.write made; raise a UserError, naming the file, if it cannot be read."""
     try:
-        values = parse(Path(path).read_text(encoding="utf-8"))
+        values = parse_json(Path(path).read_text(encoding="utf-8"))
         if values.pop("format", None) != FORMAT:
             raise ValueError(f"no file of format {FORMAT!r}")
         profile = Profile(**values)

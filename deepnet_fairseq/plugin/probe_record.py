@@ -13,7 +13,7 @@ from typing import Any
 
 from ..core.probes.base import Values
 from ..errors import UserError
-from ..files import WRONG_VALUES, parse_row, whole
+from ..files import WRONG_VALUES, parse_json_object, whole
 
 FILE = "probes.jsonl"  # beside the run's checkpoints
 FORMAT = 1
@@ -88,7 +88,7 @@ def read_rows(path: Path) -> list[dict]:
     if not path.is_file():
         raise UserError(path, "no such file; train with --deepnet-probe to get one")
     text = path.read_text(encoding="utf-8", errors="replace")
-    return [parse_row(line) for line in text.split("\n")[:-1]]  # the last line may be cut off by a kill
+    return [parse_json_object(line) for line in text.split("\n")[:-1]]  # the last line may be cut off by a kill
 
 
 def record_of(lines: list[dict], where: object) -> Record:

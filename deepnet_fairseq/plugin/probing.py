@@ -21,7 +21,7 @@ from ..core.probes import Probe, get_probes
 from ..core.probes.base import FixedBatch
 from ..core.probes.model_update import outputs
 from ..core.probes.session import Session
-from ..files import save
+from ..files import save_tensors
 from .batches import held_training_batch
 from .distributed import agreement
 from .probe_record import FILE, Writer
@@ -142,5 +142,5 @@ def reference(model: nn.Module, net_input: dict, path: Path, update: int, write:
     if write:
         path.parent.mkdir(parents=True, exist_ok=True)
         on_cpu = {name: value.cpu() for name, value in present.items()}
-        save({"src_tokens": tokens.cpu(), "update": update, "outputs": on_cpu}, path)
+        save_tensors({"src_tokens": tokens.cpu(), "update": update, "outputs": on_cpu}, path)
     return present

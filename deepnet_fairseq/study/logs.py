@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean
 
 from ..errors import UserError
-from ..files import WRONG_VALUES, parse_row
+from ..files import WRONG_VALUES, parse_json_object
 
 ROW = re.compile(r"\| INFO \| (train_inner|valid) \| (\{.*\})")
 READ = {  # tag of a row -> keys that curve() reads: updates made, loss, and of a validation its epoch
@@ -52,7 +52,7 @@ def read_log(path: Path) -> dict:
 
     rows: dict[str, list[dict]] = {tag: [] for tag in READ}
     for tag, content in ROW.findall(text):
-        row = parse_row(content)
+        row = parse_json_object(content)
         kept = {key: row[key] for key in (*READ[tag], *MORE) if key in row}
         rows[tag].append(kept)
     return {"attempts": attempts, **rows}

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..core.methods import METHODS
 from ..errors import UserError
-from ..files import parse, read_object
+from ..files import parse_json, read_object
 from ..plugin.probe_record import Record, read_rows, record_of
 from .logs import Curve, curve, read_log, training_hours
 from .run_folder import FILES, TRAINED
@@ -276,7 +276,7 @@ def read_records(path: Path) -> list[RecordedRun]:
     runs = []
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
-            record = parse(line.decode("utf-8"))
+            record = parse_json(line.decode("utf-8"))
         except ValueError as error:
             raise UserError(path, f"line {number}: is no JSON ({error}); {WAY_OUT}") from error
         if not isinstance(record, dict) or not isinstance(record.get("name"), str):

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from ..errors import UserError
-from ..files import save
+from ..files import save_tensors
 from ..plugin.building import own_config
 from ..plugin.checkpoints import reading, vocabulary
 from ..plugin.checkpoints.epoch_weights import weights_of
@@ -186,7 +186,7 @@ def average(paths: list[Path], out: Path) -> None:
     del task_state[vocabulary.KEY]
     if known is not None:
         task_state |= vocabulary.task_state_of(known)
-    save(first | {"model": mean, "cfg": cfg, "task_state": task_state}, out)
+    save_tensors(first | {"model": mean, "cfg": cfg, "task_state": task_state}, out)
 
 
 def _updates_made(state: dict, path: Path) -> int | Path:

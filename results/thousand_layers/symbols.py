@@ -25,7 +25,7 @@ from torch.nn.functional import cross_entropy
 
 from deepnet_fairseq.core import EOS, METHODS, SPECIALS, beam_search, build
 from deepnet_fairseq.core.profile import profile_omegas
-from deepnet_fairseq.files import save, whole
+from deepnet_fairseq.files import save_tensors, whole
 
 SYMBOLS = 20  # kinds of symbols, besides the end of the sentence
 LENGTH = 3  # symbols of a sentence: there are 8,000 sentences
@@ -139,7 +139,7 @@ def train(args: argparse.Namespace) -> dict:
                 ended = "stuck"
                 break
         if update % SAVED == 0:
-            save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "done": done}, state_file)
+            save_tensors({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "done": done}, state_file)
     result = {"ended": ended, **done, "silent_layers": silent, "logged_every": LOGGED}
     if ended != "diverged":
         result |= translate(model, args)

@@ -15,13 +15,13 @@ from ..pass_state import pass_state
 from ..slots import FullPrecision
 from .base import Method, register
 
-# keys of two lists in the state of a pass
-OUTPUTS = "attn_res_outputs"  # of v_i
-KEYS = "attn_res_keys"  # of RMSNorm(v_i)
+# keys of two lists in the state of a forward pass (pass_state.py), by which the branches of a stack share
+OUTPUTS = "attn_res_outputs"  # the v_i
+KEYS = "attn_res_keys"  # the RMSNorm(v_i)
 
 
 class MeanOfOutputs(FullPrecision):
-    """Merge that returns the input of the next branch: h_{k+1} of all outputs so far, the branch's own included."""
+    """Merge that returns the input h_{k+1} of the next branch: the weighted mean of all v_i up to this branch's own."""
 
     def __init__(self, dim: int):
         super().__init__()
@@ -40,7 +40,7 @@ class MeanOfOutputs(FullPrecision):
         query = self.query.to(f.dtype)
         scores = []
         for key in keys:
-            # the query takes each key's type: under autocast the embedding is float32 and branches are not
+            # the query takes each key's dtype: under autocast the embedding is float32 and branches are not
             score = torch.mv(key.flatten(0, -2), query.to(key.dtype))
             scores.append(score.view(key.shape[:-1]))
         weights = torch.stack(scores).softmax(0).unsqueeze(-1)

@@ -1,10 +1,10 @@
-"""B2T, bottom-to-top: Post-LN whose last branch of a layer gives LN(entry + x + f(x)), entry being the layer's input.
+"""B2T, bottom-to-top: Post-LN, but the last branch of a layer gives LN(entry + x + f(x)), entry the layer's input.
 
-Takase et al. 2023, "B2T Connection: Serving Stability and Performance in Deep Transformers" (arXiv 2206.00330): a way
-around all LayerNorms of a layer but the last, in both stacks; evidence from text generation, translation at 18L-18L
-among it. The authors' code also multiplies all matrices of all branches, not their biases, by N^(-1/2) once drawn, N
-the layers of the stack, of which its README says nothing: `--b2t-rescale`. It starts from fairseq's initialisation of
-its time, our default too. Beyond 18L-18L its README asks for `--clip-norm 0.1`.
+Takase et al. 2023, "B2T Connection: Serving Stability and Performance in Deep Transformers" (arXiv 2206.00330): a path
+in each layer, of both stacks, around all its LayerNorms but the last. Evidence from text generation, translation at
+18L-18L among it. The authors' code draws fairseq's initialisation of its time, our default too, and then multiplies all
+matrices of branches, not their biases, by N^(-1/2) for N layers in the stack, which its README does not mention:
+`--b2t-rescale`. Beyond 18L-18L its README asks for `--clip-norm 0.1`.
 """
 
 from torch import nn

@@ -16,7 +16,10 @@ from .base import Method, Option, register
 
 
 class RisingBranch(FullPrecision, Residual):
-    """Merge x + a f of (B, T, C) each; a = min((t + 1) / num_updates, 1), a buffer in float32 that checkpoints hold."""
+    """Merge x + a f of (B, T, C) each; a = min((t + 1) / num_updates, 1), a buffer in float32 that checkpoints hold.
+
+    num_updates: T, updates until a is 1.
+    """
 
     def __init__(self, num_updates: int):
         super().__init__()
@@ -28,7 +31,10 @@ class RisingBranch(FullPrecision, Residual):
         self.a.fill_(min((t + 1) / self.num_updates, 1.0))
 
     def follow(self, first: RisingBranch) -> None:
-        """Share the buffer of the stack's first branch, which is up to date; a move or a cast separates them again."""
+        """Take the buffer of the stack's first module, whose set_num_updates was just called.
+
+        It is shared until the model is moved or cast; Stack.set_num_updates then calls this again.
+        """
         self._buffers["a"] = first.a
 
     def forward(self, x, f):

@@ -1,16 +1,17 @@
-"""CompleteP, its part of the depth: y = x + (L / L_base)^(-a) dropout(f(LN(x))), a = 1.
+"""CompleteP, its rules for the depth alone: y = x + (L / L_base)^(-a) dropout(f(LN(x))), a = 1, for L layers.
 
 Dey et al. 2025, "Don't be lazy: CompleteP enables compute-efficient deep transformers" (arXiv:2505.01618), Table 1,
-for decoder language models of 2 to 128 layers; code EleutherAI/nanoGPT-mup, branch completep. What is tuned at L_base
-layers is to hold at L. With m = L / L_base that asks of training, at the same width:
+for decoder language models of 2 to 128 layers; code EleutherAI/nanoGPT-mup, branch completep. Learning rate and other
+settings that were tuned at L_base layers should be right at L layers too. With m = L / L_base, training at the same
+width then needs
     Adam's eps of weights, biases and LayerNorms in layers  times m^(-a)
     their learning rate                                     times m^(a - 1), which is 1 at a = 1
     embeddings, positions, last LayerNorm, projection       as at L_base, eps and all
-    weight decay, widths of the initialisation              as at L_base: no other initialisation by depth beside it
-`deepnet methods complete_p --option base_depth=6` has the factors. fairseq's Adam has one eps for all parameters, and
---adam-eps times m^(-a) is the nearest; the code too scaled the eps of all until January 2026 (found by
-arXiv:2512.22382). a = 1/2 is the rule that the paper compares with. The rules of width, muP, are no part of this.
-Ours: encoders and cross-attention, each stack by its own layers, of two branches or three.
+    weight decay, standard deviations of the initialisation as at L_base, so no initialisation that depends on depth
+`deepnet methods complete_p --option base_depth=6` prints the factors. fairseq's Adam has one eps for all parameters;
+--adam-eps times m^(-a) comes nearest. The authors' code too scaled the eps of all parameters until January 2026 (found
+by arXiv:2512.22382). a = 1/2 is the rule that the paper compares with. Its rules for the width, muP, are left out.
+Ours: encoders and cross-attention, each stack by its own number of layers, whether of two branches or three.
 """
 
 import torch

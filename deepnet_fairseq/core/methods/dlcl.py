@@ -1,19 +1,24 @@
 """DLCL, dynamic linear combination of layers: layer l+1 reads x = sum_{k<=l} W[l,k] LN_k(y_k) of all outputs so far.
 
-Wang et al. 2019, "Learning Deep Transformer Models for Machine Translation", its section of the method's name. y_0 is
-the embedding, y_k the output of layer k; both stacks have a W of their own, (L+1, L+1), lower triangle, row l starting
-at 1/(l+1); the layers are Pre-LN; one more row and the stack's last LayerNorm close the stack. LN_0 is the identity.
-`--dlcl-norm post`: x = LN_l(sum_{k<=l} W[l,k] y_k) around Post-LN layers.
-The authors' code keeps the history in module attributes (not re-entrant) and stacks all of it for each layer, O(L^2)
-activations; here it lives in the forward pass, each y_k kept once, in the rows of one matrix, so that a sum is one
-product and a layer costs as many operations as any other. Its flag for a normalised embedding writes an attribute
-nobody reads; `--dlcl-normalize-embedding` works. Vector weights, softmax and history dropout, off by default there, are
-left out. W is float32, and so are the rows and the sum: its gradient is taken over all tokens.
+Wang et al. 2019, "Learning Deep Transformer Models for Machine Translation", section "Dynamic Linear Combination of
+Layers". y_0 is the embedding, y_k the output of layer k. Each stack of L layers has a lower triangular matrix W
+(L+1, L+1), whose row l starts at 1/(l+1). The layers are Pre-LN. The combination by the last row, and a LayerNorm, end
+the stack. LN_0 is the identity. `--dlcl-norm post`: x = LN_l(sum_{k<=l} W[l,k] y_k) around Post-LN layers.
+
+The authors' code keeps the outputs in module attributes (not re-entrant) and stacks all of them for each layer, O(L^2)
+activations. Here they are kept for one forward pass, each y_k once, as rows of one matrix, so that a combination is one
+product of matrix and vector at any depth. The flag of that code for a normalised embedding writes an attribute that
+nobody reads; `--dlcl-normalize-embedding` works. Its vector weights, softmax and history dropout, off by default, are
+left out. W is float32, and so are the rows and the sum, because the gradient of W is a sum over all tokens.
 
 DenseFormer (Pagliardini et al. 2024, "Enhancing Information Flow in Transformers via Depth Weighted Averaging",
 section 3; decoder language models only) is `--dlcl-plain --dlcl-init last`: the y_k without LayerNorms, W[l,l] = 1 and
-0 else at first, nothing before layer 1. Its dilation k and period p are `--dlcl-dilation`, `--dlcl-period`: layer
-l + 1 reads y_l, y_(l-k), y_(l-2k), .. where p divides l, y_l elsewhere. One more LayerNorm closes the stack, as there.
+0 else at first, and layer 1 reads the embedding itself. Its dilation k and period p are `--dlcl-dilation`,
+`--dlcl-period`: layer l + 1 reads a sum of y_l, y_(l-k), y_(l-2k), .. where p divides l, y_l elsewhere. One more
+LayerNorm ends the stack, as in the paper.
+
+In the code below a row is a row l of W: row 0 belongs to the embedding y_0, row l to the output y_l of layer l, and the
+sum of row l is what layer l + 1 reads. B sentences, T tokens, C width in features.
 """
 
 from __future__ import annotations
@@ -34,9 +39,10 @@ from .base import Method, Option, register
 
 @dataclass(frozen=True)
 class Reach:
-    """Outputs that a sum reads: every `dilation`-th of the last `window`, the newest included.
+    """Which outputs the sum of each row reads: every `dilation`-th of the last `window`, the newest included.
 
-    There is a sum at each `period`-th row from row `first` on; elsewhere the newest output goes on alone.
+    There is a sum at each row that is divisible by `period`, from row `first` on. At other rows the newest output is
+    returned as it is.
     """
 
     window: int
@@ -44,55 +50,58 @@ class Reach:
     period: int = 1
     first: int = 0
 
-    def sums(self, row: int) -> bool:
+    def has_sum(self, row: int) -> bool:
         """Tell whether there is a sum at this row."""
         return row >= self.first and row % self.period == 0
 
     def read_by(self, row: int) -> slice:
-        """Return the outputs that the sum of this row reads."""
+        """Return the indices k of the outputs that the sum of this row reads."""
         oldest = max(0, row + 1 - self.window)
         return slice(oldest + (row - oldest) % self.dilation, row + 1, self.dilation)
 
-    def readers_of(self, row: int, last: int) -> slice:
-        """Return the sums, up to that of row `last`, that read the output of this row."""
-        last = min(last, row + self.window - 1)
+    def readers_of(self, output: int, last: int) -> slice:
+        """Return the rows, up to row `last`, whose sums read the output y_k, k = `output`."""
+        last = min(last, output + self.window - 1)
         step = math.lcm(self.dilation, self.period)
-        for later in range(row, last + 1, self.dilation):
-            if self.sums(later):
-                return slice(later, last + 1, step)
+        for row in range(output, last + 1, self.dilation):
+            if self.has_sum(row):  # the first reader; the others follow at equal steps
+                return slice(row, last + 1, step)
         return slice(last + 1, last + 1, step)  # no sum reads it
 
 
 class History:
-    """State that the sums of one forward pass share: rows (L+1, B T C) in the type of W, the y_k, normalised or not.
+    """What the sums of one forward pass and of its backward pass share.
 
-    The backward pass adds gradients (L+1, B T C) of the sums that it has passed, and of_weights, the gradient of W.
+    rows (L+1, B T C), in the dtype of W: the outputs y_k as the sums read them, after their LayerNorms if there are any
+    gradients (L+1, B T C): in the backward pass the gradients of the sums that it has passed
+    gradient_of_weights (L+1, L+1): in the backward pass the gradient of W as far as it is known
     """
 
     gradients: Tensor
-    of_weights: Tensor
+    gradient_of_weights: Tensor
 
-    def __init__(self, sums: int, y: Tensor, dtype: torch.dtype):
-        self.rows = y.new_empty(sums, y.numel(), dtype=dtype)
-        self.backward_pass = -1  # the current one
-        self.last = 0  # the sum with which it began
+    def __init__(self, num_rows: int, y: Tensor, dtype: torch.dtype):
+        self.rows = y.new_empty(num_rows, y.numel(), dtype=dtype)
+        self.backward_pass = -1  # torch's number of the backward pass that is running, -1 for none
+        self.last_row = 0  # the row at which that pass began: the last one that the loss depends on
 
     def begin(self, row: int, weight: Tensor) -> None:
-        """Note that a backward pass has reached the sum of this row; a new pass clears the state of the one before."""
+        """Note that a backward pass has reached this row; a new pass clears the state of the one before."""
         backward_pass = torch._C._current_graph_task_id()
         if backward_pass != self.backward_pass:
             self.backward_pass = backward_pass
-            self.last = row
+            self.last_row = row
             self.gradients = torch.empty_like(self.rows)
-            self.of_weights = torch.zeros_like(weight)
+            self.gradient_of_weights = torch.zeros_like(weight)
 
 
 class WeightedSum(torch.autograd.Function):
-    """Autograd function: newest y (B, T, C), W (L+1, L+1), history -> sum_k W[row,k] y_k (B, T, C) in the type of y.
+    """Autograd function: newest output y (B, T, C), W (L+1, L+1), history -> sum_k W[row,k] y_k (B, T, C).
 
-    Autograd sees y alone. When the gradient of y is asked for, the gradients of all later sums have arrived, because
-    each of them reads the one before through a layer; so the gradient of y is one product too. That of W is complete in
-    row 0.
+    The result has the dtype of y. Only y and W are inputs that autograd knows; earlier outputs are in the history. The
+    gradient of y is sum_r W[r,row] g_r over all later rows r that read it, g_r being the gradient of their sums. All
+    g_r are known by then, because each later sum depends on this one through a layer; so this is one product too. The
+    gradient of W is complete in row 0, which the backward pass reaches last.
     """
 
     @staticmethod
@@ -100,7 +109,7 @@ class WeightedSum(torch.autograd.Function):
         ctx.save_for_backward(weight)
         ctx.history, ctx.row, ctx.reach = history, row, reach
         history.rows[row].view(y.shape).copy_(y)
-        if not reach.sums(row):
+        if not reach.has_sum(row):
             return y.view_as(y)
         read = reach.read_by(row)
         with without_autocast(y):
@@ -117,44 +126,48 @@ class WeightedSum(torch.autograd.Function):
         history.begin(row, weight)
         history.gradients[row].view(gradient.shape).copy_(gradient)
 
-        readers = reach.readers_of(row, history.last)
+        readers = reach.readers_of(row, history.last_row)
         read = reach.read_by(row)
         with without_autocast(gradient):
-            if ctx.needs_input_grad[1] and reach.sums(row):
-                torch.mv(history.rows[read], history.gradients[row], out=history.of_weights[row, read])
+            if ctx.needs_input_grad[1] and reach.has_sum(row):
+                torch.mv(history.rows[read], history.gradients[row], out=history.gradient_of_weights[row, read])
             of_y = torch.mv(history.gradients[readers].t(), weight[readers, row])
-        if not reach.sums(row):  # the output goes on as it is, too
+        if not reach.has_sum(row):  # forward has also returned y itself
             of_y += history.gradients[row]
 
         of_weights = None
-        if row == 0:  # the last one of a backward pass: the gradient of W is complete
+        if row == 0:  # the end of the backward pass: the gradient of W is complete
             if ctx.needs_input_grad[1]:
-                of_weights = history.of_weights
+                of_weights = history.gradient_of_weights
             history.backward_pass = -1
-            del history.gradients, history.of_weights
+            del history.gradients, history.gradient_of_weights
         return of_y.view(gradient.shape).to(gradient.dtype), of_weights, None, None, None
 
 
 class LayerWeights(FullPrecision):
-    """Weights W (size, size), size = L+1; row i mixes the outputs that exist after layer i and lie in its reach.
+    """The matrix W (size, size), size = L+1, and the sums that it makes; row l is for the outputs up to layer l.
 
-    init: "average", each row's weights equal with the sum 1, "one", all of them 1, or "last", 1 for the newest output
-    and 0 for others; window: 0 for all outputs; dilation, period, first: those of Reach.
+    init: values of W at first for the outputs that a row's sum reads: "average", equal with the sum 1; "one", all 1;
+    "last", 1 for the newest output and 0 for others. window: of Reach, 0 or None for all outputs; dilation, period,
+    first: those of Reach.
     """
 
     def __init__(self, size: int, init: str, window: int | None, dilation: int = 1, period: int = 1, first: int = 0):
         super().__init__()
         self.reach = Reach(window=window or size, dilation=dilation, period=period, first=first)
-        rows = torch.eye(size)
+        rows = torch.eye(size)  # the values of init "last"
         if init != "last":
             for row in range(size):
-                if self.reach.sums(row):
+                if self.reach.has_sum(row):
                     read = rows[row, self.reach.read_by(row)]
                     read.fill_(1 / len(read) if init == "average" else 1)
         self.weight = nn.Parameter(rows)
 
     def forward(self, y: Tensor, history: list[Any]) -> Tensor:
-        """Combine the newest output (B, T, C) with those before it, (B, T, C)."""
+        """Combine the newest output y (B, T, C) with those before it, and return what the next layer reads, (B, T, C).
+
+        history: the list of Method.mixer; it holds a History, and behind that one number for each row so far.
+        """
         if not history:
             history.append(History(len(self.weight), y, self.weight.dtype))
         row = len(history) - 1
@@ -163,10 +176,10 @@ class LayerWeights(FullPrecision):
 
 
 class Combination(nn.Module):
-    """Mixer of one stack, called as Method.mixer says: y (B, T, C) and the history it extends -> (B, T, C).
+    """Module in the slot `mixer` of a stack: y (B, T, C), history -> (B, T, C), see Method.mixer.
 
-    norm: "pre" for LayerNorms on the outputs that are summed, "post" for one on each sum; norm_embedding, norm_layers:
-    whether the embedding has one, and whether each layer's output has.
+    layers: L; dim: C; norm: "pre" for LayerNorms on the outputs that are summed, "post" for one on each sum.
+    norm_embedding, norm_layers: whether there is a LayerNorm for the embedding's row, and whether for each layer's.
     """
 
     def __init__(
@@ -181,7 +194,8 @@ class Combination(nn.Module):
         self.weights = weights
 
     def forward(self, y: Tensor, history: list[Any]) -> Tensor:
-        norm = self.norms[max(0, len(history) - 1)]
+        row = max(0, len(history) - 1)  # as in LayerWeights.forward, which extends the history
+        norm = self.norms[row]
         if self.norm_first:
             return self.weights(norm(y), history)
         return norm(self.weights(y, history))
@@ -189,7 +203,10 @@ class Combination(nn.Module):
 
 @register("dlcl")
 class DLCL(Method):
-    """Pre-LN or Post-LN layers with a Combination between them; UserError for too small a window, dilation, period."""
+    """Pre-LN or Post-LN layers with a Combination between them.
+
+    Raises a UserError for a window below 0 and for a dilation or period below 1.
+    """
 
     title = "DLCL"
     equation = "x + f(LN(x)), each layer reads sum_k W_k LN(y_k)"

@@ -1,12 +1,12 @@
 """GPAS: y = z - SiLU(g_l) sg(z), z = x + dropout(f(LN(x))): Pre-LN that scales the stream down, but not its gradient.
 
 Chen et al. 2025, "GPAS: Accelerating Convergence of LLM Pretraining via Gradient-Preserving Activation Scaling"
-(arXiv:2506.22049), for decoder language models; sg passes no gradient, so that y is (1 - SiLU(g)) z and z has y's
-gradient. g is 0 at first and no scale then. One g for the branches of a layer, as in the code (dandingsky/GPAS), whose
-block stands in the layer. g stays float32: its gradient is a sum over all numbers of a batch. At 7B parameters the
-code clips the gradient of all g to 0.01, `--gpas-clip 0.01`, and behind the clipping of all gradients, here before it.
-The paper also has it on Sandwich-LN and LN-Scaling, and on the shortcut alone of DeepNorm and Mix-LN; here it is on
-Pre-LN. Ours: encoders too, and cross-attention.
+(arXiv:2506.22049), for decoder language models. sg is a stop-gradient: y is (1 - SiLU(g)) z, but the gradient of z is
+that of y. g is learned, and 0 at first, when y is z. The branches of a layer share one g, as in the authors' code
+(dandingsky/GPAS), where it belongs to the layer. g stays float32: its gradient is a sum over all numbers of a batch. At
+7B parameters that code clips the gradient of all g to 0.01, `--gpas-clip 0.01`; it does so after the clipping of all
+gradients, we before it. The paper also has GPAS on Sandwich-LN and LN-Scaling, and on the shortcut alone of DeepNorm
+and Mix-LN; here it is on Pre-LN. Ours: encoders too, and cross-attention.
 """
 
 import math
@@ -21,9 +21,10 @@ from .base import Method, Option, register
 
 
 class Shrink(FullPrecision, Residual):
-    """Merge z - SiLU(g) sg(z), z = x + f of (B, T, C) each, g a number in float32; in the type of x.
+    """Merge z - SiLU(g) sg(z), z = x + f of (B, T, C) each, g a number in float32; the result has the dtype of z.
 
-    gradient_clip: largest norm of the gradient of all g, 0 for no limit; the trainer reads it.
+    gradient_clip: largest L2 norm of the gradients of all g of a model together, 0 for no limit;
+    plugin/optimisers/papers.py reads it.
     """
 
     def __init__(self, g: nn.Parameter, gradient_clip: float = 0.0):
@@ -50,14 +51,14 @@ class GPAS(Method):
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
-        self.gates: dict[tuple, nn.Parameter] = {}
+        self.gates: dict[tuple[str, int], nn.Parameter] = {}  # (stack, layer) -> g
 
     def check(self):
         if not 0 <= self.clip < math.inf:
             raise UserError(f"--gpas-clip {self.clip}: must be a number from 0 on")
 
     def constants(self, stack):
-        return {}  # the clip is of a training, which may resume with another
+        return {}  # gradient_clip would be found, but a training may be resumed with another one
 
     def residual(self, site):
         g = self.gates.setdefault((site.stack, site.layer), nn.Parameter(torch.tensor(0.0)))

@@ -1,11 +1,13 @@
 """HybridNorm: z = LN(x + dropout(W_out attn(n(q), n(k), n(v)))), y = z + dropout(ffn(z)), n a LayerNorm by head.
 
 Zhuo et al. 2025, "HybridNorm: Towards Stable and Efficient Transformer Training via Hybrid Normalization"
-(arXiv:2503.04598), for decoder language models; code BryceZhuo/HybridNorm: n over the features of a head, one gain for
-all heads, another for each of q, k, v; nothing on the attention's input; a LayerNorm at the end; Megatron's
-initialisation, out_proj and fc2 drawn 1/sqrt(2M) as wide. `--hybrid-norm-star` is the paper's HybridNorm*: the first
-layer of a stack is Pre-LN with n. Its norms have a gain alone, ours also a bias, as all our LayerNorms.
-Ours: encoders; cross-attention has n too, and z follows a layer's last attention alone; 1/sqrt of a stack's branches.
+(arXiv:2503.04598), for decoder language models; code BryceZhuo/HybridNorm. n normalises the d features of a head, with
+one gain for all heads, but another for each of q, k and v. There is no LayerNorm on the input of attention, and one at
+the end of a stack. The initialisation is Megatron's: out_proj and fc2 are drawn 1/sqrt(2M) as wide.
+`--hybrid-norm-star` is the paper's HybridNorm*: the first layer of a stack is Pre-LN with n. The paper's norms have a
+gain alone, ours also a bias, as all our LayerNorms.
+Ours: encoders; n in cross-attention too; with cross-attention the LN that gives z follows the last attention of a layer
+alone; 1/sqrt(branches of the stack) for 1/sqrt(2M).
 """
 
 from torch import nn
@@ -26,7 +28,8 @@ class HybridNorm(Method):
     def norm_place(self, site):
         if self.star and site.layer == 1:
             return "pre"
-        return "post" if site.sublayer == self.sublayers(site.stack)[-2] else "none"
+        last_attention = self.sublayers(site.stack)[-2]  # the feed-forward branch follows it
+        return "post" if site.sublayer == last_attention else "none"
 
     def closing_norm(self, stack):
         return True

@@ -1,13 +1,20 @@
-"""mHC, manifold-constrained hyper-connections: X' = H_res X + H_post f(LN(H_pre X)), X n streams (n, C) of a token.
+"""mHC, manifold-constrained hyper-connections: X' = H_res X + H_post f(LN(H_pre X)).
 
 Xie et al. 2025, "mHC: Manifold-Constrained Hyper-Connections" (arXiv 2512.24880), section 4; evidence from decoder
-language models of 3 to 27 billion parameters only. Each H is of a phi RMSNorm(vec X) + b, phi a matrix, a a number:
-H_pre (n) through a sigmoid, H_post (n) through twice one, H_res (n, n) through exp and 20 steps of Sinkhorn, columns
-then rows divided by their sums. Parameters and computation of an H are float32; Sinkhorn's steps are log-softmax.
-n = 4 and a = 0.01 at first are the paper's. b is ours: 4 and -4 where the hyper-connections that it starts from (Zhu
-et al. 2024) begin with 1 and 0. So branch k reads stream k mod n by 0.98 and others by 0.02, H_res is 0.999 I, H_post
-1, phi 0, and the model begins as Pre-LN. The stack's end is another LN(H_pre X), as in the authors' DeepSeek-V4, with b
-= 0 at first; hyper-connections sum the streams.
+language models of 3 to 27 billion parameters only. X (n, C) are n residual streams of a token, here side by side (nC).
+The three H follow from X itself: each is a function of h = a phi RMSNorm(vec X) + b, phi a matrix, a a number and b in
+the shape of the H, all learned:
+
+    H_pre (1, n)   sigmoid(h)
+    H_post (n, 1)  2 sigmoid(h)
+    H_res (n, n)   exp(h), made doubly stochastic by 20 steps of Sinkhorn, in which columns, then rows are divided by
+                   their sums; a step is computed as two log-softmax
+
+Parameters and computation of an H are float32. n = 4 and a = 0.01 at first are the paper's. b at first is ours: 4 and
+-4 where the hyper-connections that mHC starts from (Zhu et al. 2024) begin with 1 and 0, and 0 for H_post; phi is 0. So
+branch k reads stream k mod n by 0.98 and others by 0.02, H_res is nearly I, H_post 1, and the model begins as Pre-LN.
+The stack ends with another LN(H_pre X), as in the authors' DeepSeek-V4, with b = 0 at first; hyper-connections sum the
+streams.
 """
 
 import torch
@@ -23,7 +30,10 @@ STEPS = 20  # iterations of Sinkhorn
 
 
 def towards_identity(streams: int) -> Tensor:
-    """Return b (n, n) of an H that begins near I; sigmoid(4) = 0.98, exp(-8) = 0.0003."""
+    """Return b (n, n) at first of an H that is to be near I: 4 on the diagonal, -4 elsewhere.
+
+    A sigmoid makes 0.98 and 0.02 of it; normalised rows of exp(b) have exp(-8) = 0.0003 beside the diagonal.
+    """
     rows = []
     for diagonal in range(streams):
         row = [-4.0] * streams
@@ -33,7 +43,10 @@ def towards_identity(streams: int) -> Tensor:
 
 
 class Mappings(FullPrecision, nn.Linear):
-    """Map X (.., nC) to a phi RMSNorm(X) + b, float32, for each b in its shape."""
+    """Map X (.., nC) to a phi RMSNorm(X) + b for several H, each (.., *shape of its b), float32.
+
+    width: nC; bs: b of each H at first. The matrices phi of all H are one nn.Linear's weight, their b its bias.
+    """
 
     def __init__(self, width: int, *bs: Tensor):
         sizes = [b.numel() for b in bs]
@@ -83,7 +96,10 @@ def mix(h: Tensor, streams: Tensor) -> Tensor:
 
 
 class Read(nn.Module):
-    """Read a branch's input from the streams: X (.., nC) -> LN(H_pre X) (.., C)."""
+    """Read a branch's input from the streams: X (.., nC) -> LN(H_pre X) (.., C).
+
+    dim: C; b: of H_pre at first, (n,).
+    """
 
     def __init__(self, dim: int, b: Tensor):
         super().__init__()
@@ -106,7 +122,8 @@ class Write(nn.Module):
         _branch, merged = self.branch_and_sum(streams, f)
         return merged
 
-    def branch_and_sum(self, streams, f):  # probes ask for both
+    def branch_and_sum(self, streams, f):
+        """Return H_post f and the merged streams, (.., nC) each, which probes compare."""
         post, res = self.h(streams)
         branch = mix(2 * post.sigmoid(), f)
         shortcut = mix(sinkhorn(res), streams)

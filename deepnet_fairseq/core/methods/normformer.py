@@ -1,12 +1,12 @@
 """NormFormer: Pre-LN with a LayerNorm behind self-attention, one behind the activation, and a factor on each head.
 
 Shleifer, Weston, Ott 2021, "NormFormer: Improved Transformer Pretraining with Extra Normalization":
-    self-attention  y = x + D(LN(W_out concat(c_i head_i)))
+    self-attention  y = x + D(LN(W_out concat(c_i head_i)))            a number c_i for each head, D dropout
     ffn             y = r o x + D(fc2(LN(drop(act(fc1(LN(x)))))))      vector r: --normformer-scale-residual only
 The factors c and r and the gains of the LayerNorms start at 1. Cross-attention is plain Pre-LN.
-fairseq's code multiplies chunks of the output behind W_out by c_i, another function than the paper's (its author: for
-speed); `--normformer-head-scale fairseq` is that one. It has the options in the decoder layer only and registers them
-for language models only; the paper has no encoder-decoder. Here they act in both stacks.
+fairseq's code multiplies chunks of the output of W_out by c_i, which is another function than the paper's (its author
+names speed as the reason); `--normformer-head-scale fairseq` computes that. fairseq has the options in the decoder
+layer only, and flags for language models only; the paper has no encoder-decoder. Here they act in both stacks.
 """
 
 import torch
@@ -17,14 +17,15 @@ from .base import Method, Option, register
 
 
 class HeadScale(nn.Module):
-    """Multiply chunk i of the features, C / h wide, by c_i: x (B, T, C) -> same; c (h,), 1 at first."""
+    """Multiply chunk i of the features, C / h wide, by c_i: x (B, T, C) -> same; c (h,) learned, 1 at first."""
 
     def __init__(self, num_heads: int):
         super().__init__()
         self.c = nn.Parameter(torch.ones(num_heads))
 
     def forward(self, x):
-        return (x.unflatten(-1, (len(self.c), -1)) * self.c.unsqueeze(-1)).flatten(-2)
+        chunks = x.unflatten(-1, (len(self.c), -1))  # (B, T, h, C / h)
+        return (chunks * self.c.unsqueeze(-1)).flatten(-2)
 
 
 @register("normformer")
@@ -47,8 +48,8 @@ class NormFormer(Method):
 
     def scales_heads(self, site, placement: str) -> bool:
         """Tell whether the branch has a HeadScale at `placement`, "paper" (before W_out) or "fairseq" (behind it)."""
-        in_scope = site.sublayer == "self_attn" or (self.head_scale_scope == "all" and site.sublayer == "encoder_attn")
-        return in_scope and self.head_scale == placement
+        scaled = ("self_attn", "encoder_attn") if self.head_scale_scope == "all" else ("self_attn",)
+        return site.sublayer in scaled and self.head_scale == placement
 
     def inner(self, site, dim):
         if site.sublayer == "ffn":

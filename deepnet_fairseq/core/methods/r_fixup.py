@@ -1,14 +1,14 @@
 """R-Fixup: y = x + m dropout(f(x - b)), without LayerNorm; last matrices start at 0, the others scaled by the depth.
 
 Zhang, Dauphin, Ma 2019, "Fixup Initialization: Residual Learning Without Normalization", as its authors applied it to
-Transformers (their fairseq model `transformer_zero`); DeepNet calls it R-Fixup. All matrices of the branches are free
-of biases; learned numbers b (0 at first) and m (1 at first) take their place:
+Transformers (their fairseq model `transformer_zero`); DeepNet calls it R-Fixup. The matrices of branches have no
+biases. In their place are learned numbers, b (0 at first) and m (1 at first), kept in float32; D is dropout:
     attention  x + m D(attn(x - b)), in cross-attention b shifts the query alone
     ffn        x + m D(fc2(drop(relu(fc1(x - b1) - b2)) - b3))
     the end of the encoder  m (x - b), of the decoder  x - b
 Xavier-uniform init with L = 2N + 3M branches (2N or 2M in a stack alone): q, k, v times L^(-1/6), fc1 times L^(-1/2),
 out_proj and fc2 zero, an output projection that is not tied zero. The authors' code builds cross-attention with L = 12
-at any depth; we pass L. Their numbers are kept in float32.
+at any depth; we use the L at hand.
 """
 
 from torch import nn
@@ -16,6 +16,7 @@ from torch import nn
 from ..slots import Multiply, Shift
 from .base import Method, register
 
+# role -> exponent of L in its gain; the gain of other roles is 0
 POWER = {"q": -1 / 6, "k": -1 / 6, "v": -1 / 6, "fc1": -1 / 2}
 
 

@@ -3,8 +3,9 @@
 Bachlechner et al. 2020, "ReZero is All You Need: Fast Convergence at Large Depth". One number a_l for all branches of
 layer l, as in the authors' code; `--rezero-per-sublayer` gives each branch its own. At the first step only the a_l and
 the embeddings have a gradient.
-Nothing bounds the residual stream, which makes the method unstable in fp16 even when shallow (DeepNet ran it in fp32):
-a_l and the sum stay in float32; `--rezero-fp32` also keeps the stream in float32 between the branches.
+Nothing bounds the residual stream, which makes the method unstable in fp16 even when shallow (DeepNet ran it in fp32).
+Therefore a_l is kept and the sum computed in float32; `--rezero-fp32` also keeps the stream in float32 between the
+branches.
 """
 
 import torch
@@ -15,7 +16,10 @@ from .base import Method, Option, register
 
 
 class Gate(FullPrecision, Residual):
-    """Merge x + a f of (B, T, C) each, a number a, in float32; the sum returns to the type of x unless `widen`."""
+    """Merge x + a f of (B, T, C) each, computed in float32 with a number a, which several merges may share.
+
+    widen: return the sum in float32, not in the dtype of x.
+    """
 
     def __init__(self, a: nn.Parameter, widen: bool):
         super().__init__()
@@ -30,11 +34,11 @@ class Gate(FullPrecision, Residual):
 
 
 class Narrow(nn.Module):
-    """Cast the float32 stream back to the type of the model's weights."""
+    """Cast the float32 stream back to the dtype of the model's weights."""
 
     def __init__(self):
         super().__init__()
-        self.register_buffer("like", torch.empty(0), persistent=False)
+        self.register_buffer("like", torch.empty(0), persistent=False)  # cast with the model, and so has its dtype
 
     def forward(self, x):
         return x.to(self.like.dtype)
@@ -55,14 +59,15 @@ class ReZero(Method):
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
-        self.gates: dict[tuple, nn.Parameter] = {}
+        self.gates: dict[tuple, nn.Parameter] = {}  # (stack, layer, branch or None) -> a
 
     def constants(self, stack):
-        return {}  # `widen` is a matter of precision, which may change
+        return {}  # `widen` would be found, but it is a matter of precision, which may change
 
     def residual(self, site):
-        owner = (site.stack, site.layer, site.sublayer if self.per_sublayer else None)
-        return Gate(self.gates.setdefault(owner, nn.Parameter(torch.tensor(0.0))), self.fp32)
+        branch = site.sublayer if self.per_sublayer else None
+        a = self.gates.setdefault((site.stack, site.layer, branch), nn.Parameter(torch.tensor(0.0)))
+        return Gate(a, self.fp32)
 
     def before(self, site):
         return Narrow() if self.fp32 else None

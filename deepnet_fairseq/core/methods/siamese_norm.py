@@ -1,11 +1,12 @@
-"""SiameseNorm: o = f(LN(x + LN(y))); x' = LN(x + o / sqrt(2l)) and y' = y + o side by side, from LN(emb) and emb.
+"""SiameseNorm: two residual streams x' = LN(x + o / sqrt(2l)) and y' = y + o, with o = f(LN(x + LN(y))).
 
-Li et al. 2026, "SiameseNorm: Breaking the Barrier to Reconciling Pre/Post-Norm" (arXiv 2602.08064); at the end
-LN(x + LN(y)). Evidence from language models of 0.4 to 15 billion parameters and vision, none from translation. 2l is
-the number of branches down to layer l, its own included: 3l, which is ours, in a decoder with cross-attention. Each
-LayerNorm has its own parameters, three a branch. As in the authors' code for vision, where x is normalised at the entry
-of every branch, so on the embedding too, and before the end. Their language models have HybridNorm's attention besides,
-left out here: norms on heads, none on the input of attention.
+Li et al. 2026, "SiameseNorm: Breaking the Barrier to Reconciling Pre/Post-Norm" (arXiv 2602.08064). The streams are
+stored side by side in one tensor (.., 2C). They begin as LN(e) and e, e the embedding, and a stack returns
+LN(x + LN(y)). Evidence from language models of 0.4 to 15 billion parameters and vision, none from translation.
+2l is the number of branches in the layers up to layer l. In a decoder with cross-attention it is 3l, which is ours.
+Each LayerNorm has its own parameters; there are three for each branch. Where they stand follows the authors' code for
+vision, which normalises x at the entry of every branch, so on the embedding too, and before the end. Their language
+models also have HybridNorm's attention, left out here: norms on heads, none on the input of attention.
 """
 
 import torch
@@ -57,7 +58,8 @@ class SiameseNorm(Method):
         return StreamMerge(site.dim)
 
     def residual(self, site):
-        return TwoSums(site.dim, (len(self.sublayers(site.stack)) * site.layer) ** -0.5, 1)
+        branches_so_far = len(self.sublayers(site.stack)) * site.layer
+        return TwoSums(site.dim, branches_so_far**-0.5, 1)
 
     def coefficients(self, stack):
         """Return the factor of the last layer's branches."""

@@ -20,7 +20,7 @@ from sacremoses import MosesDetokenizer
 
 from ...data.lines import STDIN, read_lines
 from ...errors import UserError
-from ...files import WRONG_VALUES, parse
+from ...files import WRONG_VALUES, parse_json
 from ...languages import parse_pair, readings
 from . import forced, pieces
 from .words import base_language
@@ -272,7 +272,7 @@ def read_corpus(data: str | Path | None) -> Corpus:
         if not path.is_file():
             continue
         try:
-            recipe = parse(path.read_text(encoding="utf-8"))
+            recipe = parse_json(path.read_text(encoding="utf-8"))
             detokenise = bool(recipe["detokenise"])
             lowercase = bool(recipe["lowercase"])
         except WRONG_VALUES as error:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ...core import archs
 from ...core.models import SPECIALS, DeepModel
 from ...errors import UserError
-from ...files import save
+from ...files import save_tensors
 from ...plugin.building import blank_task, from_checkpoint
 from ...plugin.checkpoints import vocabulary
 from .fold import fold, why_not_foldable
@@ -193,7 +193,7 @@ def write_transformer(folded: Folded, out: Path, half: bool) -> None:
         state[name] = value.half() if half and value.is_floating_point() else value
     cfg = folded.sections | {"model": folded.config}
     task_state = {} if folded.origin is None else vocabulary.task_state_of(folded.origin)
-    save({"args": None, "cfg": cfg, "model": state, "task_state": task_state} | NO_TRAINING, out)
+    save_tensors({"args": None, "cfg": cfg, "model": state, "task_state": task_state} | NO_TRAINING, out)
 
 
 def _stock_state(model: DeepModel, stock: Stock) -> dict[str, Tensor]:
