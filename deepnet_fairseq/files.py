@@ -22,9 +22,9 @@ def check_file(flag: str, path: Path, inputs: tuple[Path, ...] = ()) -> None:
     if path.is_dir():
         raise UserError(f"{flag} {path}", "is a folder; name a file")
     if path.exists() and not path.is_file():
-        raise UserError(f"{flag} {path}: is no ordinary file; name another")
+        raise UserError(f"{flag} {path}", "is no ordinary file; name another")
     if os.path.realpath(path) in map(os.path.realpath, inputs):  # unlike Path.resolve it accepts a link to itself
-        raise UserError(f"{flag} {path}: is one of the files to read; name another")
+        raise UserError(f"{flag} {path}", "is one of the files to read; name another")
     _check_parent(flag, path)
 
 
@@ -32,7 +32,7 @@ def check_folder(flag: str, path: Path) -> None:
     """Raise UserError if the new folder `path` cannot be made; it may exist already if it is empty. See check_file."""
     is_empty_folder = path.is_dir() and not any(path.iterdir())
     if path.exists() and not is_empty_folder:
-        raise UserError(f"{flag} {path}: is there and not empty; name a new folder")
+        raise UserError(f"{flag} {path}", "is there and not empty; name a new folder")
     _check_parent(flag, path)
 
 
@@ -76,7 +76,7 @@ def save_tensors(content: dict, path: Path) -> None:
             torch.save(content, part)
         except RuntimeError as error:  # what torch raises for a full disk
             first_line = str(error).splitlines()[0]
-            raise UserError(f"{path}: could not be written ({first_line})") from error
+            raise UserError(path, f"could not be written ({first_line})") from error
 
 
 def parse_json(text: str):

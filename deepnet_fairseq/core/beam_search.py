@@ -37,10 +37,10 @@ def beam_search(
     has positions, and for a masked language model.
     """
     if "decoder" not in model.stacks():
-        raise UserError(f"beam_search: {model.NAME} has no decoder; give a translation or causal language model")
+        raise UserError("beam_search", f"{model.NAME} has no decoder; give a translation or causal language model")
     for name, number in (("beams", beams), ("max_length", max_length)):
         if number < 1:
-            raise UserError(f"{name}={number}: must be at least 1")
+            raise UserError(f"{name}={number}", "must be at least 1")
     if not len(tokens):
         return []
     search = _search if "encoder" in model.stacks() else _continue_prompts
@@ -132,7 +132,9 @@ def _begin(model: DeepModel, tokens: Tensor, beams: int) -> tuple[dict | None, d
     prefix = torch.cat([start, tokens[rows]], 1)
     limit = model.decoder.max_positions()
     if prefix.size(1) > limit:
-        raise UserError(f"a prompt of {tokens.size(1)} tokens: EOS and it must fit into {limit} positions; shorten it")
+        raise UserError(
+            f"a prompt of {tokens.size(1)} tokens", f"EOS and it must fit into {limit} positions; shorten it"
+        )
     for length in range(1, prefix.size(1)):
         model.decoder(prefix[:, :length], incremental_state=state)
     return None, state, prefix

@@ -71,7 +71,9 @@ def check_fit(
         saved = depth(state, stack)
         built = depth(own, stack)
         if bool(saved) != bool(built):
-            raise UserError(f"holds {saved} {stack} layers, this model {built}: another kind of model; give its --arch")
+            raise UserError(
+                f"holds {saved} {stack} layers, this model {built}", "another kind of model; give its --arch"
+            )
         if saved != built:
             way = f"give --{stack}-layers {saved}, or for a new training another --save-dir"
             raise UserError(f"holds {saved} {stack} layers, this model has {built}; {way}")
@@ -87,8 +89,8 @@ def check_fit(
             differences.append(f"it also has {_first_and_number(extra)}")
         advice = _flags_to_change(missing, extra) or "train with the flags of its own run"
         raise UserError(
-            "was trained with another --method or modifier, or other embedding flags: "
-            f"{' and '.join(differences)}; {advice}"
+            "was trained with another --method or modifier, or other embedding flags",
+            f"{' and '.join(differences)}; {advice}",
         )
 
     # shapes

@@ -213,7 +213,7 @@ def check_fields(arch: str, fields: Mapping[str, Any], more: Iterable[str] = ())
         if name not in known:
             near = difflib.get_close_matches(name, sorted(known), n=1)
             hint = f"did you mean {near[0]}?" if near else "drop it"
-            raise UserError(f"{name}: {arch} has no such field; {hint}")
+            raise UserError(name, f"{arch} has no such field; {hint}")
 
 
 def fill_and_make_method(cfg: Any) -> Method:
@@ -239,21 +239,21 @@ def _check_options(cfg: Any) -> None:
     method = get_method(cfg.method)
     if cfg.init_profile not in (None, *method.init_profiles):
         profiles = ", ".join(method.init_profiles)
-        raise UserError(f"--init-profile {cfg.init_profile}: --method {method.name} is defined for {profiles}")
+        raise UserError(f"--init-profile {cfg.init_profile}", f"--method {method.name} is defined for {profiles}")
     for other in METHODS.values():
         for key, option in other.options.items():
             if other is method:
                 continue
             if getattr(cfg, f"{other.name}_{key}", option.default) != option.default:
-                raise UserError(f"{other.flag(key)}: an option of --method {other.name}, not {method.name}; drop it")
+                raise UserError(other.flag(key), f"an option of --method {other.name}, not {method.name}; drop it")
 
 
 def _check_norms(cfg: Any, stack: str, method: Method) -> None:
     """Raise a UserError for --STACK-normalize-before, fairseq's flag for Pre-LN, unless the method is Pre-LN."""
     if getattr(cfg, f"{stack}_normalize_before") and method.norm_places(stack) != {"pre"}:
         raise UserError(
-            f"--{stack}-normalize-before: --method {method.name} computes {method.equation}; "
-            "drop the flag or take --method pre_ln"
+            f"--{stack}-normalize-before",
+            f"--method {method.name} computes {method.equation}; drop the flag or take --method pre_ln",
         )
 
 
@@ -261,20 +261,21 @@ def _check_numbers(cfg: Any) -> None:
     """Raise a UserError for a number that a model cannot have and that is not of one stack alone."""
     if cfg.checkpoint_every is not None and cfg.checkpoint_every < 1:
         every = f"--checkpoint-every {cfg.checkpoint_every}"
-        raise UserError(f"{every}: must be at least 1 layer; drop it to keep activations")
+        raise UserError(every, "must be at least 1 layer; drop it to keep activations")
     for name in ("dropout", "attention_dropout", "activation_dropout"):
         check_probability(cfg, name)
     if getattr(cfg, "share_all_embeddings", False) and cfg.encoder_embed_dim != cfg.decoder_embed_dim:
         raise UserError(
-            f"--share-all-embeddings: --encoder-embed-dim {cfg.encoder_embed_dim} and --decoder-embed-dim "
-            f"{cfg.decoder_embed_dim} differ; make them equal or drop the flag"
+            "--share-all-embeddings",
+            f"--encoder-embed-dim {cfg.encoder_embed_dim} and --decoder-embed-dim "
+            f"{cfg.decoder_embed_dim} differ; make them equal or drop the flag",
         )
 
 
 def check_probability(cfg: Any, name: str) -> None:
     """Raise a UserError unless the field `name` of a config is a probability of dropout."""
     if not 0 <= getattr(cfg, name) < 1:
-        raise UserError(f"--{name.replace('_', '-')} {getattr(cfg, name)}: must be at least 0 and below 1")
+        raise UserError(f"--{name.replace('_', '-')} {getattr(cfg, name)}", "must be at least 0 and below 1")
 
 
 def _check_stack(cfg: Any, stack: str) -> None:
@@ -283,13 +284,13 @@ def _check_stack(cfg: Any, stack: str) -> None:
     dim = getattr(cfg, f"{stack}_embed_dim")
     heads = getattr(cfg, f"{stack}_attention_heads")
     if layers < 1:
-        raise UserError(f"--{stack}-layers {layers}: a stack needs at least 1 layer")
+        raise UserError(f"--{stack}-layers {layers}", "a stack needs at least 1 layer")
     for name in ("embed_dim", "ffn_embed_dim", "attention_heads"):
         value = getattr(cfg, f"{stack}_{name}")
         if value < 1:
-            raise UserError(f"--{stack}-{name.replace('_', '-')} {value}: must be at least 1")
+            raise UserError(f"--{stack}-{name.replace('_', '-')} {value}", "must be at least 1")
     has_sinusoids = not (getattr(cfg, f"{stack}_learned_pos") or cfg.no_token_positional_embeddings)
     if dim < 4 and has_sinusoids:  # their formula divides by dim / 2 - 1
-        raise UserError(f"--{stack}-embed-dim {dim}: sinusoidal positions need at least 4")
+        raise UserError(f"--{stack}-embed-dim {dim}", "sinusoidal positions need at least 4")
     if dim % heads:
-        raise UserError(f"--{stack}-attention-heads {heads}: must divide --{stack}-embed-dim {dim}")
+        raise UserError(f"--{stack}-attention-heads {heads}", f"must divide --{stack}-embed-dim {dim}")

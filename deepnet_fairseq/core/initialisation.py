@@ -123,7 +123,7 @@ def initialize(model: nn.Module, method: Method, profile: str) -> None:
 
     Raises a ValueError that names any parameter covered by none of these rules.
     """
-    visited: set[nn.Parameter] = set()  # parameters that have their values
+    visited: set[Tensor] = set()  # parameters that have their values
     chosen = PROFILES[profile]
 
     # the order of the blocks is that of the random draws: another order gives other models from the same seed
@@ -159,7 +159,7 @@ def initialize(model: nn.Module, method: Method, profile: str) -> None:
         raise ValueError(f"no initialisation is defined for {', '.join(unknown)}")
 
 
-def _draw_embedding(module: nn.Embedding, gain: float, visited: set[nn.Parameter]) -> None:
+def _draw_embedding(module: nn.Embedding, gain: float, visited: set[Tensor]) -> None:
     """Draw an embedding matrix from N(0, gain^2 / C), its padding row 0, and add it to `visited`.
 
     A matrix that is there already is left as it is: two modules share it.
@@ -171,7 +171,7 @@ def _draw_embedding(module: nn.Embedding, gain: float, visited: set[nn.Parameter
     visited.add(module.weight)
 
 
-def _draw_projection(linear: nn.Linear, gain: float, visited: set[nn.Parameter]) -> None:
+def _draw_projection(linear: nn.Linear, gain: float, visited: set[Tensor]) -> None:
     """Draw a matrix from N(0, gain^2 / C), set its bias to 0, and add both to `visited`.
 
     A matrix that is there already is left as it is: it is an embedding's too. The bias is always the module's own.

@@ -112,7 +112,7 @@ class DeepModel(nn.Module):
 
     def __prepare_scriptable__(self) -> None:
         """Refuse torch.jit.script, which calls this first."""
-        raise UserError("torch.jit.script: not supported; use torch.compile, or export the model (deepnet export)")
+        raise UserError("torch.jit.script", "not supported; use torch.compile, or export the model (deepnet export)")
 
     def set_num_updates(self, num_updates: int) -> None:
         """Pass on how many updates are done to the modules that change with it; fairseq calls this before each."""

@@ -86,7 +86,7 @@ def make_method(cfg: Any) -> Method:
             continue
         for key, option in modifier.options.items():
             if options[key] != option.default:
-                raise UserError(f"{modifier.flag(key)}: an option of {modifier.flag()}; give that too, or drop it")
+                raise UserError(modifier.flag(key), f"an option of {modifier.flag()}; give that too, or drop it")
     return method
 
 
@@ -153,7 +153,7 @@ class ProRes(Modifier):
 
     def check(self) -> None:
         if self.values["updates"] < 1:
-            raise UserError(f"--pro-res-updates {self.values['updates']}: must be at least 1")
+            raise UserError(f"--pro-res-updates {self.values['updates']}", "must be at least 1")
 
     def outer(self, site: Site) -> nn.Module:
         """Add a Rising behind the method's own module.

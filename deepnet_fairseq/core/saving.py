@@ -28,12 +28,12 @@ def save(model: DeepModel, path: str | os.PathLike[str]) -> None:
     files.check_file("save", path)
     built = model.built_from
     if built is None:
-        raise UserError(f"save {path}: not a model of deepnet_fairseq.core.build; save its state_dict() yourself")
+        raise UserError(f"save {path}", "not a model of deepnet_fairseq.core.build; save its state_dict() yourself")
     for name, value in built.fields.items():
         if type(value) not in PLAIN_TYPES:
-            raise UserError(f"save {path}: {name} is a {type(value).__name__}; build it with a plain number or text")
+            raise UserError(f"save {path}", f"{name} is a {type(value).__name__}; build it with a plain number or text")
     if _shapes(model) != _shapes(blueprint(built.arch, built.vocab, **built.fields)):
-        raise UserError(f"save {path}: its modules have changed since build; save its state_dict() yourself")
+        raise UserError(f"save {path}", "its modules have changed since build; save its state_dict() yourself")
     content = {"format": VERSION, "arch": built.arch, "vocab": built.vocab, "fields": dict(built.fields)}
     files.save_tensors(content | {"model": model.state_dict()}, path)
 
@@ -46,13 +46,13 @@ def load(path: str | os.PathLike[str]) -> DeepModel:
     """
     path = Path(path)
     if not path.is_file():
-        raise UserError(f"{path}: {'is no ordinary file' if path.exists() else 'no such file'}; {WAY_OUT}")
+        raise UserError(path, f"{'is no ordinary file' if path.exists() else 'no such file'}; {WAY_OUT}")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file makes its readers raise anything
-        raise UserError(f"{path}: damaged or another program's; {WAY_OUT}") from error
+        raise UserError(path, f"damaged or another program's; {WAY_OUT}") from error
     if not isinstance(content, dict) or content.get("format") != VERSION:
-        raise UserError(f"{path}: another program's or another version's; {WAY_OUT}")
+        raise UserError(path, f"another program's or another version's; {WAY_OUT}")
     try:
         weights = content["model"]
         with torch.random.fork_rng(devices=[]):
@@ -61,9 +61,9 @@ def load(path: str | os.PathLike[str]) -> DeepModel:
         model.to(weights[f"{first_stack}.embed_tokens.weight"].dtype)
         model.load_state_dict(weights)
     except UserError as error:
-        raise UserError(f"{path}: {error}") from error
+        raise UserError(path, f"{error}") from error
     except (*files.WRONG_VALUES, RuntimeError) as error:
-        raise UserError(f"{path}: damaged; {WAY_OUT}") from error
+        raise UserError(path, f"damaged; {WAY_OUT}") from error
     return model.eval()
 
 

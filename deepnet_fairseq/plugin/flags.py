@@ -162,7 +162,7 @@ def check_fields(arch: str, fields: Mapping[str, Any]) -> None:
 
 
 def settle(arch: str, **fields) -> tuple[argparse.Namespace, Method]:
-    """Return the filled and checked config of architecture `arch`, as core.config.config_and_method does, and its method.
+    """Return the filled, checked config of architecture `arch` and its method, as core.config.config_and_method does.
 
     The config has the flags of a training too, and these are checked. fields: settings and flags by name that differ
     from the default. Raises a UserError, naming the flag.

@@ -81,7 +81,7 @@ class Option:
     def check(self, flag: str, value: Value) -> None:
         """Raise a UserError, naming the flag, for a value that the option does not take."""
         if not self.takes(value):
-            raise UserError(f"{flag} {value}: must be {self.kind}")
+            raise UserError(f"{flag} {value}", f"must be {self.kind}")
 
     def parse(self, text: str) -> bool | int | float | str:
         """Convert a text to a value of the option's type; raise a ValueError if it is none. `check` checks choices."""
@@ -341,5 +341,5 @@ def get_method(name: str) -> type[Method]:
         known = ", ".join(sorted(METHODS))
         way_out = f"name the folder that registers it by --user-dir (in Python import it), or choose one of {known}"
         shown_name = " ".join(name.split())  # on one line, whatever was given
-        raise UserError(f"--method {shown_name}: unknown; {way_out}")
+        raise UserError(f"--method {shown_name}", f"unknown; {way_out}")
     return METHODS[name]

@@ -56,7 +56,7 @@ class BranchNorm(Method):
 
     def check(self):
         if self.updates < 1:
-            raise UserError(f"--branchnorm-updates {self.updates}: must be at least 1")
+            raise UserError(f"--branchnorm-updates {self.updates}", "must be at least 1")
 
     def residual(self, site):
         return RisingBranch(self.updates)

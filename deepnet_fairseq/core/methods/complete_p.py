@@ -53,9 +53,9 @@ class CompleteP(Method):
 
     def check(self):
         if self.base_depth < 1:
-            raise UserError(f"--complete-p-base-depth {self.base_depth}: must be at least 1")
+            raise UserError(f"--complete-p-base-depth {self.base_depth}", "must be at least 1")
         if not 0.5 <= self.exponent <= 1:
-            raise UserError(f"--complete-p-exponent {self.exponent}: must be from 0.5 to 1")
+            raise UserError(f"--complete-p-exponent {self.exponent}", "must be from 0.5 to 1")
 
     def residual(self, site):
         return ScaledBranch(self.coefficients(site.stack)["branch"])

@@ -227,10 +227,10 @@ class DLCL(Method):
 
     def check(self):
         if self.window < 0:
-            raise UserError(f"--dlcl-window {self.window}: must be at least 0, which is all outputs")
+            raise UserError(f"--dlcl-window {self.window}", "must be at least 0, which is all outputs")
         for key, all_of_them in (("dilation", "all outputs"), ("period", "behind all layers")):
             if getattr(self, key) < 1:
-                raise UserError(f"{self.flag(key)} {getattr(self, key)}: must be at least 1, which is {all_of_them}")
+                raise UserError(f"{self.flag(key)} {getattr(self, key)}", f"must be at least 1, which is {all_of_them}")
 
     def constants(self, stack):
         numbers = {key: getattr(self, key) for key in ("window", "dilation", "period")}

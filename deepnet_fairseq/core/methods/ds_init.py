@@ -28,9 +28,9 @@ class DSInit(Method):
 
     def check(self):
         if self.exponent < 0:
-            raise UserError(f"--ds-init-exponent {self.exponent}: must be at least 0")
+            raise UserError(f"--ds-init-exponent {self.exponent}", "must be at least 0")
         if not 0 < self.alpha <= 1:
-            raise UserError(f"--ds-init-alpha {self.alpha}: must be above 0 and at most 1")
+            raise UserError(f"--ds-init-alpha {self.alpha}", "must be above 0 and at most 1")
 
     def gain(self, site, role):
         return self.alpha * site.layer**-self.exponent

@@ -55,7 +55,7 @@ class GPAS(Method):
 
     def check(self):
         if not 0 <= self.clip < math.inf:
-            raise UserError(f"--gpas-clip {self.clip}: must be a number from 0 on")
+            raise UserError(f"--gpas-clip {self.clip}", "must be a number from 0 on")
 
     def constants(self, stack):
         return {}  # gradient_clip would be found, but a training may be resumed with another one

@@ -142,7 +142,7 @@ class MHC(Method):
 
     def check(self):
         if self.streams < 1:
-            raise UserError(f"{self.flag('streams')} {self.streams}: must be at least 1")
+            raise UserError(f"{self.flag('streams')} {self.streams}", "must be at least 1")
 
     def stream_width(self, stack, dim):
         return self.streams * dim

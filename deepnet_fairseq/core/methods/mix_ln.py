@@ -23,7 +23,7 @@ class MixLN(Method):
 
     def check(self):
         if not 0 <= self.share < 1:
-            raise UserError(f"--mix-ln-share {self.share}: must be at least 0 and below 1")
+            raise UserError(f"--mix-ln-share {self.share}", "must be at least 0 and below 1")
 
     def post_layers(self, stack: str) -> int:
         """Count the Post-LN layers of `stack`."""

@@ -48,7 +48,7 @@ class ResiDual(Method):
 
     def check(self):
         if not 0 < self.scale < math.inf:
-            raise UserError(f"{self.flag('scale')} {self.scale}: must be a number above 0")
+            raise UserError(f"{self.flag('scale')} {self.scale}", "must be a number above 0")
 
     def stream_width(self, stack, dim):
         return 2 * dim

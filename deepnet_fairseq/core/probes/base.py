@@ -96,7 +96,7 @@ def get_probes(names: str | None) -> list[type[Probe]]:
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     unknown = [name for name in wanted if name not in PROBES]
     if unknown or not wanted:
-        raise UserError(f"--deepnet-probe {names}: choose some of {','.join(PROBES)}, or all")
+        raise UserError(f"--deepnet-probe {names}", f"choose some of {','.join(PROBES)}, or all")
     return [PROBES[name] for name in dict.fromkeys(wanted)]  # each once
 
 
@@ -110,7 +110,7 @@ class TokenSums(Probe):
         super().__init__(model)
         self.sums: dict[str, Tensor] = {}
 
-    def add(self, address: str, *numbers: float | Tensor) -> None:
+    def add(self, address: str, *numbers: Any) -> None:
         """Add numbers to the sums of `address`, in float64, on the device of the last one, which is a Tensor ()."""
         device = numbers[-1].device
         stacked = torch.stack([torch.as_tensor(number, device=device).double() for number in numbers])
