@@ -16,7 +16,7 @@ import deepnet_fairseq
 from deepnet_fairseq.core import load, save
 from deepnet_fairseq.core import models as core_models
 from deepnet_fairseq.core.methods import METHODS, Method, Option, register
-from deepnet_fairseq.core.methods.base import LISTENERS
+from deepnet_fairseq.core.methods.base import REGISTRATION_LISTENERS
 from deepnet_fairseq.core.methods.deepnorm import DeepNorm
 from deepnet_fairseq.core.modifiers import MODIFIERS, Modifier, register_modifier
 from deepnet_fairseq.core.slots import Residual
@@ -162,7 +162,7 @@ def registered(method: type[Method]):
         yield name
     finally:
         del METHODS[name]
-        for listener in LISTENERS:
+        for listener in REGISTRATION_LISTENERS:
             listener()
 
 
@@ -221,7 +221,7 @@ def test_a_modifier_is_a_flag_too():
             small(own_modifier=True, own_modifier_rate="0.5")
     finally:
         del MODIFIERS["own_modifier"]
-        for listener in LISTENERS:
+        for listener in REGISTRATION_LISTENERS:
             listener()
 
 
