@@ -242,6 +242,8 @@ class Multilingual:
         trained_on = read_json(self.dest / "steps" / "vocabulary.json").get("result", {}).get("pairs")
         if trained_on is not None:
             texts = [text for text in texts if text.name in trained_on]
+        if not self.spm:  # the sample's size follows from the pairs that it is drawn from
+            train_sizes = {text.name: train_sizes[text.name] for text in texts}
 
         def copy() -> dict:
             with whole(path) as part:

@@ -253,7 +253,7 @@ class DeepMaskedLanguageModel(FairseqShell, MaskedLanguageModel, FairseqEncoderM
             logger.warning("a checkpoint of roberta, which does not scale embeddings: give --no-scale-embedding")
 
         heads = {key.split(".")[1] for key in state if key.startswith(f"{HEADS}.")}
-        for name in heads:
+        for name in sorted(heads):  # each may print a warning
             self._fit_head(name, state)
         own_heads = {f"{HEADS}.{key}": value for key, value in self.classification_heads.state_dict().items()}
         return own_heads | state

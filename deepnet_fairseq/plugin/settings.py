@@ -18,8 +18,18 @@ from ..errors import UserError
 # sections of fairseq's config whose settings are looked at
 SECTIONS = ("model", "task", "criterion", "optimizer", "lr_scheduler", "scoring", "bpe", "tokenizer")
 PLACES = {"data", "path", "dir", "file"}  # words in the names of settings whose value is a file or a folder
-# syntax that runs code, or can take very long: 9**9**9
-RUNS = (ast.Call, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.NamedExpr, ast.Pow)
+# syntax that runs code, or can take very long: 9**9**9, 9<<9999999999
+RUNS = (
+    ast.Call,
+    ast.Lambda,
+    ast.ListComp,
+    ast.SetComp,
+    ast.DictComp,
+    ast.GeneratorExp,
+    ast.NamedExpr,
+    ast.Pow,
+    ast.LShift,
+)
 LONGEST = 100_000  # the largest integer in a text with a product, which may make a list as long as it says
 
 
@@ -33,7 +43,8 @@ def check_plain(where: object, config: Mapping | argparse.Namespace | None) -> N
         config = {section: config.get(section) for section in SECTIONS}
     for name, text in _texts(config):
         is_place = not PLACES.isdisjoint(name.split("_"))
-        if is_place or not any(bracket in text for bracket in "([{"):  # without a bracket nothing is called
+        # without a bracket nothing is called, and without an operator nothing is computed
+        if is_place or not any(sign in text for sign in "([{*<"):
             continue
         try:
             nodes = list(ast.walk(ast.parse(text.strip(), mode="eval")))

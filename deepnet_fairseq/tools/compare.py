@@ -576,11 +576,11 @@ def _by_update(rows: list[Best]) -> list[Panel]:
 def _by_depth(grid: Grid, title: str, methods: Sequence[str], rows: list[Best]) -> list[Panel]:
     """Make a panel of held-out loss and one of BLEU by depth, with a line for each method; rows: of these methods.
 
-    A panel is left out if all of its numbers are below LOW_BLEU: these are BLEU of models that do not translate yet.
+    BLEU has no panel if all models are below LOW_BLEU, and a loss has none if no training has one.
     """
     panels = []
-    for y, field in (("held-out loss (bits per token)", "held_out"), ("BLEU", "bleu")):
-        if any(max(getattr(row, field), default=0) >= LOW_BLEU for row in rows):
+    for y, field, least in (("held-out loss (bits per token)", "held_out", 0.0), ("BLEU", "bleu", LOW_BLEU)):
+        if any(value >= least for row in rows for value in getattr(row, field)):
             series = [_series(rows, method, field, rank) for rank, method in enumerate(methods)]
             x = "layers of encoder and of decoder"
             panels.append(Panel(title=title, x=x, y=y, series=series, log="x", ticks=grid.depths))

@@ -246,7 +246,8 @@ def write_ted(archive: Path, folder: Path, workers: int) -> None:
     """
     from sacremoses import MosesDetokenizer
 
-    header, *rows = (line.split("\t") for line in stream_lines(archive, TED_TEST))
+    rows = [line.split("\t") for line in stream_lines(archive, TED_TEST)]
+    header = rows.pop(0) if rows else []
     for lang, column in TED_COLUMNS.items():
         if column not in header:
             raise UserError(archive, f"{TED_TEST} has no column {column}; get the archive from a better place")

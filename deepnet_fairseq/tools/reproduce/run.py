@@ -255,6 +255,8 @@ class Work:
             return
         if not files:
             print(f"   {run.path}: has no weights of epochs {epochs}; its last is translated with", file=sys.stderr)
+        else:
+            print(f"   {run.path}: has weights of one epoch alone; they are translated with", file=sys.stderr)
         os.link(files[0] if files else run.last_checkpoint, out)
 
     async def _write_mean(self, files: Sequence[Path], out: Path, run: RunFolder, place: Mapping[str, str]) -> None:
