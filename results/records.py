@@ -31,7 +31,16 @@ from deepnet_fairseq.study.runs import (
     recorded_below,
     runs_of,
 )
-from deepnet_fairseq.study.tables import BANNER, DASH, TABLES, TableReport, collect, environment_line, markdown_page
+from deepnet_fairseq.study.tables import (
+    BANNER,
+    DASH,
+    TABLES,
+    Result,
+    TableReport,
+    collect,
+    environment_line,
+    markdown_page,
+)
 from deepnet_fairseq.text_table import escape, markdown
 from results.small_tables import rows_by_depth, rows_by_method, rows_gradients, rows_inverted
 
@@ -39,14 +48,16 @@ STEP = r"(?:[\w.@%+=-]|\\.)+"  # a name in a path, blanks escaped as a shell pri
 ABSOLUTE = re.compile(rf"(?<![\w./~*-])/({STEP}/)*({STEP})?/?")
 HOME = re.compile(rf"~/({STEP}/)*({STEP})?/?")
 OWN = ("deepnorm", "normformer", "admin")  # the method that a table's paper is about
-FIGURES: dict[int | str, tuple[str, str]] = {  # those that are not Figure N of DeepNet, by scripts/figureN.sh
+# figure -> what it shows, and its script; a figure that is not here is Figure N of DeepNet, by scripts/figureN.sh
+FIGURES: dict[int | str, tuple[str, str]] = {
     10: ("Wang et al. 2022, Figures 9 and 10", "scripts/table3_m2m.sh"),
     "depth": ("DeepNorm and Post-LN at several depths", "scripts/quickstart.sh"),
     "normformer3": ("Shleifer et al. 2021, Figure 3", "scripts/normformer_lm.sh"),
     "normformer4": ("Shleifer et al. 2021, Figure 4", "scripts/normformer_lm.sh"),
     "inverted_gain": ("DeepNorm and its gain inverted", "scripts/inverted_gain.sh"),
 }
-TABLES_OF_RUNS = {  # folder of runs, and of their page the name -> tables by the name of their place on it
+# name of the records in runs/, and of their page -> by the name of a section of that page, what makes its table
+TABLES_OF_RUNS = {
     "quickstart": {"quickstart": rows_by_depth},
     "inverted_gain": {"inverted_gain": rows_inverted, "gradients": rows_gradients},
     "later_methods": {"later_methods": rows_by_method},
@@ -71,40 +82,53 @@ the end, and nothing about the paper's result. The [records](runs) hold the log,
 def keep(runs: Path, dest: Path) -> Iterator[str]:
     """Record every finished run below `runs`; a record of the same name is replaced, others stay.
 
+    A record is what reports and figures read of a run's folder, in one line of JSON: the contents of its files, by the
+    names of FILES.
+
     dest: a folder, in which the runs of RUNS/EXPERIMENT get a file EXPERIMENT.jsonl, or a file .jsonl for them all.
-    Yields what it did. UserError, before that, if no run is over, one is broken or says nothing of its environment, or
-    if `dest` lies in `runs`.
+    Yields lines that say what was done. Raises a UserError before it writes anything if no run is over, if one is
+    broken or says nothing of its environment, or if `dest` lies in `runs`.
     """
     if not runs.is_dir():
         raise UserError(f"{runs}: no such folder; name one that holds recorded runs")
     if dest.resolve().is_relative_to(runs.resolve()):
         raise UserError(f"{dest}: lies in {runs}; name another place for the records")
+
     folders = [path.parent for path in sorted(runs.rglob("run.json"))]
-    over = [RecordedRun(place) for place in folders if is_over(place)]
+    over = [RecordedRun(folder) for folder in folders if is_over(folder)]
     if not over:
         raise UserError(f"{runs}: holds no finished runs; a finished one has run.json and a file `trained`")
     for run in over:
         if not run.environment:
             raise UserError(f"{run.place}: has no environment.json; write it with `deepnet path --environment --json`")
-    files: dict[Path, dict[str, dict]] = {}
+
+    new_records: dict[Path, dict[str, dict]] = {}  # file -> name -> record
     for run in over:
-        file, name = _line_of(run, runs, dest)
-        record = {part: _relative_values(run.parts[part], runs) for part in FILES if part in run.parts}
-        files.setdefault(file, {})[name] = {"name": name} | record
-    for file, records in files.items():
-        before = read_records(file) if file.is_file() else []
-        every = {run.parts["name"]: run.parts for run in before} | records
+        file, name = _file_and_name(run, runs, dest)
+        record = {"name": name}
+        for part in FILES:
+            if part in run.parts:
+                record[part] = _relative_values(run.parts[part], runs)
+        new_records.setdefault(file, {})[name] = record
+
+    for file, records in new_records.items():
+        every: dict[str, dict] = {}
+        if file.is_file():
+            every = {run.parts["name"]: run.parts for run in read_records(file)}
+        every |= records
+        lines = [json.dumps(every[name], ensure_ascii=False) + "\n" for name in sorted(every, key=Path)]
         file.parent.mkdir(parents=True, exist_ok=True)
         with whole(file) as part:
-            lines = (json.dumps(every[name], ensure_ascii=False) + "\n" for name in sorted(every, key=Path))
             part.write_text("".join(lines), encoding="utf-8")
+
     yield f"recorded {len(over)} runs in {dest}"
-    if left_out := [str(place.relative_to(runs)) for place in folders if not is_over(place)]:
+    left_out = [str(folder.relative_to(runs)) for folder in folders if not is_over(folder)]
+    if left_out:
         yield f"not over, left out: {', '.join(left_out)}"
 
 
-def _line_of(run: RecordedRun, runs: Path, dest: Path) -> tuple[Path, str]:
-    """Return the file of a run's record and its name there."""
+def _file_and_name(run: RecordedRun, runs: Path, dest: Path) -> tuple[Path, str]:
+    """Return the file for a run's record, and the record's name there. runs, dest: as in `keep`."""
     words = run.place.relative_to(runs).parts
     if dest.suffix == RECORDS:
         return dest, "/".join(words)
@@ -115,14 +139,18 @@ def _line_of(run: RecordedRun, runs: Path, dest: Path) -> tuple[Path, str]:
 
 def relative(text: str, base: Path) -> str:
     """Return text with paths below `base` relative to it, and other paths as ".../NAME"; network addresses stay."""
-    start = str(base.resolve())
-    for spelling in dict.fromkeys((start, re.sub(r"([^\w@%+=:,./-])", r"\\\1", start))):
+    plain = str(base.resolve())
+    escaped = re.sub(r"([^\w@%+=:,./-])", r"\\\1", plain)  # as a shell prints it
+    for spelling in dict.fromkeys((plain, escaped)):
         text = re.sub(re.escape(spelling) + r"/(?=[^\s/])", "", text)
 
-    def name(match: re.Match) -> str:
-        return f".../{match.group(2) or ''}" if match.group(1) or match.group(2) else match.group()
+    def shortened(path: re.Match) -> str:
+        folders, name = path.group(1), path.group(2)
+        if not folders and not name:  # a slash by itself
+            return path.group()
+        return f".../{name or ''}"
 
-    return HOME.sub(name, ABSOLUTE.sub(name, text))
+    return HOME.sub(shortened, ABSOLUTE.sub(shortened, text))
 
 
 def _relative_values(value, base: Path):
@@ -131,7 +159,9 @@ def _relative_values(value, base: Path):
         return {key: _relative_values(item, base) for key, item in value.items()}
     if isinstance(value, list):
         return [_relative_values(item, base) for item in value]
-    return relative(value, base) if isinstance(value, str) else value
+    if isinstance(value, str):
+        return relative(value, base)
+    return value
 
 
 def render(results: Path) -> Iterator[str]:
@@ -145,73 +175,103 @@ def render(results: Path) -> Iterator[str]:
     runs = results / "runs"
     if not runs.is_dir():
         raise UserError(f"{runs}: no such folder; record runs there with results/records.py keep")
-    rows = []  # of the index: what, script, what was run, the headline, the record
+    rows: list[tuple] = []  # of the index, as _index takes them
     for table in TABLES.values():
-        title = f"{table.paper['citation'].split(',')[0]}, {table.place}: {table.title}"
-        if any(holds_runs(runs / folder) for folder in table.folders):
-            report, out = collect(runs, table), results / "tables" / f"{table.folders[0]}.md"
-            out.parent.mkdir(exist_ok=True)
-            with whole(out) as part:
-                part.write_text(markdown_page(report, out), encoding="utf-8")
-            rows.append((title, table.script, *_state_and_headline(report), out))
-            yield f"wrote {out}"
-        else:
+        first_author = table.paper["citation"].split(",")[0]
+        title = f"{first_author}, {table.place}: {table.title}"
+        if not any(holds_runs(runs / folder) for folder in table.folders):
             rows.append((title, table.script, "not run", "–", None))
+            continue
+        report = collect(runs, table)
+        out = results / "tables" / f"{table.folders[0]}.md"
+        out.parent.mkdir(exist_ok=True)
+        with whole(out) as part:
+            part.write_text(markdown_page(report, out), encoding="utf-8")
+        rows.append((title, table.script, _state(report), _headline(report), out))
+        yield f"wrote {out}"
+
     yield from _render_figures(results, rows)
     yield from _put(results / "README.md", "index", _index(rows, results))
+
     for name, tables in TABLES_OF_RUNS.items():
-        if not (recorded := recorded_below(runs / name, over=True)):
+        recorded = recorded_below(runs / name, over=True)
+        if not recorded:
             continue
-        for place, table in tables.items():
-            footer = _trained_with(recorded) if place == name else ""
-            yield from _put(results / f"{name}.md", place, _of_runs(table(recorded)) + footer)
+        for section, rows_of in tables.items():
+            text = _table_of_runs(rows_of(recorded))
+            if section == name:  # the page's main table
+                text += _trained_with(recorded)
+            yield from _put(results / f"{name}.md", section, text)
 
 
-def _put(page: Path, name: str, text: str) -> Iterator[str]:
-    """Replace the text between the two comments that name it, where `page` has them."""
-    held = page.read_text(encoding="utf-8") if page.is_file() else ""
-    before, first, rest = held.partition(f"<!-- report {name} -->\n")
-    _, last, after = rest.partition(f"<!-- /report {name} -->")
-    if last:
+def _put(page: Path, section: str, text: str) -> Iterator[str]:
+    """Replace the text of a section, which two comments surround, and yield a line; do nothing without the comments."""
+    old_page = page.read_text(encoding="utf-8") if page.is_file() else ""
+    before, first_comment, rest = old_page.partition(f"<!-- report {section} -->\n")
+    _, last_comment, after = rest.partition(f"<!-- /report {section} -->")
+    if last_comment:
         with whole(page) as part:
-            part.write_text(f"{before}{first}{text}{last}{after}", encoding="utf-8")
-        yield f"put {name} into {page}"
+            part.write_text(f"{before}{first_comment}{text}{last_comment}{after}", encoding="utf-8")
+        yield f"put {section} into {page}"
 
 
-def _state_and_headline(report: TableReport) -> tuple[str, str]:
-    """Return the kind and number of runs, and the best result, "–" where there is none.
-
-    The best result is taken from the row of the paper's own method, with a published number, at the largest depth, if
-    there is one.
-    """
-    over = sum(run.finished for run in report.runs)
+def _state(report: TableReport) -> str:
+    """Return the kind and number of a table's runs that are over, as "miniature, 3 runs"."""
     kind = "miniature" if report.miniature else "as in the paper, but for its warnings"
-    state = f"{kind}, {over} run{'s' * (over != 1)}"
-    column, sign = next(iter(report.table.columns)), 1 if report.table.higher_is_better else -1
-    cells = {result: cell for result in report.results if (cell := result.cell(column)).mean is not None}
+    over = [run for run in report.runs if run.finished]
+    noun = "run" if len(over) == 1 else "runs"
+    return f"{kind}, {len(over)} {noun}"
+
+
+def _headline(report: TableReport) -> str:
+    """Return the best number of a table's first column with the words of its row, "–" where there is none.
+
+    It is taken from the row of the paper's own method, with a published number, at the largest depth, if there is one.
+    """
+    column = next(iter(report.table.columns))
+    cells = {}
+    for result in report.results:
+        cell = result.cell(column)
+        if cell.mean is not None:
+            cells[result] = cell
     if not cells:
-        return state, "–"
-    row = max(cells, key=lambda one: (one.method in OWN, cells[one].published is not None, one.layers)).key
-    best = max((one for one in cells if one.key == row), key=lambda one: sign * cells[one].mean)
-    return state, f"{' '.join(word for word in best.labels if word != DASH)}, {column}: {cells[best]}"
+        return "–"
+
+    def preference(result: Result) -> tuple[bool, bool, int]:
+        return result.method in OWN, cells[result].published is not None, result.layers
+
+    # rows with the same key differ in a setting that was searched over, as the learning rate: the best of them
+    preferred = max(cells, key=preference)
+    tried = [result for result in cells if result.key == preferred.key]
+    sign = 1 if report.table.higher_is_better else -1
+    best = max(tried, key=lambda result: sign * cells[result].mean)
+    words = [word for word in best.labels if word != DASH]
+    return f"{' '.join(words)}, {column}: {cells[best]}"
 
 
 def _render_figures(results: Path, rows: list[tuple]) -> Iterator[str]:
-    """Draw the figures; pictures of miniatures go to a folder of their own, their numbers to one page."""
+    """Draw the figures; pictures of miniatures go to a folder of their own, their numbers to one page.
+
+    Appends the figures to `rows`, which _index takes, and yields a line for each.
+    """
     page = [MINIATURES.format(banner=BANNER)]
     for figure in EVERY:
         what, script = FIGURES.get(figure, (f"Wang et al. 2022, Figure {figure}", f"scripts/{name_of(figure)}.sh"))
         name = f"{name_of(figure)}.png"
         try:
             miniature = any(run.miniature for run in runs_of(results / "runs", figure))
-            picture = results / "figures" / ("miniature" if miniature else "") / name
+            folder = results / "figures"
+            if miniature:
+                folder = folder / "miniature"
+            picture = folder / name
             text = redraw(results / "runs", figure, picture.parent)
-            picture.with_suffix(".md").unlink()
+            picture.with_suffix(".md").unlink()  # `text` has what it says
         except UserError as error:
             if holds_runs(results / "runs" / folder_of(figure)):
                 yield f"left out {name_of(figure)}: {error}"
             rows.append((what, script, "not run", "–", None))
             continue
+
         if miniature:
             heading, _, numbers = text.partition("\n")
             page.append(
@@ -220,6 +280,7 @@ def _render_figures(results: Path, rows: list[tuple]) -> Iterator[str]:
             )
         rows.append((what, script, "miniature" if miniature else "in full", "picture", picture))
         yield f"wrote {picture}"
+
     if len(page) > 1:
         with whole(results / "miniatures.md") as part:
             part.write_text("\n".join(page), encoding="utf-8")
@@ -227,27 +288,42 @@ def _render_figures(results: Path, rows: list[tuple]) -> Iterator[str]:
 
 
 def _index(rows: list[tuple], results: Path) -> str:
-    """Return the index of all rows in Markdown, for a page in `results`."""
-    header = ["what", "script", "run here", "measured (published)", "record"]
-    cells = []
-    for *words, place in rows:
-        link = f"[{escape(place.name)}]({quote(place.relative_to(results).as_posix())})" if place else "–"
-        cells.append([*map(escape, words), link])
-    return markdown([header, *cells]) + "\n"
+    """Return the index of tables and figures in Markdown, for a page in `results`.
+
+    rows: title, script, what was run, the headline, and the file with the record or picture, None if there is none.
+    """
+    table = [["what", "script", "run here", "measured (published)", "record"]]
+    for *words, file in rows:
+        link = "–"
+        if file:
+            address = quote(file.relative_to(results).as_posix())
+            link = f"[{escape(file.name)}]({address})"
+        table.append([*map(escape, words), link])
+    return markdown(table) + "\n"
 
 
-def _of_runs(table: list[list[str]]) -> str:
-    """Return a table of runs in Markdown, header first, or "None." if it has no rows."""
-    return markdown([list(map(escape, row)) for row in table]) + "\n" if len(table) > 1 else "None.\n"
+def _table_of_runs(table: list[list[str]]) -> str:
+    """Return a table in Markdown, or "None." if it has no rows. table: the header, then the rows."""
+    if len(table) < 2:
+        return "None.\n"
+    escaped = [[escape(cell) for cell in row] for row in table]
+    return markdown(escaped) + "\n"
 
 
 def _trained_with(runs: list[RecordedRun]) -> str:
     """Return the environments of the runs, each once, with its commits."""
-    trained: dict[str, list[str]] = {}
-    for environment in (run.environment for run in runs):
-        commits = trained.setdefault(environment_line(environment | {"commit": "COMMITS"}), [])
-        commits += [environment.get("commit")] * (environment.get("commit") not in commits)
-    environments = [escape(rest.replace("COMMITS", ", ".join(map(str, commits)))) for rest, commits in trained.items()]
+    commits_by_environment: dict[str, list[str | None]] = {}  # by the description, with COMMITS in place of a commit
+    for run in runs:
+        commit = run.environment.get("commit")
+        description = environment_line(run.environment | {"commit": "COMMITS"})
+        commits = commits_by_environment.setdefault(description, [])
+        if commit not in commits:
+            commits.append(commit)
+
+    environments = []
+    for description, commits in commits_by_environment.items():
+        named = ", ".join(map(str, commits))
+        environments.append(escape(description.replace("COMMITS", named)))
     return f"\nTrained with {'; '.join(environments)}.\n"
 
 

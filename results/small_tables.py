@@ -9,7 +9,8 @@ from deepnet_fairseq.study.plots import number, style_of
 from deepnet_fairseq.study.runs import RecordedRun
 
 NORMS_AT = (25, 100, 400)  # updates whose gradient norms are shown
-INVERTED = {  # "variant" of the runs of scripts/inverted_gain.sh
+# "variant" in run.json of the runs of scripts/inverted_gain.sh -> its name, in the order of the tables
+INVERTED = {
     "": "DeepNorm", "fixed_alpha": "alpha of 32 layers", "inverted_gain": "gain inverted",
     "inverted_gain_fixed_alpha": "gain inverted, alpha of 32 layers",
 }  # fmt: skip
@@ -17,23 +18,26 @@ LAYERS = (1, 2, 6, 12, 18, 24)  # whose gradients are shown
 
 
 def rows_by_depth(runs: list[RecordedRun]) -> list[list[str]]:
-    """Return a header and one row a run: its model, its final loss (bits a token), its BLEU."""
+    """Return a header and one row a run: its model, its final loss (bits a token), its BLEU, its seconds."""
     rows = [["model", "method", "seed", "updates", "final loss", "BLEU", "training"]]
     for run in sorted(runs, key=lambda run: (run.layers, run.method)):
-        log = run.log
-        rows.append([
-            run.depth, style_of(run.method).label, str(run.seed), str(log.updates[-1]), f"{log.final_loss():.2f}",
-            f"{run.bleu:.2f}" if run.score else "-", f"{3600 * run.hours:.0f} s",
-        ])  # fmt: skip
+        method = style_of(run.method).label
+        updates = str(run.log.updates[-1])
+        loss = f"{run.log.final_loss():.2f}"
+        bleu = f"{run.bleu:.2f}" if run.score else "-"
+        seconds = f"{3600 * run.hours:.0f} s"
+        rows.append([run.depth, method, str(run.seed), updates, loss, bleu, seconds])
     return rows
 
 
 def by_variant(runs: list[RecordedRun]) -> dict[tuple[str, str], list[RecordedRun]]:
-    """Group by depth and variant: language models by depth, then translation, each in INVERTED's order."""
-    order = list(INVERTED)
+    """Group by (depth, variant): language models by depth, then translation, each in INVERTED's order."""
+    variants = list(INVERTED)
 
-    def key(run: RecordedRun) -> tuple:
-        return run.encoder_layers > 0, run.decoder_layers, order.index(run.fact("variant", order)), run.seed or 0
+    def key(run: RecordedRun) -> tuple[bool, int, int, int]:
+        translates = run.encoder_layers > 0
+        variant = variants.index(run.fact("variant", variants))
+        return translates, run.decoder_layers, variant, run.seed or 0
 
     groups: dict[tuple[str, str], list[RecordedRun]] = {}
     for run in sorted(runs, key=key):
@@ -46,23 +50,33 @@ def rows_inverted(runs: list[RecordedRun]) -> list[list[str]]:
     header = ["model", "variant", "seeds", "training loss", "validation loss", "perplexity"]
     rows = [header + [f"gradient norm at {update}" for update in NORMS_AT]]
     for (model, variant), group in by_variant(runs).items():
-        final, valid = [run.log.final_loss() for run in group], [run.validation.final_loss(1) for run in group]
-        # of a label-smoothed loss 2^loss is no perplexity
-        perplexity = "-" if "-" in model else spread([2**loss for loss in valid])
-        norms = [spread([norm_at(run, update) for run in group]) for update in NORMS_AT]
-        rows.append([model, INVERTED[variant], str(len(group)), spread(final), spread(valid), perplexity, *norms])
+        training = [run.log.final_loss() for run in group]
+        validation = [run.validation.final_loss(1) for run in group]
+        perplexity = "-"
+        if "-" not in model:  # a language model; of a translation's label-smoothed loss 2^loss is no perplexity
+            perplexity = spread([2**loss for loss in validation])
+        norms = []
+        for update in NORMS_AT:
+            norms.append(spread([norm_at(run, update) for run in group]))
+        losses = [spread(training), spread(validation)]
+        rows.append([model, INVERTED[variant], str(len(group)), *losses, perplexity, *norms])
     return rows
 
 
 def rows_gradients(runs: list[RecordedRun]) -> list[list[str]]:
-    """Return a header and a row for each update with gradient_norm: norms of layers and of query matrices."""
-    rows = [["model", "variant", "update", *(f"layer {layer}" for layer in LAYERS), *(f"q of {l}" for l in LAYERS)]]
+    """Return a header and a row for each update with the probe gradient_norm: of decoder layers and query matrices."""
+    header = ["model", "variant", "update"]
+    header += [f"layer {layer}" for layer in LAYERS]
+    header += [f"q of {layer}" for layer in LAYERS]
+    probed = [f"decoder.{layer}" for layer in LAYERS]
+    probed += [f"decoder.{layer}.self_attn.q" for layer in LAYERS]
+
+    rows = [header]
     for (model, variant), group in by_variant(runs).items():
         for run in group:
             for update in run.updates_with("gradient_norm"):
                 norms = run.probe_values("gradient_norm", update)
-                places = [f"decoder.{layer}{matrix}" for matrix in ("", ".self_attn.q") for layer in LAYERS]
-                cells = [number(norms.get(place), 2) for place in places]
+                cells = [number(norms.get(name), 2) for name in probed]
                 rows.append([model, INVERTED[variant], str(update), *cells])
     return rows
 
@@ -72,13 +86,20 @@ def spread(values: list[float]) -> str:
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return "-"
-    text = number(median(finite)) + (f" ({number(min(finite))} to {number(max(finite))})" if len(finite) > 1 else "")
-    return text + (f", {len(values) - len(finite)} none" if len(finite) < len(values) else "")
+    text = number(median(finite))
+    if len(finite) > 1:
+        text += f" ({number(min(finite))} to {number(max(finite))})"
+    if len(finite) < len(values):
+        text += f", {len(values) - len(finite)} none"
+    return text
 
 
 def norm_at(run: RecordedRun, update: int) -> float:
     """Return the mean gradient norm of the logged interval that ends at `update`; NaN if there is none."""
-    norms = {row["num_updates"]: float(row["gnorm"]) for row in run.parts["log"]["train_inner"] if "gnorm" in row}
+    norms = {}  # by update, which the log has as text
+    for row in run.parts["log"]["train_inner"]:
+        if "gnorm" in row:
+            norms[row["num_updates"]] = float(row["gnorm"])
     return norms.get(str(update), math.nan)
 
 
@@ -88,20 +109,30 @@ def rows_by_method(runs: list[RecordedRun]) -> list[list[str]]:
     header = ["method"]
     for layers in depths:
         header += [f"{layers}L-{layers}L training", "validation", "gradient norm", "largest"]
-    grid: dict[str, dict[int, RecordedRun]] = {}
+
+    runs_by_label: dict[str, dict[int, RecordedRun]] = {}  # method and flags -> layers -> run
     for run in sorted(runs, key=lambda run: run.name):
-        flags = "".join(f" --{word.replace('=', ' ')}" for word in run.facts.get("variant", "").split("+") if word)
-        grid.setdefault(f"{run.method}{flags}", {})[run.layers] = run
-    return [header, *([label, *(cell for n in depths for cell in _cells(of.get(n)))] for label, of in grid.items())]
+        label = run.method
+        for word in run.facts.get("variant", "").split("+"):  # "FLAG=VALUE+FLAG=VALUE", or nothing
+            if word:
+                label += f" --{word.replace('=', ' ')}"
+        runs_by_label.setdefault(label, {})[run.layers] = run
+
+    rows = [header]
+    for label, by_depth in runs_by_label.items():
+        row = [label]
+        for layers in depths:
+            row += _losses_and_norms(by_depth.get(layers))
+        rows.append(row)
+    return rows
 
 
-def _cells(run: RecordedRun | None) -> list[str]:
+def _losses_and_norms(run: RecordedRun | None) -> list[str]:
+    """Return a run's last training loss, or how it diverged, its validation loss, and its last and largest norm."""
     if run is None:
         return ["-"] * 4
-    log, ended = run.log, run.parts.get("diverged", "")
+    log = run.log
+    training = run.parts.get("diverged") or f"{log.losses[-1]:.2f}"
+    validation = run.validation.final_loss(1)
     norms = [float(row["gnorm"]) for row in run.parts["log"]["train_inner"] if "gnorm" in row]
-    return [
-        ended or f"{log.losses[-1]:.2f}",
-        number(run.validation.final_loss(1)),
-        *map(number, (norms[-1], max(norms))),
-    ]
+    return [training, number(validation), number(norms[-1]), number(max(norms))]

@@ -17,8 +17,11 @@ from typing import NamedTuple
 
 from deepnet_fairseq.text_table import markdown
 
+# `deepnet check` makes the first updates of a training and predicts its end. Its verdict is "stable" or a warning.
+
 HERE = Path(__file__).resolve().parent
 RECORDS = HERE / "records.jsonl"
+# A section of the page. Groups: the first comment, the section's name, the last comment.
 MARKED = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- /\2 -->\n)", re.DOTALL)
 GUESSING = 8.05  # bits a token of the held-out tokens' frequencies, smoothed as the loss is: --stop-stuck prints it
 LEFT = 0.5  # bits below GUESSING at which --stop-stuck counts a training as one that learns
@@ -30,25 +33,38 @@ SAVING = (  # flags that a check refuses or has no use for, each with a value
 
 
 class Training(NamedTuple):
-    """A recorded training: where it comes from, what it was, its flags, and how it ended."""
+    """A recorded training."""
 
-    source: str
+    source: str  # "compare", or "thousand_layers" and the experiment
     method: str
-    layers: int
+    layers: int  # of the encoder
     lr: float
     seed: int
-    flags: list[str]
-    failed: bool
-    loss: float | None
+    flags: list[str]  # of fairseq-train
+    failed: bool  # it diverged, was stuck or ended without having learnt more than frequencies
+    loss: float | None  # the last held-out loss, bits per token; None if there is none
+
+
+def learnt(loss: float) -> bool:
+    """Return whether a held-out loss (bits per token) is clearly below guessing; NaN is not."""
+    return loss < GUESSING - LEFT
 
 
 def of_compare(record: dict) -> Training:
     """Read a record of `deepnet compare`."""
     run, losses = record["run"], record["log"]["valid"]
     loss = float(losses[-1]["valid_loss"]) if losses else None
-    failed = "stuck" in record or "diverged" in record or loss is None or not loss < GUESSING - LEFT
-    flags = shlex.split(run["flags"])
-    return Training("compare", run["method"], run["encoder_layers"], run["lr"], run["seed"], flags, failed, loss)
+    ended_early = "stuck" in record or "diverged" in record
+    return Training(
+        source="compare",
+        method=run["method"],
+        layers=run["encoder_layers"],
+        lr=run["lr"],
+        seed=run["seed"],
+        flags=shlex.split(run["flags"]),
+        failed=ended_early or loss is None or not learnt(loss),
+        loss=loss,
+    )
 
 
 def of_thousand_layers(record: dict) -> Training:
@@ -56,45 +72,62 @@ def of_thousand_layers(record: dict) -> Training:
     words = shlex.split(record["command"])
     flags = words[words.index("fairseq_cli.train") + 2 :]  # behind the folder of data
     loss = record["final_loss"]
-    failed = record["ended"] != "trained" or not loss < GUESSING - LEFT
-    source = f"thousand_layers {record['experiment']}"
-    return Training(source, record["method"], record["layers"], record["lr"], record["seed"], flags, failed, loss)
+    return Training(
+        source=f"thousand_layers {record['experiment']}",
+        method=record["method"],
+        layers=record["layers"],
+        lr=record["lr"],
+        seed=record["seed"],
+        flags=flags,
+        failed=record["ended"] != "trained" or not learnt(loss),
+        loss=loss,
+    )
 
 
 def without_saving(flags: list[str]) -> list[str]:
-    """Leave out the flags of SAVING with their values, and those that save nothing by themselves."""
-    kept, skip = [], False
+    """Leave out the flags of SAVING with their values, and two flags without a value that say what is not saved."""
+    kept = []
+    is_value = False  # whether the word is the value of a flag of SAVING
     for word in flags:
-        if skip:
-            skip = False
+        if is_value:
+            is_value = False
         elif word in SAVING:
-            skip = True
+            is_value = True
         elif word not in ("--no-epoch-checkpoints", "--no-save"):
             kept.append(word)
     return kept
 
 
 def ask(file: Path, data: str) -> None:
-    """Check the trainings of a file that records.jsonl does not have yet."""
-    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    trainings = [
-        of_compare(line) if "run" in line else of_thousand_layers(line)
-        for line in lines
-        if "run" in line or line["task"] == "language"
-    ]
+    """Check the trainings of a file that records.jsonl does not have yet, and append a record of each.
+
+    file: records, one a line; data: folder of the binarised data. Of results/thousand_layers only the trainings on the
+    generated language count.
+    """
+    trainings = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        recorded = json.loads(line)
+        if "run" in recorded:
+            trainings.append(of_compare(recorded))
+        elif recorded["task"] == "language":
+            trainings.append(of_thousand_layers(recorded))
+
     known = read()
+    records_file = file.name if file.parent == HERE else f"{file.parent.name}/{file.name}"
     for one in trainings:
         record = {"source": one.source, "method": one.method, "layers": one.layers, "lr": one.lr, "seed": one.seed}
-        record |= {"records": file.name if file.parent == HERE else f"{file.parent.name}/{file.name}"}
+        record["records"] = records_file
         if any(record.items() <= other.items() for other in known):
             continue
+
         command = ["deepnet", "check", "fairseq-train", data, *without_saving(one.flags), *CHECK.split()]
         done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode not in (0, 3):
+        if done.returncode not in (0, 3):  # 3: diverging
             sys.exit(f"{shlex.join(command)}\n{done.stderr[-2000:]}")
         check = json.loads(done.stdout)
+
         record |= {"failed": one.failed, "loss": one.loss, "verdict": check["verdict"], "findings": check["findings"]}
-        record |= {"flags": shlex.join(one.flags)}
+        record["flags"] = shlex.join(one.flags)
         with RECORDS.open("a", encoding="utf-8") as out:
             out.write(json.dumps(record) + "\n")
         print(one.method, one.layers, one.lr, "failed" if one.failed else "trained", check["verdict"], flush=True)
@@ -102,37 +135,47 @@ def ask(file: Path, data: str) -> None:
 
 def read() -> list[dict]:
     """Read records.jsonl; no records if it is not there."""
-    return [json.loads(line) for line in RECORDS.read_text().splitlines()] if RECORDS.exists() else []
+    if not RECORDS.exists():
+        return []
+    return [json.loads(line) for line in RECORDS.read_text().splitlines()]
+
+
+def warnings_among(records: list[dict]) -> str:
+    """Return how many of some trainings the check warned of, as "3 of 4"."""
+    warned = [record for record in records if record["verdict"] != "stable"]
+    return f"{len(warned)} of {len(records)}"
 
 
 def counts(records: list[dict]) -> str:
-    """Lay out warnings among failures and among trainings that learnt, by source."""
+    """Lay out warnings among failures and among trainings that learnt: a row by file of records, and one for all."""
+    files = dict.fromkeys(record["records"] for record in records)
+    groups = {file: [record for record in records if record["records"] == file] for file in files}
+    groups["all"] = records
     rows = []
-    for source in [*dict.fromkeys(one["records"] for one in records), "all"]:
-        some = [one for one in records if source in (one["records"], "all")]
-        failed = [one for one in some if one["failed"]]
-        trained = [one for one in some if not one["failed"]]
-        warned = [sum(one["verdict"] != "stable" for one in group) for group in (failed, trained)]
-        rows.append([source, f"{warned[0]} of {len(failed)}", f"{warned[1]} of {len(trained)}"])
+    for name, group in groups.items():
+        failed = [record for record in group if record["failed"]]
+        learning = [record for record in group if not record["failed"]]
+        rows.append([name, warnings_among(failed), warnings_among(learning)])
     return markdown([["trainings of", "failures that it warned of", "warnings of trainings that learnt"], *rows])
 
 
 def wrong(records: list[dict]) -> str:
     """Lay out the trainings about which the check was wrong, and those that failed."""
-    rows = [
-        [
-            f"{one['method']} {one['layers']}L-{one['layers']}L", f"{one['lr']:g}", one["verdict"],
-            "failed" if one["failed"] else "learnt", "-" if one["loss"] is None else f"{one['loss']:.2f}",
-        ]
-        for one in records
-        if one["failed"] or one["verdict"] != "stable"
-    ]  # fmt: skip
+    rows = []
+    for record in records:
+        if not record["failed"] and record["verdict"] == "stable":
+            continue  # it learnt, as the check said
+        model = f"{record['method']} {record['layers']}L-{record['layers']}L"
+        outcome = "failed" if record["failed"] else "learnt"
+        loss = "-" if record["loss"] is None else f"{record['loss']:.2f}"
+        rows.append([model, f"{record['lr']:g}", record["verdict"], outcome, loss])
     return markdown([["model", "rate", "verdict", "training", "last held-out loss"], *rows])
 
 
 def render(check: bool) -> None:
     """Write README.md's tables, or end with a line if they are not those of the records."""
-    made, path = {"counts": counts(read()), "wrong": wrong(read())}, HERE / "README.md"
+    made = {"counts": counts(read()), "wrong": wrong(read())}
+    path = HERE / "README.md"
     page = path.read_text(encoding="utf-8")
     rendered = MARKED.sub(lambda match: f"{match[1]}{made[match[2]]}\n{match[3]}", page)
     if check and rendered != page:

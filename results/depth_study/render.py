@@ -2,6 +2,10 @@
 
 python results/depth_study/render.py            writes them
 python results/depth_study/render.py --check    says whether the page's tables are those of the records
+
+A record is what `deepnet compare` wrote of one training: "run" has its settings, "log" the losses by update (lists
+"train_inner" and "valid", in bits per token, as texts), "spent" its time and memory, "score" its BLEU, "check" what
+`deepnet check` said of its setting before. A training that ended early has "diverged" or "stuck".
 """
 
 from __future__ import annotations
@@ -10,14 +14,16 @@ import json
 import math
 import re
 import sys
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 
 from deepnet_fairseq.text_table import markdown
 
 HERE = Path(__file__).resolve().parent
+# A section of the page. Groups: the first comment, the section's name, the last comment.
 MARKED = re.compile(r"(<!-- report (\w+) -->\n).*?(<!-- /report \2 -->\n)", re.DOTALL)
-SHORT, LONG = 500, 3000  # updates; a tenth of them is warm-up
+SHORT, LONG = 500, 3000  # updates of a training; a tenth of them is warm-up
 GUESSING = 8.917  # held-out bits a token of the tokens' frequencies, where a record does not say it
 FIRST_SEED = 1
 NAMES = {  # method -> its name, in the order of the tables
@@ -31,66 +37,94 @@ def read(name: str) -> list[dict]:
     return [json.loads(line) for line in (HERE / name).read_text(encoding="utf-8").splitlines()]
 
 
-def of(records: list[dict], method: str, layers: int, updates: int) -> list[dict]:
-    """Select the trainings of a method, depth and length. CompleteP's base depth is 6, where it equals Pre-LN."""
+def trainings_of(records: list[dict], method: str, layers: int, updates: int) -> list[dict]:
+    """Select the trainings of a method, with so many encoder and decoder layers and so many updates.
+
+    CompleteP's base depth is 6, where it equals Pre-LN and has no trainings of its own.
+    """
     if (method, layers) == ("complete_p", 6):
         method = "pre_ln"
     wanted = {"method": method, "encoder_layers": layers, "decoder_layers": layers, "updates": updates}
-    return [one for one in records if wanted.items() <= one["run"].items()]
+    return [record for record in records if wanted.items() <= record["run"].items()]
 
 
-def held_out(record: dict) -> float:
+def held_out_loss(record: dict) -> float:
     """Return the last held-out loss, bits per token; infinite if it diverged or learnt no more than frequencies."""
     losses = record["log"]["valid"]
     if "diverged" in record or "stuck" in record or not losses:
         return math.inf
     loss = float(losses[-1]["valid_loss"])
-    return loss if loss < record["run"].get("guessing", GUESSING) else math.inf
+    guessing = record["run"].get("guessing", GUESSING)
+    return loss if loss < guessing else math.inf
 
 
 def early_loss(record: dict) -> float | None:
     """Return the mean training loss of updates 401 to 500, bits per token; None for a training that ended before."""
-    rows = record["log"]["train_inner"]
-    return fmean(bits) if (bits := [float(r["loss"]) for r in rows if 400 < int(r["num_updates"]) <= SHORT]) else None
+    losses = []
+    for row in record["log"]["train_inner"]:
+        if 400 < int(row["num_updates"]) <= SHORT:
+            losses.append(float(row["loss"]))
+    return fmean(losses) if losses else None
 
 
 def longer(records: list[dict]) -> str:
     """Lay out the trainings of 3,000 updates, one a row."""
     order = list(NAMES)
-    long_runs = [one for one in records if one["run"]["updates"] == LONG]
+    long_runs = [record for record in records if record["run"]["updates"] == LONG]
     long_runs.sort(key=lambda one: (one["run"]["encoder_layers"], order.index(one["run"]["method"]), one["name"]))
+
     rows = []
-    for one in long_runs:
-        run, training = one["run"], one["spent"]["training"]
-        place = [f"{run['encoder_layers']}L-{run['decoder_layers']}L", NAMES[run["method"]]]
-        bleu = f"{one['score']['bleu']:.1f}" if "score" in one else "-"
-        cost = [f"{training['peak_memory_bytes'] / 1e9:.1f}", f"{training['processor_seconds'] / 3600:.2f}"]
-        rows.append([*place, f"{run['lr']:g}", str(run["seed"]), f"{held_out(one):.3f}", bleu, *cost])
+    for record in long_runs:
+        run, spent = record["run"], record["spent"]["training"]
+        depth = f"{run['encoder_layers']}L-{run['decoder_layers']}L"
+        loss = f"{held_out_loss(record):.3f}"
+        bleu = f"{record['score']['bleu']:.1f}" if "score" in record else "-"
+        gigabytes = f"{spent['peak_memory_bytes'] / 1e9:.1f}"
+        core_hours = f"{spent['processor_seconds'] / 3600:.2f}"
+        rate, seed = f"{run['lr']:g}", str(run["seed"])
+        rows.append([depth, NAMES[run["method"]], rate, seed, loss, bleu, gigabytes, core_hours])
     return markdown([["depth", "method", "rate", "seed", "held-out bits", "BLEU", "GB", "core-hours"], *rows])
 
 
 def warm_up(records: list[dict]) -> str:
-    """Lay out the loss after 500 updates of trainings with both lengths of warm-up, one rate a row."""
+    """Lay out the loss after 500 updates of trainings with both lengths of warm-up, one rate a row.
+
+    The trainings of 500 updates have 50 updates of warm-up, those of 3,000 have 300.
+    """
+    first_seed = [record for record in records if record["run"]["seed"] == FIRST_SEED]
     rows = []
-    for layers in (6, 18, 50):
-        for method in NAMES:
-            own = [one for one in of(records, method, layers, SHORT) if one["run"]["seed"] == FIRST_SEED]
-            short = {one["run"]["lr"]: early_loss(one) for one in own}
-            for one in sorted(of(records, method, layers, LONG), key=lambda one: one["run"]["lr"]):
-                rate, loss = one["run"]["lr"], early_loss(one)
-                if one["run"]["seed"] == FIRST_SEED and rate in short and (method, layers) != ("complete_p", 6):
-                    texts = ["stuck" if value is None else f"{value:.2f}" for value in (short[rate], loss)]
-                    rows.append([f"{layers}L-{layers}L", NAMES[method], f"{rate:g}", *texts])
+    for layers, method in product((6, 18, 50), NAMES):
+        if (method, layers) == ("complete_p", 6):
+            continue  # it is Pre-LN, which has a row of its own
+
+        short_losses = {}  # by learning rate
+        for record in trainings_of(first_seed, method, layers, SHORT):
+            short_losses[record["run"]["lr"]] = early_loss(record)
+
+        long_runs = trainings_of(first_seed, method, layers, LONG)
+        for record in sorted(long_runs, key=lambda one: one["run"]["lr"]):
+            rate = record["run"]["lr"]
+            if rate not in short_losses:
+                continue
+            cells = []
+            for loss in (short_losses[rate], early_loss(record)):
+                cells.append("stuck" if loss is None else f"{loss:.2f}")
+            rows.append([f"{layers}L-{layers}L", NAMES[method], f"{rate:g}", *cells])
     return markdown([["depth", "method", "rate", "warm-up 50", "warm-up 300"], *rows])
 
 
 def verdicts(records: list[dict]) -> str:
     """Say how often `deepnet check` was right about the trainings of 500 updates and more that it was asked about."""
-    judged = [one for one in records if "check" in one and one["run"]["updates"] >= SHORT]
-    failed = [one for one in judged if math.isinf(held_out(one))]
-    trained = [one for one in judged if math.isfinite(held_out(one))]
-    warned, alarms = (sum(one["check"]["verdict"] != "stable" for one in some) for some in (failed, trained))
-    return f"It warned of {warned} of {len(failed)} failures, and of {alarms} of {len(trained)} that trained."
+    checked = [record for record in records if "check" in record and record["run"]["updates"] >= SHORT]
+    failed = [record for record in checked if math.isinf(held_out_loss(record))]
+    trained = [record for record in checked if math.isfinite(held_out_loss(record))]
+
+    right_warnings = [record for record in failed if record["check"]["verdict"] != "stable"]
+    false_warnings = [record for record in trained if record["check"]["verdict"] != "stable"]
+    return (
+        f"It warned of {len(right_warnings)} of {len(failed)} failures, and of {len(false_warnings)} of {len(trained)} "
+        "that trained."
+    )
 
 
 def sections(records: list[dict]) -> dict[str, str]:
@@ -100,7 +134,8 @@ def sections(records: list[dict]) -> dict[str, str]:
 
 def main() -> None:
     """Write the page's tables, or check them."""
-    made, path = sections(read("records.jsonl")), HERE / "README.md"
+    made = sections(read("records.jsonl"))
+    path = HERE / "README.md"
     page = path.read_text(encoding="utf-8")
     rendered = MARKED.sub(lambda match: f"{match[1]}{made[match[2]]}\n{match[3]}", page)
     if sys.argv[1:] != ["--check"]:

@@ -1,4 +1,8 @@
-"""The cells of plan.toml, and the records of those that are over."""
+"""The cells of plan.toml, and the records of those that are over.
+
+A cell is one training. plan.toml describes groups of cells: a group has lists of methods, depths, warm-ups and seeds,
+and each combination of these is a cell. A group may wait for another one ("after"), whose best learning rates it takes.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +24,13 @@ class Cell:
 
     experiment: str
     method: str
-    layers: int
-    lr: float
-    warmup: int
+    layers: int  # of the encoder, and as many of the decoder
+    lr: float  # at its peak
+    warmup: int  # updates
     updates: int
     seed: int
     task: str  # copy or reverse, or the text: language or mix
-    stop_stuck: int
+    stop_stuck: int  # update from which a training that is stuck ends; 0 lets it go on
     seconds: float  # predicted, of an update
     schedule: str = ""  # "held": the rate stays after its warm-up and falls at the end; else the text's own schedule
     probes: str = ""  # of fairseq-train --deepnet-probe, every 100 updates
@@ -56,17 +60,25 @@ class Records:
 
     @classmethod
     def read(cls, file: Path, runs: Path) -> Records:
-        """Read those of a file, and those of `runs` that it may not have yet."""
-        records = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+        """Read the records of a file, and those of the folder `runs`, which the file may not have yet.
+
+        file: one record a line. runs: folder of the cells' folders; a cell that is over has a file record.json.
+        """
+        records = []
+        if file.exists():
+            records += [json.loads(line) for line in file.read_text().splitlines()]
         records += [json.loads(path.read_text()) for path in sorted(runs.glob("*/record.json"))]
         return cls({record["name"]: record for record in records})
 
     def best_rate(self, cells: Iterable[Cell], method: str, layers: int) -> float | None:
         """Find the rate of the lowest final loss of a method at a depth; None if nothing trained to its end."""
-        cells = [cell for cell in cells if (cell.method, cell.layers) == (method, layers)]
-        over = [self.over[cell.name] for cell in cells if cell.name in self.over]
-        trained = [one for one in over if one["ended"] == "trained"]
-        return min(trained, key=lambda one: one["final_loss"])["lr"] if trained else None
+        wanted = [cell for cell in cells if cell.method == method and cell.layers == layers]
+        over = [self.over[cell.name] for cell in wanted if cell.name in self.over]
+        trained = [record for record in over if record["ended"] == "trained"]
+        if not trained:
+            return None
+        best = min(trained, key=lambda record: record["final_loss"])
+        return best["lr"]
 
 
 def read_plan(path: Path) -> list[dict]:
@@ -86,20 +98,29 @@ def cells_of(groups: list[dict], records: Records) -> list[Cell]:
     for group in groups:
         if group.get("after", group["name"]) not in by_name:
             raise PlanError(f'plan: group "{group["name"]}": there is no group "{group["after"]}"')
-    return [cell for group in groups if may_begin(group, by_name, records) for cell in expand(group, by_name, records)]
+
+    cells: list[Cell] = []
+    for group in groups:
+        if may_begin(group, by_name, records):
+            cells += expand(group, by_name, records)
+    return cells
 
 
 def may_begin(group: dict, by_name: dict[str, dict], records: Records) -> bool:
-    """Tell whether the group that this one waits for is over, and the one that that waits for."""
+    """Tell whether all groups are over that this one waits for: its "after", the "after" of that one, and so on.
+
+    by_name: all groups of the plan, by name.
+    """
     if "after" not in group:
         return True
     earlier = by_name[group["after"]]
-    cells = expand(earlier, by_name, records)
-    return may_begin(earlier, by_name, records) and all(cell.name in records.over for cell in cells)
+    if not may_begin(earlier, by_name, records):
+        return False
+    return all(cell.name in records.over for cell in expand(earlier, by_name, records))
 
 
 def expand(group: dict, by_name: dict[str, dict], records: Records) -> Iterator[Cell]:
-    """Give the cells of a group."""
+    """Yield the cells of a group. by_name: all groups of the plan, by name."""
     for seed, layers in product(group["seeds"], group["layers"]):
         for method, warmup in product(group["methods"], group["warmups"]):
             for lr in rates_of(group, method, layers, by_name, records):
@@ -120,14 +141,16 @@ def expand(group: dict, by_name: dict[str, dict], records: Records) -> Iterator[
 
 
 def rates_of(group: dict, method: str, layers: int, by_name: dict[str, dict], records: Records) -> list[float]:
-    """Give the learning rates of a group at a depth; plan.toml says what its words mean.
+    """Return the learning rates of a group for a method at a depth; plan.toml says what its words mean.
 
-    There is none where nothing of the group it waits for has trained to its end.
+    There is none where nothing of the group it waits for has trained to its end. by_name: all groups, by name.
     """
     if isinstance(group["lrs"], list):
         return group["lrs"]
     if group["lrs"] == "rule":
         return [to_two_digits(2e-3 * (18 / layers) ** 0.6)]
+
+    # "best", or "best by depth": of the group that this one waits for
     found_at = group.get("best_layers", layers)
     earlier = expand(by_name[group["after"]], by_name, records)
     best = records.best_rate(earlier, group.get("best_method", method), found_at)
@@ -137,5 +160,5 @@ def rates_of(group: dict, method: str, layers: int, by_name: dict[str, dict], re
 
 
 def to_two_digits(rate: float) -> float:
-    """Round a learning rate."""
+    """Round a learning rate to two significant digits."""
     return float(f"{rate:.1e}")

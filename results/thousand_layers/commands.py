@@ -22,8 +22,8 @@ class Failed(Exception):
 class Programs:
     """Programs of one cell, run one after the other by a Runner.
 
-    RUN/spent.json adds up their processor seconds, those of killed attempts too, and has their largest memory.
-    work: the folder whose file PAUSE suspends the programs.
+    run: the cell's folder. RUN/spent.json adds up the programs' processor seconds, those of killed attempts too, and
+    has their largest memory. work: the folder whose file PAUSE suspends the programs.
     """
 
     def __init__(self, work: Path, run: Path):
@@ -36,7 +36,10 @@ class Programs:
         self._note(seconds=0.0, peak=0)
 
     async def run(self, command: list[str], log: Path, output: Path | None = None) -> int:
-        """Run a program to its end and return its status; `log` gets what it prints, `output` its standard output."""
+        """Run a program to its end and return its status.
+
+        log: file that gets what it prints; output: file for its standard output, None for `log`, too.
+        """
         ended = await self.runner.program(command, log=log, output=output, variables=VARIABLES, folder=ROOT)
         self.spent = self._note(seconds=ended.processor_seconds, peak=ended.peak_memory)
         return ended.status
@@ -45,7 +48,10 @@ class Programs:
         self._note(seconds=self.runner.processor_seconds(), peak=0)
 
     def _note(self, seconds: float, peak: int) -> dict:
-        """Write what the programs have taken so far: what is known, and so many seconds more."""
+        """Write RUN/spent.json and return its content: `self.spent` with more processor seconds.
+
+        peak: bytes of the memory of the program that took them; the larger one counts.
+        """
         now_spent = self.spent | {
             "processor_seconds": round(self.spent["processor_seconds"] + seconds, 1),
             "peak_memory_bytes": max(self.spent["peak_memory_bytes"], peak),
@@ -56,6 +62,11 @@ class Programs:
 
 
 def relative(command: list) -> str:
-    """Print a command without this machine's paths."""
-    words = ["python" if str(word) == sys.executable else re.sub(r"^/.*/", "", str(word)) for word in command]
+    """Return a command as a shell would read it, without this machine's paths: "python", and bare names of files."""
+    words = []
+    for word in map(str, command):
+        if word == sys.executable:
+            words.append("python")
+        else:
+            words.append(re.sub(r"^/.*/", "", word))
     return shlex.join(words)

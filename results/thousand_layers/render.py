@@ -2,6 +2,10 @@
 
 python results/thousand_layers/render.py            writes them
 python results/thousand_layers/render.py --check    says whether README.md's tables are those of the records
+
+A record is the result of one training, as run.py writes it: the fields of a Cell (see cells.py), and among others
+"ended" (trained, stuck or diverged), "final_loss" (bits per token) and, for trainings on text, "bleu". The experiments
+have the names of plan.toml: B and C2 train on the generated language, C1 on random symbols, D on German-English text.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from deepnet_fairseq.study.paper import FIGURE6, FIGURE6_LAYERS
 from deepnet_fairseq.text_table import markdown
 
 HERE = Path(__file__).resolve().parent
+# method -> its name, in the order of the tables and legends
 NAMES = {
     "deepnorm": "DeepNorm", "pre_ln": "Pre-LN", "admin": "Admin", "post_ln_init": "Post-LN-init", "post_ln": "Post-LN",
     "r_fixup": "R-Fixup",
@@ -32,43 +37,64 @@ NAMES = {
 COLOURS = {
     "deepnorm": "#D55E00", "pre_ln": "#0072B2", "admin": "#009E73", "post_ln_init": "#CC79A7", "post_ln": "#555555",
 }  # fmt: skip
+# A section of the page, <!-- NAME --> ... <!-- /NAME -->. Groups: the first comment, the name, the last comment.
 MARKED = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- /\2 -->\n)", re.DOTALL)
 
 
-def copying(records: Iterable[dict], layers: int | None = None) -> list[dict]:
-    """Select the records of C1's copying, at one depth or all, methods in NAMES' order, then by depth and rate."""
-    trainings = [one for one in records if one["task"] == "copy" and layers in (None, one["layers"])]
-    return sorted(trainings, key=lambda one: (list(NAMES).index(one["method"]), one["layers"], one["lr"], one["seed"]))
+def order_of(method: str) -> int:
+    """Return the place of a method in the tables."""
+    return list(NAMES).index(method)
 
 
-def best(records: Iterable[dict]) -> list[dict]:
-    """Select the record of the best rate of each method, by the final loss of its first seed.
+def copy_trainings(records: Iterable[dict], layers: int | None = None) -> list[dict]:
+    """Select the records of C1's task "copy", sorted by method (in the order of NAMES), depth, rate and seed.
+
+    layers: the depth of the encoder and of the decoder; None selects all depths.
+    """
+    selected = []
+    for record in records:
+        if record["task"] == "copy" and layers in (None, record["layers"]):
+            selected.append(record)
+    return sorted(selected, key=lambda one: (order_of(one["method"]), one["layers"], one["lr"], one["seed"]))
+
+
+def best_by_method(records: Iterable[dict]) -> list[dict]:
+    """Select for each method the record with the lowest final loss among those of seed 1.
 
     Records that did not train to the end come last. Other seeds do not compete: not every method has several.
     """
-    chosen: dict[str, dict] = {}
-    for one in records:
-        if one["seed"] != 1:
+
+    def rank(record: dict) -> tuple[bool, float]:
+        return record["ended"] != "trained", record["final_loss"]
+
+    best: dict[str, dict] = {}
+    for record in records:
+        if record["seed"] != 1:
             continue
-        ranks = [(other["ended"] != "trained", other["final_loss"]) for other in (one, chosen.get(one["method"], one))]
-        if one["method"] not in chosen or ranks[0] < ranks[1]:
-            chosen[one["method"]] = one
-    return list(chosen.values())
+        method = record["method"]
+        if method not in best or rank(record) < rank(best[method]):
+            best[method] = record
+    return list(best.values())
 
 
-def draw(records: list[dict], path: Path) -> None:
-    """Draw the training loss of 500L-500L by update beside the two entropies; other rates and seeds are faint."""
+def draw_copying(records: list[dict], path: Path) -> None:
+    """Draw the training loss of copying at 500L-500L by update, beside the two entropies that symbols.py explains.
+
+    The curve of each method's best rate is strong and has a label; other rates and seeds are faint.
+    """
     figure, axes = pyplot.subplots(figsize=(7.5, 4.5), layout="constrained")
-    deepest = copying(records, layers=500)
-    chosen = best(deepest)
+    deepest = copy_trainings(records, layers=500)
+    best = best_by_method(deepest)
     for one in deepest:
         updates = range(one["logged_every"], one["update"] + 1, one["logged_every"])
-        label = f"{NAMES[one['method']]}, lr {one['lr']:g}" if one in chosen else None
-        faint = one not in chosen
+        label, linewidth, alpha, zorder = None, 1, 0.35, 2
+        if one in best:
+            label, linewidth, alpha, zorder = f"{NAMES[one['method']]}, lr {one['lr']:g}", 2, 1, 3
         axes.plot(
-            updates, one["loss"], color=COLOURS[one["method"]], label=label, linewidth=1 if faint else 2,
-            alpha=0.35 if faint else 1, zorder=2 if faint else 3,
+            updates, one["loss"], color=COLOURS[one["method"]], label=label, linewidth=linewidth, alpha=alpha,
+            zorder=zorder,
         )  # fmt: skip
+
     for bits, what in ((UNIGRAM, "unigram entropy"), (SOURCE_BLIND, "entropy without the source")):
         axes.axhline(bits, color="black", linestyle="--", linewidth=0.8)
         axes.text(700, bits + 0.04, what, ha="right", va="bottom", fontsize=8)
@@ -80,47 +106,65 @@ def draw(records: list[dict], path: Path) -> None:
     figure.savefig(path, dpi=150, metadata={"Software": None})
 
 
-def one_rate_for_all(records: Iterable[dict]) -> float | None:
-    """Find the one rate that experiment B has for all methods and depths: that of most of its trainings."""
+def common_rate(records: Iterable[dict]) -> float | None:
+    """Return the one rate that experiment B has for all methods and depths, which is that of most of its trainings.
+
+    None if `records` has none of B.
+    """
     rates = [one["lr"] for one in records if one["experiment"] == "B"]
     return mode(rates) if rates else None
 
 
-def by_depth(records: list[dict]) -> dict[tuple[str, int], list[dict]]:
-    """Sort the trainings of B at its one rate, and those of C2, by method and layers, the first seed first."""
-    common = one_rate_for_all(records)
-    trainings = [
-        one for one in records if one["experiment"] == "C2" or one["experiment"] == "B" and one["lr"] == common
-    ]
-    sorted_records: dict[tuple[str, int], list[dict]] = {}
-    for one in sorted(trainings, key=lambda one: (list(NAMES).index(one["method"]), one["layers"], one["seed"])):
-        sorted_records.setdefault((one["method"], one["layers"]), []).append(one)
-    return sorted_records
+def by_method_and_depth(records: list[dict]) -> dict[tuple[str, int], list[dict]]:
+    """Group the trainings of B at its common rate, and all of C2, by (method, layers); each group by seed."""
+    common = common_rate(records)
+    trainings = []
+    for record in records:
+        of_b = record["experiment"] == "B" and record["lr"] == common
+        if of_b or record["experiment"] == "C2":
+            trainings.append(record)
+    trainings.sort(key=lambda one: (order_of(one["method"]), one["layers"], one["seed"]))
+
+    groups: dict[tuple[str, int], list[dict]] = {}
+    for record in trainings:
+        groups.setdefault((record["method"], record["layers"]), []).append(record)
+    return groups
 
 
 def draw_depth(records: list[dict], path: Path) -> None:
-    """Draw BLEU by depth: means over the seeds, a bar from the lowest to the highest, a cross where it was stuck.
+    """Draw BLEU by depth: means over the seeds, a bar from the lowest to the highest, a cross where one did not train.
 
-    Hollow points are the trainings of B and C2 at another rate, with the rate beside them.
+    Hollow points are the trainings of B and C2 at another rate, with the rate beside them. A training without
+    translations counts as a BLEU of 0.
     """
     figure, axes = pyplot.subplots(figsize=(7.5, 4.5), layout="constrained")
-    common = one_rate_for_all(records)
-    trainings = by_depth([one for one in records if one["experiment"] == "B"])
-    for method in dict.fromkeys(method for method, _ in trainings):
-        layers = [layers for name, layers in trainings if name == method]
-        scores = [[one.get("bleu", 0.0) for one in trainings[method, depth]] for depth in layers]
-        means, colour = [fmean(some) for some in scores], COLOURS[method]
+    common = common_rate(records)
+    groups = by_method_and_depth([one for one in records if one["experiment"] == "B"])
+    for method in dict.fromkeys(method for method, _ in groups):
+        layers, means, lowest, highest, not_trained = [], [], [], [], []
+        for (name, depth), trainings in groups.items():
+            if name != method:
+                continue
+            scores = [one.get("bleu", 0.0) for one in trainings]
+            layers.append(depth)
+            means.append(fmean(scores))
+            lowest.append(min(scores))
+            highest.append(max(scores))
+            if any(one["ended"] != "trained" for one in trainings):
+                not_trained.append(depth)
+        colour = COLOURS[method]
         axes.plot(layers, means, color=colour, marker="o", label=f"{NAMES[method]}, lr {common:g}")
-        axes.vlines(layers, [min(some) for some in scores], [max(some) for some in scores], color=colour)
-        stuck = [depth for depth in layers if any(one["ended"] != "trained" for one in trainings[method, depth])]
-        axes.plot(stuck, [0] * len(stuck), color=colour, marker="x", markersize=10, linestyle="none")
+        axes.vlines(layers, lowest, highest, color=colour)
+        axes.plot(not_trained, [0] * len(not_trained), color=colour, marker="x", markersize=10, linestyle="none")
+
     others = [one for one in records if one["experiment"] in ("B", "C2") and one["lr"] != common]
     for one in others:
         marker = "o" if one["ended"] == "trained" else "x"
-        place = one["layers"], one.get("bleu", 0.0)
-        axes.plot(*place, color=COLOURS[one["method"]], marker=marker, fillstyle="none", linestyle="none")
-        axes.annotate(f"lr {one['lr']:g}", place, xytext=(0, 7), textcoords="offset points", ha="center", fontsize=8)
-    ticks = sorted({one["layers"] for one in others} | {layers for _, layers in trainings})
+        point = one["layers"], one.get("bleu", 0.0)
+        axes.plot(*point, color=COLOURS[one["method"]], marker=marker, fillstyle="none", linestyle="none")
+        axes.annotate(f"lr {one['lr']:g}", point, xytext=(0, 7), textcoords="offset points", ha="center", fontsize=8)
+
+    ticks = sorted({one["layers"] for one in others} | {layers for _, layers in groups})
     axes.set_xscale("log")
     axes.set_xticks(ticks, labels=[f"{layers}L-{layers}L" for layers in ticks])
     axes.minorticks_off()
@@ -130,91 +174,112 @@ def draw_depth(records: list[dict], path: Path) -> None:
     figure.savefig(path, dpi=150, metadata={"Software": None})
 
 
+def depth_header(depths: list[int]) -> list[str]:
+    """Return the header of a table with a method a row and a depth a column."""
+    return ["method", *(f"{depth}L-{depth}L" for depth in depths)]
+
+
 def depth_table(records: list[dict]) -> str:
     """Lay out BLEU by method and depth, with the paper's Figure 6 in brackets where it shows the method."""
-    trainings = by_depth(records)
-    depths = sorted({layers for _, layers in trainings})
+    groups = by_method_and_depth(records)
+    depths = sorted({layers for _, layers in groups})
     rows = []
-    for method in dict.fromkeys(method for method, _ in trainings):
+    for method in dict.fromkeys(method for method, _ in groups):
         published = dict(zip(FIGURE6_LAYERS, FIGURE6.get(method, ()), strict=False))  # by layers; none of some methods
         cells = []
         for depth in depths:
-            some = trainings.get((method, depth), [])
-            text = ", ".join(f"{one['bleu']:.1f}" if "bleu" in one else one["ended"] for one in some) or "-"
-            cells.append(f"{text} ({published[depth]:.1f})" if depth in published else text)
+            results = []
+            for training in groups.get((method, depth), []):
+                results.append(f"{training['bleu']:.1f}" if "bleu" in training else training["ended"])
+            text = ", ".join(results) or "-"
+            if depth in published:
+                text += f" ({published[depth]:.1f})"
+            cells.append(text)
         rows.append([NAMES[method], *cells])
-    return markdown([["method", *(f"{depth}L-{depth}L" for depth in depths)], *rows])
+    return markdown([depth_header(depths), *rows])
 
 
 def real_text_table(records: list[dict]) -> str:
-    """Lay out held-out bits and BLEU of D by method and depth, at the best of the rates that were tried."""
+    """Lay out D's held-out loss (bits per token), BLEU and rate by method and depth, at the best of the rates tried."""
     trainings = [one for one in records if one["experiment"] == "D"]
     depths = sorted({one["layers"] for one in trainings})
     rows = []
-    for method in sorted({one["method"] for one in trainings}, key=list(NAMES).index):
+    for method in sorted({one["method"] for one in trainings}, key=order_of):
         cells = []
         for depth in depths:
-            tried = [one for one in trainings if (one["method"], one["layers"]) == (method, depth)]
-            cells += [f"{one['final_loss']:.2f}, {one['bleu']:.1f} ({one['lr']:g})" for one in best(tried)] or ["-"]
+            tried = [one for one in trainings if one["method"] == method and one["layers"] == depth]
+            best = best_by_method(tried)  # one record, or none
+            if best:
+                [one] = best
+                cells.append(f"{one['final_loss']:.2f}, {one['bleu']:.1f} ({one['lr']:g})")
+            else:
+                cells.append("-")
         rows.append([NAMES[method], *cells])
-    return markdown([["method", *(f"{depth}L-{depth}L" for depth in depths)], *rows])
+    return markdown([depth_header(depths), *rows])
+
+
+def model_name(record: dict) -> str:
+    """Return the method's name and the depth, as DeepNorm 500L-500L."""
+    return f"{NAMES[record['method']]} {record['layers']}L-{record['layers']}L"
 
 
 def symbols_table(records: list[dict]) -> str:
-    """Lay out the trainings of C1 that `records` has, one a row."""
-    rows = []
-    for one in records:
-        silent = one["silent_layers"]
-        rows.append([
-            f"{NAMES[one['method']]} {one['layers']}L-{one['layers']}L", f"{one['lr']:g}", str(one["seed"]),
-            f"{one['update']}" + ("" if one["ended"] == "trained" else f" ({one['ended']})"),
-            f"{one['final_loss']:.3f}" if math.isfinite(one["final_loss"]) else "-", f"{one['right'][-1]:.0%}",
-            f"{one['sentences_right']} of {one['sentences']}" if "sentences" in one else "-",
-            f"{silent['encoder']} and {silent['decoder']}" if silent else "-", f"{one['processor_seconds'] / 60:.1f}",
-        ])  # fmt: skip
+    """Lay out trainings on random symbols, one a row."""
     header = [
         "model", "rate", "seed", "updates", "loss", "tokens right", "sentences right",
         "encoder and decoder layers without a gradient", "minutes",
     ]  # fmt: skip
+    rows = []
+    for one in records:
+        updates = str(one["update"])
+        if one["ended"] != "trained":
+            updates += f" ({one['ended']})"
+        loss = f"{one['final_loss']:.3f}" if math.isfinite(one["final_loss"]) else "-"
+        tokens_right = f"{one['right'][-1]:.0%}"
+        sentences_right = f"{one['sentences_right']} of {one['sentences']}" if "sentences" in one else "-"
+        silent = one["silent_layers"]
+        silent_layers = f"{silent['encoder']} and {silent['decoder']}" if silent else "-"
+        minutes = f"{one['processor_seconds'] / 60:.1f}"
+        rows.append([
+            model_name(one), f"{one['lr']:g}", str(one["seed"]), updates, loss, tokens_right, sentences_right,
+            silent_layers, minutes,
+        ])  # fmt: skip
     return markdown([header, *rows])
 
 
 def text_table(records: list[dict]) -> str:
     """Lay out trainings on text, one a row."""
-    rows = [
-        [
-            f"{one['task']}: {NAMES[one['method']]} {one['layers']}L-{one['layers']}L", f"{one['lr']:g}",
-            str(one["warmup"]), str(one["seed"]),
-            str(one["updates"]) if one["ended"] == "trained" else f"{one['ended']} at {one['ended_at']}",
-            f"{one['final_loss']:.3f}" if one["final_loss"] else "-", f"{one['bleu']:.1f}" if "bleu" in one else "-",
-            f"{one['processor_seconds'] / 60:.0f}",
-        ]
-        for one in records
-    ]  # fmt: skip
+    rows = []
+    for one in records:
+        updates = str(one["updates"]) if one["ended"] == "trained" else f"{one['ended']} at {one['ended_at']}"
+        loss = f"{one['final_loss']:.3f}" if one["final_loss"] else "-"
+        bleu = f"{one['bleu']:.1f}" if "bleu" in one else "-"
+        minutes = f"{one['processor_seconds'] / 60:.0f}"
+        model = f"{one['task']}: {model_name(one)}"
+        rows.append([model, f"{one['lr']:g}", str(one["warmup"]), str(one["seed"]), updates, loss, bleu, minutes])
     return markdown([["model", "rate", "warm-up", "seed", "updates", "held-out bits", "BLEU", "minutes"], *rows])
 
 
 def hours_table(records: Records) -> str:
     """Lay out predicted and measured core-hours of each experiment, for the cells that are over and those to come."""
+    header = [
+        "experiment", "cells over", "hours predicted", "hours taken", "cells left that can be named",
+        "hours predicted for them",
+    ]  # fmt: skip
     rows = []
     cells = cells_of(read_plan(HERE / "plan.toml"), records)
     for experiment in dict.fromkeys(cell.experiment for cell in cells):
-        named = [cell for cell in cells if cell.experiment == experiment]
-        over = [cell for cell in named if cell.name in records.over]
-        spent = sum(records.over[cell.name]["processor_seconds"] for cell in over) / 3600
+        of_experiment = [cell for cell in cells if cell.experiment == experiment]
+        over = [cell for cell in of_experiment if cell.name in records.over]
+        left = [cell for cell in of_experiment if cell not in over]
+
         predicted = sum(cell.hours for cell in over)
-        left = sum(cell.hours for cell in named if cell not in over)
+        taken = sum(records.over[cell.name]["processor_seconds"] for cell in over) / 3600
+        to_come = sum(cell.hours for cell in left)
+        number_left = len(of_experiment) - len(over)
         rows.append(
-            [experiment, str(len(over)), f"{predicted:.2f}", f"{spent:.2f}", str(len(named) - len(over)), f"{left:.1f}"]
+            [experiment, str(len(over)), f"{predicted:.2f}", f"{taken:.2f}", str(number_left), f"{to_come:.1f}"]
         )
-    header = [
-        "experiment",
-        "cells over",
-        "hours predicted",
-        "hours taken",
-        "cells left that can be named",
-        "hours predicted for them",
-    ]
     return markdown([header, *rows])
 
 
@@ -231,8 +296,8 @@ def sections(records: Records) -> dict[str, str]:
     """Render the marked sections of README.md by name."""
     every = list(records.over.values())
     return {
-        "deepest": symbols_table(copying(every, layers=500)),
-        "shallower": symbols_table([one for one in copying(every) if one["layers"] != 500]),
+        "deepest": symbols_table(copy_trainings(every, layers=500)),
+        "shallower": symbols_table([one for one in copy_trainings(every) if one["layers"] != 500]),
         "reversing": symbols_table([one for one in every if one["task"] == "reverse"]),
         "depths": depth_table(every),
         "real": real_text_table(every),
@@ -242,21 +307,24 @@ def sections(records: Records) -> dict[str, str]:
     }
 
 
-def render(page: str, made: dict[str, str]) -> str:
-    """Put sections in their places of a page."""
+def with_sections(page: str, made: dict[str, str]) -> str:
+    """Return a page with the text of its marked sections replaced. made: the new text by the section's name."""
     return MARKED.sub(lambda match: f"{match[1]}{made[match[2]]}\n{match[3]}", page)
 
 
 def main() -> None:
-    """Write the page and its picture, or check the page."""
+    """Write the page and its pictures, or check the page."""
     records = Records.read(HERE / "records.jsonl", HERE / "runs")
     path = HERE / "README.md"
     page = path.read_text(encoding="utf-8")
-    rendered = render(page, sections(records))
+    rendered = with_sections(page, sections(records))
     if sys.argv[1:] == ["--check"]:
-        sys.exit(None if rendered == page else f"{path}: not of the records; run results/thousand_layers/render.py")
+        if rendered != page:
+            sys.exit(f"{path}: not of the records; run results/thousand_layers/render.py")
+        return
+
     path.write_text(rendered, encoding="utf-8")
-    draw(list(records.over.values()), HERE / "copying.png")
+    draw_copying(list(records.over.values()), HERE / "copying.png")
     draw_depth(list(records.over.values()), HERE / "depth.png")
 
 

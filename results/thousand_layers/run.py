@@ -50,16 +50,23 @@ async def train_symbols(cell: Cell, run: Path, programs: Programs) -> dict:
 
 
 async def record(cell: Cell, run: Path, work: Path, programs: Programs) -> dict:
-    """Train a cell to its end; return its record."""
+    """Train a cell to its end; return its record.
+
+    run: the cell's folder; work: the folder of all trainings and their data; programs: start and count what it takes.
+    """
     if cell.task in TEXTS:
         result = await train_text(cell, run, programs, work)
     else:
         result = await train_symbols(cell, run, programs)
+
     facts = asdict(cell) | {"name": cell.name, "predicted_hours": round(cell.hours, 2)}
-    for key in ("seconds", "stop_stuck"):
-        del facts[key]
-    ended_on = {"ended_on": datetime.now(UTC).isoformat(timespec="seconds")}
-    return facts | result | programs.spent | ended_on | {"environment": environment(gpus=0) | {"commit": code_commit()}}
+    del facts["seconds"]  # "predicted_hours" says it
+    del facts["stop_stuck"]
+    ended = {
+        "ended_on": datetime.now(UTC).isoformat(timespec="seconds"),
+        "environment": environment(gpus=0) | {"commit": code_commit()},
+    }
+    return facts | result | programs.spent | ended
 
 
 def code_commit() -> str:
@@ -69,11 +76,15 @@ def code_commit() -> str:
 
 
 def write_records(runs: Path, file: Path, commit: bool) -> None:
-    """Write all records to a file, one a line, in the order in which they ended; commit it, if wanted."""
+    """Write all records to a file, one a line, in the order in which they ended; commit it, if wanted.
+
+    runs: the folder of the cells' folders. Other programs that share it wait for its lock meanwhile.
+    """
     runs.mkdir(parents=True, exist_ok=True)
     with open(runs / "records.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        over = sorted(Records.read(file, runs).over.values(), key=lambda one: (one["ended_on"], one["name"]))
+        over = list(Records.read(file, runs).over.values())
+        over.sort(key=lambda one: (one["ended_on"], one["name"]))
         with whole(file) as part:
             part.write_text("".join(f"{json.dumps(one)}\n" for one in over), encoding="utf-8")
         if commit:
@@ -83,21 +94,28 @@ def write_records(runs: Path, file: Path, commit: bool) -> None:
 
 
 def work_off(args: argparse.Namespace) -> None:
-    """Train cell after cell until none is left that another process does not hold."""
-    runs, failed = args.work / "runs", set()
+    """Train cell after cell until none is left that another process does not train.
+
+    After each training the plan is read again: the end of a group names the cells of those that wait for it.
+    """
+    runs = args.work / "runs"
     runs.mkdir(parents=True, exist_ok=True)
+    failed: set[str] = set()  # names of cells
     while len(failed) < FAILURES:
         records = Records.read(args.records, runs)
-        left = [cell for cell in cells_of(read_plan(args.plan), records) if cell.name not in {*records.over, *failed}]
+        cells = cells_of(read_plan(args.plan), records)
+        left = [cell for cell in cells if cell.name not in records.over and cell.name not in failed]
         for cell in left:
             run = runs / cell.name
             with RunFolder(run).locked() as held:
                 if not held:
                     continue  # another process trains it
-                if not (run / "record.json").exists() and not train_cell(cell, run, args):
+                # it may have ended in another process since the records were read
+                over = (run / "record.json").exists()
+                if not over and not train_cell(cell, run, args):
                     failed.add(cell.name)
                 break
-        else:
+        else:  # every cell is over, has failed or is trained by another process
             break
     if failed:
         raise PlanError(f"failed: {', '.join(sorted(failed))}; they are tried again at the next start")
@@ -105,21 +123,23 @@ def work_off(args: argparse.Namespace) -> None:
 
 
 def train_cell(cell: Cell, run: Path, args: argparse.Namespace) -> bool:
-    """Train a cell and record it; False if a program failed, which is said."""
+    """Train a cell in its folder `run` and record it; return False if a program failed, after printing its error."""
     print(f"{now()} {cell.name}: {cell.hours:.2f} hours predicted", flush=True)
     programs = Programs(args.work, run)
     result: dict = {}
 
-    async def work_on_it(place: Mapping[str, str]) -> None:
+    async def train(variables: Mapping[str, str]) -> None:
         result.update(await record(cell, run, args.work, programs))
 
     try:
-        programs.runner.run([work_on_it])
+        programs.runner.run([train])
     except (Failed, PlanError) as error:
         print(f"{now()} error: {error}", file=sys.stderr, flush=True)
         return False
+
     with whole(run / "record.json") as part:
         part.write_text(json.dumps(result), encoding="utf-8")
+    # the last checkpoint of a training that went well stays
     for checkpoint in run.glob("checkpoint*.pt"):
         if checkpoint.name != "checkpoint_last.pt" or result["ended"] != "trained":
             checkpoint.unlink()
@@ -129,7 +149,7 @@ def train_cell(cell: Cell, run: Path, args: argparse.Namespace) -> bool:
 
 
 def outcome(result: dict) -> str:
-    """Say in a few words how a training ended."""
+    """Say in a few words how a training ended. result: its record."""
     if result["ended"] != "trained":
         return result["ended"]
     if "sentences_right" in result:
@@ -138,29 +158,41 @@ def outcome(result: dict) -> str:
 
 
 def now() -> str:
-    """The time, for the log."""
+    """Return the time (UTC), for the log."""
     return datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def listed(plan: Path, work: Path, file: Path) -> str:
-    """List all cells that can be named now, what they gave, what they took and what was predicted, in hours."""
+    """Return a table of all cells that can be named now: their outcome, the hours they took and those predicted.
+
+    Lines for the groups that wait for another one follow, and the sums of the hours. file: of the records.
+    """
     records = Records.read(file, work / "runs")
     groups = read_plan(plan)
-    cells = list(cells_of(groups, records))
+    cells = cells_of(groups, records)
     rows = [("cell", "state", "hours", "predicted")]
     for cell in cells:
         result = records.over.get(cell.name)
-        run = work / "runs" / cell.name
-        begun = "begun" if (run / "train.log").exists() else "to come"
-        state = outcome(result) if result else begun
-        hours = f"{result['processor_seconds'] / 3600:.2f}" if result else "-"
+        hours = "-"
+        if result:
+            state = outcome(result)
+            hours = f"{result['processor_seconds'] / 3600:.2f}"
+        elif (work / "runs" / cell.name / "train.log").exists():
+            state = "begun"
+        else:
+            state = "to come"
         rows.append((cell.name, state, hours, f"{cell.hours:.2f}"))
-    by_name = {group["name"]: group for group in groups}
     lines = [f"{name:95} {state:40} {hours:>6} {predicted:>9}" for name, state, hours, predicted in rows]
-    lines += [f"{one['name']}: waits for {one['after']}" for one in groups if not may_begin(one, by_name, records)]
+
+    by_name = {group["name"]: group for group in groups}
+    for group in groups:
+        if not may_begin(group, by_name, records):
+            lines.append(f"{group['name']}: waits for {group['after']}")
+
     left = sum(cell.hours for cell in cells if cell.name not in records.over)
     spent = sum(result["processor_seconds"] for result in records.over.values()) / 3600
-    return "\n".join([*lines, f"{spent:.1f} core-hours spent, {left:.1f} predicted for the named cells that are left"])
+    lines.append(f"{spent:.1f} core-hours spent, {left:.1f} predicted for the named cells that are left")
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -173,7 +205,9 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="print the cells and how far they are, and train nothing")
     parser.add_argument("--collect", action="store_true", help="write the records of WORK as well, and train nothing")
     args = parser.parse_args()
-    args.work, args.plan, args.records = (path.resolve() for path in (args.work, args.plan, args.records))
+    args.work = args.work.resolve()
+    args.plan = args.plan.resolve()
+    args.records = args.records.resolve()
     try:
         if args.list:
             print(listed(args.plan, args.work, args.records))

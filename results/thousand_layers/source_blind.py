@@ -20,22 +20,31 @@ import deepnet_fairseq
 
 
 def held_out_bits(checkpoint: str, data: str) -> tuple[float, float]:
-    """Return the bits per token of the validation set; second, with each source its neighbour's in the batch."""
+    """Return the bits per token of the validation set: with its own sources, and with each source its neighbour's.
+
+    data: folder of the binarised data. A neighbour is the sentence before it in the batch.
+    """
     [model], _, task = checkpoint_utils.load_model_ensemble_and_task([checkpoint], arg_overrides={"data": data})
     task.load_dataset("valid")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model.to(device)
-    padding, own, other, tokens = task.target_dictionary.pad(), 0.0, 0.0, 0
-    most = 16_000 if device == "cuda" else 2000  # a GPU takes as long for a small batch as for a large one
-    for batch in task.get_batch_iterator(task.dataset("valid"), max_tokens=most).next_epoch_itr(shuffle=False):
+
+    padding = task.target_dictionary.pad()
+    nats = [0.0, 0.0]  # sums over all tokens: with the own source, and with the neighbour's
+    tokens = 0
+    max_tokens = 16_000 if device == "cuda" else 2000  # a GPU takes as long for a small batch as for a large one
+    batches = task.get_batch_iterator(task.dataset("valid"), max_tokens=max_tokens)
+    for batch in batches.next_epoch_itr(shuffle=False):
         batch = apply_to_sample(lambda tensor: tensor.to(device), batch)
         inputs, target = batch["net_input"], batch["target"].flatten()
-        source, lengths, previous = inputs["src_tokens"], inputs["src_lengths"], inputs["prev_output_tokens"]
-        nats = []
         for shift in (0, 1):
-            scores = model(source.roll(shift, 0), lengths.roll(shift, 0), previous)[0].float()
-            nats.append(cross_entropy(scores.flatten(0, 1), target, ignore_index=padding, reduction="sum").item())
-        own, other, tokens = own + nats[0], other + nats[1], tokens + batch["ntokens"]
+            source = inputs["src_tokens"].roll(shift, 0)
+            lengths = inputs["src_lengths"].roll(shift, 0)
+            scores = model(source, lengths, inputs["prev_output_tokens"])[0].float()
+            loss = cross_entropy(scores.flatten(0, 1), target, ignore_index=padding, reduction="sum")
+            nats[shift] += loss.item()
+        tokens += batch["ntokens"]
+    own, other = nats
     return own / math.log(2) / tokens, other / math.log(2) / tokens
 
 
@@ -43,4 +52,5 @@ if __name__ == "__main__":
     deepnet_fairseq.register()
     with torch.no_grad():
         for path in sys.argv[2:]:
-            print(path, *(f"{bits:.3f}" for bits in held_out_bits(path, sys.argv[1])))
+            own, other = held_out_bits(path, sys.argv[1])
+            print(path, f"{own:.3f}", f"{other:.3f}")

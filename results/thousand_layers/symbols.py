@@ -38,39 +38,43 @@ SAVED = 50  # updates from one checkpoint to the next
 HELD_OUT = 20  # sentences that no update trains on; the trained model copies or reverses them by beam search
 HELD_OUT_SEED = 42
 
-UNIGRAM = -(
-    LENGTH / (LENGTH + 1) * math.log2(LENGTH / (LENGTH + 1) / SYMBOLS) + 1 / (LENGTH + 1) * math.log2(1 / (LENGTH + 1))
-)
-SOURCE_BLIND = LENGTH / (LENGTH + 1) * math.log2(SYMBOLS)
+# Of the LENGTH + 1 tokens of a target, LENGTH are symbols, all equally frequent, and one is the end of the sentence.
+SYMBOL_SHARE, END_SHARE = LENGTH / (LENGTH + 1), 1 / (LENGTH + 1)
+# The two entropies above, in bits per token
+UNIGRAM = -(SYMBOL_SHARE * math.log2(SYMBOL_SHARE / SYMBOLS) + END_SHARE * math.log2(END_SHARE))
+SOURCE_BLIND = SYMBOL_SHARE * math.log2(SYMBOLS)
 
 
 def held_out() -> Tensor:
-    """Draw the sentences that no update trains on, the same for all trainings: (HELD_OUT, LENGTH)."""
+    """Draw the sentences that no update trains on: int64 (HELD_OUT, LENGTH), the same for all trainings."""
     return draw(HELD_OUT, HELD_OUT_SEED)
 
 
 def draw(count: int, seed: int) -> Tensor:
-    """Draw sentences, each symbol by itself: (count, LENGTH)."""
+    """Draw `count` sentences, each symbol independently: int64 (count, LENGTH)."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(SPECIALS, SPECIALS + SYMBOLS, (count, LENGTH), generator=generator)
 
 
 def batch(task: str, seed: int, update: int) -> tuple[Tensor, Tensor]:
     """Draw the sources and targets of an update, none of them held out; see `pairs` for their shapes."""
-    symbols = draw(2 * SENTENCES, seed * 10_000_000 + update)
-    trained_on = ~(symbols[:, None] == held_out()).all(2).any(1)
-    return pairs(task, symbols[trained_on][:SENTENCES])
+    symbols = draw(2 * SENTENCES, seed * 10_000_000 + update)  # twice as many as needed: some are left out
+    equal = (symbols[:, None] == held_out()).all(2)  # (sentence, held-out sentence)
+    is_held_out = equal.any(1)
+    return pairs(task, symbols[~is_held_out][:SENTENCES])
 
 
 def pairs(task: str, symbols: Tensor) -> tuple[Tensor, Tensor]:
-    """Make sources and targets of sentences, each (count, LENGTH + 1) with the end of the sentence."""
+    """Make sources and targets of sentences (count, LENGTH), each (count, LENGTH + 1) with the end of the sentence."""
     end = symbols.new_full((len(symbols), 1), EOS)
     wanted = symbols.flip(1) if task == "reverse" else symbols
-    return torch.cat([symbols, end], 1), torch.cat([wanted, end], 1)
+    source = torch.cat([symbols, end], 1)
+    target = torch.cat([wanted, end], 1)
+    return source, target
 
 
 def model_of(method: str, layers: int, task: str, seed: int) -> nn.Module:
-    """Build the model; Admin's is profiled on a batch of the task."""
+    """Build the model. A method whose initialisation is profiled, as Admin's is, is so on a batch of the task."""
     torch.manual_seed(seed)
     model = build(
         "deepnet_transformer", SPECIALS + SYMBOLS, method=method, encoder_layers=layers, decoder_layers=layers,
@@ -79,33 +83,41 @@ def model_of(method: str, layers: int, task: str, seed: int) -> nn.Module:
     )  # fmt: skip
     if METHODS[method].profiled:
         source, target = batch(task, seed, 0)
-        given = {"src_tokens": source, "src_lengths": None, "prev_output_tokens": target.roll(1, 1)}
-        profile_omegas(model, given, seed=seed)
+        inputs = {"src_tokens": source, "src_lengths": None, "prev_output_tokens": target.roll(1, 1)}
+        profile_omegas(model, inputs, seed=seed)
     return model
 
 
 def rate_at(update: int, peak: float, warmup: int, updates: int) -> float:
     """Compute the learning rate of an update, counted from 1: linear warm-up, constant, linear to 0."""
-    fall = warmup + HELD * (updates - warmup)
     if update <= warmup:
         return peak * update / warmup
-    return peak * min(1.0, (updates - update + 1) / (updates - fall))
+    fall_begins = warmup + HELD * (updates - warmup)
+    return peak * min(1.0, (updates - update + 1) / (updates - fall_begins))
 
 
 def silent_layers(model: nn.Module) -> dict[str, int]:
     """Count the layers of each stack whose weights all have a gradient of exactly zero."""
     counts = {}
     for name, stack in model.stacks().items():
-        gradients = ([p.grad for p in layer.parameters() if p.grad is not None] for layer in stack.layers)
-        counts[name] = sum(not any(g.count_nonzero() for g in layer) for layer in gradients)
+        counts[name] = 0
+        for layer in stack.layers:
+            gradients = [weight.grad for weight in layer.parameters() if weight.grad is not None]
+            if not any(gradient.count_nonzero() for gradient in gradients):
+                counts[name] += 1
     return counts
 
 
 def train(args: argparse.Namespace) -> dict:
-    """Train to the end, or until the model is stuck or its loss is not finite; return what is recorded of it."""
+    """Train to the end, or until the model is stuck or its loss is not finite; return what is recorded of it.
+
+    args: the flags of `main`. The result has the last logged "update"; by logged interval the mean "loss" (bits per
+    token) and the share of "right" tokens; how the training "ended"; and the numbers of `translate`.
+    """
     model = model_of(args.method, args.layers, args.task, args.seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr, betas=BETAS, fused=True)
     state_file = args.out / "state.pt"
+    # what is logged so far; a checkpoint holds it, too
     done: dict = {"update": 0, "loss": [], "right": [], "seconds": 0.0}
     if state_file.exists():
         state = torch.load(state_file, weights_only=True)
@@ -113,11 +125,16 @@ def train(args: argparse.Namespace) -> dict:
         optimizer.load_state_dict(state["optimizer"])
         done = state["done"]
         print(f"resumed after update {done['update']}", flush=True)
-    before, started = done["seconds"], time.process_time()
-    losses, rights, silent, ended = [], [], {}, "trained"
+
+    seconds_before = done["seconds"]  # of the attempts before this one
+    started = time.process_time()
+    ended = "trained"
+    silent: dict[str, int] = {}
+    losses, rights = [], []  # since the last line of the log
     for update in range(done["update"] + 1, args.updates + 1):
         source, target = batch(args.task, args.seed, update)
         optimizer.param_groups[0]["lr"] = rate_at(update, args.lr, args.warmup, args.updates)
+        # the decoder's input is the target shifted by a token; the end of the sentence comes first
         scores, _ = model(source, None, target.roll(1, 1))
         loss = cross_entropy(scores.flatten(0, 1), target.flatten())
         optimizer.zero_grad()
@@ -125,29 +142,32 @@ def train(args: argparse.Namespace) -> dict:
         optimizer.step()
         losses.append(loss.item() / math.log(2))
         rights.append(scores.argmax(-1).eq(target).double().mean().item())
+
         if update % LOGGED == 0 or update == args.updates:
             done["loss"].append(round(sum(losses) / len(losses), 4))
             done["right"].append(round(sum(rights) / len(rights), 4))
-            done |= {"update": update, "seconds": round(before + time.process_time() - started, 1)}
+            done |= {"update": update, "seconds": round(seconds_before + time.process_time() - started, 1)}
             silent = silent_layers(model)
             losses, rights = [], []
             report(done, args.updates)
             if not math.isfinite(done["loss"][-1]):
                 ended = "diverged"
                 break
-            if args.stop_stuck and update >= args.stop_stuck and min(done["loss"][-5:]) > UNIGRAM - 0.05:
+            may_stop = args.stop_stuck and update >= args.stop_stuck
+            if may_stop and min(done["loss"][-5:]) > UNIGRAM - 0.05:  # no better than guessing for 50 updates
                 ended = "stuck"
                 break
         if update % SAVED == 0:
             save_tensors({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "done": done}, state_file)
+
     result = {"ended": ended, **done, "silent_layers": silent, "logged_every": LOGGED}
     if ended != "diverged":
         result |= translate(model, args)
-    return result | {"processor_seconds": round(before + time.process_time() - started, 1)}
+    return result | {"processor_seconds": round(seconds_before + time.process_time() - started, 1)}
 
 
 def report(done: dict, updates: int) -> None:
-    """Print a line of the log."""
+    """Print a line of the log. done: as in `train`; updates: of the whole training."""
     print(
         f"update {done['update']} of {updates}: {done['loss'][-1]:.2f} bits a token (unigram entropy {UNIGRAM:.2f}, "
         f"without the source {SOURCE_BLIND:.2f}), {done['right'][-1]:.0%} of tokens right, {done['seconds']:.0f} s",
@@ -158,12 +178,17 @@ def report(done: dict, updates: int) -> None:
 def translate(model: nn.Module, args: argparse.Namespace) -> dict:
     """Copy or reverse the held-out sentences by beam search; count those that are right as a whole."""
     source, target = pairs(args.task, held_out())
-    outputs = [best[0].tokens for best in beam_search(model, source, beams=4, max_length=2 * LENGTH)]
-    right = [tokens.tolist() == wanted[:-1].tolist() for tokens, wanted in zip(outputs, target, strict=True)]
-    for given, tokens, well in list(zip(source, outputs, right, strict=True))[:3]:
-        print(*given[:-1].tolist(), "->", *tokens.tolist(), "" if well else "(wrong)")
-    print(f"{sum(right)} of {HELD_OUT} sentences are right", flush=True)
-    return {"sentences_right": sum(right), "sentences": HELD_OUT}
+    beams = beam_search(model, source, beams=4, max_length=2 * LENGTH)
+    number_right = 0
+    for number, (symbols, hypotheses, wanted) in enumerate(zip(source, beams, target, strict=True)):
+        tokens = hypotheses[0].tokens.tolist()  # of the best hypothesis, without the end of the sentence
+        right = tokens == wanted[:-1].tolist()
+        if right:
+            number_right += 1
+        if number < 3:
+            print(*symbols[:-1].tolist(), "->", *tokens, "" if right else "(wrong)")
+    print(f"{number_right} of {HELD_OUT} sentences are right", flush=True)
+    return {"sentences_right": number_right, "sentences": HELD_OUT}
 
 
 def main() -> None:

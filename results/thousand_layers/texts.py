@@ -11,14 +11,17 @@ from pathlib import Path
 from cells import Cell, PlanError
 from commands import Failed, Programs, relative
 
-ENDED = re.compile(r"error: ((diverged|stuck) at update (\d+))")
+# What fairseq-train prints when it ends before its last update. Groups: diverged or stuck, and the update.
+ENDED = re.compile(r"error: (diverged|stuck) at update (\d+)")
 # Both kinds of text: a batch of about 1,000 tokens, nothing that hides how a method trains (no dropout, no clipping).
 TRAINING = """--user-dir deepnet_fairseq --arch deepnet_transformer --encoder-attention-heads 2 --encoder-embed-dim 64
     --share-all-embeddings --dropout 0.0 --clip-norm 0.0 --criterion label_smoothed_cross_entropy
     --optimizer deepnet_adam --adam-betas '(0.9, 0.98)' --num-workers 0 --log-format json --log-interval 25 --cpu
     --no-epoch-checkpoints --keep-interval-updates 1 --save-interval-updates 100 --max-tokens-valid 4000
     --validate-interval 999"""
-TEXTS = {  # languages, flags of fairseq-train, flags of fairseq-generate, pieces of the vocabulary
+# languages, flags of fairseq-train, flags of fairseq-generate, pieces of the vocabulary; of the two texts: "language",
+# which deepnet_fairseq.data.language generates, and "mix", German-English text of several sources
+TEXTS = {
     "language": (
         ("qaa", "qab"),
         "--encoder-ffn-embed-dim 128 --label-smoothing 0.1 --max-tokens 1000 --validate-interval-updates 200",
@@ -32,6 +35,7 @@ TEXTS = {  # languages, flags of fairseq-train, flags of fairseq-generate, piece
         4000,
     ),
 }
+DIVERGED, STUCK = 3, 4  # fairseq-train's statuses for trainings that are results, too
 FALL = 0.3  # share of a held schedule's updates, at its end, in which the rate falls
 SPLITS = ("train", "valid", "test")
 HELD_OUT = {"valid": ("iwslt14", "multi30k", "tatoeba", "newstest2013"), "test": ("tatoeba",)}  # of the mix
@@ -60,7 +64,12 @@ def schedule_flags(cell: Cell) -> list[str]:
 
 
 async def train_text(cell: Cell, run: Path, programs: Programs, work: Path) -> dict:
-    """Train with fairseq-train on one of the two texts; translate and score the test set."""
+    """Train with fairseq-train on one of the two texts; translate and score the test set.
+
+    run: the cell's folder; work: the folder of the texts and their binarised data. Returns the entries of the record:
+    those of `curves`; "ended" (trained, diverged or stuck) and "ended_at", the update if it did not train to its end;
+    the "command"; and, if there is a checkpoint to translate with, those of `translate`.
+    """
     from deepnet_fairseq.core.methods import METHODS
 
     pair, flags, generation, _vocabulary = TEXTS[cell.task]
@@ -75,27 +84,34 @@ async def train_text(cell: Cell, run: Path, programs: Programs, work: Path) -> d
         command += ["--deepnet-probe", cell.probes, "--probe-interval", "100"]
     if cell.stop_stuck:
         command += ["--stop-stuck", cell.stop_stuck]
-    log, ended, stop = run / "train.log", "trained", None
-    if not (run / "trained").exists():
+
+    # The file RUN/trained says that the training is over, and how: "stuck 600", with the update, or "trained 0".
+    log, mark = run / "train.log", run / "trained"
+    if not mark.exists():
         status = await programs.run(command, log)
-        if status in (3, 4):
+        if status in (DIVERGED, STUCK):
             endings = ENDED.findall(log.read_text(encoding="utf-8", errors="replace"))
-            (run / "trained").write_text(f"{endings[-1][1]} {endings[-1][2]}")
+            word, update = endings[-1]
+            mark.write_text(f"{word} {update}")
         elif status:
             raise Failed(f"{cell.name}: fairseq-train ended with {status}; whole log: {log}")
         else:
-            (run / "trained").write_text("trained 0")
-    word, _, number = (run / "trained").read_text().partition(" ")
-    if word != "trained":
-        ended, stop = word, int(number)
-    result = curves(log) | {"ended": ended, "ended_at": stop, "command": relative(command)}
+            mark.write_text("trained 0")
+    ended, _, number = mark.read_text().partition(" ")
+    ended_at = None if ended == "trained" else int(number)
+
+    result = curves(log) | {"ended": ended, "ended_at": ended_at, "command": relative(command)}
     if ended == "stuck" or not (run / "checkpoint_last.pt").exists():
         return result
     return result | await translate(cell, run, programs, data, pair, generation)
 
 
 async def translate(cell: Cell, run: Path, programs: Programs, data: Path, pair: tuple[str, str], flags: str) -> dict:
-    """Translate the test set with the last checkpoint; score it with sacreBLEU."""
+    """Translate the test set with the last checkpoint; score it with sacreBLEU, and return BLEU and its signature.
+
+    run: the cell's folder, which gets the translations; data: the binarised data; pair: source and target language;
+    flags: of fairseq-generate.
+    """
     from sacrebleu.metrics import BLEU
 
     command = [
@@ -105,7 +121,10 @@ async def translate(cell: Cell, run: Path, programs: Programs, data: Path, pair:
     generated, log = run / "generated.txt", run / "generate.log"
     if await programs.run(command, log, generated):
         raise Failed(f"{cell.name}: fairseq-generate failed; whole log: {log}")
-    by_number = dict(re.findall(r"^H-(\d+)\t[^\t]*\t(.*)$", generated.read_text(encoding="utf-8"), re.MULTILINE))
+
+    # fairseq-generate prints "H-<number of the sentence>\t<score>\t<translation>", in the order of its batches
+    printed = generated.read_text(encoding="utf-8")
+    by_number = dict(re.findall(r"^H-(\d+)\t[^\t]*\t(.*)$", printed, re.MULTILINE))
     references = (data.parent / "text" / f"test.{pair[1]}").read_text(encoding="utf-8").split("\n")[:-1]
     hypotheses = [by_number[str(number)] for number in range(len(references))]
     # the mix is tokenised already: 13a would cut it again
@@ -115,28 +134,34 @@ async def translate(cell: Cell, run: Path, programs: Programs, data: Path, pair:
 
 
 def curves(log: Path) -> dict:
-    """Read the losses of a log, in bits a token; of several attempts the last word on each update counts."""
+    """Read the losses of a log, in bits per token.
+
+    Returns "train_loss" and "valid_loss", pairs (update, loss), and "final_loss", the last of the validation. The log
+    may hold several attempts, of which a resumed one repeats updates: the last line on each update counts.
+    """
     train: dict[int, float] = {}
     valid: dict[int, float] = {}
     for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
-        for kind, losses in (("train_inner", train), ("valid", valid)):
-            if f"| {kind} |" not in line:
-                continue
-            row = json.loads(line.split(f"| {kind} |", 1)[1])
-            if kind == "valid":
-                losses[int(row["valid_num_updates"])] = float(row["valid_nll_loss"])
-            else:
-                losses[int(row["num_updates"])] = float(row.get("nll_loss", row["loss"]))
+        if "| train_inner |" in line:
+            row = json.loads(line.split("| train_inner |", 1)[1])
+            train[int(row["num_updates"])] = float(row.get("nll_loss", row["loss"]))
+        if "| valid |" in line:
+            row = json.loads(line.split("| valid |", 1)[1])
+            valid[int(row["valid_num_updates"])] = float(row["valid_nll_loss"])
     final = list(valid.values())[-1] if valid else None
     return {"final_loss": final, "train_loss": list(train.items()), "valid_loss": list(valid.items())}
 
 
 def make_data(task: str, work: Path) -> Path:
-    """Binarise a text, once; PlanError where the mix is not there to be binarised."""
+    """Binarise a text, once; return the folder of its binarised data, in WORK/data/TASK.
+
+    task: a name of TEXTS. PlanError where the mix is not there to be binarised.
+    """
     pair, _flags, _generation, vocabulary = TEXTS[task]
     folder = work / "data" / task
     if (folder / "bin" / f"dict.{pair[0]}.txt").exists():
         return folder / "bin"
+
     from deepnet_fairseq import register
     from deepnet_fairseq.data import language
     from deepnet_fairseq.data.parallel_text import prepare_text
@@ -153,7 +178,10 @@ def make_data(task: str, work: Path) -> Path:
 
 
 def select_mix(source: Path, text: Path, pair: tuple[str, str]) -> None:
-    """Take the training text as it is, and the first sentences of its held-out sets."""
+    """Copy the training text as it is, and the first sentences of the sets of HELD_OUT, joined by split.
+
+    source: folder of the unpacked mix; text: the folder that gets train, valid and test; pair: the two languages.
+    """
     for lang in pair:
         if not (source / f"train.{lang}").exists():
             raise PlanError(f"{source}/train.{lang}: no such file; unpack mix.de-en there, or link it")

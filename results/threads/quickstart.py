@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import product
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -27,15 +28,18 @@ RECORDS = Path(__file__).with_suffix(".jsonl")
 
 
 def timed(checkout: Path, programs: int, flags: list[str]) -> dict:
-    """Run a checkout's quickstart beside spinning programs; return its seconds, and what its trainings ended with."""
-    clean = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    """Run a checkout's quickstart beside so many spinning programs; return what is recorded of the run.
+
+    flags: of the quickstart. The dict has the "seconds", and by method "bleu" and "held_out", the last held-out loss.
+    """
+    # without the variables that set a number of threads: the quickstart chooses it
+    environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    environment["PYTHONPATH"] = str(checkout)
     words = [sys.executable, "-m", "deepnet_fairseq", "quickstart", *flags]
     with tempfile.TemporaryDirectory() as folder, busy(programs):
         start = time.monotonic()
-        subprocess.run(
-            [*words, "--out", folder], env=clean | {"PYTHONPATH": str(checkout)}, cwd=folder, check=True,
-            stdout=subprocess.DEVNULL,
-        )  # fmt: skip
+        words += ["--out", folder]
+        subprocess.run(words, env=environment, cwd=folder, check=True, stdout=subprocess.DEVNULL)
         seconds = time.monotonic() - start
         rows = [json.loads(line) for line in Path(folder, "records.jsonl").read_text().splitlines()]
     return {
@@ -43,6 +47,12 @@ def timed(checkout: Path, programs: int, flags: list[str]) -> dict:
         "bleu": {row["run"]["method"]: row["score"]["bleu"] for row in rows if "score" in row},
         "held_out": {row["run"]["method"]: float(row["log"]["valid"][-1]["valid_loss"]) for row in rows},
     }
+
+
+def commit_of(checkout: Path) -> str:
+    """Return the first ten digits of a checkout's commit."""
+    words = ["git", "-C", str(checkout), "rev-parse", "--short=10", "HEAD"]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def main() -> None:
@@ -53,17 +63,22 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--busy", default="0,1", help="other programs that spin")
     args, flags = parser.parse_known_args()
-    for _ in range(args.rounds):
-        for programs in map(int, args.busy.split(",")):
-            for name in ("old", "new"):
-                checkout = getattr(args, name).resolve()
-                words = ["git", "-C", str(checkout), "rev-parse", "--short=10", "HEAD"]
-                commit = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
-                facts = {"checkout": name, "commit": commit, "hardware": processor(), "busy": programs}
-                facts |= {"load": os.getloadavg()[0], "flags": flags} | timed(checkout, programs, flags)
-                print(json.dumps(facts), flush=True)
-                with open(RECORDS, "a", encoding="utf-8") as records:
-                    records.write(json.dumps(facts) + "\n")
+
+    checkouts = (("old", args.old.resolve()), ("new", args.new.resolve()))
+    numbers_busy = [int(number) for number in args.busy.split(",")]
+    for _, programs, (name, checkout) in product(range(args.rounds), numbers_busy, checkouts):
+        record = {
+            "checkout": name,
+            "commit": commit_of(checkout),
+            "hardware": processor(),
+            "busy": programs,
+            "load": os.getloadavg()[0],
+            "flags": flags,
+        }
+        record |= timed(checkout, programs, flags)
+        print(json.dumps(record), flush=True)
+        with open(RECORDS, "a", encoding="utf-8") as records:
+            records.write(json.dumps(record) + "\n")
 
 
 if __name__ == "__main__":

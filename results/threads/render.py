@@ -2,6 +2,9 @@
 
 python results/threads/render.py            writes them
 python results/threads/render.py --check    says whether they are those of the records
+
+records.jsonl is written by `python -m benchmarks threads`: "median" is the seconds of an update with so many "threads"
+of a model of this "width" while so many cores are "busy" with other programs. quickstart.jsonl is quickstart.py's.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from deepnet_fairseq.text_table import markdown
 
 HERE = Path(__file__).resolve().parent
 TABLE = Path(threads.__file__).with_suffix(".toml")
+# A section of the page. Groups: the first comment, the section's name, the last comment.
 MARKED = re.compile(r"(<!-- report (\w+) -->\n).*?(<!-- /report \2 -->\n)", re.DOTALL)
 IDLE, BUSY = 0, 1  # busy cores
 
@@ -24,74 +28,96 @@ IDLE, BUSY = 0, 1  # busy cores
 def read(name: str) -> list[dict]:
     """Read the records of a file in this folder; none if it does not exist yet."""
     path = HERE / name
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def seconds(records: list[dict]) -> dict[tuple[int, int, int], float]:
-    """Return the median seconds of an update by width, threads and busy cores."""
+    """Return the median seconds of an update by (width, threads, busy cores)."""
     return {(one["width"], one["threads"], one["busy"]): one["median"] for one in records}
 
 
 def ratios(records: list[dict]) -> dict[int, threads.Ratio]:
     """Return what two threads take of one thread's seconds, by width."""
     taken = seconds(records)
-    widths = sorted({one["width"] for one in records})
-    return {w: threads.Ratio(*(taken[w, 2, busy] / taken[w, 1, busy] for busy in (IDLE, BUSY))) for w in widths}
+    found = {}
+    for width in sorted({one["width"] for one in records}):
+        idle = taken[width, 2, IDLE] / taken[width, 1, IDLE]
+        busy = taken[width, 2, BUSY] / taken[width, 1, BUSY]
+        found[width] = threads.Ratio(idle, busy)
+    return found
 
 
 def package_table(records: list[dict]) -> str:
     """Return threads.toml with the ratios of the records, below its own comment."""
-    comment = [line for line in TABLE.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
-    rows = [f"{width} = {{ idle = {one.idle:.2f}, busy = {one.busy:.2f} }}" for width, one in ratios(records).items()]
-    return "\n".join([*comment, *rows]) + "\n"
+    lines = [line for line in TABLE.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
+    for width, ratio in ratios(records).items():
+        lines.append(f"{width} = {{ idle = {ratio.idle:.2f}, busy = {ratio.busy:.2f} }}")
+    return "\n".join(lines) + "\n"
 
 
 def by_width(records: list[dict]) -> str:
-    """Lay out the seconds of an update, one width a row."""
-    taken, rows = seconds(records), []
+    """Lay out the seconds of an update, one width a row.
+
+    Two threads are chosen where they are faster in the geometric mean of an idle and a busy machine.
+    """
+    header = [
+        "width", "layers", "idle: 1 thread", "2 threads", "2 by 1", "one core busy: 1 thread", "2 threads", "2 by 1",
+        "threads chosen",
+    ]  # fmt: skip
+    rows = []
+    taken = seconds(records)
     for width, ratio in ratios(records).items():
         layers = next(one["layers"] for one in records if one["width"] == width)
-        cells = [f"{taken[width, number, busy]:.3f}" for busy in (IDLE, BUSY) for number in (1, 2)]
-        shares = [f"{ratio.idle:.2f}", f"{ratio.busy:.2f}"]
-        chosen = "all cores" if ratio.idle * ratio.busy < 1 else "1"
-        rows.append([str(width), f"{layers}L-{layers}L", *cells[:2], shares[0], *cells[2:], shares[1], chosen])
-    heads = ["width", "layers", "idle: 1 thread", "2 threads", "2 by 1"]
-    return markdown([[*heads, "one core busy: 1 thread", "2 threads", "2 by 1", "threads chosen"], *rows])
+        row = [str(width), f"{layers}L-{layers}L"]
+        for busy, share in ((IDLE, ratio.idle), (BUSY, ratio.busy)):
+            row.append(f"{taken[width, 1, busy]:.3f}")
+            row.append(f"{taken[width, 2, busy]:.3f}")
+            row.append(f"{share:.2f}")
+        row.append("all cores" if ratio.idle * ratio.busy < 1 else "1")
+        rows.append(row)
+    return markdown([header, *rows])
 
 
 def quickstart(records: list[dict]) -> str:
     """Lay out the quickstart's minutes before and after, idle and beside a busy core."""
     rows = []
-    for busy in (IDLE, BUSY):
-        for checkout in ("old", "new"):
-            some = [one for one in records if (one["checkout"], one["busy"]) == (checkout, busy)]
-            if some:
-                minutes = median(one["seconds"] for one in some) / 60
-                bleu = sorted({f"{value:.1f}" for one in some for value in one["bleu"].values()})
-                place = ["one core busy" if busy else "idle", {"old": "before", "new": "after"}[checkout]]
-                rows.append([*place, some[-1]["commit"], f"{minutes:.1f}", ", ".join(bleu), str(len(some))])
+    for busy, machine in ((IDLE, "idle"), (BUSY, "one core busy")):
+        for checkout, function in (("old", "before"), ("new", "after")):
+            runs = [one for one in records if one["checkout"] == checkout and one["busy"] == busy]
+            if not runs:
+                continue
+            minutes = median(run["seconds"] for run in runs) / 60
+            scores = set()  # of all methods and runs; equal ones count once
+            for run in runs:
+                scores |= {f"{value:.1f}" for value in run["bleu"].values()}
+            bleu = ", ".join(sorted(scores))
+            rows.append([machine, function, runs[-1]["commit"], f"{minutes:.1f}", bleu, str(len(runs))])
     return markdown([["machine", "function", "commit", "minutes", "BLEU", "runs"], *rows])
 
 
-def place(records: list[dict]) -> str:
-    """Say where and with what the records were measured."""
-    one = records[0]["environment"]
-    versions = ", ".join(f"{name} {one['versions'][name]}" for name in ("python", "torch"))
-    return f"Measured on {one['hardware'].removeprefix('CPU, ')} with commit {one['commit']}, {versions}."
+def measured_with(records: list[dict]) -> str:
+    """Say on which machine, and with which commit and versions, the records were measured."""
+    environment = records[0]["environment"]
+    processor = environment["hardware"].removeprefix("CPU, ")
+    versions = ", ".join(f"{name} {environment['versions'][name]}" for name in ("python", "torch"))
+    return f"Measured on {processor} with commit {environment['commit']}, {versions}."
 
 
 def sections() -> dict[str, str]:
     """Render the marked sections of README.md by name; one without records is empty."""
     widths, runs = read("records.jsonl"), read("quickstart.jsonl")
     return {
-        "widths": f"{by_width(widths)}\n\n{place(widths)}" if widths else "",
+        "widths": f"{by_width(widths)}\n\n{measured_with(widths)}" if widths else "",
         "quickstart": quickstart(runs) if runs else "",
     }
 
 
 def main() -> None:
     """Write page and table, or check them."""
-    made, path = sections(), HERE / "README.md"
+    made = sections()
+    path = HERE / "README.md"
     page = path.read_text(encoding="utf-8")
     rendered = MARKED.sub(lambda match: f"{match[1]}{made[match[2]]}\n{match[3]}", page)
     records = read("records.jsonl")
