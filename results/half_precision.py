@@ -17,7 +17,7 @@ from deepnet_fairseq.plugin.trainer import build_trainer, parse_training_flags
 from deepnet_fairseq.text_table import markdown
 
 UPDATES = 25
-TOO_LARGE = ("--fp16-init-scale", str(2**28))
+TOO_LARGE = ("--fp16-init-scale", str(2**28))  # the first batches overflow
 PRECISIONS = {"fp16": ("--fp16", *TOO_LARGE), "bf16": ("--bf16",), "amp": ("--amp", *TOO_LARGE)}
 FLAGS = (
     "--arch", "deepnet_transformer_tiny", "--encoder-layers", "3", "--decoder-layers", "3", "--share-all-embeddings",
@@ -28,32 +28,55 @@ FLAGS = (
 
 
 def train(data, *flags, updates: int = UPDATES):
-    """Train, repeating batches that overflow; return the losses, the last loss scale and the trainer."""
-    trainer = build_trainer(parse_training_flags([str(word) for word in (data, *FLAGS, *flags)]))
+    """Train so many updates; return the losses (bits a token), the last loss scale and the trainer.
+
+    data: folder of the binarised data; flags: of fairseq-train, beside FLAGS. A batch whose gradient overflows is
+    repeated at the next loss scale, until it makes an update.
+    """
+    words = [str(word) for word in (data, *FLAGS, *flags)]
+    trainer = build_trainer(parse_training_flags(words))
     iterator = trainer.get_train_iterator(1)
     trainer.begin_epoch(1)
-    batches, losses = list(iterator.next_epoch_itr(shuffle=True)), []
+    batches = list(iterator.next_epoch_itr(shuffle=True))
+
+    losses = []
     for batch in itertools.islice(itertools.cycle(batches), updates):
-        logged = None
+        logged = None  # it stays None where the gradient overflows
         while logged is None:
             with metrics.aggregate("train_inner"):
                 logged = trainer.train_step([batch])
         losses.append(float(logged["loss"]))
+
     scaler = getattr(trainer.optimizer, "scaler", None)
-    scale = 1.0 if scaler is None else scaler.get_scale() if trainer.cfg.common.amp else scaler.loss_scale
+    if scaler is None:
+        scale = 1.0
+    elif trainer.cfg.common.amp:  # torch's scaler
+        scale = scaler.get_scale()
+    else:  # fairseq's
+        scale = scaler.loss_scale
     return losses, scale, trainer
 
 
 def rows(data, *flags):
-    """Yield the rows of the table, the header first."""
-    yield ["method", "fp32", *PRECISIONS, *(f"{name} at most" for name in PRECISIONS), "overflows"]
+    """Yield the rows of the table, the header first. data, flags: as in `train`."""
+    header = ["method", "fp32", *PRECISIONS]
+    header += [f"{name} at most" for name in PRECISIONS]
+    yield [*header, "overflows"]
+
     for method in sorted(METHODS):
         chosen = ("--method", method, *METHODS[method].train_flags, *flags)
-        exact = train(data, *chosen)[0]
-        runs = {name: train(data, *chosen, *precision) for name, precision in PRECISIONS.items()}
-        apart = [max(abs(a - b) for a, b in zip(losses, exact, strict=True)) for losses, *_ in runs.values()]
-        last = [f"{losses[-1]:.3f}" for losses in (exact, *(losses for losses, *_ in runs.values()))]
-        yield [f"`{method}`", *last, *(f"{one:.3f}" for one in apart), f"{28 - math.log2(runs['fp16'][1]):.0f}"]
+        exact, *_ = train(data, *chosen)
+        last = [f"{exact[-1]:.3f}"]
+        differences = []
+        overflows = ""
+        for name, precision in PRECISIONS.items():
+            losses, scale, _ = train(data, *chosen, *precision)
+            last.append(f"{losses[-1]:.3f}")
+            largest = max(abs(a - b) for a, b in zip(losses, exact, strict=True))
+            differences.append(f"{largest:.3f}")
+            if name == "fp16":
+                overflows = f"{28 - math.log2(scale):.0f}"  # each overflow halves the scale, which begins at 2^28
+        yield [f"`{method}`", *last, *differences, overflows]
 
 
 if __name__ == "__main__":

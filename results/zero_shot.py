@@ -29,11 +29,12 @@ from deepnet_fairseq.tools.export.hub_models import MARKS, Port
 from deepnet_fairseq.tools.export.hub_tokenizers import segmenter_of, write_tokenizer
 from deepnet_fairseq.tools.export.huggingface import library
 
+# task -> the metric of lm-evaluation-harness that its papers report
 TASKS = {"hellaswag": "acc_norm", "piqa": "acc", "winogrande": "acc", "openbookqa": "acc_norm"}
 
 
-class Asked(nn.Module):
-    """Causal model with the interface that the harness expects: logits of input_ids, a config, a device."""
+class HarnessModel(nn.Module):
+    """fairseq's causal model with the interface that the harness expects: logits of input_ids, a config, a device."""
 
     def __init__(self, model, config):
         super().__init__()
@@ -52,10 +53,11 @@ class Asked(nn.Module):
         """Satisfy the harness; the weights are already tied."""
 
 
-def asked(path: str, folder: Path, data: str | None = None, device: str = "cpu", batch: int = 16):
-    """Return a checkpoint for lm_eval's simple_evaluate; its tokenizer is written into `folder`.
+def harness_model(path: str, folder: Path, data: str | None = None, device: str = "cpu", batch: int = 16):
+    """Return a checkpoint for lm_eval's simple_evaluate; its config and tokenizer are written into `folder`.
 
-    data: folder of the run's data, by default the one of its training. UserError for another kind of model, or of text.
+    data: folder of the run's data, by default the one of its training; batch: questions at once. UserError for another
+    kind of model, or of text.
     """
     transformers = library()
     from lm_eval.models.huggingface import HFLM
@@ -63,28 +65,33 @@ def asked(path: str, folder: Path, data: str | None = None, device: str = "cpu",
     model, cfg = from_checkpoint(path)
     if model.NAME != LM:
         raise UserError(f"{path}: is no causal language model")
-    cfg.task.data = data or cfg.task.data
-    task, segmenter = tasks.setup_task(cfg.task), segmenter_of(cfg.task.data, None)
+    if data:
+        cfg.task.data = data
+    task = tasks.setup_task(cfg.task)
+    segmenter = segmenter_of(cfg.task.data, None)
+
+    # the config of an OPT, which the harness reads in place of one for fairseq's model
     begin = BOS if cfg.task.get("add_bos_token") else EOS
     marks = MARKS | {"bos_token_id": begin, "max_position_embeddings": model.max_positions()}
     config = transformers.OPTConfig(vocab_size=len(task.target_dictionary), **marks)
     config.save_pretrained(folder)
     port = Port("OPT", "ForCausalLM", marks, {}, model.max_positions(), bounded=True)
     tokenizer = write_tokenizer(transformers, folder, port, segmenter, task.source_dictionary, cfg.task.data)
-    return HFLM(Asked(model.to(device), config), tokenizer=tokenizer, backend="causal", batch_size=batch)
+    return HFLM(HarnessModel(model.to(device), config), tokenizer=tokenizer, backend="causal", batch_size=batch)
 
 
 def rows(args):
-    """Yield the rows of the table, the header first."""
+    """Yield the rows of the table, the header first; a row has accuracies in per cent. args: the flags of `main`."""
     from lm_eval import simple_evaluate
 
     yield ["checkpoint", *args.tasks, "average"]
     for path in args.checkpoints:
         with tempfile.TemporaryDirectory() as folder:
-            model = asked(path, Path(folder), args.data, args.device, args.batch)
+            model = harness_model(path, Path(folder), args.data, args.device, args.batch)
             results = simple_evaluate(model, tasks=args.tasks, limit=args.limit, bootstrap_iters=0)["results"]
         scores = [100 * results[task][f"{TASKS[task]},none"] for task in args.tasks]
-        yield [f"`{path}`", *(f"{score:.1f}" for score in (*scores, sum(scores) / len(scores)))]
+        scores.append(sum(scores) / len(scores))
+        yield [f"`{path}`", *(f"{score:.1f}" for score in scores)]
 
 
 def main(argv: list[str] | None = None) -> None:

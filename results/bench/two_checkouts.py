@@ -21,21 +21,30 @@ import time
 from pathlib import Path
 
 VOCABULARY = 1000
-MARK = "RESULT "
+MARK = "RESULT "  # begins a candidate's answer among what fairseq prints
 
 
-def build(kind: str, width: int, depth: int, dropout: float):
-    """Build our model or stock fairseq's, of equal shape."""
+def build_model(kind: str, width: int, depth: int, dropout: float):
+    """Build fairseq's model for the kind "stock", else ours, of equal shape.
+
+    width: features of a hidden state; depth: layers of the encoder, and of the decoder.
+    """
     import torch
     from fairseq.models.transformer import TransformerModel, base_architecture
 
     from deepnet_fairseq.plugin import building
 
     torch.manual_seed(0)
-    shape = {"embed_dim": width, "ffn_embed_dim": 2 * width if width < 128 else 4 * width, "layers": depth}
-    shape["attention_heads"] = 2 if width < 128 else 8
-    fields = {f"{stack}_{name}": value for stack in ("encoder", "decoder") for name, value in shape.items()}
-    fields |= {"dropout": dropout, "share_all_embeddings": True}
+    shape = {"embed_dim": width, "layers": depth}
+    if width < 128:  # as the tiny architecture
+        shape |= {"ffn_embed_dim": 2 * width, "attention_heads": 2}
+    else:
+        shape |= {"ffn_embed_dim": 4 * width, "attention_heads": 8}
+    fields: dict = {"dropout": dropout, "share_all_embeddings": True}
+    for name, value in shape.items():
+        fields[f"encoder_{name}"] = value
+        fields[f"decoder_{name}"] = value
+
     if kind != "stock":
         return building.build("deepnet_transformer", vocab=VOCABULARY, method="deepnorm", **fields)
     args = argparse.Namespace(**fields)
@@ -44,10 +53,14 @@ def build(kind: str, width: int, depth: int, dropout: float):
 
 
 def train(kind: str, width: int, depth: int, sentences: int, length: int):
-    """Return a function that runs a forward and a backward pass with dropout 0.1 and returns its processor seconds."""
+    """Return a function that runs a forward and a backward pass with dropout 0.1 and returns its processor seconds.
+
+    kind, width, depth: of the model; sentences, length: of the batch, in tokens on both sides. The function's second
+    value is None, in the place of the hypotheses of `decode`.
+    """
     import torch
 
-    model = build(kind, width, depth, 0.1).train()
+    model = build_model(kind, width, depth, 0.1).train()
     generator = torch.Generator().manual_seed(1)
     source, target = torch.randint(4, VOCABULARY, (2, sentences, length), generator=generator)
     source[1, :3] = 1  # one sentence is padded
@@ -64,50 +77,64 @@ def train(kind: str, width: int, depth: int, sentences: int, length: int):
 
 
 def decode(kind: str, width: int, depth: int, sentences: int, length: int):
-    """Return a function that translates with beam 5, and returns its processor seconds and the best hypotheses."""
+    """Return a function that translates with beam 5, and returns its processor seconds and the best hypotheses.
+
+    kind, width, depth: of the model; sentences: of the batch; length: tokens of every hypothesis.
+    """
     import torch
     from fairseq.sequence_generator import SequenceGenerator
 
     from deepnet_fairseq.plugin import building
 
-    model = build(kind, width, depth, 0.0).eval()
+    model = build_model(kind, width, depth, 0.0).eval()
     off = {"retain_dropout": False, "print_alignment": None, "no_beamable_mm": False, "retain_dropout_modules": None}
     model.prepare_for_inference_(argparse.Namespace(generation=argparse.Namespace(**off)))
+
+    # sources of 8 to 20 tokens, padded on the left with fairseq's 1
     generator = torch.Generator().manual_seed(1)
     source = torch.randint(4, VOCABULARY, (sentences, 20), generator=generator)
     lengths = torch.randint(8, 21, (sentences,), generator=generator)
-    for row, words in zip(source, lengths.tolist(), strict=True):
-        row[: 20 - words] = 1
+    for sentence, tokens in zip(source, lengths.tolist(), strict=True):
+        sentence[: 20 - tokens] = 1
+    batch = {"net_input": {"src_tokens": source, "src_lengths": lengths}}
+
+    dictionary = building.blank_task(VOCABULARY).target_dictionary
     limits = {"max_len_a": 0, "max_len_b": length, "min_len": length}
-    search = SequenceGenerator([model], building.blank_task(VOCABULARY).target_dictionary, beam_size=5, **limits)
+    search = SequenceGenerator([model], dictionary, beam_size=5, **limits)
 
     def translate() -> tuple[float, list]:
         begun = time.process_time()
-        beams = search.generate([model], {"net_input": {"src_tokens": source, "src_lengths": lengths}})
-        return time.process_time() - begun, [hypotheses[0]["tokens"].tolist() for hypotheses in beams]
+        beams = search.generate([model], batch)
+        seconds = time.process_time() - begun
+        return seconds, [hypotheses[0]["tokens"].tolist() for hypotheses in beams]
 
     return translate
 
 
 def serve(kind: str) -> None:
-    """Answer requests "train WIDTH DEPTH SENTENCES LENGTH" on standard input, a case prepared once."""
+    """Answer requests "TASK WIDTH DEPTH SENTENCES LENGTH" on standard input with [processor seconds, hypotheses].
+
+    TASK is train or decode. Requests in a row for the same case use one model. kind: as in build_model.
+    """
     import torch
 
     import deepnet_fairseq
 
     torch.set_num_threads(1)
     deepnet_fairseq.register()
-    prepared = {}
+    tasks = {"train": train, "decode": decode}
+    prepared = None  # the request that `measure` answers
     for line in sys.stdin:
         task, *numbers = line.split()
-        if line not in prepared:
-            prepared = {line: {"train": train, "decode": decode}[task](kind, *map(int, numbers))}
-            prepared[line]()  # what the first run alone costs
-        print(MARK + json.dumps(prepared[line]()), flush=True)
+        if line != prepared:
+            measure = tasks[task](kind, *map(int, numbers))
+            measure()  # what the first run alone costs
+            prepared = line
+        print(MARK + json.dumps(measure()), flush=True)
 
 
 def ask(worker: subprocess.Popen, request: str) -> list:
-    """Send one request and wait for its answer."""
+    """Send one request of `serve` and wait for its answer."""
     assert worker.stdin is not None and worker.stdout is not None
     worker.stdin.write(request + "\n")
     worker.stdin.flush()
@@ -115,6 +142,27 @@ def ask(worker: subprocess.Popen, request: str) -> list:
         if line.startswith(MARK):
             return json.loads(line.removeprefix(MARK))
     sys.exit(f"two_checkouts.py: error: a worker ended at {request}")
+
+
+def commit_of(folder: Path) -> str:
+    """Return the commit of a checkout, "" if the folder is none."""
+    words = ["git", "rev-parse", "HEAD"]
+    return subprocess.run(words, cwd=folder, capture_output=True, text=True).stdout.strip()
+
+
+def started(kind: str, folder: Path) -> subprocess.Popen:
+    """Start this program as the candidate of a kind, with the package of a checkout."""
+    variables = os.environ | {"PYTHONPATH": str(folder.resolve()), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, __file__, "serve", kind], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env=variables, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def median_ratio(seconds: list[float], of_other: list[float]) -> str:
+    """Return the median over the rounds of one candidate's seconds over another's."""
+    ratios = [mine / others for mine, others in zip(seconds, of_other, strict=True)]
+    return f"{statistics.median(ratios):.2f}"
 
 
 def main() -> None:
@@ -131,45 +179,38 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     args = parser.parse_args()
     folders = {"old": args.old, "new": args.new, "stock": args.new}
-    commits = {
-        name: subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True).stdout.strip()
-        for name, folder in folders.items()
-    }
-    workers = {
-        name: subprocess.Popen(
-            [sys.executable, __file__, "serve", name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env=os.environ | {"PYTHONPATH": str(folder.resolve()), "OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL,
-        )
-        for name, folder in folders.items()
-    }  # fmt: skip
+    commits = {name: commit_of(folder) for name, folder in folders.items()}
+    workers = {name: started(name, folder) for name, folder in folders.items()}
     print(f"| {args.task} | old, s | new, s | stock, s | old / new | stock / old | stock / new | same words |")
     print("|---|---|---|---|---|---|---|---|")
     for case in args.cases:
         request = f"{args.task} {case.replace('-', ' ').replace('x', ' ')}"
         seconds: dict[str, list[float]] = {name: [] for name in workers}
-        words = {}
+        words = {}  # the last hypotheses of each candidate
         for _ in range(args.rounds):
             for name, worker in workers.items():
                 taken, words[name] = ask(worker, request)
                 seconds[name].append(taken)
 
-        def ratio(one: str, other: str, seconds=seconds) -> float:
-            return statistics.median(a / b for a, b in zip(seconds[one], seconds[other], strict=True))
+        same_words = words["old"] == words["new"]
+        cells = [case]
+        cells += [f"{statistics.median(taken):.3f}" for taken in seconds.values()]
+        cells.append(median_ratio(seconds["old"], seconds["new"]))
+        cells.append(median_ratio(seconds["stock"], seconds["old"]))
+        cells.append(median_ratio(seconds["stock"], seconds["new"]))
+        cells.append("yes" if same_words else "no")
+        print("|", " | ".join(cells), "|", flush=True)
 
-        medians = [f"{statistics.median(taken):.3f}" for taken in seconds.values()]
-        ratios = [f"{ratio(*pair):.2f}" for pair in (("old", "new"), ("stock", "old"), ("stock", "new"))]
-        print(
-            "|", " | ".join([case, *medians, *ratios, "yes" if words["old"] == words["new"] else "no"]), "|", flush=True
-        )
         record = {
             "task": args.task,
             "case": case,
             "seconds": seconds,
             "commits": commits,
             "hardware": environment(0)["hardware"],
+            "same_words": same_words,
         }
         with open(Path(__file__).with_suffix(".jsonl"), "a", encoding="utf-8") as records:
-            records.write(json.dumps(record | {"same_words": words["old"] == words["new"]}) + "\n")
+            records.write(json.dumps(record) + "\n")
 
 
 if __name__ == "__main__":

@@ -29,15 +29,19 @@ from typing import NamedTuple
 
 RECORDS = Path(__file__).with_name("records.jsonl")
 PAGE = Path(__file__).parents[2] / "docs" / "corpora.md"
-MARKS = "<!-- memory by size -->\n", "<!-- /memory by size -->\n"  # around the table on the page
-PAIRS = (1 << 18, 1 << 20, 1 << 21)
-MOST_BEFORE = 1 << 20  # pairs that the older checkout is tried with
+FIRST_MARK, LAST_MARK = "<!-- memory by size -->\n", "<!-- /memory by size -->\n"  # around the table on the page
+PAIRS = (2**18, 2**20, 2**21)
+MOST_BEFORE = 2**20  # pairs that the older checkout is tried with
 EVERY = 0.1  # seconds between samples of the memory
 VOCAB = ("--vocab", "1000")
 
 
 class Case(NamedTuple):
-    """Command that is measured: its name on the page, its arguments for a folder of text and one to make."""
+    """Command of `deepnet prepare` that is measured.
+
+    title: its name on the page. words: function of the folder of text and of the folder that the command makes, which
+    returns the command's arguments.
+    """
 
     title: str
     words: Callable[[Path, Path], list]
@@ -74,19 +78,23 @@ class Peak(NamedTuple):
 
 def watch(words: list, **options) -> Peak:
     """Run a program and sample the memory of its processes; options: of subprocess.Popen."""
-    begun, pss, rss = time.monotonic(), 0, 0
+    begun = time.monotonic()
+    largest_pss = largest_rss = 0
     program = subprocess.Popen([os.fspath(word) for word in words], **options)
     while program.poll() is None:
-        processes = list(descendants(program.pid))
-        samples = [memory(process) for process in processes]
-        pss = max(pss, sum(sample[0] for sample in samples))
-        rss = max(rss, sum(sample[1] for sample in samples))
+        pss = rss = 0
+        for process in list(descendants(program.pid)):
+            sizes = memory(process)
+            pss += sizes[0]
+            rss += sizes[1]
+        largest_pss = max(largest_pss, pss)
+        largest_rss = max(largest_rss, rss)
         time.sleep(EVERY)
-    return Peak(pss, rss, time.monotonic() - begun, program.returncode)
+    return Peak(largest_pss, largest_rss, time.monotonic() - begun, program.returncode)
 
 
 def descendants(first: int) -> Iterator[int]:
-    """Yield a process, its children, theirs and so on."""
+    """Yield the numbers of a process, its children, theirs and so on."""
     yield first
     for task in Path(f"/proc/{first}/task").glob("*/children"):
         try:
@@ -98,48 +106,60 @@ def descendants(first: int) -> Iterator[int]:
 
 
 def memory(process: int) -> tuple[int, int]:
-    """Return PSS and RSS of a process in bytes; 0 if it has ended."""
+    """Return PSS and RSS of a process in bytes; both 0 if it has ended."""
     try:
-        rows = [row.split() for row in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()]
+        text = Path(f"/proc/{process}/smaps_rollup").read_text()
     except OSError:
         return 0, 0
-    sizes = {row[0]: int(row[1]) * 1024 for row in rows if len(row) == 3}
+    sizes = {}
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) == 3:  # "Pss:   1234 kB"
+            sizes[words[0]] = int(words[1]) * 1024
     return sizes.get("Pss:", 0), sizes.get("Rss:", 0)
 
 
 def write_corpus(folder: Path, pairs: int) -> Path:
-    """Write FOLDER/de-en/{train,valid,test}.{de,en}; return FOLDER/de-en."""
+    """Write FOLDER/de-en/{train,valid,test}.{de,en}; return FOLDER/de-en. pairs: of the training text."""
     from deepnet_fairseq.data.language import SIZES, make_corpus
     from deepnet_fairseq.data.lines import write_columns
 
     def repeated(rows: list) -> Iterator[tuple[str, str]]:
+        """Yield the rows again and again without end, each time in another order."""
         rng = Random(1)
         while True:
             rng.shuffle(rows)
             yield from rows
 
     text = folder / "de-en"
-    corpus = make_corpus(SIZES)
-    for split, rows in corpus.items():
+    for split, rows in make_corpus(SIZES).items():
         chosen = islice(repeated(rows), pairs) if split == "train" else rows
-        write_columns([text / f"{split}.{lang}" for lang in ("de", "en")], chosen)
+        files = [text / f"{split}.{lang}" for lang in ("de", "en")]
+        write_columns(files, chosen)
     return text
 
 
 def measure(name: str, checkout: Path, text: Path, dest: Path) -> dict:
-    """Run one case in a checkout; return what is recorded."""
+    """Run one case in a checkout; return what is recorded: seconds, and sizes in bytes.
+
+    name: a name of CASES; text: the folder of write_corpus; dest: the folder that the command makes, removed at the
+    end. "bytes" and "resident_bytes" are the peaks of PSS and RSS.
+    """
     environment = os.environ | {"PYTHONPATH": str(checkout.resolve()), "OMP_NUM_THREADS": "1"}
     words = [sys.executable, "-m", "deepnet_fairseq", "prepare", *CASES[name].words(text, dest)]
+
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     peak = watch(words, cwd=checkout, env=environment, stdout=subprocess.DEVNULL)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if peak.status:
         sys.exit(f"measure.py: error: {' '.join(map(str, words))} ended with status {peak.status}")
+
+    processor_seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     made = sum(file.stat().st_size for file in dest.rglob("*") if file.is_file())
     shutil.rmtree(dest)
     return {
         "seconds": round(peak.seconds, 1),
-        "processor_seconds": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1),
+        "processor_seconds": round(processor_seconds, 1),
         "bytes": peak.pss,
         "resident_bytes": peak.rss,
         "text_bytes": sum(file.stat().st_size for file in text.iterdir()),
@@ -150,11 +170,14 @@ def measure(name: str, checkout: Path, text: Path, dest: Path) -> dict:
 
 
 def idle(record: dict) -> bool:
-    """Return whether nothing else was at work: the load is the command's own, of its processes and their parent."""
+    """Return whether nothing else was at work.
+
+    The load is then the command's own: at most one process for each core, their parent, and this program.
+    """
     return record["load_at_end"] <= record["cores"] + 2
 
 
-def commit(checkout: Path) -> str:
+def commit_of(checkout: Path) -> str:
     """Return the commit of a checkout."""
     words = ["git", "-C", checkout, "rev-parse", "HEAD"]
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
@@ -162,13 +185,18 @@ def commit(checkout: Path) -> str:
 
 def table(records: list[dict]) -> str:
     """Return the table in Markdown: memory and seconds of each case, before and after."""
-    newest = {(record["case"], record["pairs"], record["which"]): record for record in records}
+    newest = {}  # the last record of a case, its pairs and its checkout
+    for record in records:
+        newest[record["case"], record["pairs"], record["which"]] = record
+
     lines = ["| command | pairs | memory before | now | seconds before | now |", "|---|---|---|---|---|---|"]
     for name, case in CASES.items():
-        for pairs in sorted({key[1] for key in newest if key[0] == name}):
-            both = [newest.get((name, pairs, which)) for which in ("before", "after")]
-            sizes = [f"{record['bytes'] / 1e9:.2f} GB" if record else "–" for record in both]
-            seconds = [f"{record['seconds']:.0f}" if record and idle(record) else "–" for record in both]
+        for pairs in sorted({pairs for measured, pairs, _ in newest if measured == name}):
+            sizes, seconds = [], []
+            for which in ("before", "after"):
+                record = newest.get((name, pairs, which))
+                sizes.append(f"{record['bytes'] / 1e9:.2f} GB" if record else "–")
+                seconds.append(f"{record['seconds']:.0f}" if record and idle(record) else "–")
             lines.append(f"| {case.title} | {pairs:,} | {' | '.join(sizes)} | {' | '.join(seconds)} |")
     return "\n".join(lines)
 
@@ -176,9 +204,9 @@ def table(records: list[dict]) -> str:
 def render() -> None:
     """Put the table of the records onto the page, and print it."""
     made = table(read_records())
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(MARKS[0])
-    _, _, after = rest.partition(MARKS[1])
-    PAGE.write_text(f"{before}{MARKS[0]}{made}\n{MARKS[1]}{after}", encoding="utf-8")
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(FIRST_MARK)
+    _, _, after = rest.partition(LAST_MARK)
+    PAGE.write_text(f"{before}{FIRST_MARK}{made}\n{LAST_MARK}{after}", encoding="utf-8")
     print(made)
 
 
@@ -212,10 +240,10 @@ def main() -> None:
                 for which, checkout in (("before", args.before), ("after", args.after)):
                     if which == "before" and pairs > MOST_BEFORE:
                         continue
-                    record = {"case": name, "which": which, "pairs": pairs, "commit": commit(checkout)}
+                    record = {"case": name, "which": which, "pairs": pairs, "commit": commit_of(checkout)}
                     record |= measure(name, checkout, text, Path(folder) / "made")
-                    record |= {"hardware": machine["hardware"], "versions": machine["versions"]}
-                    record |= {"started": machine["started"]}
+                    for fact in ("hardware", "versions", "started"):
+                        record[fact] = machine[fact]
                     with open(RECORDS, "a", encoding="utf-8") as file:
                         file.write(json.dumps(record) + "\n")
                     print(json.dumps(record), flush=True)

@@ -34,56 +34,91 @@ FOLDERS = ("ctranslate2", "huggingface")
 BEAM = ("--beam", "5")
 
 
-def called(*words) -> tuple[str, float]:
-    """Return what a program prints, and its seconds."""
+def run(program: str, *arguments) -> tuple[str, float]:
+    """Run a program of this environment; return what it prints, and its seconds. Its failure ends this program."""
     start = time.monotonic()
-    done = subprocess.run([BIN / str(words[0]), *map(str, words[1:])], capture_output=True, text=True)
+    done = subprocess.run([BIN / program, *map(str, arguments)], capture_output=True, text=True)
     if done.returncode:
         sys.exit(done.stderr[-2000:])
     return done.stdout, time.monotonic() - start
 
 
 class Ways:
-    """The programs that translate a file, by name, and the lines that they print."""
+    """The programs that translate a file, by name, and the lines that they print.
+
+    "ours" is fairseq-interactive with this package, "plain fairseq" the same without it, on the exported Transformer;
+    "checkpoint", "ctranslate2" and "huggingface" are `deepnet translate` on the checkpoint and on its two exports.
+    args: the flags of `main`; folder: for the exports.
+    """
 
     def __init__(self, args, folder: Path):
-        self.args, self.folder = args, folder
-        self.languages = [word for name in ("source_lang", "target_lang") if (lang := getattr(args, name)) is not None
-                          for word in (f"--{name.replace('_', '-')}", lang)]  # fmt: skip
-        for to in (*FOLDERS, "transformer"):
-            called("deepnet", "export", args.checkpoint, "--to", to, "--out", folder / to,
-                   *(() if to == "transformer" else ("--data", args.data)))  # fmt: skip
+        self.args = args
+        self.folder = folder
+        self.languages: list[str] = []  # flags of `deepnet translate`
+        if args.source_lang is not None:
+            self.languages += ["--source-lang", args.source_lang]
+        if args.target_lang is not None:
+            self.languages += ["--target-lang", args.target_lang]
+
+        for name in FOLDERS:
+            run("deepnet", "export", args.checkpoint, "--to", name, "--out", folder / name, "--data", args.data)
+        run("deepnet", "export", args.checkpoint, "--to", "transformer", "--out", folder / "transformer")
+
         described = read_description(folder / "ctranslate2")
-        places = [place / "spm.model" for place in folders_of(args.data)]
-        self.model = next(place for place in places if place.is_file())
-        source, target = args.source_lang or described.languages[0], args.target_lang or described.languages[1]
+        self.segmentation = self._file_of_data("spm.model")
+        source = args.source_lang or described.languages[0]
+        target = args.target_lang or described.languages[1]
+        # flags of fairseq-interactive
         self.task = ["-s", source, "-t", target, "--max-len-b", described.positions[1] - 1]
-        if described.symbols:
+        if described.symbols:  # a multilingual model, with symbols for languages
             pairs = ",".join("-".join(pair) for pair in described.pairs)
-            listed = next(place / "langs.txt" for place in folders_of(args.data) if (place / "langs.txt").is_file())
-            self.task += ["--task", "translation_multi_simple_epoch", "--lang-dict", listed, "--lang-pairs", pairs]
-            self.task += ["--encoder-langtok", described.source_tag] if described.source_tag else []
-            self.task += ["--decoder-langtok"] if described.target_tag else []
+            languages = self._file_of_data("langs.txt")
+            self.task += ["--task", "translation_multi_simple_epoch", "--lang-dict", languages, "--lang-pairs", pairs]
+            if described.source_tag:
+                self.task += ["--encoder-langtok", described.source_tag]
+            if described.target_tag:
+                self.task += ["--decoder-langtok"]
+
+    def _file_of_data(self, name: str) -> Path:
+        """Return the first file of that name in the folders of the data."""
+        files = [folder / name for folder in folders_of(self.args.data)]
+        return next(file for file in files if file.is_file())
 
     def names(self) -> list[str]:
+        """Return the names of the ways."""
         return ["ours", "plain fairseq", "checkpoint", *FOLDERS]
 
     def translate(self, name: str, file: Path) -> tuple[list[str], float]:
-        """Return the lines of a translation, and the seconds of the whole program."""
-        if name in ("ours", "plain fairseq"):
-            user_dir = ("--user-dir", Path(deepnet_fairseq.__file__).parent) if name == "ours" else ()
-            path = self.args.checkpoint if name == "ours" else self.folder / "transformer"
-            output, seconds = called(
-                "fairseq-interactive", self.args.data, *user_dir, "--path", path, *self.task, *BEAM, "--unkpen", "1e9",
-                "--bpe", "sentencepiece", "--sentencepiece-model", self.model, "--input", file, "--buffer-size", 1000,
-                "--max-tokens", 2000, "--cpu",
-            )  # fmt: skip
-            pairs = sorted((int(number), text) for number, text in re.findall(r"(?m)^D-(\d+)\t[^\t]+\t(.*)$", output))
-            return [text for _, text in pairs], seconds
-        model = self.args.checkpoint if name == "checkpoint" else self.folder / name
-        data = ("--data", self.args.data) if name == "checkpoint" else ()
-        output, seconds = called("deepnet", "translate", model, file, *BEAM, *data, *self.languages)
+        """Return the lines of a file's translation, and the seconds of the whole program. name: one of names()."""
+        if name == "ours":
+            user_dir = ("--user-dir", Path(deepnet_fairseq.__file__).parent)
+            return self._by_fairseq(self.args.checkpoint, user_dir, file)
+        if name == "plain fairseq":
+            return self._by_fairseq(self.folder / "transformer", (), file)
+
+        if name == "checkpoint":
+            words = [self.args.checkpoint, file, *BEAM, "--data", self.args.data]
+        else:
+            words = [self.folder / name, file, *BEAM]
+        output, seconds = run("deepnet", "translate", *words, *self.languages)
         return output.split("\n")[:-1], seconds
+
+    def _by_fairseq(self, checkpoint: str | Path, user_dir: tuple, file: Path) -> tuple[list[str], float]:
+        """Translate a file by fairseq-interactive. user_dir: its flag with a value, or nothing."""
+        output, seconds = run(
+            "fairseq-interactive", self.args.data, *user_dir, "--path", checkpoint, *self.task, *BEAM,
+            "--unkpen", "1e9", "--bpe", "sentencepiece", "--sentencepiece-model", self.segmentation,
+            "--input", file, "--buffer-size", 1000, "--max-tokens", 2000, "--cpu",
+        )  # fmt: skip
+        # "D-<number of the line>\t<score>\t<translation>", in the order of fairseq's batches
+        printed = re.findall(r"(?m)^D-(\d+)\t[^\t]+\t(.*)$", output)
+        in_order = sorted((int(number), text) for number, text in printed)
+        return [text for _, text in in_order], seconds
+
+
+def write_lines(file: Path, lines: list[str]) -> None:
+    """Write a file of text, each line with its end."""
+    file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 def main() -> None:
@@ -97,33 +132,49 @@ def main() -> None:
     args = parser.parse_args()
     deepnet_fairseq.register()
     model, cfg = from_checkpoint(args.checkpoint)
-    real = [line for line in Path(args.lines).read_text(encoding="utf-8").split("\n") if line.strip()]
+    lines = Path(args.lines).read_text(encoding="utf-8").split("\n")
+    real = [line for line in lines if line.strip()]
     with tempfile.TemporaryDirectory() as folder:
-        ways, odd, file, one = Ways(args, Path(folder)), odd_lines(real), Path(folder) / "lines", Path(folder) / "one"
-        file.write_text("".join(f"{line}\n" for line in [*odd, *real]), encoding="utf-8")
+        ways = Ways(args, Path(folder))
+        odd = odd_lines(real)
+        file, one_line = Path(folder) / "lines", Path(folder) / "one"
+        write_lines(file, [*odd, *real])
         texts = {name: ways.translate(name, file)[0] for name in ways.names()}
-        differ = {name: [a != b for a, b in zip(texts["ours"], lines, strict=True)] for name, lines in texts.items()}
+
+        differ = {}  # by way: how many of the odd and of the real lines differ from those of "ours"
+        for name, text in texts.items():
+            differences = [a != b for a, b in zip(texts["ours"], text, strict=True)]
+            differ[name] = [sum(differences[: len(odd)]), sum(differences[len(odd) :])]
+
+        seconds: dict[str, dict[str, list[float]]] = {}  # by way, then of "one" line or "all"
         record = {
-            "name": args.name, "when": datetime.now(UTC).isoformat(timespec="seconds"), "environment": environment(0),
+            "name": args.name,
+            "when": datetime.now(UTC).isoformat(timespec="seconds"),
+            "environment": environment(0),
             "model": f"{len(model.encoder.layers)}-{len(model.decoder.layers)} {cfg.model.method}",
-            "odd": len(odd), "real": len(real),
-            "differ": {name: [sum(rows[: len(odd)]), sum(rows[len(odd) :])] for name, rows in differ.items()},
-            "distinct": len(set(texts["ours"])), "seconds": {},
-        }  # fmt: skip
-        file.write_text("".join(f"{line}\n" for line in real), encoding="utf-8")
-        one.write_text(f"{real[0]}\n", encoding="utf-8")
+            "odd": len(odd),
+            "real": len(real),
+            "differ": differ,
+            "distinct": len(set(texts["ours"])),
+            "seconds": seconds,  # which the rounds fill
+        }
+        write_lines(file, real)
+        write_lines(one_line, real[:1])
         for _ in range(args.rounds):
             for name in ways.names():
-                for label, given in (("one", one), ("all", file)):
-                    times = record["seconds"].setdefault(name, {}).setdefault(label, [])
+                for label, given in (("one", one_line), ("all", file)):
+                    times = seconds.setdefault(name, {}).setdefault(label, [])
                     times.append(round(ways.translate(name, given)[1], 3))
+
     with open(Path(__file__).with_name("records.jsonl"), "a", encoding="utf-8") as records:
         records.write(json.dumps(record) + "\n")
-    for name in ways.names():
-        seconds = record["seconds"].get(name, {})
-        timing = ", ".join(f"{label} {median(times):.2f} s" for label, times in seconds.items())
-        print(f"{name}: {record['differ'][name][0]} of {len(odd)} odd lines and {record['differ'][name][1]} of "
-              f"{len(real)} others differ from ours; {timing}")  # fmt: skip
+    for name, (odd_differ, real_differ) in differ.items():
+        times_by_label = seconds.get(name, {})
+        timing = ", ".join(f"{label} {median(times):.2f} s" for label, times in times_by_label.items())
+        print(
+            f"{name}: {odd_differ} of {len(odd)} odd lines and {real_differ} of {len(real)} others differ from ours; "
+            f"{timing}"
+        )
 
 
 if __name__ == "__main__":

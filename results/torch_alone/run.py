@@ -23,27 +23,33 @@ SENTENCES = 32
 
 
 def example() -> str:
-    """Return the lines of README.md's block of Python that begins with torch."""
-    (lines,) = re.findall(r"^```python\n(import torch\n.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.M)
-    return lines
+    """Return README.md's one block of Python that begins with "import torch"."""
+    page = (ROOT / "README.md").read_text()
+    (block,) = re.findall(r"^```python\n(import torch\n.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    return block
 
 
 def run(seed: int) -> dict:
-    """Run the example; its prints go to stderr."""
+    """Run the example with a seed, and return its record but for commit and version. Its prints go to stderr."""
     torch.manual_seed(seed)
-    made: dict = {}
+    variables: dict = {}  # the example's
     begun = time.process_time()
     with contextlib.redirect_stdout(sys.stderr):
-        exec(example(), made)
+        exec(example(), variables)
     seconds = round(time.process_time() - begun)
+
     source = torch.randint(SPECIALS, 30, (SENTENCES, 6))
-    outputs = [best[0].tokens for best in beam_search(made["model"], source)]
-    right = sum(tokens.equal(sentence.flip(0)) for tokens, sentence in zip(outputs, source, strict=True))
-    loss = round(made["loss"].item(), 5)
+    right = 0
+    for sentence, hypotheses in zip(source, beam_search(variables["model"], source), strict=True):
+        if hypotheses[0].tokens.equal(sentence.flip(0)):
+            right += 1
+    loss = round(variables["loss"].item(), 5)
     return {"seed": seed, "final_loss": loss, "right": right, "of": SENTENCES, "cpu_seconds": seconds}
 
 
 if __name__ == "__main__":
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
-    for seed in map(int, sys.argv[1:]):
-        print(json.dumps(run(seed) | {"commit": commit.strip(), "torch": torch.__version__}), flush=True)
+    words = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(words, cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    for word in sys.argv[1:]:
+        record = run(int(word)) | {"commit": commit, "torch": torch.__version__}
+        print(json.dumps(record), flush=True)

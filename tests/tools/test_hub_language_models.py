@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from deepnet_fairseq import cli
-from results.zero_shot import asked
+from results.zero_shot import harness_model
 
 from ..support.harness import harness, harness_bits
 from ..support.helpers import EOS, USER_DIR, run
@@ -83,7 +83,7 @@ def test_lm_evaluation_harness_finds_fairseqs_perplexity(prepared, exported, tex
     path, hub = exported
     bits, tokens = measured(prepared, path)
     (tmp_path / "hub").mkdir()
-    as_it_is = asked(str(path), tmp_path / "hub", str(prepared))
+    as_it_is = harness_model(str(path), tmp_path / "hub", str(prepared))
     as_it_is.tokenizer.add_bos_token = as_it_is.add_bos_token = False  # rolling windows begin with it already
     for model in (harness(hub), as_it_is):
         total = harness_bits(model, texts[2].read_text(encoding="utf-8").split("\n")[:-1], tmp_path)
