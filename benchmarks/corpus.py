@@ -43,21 +43,37 @@ class BenchmarkTask(TranslationTask):
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
         source, target = sentences(self.cfg.benchmark_vocabulary)
-        sizes = [numpy.array([len(line) for line in side]) for side in (source, target)]
-        self.datasets[split] = LanguagePairDataset(source, sizes[0], self.src_dict, target, sizes[1], self.tgt_dict)
+        source_sizes = numpy.array([len(line) for line in source])
+        target_sizes = numpy.array([len(line) for line in target])
+        self.datasets[split] = LanguagePairDataset(
+            src=source,
+            src_sizes=source_sizes,
+            src_dict=self.src_dict,
+            tgt=target,
+            tgt_sizes=target_sizes,
+            tgt_dict=self.tgt_dict,
+        )
 
 
 @lru_cache(maxsize=2)
 def sentences(vocabulary: int, seed: int = 1) -> tuple[list, list]:
-    """Return SENTENCES lines of source and target, int64 of shape (length + 1,), with tokens by Zipf's law and eos."""
-    draw = numpy.random.default_rng(seed).standard_normal((SENTENCES, 2))
-    draw[:, 1] = CORRELATION * draw[:, 0] + (1 - CORRELATION**2) ** 0.5 * draw[:, 1]
-    lengths = numpy.rint(MEDIAN * numpy.exp(SPREAD * draw)).clip(1, LONGEST).astype(int)
-    tokens = numpy.random.default_rng(seed)
+    """Return SENTENCES lines of source and of target, int64 of shape (length + 1,), with tokens by Zipf's law and eos.
+
+    vocabulary: types of the dictionary, the special ones included.
+    """
+    # two standard normal numbers a sentence, correlated; exp makes the lengths of source and target log-normal
+    normal = numpy.random.default_rng(seed).standard_normal((SENTENCES, 2))
+    normal[:, 1] = CORRELATION * normal[:, 0] + (1 - CORRELATION**2) ** 0.5 * normal[:, 1]
+    lengths = numpy.rint(MEDIAN * numpy.exp(SPREAD * normal)).clip(1, LONGEST).astype(int)
+
+    generator = numpy.random.default_rng(seed)
     frequencies = 1 / numpy.arange(1, vocabulary - SPECIALS + 1)
-    eos, sides = torch.tensor([blank_task(SPECIALS).source_dictionary.eos()]), []
+    probabilities = frequencies / frequencies.sum()
+    eos = torch.tensor([blank_task(SPECIALS).source_dictionary.eos()])
+    sides = []
     for side in range(2):
-        kinds = tokens.choice(len(frequencies), lengths[:, side].sum(), p=frequencies / frequencies.sum()) + SPECIALS
-        lines = torch.from_numpy(kinds).split(lengths[:, side].tolist())
+        ranks = generator.choice(len(frequencies), lengths[:, side].sum(), p=probabilities)
+        tokens = torch.from_numpy(ranks + SPECIALS)
+        lines = tokens.split(lengths[:, side].tolist())
         sides.append([torch.cat([line, eos]) for line in lines])
     return sides[0], sides[1]

@@ -30,6 +30,7 @@ from deepnet_fairseq.study.scoring.words import bleu_metric
 from .timing import STOCK, Cell, Column, table, take_turns
 
 DEFAULT_TOKENS = 12_000  # of a batch of fairseq-generate
+# kind of batches, as --batches names it -> arguments of fairseq's batch_by_size
 BATCHES = {"default": {"max_tokens": DEFAULT_TOKENS}, "32": {"max_sentences": 32}, "1": {"max_sentences": 1}}
 COLUMNS = [
     Column("tokens/s", ""), Column("BLEU", ""), Column("peak memory", "B"), Column("start to end"),
@@ -40,7 +41,12 @@ ALONE: dict[str, Any] = {"dataset_impl": None, "required_seq_len_multiple": 1, "
 
 
 class Program(NamedTuple):
-    """A program: the command of `deepnet` that writes its model, and its function in translate.py with its settings."""
+    """A program that translates.
+
+    command: of `deepnet`, which writes the program's model; {checkpoint} and {data} stand for the user's. name: of its
+    function in translate.py. flags: further ones of fairseq-generate. type: of CTranslate2's numbers, "float32" or
+    "int8".
+    """
 
     command: tuple[str, ...]
     name: str
@@ -62,34 +68,49 @@ PROGRAMS = {
 def deployed(args: argparse.Namespace) -> None:
     """Print a table of the programs' speeds under each kind of batch."""
     for flag, names, known in (("--candidates", args.candidates, PROGRAMS), ("--batches", args.batches, BATCHES)):
-        if unknown := [name for name in names.split(",") if name not in known]:
+        unknown = [name for name in names.split(",") if name not in known]
+        if unknown:
             raise UserError(f"{flag} {','.join(unknown)}: there are {', '.join(known)}")
+
     _, cfg = from_checkpoint(args.checkpoint)
     if cfg.task._name != "translation":
         raise UserError(f"{args.checkpoint}: is of --task {cfg.task._name}; this benchmark is for --task translation")
     task = task_on(args.data, (cfg.task.source_lang, cfg.task.target_lang), args.subset)
     languages = (task.cfg.source_lang, task.cfg.target_lang)  # by the data where the checkpoint does not say
+
     cells: list[Cell] = []
     with tempfile.TemporaryDirectory(prefix="deepnet-deployed-") as folder:
         work = Path(folder)
         models = {name: exported(name, args, work) for name in args.candidates.split(",")}
         for kind in args.batches.split(","):
             test = TestSet(args, languages, kind, work)
-            group = {name: Cell(name, (kind,), facts=facts, reason=why) for name, (facts, why) in models.items()}
-            take_turns(group, {name: partial(test.translate, name) for name in models}, range(args.rounds))
-            cells += group.values()
+            of_kind, runs = {}, {}
+            for name, (facts, reason) in models.items():
+                of_kind[name] = Cell(name, (kind,), facts=facts, reason=reason)
+                runs[name] = partial(test.translate, name)
+            take_turns(of_kind, runs, range(args.rounds))
+            cells += of_kind.values()
     print(table(["batches"], COLUMNS, cells))
 
 
 def exported(name: str, args: argparse.Namespace, work: Path) -> tuple[dict[str, float], str]:
-    """Write a program's model to work / name; return its bytes, and the reason if that failed."""
+    """Write a program's model to work / name; return its bytes as the cell's fact "on disk", and "" for no error.
+
+    If that failed, return no facts, and the last line of the error.
+    """
     words = [word.format(checkpoint=args.checkpoint, data=args.data) for word in PROGRAMS[name].command]
     command = [sys.executable, "-m", "deepnet_fairseq", *words, "--out", str(work / name)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        return {}, (done.stderr.strip() or "no message").splitlines()[-1]
-    files = [work / name, *(work / name).rglob("*")]
-    return {"on disk": sum(file.stat().st_size for file in files if file.is_file())}, ""
+        return {}, last_line(done.stderr)
+    files = [work / name, *(work / name).rglob("*")]  # the model is a file or a folder
+    size = sum(file.stat().st_size for file in files if file.is_file())
+    return {"on disk": size}, ""
+
+
+def last_line(text: str) -> str:
+    """Return the last line of what a program printed, "no message" if it printed nothing."""
+    return (text.strip() or "no message").splitlines()[-1]
 
 
 def task_on(data: str, languages: tuple[str | None, str | None], subset: str) -> TranslationTask:
@@ -101,18 +122,27 @@ def task_on(data: str, languages: tuple[str | None, str | None], subset: str) ->
 
 
 class TestSet:
-    """The first sentences of a test set as each program reads them, in fairseq's batches."""
+    """The first sentences of a test set as each program reads them, in fairseq's batches.
+
+    args: the command's; languages: source and target; kind: of batches, a name of BATCHES; work: folder of the models,
+    in which the test set gets a folder of its own.
+    """
 
     def __init__(self, args: argparse.Namespace, languages: tuple[str, str], kind: str, work: Path):
-        self.args, self.work, self.folder = args, work, work / f"batches-{kind}"
+        self.args = args
+        self.work = work
+        self.folder = work / f"batches-{kind}"
         self.folder.mkdir()
         task = self._write_data(languages, args.alone if kind == "1" else args.sentences)
         self.symbols = task.target_dictionary.symbols
         batches = listed(task, args.subset, BATCHES[kind])
         (self.folder / "batches.json").write_text(json.dumps(batches), encoding="utf-8")
+
+        # of fairseq-generate
         self.flags = [str(self.folder), "--cpu", "--beam", str(args.beam), "--gen-subset", args.subset]
         self.flags += ["--source-lang", languages[0], "--target-lang", languages[1]]
-        self.flags += [] if kind == "default" else ["--batch-size", kind]
+        if kind != "default":
+            self.flags += ["--batch-size", kind]
         self.flags += ["--required-batch-size-multiple", "1"]  # stock fairseq leaves out the last sentences otherwise
 
     def _write_data(self, languages: tuple[str, str], count: int) -> TranslationTask:
@@ -131,39 +161,62 @@ class TestSet:
         return task_on(str(self.folder), languages, subset)
 
     def translate(self, name: str, repeat: int) -> dict[str, float]:
-        """Translate once in a process of its own; return speed, BLEU, peak memory and seconds from start to end."""
-        program, model, threads = PROGRAMS[name], str(self.work / name), self.args.threads
-        job = {"program": program.name, "model": model, "batches": str(self.folder / "batches.json")}
-        job |= {"beam": self.args.beam, "threads": threads, "symbols": self.symbols, "type": program.type}
-        job |= {"flags": [*self.flags, "--path", model, *program.flags], "peak": str(self.folder / "peak")}
-        written, printed, log = (self.folder / file for file in ("job.json", "generated.txt", "generate.log"))
-        written.write_text(json.dumps(job), encoding="utf-8")
-        command = [sys.executable, "-P", str(Path(__file__).with_name("translate.py")), str(written)]
+        """Translate once in a process of its own; return speed, BLEU, peak memory and seconds from start to end.
+
+        name: of PROGRAMS; repeat: the round, which changes nothing.
+        """
+        program = PROGRAMS[name]
+        model = str(self.work / name)
+        peak_file = self.folder / "peak"
+        job = {  # see translate.py
+            "program": program.name,
+            "model": model,
+            "batches": str(self.folder / "batches.json"),
+            "beam": self.args.beam,
+            "threads": self.args.threads,
+            "symbols": self.symbols,
+            "type": program.type,
+            "flags": [*self.flags, "--path", model, *program.flags],
+            "peak": str(peak_file),
+        }
+        job_file = self.folder / "job.json"
+        job_file.write_text(json.dumps(job), encoding="utf-8")
+
+        printed, log = self.folder / "generated.txt", self.folder / "generate.log"
+        command = [sys.executable, "-P", str(Path(__file__).with_name("translate.py")), str(job_file)]
+        variables = os.environ | {"OMP_NUM_THREADS": str(self.args.threads)}
         start = time.perf_counter()
         with open(printed, "w", encoding="utf-8") as output, open(log, "w", encoding="utf-8") as errors:
-            settings = os.environ | {"OMP_NUM_THREADS": str(threads)}
-            done = subprocess.run(command, stdout=output, stderr=errors, env=settings, check=False)
+            done = subprocess.run(command, stdout=output, stderr=errors, env=variables, check=False)
         seconds = time.perf_counter() - start
         if done.returncode:
-            raise RuntimeError((log.read_text(errors="replace").strip() or "no message").splitlines()[-1])
+            raise RuntimeError(last_line(log.read_text(errors="replace")))
+
         generated = read_generated(printed)
         speed = generation_speed(generated)
         assert speed is not None  # every program prints it
-        peak = float((self.folder / "peak").read_text())
-        numbers = {"tokens/s": speed["tokens_per_second"], "BLEU": self._bleu(generated)}
-        return numbers | {"peak memory": peak, "start to end": seconds}
+        return {
+            "tokens/s": speed["tokens_per_second"],
+            "BLEU": self._bleu(generated),
+            "peak memory": float(peak_file.read_text()),
+            "start to end": seconds,
+        }
 
     def _bleu(self, generated: Generated) -> float:
         """Return BLEU of text if --joined undoes the segmentation, else of the dictionary's symbols."""
         joined = self.args.joined
-        text, references = ([post_process(line, joined) for line in side]
-                            for side in (generated.translations, generated.references or []))  # fmt: skip
+        translations = [post_process(line, joined) for line in generated.translations]
+        references = [post_process(line, joined) for line in generated.references or []]
         metric = bleu_metric(tokenize="13a" if joined == "sentencepiece" else "none")
-        return metric.corpus_score(text, [references]).score
+        return metric.corpus_score(translations, [references]).score
 
 
 def listed(task: TranslationTask, subset: str, sizes: dict[str, int]) -> list[list[dict]]:
-    """Return the sentences in the batches that fairseq-generate makes, in its order."""
+    """Return the sentences in the batches that fairseq-generate makes, in its order.
+
+    sizes: a value of BATCHES. A sentence has its "id"; its "source" tokens; their "numbers" and that of the end of the
+    sentence; and its "reference", a text.
+    """
     dataset, source, target = task.dataset(subset), task.source_dictionary, task.target_dictionary
     with numpy_seed(1):
         order = dataset.ordered_indices()

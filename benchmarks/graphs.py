@@ -26,7 +26,7 @@ from deepnet_fairseq.tools.environment import environment
 from .models import MODELS, OURS, size, trainer_of, update
 from .timing import STOCK
 
-STEPS = {"graphs": True, "graphs-torch": False}  # candidate -> faster kernels?
+STEPS = {"graphs": True, "graphs-torch": False}  # candidate with graphs -> whether it has graphs/kernels.py
 CANDIDATES = (STOCK, "waits", "plain", *STEPS)
 FULL = 0.85  # of --max-tokens, which a batch has to fill: the few short ones of an epoch are left out
 
@@ -36,39 +36,40 @@ def graphs(args: argparse.Namespace) -> None:
     if not torch.cuda.is_available():
         raise UserError("graphs: torch sees no GPU here")
     names = args.candidates.split(",")
-    if unknown := [name for name in names if name not in CANDIDATES]:
+    unknown = [name for name in names if name not in CANDIDATES]
+    if unknown:
         raise UserError(f"--candidates {','.join(unknown)}: there are {', '.join(CANDIDATES)}")
+
     where = environment(gpus=1)
-    measured = {name: Measured(name, args) for name in names}
+    candidates = {name: Candidate(name, args) for name in names}
     for number in range(args.rounds):
         order = names if number % 2 == 0 else names[::-1]
         for name in order:
-            measured[name].run(args.updates)
-    for one in measured.values():
-        row = {"depth": args.depth, "width": args.width, "tokens": args.max_tokens, "update_freq": args.update_freq}
-        print(json.dumps(row | one.row() | {"device": where["hardware"], "torch": torch.__version__}), flush=True)
+            candidates[name].run(args.updates)
+
+    condition = {"depth": args.depth, "width": args.width, "tokens": args.max_tokens, "update_freq": args.update_freq}
+    machine = {"device": where["hardware"], "torch": torch.__version__}
+    for candidate in candidates.values():
+        print(json.dumps(condition | candidate.row() | machine), flush=True)
 
 
-class Measured:
-    """A candidate's training, and the seconds of its updates."""
+class Candidate:
+    """A candidate's training, and the seconds of its updates. name: of CANDIDATES; args: the command's."""
 
     def __init__(self, name: str, args: argparse.Namespace):
         self.name = name
         self.freq = args.update_freq
         own = MODELS[STOCK] if name == STOCK else (*MODELS[OURS], "--method=deepnorm")
-        flags = [
-            *size(args.depth, args.width),
-            *own,
-            "--fp16",
-            "--fp16-init-scale=4",
-            f"--max-tokens={args.max_tokens}",
-        ]
+        flags = [*size(args.depth, args.width), *own, "--fp16", "--fp16-init-scale=4"]
+        flags += [f"--max-tokens={args.max_tokens}", f"--benchmark-vocabulary={args.vocabulary}", *args.flags]
+
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        self.trainer = trainer_of([*flags, f"--benchmark-vocabulary={args.vocabulary}", *args.flags])
+        self.trainer = trainer_of(flags)
         self.batches = full_batches(self.trainer, args.max_tokens, args.batches)
         if name == "waits":
             self.trainer.optimizer.fp32_optimizer.reads_norm = False
+
         start = time.perf_counter()
         if name in STEPS:
             padding = self.trainer.task.target_dictionary.pad()
@@ -78,9 +79,9 @@ class Measured:
         for batch in self.batches:
             update(self.trainer, batch)
         torch.cuda.synchronize()
-        self.first = time.perf_counter() - start
-        self.seconds: list[float] = []
-        self.peak = torch.cuda.max_memory_allocated() - before
+        self.first = time.perf_counter() - start  # seconds of the first update of each batch, captures included
+        self.seconds: list[float] = []  # of an update, by round
+        self.peak = torch.cuda.max_memory_allocated() - before  # bytes
 
     def run(self, updates: int) -> None:
         """Make updates in a row, as a training does, and note the seconds of one."""
@@ -89,18 +90,19 @@ class Measured:
         start = time.perf_counter()
         for number in range(updates):
             first = number * self.freq
-            self.trainer.train_step([self.batches[n % len(self.batches)] for n in range(first, first + self.freq)])
+            given = [self.batches[place % len(self.batches)] for place in range(first, first + self.freq)]
+            self.trainer.train_step(given)
         torch.cuda.synchronize()
         self.seconds.append((time.perf_counter() - start) / updates)
 
     def row(self) -> dict:
-        """Return what was measured."""
+        """Return what was measured: medians over the rounds, and for graphs what GraphedStep says of itself."""
         middle = statistics.median(self.seconds)
         tokens = statistics.mean(batch["ntokens"] for batch in self.batches) * self.freq
         row = {
             "candidate": self.name,
             "ms": round(1000 * middle, 1),
-            "ms_range": [round(1000 * one, 1) for one in (min(self.seconds), max(self.seconds))],
+            "ms_range": [round(1000 * min(self.seconds), 1), round(1000 * max(self.seconds), 1)],
             "target_tokens_per_s": round(tokens / middle),
             "first_updates_s": round(self.first, 1),
             "peak_GiB": round(self.peak / 2**30, 2),
@@ -117,13 +119,14 @@ class Measured:
 
 
 def full_batches(trainer: Trainer, max_tokens: int, number: int) -> list[dict]:
-    """Return full batches of the first epoch, of different shapes."""
+    """Return at most `number` full batches of the first epoch, of different shapes; see FULL."""
     iterator = trainer.get_train_iterator(1)
     trainer.begin_epoch(1)
     found: dict[tuple, dict] = {}
     for batch in iterator.next_epoch_itr(shuffle=True):
-        shape = shape_of(batch)
-        if shape[0] * max(shape[1:]) > FULL * max_tokens:
+        shape = shape_of(batch)  # sentences, and their lengths on both sides
+        tokens = shape[0] * max(shape[1:])
+        if tokens > FULL * max_tokens:
             found.setdefault(shape, batch)
         if len(found) == number:
             break
@@ -131,5 +134,5 @@ def full_batches(trainer: Trainer, max_tokens: int, number: int) -> list[dict]:
 
 
 def unique_shapes(batches: list[dict]) -> numpy.ndarray:
-    """Return the shapes of batches, as GraphedStep plans them."""
+    """Return the different shapes of batches, a row each, as GraphedStep plans them."""
     return numpy.unique(numpy.array([shape_of(batch) for batch in batches]), axis=0)

@@ -33,27 +33,37 @@ TRAINING = (
 def size(depth: str, width: str) -> list[str]:
     """Return the flags of a depth, as "18-18", and a width, a key of WIDTHS; UserError for others."""
     layers = depth.split("-")
-    if len(layers) != 2 or not all(number.isdecimal() and int(number) for number in layers):
+    all_positive = all(number.isdecimal() and int(number) > 0 for number in layers)
+    if len(layers) != 2 or not all_positive:
         raise UserError(f"--depths {depth}: give ENCODER-DECODER layers, as 18-18")
     if width not in WIDTHS:
         raise UserError(f"--widths {width}: there are {', '.join(WIDTHS)}")
+
     flags = []
     for stack, number in zip(("encoder", "decoder"), layers):
         flags.append(f"--{stack}-layers={number}")
-        flags += [f"--{stack}-{name.replace('_', '-')}={value}" for name, value in vars(WIDTHS[width]).items()]
+        for name, value in vars(WIDTHS[width]).items():
+            flags.append(f"--{stack}-{name.replace('_', '-')}={value}")
     return flags
 
 
 def chosen(names: str, variants: list[str]) -> dict[str, tuple[str, ...]]:
-    """Return the flags of the named models and of variants of ours, "NAME=FLAGS"; UserError for unknown names."""
-    if unknown := [name for name in names.split(",") if name not in MODELS]:
+    """Return the flags of fairseq-train by name of the model; UserError for unknown names.
+
+    names: keys of MODELS with commas between them; variants: further flags for ours, each "NAME=FLAGS". torchscale is
+    left out, with a line that says so, where it is not installed.
+    """
+    unknown = [name for name in names.split(",") if name not in MODELS]
+    if unknown:
         raise UserError(f"--candidates {','.join(unknown)}: there are {', '.join(MODELS)}")
+
     models = {name: MODELS[name] for name in names.split(",")}
     for variant in variants:
         name, equals, flags = variant.partition("=")
         if not equals or not name or name in MODELS:
             raise UserError(f'--variant {variant}: give NAME=FLAGS, a new name, as adam="--optimizer adam"')
         models[name] = (*MODELS[OURS], *shlex.split(flags))
+
     if TORCHSCALE in models:
         try:
             from . import torchscale  # noqa: F401
@@ -64,7 +74,7 @@ def chosen(names: str, variants: list[str]) -> dict[str, tuple[str, ...]]:
 
 
 def trainer_of(flags: list[str]) -> Trainer:
-    """Return fairseq's Trainer of a model's flags."""
+    """Return fairseq's Trainer for flags of fairseq-train, beside those of TRAINING."""
     return build_trainer(parse_training_flags([*TRAINING, *flags]))
 
 
@@ -94,6 +104,7 @@ def parts(trainer: Trainer) -> Iterator[tuple[object, str, str]]:
 
 
 def watch(trainer: Trainer, watched: Callable[[Callable, str], Callable]) -> None:
-    """Replace each function of an update by what watched(function, part) returns."""
+    """Replace each function of an update by what watched(function, part) returns; see `parts`."""
     for owner, attribute, part in list(parts(trainer)):
-        setattr(owner, attribute, watched(getattr(owner, attribute), part))
+        function = getattr(owner, attribute)
+        setattr(owner, attribute, watched(function, part))

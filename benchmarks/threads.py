@@ -44,7 +44,8 @@ class Condition(NamedTuple):
     busy: int
 
     def __str__(self) -> str:
-        return f"{self.threads} thread{'s' * (self.threads > 1)}, {self.busy} busy"
+        noun = "threads" if self.threads > 1 else "thread"
+        return f"{self.threads} {noun}, {self.busy} busy"
 
 
 def threads(args: argparse.Namespace) -> None:
@@ -52,9 +53,11 @@ def threads(args: argparse.Namespace) -> None:
     check_file("--out", Path(args.out))
     if max(args.threads) > available_cores():
         raise UserError(f"--threads {max(args.threads)}: this machine has {available_cores()} cores for it")
-    conditions = [Condition(*one) for one in itertools.product(args.threads, args.busy)]
-    place = environment(0) | {"load": os.getloadavg()[0]}
-    before, records = torch.get_num_threads(), []
+
+    conditions = [Condition(number, busy) for number, busy in itertools.product(args.threads, args.busy)]
+    machine = environment(0) | {"load": os.getloadavg()[0]}
+    threads_before = torch.get_num_threads()
+    records = []
     try:
         for width in args.widths:
             layers = 1 if args.smoke else LAYERS.get(width, 6)
@@ -62,10 +65,13 @@ def threads(args: argparse.Namespace) -> None:
             print(table(["width", "updates"], [Column("seconds")], list(cells.values())), flush=True)
             for condition in conditions:
                 seconds = cells[str(condition)].values("seconds")
-                facts = {"width": width, "layers": layers, "updates": updates} | condition._asdict()
-                records.append(facts | {"median": statistics.median(seconds), "seconds": seconds, "environment": place})
+                records.append({
+                    "width": width, "layers": layers, "updates": updates, "threads": condition.threads,
+                    "busy": condition.busy, "median": statistics.median(seconds), "seconds": seconds,
+                    "environment": machine,
+                })  # fmt: skip
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads_before)
     with whole(Path(args.out)) as part:
         part.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
 
@@ -76,7 +82,7 @@ def measure(
     """Return the cells of a width by condition, with the seconds of an update, and how many updates a repeat makes.
 
     The number of updates is that of about args.seconds with one thread, and the same for all conditions, but for a
-    repeat that takes much longer.
+    repeat that takes much longer. layers: of each stack; args: the command's.
     """
     trainer = trainer_of([*TRAINING, *shape(width, layers)])
     trainer.begin_epoch(1)
@@ -85,32 +91,49 @@ def measure(
     update(trainer, given[0])  # makes the optimiser's state
     begun = time.perf_counter()
     update(trainer, given[1])
-    updates = 1 if args.smoke else max(2, min(len(given), round(args.seconds / (time.perf_counter() - begun))))
+    one_update = time.perf_counter() - begun  # seconds
+    if args.smoke:
+        updates, rounds = 1, 1
+    else:
+        updates = max(2, min(len(given), round(args.seconds / one_update)))
+        rounds = args.rounds
 
     def run(condition: Condition, repeat: int) -> dict[str, float]:
+        """Make a repeat's updates, or one in the warm-up; return the seconds of an update."""
         torch.set_num_threads(condition.threads)
-        some = given[:updates] if repeat >= 0 else given[:1]
+        wanted = updates if repeat >= 0 else 1
         with busy(condition.busy):
-            start, done, taken = time.perf_counter(), 0, 0.0
-            while done < len(some) and taken < LONGEST * args.seconds:
-                update(trainer, some[done])
+            start = time.perf_counter()
+            done, taken = 0, 0.0
+            while done < wanted and taken < LONGEST * args.seconds:
+                update(trainer, given[done])
                 done += 1
                 taken = time.perf_counter() - start
         return {"seconds": taken / done}
 
-    cells = {str(condition): Cell(str(condition), (str(width), str(updates))) for condition in conditions}
-    runs = {str(condition): partial(run, condition) for condition in conditions}
-    take_turns(cells, runs, range(-1, 1 if args.smoke else args.rounds))
-    if failed := [cell for cell in cells.values() if cell.reason]:
+    cells, runs = {}, {}
+    for condition in conditions:
+        name = str(condition)
+        cells[name] = Cell(name, (str(width), str(updates)))
+        runs[name] = partial(run, condition)
+    take_turns(cells, runs, range(-1, rounds))
+    failed = [cell for cell in cells.values() if cell.reason]
+    if failed:
         raise UserError(f"--widths {width}: {failed[0].candidate}: {failed[0].reason}")
     return cells, updates
 
 
 def shape(width: int, layers: int) -> list[str]:
-    """Return the flags of a model of that width; at 64 the feed-forward width is twice as large, as in `tiny`."""
+    """Return the flags of a model of that width with so many layers in each stack.
+
+    The feed-forward width is four times as large, at 64 twice, as in `tiny`.
+    """
     fields = {"layers": layers, "embed-dim": width, "attention-heads": max(2, width // 64)}
-    fields["ffn-embed-dim"] = width * (2 if width <= 64 else 4)
-    return [f"--{stack}-{name}={value}" for stack in ("encoder", "decoder") for name, value in fields.items()]
+    fields["ffn-embed-dim"] = 2 * width if width <= 64 else 4 * width
+    flags = []
+    for stack in ("encoder", "decoder"):
+        flags += [f"--{stack}-{name}={value}" for name, value in fields.items()]
+    return flags
 
 
 @contextmanager

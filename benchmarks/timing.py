@@ -21,13 +21,15 @@ CLOCKS = {"wall": time.perf_counter, "process": time.process_time}
 class Clock:
     """Seconds of the calls of watched functions since the last `read`, by name.
 
-    On a GPU a part lies between two events in the stream. Nothing waits for it, so that the parts overlap with the
-    CPU's work as they do in a training.
+    device: "cuda" or "cpu"; kind: a name of CLOCKS, which only a CPU's seconds depend on. On a GPU a part lies between
+    two events in the stream. Nothing waits for it, so that the parts overlap with the CPU's work as they do in a
+    training.
     """
 
     def __init__(self, device: str, kind: str = "wall"):
-        self.now, self.on_gpu = CLOCKS[kind], device == "cuda"
-        self.spans: dict[str, list] = defaultdict(list)
+        self.now = CLOCKS[kind]
+        self.on_gpu = device == "cuda"
+        self.spans: dict[str, list] = defaultdict(list)  # name -> (start, end) of each call, as _mark returns them
 
     def watched(self, function: Callable, name: str) -> Callable:
         """Return `function` with its calls timed under `name`."""
@@ -45,11 +47,14 @@ class Clock:
         """Return seconds by name and forget them. This waits for the GPU."""
         if self.on_gpu:
             torch.cuda.synchronize()
-        seconds = {name: sum(self._between(*span) for span in spans) for name, spans in self.spans.items()}
+        seconds = {}
+        for name, spans in self.spans.items():
+            seconds[name] = sum(self._between(start, end) for start, end in spans)
         self.spans.clear()
         return seconds
 
     def _mark(self):
+        """Return the present moment: seconds, or on a GPU an event in the stream."""
         if not self.on_gpu:
             return self.now()
         event = torch.cuda.Event(enable_timing=True)
@@ -57,13 +62,17 @@ class Clock:
         return event
 
     def _between(self, start, end) -> float:
-        return start.elapsed_time(end) / 1000 if self.on_gpu else end - start
+        """Return the seconds between two moments of _mark."""
+        if self.on_gpu:
+            return start.elapsed_time(end) / 1000
+        return end - start
 
 
 @dataclass
 class Cell:
     """Measurements of one candidate under one condition.
 
+    candidate: name of the model or program. condition: what it was measured under, the first cells of its row.
     repeats: number of the repeat -> quantity -> number; facts: numbers that no repeat changes; reason: the error that
     ended the repeats, "" if none did.
     """
@@ -88,8 +97,8 @@ class Cell:
 def take_turns(cells: dict[str, Cell], runs: dict[str, Callable[[int], dict | None]], repeats: range) -> None:
     """Call runs[name](repeat) for each repeat and name, in an order that rotates, and fill cells[name].
 
-    A run returns numbers by quantity, or None for a repeat that does not count; repeats below 0 are the warm-up. A
-    candidate that raises an error is not called again.
+    cells, runs: by name of the candidate. A run returns numbers by quantity, or None for a repeat that does not count;
+    repeats below 0 are the warm-up. A candidate that raises an error is not called again.
     """
     names = list(runs)
     for repeat in repeats:
@@ -105,7 +114,8 @@ def take_turns(cells: dict[str, Cell], runs: dict[str, Callable[[int], dict | No
                     cells[name].repeats[repeat] = numbers
             except Exception as error:
                 traceback.print_exc()
-                cells[name].reason = f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
+                message = str(error).strip() or "no message"
+                cells[name].reason = f"{type(error).__name__}: {message.splitlines()[0]}"
             finally:
                 gc.enable()
 
@@ -118,36 +128,54 @@ class Column(NamedTuple):
 
 
 def table(heads: list[str], columns: list[Column], cells: list[Cell]) -> str:
-    """Return a Markdown table of medians; the first column also shows the range, and the ratio to stock fairseq."""
+    """Return a Markdown table of medians; the first column also shows the range, and the ratio to stock fairseq.
+
+    heads: names of the parts of a cell's condition; columns: the quantities; cells: the rows.
+    """
     stock = {cell.condition: cell for cell in cells if cell.candidate == STOCK}
     rows = [[*heads, "candidate", *(column.quantity for column in columns)]]
     rows.append(["---"] * len(rows[0]))
     for cell in cells:
-        values = ["" for _ in columns]
+        texts = ["" for _ in columns]
         for number, (quantity, unit) in enumerate(columns):
             if quantity in cell.facts:
-                values[number] = readable(cell.facts[quantity], unit)
+                texts[number] = readable(cell.facts[quantity], unit)
             elif cell.repeats:
-                row = cell.values(quantity)
-                values[number] = readable(statistics.median(row), unit)
+                values = cell.values(quantity)
+                texts[number] = readable(statistics.median(values), unit)
                 if number == 0:
-                    values[number] += f" ({readable(min(row), unit)} to {readable(max(row), unit)})"
-        other = stock.get(cell.condition)
-        ratio = cell.ratio(other, columns[0].quantity) if other else None
-        values[0] += f" [{ratio:.2f}]" if ratio else ""
-        values[-1] += f" failed: {cell.reason}" if cell.reason else ""
-        rows.append([*cell.condition, cell.candidate, *values])
+                    texts[number] += f" ({readable(min(values), unit)} to {readable(max(values), unit)})"
+
+        stock_cell = stock.get(cell.condition)
+        ratio = cell.ratio(stock_cell, columns[0].quantity) if stock_cell else None
+        if ratio:
+            texts[0] += f" [{ratio:.2f}]"
+        if cell.reason:
+            texts[-1] += f" failed: {cell.reason}"
+        rows.append([*cell.condition, cell.candidate, *texts])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def readable(value: float, unit: str) -> str:
-    """Return a number in three digits: 1,234 tokens, 12.3 ms, 1.23 s, 45.6 MiB, 7.89 GiB."""
+    """Return a number in three digits: 1,234 tokens, 12.3 ms, 1.23 s, 45.6 MiB, 7.89 GiB.
+
+    unit: of `value`, as of a Column: "s", "B" (bytes) or "".
+    """
+    if unit == "B" and value >= 2**30:
+        return f"{_digits(value / 2**30)} GiB"
     if unit == "B":
-        return f"{_digits(value / 2**30)} GiB" if value >= 2**30 else f"{_digits(value / 2**20)} MiB"
+        return f"{_digits(value / 2**20)} MiB"
+    if unit == "s" and value >= 1:
+        return f"{_digits(value)} s"
     if unit == "s":
-        return f"{_digits(value)} s" if value >= 1 else f"{_digits(value * 1000)} ms"
+        return f"{_digits(value * 1000)} ms"
     return _digits(value)
 
 
 def _digits(value: float) -> str:
-    return f"{value:,.{2 if value < 10 else 1 if value < 100 else 0}f}"
+    """Return a number with three digits, or all of those before the point."""
+    if value < 10:
+        return f"{value:,.2f}"
+    if value < 100:
+        return f"{value:,.1f}"
+    return f"{value:,.0f}"

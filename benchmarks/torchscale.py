@@ -24,7 +24,7 @@ from .timing import TORCHSCALE_ARCH
 
 @contextmanager
 def stand_ins() -> Iterator[None]:
-    """Provide `timm.models.layers` and `fairscale.nn` in this block, and remove them behind it."""
+    """Provide `timm.models.layers` and `fairscale.nn` in this block; afterwards restore what was there before."""
     modules = _package("timm.models.layers", drop_path=_off)
     modules |= _package("fairscale.nn", checkpoint_wrapper=_off, wrap=_off)
     before = {name: sys.modules.get(name) for name in modules}
@@ -34,18 +34,24 @@ def stand_ins() -> Iterator[None]:
     finally:
         for name in modules:
             del sys.modules[name]
-        sys.modules.update({name: module for name, module in before.items() if module})
+        for name, module in before.items():
+            if module:
+                sys.modules[name] = module
 
 
 def _package(name: str, **content) -> dict[str, ModuleType]:
-    """Return a module by its full name, and the packages above it."""
+    """Return a new module and the packages above it, by their full names. content: the module's attributes."""
     parts = name.split(".")
-    modules = {full: ModuleType(full) for full in (".".join(parts[: i + 1]) for i in range(len(parts)))}
+    modules = {}
+    for depth in range(1, len(parts) + 1):
+        full_name = ".".join(parts[:depth])
+        modules[full_name] = ModuleType(full_name)
     vars(modules[name]).update(content)
     return modules
 
 
 def _off(*_):
+    """Stand in for a function of timm or fairscale that nothing should call."""
     raise AssertionError("stochastic depth, recomputation and sharding are off")
 
 
@@ -72,13 +78,15 @@ class TorchscaleModel(FairseqEncoderDecoderModel):
         tokens = Embedding(len(dictionary), width, dictionary.pad())
         logits = nn.Linear(width, len(dictionary), bias=False)
         logits.weight = tokens.weight
-        source, target = (PositionalEmbedding(most, width, dictionary.pad()) for most in task.max_positions())
+        most_source, most_target = task.max_positions()
+        source_positions = PositionalEmbedding(most_source, width, dictionary.pad())
+        target_positions = PositionalEmbedding(most_target, width, dictionary.pad())
+
         config = EncoderDecoderConfig(subln=False, **vars(args))
         shared = {"is_encoder_decoder": True, "dictionary": dictionary}
-        return cls(
-            TorchscaleEncoder(config, tokens, source, **shared),
-            TorchscaleDecoder(config, tokens, target, logits, **shared),
-        )
+        encoder = TorchscaleEncoder(config, tokens, source_positions, **shared)
+        decoder = TorchscaleDecoder(config, tokens, target_positions, logits, **shared)
+        return cls(encoder, decoder)
 
     def forward(self, src_tokens, src_lengths, prev_output_tokens, **kwargs):
         return self.decoder(prev_output_tokens, encoder_out=self.encoder(src_tokens))

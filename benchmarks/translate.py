@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 LONGEST = 200  # tokens of a translation, as fairseq-generate has it
-PIECES = Callable[[list[dict]], list[list[str]]]  # a batch -> the tokens of its translations
+TranslateBatch = Callable[[list[dict]], list[list[str]]]  # a batch -> the tokens of its translations
 
 
 def fairseq_generate(job: dict) -> None:
-    """Run the program itself with the job's flags."""
+    """Run fairseq-generate itself with the job's flags."""
     from fairseq_cli.generate import cli_main
 
     sys.argv = ["fairseq-generate", *job["flags"]]
@@ -34,9 +34,8 @@ def ctranslate2(job: dict) -> None:
     translator = ctranslate2.Translator(job["model"], compute_type=job["type"], intra_threads=job["threads"])
 
     def translate(batch: list[dict]) -> list[list[str]]:
-        results = translator.translate_batch(
-            [sentence["source"] for sentence in batch], beam_size=job["beam"], max_decoding_length=LONGEST
-        )
+        sources = [sentence["source"] for sentence in batch]
+        results = translator.translate_batch(sources, beam_size=job["beam"], max_decoding_length=LONGEST)
         return [result.hypotheses[0] for result in results]
 
     translate_all(job, translate)
@@ -52,7 +51,8 @@ def transformers(job: dict) -> None:
 
     logging.set_verbosity_error()
     model = AutoModelForSeq2SeqLM.from_pretrained(job["model"], local_files_only=True).eval()
-    config, symbols = model.generation_config, job["symbols"]
+    config = model.generation_config
+    symbols = job["symbols"]  # of the target dictionary, by number
     marks = {config.pad_token_id, config.eos_token_id, config.decoder_start_token_id}
 
     def translate(batch: list[dict]) -> list[list[str]]:
@@ -60,22 +60,28 @@ def transformers(job: dict) -> None:
         inputs = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=config.pad_token_id)
         mask = inputs.ne(config.pad_token_id).long()
         output = model.generate(input_ids=inputs, attention_mask=mask, num_beams=job["beam"], length_penalty=1.0)
-        return [[symbols[token] for token in row if token not in marks] for row in output.tolist()]
+        translations = []
+        for numbers in output.tolist():
+            translations.append([symbols[number] for number in numbers if number not in marks])
+        return translations
 
     translate_all(job, translate)
 
 
-def translate_all(job: dict, translate: PIECES) -> None:
+def translate_all(job: dict, translate: TranslateBatch) -> None:
     """Translate all batches, print translations and speed; the end of a sentence counts as a token, as in fairseq."""
     batches = json.loads(Path(job["batches"]).read_text(encoding="utf-8"))
     start = time.perf_counter()
     texts = [translate(batch) for batch in batches]
     seconds = time.perf_counter() - start
+
     lines, tokens = 0, 0
-    for sentence, pieces in ((s, p) for pair in zip(batches, texts, strict=True) for s, p in zip(*pair, strict=True)):
-        print(f"T-{sentence['id']}\t{sentence['reference']}")
-        print(f"D-{sentence['id']}\t0\t{' '.join(pieces)}")
-        lines, tokens = lines + 1, tokens + len(pieces) + 1
+    for batch, translations in zip(batches, texts, strict=True):
+        for sentence, pieces in zip(batch, translations, strict=True):
+            print(f"T-{sentence['id']}\t{sentence['reference']}")
+            print(f"D-{sentence['id']}\t0\t{' '.join(pieces)}")
+            lines += 1
+            tokens += len(pieces) + 1
     speed = f"{lines / seconds:.2f} sentences/s, {tokens / seconds:.2f} tokens/s"
     print(f"Translated {lines:,} sentences ({tokens:,} tokens) in {seconds:.1f}s ({speed})")
 

@@ -26,30 +26,41 @@ from deepnet_fairseq.errors import UserError
 
 SOURCE = Path(__file__).with_name("guard.cpp")
 COMPILER = shutil.which("g++") or shutil.which("clang++")
-UPDATE = ("clip", "optimizer")  # parts of an update
+UPDATE = ("clip", "optimizer")  # parts of an update that share a column
 
 
 def obstacle() -> str | None:
     """Say what keeps the fake GPU from working here; None if nothing does."""
     if torch.version.cuda:
         return "PyTorch's build for CUDA has hooks of its own: install the CPU build"
-    return None if COMPILER else "no C++ compiler: install g++ or clang++"
+    if not COMPILER:
+        return "no C++ compiler: install g++ or clang++"
+    return None
 
 
 def guard() -> Path:
-    """Build the library at its first use on this machine (2 s); several processes may build it at once."""
-    if reason := obstacle():
+    """Return the library of guard.cpp, built at its first use on this machine (2 s); UserError if there is an obstacle.
+
+    Several processes may build it at once.
+    """
+    reason = obstacle()
+    if reason:
         raise UserError(f"launches: {reason}")
-    name = hashlib.sha256(SOURCE.read_bytes() + torch.__version__.encode() + COMPILER.encode()).hexdigest()[:16]
+
+    built_from = SOURCE.read_bytes() + torch.__version__.encode() + COMPILER.encode()
+    name = hashlib.sha256(built_from).hexdigest()[:16]
     built = Path(tempfile.gettempdir(), f"fake_gpu_{os.getuid()}", f"{name}.so")
-    if not built.exists():
-        built.parent.mkdir(exist_ok=True)
-        headers, library = (Path(torch.__file__).parent / name for name in ("include", "lib"))
-        with tempfile.TemporaryDirectory(dir=built.parent) as room:
-            words = ["-O1", "-shared", "-fPIC", "-std=c++20", "-w", SOURCE, "-o", f"{room}/guard.so"]
-            words += [f"-I{headers}", f"-L{library}", f"-Wl,-rpath,{library}", "-lc10", "-ltorch_cpu"]
-            subprocess.run([COMPILER, *words], check=True)
-            os.replace(f"{room}/guard.so", built)
+    if built.exists():
+        return built
+
+    built.parent.mkdir(exist_ok=True)
+    torch_folder = Path(torch.__file__).parent
+    headers, library = torch_folder / "include", torch_folder / "lib"
+    with tempfile.TemporaryDirectory(dir=built.parent) as folder:
+        words = ["-O1", "-shared", "-fPIC", "-std=c++20", "-w", SOURCE, "-o", f"{folder}/guard.so"]
+        words += [f"-I{headers}", f"-L{library}", f"-Wl,-rpath,{library}", "-lc10", "-ltorch_cpu"]
+        subprocess.run([COMPILER, *words], check=True)
+        os.replace(f"{folder}/guard.so", built)  # in one step: another process sees a whole file or none
     return built
 
 
@@ -74,6 +85,7 @@ class FakeGPU:
 
 
 def _called(function, args: tuple, kwargs: dict) -> Any:
+    """Call a function in the process with the device; turn an error into one that reaches the caller's process."""
     try:
         return function(*args, **kwargs)
     except Exception as error:  # not every exception can be sent to another process
@@ -85,14 +97,21 @@ def launches(args: argparse.Namespace) -> None:
     from ..models import chosen, size
     from .step import train
 
-    flags = [] if args.precision == "fp32" else [f"--{args.precision}"]
+    precision = [] if args.precision == "fp32" else [f"--{args.precision}"]
     heads = ["", "forward", "backward", "clip, optimizer", "all", "waits", "ms"]
-    rows, waits, gpu = [heads, ["---"] * len(heads)], [], FakeGPU()
+    rows = [heads, ["---"] * len(heads)]
+    waits = []
+    gpu = FakeGPU()
     for name, own in chosen(args.candidates, args.variant).items():
-        record = gpu(train, [*size(args.depth, args.width), *own, *flags])
-        counts = [record.launches(*part) for part in (["forward"], ["backward"], UPDATE, [])]
-        time = 1000 * record.seconds.total()
-        rows.append([name, *(f"{count:,}" for count in counts), str(record.waits.total()), f"{time:.1f}"])
-        waits += [f"- {name}: {count} x {wait}" for wait, count in sorted(record.waits.items())]
+        record = gpu(train, [*size(args.depth, args.width), *own, *precision])
+        row = [name]
+        for parts in (["forward"], ["backward"], UPDATE, []):  # the last is all of them
+            row.append(f"{record.launches(*parts):,}")
+        milliseconds = 1000 * record.seconds.total()
+        rows.append([*row, str(record.waits.total()), f"{milliseconds:.1f}"])
+        for wait, count in sorted(record.waits.items()):
+            waits.append(f"- {name}: {count} x {wait}")
     gpu.close()
-    print("\n".join(f"| {' | '.join(row)} |" for row in rows), *waits, sep="\n")
+
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    print(*lines, *waits, sep="\n")

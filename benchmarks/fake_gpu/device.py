@@ -23,11 +23,12 @@ from torch.utils.flop_counter import flop_registry
 
 aten = torch.ops.aten
 GPU = torch.device("cuda:0")
-# an H200, +-30%: bytes a second and, in half precision, matrix products' operations a second that kernels reach;
-# seconds that the smallest kernel takes in a stream
-BANDWIDTH, FLOPS, LAUNCH = 3.6e12, 4.0e14, 2.2e-6
+# an H200, +-30%
+BANDWIDTH = 3.6e12  # bytes a second that kernels reach
+FLOPS = 4.0e14  # operations a second that matrix products reach in half precision
+LAUNCH = 2.2e-6  # seconds that the smallest kernel takes in a stream
 HOPPER = types.SimpleNamespace(name="H200 that is not there", major=9, minor=0, total_memory=141 * 2**30)
-NO_KERNEL = {  # beside views
+NO_KERNEL = {  # operators that start no kernel, beside views
     "empty", "empty_like", "new_empty", "new_empty_strided", "empty_strided", "_unsafe_view", "resize_", "set_",
     "set_data", "device",
 }  # fmt: skip
@@ -36,7 +37,10 @@ KERNELS = {  # launches of operators that are several kernels on a GPU in half p
     "_scaled_dot_product_efficient_attention_backward": 2, "_scaled_dot_product_cudnn_attention_backward": 3,
     "embedding_dense_backward": 10, "nonzero": 4,
 }  # fmt: skip
-TENSORS, CHUNK, CHUNKS = (110, 64, 48, 36, 30), 65_536, 320  # limits of a launch over lists: MultiTensorApply.cuh
+# limits of a launch of an operator over lists of tensors, from ATen's MultiTensorApply.cuh
+TENSORS = (110, 64, 48, 36, 30)  # most tensors of a list, by the number of lists, from 1
+CHUNK = 65_536  # elements of a tensor that one block handles
+CHUNKS = 320  # most chunks
 # values read from the device, by the function that reads them, the innermost first; for others True or 3
 ANSWERS = {
     "_left_padding_mask": False, "reorder": False, "check_overflow": False, "_maybe_opt_step": 0.0,
@@ -60,8 +64,9 @@ class Record:
     mismatches: list[str] = field(default_factory=list)
 
     def launches(self, *parts: str) -> int:
-        """Return the launches of some parts, or of all."""
-        return sum(self.kernels[part].total() for part in parts or self.kernels)
+        """Return the launches of some parts, or of all without arguments."""
+        wanted = parts or self.kernels
+        return sum(self.kernels[part].total() for part in wanted)
 
 
 class Device(TorchDispatchMode):
@@ -69,50 +74,62 @@ class Device(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.record, self.part = Record(), "rest"
+        self.record = Record()
+        self.part = "rest"
 
     @contextmanager
     def during(self, part: str) -> Iterator[None]:
         """Count under `part` in this block."""
-        before, self.part = self.part, part
+        before = self.part
+        self.part = part
         try:
             yield
         finally:
             self.part = before
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Run an operator of ATen, `func`, on fake tensors, and note what it asks of the device."""
         kwargs = kwargs or {}
         name = func._overloadpacket._qualified_op_name.split("::")[-1]
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        fake = name == "lift_fresh" or any(isinstance(one, FakeTensor) for one in given)
-        if given and not fake and torch.device(kwargs.get("device") or "cpu").type == "cpu":
+
+        fake = name == "lift_fresh" or any(isinstance(tensor, FakeTensor) for tensor in given)
+        stays_on_host = torch.device(kwargs.get("device") or "cpu").type == "cpu"
+        if given and not fake and stays_on_host:
             with _disable_current_modes():  # the batch, on the host: there are numbers in it
                 return func(*args, **kwargs)
-        on_gpu = any(one.is_cuda for one in given)
+
+        # operators whose result depends on numbers, which fake tensors do not have
+        on_gpu = any(tensor.is_cuda for tensor in given)
         if on_gpu and name in WAITS:
             self.waits(WAITS[name])
         if name == "_local_scalar_dense":
             return answer(given[0])
-        if name == "equal":
+        if name in ("equal", "is_pinned"):
             return True
-        if name in ("is_pinned", "_pin_memory"):
-            return given[0] if name == "_pin_memory" else True
-        if name == "nonzero" and on_gpu:
+        if name == "_pin_memory":
+            return given[0]
+        if name == "nonzero" and on_gpu:  # as if no number were zero
             made = given[0].new_empty(given[0].numel(), given[0].dim(), dtype=torch.long)
         else:
             made = func(*args, **kwargs)
+
         results = [leaf for leaf in tree_leaves(made) if isinstance(leaf, Tensor)]
         if name in ("_to_copy", "copy_"):
-            self._copied(given[-1], results[0], kwargs.get("non_blocking", name == "copy_" and args[2:] == (True,)))
-        if not func.is_view and name not in NO_KERNEL and (on_gpu or any(one.is_cuda for one in results)):
-            self._launched(func, name, args, kwargs, made, [one for one in given + results if one.is_cuda])
+            by_position = name == "copy_" and args[2:] == (True,)  # copy_(self, source, non_blocking)
+            self._copied(given[-1], results[0], kwargs.get("non_blocking", by_position))
+        on_gpu = on_gpu or any(tensor.is_cuda for tensor in results)
+        if on_gpu and not func.is_view and name not in NO_KERNEL:
+            tensors = [tensor for tensor in given + results if tensor.is_cuda]
+            self._launched(func, name, args, kwargs, made, tensors)
         return made
 
     def waits(self, kind: str) -> None:
-        """Note that the CPU waits for the device now."""
+        """Note that the CPU waits for the device now. kind: why, as a value of WAITS."""
         self.record.waits[f"{self.part} {kind} {caller()}"] += 1
 
     def _copied(self, source: Tensor, result: Tensor, non_blocking: bool) -> None:
+        """Note a copy between host and device."""
         if source.is_cuda == result.is_cuda:
             return
         if not non_blocking:
@@ -121,13 +138,24 @@ class Device(TorchDispatchMode):
             self.record.copies[f"{self.part} {caller()}"] += 1
 
     def _launched(self, func, name: str, args, kwargs, made, tensors: list[Tensor]) -> None:
+        """Note the launches of an operator `func`, which returned `made`, and their modelled time.
+
+        tensors: what it reads and writes on the device.
+        """
         count = KERNELS.get(name, 1)
         if name.startswith(("_foreach", "_fused_adam")):
-            lists = [one for one in args if isinstance(one, (list, tuple)) and one and isinstance(one[0], Tensor)]
-            depth = 4 if name.startswith("_fused") else len(lists) + (not name.endswith("_"))
+            lists = [arg for arg in args if isinstance(arg, (list, tuple)) and arg and isinstance(arg[0], Tensor)]
+            if name.startswith("_fused"):
+                depth = 4  # parameters, gradients and two moments
+            elif name.endswith("_"):  # in place
+                depth = len(lists)
+            else:
+                depth = len(lists) + 1  # and the results
             count = launches_over_lists(lists[0], depth)
         self.record.kernels[self.part][name] += count
-        moved = sum(one.numel() * one.element_size() for one in tensors)
+
+        # the slowest of memory, arithmetic and launches decides
+        moved = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         count_flops = flop_registry.get(func._overloadpacket)
         flops = count_flops(*args, **kwargs, out_val=made) if count_flops else 0
         self.record.seconds[self.part] += max(moved / BANDWIDTH, flops / FLOPS, count * LAUNCH)
@@ -137,17 +165,22 @@ class Device(TorchDispatchMode):
         mask = attn_mask
         if torch.is_autocast_enabled("cuda"):
             dtype = torch.get_autocast_dtype("cuda")
-            q, k, v = (one.to(dtype) for one in (q, k, v))
-            mask = mask.to(dtype) if mask is not None and mask.is_floating_point() else mask
-        half, grad = q.dtype in (torch.half, torch.bfloat16), q.requires_grad
+            q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+            if mask is not None and mask.is_floating_point():
+                mask = mask.to(dtype)
+        half = q.dtype in (torch.half, torch.bfloat16)
+        grad = q.requires_grad
         if mask is not None and mask.dtype is torch.bool:
             mask = torch.zeros(mask.shape, dtype=q.dtype, device=q.device).masked_fill_(~mask, float("-inf"))
-        shape = (*q.shape[:3], k.size(2))
+        shape = (*q.shape[:3], k.size(2))  # of the scores
+
         if half and torch.backends.cuda.cudnn_sdp_enabled() and dropout_p * 16 % 1 == 0:
-            mask = None if mask is None else mask.expand(shape)
+            if mask is not None:
+                mask = mask.expand(shape)
             return aten._scaled_dot_product_cudnn_attention(q, k, v, mask, grad, dropout_p, is_causal, False)[0]
         if half and mask is None:
             return aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, False)[0]
+
         if mask is not None:
             if any(stride % 8 for stride in mask.stride()[:-1]):  # the kernel reads 16 bytes at a time
                 mask = F.pad(mask, (0, -mask.size(-1) % 8)).narrow(-1, 0, mask.size(-1))
@@ -156,15 +189,26 @@ class Device(TorchDispatchMode):
 
 
 def launches_over_lists(tensors: list[Tensor], depth: int) -> int:
-    """Return the launches of an operator over `depth` lists of tensors of these sizes."""
-    launches = in_launch = chunks = 0
+    """Return the launches of an operator over `depth` lists of tensors of these sizes.
+
+    A launch is full with CHUNKS chunks, or with the last chunk of the last tensor that it may have.
+    """
+    launches = 0
+    tensors_in_launch = chunks_in_launch = 0
     for tensor in tensors:
-        in_launch += 1
-        for left in range(math.ceil(tensor.numel() / CHUNK) - 1, -1, -1):
-            chunks += 1
-            if chunks == CHUNKS or (not left and in_launch == TENSORS[depth - 1]):
-                launches, chunks, in_launch = launches + 1, 0, int(left > 0)
-    return launches + (chunks > 0)
+        tensors_in_launch += 1
+        chunks = math.ceil(tensor.numel() / CHUNK)
+        for chunk in range(1, chunks + 1):
+            chunks_in_launch += 1
+            last = chunk == chunks
+            full_of_tensors = last and tensors_in_launch == TENSORS[depth - 1]
+            if full_of_tensors or chunks_in_launch == CHUNKS:
+                launches += 1
+                chunks_in_launch = 0
+                tensors_in_launch = 0 if last else 1  # the rest of this tensor goes to the next launch
+    if chunks_in_launch > 0:
+        launches += 1
+    return launches
 
 
 def answer(tensor: Tensor) -> float | bool | int:
@@ -175,7 +219,9 @@ def answer(tensor: Tensor) -> float | bool | int:
         for name in (frame.f_code.co_name, frame.f_code.co_qualname):
             if name in ANSWERS:
                 return ANSWERS[name]
-    return True if tensor.dtype is torch.bool else 3.0 if tensor.dtype.is_floating_point else 3
+    if tensor.dtype is torch.bool:
+        return True
+    return 3.0 if tensor.dtype.is_floating_point else 3
 
 
 def frames() -> Iterator[types.FrameType]:
@@ -187,13 +233,20 @@ def frames() -> Iterator[types.FrameType]:
 
 
 def caller() -> str:
-    """Return "file:function" of the innermost call in fairseq, torchscale or this package."""
+    """Return "file:function" of the innermost call in fairseq, torchscale or this package, "?" if there is none.
+
+    The file is named from its package on, one of this package by its path within the package.
+    """
     for frame in frames():
         path = frame.f_code.co_filename
-        for root in ("/deepnet_fairseq/", "/fairseq/", "/torchscale/"):
-            if root in path and "/benchmarks/" not in path:
-                inside = path.rpartition(root)[2]
-                return f"{inside if root[1] == 'd' else root[1:] + inside}:{frame.f_code.co_name}"
+        if "/benchmarks/" in path:
+            continue
+        for package in ("deepnet_fairseq", "fairseq", "torchscale"):
+            _, found, file = path.rpartition(f"/{package}/")
+            if found:
+                if package != "deepnet_fairseq":
+                    file = f"{package}/{file}"
+                return f"{file}:{frame.f_code.co_name}"
     return "?"
 
 
@@ -212,39 +265,55 @@ class Stream(nullcontext):
 
 
 def be_there(device: Device) -> None:
-    """Replace torch.cuda, and functions of torch that do not know fake tensors, for the rest of this process."""
+    """Replace torch.cuda, and functions of torch that do not know fake tensors, for the rest of this process.
+
+    device: counts the waits of torch.cuda.synchronize, and chooses attention's kernels.
+    """
     FakeTensorMode.avoid_device_init = True
     nn.Module._apply = _apply
     torch.onnx.operators.shape_as_tensor = lambda x: tuple(x.shape)
     F.scaled_dot_product_attention = device.attend
     Tensor.record_stream = lambda *_: None
+
+    # functions of torch.cuda -> what they return, whatever they are given
     constants = {
         "is_available": True, "is_initialized": True, "device_count": 1, "current_device": 0, "_exchange_device": 0,
         "_maybe_exchange_device": 0, "get_device_capability": (9, 0), "_get_device_properties": HOPPER,
         "get_device_name": HOPPER.name, "max_memory_allocated": 0, "memory_allocated": 0, "current_stream": Stream(),
         "default_stream": Stream(),
     }  # fmt: skip
-    nothing = ("_lazy_init", "empty_cache", "manual_seed", "manual_seed_all", "set_rng_state", "set_device")
-    for key, value in (constants | dict.fromkeys((*nothing, "reset_peak_memory_stats"))).items():
-        setattr(torch.cuda, key, lambda *_, value=value, **__: value)
+    for name in (
+        "_lazy_init", "empty_cache", "manual_seed", "manual_seed_all", "set_rng_state", "set_device",
+        "reset_peak_memory_stats",
+    ):  # fmt: skip
+        constants[name] = None
+    for name, value in constants.items():
+        setattr(torch.cuda, name, lambda *_, value=value, **__: value)
+
     torch.cuda.get_rng_state = lambda *_: torch.zeros(16, dtype=torch.uint8)
     torch.cuda.synchronize = lambda *_: device.waits("synchronize")
     torch.cuda.Stream = torch.cuda.Event = Stream
     torch.cuda.stream = lambda stream: nullcontext()
-    for key, dtype in (("DoubleTensor", torch.double), ("FloatTensor", torch.float)):
-        setattr(torch.cuda, key, lambda size, dtype=dtype: torch.zeros(size, dtype=dtype, device=GPU))
+    torch.cuda.DoubleTensor = lambda size: torch.zeros(size, dtype=torch.double, device=GPU)
+    torch.cuda.FloatTensor = lambda size: torch.zeros(size, dtype=torch.float, device=GPU)
 
 
 def _apply(self, fn, recurse=True):
-    """nn.Module._apply for fake parameters, which keep their device when their data gets another."""
-    for child in self.children() if recurse else ():
-        child._apply(fn)
-    for parameter in filter(None.__ne__, self._parameters.values()):
+    """Stand in for nn.Module._apply: fake parameters would keep their device when their data gets another."""
+    if recurse:
+        for child in self.children():
+            child._apply(fn)
+    for parameter in self._parameters.values():
+        if parameter is None:
+            continue
         with torch.no_grad():
             new = fn(parameter)
         if new is not parameter:
             parameter.data = new
             if isinstance(parameter, FakeTensor):
-                parameter.fake_device, parameter.constant = new.fake_device, None
-    self._buffers.update({key: fn(one) for key, one in self._buffers.items() if one is not None})
+                parameter.fake_device = new.fake_device
+                parameter.constant = None
+    for name, buffer in list(self._buffers.items()):
+        if buffer is not None:
+            self._buffers[name] = fn(buffer)
     return self

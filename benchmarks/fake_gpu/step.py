@@ -23,24 +23,27 @@ DEVICE = Device()
 
 @dataclass(frozen=True)
 class Shape:
-    """Shape of a batch: sentences, and tokens of each on both sides; one of the sources is shorter by a token."""
+    """Shape of a batch. One of the sources is shorter by a token."""
 
-    rows: int = 128
-    source: int = 32
-    target: int = 32
+    rows: int = 128  # sentences
+    source: int = 32  # tokens of each source
+    target: int = 32  # tokens of each target
 
 
 def train(flags: Sequence[str], shape: Shape = Shape(), steps: int = 2) -> Record:
-    """Return the record of the last of some updates; flags: of fairseq-train, beside those of models.TRAINING."""
+    """Return the record of the last of `steps` updates; flags: of fairseq-train, beside those of models.TRAINING."""
     begin()
     if f"--arch={TORCHSCALE_ARCH}" in flags:
         from .. import torchscale  # noqa: F401
+
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with fake, DEVICE:
         trainer = trainer_of(["--max-tokens=4096", *flags])
         watch(trainer, _counted)
         trainer.begin_epoch(1)
+    # the batches of an update lie on the host, and hold numbers
     batches = [batch(trainer.task, shape) for _ in range(trainer.cfg.optimization.update_freq[0])]
+
     with fake, DEVICE:
         for _ in range(steps):
             DEVICE.record = Record()
@@ -51,20 +54,29 @@ def train(flags: Sequence[str], shape: Shape = Shape(), steps: int = 2) -> Recor
 
 
 def decode(fields: dict, dtype: torch.dtype, rows: int = 16, beams: int = 5, steps: int = 12) -> list[Record]:
-    """Return a record of each step of a beam search, with its reordering, by a model of these config fields."""
+    """Return a record of each step of a beam search, with its reordering.
+
+    fields: of the model's config, as `building.build` takes them; rows: sentences, of 20 tokens each; beams: hypotheses
+    of each; steps: tokens of a hypothesis.
+    """
     begin()
     records = []
     with FakeTensorMode(allow_non_fake_inputs=True), DEVICE, torch.no_grad():
-        net = build(**fields).to(dtype).to(GPU).eval()
-        net.make_generation_fast_(need_attn=False)
-        encoded = net.encoder(torch.full((rows, 20), 5, device=GPU))
+        model = build(**fields).to(dtype).to(GPU).eval()
+        model.make_generation_fast_(need_attn=False)
+
+        # each sentence's encoder output is repeated for its hypotheses
+        encoded = model.encoder(torch.full((rows, 20), 5, device=GPU))
         order = torch.arange(rows, device=GPU).repeat_interleave(beams, output_size=rows * beams)
-        encoded, state = net.encoder.reorder_encoder_out(encoded, order), {}
+        encoded = model.encoder.reorder_encoder_out(encoded, order)
+
+        state: dict = {}
         for step in range(1, steps + 1):
-            tokens, order = torch.full((rows * beams, step), 5, device=GPU), torch.arange(rows * beams, device=GPU)
+            tokens = torch.full((rows * beams, step), 5, device=GPU)
+            order = torch.arange(rows * beams, device=GPU)
             DEVICE.record = Record()
-            net.decoder(tokens, encoder_out=encoded, incremental_state=state)
-            net.decoder.reorder_incremental_state_scripting(state, order)
+            model.decoder(tokens, encoder_out=encoded, incremental_state=state)
+            model.decoder.reorder_incremental_state_scripting(state, order)
             records.append(DEVICE.record)
     return records
 
@@ -78,11 +90,18 @@ def begin() -> None:
 
 
 def batch(task, shape: Shape) -> dict:
-    """Return a batch of the task's own collater."""
-    sources, targets = ([length] * shape.rows for length in (shape.source, shape.target))
-    sources[-1] -= 1
-    sides = [[torch.full((length,), 5) for length in lengths] for lengths in (sources, targets)]
-    data = LanguagePairDataset(sides[0], sources, task.src_dict, sides[1], targets, task.tgt_dict)
+    """Return a batch of the task's own collater; every token is the number 5."""
+    source_lengths = [shape.source] * shape.rows
+    source_lengths[-1] -= 1
+    target_lengths = [shape.target] * shape.rows
+    data = LanguagePairDataset(
+        src=[torch.full((length,), 5) for length in source_lengths],
+        src_sizes=source_lengths,
+        src_dict=task.src_dict,
+        tgt=[torch.full((length,), 5) for length in target_lengths],
+        tgt_sizes=target_lengths,
+        tgt_dict=task.tgt_dict,
+    )
     return data.collater([data[row] for row in range(shape.rows)])
 
 
@@ -97,21 +116,31 @@ def _counted(function: Callable, part: str) -> Callable:
 
 
 def mismatches(trainer) -> list[str]:
-    """Name gradients of another type or device than their parameter, and optimiser state that is not float32 there."""
+    """Name gradients of another type or device than their parameter, and moments that are not float32 on the GPU."""
     errors = []
     for name, parameter in trainer.get_model().named_parameters():
         gradient = parameter.grad
-        if gradient is not None and (gradient.dtype, gradient.device) != (parameter.dtype, parameter.device):
-            expected, has = (f"{one.dtype} on {one.device}" for one in (parameter, gradient))
-            errors.append(f"{name}: {expected}, its gradient {has}")
+        if gradient is None:
+            continue
+        if gradient.dtype != parameter.dtype or gradient.device != parameter.device:
+            expected = f"{parameter.dtype} on {parameter.device}"
+            errors.append(f"{name}: {expected}, its gradient {gradient.dtype} on {gradient.device}")
+
+    # fairseq's wrappers for half precision, then fairseq's optimiser, then torch's
     optimiser = trainer.optimizer
     while hasattr(optimiser, "fp32_optimizer") or hasattr(optimiser, "wrapped_optimizer"):
         optimiser = getattr(optimiser, "fp32_optimizer", None) or optimiser.wrapped_optimizer
     optimiser = optimiser.optimizer
-    states = [*optimiser.state.values(), *(part.moments for part in getattr(optimiser, "parts", ()))]
-    moments = [
-        (key, one) for state in states for key, one in state.items() if isinstance(one, torch.Tensor) and one.dim()
-    ]
-    assert moments
-    wrong = [(key, one) for key, one in moments if (one.dtype, one.device) != (torch.float32, GPU)]
-    return errors + [f"{key}: {one.dtype} on {one.device}" for key, one in wrong]
+
+    states = list(optimiser.state.values())
+    states += [part.moments for part in getattr(optimiser, "parts", ())]  # deepnet_adam's
+    any_moments = False
+    for state in states:
+        for name, value in state.items():
+            if not isinstance(value, torch.Tensor) or not value.dim():
+                continue  # a number, as the count of updates
+            any_moments = True
+            if value.dtype != torch.float32 or value.device != GPU:
+                errors.append(f"{name}: {value.dtype} on {value.device}")
+    assert any_moments
+    return errors
