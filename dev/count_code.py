@@ -14,12 +14,14 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("benchmarks", "dev", "examples", "results", "tests")  # beside the package
 NO_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 
+# nodes of the syntax tree that may have a docstring
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def count(source: str) -> Counter[str]:
     """Count the lines of a module by kind: code, comment, docstring, blank; a line of two kinds counts as code."""
-    kinds = dict.fromkeys(range(1, len(source.splitlines()) + 1), "blank")
+    number_of_lines = len(source.splitlines())
+    kinds = dict.fromkeys(range(1, number_of_lines + 1), "blank")
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT and kinds[token.start[0]] == "blank":
             kinds[token.start[0]] = "comment"
@@ -28,9 +30,7 @@ def count(source: str) -> Counter[str]:
                 kinds[line] = "code"
 
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(
-            node
-        ):
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node):
             text = node.body[0]
             last = text.end_lineno or text.lineno
             for line in range(text.lineno, last + 1):
@@ -52,16 +52,17 @@ def rooms() -> dict[str, list[Path]]:
 
 def main() -> None:
     """Print a table: a line for each room, and the sum of the package."""
-    table = [["room", "files", "code", "comment", "docstring", "blank"]]
+    kinds = ["code", "comment", "docstring", "blank"]
+    table = [["room", "files", *kinds]]
     whole: Counter[str] = Counter()
     for room, paths in rooms().items():
         lines: Counter[str] = Counter()
         for path in paths:
             lines += count(path.read_text(encoding="utf-8"))
-        table.append([room, str(len(paths)), *(f"{lines[kind]:,}" for kind in table[0][2:])])
+        table.append([room, str(len(paths)), *(f"{lines[kind]:,}" for kind in kinds)])
         if not room.endswith("/"):
             whole += lines
-    table.append(["the package", "", *(f"{whole[kind]:,}" for kind in table[0][2:])])
+    table.append(["the package", "", *(f"{whole[kind]:,}" for kind in kinds)])
     print(render(table))
 
 

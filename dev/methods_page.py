@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from deepnet_fairseq import text_table
@@ -19,24 +20,36 @@ from deepnet_fairseq.core.initialisation import PROFILES
 from deepnet_fairseq.core.methods import METHODS, get_method
 from deepnet_fairseq.core.modifiers import MODIFIERS
 
-MARKS = "<!-- methods -->\n", "<!-- /methods -->"
+FIRST_MARK, LAST_MARK = "<!-- methods -->\n", "<!-- /methods -->"
+
+
+def markdown(header: list[str], rows: Iterable[list[str]]) -> str:
+    """Return a table in Markdown with the first column in the type of code."""
+    table = [header]
+    for first, *rest in rows:
+        table.append([f"`{first}`", *rest])
+    return text_table.markdown(table)
 
 
 def methods_page() -> str:
     """Return the tables: methods, why some do not fold, modifiers, options."""
-    rows = [method_row(name) for name in sorted(METHODS)]
-    owners = [*(get_method(cells[0]) for cells, _ in rows), *MODIFIERS.values()]
-    tables = (
-        [METHOD_HEADER, *(cells for cells, _ in rows)],
-        [MODIFIER_HEADER, *modifier_rows()],
-        [OPTION_HEADER, *(row for owner in owners for row in option_rows(owner))],
-    )
-    methods, modifiers, options = (
-        text_table.markdown([header, *([f"`{first}`", *rest] for first, *rest in body)]) for header, *body in tables
-    )
-    reasons = [f"- `{cells[0]}`: {why}" for cells, why in rows if why]
-    why = ["", "Why some do not fold into a plain Transformer:", "", *reasons, ""]
-    return "\n".join([methods, *why, modifiers, "", options])
+    table_of_methods: list[list[str]] = []
+    reasons: list[str] = []
+    options: list[list[str]] = []
+    for name in sorted(METHODS):
+        cells, why_not = method_row(name)
+        table_of_methods.append(cells)
+        if why_not:
+            reasons.append(f"- `{name}`: {why_not}")
+        options += option_rows(get_method(name))
+    for modifier in MODIFIERS.values():
+        options += option_rows(modifier)
+
+    lines = [markdown(METHOD_HEADER, table_of_methods), ""]
+    lines += ["Why some do not fold into a plain Transformer:", "", *reasons, ""]
+    lines += [markdown(MODIFIER_HEADER, modifier_rows()), ""]
+    lines.append(markdown(OPTION_HEADER, options))
+    return "\n".join(lines)
 
 
 def with_users(page: str) -> str:
@@ -49,9 +62,10 @@ def with_users(page: str) -> str:
 
 def write(page: Path) -> None:
     """Replace what stands between the marks of a page, and the last column of its table of initialisations."""
-    before, rest = page.read_text(encoding="utf-8").split(MARKS[0])
-    after = rest.split(MARKS[1])[1]
-    page.write_text(with_users(f"{before}{MARKS[0]}{methods_page()}\n{MARKS[1]}{after}"), encoding="utf-8")
+    before, rest = page.read_text(encoding="utf-8").split(FIRST_MARK)
+    after = rest.split(LAST_MARK)[1]
+    rendered = f"{before}{FIRST_MARK}{methods_page()}\n{LAST_MARK}{after}"
+    page.write_text(with_users(rendered), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from mypy.types import AnyType, Type, TypeOfAny, UnionType, get_proper_type
 
 
 def _any_if_union(context: AttributeContext) -> Type:
+    """Return Any in place of a union, which is what torch annotates, and another type as it is."""
     if isinstance(get_proper_type(context.default_attr_type), UnionType):
         return AnyType(TypeOfAny.special_form)
     return context.default_attr_type
@@ -20,7 +21,10 @@ class ModuleTables(Plugin):
     """Plugin that types members found by Module.__getattr__; declared members keep their type."""
 
     def get_attribute_hook(self, fullname: str):
-        return _any_if_union if fullname.startswith("torch.nn.modules.module.Module.") else None
+        """Return the function that types an attribute, by the attribute's full name; None leaves it to mypy."""
+        if fullname.startswith("torch.nn.modules.module.Module."):
+            return _any_if_union
+        return None
 
 
 def plugin(version: str) -> type[Plugin]:

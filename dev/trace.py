@@ -14,7 +14,7 @@ import logging
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -79,7 +79,7 @@ def make_data(folder: Path) -> Path:
 
 
 def traces(folder: Path) -> dict[str, Trace]:
-    """Train for five updates, save, and resume; return the traces by what was done."""
+    """Train for five updates, save, and resume; return the traces by what was done. folder: for text and checkpoint."""
     words = [str(make_data(folder)), *FLAGS, "--save-dir", str(folder / "run")]
     found = {}
     with traced() as found["until the first update"]:
@@ -111,10 +111,9 @@ def main() -> None:
     args = parser.parse_args()
     register()
     logging.disable(logging.CRITICAL)
-    sys.stdout, output = sys.stderr, sys.stdout  # progress of preparing the text
-    with TemporaryDirectory() as folder:
+    # the progress of preparing the text goes to stderr
+    with TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
         found = traces(Path(folder))
-    sys.stdout = output
 
     table = [["", "files", "changes of file"]]
     for name, trace in found.items():

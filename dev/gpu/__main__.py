@@ -92,7 +92,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def spend(args: argparse.Namespace, folder: Path, file: Path) -> int:
-    """Run the open parts, or those that are named; return 1 if one failed."""
+    """Run the open parts, or those that are named; return 1 if one failed.
+
+    folder: of text, wheels and the parts' own files; file: of the records.
+    """
     wanted = PARTS if args.only is None else [part_named(name) for name in args.only.split(",")]
     if args.smoke and args.only is None:
         wanted = [part for part in PARTS if part.name not in SAME_IN_MINIATURE]
@@ -101,6 +104,7 @@ def spend(args: argparse.Namespace, folder: Path, file: Path) -> int:
         file = args.records.resolve() if args.records else folder / "records.jsonl"  # none of results/gpu
     else:
         check_ready(folder)
+    # dev/gpu_minutes.sh notes when it began: what it did since then counts
     began = float(os.environ.get("GPU_MINUTES_BEGAN", time.time()))
     minutes_given = 60.0 if args.smoke else args.minutes
     until = time.monotonic() - (time.time() - began) + 60 * minutes_given
@@ -108,8 +112,11 @@ def spend(args: argparse.Namespace, folder: Path, file: Path) -> int:
     call = minutes.Minutes(until, longest(minutes_given), folder, file, out=args.out, miniature=args.smoke)
     new = call.run(wanted, open_only=args.only is None and not args.smoke)
     failed = [record["part"] for record in new if record["ended"] == records.FAILED]
-    print(f"{len(new)} records in {file}" + (f"; failed: {', '.join(failed)}" if failed else ""))
-    return 1 if failed else 0
+    if failed:
+        print(f"{len(new)} records in {file}; failed: {', '.join(failed)}")
+        return 1
+    print(f"{len(new)} records in {file}")
+    return 0
 
 
 def check_ready(folder: Path) -> None:
@@ -142,20 +149,29 @@ def longest(given: float) -> float:
 
 
 def listed(known: list[dict], longest: float) -> str:
-    """Return the list as a table: parts, their state by the records, and minutes."""
+    """Return the list as a table: parts, their state by the records `known`, and minutes, taken or predicted.
+
+    longest: seconds that one part may take.
+    """
     table = [["part", "name", "what", "state", "device", "minutes"]]
     for part in PARTS:
         tries = records.of_part(known, part.name)
         done = [record for record in tries if record["ended"] == records.DONE]
-        last = done[-1] if done else tries[-1] if tries else None
-        if last is not None and (done or last["ended"] == records.FAILED):
-            state, seconds = last["ended"], last.get("seconds")
+        last = None  # the record that counts: of the last try that was done, else of the last try
+        if done:
+            last = done[-1]
+        elif tries:
+            last = tries[-1]
+
+        if last is not None and last["ended"] in (records.DONE, records.FAILED):
+            state = last["ended"]
+            seconds = last.get("seconds")
         else:
             state = "open" if last is None else f"open, {last['ended']} before"
             seconds = parts.predicted(part, known, longest)
-        shown = "-" if seconds is None else f"{seconds / 60:.1f}"
-        device = last["device"] if last is not None else ""
-        table.append([str(part.number), part.name, part.what, state, device, shown])
+        minutes_shown = "-" if seconds is None else f"{seconds / 60:.1f}"
+        device = "" if last is None else last["device"]
+        table.append([str(part.number), part.name, part.what, state, device, minutes_shown])
     return markdown(table)
 
 

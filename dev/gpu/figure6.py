@@ -27,7 +27,7 @@ TRAINED = "training"
 
 
 def flags(work: Work, method: str, layers: int) -> list[str]:
-    """Return the flags of a cell, but for its length."""
+    """Return the flags of a cell, a method with so many encoder and decoder layers, but for its length."""
     if work.miniature:
         small = [*model_flags(method, 2), *shlex.split(MODEL), *shlex.split(MINIATURE)]
         return [*small, "--cpu", "--max-tokens=500", "--num-workers=0", "--warmup-updates=10", "--disable-validation"]
@@ -95,8 +95,9 @@ def length(layers: int, records: list[dict], longest: float) -> tuple[int, int]:
     if over:
         updates = over[0]["of_updates"]
     else:
-        fits = int((longest - beside(layers)) / seconds_an_update(layers, records))
-        updates = min(UPDATES, fits // 100 * 100)
+        seconds = longest - beside(layers)
+        that_fit = int(seconds / seconds_an_update(layers, records))
+        updates = min(UPDATES, that_fit // 100 * 100)
     return updates, round(WARMUP * updates / UPDATES)
 
 

@@ -54,7 +54,10 @@ def equal(work: Work) -> Iterator[dict]:
 
 
 def losses(work: Work, method: str, graphs: bool) -> tuple[list[float], GraphedStep | None]:
-    """Train a narrow model; return the losses of its updates, NaN where fp16 overflowed, and its step by graphs."""
+    """Train a narrow model; return the losses of its updates, NaN where fp16 overflowed, and its step by graphs.
+
+    graphs: whether CUDA graphs make the updates; without them the step is None.
+    """
     from benchmarks.graphs import full_batches, unique_shapes
     from benchmarks.models import trainer_of, update
 
@@ -107,7 +110,9 @@ def two_at_a_time(work: Work) -> Iterator[dict]:
     """Train DeepNorm 10L-10L alone, then twice side by side; yields updates a second of both, over all trainings."""
     updates, interval = (30, 5) if work.miniature else (600, 50)
     flags = [*figure6.flags(work, "deepnorm", 10), "--no-save", "--disable-validation", f"--log-interval={interval}"]
-    alone, *two = (Training(work, work.text / "mix", flags, updates, name) for name in ("alone", "first", "second"))
+    data = work.text / "mix"
+    alone = Training(work, data, flags, updates, "alone")
+    two = [Training(work, data, flags, updates, name) for name in ("first", "second")]
 
     yield {"what": ALONE, "updates_a_second": per_second([alone.run(share=0.4)])}
 
@@ -122,13 +127,15 @@ def two_at_a_time(work: Work) -> Iterator[dict]:
 
 
 def per_second(trainings: list[dict]) -> float:
-    """Return the updates a second of several trainings together."""
-    return round(sum(1 / training["seconds_an_update"] for training in trainings), 2)
+    """Return the updates a second of several trainings together. trainings: what Training.result returns of each."""
+    updates_a_second = sum(1 / training["seconds_an_update"] for training in trainings)
+    return round(updates_a_second, 2)
 
 
 def gain_of_two(records: list[dict]) -> float:
     """Return by which factor two trainings side by side make more updates than one after the other; 1 if unmeasured."""
-    alone, two = (rows(records, "two_at_a_time", what) for what in (ALONE, TWO))
+    alone = rows(records, "two_at_a_time", ALONE)
+    two = rows(records, "two_at_a_time", TWO)
     if not alone or not two:
         return 1.0
     return two[-1]["updates_a_second"] / alone[-1]["updates_a_second"]

@@ -28,7 +28,8 @@ def run(work: Work) -> Iterator[dict]:
     symbols = len(dictionary.read_text(encoding="utf-8").splitlines())
     sizes = [*plan_flags(own), *model, f"--vocab={symbols}"]
     work.run([PYTHON, "-m", "deepnet_fairseq", "plan", *shlex.split(PLAN), *sizes, "--json"], "plan", out=out)
-    yield {"what": "plan", "peak_GiB": round(json.loads(out.read_text())["memory"]["peak"] / 2**30, 2)}
+    plan = json.loads(out.read_text())
+    yield {"what": "plan", "peak_GiB": round(plan["memory"]["peak"] / 2**30, 2)}
 
     place = ["--cpu", "--num-workers=0"] if work.miniature else ["--memory-efficient-fp16"]
     flags = [*own, *model, *place, "--checkpoint-activations", "--warmup-updates=4000", "--log-interval=1", "--no-save"]

@@ -123,10 +123,11 @@ class Minutes:
         return None
 
     def _left(self) -> float:
+        """Return the seconds that are left for parts."""
         return self.until - RESERVE - time.monotonic()
 
     def _run_together(self, together: list[Part], seconds: float) -> Iterator[dict]:
-        """Run parts side by side; yield the record of each as it ends."""
+        """Run parts side by side; yield the record of each as it ends. seconds: predicted for them together."""
         limit = min(LATE * seconds + GRACE, self._left())
         running = [self._start(part, limit) for part in together]
         names = " and ".join(part.name for part in together)
@@ -167,9 +168,16 @@ class Minutes:
         return Running(part, process, folder, began=now, until=now + limit)
 
     def _record(self, one: Running, cut: bool, beside: list[str]) -> dict:
-        """Return the record of a part that is over, and keep the ends of its logs."""
-        status = one.process.returncode
-        ended = CUT if cut else FAILED if status else DONE
+        """Return the record of a part that is over, and keep the ends of its logs.
+
+        cut: whether it was killed because its time was over. beside: names of the parts that ran side by side with it.
+        """
+        if cut:
+            ended = CUT
+        elif one.process.returncode != 0:
+            ended = FAILED
+        else:
+            ended = DONE
         record: dict[str, Any] = {
             "part": one.part.name,
             "ended": ended,

@@ -58,9 +58,14 @@ def kill_after_save(work: Work, training: Training, first: int) -> None:
 
 
 def largest_difference(one: list, other: list) -> float:
-    """Return the largest difference between two trainings' losses, by update; the last word on an update counts."""
-    left, right = dict(map(tuple, one)), dict(map(tuple, other))
-    return max(abs(left[update] - right[update]) for update in left.keys() & right.keys())
+    """Return the largest difference between two trainings' losses, over the updates that both have.
+
+    one, other: pairs of update and loss; of several for an update the last counts.
+    """
+    left = dict(one)
+    right = dict(other)
+    common = left.keys() & right.keys()
+    return max(abs(left[update] - right[update]) for update in common)
 
 
 def beam_search(work: Work) -> Iterator[dict]:

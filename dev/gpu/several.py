@@ -59,10 +59,13 @@ def training(work: Work, name: str, layers: int, flags: list[str], processes: in
 
 def weights_differ(one: Path, other: Path) -> float:
     """Return the largest difference of two checkpoints' weights, relative to the largest weight of the tensor."""
-    left, right = (torch.load(path, map_location="cpu", weights_only=True)["model"] for path in (one, other))
+    weights = torch.load(one, map_location="cpu", weights_only=True)["model"]
+    other_weights = torch.load(other, map_location="cpu", weights_only=True)["model"]
     largest = 0.0
-    for name, weight in left.items():
-        if weight.is_floating_point():
-            gap = (weight.float() - right[name].float()).abs().max() / weight.float().abs().max().clamp(min=1e-12)
-            largest = max(largest, float(gap))
+    for name, weight in weights.items():
+        if not weight.is_floating_point():
+            continue
+        difference = (weight.float() - other_weights[name].float()).abs().max()
+        scale = weight.float().abs().max().clamp(min=1e-12)  # a tensor of zeros has none
+        largest = max(largest, float(difference / scale))
     return largest

@@ -26,7 +26,7 @@ WHEELS = (
 FROM_SOURCE = ("antlr4-python3-runtime==4.9.3",)  # of hydra and omegaconf; its wheel is made here
 PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in (28, 27, 24, 17, 12, 5)] + ["manylinux2014_x86_64"]
 PYTHON = "3.12"
-MOST = 64 << 20  # bytes of tree, wheels and text together
+MOST = 64 * 2**20  # bytes of tree, wheels and text together
 MIX = {  # split -> sets of the German-English mix, the first one named as fairseq's valid or test
     "valid": ("iwslt14",),
     "test": ("iwslt14", "newstest2014"),
@@ -86,8 +86,9 @@ def miniature(folder: Path) -> None:
     if not (folder / "mix").exists():
         with TemporaryDirectory() as made:
             language.write_corpus(language.make_corpus(sizes, nouns=60, verbs=30), Path(made))
+            real_suffix = {".qaa": ".de", ".qab": ".en"}
             for path in Path(made).iterdir():
-                path.rename(path.with_suffix({".qaa": ".de", ".qab": ".en"}[path.suffix]))
+                path.rename(path.with_suffix(real_suffix[path.suffix]))
             prefixes = {"train": f"{made}/train", "valid": f"{made}/valid", "test": f"{made}/test,{made}/valid"}
             prepare_text(("de", "en"), prefixes, folder / "mix", vocab=150)
 
@@ -95,7 +96,9 @@ def miniature(folder: Path) -> None:
 def fetch_wheels(folder: Path) -> None:
     """Download the wheels of what a machine with torch usually lacks, for Python 3.12 on x86-64."""
     pip = [sys.executable, "-m", "pip"]
-    platforms = [word for platform in PLATFORMS for word in ("--platform", platform)]
+    platforms: list[str] = []
+    for platform in PLATFORMS:
+        platforms += ["--platform", platform]
     binary = ["--only-binary=:all:", "--python-version", PYTHON, "--implementation", "cp", *platforms]
     try:
         subprocess.run([*pip, "download", "--quiet", "--no-deps", "-d", folder, *binary, *WHEELS], check=True)
@@ -122,11 +125,15 @@ def read_commit(folder: Path) -> dict:
 
 def say_size(folder: Path) -> None:
     """Print the sizes of the folder and of the tracked files; UserError if they are too large to take along."""
-    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True).stdout.split("\0")
-    sizes = {"tree": sum((ROOT / name).stat().st_size for name in tracked if (ROOT / name).is_file())}
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True).stdout
+    files = {"tree": [ROOT / name for name in listed.split("\0")]}
     for name in ("text", "wheels"):
-        sizes[name] = sum(path.stat().st_size for path in (folder / name).rglob("*") if path.is_file())
+        files[name] = list((folder / name).rglob("*"))
+
+    sizes = {}  # bytes
+    for name, paths in files.items():
+        sizes[name] = sum(path.stat().st_size for path in paths if path.is_file())
     shown = ", ".join(f"{name} {size / 2**20:.1f} MiB" for name, size in sizes.items())
     print(f"{folder}: {shown}")
     if sum(sizes.values()) > MOST:
-        raise UserError(f"{folder}: larger than {MOST >> 20} MiB, which some machines refuse")
+        raise UserError(f"{folder}: larger than {MOST // 2**20} MiB, which some machines refuse")

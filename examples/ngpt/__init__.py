@@ -53,7 +53,8 @@ class Scale(FullPrecision):
 
     def __init__(self, size: int, first: float, scale: float):
         super().__init__()
-        self.s, self.unit = nn.Parameter(torch.full((size,), scale)), first / scale
+        self.s = nn.Parameter(torch.full((size,), scale))
+        self.unit = first / scale
 
     def factor(self, x: Tensor) -> Tensor:
         """Return the factor in the type of x."""
@@ -80,7 +81,8 @@ class Heads(Scale):
     def forward(self, x, role):
         if role == "v":
             return x
-        return on_sphere(x) * (self.factor(x) * math.sqrt(x.size(-1))).view(x.shape[-2:])
+        scale = self.factor(x) * math.sqrt(x.size(-1))  # one number for each of the h d features
+        return on_sphere(x) * scale.view(x.shape[-2:])
 
 
 @register("ngpt")
@@ -108,10 +110,13 @@ class NGPT(Method):
         return OnSphere()
 
     def ending(self, stack, dim):
-        return Scale(1, dim**0.5, dim**-0.5) if stack == "decoder" or not self.num_decoder_layers else None
+        has_logits = stack == "decoder" or not self.num_decoder_layers
+        return Scale(1, dim**0.5, dim**-0.5) if has_logits else None
 
     def after_update(self, weights: Mapping[str, Tensor]) -> None:
         for name, weight in weights.items():
             module = name.removesuffix(".weight").rpartition(".")[2]
-            if module in ROWS + COLUMNS:
-                weight.copy_(F.normalize(weight, dim=1 if module in ROWS else 0))
+            if module in ROWS:
+                weight.copy_(F.normalize(weight, dim=1))
+            elif module in COLUMNS:
+                weight.copy_(F.normalize(weight, dim=0))
