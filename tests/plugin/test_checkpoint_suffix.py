@@ -3,146 +3,220 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 import fairseq_cli.train
 import pytest
-import torch
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.trainer import Trainer
 
 from deepnet_fairseq.cli import main
-from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.checkpoints import reading
 from deepnet_fairseq.plugin.trainer import parse_training_flags
 from deepnet_fairseq.tools import averaging
 
 from ..conftest import TRAIN_FLAGS
-from ..support.diverging import TINY, train, updates
-from ..support.errors import assert_refused
+from ..support.diverging import TINY, train
+from ..support.errors import assert_refused, refused
 from ..support.helpers import USER_DIR, run
 
-TEN = ("--train-subset", "test", "--batch-size", "10", "--required-batch-size-multiple", "1", "--max-tokens", "10000")
-FLAGS = (*TINY, *TEN)  # two updates an epoch
+TWO_UPDATES_AN_EPOCH = (
+    "--train-subset", "test", "--batch-size", "10", "--required-batch-size-multiple", "1", "--max-tokens", "10000",
+)  # fmt: skip
+FLAGS = (*TINY, *TWO_UPDATES_AN_EPOCH)
 COMMON = tuple(flag for flag in TRAIN_FLAGS if flag not in ("--disable-validation", "--no-epoch-checkpoints"))
+GENERATE = ("--user-dir", USER_DIR, "--cpu")
 SUFFIXES = ("", "_a", "12")  # 12: as of a job's number, so that checkpoint112.pt is of epoch 1
+UNUSED_SUFFIX = "_c"
 
 
 @pytest.fixture(scope="module")
-def folder(data, tmp_path_factory):
+def three_trainings(data, tmp_path_factory) -> Path:
     """Provide a folder with two epochs, of two updates each, of three trainings."""
-    path = tmp_path_factory.mktemp("run")
+    folder = tmp_path_factory.mktemp("run")
     for suffix in SUFFIXES:
         flags = ("--checkpoint-suffix", suffix, "--save-interval-updates", "1", "--max-epoch", "2")
-        train(data, path, *FLAGS, *flags, common=COMMON)
-    return path
+        train(data, folder, *FLAGS, *flags, common=COMMON)
+    return folder
 
 
-def only(folder, suffix, to):
-    """Copy the files of one training to a new folder."""
-    to.mkdir()
-    for path in folder.glob(f"checkpoint*{suffix}.pt"):
+@pytest.fixture
+def one_training(suffix, three_trainings, tmp_path) -> Path:
+    """Provide a folder with the files of one of the three trainings alone."""
+    folder = tmp_path / "alone"
+    folder.mkdir()
+    for path in three_trainings.glob(f"checkpoint*{suffix}.pt"):
         if reading.suffix_of(path) == suffix:
-            shutil.copy(path, to)
-    return to
+            shutil.copy(path, folder)
+    return folder
 
 
-def test_fairseq_generate_reads_it(folder, data):
-    words = (data, "--user-dir", USER_DIR, "--cpu", "--max-len-b", "3", "--path", folder / "checkpoint_best.pt")
-    run("fairseq-generate", *words, "--checkpoint-suffix", "_a")
+def names(paths) -> list[str]:
+    return [path.name for path in paths]
+
+
+# Reading a checkpoint
+
+
+def test_fairseq_generate_reads_the_file_with_the_suffix(three_trainings, data):
+    path = ("--path", three_trainings / "checkpoint_best.pt", "--checkpoint-suffix", "_a")
+
+    run("fairseq-generate", data, *GENERATE, "--max-len-b", "3", *path)
 
 
 @pytest.mark.parametrize("flag, name", [("--path", "checkpoint_best_a.pt"), ("--restore-file", "checkpoint9.pt")])
-def test_a_file_that_is_not_there_is_named(flag, name, folder, data, tmp_path):
+def test_a_missing_file_is_named_with_the_suffix(flag, name, three_trainings, data, tmp_path):
     """The line names the file with the suffix, which fairseq adds to a name that has it already too."""
-    program, more = "fairseq-generate", (data, "--user-dir", USER_DIR, "--cpu")
-    if flag == "--restore-file":
-        program, more = "fairseq-train", (data, *COMMON, *FLAGS, "--save-dir", tmp_path / "none")
-    done = run(program, *more, flag, folder / name, "--checkpoint-suffix", "_a", check=False)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert flag in done.stderr and name.replace(".pt", "_a.pt") in done.stderr
+    if flag == "--path":
+        command = ("fairseq-generate", data, *GENERATE)
+    else:
+        command = ("fairseq-train", data, *COMMON, *FLAGS, "--save-dir", tmp_path / "none")
+
+    done = run(*command, flag, three_trainings / name, "--checkpoint-suffix", "_a", check=False)
+
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert flag in done.stderr
+    assert name.replace(".pt", "_a.pt") in done.stderr
     assert not (tmp_path / "none").exists()
 
 
-def test_restore_file(folder, data, tmp_path):
-    """A training starts from the named file with its suffix; one in a YAML that is not there is refused."""
-    start = ("--restore-file", str(folder / "checkpoint_1_1.pt"), "--checkpoint-suffix", "_a")
+def test_a_training_starts_from_the_restore_file_with_its_suffix(three_trainings, data, tmp_path):
+    start = ("--restore-file", str(three_trainings / "checkpoint_1_1.pt"), "--checkpoint-suffix", "_a")
+
     train(data, tmp_path, *FLAGS, *start, "--max-update", "2", common=COMMON)
-    assert torch.load(tmp_path / "checkpoint_last_a.pt", weights_only=True)["optimizer_history"][-1]["num_updates"] == 2
-    cfg = convert_namespace_to_omegaconf(
-        parse_training_flags([str(data), *COMMON, *FLAGS, *start, "--save-dir", str(tmp_path)])
-    )
-    cfg.checkpoint.restore_file = str(folder / "checkpoint_1_1_a.pt")
-    with pytest.raises(UserError, match="checkpoint_1_1_a_a.pt"):
+
+    assert reading.updates(tmp_path / "checkpoint_last_a.pt") == 2
+
+
+def test_a_missing_restore_file_of_a_yaml_is_refused(three_trainings, data, tmp_path):
+    words = (str(data), *COMMON, *FLAGS, "--save-dir", str(tmp_path), "--checkpoint-suffix", "_a")
+    cfg = convert_namespace_to_omegaconf(parse_training_flags([*words]))
+    cfg.checkpoint.restore_file = str(three_trainings / "checkpoint_1_1_a.pt")
+
+    with refused("--restore-file") as caught:
         fairseq_cli.train.main(cfg)
 
+    assert "checkpoint_1_1_a_a.pt" in caught.value.way_out
 
-def test_the_best_checkpoints_are_kept(data, tmp_path):
+
+# Training
+
+BEST = ("--keep-best-checkpoints", "1", "--max-epoch", "3")
+
+
+def test_a_suffix_that_fairseq_takes_for_a_score_is_refused(data, tmp_path):
     """fairseq reads a score behind the last _ of a name: a suffix with one is refused before a file is made."""
-    best = ("--keep-best-checkpoints", "1", "--max-epoch", "3")
-    with pytest.raises(UserError, match="--checkpoint-suffix _a: "):
-        train(data, tmp_path, *FLAGS, *best, "--checkpoint-suffix", "_a", common=COMMON)
+    with refused("--checkpoint-suffix _a"):
+        train(data, tmp_path, *FLAGS, *BEST, "--checkpoint-suffix", "_a", common=COMMON)
+
     assert list(tmp_path.iterdir()) == []
-    train(data, tmp_path, *FLAGS, *best, "--checkpoint-suffix", ".a", common=COMMON)
-    assert [path.name.endswith(".a.pt") for path in tmp_path.glob("checkpoint.best_loss_*")] == [True]
 
 
-def test_a_fine_tuning_resumes(folder, data, tmp_path):
-    """A fine-tuning that is over makes no update when it is started again."""
-    start = ("--finetune-from-model", str(folder / "checkpoint2_a.pt"), "--checkpoint-suffix", "_b")
+def test_the_best_checkpoint_is_kept_with_the_suffix(data, tmp_path):
+    train(data, tmp_path, *FLAGS, *BEST, "--checkpoint-suffix", ".a", common=COMMON)
+
+    (best,) = tmp_path.glob("checkpoint.best_loss_*")
+    assert best.name.endswith(".a.pt")
+
+
+def test_a_finished_fine_tuning_makes_no_update_when_started_again(three_trainings, data, tmp_path, monkeypatch):
+    updates = []
+    train_step = Trainer.train_step
+
+    def counted(trainer, *args, **kwargs):
+        updates.append(trainer.get_num_updates())
+        return train_step(trainer, *args, **kwargs)
+
+    monkeypatch.setattr(Trainer, "train_step", counted)
+    start = ("--finetune-from-model", str(three_trainings / "checkpoint2_a.pt"), "--checkpoint-suffix", "_b")
+
     for _ in range(2):
         train(data, tmp_path, *FLAGS, *start, "--max-update", "1", common=COMMON)
-        shutil.copy(tmp_path / "checkpoint_last_b.pt", tmp_path / "checkpoint_last.pt")
-        assert updates(tmp_path) == 1
-        (tmp_path / "checkpoint_last.pt").unlink()
+
+        assert reading.updates(tmp_path / "checkpoint_last_b.pt") == 1
+        assert updates == [0]
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_averages(suffix, folder, tmp_path, capsys):
-    """The last and the best checkpoints are those of one training, with or without others in the folder."""
-    alone = only(folder, suffix, tmp_path / "alone")
-    for place, more in ((folder, ("--checkpoint-suffix", suffix)), (alone, ())):
-        main(["average", str(place), "--last", "2", "--out", str(tmp_path / "mean.pt"), *more])
-        assert f"checkpoint1{suffix}.pt, checkpoint2{suffix}.pt" in capsys.readouterr().out
-    best = averaging.best(folder, 3, suffix)
-    assert [path.name for path in best] == [path.name for path in averaging.best(alone, 3)]
-    assert {reading.suffix_of(path) for path in best} == {suffix}
-    by_update = [path.name for path in averaging.last(folder, 3, suffix)]
-    assert by_update == [f"checkpoint_{update}{suffix}.pt" for update in ("1_2", "2_3", "2_4")]
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_averages_without_a_last_checkpoint(suffix, folder, tmp_path):
-    """The suffix stands in the files too, where none of those is left whose name tells it."""
-    alone = only(folder, suffix, tmp_path / "alone")
-    for path in alone.glob("checkpoint_[lpb]*"):
-        path.unlink()
-    assert [path.name for path in averaging.last(alone, 1)] == [f"checkpoint2{suffix}.pt"]
-
-
-def test_several_trainings_are_not_averaged(folder, tmp_path):
-    words = ("average", str(folder), "--last", "2", "--out", str(tmp_path / "mean.pt"))
-    assert_refused("--checkpoint-suffix", *words)
-    with pytest.raises(UserError, match="not 2"):
-        averaging.last(folder, 2, "_c")
-
-
-def test_weights_of_epochs(data, tmp_path):
+def test_epoch_weights_of_another_training_are_not_removed(data, tmp_path):
     """--epoch-weights removes only the weights of its own training."""
-    for suffix, epochs in (("", "2"), ("12", "3")):
-        flags = ("--checkpoint-suffix", suffix, "--epoch-weights", "last:1", "--max-epoch", epochs)
-        train(data, tmp_path, *FLAGS, *flags)
-    assert {path.name for path in tmp_path.glob("weights*")} == {"weights2.pt", "weights312.pt"}
-    assert [path.name for path in averaging.last(tmp_path, 1, "12")] == ["weights312.pt"]
+    of_the_last = ("--epoch-weights", "last:1")
+
+    train(data, tmp_path, *FLAGS, *of_the_last, "--checkpoint-suffix", "", "--max-epoch", "2")
+    train(data, tmp_path, *FLAGS, *of_the_last, "--checkpoint-suffix", "12", "--max-epoch", "3")
+
+    assert set(names(tmp_path.glob("weights*"))) == {"weights2.pt", "weights312.pt"}
+    assert names(averaging.last(tmp_path, 1, "12")) == ["weights312.pt"]
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_resume_takes_no_file_of_another_training(suffix, folder, tmp_path):
+def test_a_resume_takes_the_newest_file_of_the_same_suffix(suffix, three_trainings, tmp_path):
     """The newest file of the same suffix takes the place of a checkpoint_last that is missing."""
-    place = tmp_path / "folder"
-    shutil.copytree(folder, place)
-    for path in place.glob(f"checkpoint_[lp]*{suffix}.pt"):
+    folder = tmp_path / "folder"
+    shutil.copytree(three_trainings, folder)
+    for path in folder.glob(f"checkpoint_[lp]*{suffix}.pt"):
         path.unlink()
-    files = reading.all_but_last(place, suffix)
+
+    files = reading.all_but_last(folder, suffix)
+
     assert {reading.suffix_of(path) for path in files} == {suffix}
-    assert reading.other_than_last(place, suffix) == files[0]
     assert files[0].name in (f"checkpoint2{suffix}.pt", f"checkpoint_2_4{suffix}.pt")
-    assert reading.other_than_last(place, "_c") is None
+    assert reading.other_than_last(folder, suffix) == files[0]
+
+
+def test_a_resume_takes_no_file_of_another_suffix(three_trainings):
+    assert reading.other_than_last(three_trainings, UNUSED_SUFFIX) is None
+
+
+# Averaging
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_average_takes_the_last_checkpoints_with_the_suffix(suffix, three_trainings, tmp_path, capsys):
+    out = str(tmp_path / "mean.pt")
+
+    main(["average", str(three_trainings), "--last", "2", "--out", out, "--checkpoint-suffix", suffix])
+
+    assert f"checkpoint1{suffix}.pt, checkpoint2{suffix}.pt" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_average_needs_no_suffix_in_a_folder_of_one_training(suffix, one_training, tmp_path, capsys):
+    main(["average", str(one_training), "--last", "2", "--out", str(tmp_path / "mean.pt")])
+
+    assert f"checkpoint1{suffix}.pt, checkpoint2{suffix}.pt" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_the_best_checkpoints_are_those_of_one_training(suffix, three_trainings, one_training):
+    best = averaging.best(three_trainings, 3, suffix)
+
+    assert {reading.suffix_of(path) for path in best} == {suffix}
+    assert names(best) == names(averaging.best(one_training, 3))
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_the_last_checkpoints_by_updates_are_those_of_one_training(suffix, three_trainings):
+    last = averaging.last(three_trainings, 3, suffix)  # more than there are epochs
+
+    assert names(last) == [f"checkpoint_1_2{suffix}.pt", f"checkpoint_2_3{suffix}.pt", f"checkpoint_2_4{suffix}.pt"]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_the_suffix_is_read_from_the_files_where_no_name_tells_it(suffix, one_training):
+    """The suffix stands in the files too, where no checkpoint_last, _previous or _best is left, whose name tells it."""
+    for path in one_training.glob("checkpoint_[lpb]*"):
+        path.unlink()
+
+    assert names(averaging.last(one_training, 1)) == [f"checkpoint2{suffix}.pt"]
+
+
+def test_checkpoints_of_several_trainings_are_not_averaged(three_trainings, tmp_path):
+    out = str(tmp_path / "mean.pt")
+
+    assert_refused("--checkpoint-suffix", "average", three_trainings, "--last", "2", "--out", out)
+
+
+def test_a_suffix_without_checkpoints_is_refused(three_trainings):
+    with refused(three_trainings):
+        averaging.last(three_trainings, 2, UNUSED_SUFFIX)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import logging
 import os
@@ -11,137 +12,301 @@ import pytest
 import torch
 from fairseq.file_io import PathManager
 
-from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.checkpoints import atomic, reading
 from deepnet_fairseq.plugin.checkpoints.saving import on_cpu
 
+from ..support.broken import contents
+from ..support.errors import refused
 
-def state(updates: int, size: int = 100) -> dict:
+NO_SUFFIX = ""  # of --checkpoint-suffix
+
+
+def state_after(updates: int, size: int = 100) -> dict:
+    """Return the content of a small checkpoint, whose only weight differs from update to update."""
     weights = torch.arange(size, dtype=torch.float32) + updates
     return {"model": {"w": weights}, "optimizer_history": [{"num_updates": updates}]}
 
 
-def names(folder) -> set[str]:
+def file_names(folder) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize("links", [True, False])
-def test_previous_stays_until_the_next_is_whole(links, tmp_path, monkeypatch):
-    """The previous checkpoint stays until the next is whole, also on file systems without hard links.
+@pytest.fixture
+def last(tmp_path):
+    """Provide the path of a checkpoint_last.pt, which is not there yet."""
+    return tmp_path / "checkpoint_last.pt"
 
-    A run that was killed between the two renames finds both names to be one file.
-    """
-    if not links:
-        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError(1, "Operation not permitted")))
-    last, previous = tmp_path / "checkpoint_last.pt", tmp_path / "checkpoint_previous.pt"
+
+@pytest.fixture
+def previous(tmp_path):
+    return tmp_path / "checkpoint_previous.pt"
+
+
+# Saving
+
+
+@pytest.fixture(params=[True, False], ids=["hard links", "no hard links"])
+def file_system(request, monkeypatch):
+    """Run the test on a file system with hard links, and on one without."""
+
+    def refuse(*paths):
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    if not request.param:
+        monkeypatch.setattr(os, "link", refuse)
+
+
+@pytest.mark.usefixtures("file_system")
+def test_the_first_save_has_no_previous_checkpoint(last, tmp_path):
+    atomic.save(state_after(1), last)
+
+    assert reading.updates(last) == 1
+    assert file_names(tmp_path) == {last.name}
+
+
+@pytest.mark.usefixtures("file_system")
+def test_each_save_keeps_the_one_before_as_checkpoint_previous(last, previous, tmp_path):
+    atomic.save(state_after(1), last)
+
+    for updates in (2, 3):
+        atomic.save(state_after(updates), last)
+
+        assert reading.updates(last) == updates
+        assert reading.updates(previous) == updates - 1
+        assert file_names(tmp_path) == {last.name, previous.name}
+
+
+@pytest.mark.usefixtures("file_system")
+def test_saving_another_checkpoint_leaves_checkpoint_previous(last, previous, tmp_path):
+    atomic.save(state_after(1), last)
+    atomic.save(state_after(2), last)
+
+    atomic.save(state_after(3), tmp_path / "checkpoint_best.pt")
+
+    assert reading.updates(last) == 2
+    assert reading.updates(previous) == 1
+
+
+@pytest.mark.usefixtures("file_system")
+def test_a_save_follows_one_killed_between_its_two_renames(last, previous):
+    """A run that was killed between the two renames finds both names to be one file."""
     for updates in (1, 2, 3):
-        atomic.save(state(updates), last)
-        assert reading.updates(last) == updates and previous.exists() == (updates > 1)
-    assert reading.updates(previous) == 2 and names(tmp_path) == {last.name, previous.name}
-    atomic.save(state(4), tmp_path / "checkpoint_best.pt")
-    assert reading.updates(previous) == 2
+        atomic.save(state_after(updates), last)
+    atomic.keep_previous(last)  # the first rename
     atomic.keep_previous(last)
-    atomic.keep_previous(last)
-    atomic.save(state(5), last)
+
+    atomic.save(state_after(4), last)
+
+    assert reading.updates(last) == 4
     assert reading.updates(previous) == 3
 
 
-@pytest.mark.parametrize("moment", ["save", "fsync", "link", "replace"])
-def test_killed_while_it_saves(moment, tmp_path):
-    """A save killed at any of its steps leaves the old file or the new one; the next run removes what is left."""
-    last = tmp_path / "checkpoint_last.pt"
-    atomic.save(state(1), last)
-    if not (child := os.fork()):
-        owner = torch if moment == "save" else os
-        setattr(owner, moment, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-        atomic.save(state(2), last)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    assert reading.updates(last) == 1 and any(name.endswith(".part") for name in names(tmp_path))
+MOMENTS = {"save": torch, "fsync": os, "link": os, "replace": os}  # function that a save calls -> its module
 
+
+@pytest.fixture(params=MOMENTS)
+def killed_save(request, last):
+    """Save a checkpoint after one update; kill the process that saves the next one at one of the MOMENTS."""
+    atomic.save(state_after(1), last)
+
+    child = os.fork()
+    if not child:
+        setattr(MOMENTS[request.param], request.param, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        atomic.save(state_after(2), last)
+        os._exit(0)
+
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+
+
+@pytest.mark.usefixtures("killed_save")
+def test_a_killed_save_leaves_the_old_checkpoint(last, tmp_path):
+    assert reading.updates(last) == 1
+    assert any(name.endswith(".part") for name in file_names(tmp_path))
+
+
+@pytest.mark.usefixtures("killed_save")
+def test_a_new_run_removes_what_killed_saves_have_left(last, previous, tmp_path):
     (tmp_path / "weights7.pt.1.part").write_bytes(b"of a killed run")
     (tmp_path / "generated.part").write_bytes(b"of another program")
+
     atomic.remove_unfinished(tmp_path)
-    atomic.save(state(3), last)
-    assert reading.updates(last) == 3 and reading.updates(atomic.previous_of(last)) == 1
-    assert names(tmp_path) == {"checkpoint_last.pt", "checkpoint_previous.pt", "generated.part"}
+    atomic.save(state_after(3), last)
+
+    assert reading.updates(last) == 3
+    assert reading.updates(previous) == 1
+    assert file_names(tmp_path) == {last.name, previous.name, "generated.part"}
 
 
-def test_full_disk(tmp_path, monkeypatch):
+def test_a_full_disk_leaves_the_old_checkpoint(last, tmp_path):
     """A full disk is reported with the system's reason, not torch's, and the old file stays unchanged."""
-    last = tmp_path / "checkpoint_last.pt"
-    atomic.save(state(1), last)
-    before = last.read_bytes()
+    atomic.save(state_after(1), last)
+    before = contents(tmp_path)
     (tmp_path / f"checkpoint_last.pt.{os.getpid()}.part").symlink_to("/dev/full")
-    with pytest.raises(atomic.SaveError, match=r"checkpoint_last\.pt: could not be saved \(No space left on device\)"):
-        atomic.save(state(2, 100_000), last)
-    assert last.read_bytes() == before and names(tmp_path) == {last.name}
+
+    with refused(last) as caught:
+        atomic.save(state_after(2, size=100_000), last)
+
+    assert caught.type is atomic.SaveError
+    assert os.strerror(errno.ENOSPC) in caught.value.way_out
+    assert contents(tmp_path) == before
+    assert file_names(tmp_path) == {last.name}
 
 
-def test_fairseqs_copies_are_ours(tmp_path):
-    last, other = tmp_path / "checkpoint_last.pt", tmp_path / "checkpoint_1_2.pt"
-    for updates, path in ((1, last), (2, other)):
-        torch.save(state(updates), path)
+def test_fairseqs_copies_of_checkpoints_are_atomic_too(last, previous, tmp_path):
+    other = tmp_path / "checkpoint_1_2.pt"
+    torch.save(state_after(1), last)
+    torch.save(state_after(2), other)
+
     assert PathManager.copy(str(other), str(last), overwrite=True)
-    assert [reading.updates(path) for path in (last, atomic.previous_of(last))] == [2, 1]
+
+    assert reading.updates(last) == 2
+    assert reading.updates(previous) == 1
+
+
+# Damage
+
+FOLDER_BIT = 0x10  # in a zip member's attributes: turns it into a folder, for which torch reads uninitialised memory
+
+
+def bits_to_flip(offset: int) -> set[int]:
+    """Return the bits to flip of a file's byte: FOLDER_BIT in all of them, another one in every fourth."""
+    if offset % 4 == 0:
+        return {FOLDER_BIT, 1 << offset % 8}
+    return {FOLDER_BIT}
 
 
 def test_every_flipped_bit_that_matters_is_noticed(tmp_path):
-    """A flipped bit in any byte is reported as damage, unless torch reads the same tensor.
+    """A flipped bit in any byte is reported as damage, unless torch reads the same tensor."""
+    path = tmp_path / "checkpoint1.pt"
+    expected = torch.arange(100.0)
+    file = io.BytesIO()
+    torch.save({"w": expected}, file)
+    content = file.getvalue()
 
-    Bit 0x10 turns a member into a folder, for which torch reads uninitialised memory.
-    """
-    path, saved, expected = tmp_path / "checkpoint1.pt", io.BytesIO(), torch.arange(100.0)
-    torch.save({"w": expected}, saved)
-    content = saved.getvalue()
-    for offset in range(len(content)):
-        for bit in {0x10, 1 << offset % 8} if offset % 4 == 0 else (0x10,):
-            path.write_bytes(content[:offset] + bytes([content[offset] ^ bit]) + content[offset + 1 :])
-            assert reading.damage(path) is not None or torch.equal(torch.load(path)["w"], expected)
+    for offset, byte in enumerate(content):
+        for bit in bits_to_flip(offset):
+            path.write_bytes(content[:offset] + bytes([byte ^ bit]) + content[offset + 1 :])
+
+            if reading.damage(path) is None:
+                assert torch.equal(torch.load(path)["w"], expected), (offset, bit)
 
 
-def test_older_formats_are_left_to_torch(tmp_path):
+def test_formats_before_torch_1_6_are_left_to_torch(tmp_path):
     path = tmp_path / "old.pt"
-    torch.save(state(1), path, _use_new_zipfile_serialization=False)
+    torch.save(state_after(1), path, _use_new_zipfile_serialization=False)
+
     reading.check_whole(path)
-    assert reading.damage(tmp_path / "none.pt") == "No such file or directory"
 
 
-def damaged(path) -> None:
+def test_a_missing_file_is_described_in_the_systems_words(tmp_path):
+    assert reading.damage(tmp_path / "none.pt") == os.strerror(errno.ENOENT)
+
+
+# Resuming from another checkpoint than the last
+
+# updates of a folder's checkpoints, in the order in which a resume takes them: the whole one with the most updates,
+# whatever its name, and the best by validation at the end
+UPDATES = {
+    "checkpoint_last.pt": 9,
+    "checkpoint_2_8.pt": 8,
+    "checkpoint_previous.pt": 7,
+    "checkpoint_2_6.pt": 6,
+    "checkpoint1.pt": 4,
+    "checkpoint_1_2.pt": 2,
+    "checkpoint_best.pt": 5,
+    "checkpoint.best_loss_1.5.pt": 3,
+}
+
+
+def flip_a_bit(path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
 
 
-def test_the_newest_that_is_whole(tmp_path, caplog):
-    """Recovery takes the whole checkpoint with the most updates, whatever its name, and the best by validation last."""
+@pytest.fixture
+def checkpoints(tmp_path) -> list:
+    """Provide the files of UPDATES, in that order."""
+    files = []
+    for name, updates in UPDATES.items():
+        torch.save(state_after(updates), tmp_path / name)
+        files.append(tmp_path / name)
+    return files
+
+
+@pytest.mark.usefixtures("checkpoints")
+def test_a_resume_takes_the_last_checkpoint_if_it_is_whole(tmp_path):
+    assert reading.other_than_last(tmp_path, NO_SUFFIX) is None
+
+
+@pytest.mark.parametrize("damaged", range(1, len(UPDATES)))
+def test_a_resume_takes_the_newest_whole_checkpoint(damaged, checkpoints, tmp_path):
+    for path in checkpoints[:damaged]:
+        flip_a_bit(path)
+
+    assert reading.other_than_last(tmp_path, NO_SUFFIX) == checkpoints[damaged]
+
+
+def test_the_log_names_the_damaged_checkpoint_and_the_one_taken(checkpoints, tmp_path, caplog):
     caplog.set_level(logging.WARNING, reading.log.name)
-    updates = {"_last": 9, "_1_2": 2, "1": 4, "_2_6": 6, "_2_8": 8, "_previous": 7, "_best": 5, ".best_loss_1.5": 3}
-    files = {name: tmp_path / f"checkpoint{name}.pt" for name in updates}
-    for name, path in files.items():
-        torch.save(state(updates[name]), path)
-    assert reading.other_than_last(tmp_path, "") is None
-    order, chosen = ["_last", "_2_8", "_previous", "_2_6", "1", "_1_2", "_best", ".best_loss_1.5"], []
-    for name in order[:-1]:
-        damaged(files[name])
-        chosen.append(reading.other_than_last(tmp_path, ""))
-    assert chosen == [files[name] for name in order[1:]]
-    assert f"{files['_last']}: truncated or damaged" in caplog.messages[0] and caplog.messages[0].endswith("_2_8.pt")
-    damaged(files[order[-1]])
-    with pytest.raises(UserError, match="holds no other checkpoint that is whole; nothing was changed"):
-        reading.other_than_last(tmp_path, "")
+    flip_a_bit(checkpoints[0])
+
+    reading.other_than_last(tmp_path, NO_SUFFIX)
+
+    (message,) = caplog.messages
+    assert message.startswith(f"{checkpoints[0]}: ")
+    assert "damaged" in message
+    assert message.endswith(str(checkpoints[1]))
 
 
-def test_a_missing_last_is_not_a_new_beginning(tmp_path):
-    assert reading.other_than_last(tmp_path / "none", "") is None and reading.other_than_last(tmp_path, "") is None
-    torch.save(state(3), tmp_path / "checkpoint_1_3.pt")
-    assert reading.other_than_last(tmp_path, "") == tmp_path / "checkpoint_1_3.pt"
+def test_a_folder_of_damaged_checkpoints_is_refused_and_left_alone(checkpoints, tmp_path):
+    for path in checkpoints:
+        flip_a_bit(path)
+    before = contents(tmp_path)
+
+    with refused(checkpoints[0], tmp_path) as caught:
+        reading.other_than_last(tmp_path, NO_SUFFIX)
+
+    assert "--restore-file" in caught.value.way_out
+    assert contents(tmp_path) == before
+
+
+def test_a_folder_without_checkpoints_is_a_new_beginning(tmp_path):
+    assert reading.other_than_last(tmp_path, NO_SUFFIX) is None
+    assert reading.other_than_last(tmp_path / "none", NO_SUFFIX) is None
+
+
+def test_a_missing_last_checkpoint_is_not_a_new_beginning(tmp_path):
+    path = tmp_path / "checkpoint_1_3.pt"
+    torch.save(state_after(3), path)
+
+    assert reading.other_than_last(tmp_path, NO_SUFFIX) == path
+
+
+def test_a_checkpoint_of_another_suffix_is_not_taken(tmp_path):
+    torch.save(state_after(3), tmp_path / "checkpoint_1_3.pt")
+
     assert reading.other_than_last(tmp_path, "-rank-0") is None
 
 
-def test_ties_stay_ties():
-    """A tied weight in half precision stays one tensor when it is copied to float32, in any container."""
-    first, second = torch.arange(16.0).bfloat16().view(4, 4), torch.ones(3)
-    moved = on_cpu({"model": {"a": first, "tie": first}, "state": [(second, 3)], "none": None})
-    assert torch.equal(moved["model"]["a"], first.float()) and moved["model"]["tie"] is moved["model"]["a"]
-    assert moved["state"][0][0].data_ptr() == second.data_ptr()  # full precision already, so it is not copied
+# Copies in float32
+
+
+def test_tied_weights_in_half_precision_stay_tied_in_float32():
+    weight = torch.arange(16.0).bfloat16().view(4, 4)
+
+    copied = on_cpu({"model": {"a": weight, "tie": weight}, "none": None})
+
+    assert torch.equal(copied["model"]["a"], weight.float())
+    assert copied["model"]["tie"] is copied["model"]["a"]
+    assert copied["none"] is None
+
+
+def test_tensors_in_full_precision_are_not_copied():
+    """Tensors on the CPU in full precision are not copied, in whatever container they are."""
+    tensor = torch.ones(3)
+
+    copied = on_cpu({"state": [(tensor, 3)]})
+
+    assert copied["state"][0][0].data_ptr() == tensor.data_ptr()

@@ -1,5 +1,7 @@
 """Tests of damaged, foreign and malicious checkpoints and data: one line, nothing lost, no code of a file run."""
 
+from __future__ import annotations
+
 import os
 import pickle
 import shutil
@@ -10,22 +12,22 @@ import torch
 from fairseq import checkpoint_utils
 
 from deepnet_fairseq.cli import main
-from deepnet_fairseq.errors import UserError
 
 from ..conftest import TRAIN_FLAGS
-from ..support.broken import Call, check_line, contents, sentences
+from ..support.broken import Call, check_line, contents, write_sentences
 from ..support.diverging import Training
-from ..support.errors import assert_one_line
-from ..support.helpers import USER_DIR, run
+from ..support.errors import assert_one_line, refused
+from ..support.helpers import EOS, USER_DIR, run
 from ..support.lives import TINY
 
-DAMAGED, OTHER, CODE = "damaged", "not a checkpoint of fairseq", "refused, it asks to load"
 GENERATE = ("--user-dir", USER_DIR, "--cpu", "--task", "translation", "--max-tokens", "2000")
-TOUCH = Call(os.system, "touch PROOF")  # leaves the file in the current folder
+CODE = Call(os.system, "touch PROOF")  # leaves the file in the current folder
+CODE_NAME = "posix.system"  # by which a pickle asks for os.system
+WEIGHT = "encoder.layers.0.fc1.weight"
 
 
-@pytest.fixture(scope="session")
-def sound(data, tmp_path_factory):
+@pytest.fixture(scope="module")
+def sound_checkpoint(data, tmp_path_factory):
     """Provide a checkpoint of a 1L-1L model of width 16 after one update."""
     folder = tmp_path_factory.mktemp("sound")
     run("fairseq-train", data, *TRAIN_FLAGS, *TINY, "--max-update", "1", "--save-dir", folder)
@@ -33,203 +35,292 @@ def sound(data, tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
+def no_code_is_run(tmp_path, monkeypatch):
     """Work in an empty folder, and check that no code of a file left its PROOF there."""
     monkeypatch.chdir(tmp_path)
     yield
     assert not (tmp_path / "PROOF").exists(), "code of the file was run"
 
 
-def changed(change, **how):
-    """Return a writer of the sound checkpoint after change(state); the functions below return writers too."""
+# Writers of a wrong checkpoint: functions of its path and of the path of the sound one.
+
+
+def changed_state(change, **how):
+    """Return a writer of change(state); how: arguments of torch.save."""
 
     def write(path, sound) -> None:
         state = torch.load(sound, weights_only=False)
-        torch.save(change(state) or state, path, **how)
+        torch.save(change(state), path, **how)
 
     return write
 
 
-def holding(**values):
-    return changed(lambda state: state | values)
+def changed_bytes(change):
+    """Return a writer of change(bytes)."""
+
+    def write(path, sound) -> None:
+        path.write_bytes(change(sound.read_bytes()))
+
+    return write
 
 
-def section(name, **values):
-    """Return a writer that changes settings in a section of the config."""
-    return changed(lambda state: state["cfg"][name].update(values))
+def without(entry: str):
+    """Return a writer of the state without one of its entries."""
+    return changed_state(lambda state: {name: value for name, value in state.items() if name != entry})
 
 
-def filled(value, **kind):
-    """Return a writer that fills a weight of the first layer with a value."""
+def holding(**entries):
+    """Return a writer of the state with other entries."""
+    return changed_state(lambda state: state | entries)
+
+
+def with_weight(name: str, value: torch.Tensor):
+    """Return a writer of the state with another weight."""
+    return changed_state(lambda state: state | {"model": state["model"] | {name: value}})
+
+
+def without_embeddings(path, sound) -> None:
+    state = torch.load(sound, weights_only=False)
+    kept = {name: value for name, value in state["model"].items() if "embed_tokens" not in name}
+    torch.save(state | {"model": kept}, path)
+
+
+def of_a_model(**settings):
+    """Return a writer of the state with other settings in the model's section of its config."""
 
     def change(state):
-        state["model"]["encoder.layers.0.fc1.weight"] = torch.full((32, 16), value, **kind)
+        state["cfg"]["model"].update(settings)
+        return state
 
-    return changed(change)
-
-
-def rewritten(change):
-    """Return a writer that changes the file's bytes by change(bytes)."""
-    return lambda path, sound: path.write_bytes(change(sound.read_bytes()))
+    return changed_state(change)
 
 
-def a_bit(content: bytes) -> bytes:
+def with_a_flipped_bit(content: bytes) -> bytes:
+    """Flip a bit in the numbers of a weight."""
     place = content.index(b"data/2") + 100
     return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
 
 
-WRONG = {
-    "empty": (rewritten(lambda data: b""), DAMAGED),
-    "cut": (rewritten(lambda data: data[: len(data) // 2]), DAMAGED),
-    "bit of a weight": (rewritten(a_bit), DAMAGED),
-    "a folder": (lambda path, sound: path.mkdir(), "is no ordinary file"),
-    "no model": (changed(lambda s: {name: s[name] for name in s if name != "model"}), OTHER),
-    "no objects": (rewritten(lambda data: b"\x80\x02nonsense"), DAMAGED),
-    "os.system": (holding(extra_state=TOUCH), f"{CODE} posix.system"),
-    "torch.load": (holding(extra_state=Call(torch.load, "/etc/passwd")), f"{CODE} torch.serialization.load"),
-    "array of objects": (holding(extra_state=numpy.array([TOUCH])), f"{CODE} numpy.dtypes.ObjectDType"),
-    "bare pickle": (lambda path, sound: path.write_bytes(pickle.dumps({"x": TOUCH}, 2)), f"{CODE} posix.system"),
-    "format before torch 1.6": (
-        changed(lambda state: state | {"extra_state": TOUCH}, _use_new_zipfile_serialization=False),
-        f"{CODE} posix.system",
-    ),
-    "an infinity": (filled(float("inf")), "not finite"),
-    "stride 0": (
-        changed(lambda s: s["model"].update(x=torch.zeros(1).expand(10**12))),
-        "x unfolds to 1,000,000,000,000",
-    ),
-    "a NaN in half precision": (filled(float("nan"), dtype=torch.float16), "not finite"),
-    "config is text": (holding(cfg="text"), "no config of a model"),
-    "no extra state": (changed(lambda s: {name: s[name] for name in s if name != "extra_state"}), OTHER),
+def make_folder(path, sound) -> None:
+    path.mkdir()
+
+
+def write_bare_pickle(path, sound) -> None:
+    path.write_bytes(pickle.dumps({"x": CODE}, protocol=2))
+
+
+old_format_with_code = changed_state(lambda state: state | {"extra_state": CODE}, _use_new_zipfile_serialization=False)
+
+WRONG = {  # case -> writer, what the refusal says
+    "empty": (changed_bytes(lambda content: b""), "damaged"),
+    "cut": (changed_bytes(lambda content: content[: len(content) // 2]), "damaged"),
+    "bit of a weight": (changed_bytes(with_a_flipped_bit), "damaged"),
+    "no objects": (changed_bytes(lambda content: b"\x80\x02nonsense"), "damaged"),
+    "a folder": (make_folder, "ordinary"),
+    "no model": (without("model"), "model"),
+    "no extra state": (without("extra_state"), "extra_state"),
+    "config is text": (holding(cfg="text"), "config"),
+    "os.system": (holding(extra_state=CODE), CODE_NAME),
+    "torch.load": (holding(extra_state=Call(torch.load, "/etc/passwd")), "torch.serialization.load"),
+    "array of objects": (holding(extra_state=numpy.array([CODE])), "numpy.dtypes.ObjectDType"),
+    "bare pickle": (write_bare_pickle, CODE_NAME),
+    "format before torch 1.6": (old_format_with_code, CODE_NAME),
+    "an infinity": (with_weight(WEIGHT, torch.full((32, 16), float("inf"))), WEIGHT),
+    "a NaN in half precision": (with_weight(WEIGHT, torch.full((32, 16), float("nan"), dtype=torch.half)), WEIGHT),
+    "stride 0": (with_weight("x", torch.zeros(1).expand(10**12)), "1,000,000,000,000"),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_opening(case, sound, tmp_path):
-    """A wrong checkpoint is refused in one line by the function that all of fairseq's programs open it with."""
-    write, says = WRONG[case]
+def test_a_wrong_checkpoint_is_refused_in_one_line(case, sound_checkpoint, tmp_path):
+    """A wrong checkpoint is refused by the function that all of fairseq's programs open it with."""
+    write, fact = WRONG[case]
     path = tmp_path / "wrong.pt"
-    write(path, sound)
-    with pytest.raises(UserError) as caught:
+    write(path, sound_checkpoint)
+
+    with refused(path) as caught:
         checkpoint_utils.load_checkpoint_to_cpu(str(path))
-    check_line(caught.value, str(path), says)
+
+    check_line(caught.value)
+    assert fact in caught.value.way_out
 
 
-def lacking(path, sound) -> None:
-    """Write a checkpoint without embeddings."""
-    state = torch.load(sound, weights_only=False)
-    weights = {name: value for name, value in state["model"].items() if "embed_tokens" not in name}
-    torch.save(state | {"model": weights}, path)
+COMMANDS = {
+    "average": lambda sound, wrong: ("average", sound, wrong),
+    "export": lambda sound, wrong: ("export", wrong, "--to", "transformer"),
+}
+REFUSED_BY_COMMANDS = {
+    "code": (holding(extra_state=CODE), CODE_NAME),
+    "a model of fairseq": (of_a_model(_name="lstm", arch="lstm"), "lstm"),
+    "no embeddings": (without_embeddings, ""),
+}
 
 
-def test_commands(sound, tmp_path):
-    """Commands refuse a wrong checkpoint in one line and leave all files as they were."""
-    path, out = tmp_path / "wrong.pt", tmp_path / "out"
-    out.write_bytes(b"what was there")
-    for write, says in (
-        WRONG["os.system"],
-        (section("model", _name="lstm", arch="lstm"), "holds a lstm"),
-        (lacking, ""),
-    ):
-        write(path, sound)
-        before = contents(tmp_path)
-        for words in (("average", sound, path), ("export", path, "--to", "transformer")):
-            with pytest.raises(SystemExit) as caught:
-                main([*map(str, words), "--out", str(out)])
-            check_line(caught.value, str(path), says)
-            assert contents(tmp_path) == before
-
-
-def test_programs_of_fairseq(data, sound, tmp_path):
-    """fairseq's programs refuse a checkpoint that is missing, would run code, or has text as optimiser state."""
+@pytest.mark.parametrize("case", REFUSED_BY_COMMANDS)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_refuse_a_wrong_checkpoint_and_change_no_file(command, case, sound_checkpoint, tmp_path):
+    write, fact = REFUSED_BY_COMMANDS[case]
     path = tmp_path / "wrong.pt"
-    generate = ("fairseq-generate", data, *GENERATE, "--path", path)
-    train = ("fairseq-train", data, *TRAIN_FLAGS, *TINY, "--save-dir", tmp_path / "save", "--restore-file", path)
-    for program in (generate, train):
-        assert_one_line(run(*program, check=False), str(path), "no such file or folder")
-    WRONG["os.system"][0](path, sound)
-    for program in (generate, train):
-        assert_one_line(run(*program, check=False), str(path), f"{CODE} posix.system")
-    holding(last_optimizer_state="text")(path, sound)
-    assert_one_line(run(*train, check=False), str(path), "cannot go on with its training", "--reset-optimizer")
+    write(path, sound_checkpoint)
+    out = tmp_path / "out"
+    out.write_bytes(b"what was there")
+    before = contents(tmp_path)
+
+    words = [*COMMANDS[command](sound_checkpoint, path), "--out", out]
+    with pytest.raises(SystemExit) as caught:
+        main([str(word) for word in words])
+
+    check_line(caught.value, str(path), fact)
+    assert contents(tmp_path) == before
 
 
-def test_strings_for_eval_are_plain_values(data, sound, tmp_path):
+@pytest.fixture(params=["fairseq-generate", "fairseq-train"])
+def program(request, data, tmp_path):
+    """Provide the words of a program that reads wrong.pt in tmp_path; the last two are the flag and the file."""
+    path = tmp_path / "wrong.pt"
+    if request.param == "fairseq-generate":
+        return ("fairseq-generate", data, *GENERATE, "--path", path)
+    train = ("fairseq-train", data, *TRAIN_FLAGS, *TINY, "--save-dir", tmp_path / "save")
+    return (*train, "--restore-file", path)
+
+
+def test_programs_of_fairseq_name_the_flag_of_a_missing_checkpoint(program):
+    flag, path = program[-2:]
+
+    assert_one_line(run(*program, check=False), f"{flag} {path}")
+
+
+def test_programs_of_fairseq_refuse_a_checkpoint_with_code(program, sound_checkpoint):
+    path = program[-1]
+    holding(extra_state=CODE)(path, sound_checkpoint)
+
+    assert_one_line(run(*program, check=False), str(path), CODE_NAME)
+
+
+def test_a_training_refuses_an_optimiser_state_of_text(data, sound_checkpoint, tmp_path):
+    path = tmp_path / "wrong.pt"
+    holding(last_optimizer_state="text")(path, sound_checkpoint)
+
+    flags = ("--save-dir", tmp_path / "save", "--restore-file", path)
+    done = run("fairseq-train", data, *TRAIN_FLAGS, *TINY, *flags, check=False)
+
+    assert_one_line(done, str(path), "--reset-optimizer")
+
+
+def test_code_in_settings_that_fairseq_evaluates_is_refused(data, sound_checkpoint, tmp_path):
     """Refuses strings that fairseq would pass to eval() unless they are plain values.
 
     An fconv checkpoint of plain data once ran code in fairseq-generate through its layers.
     """
-    code, path = f"__import__('os').system('touch {tmp_path}/PROOF')", tmp_path / "wrong.pt"
-    layers = {"_name": "fconv", "arch": "fconv", "encoder_layers": code, "decoder_layers": code}
-    widths = {"encoder_embed_dim": 8, "decoder_embed_dim": 8, "decoder_out_embed_dim": 8}
-    changed(lambda s: s["cfg"].update(model=layers | widths | {"max_source_positions": 9}))(path, sound)
-    assert_one_line(run("fairseq-generate", data, *GENERATE, "--path", path, check=False), "is no plain value")
+    code = f"__import__('os').system('touch {tmp_path}/PROOF')"
+    model = {
+        "_name": "fconv", "arch": "fconv", "encoder_layers": code, "decoder_layers": code, "encoder_embed_dim": 8,
+        "decoder_embed_dim": 8, "decoder_out_embed_dim": 8, "max_source_positions": 9,
+    }  # fmt: skip
+
+    def change(state):
+        state["cfg"]["model"] = model
+        return state
+
+    path = tmp_path / "wrong.pt"
+    changed_state(change)(path, sound_checkpoint)
+
+    done = run("fairseq-generate", data, *GENERATE, "--path", path, check=False)
+
+    assert_one_line(done, str(path), "encoder_layers")
 
 
-# Binarised data and dictionaries.
+# Binarised data and dictionaries
 
-INDEX, TOKENS = "train.qaa-qab.qaa.idx", "train.qaa-qab.qaa.bin"
-TYPE, COUNT = 17, 18  # offsets in an index of the token type and the number of sentences
-EOS = 2
-LONG, SHORT = [5] * 1200 + [EOS], [6] * 10 + [EOS]
-
-
-def file_changed(name: str, change):
-    """Return a function that changes the bytes of the file `name` of a folder by change(bytes)."""
-    return lambda folder: (folder / name).write_bytes(change((folder / name).read_bytes()))
-
-
-def put(name: str, offset: int, content: bytes):
-    return file_changed(name, lambda data: data[:offset] + content + data[offset + len(content) :])
+LANGUAGES = ("qaa", "qab")
+INDEX = "train.qaa-qab.qaa.idx"
+TOKENS = "train.qaa-qab.qaa.bin"
+TYPE_OFFSET = 17  # of the tokens' type in an index
+COUNT_OFFSET = 18  # of the number of sentences, 8 bytes
+EMPTY = [EOS]
+SHORT = [6] * 10 + [EOS]
+LONG = [5] * 1200 + [EOS]  # a batch holds 600 tokens
 
 
-def both_sides(change):
-    """Return a function that changes both languages of a folder; change: language -> function of a folder."""
-    return lambda folder: [change(lang)(folder) for lang in ("qaa", "qab")] and None
+def cut(path, kept: int) -> None:
+    """Keep the first bytes of a file; a negative number leaves out that many."""
+    path.write_bytes(path.read_bytes()[:kept])
 
 
-def dictionary(change):
-    return both_sides(lambda lang: file_changed(f"dict.{lang}.txt", change))
+def overwrite(path, offset: int, content: bytes) -> None:
+    """Replace bytes of a file from an offset on."""
+    old = path.read_bytes()
+    path.write_bytes(old[:offset] + content + old[offset + len(content) :])
 
 
-def both(split, *rows):
-    return both_sides(lambda lang: sentences(f"{split}.qaa-qab.{lang}", *rows))
+def replace_training_data(folder, rows: list[list[int]]) -> None:
+    """Write the same sentences, lists of tokens, as training data of both languages."""
+    for language in LANGUAGES:
+        write_sentences(folder, f"train.qaa-qab.{language}", rows)
 
 
-BROKEN = {  # case -> file and words of the refusal
-    "index short of a byte": (file_changed(INDEX, lambda data: data[:-1]), INDEX, "truncated"),
-    "magic": (put(INDEX, 0, b"XXXX"), INDEX, "no index of binarised data"),
-    "type of token is a float": (put(INDEX, TYPE, b"\6"), INDEX, "tokens of type 6"),
-    "2**60 sentences": (put(INDEX, COUNT, (2**60).to_bytes(8, "little")), INDEX, "1,152,921,504,606,846,976"),
-    "half the tokens": (file_changed(TOKENS, lambda data: data[: len(data) // 2]), TOKENS, "truncated"),
-    "token beyond the dictionary": (put(TOKENS, 0, b"\xff\xff"), TOKENS, "holds token 65535"),
-    "no sentence": (both("train"), INDEX, "holds no sentence"),
-    "all sentences too long": (both("train", LONG, LONG), "train.qaa-qab", "longer than (600, 600)"),
-    "dictionary of other data": (dictionary(lambda d: b"".join(d.splitlines(True)[:50])), TOKENS, "dictionary has 54"),
+def shorten_dictionaries(folder) -> None:
+    """Keep the first 50 words of each dictionary, which has four special symbols too."""
+    for language in LANGUAGES:
+        path = folder / f"dict.{language}.txt"
+        words = path.read_bytes().splitlines(keepends=True)
+        path.write_bytes(b"".join(words[:50]))
+
+
+BROKEN_DATA = {  # case -> change of the folder, file that the refusal names, what it says
+    "index short of a byte": (lambda folder: cut(folder / INDEX, -1), INDEX, "truncated"),
+    "magic": (lambda folder: overwrite(folder / INDEX, 0, b"XXXX"), INDEX, "index"),
+    "type of token is a float": (lambda folder: overwrite(folder / INDEX, TYPE_OFFSET, b"\6"), INDEX, "type 6"),
+    "2**60 sentences": (
+        lambda folder: overwrite(folder / INDEX, COUNT_OFFSET, (2**60).to_bytes(8, "little")),
+        INDEX,
+        "1,152,921,504,606,846,976",
+    ),
+    "half the tokens": (
+        lambda folder: cut(folder / TOKENS, (folder / TOKENS).stat().st_size // 2),
+        TOKENS,
+        "truncated",
+    ),
+    "token beyond the dictionary": (lambda folder: overwrite(folder / TOKENS, 0, b"\xff\xff"), TOKENS, "65535"),
+    "no sentence": (lambda folder: replace_training_data(folder, []), INDEX, "no sentence"),
+    "all sentences too long": (
+        lambda folder: replace_training_data(folder, [LONG, LONG]),
+        "train.qaa-qab",
+        "(600, 600)",
+    ),
+    "dictionary of other data": (shorten_dictionaries, TOKENS, "54"),
 }
 
 
 @pytest.fixture
-def copied(data, tmp_path):
+def copied_data(data, tmp_path):
+    """Provide a copy of the binarised data, to be changed."""
     return shutil.copytree(data, tmp_path / "bin")
 
 
-@pytest.mark.parametrize("case", BROKEN)
-def test_opening_data(case, copied, tmp_path):
-    change, name, says = BROKEN[case]
-    change(copied)
-    with pytest.raises(UserError) as caught:
-        Training(copied, tmp_path, *TINY)
-    check_line(caught.value, str(copied), name, says)
+@pytest.mark.parametrize("case", BROKEN_DATA)
+def test_broken_data_are_refused_in_one_line(case, copied_data, tmp_path):
+    change, name, fact = BROKEN_DATA[case]
+    change(copied_data)
+
+    with refused(copied_data / name) as caught:
+        Training(copied_data, tmp_path, *TINY)
+
+    check_line(caught.value)
+    assert fact in caught.value.way_out
 
 
-def test_opening_sound_data(copied, tmp_path):
-    """Sound data with an empty line, which is binarised as its end of sentence, are accepted."""
-    both("train", *[[EOS]] * 20, SHORT)(copied)
-    Training(copied, tmp_path, *TINY).step()
+def test_data_with_empty_lines_are_accepted(copied_data, tmp_path):
+    """An empty line is binarised as its end of sentence."""
+    replace_training_data(copied_data, [EMPTY] * 20 + [SHORT])
+
+    Training(copied_data, tmp_path, *TINY).step()
 
 
-def test_training_on_broken_data(copied, tmp_path):
-    file_changed("dict.qaa.txt", lambda data: data + b"word 3\n")(copied)
-    done = run("fairseq-train", copied, *TRAIN_FLAGS, *TINY, "--save-dir", tmp_path / "save", check=False)
-    assert_one_line(done, "--share-all-embeddings", "two dictionaries")
+def test_a_joined_dictionary_must_be_the_same_in_both_languages(copied_data, tmp_path):
+    with open(copied_data / "dict.qaa.txt", "ab") as file:
+        file.write(b"word 3\n")
+
+    done = run("fairseq-train", copied_data, *TRAIN_FLAGS, *TINY, "--save-dir", tmp_path / "save", check=False)
+
+    assert_one_line(done, "--share-all-embeddings", "--joined-dictionary")

@@ -12,8 +12,14 @@ from ..conftest import TRAIN_FLAGS
 from ..support import ranks
 from ..support.diverging import TINY, Training
 from ..support.helpers import PAD, VOCAB, batch, run_cold, small
-from .test_deepnet_adam import HALF, difference, masters, optimiser, train
-from .test_deepnet_adam import model as parameters
+from ..support.optimisers import (
+    HALF,
+    build_optimiser,
+    float32_weights,
+    largest_difference,
+    make_updates,
+    model_parameters,
+)
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 ON_GPU = tuple(flag for flag in TRAIN_FLAGS if flag != "--cpu")
@@ -76,11 +82,11 @@ def test_deepnet_adam_is_fairseqs(kind):
     """deepnet_adam in half precision equals fairseq's adam on a GPU, and state moves between the two."""
     built = []
     for name in ("adam", "deepnet_adam"):
-        params = [torch.nn.Parameter(p.data.cuda()) for p in parameters(kind)]
-        built.append((optimiser(name, params, kind), params))
-        train(*built[-1], range(20))
+        params = [torch.nn.Parameter(p.data.cuda()) for p in model_parameters(kind)]
+        built.append((build_optimiser(name, params, kind), params))
+        make_updates(*built[-1], range(20))
     (reference, _), (tested, _) = built
-    assert difference(*(masters(*one) for one in built)) < 1e-5
+    assert largest_difference(*(float32_weights(*one) for one in built)) < 1e-5
     tested.load_state_dict(reference.state_dict())
     reference.load_state_dict(tested.state_dict())
 

@@ -17,8 +17,8 @@ from deepnet_fairseq.plugin.trainer import build_trainer, parse_training_flags
 from results.half_precision import FLAGS, TOO_LARGE, train
 
 from ..support.helpers import USER_DIR, run
-from .test_deepnet_adam import settings
-from .test_every_method import TRANSLATE
+from ..support.logs import TRANSLATE
+from ..support.optimisers import optimiser_config
 
 MODES = {  # flags of fairseq's half-precision trainers
     "fp16": ("--fp16",),
@@ -135,7 +135,7 @@ def test_adam_sees_the_gradient_that_amp_has_scaled():
 
     fairseq's own AMP optimiser divides by the scale twice and fails on the flag.
     """
-    cfg = settings("adam", {"amp": True, "fp16_init_scale": 128, "amp_scale_window": 7})
+    cfg = optimiser_config("adam", {"amp": True, "fp16_init_scale": 128, "amp_scale_window": 7})
     parameter, gradient, seen = nn.Parameter(torch.zeros(4)), torch.tensor([1.0, -2.0, 3.0, 0.0]), []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda.amp, "GradScaler", lambda **given: torch.amp.GradScaler("cpu", **given))

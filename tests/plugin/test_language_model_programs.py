@@ -11,8 +11,8 @@ from deepnet_fairseq.core import archs
 from deepnet_fairseq.plugin.building import from_checkpoint
 
 from ..support.helpers import USER_DIR, run
+from ..support.logs import losses
 from ..support.plain_text import VOCAB, documents, prepare
-from .test_fairseq_programs import losses
 
 TRAIN = (
     "--user-dir", USER_DIR, "--cpu", "--optimizer", "adam", "--lr", "1e-3", "--lr-scheduler", "inverse_sqrt",

@@ -18,7 +18,7 @@ from ..support import ranks
 from ..support.forked import BIN
 from ..support.helpers import USER_DIR, run_cold
 from ..support.lives import TINY, live
-from .test_fairseq_programs import losses
+from ..support.logs import losses
 
 MODEL = (*TINY, "--dropout", "0")
 LONG = ("--max-update", "100000", "--save-interval-updates", "5", "--keep-interval-updates", "1")

@@ -35,13 +35,9 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def sentences(name: str, *rows):
-    """Return a function that writes these sentences, lists of tokens, as the binarised data `name` of a folder."""
-
-    def write(folder: Path) -> None:
-        builder = MMapIndexedDatasetBuilder(str(folder / f"{name}.bin"), dtype=numpy.int32)
-        for row in rows:
-            builder.add_item(torch.tensor(row, dtype=torch.int32))
-        builder.finalize(str(folder / f"{name}.idx"))
-
-    return write
+def write_sentences(folder: Path, name: str, rows: list[list[int]]) -> None:
+    """Write sentences, lists of tokens, as the binarised data NAME.bin and NAME.idx of a folder."""
+    builder = MMapIndexedDatasetBuilder(str(folder / f"{name}.bin"), dtype=numpy.int32)
+    for row in rows:
+        builder.add_item(torch.tensor(row, dtype=torch.int32))
+    builder.finalize(str(folder / f"{name}.idx"))
