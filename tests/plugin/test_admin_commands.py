@@ -1,7 +1,11 @@
 """Tests of Admin in fairseq's programs: it is profiled once, before the optimiser is built, and never again."""
 
+from __future__ import annotations
+
 import json
 import random
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy
 import pytest
@@ -12,68 +16,123 @@ from deepnet_fairseq.plugin.trainer import build_trainer, parse_training_flags
 
 from ..conftest import TRAIN_FLAGS
 from ..support.errors import assert_one_line
-from ..support.helpers import USER_DIR, run
-from .test_fairseq_programs import losses
+from ..support.helpers import run
+from ..support.logs import TRANSLATE, hypotheses, losses
 
 ADMIN = ("--arch", "deepnet_transformer_tiny", "--encoder-layers", "3", "--decoder-layers", "2", "--method", "admin")
-PROFILED = "admin profile auto: omega of encoder 1 to"
+BRANCHES = 3 * 2 + 2 * 3  # of three encoder layers and two decoder layers
+PROFILED = "admin profile"  # in a line of the log wherever a model is profiled, or a profile is read
+
+
+class Profile(NamedTuple):
+    path: Path
+    printed: str  # by the command that wrote it
+
+
+class Trained(NamedTuple):
+    checkpoint: Path
+    printed: str
 
 
 @pytest.fixture(scope="module")
-def profile(data, tmp_path_factory):
+def profile(data, tmp_path_factory) -> Profile:
+    """Provide a file of `deepnet profile`."""
     path = tmp_path_factory.mktemp("profile") / "profile.json"
     printed = run("deepnet", "profile", data, *TRAIN_FLAGS, *ADMIN, "--out", path).stdout
-    assert "wrote 12 omegas" in printed and "INFO | fairseq." not in printed
-    return path
+    return Profile(path, printed)
 
 
 @pytest.fixture(scope="module")
-def auto(data, tmp_path_factory):
+def trained_with_auto(data, tmp_path_factory) -> Trained:
+    """Provide a training of three updates with --admin-profile auto."""
     folder = tmp_path_factory.mktemp("auto")
-    train = ("fairseq-train", data, *TRAIN_FLAGS, *ADMIN, "--admin-profile", "auto", "--save-dir", folder)
-    return folder, run(*train, "--max-update", "3").stdout
+    flags = ("--admin-profile", "auto", "--max-update", "3", "--save-dir", folder)
+    printed = run("fairseq-train", data, *TRAIN_FLAGS, *ADMIN, *flags).stdout
+    return Trained(folder / "checkpoint_last.pt", printed)
 
 
-def test_file_and_auto_are_the_same_training(data, profile, auto):
-    """A profile from a file and --admin-profile auto give the same losses; one changed omega gives others."""
-    train = ("fairseq-train", data, *TRAIN_FLAGS, *ADMIN, "--max-update", "3", "--no-save", "--admin-profile")
-    assert PROFILED in auto[1]
-    assert losses(run(*train, profile).stdout) == losses(auto[1])
-    values = json.loads(profile.read_text())
-    values["omega"]["decoder.2.ffn"] *= 2
-    other = profile.with_name("other.json")
-    other.write_text(json.dumps(values))
-    assert losses(run(*train, other).stdout) != losses(auto[1])
+@pytest.fixture
+def train_with_profile(data):
+    """Provide a function that makes three updates with a profile from a file, and returns what is printed."""
+
+    def train(path) -> str:
+        flags = ("--admin-profile", path, "--max-update", "3", "--no-save")
+        return run("fairseq-train", data, *TRAIN_FLAGS, *ADMIN, *flags).stdout
+
+    return train
 
 
-def test_neither_resuming_nor_translating_profiles(data, auto):
-    folder, _ = auto
-    resume = ("fairseq-train", data, *TRAIN_FLAGS, *ADMIN, "--max-update", "4", "--no-save")
-    resume += ("--restore-file", folder / "checkpoint_last.pt")
-    for flags in (("--admin-profile", "no-longer-there.json"), ()):
-        printed = run(*resume, *flags).stdout
-        assert sorted(losses(printed)) == [4] and "admin profile" not in printed
-    flags = ("--user-dir", USER_DIR, "--cpu", "--beam", "1", "--max-len-a", "0", "--max-len-b", "3")
-    printed = run("fairseq-generate", data, "--path", folder / "checkpoint_last.pt", *flags).stdout
-    assert "Translated 20 sentences" in printed and "admin profile" not in printed
+def test_deepnet_profile_writes_an_omega_for_every_branch(profile):
+    assert len(json.loads(profile.path.read_text())["omega"]) == BRANCHES
+    assert str(profile.path) in profile.printed
+    assert "INFO | fairseq." not in profile.printed
 
 
-def test_training_without_a_profile_is_refused(data, profile, tmp_path):
-    train = ("fairseq-train", data, *TRAIN_FLAGS, *ADMIN, "--save-dir", tmp_path / "save")
-    assert_one_line(run(*train, check=False), "not profiled", "deepnet profile", "--admin-profile auto")
+def test_a_training_with_auto_logs_the_profile_once(trained_with_auto):
+    (line,) = [line for line in trained_with_auto.printed.splitlines() if PROFILED in line]
+
+    assert "auto" in line
+    assert "encoder 1 to" in line  # omega of the first branch
+
+
+def test_a_profile_from_a_file_trains_as_auto(profile, trained_with_auto, train_with_profile):
+    assert losses(train_with_profile(profile.path)) == losses(trained_with_auto.printed)
+
+
+def test_another_omega_in_the_file_changes_the_training(profile, trained_with_auto, train_with_profile, tmp_path):
+    content = json.loads(profile.path.read_text())
+    content["omega"]["decoder.2.ffn"] *= 2
+    path = tmp_path / "other.json"
+    path.write_text(json.dumps(content))
+
+    assert losses(train_with_profile(path)) != losses(trained_with_auto.printed)
+
+
+@pytest.mark.parametrize("flags", [("--admin-profile", "no-longer-there.json"), ()], ids=["a missing file", "no flag"])
+def test_resuming_does_not_profile(flags, data, trained_with_auto):
+    resume = ("--max-update", "4", "--no-save", "--restore-file", trained_with_auto.checkpoint)
+
+    printed = run("fairseq-train", data, *TRAIN_FLAGS, *ADMIN, *resume, *flags).stdout
+
+    assert list(losses(printed)) == [4]
+    assert PROFILED not in printed
+
+
+def test_translating_does_not_profile(data, trained_with_auto):
+    printed = run("fairseq-generate", data, *TRANSLATE, "--path", trained_with_auto.checkpoint).stdout
+
+    assert len(hypotheses(printed)) == 20
+    assert PROFILED not in printed
+
+
+def test_training_without_a_profile_is_refused_before_a_folder_is_made(data, tmp_path):
+    done = run("fairseq-train", data, *TRAIN_FLAGS, *ADMIN, "--save-dir", tmp_path / "save", check=False)
+
+    assert_one_line(done, "--method admin", "deepnet profile", "--admin-profile auto")
     assert not (tmp_path / "save").exists()
-    done = run(*train, "--admin-profile", profile, "--encoder-layers", "4", check=False)
-    assert_one_line(done, "taken with encoder layers 3, this model has 4")
+
+
+def test_a_profile_of_another_depth_is_refused(data, profile, tmp_path):
+    flags = ("--admin-profile", profile.path, "--encoder-layers", "4", "--save-dir", tmp_path / "save")
+
+    done = run("fairseq-train", data, *TRAIN_FLAGS, *ADMIN, *flags, check=False)
+
+    assert_one_line(done, f"--admin-profile {profile.path}", "encoder layers 3", "has 4")
+
+
+def random_states() -> tuple:
+    return random.getstate(), numpy.random.get_state()[1].tolist()
 
 
 def test_the_profiled_batch_is_the_first_one_trained_on(data):
-    """The profiled batch is the first training batch of fairseq's own trainer and iterator."""
-    trainer = build_trainer(
-        parse_training_flags([str(data), *TRAIN_FLAGS, *ADMIN, "--admin-profile", "auto", "--seed", "7"])
-    )
+    """The profiled batch is the first training batch of fairseq's own iterator, which draws as without it."""
+    words = [str(data), *TRAIN_FLAGS, *ADMIN, "--admin-profile", "auto", "--seed", "7"]
+    trainer = build_trainer(parse_training_flags(words))
     epoch = trainer.get_train_iterator(epoch=1)
-    states = random.getstate(), numpy.random.get_state()[1].tolist()
+    states_before = random_states()
+
     profiled = first_training_batch(epoch)
-    assert (random.getstate(), numpy.random.get_state()[1].tolist()) == states
-    trained = next(epoch.next_epoch_itr(shuffle=True))["net_input"]
-    assert torch.equal(profiled["src_tokens"], trained["src_tokens"])
+
+    assert random_states() == states_before
+    trained = next(epoch.next_epoch_itr(shuffle=True))
+    assert torch.equal(profiled["src_tokens"], trained["net_input"]["src_tokens"])

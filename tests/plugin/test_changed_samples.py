@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from fairseq import utils
 
 from ..conftest import TRAIN_FLAGS
-from ..support.diverging import TINY, Training, train
+from ..support.diverging import TINY, Training, train, updates
 
 RDROP = ("--criterion", "label_smoothed_cross_entropy_with_rdrop", "--rdrop-alpha", "5")
 BLEU = ("--eval-bleu", "--eval-bleu-args", '{"beam": 1, "max_len_b": 10}')
 
 
-def validated(data, folder, *flags) -> dict:
+def bleu_statistics(data, folder, *flags) -> dict:
     """Return what the validation of a training batch logs of its translations, by an untrained model."""
     training = Training(data, folder, *TINY, *BLEU, *flags)
     training.model.eval()
@@ -22,21 +23,26 @@ def validated(data, folder, *flags) -> dict:
     return {name: value for name, value in logged.items() if name.startswith("_bleu")}
 
 
-def test_bleu_beside_rdrop_is_that_beside_another_loss(data, tmp_path):
-    expected = validated(data, tmp_path / "plain")
+def test_bleu_beside_rdrop_equals_bleu_beside_another_loss(data, tmp_path):
+    expected = bleu_statistics(data, tmp_path / "plain")
+    statistics = bleu_statistics(data, tmp_path / "rdrop", *RDROP)
+
     assert expected["_bleu_ref_len"] > 0
-    assert validated(data, tmp_path / "rdrop", *RDROP) == expected
+    assert statistics == expected
 
 
 def test_rdrop_trains_with_a_validation_of_bleu(data, tmp_path):
-    common = tuple(flag for flag in TRAIN_FLAGS if flag != "--disable-validation")
-    train(data, tmp_path, *TINY, *RDROP, *BLEU, "--max-update", "2", common=common)
+    validating = tuple(flag for flag in TRAIN_FLAGS if flag != "--disable-validation")
+
+    train(data, tmp_path, *TINY, *RDROP, *BLEU, "--max-update", "2", common=validating)
+
     last = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
-    assert last["optimizer_history"][-1]["num_updates"] == 2 and last["extra_state"]["val_loss"] > 0
+    assert updates(tmp_path) == 2
+    assert last["extra_state"]["val_loss"] > 0
 
 
-def spoil(model, sample, reduce=True):
-    """Compute a loss in place of a criterion, and spoil the batch: its tensors, and what it holds."""
+def spoil_structure(model, sample, reduce=True):
+    """Compute a loss in place of a criterion; replace a tensor of the batch, and then remove all that it holds."""
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     loss = sum(weight.sum() for weight in weights)
     sample["net_input"]["src_tokens"] = torch.cat([sample["net_input"]["src_tokens"]] * 2)
@@ -45,27 +51,48 @@ def spoil(model, sample, reduce=True):
     return loss, 1, {"loss": loss.data, "ntokens": 1, "nsentences": 1, "sample_size": 1}
 
 
-def test_a_batch_is_as_it_was_after_a_loss_that_spoils_it(data, tmp_path):
-    training = Training(data, tmp_path, *TINY)
-    criterion, sample = training.trainer.criterion, next(training.batches)
+def spoil_numbers(model, sample, reduce=True):
+    """Spoil the numbers of the batch's tensors in place too."""
+    sample["target"].fill_(0)
+    sample["net_input"]["src_tokens"].add_(1)
+    return spoil_structure(model, sample)
+
+
+@pytest.fixture
+def training(data, tmp_path):
+    return Training(data, tmp_path, *TINY)
+
+
+def test_a_batch_survives_a_training_step_with_a_loss_that_empties_it(training):
+    sample = next(training.batches)
     before = utils.apply_to_sample(torch.clone, sample)
-    criterion.forward = spoil
+    training.trainer.criterion.forward = spoil_structure
+
     training.trainer.train_step([sample])
-    assert same(sample, before)
 
-    def spoil_numbers(model, sample, reduce=True):
-        sample["target"].fill_(0)
-        sample["net_input"]["src_tokens"].add_(1)
-        return spoil(model, sample)
+    assert same_batch(sample, before)
 
-    criterion.forward = spoil_numbers  # only after a validation are the numbers read again
+
+def test_a_batch_survives_a_validation_with_a_loss_that_changes_its_numbers(training):
+    """Only after a validation are the numbers of a batch read again, by --eval-bleu."""
+    sample = next(training.batches)
+    before = utils.apply_to_sample(torch.clone, sample)
+    training.trainer.criterion.forward = spoil_numbers
+
     training.trainer.valid_step(sample)
-    assert same(sample, before)
+
+    assert same_batch(sample, before)
 
 
-def same(sample: dict, other: dict) -> bool:
+def same_batch(sample: dict, other: dict) -> bool:
     """Return whether two nested batches hold the same keys and numbers."""
     if sample.keys() != other.keys():
         return False
-    pairs = [(value, other[name]) for name, value in sample.items()]
-    return all(same(*pair) if isinstance(pair[0], dict) else torch.equal(*map(torch.as_tensor, pair)) for pair in pairs)
+    for name, value in sample.items():
+        if isinstance(value, dict):
+            equal = same_batch(value, other[name])
+        else:
+            equal = torch.equal(torch.as_tensor(value), torch.as_tensor(other[name]))
+        if not equal:
+            return False
+    return True

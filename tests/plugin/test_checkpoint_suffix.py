@@ -218,5 +218,7 @@ def test_checkpoints_of_several_trainings_are_not_averaged(three_trainings, tmp_
 
 
 def test_a_suffix_without_checkpoints_is_refused(three_trainings):
-    with refused(three_trainings):
+    with refused(three_trainings) as caught:
         averaging.last(three_trainings, 2, UNUSED_SUFFIX)
+
+    assert "not 2" in caught.value.way_out

@@ -1,5 +1,7 @@
 """Tests of the chunked loss: it equals fairseq's in value, gradients, log and training, and holds at most one chunk."""
 
+from __future__ import annotations
+
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +14,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from deepnet_fairseq.core.archs import MODEL_NAME
 from deepnet_fairseq.core.methods import METHODS
-from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin import chunked_loss
 from deepnet_fairseq.plugin.building import blank_task
 from deepnet_fairseq.plugin.chunked_cross_entropy import (
@@ -21,67 +22,110 @@ from deepnet_fairseq.plugin.chunked_cross_entropy import (
     label_smoothed_loss,
 )
 
-from ..support.helpers import PAD, VOCAB, batch, small
+from ..support.errors import refused
+from ..support.helpers import PAD, SMALL, VOCAB, batch, small
 from ..support.single_stacks import stock
 
+STOCK = "fairseq's own"  # its model, which stands for no method
+EVERY_MODEL = [*sorted(METHODS), STOCK]
+CHUNK = 3  # tokens
+WIDTH = SMALL["encoder_embed_dim"]
 
-def sample():
-    """Return a batch of 3 sentences with 19 tokens to predict."""
+
+def translation_sample() -> dict:
+    """Return a batch of 3 sentences of 7 positions, with 19 tokens to predict."""
     src, prev = batch()
     target = prev.roll(-1, 1)
     inputs = {"src_tokens": src, "src_lengths": src.ne(PAD).sum(1), "prev_output_tokens": prev}
     return {"net_input": inputs, "target": target, "ntokens": int(target.ne(PAD).sum())}
 
 
-def criteria(chunk=3, **flags):
-    """Return fairseq's criterion and ours, which works on `chunk` tokens at a time."""
-    flags = {"task": blank_task(VOCAB), "sentence_avg": False, "label_smoothing": 0.1} | flags
-    ours = ChunkedLabelSmoothedCrossEntropy(**flags)
-    ours.chunk = chunk
-    return LabelSmoothedCrossEntropyCriterion(**flags), ours
+def settings_of_criteria(flags: dict) -> dict:
+    return {"task": blank_task(VOCAB), "sentence_avg": False, "label_smoothing": 0.1} | flags
 
 
-def gradients(model, criterion, scale=1.0):
-    """Return the loss of the sample and the gradient of every parameter."""
+def fairseqs_criterion(**flags) -> LabelSmoothedCrossEntropyCriterion:
+    return LabelSmoothedCrossEntropyCriterion(**settings_of_criteria(flags))
+
+
+def chunked_criterion(chunk: int = CHUNK, **flags) -> ChunkedLabelSmoothedCrossEntropy:
+    """Build our criterion, which works on `chunk` tokens at a time."""
+    criterion = ChunkedLabelSmoothedCrossEntropy(**settings_of_criteria(flags))
+    criterion.chunk = chunk
+    return criterion
+
+
+def loss_and_gradients(model, criterion, scale: float = 1.0):
+    """Return the loss of the sample and the gradient of every parameter; scale: factor of the loss before backward."""
     model.zero_grad(set_to_none=True)
-    loss, _size, _log = criterion(model, sample())
+    loss, _size, _log = criterion(model, translation_sample())
     (loss * scale).backward()
-    return loss.item(), {name: p.grad.double() for name, p in model.named_parameters() if p.grad is not None}
+
+    gradients = {}
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            gradients[name] = parameter.grad.double()
+    return loss.item(), gradients
 
 
-def assert_close(actual, expected, tolerance=2e-6):
+def assert_gradients_close(actual, expected, tolerance: float = 2e-6) -> None:
+    """Check that no number differs by more than the tolerance, relative to the largest number of all gradients."""
     assert actual.keys() == expected.keys()
-    size = max(gradient.abs().max() for gradient in expected.values())
+    largest = max(gradient.abs().max() for gradient in expected.values())
     for name, gradient in expected.items():
-        assert (actual[name] - gradient).abs().max() <= tolerance * size, name
+        assert (actual[name] - gradient).abs().max() <= tolerance * largest, name
 
 
-@pytest.mark.parametrize("method", [*sorted(METHODS), "fairseq's own"])
-def test_same_loss_and_gradients(method, monkeypatch):
-    """Loss and gradients equal fairseq's, with and without tied embeddings; validation computes no gradient."""
-    tied = {"share_all_embeddings": len(method) % 2 == 0}
-    model = stock(MODEL_NAME, **tied) if method == "fairseq's own" else small(2, method=method, **tied)
-    theirs, ours = (gradients(model, criterion, scale=3.0) for criterion in criteria())
-    assert ours[0] == pytest.approx(theirs[0], rel=1e-6)
-    assert_close(ours[1], theirs[1])
+def model_of(method: str):
+    """Build a model of two layers; half of the methods have tied embeddings."""
+    tied = len(method) % 2 == 0
+    if method == STOCK:
+        return stock(MODEL_NAME, share_all_embeddings=tied)
+    return small(2, method=method, share_all_embeddings=tied)
+
+
+@pytest.mark.parametrize("method", EVERY_MODEL)
+def test_loss_and_gradients_equal_fairseqs(method):
+    model = model_of(method)
+
+    expected_loss, expected_gradients = loss_and_gradients(model, fairseqs_criterion(), scale=3.0)
+    loss, gradients = loss_and_gradients(model, chunked_criterion(), scale=3.0)
+
+    assert loss == pytest.approx(expected_loss, rel=1e-6)
+    assert_gradients_close(gradients, expected_gradients)
+
+
+@pytest.mark.parametrize("method", EVERY_MODEL)
+def test_validation_computes_the_loss_and_no_gradient(method, monkeypatch):
+    model = model_of(method)
     monkeypatch.setattr(chunked_loss, "_add_gradients", lambda *_: pytest.fail("a gradient in validation"))
+
     with torch.no_grad():
-        assert criteria()[1](model, sample())[0].item() == pytest.approx(theirs[0], rel=1e-6)
+        expected, _, _ = fairseqs_criterion()(model, translation_sample())
+        loss, _, _ = chunked_criterion()(model, translation_sample())
+
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
 
 
 @pytest.mark.parametrize(
     "flags", [{}, {"label_smoothing": 0.0}, {"sentence_avg": True}, {"report_accuracy": True, "ignore_prefix_size": 2}]
 )
-def test_same_log(flags):
-    model, given = small(2), sample()
-    given["target"][:, 3] = model(**given["net_input"])[0].argmax(-1)[:, 3]  # some targets must be the likeliest tokens
-    (_, size, theirs), (_, own_size, ours) = (criterion(model, given) for criterion in criteria(**flags))
-    assert own_size == size and ours.keys() == theirs.keys()
-    for key, value in theirs.items():
-        assert float(ours[key]) == pytest.approx(float(value), rel=1e-6), key
+def test_the_log_equals_fairseqs(flags):
+    model = small(2)
+    sample = translation_sample()
+    likeliest = model(**sample["net_input"])[0].argmax(-1)
+    sample["target"][:, 3] = likeliest[:, 3]  # otherwise the accuracy would be 0
+
+    _, expected_size, expected_log = fairseqs_criterion(**flags)(model, sample)
+    _, size, log = chunked_criterion(**flags)(model, sample)
+
+    assert size == expected_size
+    assert log.keys() == expected_log.keys()
+    for key, value in expected_log.items():
+        assert float(log[key]) == pytest.approx(float(value), rel=1e-6), key
 
 
-class Largest(TorchDispatchMode):
+class LargestLogits(TorchDispatchMode):
     """Recorder of the most rows of any tensor as wide as the vocabulary."""
 
     rows = 0
@@ -93,66 +137,95 @@ class Largest(TorchDispatchMode):
         return result
 
 
-def test_no_more_logits_than_a_chunk():
-    """Logits are held for at most one chunk.
+def test_fairseqs_loss_holds_the_logits_of_every_position():
+    with LargestLogits() as largest:
+        loss_and_gradients(small(1), fairseqs_criterion())
 
-    19 tokens make two chunks of at most 17; the weight itself, transposed, has 16 rows.
+    assert largest.rows == translation_sample()["target"].numel()
+
+
+def test_the_chunked_loss_holds_the_logits_of_one_chunk():
+    """Logits are held for at most one chunk: 19 tokens make two chunks of at most 17.
+
+    The largest tensor is then the transposed weight, which has a row for each feature.
     """
-    rows = []
-    for criterion in criteria(17):
-        with Largest() as largest:
-            gradients(small(1), criterion)
-        rows.append(largest.rows)
-    assert rows == [sample()["target"].numel(), 16]
+    with LargestLogits() as largest:
+        loss_and_gradients(small(1), chunked_criterion(chunk=17))
+
+    assert largest.rows == WIDTH
 
 
 @pytest.mark.parametrize("frozen", ["output_projection", "features"])
-def test_what_is_frozen_gets_none(frozen):
+def test_frozen_parameters_get_no_gradients(frozen):
+    """With the output projection frozen, or all parameters but it, the others' gradients equal fairseq's."""
     model = small(1)
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(("output_projection" in name) != (frozen == "output_projection"))
-    theirs, ours = (gradients(model, criterion) for criterion in criteria(label_smoothing=0.0))
-    assert_close(ours[1], theirs[1])
+        is_projection = "output_projection" in name
+        parameter.requires_grad_(is_projection != (frozen == "output_projection"))
+
+    _, expected = loss_and_gradients(model, fairseqs_criterion(label_smoothing=0.0))
+    _, gradients = loss_and_gradients(model, chunked_criterion(label_smoothing=0.0))
+
+    assert_gradients_close(gradients, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_no_worse_than_fairseqs(dtype):
     """Errors against float64 are no larger than fairseq's; unlikely words have gradients below the range of fp16."""
+    tokens, width, vocabulary = 300, 32, 3000
     generator = torch.Generator().manual_seed(0)
-    features = (4 * torch.randn(300, 32, generator=generator)).to(dtype)
-    weight = (torch.randn(3000, 32, generator=generator) / 3).to(dtype)
-    targets = torch.randint(0, 8, (300,), generator=generator)  # frequent words, so that sums are large
+    features = (4 * torch.randn(tokens, width, generator=generator)).to(dtype)
+    weight = (torch.randn(vocabulary, width, generator=generator) / 3).to(dtype)
+    targets = torch.randint(0, 8, (tokens,), generator=generator)  # frequent words, so that sums are large
 
     def fairseqs(x, w):
         lprobs = F.log_softmax(x @ w.t(), -1, dtype=torch.promote_types(x.dtype, torch.float32))
         return label_smoothed_nll_loss(lprobs, targets, 0.1)[0]
 
-    def ours(x, w):
+    def chunked(x, w):
         return label_smoothed_loss(x, w, targets, 0.1, 70).loss
 
-    grads = []
-    for loss, kind in ((fairseqs, torch.float64), (fairseqs, dtype), (ours, dtype)):
-        inputs = [one.detach().clone().to(kind).requires_grad_() for one in (features, weight)]
-        grads.append([gradient.double() for gradient in torch.autograd.grad(loss(*inputs), inputs)])
-    for truth, their, own in zip(*grads, strict=True):
-        assert torch.isfinite(own).all() and (own - truth).norm() <= 1.05 * (their - truth).norm()
+    def gradients(loss, kind):
+        """Return the gradients of features and weight, computed in a type."""
+        inputs = [tensor.detach().clone().to(kind).requires_grad_() for tensor in (features, weight)]
+        return [gradient.double() for gradient in torch.autograd.grad(loss(*inputs), inputs)]
+
+    truth = gradients(fairseqs, torch.float64)
+    theirs = gradients(fairseqs, dtype)
+    ours = gradients(chunked, dtype)
+
+    for exact, their, our in zip(truth, theirs, ours, strict=True):
+        assert torch.isfinite(our).all()
+        assert (our - exact).norm() <= 1.05 * (their - exact).norm()
 
 
-def test_autocast():
+def test_loss_and_gradients_equal_fairseqs_under_autocast():
     model = small(2)
+
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        theirs, ours = (gradients(model, criterion) for criterion in criteria())
-    assert ours[0] == pytest.approx(theirs[0], rel=1e-4)
-    assert_close(ours[1], theirs[1], 0.02)
+        expected_loss, expected_gradients = loss_and_gradients(model, fairseqs_criterion())
+        loss, gradients = loss_and_gradients(model, chunked_criterion())
+
+    assert loss == pytest.approx(expected_loss, rel=1e-4)
+    assert_gradients_close(gradients, expected_gradients, tolerance=0.02)
 
 
-def test_refusals(group):
-    _, ours = criteria()
-    with pytest.raises(UserError, match=f"--criterion {LABEL_SMOOTHED}: the model has no output projection"):
-        ours(stock(MODEL_NAME, 1, adaptive_softmax_cutoff="10,20"), sample())
-    unused = ModuleProxyWrapper(DistributedDataParallel(small(1), process_group=group, find_unused_parameters=True))
-    with pytest.raises(UserError, match="--find-unused-parameters: not with"):
-        ours(unused, sample())
+def test_a_model_without_one_output_projection_is_refused():
+    model = stock(MODEL_NAME, 1, adaptive_softmax_cutoff="10,20")
+
+    with refused(f"--criterion {LABEL_SMOOTHED}"):
+        chunked_criterion()(model, translation_sample())
+
+
+def test_a_search_for_unused_parameters_is_refused(group):
+    wrapped = DistributedDataParallel(small(1), process_group=group, find_unused_parameters=True)
+
+    with refused("--find-unused-parameters"):
+        chunked_criterion()(ModuleProxyWrapper(wrapped), translation_sample())
+
+
+def test_a_negative_chunk_is_refused():
     cfg = SimpleNamespace(loss_chunk_tokens=-1, sentence_avg=False, label_smoothing=0.1)
-    with pytest.raises(UserError, match="--loss-chunk-tokens -1: must be"):
+
+    with refused("--loss-chunk-tokens -1"):
         ChunkedLabelSmoothedCrossEntropy.build_criterion(cfg, blank_task(VOCAB))

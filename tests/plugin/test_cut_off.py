@@ -16,7 +16,9 @@ from ..faults.campaign import LAST, make_data, words_of
 from ..faults.life import saved
 from ..support.helpers import run
 
-TIMEOUT = 5  # seconds, --heartbeat-timeout
+HEARTBEAT = 5  # seconds, --heartbeat-timeout
+MARGIN = 20  # seconds, for the end of a program on a busy machine
+UPDATES = 40
 PROGRAMS = Path(sys.executable).parent
 SILENT = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
 
@@ -26,7 +28,8 @@ class Host:
 
     def __init__(self, number: int, *words) -> None:
         """Start the host; words: the command that makes the namespace."""
-        self.number, self.interface = number, f"cable{number}"
+        self.number = number
+        self.interface = f"cable{number}"
         self.sleeper = subprocess.Popen([*words, "sleep", "infinity"], **SILENT)
         name = Path(f"/proc/{self.sleeper.pid}/comm")
         while self.sleeper.poll() is None and name.read_text().strip() != "sleep":
@@ -39,6 +42,10 @@ class Host:
 
     def ip(self, *words) -> None:
         subprocess.run(self.command("ip", *words), check=True, **SILENT)
+
+    def switch_cable(self, state: str) -> None:
+        """Switch this host's end of the cable "up" or "down"."""
+        self.ip("link", "set", self.interface, state)
 
     def train(self, flags: list[str], log: Path) -> subprocess.Popen:
         """Start torchrun with one process a host and the rendezvous at the first; output goes to the file `log`."""
@@ -60,7 +67,7 @@ def hosts():
         for host in made:
             host.ip("address", "add", f"10.77.0.{host.number + 1}/24", "dev", host.interface)
             host.ip("link", "set", "lo", "up")
-            host.ip("link", "set", host.interface, "up")
+            host.switch_cable("up")
         yield made
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("no network namespaces for this user")
@@ -70,32 +77,57 @@ def hosts():
             host.sleeper.wait()
 
 
+def train_on_both(hosts: list[Host], flags: list[str], logs: list[Path]) -> list[subprocess.Popen]:
+    """Start a training on both hosts; each writes a log."""
+    return [host.train(flags, log) for host, log in zip(hosts, logs, strict=True)]
+
+
+def wait_for_epoch(processes: list[subprocess.Popen], log: Path, mark: str) -> None:
+    """Wait until the log contains `mark`; no process may end before."""
+    deadline = time.monotonic() + 60
+    while mark not in log.read_text():
+        assert time.monotonic() < deadline, log.read_text()
+        assert [process.poll() for process in processes] == [None] * len(processes), log.read_text()
+        time.sleep(0.005)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("nsenter") or not shutil.which("ip"), reason="no tools for network namespaces")
-def test_cut_off_stops_in_time_and_resumes(hosts, tmp_path):
+def test_hosts_cut_off_from_each_other_stop_in_time_and_resume(hosts, tmp_path):
     """Hosts that lose each other stop with one line; rejoined and restarted, they end as an undisturbed training."""
-    data, folder, alone = make_data(tmp_path), tmp_path / "cut", tmp_path / "undisturbed"
-    flags = ("--optimizer", "adam", "--heartbeat-timeout", TIMEOUT)
-    words = [words_of(data, 40, save, flags) for save in (folder, alone)]
+    data = make_data(tmp_path)
+    folder = tmp_path / "cut"
+    flags_of_all = ("--optimizer", "adam", "--heartbeat-timeout", HEARTBEAT)
+    flags = words_of(data, UPDATES, folder, flags_of_all)
+
+    # the cable is cut after the second epoch, of three updates
     logs = [tmp_path / f"{host.number}.log" for host in hosts]
-    processes = [host.train(words[0], log) for host, log in zip(hosts, logs, strict=True)]
-    deadline = time.monotonic() + 60
-    while "epoch 1 @ 6 updates, score" not in logs[0].read_text():
-        assert time.monotonic() < deadline and all(process.poll() is None for process in processes), logs[0].read_text()
-        time.sleep(0.005)
-    hosts[1].ip("link", "set", hosts[1].interface, "down")
-    assert [process.wait(TIMEOUT + 20) for process in processes] == [1, 1]
+    processes = train_on_both(hosts, flags, logs)
+    wait_for_epoch(processes, logs[0], "epoch 1 @ 6 updates, score")
+    hosts[1].switch_cable("down")
+
+    assert [process.wait(HEARTBEAT + MARGIN) for process in processes] == [1, 1]
     for rank, log in enumerate(logs):
         before, _, after = log.read_text().partition("fairseq-train: error: ")
-        assert after.startswith(f"process {rank} of 2: another one is gone or cannot be reached"), before
-        assert str(folder) in after.splitlines()[0]
+        line = after.splitlines()[0]
+        assert f"process {rank} of 2: " in line, before
+        assert str(folder) in line
         assert "Traceback" not in before  # a traceback after it is torchrun's own
-    assert 6 <= states.check(folder, saved(logs[0].read_text())) < 40
+    last_update = states.check(folder, at_least=saved(logs[0].read_text()))
+    assert last_update >= 6
+    assert last_update < UPDATES
 
-    hosts[1].ip("link", "set", hosts[1].interface, "up")
+    # the cable is joined and the training started again
+    hosts[1].switch_cable("up")
     logs = [tmp_path / f"{host.number}-again.log" for host in hosts]
-    processes = [host.train(words[0], log) for host, log in zip(hosts, logs, strict=True)]
+    processes = train_on_both(hosts, flags, logs)
+
     assert [process.wait(60) for process in processes] == [0, 0], logs[0].read_text()
-    assert "Loaded checkpoint" in logs[0].read_text() and "@ 3 updates" not in logs[0].read_text()
-    run("torchrun", "--nproc_per_node", "2", "--no-python", "fairseq-train", *words[1])
-    assert list(states.differences(states.load(folder / LAST), states.load(alone / LAST))) == []
+    assert "Loaded checkpoint" in logs[0].read_text()
+    assert "@ 3 updates" not in logs[0].read_text()
+
+    # a training that nothing has disturbed
+    undisturbed = tmp_path / "undisturbed"
+    alone = words_of(data, UPDATES, undisturbed, flags_of_all)
+    run("torchrun", "--nproc_per_node", "2", "--no-python", "fairseq-train", *alone)
+    assert list(states.differences(states.load(folder / LAST), states.load(undisturbed / LAST))) == []

@@ -16,32 +16,37 @@ from deepnet_fairseq.tools.plan.setting import parse_setting
 
 from ..support import fake_graphs
 
-SMALL = Shape(rows=8, source=11, target=9)
-DEFAULT = ("--fp16", "--optimizer", "deepnet_adam")
-TINY = ("--arch", "deepnet_transformer_tiny")
+BATCH = Shape(rows=8, source=11, target=9)
+OURS = ("--optimizer", "deepnet_adam")
+DEFAULT = ("--fp16", *OURS)
 COUNTED = torch.__version__.startswith("2.13.")  # other versions of torch have other operators
+MODIFIED = "deepnorm --pro-res --qk-norm"
+EVERY_METHOD = [*sorted(METHODS), MODIFIED]
 PAIR = 124  # launches of a layer in each stack, forward and backward
 NEW = 2 * PAIR  # upper limit for a method without an entry in COST
 COST = dict.fromkeys(("ds_init", "mix_ln", "post_ln", "post_ln_init", "pre_ln"), 119) | {
     "admin": 154, "admin_torch": 124, "attn_res": 1026, "b2t": 123, "branchnorm": 134, "complete_p": 124,
     "deepnorm": PAIR, "dlcl": 139, "gpas": 192, "hybrid_norm": 137, "keel": 139, "ln_scaling": 129, "mhc": 1004,
     "normformer": 139, "peri_ln": 134, "r_fixup": 140, "resi_dual": 158, "rezero": 162, "siamese_norm": 184,
-    "sub_ln": 131, "t_fixup": 104, "deepnorm --pro-res --qk-norm": 152,
+    "sub_ln": 131, "t_fixup": 104, MODIFIED: 152,
 }  # fmt: skip
 GROWING = {"attn_res"}  # each branch reads all earlier ones: COST holds the fifth layer's count
-WAITS = 4  # synchronisations of an update in fp16: one in the clipping, three in the log
-ASKS = {"chunked": {"forward nonzero plugin/chunked_cross_entropy.py:forward"}}  # setting -> "part kind file:function"
-DECODING = {"rest copy to host core/cache.py:reorder"}  # synchronisations of a decoding step, in the same form
+UPDATE_WAITS = 4  # synchronisations of an update in fp16: one in the clipping, three in the log
+MOST_OUTSIDE = 30  # launches of an update by graphs outside of them
+PASSES = ("input", "forward", "backward")  # parts of an update that must not wait for the device
+# synchronisations in the passes by setting, as "part kind file:function"
+WAITS_IN_PASSES = {"chunked": {"forward nonzero plugin/chunked_cross_entropy.py:forward"}}
+DECODING_WAITS = {"rest copy to host core/cache.py:reorder"}  # of a decoding step, in the same form
 PRECISIONS = {
     "float32": (), "fp16": ("--fp16",), "bf16": ("--bf16",), "amp": ("--amp",),
     "memory-efficient fp16": ("--memory-efficient-fp16",), "memory-efficient bf16": ("--memory-efficient-bf16",),
     "fp16 no flat": ("--fp16", "--fp16-no-flatten-grads"),
 }  # fmt: skip
-OTHERS = {
+OTHER_SETTINGS = {
     "adam": ("--optimizer", "adam", "--checkpoint-every", "2"),
     "radam": ("--optimizer", "radam"),
-    "deepnet_adam": ("--optimizer", "deepnet_adam", "--checkpoint-activations"),
-    "chunked": (*DEFAULT[1:], "--criterion", "chunked_label_smoothed_cross_entropy", "--update-freq", "2"),
+    "deepnet_adam": (*OURS, "--checkpoint-activations"),
+    "chunked": (*OURS, "--criterion", "chunked_label_smoothed_cross_entropy", "--update-freq", "2"),
 }
 pytestmark = pytest.mark.skipif(obstacle() is not None, reason=str(obstacle()))
 
@@ -54,65 +59,89 @@ def gpu():
     device.close()
 
 
-def layers(number: int) -> tuple[str, ...]:
-    return (*TINY, f"--encoder-layers={number}", f"--decoder-layers={number}")
+def tiny_model(layers: int) -> tuple[str, ...]:
+    """Return the flags of a model with that many layers in each stack."""
+    return ("--arch", "deepnet_transformer_tiny", f"--encoder-layers={layers}", f"--decoder-layers={layers}")
 
 
-def in_passes(record) -> set[str]:
+def flags_of(method: str) -> tuple[str, ...]:
+    """Return the flags of a training by one of EVERY_METHOD, which may have flags after its name."""
+    name, *modifiers = method.split()
+    return (*DEFAULT, "--method", name, *modifiers, *get_method(name).train_flags)
+
+
+def waits_in_passes(record) -> set[str]:
     """Return the synchronisations of the forward and backward passes."""
-    return {wait for wait in record.waits if wait.split()[0] in ("input", "forward", "backward")}
+    return {wait for wait in record.waits if wait.split()[0] in PASSES}
 
 
-def test_an_update_by_the_defaults(gpu):
-    record = gpu(train, (*layers(2), *DEFAULT), SMALL)
+def test_an_update_by_the_defaults_waits_for_the_device_only_at_its_end(gpu):
+    record = gpu(train, (*tiny_model(2), *DEFAULT), BATCH)
+
     assert record.mismatches == []
-    assert in_passes(record) == set() and record.waits.total() == WAITS
-    planned = flops(parse_setting([*layers(2), *DEFAULT, "--vocab", "100"])).launches
+    assert waits_in_passes(record) == set()
+    assert record.waits.total() == UPDATE_WAITS
+
+
+def test_the_plan_counts_the_launches_of_an_update(gpu):
+    record = gpu(train, (*tiny_model(2), *DEFAULT), BATCH)
+
+    planned = flops(parse_setting([*tiny_model(2), *DEFAULT, "--vocab", "100"])).launches
+
     assert planned == pytest.approx(record.launches("forward", "backward"), rel=0.1)
 
 
 @pytest.mark.parametrize(
-    "method",
-    [
-        pytest.param(name, marks=() if name == "deepnorm" else pytest.mark.smoke)
-        for name in [*sorted(METHODS), "deepnorm --pro-res --qk-norm"]
-    ],
+    "method", [name if name == "deepnorm" else pytest.param(name, marks=pytest.mark.smoke) for name in EVERY_METHOD]
 )
-def test_updates_by_graphs(gpu, method):
+def test_an_update_by_graphs_has_few_launches_and_one_wait(gpu, method):
     """An update is graphs and at most 30 launches; it waits once, for the norm, and a graph can hold its passes."""
-    flags = (*DEFAULT, "--method", *method.split(), *get_method(method.split()[0]).train_flags)
-    inside, outside, waits, obstacle = gpu(fake_graphs.update, (*layers(2), *flags), SMALL)
-    assert obstacle is None and inside > 100 and outside <= 30
-    assert waits.total() == 1 and "clip_grad_norm" in next(iter(waits))
+    inside, outside, waits, reason = gpu(fake_graphs.update, (*tiny_model(2), *flags_of(method)), BATCH)
+
+    assert reason is None  # not to use graphs
+    assert inside > 100
+    assert outside <= MOST_OUTSIDE
+    assert waits.total() == 1
+    (wait,) = waits
+    assert "clip_grad_norm" in wait
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("method", [*sorted(METHODS), "deepnorm --pro-res --qk-norm"])
-def test_every_method(gpu, method):
+@pytest.mark.parametrize("method", EVERY_METHOD)
+def test_every_further_layer_costs_the_same_launches(gpu, method):
     """Every further layer costs as many launches as the one before, at most COST, and no synchronisation."""
-    flags = (*DEFAULT, "--method", *method.split(), *get_method(method.split()[0]).train_flags)
-    records = [gpu(train, (*layers(number), *flags), SMALL) for number in (3, 4, 5)]
-    assert [record.mismatches for record in records] == [[]] * 3
-    assert [in_passes(record) for record in records] == [set()] * 3
-    three, four, five = (record.launches("forward", "backward") for record in records)
-    assert five - four == four - three or method in GROWING
-    assert not COUNTED or five - four <= COST.get(method, NEW)
+    launches = {}
+    for layers in (3, 4, 5):
+        record = gpu(train, (*tiny_model(layers), *flags_of(method)), BATCH)
+        assert record.mismatches == []
+        assert waits_in_passes(record) == set()
+        launches[layers] = record.launches("forward", "backward")
+
+    fourth = launches[4] - launches[3]
+    fifth = launches[5] - launches[4]
+    if method not in GROWING:
+        assert fifth == fourth
+    if COUNTED:
+        assert fifth <= COST.get(method, NEW)
 
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("other", OTHERS)
-def test_an_update_by_other_settings(gpu, precision, other):
+@pytest.mark.parametrize("other", OTHER_SETTINGS)
+def test_the_passes_of_other_settings_do_not_wait_for_the_device(gpu, precision, other):
     try:
-        record = gpu(train, (*layers(2), *PRECISIONS[precision], *OTHERS[other]), SMALL)
+        record = gpu(train, (*tiny_model(2), *PRECISIONS[precision], *OTHER_SETTINGS[other]), BATCH)
     except SystemExit:
         pytest.skip("refused by the command line")
-    assert record.mismatches == [] and in_passes(record) == ASKS.get(other, set())
+
+    assert record.mismatches == []
+    assert waits_in_passes(record) == WAITS_IN_PASSES.get(other, set())
 
 
 @pytest.mark.smoke
-def test_steps_of_beam_search(gpu):
+def test_a_step_of_beam_search_waits_once_and_copies_nothing(gpu):
     """Beam search synchronises at its first step to share sources, and at one step in eight to drop positions."""
     steps = gpu(decode, {"vocab": 100, "encoder_layers": 2, "decoder_layers": 2}, torch.half)
-    assert set(steps[5].waits) == DECODING
+
+    assert set(steps[5].waits) == DECODING_WAITS
     assert not steps[5].copies

@@ -1,5 +1,7 @@
 """Tests that checkpoints of an earlier version load, resume and translate as before; see golden/training.py."""
 
+from __future__ import annotations
+
 import json
 import shutil
 
@@ -8,54 +10,79 @@ import torch
 from fairseq import checkpoint_utils
 
 from deepnet_fairseq.cli import main
-from deepnet_fairseq.errors import UserError
 
 from ..golden.training import CHECKPOINTS, DATA, GOLDEN, KINDS, RESUMED, train, translate
+from ..support.errors import refused
 
 EXPECTED = json.loads((GOLDEN / "expected.json").read_text())
+GATHERS_SHARDS = "45b0f76"  # commit
 
 
-def numbers(hypothesis: str) -> tuple[float, str]:
-    score, tokens = hypothesis.split("\t")
-    return float(score), tokens
+def tokens_of(hypothesis: str) -> str:
+    """Return the tokens of a hypothesis, which follow its score."""
+    return hypothesis.split("\t")[1]
+
+
+def score_of(hypothesis: str) -> float:
+    return float(hypothesis.split("\t")[0])
 
 
 @pytest.mark.parametrize("kind", EXPECTED)
-def test_checkpoint_resumes_with_the_losses_of_then(kind, tmp_path):
+def test_an_earlier_checkpoint_resumes_with_the_recorded_losses(kind, tmp_path):
     """A golden checkpoint resumes with the recorded losses of updates 5 to 8, to three decimals."""
     shutil.copytree(CHECKPOINTS / kind, tmp_path, dirs_exist_ok=True)
+
     assert train(kind, tmp_path, RESUMED) == pytest.approx(EXPECTED[kind]["losses"], abs=0.0021)
 
 
 @pytest.mark.parametrize("kind", EXPECTED)
-def test_checkpoint_translates_as_then(kind):
-    wanted, actual = EXPECTED[kind]["translations"], translate(kind, CHECKPOINTS / kind)
-    assert actual.keys() == wanted.keys()
-    for number, hypothesis in wanted.items():
-        (score, tokens), (now_score, now_tokens) = numbers(hypothesis), numbers(actual[number])
-        assert now_tokens == tokens and now_score == pytest.approx(score, abs=1e-3)
+def test_an_earlier_checkpoint_translates_as_recorded(kind):
+    expected = EXPECTED[kind]["translations"]
+
+    translations = translate(kind, CHECKPOINTS / kind)
+
+    assert translations.keys() == expected.keys()
+    for sentence, hypothesis in expected.items():
+        assert tokens_of(translations[sentence]) == tokens_of(hypothesis)
+        assert score_of(translations[sentence]) == pytest.approx(score_of(hypothesis), abs=1e-3)
 
 
 @pytest.mark.parametrize("kind", EXPECTED)
-def test_checkpoint_and_its_average_export(kind, tmp_path):
+def test_an_earlier_checkpoint_translates_as_recorded_after_export(kind, tmp_path):
     """A golden checkpoint translates as recorded after averaging and export, EMA and language tags included."""
-    mean, plain = tmp_path / "mean.pt", tmp_path / "checkpoint_last.pt"
+    mean = tmp_path / "mean.pt"
+    plain = tmp_path / "checkpoint_last.pt"
+    main(["average", str(CHECKPOINTS / kind / "checkpoint_last.pt"), "--out", str(mean)])
+    main(["export", str(mean), "--to", "transformer", "--out", str(plain)])
+    assert torch.load(plain)["cfg"]["model"]["_name"] == "transformer"
+
+    translations = translate(kind, tmp_path)
+
+    expected = EXPECTED[kind]["translations"]
+    assert translations.keys() == expected.keys()
+    for sentence, hypothesis in expected.items():
+        assert tokens_of(translations[sentence]) == tokens_of(hypothesis)
+
+
+@pytest.mark.parametrize("kind", EXPECTED)
+def test_an_earlier_checkpoint_exports_to_ctranslate2(kind, tmp_path):
+    mean = tmp_path / "mean.pt"
     data = DATA / ("many" if kind == "multilingual" else "pair")
-    for words in (
-        ("average", CHECKPOINTS / kind / "checkpoint_last.pt", "--out", mean),
-        ("export", mean, "--to", "transformer", "--out", plain),
-        ("export", mean, "--to", "ctranslate2", "--out", tmp_path / "ct2", "--data", data, "--subwords", "none"),
-    ):
-        main([str(word) for word in words])
-    assert torch.load(plain)["cfg"]["model"]["_name"] == "transformer" and (tmp_path / "ct2" / "model.bin").is_file()
-    tokens = {number: numbers(hypothesis)[1] for number, hypothesis in translate(kind, tmp_path).items()}
-    assert tokens == {number: numbers(wanted)[1] for number, wanted in EXPECTED[kind]["translations"].items()}
+    main(["average", str(CHECKPOINTS / kind / "checkpoint_last.pt"), "--out", str(mean)])
+
+    out = tmp_path / "ct2"
+    main(["export", str(mean), "--to", "ctranslate2", "--out", str(out), "--data", str(data), "--subwords", "none"])
+
+    assert (out / "model.bin").is_file()
 
 
-def test_a_checkpoint_in_shards_is_refused():
-    """A checkpoint in shards is refused in one line that names the commit that gathers them."""
-    with pytest.raises(UserError, match=r"checkpoint_last.pt: lies in shards, which commit 45b0f76 .* gathers"):
-        checkpoint_utils.load_checkpoint_to_cpu(str(CHECKPOINTS / "fully_sharded" / "checkpoint_last.pt"))
+def test_a_checkpoint_in_shards_is_refused_with_the_commit_that_gathers_them():
+    path = CHECKPOINTS / "fully_sharded" / "checkpoint_last.pt"
+
+    with refused(path) as caught:
+        checkpoint_utils.load_checkpoint_to_cpu(str(path))
+
+    assert GATHERS_SHARDS in caught.value.way_out
 
 
 def test_every_kind_has_its_checkpoint():
