@@ -75,20 +75,22 @@ def waits_in_passes(record) -> set[str]:
     return {wait for wait in record.waits if wait.split()[0] in PASSES}
 
 
-def test_an_update_by_the_defaults_waits_for_the_device_only_at_its_end(gpu):
-    record = gpu(train, (*tiny_model(2), *DEFAULT), BATCH)
-
-    assert record.mismatches == []
-    assert waits_in_passes(record) == set()
-    assert record.waits.total() == UPDATE_WAITS
+@pytest.fixture(scope="module")
+def default_update(gpu):
+    """Provide the record of an update by the default settings."""
+    return gpu(train, (*tiny_model(2), *DEFAULT), BATCH)
 
 
-def test_the_plan_counts_the_launches_of_an_update(gpu):
-    record = gpu(train, (*tiny_model(2), *DEFAULT), BATCH)
+def test_an_update_by_the_defaults_waits_for_the_device_only_at_its_end(default_update):
+    assert default_update.mismatches == []
+    assert waits_in_passes(default_update) == set()
+    assert default_update.waits.total() == UPDATE_WAITS
 
+
+def test_the_plan_counts_the_launches_of_an_update(default_update):
     planned = flops(parse_setting([*tiny_model(2), *DEFAULT, "--vocab", "100"])).launches
 
-    assert planned == pytest.approx(record.launches("forward", "backward"), rel=0.1)
+    assert planned == pytest.approx(default_update.launches("forward", "backward"), rel=0.1)
 
 
 @pytest.mark.parametrize(

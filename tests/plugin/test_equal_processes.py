@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from itertools import product
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -20,123 +21,190 @@ from ..support.lm_trainings import FLAGS, KINDS, make_text
 MODEL = (
     "--arch", "deepnet_transformer_tiny", "--encoder-layers", "2", "--decoder-layers", "3", "--encoder-embed-dim", "24",
     "--encoder-ffn-embed-dim", "40", "--encoder-attention-heads", "3", "--dropout", "0", "--max-tokens", "400",
-    "--max-update", "12", "--adam-eps", "1e-6",
+    "--adam-eps", "1e-6",
 )  # fmt: skip
+UPDATES = 12
+BATCHES_AN_UPDATE = 4  # over all processes
 MODES = {"ddp": (), "zero": ("--optimizer", "deepnet_adam", "--zero-sharding", "os")}
-# The remaining cases are slow.
-SOME = [(2, "deepnorm", "ddp", 1), (2, "admin", "zero", 0), (2, "rezero", "zero", 1)]
-ALL = [*product((2, 4), ("deepnorm", "admin", "dlcl", "rezero"), MODES, (0, 1))]
-CASES = [pytest.param(*case, marks=() if case in SOME else pytest.mark.slow) for case in ALL]
+RECOMPUTING = ("--checkpoint-activations",)
+LOSS_TOLERANCE = 2.1e-3  # losses are logged with three decimals
 
 
-def train(folder, data, world, method, *flags):
-    """Train 12 updates of 4 batches each; return their losses and the checkpoint."""
-    words = (*TRAIN_FLAGS, *MODEL, "--method", method, *METHODS[method].train_flags, *flags)
-    rows = ranks.train(world, folder / "log", data, *words, "--update-freq", 4 // world, "--save-dir", folder)
+class Trained(NamedTuple):
+    losses: list[float]  # of each update
+    state: dict  # checkpoint
+
+
+def train(folder, words, processes: int, updates: int) -> Trained:
+    """Train up to a number of updates on a number of processes, in a folder that may hold a checkpoint."""
+    folder.mkdir(exist_ok=True)
+    flags = ("--max-update", updates, "--save-dir", folder)
+    rows = ranks.train(processes, folder / "log", *words, *flags)
     state = checkpoint_utils.load_checkpoint_to_cpu(str(folder / "checkpoint_last.pt"))
-    return [float(row["loss"]) for row in rows], state
+    return Trained([float(row["loss"]) for row in rows], state)
+
+
+def train_translator(folder, data, method: str, *flags, processes: int, updates: int = UPDATES) -> Trained:
+    """Train as `train` does, by updates of four batches each, however many processes there are."""
+    update_freq = ("--update-freq", BATCHES_AN_UPDATE // processes)
+    words = (*TRAIN_FLAGS, *MODEL, "--method", method, *METHODS[method].train_flags, *update_freq, *flags)
+    return train(folder, (data, *words), processes, updates)
 
 
 @pytest.fixture(scope="module")
-def alone(data, tmp_path_factory):
-    """Provide the losses and checkpoint of a training on one process, by method."""
-    return cache(lambda method: train(tmp_path_factory.mktemp("alone"), data, 1, method))
+def train_alone(data, tmp_path_factory):
+    """Provide a function method -> training on one process, made once."""
+
+    def train_once(method: str) -> Trained:
+        return train_translator(tmp_path_factory.mktemp("alone"), data, method, processes=1)
+
+    return cache(train_once)
 
 
-@pytest.mark.parametrize("world, method, mode, again", CASES)
-def test_losses_weights_and_state_are_those_of_one(alone, world, method, mode, again, data, tmp_path):
-    """Losses, weights and optimiser state after 12 float32 updates are those of one process, up to summation order."""
-    flags = (*MODES[mode], *["--checkpoint-activations"][:again])
-    losses, state = train(tmp_path, data, world, method, *flags)
-    expected, one = alone(method)
-    assert len(losses) == 12 and losses == pytest.approx(expected, abs=2.1e-3) and expected[-1] < 0.97 * expected[0]
-    assert_same(state, one)
+def assert_same_losses(losses: list[float], expected: list[float]) -> None:
+    assert len(losses) == UPDATES
+    assert losses == pytest.approx(expected, abs=LOSS_TOLERANCE)
 
 
-def assert_same(state, expected):
-    """Check that weights and moments are equal but for the few units whose ReLU lies at its edge."""
+def assert_same_tensors(tensor: torch.Tensor, expected: torch.Tensor) -> None:
+    """Check that two tensors are equal but for the few units whose ReLU lies at its edge."""
+    assert tensor.shape == expected.shape
+    apart = (tensor - expected).abs().flatten()
+    assert apart.max() < 1e-3
+    assert apart.quantile(0.95) < 1e-4
+
+
+def assert_same_state(state: dict, expected: dict) -> None:
+    """Check that the weights and the moments of two checkpoints are equal as `assert_same_tensors` says."""
     assert state["model"].keys() == expected["model"].keys()
-    pairs = [(state["model"][name], value) for name, value in expected["model"].items()]
-    actual, others = (one["last_optimizer_state"]["state"] for one in (state, expected))
-    assert actual.keys() == others.keys() and others
-    for place, entry in others.items():
-        assert actual[place]["step"] == entry["step"] == 12
-        pairs += [(actual[place][name], entry[name]) for name in ("exp_avg", "exp_avg_sq")]
-    for ours, theirs in pairs:
-        apart = (ours - theirs).abs().flatten()
-        assert ours.shape == theirs.shape and apart.max() < 1e-3 and apart.quantile(0.95) < 1e-4
+    for name, weight in expected["model"].items():
+        assert_same_tensors(state["model"][name], weight)
+
+    moments = state["last_optimizer_state"]["state"]
+    expected_moments = expected["last_optimizer_state"]["state"]
+    assert expected_moments
+    assert moments.keys() == expected_moments.keys()
+    for place, entry in expected_moments.items():
+        assert entry["step"] == UPDATES
+        assert moments[place]["step"] == UPDATES
+        for name in ("exp_avg", "exp_avg_sq"):
+            assert_same_tensors(moments[place][name], entry[name])
 
 
-HALF = {"--fp16": MODES, "--amp": ("ddp",)}
+# Translators in float32
 
-
-@pytest.mark.smoke
-@pytest.mark.parametrize("precision, mode", [(precision, mode) for precision, modes in HALF.items() for mode in modes])
-def test_half_precision_is_that_of_one(precision, mode, alone, data, tmp_path):
-    """Losses in half precision are those of float32, and weights those of one process.
-
-    Rounded weights may differ by one step of fp16, 2^-10 for weights up to 2.
-    """
-    models = []
-    for world, flags in ((1, ()), (2, MODES[mode])):
-        (folder := tmp_path / str(world)).mkdir()
-        losses, state = train(folder, data, world, "dlcl", precision, *flags)
-        assert losses == pytest.approx(alone("dlcl")[0], abs=2.1e-3)
-        models.append(state["model"])
-    one, two = models
-    for name, value in one.items():
-        assert torch.allclose(two[name].float(), value.float(), rtol=0, atol=2**-10), name
+# the remaining cases are slow
+SOME = [(2, "deepnorm", "ddp", RECOMPUTING), (2, "admin", "zero", ()), (2, "rezero", "zero", RECOMPUTING)]
+ALL = [*product((2, 4), ("deepnorm", "admin", "dlcl", "rezero"), MODES, ((), RECOMPUTING))]
 
 
 @pytest.mark.parametrize(
-    "world, mode, later, other",
+    "processes, method, mode, recomputing",
+    [pytest.param(*case, marks=() if case in SOME else pytest.mark.slow) for case in ALL],
+)
+def test_several_processes_train_the_model_of_one(train_alone, processes, method, mode, recomputing, data, tmp_path):
+    """Losses, weights and optimiser state after 12 float32 updates are those of one process, up to summation order."""
+    one = train_alone(method)
+
+    several = train_translator(tmp_path, data, method, *MODES[mode], *recomputing, processes=processes)
+
+    assert one.losses[-1] < 0.97 * one.losses[0]
+    assert_same_losses(several.losses, one.losses)
+    assert_same_state(several.state, one.state)
+
+
+@pytest.mark.parametrize(
+    "processes, mode, later_processes, later_mode",
     [
         (1, "ddp", 2, "zero"),
         pytest.param(2, "zero", 4, "zero", marks=pytest.mark.slow),
         pytest.param(4, "zero", 1, "ddp", marks=pytest.mark.slow),
     ],
 )
-def test_resumes_on_another_number_in_another_mode(alone, world, mode, later, other, data, tmp_path):
+def test_a_training_resumes_on_another_number_of_processes(
+    train_alone, processes, mode, later_processes, later_mode, data, tmp_path
+):
     """A training resumes on another number of processes in another mode: 5 and 7 updates equal 12."""
-    first, _ = train(tmp_path, data, world, "rezero", *MODES[mode], "--max-update", 5)
-    both, state = train(tmp_path, data, later, "rezero", *MODES[other])
-    expected, one = alone("rezero")
-    assert len(first) == 5 and both == pytest.approx(expected, abs=2.1e-3)
-    assert_same(state, one)
+    first = train_translator(tmp_path, data, "rezero", *MODES[mode], processes=processes, updates=5)
+    both = train_translator(tmp_path, data, "rezero", *MODES[later_mode], processes=later_processes)
+
+    one = train_alone("rezero")
+    assert len(first.losses) == 5
+    assert_same_losses(both.losses, one.losses)  # the log holds all 12
+    assert_same_state(both.state, one.state)
 
 
-EXACT = [(precision, mode) for precision in ((), ("--bf16",), ("--fp16",)) for mode in MODES]
+# Half precision
+
+HALF = [("--fp16", "ddp"), ("--fp16", "zero"), ("--amp", "ddp")]
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("precision, mode", HALF)
+def test_two_processes_in_half_precision_train_the_model_of_one(precision, mode, train_alone, data, tmp_path):
+    """Losses in half precision are those of float32, and weights those of one process."""
+    in_float32 = train_alone("dlcl")
+
+    one = train_translator(tmp_path / "one", data, "dlcl", precision, processes=1)
+    two = train_translator(tmp_path / "two", data, "dlcl", precision, *MODES[mode], processes=2)
+
+    assert_same_losses(one.losses, in_float32.losses)
+    assert_same_losses(two.losses, in_float32.losses)
+    last_place = 2**-10  # of fp16, for weights up to 2
+    for name, weight in one.state["model"].items():
+        other = two.state["model"][name]
+        assert torch.allclose(other.float(), weight.float(), rtol=0, atol=last_place), name
 
 
 @pytest.mark.parametrize(
     "precision, mode",
-    [pytest.param(*case, marks=() if case == (("--fp16",), "zero") else pytest.mark.slow) for case in EXACT],
+    [
+        pytest.param((), "ddp", marks=pytest.mark.slow),
+        pytest.param((), "zero", marks=pytest.mark.slow),
+        pytest.param(("--bf16",), "ddp", marks=pytest.mark.slow),
+        pytest.param(("--bf16",), "zero", marks=pytest.mark.slow),
+        pytest.param(("--fp16",), "ddp", marks=pytest.mark.slow),
+        (("--fp16",), "zero"),
+    ],
 )
-def test_resumed_on_two_processes_bit_for_bit(precision, mode, data, tmp_path):
+def test_a_training_on_two_processes_resumes_bit_for_bit(precision, mode, data, tmp_path):
     """A training on two processes resumes bit for bit: 3 and 3 updates equal 6 in weights and optimiser state."""
-    saved = []
-    for name, stops in (("at once", [6]), ("in two", [3, 6])):
-        (folder := tmp_path / name).mkdir()
-        for stop in stops:
-            _, state = train(folder, data, 2, "dlcl", *precision, *MODES[mode], "--max-update", stop)
-        saved.append({key: state[key] for key in ("model", "last_optimizer_state", "optimizer_history")})
-    assert bool(precision) == ("fp32_params" in saved[1]["last_optimizer_state"])
-    assert list(states.differences(*saved)) == []
+    flags = (*precision, *MODES[mode])
+    at_once = train_translator(tmp_path / "at once", data, "dlcl", *flags, processes=2, updates=6)
+    train_translator(tmp_path / "in two", data, "dlcl", *flags, processes=2, updates=3)
+    in_two = train_translator(tmp_path / "in two", data, "dlcl", *flags, processes=2, updates=6)
+
+    compared = ("model", "last_optimizer_state", "optimizer_history")
+    state = {key: in_two.state[key] for key in compared}
+    expected = {key: at_once.state[key] for key in compared}
+    has_float32_weights = "fp32_params" in state["last_optimizer_state"]
+    assert has_float32_weights == bool(precision)
+    assert list(states.differences(state, expected)) == []
 
 
-REFUSED = {
-    ("--ddp-backend", "fully_sharded"): "--ddp-backend fully_sharded: not supported; use --zero-sharding os",
-    ("--zero-sharding", "os", "--optimizer", "adam"): "--zero-sharding os: with --optimizer deepnet_adam",
-    ("--zero-sharding", "os", "--optimizer", "deepnet_adam", "--amp"): "--zero-sharding os: not with --amp",
+# Refusals
+
+REFUSED = {  # flags -> flag that is named, the other flag in the line
+    ("--ddp-backend", "fully_sharded"): ("--ddp-backend fully_sharded", "--zero-sharding os"),
+    ("--zero-sharding", "os", "--optimizer", "adam"): ("--zero-sharding os", "--optimizer deepnet_adam"),
+    ("--zero-sharding", "os", "--optimizer", "deepnet_adam", "--amp"): ("--zero-sharding os", "--amp"),
 }
 
 
 @pytest.mark.parametrize("flags", REFUSED)
-def test_what_cannot_be_sharded_is_refused(flags, data, tmp_path, capsys):
+def test_settings_that_cannot_be_sharded_are_refused(flags, data, tmp_path, capsys):
     words = [str(data), *TRAIN_FLAGS, "--arch", "deepnet_transformer_tiny", "--save-dir", str(tmp_path / "run")]
+
     with pytest.raises(SystemExit):
         parse_training_flags([*words, *flags])
-    assert f"error: {REFUSED[flags]}" in capsys.readouterr().err
+
+    subject, other_flag = REFUSED[flags]
+    _, _, line = capsys.readouterr().err.partition("error: ")
+    assert line.startswith(f"{subject}: ")
+    assert other_flag in line.removeprefix(subject)
+
+
+# Language models
 
 
 @pytest.fixture(scope="module")
@@ -145,23 +213,29 @@ def text(tmp_path_factory):
     return make_text(tmp_path_factory.mktemp("text"))
 
 
-OF_ONE_STACK = [(kind, mode) for kind in KINDS for mode in MODES]
-DEFAULT = [("causal", "ddp"), ("masked", "zero")]
+def train_language_model(folder, text, kind: str, *flags, processes: int) -> Trained:
+    """Train by updates of two batches each."""
+    update_freq = ("--update-freq", 2 // processes)
+    words = (*FLAGS, *KINDS[kind], "--disable-validation", *update_freq, *flags)
+    return train(folder, (text, *words), processes, UPDATES)
 
 
 @pytest.mark.parametrize(
-    "kind, mode", [pytest.param(*case, marks=() if case in DEFAULT else pytest.mark.slow) for case in OF_ONE_STACK]
+    "kind, mode",
+    [
+        ("causal", "ddp"),
+        pytest.param("causal", "zero", marks=pytest.mark.slow),
+        pytest.param("masked", "ddp", marks=pytest.mark.slow),
+        ("masked", "zero"),
+    ],
 )
-def test_language_models_on_two_processes(kind, mode, text, tmp_path):
+def test_two_processes_train_the_language_model_of_one(kind, mode, text, tmp_path):
     """Language models on two processes have the losses, weights and moments of one, with the same masked tokens."""
-    results = []
-    for world, flags in ((1, ()), (2, MODES[mode])):
-        if kind == "causal" and mode == "ddp":
-            flags = (*flags, "--criterion", "chunked_cross_entropy")
-        (folder := tmp_path / str(world)).mkdir()
-        words = (*FLAGS, *KINDS[kind], "--disable-validation", "--max-update", 12, "--update-freq", 2 // world, *flags)
-        losses = [float(row["loss"]) for row in ranks.train(world, folder / "log", text, *words, "--save-dir", folder)]
-        results.append((losses, checkpoint_utils.load_checkpoint_to_cpu(str(folder / "checkpoint_last.pt"))))
-    (expected, one), (losses, state) = results
-    assert len(losses) == 12 and losses == pytest.approx(expected, abs=2.1e-3) and expected[-1] < expected[0]
-    assert_same(state, one)
+    criterion = ("--criterion", "chunked_cross_entropy") if (kind, mode) == ("causal", "ddp") else ()
+
+    one = train_language_model(tmp_path / "one", text, kind, *criterion, processes=1)
+    two = train_language_model(tmp_path / "two", text, kind, *MODES[mode], *criterion, processes=2)
+
+    assert one.losses[-1] < one.losses[0]
+    assert_same_losses(two.losses, one.losses)
+    assert_same_state(two.state, one.state)

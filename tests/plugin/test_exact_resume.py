@@ -41,40 +41,75 @@ MORE = {
 
 
 @pytest.mark.parametrize("flags", [*CASES, *(pytest.param(flags, marks=pytest.mark.smoke) for flags in MORE)])
-def test_killed_training_ends_as_one_left_alone(flags, data, tmp_path):
+def test_a_killed_training_ends_as_an_undisturbed_one(flags, data, tmp_path):
     """A training killed after updates, in the second epoch and in the middle of saves ends as an undisturbed one."""
     assert_ends_as_one_left_alone(tmp_path, (data, *RUN, *flags.split()), (CASES | MORE)[flags])
 
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("moment", [("update", 5), ("update", 10), ("validation", 4), ("update", 16)], ids=str)
-def test_stopped_training_ends_as_one_left_alone(moment, data, tmp_path):
+def test_a_training_stopped_by_sigterm_ends_as_an_undisturbed_one(moment, data, tmp_path):
     """A training stopped by SIGTERM at any point, validation included, ends as an undisturbed one."""
     assert_ends_as_one_left_alone(tmp_path, (data, *RUN, "--max-update", "16"), [moment], kind=signal.SIGTERM)
 
 
-@pytest.mark.parametrize("layout", [(), ("--fp16-no-flatten-grads",)], ids=["flat", "not flat"])
-def test_float32_weights_and_loss_scale_go_on(layout, data, tmp_path):
-    """Float32 master weights and the growth of the loss scale survive a resume."""
-    flags = (*TINY, "--fp16", *layout, "--fp16-init-scale", "8", "--fp16-scale-window", "4")
-    first, second = (Training(data, tmp_path, *flags).trainer for _ in range(2))
-    for value in float32_weights.weights(first.optimizer):
-        value.mul_(1 + 1e-5)
-    for _ in range(3):
-        first.optimizer.scaler.update()
-    second.optimizer.load_state_dict(first.optimizer.state_dict())
-    assert all(map(torch.equal, *map(float32_weights.weights, (first.optimizer, second.optimizer))))
+LAYOUTS = pytest.mark.parametrize("layout", [(), ("--fp16-no-flatten-grads",)], ids=["flat", "not flat"])
+WINDOW = 4  # updates without an overflow after which the loss scale grows
+
+
+def two_optimisers_in_fp16(data, folder, *flags):
+    """Build the optimisers of two trainings with the same flags."""
+    scales = ("--fp16-init-scale", "8", "--fp16-scale-window", str(WINDOW))
+    first = Training(data, folder, *TINY, "--fp16", *scales, *flags)
+    second = Training(data, folder, *TINY, "--fp16", *scales, *flags)
+    return first.trainer.optimizer, second.trainer.optimizer
+
+
+@LAYOUTS
+def test_float32_weights_survive_a_resume(layout, data, tmp_path):
+    """Float32 weights that differ from the model's in places that fp16 does not hold survive a resume."""
+    saved, resumed = two_optimisers_in_fp16(data, tmp_path, *layout)
+    for weight in float32_weights.weights(saved):
+        weight.mul_(1 + 1e-5)
+
+    resumed.load_state_dict(saved.state_dict())
+
+    expected = float32_weights.weights(saved)
+    actual = float32_weights.weights(resumed)
+    assert len(actual) == len(expected)
+    for weight, other in zip(actual, expected):
+        assert torch.equal(weight, other)
+
+
+def scales_of_updates(optimizer, updates: int) -> list[float]:
+    """Return the loss scales after a number of updates without an overflow."""
     scales = []
-    for scaler in (first.optimizer.scaler, second.optimizer.scaler):
-        for _ in range(6):
-            scaler.update()
-            scales.append(scaler.loss_scale)
-    assert scales[:6] == scales[6:] and len(set(scales)) > 1
+    for _ in range(updates):
+        optimizer.scaler.update()
+        scales.append(optimizer.scaler.loss_scale)
+    return scales
 
 
-def test_weights_of_another_model_are_not_taken(data, tmp_path):
-    trainers = [Training(data, tmp_path, *TINY, "--fp16", "--seed", seed).trainer for seed in "12"]
-    first, before = (float32_weights.weights(trainer.optimizer)[0].clone() for trainer in trainers)
-    trainers[1].optimizer.load_state_dict(trainers[0].optimizer.state_dict())
-    (loaded, *_) = float32_weights.weights(trainers[1].optimizer)
-    assert torch.equal(loaded, before) and not torch.equal(loaded, first)
+@LAYOUTS
+def test_the_growth_of_the_loss_scale_survives_a_resume(layout, data, tmp_path):
+    saved, resumed = two_optimisers_in_fp16(data, tmp_path, *layout)
+    scales_of_updates(saved, updates=WINDOW - 1)
+
+    resumed.load_state_dict(saved.state_dict())
+
+    expected = scales_of_updates(saved, updates=6)
+    assert scales_of_updates(resumed, updates=6) == expected
+    assert len(set(expected)) > 1  # it grows
+
+
+def test_float32_weights_of_another_model_are_not_taken_over(data, tmp_path):
+    one = Training(data, tmp_path, *TINY, "--fp16", "--seed", "1").trainer.optimizer
+    other = Training(data, tmp_path, *TINY, "--fp16", "--seed", "2").trainer.optimizer
+    weights_of_one = float32_weights.weights(one)[0].clone()
+    before = float32_weights.weights(other)[0].clone()
+
+    other.load_state_dict(one.state_dict())
+
+    after = float32_weights.weights(other)[0]
+    assert torch.equal(after, before)
+    assert not torch.equal(after, weights_of_one)

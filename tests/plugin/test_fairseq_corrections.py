@@ -1,5 +1,7 @@
 """Tests of the plug-in's corrections to fairseq, and of the messages that it hides or shows."""
 
+from __future__ import annotations
+
 import argparse
 import warnings
 
@@ -17,47 +19,71 @@ from ..support.helpers import EOS, PAD
 
 @pytest.mark.parametrize("count", [1, 20, 6750])
 def test_no_sentence_is_lost_in_batches(count):
+    max_tokens = 1000
     sizes = numpy.sort(numpy.random.default_rng(0).integers(5, 40, count))
-    length = {"num_tokens_fn": lambda i: sizes[i], "num_tokens_vec": sizes}
-    batches = data_utils.batch_by_size(numpy.arange(count), **length, max_tokens=1000, required_batch_size_multiple=8)
+
+    batches = data_utils.batch_by_size(
+        numpy.arange(count),
+        num_tokens_fn=lambda sentence: sizes[sentence],
+        num_tokens_vec=sizes,
+        max_tokens=max_tokens,
+        required_batch_size_multiple=8,
+    )
+
     assert numpy.concatenate(batches).tolist() == list(range(count))
-    assert all(len(batch) * sizes[batch[-1]] <= 1000 for batch in batches)
+    for batch in batches:
+        longest = sizes[batch[-1]]
+        assert len(batch) * longest <= max_tokens
 
 
-def test_denormals_are_flushed():
-    assert (torch.tensor([1e-40]) * 1.0).item() == 0.0
+def test_denormal_numbers_are_flushed_to_zero():
+    denormal = torch.tensor([1e-40])
+
+    assert (denormal * 1.0).item() == 0.0
 
 
-def test_plain_data_loads(tmp_path):
+def test_checkpoints_with_plain_data_of_numpy_and_argparse_load(tmp_path):
     plain = {"args": argparse.Namespace(lr=[0.1]), "counts": numpy.array([1, 2]), "best": numpy.float64(3.0)}
     torch.save(plain, tmp_path / "plain.pt")
+
     assert str(torch.load(tmp_path / "plain.pt")) == str(plain)
 
 
-def test_the_line_for_a_user():
-    """The line for a user names the file from fairseq's wrapper and the reason from our error, in either chaining."""
+def test_the_line_for_a_user_has_fairseqs_file_and_our_reason():
+    """The line for a user names the file from fairseq's wrapper and the reason from the error that it wraps."""
     try:
         try:
             raise UserError("holds 3 encoder layers")
         except UserError:
             raise Exception("Cannot load model parameters from checkpoint a/b.pt; please ensure ...")  # noqa: B904
     except Exception as error:
-        assert user_error_line(error) == "a/b.pt: holds 3 encoder layers"
+        line = user_error_line(error)
+
+    assert line == "a/b.pt: holds 3 encoder layers"
+
+
+def test_a_bug_has_no_line_for_a_user():
     assert user_error_line(ValueError("a bug")) is None
 
 
-def test_only_known_messages_are_silenced(recwarn):
+def test_only_known_warnings_are_silenced(recwarn):
     plugin.silence()
+
     warnings.warn("'pin_memory' argument is set as true but no accelerator is found, then", stacklevel=1)
     warnings.warn("something new", stacklevel=1)
-    assert [str(w.message) for w in recwarn if w.category is UserWarning] == ["something new"]
+
+    assert [str(shown.message) for shown in recwarn if shown.category is UserWarning] == ["something new"]
 
 
-def test_an_empty_line_of_a_language_models_text():
+def test_an_empty_line_of_a_language_models_text_warns_of_nothing():
     lines = [torch.tensor([5, 6, EOS]), torch.tensor([EOS]), torch.tensor([7, EOS])]
-    blocks = TokenBlockDataset(lines, [3, 1, 2], 4, PAD, EOS, break_mode="eos", include_targets=True)
+    sizes = [3, 1, 2]
+    blocks = TokenBlockDataset(lines, sizes, 4, PAD, EOS, break_mode="eos", include_targets=True)
+
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         plugin.silence()
-        source, target, _ = blocks[1]
-    assert (source.tolist(), target.tolist()) == ([EOS], [EOS])
+        source, target, _past_target = blocks[1]
+
+    assert source.tolist() == [EOS]
+    assert target.tolist() == [EOS]
