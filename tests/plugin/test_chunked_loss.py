@@ -172,7 +172,9 @@ def test_frozen_parameters_get_no_gradients(frozen):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_no_worse_than_fairseqs(dtype):
     """Errors against float64 are no larger than fairseq's; unlikely words have gradients below the range of fp16."""
-    tokens, width, vocabulary = 300, 32, 3000
+    tokens = 300
+    width = 32
+    vocabulary = 3000
     generator = torch.Generator().manual_seed(0)
     features = (4 * torch.randn(tokens, width, generator=generator)).to(dtype)
     weight = (torch.randn(vocabulary, width, generator=generator) / 3).to(dtype)

@@ -79,7 +79,7 @@ def small_training(data, tmp_path_factory) -> SmallTraining:
 def test_the_log_opens_with_a_line_about_the_training(small_training):
     (opening,) = re.findall(r"deepnorm 2L-2L; .*", small_training.log)
 
-    # Wang et al. 2022, table 1: of the encoder 0.81 (N^4 M)^(1/16) and 0.87 (N^4 M)^(-1/16), of the decoder
+    # Wang et al. 2022, Figure 2: of the encoder 0.81 (N^4 M)^(1/16) and 0.87 (N^4 M)^(-1/16), of the decoder
     # (3M)^(1/4) and (12M)^(-1/4), with N = M = 2 layers
     assert "encoder alpha 1.006, beta 0.7006" in opening
     assert "decoder alpha 1.565, beta 0.4518" in opening
