@@ -82,10 +82,10 @@ def train_on_both(hosts: list[Host], flags: list[str], logs: list[Path]) -> list
     return [host.train(flags, log) for host, log in zip(hosts, logs, strict=True)]
 
 
-def wait_for_epoch(processes: list[subprocess.Popen], log: Path, mark: str) -> None:
-    """Wait until the log contains `mark`; no process may end before."""
+def wait_for_line(processes: list[subprocess.Popen], log: Path, words: str) -> None:
+    """Wait until the log contains `words`; no process may end before."""
     deadline = time.monotonic() + 60
-    while mark not in log.read_text():
+    while words not in log.read_text():
         assert time.monotonic() < deadline, log.read_text()
         assert [process.poll() for process in processes] == [None] * len(processes), log.read_text()
         time.sleep(0.005)
@@ -100,17 +100,17 @@ def test_hosts_cut_off_from_each_other_stop_in_time_and_resume(hosts, tmp_path):
     flags_of_all = ("--optimizer", "adam", "--heartbeat-timeout", HEARTBEAT)
     flags = words_of(data, UPDATES, folder, flags_of_all)
 
-    # the cable is cut after the second epoch, of three updates
+    # the cable is cut after the save at update 6, the second one
     logs = [tmp_path / f"{host.number}.log" for host in hosts]
     processes = train_on_both(hosts, flags, logs)
-    wait_for_epoch(processes, logs[0], "epoch 1 @ 6 updates, score")
+    wait_for_line(processes, logs[0], "epoch 1 @ 6 updates, score")
     hosts[1].switch_cable("down")
 
     assert [process.wait(HEARTBEAT + MARGIN) for process in processes] == [1, 1]
     for rank, log in enumerate(logs):
         before, _, after = log.read_text().partition("fairseq-train: error: ")
-        line = after.splitlines()[0]
-        assert f"process {rank} of 2: " in line, before
+        line, _, _ = after.partition("\n")
+        assert line.startswith(f"process {rank} of 2: "), before
         assert str(folder) in line
         assert "Traceback" not in before  # a traceback after it is torchrun's own
     last_update = states.check(folder, at_least=saved(logs[0].read_text()))
