@@ -9,6 +9,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -20,6 +21,7 @@ from .states import Lost
 
 
 def arguments() -> argparse.Namespace:
+    """Parse the command line."""
     parser = argparse.ArgumentParser("fault_test", description=__doc__)
     seed = int(os.environ.get("SEED") or random.SystemRandom().randrange(10**6))
     parser.add_argument("kills", nargs="?", type=int, default=60, help="how many, over all trainings")
@@ -30,23 +32,37 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def run_campaigns(given: argparse.Namespace, folder: Path) -> dict[str, Counter]:
+    """Run a campaign for each kind of training; return their tallies by name.
+
+    The kills are shared out, and the first campaigns get those that are left over.
+    """
+    data = make_data(folder)
+    chance = random.Random(given.seed)
+    kills_of_each, left_over = divmod(given.kills, len(given.kinds))
+    tallies = {}
+    for number, name in enumerate(given.kinds):
+        kills = kills_of_each + 1 if number < left_over else kills_of_each
+        campaign = Campaign(name, data, given.updates, folder / name, chance)
+        tallies[name] = campaign.run(kills, given.full_disks)
+    return tallies
+
+
 def main() -> None:
     """Run a campaign for each kind of training; print a table, or exit with one line that names what was lost."""
-    given, folder = arguments(), Path(tempfile.mkdtemp(prefix="faults"))
+    given = arguments()
+    folder = Path(tempfile.mkdtemp(prefix="faults"))
     torch.set_num_threads(1)  # a process with threads cannot be forked
-    begun, chance, tallies = time.monotonic(), random.Random(given.seed), {}
+    begun = time.monotonic()
     print(f"seed {given.seed}", flush=True)
-    data = make_data(folder)
     try:
-        for place, name in enumerate(given.kinds):
-            kills = given.kills // len(given.kinds) + (place < given.kills % len(given.kinds))
-            campaign = Campaign(name, data, given.updates, folder / name, chance)
-            tallies[name] = campaign.run(kills, given.full_disks)
+        tallies = run_campaigns(given, folder)
     except Lost as error:
         sys.exit(f"fault_test: error: {error}; the logs are in {folder}; SEED={given.seed} repeats it")
-    heads = ("trainings", *PHASES, *COUNTED)
-    rows = [(name, *(tally[head] for head in heads)) for name, tally in tallies.items()]
-    print(tabulate(rows, ("training", *heads), "plain"))
+
+    counts = ("trainings", *PHASES, *COUNTED)
+    table = [(name, *(tally[count] for count in counts)) for name, tally in tallies.items()]
+    print(tabulate(table, ("training", *counts), "plain"))
     print("no checkpoint lost; weights, optimiser, moving average and logs are the undisturbed training's, bit for bit")
     print(f"{time.monotonic() - begun:.0f} s")
     shutil.rmtree(folder)

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 from deepnet_fairseq.data.language import make_corpus, write_corpus
 from deepnet_fairseq.data.parallel_text import prepare_text
@@ -19,29 +20,47 @@ from .life import FAILED, FLAGS, SAVES, Life, children, phase, saved
 from .states import Lost
 
 PATIENCE = 60  # seconds for a rank to notice that another has ended, and for a training to end
+SECONDS_AN_UPDATE = 4  # at most, of an undisturbed training
 LAST = "checkpoint_last.pt"
 SPLITS = {"train": 100, "valid": 10, "test": 10}
 SOON = ("--heartbeat-timeout", "15")
-KINDS = {  # name: processes, flags, victims of a kill
-    "alone": (1, ("--optimizer", "adam", "--store-ema", "--ema-decay", "0.9", "--ema-fp32"), "ranks"),
-    "pair": (2, ("--optimizer", "deepnet_adam", "--update-freq", "2", *SOON), "ranks"),
-    "zero": (2, ("--optimizer", "deepnet_adam", "--zero-sharding", "os", *SOON), "ranks"),
-    "loaders": (1, ("--optimizer", "adam", "--num-workers", "2"), "a loader"),
-    "launcher": (2, ("--optimizer", "deepnet_adam", *SOON), "the launcher"),
-}
 COUNTED = ("resumes", "full disks", "failed saves", "survivors ended")  # beside kills by phase, and trainings
+
+# chances of a start that is to be killed
+IN_A_SAVE = 0.4  # that the kill comes while the training saves
+ONE_RANK_ALONE = 0.6  # that one rank is killed and not all, where ranks are the victims
+DISK_GETS_FREE = 0.6  # that a full disk has room again after the first save that failed
+
+
+class Kind(NamedTuple):
+    """Kind of training: number of processes, flags, and victims of a kill ("ranks", "a loader" or "the launcher")."""
+
+    processes: int
+    flags: tuple[str, ...]
+    victims: str
+
+
+KINDS = {
+    "alone": Kind(1, ("--optimizer", "adam", "--store-ema", "--ema-decay", "0.9", "--ema-fp32"), "ranks"),
+    "pair": Kind(2, ("--optimizer", "deepnet_adam", "--update-freq", "2", *SOON), "ranks"),
+    "zero": Kind(2, ("--optimizer", "deepnet_adam", "--zero-sharding", "os", *SOON), "ranks"),
+    "loaders": Kind(1, ("--optimizer", "adam", "--num-workers", "2"), "a loader"),
+    "launcher": Kind(2, ("--optimizer", "deepnet_adam", *SOON), "the launcher"),
+}
 
 
 def make_data(folder: Path) -> Path:
     """Write binarised qaa-qab text of about 15 batches an epoch; return its folder."""
     write_corpus(make_corpus(SPLITS, nouns=20, verbs=10), folder / "text")
-    prepare_text(("qaa", "qab"), {split: str(folder / "text" / split) for split in SPLITS}, folder / "bin", vocab=150)
+    prefixes = {split: str(folder / "text" / split) for split in SPLITS}
+    prepare_text(("qaa", "qab"), prefixes, folder / "bin", vocab=150)
     return folder / "bin"
 
 
 def words_of(data: Path, updates: int, folder: Path, more: tuple) -> list[str]:
     """Return the arguments of `fairseq-train`."""
-    return [str(word) for word in (data, *FLAGS, "--max-update", updates, "--save-dir", folder, *more)]
+    words = (data, *FLAGS, "--max-update", updates, "--save-dir", folder, *more)
+    return [str(word) for word in words]
 
 
 class Campaign:
@@ -52,90 +71,150 @@ class Campaign:
 
     def __init__(self, name: str, data: Path, updates: int, folder: Path, chance: random.Random) -> None:
         """Run the undisturbed training."""
-        self.processes, self.more, self.victim = KINDS[name]
-        self.data, self.updates, self.folder, self.chance = data, updates, folder, chance
+        self.kind = KINDS[name]
+        self.data = data
+        self.updates = updates
+        self.folder = folder
+        self.chance = chance
         self.tally: Counter[str] = Counter()
         folder.mkdir()
-        begun, life = time.monotonic(), self.begin("alone")
-        if any(life.wait(PATIENCE + 4 * updates)):
+
+        begun = time.monotonic()
+        life = self.begin("alone")
+        statuses = life.wait(self.seconds_to_the_end)
+        if any(status != 0 for status in statuses):
             raise Lost(f"{life.log}: ended with {life.statuses()} though nothing befell it")
-        self.seconds = (time.monotonic() - begun) / 2  # the second half of the undisturbed time follows a resume
-        self.writing = median(map(float, re.findall(r"writing took ([\d.]+) seconds", life.said())))
-        self.expected, self.rows = states.load(folder / "alone" / LAST), rows(life.log)
-        self.size = (folder / "alone" / LAST).stat().st_size
+
+        self.latest_kill = (time.monotonic() - begun) / 2  # seconds after a start; the second half follows a resume
+        seconds_of_writing = re.findall(r"writing took ([\d.]+) seconds", life.said())
+        self.latest_kill_in_a_save = median(map(float, seconds_of_writing))  # seconds after the save has begun
+        self.expected_checkpoint = states.load(folder / "alone" / LAST)
+        self.expected_rows = rows(life.log)
+        self.checkpoint_bytes = (folder / "alone" / LAST).stat().st_size
+
+    @property
+    def seconds_to_the_end(self) -> float:
+        """Seconds that an undisturbed training takes at most."""
+        return PATIENCE + SECONDS_AN_UPDATE * self.updates
 
     def begin(self, name: str) -> Life:
         """Start a training, or resume it if it has a checkpoint."""
         log = self.folder / f"{name}-life{self.tally['resumes']}.log"
-        return Life(words_of(self.data, self.updates, self.folder / name, self.more), self.processes, log)
+        words = words_of(self.data, self.updates, self.folder / name, self.kind.flags)
+        return Life(words, self.kind.processes, log)
 
     def run(self, kills: int, share: float) -> Counter:
         """Kill trainings `kills` times, starting new ones as needed; a `share` of all starts meet a full disk."""
         while kills > 0:
-            name, known, done = f"killed{self.tally['trainings']}", 0, False
-            while not done:
-                life = self.begin(name)
-                try:
-                    full = kills > 0 and self.chance.random() < share
-                    killed = kills > 0 and self.befall(life, full)
-                    statuses = life.wait(PATIENCE if killed else PATIENCE + 4 * self.updates)
-                finally:
-                    life.end()
-                self.check(life, statuses, killed, full, known)
-                # one rank may end at the instant when another is killed
-                least = self.updates if 0 in statuses else max(known, saved(life.said()))
-                known, done = states.check(self.folder / name, least), set(statuses) == {0}
-                kills -= killed
-                self.tally["resumes"] += not done
+            name = f"killed{self.tally['trainings']}"
+            kills -= self.train_to_the_end(name, kills, share)
             self.compare(self.folder / name)
             self.tally["trainings"] += 1
         return self.tally
 
+    def train_to_the_end(self, name: str, most_kills: int, share: float) -> int:
+        """Start a training and kill it, again and again, until it has ended; return how often it was killed.
+
+        most_kills: after so many it is left alone; share: of the starts before that which meet a full disk
+        """
+        kills = 0
+        known = 0  # updates that are saved for certain
+        done = False
+        while not done:
+            is_to_die = kills < most_kills
+            life = self.begin(name)
+            try:
+                full = is_to_die and self.chance.random() < share
+                killed = is_to_die and self.befall(life, full)
+                statuses = life.wait(PATIENCE if killed else self.seconds_to_the_end)
+            finally:
+                life.end()
+
+            self.check(life, statuses, killed, full, known)
+            one_has_ended_well = 0 in statuses  # as one rank may at the instant when another is killed
+            least = self.updates if one_has_ended_well else max(known, saved(life.said()))
+            known = states.check(self.folder / name, least)
+            done = set(statuses) == {0}
+            kills += killed
+            self.tally["resumes"] += not done
+        return kills
+
     def befall(self, life: Life, full: bool) -> bool:
         """Limit the disk if `full`, then kill at a random moment; return False if the training ended first."""
-        chance = self.chance
-        if full and life.reaches(SAVES, chance.randint(1, 2)):
-            life.limit_files(int(chance.uniform(0.3, 0.9) * self.size))
-            self.tally["full disks"] += 1
-            if chance.random() < 0.6 and life.reaches(FAILED, 1):
-                life.limit_files(resource.RLIM_INFINITY)
-        saving = chance.random() < 0.4 and life.reaches(SAVES, chance.randint(1, 2))
-        life.wait(chance.uniform(0, self.writing if saving else self.seconds))
+        if full:
+            self.fill_disk(life)
+        self.wait_for_random_moment(life)
         if not life.alive:
             return False
-        ranks, loaders = list(life.pids), [child for rank in life.pids for child in children(rank)]
-        if self.victim == "the launcher":
-            ranks = [life.launcher.pid]
-        elif self.victim == "a loader" and loaders:
-            ranks = [chance.choice(loaders)]
-        elif chance.random() < 0.6:
-            ranks = [chance.choice(ranks)]
-        life.kill(ranks)
+
+        life.kill(self.choose_victims(life))
         self.tally[phase(life.said())] += 1
         return True
+
+    def fill_disk(self, life: Life) -> None:
+        """Let the disk be full from one of the next two saves on, perhaps until a save has failed."""
+        if not life.reaches(SAVES, self.chance.randint(1, 2)):
+            return
+        share_written = self.chance.uniform(0.3, 0.9)
+        life.limit_files(int(share_written * self.checkpoint_bytes))
+        self.tally["full disks"] += 1
+
+        gets_free = self.chance.random() < DISK_GETS_FREE
+        if gets_free and life.reaches(FAILED, 1):
+            life.limit_files(resource.RLIM_INFINITY)
+
+    def wait_for_random_moment(self, life: Life) -> None:
+        """Wait until a random moment of the training, or of one of its next two saves."""
+        in_a_save = self.chance.random() < IN_A_SAVE and life.reaches(SAVES, self.chance.randint(1, 2))
+        latest = self.latest_kill_in_a_save if in_a_save else self.latest_kill
+        life.wait(self.chance.uniform(0, latest))
+
+    def choose_victims(self, life: Life) -> list[int]:
+        """Return the processes to be killed: all ranks or one, a process that loads data, or the launcher."""
+        ranks = list(life.pids)
+        loaders = []
+        for rank in ranks:
+            loaders += children(rank)
+
+        if self.kind.victims == "the launcher":
+            return [life.launcher.pid]
+        if self.kind.victims == "a loader" and loaders:
+            return [self.chance.choice(loaders)]
+        if self.chance.random() < ONE_RANK_ALONE:
+            return [self.chance.choice(ranks)]
+        return ranks
 
     def check(self, life: Life, statuses: list[int | None], killed: bool, full: bool, known: int) -> None:
         """Check the exit statuses and the log of one start, which resumed from update `known`."""
         log = life.said()
+        ended_by_themselves = [status for status in statuses if status is not None and status > 0]
         self.tally["failed saves"] += log.count(FAILED)
-        self.tally["survivors ended"] += killed and sum((status or 0) > 0 for status in statuses)
+        self.tally["survivors ended"] += len(ended_by_themselves) if killed else 0
+
         if None in statuses:
             raise Lost(f"{life.log}: a rank still runs")
         if "Traceback" in log:
             raise Lost(f"{life.log}: a traceback in place of a line")
-        if not killed and any(statuses) and not (full and FAILED in log):  # otherwise the last save failed
+
+        last_save_may_have_failed = full and FAILED in log
+        if any(statuses) and not killed and not last_save_may_have_failed:
             raise Lost(f"{life.log}: ended with {statuses} though nothing befell it")
         if known and f"@ {known} updates" not in log and phase(log) != "start":
             raise Lost(f"{life.log}: did not go on from update {known}")
-        for row, numbers in rows(life.log).items() if log else ():
-            if numbers != self.rows.get(row):
-                raise Lost(f"{life.log}: logged {numbers}, undisturbed {self.rows.get(row)}")
+
+        logged = rows(life.log) if log else {}
+        for row, numbers in logged.items():
+            expected = self.expected_rows.get(row)
+            if numbers != expected:
+                raise Lost(f"{life.log}: logged {numbers}, undisturbed {expected}")
 
     def compare(self, folder: Path) -> None:
         """Compare the last checkpoint with the undisturbed training's, bit for bit."""
-        apart = list(states.differences(states.load(folder / LAST), self.expected))
-        if apart:
-            places = f"{len(apart)} places, {'; '.join(apart[:3])}"
+        differences = list(states.differences(states.load(folder / LAST), self.expected_checkpoint))
+        if differences:
+            places = f"{len(differences)} places, {'; '.join(differences[:3])}"
             raise Lost(f"{folder.name}/{LAST} is not the undisturbed training's: {places}")
-        if left := [path.name for path in folder.iterdir() if path.suffix != ".pt" and path.name != ".lock"]:
-            raise Lost(f"{folder.name}: {', '.join(left)} was left behind")
+
+        left_behind = [path.name for path in folder.iterdir() if path.suffix != ".pt" and path.name != ".lock"]
+        if left_behind:
+            raise Lost(f"{folder.name}: {', '.join(left_behind)} was left behind")

@@ -16,11 +16,19 @@ from deepnet_fairseq.plugin.distributed import launch
 from ..support.helpers import USER_DIR
 from ..support.ranks import be_rank, free_port
 
-SAVES, SAVED, FAILED = "Preparing to save checkpoint", "Saved checkpoint", "the training goes on"
-AFTER = {  # line of the log -> phase of the training after it
-    "Start iterating over samples": "training", "| train_inner | {": "training", 'begin validation on "': "validation",
-    "| valid | {": "training", SAVES: "saving", SAVED: "training", FAILED: "training",
-}  # fmt: skip
+# of the log: a save begins, has ended, has failed
+SAVES = "Preparing to save checkpoint"
+SAVED = "Saved checkpoint"
+FAILED = "the training goes on"
+PHASES_AFTER = {  # words of a line of the log -> phase of the training after it
+    "Start iterating over samples": "training",
+    "| train_inner | {": "training",
+    'begin validation on "': "validation",
+    "| valid | {": "training",
+    SAVES: "saving",
+    SAVED: "training",
+    FAILED: "training",
+}
 PHASES = ("start", "training", "validation", "saving")
 POLL = 1e-3  # seconds
 RUNS = 999  # stands for the exit status of a running process
@@ -37,24 +45,31 @@ FLAGS = (  # 2L-2L model of width 32, saved and validated every third update
 
 def phase(log: str) -> str:
     """Return the phase of a training, one of PHASES, as its log shows it."""
-    last = max(AFTER, key=log.rfind)
-    return AFTER[last] if last in log else "start"
+    last_words = max(PHASES_AFTER, key=log.rfind)
+    return PHASES_AFTER[last_words] if last_words in log else "start"
 
 
 def saved(log: str) -> int:
     """Return the number of updates in the last save that a log reports, 0 if there is none."""
-    saves = log.split(SAVES)[1:]  # "... @ 3 updates" and what follows
-    return max((int(re.search(r"@ (\d+)", save)[1]) for save in saves if SAVED in save), default=0)
+    _, *saves = log.split(SAVES)  # each is "... @ 3 updates" and what follows until the next
+    ended = [save for save in saves if SAVED in save]
+    updates = [int(re.search(r"@ (\d+)", save)[1]) for save in ended]
+    return max(updates, default=0)
 
 
 class Life:
-    """Processes of `fairseq-train FLAGS` under a launcher, forked off this process after it imported fairseq."""
+    """One run of `fairseq-train FLAGS` under a launcher, forked off this process after it imported fairseq.
+
+    pids: of the ranks; launcher: the process that started them
+    """
 
     def __init__(self, flags: list[str], processes: int, log: Path) -> None:
         """Start the processes; their output goes to the file `log`."""
-        self.log, port, words = log, free_port(), ["fairseq-train", *flags]
-        self.pids, self._statuses = FORK.Array("q", processes), FORK.Array("q", [RUNS] * processes)
-        ranks = [(number, processes, port, words, log) for number in range(processes)]
+        self.log = log
+        self.pids = FORK.Array("q", processes)
+        self._statuses = FORK.Array("q", [RUNS] * processes)
+        port = free_port()
+        ranks = [(number, processes, port, ["fairseq-train", *flags], log) for number in range(processes)]
         self.launcher = FORK.Process(target=_launch, args=(ranks, self.pids, self._statuses))
         self.launcher.start()
         while not all(self.pids):
@@ -66,12 +81,20 @@ class Life:
 
     def statuses(self) -> list[int | None]:
         """Return the ranks' exit statuses: None for a running rank, -9 for one whose launcher was killed."""
-        launched = self.launcher.is_alive()
-        pairs = zip(self.pids, self._statuses)
-        return [(None if launched or lives(pid) else -9) if status == RUNS else status for pid, status in pairs]
+        launcher_runs = self.launcher.is_alive()
+        statuses: list[int | None] = []
+        for pid, status in zip(self.pids, self._statuses):
+            if status != RUNS:
+                statuses.append(status)
+            elif launcher_runs or lives(pid):
+                statuses.append(None)
+            else:
+                statuses.append(-signal.SIGKILL)
+        return statuses
 
     @property
     def alive(self) -> bool:
+        """True as long as any rank runs."""
         return None in self.statuses()
 
     def reaches(self, text: str, times: int) -> bool:
@@ -107,6 +130,7 @@ class Life:
 
 
 def _launch(ranks: list[tuple], pids, statuses) -> None:
+    """Start the ranks, note their process numbers, wait for them all, and note their exit statuses."""
     members = [FORK.Process(target=_be_launched, args=(os.getpid(), *rank)) for rank in ranks]
     for number, member in enumerate(members):
         member.start()
@@ -117,6 +141,7 @@ def _launch(ranks: list[tuple], pids, statuses) -> None:
 
 
 def _be_launched(launcher: int, *rank) -> None:
+    """Run a rank, which ends when its launcher does."""
     launch.end_with(launcher)
     be_rank(*rank)
 
@@ -124,14 +149,18 @@ def _be_launched(launcher: int, *rank) -> None:
 def children(pid: int) -> list[int]:
     """Return the child processes of a process; none if it has ended."""
     try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        numbers = Path(f"/proc/{pid}/task/{pid}/children").read_text()
     except OSError:
         return []
+    return [int(number) for number in numbers.split()]
 
 
 def lives(pid: int) -> bool:
     """Return whether the process `pid` exists and has not ended."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        status = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return False
+    _, _, after_name = status.rpartition(")")
+    state = after_name.split()[0]
+    return state not in "ZX"  # a zombie, or dead

@@ -9,10 +9,13 @@ import torch
 
 CLOCKS = {"TimeMeter", "StopwatchMeter"}
 HISTORY = "optimizer_history"
-ELSEWHERE = {  # entries that depend on the folder or the clock, and sums that fairseq never prints
-    ".args", ".cfg", ".extra_state.previous_training_time",
-    ".extra_state.metrics.default", ".extra_state.metrics.valid",
-}  # fmt: skip
+NOT_COMPARED = {  # entries that depend on the folder or the clock, and sums that fairseq never prints
+    ".args",
+    ".cfg",
+    ".extra_state.previous_training_time",
+    ".extra_state.metrics.default",
+    ".extra_state.metrics.valid",
+}
 
 
 class Lost(Exception):
@@ -24,17 +27,19 @@ def load(path: Path) -> dict:
     try:
         return torch.load(path, map_location="cpu")
     except Exception as error:
-        raise Lost(f"{path.name} cannot be read ({str(error).splitlines()[0][:100]})") from error
+        reason = str(error).splitlines()[0][:100]
+        raise Lost(f"{path.name} cannot be read ({reason})") from error
 
 
 def updates(path: Path) -> int:
+    """Return the number of updates in a checkpoint; Lost if it cannot be read."""
     return load(path)[HISTORY][-1]["num_updates"]
 
 
 def check(folder: Path, at_least: int) -> int:
-    """Return the updates in checkpoint_last.pt;
+    """Return the updates in checkpoint_last.pt, 0 if there is none.
 
-    Lost if a checkpoint is damaged or the last one holds fewer than `at_least`.
+    Lost if any checkpoint of the folder is damaged, or the last one holds fewer updates than `at_least`.
     """
     counts = {path.name: updates(path) for path in sorted(folder.glob("checkpoint*.pt"))}
     last = counts.get("checkpoint_last.pt", 0)
@@ -48,35 +53,56 @@ def differences(actual: dict, expected: dict) -> Iterator[str]:
 
     Each resume appends an entry to the optimiser's history; only the last entry, that of the saved state, is compared.
     """
-    return _differences(*({**state, HISTORY: state[HISTORY][-1]} for state in (actual, expected)))
+    return _differences(_with_last_history(actual), _with_last_history(expected), where="")
 
 
-def _differences(actual, expected, where: str = "") -> Iterator[str]:
-    if where in ELSEWHERE or _is_clock(expected):
+def _with_last_history(state: dict) -> dict:
+    return state | {HISTORY: state[HISTORY][-1]}
+
+
+def _differences(actual, expected, where: str) -> Iterator[str]:
+    """Yield the differences of two entries; where: the entry's address, as ".model.decoder.fc1"."""
+    if where in NOT_COMPARED or _is_clock(expected):
         return
     if type(actual) is not type(expected):
         yield f"{where}: {type(actual).__name__} instead of {type(expected).__name__}"
     elif isinstance(expected, dict):
-        for key in sorted(actual.keys() | expected.keys(), key=str):
-            if key in actual and key in expected:
-                yield from _differences(actual[key], expected[key], f"{where}.{key}")
-            elif f"{where}.{key}" not in ELSEWHERE:
-                yield f"{where}.{key}: {'missing' if key in expected else 'new'}"
+        yield from _differences_of_dicts(actual, expected, where)
     elif isinstance(expected, list | tuple):
-        if len(actual) != len(expected):
-            yield f"{where}: {len(actual)} instead of {len(expected)} entries"
-        for place, pair in enumerate(zip(actual, expected)):
-            yield from _differences(*pair, f"{where}[{place}]")
+        yield from _differences_of_lists(actual, expected, where)
     elif torch.is_tensor(expected):
         if actual.dtype != expected.dtype or not torch.equal(_bits(actual), _bits(expected)):
             yield f"{where}: other numbers"
-    elif actual != expected and not (actual != actual and expected != expected):
+    elif actual != expected and not (_is_nan(actual) and _is_nan(expected)):
         yield f"{where}: {actual} instead of {expected}"
+
+
+def _differences_of_dicts(actual: dict, expected: dict, where: str) -> Iterator[str]:
+    for key in sorted(actual.keys() | expected.keys(), key=str):
+        place = f"{where}.{key}"
+        if key in actual and key in expected:
+            yield from _differences(actual[key], expected[key], place)
+        elif place not in NOT_COMPARED:
+            yield f"{place}: {'missing' if key in expected else 'new'}"
+
+
+def _differences_of_lists(actual: list | tuple, expected: list | tuple, where: str) -> Iterator[str]:
+    if len(actual) != len(expected):
+        yield f"{where}: {len(actual)} instead of {len(expected)} entries"
+    for number, (one, other) in enumerate(zip(actual, expected)):
+        yield from _differences(one, other, f"{where}[{number}]")
+
+
+def _is_nan(number) -> bool:
+    return number != number
 
 
 def _is_clock(entry) -> bool:
     """Return whether an entry (priority, name, class, state) is a meter that measures time."""
-    return isinstance(entry, tuple) and len(entry) == 4 and entry[2] in CLOCKS
+    if not isinstance(entry, tuple) or len(entry) != 4:
+        return False
+    _, _, meter, _ = entry
+    return meter in CLOCKS
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,6 @@
-"""Tests of exact resume for every kind of corpus: killed at three random updates, equal to the bit."""
+"""Tests of exact resume for every kind of corpus: ended at three random updates, equal to the bit."""
+
+from __future__ import annotations
 
 import random
 
@@ -11,37 +13,45 @@ from ..support.lives import TINY, assert_ends_as_one_left_alone
 from ..support.prepared import lines
 
 SAVES = ("--save-interval-updates", "3", "--keep-interval-updates", "1", "--max-update", "30")
-PAIRS = [flag for flag in TRAIN_FLAGS if flag != "--disable-validation"]
-LANGUAGE = {  # flags of a language model
-    **{mode: (*lm_trainings.CAUSAL, "--sample-break-mode", mode) for mode in ("none", "complete", "complete_doc")},
+WATCHED = [flag for flag in TRAIN_FLAGS if flag != "--disable-validation"]
+LANGUAGE_MODELS = {
+    "none": (*lm_trainings.CAUSAL, "--sample-break-mode", "none"),
+    "complete": (*lm_trainings.CAUSAL, "--sample-break-mode", "complete"),
+    "complete_doc": (*lm_trainings.CAUSAL, "--sample-break-mode", "complete_doc"),
     "eos, half precision": (*lm_trainings.CAUSAL, "--fp16", "--fp16-init-scale", "16"),
     "masked": lm_trainings.MASKED,
     "masked, blocks": (*lm_trainings.MASKED, "--sample-break-mode", "complete", "--mask-prob", "0.3"),
 }
-MULTILINGUAL = ("temperature", "concat", "uniform")
+SAMPLING_METHODS = ("temperature", "concat", "uniform")
 
 
-def three(case: str) -> list[tuple[str, int]]:
-    """Draw the numbers of updates after which three lives end, at most eight each."""
-    chance = random.Random(case)
+def three_moments(seed: str) -> list[tuple[str, int]]:
+    """Draw the numbers of updates, two to nine, after which the training is ended, started again, ended, and so on."""
+    chance = random.Random(seed)
     return [("update", chance.randint(2, 9)) for _ in range(3)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", LANGUAGE)
-def test_language_models(case, tmp_path):
+@pytest.mark.parametrize("case", LANGUAGE_MODELS)
+def test_a_killed_training_of_a_language_model_ends_as_one_left_alone(case, tmp_path):
     data = lm_trainings.make_text(tmp_path / "text")
-    flags = (*lm_trainings.FLAGS, *SAVES, "--dropout", "0.1", *LANGUAGE[case])
-    assert_ends_as_one_left_alone(tmp_path, (data, *flags), three(case))
+    command = (data, *lm_trainings.FLAGS, *SAVES, "--dropout", "0.1", *LANGUAGE_MODELS[case])
+
+    assert_ends_as_one_left_alone(tmp_path, command, three_moments(case))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", MULTILINGUAL)
-def test_many_pairs_in_epochs_cut_into_folders(method, sharded, tmp_path):  # noqa: F811
-    """Several pairs in shards, a new folder each epoch and both directions, resume exactly."""
-    folders = [sharded / "bin" / name for name in ("shard00", "shard01")]
-    task = ("--task", "translation_multi_simple_epoch", "--lang-dict", folders[0] / "langs.txt", "--encoder-langtok",
-            "tgt", "--lang-pairs", ",".join(lines(folders[0] / "pairs.txt")))  # fmt: skip
+@pytest.mark.parametrize("method", SAMPLING_METHODS)
+def test_a_killed_training_of_many_pairs_ends_as_one_left_alone(method, sharded, tmp_path):  # noqa: F811
+    """Its data are several pairs in both directions, cut into folders, of which each epoch takes the next."""
+    shards = [sharded / "bin" / name for name in ("shard00", "shard01")]
+    pairs = lines(shards[0] / "pairs.txt")
+    task = (
+        "--task", "translation_multi_simple_epoch", "--lang-dict", shards[0] / "langs.txt", "--encoder-langtok", "tgt",
+        "--lang-pairs", ",".join(pairs),
+    )  # fmt: skip
     sampling = ("--sampling-method", method, "--sampling-temperature", "5", "--max-tokens", "1500")
-    flags = (*PAIRS, *TINY, "--dropout", "0.1", *SAVES, *task, *sampling)
-    assert_ends_as_one_left_alone(tmp_path, (":".join(map(str, folders)), *flags), three(method))
+    data = ":".join(str(shard) for shard in shards)
+    command = (data, *WATCHED, *TINY, "--dropout", "0.1", *SAVES, *task, *sampling)
+
+    assert_ends_as_one_left_alone(tmp_path, command, three_moments(method))

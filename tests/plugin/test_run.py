@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import signal
+from pathlib import Path
 
 import fairseq_cli.train
 import pytest
@@ -13,43 +15,83 @@ from fairseq import checkpoint_utils, tasks, utils
 from fairseq.data.iterators import GroupedIterator
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
-from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.checkpoints import atomic, lock, reading
+from deepnet_fairseq.plugin.run import Run
 from deepnet_fairseq.plugin.trainer import parse_training_flags
 
 from ..conftest import TRAIN_FLAGS
 from ..faults import states
+from ..support.errors import refused
 from ..support.lives import TINY
 
-WHOLE = [flag for flag in TRAIN_FLAGS if flag not in ("--disable-validation", "--no-epoch-checkpoints")]
-FLAGS = (*WHOLE, *TINY, "--dropout", "0", "--max-tokens", "3000", "--save-interval-updates", "2", "--patience", "9")
+VALIDATED = [flag for flag in TRAIN_FLAGS if flag not in ("--disable-validation", "--no-epoch-checkpoints")]
+FLAGS = (*VALIDATED, *TINY, "--dropout", "0", "--max-tokens", "3000", "--save-interval-updates", "2", "--patience", "9")
 
 
-class Life:
+class SteppedTraining:
     """fairseq-train in steps: its main up to the first update, then one update at a time."""
 
-    def __init__(self, data, folder, *flags: str):
+    def __init__(self, data: Path, folder: Path, *flags: str):
         args = parse_training_flags([str(data), *FLAGS, "--save-dir", str(folder), *flags])
-        self.cfg = cfg = convert_namespace_to_omegaconf(args)
-        utils.set_torch_seed(cfg.common.seed)
-        self.task = tasks.setup_task(cfg.task)
-        model, criterion = self.task.build_model(cfg.model), self.task.build_criterion(cfg.criterion)
-        self.task.load_dataset("valid", combine=False, epoch=1)
-        self.trainer = fairseq_cli.train.Trainer(cfg, self.task, model, criterion)
-        self.extra_state, self.batches = checkpoint_utils.load_checkpoint(cfg.checkpoint, self.trainer)
-        self.trainer.begin_epoch(1)
-        self.samples = GroupedIterator(self.batches.next_epoch_itr(shuffle=True), 1)
+        self.cfg = convert_namespace_to_omegaconf(args)
+        utils.set_torch_seed(self.cfg.common.seed)
 
-    def step(self) -> tuple[list, bool]:
-        """Make an update, and validate and save where that is due; return the losses, and whether the run is over."""
-        self.trainer.train_step(next(self.samples))
-        return fairseq_cli.train.validate_and_save(self.cfg, self.trainer, self.task, self.batches, ["valid"], False)
+        self.task = tasks.setup_task(self.cfg.task)
+        model = self.task.build_model(self.cfg.model)
+        criterion = self.task.build_criterion(self.cfg.criterion)
+        self.task.load_dataset("valid", combine=False, epoch=1)
+
+        self.trainer = fairseq_cli.train.Trainer(self.cfg, self.task, model, criterion)
+        _, self.epoch_batches = checkpoint_utils.load_checkpoint(self.cfg.checkpoint, self.trainer)
+        self.trainer.begin_epoch(1)
+        self.batches_of_updates = GroupedIterator(self.epoch_batches.next_epoch_itr(shuffle=True), 1)
+
+    def step(self, updates: int = 1) -> None:
+        """Make some updates, and validate and save after each where that is due."""
+        for _ in range(updates):
+            self.trainer.train_step(next(self.batches_of_updates))
+            fairseq_cli.train.validate_and_save(
+                self.cfg, self.trainer, self.task, self.epoch_batches, valid_subsets=["valid"], end_of_epoch=False
+            )
 
     def end(self) -> None:
         self.trainer.run.stop()
 
 
-def saved(folder) -> dict:
+# Two trainings in one process
+
+SEEDS_AND_RATES = {
+    "improving": ("--seed", "1"),
+    "standing still": ("--seed", "2", "--lr", "1e-9"),
+}
+UPDATES = 6
+
+
+@pytest.fixture(scope="module")
+def trained_alone(data, tmp_path_factory):
+    """Provide the folders, by name, of the two trainings made one after the other."""
+    folder = tmp_path_factory.mktemp("alone")
+    for name, flags in SEEDS_AND_RATES.items():
+        training = SteppedTraining(data, folder / name, *flags)
+        training.step(UPDATES)
+        training.end()
+    return {name: folder / name for name in SEEDS_AND_RATES}
+
+
+@pytest.fixture(scope="module")
+def trained_by_turns(data, tmp_path_factory):
+    """Provide the folders, by name, of the two trainings made at the same time, an update each by turns."""
+    folder = tmp_path_factory.mktemp("by_turns")
+    trainings = [SteppedTraining(data, folder / name, *flags) for name, flags in SEEDS_AND_RATES.items()]
+    for _ in range(UPDATES):
+        for training in trainings:
+            training.step()
+    for training in trainings:
+        training.end()
+    return {name: folder / name for name in SEEDS_AND_RATES}
+
+
+def last_state(folder: Path) -> dict:
     """Return the last checkpoint of a folder without fairseq's averages for the log, which a process has once."""
     state = states.load(folder / "checkpoint_last.pt")
     del state["extra_state"]["metrics"]
@@ -57,106 +99,145 @@ def saved(folder) -> dict:
     return state
 
 
-def test_two_trainings_by_turns_share_nothing(data, tmp_path):
-    """Each has the weights, best losses and patience that it has alone, saved in its own folder, before and after."""
-    flags = {"one": ("--seed", "1"), "other": ("--seed", "2", "--lr", "1e-9")}  # the other does not get better
-    for name, more in flags.items():
-        life = Life(data, tmp_path / "alone" / name, *more)
-        for _ in range(6):
-            life.step()
-        life.end()
+@pytest.mark.parametrize("name", SEEDS_AND_RATES)
+def test_a_training_beside_another_saves_what_it_saves_alone(name, trained_by_turns, trained_alone):
+    """Weights, best losses and patience, in its own folder."""
+    by_turns = last_state(trained_by_turns[name])
+    alone = last_state(trained_alone[name])
 
-    lives = {name: Life(data, tmp_path / "turns" / name, *more) for name, more in flags.items()}
-    for _ in range(6):
-        for life in lives.values():
-            life.step()
-    for life in lives.values():
-        life.end()
-
-    bests = {}
-    for name in flags:
-        alone, by_turns = (saved(tmp_path / way / name) for way in ("alone", "turns"))
-        assert list(states.differences(by_turns, alone)) == []
-        bests[name] = by_turns["extra_state"]["best"]
-    assert bests["one"] != bests["other"]
-    assert not hasattr(checkpoint_utils.save_checkpoint, "best")
-    assert not hasattr(fairseq_cli.train.should_stop_early, "best")
+    assert list(states.differences(by_turns, alone)) == []
 
 
-def test_a_training_in_the_folder_of_another_is_refused(data, tmp_path, monkeypatch):
-    """It is refused while the first one runs, also in the same process; the first one's folder stays locked."""
+def test_two_trainings_by_turns_have_best_losses_of_their_own(trained_by_turns):
+    best_losses = [last_state(folder)["extra_state"]["best"] for folder in trained_by_turns.values()]
+
+    assert best_losses[0] != best_losses[1]
+
+
+@pytest.mark.parametrize("function", [checkpoint_utils.save_checkpoint, fairseq_cli.train.should_stop_early])
+def test_no_best_loss_is_kept_in_fairseqs_functions(function, trained_by_turns):
+    """fairseq keeps it there, as an attribute, for all trainings of the process."""
+    assert not hasattr(function, "best")
+
+
+# The folder of a training
+
+
+def test_a_training_in_the_folder_of_another_is_refused_while_that_runs(data, tmp_path, monkeypatch):
+    """The first one's folder stays locked after the refusal, so that a second try is refused too."""
     monkeypatch.setattr(lock, "GRACE", 0.1)
-    first = Life(data, tmp_path)
+    first = SteppedTraining(data, tmp_path)
+
     for _ in range(2):
-        with pytest.raises(UserError, match=str(tmp_path)):
-            Life(data, tmp_path)
+        with refused(tmp_path):
+            SteppedTraining(data, tmp_path)
+
     first.end()
-    Life(data, tmp_path).end()
+
+
+def test_the_folder_of_a_training_that_has_ended_is_free(data, tmp_path):
+    SteppedTraining(data, tmp_path).end()
+
+    SteppedTraining(data, tmp_path).end()
+
+
+def handlers() -> dict:
+    """Return the handlers of the signals that a training answers."""
+    return {kind: signal.getsignal(kind) for kind in (signal.SIGTERM, signal.SIGUSR1)}
 
 
 def test_an_error_in_a_resume_frees_folder_and_signals(data, tmp_path):
-    first = Life(data, tmp_path)
-    for _ in range(2):
-        first.step()
+    first = SteppedTraining(data, tmp_path)
+    first.step(2)
     first.end()
-    handlers = {kind: signal.getsignal(kind) for kind in (signal.SIGTERM, signal.SIGUSR1)}
-    (tmp_path / "foreign.pt").write_bytes(b"of another program")
+    handlers_before = handlers()
+    foreign = tmp_path / "foreign.pt"
+    foreign.write_bytes(b"of another program")
 
-    with pytest.raises(UserError, match="foreign.pt"):
-        Life(data, tmp_path, "--restore-file", str(tmp_path / "foreign.pt"))
+    with refused(foreign):
+        SteppedTraining(data, tmp_path, "--restore-file", str(foreign))
 
-    assert handlers == {kind: signal.getsignal(kind) for kind in handlers}
-    Life(data, tmp_path).end()
+    assert handlers() == handlers_before
+    SteppedTraining(data, tmp_path).end()
 
 
-def test_a_damaged_last_does_not_push_the_previous_out(data, tmp_path):
+def flip_a_bit(path: Path) -> None:
+    """Damage a checkpoint in the middle, but no other name of the same file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.unlink()
+    path.write_bytes(content)
+
+
+def test_a_damaged_last_checkpoint_does_not_push_the_previous_one_out(data, tmp_path):
     """The run resumes from checkpoint_previous, which stays until two whole checkpoints have been saved."""
-    last, previous = tmp_path / "checkpoint_last.pt", tmp_path / "checkpoint_previous.pt"
-    first = Life(data, tmp_path, "--keep-interval-updates", "1")
-    for _ in range(4):
-        first.step()
-    first.end()
-    for path in (last, tmp_path / "checkpoint_1_4.pt", tmp_path / "checkpoint_best.pt"):
-        content = bytearray(path.read_bytes())
-        content[len(content) // 2] ^= 1
-        path.unlink()  # the names may be one file
-        path.write_bytes(content)
-
-    second = Life(data, tmp_path)
-    assert second.trainer.get_num_updates() == 2
-    found = []
-    for _ in range(4):
-        second.step()
-        found.append((reading.updates(last), reading.updates(previous)))
-    second.end()
-    assert found[1] == (4, 2) and found[3] == (6, 4)
+    last = tmp_path / "checkpoint_last.pt"
+    previous = tmp_path / "checkpoint_previous.pt"
     assert atomic.previous_of(last) == previous
+    first = SteppedTraining(data, tmp_path, "--keep-interval-updates", "1")
+    first.step(4)
+    first.end()
+    for damaged in (last, tmp_path / "checkpoint_1_4.pt", tmp_path / "checkpoint_best.pt"):
+        flip_a_bit(damaged)
+
+    second = SteppedTraining(data, tmp_path)
+    assert second.trainer.get_num_updates() == 2
+    second.step(2)
+    after_one_save = (reading.updates(last), reading.updates(previous))
+    second.step(2)
+    after_two_saves = (reading.updates(last), reading.updates(previous))
+    second.end()
+
+    assert after_one_save == (4, 2)
+    assert after_two_saves == (6, 4)
 
 
-@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_between_two_updates_of_a_run_is_answered_by_it(kind, data, tmp_path, caplog):
-    """The run that watches saves and ends; its status says which signal it was."""
+# Signals, and what a checkpoint holds
+
+
+@pytest.fixture(params=[signal.SIGTERM, signal.SIGUSR1], ids=lambda kind: kind.name)
+def signal_kind(request):
+    """Provide a signal, whose default handler is restored afterwards."""
+    yield request.param
+    signal.signal(request.param, signal.SIG_DFL)
+
+
+def test_a_signal_between_two_updates_saves_and_ends_the_run(signal_kind, data, tmp_path, caplog):
+    """The run that watches ends the program, with the status that tells the signal."""
     caplog.set_level(logging.INFO)
-    life = Life(data, tmp_path)
-    life.trainer.run.signals.watch()
-    life.step()
-    signal.raise_signal(kind)
+    training = SteppedTraining(data, tmp_path)
+    training.trainer.run.signals.watch()
+    training.step()
+
+    signal.raise_signal(signal_kind)
     with pytest.raises(SystemExit) as ended:
-        life.step()
-    life.end()
-    assert ended.value.code == 128 + kind
+        training.step()
+    training.end()
+
+    assert ended.value.code == 128 + signal_kind
     assert reading.updates(tmp_path / "checkpoint_last.pt") == 2
-    signal.signal(kind, signal.SIG_DFL)
 
 
-def test_a_checkpoint_holds_what_the_run_says(data, tmp_path):
-    """The members of a checkpoint are those that Run's docstring lists."""
-    life = Life(data, tmp_path, "--stop-stuck", "90")
-    for _ in range(2):
-        life.step()
-    life.end()
-    state = torch.load(tmp_path / "checkpoint_last.pt")
-    described = type(life.trainer.run).__doc__
-    for member in [*state, *state["extra_state"]]:
-        assert member in described
-    assert json.dumps(state["extra_state"]["deepnet_training"]["patience"])
+@pytest.fixture(scope="module")
+def checkpoint_of_a_run(data, tmp_path_factory):
+    """Provide the content of a checkpoint with what --stop-stuck keeps."""
+    folder = tmp_path_factory.mktemp("content")
+    training = SteppedTraining(data, folder, "--stop-stuck", "90")
+    training.step(2)
+    training.end()
+    return torch.load(folder / "checkpoint_last.pt")
+
+
+def test_the_docstring_of_run_lists_what_a_checkpoint_holds(checkpoint_of_a_run):
+    words = set(re.findall(r"\w+", Run.__doc__))
+
+    assert checkpoint_of_a_run.keys() <= words
+    assert checkpoint_of_a_run["extra_state"].keys() <= words
+    assert "deepnet_stuck" in checkpoint_of_a_run["extra_state"]
+
+
+def test_the_patience_in_a_checkpoint_is_plain_data(checkpoint_of_a_run):
+    patience = checkpoint_of_a_run["extra_state"]["deepnet_training"]["patience"]
+
+    assert patience
+    assert json.loads(json.dumps(patience)) == patience

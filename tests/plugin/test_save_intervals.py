@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,18 +13,21 @@ from ..faults import states
 from ..support.diverging import train
 from ..support.lives import TINY, assert_ends_as_one_left_alone, live
 
-FIVE = ("--train-subset", "test", "--batch-size", "5", "--required-batch-size-multiple", "1", "--max-tokens", "10000")
-FLAGS = (*TINY, *FIVE)  # four updates an epoch
+FOUR_UPDATES_AN_EPOCH = (
+    "--train-subset", "test", "--batch-size", "5", "--required-batch-size-multiple", "1", "--max-tokens", "10000",
+)  # fmt: skip
+FLAGS = (*TINY, *FOUR_UPDATES_AN_EPOCH)
 VALIDATED = tuple(flag for flag in TRAIN_FLAGS if flag != "--disable-validation")
-EPOCHS = tuple(flag for flag in VALIDATED if flag != "--no-epoch-checkpoints")
+SAVED_BY_EPOCHS = tuple(flag for flag in VALIDATED if flag != "--no-epoch-checkpoints")
 
 
-def names(folder) -> set[str]:
-    return {path.name.removeprefix("checkpoint").removesuffix(".pt") for path in folder.glob("checkpoint*.pt")}
+def numbered_checkpoints(folder: Path) -> set[str]:
+    """Return what follows "checkpoint" in the names of checkpoints: "2" of an epoch, "_3_10" of an update of it."""
+    names = {path.stem.removeprefix("checkpoint") for path in folder.glob("checkpoint*.pt")}
+    return names - {"_last", "_previous", "_best"}
 
 
-ALWAYS = {"_last", "_previous", "_best"}
-CASES = {  # flags -> numbered checkpoints after 13 updates
+CHECKPOINTS_OF_13_UPDATES = {
     "--save-interval-updates 2": {"_1_2", "_1_4", "_2_6", "_2_8", "_3_10", "_3_12"},
     "--save-interval-updates 4": {"_1_4", "_2_8", "_3_12"},
     "--save-interval-updates 6": {"_2_6", "_3_12"},
@@ -34,45 +38,78 @@ CASES = {  # flags -> numbered checkpoints after 13 updates
 }
 
 
-@pytest.mark.parametrize("flags", CASES)
-def test_every_update_that_is_to_be_saved_is(flags, data, tmp_path):
+@pytest.mark.parametrize("flags", CHECKPOINTS_OF_13_UPDATES)
+def test_an_update_that_ends_an_epoch_is_saved_like_others(flags, data, tmp_path):
     train(data, tmp_path, *FLAGS, "--max-update", "13", *flags.split(), common=VALIDATED)
-    assert names(tmp_path) - ALWAYS == CASES[flags]
+
+    assert numbered_checkpoints(tmp_path) == CHECKPOINTS_OF_13_UPDATES[flags]
 
 
-def test_beside_checkpoints_of_epochs(data, tmp_path, monkeypatch):
-    """The update and the epoch that it ends are two names of one file, and old ones of both kinds are removed."""
+@pytest.fixture(scope="module")
+def saved_by_updates_and_epochs(data, tmp_path_factory):
+    """Provide the folder of a training of 12 updates, and the files that torch.save wrote to.
+
+    Every second update and every epoch is saved, and the last two of each are kept.
+    """
+    folder = tmp_path_factory.mktemp("epochs")
     written = []
     save = torch.save
-    monkeypatch.setattr(torch, "save", lambda content, file: (written.append(file.name), save(content, file)))
-    saves = ("--save-interval-updates", "2", "--keep-interval-updates", "2", "--keep-last-epochs", "2")
-    train(data, tmp_path, *FLAGS, *saves, "--max-update", "12", common=EPOCHS)
-    assert names(tmp_path) - ALWAYS == {"2", "3", "_3_10", "_3_12"}
-    assert (tmp_path / "checkpoint3.pt").samefile(tmp_path / "checkpoint_3_12.pt")
-    assert (tmp_path / "checkpoint_last.pt").samefile(tmp_path / "checkpoint_3_12.pt")
-    assert len(written) == 6  # each of the updates once
+
+    def note_and_save(content, file):
+        written.append(file.name)
+        save(content, file)
+
+    keep_two = ("--save-interval-updates", "2", "--keep-interval-updates", "2", "--keep-last-epochs", "2")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "save", note_and_save)
+        train(data, folder, *FLAGS, *keep_two, "--max-update", "12", common=SAVED_BY_EPOCHS)
+    return folder, written
 
 
-def test_a_training_resumes_from_it(data, tmp_path):
-    """A training that begins with the checkpoint of an epoch's last update ends as one that went on."""
-    common = (data, *VALIDATED, *FLAGS, "--dropout", "0.1", "--save-interval-updates", "4")
-    assert live(tmp_path / "log", *common, "--max-update", "10", "--save-dir", tmp_path / "on") == 0
-    middle = ("--restore-file", tmp_path / "on" / "checkpoint_1_4.pt")
-    assert live(tmp_path / "log", *common, *middle, "--max-update", "10", "--save-dir", tmp_path / "again") == 0
-    ended = [states.load(tmp_path / name / "checkpoint_last.pt") for name in ("again", "on")]
-    assert list(states.differences(*ended)) == []
+def test_old_checkpoints_of_updates_and_of_epochs_are_removed(saved_by_updates_and_epochs):
+    folder, _ = saved_by_updates_and_epochs
+
+    assert numbered_checkpoints(folder) == {"2", "3", "_3_10", "_3_12"}
+
+
+@pytest.mark.parametrize("name", ["checkpoint3.pt", "checkpoint_last.pt"])
+def test_an_update_and_the_epoch_that_it_ends_are_one_file(name, saved_by_updates_and_epochs):
+    folder, _ = saved_by_updates_and_epochs
+
+    assert (folder / name).samefile(folder / "checkpoint_3_12.pt")
+
+
+def test_an_update_that_ends_an_epoch_is_written_once(saved_by_updates_and_epochs):
+    _, written = saved_by_updates_and_epochs
+
+    assert len(written) == 12 // 2
+
+
+def test_a_training_from_the_checkpoint_of_an_epochs_end_ends_as_one_that_went_on(data, tmp_path):
+    command = (data, *VALIDATED, *FLAGS, "--dropout", "0.1", "--save-interval-updates", "4", "--max-update", "10")
+    went_on = tmp_path / "went_on"
+    resumed = tmp_path / "resumed"
+
+    assert live(tmp_path / "log", *command, "--save-dir", went_on) == 0
+    middle = ("--restore-file", went_on / "checkpoint_1_4.pt")
+    assert live(tmp_path / "log", *command, *middle, "--save-dir", resumed) == 0
+
+    actual = states.load(resumed / "checkpoint_last.pt")
+    expected = states.load(went_on / "checkpoint_last.pt")
+    assert list(states.differences(actual, expected)) == []
 
 
 @pytest.mark.smoke
 @pytest.mark.parametrize(
-    "kind, moment",
+    ("kind", "moment"),
     [
-        (signal.SIGTERM, ("update", 4)),  # the epoch's last update
-        (signal.SIGTERM, ("validation", 2)),  # that at its end
-        (signal.SIGKILL, ("rename", 5)),  # of that update's checkpoint
+        pytest.param(signal.SIGTERM, ("update", 4), id="SIGTERM in the epoch's last update"),
+        pytest.param(signal.SIGTERM, ("validation", 2), id="SIGTERM in the validation at its end"),
+        pytest.param(signal.SIGKILL, ("rename", 5), id="SIGKILL in the save of its last update"),
     ],
 )
-def test_an_interrupted_training_has_it_too(kind, moment, data, tmp_path):
-    """A signal at an epoch's end takes no checkpoint away: files and numbers are those of a training left alone."""
+def test_a_training_interrupted_at_an_epochs_end_ends_as_one_left_alone(kind, moment, data, tmp_path):
+    """No checkpoint is missing: files and numbers are those of the training left alone."""
     command = (data, *VALIDATED, *FLAGS, "--save-interval-updates", "2", "--max-update", "9")
+
     assert_ends_as_one_left_alone(tmp_path, command, [moment], kind=kind)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import multiprocessing
 import os
 import re
@@ -10,6 +10,8 @@ import resource
 import signal
 import subprocess
 import time
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -17,7 +19,6 @@ from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
 from torch.utils.data._utils import signal_handling
 
-from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin import datasets, signals
 from deepnet_fairseq.plugin.checkpoints import reading
 from deepnet_fairseq.plugin.distributed import agreement
@@ -26,149 +27,343 @@ from deepnet_fairseq.plugin.signals import Signals, Stopped
 from deepnet_fairseq.plugin.trainer import DeepTrainer
 
 from ..conftest import TRAIN_FLAGS
+from ..support.errors import refused
 from ..support.lives import TINY, live, rows
 
-RUN = (*TRAIN_FLAGS, *TINY, "--max-tokens", "3000", "--save-interval-updates", "4")
+FLAGS = (*TRAIN_FLAGS, *TINY, "--max-tokens", "3000", "--save-interval-updates", "4")
 LAST = "checkpoint_last.pt"
+FULL_DISK = 50_000  # bytes that a file may have, fewer than a checkpoint's
 
 
-def said(log) -> list[str]:
-    """Return what the run says but for its saves that succeed, without date and level."""
+def lines_of_run(log: Path) -> list[str]:
+    """Return what the package says in a log of how a training goes on and ends, without date and level.
+
+    The lines of saves that succeed are left out.
+    """
     ours = re.findall(r"^.*(?:deepnet_fairseq\.plugin\.run|error:).*$", log.read_text(), re.MULTILINE)
     lines = [line.rpartition(" | ")[2] for line in ours]
     return [line for line in lines if not re.match("(Saving|Finished saving) checkpoint ", line)]
 
 
-@pytest.mark.parametrize("kind", signals.CAUGHT, ids=lambda kind: kind.name)
-def test_a_signal_is_answered_by_a_save(kind, data, tmp_path):
-    """A signal is answered by a save after the current update, from which the next start resumes."""
-    log, command = tmp_path / "log", (data, *RUN, "--max-update", "8", "--save-dir", tmp_path / "run")
-    assert live(log, *command, at=("update", 3), kind=kind) == 128 + kind
-    path = tmp_path / "run" / LAST
-    assert reading.updates(path) == 3
-    assert said(log) == [f"stopped by {kind.name} after update 3: {path} is saved, the same command goes on from it"]
-    assert live(tmp_path / "second", *command) == 0
-    assert [updates for kind, updates in rows(tmp_path / "second") if kind == "train_inner"] == [4, 5, 6, 7, 8]
-    assert live(tmp_path / "over", *command) == 0  # a finished run makes no more updates, whereas fairseq makes one
-    assert {kind for kind, _ in rows(tmp_path / "over")} == {"train"}  # averages that may not have been logged yet
+def updates_of(log: Path) -> list[int]:
+    """Return the numbers of the updates that a log has a line of."""
+    return [updates for kind, updates in rows(log) if kind == "train_inner"]
 
 
-def test_full_disk_is_a_warning_and_the_end_no_success(data, tmp_path):
-    """A full disk gives one warning a save, keeps the old file, and ends the training with status 1."""
-    log, save = tmp_path / "log", tmp_path / "run"
-    command = (data, *RUN, "--save-dir", save)
-    assert live(log, *command, "--max-update", "4") == 0
-    before = (save / LAST).read_bytes()
-    full = resource.RLIMIT_FSIZE, (50_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
-    assert live(log, *command, "--max-update", "12", limit=full) == 1
-    assert (save / LAST).read_bytes() == before
-    warning, *_, end = said(log)
-    failed, start = "could not be saved (File too large)", f"a resume would start from {save / LAST}"
-    assert warning == f"{save}/checkpoint_1_8.pt: {failed}; the training goes on, {start}"
-    assert end.endswith(f"the last save failed: {save}/checkpoint_2_12.pt: {failed}; {start}")
-    assert "Traceback" not in log.read_text()
-    assert live(log, *command, "--max-update", "12") == 0 and reading.updates(save / LAST) == 12
+# A signal to a training
 
 
-def test_second_signal_ends_at_once():
-    """A second signal ends the process at once, unless it is an echo: torchrun repeats a scheduler's signal."""
-    for pause, status in ((0.0, 7), (0.2, -signal.SIGTERM)):
-        if not (child := os.fork()):
-            signals.ECHO = 0.1
-            Signals().watch()
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(pause)
-            os.kill(os.getpid(), signal.SIGTERM)
-            os._exit(7)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == status
+class SignalledTraining(NamedTuple):
+    """A training that a signal has ended: its output is in FOLDER/first.log, its checkpoints are in FOLDER/run."""
+
+    kind: signal.Signals
+    command: tuple
+    folder: Path
 
 
-@pytest.mark.parametrize("others", [0.0, 1.0])
-def test_processes_tell_each_other_with_what_they_log(others, monkeypatch):
-    """A signal to another process stops this one through the values that all of them log, without extra messages."""
-    trainer = DeepTrainer.__new__(DeepTrainer)
-    trainer.run = Run(trainer)
-    trainer.run.signals.watch()
-    monkeypatch.setattr(agreement, "largest", lambda *_: pytest.fail("a message"))
+@pytest.fixture(scope="module", params=signals.CAUGHT, ids=lambda kind: kind.name)
+def signalled_training(request, data, tmp_path_factory):
+    """Provide a training of 8 updates that gets a signal when it begins the third."""
+    kind = request.param
+    folder = tmp_path_factory.mktemp("signalled")
+    command = (data, *FLAGS, "--max-update", "8", "--save-dir", folder / "run")
+    status = live(folder / "first.log", *command, at=("update", 3), kind=kind)
+    assert status == 128 + kind
+    return SignalledTraining(kind, command, folder)
 
-    def aggregate(trainer, logged, size, told, ignore):
-        return logged, [size, told + others]
 
-    monkeypatch.setattr(Trainer, "_aggregate_logging_outputs", aggregate)
+def test_a_signal_is_answered_by_a_save_after_the_current_update(signalled_training):
+    checkpoint = signalled_training.folder / "run" / LAST
+    (line,) = lines_of_run(signalled_training.folder / "first.log")
+
+    assert signalled_training.kind.name in line
+    assert "update 3:" in line
+    assert str(checkpoint) in line
+
+
+def test_the_same_command_resumes_after_a_signal_and_ends_with_its_last_update(signalled_training):
+    """A finished run makes no more updates, whereas fairseq's makes one.
+
+    It logs the averages of the epoch, which may not have been logged yet.
+    """
+    command = signalled_training.command
+    folder = signalled_training.folder
+    assert reading.updates(folder / "run" / LAST) == 3
+
+    assert live(folder / "second.log", *command) == 0
+    assert live(folder / "third.log", *command) == 0
+
+    assert updates_of(folder / "second.log") == [4, 5, 6, 7, 8]
+    assert updates_of(folder / "third.log") == []
+    assert {kind for kind, _ in rows(folder / "third.log")} == {"train"}
+
+
+@pytest.mark.parametrize(
+    ("pause", "status"),
+    [
+        pytest.param(0.0, 7, id="an echo does not"),  # torchrun repeats a scheduler's signal
+        pytest.param(0.2, -signal.SIGTERM, id="a later one does"),
+    ],
+)
+def test_a_second_signal_ends_the_process_at_once_unless_it_is_an_echo(pause, status):
+    child = os.fork()
+    if child == 0:
+        signals.ECHO = 0.1
+        Signals().watch()
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(pause)
+        os.kill(os.getpid(), signal.SIGTERM)
+        os._exit(7)
+
+    _, ended = os.waitpid(child, 0)
+
+    assert os.waitstatus_to_exitcode(ended) == status
+
+
+# A full disk
+
+
+class TrainingOnAFullDisk(NamedTuple):
+    """A training whose output is in FOLDER/full.log, and whose checkpoints are in FOLDER/run.
+
+    command: but for the number of updates; old_checkpoint: content of the last one before the disk was full
+    """
+
+    command: tuple
+    folder: Path
+    old_checkpoint: bytes
+
+
+@pytest.fixture(scope="module")
+def training_on_a_full_disk(data, tmp_path_factory):
+    """Provide a training that cannot save its updates 8 and 12, of which the latter is the last one."""
+    folder = tmp_path_factory.mktemp("full")
+    command = (data, *FLAGS, "--save-dir", folder / "run", "--max-update")
+    assert live(folder / "first.log", *command, "4") == 0
+    old_checkpoint = (folder / "run" / LAST).read_bytes()
+
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limit = resource.RLIMIT_FSIZE, (FULL_DISK, hard_limit)
+    assert live(folder / "full.log", *command, "12", limit=limit) == 1
+    return TrainingOnAFullDisk(command, folder, old_checkpoint)
+
+
+def test_a_full_disk_gives_one_warning_a_save_and_one_error_at_the_end(training_on_a_full_disk):
+    """Each line names the file that could not be saved, the system's reason, and where a resume would start."""
+    folder = training_on_a_full_disk.folder
+    warning, *_, end = lines_of_run(folder / "full.log")
+
+    assert warning.startswith(f"{folder}/run/checkpoint_1_8.pt: ")
+    assert f"{folder}/run/checkpoint_2_12.pt: " in end
+    for line in (warning, end):
+        assert os.strerror(errno.EFBIG) in line
+        assert line.endswith(str(folder / "run" / LAST))
+    assert "Traceback" not in (folder / "full.log").read_text()
+
+
+def test_a_full_disk_keeps_the_old_checkpoint_from_which_a_resume_starts(training_on_a_full_disk):
+    folder = training_on_a_full_disk.folder
+    last = folder / "run" / LAST
+    assert last.read_bytes() == training_on_a_full_disk.old_checkpoint
+
+    assert live(folder / "resumed.log", *training_on_a_full_disk.command, "12") == 0
+
+    assert updates_of(folder / "resumed.log")[0] == 5
+    assert reading.updates(last) == 12
+
+
+# The processes of a training tell each other
+
+
+@pytest.fixture
+def process_of_several(monkeypatch):
+    """Provide a function that makes the trainer of one process of several, which watches for signals.
+
+    told: what the other processes add to the sum that says whether any of them has got a signal. A message between
+    processes, beside the values that all of them log, fails the test.
+    """
+    runs = []
+
+    def make(told: float) -> DeepTrainer:
+        def aggregate(trainer, logged, size, own, ignore):
+            return logged, [size, own + told]
+
+        monkeypatch.setattr(Trainer, "_aggregate_logging_outputs", aggregate)
+        monkeypatch.setattr(agreement, "largest", lambda *_: pytest.fail("a message"))
+        trainer = DeepTrainer.__new__(DeepTrainer)
+        trainer.run = Run(trainer)
+        trainer.run.signals.watch()
+        runs.append(trainer.run)
+        return trainer
+
+    yield make
+    for run in runs:
+        run.stop()
+
+
+@pytest.mark.parametrize("told", [0.0, 1.0])
+def test_what_processes_tell_of_signals_does_not_change_what_they_log(told, process_of_several):
+    trainer = process_of_several(told)
+
     assert trainer._aggregate_logging_outputs(["logged"], 3.0) == (["logged"], [3.0])
-    with pytest.raises(Stopped) if others else contextlib.nullcontext():
+
+
+def test_a_signal_to_another_process_stops_this_one(process_of_several):
+    trainer = process_of_several(told=1.0)
+    trainer._aggregate_logging_outputs(["logged"], 3.0)
+
+    with pytest.raises(Stopped):
         trainer.run.signals.raise_if_signalled(torch.device("cpu"))
-    trainer.run.stop()
 
 
-def test_handlers_are_those_before():
-    training = Signals()
-    training.watch()
-    os.kill(os.getpid(), signal.SIGUSR1)
-    assert training.first_signal == signal.SIGUSR1 and training.watching
-    training.unwatch()
-    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL and not training.watching
-    assert training.first_signal == 0, "a later training here would be told of it"
+def test_without_a_signal_to_any_process_this_one_goes_on(process_of_several):
+    trainer = process_of_several(told=0.0)
+    trainer._aggregate_logging_outputs(["logged"], 3.0)
+
+    trainer.run.signals.raise_if_signalled(torch.device("cpu"))
 
 
-@pytest.mark.parametrize("first_ends_first", [True, False])
-def test_handlers_of_two_trainings_are_those_of_the_one_that_runs(first_ends_first):
-    """The training that began to watch later gets the signals; after both have ended the first handlers are back."""
-    first, second = Signals(), Signals()
-    first.watch()
-    second.watch()
-    os.kill(os.getpid(), signal.SIGUSR1)
-    assert (first.first_signal, second.first_signal) == (0, signal.SIGUSR1)
+# The handlers
 
-    if first_ends_first:
-        first.unwatch()
-        assert signal.getsignal(signal.SIGUSR1) == second._handle
-        second.unwatch()
-        assert not second.watching
-    else:
-        second.unwatch()
-        os.kill(os.getpid(), signal.SIGUSR1)
-        assert first.first_signal == signal.SIGUSR1
-        first.unwatch()
-        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+
+@pytest.fixture
+def default_handlers():
+    """Restore the default handlers of the signals after a test."""
+    yield
     for kind in signals.CAUGHT:
         signal.signal(kind, signal.SIG_DFL)
 
 
-def _load_data(ready) -> None:
+def send_usr1() -> None:
+    os.kill(os.getpid(), signal.SIGUSR1)
+
+
+def test_the_handlers_after_a_training_are_those_before():
+    training = Signals()
+    training.watch()
+    assert training.watching
+
+    training.unwatch()
+
+    assert not training.watching
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+
+
+def test_a_training_that_has_ended_forgets_its_signals():
+    """A later training in this process would be told of them."""
+    training = Signals()
+    training.watch()
+    send_usr1()
+    assert training.first_signal == signal.SIGUSR1
+
+    training.unwatch()
+
+    assert training.first_signal == 0
+
+
+@pytest.fixture
+def two_trainings(default_handlers):
+    """Provide two trainings of this process that watch, the second since later."""
+    first = Signals()
+    first.watch()
+    second = Signals()
+    second.watch()
+    return first, second
+
+
+def test_the_training_that_began_to_watch_later_gets_the_signals(two_trainings):
+    first, second = two_trainings
+
+    send_usr1()
+
+    assert first.first_signal == 0
+    assert second.first_signal == signal.SIGUSR1
+
+
+def test_the_end_of_the_first_training_leaves_the_handler_of_the_second(two_trainings):
+    first, second = two_trainings
+
+    first.unwatch()
+    send_usr1()
+
+    assert second.first_signal == signal.SIGUSR1
+    second.unwatch()
+    assert not second.watching
+
+
+def test_the_end_of_the_second_training_gives_the_signals_to_the_first(two_trainings):
+    first, second = two_trainings
+
+    second.unwatch()
+    send_usr1()
+
+    assert first.first_signal == signal.SIGUSR1
+    first.unwatch()
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+
+
+# Processes that load data
+
+
+@pytest.fixture
+def loading_process():
+    """Provide a child process that has the signal handlers of one that loads data."""
+    fork = multiprocessing.get_context("fork")
+    ready = fork.Event()
+    worker = fork.Process(target=_pretend_to_load_data, args=(ready,))
+    worker.start()
+    assert ready.wait(10)
+    yield worker
+    worker.kill()
+
+
+def _pretend_to_load_data(ready) -> None:
     signal_handling._set_worker_signal_handlers()
     ready.set()
     time.sleep(30)
     os._exit(5)
 
 
-def test_processes_that_load_data_outlive_a_jobs_signal():
-    """Processes that load data ignore a signal to the whole job, and end with their parent."""
-    fork = multiprocessing.get_context("fork")
-    ready = fork.Event()
-    worker = fork.Process(target=_load_data, args=(ready,))
-    worker.start()
-    assert ready.wait(10)
-    for kind in signals.CAUGHT:
-        subprocess.run(["kill", f"-{int(kind)}", str(worker.pid)], check=True)
-    worker.join(0.3)
-    assert worker.is_alive()
-    worker.terminate()
-    worker.join(10)
-    assert worker.exitcode == 0
+@pytest.mark.parametrize("kind", signals.CAUGHT, ids=lambda kind: kind.name)
+def test_a_process_that_loads_data_ignores_a_signal_to_the_whole_job(kind, loading_process):
+    subprocess.run(["kill", f"-{int(kind)}", str(loading_process.pid)], check=True)
+
+    loading_process.join(0.3)
+
+    assert loading_process.is_alive()
+
+
+def test_a_process_that_loads_data_ends_with_its_parent(loading_process):
+    loading_process.terminate()
+
+    loading_process.join(10)
+
+    assert loading_process.exitcode == 0
+
+
+CONFIG_WITH_LOADERS = OmegaConf.create({"dataset": {"num_workers": 2}, "checkpoint": {"save_dir": "runs/mine"}})
+
+
+def raise_while_reading_a_batch(error: Exception) -> None:
+    """Raise an error as torch's DataLoader does, and have it explained as fairseq-train does."""
+
+    def _try_get_data():  # the name of the function in torch's DataLoader
+        raise error
+
+    try:
+        _try_get_data()
+    except type(error) as raised:
+        datasets.explain_lost_loader(CONFIG_WITH_LOADERS, raised)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly"), EOFError()])
-def test_a_loader_that_is_killed_is_one_line(error):
-    """A killed loader gives one line, in whichever call it is noticed; other errors stay as they are."""
-    cfg = OmegaConf.create({"dataset": {"num_workers": 2}, "checkpoint": {"save_dir": "runs/mine"}})
+def test_a_killed_process_that_loads_data_is_told_in_one_line(error):
+    """The line names the folder from which the training resumes, in whichever call the loss is noticed."""
+    with refused("--num-workers 2") as caught:
+        raise_while_reading_a_batch(error)
 
-    def _try_get_data(error):  # the name of the function in torch's DataLoader
-        try:
-            raise error
-        except type(error) as raised:
-            datasets.explain_lost_loader(cfg, raised)
+    assert str(caught.value).endswith("runs/mine")
 
-    with pytest.raises(UserError, match="--num-workers 2: a process that loads data was killed, .* runs/mine$"):
-        _try_get_data(error)
-    _try_get_data(RuntimeError("another"))
+
+def test_other_errors_while_reading_a_batch_stay_as_they_are():
+    raise_while_reading_a_batch(RuntimeError("another"))

@@ -1,20 +1,25 @@
 """Tests that methods in a folder outside the package pass every test of the registry, and that commands take them."""
 
+from __future__ import annotations
+
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
 from ..conftest import TRAIN_FLAGS
+from ..support.errors import assert_one_line
 from ..support.helpers import ROOT, USER_DIR, run, run_cold
 from ..support.lives import TINY
 
-HEAD = """
+# Each text is a module: a docstring, below which IMPORTS are put, and one method.
+IMPORTS = """
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -167,82 +172,184 @@ ALONG_TIME = """
             return Backwards() if site.sublayer == "ffn" else None
 """
 
+# tests that go through all registered methods at once, and have no method's name in theirs
+TESTS_OF_THE_WHOLE_REGISTRY = (
+    "test_tables_of_methods",
+    "test_default_profiles_are_the_documented_ones",
+    "test_what_does_not_fold_is_refused_by_name",
+)
+TESTS_OF_A_METHOD = 18  # in the default suite, at least
 
-def written(folder, methods):
-    for name, text in methods.items():
-        text = dedent(text).strip()
-        docstring, rest = text.split("\n", 1) if text.startswith('"""') else ("", text)
-        (folder / f"{name}.py").write_text(f"{docstring}\n{HEAD}\n{rest}\n")
+
+def write_methods(folder: Path, methods: dict[str, str]) -> Path:
+    """Write the module of each method, name -> text, into a folder; return the folder."""
+    for name, indented in methods.items():
+        text = dedent(indented).strip()
+        docstring, code = "", text
+        if text.startswith('"""'):
+            docstring, code = text.split("\n", 1)
+        (folder / f"{name}.py").write_text(f"{docstring}\n{IMPORTS}\n{code}\n")
     return folder
 
 
 @pytest.fixture(scope="module")
-def strangers(tmp_path_factory):
-    return written(tmp_path_factory.mktemp("strangers"), METHODS)
+def user_dir(tmp_path_factory):
+    """Provide a folder with a file for each of METHODS."""
+    return write_methods(tmp_path_factory.mktemp("user_dir"), METHODS)
 
 
-def outcome(folder, *words):
+def pytest_with_methods_from(folder: Path, *words: str) -> subprocess.CompletedProcess:
     """Run tests in a process of their own, with the methods in a folder among those of the package."""
-    options = ["-n", "0", "-p", "no:cacheprovider", "--methods-from", str(folder)]
-    command = [sys.executable, "-m", "pytest", *options, *words]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    options = ["-vv", "-n", "0", "-p", "no:cacheprovider", "--methods-from", str(folder)]
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", *options, *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
 
 
-def test_files_of_strangers_pass_the_tests_of_the_registry(strangers):
+# The tests of the registry
+
+
+def test_methods_of_a_folder_pass_the_tests_of_the_registry(user_dir):
     """Tests with a method's name in theirs pass in the whole suite, and those that go through all methods at once.
 
-    `deepnet verify` takes 1.1 x, which the first branch of earlier_layers reads, for its shortcut, and reports 1/1.1.
+    One is left out: `deepnet verify` takes 1.1 x, which the first branch of earlier_layers reads, for its shortcut, and
+    reports 1/1.1.
     """
-    named = " or ".join([*METHODS, "tables_of_methods", "default_profiles", "refused_by_name"])
-    ended = outcome(strangers, "tests", "-k", f"({named}) and not (earlier_layers and right_model)")
-    assert ended.returncode == 0, ended.stdout[-2000:]
-    assert int(re.search(r"(\d+) passed", ended.stdout)[1]) >= 18 * len(METHODS), ended.stdout[-500:]
+    names = " or ".join([*METHODS, *TESTS_OF_THE_WHOLE_REGISTRY])
+
+    done = pytest_with_methods_from(user_dir, "tests", "-k", f"({names}) and not (earlier_layers and right_model)")
+
+    assert done.returncode == 0, done.stdout[-2000:]
+    for test in TESTS_OF_THE_WHOLE_REGISTRY:
+        assert f"::{test}" in done.stdout
+    passed = int(re.search(r"(\d+) passed", done.stdout)[1])
+    assert passed >= TESTS_OF_A_METHOD * len(METHODS), done.stdout[-500:]
 
 
-def test_a_slot_that_looks_along_time_fails_by_name(tmp_path):
-    ended = outcome(
-        written(tmp_path, {"along_time": ALONG_TIME}),
-        "tests/core/test_methods.py",
-        "-k",
-        "along_time and see_each_token",
-    )
-    assert ended.returncode == 1 and ".1.ffn.outer looks along time" in ended.stdout
+def test_a_slot_that_looks_along_time_fails_a_test_that_names_it(tmp_path):
+    folder = write_methods(tmp_path, {"along_time": ALONG_TIME})
+
+    done = pytest_with_methods_from(folder, "tests/core/test_methods.py", "-k", "along_time and see_each_token")
+
+    assert done.returncode == 1
+    assert ".1.ffn.outer" in done.stdout  # the slot
 
 
-def test_a_plan_counts_widths_that_depend_on_the_depth(strangers):
-    """`deepnet plan` counts a weight for each earlier branch, of 60 and of 90, and a share a layer but the first.
-
-    The method with shares is a Pre-LN, which has two LayerNorms more.
-    """
-    flags = ("--user-dir", strangers, "--arch", "deepnet_transformer_tiny_30_30", "--vocab", "20", "--cpu", "--json")
-    plans = [
-        run("deepnet", "plan", *flags, "--method", name) for name in ("post_ln", "earlier_layers", "value_residual")
-    ]
-    plain, *ours = (json.loads(done.stdout)["parameters"]["total"] for done in plans)
-    assert [total - plain for total in ours] == [60 * 61 / 2 + 90 * 91 / 2, 2 * 29 + 2 * 2 * 64]
-    assert "\nvalue_residual " in run_cold("deepnet", "methods", "--user-dir", strangers).stdout
+# The commands
 
 
-def test_commands_take_a_package_of_methods(strangers, data, tmp_path):
-    """A package that calls register() serves fairseq-train, which takes one folder, and the commands after it."""
-    package = shutil.copytree(strangers, tmp_path / "package")
-    imports = f"deepnet_fairseq.register()\n\nfrom . import {', '.join(METHODS)}"
-    (package / "__init__.py").write_text(f"import deepnet_fairseq\n\n{imports}\n")
-    flags = [package if flag == USER_DIR else flag for flag in TRAIN_FLAGS]
-    train = ("fairseq-train", data, *flags, *TINY, "--method", "stochastic_depth")
-    assert "1L-1L stochastic_depth, " in run("deepnet", "check", "--updates", "11", *train).stdout
-    run_cold(*train, "--max-update", "2", "--save-dir", tmp_path)
-    own, last, plain = ("--user-dir", package), tmp_path / "checkpoint_last.pt", tmp_path / "plain.pt"
-    run("deepnet", "average", last, last, *own, "--out", tmp_path / "mean.pt")
-    audit = run("deepnet", "verify", tmp_path / "mean.pt", *own, "--method", "stochastic_depth")
-    assert "nothing that is left to judge contradicts --method stochastic_depth" in audit.stdout
-    export = ("deepnet", "export", tmp_path / "mean.pt", "--to", "transformer", "--out", plain)
-    assert "--method stochastic_depth: unknown" in run(*export, check=False).stdout
-    assert f"wrote {plain}" in run(*export, *own).stdout
+def planned_parameters(user_dir: Path, method: str) -> int:
+    """Return the parameters of a 30L-30L model of width 64 as `deepnet plan` counts them."""
+    flags = ("--user-dir", user_dir, "--arch", "deepnet_transformer_tiny_30_30", "--vocab", "20", "--cpu", "--json")
+    plan = json.loads(run("deepnet", "plan", *flags, "--method", method).stdout)
+    return plan["parameters"]["total"]
 
 
-def test_a_folder_that_cannot_be_imported_is_refused(tmp_path):
-    for name, reason in (("README", "no folder with Python files"), ("own.py", "own.py, line 1: invalid syntax")):
-        (tmp_path / name).write_text("def")
-        ended = run_cold("deepnet", "methods", "--user-dir", tmp_path, check=False)
-        assert ended.returncode == 1 and ended.stderr.strip().endswith(reason)
+@pytest.fixture(scope="module")
+def post_ln_parameters(user_dir):
+    return planned_parameters(user_dir, "post_ln")
+
+
+def test_a_plan_counts_widths_that_depend_on_the_depth(user_dir, post_ln_parameters):
+    """`deepnet plan` counts a weight for each branch up to each of the encoder's 60 and the decoder's 90."""
+    encoder_weights = 60 * 61 // 2
+    decoder_weights = 90 * 91 // 2
+
+    added = planned_parameters(user_dir, "earlier_layers") - post_ln_parameters
+
+    assert added == encoder_weights + decoder_weights
+
+
+def test_a_plan_counts_parameters_that_some_layers_lack(user_dir, post_ln_parameters):
+    """`deepnet plan` counts a share in each layer but the first, and the two more LayerNorms of a Pre-LN."""
+    shares = 2 * 29
+    closing_norms = 2 * 2 * 64
+
+    added = planned_parameters(user_dir, "value_residual") - post_ln_parameters
+
+    assert added == shares + closing_norms
+
+
+def test_deepnet_methods_lists_the_methods_of_a_folder(user_dir):
+    assert "\nvalue_residual " in run_cold("deepnet", "methods", "--user-dir", user_dir).stdout
+
+
+@pytest.fixture(scope="module")
+def package(user_dir, tmp_path_factory):
+    """Provide the methods as a package that calls register(): fairseq-train takes one folder, without ours."""
+    folder = shutil.copytree(user_dir, tmp_path_factory.mktemp("packaged") / "package")
+    imports = f"from . import {', '.join(METHODS)}"
+    (folder / "__init__.py").write_text(f"import deepnet_fairseq\n\ndeepnet_fairseq.register()\n\n{imports}\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def training_command(package, data):
+    common = [package if flag == USER_DIR else flag for flag in TRAIN_FLAGS]
+    return ("fairseq-train", data, *common, *TINY, "--method", "stochastic_depth")
+
+
+@pytest.fixture(scope="module")
+def averaged_checkpoint(package, training_command, tmp_path_factory):
+    """Provide what `deepnet average` makes of a checkpoint of stochastic_depth after two updates."""
+    folder = tmp_path_factory.mktemp("run")
+    run_cold(*training_command, "--max-update", "2", "--save-dir", folder)
+
+    last = folder / "checkpoint_last.pt"
+    run("deepnet", "average", last, last, "--user-dir", package, "--out", folder / "mean.pt")
+    return folder / "mean.pt"
+
+
+def test_deepnet_check_trains_a_method_of_a_package(training_command):
+    done = run("deepnet", "check", "--updates", "11", *training_command)
+
+    assert "1L-1L stochastic_depth, " in done.stdout
+
+
+def test_deepnet_verify_audits_a_method_of_a_package(averaged_checkpoint, package):
+    """Nothing in the checkpoint contradicts the method: status 0."""
+    done = run("deepnet", "verify", averaged_checkpoint, "--user-dir", package, "--method", "stochastic_depth")
+
+    assert done.returncode == 0
+    assert "contradicts --method stochastic_depth" in done.stdout
+
+
+def test_deepnet_export_needs_the_package_of_the_method(averaged_checkpoint, tmp_path):
+    exported = tmp_path / "plain.pt"
+
+    done = run("deepnet", "export", averaged_checkpoint, "--to", "transformer", "--out", exported, check=False)
+
+    assert done.returncode != 0
+    assert "--method stochastic_depth" in done.stdout.strip().split("\n")[-1]
+    assert "Traceback" not in done.stdout
+    assert not exported.exists()
+
+
+def test_deepnet_export_writes_a_model_of_a_package(averaged_checkpoint, package, tmp_path):
+    exported = tmp_path / "plain.pt"
+    words = ("--to", "transformer", "--out", exported, "--user-dir", package)
+
+    done = run("deepnet", "export", averaged_checkpoint, *words)
+
+    assert exported.exists()
+    assert str(exported) in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("file", "place"),
+    [
+        pytest.param("README", "", id="no Python file"),
+        pytest.param("own.py", "own.py, line 1", id="a syntax error"),
+    ],
+)
+def test_a_folder_that_cannot_be_imported_is_refused(file, place, tmp_path):
+    (tmp_path / file).write_text("def")
+
+    done = run_cold("deepnet", "methods", "--user-dir", tmp_path, check=False)
+
+    assert done.returncode == 1
+    assert_one_line(done, f"--user-dir {tmp_path}", place)

@@ -1,34 +1,33 @@
-"""Tests that a method of a `--user-dir` is equal to ours: options are flags, titles are shown, constants compared."""
+"""Tests of a method of a `--user-dir`: its options are flags and fields of configs, as those of the package's methods.
 
-import contextlib
+Its title and its looks in pictures are tested here too; test_user_dir_constants.py has its constants.
+"""
+
 import dataclasses
 import pickle
 import re
-from itertools import count
 
 import pytest
 import torch
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 from hydra.core.config_store import ConfigStore
-from torch import nn
 
 import deepnet_fairseq
-from deepnet_fairseq.core import load, save
+from deepnet_fairseq.core import archs, load, save
 from deepnet_fairseq.core import models as core_models
 from deepnet_fairseq.core.methods import METHODS, Method, Option, register
-from deepnet_fairseq.core.methods.base import REGISTRATION_LISTENERS
 from deepnet_fairseq.core.methods.deepnorm import DeepNorm
-from deepnet_fairseq.core.modifiers import MODIFIERS, Modifier, register_modifier
-from deepnet_fairseq.core.slots import Residual
-from deepnet_fairseq.errors import UserError
+from deepnet_fairseq.core.modifiers import Modifier
 from deepnet_fairseq.plugin import flags
 from deepnet_fairseq.plugin.building import build
 from deepnet_fairseq.study.plots import style_of
 from deepnet_fairseq.tools.plan import setting
 
 from ..conftest import TRAIN_FLAGS
-from ..support.helpers import SMALL, USER_DIR, VOCAB, batch, logits, run, run_cold, small
+from ..support.errors import refused
+from ..support.helpers import SMALL, USER_DIR, VOCAB, run, run_cold, small
 from ..support.lives import TINY
+from ..support.own_methods import ScaledBranch, method_with, registered, registered_modifier
 
 PACKAGE = '''
 """y = LN(x + c f), c / l in layer l."""
@@ -67,308 +66,252 @@ class OwnScale(Method):
         return ConstantBranch(self.c / site.layer if self.by == "layer" else self.c)
 '''
 POSITIONS = ("--max-source-positions", "200", "--max-target-positions", "200")
+# fairseq-generate's flags for the search of `deepnet translate`
 SEARCH = ("--cpu", "--beam", "5", "--unkpen", "1e9", "--max-len-b", "199", "--remove-bpe", "sentencepiece")
+TEST_LINES = 20  # in the fixture `data`
+
+
+# A package with one method, trained by fairseq-train
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def own_package(tmp_path_factory):
     """Provide a package outside ours that registers own_scale, whose options decide its constants."""
-    place = tmp_path_factory.mktemp("strangers") / "own_methods"
-    place.mkdir()
-    (place / "__init__.py").write_text(PACKAGE)
-    return place
+    folder = tmp_path_factory.mktemp("user_dir") / "own_methods"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(PACKAGE)
+    return folder
 
 
 @pytest.fixture(scope="module")
-def command(folder, data):
-    """Provide the command that trains a model of own_scale, without its folder and the method's options."""
-    words = [folder if flag == USER_DIR else flag for flag in TRAIN_FLAGS]
-    return ("fairseq-train", data, *words, *TINY, *POSITIONS, "--max-update", "2", "--method", "own_scale")
+def training_command(own_package, data):
+    """Provide the command that trains a model of own_scale, without its save folder and the method's options."""
+    common = [own_package if flag == USER_DIR else flag for flag in TRAIN_FLAGS]
+    return ("fairseq-train", data, *common, *TINY, *POSITIONS, "--max-update", "2", "--method", "own_scale")
 
 
 @pytest.fixture(scope="module")
-def checkpoint(command, tmp_path_factory):
+def trained_checkpoint(training_command, tmp_path_factory):
     """Provide a checkpoint of own_scale after two updates with --own-scale-c 0.3."""
-    save_dir = tmp_path_factory.mktemp("run")
-    run_cold(*command, "--own-scale-c", "0.3", "--save-dir", save_dir)
-    return save_dir / "checkpoint_last.pt"
+    folder = tmp_path_factory.mktemp("run")
+    run_cold(*training_command, "--own-scale-c", "0.3", "--save-dir", folder)
+    return folder / "checkpoint_last.pt"
 
 
-# Options
+def test_a_checkpoint_holds_the_options_of_its_method(trained_checkpoint):
+    settings = torch.load(trained_checkpoint)["cfg"]["model"]
+
+    assert settings["own_scale_c"] == 0.3
+    assert settings["own_scale_by"] == "layer"
 
 
-def test_a_checkpoint_keeps_the_value_of_a_flag(checkpoint):
-    model = torch.load(checkpoint)["cfg"]["model"]
-    assert (model["own_scale_c"], model["own_scale_by"]) == (0.3, "layer")
+def test_deepnet_and_fairseq_translate_alike_with_the_user_dir(trained_checkpoint, own_package, data):
+    user_dir = ("--user-dir", own_package)
+
+    generated = run("fairseq-generate", data, *user_dir, "--path", trained_checkpoint, *SEARCH).stdout
+    translated = run("deepnet", "translate", trained_checkpoint, data.parent / "text" / "test.qaa", *user_dir).stdout
+
+    by_line_number = dict(re.findall(r"^D-(\d+)\t[^\t]+\t(.*)$", generated, re.MULTILINE))
+    expected = [by_line_number[str(number)] for number in range(TEST_LINES)]
+    assert translated.split("\n")[:TEST_LINES] == expected
+    assert len(set(expected)) > 1
 
 
-def test_a_checkpoint_translates_with_its_folder(checkpoint, folder, data):
-    """`deepnet translate --user-dir` and fairseq-generate give the same text."""
-    generated = run("fairseq-generate", data, "--user-dir", folder, "--path", checkpoint, *SEARCH).stdout
-    by_number = dict(re.findall(r"^D-(\d+)\t[^\t]+\t(.*)$", generated, re.MULTILINE))
-    lines = data.parent / "text" / "test.qaa"
-    ours = run("deepnet", "translate", checkpoint, lines, "--user-dir", folder).stdout
-    wanted = [by_number[str(number)] for number in range(20)]
-    assert ours.split("\n")[:20] == wanted and len(set(wanted)) > 1
+def assert_asks_for_the_user_dir(done, checkpoint) -> None:
+    """Check that a program's last line says that the checkpoint's method is unknown without its --user-dir."""
+    assert done.returncode != 0
+    assert "Traceback" not in done.stdout
+    last_line = done.stdout.strip().split("\n")[-1]
+    assert f"{checkpoint}: --method own_scale" in last_line
+    assert "--user-dir" in last_line
 
 
-def test_a_checkpoint_of_an_unknown_method_asks_for_its_folder(checkpoint, folder, data):
-    text = data.parent / "text" / "test.qaa"
-    own = ("--user-dir", USER_DIR)
-    for words in (
-        ("deepnet", "translate", checkpoint, text),
-        ("fairseq-generate", data, *own, "--path", checkpoint, "--cpu"),
-    ):
-        last = run(*words, check=False).stdout.strip().split("\n")[-1]
-        assert f"{checkpoint}: --method own_scale" in last and "--user-dir" in last
+def test_translating_without_the_user_dir_asks_for_it(trained_checkpoint, data):
+    done = run("deepnet", "translate", trained_checkpoint, data.parent / "text" / "test.qaa", check=False)
+
+    assert_asks_for_the_user_dir(done, trained_checkpoint)
+
+
+def test_generating_with_another_user_dir_asks_for_the_right_one(trained_checkpoint, data):
+    user_dir = ("--user-dir", USER_DIR)
+
+    done = run("fairseq-generate", data, *user_dir, "--path", trained_checkpoint, "--cpu", check=False)
+
+    assert_asks_for_the_user_dir(done, trained_checkpoint)
 
 
 @pytest.mark.parametrize(
-    ("words", "named"),
+    ("words", "flag"),
     [
-        (("--own-scale-c", "much"), "--own-scale-c"),
-        (("--own-scale-c", "-1"), "--own-scale-c"),
-        (("--own-scale-by", "size"), "--own-scale-by"),
-        (("--method", "post_ln", "--own-scale-c", "0.3"), "--own-scale-c"),
+        pytest.param(("--own-scale-c", "much"), "--own-scale-c", id="no number"),
+        pytest.param(("--own-scale-c", "-1"), "--own-scale-c", id="refused by the method"),
+        pytest.param(("--own-scale-by", "size"), "--own-scale-by", id="none of the choices"),
+        pytest.param(("--method", "post_ln", "--own-scale-c", "0.3"), "--own-scale-c", id="of another method"),
     ],
 )
-def test_a_wrong_value_is_refused_by_its_flag(command, words, named, tmp_path):
-    ended = run(*command, *words, "--save-dir", tmp_path, check=False)
-    assert ended.returncode == 2
-    assert named in ended.stderr.strip().split("\n")[-1] and "Traceback" not in ended.stderr
+def test_a_training_refuses_a_wrong_option_by_its_flag(training_command, words, flag, tmp_path):
+    done = run(*training_command, *words, "--save-dir", tmp_path, check=False)
+
+    assert done.returncode == 2
+    assert flag in done.stderr.strip().split("\n")[-1]
+    assert "Traceback" not in done.stderr
 
 
-def test_a_training_does_not_resume_with_another_constant(command, checkpoint):
-    ended = run(*command, "--own-scale-c", "0.4", "--save-dir", checkpoint.parent, check=False)
-    assert ended.returncode == 1 and f"{checkpoint}: encoder.residual_c" in ended.stdout
+def test_a_training_does_not_resume_with_another_option(training_command, trained_checkpoint):
+    command = (*training_command, "--own-scale-c", "0.4", "--save-dir", trained_checkpoint.parent)
+
+    done = run(*command, check=False)
+
+    assert done.returncode == 1
+    assert f"{trained_checkpoint}: encoder.residual_c" in done.stdout
 
 
-def test_the_commands_take_the_flag(folder, command):
-    own = ("--user-dir", folder, "--method", "own_scale")
-    assert "own_scale" in run("deepnet", "plan", *own, "--own-scale-c", "0.3", "--cpu").stdout
-    assert "--own-scale-c" in run("deepnet", "methods", "own_scale", "--user-dir", folder).stdout
-    assert "own_scale" in run("deepnet", "check", "--updates", "11", *command, "--own-scale-c", "0.3").stdout
+def test_deepnet_plan_takes_the_option(own_package):
+    words = ("--user-dir", own_package, "--method", "own_scale", "--own-scale-c", "0.3", "--cpu")
+
+    assert "own_scale" in run("deepnet", "plan", *words).stdout
 
 
-NAMES = count()
+def test_deepnet_methods_lists_the_flag_of_the_option(own_package):
+    assert "--own-scale-c" in run("deepnet", "methods", "own_scale", "--user-dir", own_package).stdout
 
 
-@contextlib.contextmanager
-def registered(method: type[Method]):
-    """Register a method under a name of its own while the context lasts, and yield the name."""
-    name = f"stranger{next(NAMES)}"
-    register(name)(method)
-    try:
-        yield name
-    finally:
-        del METHODS[name]
-        for listener in REGISTRATION_LISTENERS:
-            listener()
+def test_deepnet_check_takes_the_option(training_command):
+    words = ("--updates", "11", *training_command, "--own-scale-c", "0.3")
+
+    assert "own_scale" in run("deepnet", "check", *words).stdout
 
 
-def method_of(module: type[nn.Module], *values, **members) -> type[Method]:
-    """Return a method with module(*values) as every residual."""
-    own = {"equation": "y", "paper": "a test", "residual": lambda self, site: module(*values)}
-    return type("Own", (Method,), own | members)
+# Options of a method that is registered after fairseq has read its configs
 
 
-class Factor(Residual):
-    """Merge x + c f."""
-
-    def __init__(self, c=0.5):
-        super().__init__()
-        self.c = c
-
-    def forward(self, x, f):
-        return x + self.c * f
-
-
-def test_an_option_is_a_field_of_every_config(tmp_path):
-    """An option of a method that is registered late is a field for both builds, a saved model, and `deepnet plan`."""
+@pytest.fixture
+def example():
+    """Provide the name of a method that has just been registered: x + c f, with the options c and by."""
     deepnet_fairseq.register()
-    options = {"c": Option(0.5, "c"), "by": Option("x", "", ("x", "y"))}
-    own = method_of(Factor, options=options, residual=lambda self, site: Factor(self.c))
-    with registered(own) as name:
-        chosen = {"method": name, f"{name}_c": 0.3, "encoder_layers": 1, "decoder_layers": 1}
-        assert build(vocab=VOCAB, **SMALL, **chosen).encoder.constants == {"residual_c": 0.3}
-        model = core_models.build("deepnet_transformer_tiny", VOCAB, **chosen)
-        save(model, tmp_path / "model.pt")
-        assert load(tmp_path / "model.pt").method.c == 0.3
+    options = {"c": Option(0.5, "factor of the branch"), "by": Option("x", "", ("x", "y"))}
+    method = method_with(options=options, residual=lambda self, site: ScaledBranch(self.c))
+    with registered(method) as name:
+        yield name
 
-        cfg = setting.parse_setting(["--method", name, f"--{name}-c", "0.3"]).cfg
-        assert getattr(cfg, f"{name}_c") == 0.3
 
-        for model_name, kind in flags.CONFIGS.items():
-            assert kind is MODEL_DATACLASS_REGISTRY[model_name] is pickle.loads(pickle.dumps(kind))
-            assert ConfigStore.instance().load(f"model/{model_name}.yaml").node[f"{name}_c"] == 0.5
+def shallow(name: str, c: object) -> dict:
+    """Return the fields of a model with one layer a stack of the method `name`, whose option c is given."""
+    return {"method": name, f"{name}_c": c, "encoder_layers": 1, "decoder_layers": 1}
 
-        for wrong in ("0.3", True, None):  # YAML reads 3e-1 as a text
-            with pytest.raises(UserError, match=f"--{name}-c"):
-                core_models.build(vocab=VOCAB, **chosen | {f"{name}_c": wrong})
 
-    with pytest.raises(UserError, match=f"--method {name}: .*--user-dir"):
+def test_fairseqs_build_computes_with_an_option(example):
+    model = build(vocab=VOCAB, **SMALL, **shallow(example, c=0.3))
+
+    assert model.encoder.constants == {"residual_c": 0.3}
+
+
+def test_a_saved_model_loads_with_its_option(example, tmp_path):
+    save(core_models.build("deepnet_transformer_tiny", VOCAB, **shallow(example, c=0.3)), tmp_path / "model.pt")
+
+    assert load(tmp_path / "model.pt").method.c == 0.3
+
+
+def test_a_saved_model_of_a_method_that_is_not_registered_is_refused(tmp_path):
+    with registered(method_with()) as name:
+        fields = {"method": name, "encoder_layers": 1, "decoder_layers": 1}
+        save(core_models.build("deepnet_transformer_tiny", VOCAB, **fields), tmp_path / "model.pt")
+
+    with refused(tmp_path / "model.pt") as caught:
         load(tmp_path / "model.pt")
 
+    assert f"--method {name}" in caught.value.way_out
+    assert "--user-dir" in caught.value.way_out
 
-def test_a_modifier_is_a_flag_too():
+
+def test_flags_of_a_plan_set_an_option(example):
+    plan = setting.parse_setting(["--method", example, f"--{example}-c", "0.3"])
+
+    assert getattr(plan.cfg, f"{example}_c") == 0.3
+
+
+@pytest.mark.parametrize("model", archs.STACKS)
+def test_an_option_is_a_field_of_fairseqs_config(model, example):
+    config_class = flags.CONFIGS[model]
+
+    assert MODEL_DATACLASS_REGISTRY[model] is config_class
+    assert pickle.loads(pickle.dumps(config_class)) is config_class
+    assert ConfigStore.instance().load(f"model/{model}.yaml").node[f"{example}_c"] == 0.5
+
+
+def test_the_models_of_fairseq_are_those_with_configs():
     deepnet_fairseq.register()
-    modifier = type("Own", (Modifier,), {"help": "", "options": {"rate": Option(0.5, "rate")}})
-    register_modifier("own_modifier")(modifier)
-    try:
+
+    assert flags.CONFIGS.keys() == archs.STACKS.keys()
+
+
+@pytest.mark.parametrize("wrong", ["0.3", True, None])  # YAML reads 3e-1 as a text
+def test_an_option_of_another_type_is_refused_by_its_flag(wrong, example):
+    with refused(f"--{example}-c"):
+        core_models.build(vocab=VOCAB, **shallow(example, c=wrong))
+
+
+OWN_MODIFIER = type("OwnModifier", (Modifier,), {"help": "", "options": {"rate": Option(0.5, "rate")}})
+
+
+def test_a_modifier_and_its_option_are_fields_of_a_config():
+    deepnet_fairseq.register()
+
+    with registered_modifier(OWN_MODIFIER, "own_modifier"):
         fields = {field.name for field in dataclasses.fields(flags.CONFIGS["deepnet_lm"])}
-        assert {"own_modifier", "own_modifier_rate"} <= fields
-        with pytest.raises(UserError, match="--own-modifier-rate"):
-            small(own_modifier=True, own_modifier_rate="0.5")
-    finally:
-        del MODIFIERS["own_modifier"]
-        for listener in REGISTRATION_LISTENERS:
-            listener()
+
+    assert "own_modifier" in fields
+    assert "own_modifier_rate" in fields
+
+
+def test_a_modifiers_option_of_another_type_is_refused_by_its_flag():
+    deepnet_fairseq.register()
+
+    with registered_modifier(OWN_MODIFIER, "own_modifier"), refused("--own-modifier-rate"):
+        small(own_modifier=True, own_modifier_rate="0.5")
 
 
 def test_an_option_may_not_have_the_name_of_another_field():
-    with registered(method_of(Factor)):
-        taken = type("Taken", (Method,), {"equation": "y", "paper": "", "options": {"layers": Option(6, "")}})
-        with pytest.raises(ValueError, match="encoder_layers"):
-            register("encoder")(taken)
-        assert "encoder" not in METHODS
+    """The option `layers` of a method `encoder` would be the field encoder_layers."""
+    members = {"equation": "y", "paper": "", "options": {"layers": Option(6, "")}}
+    method = type("TakenName", (Method,), members)
+
+    with pytest.raises(ValueError, match="encoder_layers"):
+        register("encoder")(method)
+
+    assert "encoder" not in METHODS
 
 
-# Titles
+# Titles and looks
 
 
-def test_titles():
-    """A method's title is its own, or follows from its name; one of a base class is not taken over."""
+def test_the_title_of_a_method_of_the_package_is_its_own():
     assert METHODS["post_ln"].title == "Post-LN"
-    with registered(method_of(Factor)) as name:
-        assert METHODS[name].title == style_of(name).label == name.capitalize()
-    with registered(method_of(Factor, title="My LN")) as name:
+
+
+def test_the_title_of_a_method_without_one_is_its_name():
+    with registered(method_with()) as name:
+        assert METHODS[name].title == name.capitalize()
+        assert style_of(name).label == name.capitalize()
+
+
+def test_the_title_that_a_method_gives_itself_is_shown_in_pictures():
+    with registered(method_with(title="My LN")) as name:
         assert style_of(name).label == "My LN"
-    with registered(type("Own", (DeepNorm,), {})) as name:
+
+
+def test_a_method_does_not_take_over_the_title_of_its_base_class():
+    subclass = type("OwnDeepNorm", (DeepNorm,), {})
+
+    with registered(subclass) as name:
+        assert METHODS[name].title == name.capitalize()
         assert METHODS[name].title != DeepNorm.title
 
 
-def test_pictures_tell_strangers_apart():
-    with registered(method_of(Factor)) as first, registered(method_of(Factor)) as second:
-        looks = [(style.colour, style.marker) for style in map(style_of, [*METHODS])]
-        assert len(set(looks)) == len(METHODS) and {first, second} <= METHODS.keys()
+def test_pictures_tell_all_methods_apart():
+    with registered(method_with()) as first, registered(method_with()) as second:
+        styles = [style_of(name) for name in METHODS]
+        looks = {(style.colour, style.marker) for style in styles}
 
-
-# Constants
-
-
-class OfItsClass(Residual):
-    """Merge x + c f, c an attribute of the class."""
-
-    c = 0.5
-
-    def forward(self, x, f):
-        return x + self.c * f
-
-
-class Several(Residual):
-    """Merge a x + b f."""
-
-    def __init__(self, *factors):
-        super().__init__()
-        self.factors = factors
-
-    def forward(self, x, f):
-        return self.factors[0] * x + self.factors[1] * f
-
-
-def in_layer(factor):
-    """Return a method with factor(l) in layer l."""
-    return method_of(Factor, residual=lambda self, site: Factor(factor(site.layer)))
-
-
-def pre_first(self, site):
-    return "pre" if site.layer == 1 else "post"
-
-
-def post_first(self, site):
-    return "post" if site.layer == 1 else "pre"
-
-
-CHANGES = {  # what is changed: a method before, another after, the constant that tells
-    "an attribute": (method_of(Factor), method_of(Factor, 0.501), "residual_c"),
-    "an attribute of a class": (method_of(OfItsClass), method_of(type("C", (OfItsClass,), {"c": 2})), "residual_c"),
-    "one of a tuple": (method_of(Several, 1, 0.5), method_of(Several, 1, 0.6), "residual_factors"),
-    "the number of one layer": (in_layer(lambda l: l**-0.5), in_layer(lambda l: l**-0.6), "residual_c"),
-    "one for all layers to one a layer": (method_of(Factor), in_layer(lambda l: 0.5 / l), "residual_c"),
-    "inside another module": (
-        method_of(Factor, outer=lambda self, site: nn.Sequential(nn.LeakyReLU(0.1))),
-        method_of(Factor, outer=lambda self, site: nn.Sequential(nn.LeakyReLU(0.2))),
-        "outer_negative_slope",
-    ),
-    "the place of a LayerNorm": (
-        method_of(Factor, norm_place=pre_first),
-        method_of(Factor, norm_place=post_first),
-        "norm_place",
-    ),
-    "one number more": (method_of(Factor, 0.5), method_of(Factor, before=lambda self, site: nn.ELU()), "before_alpha"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_changed_constant_is_refused_by_name(change):
-    """A checkpoint of a method that was changed since is refused, as is a stack of one alone."""
-    before, after, constant = CHANGES[change]
-    with registered(before) as name:
-        source = small(method=name)
-        state, of_encoder = source.state_dict(), source.encoder.state_dict()
-        small(method=name).load_state_dict({key: value.half() for key, value in state.items()})
-        assert f"encoder.{constant}" in state or change == "one number more"
-    with registered(after) as name:
-        with pytest.raises(UserError, match=rf"coder\.{constant}"):
-            small(method=name).load_state_dict(state)
-        with pytest.raises((UserError, RuntimeError), match=constant):
-            small(method=name).encoder.load_state_dict(of_encoder)
-
-
-def test_checkpoints_without_constants_load():
-    """A checkpoint from before constants were found loads, and so does a Post-LN's; the other way it is refused."""
-    with registered(method_of(Factor)) as name:
-        source, model, plain = small(method=name), small(method=name), small(method="post_ln")
-        old = {key: value for key, value in source.state_dict().items() if key in plain.state_dict()}
-        assert source.state_dict().keys() - old.keys() == {"encoder.residual_c", "decoder.residual_c"}
-        model.load_state_dict(old)
-        model.encoder.load_state_dict(source.encoder.state_dict())
-        src, prev = batch()
-        assert torch.equal(logits(model, src, prev), logits(source, src, prev))
-        model.load_state_dict(plain.state_dict())
-        with pytest.raises(UserError, match="residual_c"):
-            plain.load_state_dict(source.state_dict())
-
-
-class Scheduled(Residual):
-    """Merge x + a f, a a buffer that rises."""
-
-    def __init__(self, updates):
-        super().__init__()
-        self.updates = updates
-        self.register_buffer("a", torch.tensor(0.0))
-
-    def forward(self, x, f):
-        return x + self.a * f
-
-    def set_num_updates(self, updates):
-        self.a.fill_(updates / self.updates)
-
-
-def test_what_may_change_is_no_constant():
-    """The rate of a dropout, a schedule, and what a method leaves out by naming its constants may change."""
-    for before, after in (
-        (method_of(Scheduled, 100), method_of(Scheduled, 200)),
-        *((method_of(Factor, c, constants=lambda self, stack: {}),) * 2 for c in (0.5, 0.6)),
-        tuple(method_of(Residual, outer=lambda self, site, p=p: nn.Dropout(p)) for p in (0.1, 0.2)),
-    ):
-        with registered(before) as name:
-            state = small(method=name).state_dict()
-        with registered(after) as name:
-            small(method=name).load_state_dict(state)
-
-
-def test_fairseqs_names_are_kept():
-    """Post-LN and Pre-LN save what fairseq's `transformer` does, and no constant."""
-    for name in ("post_ln", "pre_ln"):
-        assert all(key.count(".") > 1 for key in small(method=name).state_dict())
+        assert {first, second} <= METHODS.keys()
+        assert len(looks) == len(METHODS)

@@ -14,26 +14,30 @@ from deepnet_fairseq.plugin.trainer import build_trainer, parse_training_flags
 
 from ..conftest import TRAIN_FLAGS
 
-TINY = ("--arch", "deepnet_transformer", "--encoder-layers", "2", "--decoder-layers", "2", "--encoder-embed-dim", "16",
-        "--encoder-ffn-embed-dim", "32", "--encoder-attention-heads", "2")  # fmt: skip
+TINY = (
+    "--arch", "deepnet_transformer", "--encoder-layers", "2", "--decoder-layers", "2", "--encoder-embed-dim", "16",
+    "--encoder-ffn-embed-dim", "32", "--encoder-attention-heads", "2",
+)  # fmt: skip
 # The learning rate is 7.5, 15, ... from update 2 on: without LayerNorm the numbers stop being finite at update 3.
 WILD = (*TINY, "--method", "t_fixup", "--lr", "300", "--warmup-updates", "40", "--warmup-init-lr", "1e-4")
 
 
 class Training:
-    """Trainer of the flags `common` and more, with the batches of its first epoch."""
+    """Trainer of the flags `common` and more, with the batches of its first epoch, an update at a time."""
 
     def __init__(self, data: Path, folder: Path, *flags: str, common: tuple[str, ...] = TRAIN_FLAGS):
-        self.trainer = build_trainer(parse_training_flags([str(data), *common, "--save-dir", str(folder), *flags]))
-        iterator = self.trainer.get_train_iterator(1)
+        args = parse_training_flags([str(data), *common, "--save-dir", str(folder), *flags])
+        self.trainer = build_trainer(args)
+        epoch = self.trainer.get_train_iterator(1)
         self.trainer.begin_epoch(1)
-        self.batches = iter(iterator.next_epoch_itr(shuffle=True))
+        self.batches = iter(epoch.next_epoch_itr(shuffle=True))
 
     @property
     def model(self):
         return self.trainer.get_model()
 
     def step(self) -> None:
+        """Make an update with the next batch."""
         self.trainer.train_step([next(self.batches)])
 
     def diverge(self) -> str:
@@ -56,7 +60,8 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
 
 def updates(folder: Path) -> int:
     """Return the number of updates in the last checkpoint of a folder."""
-    return torch.load(folder / "checkpoint_last.pt", weights_only=True)["optimizer_history"][-1]["num_updates"]
+    checkpoint = torch.load(folder / "checkpoint_last.pt", weights_only=True)
+    return checkpoint["optimizer_history"][-1]["num_updates"]
 
 
 class Poison(torch.autograd.Function):

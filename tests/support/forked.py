@@ -23,7 +23,8 @@ from deepnet_fairseq import plugin
 from deepnet_fairseq.plugin import command_line
 
 BIN = Path(sys.executable).parent
-QUIET = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)  # Python's defaults
+# Python's defaults
+IGNORED_WARNINGS = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
 
 
 def fork(words: list[str], folder: str | Path, seconds: int = 600) -> subprocess.CompletedProcess:
@@ -31,44 +32,65 @@ def fork(words: list[str], folder: str | Path, seconds: int = 600) -> subprocess
 
     seconds: time limit
     """
-    with tempfile.TemporaryDirectory() as room:
-        files = [Path(room, name) for name in ("out", "errors")]
+    with tempfile.TemporaryDirectory() as temporary:
+        output = Path(temporary, "output")
+        errors = Path(temporary, "errors")
         child = os.fork()
-        if not child:
+        if child == 0:
             status = 1
             gc.freeze()  # collecting the tests' models and process groups in this process crashed
             try:
-                _forget_the_tests(folder, files)
+                _forget_the_tests(folder, output, errors)
                 signal.alarm(seconds)
                 status = _run(words)
             finally:
                 os._exit(status & 0xFF)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        printed = (file.read_text(encoding="utf-8", errors="replace") for file in files)
-        return subprocess.CompletedProcess(words, status, *printed)
+        _, ended = os.waitpid(child, 0)
+        return subprocess.CompletedProcess(
+            args=words,
+            returncode=os.waitstatus_to_exitcode(ended),
+            stdout=output.read_text(encoding="utf-8", errors="replace"),
+            stderr=errors.read_text(encoding="utf-8", errors="replace"),
+        )
 
 
-def _forget_the_tests(folder: str | Path, files: list[Path]) -> None:
-    """Reset the process state that pytest and earlier tests have changed to that of a fresh process."""
-    for number, path in enumerate([Path(os.devnull), *files]):
-        os.dup2(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT), number)
-    sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w")
-    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
+def _forget_the_tests(folder: str | Path, output: Path, errors: Path) -> None:
+    """Reset the process state that pytest and earlier tests have changed to that of a fresh process.
+
+    folder: its working folder; output, errors: files for its standard output and error
+    """
+    _reset_streams(output, errors)
+    _reset_warnings()
+    _reset_logging()
     os.chdir(folder)
     os.environ["OMP_NUM_THREADS"] = "1"
     atexit._clear()
+    torch.set_grad_enabled(True)
+    random.seed(0)
+
+
+def _reset_streams(output: Path, errors: Path) -> None:
+    for number, path in enumerate([Path(os.devnull), output, errors]):
+        os.dup2(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT), number)
+    sys.stdin = sys.__stdin__ = os.fdopen(0)
+    sys.stdout = sys.__stdout__ = os.fdopen(1, "w")
+    sys.stderr = sys.__stderr__ = os.fdopen(2, "w")
+
+
+def _reset_warnings() -> None:
     importlib.reload(warnings)  # forget pytest's record of them
     warnings.resetwarnings()
-    for category in QUIET:
+    for category in IGNORED_WARNINGS:
         warnings.simplefilter("ignore", category)
     plugin.silence()
+
+
+def _reset_logging() -> None:
     logging.root.handlers.clear()  # as at the import of fairseq's programs
     level = os.environ.get("LOGLEVEL", "INFO").upper()
     logging.basicConfig(format=plugin.FORMAT, datefmt="%Y-%m-%d %H:%M:%S", level=level, stream=sys.stdout)
     logging.root.setLevel(level)
     logging.getLogger("fairseq").setLevel(logging.NOTSET)
-    torch.set_grad_enabled(True)
-    random.seed(0)
 
 
 def _run(words: list[str]) -> int:
