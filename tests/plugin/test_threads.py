@@ -164,12 +164,12 @@ CTRANSLATE2 = None  # in place of a width: the engine takes all cores
 
 @pytest.mark.parametrize(("width", "expected"), [(CTRANSLATE2, 3), (NARROW, 1), (WIDE, 3)])
 def test_translation_takes_threads_by_engine_and_width(three_cores, width, expected):
-    assert Settings().cores(width) == expected
+    assert Settings().choose_threads(width) == expected
 
 
 @pytest.mark.parametrize("width", [CTRANSLATE2, NARROW])
 def test_translation_takes_the_threads_that_are_given(three_cores, width):
-    assert Settings(threads=2).cores(width) == 2
+    assert Settings(threads=2).choose_threads(width) == 2
 
 
 @pytest.mark.parametrize("width", [CTRANSLATE2, WIDE])
@@ -177,7 +177,7 @@ def test_translation_takes_the_threads_of_the_environment(three_cores, width, mo
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     torch.set_num_threads(2)  # as torch does at its import
 
-    assert Settings().cores(width) == 2
+    assert Settings().choose_threads(width) == 2
 
 
 def comparison(folder: Path, seeds=(1,), jobs: int | None = None, flags: tuple[str, ...] = ()) -> compare.Grid:
