@@ -9,7 +9,7 @@ from itertools import count
 from torch import Tensor, nn
 
 from deepnet_fairseq.core.methods import METHODS, Method, register
-from deepnet_fairseq.core.methods.base import LISTENERS
+from deepnet_fairseq.core.methods.base import REGISTRATION_LISTENERS
 from deepnet_fairseq.core.modifiers import MODIFIERS, Modifier, register_modifier
 from deepnet_fairseq.core.slots import Residual
 
@@ -61,5 +61,5 @@ def registered_modifier(modifier: type[Modifier], name: str) -> Iterator[None]:
 
 def _tell_listeners() -> None:
     """Have the config classes made again, without what has been taken out of the registries."""
-    for listener in LISTENERS:
+    for listener in REGISTRATION_LISTENERS:
         listener()
