@@ -8,7 +8,6 @@ import shutil
 import stat
 import tarfile
 import zipfile
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,18 +15,24 @@ import pytest
 from deepnet_fairseq.data.archive import stream_lines, unpack
 from deepnet_fairseq.errors import UserError
 
+from ..support.disks import set_free_space
+from ..support.errors import refused
+from ..support.prepared import files_in
+
 NOISE = np.random.default_rng(0).integers(0, 256, 5_000, dtype=np.uint8).tobytes()  # does not compress
-LONG = b"short\n" + b"x" * 20_000_000
 FILES = {"a/train.de": b"ein Satz\nnoch einer\n" * 40, "a/b/c": b"", "noise": NOISE, "block": b"x" * 512}
 
 
-def make(path, *members):
-    """Write a zip or tar of (name or TarInfo, bytes)."""
-    if path.suffix == ".zip":
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
-            for member, body in members:
-                file.writestr(member, body)
-        return path
+def write_zip(path, members):
+    """Write a zip of (name, bytes); return its path."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, body in members:
+            file.writestr(name, body)
+    return path
+
+
+def write_tar(path, members):
+    """Write a .tar.gz of (name or TarInfo, bytes); return its path."""
     with tarfile.open(path, "w:gz") as tar:
         for member, body in members:
             info = member if isinstance(member, tarfile.TarInfo) else tarfile.TarInfo(member)
@@ -36,14 +41,17 @@ def make(path, *members):
     return path
 
 
-def info(name, kind=tarfile.REGTYPE, target="", mode=0o644):
+def write_archive(path, *members):
+    """Write a zip or a .tar.gz, by the name's ending; return its path."""
+    return write_zip(path, members) if path.suffix == ".zip" else write_tar(path, members)
+
+
+def tar_member(name, kind=tarfile.REGTYPE, target="", mode=0o644):
     member = tarfile.TarInfo(name)
-    member.type, member.linkname, member.mode = kind, target, mode
+    member.type = kind
+    member.linkname = target
+    member.mode = mode
     return member
-
-
-def content(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def everything(name):
@@ -57,116 +65,191 @@ def room(tmp_path):
     return tmp_path / "room"
 
 
-def refused(path, room, match):
-    """Check that an archive is refused in one line that names it, and that no file is written."""
-    before = content(room.parent)
-    with pytest.raises(UserError, match=match) as caught:
+def assert_writes_nothing(path, room):
+    """Check that an archive is refused in one line that names it first, and writes no file; return the way out."""
+    before = files_in(room.parent)
+    with refused(path) as caught:
         unpack(path, room / "dest", everything)
-    assert str(caught.value).startswith(str(path.parent)) and "\n" not in str(caught.value)
-    assert list(room.iterdir()) == [] and content(room.parent) == before
+    assert caught.value.subject == str(path)
+    assert list(room.iterdir()) == []
+    assert files_in(room.parent) == before
+    return caught.value.way_out
 
 
-def test_what_is_wanted(tmp_path, room):
-    """Unpacks only wanted members: others may be invalid, a leading ./ is ignored, and permissions are dropped."""
-    path = make(
-        tmp_path / "x.tgz", *FILES.items(), (info("./do", mode=0o6775), b"#!"), (info("d", tarfile.DIRTYPE), b"")
-    )
-    unpack(path, room / "made" / "dest", everything)
-    assert content(room / "made" / "dest") == FILES | {"do": b"#!"}
-    assert stat.S_IMODE((room / "made" / "dest" / "do").stat().st_mode) & 0o7111 == 0
-    path = make(tmp_path / "x.tgz", *FILES.items(), (info("l", tarfile.SYMTYPE, "/etc"), b""), ("/etc/passwd", b"root"))
-    unpack(path, room / "one", lambda name: name.endswith(".de"))
-    assert content(room / "one") == {"a/train.de": FILES["a/train.de"]}
-    with pytest.raises(UserError, match="holds none of the files wanted"):
-        unpack(path, room / "none", lambda name: name == "other")
-    assert sorted(path.name for path in room.iterdir()) == ["made", "one"]
+def test_an_archive_is_unpacked_into_its_folder(tmp_path, room):
+    path = write_archive(tmp_path / "x.tgz", *FILES.items(), (tar_member("d", tarfile.DIRTYPE), b""))
+
+    unpack(path, room / "new" / "dest", everything)
+
+    assert files_in(room / "new" / "dest") == FILES
 
 
-def test_no_archive(tmp_path, room):
-    refused(tmp_path / "gone.tgz", room, "fetch it first")
-    for name in ("x.tgz", "x.zip"):
-        (tmp_path / name).write_bytes(b"<!DOCTYPE html>")
-    refused(tmp_path / "x.tgz", room, "cannot be unpacked .*; remove it and fetch it again")
-    with pytest.raises(UserError, match="cannot be unpacked .*; remove it and fetch it again"):
-        next(stream_lines(tmp_path / "x.zip", "a"))
+def test_a_dot_in_front_of_names_and_permissions_are_dropped(tmp_path, room):
+    path = write_archive(tmp_path / "x.tgz", (tar_member("./do", mode=0o6775), b"#!"))
+
+    unpack(path, room / "dest", everything)
+
+    assert files_in(room / "dest") == {"do": b"#!"}
+    mode = stat.S_IMODE((room / "dest" / "do").stat().st_mode)
+    assert mode & 0o7111 == 0  # neither executable, nor setuid, setgid or sticky
 
 
-def read(path):
-    """Read an archive: the files of a tar, or the lines of a zip's members."""
+def test_only_what_is_wanted_is_unpacked(tmp_path, room):
+    """Other members may be invalid."""
+    link = (tar_member("l", tarfile.SYMTYPE, "/etc"), b"")
+    path = write_archive(tmp_path / "x.tgz", *FILES.items(), link, ("/etc/passwd", b"root"))
+
+    unpack(path, room / "dest", lambda name: name.endswith(".de"))
+
+    assert files_in(room / "dest") == {"a/train.de": FILES["a/train.de"]}
+    assert [path.name for path in room.iterdir()] == ["dest"]
+
+
+def test_an_archive_with_nothing_wanted_is_refused(tmp_path, room):
+    path = write_archive(tmp_path / "x.tgz", *FILES.items())
+
+    with refused(path):
+        unpack(path, room / "dest", lambda name: name == "other")
+
+    assert list(room.iterdir()) == []
+
+
+def test_an_archive_that_is_not_there_is_refused(tmp_path, room):
+    assert_writes_nothing(tmp_path / "gone.tgz", room)
+
+
+def test_a_web_page_in_place_of_a_tar_is_refused(tmp_path, room):
+    path = tmp_path / "x.tgz"
+    path.write_bytes(b"<!DOCTYPE html>")
+
+    assert_writes_nothing(path, room)
+
+
+def test_a_web_page_in_place_of_a_zip_is_refused(tmp_path):
+    path = tmp_path / "x.zip"
+    path.write_bytes(b"<!DOCTYPE html>")
+
+    with refused(path):
+        next(stream_lines(path, "a"))
+
+
+def read_all(path):
+    """Read an archive of FILES: the files of a tar, or the lines of a zip's members."""
     if path.suffix == ".zip":
         return [list(stream_lines(path, name)) for name in FILES]
     dest = path.parent / "dest"
     shutil.rmtree(dest, ignore_errors=True)
     unpack(path, dest, everything)
-    return content(dest)
+    return files_in(dest)
 
 
-@pytest.mark.parametrize("name", ("x.tar.gz", "x.zip"))
-def test_cut_anywhere_or_one_wrong_byte(name, tmp_path):
-    """Truncated archives are refused; a wrong byte is noticed unless it changes nothing, such as a time stamp."""
+@pytest.fixture(params=("x.tar.gz", "x.zip"))
+def archive(request, tmp_path):
+    """Provide an archive of FILES, with text in place of bytes that are none."""
     files = FILES | {"noise": NOISE.hex().encode()}
-    path = make(tmp_path / name, *files.items())
-    body, whole = path.read_bytes(), read(path)
-    for end in range(0, len(body), len(body) // 60):
-        path.write_bytes(body[:end])
-        with pytest.raises(UserError, match="x\\.[^ ]*: (cannot be unpacked|holds)"):
-            read(path)
+    return write_archive(tmp_path / request.param, *files.items())
+
+
+def sixty_places(body):
+    return range(0, len(body), len(body) // 60)
+
+
+def test_an_archive_that_is_cut_off_anywhere_is_refused(archive):
+    body = archive.read_bytes()
+    for end in sixty_places(body):
+        archive.write_bytes(body[:end])
+
+        with refused(archive):
+            read_all(archive)
+
+
+def test_a_wrong_byte_is_noticed_unless_it_changes_nothing(archive):
+    """Such as a byte of a time stamp."""
+    body = archive.read_bytes()
+    expected = read_all(archive)
     noticed = 0
-    for at in range(0, len(body), len(body) // 60):
-        path.write_bytes(body[:at] + bytes([body[at] ^ 0xFF]) + body[at + 1 :])
+    for place in sixty_places(body):
+        wrong = body[place] ^ 0xFF
+        archive.write_bytes(body[:place] + bytes([wrong]) + body[place + 1 :])
         try:
-            assert read(path) == whole, at
+            assert read_all(archive) == expected, place
         except UserError:
             noticed += 1
+
     assert noticed > 50
 
 
 @pytest.mark.parametrize("kind", (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE))
-def test_links_and_devices(kind, tmp_path, room):
-    """Links and device files are refused: corpora have none, and path attacks on unpackers use them."""
-    path = make(tmp_path / "x.tgz", ("file", b"1"), (info("odd", kind, "file"), b""), ("odd/through", b"2"))
-    refused(path, room, "'odd' is no ordinary file")
+def test_links_and_devices_are_refused(kind, tmp_path, room):
+    """Corpora have none, and path attacks on unpackers use them."""
+    odd = tar_member("odd", kind, "file")
+    path = write_archive(tmp_path / "x.tgz", ("file", b"1"), (odd, b""), ("odd/through", b"2"))
+
+    assert "'odd'" in assert_writes_nothing(path, room)
 
 
-@pytest.mark.parametrize("name", ("../evil", "a/../../evil", "/evil", "x" * 300))
-def test_names_that_lead_elsewhere(name, tmp_path, room):
-    """Names that point outside are refused or stay in the folder; a refused archive writes nothing."""
-    path = make(tmp_path / "x.tgz", (info(name), b"text"))
-    try:
-        unpack(path, room / "dest", everything)
-    except UserError as error:
-        assert "x.tgz: '" in str(error) and "\n" not in str(error) and list(room.iterdir()) == []
-    assert all(name.startswith("room/dest/") for name in content(tmp_path).keys() - {"x.tgz"})
+@pytest.mark.parametrize("name", ("../evil", "a/../../evil", "x" * 300))
+def test_names_that_lead_outside_or_are_too_long_are_refused(name, tmp_path, room):
+    path = write_archive(tmp_path / "x.tgz", (tar_member(name), b"text"))
+
+    assert f"'{name[:60]}'" in assert_writes_nothing(path, room)
 
 
-def test_bomb(tmp_path, room, monkeypatch):
-    """Refuses an archive of 30 MB of zeros in less than 60 kB when the disk has 20 MB free."""
-    path = make(tmp_path / "bomb.tgz", ("fine", b"fine"), ("zeros", b"\0" * 30_000_000))
+def test_a_name_that_begins_at_the_root_stays_in_the_folder(tmp_path, room):
+    path = write_archive(tmp_path / "x.tgz", (tar_member("/evil"), b"text"))
+
+    unpack(path, room / "dest", everything)
+
+    assert files_in(tmp_path).keys() == {"x.tgz", "room/dest/evil"}
+
+
+def test_an_archive_that_the_disk_does_not_take_is_refused(tmp_path, room, monkeypatch):
+    """30 MB of zeros come in less than 60 kB, and the disk has 20 MB free."""
+    path = write_archive(tmp_path / "bomb.tgz", ("fine", b"fine"), ("zeros", b"\0" * 30_000_000))
     assert path.stat().st_size < 60_000
-    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=20_000_000))
-    refused(path, room, r"bomb\.tgz: needs 30\.0MB, .* has 20\.0MB free")
+    set_free_space(monkeypatch, 20_000_000)
+
+    way_out = assert_writes_nothing(path, room)
+
+    assert "30.0MB" in way_out
+    assert "20.0MB" in way_out
 
 
-@pytest.mark.parametrize("name", ("x.tgz", "x.zip"))
-def test_lines_of_a_member(name, tmp_path):
-    """Lines end with \n only: parallel text has other Unicode separators within sentences."""
-    lines = ["ein Satz", "", "a\u2028b\x85c\x0bd\re", "größer", "last"]
-    path = make(tmp_path / name, ("a", b"x\n"), ("d/text", "\n".join(lines).encode()), ("z", NOISE), ("long", LONG))
-    assert list(stream_lines(path, "d/text")) == lines
-    for wrong, message in (
-        ("d/other", "d/other"),
-        ("z", "z, line 1: not UTF-8"),
-        ("long", "long, line 2: is longer than 16"),
-    ):
-        with pytest.raises(UserError, match=message):
-            list(stream_lines(path, wrong))
+LINES = ["ein Satz", "", "a\u2028b\x85c\x0bd\re", "größer", "last"]  # with separators of other standards than "\n"
+TOO_LONG = b"short\n" + b"x" * 20_000_000
 
 
-def test_lines_stream(tmp_path):
-    """Lines before a truncation are read, then a UserError follows."""
-    path = make(tmp_path / "x.tgz", ("t", b"a line of text, some\n" * 500_000))
+@pytest.fixture(scope="module", params=("x.tgz", "x.zip"))
+def archive_of_text(request, tmp_path_factory):
+    """Provide an archive with LINES in d/text, bytes that are no text in "noise", and a second line too long."""
+    members = {"a": b"x\n", "d/text": "\n".join(LINES).encode(), "noise": NOISE, "long": TOO_LONG}
+    return write_archive(tmp_path_factory.mktemp("text") / request.param, *members.items())
+
+
+def test_lines_of_a_member_end_at_line_feeds_only(archive_of_text):
+    """Parallel text has other Unicode separators within sentences."""
+    assert list(stream_lines(archive_of_text, "d/text")) == LINES
+
+
+def test_a_member_that_is_missing_is_named(archive_of_text):
+    with refused(archive_of_text) as caught:
+        list(stream_lines(archive_of_text, "d/other"))
+
+    assert "d/other" in caught.value.way_out
+
+
+@pytest.mark.parametrize(("member", "line"), [("noise", 1), ("long", 2)])
+def test_a_line_that_is_no_text_or_too_long_is_named(member, line, archive_of_text):
+    with refused(f"{member}, line {line}"):
+        list(stream_lines(archive_of_text, member))
+
+
+def test_lines_before_the_place_where_an_archive_is_cut_off_are_read(tmp_path):
+    path = write_archive(tmp_path / "x.tgz", ("t", b"a line of text, some\n" * 500_000))
     os.truncate(path, path.stat().st_size - 2000)
+
     lines = stream_lines(path, "t")
+
     assert next(lines) == "a line of text, some"
-    with pytest.raises(UserError, match="cannot be unpacked"):
+    with refused(path):
         list(lines)

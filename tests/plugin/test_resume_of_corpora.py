@@ -7,10 +7,10 @@ import random
 import pytest
 
 from ..conftest import TRAIN_FLAGS
-from ..data.test_multilingual import prepared, sharded, text  # noqa: F401  # fixtures
 from ..support import lm_trainings
 from ..support.lives import TINY, assert_ends_as_one_left_alone
-from ..support.prepared import lines
+from ..support.many_pairs import make_many_pairs, make_many_pairs_text, make_sharded_pairs  # noqa: F401
+from ..support.prepared import lines_of
 
 SAVES = ("--save-interval-updates", "3", "--keep-interval-updates", "1", "--max-update", "30")
 WATCHED = [flag for flag in TRAIN_FLAGS if flag != "--disable-validation"]
@@ -42,10 +42,10 @@ def test_a_killed_training_of_a_language_model_ends_as_one_left_alone(case, tmp_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", SAMPLING_METHODS)
-def test_a_killed_training_of_many_pairs_ends_as_one_left_alone(method, sharded, tmp_path):  # noqa: F811
+def test_a_killed_training_of_many_pairs_ends_as_one_left_alone(method, sharded_pairs, tmp_path):
     """Its data are several pairs in both directions, cut into folders, of which each epoch takes the next."""
-    shards = [sharded / "bin" / name for name in ("shard00", "shard01")]
-    pairs = lines(shards[0] / "pairs.txt")
+    shards = [sharded_pairs / "bin" / name for name in ("shard00", "shard01")]
+    pairs = lines_of(shards[0] / "pairs.txt")
     task = (
         "--task", "translation_multi_simple_epoch", "--lang-dict", shards[0] / "langs.txt", "--encoder-langtok", "tgt",
         "--lang-pairs", ",".join(pairs),

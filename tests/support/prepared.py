@@ -5,31 +5,41 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
+from pathlib import Path
+
+OF_A_CORPUS = ("bin", "reference", "recipe.json", "spm.model")  # what stays when text and downloads are removed
 
 
-def lines(path) -> list[str]:
+def lines_of(path: Path) -> list[str]:
     """Read lines; only "\n" ends a line, and the last line must have one."""
     text = path.read_text(encoding="utf-8")
     assert text.endswith("\n")
     return text[:-1].split("\n")
 
 
-def content(dest) -> dict[str, bytes]:
-    """Return the files of a prepared corpus, path -> bytes."""
-    names = ("bin", "reference", "recipe.json", "spm.model")
-    files = [path for name in names for path in [dest / name, *(dest / name).rglob("*")]]
-    return {str(path.relative_to(dest)): path.read_bytes() for path in files if path.is_file()}
+def files_in(folder: Path) -> dict[str, bytes]:
+    """Return the content of every file in a folder and the folders within, by its path from there."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def killed_at(step: str, build) -> None:
+def corpus_files(dest: Path) -> dict[str, bytes]:
+    """Return the content of the files of a prepared corpus, by their paths in its folder."""
+    return {name: content for name, content in files_in(dest).items() if name.split("/")[0] in OF_A_CORPUS}
+
+
+def kill_at_step(step: str, build: Callable[[], object]) -> None:
     """Run build() in a child process, which gets SIGKILL as soon as it announces the step."""
     read, write = os.pipe()
-    if not (child := os.fork()):
+    child = os.fork()
+    if child == 0:
         sys.stdout = open(write, "w", buffering=1)  # noqa: SIM115
         build()
         os._exit(0)
+
     os.close(write)
     with open(read) as out:
         assert any(line == f"== {step}\n" for line in out)
         os.kill(child, signal.SIGKILL)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
