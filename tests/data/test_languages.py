@@ -2,37 +2,58 @@
 
 import pytest
 
-from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.languages import check_pair, parse_pair, readings
+
+from ..support.errors import refused
 
 PAIRS = """de en, zho_Hans eng_Latn, es_419 en, zh-Hans en, en zh-Hans, sr-Latn-RS en, pt-BR zh-Hant-TW, ca-valencia en,
     ca_valencia es-419, de-1996 en, qaa qab, DE EN, english german"""
-WRONG = {
-    "zh-tw-en": "--pairs zh-tw-en: may be zh and tw-en or zh-tw and en; write _ for - within a code, as zh_tw-en",
-    "en": "--pairs 'en': is no pair", "-en": "is no pair", "de-": "is no pair", "de.x-en": "is no pair",
-    "de--en": "is no pair", "a" * 41 + "-en": "is no pair", "zh-Hans-zh-Hans": "the same language twice",
-}  # fmt: skip
+NO_PAIRS = ["en", "-en", "de-", "de.x-en", "de--en", "a" * 41 + "-en"]
+NO_CODES = ["", "a.b", "de/en", "ca@valencia", "日本", "de ", "de\n", "_de", "--help", "x" * 41]
 
 
 @pytest.mark.parametrize("pair", PAIRS.split(","))
-def test_pairs(pair):
-    assert parse_pair("--pairs", pair.strip().replace(" ", "-")) == tuple(pair.split())
+def test_a_pair_is_two_codes_with_a_hyphen_between(pair):
+    source, target = pair.split()
+
+    assert parse_pair("--pairs", f"{source}-{target}") == (source, target)
 
 
-def test_known_codes_go_before_the_usual_form():
+def test_a_reading_by_known_codes_goes_before_the_usual_form_of_codes():
     assert readings("zh-tw-en", known=["en", "zh-tw", "de"]) == [("zh-tw", "en")]
-    assert readings("my-notes") and not readings("my-notes", words=False)
-    assert readings("zh_Hans-en", words=False) and readings("DE-EN", words=False)
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_no_pairs(name):
-    with pytest.raises(UserError) as caught:
+def test_words_in_place_of_codes_are_a_pair_only_if_they_may_be():
+    assert readings("my-notes")
+    assert not readings("my-notes", words=False)
+
+
+@pytest.mark.parametrize("name", ["zh_Hans-en", "DE-EN"])
+def test_codes_are_a_pair_where_words_are_none(name):
+    assert readings(name, words=False)
+
+
+@pytest.mark.parametrize("name", NO_PAIRS)
+def test_what_is_no_pair_of_codes_is_refused(name):
+    with refused(f"--pairs {name!r}"):
         parse_pair("--pairs", name)
-    assert WRONG[name] in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("code", ["", "a.b", "de/en", "ca@valencia", "日本", "de ", "de\n", "_de", "--help", "x" * 41])
-def test_no_codes(code):
-    with pytest.raises(UserError, match="SOURCE .*is no code of a language"):
+def test_the_same_language_twice_is_refused():
+    with refused("--pairs zh-Hans-zh-Hans"):
+        parse_pair("--pairs", "zh-Hans-zh-Hans")
+
+
+def test_a_pair_that_can_be_read_in_two_ways_is_refused_with_a_clear_one():
+    with refused("--pairs zh-tw-en") as caught:
+        parse_pair("--pairs", "zh-tw-en")
+
+    assert "zh and tw-en" in caught.value.way_out
+    assert "zh-tw and en" in caught.value.way_out
+    assert "zh_tw-en" in caught.value.way_out
+
+
+@pytest.mark.parametrize("code", NO_CODES)
+def test_what_is_no_code_of_a_language_is_refused(code):
+    with refused(f"SOURCE {code!r}"):
         check_pair("SOURCE", "en", code)

@@ -1,7 +1,6 @@
 """Tests of the embedded corpus and of the preparation of any text."""
 
 import hashlib
-import resource
 
 import pytest
 import sentencepiece
@@ -10,161 +9,248 @@ from fairseq.data import data_utils
 from deepnet_fairseq.cli import main
 from deepnet_fairseq.data import lines, parallel_text
 from deepnet_fairseq.data.binarise import binarise
-from deepnet_fairseq.data.language import SIZES as DEFAULT
+from deepnet_fairseq.data.language import SIZES as DEFAULT_SIZES
 from deepnet_fairseq.data.language import make_corpus, write_corpus
 from deepnet_fairseq.data.parallel_text import prepare_text, read_parallel
-from deepnet_fairseq.errors import UserError
 
+from ..support.disks import files_limited_to
+from ..support.errors import refused
 from ..support.helpers import run
+from ..support.prepared import files_in
 
-BLANK = " \u200b\u200e\u2028\ufffd\u2581\x07\u00ad".encode()  # characters without ink
+LANGS = ("qaa", "qab")
 SIZES = {"train": 2000, "valid": 100, "test": 100}
+PIECES = 300
+WITHOUT_INK = " \u200b\u200e\u2028\ufffd\u2581\x07\u00ad".encode()
+# SHA-256 of the embedded corpus that recorded runs were trained on, as "SOURCE<tab>TARGET" lines of all splits
+RECORDED_CORPUS = "fccc775b5013d50fec3bb65f06ec4a4d096c26136a293c6ea3e2018535d968ca"
 
 
 @pytest.fixture(scope="module")
-def corpus():
+def embedded_corpus():
+    """Provide split -> sentence pairs."""
     return make_corpus(SIZES)
 
 
-def test_splits_do_not_overlap_and_are_seeded_and_extensible(corpus):
-    for side in (0, 1):
-        lines = [pair[side] for text in corpus.values() for pair in text]
-        assert len(set(lines)) == len(lines) == sum(SIZES.values())
+@pytest.mark.parametrize("side", (0, 1))
+def test_the_embedded_corpus_holds_no_sentence_twice(side, embedded_corpus):
+    sentences = [pair[side] for text in embedded_corpus.values() for pair in text]
+
+    assert len(sentences) == sum(SIZES.values())
+    assert len(set(sentences)) == len(sentences)
+
+
+def test_more_training_text_leaves_the_rest_of_the_embedded_corpus(embedded_corpus):
     longer = make_corpus(SIZES | {"train": 3000})
-    assert longer["train"][:2000] == corpus["train"] and longer["test"] == corpus["test"]
-    assert make_corpus(SIZES, seed=2)["test"] != corpus["test"]
-    for sizes, nouns in ((SIZES | {"test": 0}, 9), (SIZES, 10**6)):
-        with pytest.raises(UserError, match="at least 1 sentence a split, 1 to 20,000 nouns"):
-            make_corpus(sizes, nouns=nouns)
+
+    assert longer["train"][:2000] == embedded_corpus["train"]
+    assert longer["test"] == embedded_corpus["test"]
 
 
-def test_the_corpus_is_the_one_that_recorded_runs_were_trained_on(corpus):
-    """The embedded corpus equals, word for word, the one that recorded runs were trained on."""
-    text = "".join(f"{source}\t{target}\n" for split in corpus.values() for source, target in split)
-    assert (
-        hashlib.sha256(text.encode()).hexdigest() == "fccc775b5013d50fec3bb65f06ec4a4d096c26136a293c6ea3e2018535d968ca"
-    )
+def test_another_seed_gives_another_embedded_corpus(embedded_corpus):
+    assert make_corpus(SIZES, seed=2)["test"] != embedded_corpus["test"]
 
 
-def test_command_writes_it(tmp_path):
+@pytest.mark.parametrize(("sizes", "nouns"), [(SIZES | {"test": 0}, 9), (SIZES, 10**6)])
+def test_an_embedded_corpus_without_sentences_or_of_too_many_nouns_is_refused(sizes, nouns):
+    with refused("corpus", "20,000 nouns"):
+        make_corpus(sizes, nouns=nouns)
+
+
+def test_the_embedded_corpus_is_the_one_that_recorded_runs_were_trained_on(embedded_corpus):
+    text = "".join(f"{source}\t{target}\n" for split in embedded_corpus.values() for source, target in split)
+
+    assert hashlib.sha256(text.encode()).hexdigest() == RECORDED_CORPUS
+
+
+def test_the_command_writes_the_embedded_corpus(tmp_path):
     run("deepnet", "prepare", "language", tmp_path / "c", "--seed", "2")
-    expected = make_corpus(DEFAULT, seed=2)
-    assert all(read_parallel(str(tmp_path / "c" / split), "qaa", "qab") == expected[split] for split in DEFAULT)
+
+    expected = make_corpus(DEFAULT_SIZES, seed=2)
+    for split in DEFAULT_SIZES:
+        assert read_parallel(str(tmp_path / "c" / split), *LANGS) == expected[split]
 
 
-def test_a_full_disk(tmp_path):
-    """A full disk, imitated by a limit on file sizes, ends the command in one line and leaves no file."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
-    try:
-        with pytest.raises(
-            SystemExit, match=r"train\.qa[ab]: could not be written \(File too large\); free some space"
-        ):
-            main(["prepare", "language", str(tmp_path / "c")])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+def test_a_full_disk_ends_the_command_in_one_line_and_leaves_no_file(tmp_path):
+    with files_limited_to(100_000), pytest.raises(SystemExit, match=r"^deepnet: error: .*/train\.qa[ab]: .*$"):
+        main(["prepare", "language", str(tmp_path / "c")])
+
     assert not list(tmp_path.iterdir())
 
 
-def test_text_stays_as_it_is_and_mixed_letters_are_told(tmp_path, capsys):
-    """Text passes through SentencePiece unchanged but for white space; mixed forms of letters give a warning."""
-    line = "10² ½ ﬁ می\u200cخواهم é e\u0301 Ａ"
-    model = sentencepiece.SentencePieceProcessor(model_proto=parallel_text.sentencepiece_model([line] * 9, 40))
-    assert model.decode(model.encode(line)) == line and model.decode(model.encode("1\u00a0\t0")) == "1 0"
+@pytest.mark.parametrize(
+    ("typed", "decoded"),
+    [("10² ½ ﬁ می\u200cخواهم é e\u0301 Ａ", "10² ½ ﬁ می\u200cخواهم é e\u0301 Ａ"), ("1\u00a0\t0", "1 0")],
+    ids=["characters", "white space"],
+)
+def test_sentencepiece_changes_nothing_but_white_space(typed, decoded):
+    learnt_from = ["10² ½ ﬁ می\u200cخواهم é e\u0301 Ａ"] * 9
+    model = sentencepiece.SentencePieceProcessor(model_proto=parallel_text.sentencepiece_model(learnt_from, 40))
+
+    assert model.decode(model.encode(typed)) == decoded
+
+
+def test_letters_in_composed_and_decomposed_form_give_a_warning_by_language(capsys):
     rows = [("\u00e9", "\u00e9 \u095c"), ("e\u0301", "\u0921\u093c"), ("e\u0301", "\u212b")]
     lines.note_letters(["vi", "hi"], rows)
-    out = capsys.readouterr().out
-    assert (
-        out.count("\n") == 2
-        and "WARNING: hi (nukta and dots): 1 lines" in out
-        and "vi: 1 lines have composed letters" in out
-        and ", 2 decomposed ones" in out
-    )
+
+    warnings = sorted(capsys.readouterr().out.splitlines())
+    assert len(warnings) == 2
+    assert all("WARNING: " in warning for warning in warnings)
+    of_hindi, of_vietnamese = warnings
+    assert "hi (nukta and dots): 1 " in of_hindi
+    assert "vi: 1 " in of_vietnamese  # line of composed letters
+    assert ", 2 " in of_vietnamese  # lines of decomposed ones
 
 
 @pytest.fixture
-def text(tmp_path, corpus):
-    write_corpus(corpus, tmp_path)
+def text_prefixes(tmp_path, embedded_corpus):
+    """Provide split -> prefix of a text that a test may change."""
+    write_corpus(embedded_corpus, tmp_path)
     return {split: str(tmp_path / split) for split in SIZES}
 
 
-SPOILED = {
-    "unequal": (lambda lines: lines[:50] + lines[51:], r"lines"),
-    "bad UTF-8": (lambda lines: [*lines[:6], b"caf\xe9", *lines[7:]], r"line 7: not UTF-8"),
-    "empty line": (lambda lines: [*lines[:9], BLANK, *lines[10:]], r"line 10: empty; .*--drop-empty"),
+def replace_line(path, number, *replacements):
+    """Put other lines of bytes in the place of a line, whose number counts from 1."""
+    content = path.read_bytes().split(b"\n")
+    content[number - 1 : number] = replacements
+    path.write_bytes(b"\n".join(content))
+
+
+SPOILED = {  # what is wrong -> line, what comes in its place, what the refusal is about, what else it names
+    "unequal sides": (51, [], "test.qab", ["100", "99"]),
+    "bad UTF-8": (7, [b"caf\xe9"], "test.qab, line 7", []),
+    "an empty line": (10, [WITHOUT_INK], "test.qab, line 10", ["--drop-empty"]),
 }
 
 
-def spoil(path, change):
-    path.write_bytes(b"\n".join(change(path.read_bytes().split(b"\n"))))
-
-
 @pytest.mark.parametrize("kind", SPOILED)
-def test_spoiled_text_is_refused_before_anything_is_written(kind, text, tmp_path):
-    change, message = SPOILED[kind]
-    spoil(tmp_path / "test.qab", change)
-    with pytest.raises(UserError, match=message) as caught:
-        prepare_text(("qaa", "qab"), text, tmp_path / "bin", vocab=300)
-    assert f"{tmp_path}/test.qab" in str(caught.value) and not list(tmp_path.glob("bin*"))
+def test_spoiled_text_is_refused_before_anything_is_written(kind, text_prefixes, tmp_path):
+    number, replacements, subject, facts = SPOILED[kind]
+    replace_line(tmp_path / "test.qab", number, *replacements)
+
+    with refused(tmp_path / subject) as caught:
+        prepare_text(LANGS, text_prefixes, tmp_path / "bin", vocab=PIECES)
+
+    for fact in facts:
+        assert fact in str(caught.value)
+    assert not list(tmp_path.glob("bin*"))
 
 
-def test_missing_file_and_too_small_a_corpus(text, tmp_path):
+def test_a_missing_file_is_refused(text_prefixes, tmp_path):
+    with refused(tmp_path / "nowhere.qaa"):
+        prepare_text(LANGS, text_prefixes | {"valid": str(tmp_path / "nowhere")}, tmp_path / "bin", PIECES)
+
+    assert not list(tmp_path.glob("bin*"))
+
+
+@pytest.mark.parametrize(
+    ("pieces", "limit"),
+    [(30_000, r"at most \d+"), (0, "1"), (20, r"\d+ characters")],
+    ids=["too many", "none", "too few"],
+)
+def test_a_vocabulary_that_cannot_be_is_refused_with_its_limit(pieces, limit, text_prefixes, tmp_path):
+    with refused(f"--vocab {pieces}") as caught:
+        prepare_text(LANGS, text_prefixes, tmp_path / "bin", pieces)
+
+    assert caught.match(limit)
+    assert not list(tmp_path.glob("bin*"))
+
+
+def test_a_folder_whose_name_fairseq_would_split_is_refused(text_prefixes, tmp_path):
+    with refused(tmp_path / "a:b"):
+        prepare_text(LANGS, text_prefixes, tmp_path / "a:b", PIECES)
+
+    assert not (tmp_path / "a:b").exists()
+
+
+def test_a_folder_that_exists_is_refused_and_left_alone(text_prefixes, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis").write_text("keep")
-    for lang in ("qaa", "qab"):
+
+    with refused(tmp_path / "mine"):
+        prepare_text(LANGS, text_prefixes, tmp_path / "mine", PIECES)
+
+    assert files_in(tmp_path / "mine") == {"thesis": b"keep"}
+
+
+def test_several_training_texts_are_refused(text_prefixes, tmp_path):
+    both = f"{text_prefixes['train']},{text_prefixes['test']}"
+
+    with refused(both):
+        prepare_text(LANGS, text_prefixes | {"train": both}, tmp_path / "bin", PIECES)
+
+
+def test_too_few_training_pairs_are_refused(text_prefixes, tmp_path):
+    for lang in LANGS:
         (tmp_path / f"few.{lang}").write_text("a b\n" * 50)
-    for message, prefixes, dest, vocab in (
-        (r"nowhere\.qaa: no such file", {"valid": str(tmp_path / "nowhere")}, "bin", 300),
-        (r"--vocab 30000: this text supports at most \d+", {}, "bin", 30_000),
-        ("--vocab 0: must be 1 or more", {}, "bin", 0),
-        ("takes a name with : for several folders", {}, "a:b", 300),
-        (r"--vocab 20: below this text's \d+ characters", {}, "bin", 20),
-        ("exists already", {}, "mine", 300),
-        ("test: one training prefix only", {"train": f"{text['train']},{text['test']}"}, "bin", 300),
-        ("50 training pairs: too few", {"train": str(tmp_path / "few")}, "bin", 300),
-    ):
-        with pytest.raises(UserError, match=message):
-            prepare_text(("qaa", "qab"), text | prefixes, tmp_path / dest, vocab)
-    assert (tmp_path / "mine" / "thesis").read_text() == "keep" and not list(tmp_path.glob("bin*"))
+
+    with refused("50 training pairs"):
+        prepare_text(LANGS, text_prefixes | {"train": str(tmp_path / "few")}, tmp_path / "bin", PIECES)
+
+    assert not list(tmp_path.glob("bin*"))
 
 
-def test_drop_empty_and_several_test_sets(text, tmp_path, monkeypatch):
-    files = {}
-    monkeypatch.setattr(parallel_text, "binarise", lambda langs, texts, *_: files.update(texts))
-    spoil(tmp_path / "train.qaa", lambda lines: [BLANK, *lines[1:]])
-    prefixes = text | {"test": f"{text['test']},{text['valid']}"}
-    prepare_text(("qaa", "qab"), prefixes, tmp_path / "bin", vocab=300, drop_empty=True)
-    assert list(files) == [path.name for path in files.values()] == ["train", "valid", "test", "test1"]
-    lengths = {path.name: len(path.read_text().splitlines()) for path in (tmp_path / "bin" / "text").iterdir()}
-    assert lengths["train.qaa"] == SIZES["train"] - 1 and lengths["test1.qab"] == SIZES["valid"]
+def test_drop_empty_leaves_out_a_pair_with_an_empty_side(text_prefixes, tmp_path):
+    replace_line(tmp_path / "train.qaa", 1, WITHOUT_INK)
+
+    prepare_text(LANGS, text_prefixes, tmp_path / "bin", vocab=PIECES, drop_empty=True)
+
+    for lang in LANGS:
+        prepared = (tmp_path / "bin" / "text" / f"train.{lang}").read_text().splitlines()
+        assert len(prepared) == SIZES["train"] - 1
+
+
+def test_several_test_sets_are_numbered(text_prefixes, tmp_path, monkeypatch):
+    binarised = {}
+    monkeypatch.setattr(parallel_text, "binarise", lambda langs, texts, *_: binarised.update(texts))
+    two_tests = f"{text_prefixes['test']},{text_prefixes['valid']}"
+
+    prepare_text(LANGS, text_prefixes | {"test": two_tests}, tmp_path / "bin", vocab=PIECES)
+
+    names = ["train", "valid", "test", "test1"]
+    assert list(binarised) == names
+    assert [path.name for path in binarised.values()] == names
+    assert len((tmp_path / "bin" / "text" / "test1.qab").read_text().splitlines()) == SIZES["valid"]
     for name in ("valid", "test1"):
-        assert read_parallel(str(tmp_path / "bin" / "raw" / name), "qaa", "qab") == read_parallel(
-            text["valid"], "qaa", "qab"
-        )
+        raw = read_parallel(str(tmp_path / "bin" / "raw" / name), *LANGS)
+        assert raw == read_parallel(text_prefixes["valid"], *LANGS)
 
 
-def test_pieces_outside_a_given_dictionary_are_counted(data, tmp_path, monkeypatch):
-    """Pieces that a given dictionary lacks are counted, equally with one process and with three.
-
-    The piece <unk> is in every dictionary.
-    """
+@pytest.fixture(params=(1, 3))
+def binarised_with_dictionary(request, tmp_path, monkeypatch):
+    """Provide (folder, counts) of text binarised by one or three processes with a dictionary of a and b alone."""
     monkeypatch.setattr(lines, "CHUNK", 3)
     (tmp_path / "text").write_text("a b\n<unk> x\n\n\u2028 a\rb c\n" + "a\n" * 20)
     (tmp_path / "dict").write_text("a 1\nb 1\n")
-    counts, made = [], []
-    for workers in (1, 3):
-        dest = tmp_path / str(workers)
-        dest.mkdir()
-        counts.append(binarise(None, {"valid": tmp_path / "text"}, dest, workers, tmp_path / "dict"))
-        made.append({path.name: path.read_bytes() for path in dest.iterdir()})
-    assert counts[0] == counts[1] and made[0] == made[1]
-    assert counts[0]["text"]["valid"]["text"] == {"sentences": 24, "pieces": 27, "unknown": 3.92}
-    ids = [row.tolist() for row in data_utils.load_indexed_dataset(str(tmp_path / "3" / "valid"))]
-    assert ids[:4] == [[4, 5, 2], [3, 3, 2], [2], [4, 5, 3, 2]]
+    dest = tmp_path / "binarised"
+    dest.mkdir()
+    counts = binarise(None, {"valid": tmp_path / "text"}, dest, request.param, tmp_path / "dict")
+    return dest, counts
 
 
-def test_the_same_bytes_as_fairseq_preprocess(data, tmp_path):
+def test_pieces_outside_a_given_dictionary_are_counted(binarised_with_dictionary):
+    """The piece <unk> is in every dictionary; the percentage is of pieces and the ends of the 24 sentences."""
+    _, counts = binarised_with_dictionary
+
+    expected = {"sentences": 24, "pieces": 27, "unknown": 3.92}  # 2 of 51
+    assert counts["text"]["valid"]["text"] == expected
+
+
+def test_pieces_outside_a_given_dictionary_have_the_number_of_unk(binarised_with_dictionary):
+    """The numbers: 2 ends a sentence, 3 is <unk>, 4 is a and 5 is b."""
+    dest, _ = binarised_with_dictionary
+
+    numbers = [row.tolist() for row in data_utils.load_indexed_dataset(str(dest / "valid"))]
+    assert numbers[:4] == [[4, 5, 2], [3, 3, 2], [2], [4, 5, 3, 2]]
+    assert numbers[4:] == [[4, 2]] * 20
+
+
+def test_the_data_have_the_bytes_of_fairseq_preprocess(data, tmp_path):
     prefixes = [f"--{split}pref={data / 'text' / split}" for split in SIZES]
     run("fairseq-preprocess", "-s", "qaa", "-t", "qab", "--joined-dictionary", *prefixes, "--destdir", tmp_path)
-    made = [path for path in tmp_path.iterdir() if path.suffix != ".log"]
-    assert len(made) == 2 + 2 * 2 * 3 and all(path.read_bytes() == (data / path.name).read_bytes() for path in made)
+
+    expected = {name: content for name, content in files_in(tmp_path).items() if not name.endswith(".log")}
+    assert len(expected) == 2 + 2 * 2 * 3  # dictionaries; .bin and .idx of two sides of three splits
+    for name, content in expected.items():
+        assert (data / name).read_bytes() == content

@@ -1,10 +1,7 @@
 """Tests that text comes from pipes and standard input wherever it comes from files."""
 
 import io
-import os
 import sys
-import threading
-from pathlib import Path
 
 import pytest
 
@@ -15,108 +12,167 @@ from deepnet_fairseq.study.scoring.paired import significance
 from deepnet_fairseq.study.scoring.scores import score
 from deepnet_fairseq.tools.verify.reading import read_names
 
+from ..conftest import SPLITS
+from ..support.errors import assert_refused, refused
+from ..support.pipes import fill_pipe, filled_pipes
 from ..support.translated import noisy, sentences, write_generated
 
-SPLITS = ("train", "valid", "test")
+
+@pytest.fixture
+def make_pipe(tmp_path):
+    """Provide a function that makes a named pipe of a text; the text must have been read at the end."""
+    with filled_pipes() as make:
+        yield lambda text, name="pipe": make(tmp_path / name, text.encode())
 
 
 @pytest.fixture
-def pipe(tmp_path):
-    """Give a function that makes a named pipe, and writes its text as soon as somebody reads."""
-    writers = []
+def fill_stdin(monkeypatch):
+    """Provide a function that puts text into standard input."""
 
-    def make(text: str, name: str = "pipe") -> Path:
-        path = tmp_path / name
-        os.mkfifo(path)
-        writers.append(threading.Thread(target=path.write_bytes, args=(text.encode(),), daemon=True))
-        writers[-1].start()
-        return path
-
-    yield make
-    for writer in writers:
-        writer.join(timeout=60)
-        assert not writer.is_alive()
-
-
-@pytest.fixture
-def stdin(monkeypatch):
-    """Give a function that puts text into standard input."""
-
-    def put(text: str) -> None:
+    def fill(text: str) -> None:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
 
-    return put
+    return fill
 
 
-def test_lines_of_a_file_a_pipe_and_standard_input_are_alike(tmp_path, pipe, stdin):
-    text = "eins zwei\n\ndrei\rvier\nohne Ende"
-    (tmp_path / "file").write_bytes(text.encode())
-    stdin(text)
-    for path in (tmp_path / "file", pipe(text), STDIN):
-        assert list(read_lines(path)) == text.split("\n")
-    assert "".join(read_lines(tmp_path / "file", keepends=True)) == text
+@pytest.fixture(params=["file", "pipe", "standard input"])
+def make_source(request, tmp_path, make_pipe, fill_stdin):
+    """Provide a function that puts text where it can be read, and returns the path to give."""
+
+    def make(text: str):
+        if request.param == "pipe":
+            return make_pipe(text)
+        if request.param == "standard input":
+            fill_stdin(text)
+            return STDIN
+        (tmp_path / "file").write_bytes(text.encode())
+        return tmp_path / "file"
+
+    return make
+
+
+TEXT = "eins zwei\n\ndrei\rvier\nohne Ende"
+
+
+def test_lines_end_at_line_feeds_alone_wherever_they_come_from(make_source):
+    assert list(read_lines(make_source(TEXT))) == ["eins zwei", "", "drei\rvier", "ohne Ende"]
+
+
+def test_lines_with_their_ends_are_the_text(make_source):
+    assert "".join(read_lines(make_source(TEXT), keepends=True)) == TEXT
+
+
+def test_standard_input_stays_open(fill_stdin):
+    fill_stdin(TEXT)
+    list(read_lines(STDIN))
+
     assert not sys.stdin.buffer.closed
 
 
-def test_what_a_pipe_holds_can_be_read_again(tmp_path, pipe, stdin):
+def test_what_can_be_read_once_can_be_read_again_in_a_copy(make_source):
+    with rereadable(make_source("a\nb\n")) as path:
+        assert list(read_lines(path)) == ["a", "b"]
+        assert list(read_lines(path)) == ["a", "b"]
+
+
+def test_a_file_is_read_again_without_a_copy(tmp_path):
     (tmp_path / "file").write_text("a\nb\n")
-    stdin("a\nb\n")
-    with rereadable(tmp_path / "file") as same:
-        assert same == tmp_path / "file"
-    for path in (pipe("a\nb\n"), STDIN):
-        with rereadable(path) as copy:
-            assert [list(read_lines(copy)) for _ in range(2)] == [["a", "b"]] * 2
-        assert not copy.exists()
+
+    with rereadable(tmp_path / "file") as path:
+        assert path == tmp_path / "file"
 
 
-def test_a_mistake_in_a_copy_names_the_pipe(pipe):
-    path = pipe("a\n")
-    with pytest.raises(UserError, match=f"^{path}, line 2: is odd$"), rereadable(path) as copy:
-        raise UserError(f"{copy}, line 2: is odd")
+@pytest.mark.parametrize("make_source", ["pipe", "standard input"], indirect=True)
+def test_the_copy_of_what_can_be_read_once_is_removed(make_source):
+    with rereadable(make_source("a\nb\n")) as copy:
+        assert copy.exists()
+
+    assert not copy.exists()
 
 
-def test_what_cannot_be_read_is_named(tmp_path, monkeypatch):
-    for path, reason in ((tmp_path, "folder"), (tmp_path / "none", "no such file")):
-        with pytest.raises(UserError, match=f"^{path}: .*{reason}"):
-            check_readable(path)
+def test_a_mistake_in_a_copy_names_the_pipe(make_pipe):
+    pipe = make_pipe("a\n")
+
+    with refused(f"{pipe}, line 2") as caught, rereadable(pipe) as copy:
+        raise UserError(f"{copy}, line 2", "is odd")
+
+    assert caught.value.way_out == "is odd"
+
+
+@pytest.mark.parametrize("name", [".", "none"], ids=["a folder", "nothing"])
+def test_what_is_no_file_or_pipe_is_refused(name, tmp_path):
+    with refused(tmp_path / name):
+        check_readable(tmp_path / name)
+
+
+def test_standard_input_that_is_closed_is_refused(monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
-    with pytest.raises(UserError, match="^-: "):
+
+    with refused(STDIN):
         list(read_lines(STDIN))
 
 
-def test_scores_of_a_pipe_and_of_standard_input(tmp_path, pipe, stdin):
-    text = sentences(30)
-    file = write_generated(tmp_path / "o.txt", noisy(text, 0.2), text, "de-en", seconds=2.5)
-    log = (tmp_path / "o.log").read_text()
-    file.write_text(log + file.read_text())
-    wanted, stream = score(file), file.read_text()
-    stdin(stream)
-    assert score(pipe(stream)) == score(STDIN) == wanted and wanted["generation"]["seconds"] == 2.5
-    results = significance(file, [pipe(stream, "system")])[None]
-    assert results.systems == ["o.txt", str(tmp_path / "system")] and results.results["BLEU"][1].p_value == 1
+@pytest.fixture
+def generated_output(tmp_path):
+    """Provide a file with the log of fairseq-generate and its output behind, as a terminal shows them."""
+    references = sentences(30)
+    file = write_generated(tmp_path / "o.txt", noisy(references, 0.2), references, "de-en", seconds=2.5)
+    file.write_text((tmp_path / "o.log").read_text() + file.read_text())
+    return file
 
 
-def test_text_of_a_language_model_from_pipes(tmp_path, pipe, stdin):
-    """`deepnet prepare lm` reads each pipe once, and makes the data that files make."""
+def test_the_scores_of_an_output_are_those_of_its_file(generated_output, make_source):
+    wanted = score(generated_output)
+
+    scores = score(make_source(generated_output.read_text()))
+
+    assert wanted["generation"]["seconds"] == 2.5
+    assert scores == wanted
+
+
+def test_an_output_from_a_pipe_is_compared_with_that_of_a_file(generated_output, make_pipe, tmp_path):
+    pipe = make_pipe(generated_output.read_text(), "system")
+
+    compared = significance(generated_output, [pipe])[None]
+
+    assert compared.systems == ["o.txt", str(pipe)]
+    assert compared.results["BLEU"][1].p_value == 1  # both are the same
+
+
+def test_text_of_a_language_model_from_pipes_gives_the_data_of_files(tmp_path, make_pipe, fill_stdin):
+    """`deepnet prepare lm` reads each pipe once."""
     texts = {split: "".join(f"{line}\n" for line in sentences(300, seed)) for seed, split in enumerate(SPLITS)}
     for split, text in texts.items():
         (tmp_path / split).write_text(text)
+    files = [str(tmp_path / split) for split in SPLITS]
     flags = ["--vocab", "60", "--workers", "1"]
-    main(["prepare", "lm", *(str(tmp_path / split) for split in SPLITS), str(tmp_path / "files"), *flags])
-    stdin(texts["train"])
-    pipes = [str(pipe(texts[split], f"{split}.pipe")) for split in SPLITS[1:]]
-    main(["prepare", "lm", "-", *pipes, str(tmp_path / "pipes"), *flags])
+    main(["prepare", "lm", *files, str(tmp_path / "of_files"), *flags])
+
+    fill_stdin(texts["train"])
+    pipes = [str(make_pipe(texts[split], f"{split}.pipe")) for split in ("valid", "test")]
+    main(["prepare", "lm", "-", *pipes, str(tmp_path / "of_pipes"), *flags])
+
     for split in SPLITS:
-        made = [(tmp_path / name / f"{split}.bin").read_bytes() for name in ("files", "pipes")]
-        assert made[0] == made[1]
-    with pytest.raises(SystemExit, match=f"{tmp_path / 'bad'}, line 1: not UTF-8"):
-        os.mkfifo(tmp_path / "bad")
-        threading.Thread(target=(tmp_path / "bad").write_bytes, args=(b"\xff\n",), daemon=True).start()
-        main(["prepare", "lm", str(tmp_path / "bad"), *(str(tmp_path / s) for s in SPLITS[1:]), str(tmp_path / "new")])
+        of_files = (tmp_path / "of_files" / f"{split}.bin").read_bytes()
+        assert (tmp_path / "of_pipes" / f"{split}.bin").read_bytes() == of_files
 
 
-def test_settings_from_pipes(tmp_path, pipe, capsys):
-    rows = "row --arch deepnet_transformer --max-tokens 1000\n"
-    main(["plan", "--rows", str(pipe(rows))])
-    assert "row" in capsys.readouterr().out
-    assert read_names(pipe('"^a" = "b"\n', "names"))("ab") == "bb"
+def test_bad_text_from_a_pipe_is_refused_by_the_name_of_the_pipe(tmp_path):
+    for split in ("valid", "test"):
+        (tmp_path / split).write_text("fine\n")
+    fill_pipe(tmp_path / "bad", b"\xff\n")
+
+    files = (tmp_path / "bad", tmp_path / "valid", tmp_path / "test")
+    assert_refused(f"{tmp_path / 'bad'}, line 1", "prepare", "lm", *files, tmp_path / "new")
+
+
+def test_rows_of_a_plan_come_from_a_pipe(make_pipe, capsys):
+    main(["plan", "--rows", str(make_pipe("own-row --arch deepnet_transformer --max-tokens 1000\n"))])
+
+    assert "own-row" in capsys.readouterr().out
+
+
+def test_names_of_parameters_come_from_a_pipe(make_pipe):
+    rename = read_names(make_pipe('"^a" = "b"\n'))
+
+    assert rename("ab") == "bb"

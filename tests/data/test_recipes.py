@@ -22,22 +22,61 @@ PUBLISHED = {  # facts that the plans state beside their files and counts
     ),
     "m2m102": ("OPUS-CCMatrix/v1/moses/de-en.txt.zip", "flores101_dataset.tar.gz", "opus-100-corpus-de-en-v1.0.tar"),
 }  # fmt: skip
+WITHOUT_FILES = "multilingual"  # its text is the user's own
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_a_plan_names_files_and_counts_and_makes_nothing(name, tmp_path, capsys):
-    """A recipe's plan names files and counts, each file with a miniature, and writes nothing."""
-    recipe, dest, text = RECIPES[name], tmp_path / "dest", tmp_path / "text"
-    (text / "de-en").mkdir(parents=True)
-    for lang in ("de", "en"):
-        (text / "de-en" / f"train.{lang}").touch()
-    pairs = ("--pairs", "de-en") if "pairs" in recipe.takes else ()
-    own = ("--from", str(text)) if name == "multilingual" else ()
-    main(["prepare", "corpus", name, str(dest), "--plan", *pairs, *own])
-    plan = capsys.readouterr().out
-    files = recipe.files(Options(dest, dest, pairs=pairs[1:] or None, text=text if own else None))
-    facts = [fact for file in files for fact in (*file.urls, file.checksum or "no checksum known")]
-    facts += [f"{what}: {count:,}" for what, count in recipe.expected.items()]
-    assert [fact for fact in (*facts, *PUBLISHED.get(name, ())) if fact not in plan] == []
-    assert all(any(re.search(pattern, file.urls[0]) for pattern in ARCHIVES) for file in files)
-    assert bool(files) == (not own) and not dest.exists()
+@pytest.fixture(params=RECIPES)
+def recipe(request):
+    return RECIPES[request.param]
+
+
+@pytest.fixture
+def options(recipe, tmp_path):
+    """Provide the options of a recipe for the pair de-en, with an empty text for the one that needs the user's."""
+    pairs = ("de-en",) if "pairs" in recipe.takes else None
+    text = None
+    if recipe.name == WITHOUT_FILES:
+        text = tmp_path / "text"
+        (text / "de-en").mkdir(parents=True)
+        (text / "de-en" / "train.de").touch()
+        (text / "de-en" / "train.en").touch()
+    return Options(tmp_path / "dest", tmp_path / "dest", pairs=pairs, text=text)
+
+
+@pytest.fixture
+def printed_plan(recipe, options, capsys):
+    """Provide what `deepnet prepare corpus --plan` prints."""
+    flags = []
+    if options.pairs:
+        flags += ["--pairs", *options.pairs]
+    if options.text:
+        flags += ["--from", str(options.text)]
+    main(["prepare", "corpus", recipe.name, str(options.dest), "--plan", *flags])
+    return capsys.readouterr().out
+
+
+def test_a_plan_names_each_file_and_its_checksum(recipe, options, printed_plan):
+    files = recipe.files(options)
+
+    assert bool(files) == (recipe.name != WITHOUT_FILES)
+    for file in files:
+        assert (file.checksum or "no checksum known") in printed_plan
+        for url in file.urls:
+            assert url in printed_plan
+
+
+def test_a_plan_names_the_expected_counts_and_what_is_published(recipe, printed_plan):
+    for what, count in recipe.expected.items():
+        assert f"{what}: {count:,}" in printed_plan
+    for fact in PUBLISHED.get(recipe.name, ()):
+        assert fact in printed_plan
+
+
+def test_a_plan_makes_nothing(options, printed_plan):
+    assert printed_plan
+    assert not options.dest.exists()
+
+
+def test_each_file_of_a_recipe_has_a_miniature(recipe, options):
+    for file in recipe.files(options):
+        assert any(re.search(pattern, file.urls[0]) for pattern in ARCHIVES), file

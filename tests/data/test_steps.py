@@ -6,41 +6,59 @@ import pytest
 
 from deepnet_fairseq.data.recipes.base import claimed
 from deepnet_fairseq.data.steps import Steps, remove
-from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.files import whole
+
+from ..support.errors import refused
+from ..support.prepared import files_in
+
+STEPS = ["write", "sort", "count"]
 
 
 class Program:
-    """Program of three steps, repeatable: a file, a folder made of it, a file made of that."""
+    """Program of three steps: "write" makes a file, "sort" a folder of it, "count" a file of that.
+
+    words: what is written; made: the steps that the last call ran
+    """
 
     def __init__(self, folder):
-        self.folder, self.words, self.made = folder, ["b", "a"], []
+        self.folder = folder
+        self.words = ["b", "a"]
+        self.made = []
 
     def __call__(self, letter="x"):
-        self.made, steps, folder = [], Steps(self.folder), self.folder
-
-        def make(name, output, text):
-            self.made.append(name)
-            with whole(folder / output) as part:
-                path = part / "deep" / "lines" if output == "sorted" else part
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text("\n".join(content := text()))
-            return {"lines": len(content)}
-
-        def read(path):
-            return (folder / path).read_text().split("\n")
-
+        """Run the steps; return what each of them has counted. letter: a setting of the first, put after each word."""
+        self.made = []
+        steps = Steps(self.folder)
         return [
-            steps.run("write", [folder / "text"], {"letter": letter},
-                      lambda: make("write", "text", lambda: [word + letter for word in self.words])),
-            steps.run("sort", [folder / "sorted"], {}, lambda: make("sort", "sorted", lambda: sorted(read("text")))),
-            steps.run("count", [folder / "count"], {},
-                      lambda: make("count", "count", lambda: [str(len(read("sorted/deep/lines")))])),
-        ]  # fmt: skip
+            steps.run("write", [self.folder / "text"], {"letter": letter}, lambda: self.write(letter)),
+            steps.run("sort", [self.folder / "sorted"], {}, self.sort),
+            steps.run("count", [self.folder / "count"], {}, self.count),
+        ]
 
-    def content(self):
-        files = {str(path.relative_to(self.folder)): path for path in self.folder.rglob("*") if path.is_file()}
-        return {name: path.read_bytes() for name, path in files.items() if not name.startswith("steps")}
+    def write(self, letter):
+        self.made.append("write")
+        with whole(self.folder / "text") as part:
+            part.write_text("\n".join(word + letter for word in self.words))
+        return {"lines": len(self.words)}
+
+    def sort(self):
+        self.made.append("sort")
+        lines = sorted((self.folder / "text").read_text().split("\n"))
+        with whole(self.folder / "sorted") as part:
+            (part / "deep").mkdir(parents=True)
+            (part / "deep" / "lines").write_text("\n".join(lines))
+        return {"lines": len(lines)}
+
+    def count(self):
+        self.made.append("count")
+        lines = (self.folder / "sorted" / "deep" / "lines").read_text().split("\n")
+        with whole(self.folder / "count") as part:
+            part.write_text(str(len(lines)))
+        return {"lines": 1}
+
+    def outputs(self):
+        """Return the content of the files but the records of steps."""
+        return {name: content for name, content in files_in(self.folder).items() if not name.startswith("steps")}
 
 
 @pytest.fixture
@@ -48,17 +66,38 @@ def program(tmp_path):
     return Program(tmp_path / "a [b] *")  # a pattern would misread this path
 
 
-def test_done_once_and_again_after_other_settings(program, capsys):
+def announced(capsys):
+    """Return the first three lines that were printed."""
+    return capsys.readouterr().out.split("\n")[:3]
+
+
+def test_steps_are_run_in_order_and_announced(program, capsys):
     assert program() == [{"lines": 2}, {"lines": 2}, {"lines": 1}]
-    assert program.made == ["write", "sort", "count"]
-    assert capsys.readouterr().out.split("\n")[:3] == ["== write", "== sort", "== count"]
-    assert program() == [{"lines": 2}, {"lines": 2}, {"lines": 1}] and program.made == []  # earlier counts are kept
-    assert capsys.readouterr().out.split("\n")[:3] == [f"== {step}: done before" for step in ("write", "sort", "count")]
+
+    assert program.made == STEPS
+    assert announced(capsys) == ["== write", "== sort", "== count"]
+
+
+def test_steps_that_are_done_are_not_run_again_and_give_their_earlier_counts(program, capsys):
+    first = program()
+    capsys.readouterr()
+
+    assert program() == first
+
+    assert program.made == []
+    assert announced(capsys) == [f"== {step}: done before" for step in STEPS]
+
+
+def test_a_step_with_another_setting_is_run_again_and_all_after_it(program):
+    program()
+
     program("y")
-    assert program.made == ["write", "sort", "count"] and program.content()["sorted/deep/lines"] == b"ay\nby"
+
+    assert program.made == STEPS
+    assert program.outputs()["sorted/deep/lines"] == b"ay\nby"
 
 
-SPOILED = {
+SPOILED = {  # what is wrong -> how to spoil the folder, steps that are run again
     "a file cut off": (lambda folder: (folder / "text").write_text("bx"), ["write", "sort", "count"]),
     "a file gone": (lambda folder: (folder / "sorted" / "deep" / "lines").unlink(), ["sort", "count"]),
     "a file too many": (lambda folder: (folder / "sorted" / "more").write_text(""), ["sort", "count"]),
@@ -69,62 +108,107 @@ SPOILED = {
 
 
 @pytest.mark.parametrize("kind", SPOILED)
-def test_what_is_not_whole_is_done_again_and_all_after_it(kind, program):
+def test_a_step_whose_output_is_not_whole_is_run_again_and_all_after_it(kind, program):
+    spoil, run_again = SPOILED[kind]
     program()
-    before = program.content()
-    spoil, redone = SPOILED[kind]
+    before = program.outputs()
+
     spoil(program.folder)
     program()
-    assert program.made == redone and program.content() == before
+
+    assert program.made == run_again
+    assert program.outputs() == before
 
 
-def test_what_a_killed_or_failed_run_left_is_removed(program):
-    program.words = None
+def test_a_step_that_fails_leaves_nothing(program):
+    program.words = None  # which cannot be written
+
     with pytest.raises(TypeError):
         program()
-    assert program.content() == {}
-    program.words = ["b", "a"]
+
+    assert program.outputs() == {}
+
+
+def test_what_a_killed_run_left_of_the_outputs_is_removed(program):
+    program.folder.mkdir()
     (program.folder / "text.123.part").write_text("half")
     (program.folder / "sorted.45.part").mkdir()
     (program.folder / "sorted.45.part" / "half").write_text("half")
     (program.folder / "other.9.part").write_text("of something else")
     (program.folder / "count").write_text("of unknown origin")
+
     program()
-    assert set(program.content()) == {"text", "sorted/deep/lines", "count", "other.9.part"}
-    assert program.content()["count"] == b"2"
+
+    assert program.outputs().keys() == {"text", "sorted/deep/lines", "count", "other.9.part"}
+    assert program.outputs()["count"] == b"2"
 
 
-def test_outputs_that_are_not_made_or_gone_on_with(tmp_path):
-    with pytest.raises(RuntimeError, match="step idle did not make nothing"):
+def test_a_step_that_does_not_make_its_output_is_an_error_and_not_recorded(tmp_path):
+    with pytest.raises(RuntimeError, match="idle"):
         Steps(tmp_path).run("idle", [tmp_path / "nothing"], {}, lambda: None)
-    assert not list(tmp_path.glob("steps/*"))
-    (tmp_path / "download").write_text("half")
 
-    def make():
-        with open(tmp_path / "download", "a") as file:
+    assert not list(tmp_path.glob("steps/*"))
+
+
+def test_a_step_that_keeps_what_is_there_goes_on_with_it(tmp_path):
+    download = tmp_path / "download"
+    download.write_text("half")
+
+    def append():
+        with open(download, "a") as file:
             file.write(" and half")
 
-    Steps(tmp_path).run("download", [tmp_path / "download"], {}, make, keep=True)
-    assert (tmp_path / "download").read_text() == "half and half"
+    Steps(tmp_path).run("download", [download], {}, append, keep=True)
+
+    assert download.read_text() == "half and half"
+
+
+def test_a_link_is_removed_and_not_its_target(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "mine")
-    remove(tmp_path / "link")  # the link, not its target
-    assert not os.path.lexists(tmp_path / "link") and (tmp_path / "mine").is_dir()
+
+    remove(tmp_path / "link")
+
+    assert not os.path.lexists(tmp_path / "link")
+    assert (tmp_path / "mine").is_dir()
 
 
-def test_a_folder_belongs_to_one_corpus(tmp_path):
-    def claim(folder, what="iwslt14_de_en"):
-        with claimed(folder, what):
-            (folder / "file").touch()
+def claim(folder, corpus="iwslt14_de_en"):
+    """Write a file of a corpus into its folder."""
+    with claimed(folder, corpus):
+        (folder / "file").touch()
 
+
+def test_a_folder_is_claimed_by_one_corpus_again_and_again(tmp_path):
     claim(tmp_path / "new")
     claim(tmp_path / "new")
-    with pytest.raises(UserError, match="new: holds iwslt14_de_en, not wmt17_en_de; name another folder"):
+
+    assert (tmp_path / "new" / "file").exists()
+
+
+def test_a_folder_of_another_corpus_is_refused(tmp_path):
+    claim(tmp_path / "new", "iwslt14_de_en")
+
+    with refused(tmp_path / "new") as caught:
         claim(tmp_path / "new", "wmt17_en_de")
+
+    assert "iwslt14_de_en" in caught.value.way_out
+    assert "wmt17_en_de" in caught.value.way_out
+
+
+def test_a_folder_of_other_things_is_refused_and_left_alone(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis").write_text("keep")
-    with pytest.raises(UserError, match=r"mine: is there and holds other things \(thesis\)"):
+
+    with refused(tmp_path / "mine") as caught:
         claim(tmp_path / "mine")
+
+    assert "thesis" in caught.value.way_out
     assert os.listdir(tmp_path / "mine") == ["thesis"]
-    with pytest.raises(UserError, match="thesis: is there and no folder"):
-        claim(tmp_path / "mine" / "thesis")
+
+
+def test_a_file_in_the_place_of_a_folder_is_refused(tmp_path):
+    (tmp_path / "thesis").write_text("keep")
+
+    with refused(tmp_path / "thesis"):
+        claim(tmp_path / "thesis")

@@ -335,10 +335,7 @@ def test_a_new_vocabulary_keeps_the_embeddings_of_common_symbols(trained_as, kin
     row_before = rows_of_symbols(trained.data)
     for name in with_rows:
         for symbol, row in rows_of_symbols(other).items():
-            if symbol in row_before:
-                expected = saved[name][row_before[symbol]]
-            else:
-                expected = drawn[name][row]
+            expected = saved[name][row_before[symbol]] if symbol in row_before else drawn[name][row]
             assert torch.equal(started[name][row], expected), (name, symbol)
 
 
