@@ -17,41 +17,67 @@ from ..support.errors import assert_refused
 from ..support.helpers import USER_DIR
 
 
-def commands(top: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+def commands_of(top: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
     """Return the parser of every command that runs something, by its words."""
-    (inner,) = [action for action in top._actions if isinstance(action, argparse._SubParsersAction)] or [None]
-    if inner is None:
+    inner = [action for action in top._actions if isinstance(action, argparse._SubParsersAction)]
+    if not inner:
         return {top.prog: top}
-    return {name: sub for one in inner.choices.values() for name, sub in commands(one).items()}
+    commands = {}
+    for sub in inner[0].choices.values():
+        commands |= commands_of(sub)
+    return commands
 
 
-COMMANDS = commands(parser())
+COMMANDS = commands_of(parser())
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_explains_every_argument_by_a_sentence_and_an_example(name):
-    sub = COMMANDS[name]
-    sentence, _, rest = sub.description.partition("\n")
-    assert sentence[0].isupper() and sentence.endswith(".") and len(sentence) < 80
-    assert name in rest.split("example", 1)[1] or name == "deepnet path"
-    assert all(action.help for action in sub._actions) and sub.format_help()
+def test_help_explains_a_command_by_a_sentence(name):
+    sentence, _, _ = COMMANDS[name].description.partition("\n")
+
+    assert sentence[0].isupper()
+    assert sentence.endswith(".")
+    assert len(sentence) < 80
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_shows_an_example_of_a_command(name):
+    _, _, rest = COMMANDS[name].description.partition("\n")
+    _, example, examples = rest.partition("example")
+
+    assert example
+    assert name in examples or name == "deepnet path"  # whose example uses it within another command
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_explains_every_argument(name):
+    for action in COMMANDS[name]._actions:
+        assert action.help, action
+    assert COMMANDS[name].format_help()
 
 
 def test_help_lists_every_command_in_a_group(capsys):
     with pytest.raises(SystemExit):
         main(["--help"])
     printed = capsys.readouterr().out
-    listed = [line.split()[0] for line in printed.splitlines() if line.startswith("  ") and "-h" not in line]
+
+    listed = {line.split()[0] for line in printed.splitlines() if line.startswith("  ") and "-h" not in line}
     known = {name.split()[1] for name in COMMANDS}
-    assert known == set(listed) - {"--version"} <= {name for names in GROUPS.values() for name in names}
+    assert listed - {"--version"} == known
+    assert known <= set(itertools.chain.from_iterable(GROUPS.values()))
 
 
 @pytest.mark.parametrize("name", MOVED)
-def test_a_name_of_the_release_before_says_the_new_one(name):
-    """Former names of commands exit with one line that gives the new name, whatever follows; the new name exists."""
-    assert_refused(f"`deepnet {name}` is now `deepnet {MOVED[name]}`", name, "18", "--method", "deepnorm")
-    words = MOVED[name].split()
-    assert any(known.startswith(f"deepnet {words[0]}") for known in COMMANDS)
+def test_a_former_name_of_a_command_exits_with_the_new_one(name):
+    """Whatever follows it."""
+    assert_refused(f"`deepnet {MOVED[name]}`", name, "18", "--method", "deepnorm")
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_the_new_name_of_a_command_exists(name):
+    first_word = MOVED[name].split()[0]
+
+    assert any(known.startswith(f"deepnet {first_word}") for known in COMMANDS)
 
 
 ORDERS = {  # command -> its files, and flags with their values
@@ -71,69 +97,129 @@ ORDERS = {  # command -> its files, and flags with their values
 
 
 def test_every_command_with_files_has_orders_to_try():
-    with_files = {name.removeprefix("deepnet ") for name, sub in COMMANDS.items() if sub._get_positional_actions()}
-    assert with_files == ORDERS.keys()
+    with_files = [name for name, sub in COMMANDS.items() if sub._get_positional_actions()]
+
+    assert {name.removeprefix("deepnet ") for name in with_files} == ORDERS.keys()
+
+
+def words_in_order(files, flags, places):
+    """Put each flag, with its value, in front of the file whose number stands in `places`; behind all if none has it."""
+    parts = [[file] for file in files]
+    for flag, place in sorted(zip(flags, places, strict=True), key=lambda pair: -pair[1]):
+        parts.insert(place, flag)
+    return list(itertools.chain.from_iterable(parts))
 
 
 @pytest.mark.parametrize("name", ORDERS)
-def test_files_stand_before_between_and_behind_flags(name):
-    """Files and flags mean the same in every order."""
+def test_files_mean_the_same_before_between_and_behind_flags(name):
     files, flags = ORDERS[name]
-    expected, rest = parser().parse_known_args([*name.split(), *files, *itertools.chain.from_iterable(flags)])
-    assert rest == []
+    command = name.split()
+    expected, unknown = parser().parse_known_args([*command, *files, *itertools.chain.from_iterable(flags)])
+    assert unknown == []
 
     for places in itertools.product(range(len(files) + 1), repeat=len(flags)):
-        parts = [[file] for file in files]
-        for flag, place in sorted(zip(flags, places, strict=True), key=lambda one: -one[1]):
-            parts.insert(place, flag)
-        words = [*name.split(), *itertools.chain.from_iterable(parts)]
-        assert parser().parse_known_args(words) == (expected, []), words
+        words = words_in_order(files, flags, places)
+        assert parser().parse_known_args([*command, *words]) == (expected, []), words
 
 
 def test_a_file_behind_two_hyphens_is_no_flag():
-    args, rest = COMMANDS["deepnet translate"].parse_known_args(["model", "--beam", "2", "--", "-odd.txt"])
-    assert (args.model, args.file, args.beam, rest) == ("model", "./-odd.txt", 2, [])
+    words = ["model", "--beam", "2", "--", "-odd.txt"]
+
+    args, unknown = COMMANDS["deepnet translate"].parse_known_args(words)
+
+    assert unknown == []
+    assert args.model == "model"
+    assert args.file == "./-odd.txt"
+    assert args.beam == 2
 
 
-def test_values_of_flags_that_are_passed_on_are_no_data(tmp_path):
-    """compare finds DATA behind flags of fairseq-train; a folder without data is named as DATA."""
+@pytest.mark.parametrize("data_first", [True, False])
+def test_compare_tells_its_data_from_the_values_of_other_flags(data_first, tmp_path):
+    """The others are flags of fairseq-train, which it does not know."""
     (tmp_path / "dict.de.txt").touch()
-    for words in (["--dropout", "0.2", tmp_path], [tmp_path, "--dropout", "0.2"]):
-        data, flags = data_and_flags([str(word) for word in words])
-        assert (data, flags) == (tmp_path, ["--dropout", "0.2"])
-    assert data_and_flags(["nowhere", "--dropout", "0.2"])[0] == Path("nowhere")
+    flags = ["--dropout", "0.2"]
+    words = [str(tmp_path), *flags] if data_first else [*flags, str(tmp_path)]
+
+    assert data_and_flags(words) == (tmp_path, flags)
+
+
+def test_compare_takes_the_first_word_for_its_data_if_no_folder_has_data():
+    data, _ = data_and_flags(["nowhere", "--dropout", "0.2"])
+
+    assert data == Path("nowhere")
+
+
+def test_compare_needs_data():
     assert_refused("DATA", "compare", "--methods", "deepnorm", "--updates", "3")
 
 
-def test_figures_of_a_folder_behind_the_flag(tmp_path):
-    assert_refused(str(tmp_path), "report", "--figures", str(tmp_path))
+def test_report_reads_the_runs_of_the_folder_behind_its_flag(tmp_path):
+    assert_refused(tmp_path, "report", "--figures", tmp_path)
+
+
+def test_report_needs_a_folder_of_runs():
     assert_refused("RUNS", "report", "--figures")
 
 
-def card(name: str, capsys, *words: str) -> dict:
-    main(["methods", name, "--json", *words])
+def printed_card(capsys, name: str, *flags: str) -> dict:
+    """Return what `deepnet methods NAME --json` prints."""
+    main(["methods", name, "--json", *flags])
     return json.loads(capsys.readouterr().out)
 
 
-def test_cards(capsys):
-    """A method's card shows the numbers of DeepNet's Figure 2, and counts evidence in the repository's records."""
-    facts = card("deepnorm", capsys, "--layers", "18,18")
-    numbers = {"encoder alpha": 1.998746, "encoder beta": 0.352571, "decoder alpha": 2.710806, "decoder beta": 0.260847}
-    assert facts["coefficients"]["18L-18L"] == pytest.approx(numbers, abs=1e-6)
-    assert facts["export"].startswith("plain Transformer") and facts["evidence here"]["later_methods"] == 6
-    assert card("sub_ln", capsys)["export"].startswith("no plain Transformer: a LayerNorm stands in front of")
-    assert set(card("sub_ln", capsys, "--layers", "0,12")["coefficients"]["0L-12L"]) == {"decoder gamma"}
-    for name in METHODS:
-        assert card(name, capsys)["equation"] == METHODS[name].equation
+def test_the_card_of_deepnorm_has_the_coefficients_of_deepnet_s_figure_2(capsys):
+    card = printed_card(capsys, "deepnorm", "--layers", "18,18")
+
+    # For N encoder layers and M decoder layers: 0.81 (N^4 M)^(1/16), 0.87 (N^4 M)^(-1/16), (3M)^(1/4), (12M)^(-1/4)
+    by_formula = {
+        "encoder alpha": 1.998746,
+        "encoder beta": 0.352571,
+        "decoder alpha": 2.710806,
+        "decoder beta": 0.260847,
+    }
+    assert card["coefficients"]["18L-18L"] == pytest.approx(by_formula, abs=1e-6)
 
 
-def test_json_is_all_that_is_printed(capsys, tmp_path):
-    """JSON is all that goes to stdout with --json; progress goes to stderr."""
+def test_the_card_of_a_decoder_alone_has_its_coefficients(capsys):
+    card = printed_card(capsys, "sub_ln", "--layers", "0,12")
+
+    assert card["coefficients"]["0L-12L"].keys() == {"decoder gamma"}
+
+
+def test_the_card_of_a_method_that_folds_exports_as_a_plain_transformer(capsys):
+    assert printed_card(capsys, "deepnorm")["export"].startswith("plain ")
+
+
+def test_the_card_of_a_method_that_does_not_fold_names_the_reason(capsys):
+    export = printed_card(capsys, "sub_ln")["export"]
+
+    assert export.startswith("no plain ")
+    assert "LayerNorm" in export
+
+
+def test_the_card_counts_the_evidence_in_the_repository_s_records(capsys):
+    assert printed_card(capsys, "deepnorm")["evidence here"]["later_methods"] == 6
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_card_shows_the_method_s_equation(name, capsys):
+    assert printed_card(capsys, name)["equation"] == METHODS[name].equation
+
+
+def test_json_gives_the_folder_for_user_dir(capsys):
     main(["path", "--json"])
+
     assert json.loads(capsys.readouterr().out) == {"path": USER_DIR}
-    main(["prepare", "language", str(tmp_path / "text"), "--json"])
-    assert json.loads(capsys.readouterr().out)["wrote"] == str(tmp_path / "text")
-    words = [str(tmp_path / "text" / split) for split in ("train", "valid", "test")]
-    main(["prepare", "text", "qaa", "qab", *words, str(tmp_path / "bin"), "--vocab", "500", "--json"])
+
+
+def test_json_is_all_that_goes_to_stdout_and_progress_goes_to_stderr(capsys, tmp_path):
+    text = tmp_path / "text"
+    main(["prepare", "language", str(text), "--json"])
+    assert json.loads(capsys.readouterr().out)["wrote"] == str(text)
+
+    prefixes = [str(text / split) for split in ("train", "valid", "test")]
+    main(["prepare", "text", "qaa", "qab", *prefixes, str(tmp_path / "bin"), "--vocab", "500", "--json"])
+
     printed = capsys.readouterr()
-    assert json.loads(printed.out) == {"wrote": str(tmp_path / "bin")} and "binarising" in printed.err
+    assert json.loads(printed.out) == {"wrote": str(tmp_path / "bin")}
+    assert "binarising" in printed.err

@@ -12,7 +12,7 @@ from ..support.errors import assert_one_line, assert_refused
 from ..support.helpers import ROOT, USER_DIR, run
 
 ARCH = ("--arch", "deepnet_transformer_tiny")
-MISTAKES = {  # flags -> words of the refusal; None: the first flag
+OF_TRAINING = {  # flags -> what the refusal names; None: these flags
     ("--method", "deepnrom"): None,
     ("--encoder-layers", "0"): None,
     ("--encoder-attention-heads", "7"): None,
@@ -21,7 +21,7 @@ MISTAKES = {  # flags -> words of the refusal; None: the first flag
     ("--init-profile", "fairseq_head"): None,
     ("--dropout", "1.5"): None,
     ("--method", "admin", "--admin-profile", "nowhere.json"): "--admin-profile nowhere.json",
-    ("--encoder-layerdrop", "0.1"): "unknown: --encoder-layerdrop",
+    ("--encoder-layerdrop", "0.1"): "--encoder-layerdrop",
     ("--encoder-leyers", "3"): "--encoder-leyers",
     ("--restore-file", "nowhere.pt"): None,
     ("--finetune-from-model", "nowhere.pt"): None,
@@ -34,107 +34,146 @@ MISTAKES = {  # flags -> words of the refusal; None: the first flag
     ("--arch", "deepnet_transformer_18_19"): "--arch deepnet_transformer_18_19",
 }
 NO_TEXT = f"{ROOT}/tests/golden/checkpoints/fp32/checkpoint_last.pt"
-OF_GENERATION = {  # flags -> words of the refusal
-    ("--replace-unk",): "--replace-unk",
-    ("--bpe", "subword_nmt", "--bpe-codes", NO_TEXT): f"{NO_TEXT}, line 2: not UTF-8",
+OF_GENERATION = {  # mistake -> flags, what the refusal names
+    "--replace-unk": (("--replace-unk",), "--replace-unk"),
+    "codes that are no text": (("--bpe", "subword_nmt", "--bpe-codes", NO_TEXT), f"{NO_TEXT}, line 2"),
 }
 LM = ("--task", "language_modeling", "--arch", "deepnet_lm_tiny_6")
 MASKED = ("--task", "masked_lm", "--criterion", "masked_lm", "--arch", "deepnet_masked_lm_tiny_6")
 CLASSES = ("--task", "sentence_prediction", "--criterion", "sentence_prediction", "--arch", "deepnet_masked_lm_tiny_6")
-OF_LANGUAGE_MODELS = {  # data, flags, words of the refusal
-    "translation model": ("text", (*LM, *ARCH), "--task language_modeling", "--task translation"),
-    "no task": ("text", ("--arch", "normformer_lm_125m"), "--task translation", "--task language_modeling"),
-    "causal model": ("text", (*MASKED, "--arch", "deepnet_lm"), "--task masked_lm", "--task language_modeling"),
-    "no encoder": ("text", (*LM, "--encoder-layers", "3"), "unknown: --encoder-layers"),
-    "norm place": ("text", (*LM, "--decoder-normalize-before"), "--decoder-normalize-before: --method deepnorm"),
-    "model": ("classes", (*CLASSES, "--num-classes", "2", "--arch", "deepnet_lm"), "--task language_modeling"),
-}
+OF_LANGUAGE_MODELS = {  # mistake -> data, flags, what the refusal names
+    "a translation model": ("text", (*LM, *ARCH), ["--task language_modeling", "--task translation"]),
+    "no task": ("text", ("--arch", "normformer_lm_125m"), ["--task translation", "--task language_modeling"]),
+    "a causal model": ("text", (*MASKED, "--arch", "deepnet_lm"), ["--task masked_lm", "--task language_modeling"]),
+    "no encoder": ("text", (*LM, "--encoder-layers", "3"), ["--encoder-layers"]),
+    "the place of the norms": ("text", (*LM, "--decoder-normalize-before"), ["--decoder-normalize-before", "deepnorm"]),
+    "a causal model for classes": (
+        "classes", (*CLASSES, "--num-classes", "2", "--arch", "deepnet_lm"), ["--task language_modeling"],
+    ),
+}  # fmt: skip
 
 
-def line_of(capsys, *words, parser=options.get_training_parser) -> str:
-    """Return the line with which fairseq-train refuses a command line; only the command line is parsed."""
+def refusal_of(capsys, parser, *words) -> str:
+    """Return the line with which a program of fairseq refuses a command line; only the command line is parsed."""
     with pytest.raises(SystemExit) as ended:
-        options.parse_args_and_arch(parser(), [str(word) for word in words])
+        options.parse_args_and_arch(parser, [str(word) for word in words])
     line = capsys.readouterr().err.rstrip()
-    assert ended.value.code == 2 and "\n" not in line and "error: " in line and len(line) < 400
+    assert ended.value.code == 2
+    assert "\n" not in line
+    assert "error: " in line
+    assert len(line) < 400
     return line
-
-
-@pytest.mark.parametrize("flags", MISTAKES, ids=" ".join)
-def test_flags(flags, data, capsys):
-    assert (MISTAKES[flags] or " ".join(flags)) in line_of(capsys, data, *TRAIN_FLAGS, *ARCH, *flags)
-
-
-@pytest.mark.parametrize("flags", OF_GENERATION, ids=["replace_unk", "bpe_codes"])
-def test_flags_of_generation(flags, data, capsys):
-    assert OF_GENERATION[flags] in line_of(capsys, data, *flags, parser=options.get_generation_parser)
 
 
 @pytest.fixture(scope="module")
 def language_data(tmp_path_factory):
+    """Provide a folder with data of language models in text/, and of sentence_prediction in classes/."""
     return sentiment.make(tmp_path_factory.mktemp("sentiment"))
 
 
+@pytest.mark.parametrize("flags", OF_TRAINING, ids=" ".join)
+def test_a_mistaken_flag_of_training_is_named(flags, data, capsys):
+    line = refusal_of(capsys, options.get_training_parser(), data, *TRAIN_FLAGS, *ARCH, *flags)
+
+    assert (OF_TRAINING[flags] or " ".join(flags)) in line
+
+
+@pytest.mark.parametrize("mistake", OF_GENERATION)
+def test_a_mistaken_flag_of_generation_is_named(mistake, data, capsys):
+    flags, named = OF_GENERATION[mistake]
+
+    assert named in refusal_of(capsys, options.get_generation_parser(), data, *flags)
+
+
 @pytest.mark.parametrize("mistake", OF_LANGUAGE_MODELS)
-def test_flags_of_language_models(mistake, language_data, capsys):
-    folder, flags, *named = OF_LANGUAGE_MODELS[mistake]
-    line = line_of(capsys, language_data / folder, *flags)
-    assert all(word in line for word in named), line
+def test_a_mistaken_flag_of_a_language_model_s_training_is_named(mistake, language_data, capsys):
+    folder, flags, named = OF_LANGUAGE_MODELS[mistake]
+
+    line = refusal_of(capsys, options.get_training_parser(), language_data / folder, *flags)
+
+    for flag in named:
+        assert flag in line
 
 
-def test_a_validation_without_a_task(language_data, capsys):
-    line = line_of(capsys, language_data / "classes", parser=options.get_validation_parser)
-    assert "--task: name the one that the checkpoint was trained with" in line
+def test_a_validation_without_a_task_is_asked_for_it(language_data, capsys):
+    assert "--task" in refusal_of(capsys, options.get_validation_parser(), language_data / "classes")
+
+
+def task_settings(data, flags):
+    """Return the settings of the task of a training of a language model."""
+    args = options.parse_args_and_arch(options.get_training_parser(), [str(data), *flags])
+    return convert_namespace_to_omegaconf(args).task
 
 
 @pytest.mark.parametrize("flags", [LM, MASKED], ids=["causal", "masked"])
-def test_a_part_or_a_dictionary_that_is_not_there(flags, language_data):
-    """A missing split or dictionary is named in one line."""
-    args = options.parse_args_and_arch(options.get_training_parser(), [str(language_data / "text"), *flags])
-    cfg = convert_namespace_to_omegaconf(args).task
-    task = tasks.setup_task(cfg)
-    with pytest.raises(FileNotFoundError, match="test") as error:
+def test_a_missing_split_is_named(flags, language_data):
+    task = tasks.setup_task(task_settings(language_data / "text", flags))
+
+    with pytest.raises(FileNotFoundError, match="test") as caught:
         task.load_dataset("test")
-    assert user_error_line(error.value) == str(error.value)
-    cfg.data = str(language_data / "classes")
+
+    assert user_error_line(caught.value) == str(caught.value)  # the line that a program prints
+
+
+@pytest.mark.parametrize("flags", [LM, MASKED], ids=["causal", "masked"])
+def test_a_missing_dictionary_is_named(flags, language_data):
+    settings = task_settings(language_data / "text", flags)
+    settings.data = str(language_data / "classes")
+
     with pytest.raises(FileNotFoundError, match=r"classes/dict\.txt"):
-        tasks.setup_task(cfg)
+        tasks.setup_task(settings)
 
 
-def test_a_mistake_ends_a_program(data, tmp_path):
-    """Mistakes in model, architecture or data end fairseq-train before it makes a folder."""
-    train, save = ("fairseq-train", *TRAIN_FLAGS, "--save-dir", tmp_path / "save"), tmp_path / "save"
-    for words, named in (((data,), "--arch"), ((tmp_path, *ARCH), f"{tmp_path}: holds no dict.LANG.txt")):
-        assert_one_line(run(*train, *words, check=False), named)
+def test_a_training_without_an_architecture_is_refused_before_it_makes_a_folder(data, tmp_path):
+    save = tmp_path / "save"
+    done = run("fairseq-train", *TRAIN_FLAGS, "--save-dir", save, data, check=False)
+
+    assert_one_line(done, "--arch")
     assert not save.exists()
 
 
-YAML_MISTAKES = {
-    "model.method=deepnrom": "--method deepnrom: unknown",
-    "optimizer.adam_betas=\"__import__('os').abort()\"": "is no plain value",
+def test_a_training_on_a_folder_without_data_is_refused_before_it_makes_a_folder(tmp_path):
+    save = tmp_path / "save"
+    done = run("fairseq-train", *TRAIN_FLAGS, "--save-dir", save, tmp_path, *ARCH, check=False)
+
+    assert_one_line(done, f"{tmp_path}: ", "dict.LANG.txt")
+    assert not save.exists()
+
+
+YAML_MISTAKES = {  # setting -> what the refusal names
+    "model.method=deepnrom": "--method deepnrom",
+    "optimizer.adam_betas=\"__import__('os').abort()\"": "__import__('os').abort()",  # is not run
 }
 
 
 @pytest.mark.parametrize("setting", YAML_MISTAKES)
-def test_a_mistake_in_yaml(setting, data, tmp_path):
+def test_a_mistake_in_yaml_is_refused(setting, data, tmp_path):
     flags = ("--config-dir", f"{USER_DIR}/../configs", "--config-name", "quickstart", f"hydra.run.dir={tmp_path}/hydra")
     settings = (f"common.user_dir={USER_DIR}", f"task.data={data}", f"checkpoint.save_dir={tmp_path}/save", setting)
     done = run("fairseq-hydra-train", *flags, *settings, check=False)
-    assert done.returncode != 0
+
+    assert done.returncode > 0  # not ended by a signal
     assert YAML_MISTAKES[setting] in done.stdout
     assert "Traceback" not in done.stdout
     assert not list(tmp_path.rglob("*.pt"))
 
 
-def test_checkpoint_of_another_model(data, trained, tmp_path):
+def test_a_checkpoint_of_another_model_is_refused_with_its_depth(data, trained, tmp_path):
     path = trained / "checkpoint_last.pt"
     restore = ("--restore-file", path, "--save-dir", tmp_path / "save", "--max-update", "9")
     done = run("fairseq-train", data, *TRAIN_FLAGS, *ARCH, *restore, check=False)
+
     assert_one_line(done, str(path), "100 encoder layers")
     assert not list((tmp_path / "save").glob("*.pt"))
 
 
-def test_deepnet_command():
+def test_an_unknown_method_is_named():
     assert_refused("--method nonsense", "methods", "nonsense")
+
+
+def test_an_unknown_architecture_is_named():
     assert_refused("--arch nonsense", "methods", "--weights", "nonsense")
-    assert_one_line(run("deepnet", "methods", "deepnorm", "--layers", "0,0", check=False), "--layers 0,0: give two")
+
+
+def test_a_model_without_layers_is_refused_by_the_command_in_one_line():
+    assert_one_line(run("deepnet", "methods", "deepnorm", "--layers", "0,0", check=False), "--layers 0,0")

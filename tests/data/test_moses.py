@@ -8,7 +8,7 @@ from random import Random
 import pytest
 import regex
 import sacremoses
-from subword_nmt import learn_bpe as subword_nmt
+from subword_nmt import learn_bpe as learning
 
 from deepnet_fairseq.data.bilingual import most_frequent
 from deepnet_fairseq.data.moses import SPACE, Chain, Limits, clean, line_function, lowercase
@@ -122,7 +122,7 @@ def test_rules_that_are_compiled_once_give_the_lines_of_plain_sacremoses(lang):
 def learnt_merges(text: list[str]) -> str:
     """Return the codes that subword-nmt learns."""
     codes = io.StringIO()
-    subword_nmt.learn_bpe(text, codes, 300)
+    learning.learn_bpe(text, codes, 300)
     return codes.getvalue()
 
 
@@ -132,6 +132,6 @@ def test_merges_are_learnt_in_subword_nmt_s_order(monkeypatch):
     expected = learnt_merges(text)
     assert len(expected.splitlines()) > 150
 
-    monkeypatch.setattr(subword_nmt, "max", most_frequent, raising=False)
+    monkeypatch.setattr(learning, "max", most_frequent, raising=False)
 
     assert learnt_merges(text) == expected
