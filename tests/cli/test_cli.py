@@ -103,7 +103,7 @@ def test_every_command_with_files_has_orders_to_try():
 
 
 def words_in_order(files, flags, places):
-    """Put each flag, with its value, in front of the file whose number stands in `places`; behind all if none has it."""
+    """Put each flag, with its value, in front of the file of its number in `places`; the last number is behind all."""
     parts = [[file] for file in files]
     for flag, place in sorted(zip(flags, places, strict=True), key=lambda pair: -pair[1]):
         parts.insert(place, flag)

@@ -16,7 +16,8 @@ class Call:
     """Object whose unpickling calls a function."""
 
     def __init__(self, function, *words):
-        self.function, self.words = function, words
+        self.function = function
+        self.words = words
 
     def __reduce__(self):
         return self.function, self.words
@@ -25,7 +26,8 @@ class Call:
 def check_line(error: BaseException, *words: str) -> None:
     """Check that an error is one short line that contains all of `words`."""
     line = str(error)
-    assert "\n" not in line and len(line) < LONGEST, line
+    assert "\n" not in line, line
+    assert len(line) < LONGEST, line
     for word in words:
         assert word in line, (word, line)
 

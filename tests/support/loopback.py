@@ -69,14 +69,20 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self):
-        state, path = self.server, self.path
-        state.faults[path] = iter(state.faults.get(path, ()))
-        fault = next(state.faults[path], Fault())
-        state.asked.append((path, dict(self.headers)))
-        status, headers, body = fault.status or 404, dict(fault.headers), b""
-        if path in state.files and not fault.status:
-            headers = dict(state.headers[path])
-            status, body = self.part_of(state.files[path], headers)
+        server = self.server
+        path = self.path
+        server.faults[path] = iter(server.faults.get(path, ()))
+        fault = next(server.faults[path], Fault())
+        server.asked.append((path, dict(self.headers)))
+
+        if fault.status:
+            status, headers, body = fault.status, dict(fault.headers), b""
+        elif path in server.files:
+            headers = dict(server.headers[path])
+            status, body = self.part_of(server.files[path], headers)
+        else:
+            status, headers, body = 404, dict(fault.headers), b""
+
         self.send_response(status)
         for name, value in (headers | {"Content-Length": str(len(body))}).items():
             self.send_header(name, value)
@@ -84,27 +90,36 @@ class _Handler(BaseHTTPRequestHandler):
         self.send(body, fault)
 
     def part_of(self, body: bytes, headers: dict) -> tuple[int, bytes]:
-        ignores, only_if = self.server.ignores, self.headers.get("If-Range", "")
+        """Return status and bytes for the Range that is asked for; the answer's Content-Range is put into `headers`."""
+        ignored = self.server.ignores
         asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-        fits = not only_if or "If-Range" in ignores or only_if in headers.values()
-        if not (asked and fits) or "Range" in ignores:
+        only_if = self.headers.get("If-Range", "")
+        same_version = not only_if or "If-Range" in ignored or only_if in headers.values()
+        if not asked or not same_version or "Range" in ignored:
             return 200, body
+
         start = int(asked[1])
-        part = f"{start}-{len(body) - 1}" if start < len(body) else "*"
-        headers["Content-Range"] = f"bytes {part}/{len(body)}"
-        return 416 if part == "*" else 206, body[start:]
+        if start >= len(body):
+            headers["Content-Range"] = f"bytes */{len(body)}"
+            return 416, b""
+        headers["Content-Range"] = f"bytes {start}-{len(body) - 1}/{len(body)}"
+        return 206, body[start:]
 
     def send(self, body: bytes, fault: Fault) -> None:
-        self.close_connection |= fault.after is not None
+        """Send the body as far as the fault lets it, and end the connection in the fault's way."""
+        breaks_off = fault.after is not None
+        if breaks_off:
+            self.close_connection = True
         body = body[: fault.after]
         try:
             self.server.sent[self.path] += len(body)  # first: its receiver may check at once
             self.wfile.write(body)
         except OSError:  # the client has closed the connection
             self.close_connection = True
-        if fault.after is not None and fault.then == "stall":
+
+        if breaks_off and fault.then == "stall":
             self.server.closing.wait(30)
-        if fault.after is not None and fault.then == "reset":
+        if breaks_off and fault.then == "reset":
             time.sleep(0.05)  # lets the sent bytes arrive
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.connection.close()

@@ -18,14 +18,17 @@ VOCAB = 150
 
 def documents(sentences: int, seed: int = 1) -> list[list[str]]:
     """Return sentences of the embedded corpus in documents of DOCUMENT sentences."""
-    made = make_corpus({"train": sentences, "valid": 1, "test": 1}, seed, nouns=20, verbs=10)["train"]
-    made = [source for source, _ in made]
-    return [made[first : first + DOCUMENT] for first in range(0, sentences, DOCUMENT)]
+    pairs = make_corpus({"train": sentences, "valid": 1, "test": 1}, seed, nouns=20, verbs=10)["train"]
+    sources = [source for source, _ in pairs]
+    return [sources[first : first + DOCUMENT] for first in range(0, sentences, DOCUMENT)]
 
 
 def write_documents(path, texts: list[list[str]]):
     """Write documents with one sentence a line and an empty line after each document."""
-    path.write_text("".join("\n".join([*text, "", ""]) for text in texts), encoding="utf-8")
+    lines = []
+    for text in texts:
+        lines += [*text, ""]
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return path
 
 
@@ -42,7 +45,9 @@ def write_gpt2(folder):
 def a_texts(tmp_path_factory):
     """Provide files of training, validation and test text."""
     folder = tmp_path_factory.mktemp("text")
-    paths = [write_documents(folder / split, documents(size, seed)) for seed, (split, size) in enumerate(SIZES.items())]
+    paths = []
+    for seed, (split, size) in enumerate(SIZES.items()):
+        paths.append(write_documents(folder / split, documents(size, seed)))
     with open(paths[2], "a", encoding="utf-8") as file:
         file.write("Łódź 🙃\u2028ends\n")  # characters that the training text lacks
     return paths

@@ -43,9 +43,10 @@ def recounted(lines: list[str]) -> list[str]:
 def copy_data(data: Path, folder: Path, change: Change | None = None, pieces: bytes | None = None) -> Path:
     """Copy binarised data, with changed dictionaries, and other bytes in place of spm.model; return the copy."""
     shutil.copytree(data, folder)
-    for path in folder.glob("dict*.txt") if change else ():
-        lines = path.read_text(encoding="utf-8").splitlines()
-        path.write_text("".join(f"{line}\n" for line in change(lines)), encoding="utf-8")
+    if change is not None:
+        for path in folder.glob("dict*.txt"):
+            lines = change(path.read_text(encoding="utf-8").splitlines())
+            path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     if pieces is not None:
         (folder / "spm.model").write_bytes(pieces)
     return folder
@@ -63,7 +64,8 @@ def plain_text(data: Path, folder: Path) -> Path:
 
 def trainer_of(data: Path, *flags, save_dir: Path) -> DeepTrainer:
     """Build the trainer of a training that is about to start."""
-    return build_trainer(parse_training_flags([str(word) for word in (data, *FLAGS, *flags, "--save-dir", save_dir)]))
+    words = (data, *FLAGS, *flags, "--save-dir", save_dir)
+    return build_trainer(parse_training_flags([str(word) for word in words]))
 
 
 def save_start(path: Path, data: Path, *flags) -> DeepTrainer:
@@ -80,6 +82,7 @@ def without_digests(path: Path, other: Path, **task) -> Path:
     state = torch.load(path)
     del state["task_state"][digests.KEY]
     section = state["cfg"]["task"]
-    (section if isinstance(section, dict) else vars(section)).update(task)
+    settings = section if isinstance(section, dict) else vars(section)
+    settings.update(task)
     torch.save(state, other)
     return other
