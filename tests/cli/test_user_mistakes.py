@@ -132,7 +132,7 @@ def test_a_training_without_an_architecture_is_refused_before_it_makes_a_folder(
     assert not save.exists()
 
 
-def test_a_training_on_a_folder_without_data_is_refused_before_it_makes_a_folder(tmp_path):
+def test_a_training_without_data_is_refused_before_it_makes_a_folder(tmp_path):
     save = tmp_path / "save"
     done = run("fairseq-train", *TRAIN_FLAGS, "--save-dir", save, tmp_path, *ARCH, check=False)
 

@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from random import Random
 from textwrap import dedent
@@ -263,7 +264,7 @@ def test_surveys_of_parts_add_up_to_that_of_the_whole(surveys_apart_and_together
 def test_a_survey_counts_bytes_pairs_and_forms_of_letters(surveys_apart_and_together):
     found, _, rows = surveys_apart_and_together
 
-    sentences = [sentence for row in rows for sentence in row]
+    sentences = list(chain.from_iterable(rows))
     assert found.size == sum(len(f"{sentence}\n".encode()) for sentence in sentences)
     assert found.rows == 3
     assert found.characters - {"\n"} == set("".join(sentences))
@@ -333,8 +334,10 @@ def test_the_disk_that_is_needed_is_told_before(text_prefixes, tmp_path, capsys)
 @pytest.fixture
 def disk_of_the_size_of_the_text(text_prefixes, monkeypatch):
     """Let the disk have as many bytes free as the text has, which do not suffice for its data."""
-    files = [Path(f"{prefix}.{lang}") for prefix in text_prefixes.values() for lang in LANGS]
-    set_free_space(monkeypatch, sum(file.stat().st_size for file in files))
+    size = 0
+    for prefix in text_prefixes.values():
+        size += sum(Path(f"{prefix}.{lang}").stat().st_size for lang in LANGS)
+    set_free_space(monkeypatch, size)
 
 
 @pytest.mark.usefixtures("disk_of_the_size_of_the_text")

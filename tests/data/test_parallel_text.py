@@ -1,6 +1,7 @@
 """Tests of the embedded corpus and of the preparation of any text."""
 
 import hashlib
+from itertools import chain
 
 import pytest
 import sentencepiece
@@ -34,7 +35,8 @@ def embedded_corpus():
 
 @pytest.mark.parametrize("side", (0, 1))
 def test_the_embedded_corpus_holds_no_sentence_twice(side, embedded_corpus):
-    sentences = [pair[side] for text in embedded_corpus.values() for pair in text]
+    pairs = chain.from_iterable(embedded_corpus.values())
+    sentences = [pair[side] for pair in pairs]
 
     assert len(sentences) == sum(SIZES.values())
     assert len(set(sentences)) == len(sentences)
@@ -58,7 +60,8 @@ def test_an_embedded_corpus_without_sentences_or_of_too_many_nouns_is_refused(si
 
 
 def test_the_embedded_corpus_is_the_one_that_recorded_runs_were_trained_on(embedded_corpus):
-    text = "".join(f"{source}\t{target}\n" for split in embedded_corpus.values() for source, target in split)
+    pairs = chain.from_iterable(embedded_corpus.values())
+    text = "".join(f"{source}\t{target}\n" for source, target in pairs)
 
     assert hashlib.sha256(text.encode()).hexdigest() == RECORDED_CORPUS
 
