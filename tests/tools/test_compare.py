@@ -11,7 +11,10 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,8 +25,9 @@ from deepnet_fairseq.tools import compare
 
 from ..support.errors import assert_refused
 from ..support.experiments import until
+from ..support.refusal import refusal
 
-# stands for fairseq-train: writes a log of a minute, its output and its checkpoints
+# stands for fairseq-train: writes a log of a minute and five lines, and its checkpoints
 TRAIN = """import json, pathlib, sys
 loss, said, status, folder = sys.argv[1:]
 print("2026-01-01 00:00:00 | INFO | fairseq_cli.train | {}")
@@ -35,204 +39,439 @@ print(said)
 for name in ("best", "last") * bool(folder):
     pathlib.Path(folder, f"checkpoint_{name}.pt").touch()
 sys.exit(int(status))"""
-GENERATE = "print('T-0\\ta b c d\\nD-0\\t-0.1\\ta b c d')"
-MINE = """from deepnet_fairseq.core.methods import register
-from deepnet_fairseq.core.methods.pre_ln import PreLN
-@register("mine")
-class Mine(PreLN): 'Pre-LN by another name.'
-"""
+LINES_OF_LOG = 5
+GENERATE = "print('T-0\\ta b c d\\nD-0\\t-0.1\\ta b c d')"  # a translation that is the reference: BLEU 100
+STUCK = "stuck at update 90"
+DIVERGED = "diverged at update 90"
+DIVERGED_STATUS, STUCK_STATUS = 3, 4  # of fairseq-train, with this package
 
 
-class Programs:
-    """Stand-in for fairseq's programs: tests set the loss, output and status of trainings; commands are recorded."""
+class StandIns:
+    """Stand-ins for fairseq's programs: tests set what trainings do; names and flags of the calls are recorded.
 
-    said, status, saves = "done", 0, True
+    last_line, status: of a training's output; saves: whether it writes checkpoints; held_out_loss: function of its
+    flags, None for one that is stuck.
+    """
 
     def __init__(self):
-        self.names, self.flags = [], []
-        self.loss = lambda flags: 5.0
+        self.last_line, self.status, self.saves = "done", 0, True
+        self.held_out_loss = lambda flags: 5.0
+        self.names: list[str] = []
+        self.flags: list[str] = []
 
-    def __call__(self, grid, name, words):
+    def __call__(self, grid, name: str, words: list[str]) -> list[str]:
         self.names.append(name)
         self.flags.append(" ".join(words))
-        command = [GENERATE]
-        if name == "train":
-            loss = self.loss(self.flags[-1])
-            message, status = ("error: stuck at update 90", 4) if loss is None else (self.said, self.status)
-            command = [TRAIN, str(loss), message, str(status), words[-1] * self.saves]
-        return [sys.executable, "-c", *command]
+        if name != "train":
+            return [sys.executable, "-c", GENERATE]
+
+        loss = self.held_out_loss(self.flags[-1])
+        last_line, status = self.last_line, self.status
+        if loss is None:
+            last_line, status = f"error: {STUCK}", STUCK_STATUS
+        folder = words[-1] if self.saves else ""  # --save-dir is the last flag
+        return [sys.executable, "-c", TRAIN, str(loss), last_line, str(status), folder]
+
+    def install(self, monkeypatch) -> None:
+        """Take the place of fairseq's programs."""
+        monkeypatch.setattr(compare, "fairseq_command", self)
+        monkeypatch.setattr(runner, "POLL", 0.01)
 
 
 @pytest.fixture
 def programs(monkeypatch):
-    made = Programs()
-    monkeypatch.setattr(compare, "fairseq_command", made)
-    monkeypatch.setattr(runner, "POLL", 0.01)
-    return made
+    stand_ins = StandIns()
+    stand_ins.install(monkeypatch)
+    return stand_ins
+
+
+def write_data(folder: Path) -> Path:
+    """Write data whose files suffice for the command's checks, with one sentence to translate; return their folder."""
+    names = ("dict.qaa.txt", "dict.qab.txt", "train.qaa-qab.qaa.idx", "train.qaa-qab.qab.idx", "raw/test.qab")
+    for name in names:
+        path = folder / "out/data" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("a b c d\n")
+    return folder / "out/data"
 
 
 @pytest.fixture
-def pair(tmp_path):
-    """Provide a data folder whose files suffice for the command's checks, with one sentence to translate."""
-    for file in ("dict.qaa.txt", "dict.qab.txt", "train.qaa-qab.qaa.idx", "train.qaa-qab.qab.idx", "raw/test.qab"):
-        (tmp_path / "out/data" / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "out/data" / file).write_text("a b c d\n")
-    return tmp_path / "out/data"
+def pair_data(tmp_path):
+    return write_data(tmp_path)
 
 
-def words(data, *more, methods="deepnorm"):
+def compare_words(data: Path, *more: str, methods: str = "deepnorm") -> list[str]:
+    """Return the words of a command of 100 updates; its results go into the folder that the data are in."""
     return ["compare", str(data), "--methods", methods, "--updates", "100", "--out", str(data.parent), *more]
 
 
-def test_the_best_rate_the_spread_and_the_picture(programs, pair, tmp_path, capsys):
-    """The best rate has no stuck seed; finished trainings are not repeated, and their plot stays the same."""
+# a grid of methods, depths, rates and seeds
 
-    def loss(flags):
-        if "post_ln" in flags or ("--lr 2e-3" in flags and "--seed 2" in flags):
-            return None
-        return 3.0 + ("--seed 2" in flags) + ("--lr 5e-4" in flags) - 2 * ("--lr 2e-3" in flags)
 
-    programs.loss = loss
+def loss_of_rates(flags: str) -> float | None:
+    """Return a loss that is smallest at 2e-3, where seed 2 is stuck; post_ln is always stuck."""
+    at_largest = "--lr 2e-3" in flags
+    second_seed = "--seed 2" in flags
+    if "post_ln" in flags or (at_largest and second_seed):
+        return None
+    loss = 3.0
+    if second_seed:
+        loss += 1
+    if "--lr 5e-4" in flags:
+        loss += 1
+    if at_largest:
+        loss -= 2
+    return loss
+
+
+@pytest.fixture(scope="module")
+def finished_grid(tmp_path_factory):
+    """Provide what two calls of one command print and write: a table with a PDF, then JSON with an SVG."""
+    folder = tmp_path_factory.mktemp("grid")
+    data = write_data(folder)
     grid = ("--depths", "6,18", "--lrs", "5e-4,0.001,2e-3", "--seeds", "1,2", "--jobs", "3")
-    asked = words(pair, *grid, "--plot", f"{tmp_path}/p.pdf", methods="deepnorm,post_ln")
-    main(asked)
-    (row,) = [line for line in capsys.readouterr().out.splitlines() if re.match("deepnorm +6L", line)]
-    assert re.split(" {2,}", row)[2:5] == ["1e-3", "3.50 [3.00, 4.00]", "100.0 [100.0, 100.0]"]
-    assert row.endswith(" 60 s      2e-3: stuck at update 90")
-    records = read_records(pair.parent / "records.jsonl")
-    assert len(records) == 24 and sum(run.stuck for run in records) == 14
-    assert (tmp_path / "p.pdf").read_bytes().startswith(b"%PDF")
-    main([*asked[:-1], f"{tmp_path}/p.svg", "--json"])
-    rows = json.loads(capsys.readouterr().out)
-    assert programs.names.count("train") == 24 and b"<svg" in (tmp_path / "p.svg").read_bytes()
-    assert [row["lr"] for row in rows] == [0.001, None, 0.001, None] and rows[2]["held_out"] == [3.0, 4.0]
-    assert {*rows[1]["failed"]} == {"5e-4", "1e-3", "2e-3"} and rows[1]["bleu"] == []
-    assert not list(pair.parent.rglob("checkpoint_best.pt")) and list(pair.parent.rglob("checkpoint_last.pt"))
+    words = compare_words(data, *grid, methods="deepnorm,post_ln")
+    stand_ins = StandIns()
+    stand_ins.held_out_loss = loss_of_rates
+
+    with pytest.MonkeyPatch.context() as patch:
+        stand_ins.install(patch)
+        with redirect_stdout(StringIO()) as table:
+            main([*words, "--plot", str(folder / "plot.pdf")])
+        with redirect_stdout(StringIO()) as rows:
+            main([*words, "--plot", str(folder / "plot.svg"), "--json"])
+
+    return SimpleNamespace(
+        folder=folder, out=data.parent, programs=stand_ins, table=table.getvalue(), rows=json.loads(rows.getvalue())
+    )
+
+
+TRAININGS_OF_GRID = 2 * 2 * 3 * 2  # methods, depths, rates, seeds
+
+
+def test_a_row_of_the_table_shows_the_best_rate_without_a_stuck_seed(finished_grid):
+    (row,) = [line for line in finished_grid.table.splitlines() if re.match("deepnorm +6L", line)]
+
+    cells = re.split(" {2,}", row)
+    assert cells[2:5] == ["1e-3", "3.50 [3.00, 4.00]", "100.0 [100.0, 100.0]"]
+    assert cells[-2:] == ["60 s", f"2e-3: {STUCK}"]
+
+
+def test_every_training_of_a_grid_is_recorded(finished_grid):
+    records = read_records(finished_grid.out / "records.jsonl")
+
+    assert len(records) == TRAININGS_OF_GRID
+    stuck_post_ln = TRAININGS_OF_GRID // 2
+    stuck_deepnorm = 2  # one a depth
+    assert len([run for run in records if run.stuck]) == stuck_post_ln + stuck_deepnorm
+
+
+def test_finished_trainings_are_not_repeated(finished_grid):
+    assert finished_grid.programs.names.count("train") == TRAININGS_OF_GRID
+
+
+def test_json_has_the_best_rates_and_what_failed(finished_grid):
+    deepnorm, post_ln, deeper_deepnorm, deeper_post_ln = finished_grid.rows
+
+    assert deepnorm["lr"] == 0.001
+    assert deeper_deepnorm["lr"] == 0.001
+    assert post_ln["lr"] is None
+    assert deeper_post_ln["lr"] is None
+    assert deeper_deepnorm["held_out"] == [3.0, 4.0]
+    assert set(post_ln["failed"]) == {"5e-4", "1e-3", "2e-3"}
+    assert post_ln["bleu"] == []
+
+
+def test_a_plot_has_the_format_of_its_name(finished_grid):
+    assert (finished_grid.folder / "plot.pdf").read_bytes().startswith(b"%PDF")
+    assert b"<svg" in (finished_grid.folder / "plot.svg").read_bytes()
+
+
+def test_only_the_last_checkpoints_are_kept(finished_grid):
+    assert not list(finished_grid.out.rglob("checkpoint_best.pt"))
+    assert list(finished_grid.out.rglob("checkpoint_last.pt"))
+
+
+def grid_of(data: Path, methods=("deepnorm",), depths=(6,), updates: int = 100, **more) -> compare.Grid:
+    return compare.Grid(data, methods, depths, lrs=[1e-3], seeds=[1], updates=updates, out=data.parent, **more)
 
 
 @pytest.mark.parametrize(("jobs", "gib", "expected"), [(None, 64, 3), (None, 4, 2), (None, 0.1, 1), (3, 0.1, 3)])
-def test_no_more_at_a_time_than_fit_into_memory(jobs, gib, expected, pair, monkeypatch):
+def test_no_more_are_trained_at_a_time_than_fit_into_memory(jobs, gib, expected, pair_data, monkeypatch):
     """At 100L-100L one needs about 1.6 GiB; a machine without memory still trains one, and --jobs wins."""
     monkeypatch.setattr(compare, "free_memory", lambda: gib * 2**30)
-    grid = compare.Grid(pair, ["deepnorm"], [6, 100], [1e-3], [1], 100, pair.parent, jobs=jobs, flags=["--cpu"])
+
+    grid = grid_of(pair_data, depths=[6, 100], jobs=jobs, flags=["--cpu"])
+
     assert grid.jobs_that_fit(jobs or 3) == expected
 
 
-def test_a_panel_has_eight_lines_at_most(programs, pair):
+def test_a_panel_of_the_plot_has_eight_lines_at_most(pair_data):
     methods = ["deepnorm", "post_ln", "pre_ln", "admin", "rezero", "dlcl", "keel", "b2t", "gpas"]
-    grid = compare.Grid(pair, methods, [2, 4], [1e-3], [1], 100, pair.parent)
-    rows = [compare.Best(m, n, 1e-3, "", {}, [], [5.0], [9.0]) for n in grid.depths for m in methods]
-    lines = [len({one.style for one in panel.series}) for panel in compare.picture(grid, rows).panels]
+    depths = [2, 4]
+    rows = []
+    for depth in depths:
+        for method in methods:
+            rows.append(compare.Best(method, depth, 1e-3, "", {}, [], [5.0], [9.0]))
+
+    picture = compare.picture(grid_of(pair_data, methods, depths), rows)
+
+    lines = [len({series.style for series in panel.series}) for panel in picture.panels]
     assert lines == [8, 8, 1, 1]
 
 
-def test_data_without_references_give_losses_alone(programs, pair, capsys):
-    """A folder of binarised text without raw text has nothing to score against; the table says `-`."""
-    (pair / "raw/test.qab").unlink()
-    main(words(pair, "--json"))
+@pytest.mark.parametrize(("updates", "beta2", "expected"), [(1200, 0.98, 200), (300, 0.98, 100), (99, 0.999, 49)])
+def test_a_warmup_that_is_not_a_sixth_of_the_updates_is_noted(updates, beta2, expected, tmp_path):
+    """It is longer where Adam's averages need more updates, and at most half of them."""
+    grid = grid_of(tmp_path, updates=updates, flags=("--adam-betas", f"(0.9, {beta2})"))
+
+    warmup, note = grid.warmup_updates()
+
+    assert warmup == expected
+    assert bool(note) == (warmup != updates / 6)
+
+
+# results other than a loss and a score
+
+
+def test_data_without_references_give_losses_alone(programs, pair_data, capsys):
+    """A folder of binarised text without raw text has nothing to score against."""
+    (pair_data / "raw/test.qab").unlink()
+
+    main(compare_words(pair_data, "--json"))
+
     (row,) = json.loads(capsys.readouterr().out)
-    assert (row["held_out"], row["bleu"], programs.names) == ([5.0], [], ["train"])
+    assert row["held_out"] == [5.0]
+    assert row["bleu"] == []
+    assert programs.names == ["train"]
 
 
 @pytest.mark.parametrize("saves", [True, False])
-def test_a_training_that_diverges_is_a_result(programs, pair, saves, capsys):
-    programs.said, programs.status, programs.saves = "fairseq-train: error: diverged at update 90; lower --lr", 3, saves
+def test_a_training_that_diverges_is_a_result_and_not_repeated(programs, pair_data, saves, capsys):
+    programs.last_line = f"fairseq-train: error: {DIVERGED}; lower --lr"
+    programs.status = DIVERGED_STATUS
+    programs.saves = saves
+
     for _ in range(2):
-        main(words(pair))
-        assert "1e-3: diverged at update 90" in capsys.readouterr().out and programs.names == ["train"]
+        main(compare_words(pair_data))
+
+        assert f"1e-3: {DIVERGED}" in capsys.readouterr().out
+        assert programs.names == ["train"]
 
 
-def test_one_that_breaks_is_resumed(programs, pair):
-    """A failed training is reported and resumed; its log continues if there is a checkpoint, and restarts otherwise."""
-    programs.said, programs.status, programs.saves = "RuntimeError: no memory", 1, False
-    run = pair.parent / "6L-6L-100-updates-seed1/deepnorm-lr1e-3"
+@pytest.fixture
+def broken_programs(programs):
+    """Provide stand-ins whose trainings fail before they save."""
+    programs.last_line = "RuntimeError: no memory"
+    programs.status = 1
+    programs.saves = False
+    return programs
+
+
+@pytest.fixture
+def run_folder(pair_data):
+    """Provide the folder of the only training of compare_words()."""
+    return pair_data.parent / "6L-6L-100-updates-seed1/deepnorm-lr1e-3"
+
+
+def lines_of_log(run_folder: Path) -> int:
+    return len((run_folder / "train.log").read_text().splitlines())
+
+
+def test_a_training_that_fails_is_named_with_its_last_line_and_its_log(broken_programs, pair_data, run_folder):
+    line = refusal(*compare_words(pair_data))
+
+    assert "deepnorm 6L-6L lr 1e-3 seed 1" in line
+    assert broken_programs.last_line in line
+    assert f"{run_folder}/train.log" in line
+
+
+def test_a_training_that_failed_before_it_saved_begins_its_log_anew(broken_programs, pair_data, run_folder):
     for _ in range(2):
-        message = f"training deepnorm 6L-6L lr 1e-3 seed 1 failed: RuntimeError: no memory; whole log: {run}/train.log"
-        assert_refused(message, *words(pair))
-        assert len((run / "train.log").read_text().splitlines()) == 5
-    (run / "checkpoint_last.pt").touch()
-    programs.said, programs.status = "done", 0
-    assert_refused("deepnorm-lr1e-3: had another flags", *words(pair, "--clip-norm", "1"))
-    main(words(pair))
-    assert len((run / "train.log").read_text().splitlines()) == 10
-    (pair / "dict.qaa.txt").write_text("other\n")
-    assert_refused("deepnorm-lr1e-3: had another ", *words(pair))
+        refusal(*compare_words(pair_data))
+
+        assert lines_of_log(run_folder) == LINES_OF_LOG
+
+
+def mend(programs: StandIns, run_folder: Path) -> None:
+    """Let trainings end well from now on, and the failed one have a checkpoint."""
+    programs.last_line = "done"
+    programs.status = 0
+    (run_folder / "checkpoint_last.pt").touch()
+
+
+def test_a_training_that_failed_after_it_saved_continues_its_log(broken_programs, pair_data, run_folder):
+    refusal(*compare_words(pair_data))
+    mend(broken_programs, run_folder)
+
+    main(compare_words(pair_data))
+
+    assert lines_of_log(run_folder) == 2 * LINES_OF_LOG
+
+
+def test_a_training_is_not_resumed_with_other_flags(broken_programs, pair_data, run_folder):
+    refusal(*compare_words(pair_data))
+    mend(broken_programs, run_folder)
+
+    line = refusal(*compare_words(pair_data, "--clip-norm", "1"))
+
+    assert f"{run_folder}: " in line
+    assert "another flags" in line
+    assert lines_of_log(run_folder) == LINES_OF_LOG
+
+
+def test_a_finished_training_is_not_one_of_other_data(programs, pair_data, run_folder):
+    main(compare_words(pair_data))
+    (pair_data / "dict.qaa.txt").write_text("other\n")
+
+    line = refusal(*compare_words(pair_data))
+
+    assert f"{run_folder}: " in line
+    assert "another" in line
+
+
+@pytest.fixture
+def default_sigint():
+    """Let Ctrl-C raise KeyboardInterrupt: a shell lets background jobs ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_training_first(pair, monkeypatch, number):
+def test_a_signal_ends_the_running_training_first(pair_data, monkeypatch, number, default_sigint):
     """A signal ends the running training first, and does not count it as trained."""
-    ended_by = pair.parent / "ended"
-    ends = f"""import os, pathlib, signal, sys, time
+    ended_by = pair_data.parent / "ended"
+    training = f"""import os, pathlib, signal, sys, time
 def end(number, frame):
     pathlib.Path({str(ended_by)!r}).write_text(str(number))
     sys.exit(1)
 signal.signal(signal.SIGTERM, end)
 os.kill(os.getppid(), {number:d})
 time.sleep(60)"""
-    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets background jobs ignore SIGINT
-    before = signal.getsignal(number)
-    monkeypatch.setattr(compare, "fairseq_command", lambda *_: [sys.executable, "-c", ends])
+    monkeypatch.setattr(compare, "fairseq_command", lambda *_: [sys.executable, "-c", training])
+    handler = signal.getsignal(number)
+
     with pytest.raises(SystemExit) as ended:
-        main(words(pair))
-    assert ended.value.code == 128 + number and signal.getsignal(number) is before
-    signal.signal(signal.SIGINT, ignored)
-    assert ended_by.read_text() == str(int(signal.SIGTERM)) and not list(pair.parent.rglob("trained"))
+        main(compare_words(pair_data))
+
+    assert ended.value.code == 128 + number
+    assert signal.getsignal(number) is handler
+    assert ended_by.read_text() == str(int(signal.SIGTERM))
+    assert not list(pair_data.parent.rglob("trained"))
 
 
-@pytest.mark.parametrize(("updates", "beta2", "found"), [(1200, 0.98, 200), (300, 0.98, 100), (99, 0.999, 49)])
-def test_warmup_is_never_too_short_without_a_word(updates, beta2, found, tmp_path):
-    flags = ("--adam-betas", f"(0.9, {beta2})")
-    grid = compare.Grid(tmp_path, ["deepnorm"], [6], [1e-3], [1], updates, tmp_path, flags=flags)
-    assert (grid.warmup_updates()[0], bool(grid.warmup_updates()[1])) == (found, found != 200)
+# mistakes
 
 
-@pytest.mark.parametrize(("said", "more"), [
-    ("--method deepnrom: unknown", "--methods deepnorm,deepnrom"), ("--depths 0: must", "--depths 6,0"),
-    ("--lrs 0.0: must", "--lrs 1e-3,0"), ("--lrs x: give", "--lrs x"), ("--warmup 2: must", "--warmup 2"),
-    ("--jobs 0: must", "--jobs 0"), ("give --depths", "--encoder-layers=6"), ("--plot p.gif: name", "--plot p.gif"),
-    ("one language pair", ""),
+@pytest.mark.parametrize(("flags", "subject"), [
+    ("--methods deepnorm,deepnrom", "--method deepnrom: "), ("--depths 6,0", "--depths 0: "),
+    ("--lrs 1e-3,0", "--lrs 0.0: "), ("--lrs x", "--lrs x: "), ("--warmup 2", "--warmup 2: "),
+    ("--jobs 0", "--jobs 0: "), ("--encoder-layers=6", "--encoder-layers=6: "), ("--plot p.gif", "--plot p.gif: "),
 ])  # fmt: skip
-def test_what_cannot_be_leaves_nothing(said, more, programs, pair, tmp_path):
-    data = pair if more else tmp_path
-    assert_refused(said, *words(data, *more.split()), "--out", str(tmp_path / "new"))
-    assert programs.names == [] and not (tmp_path / "new").exists()
+def test_a_wrong_flag_is_named_and_nothing_is_written(flags, subject, programs, pair_data, tmp_path):
+    assert_refused(subject, *compare_words(pair_data, *flags.split()), "--out", tmp_path / "new")
+
+    assert programs.names == []
+    assert not (tmp_path / "new").exists()
 
 
-def test_the_quickstart_is_a_call_of_it(programs, pair, capsys):
-    """`deepnet quickstart` calls compare: it skips recorded trainings, and trains only an added method."""
-    out = pair.parent
-    words = ["quickstart", "--depth", "2", "--updates", "100", "--seed", "3", "--out", str(out), "--methods"]
-    main([*words, "deepnorm"])
+def test_depths_are_given_by_their_own_flag(programs, pair_data):
+    assert_refused("--depths", *compare_words(pair_data, "--encoder-layers=6"))
+
+
+def test_a_folder_without_data_of_a_language_pair_is_named(programs, tmp_path):
+    line = refusal(*compare_words(tmp_path), "--out", tmp_path / "new")
+
+    assert f"error: {tmp_path}: " in line
+    assert "language pair" in line
+    assert programs.names == []
+    assert not (tmp_path / "new").exists()
+
+
+# quickstart
+
+
+def quickstart_words(data: Path, methods: str) -> list[str]:
+    flags = ("--depth", "2", "--updates", "100", "--seed", "3", "--out", str(data.parent))
+    return ["quickstart", *flags, "--methods", methods]
+
+
+def test_quickstart_is_a_call_of_compare(programs, pair_data):
+    main(quickstart_words(pair_data, "deepnorm"))
+
+    run = RecordedRun(pair_data.parent / "2L-2L-100-updates-seed3/deepnorm-lr1e-3")
+    assert run.depth == "2L-2L"
+    assert run.seed == 3
+    assert run.bleu == 100.0
+    assert run.environment["gpus"] == 0
+    command = f"deepnet compare {pair_data} --methods deepnorm --depths 2 --lrs 1e-3 --seeds 3"
+    assert run.command.startswith(command)
+
+
+def test_quickstart_writes_what_it_prints_and_a_picture(programs, pair_data, capsys):
+    main(quickstart_words(pair_data, "deepnorm"))
+
+    assert (pair_data.parent / "result.txt").read_text() in capsys.readouterr().out
+    assert (pair_data.parent / "loss.png").stat().st_size > 5000
+
+
+def test_quickstart_again_trains_nothing_and_prints_the_same(programs, pair_data, capsys):
+    main(quickstart_words(pair_data, "deepnorm"))
     first = capsys.readouterr().out
-    run = RecordedRun(out / "2L-2L-100-updates-seed3/deepnorm-lr1e-3")
-    assert (run.depth, run.seed, run.bleu, run.environment["gpus"]) == ("2L-2L", 3, 100.0, 0)
-    assert run.command.startswith(f"deepnet compare {pair} --methods deepnorm --depths 2 --lrs 1e-3 --seeds 3")
-    assert (out / "result.txt").read_text() in first and (out / "loss.png").stat().st_size > 5000
-    main([*words, "deepnorm"])
-    assert programs.names == ["train", "generate"] and capsys.readouterr().out == first
-    main([*words, "deepnorm,admin"])
-    assert programs.names == ["train", "generate"] * 2 and "--admin-profile auto" in programs.flags[2]
-    assert_refused("--method deepnrom: unknown", *words[:-1], "--methods", "deepnrom")
+
+    main(quickstart_words(pair_data, "deepnorm"))
+
+    assert capsys.readouterr().out == first
+    assert programs.names == ["train", "generate"]
+
+
+def test_quickstart_trains_only_an_added_method(programs, pair_data):
+    main(quickstart_words(pair_data, "deepnorm"))
+
+    main(quickstart_words(pair_data, "deepnorm,admin"))
+
+    assert programs.names == ["train", "generate"] * 2
+    assert "--admin-profile auto" in programs.flags[2]
+
+
+def test_quickstart_refuses_an_unknown_method(programs, pair_data):
+    assert_refused("--method deepnrom: ", *quickstart_words(pair_data, "deepnrom"))
+
+
+# the real programs
+
+OWN_METHOD = """from deepnet_fairseq.core.methods import register
+from deepnet_fairseq.core.methods.pre_ln import PreLN
+@register("mine")
+class Mine(PreLN): 'Pre-LN by another name.'
+"""
 
 
 @pytest.mark.smoke
-def test_killed_and_resumed_with_a_method_of_ones_own(data, tmp_path):
+def test_a_killed_comparison_resumes_with_a_method_of_ones_own(data, tmp_path):
     """Killed with SIGKILL, `deepnet compare` takes its trainings along; the next call resumes their checkpoints."""
     (tmp_path / "own").mkdir()
-    (tmp_path / "own/mine.py").write_text(MINE)
-    out, run = tmp_path / "out", tmp_path / "out/1L-1L-60-updates-seed1/mine-lr1e-3"
+    (tmp_path / "own/mine.py").write_text(OWN_METHOD)
+    out = tmp_path / "out"
+    run = out / "1L-1L-60-updates-seed1/mine-lr1e-3"
     program = str(Path(sys.executable).parent / "deepnet")
     more = f"--updates 60 --depths 1 --jobs 2 --max-tokens 300 --out {out} --user-dir {tmp_path}/own".split()
-    command = [program, *words(data, *more, methods="mine,pre_ln")]
+    command = [program, *compare_words(data, *more, methods="mine,pre_ln")]
+
     first = subprocess.Popen(command)
     until(lambda: (run / "checkpoint_last.pt").exists() or first.poll() is not None)
     os.kill(first.pid, signal.SIGKILL)
     first.wait()
     size = (run / "train.log").stat().st_size
+    assert size
+
     subprocess.run(command, check=True)
-    text = (run / "train.log").read_text()
-    assert size and "Loaded checkpoint" in text[size:]
-    mine, theirs = (json.loads(line) for line in (out / "records.jsonl").read_text().splitlines())
-    assert (mine["run"]["method"], theirs["run"]["method"]) == ("mine", "pre_ln") and "bleu" in mine["score"]
-    assert mine["log"]["valid"][-1]["valid_loss"] == theirs["log"]["valid"][-1]["valid_loss"]
+
+    log = (run / "train.log").read_text()
+    assert "Loaded checkpoint" in log[size:]
+    mine, pre_ln = [json.loads(line) for line in (out / "records.jsonl").read_text().splitlines()]
+    assert mine["run"]["method"] == "mine"
+    assert pre_ln["run"]["method"] == "pre_ln"
+    assert "bleu" in mine["score"]
+    assert mine["log"]["valid"][-1]["valid_loss"] == pre_ln["log"]["valid"][-1]["valid_loss"]

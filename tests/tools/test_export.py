@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from contextlib import redirect_stdout
-from io import StringIO
 
 import ctranslate2
 import pytest
@@ -15,21 +13,25 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.sequence_generator import SequenceGenerator
 
-from deepnet_fairseq.cli import main
 from deepnet_fairseq.plugin.building import from_checkpoint
 
 from ..conftest import TRAIN_FLAGS, make_data
 from ..support.broken import contents
+from ..support.exports import export, reported_difference
 from ..support.helpers import FIRST, PAD, USER_DIR, run, sentences, teach
+from ..support.refusal import refusal
 
-ARCH = ("--arch", "deepnet_transformer_tiny", "--encoder-layers", "2", "--decoder-layers", "2", "--dropout", "0")
-ARCH += ("--encoder-embed-dim", "16", "--encoder-ffn-embed-dim", "32")
+ARCH = (
+    "--arch", "deepnet_transformer_tiny", "--encoder-layers", "2", "--decoder-layers", "2", "--dropout", "0",
+    "--encoder-embed-dim", "16", "--encoder-ffn-embed-dim", "32",
+)  # fmt: skip
 SEARCH = ("--beam", "5", "--max-len-a", "1", "--max-len-b", "5", "--cpu", "--max-tokens", "2000")
-SENTENCES, LANGS = 104, ("qaa", "qab")
+SENTENCES = 104
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
+    """Provide a folder of binarised data with 104 sentences of test text."""
     return make_data(tmp_path_factory.mktemp("export"), test=SENTENCES)
 
 
@@ -38,167 +40,253 @@ def checkpoint(data, tmp_path_factory):
     """Provide a checkpoint of fairseq-train whose 2L-2L DeepNorm model was then trained to copy."""
     path = tmp_path_factory.mktemp("deepnorm") / "checkpoint_last.pt"
     run("fairseq-train", data, *TRAIN_FLAGS, *ARCH, "--max-update", "1", "--save-dir", path.parent)
-    state, (model, _) = torch.load(path), from_checkpoint(str(path))
-    vocab = model.encoder.embed_tokens.num_embeddings
+    state = torch.load(path)
+    model, _ = from_checkpoint(str(path))
+    vocabulary = model.encoder.embed_tokens.num_embeddings
 
     def to_copy(step):
-        source = sentences(64, vocab, seed=step)
+        source = sentences(64, vocabulary, seed=step)
         target = source.masked_fill(source.eq(PAD), FIRST)
-        return (source[32:], None, target[32:].roll(1, 1)), target[32:]
+        previous = target.roll(1, 1)
+        return (source[32:], None, previous[32:]), target[32:]
 
     teach(model, 300, to_copy)
     torch.save(state | {"model": model.state_dict()}, path)
     return path
 
 
+def pieces(dictionary, tokens) -> list[str]:
+    """Return the symbols of a row of tokens, without ends and padding."""
+    return [dictionary[token] for token in tokens.tolist() if token not in (dictionary.eos(), dictionary.pad())]
+
+
+class FairseqsSearch:
+    """fairseq's own beam search, with beam 5, by the trained model."""
+
+    def __init__(self, checkpoint):
+        self.models, _, self.task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)])
+
+    def translate(self, source, longest: int, penalty: float = 1.0) -> list[list[str]]:
+        """Return the pieces of the best translation of each row of source (B, T)."""
+        target = self.task.target_dictionary
+        search = SequenceGenerator(
+            self.models, target, beam_size=5, max_len_a=0, max_len_b=longest, len_penalty=penalty
+        )
+        sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(PAD).sum(1)}}
+        return [pieces(target, beams[0]["tokens"]) for beams in search.generate(self.models, sample)]
+
+
+@pytest.fixture
+def fairseqs_search(checkpoint):
+    return FairseqsSearch(checkpoint)
+
+
+# stock fairseq
+
+
 @pytest.fixture(scope="module")
-def exported(checkpoint):
+def plain_checkpoint(checkpoint):
+    """Provide the checkpoint exported for stock fairseq."""
     out = checkpoint.with_name("transformer.pt")
     printed = run("deepnet", "export", checkpoint, "--to", "transformer", "--out", out).stdout
-    assert float(re.search(r"log-probabilities (\S+)", printed).group(1)) < 1e-4
+    assert reported_difference(printed) < 1e-4
     return out
 
 
-def export(*words) -> str:
-    """Run `deepnet export` in this process; return its output."""
-    with redirect_stdout(StringIO()) as output:
-        main(["export", *map(str, words)])
-    return output.getvalue()
-
-
-def hypotheses(printed: str) -> dict[str, str]:
+def generated_by_fairseq(data, checkpoint, *flags) -> dict[str, str]:
+    """Translate the test set with fairseq-generate; return the pieces of each translation by its number."""
+    printed = run("fairseq-generate", data, *SEARCH, "--path", checkpoint, *flags).stdout
     return dict(re.findall(r"^H-(\d+)\t[^\t]+\t(.*)$", printed, re.MULTILINE))
 
 
-def test_stock_fairseq_translates_alike(data, checkpoint, exported):
+def test_stock_fairseq_generates_the_same_translations(data, checkpoint, plain_checkpoint):
     """Stock fairseq-generate without --user-dir translates every sentence with the same words."""
-    ours = hypotheses(run("fairseq-generate", data, *SEARCH, "--path", checkpoint, "--user-dir", USER_DIR).stdout)
-    theirs = hypotheses(run("fairseq-generate", data, *SEARCH, "--path", exported).stdout)
-    assert len(ours) == SENTENCES and ours == theirs
-    assert len(set(theirs.values())) > 5
+    ours = generated_by_fairseq(data, checkpoint, "--user-dir", USER_DIR)
+    stock = generated_by_fairseq(data, plain_checkpoint)
+
+    assert len(ours) == SENTENCES
+    assert stock == ours
+    assert len(set(stock.values())) > 5
 
 
-def test_the_file_is_plain_data_without_optimiser(checkpoint, exported):
-    state = torch.load(exported, weights_only=True)
-    assert state["args"] is None and isinstance(state["cfg"]["model"], dict)
+def test_the_file_for_stock_fairseq_is_plain_data_without_optimiser(checkpoint, plain_checkpoint):
+    state = torch.load(plain_checkpoint, weights_only=True)
+
+    assert state["args"] is None
+    assert isinstance(state["cfg"]["model"], dict)
     assert not isinstance(state["cfg"]["task"], argparse.Namespace)
-    assert exported.stat().st_size < 0.5 * checkpoint.stat().st_size  # Adam kept two numbers a weight
-    assert not [name for name in state["model"] if "alpha" in name or "residual" in name]
+    assert plain_checkpoint.stat().st_size < 0.5 * checkpoint.stat().st_size  # Adam kept two numbers a weight
 
 
-def test_half_precision(checkpoint, exported):
+def test_the_file_for_stock_fairseq_has_no_parameters_of_a_method(plain_checkpoint):
+    names = list(torch.load(plain_checkpoint)["model"])
+
+    assert names
+    for name in names:
+        assert "alpha" not in name
+        assert "residual" not in name
+
+
+def test_an_export_in_half_precision_is_the_whole_one_rounded(checkpoint, plain_checkpoint):
     out = checkpoint.with_name("half.pt")
+
     export(checkpoint, "--to", "transformer", "--fp16", "--out", out)
-    half, full = torch.load(out)["model"], torch.load(exported)["model"]
-    assert {value.dtype for name, value in half.items()} == {torch.float16}
-    assert all(torch.equal(half[name], full[name].half()) for name in full)
+
+    half = torch.load(out)["model"]
+    full = torch.load(plain_checkpoint)["model"]
+    assert half.keys() == full.keys()
+    for name, value in half.items():
+        assert value.dtype == torch.float16
+        assert torch.equal(value, full[name].half()), name
+
+
+# CTranslate2
 
 
 @pytest.fixture(scope="module")
-def converted(checkpoint):
+def ctranslate2_folder(checkpoint):
+    """Provide the checkpoint exported for CTranslate2."""
     out = checkpoint.with_name("ct2")
     output = export(checkpoint, "--to", "ctranslate2", "--out", out)
-    assert float(re.search(r"at most (\S+)", output).group(1)) < 1e-4
+    assert reported_difference(output) < 1e-4
     return out
 
 
-def words(dictionary, tokens) -> list[str]:
-    return [dictionary[i] for i in tokens.tolist() if i not in (dictionary.eos(), dictionary.pad())]
-
-
-def test_ctranslate2_translates_alike(checkpoint, converted):
+def test_ctranslate2_gives_the_same_translations(fairseqs_search, ctranslate2_folder):
     """CTranslate2 with beam 5 translates every sentence with the same pieces."""
-    models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)])
-    source, longest = sentences(SENTENCES, len(task.source_dictionary)), 30
-    sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(PAD).sum(1)}}
-    search = SequenceGenerator(models, task.target_dictionary, beam_size=5, max_len_a=0, max_len_b=longest)
-    ours = [words(task.target_dictionary, beam[0]["tokens"]) for beam in search.generate(models, sample)]
-    sources = [words(task.source_dictionary, tokens) for tokens in source]
-    translator = ctranslate2.Translator(str(converted), intra_threads=1)
-    theirs = [f.hypotheses[0] for f in translator.translate_batch(sources, beam_size=5, max_decoding_length=longest)]
-    ended = [i for i in range(SENTENCES) if len(ours[i]) < longest - 1]  # fairseq forces an end, CTranslate2 just stops
-    assert [theirs[i] for i in ended] == [ours[i] for i in ended]
-    assert len(ended) >= 100 and len({tuple(ours[i]) for i in ended}) > 50
+    longest = 30
+    dictionary = fairseqs_search.task.source_dictionary
+    source = sentences(SENTENCES, len(dictionary))
+    ours = fairseqs_search.translate(source, longest)
+
+    translator = ctranslate2.Translator(str(ctranslate2_folder), intra_threads=1)
+    of_pieces = [pieces(dictionary, tokens) for tokens in source]
+    results = translator.translate_batch(of_pieces, beam_size=5, max_decoding_length=longest)
+    theirs = [result.hypotheses[0] for result in results]
+
+    # the rest: fairseq forces an end, CTranslate2 just stops
+    ended = [place for place in range(SENTENCES) if len(ours[place]) < longest - 1]
+    assert len(ended) >= 100
+    assert [theirs[place] for place in ended] == [ours[place] for place in ended]
+    assert len({tuple(ours[place]) for place in ended}) > 50
 
 
-def test_int8(checkpoint):
-    output = export(checkpoint, "--to", "ctranslate2", "--quantization", "int8", "--out", checkpoint.with_name("int8"))
-    assert 1e-3 < float(re.search(r"at most (\S+)", output).group(1)) < 50  # 8 bits cost something
+def test_an_export_in_eight_bits_costs_something(checkpoint):
+    out = checkpoint.with_name("int8")
+
+    output = export(checkpoint, "--to", "ctranslate2", "--quantization", "int8", "--out", out)
+
+    assert 1e-3 < reported_difference(output) < 50
 
 
-@pytest.fixture(scope="module", name="hub")
-def a_hub(checkpoint):
-    """Provide a folder exported for transformers."""
+# transformers
+
+
+@pytest.fixture(scope="module")
+def hub_folder(checkpoint):
+    """Provide the checkpoint exported for transformers, with a length penalty of 0.6."""
     out = checkpoint.with_name("hub")
     output = export(checkpoint, "--to", "huggingface", "--out", out, "--lenpen", "0.6")
-    assert float(re.search(r"a FSMT; its logits differ by at most (\S+)", output).group(1)) < 1e-4
+    assert "FSMT" in output  # the model of transformers that is a Post-LN
+    assert reported_difference(output) < 1e-4
     return out
 
 
-def test_transformers_translates_alike(data, checkpoint, hub):
-    """generate() of transformers translates text, with beam 5, as our search and the trained model do."""
+def test_transformers_gives_the_same_translations(data, fairseqs_search, hub_folder):
+    """generate() of transformers translates text, with beam 5, as fairseq's search and the trained model do."""
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-    kinds = (AutoModelForSeq2SeqLM, AutoTokenizer)
-    model, tokenizer = (kind.from_pretrained(hub, local_files_only=True) for kind in kinds)
-    models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)])
-    processor = sentencepiece.SentencePieceProcessor(model_file=str(data / "spm.model"))
     lines = (data.parent / "text" / "test.qaa").read_text().split("\n")[:20]
     lines[0] = f">>quoted<< {lines[0]}"
-    rows = [task.source_dictionary.encode_line(" ".join(processor.encode(line, out_type=str)), add_if_not_exist=False)
-            for line in lines]  # fmt: skip
+
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(data / "spm.model"))
+    dictionary = fairseqs_search.task.source_dictionary
+    rows = []
+    for line in lines:
+        cut = " ".join(processor.encode(line, out_type=str))
+        rows.append(dictionary.encode_line(cut, add_if_not_exist=False))
     source = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD).long()
-    sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(PAD).sum(1)}}
-    search = SequenceGenerator(models, task.target_dictionary, beam_size=5, max_len_a=0, max_len_b=200, len_penalty=0.6)
-    best = [one[0]["tokens"] for one in search.generate(models, sample)]
-    ours = [processor.decode(words(task.target_dictionary, tokens)) for tokens in best]
-    generated = model.eval().generate(**tokenizer(lines, return_tensors="pt", padding=True))
+    ours = [processor.decode(best) for best in fairseqs_search.translate(source, longest=200, penalty=0.6)]
+
+    model = AutoModelForSeq2SeqLM.from_pretrained(hub_folder, local_files_only=True).eval()
+    tokenizer = AutoTokenizer.from_pretrained(hub_folder, local_files_only=True)
+    generated = model.generate(**tokenizer(lines, return_tensors="pt", padding=True))
     theirs = tokenizer.batch_decode(generated, skip_special_tokens=True)
-    assert sum(one == two for one, two in zip(ours, theirs, strict=True)) >= 19 and len(set(ours)) > 15
+
+    same = [one for one, other in zip(ours, theirs, strict=True) if one == other]
+    assert len(same) >= 19
+    assert len(set(ours)) > 15
 
 
-def test_the_folder_says_what_it_is(checkpoint, hub):
-    card, search = (hub / "README.md").read_text(), json.loads((hub / "generation_config.json").read_text())
-    assert "`deepnorm`" in card and "2-2 encoder-decoder layers" in card and search["length_penalty"] == 0.6
-    assert "# qaa to qab" in card and 'language: ["qaa", "qab"]' in card
-    assert {"num_beams": 5, "length_penalty": 0.6, "early_stopping": True}.items() <= search.items()
-    assert (hub / "model.safetensors").exists() and not list(hub.glob("*.bin"))
-    for path in hub.glob("*.json"):  # no path of the machine
+def test_an_exports_readme_says_what_the_model_is(hub_folder):
+    card = (hub_folder / "README.md").read_text()
+
+    assert "`deepnorm`" in card
+    assert "2-2 encoder-decoder" in card
+    assert "qaa to qab" in card
+    assert 'language: ["qaa", "qab"]' in card
+
+
+def test_an_export_keeps_the_settings_of_search(hub_folder):
+    search = json.loads((hub_folder / "generation_config.json").read_text())
+
+    assert search["num_beams"] == 5
+    assert search["length_penalty"] == 0.6
+    assert search["early_stopping"] is True
+
+
+def test_an_export_has_weights_in_safetensors_alone(hub_folder):
+    assert (hub_folder / "model.safetensors").exists()
+    assert not list(hub_folder.glob("*.bin"))
+
+
+def test_an_export_names_no_path_of_the_machine(checkpoint, hub_folder):
+    files = list(hub_folder.glob("*.json"))
+
+    assert files
+    for path in files:
         assert str(checkpoint.parent) not in path.read_text()
 
 
-def test_greedy_search_has_no_penalty(checkpoint, hub, tmp_path):
-    """An export for greedy search has no length penalty, which transformers refuses with one beam."""
+def test_an_export_for_greedy_search_has_no_length_penalty(checkpoint, tmp_path):
+    """transformers refuses one with a single beam."""
     export(checkpoint, "--to", "huggingface", "--out", tmp_path / "hub", "--beam", "1", "--lenpen", "0.6")
+
     search = json.loads((tmp_path / "hub" / "generation_config.json").read_text())
-    assert search.get("num_beams", 1) == 1 and not search.get("early_stopping")
+    assert search.get("num_beams", 1) == 1
+    assert not search.get("early_stopping")
 
 
-REFUSED = {  # beside the checkpoint's name: flags, words of the refusal
-    "quantized transformer": (("--to", "transformer", "--quantization", "int8"), "--quantization"),
-    "fp16 ctranslate2": (("--to", "ctranslate2", "--fp16"), "--quantization float16"),
-    "no folder": (("--to", "transformer", "--out", "no/such/x.pt"), "--out no/such.*make it first"),
-    "a file": (("--to", "ctranslate2", "--out", "{text}"), "--out .*name a new folder"),
-    "not empty": (("--to", "ctranslate2", "--out", "{folder}"), "--out .*name a new folder"),
-    "beams of fairseq": (("--to", "ctranslate2", "--beam", "5"), "--beam: only with --to huggingface"),
+# refusals
+
+
+REFUSED = {  # beside the checkpoint's name: words of the command, and what the refusal names
+    "quantized transformer": ("--to transformer --quantization int8 --out {new}", ["--quantization"]),
+    "fp16 ctranslate2": ("--to ctranslate2 --fp16 --out {new}", ["--quantization float16"]),
+    "no folder": ("--to transformer --out no/such/x.pt", ["--out no/such"]),
+    "a file": ("--to ctranslate2 --out {text}/test.qaa", ["--out {text}/test.qaa"]),
+    "not empty": ("--to ctranslate2 --out {text}", ["--out {text}"]),
+    "beams of fairseq": ("--to ctranslate2 --beam 5 --out {new}", ["--beam", "--to huggingface"]),
 }
 
 
-def assert_refused(case, data, path, folder) -> None:
-    """Check that an export is refused in one line, and that no file is written or lost."""
-    (words, message), text = case, data.parent / "text" / "test.qaa"
-    words = [word.format(text=text, folder=text.parent) for word in words]
-    out = () if "--out" in words else ("--out", folder / "out")
-    before = contents(text.parent)
-    with pytest.raises(SystemExit, match=f"^deepnet: error: [^\n]*{message}[^\n]*$"):
-        export(path, *words, *out)
-    assert not list(folder.iterdir()) and before == contents(text.parent)
-
-
 @pytest.mark.parametrize("case", REFUSED)
-def test_refusals(case, data, checkpoint, tmp_path):
-    assert_refused(REFUSED[case], data, checkpoint, tmp_path)
+def test_a_wrong_export_is_refused_and_no_file_is_written_or_lost(case, data, checkpoint, tmp_path):
+    words, named = REFUSED[case]
+    text = data.parent / "text"
+    before = contents(text)
+
+    line = refusal("export", checkpoint, *words.format(text=text, new=tmp_path / "out").split())
+
+    for name in named:
+        assert name.format(text=text) in line
+    assert contents(text) == before
+    assert not list(tmp_path.iterdir())
 
 
-def test_a_stock_model_has_nothing_to_fold(data, exported, tmp_path):
-    assert_refused((("--to", "transformer"), "holds a transformer"), data, exported, tmp_path)
+def test_a_stock_model_has_nothing_to_export(plain_checkpoint, tmp_path):
+    line = refusal("export", plain_checkpoint, "--to", "transformer", "--out", tmp_path / "out")
+
+    assert str(plain_checkpoint) in line
+    assert "a transformer" in line
+    assert not list(tmp_path.iterdir())

@@ -11,130 +11,285 @@ from fairseq.data import Dictionary
 from deepnet_fairseq.data import lm_text
 from deepnet_fairseq.data.language import make_corpus
 from deepnet_fairseq.data.parallel_text import sentencepiece_model
-from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.tools.export.hub_models import MARKS, Port
 from deepnet_fairseq.tools.export.hub_tokenizers import segmenter_of, write_tokenizer, write_translation_tokenizer
 from deepnet_fairseq.tools.translation.description import Description
 from deepnet_fairseq.tools.translation.text import Text, find_chain, find_subwords
 
+from ..support.errors import refused
 from ..support.helpers import EOS, PAD, UNK
 from ..support.plain_text import write_gpt2
 
+BOS = 0
+SPECIALS = 4  # <s>, <pad>, </s> and <unk> begin a dictionary
 FSMT = Port("FSMT", "ForConditionalGeneration", {}, {}, 1024, bounded=False)
-HARD = ["  two   blanks ", "a☃☃ ☃b", "ﬁ ½ Ａ é e\u0301", "tab\there", "x" * 30, "don't, \u2581 that", ""]
+HARD_LINES = ["  two   blanks ", "a☃☃ ☃b", "ﬁ ½ Ａ é e\u0301", "tab\there", "x" * 30, "don't, \u2581 that", ""]
 
 
-@pytest.fixture(scope="module", name="plain")
-def some_plain():
+@pytest.fixture(scope="module")
+def sentences() -> list[str]:
     """Provide generated sentences of two languages."""
-    corpus = make_corpus({"train": 60, "valid": 1, "test": 1}, nouns=20)["train"]
-    return [pair[side] for side in (0, 1) for pair in corpus]
+    pairs = make_corpus({"train": 60, "valid": 1, "test": 1}, nouns=20)["train"]
+    return [source for source, _ in pairs] + [target for _, target in pairs]
 
 
-def all_pieces(segmenter) -> Dictionary:
-    """Build a fairseq dictionary of every piece in another order than the model's, padded with a filler."""
+def dictionary_of(pieces: list[str]) -> Dictionary:
     dictionary = Dictionary()
-    for piece in reversed(segmenter.symbols):
+    for piece in pieces:
         dictionary.add_symbol(piece)
-    dictionary.add_symbol("madeupword0000")
     return dictionary
 
 
-@pytest.fixture(name="segmenter", params=["bpe", "unigram", "gpt2"])
-def a_segmenter(request, plain, tmp_path):
+def all_pieces(segmenter) -> Dictionary:
+    """Return a fairseq dictionary of every piece in another order than the model's, padded with a filler."""
+    return dictionary_of([*reversed(segmenter.symbols), "madeupword0000"])
+
+
+def fairseq_numbers(segmenter, dictionary: Dictionary, line: str, append_eos: bool = False) -> list[int]:
+    return dictionary.encode_line(segmenter.encode(line), add_if_not_exist=False, append_eos=append_eos).tolist()
+
+
+@pytest.fixture
+def hub(tmp_path):
+    """Provide an empty folder for an export."""
+    (tmp_path / "hub").mkdir()
+    return tmp_path / "hub"
+
+
+# language models
+
+
+@pytest.fixture(params=["bpe", "unigram", "gpt2"])
+def segmenter(request, sentences, tmp_path):
     """Provide a segmenter of each kind that fast tokenizers support."""
     if request.param == "gpt2":
-        write_gpt2(tmp_path / "data")
+        data = tmp_path / "data"
+        write_gpt2(data)
         content = {"bpe": "gpt2", "gpt2_encoder_json": "encoder.json", "gpt2_vocab_bpe": "vocab.bpe"}
-        (tmp_path / "data" / lm_text.NAME).write_text(json.dumps(content))
-        return segmenter_of(str(tmp_path / "data"), None)
-    model = sentencepiece_model(plain, 90, model_type=request.param, hard_vocab_limit=False)
+        (data / lm_text.NAME).write_text(json.dumps(content))
+        return segmenter_of(str(data), subwords=None)
+
+    model = sentencepiece_model(sentences, 90, model_type=request.param, hard_vocab_limit=False)
     (tmp_path / "spm.model").write_bytes(model)
-    return segmenter_of("", str(tmp_path / "spm.model"))
+    return segmenter_of("", subwords=str(tmp_path / "spm.model"))
 
 
-@pytest.mark.parametrize("begin", (EOS, 0))
-def test_a_fast_tokenizer_cuts_as_fairseq_does(begin, segmenter, plain, tmp_path):
-    """A fast tokenizer cuts text as fairseq does: repeated blanks, unknown letters, normalised signs included."""
-    dictionary, lines = all_pieces(segmenter), [*plain, *map(str.strip, HARD)]
-    cut = [dictionary.encode_line(segmenter.encode(line), add_if_not_exist=False, append_eos=False) for line in lines]
+@pytest.fixture
+def dictionary(segmenter) -> Dictionary:
+    return all_pieces(segmenter)
+
+
+@pytest.fixture(params=[EOS, BOS])
+def begin(request) -> int:
+    """Provide the number of the symbol that begins a text."""
+    return request.param
+
+
+@pytest.fixture
+def fast_tokenizer(begin, segmenter, dictionary, hub, tmp_path):
+    """Provide the tokenizer that is written for a language model of 128 positions."""
     ported = Port("OPT", "ForCausalLM", MARKS | {"bos_token_id": begin}, {}, 128, bounded=True)
-    numbers = [row.tolist() for row in cut]
-    (tmp_path / "hub").mkdir()
-    tokenizer = write_tokenizer(transformers, tmp_path / "hub", ported, segmenter, dictionary, str(tmp_path))
-    assert tokenizer.is_fast and tokenizer.model_max_length == 128
-    assert tokenizer(lines)["input_ids"] == [[begin, *row] for row in numbers]
-    assert tokenizer(lines[0], lines[1])["input_ids"] == [begin, *numbers[0], *numbers[1]]
-    known = [line for line, row in zip(lines, numbers, strict=True) if UNK not in row and line in plain]
+    return write_tokenizer(transformers, hub, ported, segmenter, dictionary, str(tmp_path))
+
+
+def test_a_fast_tokenizer_cuts_as_fairseq_does(fast_tokenizer, begin, segmenter, dictionary, sentences):
+    """A fast tokenizer cuts text as fairseq does: repeated blanks, unknown letters, normalised signs included."""
+    lines = [*sentences, *(line.strip() for line in HARD_LINES)]
+    expected = [[begin, *fairseq_numbers(segmenter, dictionary, line)] for line in lines]
+
+    assert fast_tokenizer(lines)["input_ids"] == expected
+
+
+def test_a_fast_tokenizer_joins_two_texts_behind_one_beginning(fast_tokenizer, begin, segmenter, dictionary, sentences):
+    first, second = sentences[:2]
+    expected = fairseq_numbers(segmenter, dictionary, first) + fairseq_numbers(segmenter, dictionary, second)
+
+    assert fast_tokenizer(first, second)["input_ids"] == [begin, *expected]
+
+
+def test_a_fast_tokenizer_decodes_to_the_text(fast_tokenizer, segmenter, dictionary, sentences):
+    known = [line for line in sentences if UNK not in fairseq_numbers(segmenter, dictionary, line)]
     assert len(known) > 20
-    assert tokenizer.batch_decode(tokenizer(known)["input_ids"], skip_special_tokens=True) == known
-    assert (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id) == (PAD, EOS, UNK)
-    assert tokenizer.bos_token_id == begin and tokenizer.padding_side == "left" and len(tokenizer) == len(dictionary)
+
+    numbers = fast_tokenizer(known)["input_ids"]
+
+    assert fast_tokenizer.batch_decode(numbers, skip_special_tokens=True) == known
 
 
-def text(kind: str, file, *dictionaries) -> Text:
-    return Text(Description("deepnorm", ("qaa", "qab"), kind, (1024, 1024)), dictionaries, file)
+def test_a_fast_tokenizer_has_fairseqs_special_symbols_and_size(fast_tokenizer, begin, dictionary):
+    assert fast_tokenizer.is_fast
+    assert fast_tokenizer.bos_token_id == begin
+    assert fast_tokenizer.pad_token_id == PAD
+    assert fast_tokenizer.eos_token_id == EOS
+    assert fast_tokenizer.unk_token_id == UNK
+    assert fast_tokenizer.padding_side == "left"
+    assert fast_tokenizer.model_max_length == 128
+    assert len(fast_tokenizer) == len(dictionary)
 
 
-def test_a_translation_models_text_is_cut_by_its_sentencepiece_model(plain, tmp_path):
-    """A translation model's tokenizer gives fairseq's numbers; a piece missing in the dictionary is <unk>.
-
-    Special symbols that occur in the text are treated as text.
-    """
-    (tmp_path / "spm.model").write_bytes(sentencepiece_model(plain, 90))
-    (tmp_path / "hub").mkdir()
-    segmenter = segmenter_of(str(tmp_path), None)
-    dictionary, lines = Dictionary(), [*plain, *HARD, f">>fr<< {plain[0]}", f"{plain[1]} </s> <unk><pad>"]
-    for piece in all_pieces(segmenter).symbols[4:-6]:
-        dictionary.add_symbol(piece)
-    transformers.FSMTConfig().save_pretrained(tmp_path / "hub")
-    given = text("sentencepiece", tmp_path / "spm.model", dictionary, dictionary)
-    write_translation_tokenizer(transformers, tmp_path / "hub", FSMT, given)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hub")
-    ours = [dictionary.encode_line(segmenter.encode(line), add_if_not_exist=False).tolist() for line in lines]
-    assert tokenizer(lines)["input_ids"] == ours and any(UNK in row for row in ours[: len(plain)])
-    known = [line for line, row in zip(plain, ours, strict=False) if UNK not in row]
-    assert tokenizer.batch_decode(tokenizer(known)["input_ids"], skip_special_tokens=True) == known and known
-    assert tokenizer.model_max_length == 1024 and (tokenizer.pad_token_id, tokenizer.eos_token_id) == (PAD, EOS)
+# translation models
 
 
-def test_text_that_no_tokenizer_cuts_alike_is_refused(segmenter, tmp_path):
-    """Refuses text that no tokenizer would cut alike: missing pieces, two dictionaries, subword-nmt, cut text."""
-    full, less = all_pieces(segmenter), Dictionary()
-    for piece in full.symbols[4:-2]:
-        less.add_symbol(piece)
+def translation_text(pieces: str, file, source: Dictionary, target: Dictionary) -> Text:
+    """Return the text of a translation model; pieces: a key of translation.pieces.KINDS, file: what makes them."""
+    return Text(Description("deepnorm", ("qaa", "qab"), pieces, (1024, 1024)), (source, target), file)
+
+
+@pytest.fixture
+def spm_segmenter(sentences, tmp_path):
+    """Provide the segmenter of a SentencePiece model, which is spm.model in the test's folder."""
+    (tmp_path / "spm.model").write_bytes(sentencepiece_model(sentences, 90))
+    return segmenter_of(str(tmp_path), subwords=None)
+
+
+@pytest.fixture
+def incomplete_dictionary(spm_segmenter) -> Dictionary:
+    """Provide a dictionary that lacks six symbols of that model."""
+    return dictionary_of(all_pieces(spm_segmenter).symbols[SPECIALS:-6])
+
+
+@pytest.fixture
+def translation_tokenizer(spm_segmenter, incomplete_dictionary, hub, tmp_path):
+    """Provide the tokenizer that is written for a translation model of this dictionary, as transformers loads it."""
+    transformers.FSMTConfig().save_pretrained(hub)
+    text = translation_text("sentencepiece", tmp_path / "spm.model", incomplete_dictionary, incomplete_dictionary)
+    write_translation_tokenizer(transformers, hub, FSMT, text)
+    return transformers.AutoTokenizer.from_pretrained(hub)
+
+
+def test_a_translation_models_tokenizer_cuts_as_fairseq_does(
+    translation_tokenizer, spm_segmenter, incomplete_dictionary, sentences
+):
+    """A piece missing in the dictionary is <unk>, and special symbols that occur in the text are treated as text."""
+    with_symbols = [f">>fr<< {sentences[0]}", f"{sentences[1]} </s> <unk><pad>"]
+    lines = [*sentences, *HARD_LINES, *with_symbols]
+
+    expected = [fairseq_numbers(spm_segmenter, incomplete_dictionary, line, append_eos=True) for line in lines]
+
+    assert translation_tokenizer(lines)["input_ids"] == expected
+    assert any(UNK in row for row in expected[: len(sentences)])
+
+
+def test_a_translation_models_tokenizer_decodes_to_the_text(
+    translation_tokenizer, spm_segmenter, incomplete_dictionary, sentences
+):
+    known = [line for line in sentences if UNK not in fairseq_numbers(spm_segmenter, incomplete_dictionary, line)]
+    assert known
+
+    numbers = translation_tokenizer(known)["input_ids"]
+
+    assert translation_tokenizer.batch_decode(numbers, skip_special_tokens=True) == known
+
+
+def test_a_translation_models_tokenizer_has_fairseqs_special_symbols(translation_tokenizer):
+    assert translation_tokenizer.model_max_length == 1024
+    assert translation_tokenizer.pad_token_id == PAD
+    assert translation_tokenizer.eos_token_id == EOS
+
+
+# refusals
+
+
+@pytest.fixture
+def dictionary_without_one(segmenter) -> Dictionary:
+    """Provide a dictionary that lacks one piece of the segmenter, and the filler."""
+    return dictionary_of(all_pieces(segmenter).symbols[SPECIALS:-2])
+
+
+def test_a_piece_that_the_dictionary_lacks_is_refused(segmenter, dictionary_without_one, tmp_path):
     causal = Port("OPT", "ForCausalLM", MARKS, {}, 64, bounded=True)
-    with pytest.raises(UserError, match="has 1 pieces that the dictionary lacks"):
-        write_tokenizer(transformers, tmp_path, causal, segmenter, less, str(tmp_path))
-    for given, message in (
-        (text("sentencepiece", tmp_path, full, less), "the data have two; train on data of one dictionary"),
-        (text("subword_nmt", tmp_path, full, full), "what Moses' tokenizer makes and subword-nmt cuts; give --to"),
-        (text("none", None, full, full), "text that comes cut; give --to ctranslate2"),
-    ):
-        with pytest.raises(UserError, match=message):
-            write_translation_tokenizer(transformers, tmp_path, FSMT, given)
+
+    with refused("--to huggingface") as caught:
+        write_tokenizer(transformers, tmp_path, causal, segmenter, dictionary_without_one, str(tmp_path))
+    assert "1 pieces" in caught.value.way_out
 
 
-def test_what_cut_the_text_is_found_or_asked_for(tmp_path):
-    with pytest.raises(UserError, match=r"nothing there says.*spm.model \(sentencepiece\), codes .*--subwords none"):
+def assert_text_refused(text: Text, folder, *named: str) -> None:
+    """Check that no tokenizer is written for a translation model's text, and that the line names these words."""
+    with refused("--to huggingface") as caught:
+        write_translation_tokenizer(transformers, folder, FSMT, text)
+    for word in named:
+        assert word in caught.value.way_out
+
+
+def test_two_dictionaries_are_refused_by_a_tokenizer_of_one(dictionary, dictionary_without_one, tmp_path):
+    text = translation_text("sentencepiece", tmp_path, dictionary, dictionary_without_one)
+
+    assert_text_refused(text, tmp_path, "one dictionary")
+
+
+def test_text_that_subword_nmt_cuts_is_refused(dictionary, tmp_path):
+    text = translation_text("subword_nmt", tmp_path, dictionary, dictionary)
+
+    assert_text_refused(text, tmp_path, "subword-nmt", "--to ctranslate2")
+
+
+def test_text_that_comes_cut_is_refused(dictionary, tmp_path):
+    text = translation_text("none", None, dictionary, dictionary)
+
+    assert_text_refused(text, tmp_path, "comes cut", "--to ctranslate2")
+
+
+# what cuts a text
+
+
+def test_data_that_do_not_say_what_cut_their_text_are_refused(tmp_path):
+    with refused(f"--data {tmp_path}") as caught:
         find_subwords(None, str(tmp_path))
-    for function in (find_subwords, lambda path, data: segmenter_of(data, path)):
-        with pytest.raises(UserError, match="missing: no such file"):
-            function(str(tmp_path / "missing"), str(tmp_path))
+    for way in ("spm.model", "codes", "--subwords none"):
+        assert way in caught.value.way_out
+
+
+def test_codes_beside_the_data_are_found(tmp_path):
     (tmp_path / "codes").write_text("a b\n")
-    with pytest.raises(UserError, match="codes: no SentencePiece model"):
-        find_subwords(str(tmp_path / "codes"), str(tmp_path))
+
     assert find_subwords(None, str(tmp_path)) == ("subword_nmt", tmp_path / "codes")
+
+
+def test_codes_beside_shards_are_found(tmp_path):
+    shard = tmp_path / "bin" / "shard00"
+    shard.mkdir(parents=True)
+    (tmp_path / "codes").write_text("a b\n")
+
+    assert find_subwords(None, str(shard)) == ("subword_nmt", tmp_path / "codes")
+
+
+def test_text_may_come_cut(tmp_path):
     assert find_subwords("none", str(tmp_path)) == ("none", None)
 
 
-def test_a_recipe_says_how_its_text_became_moses_tokens(tmp_path):
-    """Moses' settings come from the recipe beside the data, also for shards; other data have plain tokens."""
+def test_missing_subwords_are_refused(tmp_path):
+    missing = str(tmp_path / "missing")
+
+    with refused(missing):
+        find_subwords(missing, str(tmp_path))
+    with refused(missing):
+        segmenter_of(str(tmp_path), missing)
+
+
+def test_a_file_that_is_no_sentencepiece_model_is_refused(tmp_path):
+    codes = tmp_path / "codes"
+    codes.write_text("a b\n")
+
+    with refused(codes) as caught:
+        find_subwords(str(codes), str(tmp_path))
+    assert "SentencePiece" in caught.value.way_out
+
+
+# how Moses' tokens were made
+
+PLAIN_TOKENS = {"normalise": False, "aggressive": False, "lowercase": False}
+
+
+def test_data_without_a_recipe_have_plain_tokens(tmp_path):
+    (tmp_path / "bin").mkdir()
+
+    assert find_chain(str(tmp_path / "bin")) == PLAIN_TOKENS
+
+
+@pytest.mark.parametrize("data", ["{folder}/bin", "{folder}/bin/shard00:{folder}/bin/shard01"])
+def test_a_recipe_beside_data_or_shards_says_how_moses_tokens_were_made(data, tmp_path):
     (tmp_path / "bin" / "shard00").mkdir(parents=True)
-    plain = {"normalise": False, "aggressive": False, "lowercase": False}
-    assert find_chain(str(tmp_path / "bin")) == plain
     (tmp_path / "recipe.json").write_text(json.dumps({"recipe": "iwslt14_de_en"}))
-    for folder in ("bin", f"bin/shard00:{tmp_path}/bin/shard01"):
-        assert find_chain(str(tmp_path / folder)) == plain | {"lowercase": True}
-    (tmp_path / "codes").write_text("a b\n")
-    assert find_subwords(None, str(tmp_path / "bin" / "shard00")) == ("subword_nmt", tmp_path / "codes")
+
+    assert find_chain(data.format(folder=tmp_path)) == PLAIN_TOKENS | {"lowercase": True}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from contextlib import redirect_stdout
-from io import StringIO
 
 import ctranslate2
 import pytest
@@ -15,171 +13,230 @@ from fairseq.data import data_utils
 from fairseq.sequence_generator import SequenceGenerator
 from torch.nn.utils.rnn import pad_sequence
 
-from deepnet_fairseq import cli
-from deepnet_fairseq.core import archs
 from deepnet_fairseq.plugin.building import blank_task, from_checkpoint
 from deepnet_fairseq.plugin.flags import namespace
 from deepnet_fairseq.plugin.models import DeepLanguageModel
 
+from ..support.exports import export, reported_difference
 from ..support.helpers import EOS, PAD, USER_DIR, run, teach
-from ..support.lm_trainings import FLAGS, KINDS, WORDS, make_text
-from ..support.ranks import train
+from ..support.lm_trainings import WORDS, make_text, train_language_model
+from ..support.refusal import refusal
 from ..support.single_stacks import disturb, scores
 
-ARCHS = {"causal": archs.LM, "masked": archs.MASKED_LM}
 EVAL = ("--cpu", "--gen-subset", "valid", "--sample-break-mode", "eos", "--tokens-per-sample", "32")
-SYMBOLS, PROMPTED, LONGEST = WORDS + 4, 4, 24
+SYMBOLS = WORDS + 4  # of the dictionary, with <s>, <pad>, </s> and <unk>
+PROMPTED = 4  # tokens of a prompt, with the </s> that begins it
+LONGEST = 24  # tokens of a continuation
 
 
-@pytest.fixture(scope="module", name="data")
-def a_data(tmp_path_factory):
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Provide a folder of binarised lines, in which words follow from each other."""
     return make_text(tmp_path_factory.mktemp("text"))
 
 
-def lines_of(data, split):
-    """Return the lines of a split, each after an eos and padded on the right, (B, T)."""
-    lines = data_utils.load_indexed_dataset(str(data / split))
-    return pad_sequence([torch.cat([line.new_tensor([EOS]), line]).long() for line in lines], True, PAD)
+@pytest.fixture(scope="module")
+def checkpoint_of_two_updates(data, tmp_path_factory):
+    """Provide the checkpoint of a causal DeepNorm model after 2 updates."""
+    return train_language_model("causal", data, tmp_path_factory.mktemp("lm") / "save", "--max-update", 2)
 
 
-def trained(kind, data, folder, *flags):
-    """Train with fairseq-train; return checkpoint_last.pt.
-
-    fairseq copies the config of an architecture that has its model's name (and any under hydra), so the checkpoint
-    lacks the values that the model has filled in.
-    """
-    words = (*FLAGS, "--disable-validation", *KINDS[kind], "--arch", ARCHS[kind], *flags, "--save-dir", folder)
-    train(1, folder.with_suffix(".log"), data, *words)
-    return folder / "checkpoint_last.pt"
-
-
-@pytest.fixture(scope="module", name="ran")
-def a_ran(data, tmp_path_factory):
-    """Provide the checkpoint of a DeepNorm run of 2 updates."""
-    return trained("causal", data, tmp_path_factory.mktemp("lm") / "save", "--max-update", 2)
-
-
-@pytest.fixture(scope="module", name="checkpoint")
-def a_checkpoint(ran, data):
+@pytest.fixture(scope="module")
+def taught_checkpoint(checkpoint_of_two_updates, data):
     """Provide that checkpoint after its model was trained on the text."""
-    state, (model, _), text = torch.load(ran), from_checkpoint(str(ran)), lines_of(data, "train")
+    state = torch.load(checkpoint_of_two_updates)
+    model, _ = from_checkpoint(str(checkpoint_of_two_updates))
+    text = padded_lines(data, "train")
 
     def what_follows(step):
-        tokens = text[torch.randperm(len(text), generator=torch.Generator().manual_seed(step))[:64]]
+        order = torch.randperm(len(text), generator=torch.Generator().manual_seed(step))
+        tokens = text[order[:64]]
         return (tokens[:, :-1],), tokens[:, 1:]
 
     teach(model, 100, what_follows)
-    torch.save(state | {"model": model.state_dict()}, ran.with_name("taught.pt"))
-    return ran.with_name("taught.pt")
+    path = checkpoint_of_two_updates.with_name("taught.pt")
+    torch.save(state | {"model": model.state_dict()}, path)
+    return path
 
 
-def variant(ran, path, task=(), predicted=SYMBOLS, **fields):
-    """Write a checkpoint as the run would have begun with other flags."""
-    state = torch.load(ran)
-    cfg = state["cfg"]["model"] | fields
-    state["cfg"] |= {"model": cfg, "task": state["cfg"]["task"] | dict(task)}
-    flags = {name: value for name, value in cfg.items() if name != "_name"}
-    model = DeepLanguageModel.build_model(namespace(cfg["_name"], **flags), blank_task(SYMBOLS, predicted))
+@pytest.fixture(scope="module")
+def masked_checkpoint(data, tmp_path_factory):
+    """Provide the checkpoint of a masked model after 2 updates."""
+    return train_language_model("masked", data, tmp_path_factory.mktemp("masked") / "save", "--max-update", 2)
+
+
+def padded_lines(data, split: str):
+    """Return the lines of a split, each after an eos and padded on the right, (B, T)."""
+    rows = []
+    for line in data_utils.load_indexed_dataset(str(data / split)):
+        rows.append(torch.cat([line.new_tensor([EOS]), line]).long())
+    return pad_sequence(rows, batch_first=True, padding_value=PAD)
+
+
+def write_with_other_flags(checkpoint, path, task=(), predicted: int = SYMBOLS, **fields):
+    """Write a checkpoint as the run would have begun with other flags; return `path`.
+
+    task, fields: those of task and model that differ; predicted: symbols that the model predicts.
+    """
+    state = torch.load(checkpoint)
+    config = state["cfg"]["model"] | fields
+    state["cfg"] |= {"model": config, "task": state["cfg"]["task"] | dict(task)}
+    flags = {name: value for name, value in config.items() if name != "_name"}
+    model = DeepLanguageModel.build_model(namespace(config["_name"], **flags), blank_task(SYMBOLS, predicted))
     torch.save(state | {"model": disturb(model).state_dict()}, path)
     return path
 
 
-def export(*words) -> str:
-    """Run `deepnet export` in this process; return its output."""
-    with redirect_stdout(StringIO()) as output:
-        cli.main(["export", *map(str, words)])
-    return output.getvalue()
-
-
-@pytest.fixture(scope="module")
-def exported(checkpoint):
-    out = checkpoint.with_name("plain.pt")
-    export(checkpoint, "--to", "transformer", "--out", out)
-    return out
-
-
-def loaded(path):
-    """Load a checkpoint as every program of fairseq does."""
+def loaded_by_fairseq(path):
+    """Load a checkpoint as every program of fairseq does; return model and task."""
     (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(path)])
     return model.eval(), task
 
 
-def assert_same_scores(path, model, data):
-    ours, tokens = from_checkpoint(str(path))[0], lines_of(data, "valid")
-    assert (scores(ours, tokens) - scores(model, tokens))[tokens.ne(PAD)].abs().max() <= 1e-4
+def assert_same_scores(checkpoint, model, data) -> None:
+    """Check that a model gives the scores of a checkpoint's own for the validation text, padding aside."""
+    ours, _ = from_checkpoint(str(checkpoint))
+    tokens = padded_lines(data, "valid")
+    difference = scores(ours, tokens) - scores(model, tokens)
+    assert difference[tokens.ne(PAD)].abs().max() <= 1e-4
 
 
-def test_stock_fairseq_finds_the_same_perplexity(data, checkpoint, exported):
+# stock fairseq
+
+
+def measured_by_fairseq(data, checkpoint, *flags) -> tuple[str, str]:
+    """Return loss and perplexity of the validation text as fairseq-eval-lm prints them."""
+    output = run("fairseq-eval-lm", data, *EVAL, "--path", checkpoint, *flags).stdout
+    return re.search(r"Loss \(base 2\): (\S+), Perplexity: (\S+)", output).groups()
+
+
+def test_stock_fairseq_finds_the_same_perplexity(data, taught_checkpoint, tmp_path):
     """Stock fairseq-eval-lm without --user-dir finds the same perplexity, although transformer_lm is Pre-LN."""
-    outputs = [
-        run("fairseq-eval-lm", data, *EVAL, "--path", path, *flags).stdout
-        for path, flags in ((checkpoint, ("--user-dir", USER_DIR)), (exported, ()))
-    ]
-    numbers = [re.search(r"Loss \(base 2\): (\S+), Perplexity: (\S+)", text).groups() for text in outputs]
-    assert numbers[0] == numbers[1]
-    assert 1 < float(numbers[0][1]) < WORDS / 3  # the model has learnt from the text
+    export(taught_checkpoint, "--to", "transformer", "--out", tmp_path / "plain.pt")
+
+    ours = measured_by_fairseq(data, taught_checkpoint, "--user-dir", USER_DIR)
+    stock = measured_by_fairseq(data, tmp_path / "plain.pt")
+
+    assert stock == ours
+    perplexity = float(ours[1])
+    assert 1 < perplexity < WORDS / 3  # the model has learnt from the text
 
 
-def test_pre_ln_keeps_its_last_norm(data, ran, tmp_path):
-    path = variant(ran, tmp_path / "pre.pt", method="pre_ln")
-    export(path, "--to", "transformer", "--out", tmp_path / "plain.pt")
-    model, _ = loaded(tmp_path / "plain.pt")
-    assert model.decoder.layer_norm is not None and model.decoder.layers[0].normalize_before
-    assert_same_scores(path, model, data)
-    export(path, "--to", "ctranslate2", "--out", tmp_path / "ct2")  # checks its own result
+@pytest.fixture
+def pre_ln_checkpoint(checkpoint_of_two_updates, tmp_path):
+    return write_with_other_flags(checkpoint_of_two_updates, tmp_path / "pre.pt", method="pre_ln")
 
 
-def test_ctranslate2_continues_alike(data, checkpoint, tmp_path):
-    """CTranslate2 continues 30 prompts greedily with the same symbols."""
-    output = export(checkpoint, "--to", "ctranslate2", "--data", data, "--out", tmp_path / "ct2")
-    assert float(re.search(r"at most (\S+)", output).group(1)) < 1e-4
-    model, task = loaded(checkpoint)
-    prompts = lines_of(data, "valid")[:, :PROMPTED]
+def test_a_pre_ln_keeps_its_closing_layernorm(data, pre_ln_checkpoint, tmp_path):
+    export(pre_ln_checkpoint, "--to", "transformer", "--out", tmp_path / "plain.pt")
+
+    model, _ = loaded_by_fairseq(tmp_path / "plain.pt")
+    assert model.decoder.layer_norm is not None
+    assert model.decoder.layers[0].normalize_before
+    assert_same_scores(pre_ln_checkpoint, model, data)
+
+
+def test_a_masked_model_becomes_a_roberta(data, masked_checkpoint, tmp_path):
+    export(masked_checkpoint, "--to", "transformer", "--out", tmp_path / "plain.pt")
+
+    model, task = loaded_by_fairseq(tmp_path / "plain.pt")
+    assert type(model).__name__ == "RobertaModel"
+    assert len(task.dictionary) == SYMBOLS + 1  # <mask>
+    assert_same_scores(masked_checkpoint, model, data)
+
+
+# CTranslate2
+
+
+def test_ctranslate2_scores_a_pre_ln_alike(pre_ln_checkpoint, tmp_path):
+    output = export(pre_ln_checkpoint, "--to", "ctranslate2", "--out", tmp_path / "ct2")
+
+    assert reported_difference(output) < 1e-4
+
+
+@pytest.fixture
+def ctranslate2_folder(data, taught_checkpoint, tmp_path):
+    """Provide the taught model exported for CTranslate2."""
+    output = export(taught_checkpoint, "--to", "ctranslate2", "--data", data, "--out", tmp_path / "ct2")
+    assert reported_difference(output) < 1e-4
+    return tmp_path / "ct2"
+
+
+def continued_by_fairseq(checkpoint, prompts) -> list[list[str]]:
+    """Continue prompts (B, T) greedily with fairseq's search; return the words of each, prompt included."""
+    model, task = loaded_by_fairseq(checkpoint)
     search = SequenceGenerator([model], task.target_dictionary, beam_size=1, max_len_b=LONGEST)
     sample = {"net_input": {"src_tokens": prompts, "src_lengths": torch.full((len(prompts),), PROMPTED)}}
-    beams = search.generate([model], sample, prefix_tokens=prompts[:, 1:], bos_token=EOS)
-    ours = [[task.dictionary[i] for i in f[0]["tokens"].tolist() if i != EOS] for f in beams]
-    words = [[task.dictionary[i] for i in row.tolist()] for row in prompts]
-    generator = ctranslate2.Generator(str(tmp_path / "ct2"), intra_threads=1)
-    theirs = generator.generate_batch(words, beam_size=1, max_length=LONGEST, include_prompt_in_result=True)
-    until = LONGEST - PROMPTED  # fairseq forces an end of sentence, CTranslate2 stops without one
-    assert [result.sequences[0][:until] for result in theirs] == [row[:until] for row in ours]
+    rows = []
+    for beams in search.generate([model], sample, prefix_tokens=prompts[:, 1:], bos_token=EOS):
+        tokens = beams[0]["tokens"].tolist()
+        rows.append([task.dictionary[token] for token in tokens if token != EOS])
+    return rows
+
+
+def test_ctranslate2_continues_prompts_with_the_same_words(data, taught_checkpoint, ctranslate2_folder):
+    """CTranslate2 continues 30 prompts greedily with the same symbols."""
+    prompts = padded_lines(data, "valid")[:, :PROMPTED]
+    _, task = loaded_by_fairseq(taught_checkpoint)
+    words_of_prompts = [[task.dictionary[token] for token in row] for row in prompts.tolist()]
+    ours = continued_by_fairseq(taught_checkpoint, prompts)
+
+    generator = ctranslate2.Generator(str(ctranslate2_folder), intra_threads=1)
+    options = {"beam_size": 1, "max_length": LONGEST, "include_prompt_in_result": True}
+    results = generator.generate_batch(words_of_prompts, **options)
+    theirs = [result.sequences[0] for result in results]
+
+    compared = LONGEST - PROMPTED  # fairseq forces an end of sentence, CTranslate2 stops without one
+    assert [row[:compared] for row in theirs] == [row[:compared] for row in ours]
     assert len({tuple(row) for row in ours}) > 20
 
 
-def test_a_beginning_of_its_own(ran, tmp_path):
+def test_ctranslate2_is_told_of_a_beginning_by_s(checkpoint_of_two_updates, tmp_path):
     """An export of a model trained with --add-bos-token tells CTranslate2 to begin with <s>."""
-    path = variant(ran, tmp_path / "bos.pt", {"add_bos_token": True})
+    path = write_with_other_flags(checkpoint_of_two_updates, tmp_path / "bos.pt", {"add_bos_token": True})
+
     export(path, "--to", "ctranslate2", "--out", tmp_path / "ct2")
+
     assert json.loads((tmp_path / "ct2" / "config.json").read_text())["bos_token"] == "<s>"
 
 
-@pytest.fixture(scope="module", name="masked")
-def a_masked(data, tmp_path_factory):
-    return trained("masked", data, tmp_path_factory.mktemp("masked") / "save", "--max-update", 2)
+# refusals
 
 
-def test_masked_models_become_roberta(data, masked, tmp_path):
-    export(masked, "--to", "transformer", "--out", tmp_path / "plain.pt")
-    model, task = loaded(tmp_path / "plain.pt")
-    assert type(model).__name__ == "RobertaModel" and len(task.dictionary) == SYMBOLS + 1  # <mask>
-    assert_same_scores(masked, model, data)
+def test_ctranslate2_reads_no_roberta(masked_checkpoint, tmp_path):
+    line = refusal("export", masked_checkpoint, "--to", "ctranslate2", "--out", tmp_path / "out")
+
+    assert "--to ctranslate2: " in line
+    assert "roberta" in line
+    assert not list(tmp_path.iterdir())
 
 
-FEWER = {"predicted": 24, "share_decoder_input_output_embed": False}
-REFUSED = {
-    "roberta": ("masked", {}, (), "CTranslate2 reads no fairseq roberta; give --to transformer"),
-    "other data": ("ran", FEWER, (), "target dictionary has 44 symbols, the model 24; give the run's own data"),
-    "unknown type": ("ran", {}, ("--quantization", "int3"), "int3"),
-    "no positions": ("ran", {"no_token_positional_embeddings": True}, (), "not supported"),
-}
+def test_data_of_another_dictionary_are_refused(checkpoint_of_two_updates, tmp_path):
+    fewer = {"predicted": 24, "share_decoder_input_output_embed": False}
+    path = write_with_other_flags(checkpoint_of_two_updates, tmp_path / "other.pt", **fewer)
+
+    line = refusal("export", path, "--to", "ctranslate2", "--out", tmp_path / "out")
+
+    assert "--data" in line
+    assert f"{SYMBOLS} symbols" in line
+    assert "model 24" in line
+    assert not list(tmp_path.glob("out*"))
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_refusals(case, request, tmp_path):
-    given, fields, flags, message = REFUSED[case]
-    path = request.getfixturevalue(given)
-    path = variant(path, tmp_path / "variant.pt", **fields) if fields else path
-    with pytest.raises(SystemExit, match=f"^deepnet: error: [^\n]*{message}[^\n]*$"):
-        export(path, "--to", "ctranslate2", *flags, "--out", tmp_path / "out")
+def test_an_unknown_quantization_is_refused(checkpoint_of_two_updates, tmp_path):
+    words = ("--to", "ctranslate2", "--quantization", "int3", "--out", tmp_path / "out")
+
+    assert "int3" in refusal("export", checkpoint_of_two_updates, *words)
+
+    assert not list(tmp_path.iterdir())
+
+
+def test_ctranslate2_refuses_a_model_without_positions(checkpoint_of_two_updates, tmp_path):
+    without = {"no_token_positional_embeddings": True}
+    path = write_with_other_flags(checkpoint_of_two_updates, tmp_path / "other.pt", **without)
+
+    line = refusal("export", path, "--to", "ctranslate2", "--out", tmp_path / "out")
+
+    assert "--to ctranslate2: " in line
+    assert "not supported" in line
     assert not list(tmp_path.glob("out*"))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import pytest
 
 from deepnet_fairseq.cli import main
-from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.study import experiments
 from deepnet_fairseq.study.experiment import MethodSpec
 from deepnet_fairseq.study.run_folder import RunFolder
@@ -18,87 +18,139 @@ from deepnet_fairseq.tools.reproduce.hardware import hardware
 from deepnet_fairseq.tools.reproduce.slurm import job
 from deepnet_fairseq.tools.reproduce.words import differing_flag, format_number
 
-from ..support.errors import assert_refused
+from ..support.errors import assert_refused, refused
+
+every_experiment = pytest.mark.parametrize("name", experiments.names())
 
 
-@pytest.mark.parametrize("name", experiments.names())
-def test_every_experiment_names_its_source(name):
-    """Each has a title for --list, rows, and the place in the paper of its flags and of its batch."""
+# experiments as data
+
+
+@every_experiment
+def test_every_experiment_has_a_title_and_names_its_sources(name):
+    """Each has a title for --list, and the place in the paper of its flags and of its batch."""
     experiment = experiments.read_experiment(name)
-    assert experiment["title"] and experiment["training"]["source"]
-    sized = [*experiment.get("sizes", {}).values(), *filter(None, [experiment.get("batch")])]
-    assert all(one["source"] for one in sized) and (sized or experiment["machine"] == "cpu")
-    rows = list(experiment.rows(world=1))
-    assert rows and len({row.name for row in rows}) == len(rows)
-    for row in rows:
+    with_a_batch = list(experiment.get("sizes", {}).values())
+    if experiment.get("batch"):
+        with_a_batch.append(experiment["batch"])
+
+    assert experiment["title"]
+    assert experiment["training"]["source"]
+    assert with_a_batch or experiment["machine"] == "cpu"
+    for content in with_a_batch:
+        assert content["source"]
+
+
+@every_experiment
+def test_every_experiment_has_rows_of_different_names(name):
+    rows = list(experiments.read_experiment(name).rows(world=1))
+
+    assert rows
+    assert len({row.name for row in rows}) == len(rows)
+
+
+@every_experiment
+def test_the_facts_of_a_row_are_those_of_its_flags(name):
+    for row in experiments.read_experiment(name).rows(world=1):
         assert row.flags["method"] == row.method
         for stack in ("encoder", "decoder"):
             layers = row.flags.get(f"{stack}-layers")
             assert layers is None or row.facts[f"{stack}_layers"] == layers
 
 
-def test_a_word_is_a_method_with_options():
+@every_experiment
+def test_every_key_of_an_experiment_is_explained(name):
+    """The module's docstring, where somebody who writes an experiment looks, has each key of each file."""
+    explained = set(re.findall(r"[a-z_]+", experiments.__doc__))
+    keys = set(experiments.read_experiment(name).content)
+
+    assert keys
+    assert keys <= explained
+
+
+def test_a_method_is_written_with_its_options_and_a_rate():
     """Options of a method go without its name; others are flags of fairseq-train; a rate stands behind @."""
-    word = MethodSpec.parse("normformer+scale_residual+head_scale=none+qk-norm@1e-3")
-    assert word.flags == {
-        "method": "normformer", "normformer-scale-residual": True, "normformer-head-scale": "none", "qk-norm": True,
-    }  # fmt: skip
-    assert (word.rate, word.options_text) == ("1e-3", "scale_residual+head_scale=none+qk-norm")
-    assert word.folder_prefix == "normformer-scale_residual-head_scale-none-qk-norm"
+    spec = MethodSpec.parse("normformer+scale_residual+head_scale=none+qk-norm@1e-3")
+
+    assert spec.flags == {
+        "method": "normformer",
+        "normformer-scale-residual": True,
+        "normformer-head-scale": "none",
+        "qk-norm": True,
+    }
+    assert spec.rate == "1e-3"
+    assert spec.options_text == "scale_residual+head_scale=none+qk-norm"
+    assert spec.folder_prefix == "normformer-scale_residual-head_scale-none-qk-norm"
 
 
-def test_language_models_are_chosen_by_size_and_rate():
-    """A word with a rate of its own has no other; a sample has to fit into a batch."""
-    experiment = experiments.with_choices(
+@pytest.fixture
+def chosen_language_models():
+    """Provide an experiment of one size, two rates, and a method with a rate of its own beside one without."""
+    return experiments.with_choices(
         experiments.read_experiment("normformer_clm"),
         methods=["deepnorm", "post_ln@2e-4"],
         sizes=["355m"],
         rates=["1e-3", "2e-3"],
     )
-    assert [row.name for row in experiment.rows(world=2)] == [
-        "deepnorm-355m-lr1e-3-seed1", "deepnorm-355m-lr2e-3-seed1", "post_ln-355m-lr2e-4-seed1",
-    ]  # fmt: skip
-    with pytest.raises(UserError, match="a sample has 2048"):
-        list(experiments.with_choices(experiment, tokens=1024).rows(world=2))
 
 
-@pytest.mark.parametrize("name", experiments.names())
-def test_every_key_is_explained(name):
-    """The module's docstring, where somebody who writes an experiment looks, has each key of each file."""
-    explained = set(re.findall(r"[a-z_]+", experiments.__doc__))
-    assert set(experiments.read_experiment(name).content) <= explained
+def test_a_method_with_a_rate_of_its_own_has_no_other(chosen_language_models):
+    names = [row.name for row in chosen_language_models.rows(world=2)]
+
+    assert names == ["deepnorm-355m-lr1e-3-seed1", "deepnorm-355m-lr2e-3-seed1", "post_ln-355m-lr2e-4-seed1"]
 
 
-def test_a_file_that_is_like_another_has_its_values_but_for_its_own():
-    base, like = experiments.read_experiment("iwslt14_de_en"), experiments.read_experiment("figure6")
-    assert like["training"] == base["training"] and like["end"] != base["end"]
-    deepnmt = experiments.read_experiment("admin_wmt14", "deepnmt")
-    assert deepnmt["training"]["warmup-updates"] == 4000
-    assert experiments.read_experiment("admin_wmt14")["training"]["warmup-updates"] == 8000
+def test_a_batch_smaller_than_a_sample_is_refused(chosen_language_models):
+    small_batch = experiments.with_choices(chosen_language_models, tokens=1024)
+
+    with refused("--max-tokens 1024") as caught:
+        list(small_batch.rows(world=2))
+    assert "2048" in caught.value.way_out  # tokens of a sample
 
 
-@pytest.mark.parametrize(("name", "row", "tokens"), [
+def test_an_experiment_like_another_differs_in_its_own_values_alone():
+    base = experiments.read_experiment("iwslt14_de_en")
+    like = experiments.read_experiment("figure6")
+
+    assert like["training"] == base["training"]
+    assert like["end"] != base["end"]
+
+
+def test_a_recipe_has_values_of_its_own():
+    usual = experiments.read_experiment("admin_wmt14")
+    recipe = experiments.read_experiment("admin_wmt14", "deepnmt")
+
+    assert usual["training"]["warmup-updates"] == 8000
+    assert recipe["training"]["warmup-updates"] == 4000
+
+
+@pytest.mark.parametrize("world", [1, 8])
+@pytest.mark.parametrize(("name", "row_name", "tokens"), [
     ("admin_wmt14_en_fr", "admin-60-12-seed1111", 5000 * 256), ("admin_wmt14_en_fr", "admin-6-6-seed1111", 8000 * 80),
     ("figure7", "batch-256", 4096 * 256), ("table1", "admin-6-seed1", 4096 * 128),
 ])  # fmt: skip
-def test_an_update_has_the_papers_tokens(name, row, tokens):
-    """On any number of GPUs, and also where one row of an experiment has a batch of its own."""
-    for world in (1, 8):
-        (found,) = [one for one in experiments.read_experiment(name).rows(world) if one.name == row]
-        assert found.paper_tokens == tokens
-        assert world * found.flags["max-tokens"] * found.flags["update-freq"] == tokens
+def test_an_update_has_the_papers_tokens_on_any_number_of_gpus(name, row_name, tokens, world):
+    """Also where one row of an experiment has a batch of its own."""
+    (row,) = [row for row in experiments.read_experiment(name).rows(world) if row.name == row_name]
+
+    assert row.paper_tokens == tokens
+    assert world * row.flags["max-tokens"] * row.flags["update-freq"] == tokens
+
+
+# words of a command
 
 
 @pytest.mark.parametrize(
     ("value", "printed"),
     [(0.0, "0.0"), (0.4, "0.4"), (5e-4, "5e-4"), (1.5e-3, "1.5e-3"), (1e-8, "1e-8"), (0.03125, "0.03125")],
 )
-def test_numbers_are_printed_as_papers_do(value, printed):
-    assert format_number(value) == printed and float(printed) == value
+def test_numbers_are_printed_as_papers_print_them(value, printed):
+    assert format_number(value) == printed
+    assert float(printed) == value
 
 
 @pytest.mark.parametrize(
-    ("more", "other"),
+    ("more", "differing"),
     [
         ("--lr 2e-3", "--lr"),
         ("--lr 0.001", None),
@@ -111,10 +163,14 @@ def test_numbers_are_printed_as_papers_do(value, printed):
         ("--share-all-embeddings", "--share-all-embeddings"),
     ],
 )
-def test_what_makes_a_training_another(more, other):
+def test_devices_and_memory_make_no_other_training_but_other_flags_do(more, differing):
     """Devices, the split of a batch and memory do not; the last value of a flag counts."""
     words = ["data", "--lr", "1e-3", "--optimizer", "adam", "--cpu", "--update-freq", "8", "--user-dir", "mine"]
-    assert differing_flag(words, words + more.split()) == other
+
+    assert differing_flag(words, words + more.split()) == differing
+
+
+# mistakes
 
 
 @pytest.mark.parametrize(
@@ -149,103 +205,147 @@ def test_what_makes_a_training_another(more, other):
         ("--generate '", "table1 --generate '"),
     ],
 )
-def test_mistakes_are_one_line(subject, words, tmp_path):
+def test_a_mistake_is_named_in_one_line_and_nothing_is_written(subject, words, tmp_path):
     dry = [] if subject == "--pairs" else ["--dry-run=commands"]
-    assert_refused(subject, "reproduce", *words.split(), *dry, "--out", str(tmp_path / "out"))
+
+    assert_refused(subject, "reproduce", *words.split(), *dry, "--out", tmp_path / "out")
+
     assert not (tmp_path / "out").exists()
-
-
-def test_a_row_that_does_not_fit_says_what_would(tmp_path):
-    """With the memory that it names, the same row fits."""
-
-    def planned(gib):
-        experiment = experiments.with_choices(experiments.read_experiment("opus100"), depths=["1000"])
-        gets = hardware(papers_gpus=8, gpus=1, memory=gib, only_printed=True)
-        setting = Setting(experiment, gets, corpus(experiment, tmp_path), tmp_path)
-        return run.plan(setting, tokens=None, rate=None)[0]
-
-    with pytest.raises(UserError, match=r"--gpu-memory: .*deepnorm-1000-seed1 does not fit into 24 GiB") as refused:
-        run.refuse_what_does_not_fit(planned(24))
-    (enough,) = re.findall(r"GPUs of (\d+) GiB", str(refused.value))
-    assert int(enough) > 24
-    run.refuse_what_does_not_fit(planned(int(enough)))
 
 
 @pytest.mark.parametrize(
     "flag", ["--gpus -1", "--nodes 0", "--jobs 0", "--tflops -1", "--max-tokens 0", "--gpu-memory x"]
 )
-def test_numbers_are_above_zero(flag, capsys):
+def test_a_number_that_has_to_be_above_zero_is_refused_otherwise(flag, capsys):
     with pytest.raises(SystemExit) as end:
         main(["reproduce", "table1", "--dry-run", *flag.split()])
-    assert end.value.code == 2 and flag.split()[0] in capsys.readouterr().err
+
+    assert end.value.code == 2  # argparse's
+    assert flag.split()[0] in capsys.readouterr().err
 
 
 def test_a_script_does_not_take_flags_for_variables():
     assert_refused("--smoke", "reproduce", "table1", "--variables", "--smoke")
 
 
-def test_data_are_taken_for_what_they_are(tmp_path):
-    """A miniature's are not trained on as the corpus, nor data that another command has made."""
+# memory
+
+
+def planned_on_one_gpu(gib: int, folder):
+    """Return the plan of OPUS-100's 1000 layers on one GPU of `gib` GiB, in place of the paper's eight."""
+    experiment = experiments.with_choices(experiments.read_experiment("opus100"), depths=["1000"])
+    machine = hardware(papers_gpus=8, gpus=1, memory=gib, only_printed=True)
+    setting = Setting(experiment, machine, corpus(experiment, folder), folder)
+    return run.plan(setting, tokens=None, rate=None)[0]
+
+
+def test_a_row_that_does_not_fit_names_the_memory_with_which_it_does(tmp_path):
+    with refused("--gpu-memory") as caught:
+        run.refuse_what_does_not_fit(planned_on_one_gpu(24, tmp_path))
+    assert "deepnorm-1000-seed1" in caught.value.way_out
+    assert "24 GiB" in caught.value.way_out
+
+    (named,) = re.findall(r"of (\d+) GiB", caught.value.way_out)
+    assert int(named) > 24
+    run.refuse_what_does_not_fit(planned_on_one_gpu(int(named), tmp_path))
+
+
+# data and folders
+
+
+@pytest.fixture
+def miniature_data(tmp_path):
+    """Provide data/iwslt14_de_en in a folder, whose recipe says that it is a miniature."""
     folder = tmp_path / "data/iwslt14_de_en"
     (folder / "bin").mkdir(parents=True)
     (folder / "recipe.json").write_text('{"miniature": true}')
-    experiment = experiments.read_experiment("iwslt14_de_en")
-    with pytest.raises(UserError, match="a miniature's"):
-        corpus(experiment, tmp_path)
-    small = experiments.with_choices(experiment, smoke=True)
-    assert corpus(small, tmp_path).steps == ()
+    return folder
 
-    Step(folder, ["deepnet", "prepare", "corpus", "iwslt14_de_en", str(folder), "--miniature"]).write_note()
-    (tmp_path / "data").rename(tmp_path / "moved")
+
+def test_a_miniature_is_not_trained_on_as_the_corpus(miniature_data, tmp_path):
+    with refused(miniature_data) as caught:
+        corpus(experiments.read_experiment("iwslt14_de_en"), tmp_path)
+    assert "miniature" in caught.value.way_out
+
+
+@pytest.fixture
+def smoke_experiment():
+    """Provide an experiment on a miniature."""
+    return experiments.with_choices(experiments.read_experiment("iwslt14_de_en"), smoke=True)
+
+
+def test_a_miniature_that_is_there_is_taken(smoke_experiment, miniature_data, tmp_path):
+    assert corpus(smoke_experiment, tmp_path).steps == ()
+
+
+def test_data_may_be_moved_after_they_were_made(smoke_experiment, miniature_data, tmp_path):
+    command = ["deepnet", "prepare", "corpus", "iwslt14_de_en", str(miniature_data), "--miniature"]
+    Step(miniature_data, command).write_note()
+
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "moved").rename(tmp_path / "elsewhere/data")
-    assert corpus(small, tmp_path / "elsewhere").steps == ()
+    (tmp_path / "data").rename(tmp_path / "elsewhere/data")
 
-    folder = tmp_path / "elsewhere/data/iwslt14_de_en"
-    Step(folder, ["deepnet", "prepare", "corpus", "other"]).write_note()
-    with pytest.raises(UserError, match="was made by"):
-        corpus(small, tmp_path / "elsewhere")
+    assert corpus(smoke_experiment, tmp_path / "elsewhere").steps == ()
 
 
-def test_two_runners_on_one_row(tmp_path):
-    """The second one says so, and leaves the row as it is."""
+def test_data_that_another_command_made_are_refused(smoke_experiment, miniature_data, tmp_path):
+    command = "deepnet prepare corpus other"
+    Step(miniature_data, command.split()).write_note()
+
+    with refused(miniature_data) as caught:
+        corpus(smoke_experiment, tmp_path)
+    assert command in caught.value.way_out
+
+
+def test_a_row_that_another_process_works_on_is_left_as_it_is(tmp_path):
     experiment = experiments.with_choices(experiments.read_experiment("table1"), methods=["pre_ln"], depths=["6"])
-    gets = hardware(papers_gpus=8, only_printed=True)
-    setting = Setting(experiment, gets, corpus(experiment, tmp_path), tmp_path)
+    machine = hardware(papers_gpus=8, only_printed=True)
+    setting = Setting(experiment, machine, corpus(experiment, tmp_path), tmp_path)
     (row,) = setting.rows()
-    with RunFolder(setting.folder(row)).locked() as held:
-        assert held
-        with pytest.raises(UserError, match=f"{row.name}: another process works on it"):
+    folder = setting.folder(row)
+
+    with RunFolder(folder).locked() as is_locked:
+        assert is_locked
+        with refused(row.name) as caught:
             run.Work(setting).run()
-    assert [path.name for path in setting.folder(row).iterdir()] == ["lock"]
+
+    assert "another process" in caught.value.way_out
+    assert [path.name for path in folder.iterdir()] == ["lock"]
 
 
-def test_one_row_alone(capsys, tmp_path):
+# what is printed
+
+
+def test_one_row_is_trained_alone_with_flags_of_the_user(capsys, tmp_path):
     words = ["--dry-run=commands", "--no-plan", "--gpus", "8", "--out", str(tmp_path)]
+
     main(["reproduce", "table1", "--row", "admin-18-seed1", *words, "--", "--lr", "1e-3"])
+
     printed = capsys.readouterr().out
     assert printed.count("fairseq-train") == 1
-    assert f"{tmp_path}/table1/admin-18-seed1" in printed and "--lr 1e-3" in printed
+    assert f"{tmp_path}/table1/admin-18-seed1" in printed
+    assert "--lr 1e-3" in printed
 
 
-def test_a_job_is_its_row_alone():
-    """A job runs one row with the user's flags, those of fairseq-train at the end."""
+def test_a_slurm_job_runs_one_row_with_the_users_flags():
+    """Flags of fairseq-train stand at the end."""
+    experiment = experiments.read_experiment("table1")
+    machine = SimpleNamespace(nodes=2, gpus=8)
+    setting = SimpleNamespace(experiment=experiment, hardware=machine, extra=("--patience", "3"))
+    row = next(experiment.rows(world=16))
 
-    class Chosen:
-        experiment = experiments.read_experiment("table1")
-        hardware = type("Hardware", (), {"nodes": 2, "gpus": 8})
-        extra = ("--patience", "3")
+    text = job(setting, row, ["deepnet", "reproduce", "table1", "--gpus", "8"])
 
-    row = next(experiments.read_experiment("table1").rows(world=16))
-    text = job(Chosen, row, ["deepnet", "reproduce", "table1", "--gpus", "8"])
     (command,) = [line for line in text.splitlines() if line.startswith("deepnet")]
-    assert command == (
-        f"deepnet reproduce table1 --gpus 8 --row {row.name} --launch torchrun --jobs 1 -- --patience 3 &"
-    )
-    assert "#SBATCH --nodes=2" in text and "#SBATCH --cpus-per-task=32" in text
+    row_words = f"--row {row.name} --launch torchrun --jobs 1"
+    assert command == f"deepnet reproduce table1 --gpus 8 {row_words} -- --patience 3 &"
+    assert "#SBATCH --nodes=2" in text
+    assert "#SBATCH --cpus-per-task=32" in text
 
 
-def test_the_list(capsys):
+def test_list_names_every_experiment(capsys):
     main(["reproduce", "--list"])
+
     listed = capsys.readouterr().out
-    assert all(name in listed for name in experiments.names())
+    for name in experiments.names():
+        assert name in listed

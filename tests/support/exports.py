@@ -1,0 +1,48 @@
+"""Calls of `deepnet export` in this process, what they print, and the examples in the READMEs of exports."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+from deepnet_fairseq.cli import main
+
+PLACE_OF_LINES = '["..."]'  # in a README's example
+
+
+def export(*words) -> str:
+    """Run `deepnet export WORDS` in this process; return its output."""
+    with redirect_stdout(StringIO()) as output:
+        main(["export", *map(str, words)])
+    return output.getvalue()
+
+
+def reported_difference(output: str) -> float:
+    """Return the largest difference of scores that an export reports: its check of what it has written."""
+    return float(re.search(r"(?:at most|log-probabilities) (\d\S*)", output).group(1))
+
+
+def python_example(folder: Path) -> str:
+    """Return the Python code in the README of an export."""
+    readme = (folder / "README.md").read_text(encoding="utf-8")
+    return re.search(r"```python\n(.*?)```", readme, re.DOTALL).group(1)
+
+
+def printed_by_example(folder: Path, lines: list[str], forbidden: tuple[str, ...] = ()) -> str:
+    """Run the README's example on `lines` in the folder; return what it prints.
+
+    forbidden: packages whose import fails.
+    """
+    code = "import sys\n"
+    for name in forbidden:
+        code += f"sys.modules[{name!r}] = None\n"
+    code += python_example(folder).replace(PLACE_OF_LINES, repr(lines))
+
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
