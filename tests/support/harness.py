@@ -22,12 +22,21 @@ def harness_bits(model, lines: list[str], folder: Path) -> float:
     os.environ |= {"HF_DATASETS_OFFLINE": "1", "HF_DATASETS_CACHE": str(folder / "cache")}
     from lm_eval import simple_evaluate
 
-    text, docs = folder / "held_out.json", [f"{line}</s>" for line in lines]
-    text.write_text("".join(json.dumps({"text": doc}) + "\n" for doc in docs), encoding="utf-8")
+    documents = [f"{line}</s>" for line in lines]
+    file = folder / "held_out.json"
+    file.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents), encoding="utf-8")
     task = {
-        "task": "held_out", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(text)}},
-        "test_split": "test", "output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "{{text}}",
+        "task": "held_out",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(file)}},
+        "test_split": "test",
+        "output_type": "loglikelihood_rolling",
+        "doc_to_text": "",
+        "doc_to_target": "{{text}}",
         "metric_list": [{"metric": "bits_per_byte"}],
-    }  # fmt: skip
-    scores = simple_evaluate(model, tasks=[task], bootstrap_iters=0)["results"]["held_out"]
-    return scores["bits_per_byte,none"] * sum(len(doc.encode()) for doc in docs)
+    }
+
+    results = simple_evaluate(model, tasks=[task], bootstrap_iters=0)["results"]
+
+    size = sum(len(document.encode()) for document in documents)
+    return results["held_out"]["bits_per_byte,none"] * size

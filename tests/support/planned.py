@@ -24,9 +24,8 @@ class PlannedTraining:
     def __init__(self, setting: Setting):
         self.setting = setting
         self.folder = tempfile.TemporaryDirectory(prefix="deepnet-plan-")
-        names = ("dict.xx.txt", "dict.yy.txt") if setting.objective.translates else ("dict.txt",)
-        for name, size in zip(names, setting.vocab):  # the task adds the mask symbol itself
-            blank_task(size - setting.objective.masks).source_dictionary.save(f"{self.folder.name}/{name}")
+        self._write_dictionaries()
+
         args = parse_training_flags(self._flags())
         for field in dataclasses.fields(flags.config_of(setting.cfg)):
             if field.name not in RUN and hasattr(setting.cfg, field.name):
@@ -41,28 +40,47 @@ class PlannedTraining:
     def close(self) -> None:
         self.folder.cleanup()
 
+    def _write_dictionaries(self) -> None:
+        objective = self.setting.objective
+        names = ["dict.xx.txt", "dict.yy.txt"] if objective.translates else ["dict.txt"]
+        for name, size in zip(names, self.setting.vocab, strict=False):  # both sizes are given for one dictionary too
+            task = blank_task(size - objective.masks)  # fairseq's task adds the mask symbol itself
+            task.source_dictionary.save(f"{self.folder.name}/{name}")
+
     def _flags(self) -> list[str]:
-        setting, objective = self.setting, self.setting.objective
-        half = "" if setting.precision == "fp32" else f"--{setting.precision[-4:]} --{setting.precision}"
+        setting = self.setting
+        objective = setting.objective
+        languages = TRANSLATION if objective.translates else ()
+        half = ""
+        if setting.precision != "fp32":  # fp16 or bf16, or memory-efficient-fp16 or -bf16, which needs the other too
+            half = f"--{setting.precision[-4:]} --{setting.precision}"
         words = (
             f"--no-save --disable-validation --task {objective.task} --arch {setting.cfg.arch} --lr 1e-4 --cpu "
             f"--lr-scheduler fixed --max-tokens {setting.max_tokens} --optimizer {setting.optimizer} "
             f"--criterion {setting.criterion} {recomputation_flags(setting.checkpoint_every)} {half}"
         )
-        return [self.folder.name, *(TRANSLATION if objective.translates else ()), *words.split()]
+        return [self.folder.name, *languages, *words.split()]
 
     def _batch(self, seed: int) -> dict:
-        setting, generator = self.setting, torch.Generator().manual_seed(seed)
+        """Draw a batch of sentences of one length, as fairseq's datasets give it."""
+        setting = self.setting
+        generator = torch.Generator().manual_seed(seed)
         sentences = setting.max_tokens // setting.length
 
-        def tokens(vocabulary: int) -> torch.Tensor:
+        def draw(vocabulary: int) -> torch.Tensor:
             return torch.randint(SPECIALS, vocabulary, (sentences, setting.length), generator=generator)
 
-        net_input, target = {"src_tokens": tokens(setting.vocab[0])}, tokens(setting.vocab[1])
+        net_input = {"src_tokens": draw(setting.vocab[0])}
+        target = draw(setting.vocab[1])
         if setting.objective.translates:
-            net_input["prev_output_tokens"] = tokens(setting.vocab[1])
+            net_input["prev_output_tokens"] = draw(setting.vocab[1])
         if setting.objective.masks:  # the first positions stand for the masked ones
             target.flatten()[setting.predicted_tokens :] = PADDING
         net_input["src_lengths"] = torch.full((sentences,), setting.length)
-        sample = {"net_input": net_input, "target": target, "ntokens": target.numel()}
-        return sample | {"id": torch.arange(sentences), "nsentences": sentences}
+        return {
+            "id": torch.arange(sentences),
+            "nsentences": sentences,
+            "ntokens": target.numel(),
+            "net_input": net_input,
+            "target": target,
+        }

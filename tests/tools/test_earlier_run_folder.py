@@ -25,7 +25,7 @@ FLAGS = (  # in the order of the file `command`
 )  # fmt: skip
 
 
-def rows(log: str) -> dict[str, dict[str, float]]:
+def losses_by_update(log: str) -> dict[str, dict[str, float]]:
     """Return the losses in a log by kind of line (train_inner, valid, train) and update."""
     losses: dict[str, dict[str, float]] = {}
     for kind, content in re.findall(r"\| (train_inner|valid|train) \| ({.*})", log):
@@ -35,19 +35,26 @@ def rows(log: str) -> dict[str, dict[str, float]]:
     return losses
 
 
-def test_a_killed_run_of_an_earlier_version_goes_on(tmp_path):
-    """It resumes at update 25 of the last save, has the losses of then to three decimals, and is scored."""
+@pytest.fixture
+def run_of_earlier_version(tmp_path):
+    """Provide a copy of the golden folder, as if it had been written here, with a save that was killed."""
     run = tmp_path / NAME
     shutil.copytree(GOLDEN / "run_folder", run)
     command = run / "command"
     command.write_text(command.read_text().replace(WRITTEN_UNDER, str(tmp_path)))
     (run / "checkpoint_last.pt.4711part").write_bytes(b"of a save that was killed")
+    return run
+
+
+def test_a_killed_run_of_an_earlier_version_is_trained_to_its_end(run_of_earlier_version, tmp_path):
+    """It resumes at update 25 of the last save, has the losses of then to three decimals, and is scored."""
+    run = run_of_earlier_version
     before = (run / "train.log").read_text()
 
     script("iwslt14_de_en", *FLAGS, SMOKE=1, OUT=tmp_path, METHODS="deepnorm", DEPTHS=2)
 
     expected = json.loads((GOLDEN / "run_folder.json").read_text())
-    resumed = rows((run / "train.log").read_text().removeprefix(before))
+    resumed = losses_by_update((run / "train.log").read_text().removeprefix(before))
     assert resumed.keys() == expected.keys()
     for kind, losses in expected.items():
         assert resumed[kind] == pytest.approx(losses, abs=0.0021)

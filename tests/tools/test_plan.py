@@ -23,28 +23,36 @@ from deepnet_fairseq.tools.plan.trace import trace
 from ..support.planned import PlannedTraining
 
 MT, LM, MASKED = archs.MODEL_NAME, archs.LM, archs.MASKED_LM
-DEEP = " --max-tokens 1600" + "".join(f" --{stack}-layers 9" for stack in ("encoder", "decoder"))
 LARGE = "--vocab 3000"
 
 
-def planned(model: str, flags: str = ""):
-    """Return a small setting: 3 layers of width 32 a stack (2 in an encoder with decoder), 8 sentences of 20 tokens."""
-    words = [f"--arch={model}", "--vocab=60", "--max-tokens=160", "--length=20", "--cpu"]
+def small_setting(model: str, flags: str = "", layers: int | None = None, max_tokens: int = 160):
+    """Return a setting of width 32 and batches of sentences of 20 tokens; flags: words that override it.
+
+    layers: of each stack; None for 3, and 2 in an encoder with a decoder.
+    """
+    words = [f"--arch={model}", "--vocab=60", f"--max-tokens={max_tokens}", "--length=20", "--cpu"]
     for stack in archs.STACKS[model]:
-        layers = 2 if (model, stack) == (MT, "encoder") else 3
-        words += [f"--{stack}-layers={layers}", f"--{stack}-embed-dim=32", f"--{stack}-ffn-embed-dim=64"]
+        of_stack = layers
+        if of_stack is None:
+            of_stack = 2 if (model, stack) == (MT, "encoder") else 3
+        words.append(f"--{stack}-layers={of_stack}")
+        words.append(f"--{stack}-embed-dim=32")
+        words.append(f"--{stack}-ffn-embed-dim=64")
         words.append(f"--{stack}-attention-heads=2")
-    if model != MT:  # models of one stack
-        flags = flags.replace(f" --{({'encoder', 'decoder'} - set(archs.STACKS[model])).pop()}-layers 9", "")
-    elif "--vocab" not in flags or "," not in flags:
+
+    has_two_vocabularies = "," in flags
+    if model == MT and not has_two_vocabularies:
         words.append("--share-all-embeddings")
     return parse_setting([*words, *flags.split()])
 
 
-def built(setting):
+def build_without_memory(setting):
     with torch.device("meta"):
         return MODELS[setting.model].build_model(setting.cfg, blank_task(*setting.vocab))
 
+
+# parameters
 
 COUNTED = [(MT, f"--method {method}") for method in sorted(METHODS)]
 COUNTED += [(model, flags) for model in (LM, MASKED) for flags in ("", "--layernorm-embedding", "--method dlcl")]
@@ -61,13 +69,17 @@ COUNTED += [
 
 
 @pytest.mark.parametrize(("model", "flags"), COUNTED)
-def test_count_is_the_built_models(model, flags):
-    """The planned number of parameters, in total and trained, is the built model's."""
-    setting = planned(model, flags)
-    own, counted = built(setting), count(setting)
-    assert counted.total == sum(p.numel() for p in own.parameters())
-    assert counted.trainable == sum(p.numel() for p in own.parameters() if p.requires_grad)
-    assert counted.gradient_bytes == sum(p.nbytes for p in own.parameters() if p.requires_grad)
+def test_the_planned_number_of_parameters_is_the_built_models(model, flags):
+    """In total and trained."""
+    setting = small_setting(model, flags)
+    parameters = list(build_without_memory(setting).parameters())
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+
+    counted = count(setting)
+
+    assert counted.total == sum(parameter.numel() for parameter in parameters)
+    assert counted.trainable == sum(parameter.numel() for parameter in trained)
+    assert counted.gradient_bytes == sum(parameter.nbytes for parameter in trained)
 
 
 PUBLISHED = {  # DeepNet, tables 2 and 3, with one vocabulary of 250,002 (not stated); Shleifer et al. 2021, table 1
@@ -83,24 +95,34 @@ PUBLISHED = {  # DeepNet, tables 2 and 3, with one vocabulary of 250,002 (not st
 
 
 @pytest.mark.parametrize("flags", PUBLISHED)
-def test_published_sizes(flags):
-    assert count(parse_setting(flags.split())).total == pytest.approx(PUBLISHED[flags], rel=0.005)
+def test_planned_numbers_of_parameters_are_the_published_ones(flags):
+    counted = count(parse_setting(flags.split()))
+
+    assert counted.total == pytest.approx(PUBLISHED[flags], rel=0.005)
+
+
+# operations
 
 
 @pytest.mark.parametrize("flags", ["", "--checkpoint-every 2"])
 @pytest.mark.parametrize("model", [MT, LM, MASKED])
-def test_flops_are_torchs(model, flags):
+def test_planned_flops_are_those_that_torch_counts(model, flags):
     """Planned FLOPs equal those of torch.utils.flop_counter: forward, backward and recomputed."""
-    setting = planned(model, flags)
-    run = PlannedTraining(setting)
+    setting = small_setting(model, flags)
+    training = PlannedTraining(setting)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # it ignores the CPU's kernel
-        loss = run.trainer.criterion(run.trainer.model.train(), run.batches[0])[0]
+        loss, *_ = training.trainer.criterion(training.trainer.model.train(), training.batches[0])
         forward = counter.get_total_flops()
         loss.backward()
-    run.close()
+    training.close()
+
     plan = flops(setting)
-    assert forward == pytest.approx(plan.forward * 160, rel=1e-9)
+
+    assert forward == pytest.approx(plan.forward * setting.max_tokens, rel=1e-9)  # planned for one token
     assert counter.get_total_flops() == pytest.approx(plan.step, rel=0.01)
+
+
+# memory
 
 
 USUAL = {"deepnorm", "dlcl", "resi_dual"}  # the default suite runs these only, because an update takes a second
@@ -123,76 +145,104 @@ TRAININGS += [
 
 
 @pytest.mark.parametrize(("model", "flags"), TRAININGS)
-def test_peak_is_what_torch_hands_out(model, flags):
-    """The planned peak is the memory that torch allocates in fairseq's Trainer beyond weights and optimiser state.
+def test_the_planned_peak_is_the_memory_that_torch_allocates(model, flags):
+    """In an update of fairseq's Trainer, beyond weights and optimiser state.
 
     A plan between two updates leaves no tensor without storage.
     """
-    setting = planned(model, f"{DEEP} {flags}")
-    run = PlannedTraining(setting)
+    setting = small_setting(model, flags, layers=9, max_tokens=1600)
+    training = PlannedTraining(setting)
     for _ in range(2):
-        run.step()
+        training.step()
     plan = memory(setting)
+    training.trainer.zero_grad()
+
+    measured = largest_allocation(training.step)
+
+    training.close()
     before = plan.weights + plan.optimiser + plan.objects
-    run.trainer.zero_grad()
-    measured = allocated(run.step)
-    run.close()
     assert plan.peak - before == pytest.approx(measured, rel=0.04)
 
 
-def allocated(function) -> int:
+def largest_allocation(function) -> int:
     """Return the most bytes that torch's CPU allocator held for the function, beyond those held before."""
     gc.collect()  # cycles of earlier tests, freed while the function runs, would count as less memory
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
         function()
+
     events = [event for event in watched.profiler.kineto_results.events() if event.name() == "[memory]"]
-    now = most = 0
+    held = most = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
-        now += event.nbytes()
-        most = max(most, now)
+        held += event.nbytes()
+        most = max(most, held)
     return most
 
 
 @pytest.mark.parametrize("method", ["post_ln", "dlcl"])
-def test_deep_models_are_the_line_through_shallow_ones(method, monkeypatch):
+def test_the_plan_of_a_deep_model_is_the_line_through_shallow_ones(method, monkeypatch):
     """The trace of a deep model, extrapolated from shallow ones, equals a whole one; dlcl's grows quadratically."""
-    setting = planned(MT, f"--method {method} --encoder-layers 10 --decoder-layers 10")
+    setting = small_setting(MT, f"--method {method}", layers=10)
     extrapolated = trace(setting)
     for name in ("TRACED_IF_ALIKE", "TRACED_IF_GROWING"):
         monkeypatch.setattr(f"deepnet_fairseq.tools.plan.trace.{name}", 10)
-    whole = trace(replace(setting, mask_prob=0.2))  # another setting, so that the cached trace is not returned
-    assert len(whole) == len(extrapolated) == 2 + 20 + 2 + 1
-    for mine, traced in zip(extrapolated, whole, strict=True):
-        for name, number in vars(traced).items():
-            expected = number if isinstance(number, str) else pytest.approx(number, rel=0.01, abs=1024)
-            assert getattr(mine, name) == expected, mine
+    other_setting = replace(setting, mask_prob=0.2)  # so that the cached trace is not returned
+
+    whole = trace(other_setting)
+
+    assert len(extrapolated) == len(whole)
+    assert len(whole) == 2 + 2 * 10 + 2 + 1  # layers, and what stands before, between and behind them
+    for ours, traced in zip(extrapolated, whole, strict=True):
+        for name, value in vars(traced).items():
+            expected = value if isinstance(value, str) else pytest.approx(value, rel=0.01, abs=1024)
+            assert getattr(ours, name) == expected, ours
 
 
-def test_half_precision_and_optimisers():
-    """Bytes a parameter are 16 in fp32, 20 in half precision with float32 weights, and 12 without master copy.
-
-    ZeRO on 4 GPUs keeps a quarter of all that is float32.
-    """
-    setting = replace(planned(MT), device="cuda")
-
-    def bytes_each(precision="fp32", **changes):
-        plan = memory(replace(setting, precision=precision, **changes))
-        return (plan.weights + plan.gradients + plan.optimiser) / count(setting).total
-
-    fused = {"optimizer": "deepnet_adam"}
-    assert bytes_each() == bytes_each(**fused) == 16
-    for half in ("fp16", "bf16"):
-        assert bytes_each(half) == bytes_each(half, **fused) == 20
-        assert bytes_each(f"memory-efficient-{half}") == 12
-        assert bytes_each(half, gpus=4, zero=True, **fused) == pytest.approx(4 + 16 / 4, abs=0.01)
+def bytes_a_parameter(**changes) -> float:
+    """Return the planned bytes of weights, gradients and optimiser a parameter, on a GPU; changes: of the setting."""
+    setting = replace(small_setting(MT), device="cuda", **changes)
+    plan = memory(setting)
+    return (plan.weights + plan.gradients + plan.optimiser) / count(setting).total
 
 
-def test_cuda_graphs_take_memory_of_their_own():
-    """A graph's kernels and one more set of gradients; nothing where the training goes on without graphs."""
-    flags = ["--arch", "deepnet_transformer_18_18", "--fp16", "--optimizer", "deepnet_adam", "--vocab", "1000"]
-    plain, some, more = (memory(parse_setting([*flags, "--cuda-graphs", number])) for number in ("0", "8", "16"))
-    assert plain.graphs == 0 < some.graphs - some.gradients
-    assert more.graphs - more.gradients == 2 * (some.graphs - some.gradients)
-    assert some.peak == plain.peak + some.graphs
-    recomputed = parse_setting([*flags, "--cuda-graphs", "8", "--checkpoint-activations"])
-    assert memory(recomputed).graphs == 0
+@pytest.mark.parametrize("optimizer", ["adam", "deepnet_adam"])
+@pytest.mark.parametrize(("precision", "expected"), [("fp32", 16), ("fp16", 20), ("bf16", 20)])
+def test_bytes_a_parameter_are_16_in_fp32_and_20_in_half_precision(precision, expected, optimizer):
+    """In half precision there are float32 weights beside."""
+    assert bytes_a_parameter(precision=precision, optimizer=optimizer) == expected
+
+
+@pytest.mark.parametrize("half", ["fp16", "bf16"])
+def test_bytes_a_parameter_are_12_without_a_float32_copy(half):
+    assert bytes_a_parameter(precision=f"memory-efficient-{half}") == 12
+
+
+@pytest.mark.parametrize("half", ["fp16", "bf16"])
+def test_zero_on_four_gpus_keeps_a_quarter_of_what_is_float32(half):
+    of_each = bytes_a_parameter(precision=half, gpus=4, zero=True, optimizer="deepnet_adam")
+
+    in_half_precision = 4  # weight and gradient
+    assert of_each == pytest.approx(in_half_precision + 16 / 4, abs=0.01)
+
+
+GRAPHS = "--arch deepnet_transformer_18_18 --fp16 --optimizer deepnet_adam --vocab 1000 --cuda-graphs"
+
+
+def memory_with_graphs(shapes: int, *more: str):
+    return memory(parse_setting([*GRAPHS.split(), str(shapes), *more]))
+
+
+def test_cuda_graphs_take_a_set_of_gradients_and_memory_by_shape():
+    """A graph's kernels and one more set of gradients."""
+    without = memory_with_graphs(0)
+    eight = memory_with_graphs(8)
+    sixteen = memory_with_graphs(16)
+
+    assert without.graphs == 0
+    assert eight.graphs > eight.gradients
+    assert sixteen.graphs - sixteen.gradients == 2 * (eight.graphs - eight.gradients)
+    assert eight.peak == without.peak + eight.graphs
+
+
+def test_cuda_graphs_take_nothing_where_layers_are_recomputed():
+    """The training goes on without graphs there."""
+    assert memory_with_graphs(8, "--checkpoint-activations").graphs == 0

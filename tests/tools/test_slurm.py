@@ -38,15 +38,19 @@ ROW = {"METHODS": "deepnorm", "DEPTHS": "2", "SMOKE": "1", "GPUS": "1", "NODES":
 FLAGS = ("--cpu", "--distributed-backend", "gloo", "--max-update", "60", "--save-interval-updates", "10")
 
 
+NAME = "iwslt14/deepnorm-2-seed1"
+
+
 @pytest.fixture
 def cluster(tmp_path):
     """Provide the environment of a job on stand-ins for SLURM's programs."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
     for name, text in {"sbatch": SBATCH, "scontrol": SCONTROL, "srun": SRUN}.items():
-        program = tmp_path / "bin" / name
-        program.parent.mkdir(exist_ok=True)
+        program = folder / name
         program.write_text(text)
         program.chmod(0o755)
-    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    path = f"{folder}:{os.environ['PATH']}"
     return {"PATH": path, "STAND_IN": str(tmp_path), "CUDA_VISIBLE_DEVICES": "0", "PRECISION": "fp32"}
 
 
@@ -60,24 +64,35 @@ def submit(cluster, out, folder) -> subprocess.Popen:
         )
 
 
-def test_two_machines_meet_and_a_requeued_job_goes_on(cluster, tmp_path):
-    """A job whose time is over is requeued, saves, and ends with the bits of one that was left alone."""
-    alone = submit(cluster, tmp_path / "alone", tmp_path)
-    assert alone.wait(600) == 0
-    run = tmp_path / "alone/iwslt14/deepnorm-2-seed1"
-    assert "training on 2 devices" in (run / "train.log").read_text()
+def last_weights(run) -> dict[str, torch.Tensor]:
+    return torch.load(run / "checkpoint_last.pt", weights_only=False)["model"]
 
-    stopped = submit(cluster, tmp_path / "stopped", tmp_path)
-    run_of_stopped = tmp_path / "stopped/iwslt14/deepnorm-2-seed1"
-    until((run_of_stopped / "checkpoint_last.pt").exists)
-    os.kill(stopped.pid, signal.SIGUSR1)
+
+@pytest.fixture
+def run_left_alone(cluster, tmp_path):
+    """Provide the folder of a row whose job was left alone."""
+    job = submit(cluster, tmp_path / "alone", tmp_path)
+    assert job.wait(600) == 0
+    return tmp_path / "alone" / NAME
+
+
+def test_a_requeued_job_on_two_machines_ends_as_one_left_alone(cluster, run_left_alone, tmp_path):
+    """A job whose time is over is requeued, saves, and ends with the bits of one that was left alone."""
+    assert "training on 2 devices" in (run_left_alone / "train.log").read_text()
+
+    run = tmp_path / "stopped" / NAME
+    job = submit(cluster, tmp_path / "stopped", tmp_path)
+    until((run / "checkpoint_last.pt").exists)
+    os.kill(job.pid, signal.SIGUSR1)
     until((tmp_path / "requeued").exists)
-    os.killpg(stopped.pid, signal.SIGTERM)  # as SLURM does after a requeue
-    stopped.wait(120)
-    assert not (run_of_stopped / "trained").exists()
+    os.killpg(job.pid, signal.SIGTERM)  # as SLURM does after a requeue
+    job.wait(120)
+    assert not (run / "trained").exists()
     assert (tmp_path / "requeued").read_text() == "4711\n"
 
-    again = submit(cluster, tmp_path / "stopped", tmp_path)
-    assert again.wait(600) == 0
-    weights = [torch.load(one / "checkpoint_last.pt", weights_only=False)["model"] for one in (run, run_of_stopped)]
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    requeued_job = submit(cluster, tmp_path / "stopped", tmp_path)
+
+    assert requeued_job.wait(600) == 0
+    weights = last_weights(run)
+    for name, value in last_weights(run_left_alone).items():
+        assert torch.equal(weights[name], value), name

@@ -7,69 +7,110 @@ import pytest
 from deepnet_fairseq.tools.time_left import TimeLeft, makespan
 
 UPDATES, EVERY = 1200, 25  # of a training, and between two lines of its log
+START_UP = 20  # seconds until the first update
+UPDATES_A_SECOND = 2
+TRAININGS = 2
 
 
-def estimates(jobs: int, seconds_of, until: float, trainings: int = 2) -> list[tuple[float, float | None]]:
-    """Return time and estimate every 5 s, of trainings that run side by side.
+def shown_estimates(jobs: int) -> list[tuple[int, float]]:
+    """Return the seconds since the start and the estimate, every 5 s where there is one.
 
-    seconds_of(update): when it is logged.
+    Of two trainings, `jobs` at a time; those that run log the same updates at the same time.
     """
-    left = TimeLeft(trainings * UPDATES, jobs)
-    logged = [(update, seconds_of(update)) for update in range(EVERY, UPDATES + 1, EVERY)]
-    seen = []
-    for now in range(0, int(until), 5):
-        done = max((update for update, when in logged if when <= now), default=0)
+    left = TimeLeft(TRAININGS * UPDATES, jobs)
+    logged_at = {update: START_UP + update / UPDATES_A_SECOND for update in range(EVERY, UPDATES + 1, EVERY)}
+    waiting = [UPDATES] * (TRAININGS - jobs)
+    shown = []
+    for now in range(0, int(logged_at[UPDATES]), 5):
+        done = max((update for update, when in logged_at.items() if when <= now), default=0)
         for number in range(jobs):
             left.see(str(number), done, now)
-        waiting = [UPDATES] * (trainings - jobs)
-        seen.append((now, left.seconds([UPDATES - done] * jobs, waiting)))
-    return seen
+        estimate = left.seconds([UPDATES - done] * jobs, waiting)
+        if estimate is not None:
+            shown.append((now, estimate))
+    return shown
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_first_estimate_is_near_the_end_and_start_up_does_not_count(jobs):
-    """The first number shown is within a third of the truth, with 20 s of start-up and 2 updates a second."""
-    end = 20 + UPDATES / 2
-    whole = end if jobs == 2 else 2 * end
-    shown = [(now, value) for now, value in estimates(jobs, lambda update: 20 + update / 2, end) if value is not None]
-    assert shown[0][0] <= 60
-    assert all(abs(value - (whole - now)) < (whole - now) / 3 + 20 for now, value in shown)
+def test_a_number_is_shown_within_a_minute(jobs):
+    first, _ = shown_estimates(jobs)[0]
+
+    assert first <= 60
 
 
-def test_no_number_before_two_estimates_agree():
-    """A machine whose speed doubles with each line of the log has no estimate to show."""
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_estimates_are_within_a_third_of_the_truth(jobs):
+    """Start-up does not count."""
+    one_after_another = TRAININGS // jobs
+    end = one_after_another * (START_UP + UPDATES / UPDATES_A_SECOND)
+
+    for now, estimate in shown_estimates(jobs):
+        truth = end - now
+        assert abs(estimate - truth) < truth / 3 + START_UP
+
+
+def test_no_number_is_shown_before_two_estimates_agree():
+    """A machine whose speed doubles with each line of the log has no estimate to show in the first two lines."""
     left = TimeLeft(10_000, 1)
     left.see("a", 0, 0)
     assert left.seconds([10_000], []) is None
-    for step in range(1, 6):
-        left.see("a", 25 * step, sum(64 / 2**k for k in range(step)))
-        assert left.seconds([10_000 - 25 * step], []) is None or step > 2
+
+    now = 0.0
+    for line in (1, 2):
+        now += 64 / 2 ** (line - 1)
+        left.see("a", 25 * line, now)
+        assert left.seconds([10_000 - 25 * line], []) is None
+
+
+def test_an_estimate_seen_twice_is_no_second_one():
     left = TimeLeft(1000, 1)
+
     for work, now in ((0, 0), (10, 10), (20, 12)):  # 1, then 3 a second by the median of both
         left.see("a", work, now)
-        assert left.seconds([1000 - work], []) is None
-        assert left.seconds([1000 - work], []) is None  # the same estimate again says nothing new
+        for _ in range(2):
+            assert left.seconds([1000 - work], []) is None
+
     left.see("a", 30, 15)
     assert left.seconds([970], []) == pytest.approx(970 / (10 / 3))
 
 
-def test_a_pause_does_not_move_it_and_the_past_is_forgotten():
-    """One slow interval in the last tenth changes nothing; a machine that is busy from now on does."""
+def see_steps(left: TimeLeft, first: int, end: int, now: float, seconds: float, pause_at: int | None = None) -> float:
+    """Let steps of 10 updates pass, from `first` to below `end`; return the time of the last one.
+
+    seconds: of a step; pause_at: the step that takes 500 s.
+    """
+    for work in range(first, end, 10):
+        now += 500 if work == pause_at else seconds
+        left.see("a", work, now)
+        left.seconds([1000 - work], [])  # estimates build on those that were asked for
+    return now
+
+
+def test_a_pause_does_not_move_the_estimate():
+    """One slow interval in the last tenth changes nothing."""
     left = TimeLeft(1000, 1)
-    now = 0.0
-    for work in range(0, 301, 10):
-        now += 5 if work != 290 else 500
-        left.see("a", work, now)
-        value = left.seconds([1000 - work], [])
-    assert value == pytest.approx(700 / 2)
-    for work in range(310, 421, 10):
-        now += 20
-        left.see("a", work, now)
-        value = left.seconds([1000 - work], [])
-    assert value == pytest.approx(580 / 0.5)
+
+    see_steps(left, 0, 301, now=0.0, seconds=5, pause_at=290)
+
+    assert left.seconds([700], []) == pytest.approx(700 / 2)
 
 
-def test_works_end_as_they_are_scheduled():
-    assert makespan([5.0, 3.0], [], jobs=2) == 5
-    assert makespan([5.0, 3.0], [4.0, 1.0], jobs=2) == 7  # 4 begins at 3, 1 at 5
-    assert makespan([5.0], [4.0, 4.0], jobs=2) == 8
+def test_a_machine_that_is_busy_from_now_on_moves_the_estimate():
+    left = TimeLeft(1000, 1)
+    now = see_steps(left, 0, 301, now=0.0, seconds=5, pause_at=290)
+
+    see_steps(left, 310, 421, now, seconds=20)
+
+    assert left.seconds([580], []) == pytest.approx(580 / 0.5)
+
+
+@pytest.mark.parametrize(
+    ("running", "waiting", "end"),
+    [
+        ([5.0, 3.0], [], 5),
+        ([5.0, 3.0], [4.0, 1.0], 7),  # 4 begins at 3, 1 at 5
+        ([5.0], [4.0, 4.0], 8),
+    ],
+)
+def test_two_jobs_end_as_they_are_scheduled(running, waiting, end):
+    assert makespan(running, waiting, jobs=2) == end
