@@ -197,7 +197,8 @@ def test_epoch_weights_that_name_no_epochs_are_refused(flag):
 @pytest.mark.parametrize("way", ["last", "best"])
 def test_memory_does_not_grow_with_the_number_of_checkpoints(way, run_folder, tmp_path, monkeypatch):
     """While a checkpoint is read, the weights of one other are in memory at most, and no optimiser's state."""
-    weights, moments = [], []  # weak references, one a checkpoint
+    weights = []  # weak references, one a checkpoint
+    moments = []  # of its optimiser
     alive_at_reads = []
     load = checkpoint_utils.load_checkpoint_to_cpu
 
@@ -266,7 +267,8 @@ def test_a_checkpoint_of_another_run_is_refused(run_folder, tmp_path, section, n
         if name == "encoder_layers":
             add_a_third_encoder_layer(state)
 
-    first, other = run_folder / "checkpoint1.pt", tmp_path / "other.pt"
+    first = run_folder / "checkpoint1.pt"
+    other = tmp_path / "other.pt"
     write_edited(first, other, change)
 
     words = ("average", first, other, "--out", tmp_path / "mean.pt")

@@ -208,7 +208,7 @@ def test_post_ln_diverges_at_a_rate_where_deepnorm_is_stable(data, capsys, worki
 
     assert ended.value.code == UNSTABLE
     printed = capsys.readouterr().out
-    assert "verdict: diverging at update" in printed
+    assert "verdict: diverging" in printed
     assert "decoder layer 1" in printed
     assert not os.listdir(working_folder)
 
@@ -254,7 +254,7 @@ def test_a_compressed_warmup_reaches_the_peak_and_falls_from_it(data, capsys):
     assert rates[7] == pytest.approx(PEAK_OF_FLAGS * math.sqrt(4 / 7))  # inverse_sqrt
 
 
-def test_a_check_too_short_for_its_compressed_warmup_names_the_updates_it_takes(data, capsys):
+def test_a_check_too_short_for_its_warmup_names_the_updates_it_takes(data, capsys):
     check(data, "--warmup-updates", "50", "--updates", "10", "--compress-warmup", "25")
 
     assert "--updates 50" in capsys.readouterr().out

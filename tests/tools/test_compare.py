@@ -54,7 +54,9 @@ class StandIns:
     """
 
     def __init__(self):
-        self.last_line, self.status, self.saves = "done", 0, True
+        self.last_line = "done"
+        self.status = 0
+        self.saves = True
         self.held_out_loss = lambda flags: 5.0
         self.names: list[str] = []
         self.flags: list[str] = []
@@ -66,11 +68,11 @@ class StandIns:
             return [sys.executable, "-c", GENERATE]
 
         loss = self.held_out_loss(self.flags[-1])
-        last_line, status = self.last_line, self.status
+        ends = (self.last_line, str(self.status))
         if loss is None:
-            last_line, status = f"error: {STUCK}", STUCK_STATUS
+            ends = (f"error: {STUCK}", str(STUCK_STATUS))
         folder = words[-1] if self.saves else ""  # --save-dir is the last flag
-        return [sys.executable, "-c", TRAIN, str(loss), last_line, str(status), folder]
+        return [sys.executable, "-c", TRAIN, str(loss), *ends, folder]
 
     def install(self, monkeypatch) -> None:
         """Take the place of fairseq's programs."""

@@ -246,9 +246,10 @@ def test_codes_beside_the_data_are_found(tmp_path):
     assert find_subwords(None, str(tmp_path)) == ("subword_nmt", tmp_path / "codes")
 
 
-def test_codes_beside_shards_are_found(tmp_path):
+def test_codes_beside_the_recipe_of_shards_are_found(tmp_path):
     shard = tmp_path / "bin" / "shard00"
     shard.mkdir(parents=True)
+    (tmp_path / "recipe.json").write_text(json.dumps({"recipe": "iwslt14_de_en"}))
     (tmp_path / "codes").write_text("a b\n")
 
     assert find_subwords(None, str(shard)) == ("subword_nmt", tmp_path / "codes")

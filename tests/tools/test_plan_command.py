@@ -240,7 +240,8 @@ def test_the_hours_of_rows_are_summed_up(summary, plan_of_both):
 def test_the_bytes_of_rows_are_summed_up(summary, plan_of_both):
     """14 a parameter for a checkpoint in fp16, 2 for weights."""
     parameters = plan_of_both["parameters"]["total"]
-    checkpoint, weights = 14 * parameters, 2 * parameters
+    checkpoint = 14 * parameters
+    weights = 2 * parameters
     kept = 4 * weights
     most = kept + 2 * (3 * checkpoint + weights) + 3 * weights
 

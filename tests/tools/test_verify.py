@@ -215,7 +215,8 @@ class LabmlLayer(nn.TransformerEncoderLayer):
 
     def __init__(self, layers: int, a: float, b: float):
         super().__init__(WIDTH, 4, FFN_WIDTH, batch_first=True)
-        self.a, self.b = a, b
+        self.a = a
+        self.b = b
         query, key, value = self.self_attn.in_proj_weight.chunk(3)
         for weight in (query, key):
             nn.init.xavier_normal_(weight)
