@@ -172,6 +172,18 @@ def test_a_pair_that_comes_later_leaves_the_others_untouched(own_text, tmp_path)
     assert lines_of(dest / "bin" / "pairs.txt") == ["de-en", "en-de", "en-fr", "fr-en"]
 
 
+def test_a_lost_vocabulary_is_trained_again_as_it_was_before_a_pair_came(own_text, tmp_path):
+    """On the pairs of then, and on as many of their sentences as then."""
+    flags = ("--vocab", "200", "--pairs")
+    dest = prepare_many_pairs(own_text, tmp_path / "dest", *flags, "de-en")
+    model = (dest / "spm.model").read_bytes()
+
+    (dest / "spm.model").unlink()
+    prepare_many_pairs(own_text, dest, *flags, "en-fr")
+
+    assert (dest / "spm.model").read_bytes() == model
+
+
 def test_only_the_pair_whose_text_changed_is_prepared_again(own_text, tmp_path, capsys):
     flags = ("--vocab", "200", "--pairs")
     dest = prepare_many_pairs(own_text, tmp_path / "dest", *flags, "de-en")

@@ -222,6 +222,16 @@ def test_a_panel_of_the_plot_has_eight_lines_at_most(pair_data):
     assert lines == [8, 8, 1, 1]
 
 
+def test_losses_have_a_panel_however_low_they_are(pair_data):
+    """BLEU has none here: below 2 its differences say nothing."""
+    rows = [compare.Best("deepnorm", depth, 1e-3, "", {}, [], [0.5], [0.3]) for depth in (2, 4)]
+
+    picture = compare.picture(grid_of(pair_data, ["deepnorm"], [2, 4]), rows)
+
+    [panel] = picture.panels
+    assert panel.series[0].points == {2: 0.5, 4: 0.5}
+
+
 @pytest.mark.parametrize(("updates", "beta2", "expected"), [(1200, 0.98, 200), (300, 0.98, 100), (99, 0.999, 49)])
 def test_a_warmup_that_is_not_a_sixth_of_the_updates_is_noted(updates, beta2, expected, tmp_path):
     """It is longer where Adam's averages need more updates, and at most half of them."""
