@@ -130,8 +130,8 @@ def test_any_bytes(name, tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    ["__import__('os').system('x')", "open('x')", "(lambda: 1)", "[x for x in (1,)]", "(2 ** 9 ** 9)", "9**9**9", "1 << 9999999999",
-     f"[0] * {LONGEST + 1}"],
+    ["__import__('os').system('x')", "open('x')", "(lambda: 1)", "[x for x in (1,)]", "(2 ** 9 ** 9)",
+     "9**9**9", "1 << 9999999999", f"[0] * {LONGEST + 1}"],
 )  # fmt: skip
 def test_settings_that_run_code_are_refused(text):
     """Settings that run code are refused, in fairseq's config and in the arguments of old checkpoints."""
