@@ -5,9 +5,8 @@ import subprocess
 
 import pytest
 
-from ..support.experiments import COMMANDS, dry_run, script, trainings, values
+from ..support.experiments import COMMANDS, batch, dry_run, needs_venv, script, trainings, values
 from ..support.helpers import ROOT
-from .test_scripts import needs_venv
 
 pytestmark = needs_venv
 
@@ -56,12 +55,6 @@ PAPER = {  # script: number of rows, tokens an update, flags
 }  # fmt: skip
 ROW = {"METHODS": "deepnorm", "DEPTHS": 6}
 NO_NORM = {"rezero", "r_fixup", "t_fixup"}
-
-
-def batch(flags):
-    sizes = (flags.get("--distributed-world-size", "1"), flags["--max-tokens"], flags["--update-freq"])
-    world, tokens, updates = map(int, sizes)
-    return world * tokens * updates
 
 
 @pytest.mark.parametrize("name", PAPER)

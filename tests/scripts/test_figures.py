@@ -9,8 +9,7 @@ import pytest
 
 from deepnet_fairseq.plugin.probe_record import read_record
 
-from ..support.experiments import COMMANDS, dry_run, script, start, trainings, until, values
-from .test_scripts import needs_venv
+from ..support.experiments import COMMANDS, dry_run, needs_venv, script, start, trainings, until, values
 
 pytestmark = needs_venv
 

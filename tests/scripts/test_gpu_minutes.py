@@ -17,7 +17,7 @@ from dev.gpu.__main__ import main
 from dev.gpu.parts import PARTS, Part
 from dev.gpu.work import Work
 
-from .test_scripts import bash, needs_venv
+from ..support.experiments import bash, needs_venv
 
 # Stands in for `python -m dev.gpu`: a part's name says what it does.
 PROGRAM = """

@@ -2,9 +2,7 @@
 
 import pytest
 
-from ..support.experiments import dry_run, values
-from .test_experiments import batch
-from .test_scripts import needs_venv
+from ..support.experiments import batch, dry_run, needs_venv, values
 
 pytestmark = needs_venv
 

@@ -6,19 +6,10 @@ import subprocess
 
 import pytest
 
+from ..support.experiments import bash, needs_venv
 from ..support.helpers import ROOT
 
 SCRIPTS = sorted((ROOT / "scripts").glob("*.sh"))
-needs_venv = pytest.mark.skipif(
-    not (ROOT / ".venv" / "complete").exists(), reason="scripts/setup.sh has not made .venv here"
-)
-
-
-def bash(*words, check=True, timeout=600):
-    command = ["bash", *(str(word) for word in words)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=timeout)
-    assert not check or done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    return done
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)

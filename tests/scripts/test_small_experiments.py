@@ -7,9 +7,8 @@ import pytest
 
 from deepnet_fairseq.core.methods import METHODS
 
-from ..support.experiments import trainings, values
+from ..support.experiments import needs_venv, trainings, values
 from ..support.helpers import ROOT
-from .test_scripts import needs_venv
 
 STRANGER = ROOT / "examples" / "inverted_gain"
 

@@ -10,8 +10,7 @@ import time
 import pytest
 import torch
 
-from ..support.experiments import script, start
-from .test_scripts import needs_venv
+from ..support.experiments import needs_venv, script, start
 
 pytestmark = needs_venv
 

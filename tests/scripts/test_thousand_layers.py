@@ -16,9 +16,8 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.optim import build_optimizer
 from fairseq.optim.lr_scheduler import build_lr_scheduler
 
-from ..support.experiments import start, until
+from ..support.experiments import bash, needs_venv, start, until
 from ..support.helpers import ROOT
-from .test_scripts import bash, needs_venv
 
 STUDY = ROOT / "results" / "thousand_layers"
 PLAN = """

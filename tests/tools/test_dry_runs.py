@@ -15,7 +15,7 @@ import pytest
 from deepnet_fairseq.tools.reproduce.words import equal_values
 
 from ..golden.dry_runs import GOLDEN, OUT, cases, golden, printed
-from ..scripts.test_scripts import needs_venv
+from ..support.experiments import needs_venv
 
 pytestmark = needs_venv
 

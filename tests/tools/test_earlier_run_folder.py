@@ -11,8 +11,7 @@ import shutil
 import pytest
 
 from ..golden.training import GOLDEN
-from ..scripts.test_scripts import needs_venv
-from ..support.experiments import script
+from ..support.experiments import needs_venv, script
 
 pytestmark = [needs_venv, pytest.mark.smoke]
 

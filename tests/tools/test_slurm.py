@@ -9,8 +9,7 @@ import subprocess
 import pytest
 import torch
 
-from ..scripts.test_scripts import needs_venv
-from ..support.experiments import script, until
+from ..support.experiments import needs_venv, script, until
 
 pytestmark = [needs_venv, pytest.mark.slow]
 
