@@ -85,7 +85,7 @@ def test_an_update_that_ends_an_epoch_is_written_once(saved_by_updates_and_epoch
     assert len(written) == 12 // 2
 
 
-def test_a_training_from_the_checkpoint_of_an_epochs_end_ends_as_one_that_went_on(data, tmp_path):
+def test_a_resume_from_an_epochs_end_ends_as_one_that_went_on(data, tmp_path):
     command = (data, *VALIDATED, *FLAGS, "--dropout", "0.1", "--save-interval-updates", "4", "--max-update", "10")
     went_on = tmp_path / "went_on"
     resumed = tmp_path / "resumed"

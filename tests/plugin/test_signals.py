@@ -81,7 +81,7 @@ def test_a_signal_is_answered_by_a_save_after_the_current_update(signalled_train
     assert str(checkpoint) in line
 
 
-def test_the_same_command_resumes_after_a_signal_and_ends_with_its_last_update(signalled_training):
+def test_the_same_command_resumes_after_a_signal_and_ends_once(signalled_training):
     """A finished run makes no more updates, whereas fairseq's makes one.
 
     It logs the averages of the epoch, which may not have been logged yet.
