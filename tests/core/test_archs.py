@@ -1,7 +1,6 @@
 """Tests of architecture names: the documented list, their sizes, one config by every route, DeepNorm's constants."""
 
 import argparse
-from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -18,37 +17,39 @@ from deepnet_fairseq.core.modifiers import MODIFIERS
 from deepnet_fairseq.plugin.building import build
 from deepnet_fairseq.plugin.flags import DeepTransformerConfig, namespace
 
-from ..pages.test_configs import of_flags, of_yaml
+from ..support.configs import settings_of_flags, settings_of_yaml
 from ..support.single_stacks import KINDS, stack_of
 
-DEEPNORM = {  # N, M: alpha_e, beta_e, alpha_d, beta_d of DeepNet's Figure 2, to six decimals
-    (1, 1): (0.810000, 0.870000, 1.316074, 0.537285),
-    (6, 6): (1.417938, 0.496989, 2.059767, 0.343295),
-    (12, 3): (1.614732, 0.436419, 1.732051, 0.408248),
-    (60, 12): (2.633126, 0.267629, 2.449490, 0.288675),
-    (500, 500): (5.648240, 0.124765, 6.223330, 0.113622),
-}
 GOLDEN = Path(__file__).parents[1] / "golden" / "archs.txt"
+WIDTHS = {  # part of the name -> width, feed-forward width and heads
+    "": (512, 2048, 8),
+    "_tiny": (64, 128, 2),
+    "_medium": (768, 3072, 12),
+    "_large": (1024, 4096, 16),
+}
+DEPTHS = (6, 12, 18, 24, 36, 48, 50, 60, 72, 100, 200, 250, 500, 1000)
 
 
-def test_names(capsys):
+def test_the_names_are_those_of_the_golden_file():
     assert sorted(PRESETS) == GOLDEN.read_text().split()
+
+
+def test_the_command_prints_every_name(capsys):
     main(["methods", "--archs"])
+
     printed = capsys.readouterr().out
-    assert all(f"{name} " in printed for name in PRESETS)
+    for name in PRESETS:
+        assert f"{name} " in printed, name
 
 
-WIDTHS = {"": (512, 2048, 8), "_tiny": (64, 128, 2), "_medium": (768, 3072, 12), "_large": (1024, 4096, 16)}
-DEPTHS = ("", 6, 12, 18, 24, 36, 48, 50, 60, 72, 100, 200, 250, 500, 1000)
-
-
-def numbers(cfg, stack: str) -> tuple[int, ...]:
+def sizes_of(cfg, stack: str) -> tuple[int, ...]:
+    """Return layers, width, feed-forward width and heads of a stack."""
     names = ("layers", "embed_dim", "ffn_embed_dim", "attention_heads")
     return tuple(getattr(cfg, f"{stack}_{name}") for name in names)
 
 
 @pytest.mark.parametrize(
-    ("arch", "encoder", "decoder", "width"),
+    ("arch", "encoder_layers", "decoder_layers", "width"),
     [
         ("deepnet_transformer", 6, 6, ""),
         ("deepnet_transformer_tiny_12_60", 12, 60, "_tiny"),
@@ -56,77 +57,159 @@ def numbers(cfg, stack: str) -> tuple[int, ...]:
         ("deepnet_transformer_large_500_500", 500, 500, "_large"),
     ],
 )
-def test_numbers_of_a_translation_model(arch, encoder, decoder, width):
+def test_a_translators_name_sets_its_sizes(arch, encoder_layers, decoder_layers, width):
     cfg = namespace(arch)
-    assert numbers(cfg, "encoder") == (encoder, *WIDTHS[width]) and numbers(cfg, "decoder") == (decoder, *WIDTHS[width])
+
+    assert sizes_of(cfg, "encoder") == (encoder_layers, *WIDTHS[width])
+    assert sizes_of(cfg, "decoder") == (decoder_layers, *WIDTHS[width])
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_language_models_name_sets_its_sizes(kind, width, depth):
+    """Architecture names are KIND[_WIDTH][_DEPTH]."""
+    cfg = namespace(f"{kind}{width}_{depth}")
+
+    assert sizes_of(cfg, stack_of(kind)) == (depth, *WIDTHS[width])
+    assert cfg.method == "deepnorm"
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_numbers_of_a_language_model(kind, width):
-    """Architecture names KIND[_WIDTH][_DEPTH] set width and depth; the default depth is 12 layers."""
-    for depth in DEPTHS:
-        cfg = namespace(f"{kind}{width}_{depth}".rstrip("_"))
-        assert (*numbers(cfg, stack_of(kind)), cfg.method) == (depth or 12, *WIDTHS[width], "deepnorm")
+def test_a_language_model_has_twelve_layers_by_default(kind, width):
+    cfg = namespace(f"{kind}{width}")
+
+    assert sizes_of(cfg, stack_of(kind)) == (12, *WIDTHS[width])
+    assert cfg.method == "deepnorm"
 
 
-def test_flags_override_and_the_decoder_follows_the_encoder():
+def test_flags_override_a_name_and_the_decoder_is_as_wide_as_the_encoder():
     cfg = namespace("deepnet_transformer_tiny_18_18", encoder_layers=5, encoder_embed_dim=32, decoder_ffn_embed_dim=48)
-    assert numbers(cfg, "encoder") == (5, 32, 128, 2) and numbers(cfg, "decoder") == (18, 32, 48, 2)
+
+    assert sizes_of(cfg, "encoder") == (5, 32, 128, 2)
+    assert sizes_of(cfg, "decoder") == (18, 32, 48, 2)
 
 
-def test_flags_are_those_of_fairseqs_transformer():
-    own = {"method", "init_profile", "deepnet_probe", "probe_interval", "probe_dir", "checkpoint_every", "_name"}
-    own |= {"stop_stuck", "epoch_weights", "cuda_graphs", "new_vocabulary"}
-    own |= {f"{method.name}_{key}" for method in METHODS.values() for key in method.options}
-    own |= {*MODIFIERS, *(f"{name}_{key}" for name, modifier in MODIFIERS.items() for key in modifier.options)}
-    flags = {"--" + name.replace("_", "-") for name in DeepTransformerConfig.__dataclass_fields__ if name not in own}
+OWN_FIELDS = {
+    "method", "init_profile", "deepnet_probe", "probe_interval", "probe_dir", "checkpoint_every", "_name",
+    "stop_stuck", "epoch_weights", "cuda_graphs", "new_vocabulary", *MODIFIERS,
+}  # fmt: skip
+
+
+def option_fields():
+    """Return the fields of all options of methods and modifiers."""
+    fields = set()
+    for method in METHODS.values():
+        fields |= {f"{method.name}_{key}" for key in method.options}
+    for name, modifier in MODIFIERS.items():
+        fields |= {f"{name}_{key}" for key in modifier.options}
+    return fields
+
+
+def test_other_flags_are_those_of_fairseqs_transformer():
     parser = argparse.ArgumentParser(add_help=False)
     MODEL_REGISTRY["transformer"].add_args(parser)
-    assert flags <= {flag for action in parser._actions for flag in action.option_strings}
+    of_fairseq = set()
+    for action in parser._actions:
+        of_fairseq |= set(action.option_strings)
+
+    others = DeepTransformerConfig.__dataclass_fields__.keys() - OWN_FIELDS - option_fields()
+
+    assert others
+    for name in others:
+        assert f"--{name.replace('_', '-')}" in of_fairseq
 
 
 @pytest.mark.parametrize(
-    "arch", ["deepnet_transformer_tiny_18_18", "deepnet_lm_tiny_18", "deepnet_masked_lm_tiny_18", "normformer_lm_125m"]
+    ("arch", "ties"),
+    [
+        ("deepnet_transformer_tiny_18_18", {"share_all_embeddings": True}),
+        ("deepnet_lm_tiny_18", {"share_decoder_input_output_embed": True}),
+        ("deepnet_masked_lm_tiny_18", {}),
+        ("normformer_lm_125m", {"share_decoder_input_output_embed": True}),
+    ],
 )
-def test_parameter_count(arch):
-    ties = {archs.MODEL_NAME: "share_all_embeddings", archs.LM: "share_decoder_input_output_embed"}
+def test_the_parameter_count_is_that_of_the_built_model(arch, ties):
     with torch.device("meta"):
-        model = build(arch, vocab=500, **{name: True for kind, name in ties.items() if kind == archs.MODELS[arch]})
+        model = build(arch, vocab=500, **ties)
+
     assert parameter_count(arch, 500) == sum(parameter.numel() for parameter in model.parameters())
 
 
-def test_report_of_init(capsys):
+def test_the_command_reports_initial_weights(capsys):
     main(["methods", "--weights", "deepnet_transformer_tiny_18_18"])
-    printed = capsys.readouterr().out.split("\n\n")[0].splitlines()[2:]
-    rows = {tuple(cells[:3]): cells for cells in map(str.split, printed)}
-    assert len(rows) == 16 and rows["decoder", "encoder_attn", "v"][4] == f"{0.260847 / 8:.6f}"
-    assert all(float(row[-2]) == pytest.approx(1, abs=0.02) and row[-1] == "0" for row in rows.values())
+
+    table = capsys.readouterr().out.split("\n\n")[0]
+    rows = [line.split() for line in table.splitlines()[2:]]
+    by_weight = {tuple(row[:3]): row for row in rows}
+    assert len(by_weight) == 16
+    assert by_weight["decoder", "encoder_attn", "v"][4] == f"{0.260847 / 8:.6f}"  # beta / sqrt(64)
+    for row in rows:
+        *_, ratio, largest_bias = row
+        assert float(ratio) == pytest.approx(1, abs=0.02)
+        assert largest_bias == "0"
 
 
-def test_deepnorms_published_constants(capsys):
-    for depths, published in DEEPNORM.items():
-        stacks = (DeepNorm(*depths).coefficients(stack).values() for stack in ("encoder", "decoder"))
-        assert tuple(chain(*stacks)) == pytest.approx(published, abs=6e-7), depths
+@pytest.mark.parametrize(
+    ("depths", "encoder", "decoder"),  # alpha and beta of DeepNet's Figure 2, to six decimals
+    [
+        ((1, 1), (0.810000, 0.870000), (1.316074, 0.537285)),
+        ((6, 6), (1.417938, 0.496989), (2.059767, 0.343295)),
+        ((12, 3), (1.614732, 0.436419), (1.732051, 0.408248)),
+        ((60, 12), (2.633126, 0.267629), (2.449490, 0.288675)),
+        ((500, 500), (5.648240, 0.124765), (6.223330, 0.113622)),
+    ],
+)
+def test_deepnorm_has_its_published_constants(depths, encoder, decoder):
+    method = DeepNorm(*depths)
+
+    assert tuple(method.coefficients("encoder").values()) == pytest.approx(encoder, abs=6e-7)
+    assert tuple(method.coefficients("decoder").values()) == pytest.approx(decoder, abs=6e-7)
+
+
+def test_the_command_prints_deepnorms_constants(capsys):
     main(["methods", "deepnorm", "--layers", "60,12"])
-    table = capsys.readouterr().out.split("\n\n")[-1].splitlines()[2:]
-    assert [line.split()[-1] for line in table] == ["2.633126", "0.267629", "2.449490", "0.288675"]
+
+    table = capsys.readouterr().out.split("\n\n")[-1]
+    numbers = [line.split()[-1] for line in table.splitlines()[2:]]
+    assert numbers == ["2.633126", "0.267629", "2.449490", "0.288675"]
+
+
+def test_a_causal_model_has_relu_and_untied_matrices():
+    cfg = namespace(archs.LM)
+
+    assert cfg.activation_fn == "relu"
+    assert cfg.share_decoder_input_output_embed is False
+
+
+def test_a_masked_model_has_gelu_and_a_tied_head():
+    cfg = namespace(archs.MASKED_LM)
+
+    assert cfg.activation_fn == "gelu"
+    assert cfg.untie_weights_roberta is False
+
+
+@pytest.mark.parametrize("field", ["encoder_learned_pos", "layernorm_embedding", "no_scale_embedding"])
+def test_normformers_masked_model_embeds_as_roberta_does(field):
+    assert getattr(namespace("normformer_masked_lm_base"), field) is True
+    assert getattr(namespace(archs.MASKED_LM), field) is False
+
+
+def test_normformers_masked_model_is_of_base_size():
+    cfg = namespace("normformer_masked_lm_base")
+
+    assert sizes_of(cfg, "encoder") == (12, 768, 3072, 12)
+    assert cfg.method == "normformer"
 
 
 TASKS = {archs.MODEL_NAME: "translation", archs.LM: "language_modeling", archs.MASKED_LM: "masked_lm"}
+SET_BY_TASKS = {"model.max_source_positions", "model.max_target_positions"}
 
 
-def test_what_stands_beside_depth_and_width():
-    """Other settings are fairseq's:
-
-    ReLU and untied matrices in the causal model, GELU and a tied head in the masked one.
-    """
-    causal, masked, roberta = map(namespace, (archs.LM, archs.MASKED_LM, "normformer_masked_lm_base"))
-    assert (causal.activation_fn, causal.share_decoder_input_output_embed) == ("relu", False)
-    assert (masked.activation_fn, masked.untie_weights_roberta) == ("gelu", False)
-    names = ("encoder_learned_pos", "layernorm_embedding", "no_scale_embedding")
-    assert [[getattr(cfg, name) for name in names] for cfg in (masked, roberta)] == [[False] * 3, [True] * 3]
-    assert numbers(roberta, "encoder") == (12, 768, 3072, 12) and roberta.method == "normformer"
+def write_yaml(path, task, fields):
+    lines = "".join(f"  {key}: {value}\n" for key, value in fields.items())
+    path.write_text(f"# @package _group_\ntask:\n  _name: {task}\n  data: x\nmodel:\n{lines}")
 
 
 @pytest.mark.parametrize(
@@ -139,12 +222,14 @@ def test_what_stands_beside_depth_and_width():
          {"decoder_layers": 3, "normformer_scale_residual": "true"}),
     ],
 )  # fmt: skip
-def test_flags_and_yaml_are_one_config(arch, flags, fields, tmp_path):
+def test_flags_and_yaml_give_one_config(arch, flags, fields, tmp_path):
     task = TASKS[archs.MODELS[arch]]
-    lines = "".join(f"  {key}: {value}\n" for key, value in ({"_name": arch} | fields).items())
-    (tmp_path / "own.yaml").write_text(f"# @package _group_\ntask:\n  _name: {task}\n  data: x\nmodel:\n{lines}")
-    from_yaml, given = of_yaml("own", tmp_path), of_flags(["", "--task", task, "--arch", arch, *flags], "x")
-    of_task = {"model.max_source_positions", "model.max_target_positions"}
-    own = {key for key in given if key.startswith("model.")} - of_task
-    assert {key: from_yaml[key] for key in own} == {key: given[key] for key in own}
-    assert given["model.method"] == (archs.PRESETS[arch] | fields)["method"]
+    write_yaml(tmp_path / "own.yaml", task, {"_name": arch} | fields)
+
+    from_yaml = settings_of_yaml("own", tmp_path)
+    from_flags = settings_of_flags(["", "--task", task, "--arch", arch, *flags], "x")
+
+    for key, value in from_flags.items():
+        if key.startswith("model.") and key not in SET_BY_TASKS:
+            assert from_yaml[key] == value, key
+    assert from_flags["model.method"] == (archs.PRESETS[arch] | fields)["method"]

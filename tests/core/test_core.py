@@ -10,18 +10,18 @@ import torch
 from deepnet_fairseq.core import METHODS, Option, beam_search, build
 from deepnet_fairseq.core.archs import LM, MASKED_LM, MODEL_NAME
 from deepnet_fairseq.core.models import blueprint, parameter_count
-from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.building import build as plugin_build
 
+from ..support.decoded import fairseq_hypotheses, source_sentences
+from ..support.errors import refused
 from ..support.helpers import EOS, PAD, ROOT, VOCAB, run_cold
-from ..support.single_stacks import EVERY, awake, batch, inputs, scores, sizes, small
-from .test_decoding import generated, sources
+from ..support.single_stacks import EVERY, batch, inputs, noisy_model, scores, sizes, small
 
 _spec = importlib.util.spec_from_file_location("torch_alone", ROOT / "results" / "torch_alone" / "run.py")
 torch_alone = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(torch_alone)
 
-ALONE = """
+USE_EVERYTHING = """
 import importlib, pkgutil, sys
 import torch
 import deepnet_fairseq.core as core
@@ -53,88 +53,148 @@ print({name.partition(".")[0] for name in sys.modules} & {"fairseq", "hydra", "o
 """
 
 
-def test_torch_is_all_it_needs():
-    """Every method in every kind of model builds, trains, profiles and decodes without importing fairseq."""
-    assert run_cold("python", "-c", ALONE).stdout.split("\n")[-2] == "set()"
+def test_every_method_builds_trains_profiles_and_decodes_without_fairseq():
+    printed = run_cold("python", "-c", USE_EVERYTHING).stdout
+
+    imported = printed.split("\n")[-2]
+    assert imported == "set()"
 
 
 @pytest.mark.parametrize("kind", EVERY)
 @pytest.mark.parametrize("method", METHODS)
-def test_what_it_builds_is_what_fairseq_builds(kind, method):
-    """The core builds the models that fairseq builds: same names, same order, same scores."""
-    inside = awake(kind, method=method)
+def test_the_core_builds_the_models_that_fairseq_builds(kind, method):
+    """They have the same parameters, in the same order, and the same scores."""
+    in_fairseq = noisy_model(kind, method=method)
+
     alone = build(kind, VOCAB, **sizes(kind, 2), method=method).eval()
-    alone.load_state_dict(inside.state_dict())
-    assert list(alone.state_dict()) == list(inside.state_dict())
-    assert torch.equal(scores(alone, *inputs(kind)), scores(inside, *inputs(kind)))
+    alone.load_state_dict(in_fairseq.state_dict())
 
-
-MISTYPED = {
-    "encoder_layer": (MODEL_NAME, "did you mean encoder_layers?"),
-    "share_all_embedding": (MODEL_NAME, "did you mean share_all_embeddings?"),
-    "encoder_layers": (LM, "did you mean decoder_layers?"),
-    "post_ln_scale": (MODEL_NAME, "no such field"),
-    "zzz": (MODEL_NAME, "drop it"),
-}
+    assert list(alone.state_dict()) == list(in_fairseq.state_dict())
+    assert torch.equal(scores(alone, *inputs(kind)), scores(in_fairseq, *inputs(kind)))
 
 
 @pytest.mark.parametrize("maker", [build, blueprint, plugin_build])
-@pytest.mark.parametrize("field", MISTYPED)
-def test_a_mistyped_field_is_refused(field, maker):
-    arch, words = MISTYPED[field]
-    with pytest.raises(UserError, match=re.escape(words)) as caught:
+@pytest.mark.parametrize(
+    ("arch", "field", "meant"),
+    [
+        (MODEL_NAME, "encoder_layer", "encoder_layers"),
+        (MODEL_NAME, "share_all_embedding", "share_all_embeddings"),
+        (LM, "encoder_layers", "decoder_layers"),
+    ],
+)
+def test_a_mistyped_field_is_refused_with_the_one_meant(arch, field, meant, maker):
+    with refused() as caught:
         maker(arch, VOCAB, **{field: 2})
-    assert str(caught.value).startswith(f"{field}: ") and "\n" not in str(caught.value)
+
+    assert caught.value.subject == field
+    assert meant in caught.value.way_out
+
+
+@pytest.mark.parametrize("maker", [build, blueprint, plugin_build])
+@pytest.mark.parametrize("field", ["post_ln_scale", "zzz"])
+def test_a_field_that_does_not_exist_is_refused(field, maker):
+    with refused() as caught:
+        maker(MODEL_NAME, VOCAB, **{field: 2})
+
+    assert caught.value.subject == field
+    assert MODEL_NAME in caught.value.way_out
 
 
 @pytest.mark.parametrize("maker", [build, blueprint, plugin_build, parameter_count])
-def test_a_mistyped_architecture_is_refused(maker):
-    with pytest.raises(UserError, match="did you mean deepnet_transformer_tiny_18_18[?]") as caught:
+def test_a_mistyped_architecture_is_refused_with_the_one_meant(maker):
+    with refused("deepnet_transfomer_tiny_18_18") as caught:
         maker("deepnet_transfomer_tiny_18_18", VOCAB)
-    assert "\n" not in str(caught.value)
+
+    assert "deepnet_transformer_tiny_18_18" in str(caught.value)
 
 
-def test_an_option_of_a_method_registered_later_is_a_field(monkeypatch):
-    """An option of a method that is registered later becomes a field, although the config classes are older."""
-    seen = []
-    late = type("Late", (METHODS["post_ln"],), {"name": "late", "options": {"strength": Option(1.0, "how much")},
-                                                "check": lambda self: seen.append(self.strength)})  # fmt: skip
-    monkeypatch.setitem(METHODS, "late", late)
-    with pytest.raises(UserError, match="late_strenght.*did you mean late_strength[?]"):
-        build(MODEL_NAME, VOCAB, **sizes(MODEL_NAME, 1), method="late", late_strenght=2.0)
+@pytest.fixture
+def late_method(monkeypatch):
+    """Register a method with the option `strength` after the config classes were made; return the strengths it gets."""
+    strengths = []
+
+    class Late(METHODS["post_ln"]):
+        name = "late"
+        options = {"strength": Option(1.0, "how much")}
+
+        def check(self):
+            strengths.append(self.strength)
+
+    monkeypatch.setitem(METHODS, "late", Late)
+    return strengths
+
+
+def test_an_option_of_a_method_registered_later_is_a_field(late_method):
     build(MODEL_NAME, VOCAB, **sizes(MODEL_NAME, 1), method="late", late_strength=2.0)
-    assert set(seen) == {2.0}
+
+    assert set(late_method) == {2.0}
+
+
+def test_a_mistyped_option_of_a_method_registered_later_is_refused(late_method):
+    with refused("late_strenght") as caught:
+        build(MODEL_NAME, VOCAB, **sizes(MODEL_NAME, 1), method="late", late_strenght=2.0)
+
+    assert "late_strength" in caught.value.way_out
 
 
 @pytest.mark.parametrize("beams", [1, 4])
 @pytest.mark.parametrize("kind", [MODEL_NAME, LM])
-def test_its_beam_search_finds_what_fairseq_s_finds(kind, beams):
-    model = awake(kind)
-    given = sources(3, 9, 6) if kind == MODEL_NAME else batch(length=5)[1:]
-    begun = 0 if kind == MODEL_NAME else given.size(1)
-    theirs = generated(model, given, longest=begun + 12, beam_size=beams)
-    ours = [hypothesis for hypotheses in beam_search(model, given, beams, 12) for hypothesis in hypotheses]
-    assert [[*hypothesis.tokens.tolist(), EOS] for hypothesis in ours] == [tokens[begun:] for tokens, _ in theirs]
-    for hypothesis, (_, (_, *steps)) in zip(ours, theirs, strict=True):
-        assert hypothesis.score == pytest.approx(sum(steps[begun:]) / len(steps[begun:]), abs=1e-5)
-    assert PAD not in torch.cat([hypothesis.tokens for hypothesis in ours])
+def test_beam_search_finds_what_fairseqs_finds(kind, beams):
+    model = noisy_model(kind)
+    if kind == MODEL_NAME:
+        given = source_sentences(3, 9, 6)
+        prompt_length = 0
+    else:
+        given = batch(length=5)[1:]
+        prompt_length = given.size(1)
+
+    theirs = fairseq_hypotheses(model, given, max_length=prompt_length + 12, beam_size=beams)
+    ours = []
+    for of_sentence in beam_search(model, given, beams, max_length=12):
+        ours.extend(of_sentence)
+
+    for hypothesis, (tokens, (_, *positional_scores)) in zip(ours, theirs, strict=True):
+        assert PAD not in hypothesis.tokens
+        assert [*hypothesis.tokens.tolist(), EOS] == tokens[prompt_length:]
+        continuation = positional_scores[prompt_length:]
+        mean = sum(continuation) / len(continuation)
+        assert hypothesis.score == pytest.approx(mean, abs=1e-5)
 
 
-def test_its_beam_search_ends_within_the_positions():
-    """Beam search stops within the position table as fairseq's does: 6 positions hold 5 tokens and the end.
-
-    No sentences give no results; a beam or a length of 0 is an error.
-    """
-    model = build("deepnet_transformer_tiny_6_6", vocab=VOCAB, method="deepnorm", share_all_embeddings=True,
-                  decoder_learned_pos=True, max_target_positions=6).eval()  # fmt: skip
+def endless_translator(max_target_positions):
+    """Build a translator that never ends a sentence by itself."""
+    model = build(
+        "deepnet_transformer_tiny_6_6",
+        vocab=VOCAB,
+        method="deepnorm",
+        share_all_embeddings=True,
+        decoder_learned_pos=True,
+        max_target_positions=max_target_positions,
+    ).eval()
     with torch.no_grad():
-        model.decoder.output_projection.weight[EOS] = -9  # so that it never ends by itself
-    hypotheses = beam_search(model, sources(2), beams=2)
-    assert {len(hypothesis.tokens) for one in hypotheses for hypothesis in one} == {5}
-    assert beam_search(model, sources(2)[:0]) == []
-    for wrong in ({"beams": 0}, {"max_length": 0}):
-        with pytest.raises(UserError, match="must be at least 1"):
-            beam_search(model, sources(2), **wrong)
+        model.decoder.output_projection.weight[EOS] = -9
+    return model
+
+
+def test_beam_search_ends_within_the_positions():
+    """Beam search stops within the position table as fairseq's does: 6 positions hold 5 tokens and the end."""
+    model = endless_translator(max_target_positions=6)
+
+    (hypotheses,) = beam_search(model, source_sentences(2), beams=2)
+
+    assert [len(hypothesis.tokens) for hypothesis in hypotheses] == [5, 5]
+
+
+def test_beam_search_of_no_sentences_gives_no_results():
+    no_sentences = source_sentences(2)[:0]
+
+    assert beam_search(endless_translator(max_target_positions=6), no_sentences) == []
+
+
+@pytest.mark.parametrize("argument", ["beams", "max_length"])
+def test_beam_search_refuses_a_zero(argument):
+    with refused(f"{argument}=0"):
+        beam_search(endless_translator(max_target_positions=6), source_sentences(2), **{argument: 0})
 
 
 @pytest.mark.parametrize("learned", [False, True])
@@ -142,84 +202,164 @@ def test_a_prompt_longer_than_the_positions_is_refused(learned):
     """A prompt that fills all positions is refused: EOS precedes it, so 6 positions hold a prompt of 5."""
     model = small(LM, decoder_learned_pos=learned, max_target_positions=6)
     prompts = batch(2, 8, seed=1)[1:, :6]
-    assert [len(one.tokens) for one in beam_search(model, prompts[:, :5], 1)[0]] == [0]
-    with pytest.raises(UserError, match="a prompt of 6 tokens: EOS and it must fit into 6 positions"):
-        beam_search(model, prompts, 1)
+
+    (hypotheses,) = beam_search(model, prompts[:, :5], beams=1)
+    with refused("6 tokens") as caught:
+        beam_search(model, prompts, beams=1)
+
+    assert [len(one.tokens) for one in hypotheses] == [0]
+    assert "6 positions" in caught.value.way_out
 
 
-def test_several_tokens_at_once_are_refused_by_a_cache():
-    model, tokens, state = small(LM), batch(2, 8, seed=1)[1:], {}
-    for first in (3, 2):
-        with pytest.raises(ValueError, match=f"prev_output_tokens {first}: give the whole prefix, one token longer"):
-            model(tokens[:, :first], incremental_state=state)
-    model(tokens[:, :1], incremental_state=state)
-    with pytest.raises(ValueError, match="holds 1 tokens of each row and prev_output_tokens 4"):
-        model(tokens[:, :4], incremental_state=state)
+@pytest.fixture
+def prompts_of_eight_tokens():
+    return batch(2, 8, seed=1)[1:]
 
 
-def alike(actual, expected):
+@pytest.mark.parametrize("length", [3, 2])
+def test_a_first_step_of_several_tokens_is_refused(length, prompts_of_eight_tokens):
+    model = small(LM)
+
+    with pytest.raises(ValueError, match=f"prev_output_tokens {length}"):
+        model(prompts_of_eight_tokens[:, :length], incremental_state={})
+
+
+def test_a_first_step_that_was_refused_leaves_the_state_usable(prompts_of_eight_tokens):
+    model = small(LM)
+    state = {}
+
+    with pytest.raises(ValueError, match="prev_output_tokens"):
+        model(prompts_of_eight_tokens[:, :3], incremental_state=state)
+    model(prompts_of_eight_tokens[:, :1], incremental_state=state)
+
+
+def test_a_later_step_of_several_tokens_is_refused(prompts_of_eight_tokens):
+    model = small(LM)
+    state = {}
+    model(prompts_of_eight_tokens[:, :1], incremental_state=state)
+
+    with pytest.raises(ValueError, match=r"\b1\b.*prev_output_tokens 4"):
+        model(prompts_of_eight_tokens[:, :4], incremental_state=state)
+
+
+PROMPT_LENGTHS = (4, 1, 7, 0, 4, 2)
+PADDED_LENGTH = 9
+
+
+def padded_prompts(prompts, padded_on):
+    """Return the prompts in rows of 9 tokens, with padding on the left, on the right or on both sides."""
+    rows = torch.full((len(prompts), PADDED_LENGTH), PAD)
+    for row, prompt in zip(rows, prompts, strict=True):
+        first = {"left": PADDED_LENGTH - len(prompt), "right": 0, "both": 1}[padded_on]
+        row[first : first + len(prompt)] = prompt
+    return rows
+
+
+def assert_same_hypotheses(actual, expected):
     """Check that two searches have equal hypotheses; scores differ by rounding, as batch sizes differ."""
     for ours, alone in zip(actual, expected, strict=True):
-        assert [one.tokens.tolist() for one in ours] == [one.tokens.tolist() for one in alone]
-        assert [one.score for one in ours] == pytest.approx([one.score for one in alone], abs=1e-5)
+        for one, other in zip(ours, alone, strict=True):
+            assert one.tokens.tolist() == other.tokens.tolist()
+            assert one.score == pytest.approx(other.score, abs=1e-5)
 
 
 @pytest.mark.parametrize("padded_on", ["left", "right", "both"])
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("fields", [{"method": "deepnorm"}, {"method": "pre_ln", "decoder_learned_pos": True}])
 def test_prompts_of_unequal_length_continue_as_each_alone(fields, beams, padded_on):
-    """Prompts of unequal length continue as each alone, in any order, repeated, and with an empty one among them."""
-    model, width = awake(LM, **fields), 9
-    lengths = (4, 1, 7, 0, 4, 2)
-    prompts = [row[:length] for row, length in zip(batch(6, width, seed=3), lengths, strict=True)]
-    padded = torch.full((6, width), PAD)
-    for row, prompt in zip(padded, prompts, strict=True):
-        first = {"left": width - len(prompt), "right": 0, "both": 1}[padded_on]
-        row[first : first + len(prompt)] = prompt
-    expected = [beam_search(model, prompt[None], beams, 8)[0] for prompt in prompts]
-    assert len({tuple(hypotheses[0].tokens.tolist()) for hypotheses in expected}) > 3
-    alike(beam_search(model, padded, beams, 8), expected)
-    order = torch.tensor([5, 0, 3, 3, 1])
-    alike(beam_search(model, padded[order], beams, 8), [expected[i] for i in order])
+    """So they do in another order, repeated, and with an empty one among them."""
+    model = noisy_model(LM, **fields)
+    words = batch(6, PADDED_LENGTH, seed=3)
+    prompts = [row[:length] for row, length in zip(words, PROMPT_LENGTHS, strict=True)]
+    padded = padded_prompts(prompts, padded_on)
+    order = [5, 0, 3, 3, 1]
+
+    alone = [beam_search(model, prompt[None], beams, max_length=8)[0] for prompt in prompts]
+    together = beam_search(model, padded, beams, max_length=8)
+    reordered = beam_search(model, padded[order], beams, max_length=8)
+
+    different = {tuple(hypotheses[0].tokens.tolist()) for hypotheses in alone}
+    assert len(different) > 3
+    assert_same_hypotheses(together, alone)
+    assert_same_hypotheses(reordered, [alone[number] for number in order])
 
 
-def test_scripting_is_refused():
-    with pytest.raises(UserError, match="^torch.jit.script: not supported; use torch.compile, or .*") as caught:
+def test_torchscript_is_refused():
+    with refused("torch.jit.script") as caught:
         torch.jit.script(build(LM, VOCAB, **sizes(LM, 1)))
-    assert "\n" not in str(caught.value)
+
+    assert "torch.compile" in caught.value.way_out
 
 
 def test_a_masked_language_model_is_not_searched():
-    with pytest.raises(UserError, match="deepnet_masked_lm has no decoder; give a translation or causal"):
-        beam_search(small(MASKED_LM), sources(2))
+    with refused("beam_search") as caught:
+        beam_search(small(MASKED_LM), source_sentences(2))
+
+    assert MASKED_LM in str(caught.value)
 
 
-@pytest.mark.parametrize("updates", [2, 600])
-def test_the_lines_in_the_readme_train_and_decode(updates, capsys):
-    """README's example runs as printed; after all 600 updates the model reverses new sentences."""
+UPDATES = 600  # of README's example
+LEARNT_LOSS = 0.1  # at most, after all updates
+
+
+def run_example(updates):
+    """Run README's example with another number of updates; seed 0."""
     torch.manual_seed(0)
     lines = torch_alone.example()
-    assert "range(600)" in lines and len([line for line in lines.split("\n") if line]) <= 24
-    exec(lines.replace("range(600)", f"range({updates})"), {})
-    *losses, first, second, third = capsys.readouterr().out.splitlines()
-    assert len(losses) == updates // 100 and all(re.match(r"update \d00: loss \d\.\d{3}$", line) for line in losses)
+    assert f"range({UPDATES})" in lines
+    exec(lines.replace(f"range({UPDATES})", f"range({updates})"), {})
+
+
+def printed_losses_and_pairs(printed):
+    """Return the losses that the example has printed, and [source, output] of the three sentences it has reversed."""
+    *updates, first, second, third = printed.splitlines()
+    losses = []
+    for line in updates:
+        (loss,) = re.fullmatch(r"update \d00: loss (\d\.\d{3})", line).groups()
+        losses.append(float(loss))
     pairs = [[json.loads(part) for part in line.split(" reversed: ")] for line in (first, second, third)]
-    assert all(len(source) == 6 for source, _ in pairs)
-    assert updates == 2 or (float(losses[-1].split()[-1]) < 0.1 and all(output == one[::-1] for one, output in pairs))
+    return losses, pairs
+
+
+def test_readmes_example_is_short():
+    lines = [line for line in torch_alone.example().split("\n") if line]
+
+    assert len(lines) <= 24
+
+
+@pytest.mark.parametrize("updates", [2, UPDATES])
+def test_readmes_example_runs_as_printed(updates, capsys):
+    """After all 600 updates the model reverses new sentences."""
+    run_example(updates)
+
+    losses, pairs = printed_losses_and_pairs(capsys.readouterr().out)
+    assert len(losses) == updates // 100
+    for source, _ in pairs:
+        assert len(source) == 6
+    if updates == UPDATES:
+        assert losses[-1] < LEARNT_LOSS
+        for source, output in pairs:
+            assert output == source[::-1]
+
+
+def assert_learnt(record):
+    """Check a record of README's example: the loss is low, and all of 32 new sentences come out reversed."""
+    assert record["of"] == 32
+    assert record["right"] == 32
+    assert record["final_loss"] < LEARNT_LOSS
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
-def test_the_lines_in_the_readme_learn_on_every_seed(seed):
-    assert learnt(torch_alone.run(seed))
+def test_readmes_example_learns_on_every_seed(seed):
+    assert_learnt(torch_alone.run(seed))
 
 
-def learnt(record):
-    return record["right"] == record["of"] == 32 and record["final_loss"] < 0.1
-
-
-def test_the_record_beside_those_lines_is_of_five_seeds_that_learn():
+def test_the_recorded_runs_of_readmes_example_are_of_five_seeds_that_learn():
     lines = (ROOT / "results" / "torch_alone" / "records.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
-    assert [one["seed"] for one in records] == list(range(5)) and all(map(learnt, records))
-    assert max(one["cpu_seconds"] for one in records) <= 75
+
+    assert [record["seed"] for record in records] == [0, 1, 2, 3, 4]
+    for record in records:
+        assert_learnt(record)
+        assert record["cpu_seconds"] <= 75

@@ -4,54 +4,34 @@ import copy
 
 import pytest
 import torch
-from fairseq.search import Sampling
-from fairseq.sequence_generator import SequenceGenerator
 
 from deepnet_fairseq.core.archs import LM, MODEL_NAME
 from deepnet_fairseq.core.cache import SHARE, STEPS
 from deepnet_fairseq.core.methods import METHODS
 
+from ..support.decoded import fairseq_hypotheses, source_sentences, step_by_step
 from ..support.helpers import EOS, FIRST, PAD, TOLERANCE, VOCAB, small
-from ..support.single_stacks import awake
-from ..support.single_stacks import batch as text
+from ..support.single_stacks import batch as text_batch
+from ..support.single_stacks import noisy_model
 
 FP32 = TOLERANCE[torch.float32]
 SEARCHES = [((MODEL_NAME, LM)[number % 2], name, 4) for number, name in enumerate(sorted(METHODS))]
 SEARCHES += [(kind, "deepnorm", beam) for kind in (MODEL_NAME, LM) for beam in (1, 5)]
 
 
-def sources(*lengths):
-    """Draw sentences of random words, padded on the left."""
-    generator = torch.Generator().manual_seed(4)
-    rows = torch.full((len(lengths), max(lengths)), PAD)
-    for row, length in zip(rows, lengths, strict=True):
-        row[-length:] = torch.cat(
-            [torch.randint(FIRST, VOCAB, (length - 1,), generator=generator), torch.tensor([EOS])]
-        )
-    return rows
-
-
-def prefixes():
-    """Draw prefixes of 3, 5 and 1 tokens, padded on the right as the task pads them."""
-    tokens = text(length=5)
-    tokens[0, 3:] = tokens[2, 1:] = PAD
+def prompts():
+    """Draw prompts of 3, 5 and 1 tokens, padded on the right as the task pads them."""
+    tokens = text_batch(length=5)
+    tokens[0, 3:] = PAD
+    tokens[2, 1:] = PAD
     return tokens
 
 
-def generated(model, given, longest=2 * STEPS, **options):
-    """Generate with fairseq's generator; return tokens, score and positional scores of every hypothesis."""
-    torch.manual_seed(2)
-    sample = {"net_input": {"src_tokens": given, "src_lengths": given.ne(PAD).sum(1)}}
-    if "sampling" in options:
-        options["search_strategy"] = Sampling(model.decoder.dictionary, sampling_topk=options.pop("sampling"))
-    search = SequenceGenerator([model], model.decoder.dictionary, max_len_a=0, max_len_b=longest, **options)
-    more = {"prefix_tokens": given} if model.NAME == LM else {}
-    beams = search.generate([model], sample, **more)
-    return [(h["tokens"].tolist(), [float(h["score"]), *h["positional_scores"].tolist()]) for hypotheses in beams
-            for h in hypotheses]  # fmt: skip
+def random_words(*shape, seed):
+    return torch.randint(FIRST, VOCAB, shape, generator=torch.Generator().manual_seed(seed))
 
 
-def plainly(model):
+def without_cache(model):
     """Return a copy of the model that decodes without a cache: every step reads the whole prefix again."""
     plain = copy.deepcopy(model)
     forward = plain.decoder.forward
@@ -59,161 +39,235 @@ def plainly(model):
     return plain
 
 
-def assert_plain(model, given, **options):
-    """Check that generation with and without caches gives the same tokens and scores; return them."""
-    cached, plain = (generated(each, given, **options) for each in (model, plainly(model)))
-    assert [tokens for tokens, _ in cached] == [tokens for tokens, _ in plain]
+def assert_same_without_cache(model, tokens, max_length=2 * STEPS, **options):
+    """Check that generation with and without a cache gives the same tokens and scores; return the tokens."""
+    cached = fairseq_hypotheses(model, tokens, max_length, **options)
+    plain = fairseq_hypotheses(without_cache(model), tokens, max_length, **options)
+
+    generated = [tokens for tokens, _ in cached]
+    assert generated == [tokens for tokens, _ in plain]
     for (_, ours), (_, theirs) in zip(cached, plain, strict=True):
         assert ours == pytest.approx(theirs, abs=1e-4)
-    return cached
+    return generated
 
 
 @pytest.mark.parametrize("kind", [MODEL_NAME, LM])
-def test_what_is_sampled_is_what_the_plain_path_samples(kind):
-    """Sampling from the ten likeliest tokens gives the same with and without a cache."""
-    samples = assert_plain(awake(kind), prefixes() if kind == LM else sources(3, 9, 6), beam_size=3, sampling=10)
-    assert len({tuple(tokens) for tokens, _ in samples}) > 3  # three are drawn for each sentence
+def test_sampling_with_a_cache_equals_sampling_without(kind):
+    """Tokens are sampled from the ten likeliest, three times for each sentence."""
+    given = prompts() if kind == LM else source_sentences(3, 9, 6)
+
+    samples = assert_same_without_cache(noisy_model(kind), given, beam_size=3, sampling_topk=10)
+
+    different = {tuple(tokens) for tokens in samples}
+    assert len(different) > 3
 
 
 @pytest.mark.parametrize(("kind", "name", "beam"), SEARCHES)
-def test_beam_search_finds_what_the_plain_path_finds(kind, name, beam):
-    """Beam search finds the same with and without a cache, past the length at which the cache drops entries."""
-    model, given = awake(kind, method=name), prefixes() if kind == LM else sources(3, 9, 6, 4, 8, 7)
-    hypotheses = assert_plain(model, given, beam_size=beam, longest=2 * STEPS if kind == LM else 3 * STEPS)
+def test_beam_search_with_a_cache_equals_beam_search_without(kind, name, beam):
+    """The search goes past the length at which the cache drops entries."""
+    model = noisy_model(kind, method=name)
+    if kind == LM:
+        given = prompts()
+        max_length = 2 * STEPS
+    else:
+        given = source_sentences(3, 9, 6, 4, 8, 7)
+        max_length = 3 * STEPS
+
+    hypotheses = assert_same_without_cache(model, given, max_length, beam_size=beam)
+
     assert len(hypotheses) == len(given) * beam
 
 
-def test_sentences_that_end_early_leave_the_batch():
+def test_sentences_that_end_early_do_not_change_the_others():
+    """A model that ends each sentence at the length of its source decodes the same with and without a cache."""
+    lengths = [3, 9, 6, 4, 8, 7]
     model = small(2)
-    decoder = type(model.decoder)
+    decoder_class = type(model.decoder)
 
-    class AsLongAsTheSource(decoder):
+    class AsLongAsTheSource(decoder_class):
         def forward(self, tokens, encoder_out, **kwargs):
-            logits, extra = decoder.forward(self, tokens, encoder_out, **kwargs)
-            lengths = encoder_out["src_lengths"][0][:, 0]
-            logits[lengths == tokens.size(1), -1, EOS] += 50
+            logits, extra = decoder_class.forward(self, tokens, encoder_out, **kwargs)
+            source_lengths = encoder_out["src_lengths"][0][:, 0]
+            logits[source_lengths == tokens.size(1), -1, EOS] += 50
             return logits, extra
 
     model.decoder.__class__ = AsLongAsTheSource
-    hypotheses = assert_plain(model, sources(3, 9, 6, 4, 8, 7), beam_size=5)
-    assert [len(tokens) for tokens, _ in hypotheses[::5]] == [3, 9, 6, 4, 8, 7]
+    hypotheses = assert_same_without_cache(model, source_sentences(*lengths), beam_size=5)
+
+    best = hypotheses[::5]
+    assert [len(tokens) for tokens in best] == lengths
 
 
-ORDERS = {  # orders of rows, two beams for each sentence
-    "ends": [[0, 0, 4, 5, 7, 6, 8, 9], [1, 0, 2, 3, 7, 6], [3, 2, 4, 5], [2, 2]],
-    "the last ends": [[0, 1, 2, 2, 4, 5, 6, 7], [0, 1, 3, 2]],
-    "change places": [[8, 9, 1, 0, 2, 3, 6, 7, 5, 4], [2, 3, 0, 1, 8, 8]],
-    "goes on twice": [[0, 1, 8, 9, 5, 4, 6, 7], [7, 6, 1, 1, 0, 0], [4, 4, 0, 0]],
+class Beams:
+    """Hypotheses of sentences of these lengths, decoded with a cache step by step; a test chooses who continues."""
+
+    @torch.no_grad()
+    def __init__(self, model, lengths, beams):
+        self.model = model
+        rows = torch.arange(len(lengths)).repeat_interleave(beams)
+        encoded = model.encoder(source_sentences(*lengths))
+        self.memory = model.encoder.reorder_encoder_out(encoded, rows)
+        self.prev = torch.full((len(rows), 1), EOS)
+        self.state = {}
+
+    @torch.no_grad()
+    def step(self):
+        """Return the logits and the alignment of the last token."""
+        logits, extra = self.model.decoder(self.prev, self.memory, incremental_state=self.state)
+        return logits, extra["attn"][0]
+
+    @torch.no_grad()
+    def step_without_cache(self):
+        """Return the same from a pass over the whole prefix."""
+        logits, extra = self.model.decoder(self.prev, self.memory)
+        alignment = extra["attn"][0]
+        return logits[:, -1:], alignment if alignment is None else alignment[:, -1:]
+
+    def reorder(self, order, words):
+        """Continue the hypotheses `order` by one word each, (len(order), 1)."""
+        order = torch.tensor(order)
+        self.memory = self.model.encoder.reorder_encoder_out(self.memory, order)
+        self.model.decoder.reorder_incremental_state_scripting(self.state, order)
+        self.prev = torch.cat([self.prev[order], words], 1)
+
+    @property
+    def cache(self):
+        return self.state[self.model.decoder.CACHE]["cache"]
+
+
+def cache_after(model, lengths, beams, orders):
+    """Return the cache after a step for each order of the rows, reordered after the step."""
+    decoding = Beams(model, lengths, beams)
+    for order in orders:
+        decoding.step()
+        decoding.reorder(order, torch.full((len(order), 1), 5))
+    return decoding.cache
+
+
+ORDERS = {  # rows that continue after each step, two beams for each of five sentences
+    "sentences end": [[0, 0, 4, 5, 7, 6, 8, 9], [1, 0, 2, 3, 7, 6], [3, 2, 4, 5], [2, 2]],
+    "the last sentence ends": [[0, 1, 2, 2, 4, 5, 6, 7], [0, 1, 3, 2]],
+    "sentences change places": [[8, 9, 1, 0, 2, 3, 6, 7, 5, 4], [2, 3, 0, 1, 8, 8]],
+    "a sentence goes on twice": [[0, 1, 8, 9, 5, 4, 6, 7], [7, 6, 1, 1, 0, 0], [4, 4, 0, 0]],
 }
 
 
 @pytest.mark.parametrize("orders", ORDERS.values(), ids=ORDERS)
-def test_rows_are_those_of_the_plain_path_whatever_their_order(orders):
-    """Scores and alignments equal those without a cache in any order of rows, also when the cache grows."""
-    model, beams = small(2), 2
-    model.decoder.make_generation_fast_(need_attn=True)
-    src, generator = sources(5, 9, 3, 6, 4), torch.Generator().manual_seed(5)
-    prev, state = torch.full((len(src) * beams, 1), EOS), {}
-    rows = torch.arange(len(src)).repeat_interleave(beams)
-    with torch.no_grad():
-        memory = model.encoder.reorder_encoder_out(model.encoder(src), rows)
-        for step in range(STEPS + 4):
-            logits, extra = model.decoder(prev, memory, incremental_state=state)
-            plain, expected = model.decoder(prev, memory)
-            assert torch.allclose(logits, plain[:, -1:], atol=FP32)
-            assert torch.allclose(extra["attn"][0], expected["attn"][0][:, -1:], atol=FP32)
-            order = torch.tensor(orders[step]) if step < len(orders) else torch.arange(len(prev))
-            memory = model.encoder.reorder_encoder_out(memory, order)
-            model.decoder.reorder_incremental_state_scripting(state, order)
-            prev = torch.cat([prev[order], torch.randint(FIRST, VOCAB, (len(order), 1), generator=generator)], 1)
-
-
-def run_steps(model, lengths, beams, orders):
-    """Decode one step for each order of the rows, reordering after the step; return the cache."""
-    with torch.no_grad():
-        rows = torch.arange(len(lengths)).repeat_interleave(beams)
-        memory = model.encoder.reorder_encoder_out(model.encoder(sources(*lengths)), rows)
-        prev, state = torch.full((len(rows), 1), EOS), {}
-        for order in map(torch.tensor, orders):
-            model.decoder(prev, memory, incremental_state=state)
-            memory = model.encoder.reorder_encoder_out(memory, order)
-            model.decoder.reorder_incremental_state_scripting(state, order)
-            prev = torch.cat([prev[order], torch.full((len(order), 1), 5)], 1)
-    return state[model.decoder.CACHE]["cache"]
-
-
-def test_where_a_sentence_ends_no_other_moves_until_a_quarter_has():
+def test_a_cached_step_equals_a_whole_pass_whatever_the_order_of_rows(orders):
+    """Scores and alignments are equal, also when the cache grows."""
     model = small(2)
-    cache = run_steps(model, (5, 4, 6, 3, 7), 2, [[0, 1, 4, 5, 6, 7, 8, 9]])
-    assert cache.num_entries == 5 and cache.entries.tolist() == [0, 2, 3, 4]
-    cache = run_steps(model, (5, 4, 6, 3, 7), 2, [[0, 1, 4, 5, 6, 7, 8, 9], [0, 1, 4, 5, 6, 7]])
-    assert cache.entries is None and cache.num_entries == 3 < SHARE * 5
-    assert all(one.size(0) == 3 for held in (*cache.prefixes.values(), *cache.sources.values()) for one in held)
+    model.decoder.make_generation_fast_(need_attn=True)
+    decoding = Beams(model, (5, 9, 3, 6, 4), beams=2)
+    generator = torch.Generator().manual_seed(5)
+
+    for number in range(STEPS + 4):
+        logits, alignment = decoding.step()
+        expected_logits, expected_alignment = decoding.step_without_cache()
+        assert torch.allclose(logits, expected_logits, atol=FP32)
+        assert torch.allclose(alignment, expected_alignment, atol=FP32)
+
+        order = orders[number] if number < len(orders) else list(range(len(decoding.prev)))
+        words = torch.randint(FIRST, VOCAB, (len(order), 1), generator=generator)
+        decoding.reorder(order, words)
 
 
-def test_what_no_beam_looks_back_at_is_dropped():
-    """The cache keeps a prefix once where all beams descend from one hypothesis, not once for each beam."""
+FIVE_SENTENCES = (5, 4, 6, 3, 7)  # lengths
+
+
+def test_the_cache_keeps_the_rows_of_an_ended_sentence_for_a_while():
+    cache = cache_after(small(2), FIVE_SENTENCES, 2, [[0, 1, 4, 5, 6, 7, 8, 9]])
+
+    assert cache.sentences == 5
+    assert cache.places.tolist() == [0, 2, 3, 4]
+
+
+def test_the_cache_drops_ended_sentences_when_they_are_a_quarter():
+    cache = cache_after(small(2), FIVE_SENTENCES, 2, [[0, 1, 4, 5, 6, 7, 8, 9], [0, 1, 4, 5, 6, 7]])
+
+    assert cache.sentences == 3
+    assert cache.sentences < SHARE * 5
+    assert cache.places is None
+    entries = [*cache.prefixes.values(), *cache.sources.values()]
+    assert entries
+    for keys_and_values in entries:
+        for tensor in keys_and_values:
+            assert tensor.size(0) == 3
+
+
+def test_the_cache_keeps_a_common_prefix_once():
+    """Where all beams descend from one hypothesis, its prefix is there once, not once for each beam."""
     beams = 4
-    cache = run_steps(small(1), (5,), beams, [[0] * beams] * (4 * STEPS))
-    assert cache.used < 4 * STEPS + beams * STEPS < 4 * STEPS * beams
+    steps = 4 * STEPS
+    cache = cache_after(small(1), (5,), beams, [[0] * beams] * steps)
+
+    entries_since_the_last_compaction = beams * STEPS
+    assert cache.used < steps + entries_since_the_last_compaction
+    assert steps + entries_since_the_last_compaction < steps * beams  # what a cache of every beam's prefix would hold
 
 
 @pytest.mark.parametrize("recomputing", [False, True])
 def test_gradients_flow_through_the_cache(recomputing):
     """Gradients of decoding token by token, as in REINFORCE, equal those of a whole pass."""
     model = small(3, dropout=0.0, attention_dropout=0.0, checkpoint_activations=recomputing).train()
-    src, generator = sources(5, 9, 3), torch.Generator().manual_seed(1)
-    prev = torch.randint(FIRST, VOCAB, (3, 2 * STEPS), generator=generator)
-    gradients = []
-    for cached in (False, True):
+    src = source_sentences(5, 9, 3)
+    prev = random_words(3, 2 * STEPS, seed=1)
+
+    def gradients_through(decode):
         model.zero_grad()
-        memory, state = model.encoder(src), {}
-        if cached:
-            rows = [model.decoder(prev[:, : t + 1], memory, incremental_state=state)[0] for t in range(prev.size(1))]
-            scores = torch.cat(rows, 1)
-        else:
-            scores = model.decoder(prev, memory)[0]
+        scores = decode(model.encoder(src))
         scores.log_softmax(-1).square().mean().backward()
-        gradients.append({name: p.grad for name, p in model.named_parameters()})
-    assert gradients[0].keys() == gradients[1].keys()
-    for name, gradient in gradients[0].items():
-        torch.testing.assert_close(gradients[1][name], gradient, atol=1e-6, rtol=1e-4)
+        return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+    of_a_whole_pass = gradients_through(lambda memory: model.decoder(prev, memory)[0])
+    through_the_cache = gradients_through(lambda memory: step_by_step(model, prev, memory))
+
+    for name, gradient in of_a_whole_pass.items():
+        torch.testing.assert_close(through_the_cache[name], gradient, atol=1e-6, rtol=1e-4)
 
 
 @pytest.mark.parametrize("mixed", [False, True])
-def test_hooks_and_replaced_forwards_change_a_step_as_they_change_the_whole_pass(mixed):
+def test_hooks_and_replaced_forwards_change_a_step_as_they_change_a_whole_pass(mixed):
     """A step equals the whole pass under hooks and replaced forwards, also in autocast's bfloat16."""
-    model, calls = small(2), []
-    model.decoder.layers[0].register_forward_hook(lambda _module, _given, y: 2 * y)
-    model.decoder.layers[1].fc1.register_forward_pre_hook(lambda _module, given: calls.append(given[0].shape))
-    forward = model.decoder.layers[1].forward
-    model.decoder.layers[1].forward = lambda *args, **kwargs: forward(*args, **kwargs) + 1
-    src, prev = sources(5, 9, 3), torch.randint(FIRST, VOCAB, (3, 6), generator=torch.Generator().manual_seed(1))
+    model = small(2)
+    first, second = model.decoder.layers
+    src = source_sentences(5, 9, 3)
+    prev = random_words(3, 6, seed=1)
+    shapes_at_fc1 = []
+    forward = second.forward
+    first.register_forward_hook(lambda _module, _given, y: 2 * y)
+    second.fc1.register_forward_pre_hook(lambda _module, given: shapes_at_fc1.append(tuple(given[0].shape)))
+    second.forward = lambda *args, **kwargs: forward(*args, **kwargs) + 1
+
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=mixed):
-        memory, state = model.encoder(src), {}
+        memory = model.encoder(src)
         whole = model.decoder(prev, memory)[0]
-        steps = [model.decoder(prev[:, : t + 1], memory, incremental_state=state)[0] for t in range(6)]
-    assert whole.dtype == (torch.bfloat16 if mixed else torch.float32)
+        steps = step_by_step(model, prev, memory)
+
     tolerance = 0.1 if mixed else FP32  # bfloat16 rounds a logit of 4 by 0.03
-    torch.testing.assert_close(torch.cat(steps, 1), whole, atol=tolerance, rtol=1e-4)
-    assert [tuple(shape) for shape in calls] == [(3, 6, 16)] + 6 * [(3, 1, 16)]
+    assert whole.dtype == (torch.bfloat16 if mixed else torch.float32)
+    torch.testing.assert_close(steps, whole, atol=tolerance, rtol=1e-4)
+    assert shapes_at_fc1 == [(3, 6, 16)] + [(3, 1, 16)] * 6
 
 
-def test_hypotheses_of_several_sentences_do_not_change_places():
-    model = small(1)
+@pytest.mark.parametrize("order", [[0, 2, 3, 3], [0, 1, 2]])
+def test_an_order_that_mixes_rows_of_several_sentences_is_refused(order):
+    decoding = Beams(small(1), (5, 4), beams=2)
+    decoding.step()
+
+    with pytest.raises(ValueError, match="sentences"):
+        decoding.model.decoder.reorder_incremental_state_scripting(decoding.state, torch.tensor(order))
+
+
+@pytest.mark.parametrize("need_attn", [True, False])
+def test_a_language_model_has_no_alignment(need_attn):
+    """It has no source, although fairseq-generate asks for attention weights."""
+    model = noisy_model(LM)
+    model.decoder.make_generation_fast_(need_attn=need_attn)
+    tokens = text_batch()
+
     with torch.no_grad():
-        memory = model.encoder.reorder_encoder_out(model.encoder(sources(5, 4)), torch.tensor([0, 0, 1, 1]))
-        model.decoder(torch.full((4, 1), EOS), memory, incremental_state=(state := {}))
-    for order in ([0, 2, 3, 3], [0, 1, 2]):
-        with pytest.raises(ValueError, match="several sentences"):
-            model.decoder.reorder_incremental_state_scripting(state, torch.tensor(order))
+        of_a_whole_pass = model(tokens)[1]["attn"]
+        of_a_step = model(tokens[:, :1], incremental_state={})[1]["attn"]
 
-
-def test_no_attention_weights_where_there_is_no_source():
-    """Attention weights are None in a language model, although fairseq-generate asks for them."""
-    model = awake(LM)
-    for need_attn in (True, False):
-        model.decoder.make_generation_fast_(need_attn=need_attn)
-        with torch.no_grad():
-            assert model(text())[1]["attn"] == [None]
-            assert model(text()[:, :1], incremental_state={})[1]["attn"] == [None]
+    assert of_a_whole_pass == [None]
+    assert of_a_step == [None]

@@ -43,7 +43,7 @@ def check(model, expected: dict):
 @pytest.mark.parametrize("kind", KINDS)
 def test_normformer(kind):
     """NormFormer's four additions in every layer are reported, without biases and without Pre-LN's LayerNorms."""
-    model, stack = awake(kind, 3, method="normformer", normformer_scale_residual=True), stack_of(kind)
+    model, stack = noisy_model(kind, 3, method="normformer", normformer_scale_residual=True), stack_of(kind)
     expected = {}
     for index, layer in enumerate(model.stacks()[stack].layers, 1):
         expected[f"{stack}.{index}.self_attn.inner.c"] = layer.self_attn.inner.c
@@ -55,7 +55,7 @@ def test_normformer(kind):
 
 def test_weights_of_earlier_layers():
     """DLCL's weights are reported by row, over the existing layers, with the LayerNorm of each output."""
-    model = awake(LM, 2, method="dlcl")
+    model = noisy_model(LM, 2, method="dlcl")
     with torch.no_grad():
         model.decoder.mixer.weights.weight.copy_(torch.tensor([[2.0, 0, 0], [-3, 5, 0], [7, 1, 4]]))
     rows = {f"decoder.mixer.weights.{i}": row for i, row in enumerate(([2.0], [-3.0, 5.0], [7.0, 1.0, 4.0]))}

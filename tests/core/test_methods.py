@@ -13,213 +13,302 @@ from deepnet_fairseq.core import archs, build, load, save
 from deepnet_fairseq.core.methods import METHODS, Method, register
 from deepnet_fairseq.core.pass_state import copied, pass_state, running
 
-from ..support.every_slot import EverySlot
+from ..support.decoded import step_by_step
 from ..support.helpers import PAD, TOLERANCE, VOCAB, batch, logits
-from ..support.single_stacks import EVERY, KINDS, awake, disturb, inputs, loss_of, scores, sizes, small
-from ..support.single_stacks import batch as text
+from ..support.single_stacks import EVERY, KINDS, disturb, inputs, loss_of, noisy_model, scores, sizes, small
+from ..support.single_stacks import batch as text_batch
+
+pytestmark = pytest.mark.usefixtures("every_slot")
 
 FP32 = TOLERANCE[torch.float32]
 TRANSLATION, LM, MASKED = EVERY
-CHOICE = [(EVERY[number % len(EVERY)], name) for number, name in enumerate(sorted(METHODS))]
-CHOICE += [(kind, "every_slot") for kind in EVERY]
 MODIFIED = [f"{name}+pro_res+qk_norm" for name in ("deepnorm", "pre_ln", "keel") if name in METHODS]
-CHOICE += [(EVERY[number % len(EVERY)], name) for number, name in enumerate(MODIFIED)]
 
 
-@pytest.fixture(autouse=True)
-def every_slot():
-    """Register a method that fills every slot, for one test."""
-    register("every_slot")(EverySlot)
-    yield "every_slot"
-    del METHODS["every_slot"]
+def spread(names):
+    """Give each name one of the three kinds of model, in turn."""
+    return [(EVERY[number % len(EVERY)], name) for number, name in enumerate(names)]
+
+
+CHOICE = [*spread(sorted(METHODS)), *((kind, "every_slot") for kind in EVERY), *spread(MODIFIED)]
+
+
+def option_values(option):
+    """Return the values that a flag can give an option, without its default."""
+    values = option.choices or ()
+    if not values and option.default is False:
+        values = (True,)
+    return [value for value in values if value != option.default]
 
 
 def variants():
-    """Yield every method, and every method with each of its options at each value a flag can give."""
+    """Yield (name, options): every method, and every method with each of its options at each value a flag can give."""
     for name, cls in sorted(METHODS.items()):
         yield name, {}
         for key, option in cls.options.items():
-            others = option.choices or ((True,) if option.default is False else ())
-            for value in others:
-                if value != option.default:
-                    yield name, {f"{name}_{key}": value}
-    yield from ((name, {}) for name in MODIFIED)
+            for value in option_values(option):
+                yield name, {f"{name}_{key}": value}
+    for name in MODIFIED:
+        yield name, {}
     yield "every_slot", {}
 
 
-def fields(name):
-    """Return the config of "deepnorm+qk_norm", a method and its modifiers."""
+def language_model_variants():
+    """Yield (kind, variant): each variant in one kind of language model, those with an option in the causal one."""
+    for number, (name, options) in enumerate(variants()):
+        kind = LM if options else KINDS[number % 2]
+        yield kind, (name, options)
+    yield LM, ("every_slot", {})
+
+
+def variant_id(parameter):
+    """Return the part of a test's id for a kind of model, which is a text, or for a variant."""
+    if isinstance(parameter, str):
+        return parameter
+    name, options = parameter
+    own = [f"{key.removeprefix(name + '_')}={value}" for key, value in options.items()]
+    return "-".join([name, *own])
+
+
+def config_fields(name):
+    """Return the fields of "deepnorm+qk_norm", a method and its modifiers."""
     method, *modifiers = name.split("+")
     return {"method": method} | dict.fromkeys(modifiers, True)
 
 
-def texts():
-    """Yield each variant in one kind of language model, those with an option in the causal one."""
-    for number, (name, options) in enumerate(variants()):
-        yield LM if options else KINDS[number % 2], (name, options)
-    yield LM, ("every_slot", {})
+def padded_left(tokens, places=2):
+    padding = torch.full((len(tokens), places), PAD)
+    return torch.cat([padding, tokens], 1)
 
 
-def spelled(variant):
-    if isinstance(variant, str):  # the name of a kind of model
-        return variant
+def padded_right(tokens, places):
+    padding = torch.full((len(tokens), places), PAD)
+    return torch.cat([tokens, padding], 1)
+
+
+def assert_same(actual, expected):
+    assert actual.shape == expected.shape
+    assert torch.allclose(actual, expected, atol=FP32)
+
+
+@pytest.mark.parametrize("variant", variants(), ids=variant_id)
+def test_a_translations_scores_do_not_depend_on_batch_padding_or_caching(variant):
     name, options = variant
-    return "-".join([name, *(f"{key.removeprefix(name + '_')}={value}" for key, value in options.items())])
+    model = noisy_model(TRANSLATION, 3, **config_fields(name), **options)
+    src, prev = batch()
+    second_src = src[1:2, 4:]  # the second row without its padding
+    second_prev = prev[1:2]
 
-
-def left(tokens, places=2):
-    """Pad tokens on the left."""
-    return torch.cat([torch.full((len(tokens), places), PAD), tokens], 1)
-
-
-def close(actual, expected):
-    return torch.allclose(actual, expected, atol=FP32)
-
-
-def step_by_step(model, tokens, *memory):
-    """Compute scores (B, T, V) by decoding one token at a time."""
-    places, state = range(1, tokens.size(1) + 1), {}
+    batched = logits(model, src, prev)
+    alone = logits(model, second_src, second_prev)
+    source_padded_right = logits(model, padded_right(second_src, 4), second_prev)
+    target_padded_left = logits(model, src[1:], padded_left(prev[1:], 2))
     with torch.no_grad():
-        return torch.cat([model.decoder(tokens[:, :t], *memory, incremental_state=state)[0] for t in places], 1)
+        decoded = step_by_step(model, prev[1:], model.encoder(src[1:]))  # rows without padding in their target
+
+    assert_same(batched[1:2], alone)
+    assert_same(source_padded_right, alone)
+    assert_same(target_padded_left[:, 2:], batched[1:])
+    assert_same(decoded, batched[1:])
 
 
-@pytest.mark.parametrize("variant", variants(), ids=spelled)
-def test_padding_batch_mates_and_the_way_of_decoding_do_not_matter(variant):
-    """Scores of a translation do not depend on its batch, on padding, or on decoding token by token."""
+@pytest.mark.parametrize(("kind", "variant"), language_model_variants(), ids=variant_id)
+def test_a_texts_scores_do_not_depend_on_batch_padding_or_caching(kind, variant):
     name, options = variant
-    model, (src, prev) = awake(TRANSLATION, 3, **fields(name), **options), batch()
-    batched, alone = logits(model, src, prev), logits(model, src[1:2, 4:], prev[1:2])
-    assert close(batched[1:2], alone)
-    assert close(logits(model, torch.cat([src[1:2, 4:], torch.full((1, 4), PAD)], 1), prev[1:2]), alone)
-    assert close(logits(model, src[1:], left(prev[1:]))[:, 2:], batched[1:])
-    with torch.no_grad():
-        memory = model.encoder(src[1:])
-    assert close(step_by_step(model, prev[1:], memory), batched[1:])  # begins with rows without padding
+    model = noisy_model(kind, 3, **config_fields(name), **options)
+    tokens = text_batch()
+    first_row = tokens[:1, :-2]  # without its padding
+    among_others = torch.cat([padded_left(first_row, 2), tokens[1:]])
 
+    batched = scores(model, tokens)
+    alone = scores(model, first_row)
+    mates = scores(model, among_others)
 
-@pytest.mark.parametrize(("kind", "variant"), texts(), ids=spelled)
-def test_the_same_of_a_text(kind, variant):
-    """Scores of a text do not depend on its batch, on padding, or on decoding; only masked models look ahead."""
-    name, options = variant
-    model, tokens = awake(kind, 3, **fields(name), **options), text()
-    batched, row = scores(model, tokens), tokens[:1, :-2]
-    alone, mates = scores(model, row), torch.cat([left(row), tokens[1:]])
-    assert close(batched[:1, :-2], alone)
-    assert close(scores(model, left(row))[:, 2:], alone)
-    assert close(scores(model, mates)[:1, 2:], alone) and torch.isfinite(scores(model, mates)).all()
+    assert_same(batched[:1, :-2], alone)
+    assert_same(scores(model, padded_left(first_row, 2))[:, 2:], alone)
+    assert_same(mates[:1, 2:], alone)
+    assert torch.isfinite(mates).all()
     if kind == LM:
-        assert close(step_by_step(model, tokens)[tokens.ne(PAD)], batched[tokens.ne(PAD)])
-    other = tokens.clone()
-    other[1, 5] = (tokens[1, 5] + 1) % (VOCAB - 10) + 5
-    change = (scores(model, other) - batched).abs().amax(-1)
-    assert not change[[0, 2]].any() and (change[1, 5:] > FP32).all()
-    assert (change[1, :5] > FP32).all() if kind == MASKED else not change[1, :5].any()
+        real = tokens.ne(PAD)
+        with torch.no_grad():
+            decoded = step_by_step(model, tokens)
+        assert_same(decoded[real], batched[real])
 
 
-def backwards(value):
+@pytest.mark.parametrize(("kind", "variant"), language_model_variants(), ids=variant_id)
+def test_a_word_changes_later_scores_of_its_text_and_in_masked_models_earlier_ones(kind, variant):
+    name, options = variant
+    model = noisy_model(kind, 3, **config_fields(name), **options)
+    tokens = text_batch()
+    place = 5
+    changed = tokens.clone()
+    changed[1, place] = (tokens[1, place] + 1) % (VOCAB - 10) + 5
+
+    difference = (scores(model, changed) - scores(model, tokens)).abs().amax(-1)
+
+    assert not difference[[0, 2]].any()  # the other texts of the batch
+    assert (difference[1, place:] > FP32).all()
+    if kind == MASKED:
+        assert (difference[1, :place] > FP32).all()
+    else:
+        assert not difference[1, :place].any()
+
+
+def reversed_in_time(value):
     """Reverse the order of tokens in tensors (B, T, ..), in lists and dictionaries too."""
     if isinstance(value, torch.Tensor):
         return value.flip(1)
     if isinstance(value, dict):
-        return {key: backwards(one) for key, one in value.items()}
-    return [backwards(one) for one in value] if isinstance(value, list) else value
+        return {key: reversed_in_time(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [reversed_in_time(one) for one in value]
+    return value
 
 
 @pytest.mark.parametrize(("kind", "name"), CHOICE)
 def test_slots_see_each_token_alone(kind, name):
     """Slots treat each token alone, as incremental decoding needs: reversing the order of tokens changes nothing."""
-    model, before, seen = awake(kind, 3, **fields(name)), {}, set()
-    slots = [(address, slot) for stack in model.stacks().values() for address, slot in stack.slots()]
-    for address, slot in slots:
-        if address.count(".") == 3:  # the slot of a branch
+    model = noisy_model(kind, 3, **config_fields(name))
+    state_before = {}
+    compared = set()
 
-            def keep(slot, given):
-                before[slot] = copied(pass_state())
+    def keep_state(slot, given):
+        state_before[slot] = copied(pass_state())
 
-            def compare(slot, given, y, address=address):
-                with running(backwards(before[slot])):
-                    again = slot.forward(*map(backwards, given))
-                assert torch.allclose(again.flip(1), y, atol=FP32), f"{address} looks along time"
-                seen.add(slot)
+    def comparison(address):
+        def compare(slot, given, y):
+            with running(reversed_in_time(state_before[slot])):
+                again = slot.forward(*map(reversed_in_time, given))
+            assert torch.allclose(again.flip(1), y, atol=FP32), f"{address} looks along time"
+            compared.add(slot)
 
-            slot.register_forward_pre_hook(keep)
-            slot.register_forward_hook(compare)
+        return compare
+
+    for stack in model.stacks().values():
+        for address, slot in stack.slots():
+            of_a_branch = address.count(".") == 3
+            if of_a_branch:
+                slot.register_forward_pre_hook(keep_state)
+                slot.register_forward_hook(comparison(address))
     with torch.no_grad():
         model(*inputs(kind))
-    assert len(seen) >= len(model.stacks()) * 3 * 2
+
+    branches_of_a_language_model = 3 * 2
+    assert len(compared) >= len(model.stacks()) * branches_of_a_language_model
+
+
+def core_model(kind, name):
+    """Build a model by the core alone, with noise on its parameters, after 7 updates."""
+    model = disturb(build(kind, VOCAB, **sizes(kind, 2), **config_fields(name))).eval()
+    model.set_num_updates(7)
+    return model
+
+
+def assert_equal_models(actual, expected, kind):
+    """Check that two models have the same weights, in the same order, and the same scores."""
+    weights = expected.state_dict()
+    assert list(actual.state_dict()) == list(weights)
+    for name, tensor in actual.state_dict().items():
+        assert torch.equal(tensor, weights[name]), name
+    assert torch.equal(scores(actual, *inputs(kind)), scores(expected, *inputs(kind)))
 
 
 @pytest.mark.parametrize(("kind", "name"), CHOICE)
-def test_saved_loaded_and_copied(kind, name, tmp_path):
-    """A model of the core comes back from its file with config, weights and scores; so does a deep copy, as EMA's.
-
-    Loading leaves the random state alone.
-    """
-    model, path, given = build(kind, VOCAB, **sizes(kind, 2), **fields(name)), tmp_path / "model.pt", inputs(kind)
-    disturb(model).eval().set_num_updates(7)
+def test_a_saved_model_is_loaded_with_its_config_weights_and_scores(kind, name, tmp_path):
+    model = core_model(kind, name)
+    path = tmp_path / "model.pt"
     save(model, path)
-    before = torch.get_rng_state()
+    random_state = torch.get_rng_state()
+
     loaded = load(path)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert type(loaded) is type(model) and not loaded.training and loaded.built_from == model.built_from
-    for other in (loaded, copy.deepcopy(model)):
-        assert list(other.state_dict()) == list(model.state_dict())
-        assert all(map(torch.equal, other.state_dict().values(), model.state_dict().values()))
-        assert torch.equal(scores(other, *given), scores(model, *given))
+
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert type(loaded) is type(model)
+    assert not loaded.training
+    assert loaded.built_from == model.built_from
+    assert_equal_models(loaded, model, kind)
+
+
+@pytest.mark.parametrize(("kind", "name"), CHOICE)
+def test_a_deep_copy_has_the_same_weights_and_scores(kind, name):
+    """Exponential moving averages copy models so."""
+    model = core_model(kind, name)
+
+    assert_equal_models(copy.deepcopy(model), model, kind)
 
 
 @pytest.mark.parametrize(("kind", "name"), CHOICE)
 def test_every_parameter_learns_at_100_layers(kind, name):
     """Every parameter gets a finite gradient at 100 layers, which DDP needs; scores in bf16 are finite."""
-    model = small(kind, 100, **fields(name)).train()
+    model = small(kind, 100, **config_fields(name)).train()
+
     loss_of(model).backward()
+
     for parameter_name, parameter in model.named_parameters():
         if parameter.requires_grad:
             assert parameter.grad is not None, parameter_name
             assert torch.isfinite(parameter.grad).all(), parameter_name
-    assert torch.isfinite(scores(model.to(torch.bfloat16), *inputs(kind))).all()
+    half = model.to(torch.bfloat16)
+    assert torch.isfinite(scores(half, *inputs(kind))).all()
+
+
+def count_runs_of_layers(model):
+    """Return a list that grows by one entry whenever a layer runs."""
+    runs = []
+    for stack in model.stacks().values():
+        for layer in stack.layers:
+            layer.fc1.register_forward_hook(lambda *_: runs.append(1))
+    return runs
 
 
 @pytest.mark.parametrize(("kind", "name"), CHOICE)
 def test_checkpointed_activations_give_the_same_gradients(kind, name):
     """Recomputation in groups of two of three layers gives the same gradients, and runs each layer once more."""
-    models = [awake(kind, 3, **fields(name), dropout=0.2, attention_dropout=0.1, **more).train() for more in
-              ({}, {"checkpoint_every": 2})]  # fmt: skip
-    calls = [0, 0]
-    for number, model in enumerate(models):
+    fields = config_fields(name) | {"dropout": 0.2, "attention_dropout": 0.1}
+    plain = noisy_model(kind, 3, **fields).train()
+    recomputing = noisy_model(kind, 3, **fields, checkpoint_every=2).train()
+    layers = 3 * len(archs.STACKS[kind])
+    runs_of_plain = count_runs_of_layers(plain)
+    runs_of_recomputing = count_runs_of_layers(recomputing)
 
-        def count(*_, number=number):
-            calls[number] += 1
-
-        for stack in model.stacks().values():
-            for layer in stack.layers:
-                layer.fc1.register_forward_hook(count)
+    for model in (plain, recomputing):
         torch.manual_seed(3)
         loss_of(model).backward()
-    layers = 3 * len(archs.STACKS[kind])
-    assert calls == [layers, 2 * layers]
-    for (parameter_name, p), q in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
-        assert not p.requires_grad or torch.equal(p.grad, q.grad), parameter_name
+
+    assert len(runs_of_plain) == layers
+    assert len(runs_of_recomputing) == 2 * layers
+    for (parameter_name, p), q in zip(plain.named_parameters(), recomputing.parameters(), strict=True):
+        if p.requires_grad:
+            assert torch.equal(p.grad, q.grad), parameter_name
+
+
+@pytest.mark.parametrize("flag", ["dropout", "attention_dropout", "activation_dropout"])
+@pytest.mark.parametrize("kind", EVERY)
+def test_dropout_acts_in_training_only(kind, flag):
+    model = noisy_model(kind, method="every_slot", **{flag: 0.3})
+    given = inputs(kind)
+
+    model.train()
+    assert not torch.equal(scores(model, *given), scores(model, *given))
+
+    model.eval()
+    assert torch.equal(scores(model, *given), scores(model, *given))
 
 
 @pytest.mark.parametrize("kind", EVERY)
-def test_dropout_acts_in_training_only(kind):
-    for flag in ("dropout", "attention_dropout", "activation_dropout"):
-        model, given = awake(kind, method="every_slot", **{flag: 0.3}).train(), inputs(kind)
-        assert not torch.equal(scores(model, *given), scores(model, *given))
-        model.eval()
-        assert torch.equal(scores(model, *given), scores(model, *given))
+def test_hidden_states_are_returned_on_request_only(kind):
+    model = noisy_model(kind, 2)
+    given = inputs(kind)
+    length = given[-1].size(1)
 
-
-@pytest.mark.parametrize("kind", EVERY)
-def test_hidden_states_on_request_only(kind):
-    model, given = awake(kind), inputs(kind)
     with torch.no_grad():
-        assert not model(*given)[1]["inner_states"]
+        unasked = model(*given)[1]["inner_states"]
         states = model(*given, return_all_hiddens=True)[1]["inner_states"]
-    assert [tuple(state.shape) for state in states] == [(given[-1].size(1), 3, 16)] * 3
+
+    assert not unasked
+    assert [tuple(state.shape) for state in states] == [(length, 3, 16)] * 3  # of the embedding and two layers
 
 
-def test_registering_twice_is_refused():
-    with pytest.raises(ValueError, match="twice"):
+def test_a_name_is_registered_once():
+    with pytest.raises(ValueError, match="every_slot"):
         register("every_slot")(type("Other", (Method,), {}))

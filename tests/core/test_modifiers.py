@@ -42,7 +42,7 @@ def test_branches_rise_layer_by_layer(kind):
 @pytest.mark.parametrize("method", ["deepnorm", "normformer", "rezero"])
 def test_a_branch_counts_as_much_as_its_a(method):
     """A method under ProRes computes with a f in place of each f, whatever follows the branch."""
-    model, plain = (awake(LM, method=method, **more) for more in ({"pro_res": True}, {}))
+    model, plain = (noisy_model(LM, method=method, **more) for more in ({"pro_res": True}, {}))
     inside = {name.replace("outer.self_attn.0.0.", "outer.self_attn.0."): v for name, v in model.state_dict().items()}
     plain.load_state_dict({name: inside[name] for name in plain.state_dict()})
     model.set_num_updates(99)
@@ -52,7 +52,7 @@ def test_a_branch_counts_as_much_as_its_a(method):
             layer.residual[sublayer].register_forward_pre_hook(lambda _, given, a=a: (given[0], a * given[1]))
     tokens = batch()
     assert torch.allclose(scores(model, tokens), scores(plain, tokens), atol=1e-5)
-    assert not torch.allclose(scores(model, tokens), scores(awake(LM, method=method), tokens), atol=1e-2)
+    assert not torch.allclose(scores(model, tokens), scores(noisy_model(LM, method=method), tokens), atol=1e-2)
 
 
 def test_layers_share_one_vector_and_part_when_moved():
@@ -85,7 +85,7 @@ def test_admin_measures_branches_that_count_fully():
 @pytest.mark.parametrize("method", ["deepnorm", "pre_ln"])
 def test_queries_and_keys_are_normalised_by_head(method):
     """QK-norm computes softmax(LN(q) LN(k) / sqrt(d)) v with statistics over d of each head, in cross-attention too."""
-    model = awake(EVERY[0], method=method, qk_norm=True)
+    model = noisy_model(EVERY[0], method=method, qk_norm=True)
     layer = model.decoder.layers[1]
     x, memory = (torch.randn(2, length, 16, generator=torch.Generator().manual_seed(length)) for length in (5, 7))
     own, cross = layer.self_attn, layer.encoder_attn

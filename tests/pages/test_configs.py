@@ -4,18 +4,13 @@ import re
 import shlex
 
 import pytest
-from fairseq import options
-from fairseq.dataclass.initialize import add_defaults, hydra_init
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 
-from deepnet_fairseq.core import archs
 from deepnet_fairseq.study import experiments
 from deepnet_fairseq.tools.reproduce.commands import Setting
 from deepnet_fairseq.tools.reproduce.corpus import corpus
 from deepnet_fairseq.tools.reproduce.hardware import hardware
 
+from ..support.configs import settings_of_flags, settings_of_yaml
 from ..support.experiments import values
 from ..support.helpers import ROOT
 
@@ -38,61 +33,7 @@ IN_COMMENTS = {  # YAML and the row whose overrides its comments list -> choices
     ("admin_iwslt14", "Without warm-up"): {"methods": ["pre_ln"], "variants": ["no_warmup"], "seeds": [1111]},
     ("normformer_lm", "355M"): {"sizes": ["355m"], "methods": ["normformer+scale_residual"], "rates": ["3e-3"]},
 }
-SECTIONS = (
-    "common", "distributed_training", "checkpoint", "dataset", "optimization", "criterion", "optimizer", "lr_scheduler",
-    "model",
-)  # fmt: skip
-OF_TASKS = (
-    "_name", "encoder_langtok", "sampling_method", "sampling_temperature", "source_lang", "tokens_per_sample",
-    "sample_break_mode",
-)  # fmt: skip
-OF_THE_RUN = {
-    "user_dir", "data", "save_dir", "lang_dict", "lang_pairs", "arch", "_name", "no_progress_bar", "probe_dir",
-    "distributed_num_procs", "distributed_port",
-}  # fmt: skip
 KINDS = {"--arch", "--task", "--criterion", "--optimizer", "--lr-scheduler", "--total-num-update"}  # and their needs
-FOLLOW = {  # settings that follow from others
-    "dataset.max_tokens_valid", "distributed_training.fp16", "distributed_training.memory_efficient_fp16",
-    "lr_scheduler.lr", "optimizer.lr", "model.tokens_per_sample",
-}  # fmt: skip
-
-
-def settings(cfg) -> dict[str, object]:
-    """Return every setting that affects the training, section.key -> value."""
-    archs.fill(cfg.model)
-    fields = {}
-    for section in (name for name in SECTIONS if cfg.get(name) is not None):
-        for key, value in OmegaConf.to_container(cfg[section], resolve=False, enum_to_str=True).items():
-            fields[f"{section}.{key}"] = value
-    for key in OF_TASKS:
-        fields[f"task.{key}"] = getattr(cfg.task, key, None)
-    own = {key: _number(value) for key, value in fields.items() if not str(value).startswith("${")}
-    of_run = {key for key in own if key.split(".")[-1] in OF_THE_RUN and key != "task._name"}
-    return {key: value for key, value in own.items() if key not in of_run | FOLLOW}
-
-
-def _number(value):
-    """Normalise a value, so that 1e-4, "1e-4" and 0.0001 are equal."""
-    if isinstance(value, list):
-        return [_number(item) for item in value]
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return value
-
-
-def of_flags(words, data):
-    parser = options.get_training_parser()
-    args = options.parse_args_and_arch.__wrapped__(parser, [str(data), *words[1:]])
-    return settings(convert_namespace_to_omegaconf(args))
-
-
-def of_yaml(name, folder=ROOT / "configs", overrides=()):
-    hydra_init()
-    with initialize_config_dir(str(folder), version_base="1.1"):
-        cfg = compose(name, overrides=["+common.user_dir=x", "task.data=x", *overrides])
-    add_defaults(cfg)
-    return settings(cfg)
 
 
 def trained(name, choices, folder) -> list[list[str]]:
@@ -130,9 +71,9 @@ def test_yaml_and_experiment_train_the_same(name, row, tmp_path):
         (tmp_path / file).touch()
     words = trained(experiment, choices, tmp_path)
     chosen = words[-3] if experiment == "figure7" else words[0]  # the panel of sizes begins with the base width
-    flags, yaml = of_flags(chosen, tmp_path), of_yaml(name, overrides=overrides)
+    flags, yaml = settings_of_flags(chosen, tmp_path), settings_of_yaml(name, overrides=overrides)
     bare = [word for pair in values(chosen).items() if pair[0] in KINDS for word in pair]
-    default = of_flags(["", *bare], tmp_path)
+    default = settings_of_flags(["", *bare], tmp_path)
     assert {"optimization.lr", "model.dropout", "dataset.max_tokens", "optimizer.weight_decay"} <= yaml.keys()
     assert {key: flags[key] for key in flags} == {key: yaml.get(key, default.get(key)) for key in flags}
     assert not {key for key in yaml.keys() - flags.keys() if yaml[key] not in (None, False)}

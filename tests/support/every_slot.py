@@ -1,12 +1,19 @@
 """Method that fills every slot with parameters, so that tests cover each slot whether or not a method uses it."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import nn
 
-from deepnet_fairseq.core.methods import Method
+from deepnet_fairseq.core.methods import METHODS, Method, register
 
 
 class Bias(nn.Module):
+    """Adds one learned number to each feature; of a wider stream it returns the first features only."""
+
     def __init__(self, dim):
         super().__init__()
         self.bias = nn.Parameter(torch.full((dim,), 0.1))
@@ -16,6 +23,8 @@ class Bias(nn.Module):
 
 
 class Gate(nn.Module):
+    """Adds a learned share of the branch to one half of a stream of double width, and subtracts it from the other."""
+
     def __init__(self):
         super().__init__()
         self.gate = nn.Parameter(torch.tensor(0.5))
@@ -25,6 +34,8 @@ class Gate(nn.Module):
 
 
 class Heads(nn.Module):
+    """LayerNorms of queries, keys and values, which see the features of one head."""
+
     def __init__(self, dim):
         super().__init__()
         self.norms = nn.ModuleDict({role: nn.LayerNorm(dim) for role in "qkv"})
@@ -34,12 +45,16 @@ class Heads(nn.Module):
 
 
 class Wider(Bias):
+    """Beginning of a stream of double width."""
+
     def forward(self, x):
         x = super().forward(x)
         return torch.cat([x, -x], -1)
 
 
 class Entry(nn.Module):
+    """Adds a learned share of the layer's input."""
+
     def __init__(self):
         super().__init__()
         self.share = nn.Parameter(torch.tensor(0.5))
@@ -57,11 +72,13 @@ class Mean(nn.Module):
 
     def forward(self, y, history):
         history.append(y)
-        return y + self.share * sum(history) / len(history)
+        mean = sum(history) / len(history)
+        return y + self.share * mean
 
 
 class EverySlot(Method):
-    equation, paper = "a test", "none"
+    equation = "a test"
+    paper = "none"
     norm = "pre"
 
     def norm_place(self, site):
@@ -99,3 +116,13 @@ class EverySlot(Method):
 
     def ending(self, stack, dim):
         return Bias(dim)
+
+
+@contextmanager
+def every_slot_registered() -> Iterator[str]:
+    """Register the method as `every_slot`, its name, inside the context."""
+    register("every_slot")(EverySlot)
+    try:
+        yield "every_slot"
+    finally:
+        del METHODS["every_slot"]

@@ -23,7 +23,7 @@ SMALL = {"encoder_embed_dim": 16, "encoder_ffn_embed_dim": 32, "encoder_attentio
 
 
 def small(layers: int = 2, **fields):
-    """Build a model of width 16 in evaluation mode."""
+    """Build a translator of width 16 in evaluation mode; single_stacks.small builds every kind of model."""
     torch.manual_seed(0)
     depths = {"encoder_layers": layers, "decoder_layers": layers}
     return build(vocab=VOCAB, **(depths | SMALL | fields)).eval()
@@ -40,6 +40,7 @@ def batch(rows: int = 3, source: int = 9, target: int = 7, seed: int = 0):
 
 
 def logits(model, src, prev):
+    """Compute the scores (B, T, V) of a translator without gradients."""
     with torch.no_grad():
         return model(src, None, prev)[0]
 
@@ -103,5 +104,11 @@ def call(package: Path, *words) -> str:
 
 def shown_in_results(mark: str) -> list[list[str]]:
     """Return the rows of the table in results/MARK/README.md between comments of that name, without its header."""
-    shown = (ROOT / f"results/{mark}/README.md").read_text().split(f"<!-- {mark} -->\n")[1].split(f"<!-- /{mark}")[0]
-    return [[cell.strip() for cell in row.strip("|").split("|")] for row in shown.splitlines()[2:]]
+    page = (ROOT / f"results/{mark}/README.md").read_text()
+    table = page.split(f"<!-- {mark} -->\n")[1].split(f"<!-- /{mark}")[0]
+
+    rows = []
+    for line in table.splitlines()[2:]:
+        cells = line.strip("|").split("|")
+        rows.append([cell.strip() for cell in cells])
+    return rows

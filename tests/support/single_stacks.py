@@ -31,9 +31,13 @@ def stack_of(kind: str) -> str:
 
 def sizes(kind: str, layers: int) -> dict:
     """Return the config fields of width 16; positions and the scale of embeddings stay the architecture's."""
-    widths = {"layers": layers, "embed_dim": 16, "ffn_embed_dim": 32, "attention_heads": 2}
-    fields = {f"{stack}_{name}": value for stack in archs.STACKS[kind] for name, value in widths.items()}
-    return fields | {"dropout": 0.0, "attention_dropout": 0.0}
+    fields: dict = {"dropout": 0.0, "attention_dropout": 0.0}
+    for stack in archs.STACKS[kind]:
+        fields[f"{stack}_layers"] = layers
+        fields[f"{stack}_embed_dim"] = 16
+        fields[f"{stack}_ffn_embed_dim"] = 32
+        fields[f"{stack}_attention_heads"] = 2
+    return fields
 
 
 def small(kind: str, layers: int = 2, **fields):
@@ -54,8 +58,8 @@ def disturb(model, amount: float = 0.1):
     return model
 
 
-def awake(kind: str, layers: int = 2, **fields):
-    """Build a model with noise on all its parameters."""
+def noisy_model(kind: str, layers: int = 2, **fields):
+    """Build a model of width 16 in evaluation mode, with noise on all its parameters."""
     return disturb(small(kind, layers, **fields))
 
 
@@ -67,9 +71,10 @@ def batch(rows: int = 3, length: int = 9, seed: int = 0):
 
 
 def inputs(kind: str) -> tuple:
-    """Return the inputs of a model of that kind."""
+    """Return the arguments of a call of such a model: (tokens,), or (src_tokens, None, prev_output_tokens)."""
     if kind in KINDS:
         return (batch(),)
+
     src, prev = helpers.batch()
     return src, None, prev
 
@@ -81,22 +86,30 @@ def scores(model, *given):
 
 
 def loss_of(model, tokens=None):
-    """Compute the cross-entropy of the task of each kind of model: the next token, or the masked tokens."""
-    tokens = batch() if tokens is None else tokens
+    """Compute the cross-entropy of the task of each kind of model: the next token, or the masked tokens.
+
+    A translator computes it on its own fixed batch, a language model on `tokens`.
+    """
+    if tokens is None:
+        tokens = batch()
+
     if model.NAME == archs.MODEL_NAME:
-        given = inputs(model.NAME)
-        logits, target = model(*given)[0], given[2]
+        src, lengths, prev = inputs(model.NAME)
+        logits = model(src, lengths, prev)[0]
+        target = prev
     elif model.NAME == archs.LM:
-        logits, target = model(tokens[:, :-1])[0], tokens[:, 1:]
+        logits = model(tokens[:, :-1])[0]
+        target = tokens[:, 1:]
     else:
-        hidden = torch.zeros_like(tokens, dtype=torch.bool)
-        hidden[:, ::3] = True
-        hidden &= tokens.ne(PAD)
-        logits, target = model(tokens.masked_fill(hidden, MASK), masked_tokens=hidden)[0], tokens[hidden]
+        masked = torch.zeros_like(tokens, dtype=torch.bool)
+        masked[:, ::3] = True
+        masked &= tokens.ne(PAD)
+        logits = model(tokens.masked_fill(masked, MASK), masked_tokens=masked)[0]
+        target = tokens[masked]
     return nn.functional.cross_entropy(logits.flatten(0, -2), target.flatten(), ignore_index=PAD)
 
 
-STOCK = {
+STOCK = {  # kind -> fairseq's class, and the function that fills its config with defaults
     archs.MODEL_NAME: (TransformerModel, base_transformer),
     archs.LM: (TransformerLanguageModel, base_lm_architecture),
     archs.MASKED_LM: (RobertaModel, base_architecture),
@@ -107,9 +120,14 @@ def stock(kind: str, layers: int = 2, pre_norm: bool = False, **fields):
     """Build fairseq's own `transformer`, `transformer_lm` or `roberta` of the same size."""
     torch.manual_seed(0)
     model, complete = STOCK[kind]
-    lengths = ("tokens_per_sample", "max_source_positions", "max_target_positions", "max_positions")
-    positions = dict.fromkeys(lengths, 1024)
-    cfg = argparse.Namespace(encoder_normalize_before=pre_norm, **positions, **(sizes(kind, layers) | fields))
+    cfg = argparse.Namespace(
+        encoder_normalize_before=pre_norm,
+        tokens_per_sample=1024,
+        max_source_positions=1024,
+        max_target_positions=1024,
+        max_positions=1024,
+        **(sizes(kind, layers) | fields),
+    )
     complete(cfg)
     cfg.decoder_normalize_before = pre_norm  # base_lm_architecture sets True in any case
     return model.build_model(cfg, blank_task(VOCAB)).eval()
