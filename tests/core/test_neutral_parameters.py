@@ -12,24 +12,25 @@ from ..support import single_stacks
 from ..support.helpers import batch, logits, small
 
 
-def made(kind, method, **options):
+def model_of_method(kind, method, **options):
     """Build a model of three layers a stack in evaluation mode."""
     return single_stacks.small(kind, 3, method=method, **options)
 
 
-def twin(model, kind, base):
-    """Build a model of method `base` with the weights of `model`."""
-    other, state = made(kind, base), model.state_dict()
+def with_the_weights_of(model, kind, method):
+    """Build a model of another method with the weights of `model`, as far as it has them."""
+    other = model_of_method(kind, method)
+    state = model.state_dict()
     other.load_state_dict({key: state[key] for key in other.state_dict()})
     return other
 
 
-def outputs(model, kind):
+def scores(model, kind):
     return single_stacks.scores(model, *single_stacks.inputs(kind))
 
 
-def gradients(model, kind):
-    """Compute the gradients of the first layers' fc1."""
+def gradients_of_first_layers(model, kind):
+    """Compute the gradients of each stack's first fc1."""
     loss = model.train()(*single_stacks.inputs(kind))[0].square().mean()
     return torch.autograd.grad(loss, [stack.layers[0].fc1.weight for stack in model.stacks().values()])
 
@@ -66,7 +67,8 @@ def after_the_rise(model):
 def without_its_norms(model):
     for stack in model.stacks().values():
         for layer in stack.layers:
-            layer.inner = layer.self_attn.inner = EMPTY
+            layer.inner = EMPTY
+            layer.self_attn.inner = EMPTY
 
 
 NO_NORMS = {"normformer_no_attention_norm": True, "normformer_no_ffn_norm": True}
@@ -90,36 +92,67 @@ CASES += [(kind, pair) for kind in (archs.LM, archs.MASKED_LM) for pair in ("dee
 
 
 @pytest.mark.parametrize(("kind", "pair"), CASES)
-def test_neutral_is_the_base_method_bit_for_bit(kind, pair):
+def test_a_neutral_method_is_the_one_it_extends_bit_for_bit(kind, pair):
+    """Scores and gradients are equal."""
     method, options, neutralise, base = PAIRS[pair]
-    model = made(kind, method, **options)
+    model = model_of_method(kind, method, **options)
     neutralise(model)
-    other = twin(model, kind, base)
-    assert torch.equal(outputs(model, kind), outputs(other, kind))
-    assert all(map(torch.equal, gradients(model, kind), gradients(other, kind)))
+    other = with_the_weights_of(model, kind, base)
+
+    assert torch.equal(scores(model, kind), scores(other, kind))
+    gradients = gradients_of_first_layers(model, kind)
+    for gradient, expected in zip(gradients, gradients_of_first_layers(other, kind), strict=True):
+        assert torch.equal(gradient, expected)
+
+
+@torch.no_grad()
+def move_matrices_from_zero(model):
+    """Add noise to matrices, but not to scalars, which are neutral as they are."""
+    for parameter in model.parameters():
+        if parameter.dim() == 2:
+            parameter.add_(torch.randn(parameter.shape), alpha=0.1)
 
 
 def test_r_fixup_is_t_fixup_without_biases():
     model = small(3, method="r_fixup")
-    with torch.no_grad():
-        for parameter in model.parameters():  # move the zero matrices away from 0, but not the scalars
-            if parameter.dim() == 2:
-                parameter.add_(torch.randn(parameter.shape), alpha=0.1)
+    move_matrices_from_zero(model)
     other = small(3, method="t_fixup")
     state = model.state_dict()
-    biases = {key: torch.zeros_like(value) for key, value in other.state_dict().items() if key.endswith("bias")}
-    other.load_state_dict({key: state[key] for key in other.state_dict() if key in state} | biases)
+
+    weights = {}
+    for key, value in other.state_dict().items():
+        weights[key] = torch.zeros_like(value) if key.endswith("bias") else state[key]
+    other.load_state_dict(weights)
+
     assert torch.allclose(logits(model, *batch()), logits(other, *batch()), atol=1e-5)
 
 
-@pytest.mark.parametrize(("method", "names"), [("admin", ".omega"), ("rezero", ".a"), ("dlcl", ".weights.weight"),
-                                               ("branchnorm", ".a"), ("r_fixup", (".shift", ".scale"))])  # fmt: skip
-def test_numbers_that_half_precision_ruins_stay_in_float32(method, names):
-    for precision in (torch.float16, torch.bfloat16):
-        model = small(2, method=method).to(precision)
-        kept = {name for name, tensor in model.state_dict().items() if tensor.dtype == torch.float32}
-        assert kept == {name for name in model.state_dict() if name.endswith(names)} and kept
-        there_and_back = small(1, method=method).double()
-        assert all(p.dtype == torch.float64 for p in there_and_back.parameters())
-        there_and_back.to(precision)
-        assert {tensor.dtype for tensor in there_and_back.state_dict().values()} == {precision, torch.float32}
+FULL_PRECISION = {  # method -> ends of the names of parameters that half precision would ruin
+    "admin": (".omega",),
+    "rezero": (".a",),
+    "dlcl": (".weights.weight",),
+    "branchnorm": (".a",),
+    "r_fixup": (".shift", ".scale"),
+}
+
+
+@pytest.mark.parametrize("precision", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("method", FULL_PRECISION)
+def test_numbers_that_half_precision_ruins_stay_in_float32(method, precision):
+    state = small(2, method=method).to(precision).state_dict()
+
+    expected = {name for name in state if name.endswith(FULL_PRECISION[method])}
+    assert expected
+    assert {name for name, tensor in state.items() if tensor.dtype == torch.float32} == expected
+
+
+@pytest.mark.parametrize("precision", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("method", FULL_PRECISION)
+def test_double_precision_holds_for_all_numbers_until_the_next_cast(method, precision):
+    model = small(1, method=method).double()
+    in_double = {parameter.dtype for parameter in model.parameters()}
+
+    model.to(precision)
+
+    assert in_double == {torch.float64}
+    assert {tensor.dtype for tensor in model.state_dict().values()} == {precision, torch.float32}

@@ -13,153 +13,294 @@ from ..support.single_stacks import EVERY, batch, disturb, inputs, loss_of, scor
 FP32 = TOLERANCE[torch.float32]
 METHODS = {"post_ln": False, "pre_ln": True}  # whether the LayerNorm precedes the branch
 COMMON = [
-    {},
     {"layernorm_embedding": True, "no_scale_embedding": True},
     {"no_token_positional_embeddings": True},
-    {"activation_fn": "gelu"},
 ]
-VARIANTS = {
+VARIANTS = {  # flags beside a method
     MODEL_NAME: [
         *COMMON,
+        {"activation_fn": "gelu"},
         {"share_all_embeddings": True},
         {"share_decoder_input_output_embed": True},
         {"encoder_learned_pos": True, "decoder_learned_pos": True},
         {"decoder_embed_dim": 24, "decoder_ffn_embed_dim": 40},
     ],
-    LM: [*COMMON, {"decoder_learned_pos": True}, {"share_decoder_input_output_embed": True}],
-    MASKED_LM: [*COMMON[:-1], {"activation_fn": "relu"}, {"encoder_learned_pos": True},
-                {"untie_weights_roberta": True}, ROBERTA],
-}  # fmt: skip
-OURS = {  # roberta's defaults, which our architecture does not set
+    LM: [
+        *COMMON,
+        {"activation_fn": "gelu"},
+        {"decoder_learned_pos": True},
+        {"share_decoder_input_output_embed": True},
+    ],
+    MASKED_LM: [
+        *COMMON,
+        {"activation_fn": "relu"},
+        {"encoder_learned_pos": True},
+        {"untie_weights_roberta": True},
+        ROBERTA,
+    ],
+}
+OUR_DEFAULTS = {  # for roberta, which has others
     "encoder_learned_pos": False, "layernorm_embedding": False, "no_scale_embedding": False, "activation_fn": "gelu",
 }  # fmt: skip
-CASES = [(kind, method, 18, {}) for kind in EVERY for method in METHODS]
-CASES += [(kind, list(METHODS)[n % 2], 2, fields) for kind in EVERY for n, fields in enumerate(VARIANTS[kind][1:])]
+
+
+def cases():
+    """Yield kind, method, layers and flags: every method at 18 layers, and every variant with one method, in turn."""
+    for kind in EVERY:
+        for method in METHODS:
+            yield kind, method, 18, {}
+    for kind in EVERY:
+        for number, fields in enumerate(VARIANTS[kind]):
+            yield kind, list(METHODS)[number % 2], 2, fields
+
+
+CASES = list(cases())
 NAMES = ["-".join([kind, method, *fields]) for kind, method, _, fields in CASES]
-EXTRA = {"version", "embed_positions._float_tensor"}  # entries that no code reads
+UNREAD = {"version", "embed_positions._float_tensor"}  # entries of fairseq's state dicts that no code reads
 
 
-def pair(kind, method, layers=2, **fields):
+def ours_and_fairseqs(kind, method, layers=2, **fields):
     """Build our model with the state dict of fairseq's; return both."""
-    own = OURS if kind == MASKED_LM else {}
-    theirs = disturb(stock(kind, layers, METHODS[method], **(own | fields)))
+    defaults = OUR_DEFAULTS if kind == MASKED_LM else {}
+    theirs = disturb(stock(kind, layers, METHODS[method], **(defaults | fields)))
     ours = disturb(small(kind, layers, method=method, **fields), 1.0)
     ours.load_state_dict(theirs.state_dict())
     return ours, theirs
 
 
-def assert_same_scores(kind, models):
+def assert_same_scores(kind, ours, theirs):
     """Check that scores differ by at most 2e-6 of the largest; measured are 3.5e-7, and 1.2e-6 in absolute numbers."""
     given = inputs(kind)
     real = given[-1].ne(PAD)
-    ours, theirs = (scores(model, *given)[real] for model in models)
-    assert ours.std() > 0.1 and (ours - theirs).abs().max() <= 2e-6 * theirs.abs().max()
+
+    actual = scores(ours, *given)[real]
+    expected = scores(theirs, *given)[real]
+
+    assert actual.std() > 0.1
+    assert (actual - expected).abs().max() <= 2e-6 * expected.abs().max()
 
 
 @pytest.mark.parametrize(("kind", "method", "layers", "fields"), CASES, ids=NAMES)
-def test_same_scores(kind, method, layers, fields):
-    assert_same_scores(kind, pair(kind, method, layers, **fields))
+def test_scores_are_fairseqs(kind, method, layers, fields):
+    ours, theirs = ours_and_fairseqs(kind, method, layers, **fields)
+
+    assert_same_scores(kind, ours, theirs)
 
 
-@pytest.mark.parametrize("kind", EVERY)
-@pytest.mark.parametrize("method", METHODS)
-def test_same_keys_and_gradients_in_the_same_order(method, kind):
-    """Keys and gradients come in fairseq's order, by which optimisers number parameters and Adam's state.
+every_kind_and_method = pytest.mark.parametrize(
+    ("kind", "method"), [(kind, method) for kind in EVERY for method in METHODS]
+)
 
-    roberta wraps its encoder in a second module.
-    """
-    ours, theirs = pair(kind, method)
-    shells = {f"encoder.{key}" if key.startswith("lm_head.") else key for key in ours.state_dict()}
-    plain = {key.replace("sentence_encoder.", "") for key in theirs.state_dict()}
-    assert {key.split(".", 1)[1] for key in shells ^ plain} <= EXTRA
+
+@every_kind_and_method
+def test_keys_are_fairseqs(kind, method):
+    """But those that nothing reads; roberta wraps its encoder in a second module, sentence_encoder."""
+    ours, theirs = ours_and_fairseqs(kind, method)
+
+    our_keys = {f"encoder.{key}" if key.startswith("lm_head.") else key for key in ours.state_dict()}
+    their_keys = {key.replace("sentence_encoder.", "") for key in theirs.state_dict()}
+
+    different = {key.split(".", 1)[1] for key in our_keys ^ their_keys}
+    assert different <= UNREAD
+
+
+@every_kind_and_method
+def test_gradients_come_in_fairseqs_order(kind, method):
+    """Optimisers number parameters by it, and with them Adam's state."""
+    ours, theirs = ours_and_fairseqs(kind, method)
     theirs.NAME = kind
+
     for model in (ours, theirs):
         loss_of(model.train()).backward()
+
     for (name, p), q in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         assert torch.allclose(p.grad, q.grad, rtol=1e-3, atol=1e-5), name
 
 
-@pytest.mark.parametrize(("method", "beam"), [("post_ln", 4), ("pre_ln", 1)])
-@pytest.mark.parametrize("kind", [MODEL_NAME, LM])
-def test_same_translations_and_continuations(kind, method, beam):
-    tokens = inputs(kind)[0] if kind == MODEL_NAME else batch()[1:]
+def generated(model, tokens, beam, **prompts):
+    """Return the tokens of every hypothesis of fairseq's generator."""
+    generator = SequenceGenerator([model], blank_task(VOCAB).target_dictionary, beam_size=beam, max_len_b=14)
     sample = {"net_input": {"src_tokens": tokens, "src_lengths": tokens.ne(PAD).sum(1)}}
-    more = {} if kind == MODEL_NAME else {"prefix_tokens": tokens[:, :4]}
-    outputs = []
-    for model in pair(kind, method, 3):
-        search = SequenceGenerator([model], blank_task(VOCAB).target_dictionary, beam_size=beam, max_len_b=14)
-        outputs.append([h["tokens"].tolist() for row in search.generate([model], sample, **more) for h in row])
-    assert outputs[0] == outputs[1] and len(outputs[0]) == len(tokens) * beam
-    assert not more or all(row[:4] == tokens[i // beam, :4].tolist() for i, row in enumerate(outputs[0]))
+    hypotheses = []
+    for of_sentence in generator.generate([model], sample, **prompts):
+        hypotheses += [one["tokens"].tolist() for one in of_sentence]
+    return hypotheses
+
+
+every_search = pytest.mark.parametrize(("method", "beam"), [("post_ln", 4), ("pre_ln", 1)])
+
+
+@every_search
+def test_translations_are_fairseqs(method, beam):
+    ours, theirs = ours_and_fairseqs(MODEL_NAME, method, 3)
+    src = inputs(MODEL_NAME)[0]
+
+    translations = generated(ours, src, beam)
+
+    assert len(translations) == len(src) * beam
+    assert translations == generated(theirs, src, beam)
+
+
+@every_search
+def test_continuations_are_fairseqs(method, beam):
+    ours, theirs = ours_and_fairseqs(LM, method, 3)
+    tokens = batch()[1:]
+    prompts = tokens[:, :4]
+
+    continuations = generated(ours, tokens, beam, prefix_tokens=prompts)
+
+    assert len(continuations) == len(tokens) * beam
+    assert continuations == generated(theirs, tokens, beam, prefix_tokens=prompts)
+    for number, continuation in enumerate(continuations):
+        assert continuation[:4] == prompts[number // beam].tolist()
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_same_attention_weights(method):
-    given = inputs(MODEL_NAME)
+def test_alignments_are_fairseqs(method):
+    src, lengths, prev = inputs(MODEL_NAME)
+    ours, theirs = ours_and_fairseqs(MODEL_NAME, method)
+
     with torch.no_grad():
-        ours, theirs = (model(*given)[1]["attn"][0][given[2].ne(PAD)] for model in pair(MODEL_NAME, method))
-    assert torch.allclose(ours, theirs, atol=FP32)
+        actual = ours(src, lengths, prev)[1]["attn"][0]
+        expected = theirs(src, lengths, prev)[1]["attn"][0]
+
+    real = prev.ne(PAD)
+    assert torch.allclose(actual[real], expected[real], atol=FP32)
 
 
-def contracts(model, src, prev) -> dict:
-    """Return the other outputs of fairseq's encoder and decoder, by argument."""
-    lengths, encoder, decoder = src.ne(PAD).sum(1), model.encoder, model.decoder
-    memory = encoder(src, lengths)
-    other = encoder.embed_tokens(src).flip(0)
-    numbers = encoder.num_layers, decoder.num_layers, encoder.max_source_positions, decoder.max_target_positions
-    return {
-        "one head": model(src, lengths, prev, alignment_layer=0, alignment_heads=1)[1]["attn"][0],
-        "full context": decoder(prev, memory, full_context_alignment=True, src_lengths=lengths)[0],
-        "embeddings given": encoder(src, lengths, token_embeddings=other)["encoder_out"][0],
-        "rows": encoder.reorder_encoder_out(memory, torch.tensor([0, 0, 0, 1, 1, 1]))["encoder_out"][0],
-        "attributes": torch.tensor([*numbers, model.args.encoder_layers]).float(),
-    }
+def alignment_of_one_head(model, src, lengths, prev):
+    return model(src, lengths, prev, alignment_layer=0, alignment_heads=1)[1]["attn"][0]
 
 
-def test_contracts_of_encoder_and_decoder():
+def scores_with_full_context(model, src, lengths, prev):
+    memory = model.encoder(src, lengths)
+    return model.decoder(prev, memory, full_context_alignment=True, src_lengths=lengths)[0]
+
+
+def memory_of_given_embeddings(model, src, lengths, prev):
+    other = model.encoder.embed_tokens(src).flip(0)
+    return model.encoder(src, lengths, token_embeddings=other)["encoder_out"][0]
+
+
+def memory_with_repeated_rows(model, src, lengths, prev):
+    rows = torch.tensor([0, 0, 0, 1, 1, 1])
+    return model.encoder.reorder_encoder_out(model.encoder(src, lengths), rows)["encoder_out"][0]
+
+
+def numbers_that_fairseqs_tools_read(model, src, lengths, prev):
+    numbers = [
+        model.encoder.num_layers,
+        model.decoder.num_layers,
+        model.encoder.max_source_positions,
+        model.decoder.max_target_positions,
+        model.args.encoder_layers,
+    ]
+    return torch.tensor(numbers).float()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        alignment_of_one_head,
+        scores_with_full_context,
+        memory_of_given_embeddings,
+        memory_with_repeated_rows,
+        numbers_that_fairseqs_tools_read,
+    ],
+)
+def test_other_answers_of_encoder_and_decoder_are_fairseqs(answer):
     src, _, prev = inputs(MODEL_NAME)
-    src, prev = src[:2, -4:], prev[:2, :3]  # a part without padding
+    src = src[:2, -4:]  # a part without padding
+    prev = prev[:2, :3]
+    lengths = src.ne(PAD).sum(1)
+    ours, theirs = ours_and_fairseqs(MODEL_NAME, "post_ln")
+
     with torch.no_grad():
-        ours, theirs = (contracts(model, src, prev) for model in pair(MODEL_NAME, "post_ln"))
-    for asked, answer in theirs.items():
-        torch.testing.assert_close(ours[asked], answer, atol=FP32, rtol=1e-4, msg=asked)
+        actual = answer(ours, src, lengths, prev)
+        expected = answer(theirs, src, lengths, prev)
+
+    torch.testing.assert_close(actual, expected, atol=FP32, rtol=1e-4)
 
 
-def test_reads_a_checkpoint_of_the_release_with_doubled_encoder_weights():
+def test_a_checkpoint_of_the_release_with_doubled_encoder_weights_is_loaded():
+    """Release 0.12.2 writes further encoder weights, which are zero and which nothing reads."""
     theirs = stock(MODEL_NAME).state_dict()
-    doubled = {f"encoder.layers.{i}.{name}": torch.zeros(3) for i in (0, 1) for name in ("in_proj_weight", "fc1_bias")}
+    doubled = {}
+    for layer in (0, 1):
+        doubled[f"encoder.layers.{layer}.in_proj_weight"] = torch.zeros(3)
+        doubled[f"encoder.layers.{layer}.fc1_bias"] = torch.zeros(3)
     model = small(MODEL_NAME, method="post_ln")
+
     model.load_state_dict(theirs | doubled)
+
     assert torch.equal(model.encoder.layers[1].fc2.weight, theirs["encoder.layers.1.fc2.weight"])
 
 
+@pytest.fixture
+def chosen_positions():
+    """Provide which positions of a batch are masked: one in each row."""
+    chosen = torch.zeros_like(batch(), dtype=torch.bool)
+    chosen[0, 0] = True
+    chosen[1, 2] = True
+    chosen[2, 5] = True
+    return chosen
+
+
 @pytest.mark.parametrize("method", METHODS)
-def test_masked_tokens_and_features(method):
-    """The head at chosen positions equals the head everywhere; its input equals roberta's features."""
+def test_scores_at_chosen_positions_are_robertas(method, chosen_positions):
+    """They equal our scores everywhere, too."""
     tokens = batch()
-    chosen = torch.zeros_like(tokens, dtype=torch.bool)
-    chosen[1, 2] = chosen[2, 5] = chosen[0, 0] = True
-    ours, theirs = pair(MASKED_LM, method)
+    ours, theirs = ours_and_fairseqs(MASKED_LM, method)
+
     with torch.no_grad():
-        assert torch.allclose(ours(tokens, masked_tokens=chosen)[0], ours(tokens)[0][chosen], atol=FP32)
-        logits = [model(tokens, masked_tokens=chosen)[0] for model in (ours, theirs)]
-        features = [model(tokens, features_only=True)[0][tokens.ne(PAD)] for model in (ours, theirs)]
-    assert logits[0].shape == (3, VOCAB)
-    assert torch.allclose(*logits, atol=FP32) and torch.allclose(*features, atol=FP32)
+        actual = ours(tokens, masked_tokens=chosen_positions)[0]
+        everywhere = ours(tokens)[0]
+        expected = theirs(tokens, masked_tokens=chosen_positions)[0]
+
+    assert actual.shape == (3, VOCAB)
+    assert torch.allclose(actual, everywhere[chosen_positions], atol=FP32)
+    assert torch.allclose(actual, expected, atol=FP32)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_features_are_robertas(method):
+    tokens = batch()
+    real = tokens.ne(PAD)
+    ours, theirs = ours_and_fairseqs(MASKED_LM, method)
+
+    with torch.no_grad():
+        actual = ours(tokens, features_only=True)[0]
+        expected = theirs(tokens, features_only=True)[0]
+
+    assert torch.allclose(actual[real], expected[real], atol=FP32)
 
 
 @pytest.mark.parametrize("head_scale", ["fairseq", "none"])
 @pytest.mark.parametrize("scale_residual", [True, False])
 def test_normformer_is_fairseqs(head_scale, scale_residual):
     """normformer equals `transformer_lm` with NormFormer's flags, which scale heads after W_out."""
-    scales = {"scale_fc": True, "scale_attn": True, "scale_heads": head_scale == "fairseq"}
-    theirs = disturb(stock(LM, 2, True, **scales, scale_resids=scale_residual, activation_fn="gelu"))
-    options = {"normformer_head_scale": head_scale, "normformer_scale_residual": scale_residual}
-    ours = disturb(small(LM, 2, method="normformer", activation_fn="gelu", **options), 1.0)
-    places = {
-        "c_attn": "outer.self_attn.0.c", "attn_ln": f"outer.self_attn.{int(head_scale == 'fairseq')}",
-        "ffn_layernorm": "inner", "w_resid": "residual.ffn.omega",
-    }  # fmt: skip
-    state = {".".join(places.get(word, word) for word in key.split(".")): v for key, v in theirs.state_dict().items()}
+    scales_heads = head_scale == "fairseq"
+    theirs = stock(
+        LM, 2, True, scale_fc=True, scale_attn=True, scale_heads=scales_heads, scale_resids=scale_residual,
+        activation_fn="gelu",
+    )  # fmt: skip
+    ours = small(
+        LM, 2, method="normformer", normformer_head_scale=head_scale, normformer_scale_residual=scale_residual,
+        activation_fn="gelu",
+    )  # fmt: skip
+    places = {  # words of fairseq's names -> of ours
+        "c_attn": "outer.self_attn.0.c",
+        "attn_ln": "outer.self_attn.1" if scales_heads else "outer.self_attn.0",
+        "ffn_layernorm": "inner",
+        "w_resid": "residual.ffn.omega",
+    }
+    disturb(theirs)
+    disturb(ours, 1.0)
+
+    state = {}
+    for key, value in theirs.state_dict().items():
+        words = [places.get(word, word) for word in key.split(".")]
+        state[".".join(words)] = value
     ours.load_state_dict(state)
-    assert_same_scores(LM, (ours, theirs))
+
+    assert_same_scores(LM, ours, theirs)
