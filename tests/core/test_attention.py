@@ -6,7 +6,7 @@ from torch import nn
 
 from deepnet_fairseq.core.attention import Attention, attention_weights
 from deepnet_fairseq.core.initialisation import draw_normal
-from deepnet_fairseq.core.modules import Dropout, to_add
+from deepnet_fairseq.core.modules import Dropout, additive_mask
 
 from ..support.decoded import step_by_step
 from ..support.helpers import PAD, batch, small
@@ -73,7 +73,7 @@ def test_attention_is_its_formula(form, source_dim):
         mask = None
     else:
         visible = padded_at_the_beginning(shape)
-        mask = visible[:, None] if form == "bool" else to_add(visible[:, None], torch.float64)
+        mask = visible[:, None] if form == "bool" else additive_mask(visible[:, None], torch.float64)
     by_flag = form == "causal" and source is None  # the module makes that mask, and returns no weights
     weights = []
 
@@ -101,7 +101,7 @@ def test_a_query_that_may_look_nowhere_gives_numbers():
     x = torch.randn(3, 5, WIDTH, dtype=torch.float64, requires_grad=True)
     nothing_visible = torch.zeros(3, 1, 1, 5, dtype=torch.bool)
 
-    y = module(x, mask=to_add(nothing_visible, torch.float64))
+    y = module(x, mask=additive_mask(nothing_visible, torch.float64))
     y.sum().backward()
 
     assert torch.isfinite(y).all()

@@ -177,16 +177,16 @@ FIVE_SENTENCES = (5, 4, 6, 3, 7)  # lengths
 def test_the_cache_keeps_the_rows_of_an_ended_sentence_for_a_while():
     cache = cache_after(small(2), FIVE_SENTENCES, 2, [[0, 1, 4, 5, 6, 7, 8, 9]])
 
-    assert cache.sentences == 5
-    assert cache.places.tolist() == [0, 2, 3, 4]
+    assert cache.num_entries == 5
+    assert cache.entries.tolist() == [0, 2, 3, 4]
 
 
 def test_the_cache_drops_ended_sentences_when_they_are_a_quarter():
     cache = cache_after(small(2), FIVE_SENTENCES, 2, [[0, 1, 4, 5, 6, 7, 8, 9], [0, 1, 4, 5, 6, 7]])
 
-    assert cache.sentences == 3
-    assert cache.sentences < SHARE * 5
-    assert cache.places is None
+    assert cache.num_entries == 3
+    assert cache.num_entries < SHARE * 5
+    assert cache.entries is None
     entries = [*cache.prefixes.values(), *cache.sources.values()]
     assert entries
     for keys_and_values in entries:

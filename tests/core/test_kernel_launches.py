@@ -10,7 +10,7 @@ from deepnet_fairseq.core import models
 from deepnet_fairseq.core.archs import LM, MODEL_NAME
 from deepnet_fairseq.core.cache import DecoderCache, EncoderOutput
 from deepnet_fairseq.core.methods.branchnorm import RisingBranch
-from deepnet_fairseq.core.modules import to_add
+from deepnet_fairseq.core.modules import additive_mask
 from deepnet_fairseq.core.slots import Multiply, Shift
 
 from ..support.operations import Operations
@@ -39,7 +39,7 @@ def test_rows_of_masks_are_aligned(length):
     visible = torch.ones(3, 1, 1, length, dtype=torch.bool)
     visible[1, ..., :2] = False
 
-    mask = to_add(visible, torch.float16)
+    mask = additive_mask(visible, torch.float16)
 
     assert mask.shape == visible.shape
     assert_rows_aligned(mask)
@@ -53,7 +53,7 @@ def test_masks_have_autocasts_type(dtype):
     nothing_visible = torch.zeros(2, 1, 1, 7, dtype=torch.bool)
 
     with torch.autocast("cpu", dtype):
-        mask = to_add(nothing_visible, torch.float32)
+        mask = additive_mask(nothing_visible, torch.float32)
 
     assert mask.dtype == dtype
     assert mask.isfinite().all()
@@ -66,8 +66,8 @@ def test_masks_keep_their_type_where_autocast_does_not_act(dtype):
     nothing_visible = torch.zeros(2, 1, 1, 7, dtype=torch.bool)
 
     with torch.autocast("cpu", dtype):
-        exact = to_add(nothing_visible, torch.float64)
-        elsewhere = to_add(nothing_visible.to("meta"), torch.float32)
+        exact = additive_mask(nothing_visible, torch.float64)
+        elsewhere = additive_mask(nothing_visible.to("meta"), torch.float32)
 
     assert exact.dtype == torch.float64
     assert elsewhere.dtype == torch.float32

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from deepnet_fairseq.core.archs import LM, MASKED_LM, MODEL_NAME, STACKS
-from deepnet_fairseq.core.initialisation import weight_std
+from deepnet_fairseq.core.initialisation import expected_std
 from deepnet_fairseq.core.methods import get_method
 from deepnet_fairseq.core.slots import Site, Weight
 from deepnet_fairseq.plugin.building import build
@@ -34,7 +34,7 @@ def std(method, stack, layer, sublayer, role, profile=None):
     """Compute the std that a method gives to one weight matrix at width 512; test_initialisation.py checks draws."""
     linear = nn.Linear(*SHAPES.get(role, (WIDTH, WIDTH)), device="meta")
     weight = Weight(Site(stack, layer, sublayer, WIDTH, HEADS), role, linear, WIDTH)
-    return weight_std(method, profile or method.init_profiles[0], weight)
+    return expected_std(method, profile or method.init_profiles[0], weight)
 
 
 def method_of(name, layers, **options):

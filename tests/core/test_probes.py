@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from deepnet_fairseq.core import archs
 from deepnet_fairseq.core.methods import METHODS
 from deepnet_fairseq.core.probes import PROBES
-from deepnet_fairseq.core.probes.base import HeldBatch
+from deepnet_fairseq.core.probes.base import FixedBatch
 from deepnet_fairseq.core.probes.model_update import outputs
 
 from ..support import observing, single_stacks
@@ -244,7 +244,7 @@ def test_model_update_is_that_of_a_known_change(kind):
     with torch.no_grad():
         model.stacks()[last].layers[-1].final_layer_norm.weight.mul_(1.1)
     probe = PROBES["model_update"](model)
-    probe.begin(HeldBatch(held, before))
+    probe.begin(FixedBatch(held, before))
 
     assert before[last].shape == (tokens.ne(PAD).sum(), WIDTH)
     expected = dict.fromkeys(before, 0.0)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from deepnet_fairseq.core.probes import get_probes
-from deepnet_fairseq.core.probes.base import HeldBatch
+from deepnet_fairseq.core.probes.base import FixedBatch
 from deepnet_fairseq.core.probes.model_update import outputs
 from deepnet_fairseq.core.probes.session import Session
 from deepnet_fairseq.core.profile import variance, watching
@@ -39,7 +39,7 @@ def observe(model, batches, names="all", scale=1.0, loss=loss_of, held=None):
     """
     session = Session(model, get_probes(names))
     held = held or net_input(seed=9)
-    session.held_batch = HeldBatch(held, outputs(model, held))
+    session.fixed_batch = FixedBatch(held, outputs(model, held))
 
     session.begin()
     for inputs in batches:
