@@ -103,6 +103,12 @@ class Residual(nn.Module):
     (see knows_scales).
     """
 
+    def __init_subclass__(cls, **given: Any) -> None:
+        """Take a method `added` for `branch_and_sum`, the name that it had until 0.1, for methods in a --user-dir."""
+        super().__init_subclass__(**given)
+        if "added" in vars(cls) and "branch_and_sum" not in vars(cls):
+            cls.branch_and_sum = vars(cls)["added"]  # type: ignore[method-assign]
+
     def forward(self, x: Tensor, f: Tensor) -> Tensor:
         """Merge shortcut x and branch f, (.., C) each, into (.., C)."""
         return x + f

@@ -12,6 +12,7 @@ import torch
 from deepnet_fairseq.core import archs, build, load, save
 from deepnet_fairseq.core.methods import METHODS, Method, register
 from deepnet_fairseq.core.pass_state import copied, pass_state, running
+from deepnet_fairseq.core.slots import Residual
 
 from ..support.decoded import step_by_step
 from ..support.helpers import PAD, TOLERANCE, VOCAB, batch, logits
@@ -312,3 +313,16 @@ def test_hidden_states_are_returned_on_request_only(kind):
 def test_a_name_is_registered_once():
     with pytest.raises(ValueError, match="every_slot"):
         register("every_slot")(type("Other", (Method,), {}))
+
+
+def test_a_merge_may_tell_its_terms_under_their_old_name():
+    """Methods of before define `added`, which is branch_and_sum by now."""
+
+    class Doubling(Residual):
+        def added(self, x, f):
+            return 2 * f, x + 2 * f
+
+    x = torch.tensor([1.0])
+    f = torch.tensor([3.0])
+
+    assert Doubling().branch_and_sum(x, f) == (6.0, 7.0)
