@@ -1,8 +1,12 @@
-"""Tests of --cuda-graphs by graphs that a CPU records: the same training as without, in every method and precision."""
+"""Tests of --cuda-graphs by graphs that a CPU records: the same training as without, in every method and precision.
+
+The last tests run on a GPU, by its own graphs.
+"""
 
 from __future__ import annotations
 
 import itertools
+from typing import NamedTuple
 
 import numpy
 import pytest
@@ -10,38 +14,43 @@ import torch
 from fairseq.data import LanguagePairDataset
 from fairseq.data.iterators import EpochBatchIterator
 from fairseq.logging import metrics
+from fairseq.trainer import Trainer
 
 from benchmarks import corpus
 from benchmarks.models import trainer_of
 from deepnet_fairseq.core.methods import METHODS
-from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.graphs import kernels, settings, shapes
 from deepnet_fairseq.plugin.graphs.capture import CaptureFailed, CudaDevice
 from deepnet_fairseq.plugin.graphs.static_batch import StaticBatch, shape_of
 from deepnet_fairseq.plugin.graphs.step import GraphedStep
 from deepnet_fairseq.plugin.trainer import build_trainer, parse_training_flags
 
+from ..support.errors import refused
 from ..support.lm_trainings import FLAGS, KINDS, make_text
 from ..support.recorded_graph import RecordedDevice
 
-SMALL = (
+SMALL_TRANSLATOR = (
     "--cpu", "--arch=deepnet_transformer_tiny", "--encoder-layers=2", "--decoder-layers=2", "--max-tokens=200",
     "--benchmark-vocabulary=100", "--optimizer=deepnet_adam", "--lr=2e-3", "--warmup-updates=5", "--dropout=0",
     "--share-all-embeddings",
 )  # fmt: skip
 PAD = 1
 UPDATES = 20
+SHAPES = 8  # shapes of batches that get a graph, unless a test says otherwise
+ENOUGH_MEMORY = 2**40
+ROUNDING = 2e-3  # bits a token: what products of more rows, with padding, change in a loss
+SMALL_SCALE = "--fp16-init-scale=16"  # nothing overflows
 
 
 @pytest.fixture(autouse=True)
-def few_sentences(monkeypatch):
+def small_benchmark_corpus(monkeypatch):
     monkeypatch.setattr(corpus, "SENTENCES", 1000)
     corpus.sentences.cache_clear()
     yield
     corpus.sentences.cache_clear()
 
 
-class Eager:
+class EagerGraph:
     """A graph that runs the function again."""
 
     def capture(self, function):
@@ -49,61 +58,124 @@ class Eager:
 
 
 class EagerDevice(RecordedDevice):
+    """Device whose graphs compute what the plain passes compute."""
+
     def graph(self):
-        return Eager()
+        return EagerGraph()
 
 
-def trained(*flags, device=None, updates=UPDATES, frequency=1, padded_by=None, shapes_of=8, on_gpu=False):
-    """Train a small model; return its losses, its parameters and its trainer.
+class UncapturableGraph:
+    def capture(self, function):
+        raise CaptureFailed("--cuda-graphs: no")
+
+
+class UncapturableDevice(RecordedDevice):
+    """Device on which nothing can be captured."""
+
+    def graph(self):
+        return UncapturableGraph()
+
+
+class TrainingRun(NamedTuple):
+    """Result of some updates: what each one logged, None where it overflowed, and the model after the last."""
+
+    losses: list[float | None]  # bits a token
+    norms: list[float | None]  # of the gradients
+    weights: dict[str, torch.Tensor]
+    trainer: Trainer
+
+
+def use_graphs(trainer, graphs) -> None:
+    trainer.graphs = graphs
+    trainer.task.graphs = graphs
+
+
+def first_batches(trainer, count: int) -> list[dict]:
+    """Begin epoch 1; return its first batches."""
+    batches = list(trainer.get_train_iterator(1).next_epoch_itr(shuffle=True))
+    trainer.begin_epoch(1)
+    return batches[:count]
+
+
+def note_norms(trainer) -> list[torch.Tensor]:
+    """Make a trainer note the norm of the gradients of each update; return the list that it fills."""
+    norms = []
+    original = trainer.clip_grad_norm
+
+    def clip_and_note(largest):
+        norm = original(largest)
+        norms.append(norm)
+        return norm
+
+    trainer.clip_grad_norm = clip_and_note
+    return norms
+
+
+def train_translator(
+    *flags, device=None, updates=UPDATES, batches_an_update=1, padded_by=None, most_shapes=SHAPES, on_gpu=False
+) -> TrainingRun:
+    """Train a small translator, without graphs unless a device is given.
 
     device: of its graphs; padded_by: the GraphedStep of another training, to whose shapes batches are padded.
     """
-    flags = [*SMALL, *flags, f"--update-freq={frequency}"]
+    flags = [*SMALL_TRANSLATOR, *flags, f"--update-freq={batches_an_update}"]
     if on_gpu:
         flags.remove("--cpu")
     trainer = trainer_of(flags)
     if device is not None:
-        trainer.graphs = trainer.task.graphs = GraphedStep(shapes_of, PAD, device)
+        use_graphs(trainer, GraphedStep(most_shapes, PAD, device))
     if padded_by is not None and hasattr(trainer.criterion, "masks_padding"):
         trainer.criterion.masks_padding = True  # products of as many rows, which round alike
+
     iterator = trainer.get_train_iterator(1)
     trainer.begin_epoch(1)
-    clip, norms = trainer.clip_grad_norm, []
-    trainer.clip_grad_norm = lambda largest: norms.append(clip(largest)) or norms[-1]
-    batches, losses = itertools.cycle(list(iterator.next_epoch_itr(shuffle=True))), []
-    while len(losses) < updates:
-        samples = list(itertools.islice(batches, frequency))
+    batches = itertools.cycle(list(iterator.next_epoch_itr(shuffle=True)))
+    noted = note_norms(trainer)
+    losses = []
+    norms = []
+    for _ in range(updates):
+        samples = list(itertools.islice(batches, batches_an_update))
         if padded_by is not None:
-            samples = [padded(sample, padded_by) for sample in samples]
+            samples = [padded_copy(sample, padded_by) for sample in samples]
         with metrics.aggregate("train_inner"):
             logged = trainer.train_step(samples)
-        losses.append(None if logged is None else (logged["loss"], float(norms[-1])))
-    return losses, {name: p.detach().clone() for name, p in trainer.model.named_parameters()}, trainer
+        overflowed = logged is None
+        losses.append(None if overflowed else logged["loss"])
+        norms.append(None if overflowed else float(noted[-1]))
+
+    weights = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
+    return TrainingRun(losses, norms, weights, trainer)
 
 
-def padded(sample, graphs):
+def padded_copy(sample: dict, graphs: GraphedStep) -> dict:
     """Return a copy of a sample with the padding that graphs give it."""
-    batch = StaticBatch(sample, shapes.covering(shape_of(sample), graphs.captured_shapes), PAD)
+    shape = shapes.covering(shape_of(sample), graphs.captured_shapes)
+    batch = StaticBatch(sample, shape, PAD)
     batch.fill(sample)
     return batch.sample | {"id": sample["id"], "ntokens": sample["ntokens"]}
 
 
-def check(*flags, device=None, **settings):
-    """Compare a training by graphs, recorded ones by default, with one on the same padded batches."""
-    losses, weights, trainer = trained(*flags, device=device or RecordedDevice(), **settings)
-    graphs = trainer.task.graphs
-    assert graphs.obstacle is None and graphs.served >= UPDATES and graphs.unserved == 0
-    expected, own, _ = trained(*flags, padded_by=graphs, **settings)
-    assert losses == expected
-    assert all(torch.equal(weights[name], own[name]) for name in own)
+def assert_graphs_change_no_bit(*flags, device=None, **options) -> GraphedStep:
+    """Compare a training by graphs, recorded ones by default, with one without graphs on the same padded batches."""
+    by_graphs = train_translator(*flags, device=device or RecordedDevice(), **options)
+    graphs = by_graphs.trainer.task.graphs
+    assert graphs.obstacle is None
+    assert graphs.served >= UPDATES
+    assert graphs.unserved == 0
+
+    plain = train_translator(*flags, padded_by=graphs, **options)
+    assert by_graphs.losses == plain.losses
+    assert by_graphs.norms == plain.norms
+    for name, weight in plain.weights.items():
+        assert torch.equal(by_graphs.weights[name], weight), name
     return graphs
 
 
 @pytest.mark.parametrize(
     "method", [name if name == "deepnorm" else pytest.param(name, marks=pytest.mark.smoke) for name in sorted(METHODS)]
 )
-def test_every_method(method):
-    check("--method", method, *METHODS[method].train_flags)
+def test_graphs_change_no_bit_of_any_method(method):
+    assert_graphs_change_no_bit("--method", method, *METHODS[method].train_flags)
 
 
 @pytest.mark.parametrize(
@@ -127,50 +199,66 @@ def test_every_method(method):
     ],
     ids=" ".join,
 )
-def test_settings(flags):
-    check(*flags)
+def test_graphs_change_no_bit_under_other_settings(flags):
+    assert_graphs_change_no_bit(*flags)
 
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("flags", [(), ("--fp16",), ("--bf16",)], ids=" ".join)
-def test_update_freq(flags):
-    check(*flags, frequency=2)
+def test_graphs_change_no_bit_with_two_batches_an_update(flags):
+    assert_graphs_change_no_bit(*flags, batches_an_update=2)
 
 
-def test_several_shapes_are_used():
-    graphs = check()
-    assert len(graphs.captured) == 8
+def test_each_of_the_allowed_shapes_gets_a_graph():
+    graphs = assert_graphs_change_no_bit()
+
+    assert len(graphs.captured) == SHAPES
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("which", range(3))
-def test_a_batch_that_no_graph_serves_joins_the_others(which, monkeypatch):
-    """Batches of an update with a graph and without one add up, whichever of three has none."""
-    (losses, *_), step, calls = trained(frequency=3, updates=6), GraphedStep.step, itertools.count()
+@pytest.mark.parametrize("without_graph", range(3))
+def test_batches_with_and_without_a_graph_add_up_in_an_update(without_graph, monkeypatch):
+    """Whichever of an update's three batches no graph serves, the losses are those of a plain training."""
+    three_each = {"batches_an_update": 3, "updates": 6}
+    plain = train_translator(**three_each)
+    original = GraphedStep.step
+    calls = itertools.count()
 
-    def sometimes(self, *args, **kwargs):
-        return step(self, *args, **kwargs) if next(calls) % 3 != which else None
+    def step_of_two_in_three(self, *args, **kwargs):
+        if next(calls) % 3 == without_graph:
+            return None
+        return original(self, *args, **kwargs)
 
-    monkeypatch.setattr(GraphedStep, "step", sometimes)
-    mixed, *_ = trained(device=RecordedDevice(), frequency=3, updates=6)
-    assert [loss for loss, _ in mixed] == pytest.approx([loss for loss, _ in losses], abs=2e-3)
+    monkeypatch.setattr(GraphedStep, "step", step_of_two_in_three)
+    mixed = train_translator(device=RecordedDevice(), **three_each)
+
+    assert mixed.losses == pytest.approx(plain.losses, abs=ROUNDING)
 
 
-def test_dropout_draws_anew():
+def test_each_replay_draws_dropout_from_the_present_seed():
     """Replays of one batch at one update's seed differ from those at another's, and repeat at the same."""
-    _, _, trainer = trained("--dropout=0.3", device=RecordedDevice(), updates=2)
-    graphs, (sample, *_) = trainer.task.graphs, trainer.samples
-    found = []
-    for seed in (1, 2, 1):
+    trainer = train_translator("--dropout=0.3", device=RecordedDevice(), updates=2).trainer
+    sample = trainer.samples[0]
+
+    def loss_with_seed(seed):
         torch.manual_seed(seed)
-        found.append(graphs.step(sample, trainer.model, trainer.criterion, trainer.optimizer, 3, False)[0].item())
-    assert found[0] == found[2] != found[1]
+        return trainer.graphs.step(sample, trainer.model, trainer.criterion, trainer.optimizer, 3, False)[0].item()
+
+    first = loss_with_seed(1)
+    other = loss_with_seed(2)
+    again = loss_with_seed(1)
+
+    assert again == first
+    assert other != first
 
 
 def test_dropout_is_that_of_the_eager_step():
-    losses, weights, trainer = trained("--dropout=0.1", device=RecordedDevice())
-    expected, own, _ = trained("--dropout=0.1", padded_by=trainer.task.graphs)
-    assert losses == expected
+    by_graphs = train_translator("--dropout=0.1", device=RecordedDevice())
+
+    plain = train_translator("--dropout=0.1", padded_by=by_graphs.trainer.task.graphs)
+
+    assert by_graphs.losses == plain.losses
+    assert by_graphs.norms == plain.norms
 
 
 @pytest.mark.parametrize(
@@ -183,95 +271,126 @@ def test_dropout_is_that_of_the_eager_step():
     ids=" ".join,
 )
 def test_padding_changes_no_loss_and_no_gradient(flags):
-    losses, weights, _ = trained(*flags, device=RecordedDevice(), updates=3, shapes_of=2)
-    plain, own, _ = trained(*flags, updates=3)
-    assert [loss for loss, _ in losses] == pytest.approx([loss for loss, _ in plain], abs=2e-3)
-    assert [norm for _, norm in losses] == pytest.approx([norm for _, norm in plain], rel=1e-3)
+    by_graphs = train_translator(*flags, device=RecordedDevice(), updates=3, most_shapes=2)
+
+    plain = train_translator(*flags, updates=3)
+
+    assert by_graphs.losses == pytest.approx(plain.losses, abs=ROUNDING)
+    assert by_graphs.norms == pytest.approx(plain.norms, rel=1e-3)
 
 
 def test_a_loss_that_reads_numbers_trains_as_without_graphs():
-    losses, _, trainer = trained("--report-accuracy", device=RecordedDevice(), updates=3)
-    assert "label_smoothed_cross_entropy.py" in trainer.graphs.obstacle
-    expected, *_ = trained("--report-accuracy", updates=3)
-    assert losses == expected
+    with_device = train_translator("--report-accuracy", device=RecordedDevice(), updates=3)
+
+    plain = train_translator("--report-accuracy", updates=3)
+
+    assert "label_smoothed_cross_entropy.py" in with_device.trainer.graphs.obstacle
+    assert with_device.losses == plain.losses
+    assert with_device.norms == plain.norms
 
 
-@pytest.mark.parametrize(
-    "flags, setting",
-    [(("--checkpoint-activations",), "--checkpoint-activations"), (("--use-bmuf",), "--use-bmuf"), ((), None)],
-)
-def test_settings_without_graphs(flags, setting, monkeypatch):
-    trainer = trainer_of([*SMALL, *flags])
+def test_a_plain_training_can_use_graphs(monkeypatch):
     monkeypatch.setattr(settings, "device_of", lambda trainer: RecordedDevice())
-    trainer.use_graphs(8)
-    assert (trainer.graphs is None) == (setting is not None)
-    assert setting is None or setting in settings.setting_without_graphs(trainer)
+    trainer = trainer_of([*SMALL_TRANSLATOR])
+
+    trainer.use_graphs(SHAPES)
+
+    assert trainer.graphs is not None
+
+
+@pytest.mark.parametrize("flag", ["--checkpoint-activations", "--use-bmuf"])
+def test_a_setting_that_allows_no_graphs_is_named(flag, monkeypatch):
+    monkeypatch.setattr(settings, "device_of", lambda trainer: RecordedDevice())
+    trainer = trainer_of([*SMALL_TRANSLATOR, flag])
+
+    trainer.use_graphs(SHAPES)
+
+    assert trainer.graphs is None
+    assert flag in settings.setting_without_graphs(trainer)
 
 
 def test_a_hook_is_called_in_each_pass():
     """The passes stay fairseq's while somebody listens, so that a hook sees every batch."""
-    trainer = trainer_of(SMALL)
-    trainer.graphs = trainer.task.graphs = GraphedStep(8, PAD, RecordedDevice())
-    seen = []
-    trainer.get_model().decoder.layers[0].register_forward_hook(lambda *_: seen.append(1))
-    batches = list(trainer.get_train_iterator(1).next_epoch_itr(shuffle=True))[:3]
-    trainer.begin_epoch(1)
+    trainer = trainer_of(SMALL_TRANSLATOR)
+    use_graphs(trainer, GraphedStep(SHAPES, PAD, RecordedDevice()))
+    passes_seen = []
+    trainer.get_model().decoder.layers[0].register_forward_hook(lambda *_: passes_seen.append(1))
+    batches = first_batches(trainer, 3)
+
     with metrics.aggregate():
         for batch in batches:
             trainer.train_step([batch])
-    assert len(seen) == 3 and trainer.graphs.served == 0
+
+    assert len(passes_seen) == 3
+    assert trainer.graphs.served == 0
 
 
 def test_memory_that_ends_leaves_fewer_graphs():
     """Shapes without a graph go into larger ones; the training is whole and its losses are those of a plain one."""
-    enough, none = 2**40, 0
-    device = RecordedDevice(free=(enough, enough, enough, enough, enough, none))
-    losses, _, trainer = trained(device=device, updates=6)
-    graphs = trainer.graphs
-    assert 0 < len(graphs.captured) < 8 and graphs.served + graphs.unserved == 6 and graphs.obstacle is None
-    plain, *_ = trained(updates=6)
-    assert [loss for loss, _ in losses] == pytest.approx([loss for loss, _ in plain], abs=2e-3)
+    device = RecordedDevice(free=(*[ENOUGH_MEMORY] * 5, 0))
+
+    by_graphs = train_translator(device=device, updates=6)
+
+    graphs = by_graphs.trainer.graphs
+    assert 0 < len(graphs.captured) < SHAPES
+    assert graphs.served + graphs.unserved == 6
+    assert graphs.obstacle is None
+    plain = train_translator(updates=6)
+    assert by_graphs.losses == pytest.approx(plain.losses, abs=ROUNDING)
 
 
-def test_no_memory_at_all():
-    losses, _, trainer = trained(device=RecordedDevice(free=(0,)), updates=3)
-    assert trainer.graphs.obstacle is not None and trainer.graphs.for_checkpoint == 0
-    expected, *_ = trained(updates=3)
-    assert losses == expected
+def test_without_free_memory_a_training_goes_on_without_graphs():
+    with_device = train_translator(device=RecordedDevice(free=(0,)), updates=3)
+
+    plain = train_translator(updates=3)
+
+    graphs = with_device.trainer.graphs
+    assert graphs.obstacle is not None
+    assert graphs.for_checkpoint == 0
+    assert with_device.losses == plain.losses
+    assert with_device.norms == plain.norms
 
 
-@pytest.mark.parametrize("replay, served", [(0.5, 3), (1.5, 0)])
-def test_auto_takes_what_is_faster(replay, served):
-    device = RecordedDevice(times=(1.0, 1.0, replay, replay))
-    trainer = trainer_of(SMALL)
-    graphs = trainer.graphs = trainer.task.graphs = GraphedStep(8, PAD, device, compare=True)
-    batches = list(trainer.get_train_iterator(1).next_epoch_itr(shuffle=True))[:3]
-    trainer.begin_epoch(1)
+@pytest.mark.parametrize(
+    "seconds_of_a_replay, served, for_checkpoint", [(0.5, 3, SHAPES), (1.5, 0, 0)], ids=["faster", "slower"]
+)
+def test_auto_uses_graphs_only_if_they_are_faster(seconds_of_a_replay, served, for_checkpoint):
+    """Two plain passes take 1 second each, then two replays are timed."""
+    device = RecordedDevice(times=(1.0, 1.0, seconds_of_a_replay, seconds_of_a_replay))
+    trainer = trainer_of(SMALL_TRANSLATOR)
+    graphs = GraphedStep(SHAPES, PAD, device, compare=True)
+    use_graphs(trainer, graphs)
+    batches = first_batches(trainer, 3)
     assert graphs.for_checkpoint == "auto"
+
     with metrics.aggregate():
         losses = [trainer.train_step([batch])["loss"] for batch in batches]
-    assert graphs.served == served and graphs.for_checkpoint == (8 if served else 0)
-    plain, *_ = trained(updates=3)
-    assert losses == pytest.approx([loss for loss, _ in plain], abs=2e-3)
+
+    assert graphs.served == served
+    assert graphs.for_checkpoint == for_checkpoint
+    plain = train_translator(updates=3)
+    assert losses == pytest.approx(plain.losses, abs=ROUNDING)
 
 
-def test_a_later_epoch_with_longer_sentences():
+def test_a_later_epoch_with_longer_sentences_gets_more_graphs():
     """Batches of a new shard that no graph covers get graphs of their own, at most a quarter as many."""
-    _, _, trainer = trained(device=RecordedDevice(), updates=2)
+    trainer = train_translator(device=RecordedDevice(), updates=2).trainer
     graphs = trainer.graphs
     longer = corpus.LONGEST + 10
-    source = [torch.full((length,), 9) for length in (longer, longer - 5, 20, 20)]
-    sizes = numpy.array([len(line) for line in source])
+    sentences = [torch.full((length,), 9) for length in (longer, longer - 5, 20, 20)]
+    sizes = numpy.array([len(sentence) for sentence in sentences])
     dictionary = trainer.task.source_dictionary
-    dataset = LanguagePairDataset(source, sizes, dictionary, source, sizes, dictionary)
+    dataset = LanguagePairDataset(sentences, sizes, dictionary, sentences, sizes, dictionary)
     batches = [[0, 1], [2, 3]]
+    served_before = graphs.served
+
     graphs.plan(EpochBatchIterator(dataset, dataset.collater, batches))
-    before = graphs.served
     with metrics.aggregate():
         for batch in batches:
-            trainer.train_step([dataset.collater([dataset[n] for n in batch])])
-    assert graphs.served == before + 2
-    assert 8 < len(graphs.captured) <= 10
+            trainer.train_step([dataset.collater([dataset[number] for number in batch])])
+
+    assert graphs.served == served_before + 2
+    assert SHAPES < len(graphs.captured) <= SHAPES + SHAPES // 4
 
 
 @pytest.mark.parametrize(
@@ -290,65 +409,162 @@ def test_a_resumed_run_keeps_what_it_began_with(flag, began_with, expected):
     assert settings.after_resume(flag, began_with) == expected
 
 
-def test_a_checkpoint_holds_the_number_of_shapes(tmp_path, monkeypatch):
+def resumed_from_a_checkpoint_with(shape_limit, folder):
+    """Save a checkpoint of a trainer with --cuda-graphs; return a trainer without the flag that has loaded it."""
+    path = str(folder / "checkpoint.pt")
+    trainer = trainer_of([*SMALL_TRANSLATOR, f"--cuda-graphs={shape_limit}", f"--save-dir={folder}"])
+    trainer.begin_epoch(1)
+    trainer.consolidate_optimizer()
+    trainer.save_checkpoint(path, {"train_iterator": {"epoch": 1}})
+
+    resumed = trainer_of([*SMALL_TRANSLATOR, f"--save-dir={folder}"])
+    resumed.load_checkpoint(path)
+    return resumed
+
+
+def test_a_run_resumes_with_the_number_of_shapes_in_its_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setattr(settings, "device_of", lambda trainer: RecordedDevice())
-    found = []
-    for limit, path in ((8, "with.pt"), (0, "without.pt")):
-        trainer = trainer_of([*SMALL, f"--cuda-graphs={limit}", f"--save-dir={tmp_path}"])
-        trainer.begin_epoch(1)
-        trainer.consolidate_optimizer()
-        trainer.save_checkpoint(str(tmp_path / path), {"train_iterator": {"epoch": 1}})
-        resumed = trainer_of([*SMALL, f"--save-dir={tmp_path}"])
-        resumed.load_checkpoint(str(tmp_path / path))
-        found.append(None if resumed.graphs is None else resumed.graphs.limit)
-    assert found == [8, None]
+
+    resumed = resumed_from_a_checkpoint_with(8, tmp_path)
+
+    assert resumed.graphs.limit == 8
 
 
-@pytest.mark.parametrize("flag", ["x", "-1", "1.5", ""])
-def test_wrong_numbers(flag):
-    with pytest.raises(UserError, match="--cuda-graphs"):
-        settings.parse_cuda_graphs(flag)
+def test_a_run_that_began_without_graphs_resumes_without(tmp_path, monkeypatch):
+    monkeypatch.setattr(settings, "device_of", lambda trainer: RecordedDevice())
+
+    resumed = resumed_from_a_checkpoint_with(0, tmp_path)
+
+    assert resumed.graphs is None
 
 
-@pytest.mark.parametrize(
-    "kind, more, served",
-    [("causal", (), 8), ("causal", ("--criterion=chunked_cross_entropy",), 8), ("masked", (), 0)],
-)
-def test_language_models(kind, more, served, tmp_path):
-    """Causal ones train by graphs; a masked one's batches have what no graph reads."""
-    folder, runs = make_text(tmp_path), []
-    for device in (RecordedDevice(), None):
-        trainer = build_trainer(parse_training_flags([str(word) for word in (folder, *KINDS[kind], *FLAGS, *more)]))
-        graphs = trainer.graphs = trainer.task.graphs = None if device is None else GraphedStep(6, PAD, device)
-        batches = trainer.get_train_iterator(1).next_epoch_itr(shuffle=True)
-        trainer.begin_epoch(1)
-        with metrics.aggregate():
-            runs.append(([trainer.train_step([batch])["loss"] for batch in itertools.islice(batches, 8)], graphs))
-    (losses, graphs), (plain, _) = runs
-    assert losses == pytest.approx(plain, abs=2e-3)
-    assert graphs.served == served and (graphs.obstacle is None) == (served > 0)
+@pytest.mark.parametrize("number", ["x", "-1", "1.5", ""])
+def test_a_number_of_shapes_is_a_whole_number(number):
+    with refused(f"--cuda-graphs {number}"):
+        settings.parse_cuda_graphs(number)
 
 
-def test_flag_is_for_gpus():
-    with pytest.raises(UserError, match="--cuda-graphs 8"):
-        trainer_of([*SMALL, "--cuda-graphs=8"])
+def train_language_model(text, kind, *flags, device=None):
+    """Train for 8 updates, without graphs unless a device is given; return the losses and the GraphedStep or None."""
+    words = (text, *KINDS[kind], *FLAGS, *flags)
+    trainer = build_trainer(parse_training_flags([str(word) for word in words]))
+    graphs = None if device is None else GraphedStep(6, PAD, device)
+    use_graphs(trainer, graphs)
+    batches = first_batches(trainer, 8)
+    with metrics.aggregate():
+        losses = [trainer.train_step([batch])["loss"] for batch in batches]
+    return losses, graphs
 
 
-def test_table_covers_every_batch():
+@pytest.mark.parametrize("flags", [(), ("--criterion=chunked_cross_entropy",)], ids=" ".join)
+def test_causal_language_models_train_by_graphs(flags, tmp_path):
+    text = make_text(tmp_path)
+
+    losses, graphs = train_language_model(text, "causal", *flags, device=RecordedDevice())
+
+    plain, _ = train_language_model(text, "causal", *flags)
+    assert losses == pytest.approx(plain, abs=ROUNDING)
+    assert len(losses) == 8
+    assert graphs.served == 8
+    assert graphs.obstacle is None
+
+
+def test_a_masked_language_model_trains_without_graphs(tmp_path):
+    """Its batches have what no graph reads."""
+    text = make_text(tmp_path)
+
+    losses, graphs = train_language_model(text, "masked", device=RecordedDevice())
+
+    plain, _ = train_language_model(text, "masked")
+    assert losses == pytest.approx(plain, abs=ROUNDING)
+    assert graphs.served == 0
+    assert graphs.obstacle is not None
+
+
+def test_a_number_of_shapes_is_refused_on_a_cpu():
+    with refused("--cuda-graphs 8"):
+        trainer_of([*SMALL_TRANSLATOR, "--cuda-graphs=8"])
+
+
+@pytest.mark.parametrize("most", [1, 5, 40, 1000])
+def test_the_chosen_shapes_cover_every_batch(most):
     draw = numpy.random.default_rng(0)
     sizes = draw.integers(1, 60, (500, 2))
     batches = [draw.integers(0, 500, rows) for rows in draw.integers(1, 20, 100)]
-    of_all = shapes.shapes_of(batches, sizes)
-    for number in (1, 5, 40, 1000):
-        table = shapes.choose(of_all, number)
-        assert len(table) == min(number, len(numpy.unique(of_all, axis=0)))
-        assert all(shapes.covering(tuple(shape), table) for shape in of_all)
+    shapes_of_batches = shapes.shapes_of(batches, sizes)
+
+    chosen = shapes.choose(shapes_of_batches, most)
+
+    different = numpy.unique(shapes_of_batches, axis=0)
+    assert len(chosen) == min(most, len(different))
+    for shape in shapes_of_batches:
+        assert shapes.covering(tuple(shape), chosen)
 
 
-def test_recorded_graphs_are_right():
-    """Eager and recorded graphs agree, so that the recording itself is right."""
-    recorded, eager = (trained("--method=branchnorm", device=device)[0] for device in (RecordedDevice(), EagerDevice()))
-    assert recorded == eager
+def test_recorded_graphs_compute_what_the_eager_step_computes():
+    """This holds the recording itself, on which the other tests rest, to be right."""
+    recorded = train_translator("--method=branchnorm", device=RecordedDevice())
+
+    eager = train_translator("--method=branchnorm", device=EagerDevice())
+
+    assert recorded.losses == eager.losses
+    assert recorded.norms == eager.norms
+
+
+@pytest.fixture
+def restarts(monkeypatch):
+    """Provide the list of the programs that would take this one's place, on a device where every capture fails."""
+    started = []
+    monkeypatch.setattr(settings, "device_of", lambda trainer: UncapturableDevice(times=(1.0, 1.0)))
+    monkeypatch.setattr(settings.os, "execv", lambda program, words: started.append(words))
+    monkeypatch.setattr(settings.sys, "argv", ["/bin/fairseq-train", "data"])
+    monkeypatch.setattr(settings.sys, "orig_argv", ["python", "/bin/fairseq-train", "data"])
+    return started
+
+
+def test_a_failed_capture_ends_a_run_with_a_number_of_shapes(restarts):
+    with pytest.raises(CaptureFailed):
+        train_translator("--cuda-graphs=8", updates=1)
+
+    assert restarts == []
+
+
+def test_a_failed_capture_with_auto_starts_the_run_again_without(restarts):
+    with pytest.raises(CaptureFailed):
+        train_translator("--cuda-graphs=auto", updates=1)
+
+    assert [words[1:] for words in restarts] == [["/bin/fairseq-train", "data", "--cuda-graphs", "0"]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_gradient_of_a_bias_is_the_sum_over_rows(dtype):
+    """The faster kernel computes it by a product with ones."""
+    torch.manual_seed(0)
+    x = torch.randn(300, 40).to(dtype)
+
+    with kernels.FasterKernels(most_rows=300, device=x.device):
+        kept_dimension = x.sum(0, keepdim=True)
+        flat = x.sum(0)
+
+    exact = x.double().sum(0)
+    assert torch.equal(kept_dimension[0], flat)
+    assert (flat.double() - exact).abs().max() < torch.finfo(dtype).eps * exact.abs().max() * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "summed",
+    [lambda x: x.sum(1), lambda x: torch.cat([x, x]).sum(0), lambda x: x.float().sum(0)],
+    ids=["over columns", "of more rows", "in float32"],
+)
+def test_other_sums_than_those_of_biases_stay_torchs(summed, dtype):
+    torch.manual_seed(0)
+    x = torch.randn(300, 40).to(dtype)
+
+    with kernels.FasterKernels(most_rows=300, device=x.device):
+        found = summed(x)
+
+    assert torch.equal(found, summed(x))
 
 
 # on a GPU
@@ -366,10 +582,11 @@ def deterministic(monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:.*deterministic")
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_every_method_captured(method, deterministic):
+def test_cuda_graphs_change_no_bit_of_any_method(method, deterministic):
     """CUDA graphs make the same bits as the kernels one by one, dropout included."""
-    flags = ("--fp16", "--fp16-init-scale=16", "--dropout=0.1", "--method", method, *METHODS[method].train_flags)
-    check(*flags, device=CudaDevice(faster=False), on_gpu=True)
+    flags = ("--fp16", SMALL_SCALE, "--dropout=0.1", "--method", method, *METHODS[method].train_flags)
+
+    assert_graphs_change_no_bit(*flags, device=CudaDevice(faster=False), on_gpu=True)
 
 
 @pytest.mark.gpu
@@ -388,86 +605,54 @@ def test_every_method_captured(method, deterministic):
     ],
     ids=" ".join,
 )
-def test_settings_captured(flags, deterministic):
-    check(*flags, device=CudaDevice(faster=False), on_gpu=True)
+def test_cuda_graphs_change_no_bit_under_other_settings(flags, deterministic):
+    assert_graphs_change_no_bit(*flags, device=CudaDevice(faster=False), on_gpu=True)
 
 
 @pytest.mark.gpu
-def test_update_freq_captured(deterministic):
-    check("--fp16", device=CudaDevice(faster=False), on_gpu=True, frequency=2)
+def test_cuda_graphs_change_no_bit_with_two_batches_an_update(deterministic):
+    assert_graphs_change_no_bit("--fp16", device=CudaDevice(faster=False), on_gpu=True, batches_an_update=2)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("half", ["--fp16", "--bf16"])
 def test_faster_kernels_change_only_the_rounding(half):
-    losses, _, trainer = trained(half, "--fp16-init-scale=16", device=CudaDevice(), on_gpu=True)
-    plain, *_ = trained(half, "--fp16-init-scale=16", on_gpu=True)
-    assert trainer.graphs.served == UPDATES
-    assert [loss for loss, _ in losses] == pytest.approx([loss for loss, _ in plain], rel=2e-2)
+    by_graphs = train_translator(half, SMALL_SCALE, device=CudaDevice(), on_gpu=True)
+
+    plain = train_translator(half, SMALL_SCALE, on_gpu=True)
+
+    assert by_graphs.trainer.graphs.served == UPDATES
+    assert by_graphs.losses == pytest.approx(plain.losses, rel=2e-2)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("rows, width", [(50, 64), (4001, 512), (3, 48), (777, 1024)])
-def test_gradients_of_a_layer_norm(rows, width, kind):
-    """The kernel's sums and products are those of float64, to the rounding of the result."""
+def test_gradients_of_a_layer_norm_are_those_of_float64(rows, width, dtype):
+    """The kernel's sums and products are exact to the rounding of the result."""
     torch.manual_seed(0)
-    x = (2 * torch.randn(rows, width) + 1).to("cuda", kind)
-    gradient, weight, bias = (torch.randn(size).to("cuda", kind) for size in ((rows, width), width, width))
+    x = (2 * torch.randn(rows, width) + 1).to("cuda", dtype)
+    gradient = torch.randn(rows, width).to("cuda", dtype)
+    weight = torch.randn(width).to("cuda", dtype)
+    bias = torch.randn(width).to("cuda", dtype)
     _, mean, rstd = torch.native_layer_norm(x.float(), [width], weight.float(), bias.float(), 1e-5)
+
     found = kernels.layer_norm_backward(gradient, x, [width], mean, rstd, weight, bias, [True] * 3)
+
     exact = [tensor.double() for tensor in (gradient, x, mean, rstd, weight, bias)]
     expected = torch.ops.aten.native_layer_norm_backward(*exact[:2], [width], *exact[2:], [True] * 3)
     for ours, theirs in zip(found, expected, strict=True):
-        assert (ours.double() - theirs).norm() < 2 * torch.finfo(kind).eps * theirs.norm()
+        assert (ours.double() - theirs).norm() < 2 * torch.finfo(dtype).eps * theirs.norm()
 
 
 @pytest.mark.gpu
-def test_memory_stays_level():
-    _, _, trainer = trained("--fp16", "--fp16-init-scale=16", device=CudaDevice(), on_gpu=True)
-    reserved = torch.cuda.memory_reserved()
+def test_replays_take_no_more_memory():
+    trainer = train_translator("--fp16", SMALL_SCALE, device=CudaDevice(), on_gpu=True).trainer
     samples = trainer.samples
+    reserved = torch.cuda.memory_reserved()
+
     with metrics.aggregate("train_inner"):
         for _ in range(200):
             trainer.train_step(samples)
+
     assert torch.cuda.memory_reserved() == reserved
-
-
-@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
-def test_gradient_of_a_bias(kind):
-    """The product with ones is the sum over rows, and other sums stay torch's."""
-    torch.manual_seed(0)
-    x = torch.randn(300, 40).to(kind)
-    with kernels.FasterKernels(most_rows=300, device=x.device):
-        whole, flat = x.sum(0, keepdim=True), x.sum(0)
-        others = x.sum(1), torch.cat([x, x]).sum(0), x.float().sum(0)
-    exact = x.double().sum(0)
-    assert torch.equal(whole[0], flat)
-    assert (flat.double() - exact).abs().max() < torch.finfo(kind).eps * exact.abs().max() * 2
-    expected = x.sum(1), torch.cat([x, x]).sum(0), x.float().sum(0)
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(others, expected, strict=True))
-
-
-class Failing(RecordedDevice):
-    """Device on which nothing can be captured."""
-
-    def graph(self):
-        return FailingGraph()
-
-
-class FailingGraph:
-    def capture(self, function):
-        raise CaptureFailed("--cuda-graphs: no")
-
-
-@pytest.mark.parametrize("flag", ["8", "auto"])
-def test_a_failed_capture_ends_the_run_or_starts_it_again(flag, monkeypatch):
-    """A number of shapes ends the run; with auto fairseq-train starts anew without graphs, once."""
-    started = []
-    monkeypatch.setattr(settings, "device_of", lambda trainer: Failing(times=(1.0, 1.0)))
-    monkeypatch.setattr(settings.os, "execv", lambda program, words: started.append(words))
-    monkeypatch.setattr(settings.sys, "argv", ["/bin/fairseq-train", "data"])
-    monkeypatch.setattr(settings.sys, "orig_argv", ["python", "/bin/fairseq-train", "data"])
-    with pytest.raises(CaptureFailed):
-        trained(f"--cuda-graphs={flag}", updates=1)
-    assert [words[1:] for words in started] == [["/bin/fairseq-train", "data", "--cuda-graphs", "0"]] * (flag == "auto")

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -15,95 +16,112 @@ from deepnet_fairseq.plugin.distributed import launch
 from ..conftest import TRAIN_FLAGS
 from ..faults.life import children, lives
 from ..support import ranks
+from ..support.errors import refused
 from ..support.forked import BIN
 from ..support.helpers import USER_DIR, run_cold
 from ..support.lives import TINY, live
 from ..support.logs import losses
 
 MODEL = (*TINY, "--dropout", "0")
-LONG = ("--max-update", "100000", "--save-interval-updates", "5", "--keep-interval-updates", "1")
+ENDLESS = ("--max-update", "100000", "--save-interval-updates", "5", "--keep-interval-updates", "1")
+PROMPT = "import deepnet_fairseq as d; d.register(); from fairseq_cli.train import cli_main; cli_main()"
+PYTHON_M = ("python", "-m", "fairseq_cli.train")  # multiprocessing copies this module into its children
 
 
-def logged(losses: list[float]):
-    """Expect losses up to the order of sums: the last of three logged decimals may differ by one."""
+def up_to_the_order_of_sums(losses: list[float]):
+    """Expect losses of which the last of three logged decimals may differ by one."""
     return pytest.approx(losses, abs=1.1e-3)
 
 
 @pytest.fixture(scope="module")
-def expected(data, tmp_path_factory):
+def losses_of_one_process(data, tmp_path_factory):
+    """Provide the losses of four updates of one process, which accumulates two batches for each."""
     folder = tmp_path_factory.mktemp("one")
-    words = (*TRAIN_FLAGS, *MODEL, "--max-update", 4, "--update-freq", 2, "--save-dir", folder)
-    return [float(row["loss"]) for row in ranks.train(1, folder / "log", data, *words)]
-
-
-PROMPT = "import deepnet_fairseq as d; d.register(); from fairseq_cli.train import cli_main; cli_main()"
-
-
-MODULE = ("python", "-m", "fairseq_cli.train")  # multiprocessing copies this module into its children
+    flags = (*TRAIN_FLAGS, *MODEL, "--max-update", 4, "--update-freq", 2, "--save-dir", folder)
+    rows = ranks.train(1, folder / "log", data, *flags)
+    return [float(row["loss"]) for row in rows]
 
 
 @pytest.mark.parametrize(
-    "program", [("fairseq-train",), ("python", "-c", PROMPT), MODULE], ids=["fairseq-train", "a prompt", "python -m"]
+    "program", [("fairseq-train",), ("python", "-c", PROMPT), PYTHON_M], ids=["fairseq-train", "a prompt", "python -m"]
 )
-def test_two_processes(program, expected, data, tmp_path):
+def test_two_processes_train_as_one(program, losses_of_one_process, data, tmp_path):
     """Two processes train on a CPU, where fairseq's launcher starts none; --user-dir is imported once."""
-    words = (*TRAIN_FLAGS, *MODEL, "--max-update", "4", "--save-dir", tmp_path, "--distributed-world-size", "2")
-    done = run_cold(*program, data, *words)
-    assert list(losses(done.stdout).values()) == logged(expected)
-    assert (tmp_path / "checkpoint_last.pt").exists() and "already been imported" not in done.stdout
+    flags = (*TRAIN_FLAGS, *MODEL, "--max-update", "4", "--save-dir", tmp_path, "--distributed-world-size", "2")
+
+    done = run_cold(*program, data, *flags)
+
+    assert list(losses(done.stdout).values()) == up_to_the_order_of_sums(losses_of_one_process)
+    assert (tmp_path / "checkpoint_last.pt").exists()
+    assert "already been imported" not in done.stdout
 
 
 @pytest.mark.smoke
-def test_two_processes_of_hydra(data, tmp_path):
+def test_hydra_trains_on_two_processes_that_are_given_their_ranks(data, tmp_path):
     """fairseq-hydra-train trains on two processes of a CPU when each is started with its rank."""
-    place = {"world_size": 2, "backend": "gloo", "init_method": f"file://{tmp_path}/meeting", "no_spawn": True}
     settings = {
-        "common.user_dir": USER_DIR, "common.cpu": True, "task.data": data, "checkpoint.save_dir": tmp_path,
+        "common.user_dir": USER_DIR,
+        "common.cpu": True,
+        "task.data": data,
+        "checkpoint.save_dir": tmp_path,
         "optimization.max_update": 2,
-    } | {f"distributed_training.distributed_{name}": value for name, value in place.items()}  # fmt: skip
-    words = [BIN / "fairseq-hydra-train", "--config-dir", f"{USER_DIR}/../configs", "--config-name", "quickstart",
-             *(f"{name}={value}" for name, value in settings.items())]  # fmt: skip
-    commands = [
-        [*map(str, words), f"distributed_training.distributed_rank={rank}", f"hydra.run.dir={tmp_path}/hydra{rank}"]
-        for rank in (0, 1)
-    ]
-    second = subprocess.Popen(commands[1], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        "distributed_training.distributed_world_size": 2,
+        "distributed_training.distributed_backend": "gloo",
+        "distributed_training.distributed_init_method": f"file://{tmp_path}/meeting",
+        "distributed_training.distributed_no_spawn": True,
+    }
+    program = (BIN / "fairseq-hydra-train", "--config-dir", f"{USER_DIR}/../configs", "--config-name", "quickstart")
+    common = [str(word) for word in program] + [f"{name}={value}" for name, value in settings.items()]
+
+    def command_of(rank):
+        return [*common, f"distributed_training.distributed_rank={rank}", f"hydra.run.dir={tmp_path}/hydra{rank}"]
+
+    second = subprocess.Popen(command_of(1), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        first = run_cold(*commands[0])
+        first = run_cold(*command_of(0))
         assert second.wait(60) == 0
     finally:
         second.kill()
-    logged = first.stdout + "".join(path.read_text() for path in (tmp_path / "hydra0").glob("*.log"))
-    assert "training on 2 devices" in logged and "deepnet_fairseq.plugin.run" in logged
+
+    log = first.stdout + "".join(path.read_text() for path in (tmp_path / "hydra0").glob("*.log"))
+    assert "training on 2 devices" in log
+    assert "deepnet_fairseq.plugin.run" in log
     assert (tmp_path / "checkpoint_last.pt").exists()
 
 
 @pytest.fixture
-def begin(data, tmp_path):
-    """Start two processes of fairseq-train; return them after their first checkpoints, with their numbers.
+def start_two_processes(data, tmp_path):
+    """Start two processes of fairseq-train; return the program after their first checkpoints, and their numbers.
 
     All processes are killed when the test ends.
     """
     started = []
 
-    def begin(launcher: str = "fairseq-train"):
-        program = [BIN / MODULE[0], *MODULE[1:]] if launcher == "python -m" else [BIN / "fairseq-train"]
-        words = [*program, data, *TRAIN_FLAGS, *MODEL, *LONG, "--save-dir", tmp_path]
+    def start(launcher: str = "fairseq-train"):
+        program = (BIN / PYTHON_M[0], *PYTHON_M[1:]) if launcher == "python -m" else (BIN / "fairseq-train",)
+        words = [*program, data, *TRAIN_FLAGS, *MODEL, *ENDLESS, "--save-dir", tmp_path]
         if launcher == "torchrun":
             words = [BIN / "torchrun", "--standalone", "--nproc_per_node", "2", "--no-python", *words]
         else:
             words += ["--distributed-world-size", "2"]
-        with open(tmp_path / "log", "w") as log:
-            process = subprocess.Popen(list(map(str, words)), stdout=log, stderr=log, start_new_session=True)
+
+        log = tmp_path / "log"
+        with open(log, "w") as output:
+            process = subprocess.Popen(
+                [str(word) for word in words], stdout=output, stderr=output, start_new_session=True
+            )
         started.append(process)
         deadline = time.monotonic() + 120
         while not (tmp_path / "checkpoint_previous.pt").exists():
-            assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()[-2000:]
+            assert process.poll() is None, log.read_text()[-2000:]
+            assert time.monotonic() < deadline, log.read_text()[-2000:]
             time.sleep(0.1)
-        told = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in children(process.pid)}
-        return process, [pid for pid, line in told.items() if "resource_tracker" not in line]
 
-    yield begin
+        command_lines = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in children(process.pid)}
+        workers = [pid for pid, line in command_lines.items() if "resource_tracker" not in line]
+        return process, workers
+
+    yield start
     for process in started:
         process.kill()
         process.wait()
@@ -111,79 +129,123 @@ def begin(data, tmp_path):
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("launcher", ["fairseq-train", "python -m"])
-def test_a_signal_to_the_program_is_for_its_processes(launcher, begin, tmp_path):
-    process, _ = begin(launcher)
+def test_a_signal_to_the_program_makes_its_processes_save_and_end(launcher, start_two_processes, tmp_path):
+    process, _ = start_two_processes(launcher)
+
     process.send_signal(signal.SIGTERM)
+
     assert process.wait(60) == 128 + signal.SIGTERM
     assert "is saved" in (tmp_path / "log").read_text()
 
 
 @pytest.mark.smoke
-def test_a_lost_process_ends_the_other_in_a_line(begin, tmp_path):
-    process, workers = begin()
+def test_a_lost_process_ends_the_other_in_a_line(start_two_processes, tmp_path):
+    process, workers = start_two_processes()
+
     os.kill(workers[-1], signal.SIGKILL)
-    assert process.wait(60) not in (0, None)
-    text = (tmp_path / "log").read_text()
-    assert "Traceback" not in text and f"it resumes from {tmp_path}" in text
+
+    assert process.wait(60) != 0
+    log = (tmp_path / "log").read_text()
+    assert "Traceback" not in log
+    assert f"it resumes from {tmp_path}" in log
+
+
+def end_within(seconds: float, pids: list[int]) -> bool:
+    """Return whether all processes end within that many seconds."""
+    deadline = time.monotonic() + seconds
+    while any(lives(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not any(lives(pid) for pid in pids)
 
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("launcher", ["torchrun", "fairseq-train"])
-def test_workers_end_with_a_killed_launcher(launcher, begin, data, tmp_path):
+def test_workers_end_with_a_killed_launcher(launcher, start_two_processes, data, tmp_path):
     """Worker processes end seconds after SIGKILL to their launcher's group, and the same command resumes at once."""
-    process, workers = begin(launcher)
+    process, workers = start_two_processes(launcher)
+
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    assert len(workers) == 2 and gone(workers, 5)
-    more = ("--max-update", "6", "--reset-dataloader", "--save-dir", tmp_path)
-    assert live(tmp_path / "again", data, *TRAIN_FLAGS, *MODEL, *more) == 0
+
+    assert len(workers) == 2
+    assert end_within(5, workers)
+    resume = ("--max-update", "6", "--reset-dataloader", "--save-dir", tmp_path)
+    assert live(tmp_path / "again", data, *TRAIN_FLAGS, *MODEL, *resume) == 0
 
 
-def gone(pids: list[int], seconds: float) -> bool:
-    """Return whether all processes end within that many seconds."""
-    deadline = time.monotonic() + seconds
-    while any(map(lives, pids)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not any(map(lives, pids))
+SAVING = (*TRAIN_FLAGS, *MODEL, "--save-interval-updates", "3")
 
 
-def test_all_take_the_checkpoint_before(expected, data, tmp_path):
-    """Every process resumes from the checkpoint before a damaged one; if all are damaged, no file changes."""
-    words = (*TRAIN_FLAGS, *MODEL, "--save-interval-updates", "3", "--save-dir", tmp_path)
-    ranks.train(2, tmp_path / "log", data, *words, "--max-update", "4")
-    os.truncate(tmp_path / "checkpoint_last.pt", 3000)
-    rows = ranks.train(2, tmp_path / "again", data, *words, "--max-update", "4")
-    assert [row["num_updates"] for row in rows] == ["4"] and [float(rows[0]["loss"])] == logged(expected[-1:])
-    log = (tmp_path / "again").read_text()
-    assert re.search(rf"checkpoint_last\.pt: truncated or damaged .*; resuming from {tmp_path}/checkpoint", log)
-    for path in tmp_path.glob("*.pt"):
+@pytest.fixture(scope="module")
+def saved_by_two_processes(data, tmp_path_factory):
+    """Provide the folder of a training of two processes that has saved after updates 3 and 4."""
+    folder = tmp_path_factory.mktemp("two")
+    ranks.train(2, folder / "log", data, *SAVING, "--save-dir", folder, "--max-update", "4")
+    return folder
+
+
+def test_all_processes_resume_from_the_checkpoint_before_a_damaged_one(
+    saved_by_two_processes, losses_of_one_process, data, tmp_path
+):
+    folder = shutil.copytree(saved_by_two_processes, tmp_path / "run")
+    os.truncate(folder / "checkpoint_last.pt", 3000)
+
+    rows = ranks.train(2, tmp_path / "log", data, *SAVING, "--save-dir", folder, "--max-update", "4")
+
+    assert [row["num_updates"] for row in rows] == ["4"]
+    assert [float(row["loss"]) for row in rows] == up_to_the_order_of_sums(losses_of_one_process[-1:])
+    log = (tmp_path / "log").read_text()
+    assert re.search(rf"checkpoint_last\.pt: .* {folder}/checkpoint", log)  # the damaged one, and the one before
+
+
+def test_if_all_checkpoints_are_damaged_no_file_changes(saved_by_two_processes, data, tmp_path):
+    folder = shutil.copytree(saved_by_two_processes, tmp_path / "run")
+    checkpoints = list(folder.glob("*.pt"))
+    assert len(checkpoints) >= 2
+    for path in checkpoints:
         os.truncate(path, 1000)
-    ranks.train(2, tmp_path / "none", data, *words, "--max-update", "5", check=False)
-    assert "holds no other checkpoint that is whole; nothing was changed" in (tmp_path / "none").read_text()
-    assert {path.stat().st_size for path in tmp_path.glob("*.pt")} == {1000}
+
+    rows = ranks.train(2, tmp_path / "log", data, *SAVING, "--save-dir", folder, "--max-update", "5", check=False)
+
+    assert rows == []
+    assert f"error: {folder}/checkpoint_last.pt: " in (tmp_path / "log").read_text()
+    assert {path: path.stat().st_size for path in folder.glob("*.pt")} == dict.fromkeys(checkpoints, 1000)
 
 
-def test_a_process_that_never_comes(data, tmp_path):
-    """A process that never comes ends the other one after --heartbeat-timeout, in one line."""
-    words = (*TRAIN_FLAGS, *MODEL, "--save-dir", tmp_path, "--heartbeat-timeout", "3", "--distributed-world-size", "2",
-             "--distributed-init-method", f"file://{tmp_path}/meeting", "--distributed-no-spawn",
-             "--distributed-rank", "0", "--distributed-backend", "gloo")  # fmt: skip
-    ranks.train(1, tmp_path / "log", data, *words, check=False, timeout=60)
-    text = (tmp_path / "log").read_text()
-    assert "error: process 0 of 2: another one is gone or cannot be reached" in text, text[-2000:]
-    assert "Traceback" not in text
+def test_a_process_that_never_comes_ends_the_other_in_a_line(data, tmp_path):
+    """The other one waits for --heartbeat-timeout."""
+    flags = (
+        *TRAIN_FLAGS, *MODEL, "--save-dir", tmp_path, "--heartbeat-timeout", "3", "--distributed-world-size", "2",
+        "--distributed-init-method", f"file://{tmp_path}/meeting", "--distributed-no-spawn", "--distributed-rank", "0",
+        "--distributed-backend", "gloo",
+    )  # fmt: skip
+
+    ranks.train(1, tmp_path / "log", data, *flags, check=False, timeout=60)
+
+    log = (tmp_path / "log").read_text()
+    assert "error: process 0 of 2: " in log, log[-2000:]
+    assert "Traceback" not in log
 
 
-@pytest.mark.parametrize(
-    ("reason", "said"),
-    [
-        ("[gloo/pair.cc:553] Connection closed by peer", "process 0 of 2: another one is gone .*closed by peer"),
-        ("Error(s) in loading state_dict for DeepTransformer", "Cannot load model parameters"),
-    ],
-)
-def test_a_process_lost_while_others_load_is_one_line(reason, said):
-    """A process lost while others load a checkpoint is named in one line; true loading errors stay as they are."""
+def fail_to_load_on_rank_0_of_2(reason: str) -> None:
+    """Raise what fairseq raises when a checkpoint does not load, for `reason`, inside what explains such errors."""
     place = {"distributed_rank": 0, "distributed_world_size": 2}
     cfg = OmegaConf.create({"distributed_training": place, "checkpoint": {"save_dir": "runs/mine"}})
-    with pytest.raises(Exception, match=said), launch._explain_in_a_line(cfg):
+    with launch._explain_in_a_line(cfg):
         raise Exception("Cannot load model parameters from checkpoint x.pt") from RuntimeError(reason)
+
+
+def test_a_process_lost_while_others_load_a_checkpoint_is_named():
+    reason = "[gloo/pair.cc:553] Connection closed by peer"
+
+    with refused("process 0 of 2") as caught:
+        fail_to_load_on_rank_0_of_2(reason)
+
+    assert reason in caught.value.way_out
+
+
+def test_an_error_of_loading_alone_stays_as_it_is():
+    with pytest.raises(Exception, match="x.pt") as caught:
+        fail_to_load_on_rank_0_of_2("Error(s) in loading state_dict for DeepTransformer")
+
+    assert type(caught.value) is Exception

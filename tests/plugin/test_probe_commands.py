@@ -1,165 +1,276 @@
 """Tests of probes in fairseq-train: the training stays the same, in every mode, and log and file hold the values."""
 
+from __future__ import annotations
+
 import json
 import math
 import re
+from typing import NamedTuple
 
 import pytest
 import torch
 
 from deepnet_fairseq.cli import main
-from deepnet_fairseq.plugin.probe_record import read_record
+from deepnet_fairseq.plugin.probe_record import Record, read_record
 from deepnet_fairseq.plugin.probing import reference
 
 from ..conftest import TRAIN_FLAGS
 from ..support import ranks
-from ..support.helpers import run, small
+from ..support.diverging import weights
+from ..support.helpers import USER_DIR, run, small
 from ..support.observing import net_input
 
 ARCH = ("--arch", "deepnet_transformer_tiny", "--encoder-layers", "3", "--decoder-layers", "2")
 PROBES = ("--deepnet-probe", "all", "--probe-interval", "2")
+DROPOUT = ("--dropout", "0.1")
+TWENTY = ("--max-update", "20", *DROPOUT)
+ONE = ("--max-update", "1", "--dropout", "0", "--no-save")
 
 
-def train(data, folder, *flags, check=True):
-    return run("fairseq-train", data, *TRAIN_FLAGS, *ARCH, "--save-dir", folder, *flags, check=check).stdout
+def fairseq_train(data, folder, *flags, check=True):
+    return run("fairseq-train", data, *TRAIN_FLAGS, *ARCH, "--save-dir", folder, *flags, check=check)
 
 
-def weights(folder):
-    return torch.load(folder / "checkpoint_last.pt", weights_only=False)["model"]
+def logged_updates(output: str) -> list[dict]:
+    """Return the log's row of each update."""
+    return [json.loads(row) for row in re.findall(r"\| train_inner \| (\{.*\})", output)]
 
 
-def close(actual, expected, tolerance):
-    """Check that two rows of records agree, except in the largest single numbers, which round differently."""
+def assert_rows_close(actual, expected, tolerance):
+    """Check that two rows of records agree, except in numbers near 0, which round differently."""
     assert actual.keys() == expected.keys()
     for probe in actual.keys() - {"half_precision"}:
         assert actual[probe].keys() == expected[probe].keys()
-        scale = max(map(abs, expected[probe].values()), default=0.0)  # a method may have learned no factors
+        largest = max(map(abs, expected[probe].values()), default=0.0)  # a method may have learned no factors
         for address, value in expected[probe].items():
-            assert actual[probe][address] == pytest.approx(value, rel=tolerance, abs=tolerance * scale * 0.1), address
+            near = pytest.approx(value, rel=tolerance, abs=tolerance * largest * 0.1)
+            assert actual[probe][address] == near, address
+
+
+class ProbedRun(NamedTuple):
+    """A run with probes: its updates as fairseq logs them, and as the probes' file has them."""
+
+    logged: list[dict]
+    record: Record
 
 
 @pytest.fixture(scope="module")
-def plain(data, tmp_path_factory):
-    """Provide a run of 20 updates without probes, with dropout."""
+def folder_without_probes(data, tmp_path_factory):
+    """Provide the folder of a run of 20 updates without probes, with dropout."""
     folder = tmp_path_factory.mktemp("plain")
-    train(data, folder, "--max-update", "20", "--dropout", "0.1")
+    fairseq_train(data, folder, *TWENTY)
     return folder
 
 
 @pytest.fixture(scope="module")
-def probed(data, tmp_path_factory):
-    """Provide the same run with all probes, its output in out.txt."""
+def folder_with_probes(data, tmp_path_factory):
+    """Provide the folder of the same run with all probes, every second update; its output is in out.txt."""
     folder = tmp_path_factory.mktemp("probed")
-    out = train(data, folder, "--max-update", "20", "--dropout", "0.1", *PROBES)
-    (folder / "out.txt").write_text(out)
+    output = fairseq_train(data, folder, *TWENTY, *PROBES).stdout
+    (folder / "out.txt").write_text(output)
     return folder
 
 
-def test_probes_change_nothing(plain, probed):
-    """Probes leave the weights after 20 updates bit-identical."""
-    ours, theirs = weights(probed), weights(plain)
-    assert ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
-    assert not (plain / "probes.jsonl").exists()
+@pytest.fixture(scope="module")
+def probed_run(folder_with_probes):
+    """Provide what the run with probes has logged and recorded."""
+    logged = logged_updates((folder_with_probes / "out.txt").read_text())
+    return ProbedRun(logged, read_record(folder_with_probes / "probes.jsonl"))
 
 
-def test_rows_and_log(probed):
-    """Probes write a row every second update; fairseq's log has the same numbers, and its gnorm is their norm."""
-    record = read_record(probed / "probes.jsonl")
-    assert record.updates() == list(range(0, 20, 2))
-    assert record.header["method"] == "deepnorm" and record.header["encoder_layers"] == 3
-    logged = [json.loads(row) for row in re.findall(r"\| train_inner \| (\{.*\})", (probed / "out.txt").read_text())]
-    assert len(logged) == 20 and all("loss" in row for row in logged)
-    for probe, address in (("model_update", "decoder"), ("gradient_norm", "decoder.2"), ("gradient_norm", "encoder.3")):
-        values = [float(row[f"{probe}/{address}"]) for row in logged if row.get(f"{probe}/{address}") is not None]
-        assert values == pytest.approx(record.series(probe, address)[1], rel=1e-3, abs=2e-6)
-    assert "ln_input/decoder.encoder_attn" in logged[0] and "branch_dependency/encoder.ffn" in logged[0]
-    update = record.series("model_update", "decoder")[1]
-    assert update[0] == 0 and all(later > 0 for later in update[1:]) and update[-1] > 5 * update[1]
-    for update in (0, 10, 18):
-        norms = [v for a, v in record.rows[update]["gradient_norm"].items() if a.count(".") == 1]
-        assert sum(v * v for v in norms) ** 0.5 == pytest.approx(float(logged[update]["gnorm"]), abs=2e-3)
+def test_probes_change_no_bit_of_the_weights(folder_without_probes, folder_with_probes):
+    plain = weights(folder_without_probes / "checkpoint_last.pt")
+
+    probed = weights(folder_with_probes / "checkpoint_last.pt")
+
+    assert probed.keys() == plain.keys()
+    for name, weight in plain.items():
+        assert torch.equal(probed[name], weight), name
 
 
-def test_resumed_run_goes_on(data, probed, tmp_path):
-    """A run resumed after 9 updates has the rows of an undisturbed one, because it remembers theta_0."""
-    train(data, tmp_path, "--max-update", "9", "--dropout", "0.1", *PROBES)
-    out = train(data, tmp_path, "--max-update", "20", "--dropout", "0.1", *PROBES)
-    resumed, whole = read_record(tmp_path / "probes.jsonl"), read_record(probed / "probes.jsonl")
-    assert resumed.updates() == whole.updates() and "counts from update" not in out
-    close(resumed.rows[18], whole.rows[18], 1e-4)
+def test_a_run_without_probes_has_no_record(folder_without_probes):
+    assert not (folder_without_probes / "probes.jsonl").exists()
 
 
-def test_a_reference_that_is_lost(tmp_path, caplog):
-    """A reference that is lost, damaged or of another batch is replaced, with a warning in the log."""
-    model, kept = small(2), tmp_path / "probes.reference.pt"
-    first = reference(model, net_input(), kept, 0, write=True)
-    assert all(torch.equal(reference(model, net_input(), kept, 5, write=False)[name], first[name]) for name in first)
+def test_a_row_is_recorded_at_every_interval(probed_run):
+    assert probed_run.record.updates() == list(range(0, 20, 2))
+
+
+def test_the_record_begins_with_facts_of_the_model(probed_run):
+    header = probed_run.record.header
+
+    assert header["method"] == "deepnorm"
+    assert header["encoder_layers"] == 3
+
+
+def test_every_update_is_logged_beside_those_that_probes_watch(probed_run):
+    losses = [row["loss"] for row in probed_run.logged]
+
+    assert len(losses) == 20
+
+
+@pytest.mark.parametrize(
+    "probe, address",
+    [("model_update", "decoder"), ("gradient_norm", "decoder.2"), ("gradient_norm", "encoder.3")],
+)
+def test_the_log_has_the_numbers_of_the_record(probed_run, probe, address):
+    column = f"{probe}/{address}"
+    logged = [float(row[column]) for row in probed_run.logged if row.get(column) is not None]
+
+    _, recorded = probed_run.record.series(probe, address)
+
+    assert logged == pytest.approx(recorded, rel=1e-3, abs=2e-6)
+
+
+@pytest.mark.parametrize("column", ["ln_input/decoder.encoder_attn", "branch_dependency/encoder.ffn"])
+def test_the_log_sums_up_the_layers_of_a_stack(probed_run, column):
+    assert column in probed_run.logged[0]
+
+
+def test_the_model_moves_away_from_its_start(probed_run):
+    _, distances = probed_run.record.series("model_update", "decoder")
+
+    assert distances[0] == 0
+    assert min(distances[1:]) > 0
+    assert distances[-1] > 5 * distances[1]
+
+
+@pytest.mark.parametrize("update", [0, 10, 18])
+def test_norms_of_the_parts_add_up_to_fairseqs_gnorm(probed_run, update):
+    """Addresses with one dot, as decoder.2, cover each parameter once; those with more are parts of layers."""
+    norms = probed_run.record.rows[update]["gradient_norm"]
+    with_one_dot = [norm for address, norm in norms.items() if address.count(".") == 1]
+
+    total = sum(norm**2 for norm in with_one_dot) ** 0.5
+
+    assert total == pytest.approx(float(probed_run.logged[update]["gnorm"]), abs=2e-3)
+
+
+def test_a_resumed_run_has_the_rows_of_an_undisturbed_one(data, probed_run, tmp_path):
+    """A run resumed after 9 updates remembers the outputs at theta_0."""
+    fairseq_train(data, tmp_path, "--max-update", "9", *DROPOUT, *PROBES)
+
+    output = fairseq_train(data, tmp_path, *TWENTY, *PROBES).stdout
+
+    resumed = read_record(tmp_path / "probes.jsonl")
+    assert resumed.updates() == probed_run.record.updates()
+    assert "probes.reference.pt" not in output  # no warning of a lost reference
+    assert_rows_close(resumed.rows[18], probed_run.record.rows[18], 1e-4)
+
+
+def test_a_resumed_run_reads_the_reference_of_its_start(tmp_path, caplog):
+    model = small(2)
+    path = tmp_path / "probes.reference.pt"
+    at_start = reference(model, net_input(), path, 0, write=True)
+
+    read = reference(model, net_input(), path, 5, write=False)
+
+    assert read.keys() == at_start.keys()
+    for stack, outputs in at_start.items():
+        assert torch.equal(read[stack], outputs)
     assert not caplog.records
-    reference(model, net_input(seed=3), kept, 20, write=False)
-    kept.write_bytes(b"broken")
-    reference(model, net_input(), kept, 20, write=False)
-    for record in caplog.records:
-        assert record.getMessage().endswith("does not hold the outputs of update 0; model_update counts from update 20")
-    assert len(caplog.records) == 2
+
+
+@pytest.mark.parametrize("lost_by", ["another batch", "damage"])
+def test_a_lost_reference_is_replaced_with_a_warning(lost_by, tmp_path, caplog):
+    """The warning names the file and the update from which model_update counts."""
+    model = small(2)
+    path = tmp_path / "probes.reference.pt"
+    reference(model, net_input(), path, 0, write=True)
+    seed = 0
+    if lost_by == "another batch":
+        seed = 3
+    else:
+        path.write_bytes(b"broken")
+
+    replaced = reference(model, net_input(seed=seed), path, 20, write=False)
+
+    present = reference(model, net_input(seed=seed), path, 0, write=False)
+    assert replaced.keys() == present.keys()
+    for stack, outputs in present.items():
+        assert torch.equal(replaced[stack], outputs)
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert warning.startswith(f"{path}: ")
+    assert warning.endswith("update 20")
 
 
 @pytest.fixture(scope="module")
-def row(data, tmp_path_factory):
-    """Provide the first row of a run with two batches an update, by flags."""
+def first_row(data, tmp_path_factory):
+    """Provide a function of flags that returns the first row of a run with two batches an update."""
 
-    def made(*flags):
+    def train_and_read(*flags):
         folder = tmp_path_factory.mktemp("row")
-        train(data, folder, "--max-update", "1", "--no-save", "--dropout", "0", "--update-freq", "2", *PROBES, *flags)
+        fairseq_train(data, folder, *ONE, "--update-freq", "2", *PROBES, *flags)
         return read_record(folder / "probes.jsonl").rows[0]
 
-    return made
+    return train_and_read
 
 
 @pytest.fixture(scope="module")
-def accumulated(row):
-    return row()
+def row_of_two_batches(first_row):
+    return first_row()
 
 
-def test_checkpointing_and_clipping(row, accumulated):
+def test_recomputation_and_clipping_change_no_value(first_row, row_of_two_batches):
     """Gradients are read whole and before clipping, and recomputed passes count once."""
-    close(row("--checkpoint-activations", "--clip-norm", "0.001"), accumulated, 1e-4)
+    row = first_row("--checkpoint-activations", "--clip-norm", "0.001")
+
+    assert_rows_close(row, row_of_two_batches, 1e-4)
 
 
 @pytest.mark.parametrize("flags", [
     "--bf16", "--bf16 --memory-efficient-bf16",
     *(pytest.param(flag, marks=pytest.mark.smoke) for flag in ("--fp16", "--memory-efficient-fp16", "--amp")),
 ])  # fmt: skip
-def test_half_precision_gradients_are_unscaled(row, accumulated, flags):
+def test_half_precision_gradients_are_unscaled(first_row, row_of_two_batches, flags):
     """Gradients in half precision are reported unscaled, although fairseq divides them only after clipping."""
-    full, half = accumulated["gradient_norm"], row(*flags.split())["gradient_norm"]
+    half = first_row(*flags.split())["gradient_norm"]
+
+    full = row_of_two_batches["gradient_norm"]
     for address in ("decoder.2", "encoder.1", "decoder.1.ffn.fc1", "encoder.embed_tokens"):
         assert half[address] == pytest.approx(full[address], rel=0.05)
 
 
-def test_two_ranks_are_one_larger_batch(data, tmp_path, accumulated):
-    """Two processes report what one process reports that accumulates two batches."""
-    words = [data, *TRAIN_FLAGS, *ARCH, "--max-update", "1", "--no-save", *PROBES, "--dropout", "0"]
-    ranks.train(2, tmp_path / "log", *words, "--save-dir", tmp_path / "two", "--ddp-backend", "legacy_ddp")
+def test_two_processes_report_what_one_reports_of_two_batches(data, tmp_path, row_of_two_batches):
+    flags = (data, *TRAIN_FLAGS, *ARCH, *ONE, *PROBES, "--save-dir", tmp_path / "two", "--ddp-backend", "legacy_ddp")
+
+    ranks.train(2, tmp_path / "log", *flags)
+
     record = read_record(tmp_path / "two" / "probes.jsonl")
     assert record.updates() == [0]
-    close(record.rows[0], accumulated, 1e-3)
+    assert_rows_close(record.rows[0], row_of_two_batches, 1e-3)
 
 
-def test_a_probed_checkpoint_translates_and_is_averaged(data, probed, plain, tmp_path):
-    """fairseq-generate and `deepnet average` accept a checkpoint of a probed run."""
-    out = run("fairseq-generate", data, "--user-dir", TRAIN_FLAGS[1], "--path", probed / "checkpoint_last.pt", "--cpu")
-    assert "Generate test" in out.stdout
-    both = [str(folder / "checkpoint_last.pt") for folder in (probed, plain)]
-    main(["average", *both, "--out", str(tmp_path / "mean.pt")])
+def test_a_checkpoint_of_a_probed_run_translates(data, folder_with_probes):
+    checkpoint = folder_with_probes / "checkpoint_last.pt"
+
+    output = run("fairseq-generate", data, "--user-dir", USER_DIR, "--path", checkpoint, "--cpu").stdout
+
+    assert "Generate test" in output
 
 
-def test_divergence_is_named_and_recorded(data, tmp_path):
-    """A divergence is named, with status 3, and recorded in rows of which the last holds null."""
-    flags = ("--method", "t_fixup", "--lr", "1e6", "--warmup-updates", "1", "--max-update", "20")
-    done = run("fairseq-train", data, *TRAIN_FLAGS, *ARCH, *flags, "--no-save", "--save-dir", tmp_path,
-               "--deepnet-probe", "all", "--probe-interval", "1", check=False)  # fmt: skip
+def test_a_checkpoint_of_a_probed_run_is_averaged(folder_with_probes, folder_without_probes, tmp_path):
+    checkpoints = [str(folder / "checkpoint_last.pt") for folder in (folder_with_probes, folder_without_probes)]
+
+    main(["average", *checkpoints, "--out", str(tmp_path / "mean.pt")])
+
+    # both checkpoints have the same weights
+    mean = weights(tmp_path / "mean.pt")
+    for name, weight in weights(folder_without_probes / "checkpoint_last.pt").items():
+        assert torch.equal(mean[name], weight), name
+
+
+def test_a_divergence_ends_the_record(data, tmp_path):
+    """The run ends with status 3 and the update; the last of the rows holds null."""
+    wild = ("--method", "t_fixup", "--lr", "1e6", "--warmup-updates", "1", "--max-update", "20", "--no-save")
+    probes = ("--deepnet-probe", "all", "--probe-interval", "1")
+
+    done = fairseq_train(data, tmp_path, *wild, *probes, check=False)
+
     assert done.returncode == 3
-    assert "error: diverged at update" in done.stdout.rstrip().splitlines()[-1]
+    last_line = done.stdout.rstrip().splitlines()[-1]
+    assert re.search(r"error: .*update \d+", last_line)
     record = read_record(tmp_path / "probes.jsonl")
-    last = record.rows[record.updates()[-1]]["gradient_norm"]
-    assert any(math.isnan(norm) for norm in last.values()) and record.updates()[-1] < 20
+    last = record.updates()[-1]
+    assert last < 20
+    assert any(math.isnan(norm) for norm in record.rows[last]["gradient_norm"].values())

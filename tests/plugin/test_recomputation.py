@@ -3,89 +3,105 @@
 dlcl's history, the only tensor that layers share, is covered too.
 """
 
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import NamedTuple
+
 import pytest
 import torch
+from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from deepnet_fairseq.core.methods.dlcl import LayerWeights
-from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.flags import namespace
 
+from ..support.errors import refused
 from ..support.helpers import batch, small
 from ..support.observing import loss_of, net_input
 
-DROPOUT = {"dropout": 0.2, "attention_dropout": 0.1, "activation_dropout": 0.1}
-HOW = {
+DROPOUTS = {"dropout": 0.2, "attention_dropout": 0.1, "activation_dropout": 0.1}
+GROUPINGS = {
     "each": {"checkpoint_activations": True},
     "two": {"checkpoint_every": 2},
-    "five": {"checkpoint_every": 5},  # the last group is smaller
+    "five": {"checkpoint_every": 5},  # the last group of 7 layers is smaller
     "all": {"checkpoint_every": 99},
 }
+DLCL = [
+    {"dlcl_norm": "post"},
+    {"dlcl_window": 2},
+    {"dlcl_normalize_embedding": True},
+    {"dlcl_plain": True, "dlcl_dilation": 2, "dlcl_period": 3},
+]
 
 
-def gradients(model, seed=3):
-    """Return the gradients of one training step, and the random state after it."""
+class Step(NamedTuple):
+    """What a training step leaves: gradients by parameter, and the state of torch's random numbers."""
+
+    gradients: dict[str, Tensor]
+    random_state: Tensor
+
+
+def training_step(model, forward_context=None) -> Step:
+    """Make a forward pass, in a context if one is given, and a backward pass outside it."""
     model.zero_grad(set_to_none=True)
-    torch.manual_seed(seed)
-    loss_of(model, net_input()).backward()
-    return {name: p.grad for name, p in model.named_parameters() if p.requires_grad}, torch.get_rng_state()
+    torch.manual_seed(3)
+    with forward_context or nullcontext():
+        loss = loss_of(model, net_input())
+    loss.backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return Step(gradients, torch.get_rng_state())
 
 
-def assert_equal(actual, expected):
-    (actual, random), (expected, other) = actual, expected
-    assert actual.keys() == expected.keys()
-    for name, gradient in expected.items():
-        assert torch.equal(actual[name], gradient), name
-    assert torch.equal(random, other)
+def assert_same_bits(actual: Step, expected: Step) -> None:
+    assert actual.gradients.keys() == expected.gradients.keys()
+    for name, gradient in expected.gradients.items():
+        assert torch.equal(actual.gradients[name], gradient), name
+    assert torch.equal(actual.random_state, expected.random_state)
 
 
-def pair(how, layers=7, **fields):
+def plain_and_recomputing(grouping: str, **fields):
     """Build a model that keeps its activations and one that recomputes them, with equal weights and dropout."""
-    models = [small(layers, **(DROPOUT | fields | more)) for more in ({}, HOW[how])]
-    return [model.train() for model in models]
+    plain = small(7, **(DROPOUTS | fields))
+    recomputing = small(7, **(DROPOUTS | fields | GROUPINGS[grouping]))
+    return plain.train(), recomputing.train()
 
 
-@pytest.mark.parametrize("how", HOW)
-def test_same_gradients(how):
-    """Recomputation gives the same gradients and random state; test_methods.py covers every method."""
-    plain, recomputed = pair(how)
-    assert_equal(gradients(recomputed), gradients(plain))
+@pytest.mark.parametrize("grouping", GROUPINGS)
+def test_recomputation_changes_no_bit_of_the_gradients(grouping):
+    """Gradients and the random state stay; test_methods.py covers every method."""
+    plain, recomputing = plain_and_recomputing(grouping)
+
+    assert_same_bits(training_step(recomputing), training_step(plain))
 
 
-DENSE = {"dlcl_plain": True, "dlcl_dilation": 2, "dlcl_period": 3}
-FIELDS = [{"dlcl_norm": "post"}, {"dlcl_window": 2}, {"dlcl_normalize_embedding": True}, DENSE]
+@pytest.mark.parametrize("fields", DLCL)
+def test_recomputation_changes_no_bit_through_dlcls_history(fields):
+    plain, recomputing = plain_and_recomputing("five", method="dlcl", **fields)
+
+    assert_same_bits(training_step(recomputing), training_step(plain))
 
 
-@pytest.mark.parametrize("fields", FIELDS)
-def test_same_gradients_through_a_history(fields):
-    plain, recomputed = pair("five", method="dlcl", **fields)
-    assert_equal(gradients(recomputed), gradients(plain))
-
-
-def test_same_gradients_where_the_input_has_none():
-    """Recomputation gives the same gradients with frozen embeddings, when the first input needs none."""
-    models = pair("two", share_all_embeddings=True)
-    for model in models:
+def test_recomputation_changes_no_bit_with_frozen_embeddings():
+    """The input of the first layer then needs no gradient."""
+    plain, recomputing = plain_and_recomputing("two", share_all_embeddings=True)
+    for model in (plain, recomputing):
         model.encoder.embed_tokens.weight.requires_grad_(False)
-    assert_equal(gradients(models[1]), gradients(models[0]))
+
+    assert_same_bits(training_step(recomputing), training_step(plain))
 
 
-def test_same_gradients_in_mixed_precision():
-    """Recomputation under autocast gives the same gradients, although the backward pass runs outside it."""
+def test_recomputation_changes_no_bit_in_mixed_precision():
+    """The forward pass is recomputed under autocast, although the backward pass runs outside it."""
+    plain, recomputing = plain_and_recomputing("two")
 
-    def mixed(model):
-        torch.manual_seed(3)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = loss_of(model, net_input())
-        loss.backward()
-        return {name: p.grad for name, p in model.named_parameters()}, torch.get_rng_state()
+    step = training_step(recomputing, torch.autocast("cpu", dtype=torch.bfloat16))
 
-    plain, recomputed = pair("two")
-    assert_equal(mixed(recomputed), mixed(plain))
+    assert_same_bits(step, training_step(plain, torch.autocast("cpu", dtype=torch.bfloat16)))
 
 
-class Storages(TorchDispatchMode):
+class LiveStorages(TorchDispatchMode):
     """Recorder of the bytes of all tensors that are made inside and still live."""
 
     def __init__(self):
@@ -94,67 +110,94 @@ class Storages(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, (tuple, list)) else (result,):
+        results = result if isinstance(result, (tuple, list)) else (result,)
+        for tensor in results:
             if isinstance(tensor, torch.Tensor):
                 storage = tensor.untyped_storage()
                 self.made[storage.data_ptr()] = StorageWeakRef(storage), storage.nbytes()
         return result
 
-    def living(self) -> int:
+    def size(self) -> int:
         return sum(size for storage, size in self.made.values() if not storage.expired())
 
 
-def kept(model, rows=64):
-    """Return the bytes that wait for the backward pass, and the loss."""
+def bytes_for_the_backward_pass(model, rows: int = 64) -> int:
+    """Return how many bytes wait for the backward pass after a forward pass over a batch of `rows` rows."""
     inputs = net_input(rows=rows)
-    with Storages() as storages:
+    with LiveStorages() as storages:
         loss = loss_of(model, inputs)
-    return storages.living(), loss
+    size = storages.size()
+    assert loss.requires_grad  # the loss keeps alive what waits
+    return size
 
 
-def test_nothing_is_kept_but_the_input_of_each_group():
-    """Recomputation keeps one tensor of (rows, length, width) floats for each group and stack, and no more."""
-    rows, width = 64, 16
-    source, target = (tokens.size(1) for tokens in batch())
-    one = 4 * rows * (source + target) * width
-    plain = small(12, **DROPOUT).train()
-    sizes = {every: kept(small(12, **DROPOUT, checkpoint_every=every).train())[0] for every in (1, 2, 3, 12)}
-    assert {every: (size - sizes[12]) / one for every, size in sizes.items()} == {1: 11, 2: 5, 3: 3, 12: 0}
-    assert sizes[1] < 0.1 * kept(plain)[0]
+@pytest.mark.parametrize("layers_a_group, more_groups_than_one", [(1, 11), (2, 5), (3, 3)])
+def test_each_group_of_layers_keeps_only_its_input(layers_a_group, more_groups_than_one):
+    """Each group of a stack of 12 layers keeps one tensor of (rows, length, width) floats, and no more."""
+    rows, width, bytes_of_a_float = 64, 16, 4
+    source, target = batch()
+    of_a_group = bytes_of_a_float * rows * width * (source.size(1) + target.size(1))
+    one_group = small(12, **DROPOUTS, checkpoint_every=12).train()
+    groups = small(12, **DROPOUTS, checkpoint_every=layers_a_group).train()
+
+    more = bytes_for_the_backward_pass(groups, rows) - bytes_for_the_backward_pass(one_group, rows)
+
+    assert more == more_groups_than_one * of_a_group
 
 
-def test_flags():
-    """Flags that set how to recompute switch recomputation on."""
-    assert all(namespace("deepnet_transformer", **how).checkpoint_activations for how in HOW.values())
+def test_recomputation_of_each_layer_keeps_less_than_a_tenth():
+    plain = small(12, **DROPOUTS).train()
+    recomputing = small(12, **DROPOUTS, checkpoint_every=1).train()
+
+    assert bytes_for_the_backward_pass(recomputing) < 0.1 * bytes_for_the_backward_pass(plain)
+
+
+@pytest.mark.parametrize("grouping", GROUPINGS)
+def test_flags_of_the_groups_switch_recomputation_on(grouping):
+    assert namespace("deepnet_transformer", **GROUPINGS[grouping]).checkpoint_activations
+
+
+def test_without_a_flag_nothing_is_recomputed():
     assert not namespace("deepnet_transformer").checkpoint_activations
-    with pytest.raises(UserError, match="--checkpoint-every 0: must be at least 1"):
+
+
+def test_a_group_has_at_least_one_layer():
+    with refused("--checkpoint-every 0"):
         small(1, checkpoint_every=0)
 
 
-def chain(weights, outputs):
-    """Compute layers x_k -> y_k sin(x_k), each on the sum of all outputs so far."""
-    history, x = [], 1.0
-    for output in outputs:
-        x = weights(output * torch.sin(torch.as_tensor(x)), history)
+def last_sum_of_a_chain(weights: LayerWeights, factors: list[Tensor]) -> Tensor:
+    """Compute layers x -> y sin(x), each on the weighted sum of all outputs so far, from x = 1 on; y: a factor."""
+    history = []
+    x = torch.as_tensor(1.0)
+    for factor in factors:
+        x = weights(factor * torch.sin(x), history)
     return x
 
 
 @pytest.mark.parametrize("window", [0, 2])
-def test_gradient_of_dlcls_sum_by_finite_differences(window):
+def test_gradient_of_dlcls_sum_is_that_of_finite_differences(window):
     generator = torch.Generator().manual_seed(0)
     weights = LayerWeights(4, "average", window).double()
-    outputs = [torch.randn(2, 4, 5, generator=generator, dtype=torch.float64, requires_grad=True) for _ in range(4)]
-    assert torch.autograd.gradcheck(lambda *_: chain(weights, outputs), [weights.weight, *outputs])
+    factors = [torch.randn(2, 4, 5, generator=generator, dtype=torch.float64, requires_grad=True) for _ in range(4)]
+
+    assert torch.autograd.gradcheck(lambda *_: last_sum_of_a_chain(weights, factors), [weights.weight, *factors])
 
 
 def test_dlcls_memory_grows_linearly_with_depth():
-    ten, twenty, forty = (kept(small(layers, method="dlcl").train())[0] for layers in (10, 20, 40))
+    ten = bytes_for_the_backward_pass(small(10, method="dlcl").train())
+    twenty = bytes_for_the_backward_pass(small(20, method="dlcl").train())
+    forty = bytes_for_the_backward_pass(small(40, method="dlcl").train())
+
     assert forty - twenty == pytest.approx(2 * (twenty - ten), rel=0.02)
 
 
 def test_dlcl_adds_up_in_float32():
     """dlcl sums in float32: 1,000 outputs of weight 1/1,000 give 1, where float16 would give 0.98."""
-    weights, history = LayerWeights(1000, "average", 0).half(), []
+    weights = LayerWeights(1000, "average", 0).half()
+    history = []
     for _ in range(1000):
         total = weights(torch.ones(1, 1, 4, dtype=torch.float16), history)
-    assert total.dtype == torch.float16 and torch.allclose(total.float(), torch.ones(4), atol=1e-3)
+
+    assert total.dtype == torch.float16
+    assert torch.allclose(total.float(), torch.ones(4), atol=1e-3)
