@@ -1,5 +1,9 @@
 """Tests on a CUDA device: half precision at depth, and the results of a CPU."""
 
+from __future__ import annotations
+
+from contextlib import contextmanager
+
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -23,23 +27,25 @@ from ..support.optimisers import (
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 ON_GPU = tuple(flag for flag in TRAIN_FLAGS if flag != "--cpu")
-DEPTHS = {archs.MODEL_NAME: "{0}_{0}", archs.LM: "{0}", archs.MASKED_LM: "{0}"}
+DEPTHS = {archs.MODEL_NAME: "{0}_{0}", archs.LM: "{0}", archs.MASKED_LM: "{0}"}  # in names of architectures
 
 
-def scores(model, device="cuda"):
+def scores_and_targets(model, device="cuda"):
     """Compute the scores of a padded batch; return them and the targets."""
-    src, prev = (tokens.to(device) for tokens in batch())
-    both = all(hasattr(model, stack) for stack in ("encoder", "decoder"))
-    return (model(src, None, prev) if both else model(prev))[0], prev
+    source, previous = (tokens.to(device) for tokens in batch())
+    is_translator = hasattr(model, "encoder") and hasattr(model, "decoder")
+    scores = model(source, None, previous)[0] if is_translator else model(previous)[0]
+    return scores, previous
 
 
-def gradients(model):
-    """Compute the loss and the gradients of the trained parameters."""
-    model.zero_grad()
-    logits, prev = scores(model)
-    loss = cross_entropy(logits.float().flatten(0, 1), prev.flatten(), ignore_index=PAD)
-    loss.backward()
-    return loss.detach(), [p.grad for p in model.parameters() if p.grad is not None]
+@contextmanager
+def waiting_raises():
+    """Let torch raise an error in the block wherever the CPU waits for the GPU."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -49,75 +55,98 @@ def test_100_layers_of_base_width_stay_finite(kind, method, dtype):
     torch.manual_seed(0)
     with torch.device("cuda"):  # draws 736 million numbers quickly
         model = build(f"{kind}_{DEPTHS[kind].format(100)}", VOCAB, method=method)
-    loss, grads = gradients(model.to(dtype).train())
-    assert torch.isfinite(loss) and grads and all(torch.isfinite(gradient).all() for gradient in grads)
+    model.to(dtype).train()
+
+    scores, targets = scores_and_targets(model)
+    loss = cross_entropy(scores.float().flatten(0, 1), targets.flatten(), ignore_index=PAD)
+    loss.backward()
+
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    assert torch.isfinite(loss)
+    assert gradients
+    for gradient in gradients:
+        assert torch.isfinite(gradient).all()
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 @pytest.mark.parametrize("kind", DEPTHS)
-def test_same_as_on_the_cpu(kind, method):
+def test_scores_are_those_of_a_cpu(kind, method):
     model = build(f"{kind}_tiny_{DEPTHS[kind].format(6)}", VOCAB, method=method).double().eval()
+
     with torch.no_grad():
-        expected, prev = scores(model, "cpu")
-        actual = scores(model.cuda())[0].cpu()
-    assert torch.allclose(actual[prev.ne(PAD)], expected[prev.ne(PAD)], atol=1e-9)
+        expected, targets = scores_and_targets(model, "cpu")
+        actual = scores_and_targets(model.cuda())[0].cpu()
+
+    is_word = targets.ne(PAD)
+    assert torch.allclose(actual[is_word], expected[is_word], atol=1e-9)
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_no_pass_waits_for_the_gpu(method):
-    """Forward and backward passes in half precision never wait for the GPU; torch raises if one does."""
+    """Forward and backward passes in half precision never wait for the GPU."""
     model = small(2, method=method).cuda().half().train()
-    src, prev = (tokens.cuda() for tokens in batch())
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        logits, _extra = model(src, None, prev)
+    source, previous = (tokens.cuda() for tokens in batch())
+
+    with waiting_raises():
+        logits, _extra = model(source, None, previous)
         logits.float().sum().backward()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+
     assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
 @pytest.mark.parametrize("kind", HALF)
-def test_deepnet_adam_is_fairseqs(kind):
-    """deepnet_adam in half precision equals fairseq's adam on a GPU, and state moves between the two."""
-    built = []
-    for name in ("adam", "deepnet_adam"):
-        params = [torch.nn.Parameter(p.data.cuda()) for p in model_parameters(kind)]
-        built.append((build_optimiser(name, params, kind), params))
-        make_updates(*built[-1], range(20))
-    (reference, _), (tested, _) = built
-    assert largest_difference(*(float32_weights(*one) for one in built)) < 1e-5
+def test_deepnet_adam_is_fairseqs_on_a_gpu(kind):
+    """deepnet_adam in half precision equals fairseq's adam, and state moves between the two."""
+
+    def trained_on_gpu(name):
+        params = [torch.nn.Parameter(parameter.data.cuda()) for parameter in model_parameters(kind)]
+        built = build_optimiser(name, params, kind)
+        make_updates(built, params, range(20))
+        return built, params
+
+    reference, theirs = trained_on_gpu("adam")
+    tested, ours = trained_on_gpu("deepnet_adam")
+
+    assert largest_difference(float32_weights(reference, theirs), float32_weights(tested, ours)) < 1e-5
     tested.load_state_dict(reference.state_dict())
     reference.load_state_dict(tested.state_dict())
 
 
 @pytest.mark.parametrize("precision", ["--fp16", "--bf16"])
-def test_an_update_waits_behind_its_backward_pass(data, tmp_path, precision):
+def test_an_update_waits_only_behind_its_backward_pass(data, tmp_path, precision):
     """An update waits for the GPU only after its backward pass, from the second update on."""
     flags = (*TINY, "--clip-norm", "1", "--optimizer", "deepnet_adam", precision)
     training = Training(data, tmp_path, *flags, common=ON_GPU)
     training.step()
-    task, passes = training.trainer.task, training.trainer.task.train_step
+    task = training.trainer.task
+    passes = task.train_step
+    made = []
 
-    def without_waiting(*args, **kwargs):
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            return passes(*args, **kwargs)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+    def passes_without_waiting(*args, **kwargs):
+        with waiting_raises():
+            result = passes(*args, **kwargs)
+        made.append(result)
+        return result
 
-    task.train_step = without_waiting
+    task.train_step = passes_without_waiting
     training.step()
+
+    assert len(made) == 1
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device")
 @pytest.mark.parametrize("mode", [(), ("--zero-sharding", "os")])
-def test_two_gpus_are_one(data, tmp_path, mode):
+def test_two_gpus_train_as_one(data, tmp_path, mode):
     """Training on two GPUs in fp16 has the losses of one GPU with the same batches, over ten updates."""
-    flags = ("--arch", "deepnet_transformer_tiny", "--dropout", "0", "--fp16", "--fp16-init-scale", "64", "--no-save")
-    words, losses = (data, *ON_GPU, *flags, "--max-update", "10", "--optimizer", "deepnet_adam"), []
-    for world in (1, 2):
-        several = ("--update-freq", 2 // world, "--distributed-world-size", world, *(mode if world == 2 else ()))
-        (tmp_path / "log").write_text(run_cold("fairseq-train", *words, *several).stdout)
-        losses.append([float(row["loss"]) for row in ranks.updates(tmp_path / "log")])
-    assert len(losses[0]) == 10 and losses[1] == pytest.approx(losses[0], abs=0.02)
+    arch = ("--arch", "deepnet_transformer_tiny", "--dropout", "0", "--optimizer", "deepnet_adam")
+    flags = (data, *ON_GPU, *arch, "--fp16", "--fp16-init-scale", "64", "--no-save", "--max-update", "10")
+
+    def losses_of(log, *more):
+        log.write_text(run_cold("fairseq-train", *flags, *more).stdout)
+        return [float(row["loss"]) for row in ranks.updates(log)]
+
+    one = losses_of(tmp_path / "one", "--distributed-world-size", 1, "--update-freq", 2)
+    two = losses_of(tmp_path / "two", "--distributed-world-size", 2, "--update-freq", 1, *mode)
+
+    assert len(one) == 10
+    assert two == pytest.approx(one, abs=0.02)

@@ -36,7 +36,7 @@ CHANGED = {
     "torch.utils.data._utils.signal_handling._set_worker_signal_handlers",
 }
 TORCHS_OWN = {"torch._weights_only_unpickler._marked_safe_globals_set"}  # set by torch.serialization.add_safe_globals
-SNAPSHOT = """
+PRINT_CHANGES = """
     import json, sys, types
     import fairseq_cli.generate, fairseq_cli.hydra_train, fairseq_cli.interactive, fairseq_cli.train
     import hydra._internal.utils, numpy, torch.distributed, torch.utils.data
@@ -50,61 +50,94 @@ SNAPSHOT = """
                 for key, value in list(vars(module).items()):
                     found[f"{name}.{key}"] = value
                     if isinstance(value, type) and value.__module__ == name:
-                        found |= {f"{name}.{key}.{inner}": held for inner, held in vars(value).items()}
+                        for inner, of_class in vars(value).items():
+                            found[f"{name}.{key}.{inner}"] = of_class
         return found
+
+    def changed_since(before):
+        after = attributes()
+        return [name for name, value in before.items() if after.get(name) is not value]
 
     before = attributes()
     import deepnet_fairseq, deepnet_fairseq.core, deepnet_fairseq.cli
-    after = attributes()
-    assert all(after[name] is value for name, value in before.items()), "by an import alone"
+    by_import = changed_since(before)
     deepnet_fairseq.register()
-    after = attributes()
     print()
-    print(json.dumps([name for name, value in before.items() if after.get(name) is not value]))
+    print(json.dumps({"import": by_import, "registration": changed_since(before)}))
 """
 
 
-def test_the_list_of_patches_is_complete():
+@pytest.fixture(scope="module")
+def changed_attributes():
+    """Provide the names of other libraries' attributes that differ, {"import": after it, "registration": after it}."""
+    printed = run_cold("python", "-c", dedent(PRINT_CHANGES)).stdout
+    [changes] = [line for line in printed.splitlines() if line.startswith('{"import"')]
+    return json.loads(changes)
+
+
+def test_an_import_changes_no_other_library(changed_attributes):
+    assert changed_attributes["import"] == []
+
+
+def test_the_list_of_patches_is_complete(changed_attributes):
     """register() changes the listed attributes of these libraries' loaded modules and classes, and no others."""
-    printed = run_cold("python", "-c", dedent(SNAPSHOT)).stdout
-    (listed,) = (line for line in printed.splitlines() if line.startswith("["))
-    assert set(json.loads(listed)) - TORCHS_OWN == CHANGED
+    assert set(changed_attributes["registration"]) - TORCHS_OWN == CHANGED
 
 
 def test_an_import_loads_neither_torch_nor_fairseq():
     code = "import sys, deepnet_fairseq; print({'torch', 'fairseq', 'numpy'} & sys.modules.keys())"
+
     assert run_cold("python", "-c", code).stdout == "set()\n"
+
+
+def patched_attributes() -> dict:
+    return {place: getattr(*place) for place in patches.PATCHES}
 
 
 def test_a_second_registration_changes_nothing():
     register()
-    before = {place: getattr(*place) for place in patches.PATCHES}
+    before = patched_attributes()
+
     register()
-    assert before == {place: getattr(*place) for place in patches.PATCHES}
+
+    assert before
+    assert patched_attributes() == before
 
 
-IN_PYTHON = """
+TRAIN_IN_PYTHON = """
     import sys
-    {begin}
+    {start}
     from fairseq_cli import train
     sys.argv = ["fairseq-train", *{words!r}]
     train.cli_main()
     print(train.Trainer.func.__name__)
 """
-STARTS = {  # name -> first lines of a program that trains in its own process
-    "--user-dir alone": "",
-    "imported before": "import deepnet_fairseq",
-    "registered before": "import deepnet_fairseq; deepnet_fairseq.register()",
-    "fairseq imported before": "import fairseq.trainer, fairseq_cli.train",
-}
 
 
-@pytest.mark.parametrize("begin", STARTS)
-def test_a_training_from_python(begin, data, tmp_path):
-    """fairseq's trainer runs from Python with register() called first; otherwise fairseq reports the import."""
-    words = [str(data), *TRAIN_FLAGS, *TINY, "--max-update", "1", "--save-dir", str(tmp_path)]
-    done = run_cold("python", "-c", dedent(IN_PYTHON).format(begin=STARTS[begin], words=words), check=False)
-    if begin == "imported before":
-        assert done.returncode and "already been imported" in done.stdout, done.stdout[-2000:]
-    else:
-        assert done.returncode == 0 and "DeepTrainer\n" in done.stdout, done.stdout[-2000:]
+def train_from_python(start, data, folder):
+    """Make one update in a Python program that begins with the line `start`; return the finished program."""
+    words = [str(data), *TRAIN_FLAGS, *TINY, "--max-update", "1", "--save-dir", str(folder)]
+    program = dedent(TRAIN_IN_PYTHON).format(start=start, words=words)
+    return run_cold("python", "-c", program, check=False)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        pytest.param("", id="--user-dir alone"),
+        pytest.param("import deepnet_fairseq; deepnet_fairseq.register()", id="registered before"),
+        pytest.param("import fairseq.trainer, fairseq_cli.train", id="fairseq imported before"),
+    ],
+)
+def test_a_training_from_python_has_our_trainer(start, data, tmp_path):
+    done = train_from_python(start, data, tmp_path)
+
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert "DeepTrainer\n" in done.stdout
+
+
+def test_fairseq_reports_an_import_without_registration(data, tmp_path):
+    done = train_from_python("import deepnet_fairseq", data, tmp_path)
+
+    assert done.returncode != 0
+    assert "already been imported" in done.stdout, done.stdout[-2000:]
