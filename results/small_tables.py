@@ -82,7 +82,7 @@ def rows_gradients(runs: list[RecordedRun]) -> list[list[str]]:
 
 
 def spread(values: list[float]) -> str:
-    """Format the median and range of numbers, as "5.01 (4.98 to 5.10)"; values that are not finite are counted."""
+    """Format the median and range of numbers, as "5.01 (4.98 to 5.10), 1 none": one value is not finite."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return "-"

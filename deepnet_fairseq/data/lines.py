@@ -261,7 +261,7 @@ def align(
 
 
 def as_many(rows: Iterable, expected: int, path: Path) -> Iterator:
-    """Yield the rows of a text that was read before; raise a UserError at the end if there are not `expected` any more.
+    """Yield the rows of a text that was read before; raise a UserError at the end unless there are still `expected`.
 
     path: file of the text, for the error
     """

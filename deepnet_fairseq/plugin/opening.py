@@ -6,14 +6,14 @@ import torch
 
 from .. import threads
 from ..core.models import DeepModel
-from .probe_record import FILE
+from .probe_record import FILE as PROBES_FILE
 
 
 def opening_line(trainer) -> str:
     """Name the method, depth, coefficients, parameters and precision of a DeepTrainer's run, and its output files.
 
-    As "deepnorm 18L-18L; encoder alpha 2.6, beta 0.2; ...; 1,000 parameters; fp32; checkpoints in DIR". For another
-    package's model method, depth and coefficients are left out. On a CPU the threads are named.
+    As "deepnorm 18L-18L; encoder alpha 2.6, beta 0.2; ...; 1,000 parameters; fp32; checkpoints in DIR". A model of
+    another package has no method, depth or coefficients here. On a CPU the line also names the threads.
     """
     cfg, model = trainer.cfg, trainer.get_model()
     parts = []
@@ -38,7 +38,7 @@ def opening_line(trainer) -> str:
         "log": cfg.common.log_file,
         "TensorBoard": cfg.common.tensorboard_logdir,
         "wandb": cfg.common.wandb_project,
-        "probes": trainer.probes and trainer.probes.folder / FILE,
+        "probes": trainer.probes and trainer.probes.folder / PROBES_FILE,
     }
     parts += [f"{what} in {place}" for what, place in places.items() if place]
     return "; ".join(parts)

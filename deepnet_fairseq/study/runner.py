@@ -80,23 +80,25 @@ class Runner:
     async def _run(self, cells: Iterable[Callable[[Mapping[str, str]], Awaitable[None]]]) -> None:
         """Start each cell as soon as fewer than `jobs` run, and wait for all; show progress meanwhile."""
         showing = asyncio.create_task(self._show())
-        room = asyncio.Semaphore(self.jobs)
+        free_places = asyncio.Semaphore(self.jobs)
         try:
             async with asyncio.TaskGroup() as group:
                 for cell in cells:
-                    await room.acquire()
-                    group.create_task(self._in_place(cell, room))
+                    await free_places.acquire()  # _run_at_free_place releases it when the cell ends
+                    group.create_task(self._run_at_free_place(cell, free_places))
         finally:
             showing.cancel()
 
-    async def _in_place(self, cell: Callable[[Mapping[str, str]], Awaitable[None]], room: asyncio.Semaphore) -> None:
-        """Run a cell with the variables of a free place; then free the place, and release `room` for the next cell."""
+    async def _run_at_free_place(
+        self, cell: Callable[[Mapping[str, str]], Awaitable[None]], free_places: asyncio.Semaphore
+    ) -> None:
+        """Run a cell with the variables of a free place; then free the place, and let the next cell begin."""
         place = self._free.pop(0)
         try:
             await cell(place)
         finally:
             self._free.append(place)
-            room.release()
+            free_places.release()
 
     async def program(
         self,

@@ -542,10 +542,11 @@ def _signatures(score: dict) -> Iterator[tuple[str, str]]:
 
 
 def render_report(runs: Path, table: str, out: Path | None = None) -> str:
-    """Return the page of a table, and write it to the file `out` if there is one. The same runs give the same bytes.
+    """Return the page of a table, and write it to the file `out` if there is one.
 
-    runs: RUNS; table: the name of one of TABLES. Raises a UserError for an unknown table, for missing or broken runs,
-    and for a path that cannot be written.
+    The page's links are relative to the folder of `out`, or to RUNS without one; the same runs and the same `out` give
+    the same bytes. runs: RUNS; table: the name of one of TABLES. Raises a UserError for an unknown table, for missing
+    or broken runs, and for a path that cannot be written.
     """
     if table not in TABLES:
         raise UserError(f"--table {table}", f"no such table; choose one of {', '.join(TABLES)}")

@@ -30,17 +30,20 @@ def flags(work: Work, method: str, layers: int) -> list[str]:
     """Return the flags of a cell, a method with so many encoder and decoder layers, but for its length."""
     if work.miniature:
         small = [*model_flags(method, 2), *shlex.split(MODEL), *shlex.split(MINIATURE)]
-        return [*small, "--cpu", "--max-tokens=500", "--num-workers=0", "--warmup-updates=10", "--disable-validation"]
+        return [*small, "--cpu", "--max-tokens=500", "--num-workers=0", "--disable-validation"]
     return [*model_flags(method, layers), *shlex.split(MODEL), "--fp16", "--cuda-graphs=auto"]
 
 
 def run(work: Work, method: str, layers: int) -> Iterator[dict]:
     """Train a cell and translate both test sets; yields what fairseq-train logged, then BLEU."""
-    updates, warmup = (12, 6) if work.miniature else length(layers, work.records, work.longest)
-    more = STOP_STUCK if method == "post_ln" else ["--disable-validation"]
-    more = [*more, f"--warmup-updates={warmup}", "--log-interval=100"]
     if work.miniature:
+        updates, warmup = 12, 10
         more = ["--log-interval=4"]
+    else:
+        updates, warmup = length(layers, work.records, work.longest)
+        more = [*STOP_STUCK] if method == "post_ln" else ["--disable-validation"]
+        more.append("--log-interval=100")
+    more.append(f"--warmup-updates={warmup}")
     more.append("--no-save-optimizer-state")  # nothing resumes from it
     facts = {"what": TRAINED, "method": method, "layers": layers, "of_updates": updates, "warmup": warmup}
     facts["shortened"] = updates < UPDATES

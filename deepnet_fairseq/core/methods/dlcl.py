@@ -166,12 +166,13 @@ class LayerWeights(FullPrecision):
     def forward(self, y: Tensor, history: list[Any]) -> Tensor:
         """Combine the newest output y (B, T, C) with those before it, and return what the next layer reads, (B, T, C).
 
-        history: the list of Method.mixer; it holds a History, and behind that one number for each row so far.
+        history: the list of Method.mixer. Its first item is the History of this forward pass; the items after it are
+        only counted, and their count is the number of the present row.
         """
         if not history:
             history.append(History(len(self.weight), y, self.weight.dtype))
         row = len(history) - 1
-        history.append(row)
+        history.append(row)  # so that the next call finds row + 1
         return WeightedSum.apply(y, self.weight, history[0], row, self.reach)
 
 

@@ -88,7 +88,8 @@ def load_checkpoint_to_cpu(original, path, arg_overrides=None, **kwargs) -> dict
     those that prune layers of this package's models are refused too, because fairseq would ignore them silently. The
     state of the task gets the file's origin, by which the task compares vocabularies (vocabulary.py).
     """
-    content: dict = {}  # parts of the file, before fairseq converts them and applies the overrides
+    # parts of the file before fairseq converts them and applies the overrides; empty for a path that is no local file
+    raw_parts: dict = {}
 
     def load(*args, **kwargs):
         """Check the file and load it."""
@@ -96,14 +97,14 @@ def load_checkpoint_to_cpu(original, path, arg_overrides=None, **kwargs) -> dict
             check_whole(path)  # torch does not look at its checksums
             raw = torch.load(path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True)
             for name in ("cfg", "args", "task_state"):
-                content[name] = raw.get(name)
+                raw_parts[name] = raw.get(name)
             for name in ("cfg", "args"):  # checked before fairseq converts them, which runs eval() on their texts
-                check_plain(path, content[name])
+                check_plain(path, raw_parts[name])
         return original(*args, **kwargs)
 
     state = load_or_explain(load, path, arg_overrides, **kwargs)
     check_content(path, state)
-    vocabulary.attach_origin(path, content or state, state)
+    vocabulary.attach_origin(path, raw_parts or state, state)
     pruning = [name for name in arg_overrides or () if name.endswith("_layers_to_keep")]
     if pruning and str(state["cfg"]["model"]["_name"]).startswith("deepnet_"):
         raise UserError(

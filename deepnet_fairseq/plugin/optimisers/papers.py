@@ -164,8 +164,9 @@ class TFixupSchedule(FairseqLRScheduler):
 def clip_apart(trainer) -> None:
     """Clip the gradients of modules that have a `gradient_clip`, apart from those of the other parameters.
 
-    gradient_clip is the largest L2 norm of the gradients of all such modules together, the same in each of them. Their
-    parameters are numbers (), as GPAS's g. trainer: a DeepTrainer, whose `limited` keeps the list of the modules.
+    gradient_clip is the largest L2 norm of the gradients of all such modules together, the same in each of them. Each
+    of their parameters is a scalar, of shape (), as GPAS's g. trainer: a DeepTrainer, whose `limited` keeps the list of
+    the modules.
     """
     limited = trainer.limited
     if limited is None:  # the first update: walk through all layers
@@ -181,5 +182,6 @@ def clip_apart(trainer) -> None:
         parameters |= dict.fromkeys(module.parameters())
     grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if grads:
+        # the optimiser may still have to multiply the gradients (by the loss scale, the tokens); the limit holds after
         norm = torch.linalg.vector_norm(torch.stack(grads)) * gradient_scale(trainer.optimizer)
         torch._foreach_mul_(grads, (limited[0].gradient_clip / norm).clamp(max=1))

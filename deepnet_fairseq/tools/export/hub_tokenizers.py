@@ -39,13 +39,15 @@ def write_translation_tokenizer(transformers, folder: Path, ported: Port, text: 
         way_out = "train on data of one dictionary (fairseq-preprocess --joined-dictionary), or give --to ctranslate2"
         raise misfit("a tokenizer there has one vocabulary, and the data have two", way_out)
     if text.described.pieces != "sentencepiece":
-        cut = "what Moses' tokenizer makes and subword-nmt cuts" if text.file else "text that comes cut"
+        has_merges = text.file is not None
+        cut = "what Moses' tokenizer makes and subword-nmt cuts" if has_merges else "text that comes cut"
         raise misfit(f"no tokenizer there takes {cut}", "give --to ctranslate2, or a SentencePiece model as --subwords")
 
     vocabulary = folder / "vocab.json"
     numbers = {symbol: number for number, symbol in enumerate(source.symbols)}
     vocabulary.write_text(json.dumps(numbers, ensure_ascii=False) + "\n", encoding="utf-8")
-    tags = list((text.described.symbols or {}).values())
+    tag_of_language = text.described.symbols or {}
+    tags = list(tag_of_language.values())
     transformers.Speech2TextTokenizer(
         str(vocabulary), str(text.file), model_max_length=ported.longest, split_special_tokens=True,
         extra_special_tokens=tags,

@@ -166,9 +166,9 @@ def _generation(folded: Folded, ported: Port, search: Settings | None) -> dict:
     if search is None:
         return settings | {"suppress_tokens": [PAD], "max_length": ported.longest}
 
-    longest = folded.config["max_target_positions"] + 1
-    if ported.bounded:  # by the shorter one of the encoder's and the decoder's tables
-        longest = min(longest, ported.longest)
+    max_length = folded.config["max_target_positions"] + 1
+    if ported.bounded:  # a table of the encoder's or the decoder's, the shorter one, must hold all tokens
+        max_length = min(max_length, ported.longest)
     if search.beam > 1:  # a single beam is compared with no other
         settings |= {"length_penalty": search.lenpen, "early_stopping": True}
     return settings | {
@@ -177,5 +177,5 @@ def _generation(folded: Folded, ported: Port, search: Settings | None) -> dict:
         "forced_eos_token_id": EOS,
         "num_beams": search.beam,
         "min_length": SHORTEST + 1,
-        "max_length": longest,
+        "max_length": max_length,
     }

@@ -105,8 +105,10 @@ class Process:
         self._bound = WeakSet()
 
         if self._uses_torch:
+            import torch
+
             self._forked_with_torch = True
-            self.use_torch(lambda: 1)
+            torch.set_num_threads(1)  # see use_torch
 
 
 class _Entry:
