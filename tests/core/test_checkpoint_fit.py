@@ -90,7 +90,7 @@ def model_of_method(name):
 
 
 @pytest.mark.parametrize("saved", sorted(METHODS))
-def test_a_checkpoint_loads_into_another_method_only_if_the_function_is_the_same(saved):
+def test_a_checkpoint_loads_only_into_methods_of_the_same_function(saved):
     tokens = single_stacks.batch()
     source = single_stacks.noisy_model(LM, 4, method=saved)
     expected = single_stacks.scores(source, tokens)

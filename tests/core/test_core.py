@@ -311,13 +311,16 @@ def run_example(updates):
 
 
 def printed_losses_and_pairs(printed):
-    """Return the losses that the example has printed, and [source, output] of the three sentences it has reversed."""
+    """Return the losses that the example has printed, and (source, output) of the three sentences it has reversed."""
     *updates, first, second, third = printed.splitlines()
     losses = []
     for line in updates:
         (loss,) = re.fullmatch(r"update \d00: loss (\d\.\d{3})", line).groups()
         losses.append(float(loss))
-    pairs = [[json.loads(part) for part in line.split(" reversed: ")] for line in (first, second, third)]
+    pairs = []
+    for line in (first, second, third):
+        source, output = line.split(" reversed: ")
+        pairs.append((json.loads(source), json.loads(output)))
     return losses, pairs
 
 
@@ -355,7 +358,7 @@ def test_readmes_example_learns_on_every_seed(seed):
     assert_learnt(torch_alone.run(seed))
 
 
-def test_the_recorded_runs_of_readmes_example_are_of_five_seeds_that_learn():
+def test_readmes_example_is_recorded_on_five_seeds_that_learn():
     lines = (ROOT / "results" / "torch_alone" / "records.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
 

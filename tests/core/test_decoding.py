@@ -1,6 +1,7 @@
 """Tests of incremental decoding with shared, preallocated caches against decoding without a cache."""
 
 import copy
+from itertools import product
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from ..support.single_stacks import noisy_model
 
 FP32 = TOLERANCE[torch.float32]
 SEARCHES = [((MODEL_NAME, LM)[number % 2], name, 4) for number, name in enumerate(sorted(METHODS))]
-SEARCHES += [(kind, "deepnorm", beam) for kind in (MODEL_NAME, LM) for beam in (1, 5)]
+SEARCHES += product((MODEL_NAME, LM), ["deepnorm"], (1, 5))
 
 
 def prompts():
@@ -226,7 +227,7 @@ def test_gradients_flow_through_the_cache(recomputing):
 
 
 @pytest.mark.parametrize("mixed", [False, True])
-def test_hooks_and_replaced_forwards_change_a_step_as_they_change_a_whole_pass(mixed):
+def test_hooks_and_replaced_forwards_act_in_a_step_as_in_a_whole_pass(mixed):
     """A step equals the whole pass under hooks and replaced forwards, also in autocast's bfloat16."""
     model = small(2)
     first, second = model.decoder.layers

@@ -221,7 +221,7 @@ def test_a_norm_on_queries_and_keys_is_refused():
     with refused("--method deepnorm") as caught:
         folded(small(PAIR, **fields), 2, **fields)
 
-    assert "queries and keys" in caught.value.way_out
+    assert "queries" in caught.value.way_out
 
 
 def test_a_shortcut_with_a_negative_factor_is_refused():

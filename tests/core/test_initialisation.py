@@ -51,7 +51,7 @@ def test_deepnorms_variant_draws_from_a_uniform_distribution():
     assert largest_in_stds(model.decoder.layers[0].fc1.weight) == pytest.approx(math.sqrt(3), rel=0.01)
 
 
-def test_biases_of_todays_fairseq_are_drawn_but_those_of_attentions_output():
+def test_fairseqs_biases_are_drawn_but_for_attentions_output():
     """Their bound is 1 / sqrt(inputs), 512 or 2048."""
     bounds = {"q": 0.0442, "k": 0.0442, "v": 0.0442, "out": 0.0, "fc1": 0.0442, "fc2": 0.0221}
 
@@ -125,7 +125,7 @@ def test_branch_weights_have_the_std_that_the_methods_gain_states(method_and_mod
         assert row.ratio == pytest.approx(1, abs=0.015), row
 
 
-def test_embeddings_have_the_std_that_the_method_states_and_padding_is_zero(method_and_model):
+def test_embeddings_have_the_methods_std_and_padding_is_zero(method_and_model):
     method, model = method_and_model
 
     for stack in model.stacks().values():

@@ -4,6 +4,7 @@ Models are encoder-decoders with N = M layers, and a single stack, encoder or de
 """
 
 import math
+from itertools import product
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -70,9 +71,7 @@ ONE_STACK = {
     100: OneStack(3.760603, 0.188030, 2.301807, 0.211873, 0.182574, 0.413519, 0.070711),
     500: OneStack(5.623413, 0.125743, 2.628260, 0.141688, 0.122095, 0.316228, 0.031623),
 }
-every_single_stack = pytest.mark.parametrize(
-    ("stack", "layers"), [(stack, layers) for stack in STACK_NAMES for layers in ONE_STACK]
-)
+every_single_stack = pytest.mark.parametrize(("stack", "layers"), list(product(STACK_NAMES, ONE_STACK)))
 
 
 @every_single_stack

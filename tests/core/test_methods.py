@@ -137,7 +137,8 @@ def test_a_texts_scores_do_not_depend_on_batch_padding_or_caching(kind, variant)
 
 
 @pytest.mark.parametrize(("kind", "variant"), language_model_variants(), ids=variant_id)
-def test_a_word_changes_later_scores_of_its_text_and_in_masked_models_earlier_ones(kind, variant):
+def test_only_a_masked_model_looks_ahead(kind, variant):
+    """A word changes the scores at its place and later ones, in a masked model earlier ones too, and no other text."""
     name, options = variant
     model = noisy_model(kind, 3, **config_fields(name), **options)
     tokens = text_batch()

@@ -367,7 +367,7 @@ def test_gpas_in_half_precision_keeps_its_gate_and_gradient_in_float32(dtype):
         ((0, 12), "decoder", 2 * 12),  # a language model
     ],
 )
-def test_gpt_2s_initialisation_divides_last_matrices_by_the_root_of_the_branches(depths, stack, branches):
+def test_gpt_2s_initialisation_divides_by_the_root_of_the_branches(depths, stack, branches):
     method = get_method("pre_ln")(*depths, scaled_init=True)
     site = Site(stack, 2, "ffn", 8, 2)
 

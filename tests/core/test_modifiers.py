@@ -211,7 +211,7 @@ def test_learned_scale_reports_the_norms_of_heads(method):
 
 
 @every_base
-def test_a_modified_model_computes_in_half_precision_with_factors_in_float32(method):
+def test_modified_models_keep_factors_in_float32_in_half_precision(method):
     model = modified_model(method)
     tokens = batch()
 

@@ -1,5 +1,7 @@
 """Tests that a method with neutral parameters equals the one it extends, bit for bit where algebra allows."""
 
+from itertools import product
+
 import pytest
 import torch
 from torch import nn
@@ -87,8 +89,10 @@ PAIRS = {  # method, options, the change that makes it neutral, the method that 
     "denseformer at first": ("dlcl", {"dlcl_plain": True, "dlcl_init": "last"}, unchanged, "pre_ln"),
     "normformer, paper's": ("normformer", NO_NORMS | {"normformer_scale_residual": True}, unchanged, "pre_ln"),
 }  # fmt: skip
-CASES = [(archs.MODEL_NAME, pair) for pair in PAIRS]
-CASES += [(kind, pair) for kind in (archs.LM, archs.MASKED_LM) for pair in ("deepnorm, alpha 1", "normformer, paper's")]
+CASES = [
+    *product([archs.MODEL_NAME], PAIRS),
+    *product((archs.LM, archs.MASKED_LM), ("deepnorm, alpha 1", "normformer, paper's")),
+]
 
 
 @pytest.mark.parametrize(("kind", "pair"), CASES)

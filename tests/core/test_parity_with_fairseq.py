@@ -1,5 +1,7 @@
 """Tests that post_ln and pre_ln equal fairseq's models: same keys, scores and other outputs."""
 
+from itertools import product
+
 import pytest
 import torch
 from fairseq.sequence_generator import SequenceGenerator
@@ -87,9 +89,7 @@ def test_scores_are_fairseqs(kind, method, layers, fields):
     assert_same_scores(kind, ours, theirs)
 
 
-every_kind_and_method = pytest.mark.parametrize(
-    ("kind", "method"), [(kind, method) for kind in EVERY for method in METHODS]
-)
+every_kind_and_method = pytest.mark.parametrize(("kind", "method"), list(product(EVERY, METHODS)))
 
 
 @every_kind_and_method
@@ -222,7 +222,7 @@ def test_other_answers_of_encoder_and_decoder_are_fairseqs(answer):
     torch.testing.assert_close(actual, expected, atol=FP32, rtol=1e-4)
 
 
-def test_a_checkpoint_of_the_release_with_doubled_encoder_weights_is_loaded():
+def test_a_checkpoint_of_release_0_12_2_is_loaded():
     """Release 0.12.2 writes further encoder weights, which are zero and which nothing reads."""
     theirs = stock(MODEL_NAME).state_dict()
     doubled = {}

@@ -1,6 +1,7 @@
 """Tests of saving a model of the core in one file, beside test_methods.py: it comes back whole, or a line says why."""
 
 import copy
+from itertools import product
 
 import pytest
 import torch
@@ -29,8 +30,7 @@ def precisions(model):
 
 
 every_method_and_precision = pytest.mark.parametrize(
-    ("method", "dtype"),
-    [(method, dtype) for method in ("deepnorm", "admin") for dtype in (torch.bfloat16, torch.float64)],
+    ("method", "dtype"), list(product(("deepnorm", "admin"), (torch.bfloat16, torch.float64)))
 )
 
 
