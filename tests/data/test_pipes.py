@@ -15,7 +15,7 @@ from deepnet_fairseq.tools.verify.reading import read_names
 from ..conftest import SPLITS
 from ..support.errors import assert_refused, refused
 from ..support.pipes import fill_pipe, filled_pipes
-from ..support.translated import noisy, sentences, write_generated
+from ..support.translated import random_sentences, with_wrong_words, write_generated
 
 
 @pytest.fixture
@@ -115,8 +115,8 @@ def test_standard_input_that_is_closed_is_refused(monkeypatch):
 @pytest.fixture
 def generated_output(tmp_path):
     """Provide a file with the log of fairseq-generate and its output behind, as a terminal shows them."""
-    references = sentences(30)
-    file = write_generated(tmp_path / "o.txt", noisy(references, 0.2), references, "de-en", seconds=2.5)
+    references = random_sentences(30)
+    file = write_generated(tmp_path / "o.txt", with_wrong_words(references, 0.2), references, "de-en", seconds=2.5)
     file.write_text((tmp_path / "o.log").read_text() + file.read_text())
     return file
 
@@ -141,7 +141,7 @@ def test_an_output_from_a_pipe_is_compared_with_that_of_a_file(generated_output,
 
 def test_text_of_a_language_model_from_pipes_gives_the_data_of_files(tmp_path, make_pipe, fill_stdin):
     """`deepnet prepare lm` reads each pipe once."""
-    texts = {split: "".join(f"{line}\n" for line in sentences(300, seed)) for seed, split in enumerate(SPLITS)}
+    texts = {split: "".join(f"{line}\n" for line in random_sentences(300, seed)) for seed, split in enumerate(SPLITS)}
     for split, text in texts.items():
         (tmp_path / split).write_text(text)
     files = [str(tmp_path / split) for split in SPLITS]

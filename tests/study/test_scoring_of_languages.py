@@ -1,0 +1,252 @@
+"""Tests of BLEU by the target language: words by hand, sacreBLEU's command, spBLEU, libraries that are missing."""
+
+import sys
+from typing import NamedTuple
+
+import pytest
+import sentencepiece
+from sacrebleu.metrics import BLEU
+from sacrebleu.tokenizers import tokenizer_ja_mecab, tokenizer_ko_mecab, tokenizer_spm
+
+from deepnet_fairseq.study.scoring.scores import score
+from deepnet_fairseq.study.scoring.words import TOKENISERS, base_language, bleu_of_language, tokeniser
+
+from ..support.errors import refused
+from ..support.sacrebleu_command import entry, scores_of_sacrebleu
+from ..support.translated import random_sentences, with_wrong_words, write_generated
+
+SPBLEU_MODEL = "sacrebleu_tokenizer_spm.model"
+CHINESE = ["我是一个学生，真的。", "今天天气很好。", "他们去了北京。"]
+WRONG_CHINESE = ["我是学生，真的。", "今天的天气好。", "他去了北京吗？"]
+
+# spBLEU.
+
+
+@pytest.fixture
+def spbleu_models(tmp_path, monkeypatch):
+    """Provide the folder in which sacreBLEU looks for its models, which does not exist yet."""
+    monkeypatch.setattr(tokenizer_spm, "SACREBLEU_DIR", str(tmp_path / "home"))
+    return tmp_path / "home" / "models"
+
+
+def test_spbleu_is_bleu_of_pieces(tmp_path, spbleu_models):
+    text = random_sentences(100)
+    wrong = with_wrong_words(text, 0.2)
+    spbleu_models.mkdir(parents=True)
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(text), model_prefix=str(tmp_path / "m"), vocab_size=40, minloglevel=2
+    )
+    (tmp_path / "m.model").rename(spbleu_models / SPBLEU_MODEL)
+    model = sentencepiece.SentencePieceProcessor(model_file=str(spbleu_models / SPBLEU_MODEL))
+    pieces_of_wrong = [" ".join(model.encode(line, out_type=str)) for line in wrong]
+    pieces_of_text = [" ".join(model.encode(line, out_type=str)) for line in text]
+
+    result = score(write_generated(tmp_path / "o.txt", wrong, text), paper="spbleu")
+
+    peer = BLEU(tokenize="none", force=True).corpus_score(pieces_of_wrong, [pieces_of_text])
+    assert result["kind"] == "spbleu"
+    assert result["spbleu"]["score"] == round(peer.score, 2)
+    assert result["bleu"] == result["spbleu"]["score"]
+    assert result["bleu"] != result["sacrebleu"]["score"]
+    assert "tok:flores101" in result["signature"]
+    assert "tok:13a" in result["sacrebleu"]["signature"]
+
+
+def test_spbleu_without_its_model_says_where_to_get_and_put_it(tmp_path, spbleu_models):
+    path = write_generated(tmp_path / "o.txt", ["a"], ["a"])
+
+    with refused("--paper spbleu") as caught:
+        score(path, paper="spbleu")
+
+    assert "http" in caught.value.way_out
+    assert caught.value.way_out.endswith(f" {spbleu_models / SPBLEU_MODEL}")
+
+
+# Words of the target language.
+
+
+class Words(NamedTuple):
+    """A line, its words by M2M-100's protocol, by hand or by the library that its script calls, and by sacreBLEU."""
+
+    line: str
+    of_m2m: str
+    of_sacrebleu: str
+
+
+GERMAN = Words(
+    "Er sagt: „Hallo“, 3,5%.",
+    of_m2m='Er sagt : " Hallo " , 3,5 % .',
+    of_sacrebleu="Er sagt : „Hallo“ , 3,5 % .",
+)
+ROMANIAN = Words(
+    "Știu, însă ţara «mare».",
+    of_m2m='Stiu , insa tara " mare " .',
+    of_sacrebleu="Știu , însă ţara «mare» .",
+)
+MANDARIN = Words(
+    "我是1个 student，真的。",
+    of_m2m="我 是 1 个 student , 真 的 .",
+    of_sacrebleu="我 是 1 个 student ， 真 的 。",
+)
+BURMESE = Words(
+    "မြန်မာစာ",
+    of_m2m="မ ြ န ် မ ာ စ ာ",
+    of_sacrebleu="မြန်မာစာ",
+)
+JAPANESE = Words(
+    "私は 学生です。",
+    of_m2m="私 は 学生 です .",
+    of_sacrebleu="私 は 学生 です 。",
+)
+KOREAN = Words(
+    "나는 학생입니다.",
+    of_m2m="나 는 학생 입니다 .",
+    of_sacrebleu="나 는 학생 입니다 .",
+)
+THAI = Words(
+    "ฉันเป็นนักเรียนไทย",
+    of_m2m="ฉัน เป็น นักเรียน ไทย",
+    of_sacrebleu="ฉัน เป็น นักเรียน ไทย",
+)
+HINDI = Words(
+    "मैं छात्र हूँ।",
+    of_m2m="मैं छात्र हूँ ।",
+    of_sacrebleu="मैं छात्र हूँ।",
+)
+WORDS = {
+    "de": GERMAN,
+    "ro": ROMANIAN,
+    "zh_CN": MANDARIN,
+    "my": BURMESE,
+    "jpn_Jpan": JAPANESE,
+    "ko": KOREAN,
+    "tha": THAI,
+    "hin": HINDI,
+}
+OWN_TOKENIZERS = {"zh_CN": "zh", "jpn_Jpan": "ja-mecab-", "ko": "ko-mecab-", "tha": "pythainlp-"}  # in signatures
+LIBRARIES = {"ja": "MeCab", "ko": "mecab_ko", "th": "pythainlp", "hi": "indicnlp.normalize.indic_normalize"}
+
+
+@pytest.fixture(params=WORDS)
+def language(request):
+    """Provide a code of each language in WORDS whose library is there."""
+    pytest.importorskip(LIBRARIES.get(base_language(request.param), "sacrebleu"))
+    return request.param
+
+
+@pytest.fixture
+def output_in_language(language, tmp_path):
+    """Provide an output whose translations and references are the same words, one of them already split."""
+    line, split, _ = WORDS[language]
+    return write_generated(tmp_path / f"en-{language}.txt", [split, line], [line, split])
+
+
+def test_m2ms_words_are_those_by_hand(language):
+    split, _name = tokeniser(language)
+
+    assert split(WORDS[language].line).split() == WORDS[language].of_m2m.split()
+
+
+def test_m2ms_bleu_counts_m2ms_words(language, output_in_language):
+    _split, name = tokeniser(language)
+
+    result = score(output_in_language, paper="m2m")
+
+    assert result["kind"] == "m2m"
+    assert result["bleu"] == 100
+    assert f"|tok:m2m.{name}|" in result["signature"]
+
+
+def test_words_by_default_are_those_of_sacrebleus_tokenizer(language):
+    bleu = bleu_of_language(language, lowercase=False, tokenize=None)
+
+    assert bleu.tokenizer(WORDS[language].line).split() == WORDS[language].of_sacrebleu.split()
+
+
+def test_bleu_by_default_names_the_tokenizer_of_the_language(language, output_in_language):
+    """Burmese is written without blanks and has no tokenizer in sacreBLEU, which is noted."""
+    result = score(output_in_language)
+
+    assert f"|tok:{OWN_TOKENIZERS.get(language, '13a')}" in result["signature"]
+    assert len(result["notes"]) == (1 if language == "my" else 0)
+
+
+def test_a_tokenizer_that_is_asked_for_is_used(output_in_language):
+    result = score(output_in_language, tokenize="char")
+
+    assert "|tok:char|" in result["signature"]
+
+
+def test_bleu_of_chinese_is_that_of_sacrebleus_command(tmp_path):
+    path = write_generated(tmp_path / "en-zho_Hans.txt", WRONG_CHINESE, CHINESE)
+
+    ours = entry(score(path)["sacrebleu"])
+
+    (peer,) = scores_of_sacrebleu(tmp_path, WRONG_CHINESE, CHINESE, "-l", "en-zh")
+    *numbers, signature = ours
+    assert numbers == peer[:3]
+    assert "tok:zh" in signature
+
+
+def test_chinese_without_a_language_code_is_refused(tmp_path):
+    path = write_generated(tmp_path / "o.txt", WRONG_CHINESE, CHINESE)
+
+    with refused(path) as caught:
+        score(path)
+
+    assert "--tokenize" in caught.value.way_out
+
+
+def test_chinese_without_a_language_code_scores_with_its_tokenizer(tmp_path):
+    unnamed = write_generated(tmp_path / "o.txt", WRONG_CHINESE, CHINESE)
+    named = write_generated(tmp_path / "en-zho_Hans.txt", WRONG_CHINESE, CHINESE)
+
+    assert score(unnamed, tokenize="zh")["bleu"] == score(named)["bleu"]
+
+
+# Codes and libraries.
+
+
+@pytest.fixture
+def without_libraries(monkeypatch):
+    """Hide the libraries of the languages in LIBRARIES."""
+    monkeypatch.setattr(tokenizer_ja_mecab, "MeCab", None)
+    monkeypatch.setattr(tokenizer_ko_mecab, "MeCab", None)
+    for module in LIBRARIES.values():
+        monkeypatch.setitem(sys.modules, module, None)
+
+
+@pytest.mark.parametrize("language", LIBRARIES)
+def test_m2ms_tokeniser_without_its_library_says_what_to_install(language, without_libraries):
+    with refused("--paper m2m") as caught:
+        tokeniser(language)
+
+    assert language in caught.value.way_out.split()
+    assert "'deepnet_fairseq[m2m]'" in caught.value.way_out
+
+
+@pytest.mark.parametrize("language", ["ja", "ko", "th"])
+def test_bleu_without_the_languages_library_says_what_to_install(language, without_libraries):
+    with refused("tokenizer") as caught:
+        bleu_of_language(language, lowercase=False, tokenize=None)
+
+    assert language in caught.value.way_out.split()
+    assert "'deepnet_fairseq[m2m]'" in caught.value.way_out
+    assert "--tokenize" in caught.value.way_out
+
+
+def test_m2ms_bleu_of_an_unknown_language_is_refused(tmp_path):
+    path = write_generated(tmp_path / "o.txt", ["a"], ["a"])
+
+    with refused(path) as caught:
+        score(path, paper="m2m")
+
+    assert "SRC-TGT.txt" in caught.value.way_out
+
+
+@pytest.mark.parametrize(
+    ("code", "language"), [("mya_Mymr", "my"), ("npi", "ne"), ("sin", "si"), ("ron-MD", "ro"), ("zh-Hans", "zh")]
+)
+def test_longer_codes_have_the_tokeniser_of_their_language(code, language):
+    assert base_language(code) == language
+    assert language in TOKENISERS
