@@ -15,8 +15,12 @@ from deepnet_fairseq.study.runs import read_records
 from results.records import main, relative
 
 from ..support.helpers import ROOT
-from ..support.recorded import record, watched
-from ..support.reported import ENVIRONMENT, log, printed, run
+from ..support.recorded import probes_of_figure4 as watched
+from ..support.recorded import write_figure_run as record
+from ..support.reported import ENVIRONMENT
+from ..support.reported import printed_report as printed
+from ..support.reported import train_log as log
+from ..support.reported import write_run as run
 
 MACHINE = re.compile(r"(?<![\w.])/(work|tmp|root|home|Users|mnt|scratch)/")
 LISTING = "2026-11-21 10:00:01 | INFO | fairseq_cli.train | DeepTransformer(\n  (encoder): Encoder(\n  )\n)\n"

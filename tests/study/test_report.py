@@ -1,214 +1,420 @@
-"""Tests of `deepnet report`: the papers' tables from recorded runs, and its notes on them."""
+"""Tests of `deepnet report --table`: the papers' tables from recorded runs, and its notes on them."""
 
 from __future__ import annotations
 
 import re
 import statistics
 import tomllib
+from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
 
 from deepnet_fairseq.cli import main
-from deepnet_fairseq.study.tables import TABLES, read_tables
+from deepnet_fairseq.study.tables import TABLES, read_tables, render_report
 
+from ..support.errors import assert_refused, refused
 from ..support.helpers import ROOT
-from ..support.reported import ENVIRONMENT, grid, log, printed, run, score
+from ..support.reported import (
+    ENVIRONMENT,
+    bilingual_score,
+    printed_report,
+    table_of_section,
+    train_log,
+    write_run,
+)
 
-PAGE = (ROOT / "docs" / "reports.md").read_text()
 SEEDS = (27.61, 27.82, 28.13)  # BLEU of DeepNorm at 18L-18L; the paper has 28.8
-MEAN, SD = statistics.fmean(SEEDS), statistics.stdev(SEEDS)
+
+
+def mean_and_deviation(values):
+    """Return "MEAN ± SD, n=COUNT" as tables print it."""
+    return f"{statistics.fmean(values):.2f} ± {statistics.stdev(values):.2f}, n={len(values)}"
+
+
+# Table 1, with runs of each kind.
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def runs_of_table1(tmp_path_factory):
     """Provide runs of Table 1, one of each kind; Post-LN at 18L-18L diverged, as in the paper."""
     root = tmp_path_factory.mktemp("report") / "runs"
     for seed, bleu in enumerate(SEEDS, start=1):
-        run(root, "table1", f"deepnorm-18-{seed}", seed=seed, bleu=bleu)
-    run(root, "table1", "post-18", "post_ln", diverged="diverged at update 812\n")
-    run(root, "table1", "post-50", "post_ln", 50, diverged="")
-    run(root, "table1", "post-50-2", "post_ln", 50, seed=2, diverged="")
-    run(root, "table1", "post-100", "post_ln", 100, stuck="stuck at update 400: validation loss 8.05 bits")
-    run(root, "table1", "pre-18", "pre_ln", bleu=28.25)
-    run(root, "table1", "admin-6", "admin", 6, trained=False, bleu=99.0)  # its score must not be shown
-    run(root, "table1", "admin-18", "admin")
-    run(root, "table1", "branchnorm-18", "branchnorm", bleu=28.5)  # no row of the paper
-    run(root, "table1", "dlcl-50", "dlcl", 50, bleu=27.0)  # diverged in the paper only
+        write_run(root, "table1", f"deepnorm-18-{seed}", seed=seed, bleu=bleu)
+    write_run(root, "table1", "post-18", "post_ln", diverged="diverged at update 812\n")
+    write_run(root, "table1", "post-50", "post_ln", 50, diverged="")
+    write_run(root, "table1", "post-50-2", "post_ln", 50, seed=2, diverged="")
+    write_run(root, "table1", "post-100", "post_ln", 100, stuck="stuck at update 400: validation loss 8.05 bits")
+    write_run(root, "table1", "pre-18", "pre_ln", bleu=28.25)
+    write_run(root, "table1", "admin-6", "admin", 6, trained=False, bleu=99.0)  # its score must not be shown
+    write_run(root, "table1", "admin-18", "admin")
+    write_run(root, "table1", "branchnorm-18", "branchnorm", bleu=28.5)  # no row of the paper
+    write_run(root, "table1", "dlcl-50", "dlcl", 50, bleu=27.0)  # diverged in the paper only
     return root
 
 
-def test_overview_beside_the_paper(runs, capsys):
-    overview = grid(printed(capsys, runs, "--table", "1"), "Overview")
-    rows = {(row["model"], row["layers"]): row["BLEU"] for row in overview}
-    assert [layers for model, layers in rows if model == "DeepNorm"] == ["6L-6L", "18L-18L", "50L-50L", "100L-100L"]
-    for method, depth, cell in (
+@pytest.fixture(scope="module")
+def overview(runs_of_table1):
+    """Provide (model, depth) -> BLEU, in the order of the report's overview."""
+    rows = table_of_section(render_report(runs_of_table1, "1"), "Overview")
+    return {(row["model"], row["layers"]): row["BLEU"] for row in rows}
+
+
+@pytest.mark.parametrize(
+    ("method", "depth", "cell"),
+    [
         ("DeepNorm", "6L-6L", "not run (27.8)"),
-        ("DeepNorm", "18L-18L", f"{MEAN:.2f} ± {SD:.2f}, n=3 (28.8)"),
+        ("DeepNorm", "18L-18L", f"{mean_and_deviation(SEEDS)} (28.8)"),
         ("Post-LN", "18L-18L", "diverged at update 812 (diverged)"),
         ("Post-LN", "50L-50L", "diverged, n=2 (diverged)"),
         ("Post-LN", "100L-100L", "stuck (at the frequencies of words) (diverged)"),
         ("Admin", "6L-6L", "running (update 200) (27.9)"),
         ("Admin", "18L-18L", "not scored (28.8)"),
         ("BranchNorm", "18L-18L", "28.50"),
-    ):
-        assert rows[method, depth] == cell
-    assert list(rows)[-1] == ("BranchNorm", "18L-18L") and len(rows) == 41
+    ],
+)
+def test_a_cell_has_what_came_of_its_runs_beside_the_papers_number(method, depth, cell, overview):
+    assert overview[method, depth] == cell
 
 
-def test_runs_one_by_one(runs, capsys):
-    text = printed(capsys, runs, "--table", "1")
-    (row,) = [row for row in grid(text, "Runs") if row["run"] == "pre-18"]
+def test_depths_of_a_method_are_in_order(overview):
+    depths = [depth for method, depth in overview if method == "DeepNorm"]
+
+    assert depths == ["6L-6L", "18L-18L", "50L-50L", "100L-100L"]
+
+
+def test_a_run_that_the_paper_lacks_has_the_last_row(overview):
+    published = 40
+    assert len(overview) == published + 1
+    assert list(overview)[-1] == ("BranchNorm", "18L-18L")
+
+
+def test_runs_are_listed_one_by_one(runs_of_table1):
+    rows = table_of_section(render_report(runs_of_table1, "1"), "Runs")
+
+    (row,) = [row for row in rows if row["run"] == "pre-18"]
+    assert row["BLEU"] == "28.25"
     assert row["sacreBLEU \\[95%\\]"] == r"27.25 \[26.65, 27.65\]"  # 27.15 +- 0.5, the samples' mean
+    assert row["updates"] == "200"
     assert row["cost"] == "24 GPU-hours"  # three hours on eight GPUs
-    assert (row["BLEU"], row["updates"], row["trained with"]) == ("28.25", "200", "1")
+    assert row["trained with"] == "1"
     assert row["log"] == "[log](table1/pre-18/train.log)"
 
 
-def test_published_tables_hold_together():
-    """A table's keys distinguish all its rows, and every column has a published number where papers give one."""
+def test_the_command_prints_the_page(runs_of_table1, capsys):
+    printed = printed_report(capsys, runs_of_table1, "--table", "1")
+
+    assert printed.rstrip("\n") == render_report(runs_of_table1, "1").rstrip("\n")
+
+
+def test_an_unknown_table_is_refused_with_those_there_are(runs_of_table1):
+    with refused("--table 4") as caught:
+        render_report(runs_of_table1, "4")
+
+    assert "1, 2, 3, " in caught.value.way_out
+
+
+def test_a_table_without_runs_is_refused_with_its_script(runs_of_table1):
+    with refused(runs_of_table1 / "table2") as caught:
+        render_report(runs_of_table1, "2")
+
+    assert "scripts/table2_opus100.sh" in caught.value.way_out
+
+
+@pytest.mark.parametrize("out", ["/", "/no/such/folder/x.md"])
+def test_an_out_that_cannot_be_written_is_refused(out, runs_of_table1):
+    assert_refused("--out /", "report", runs_of_table1, "--table", "1", "--out", out)
+
+
+@pytest.mark.parametrize(("table", "subject"), [("4", "--table 4"), ("2", "table2")])
+def test_the_command_refuses_in_one_line(table, subject, runs_of_table1):
+    assert_refused(subject, "report", runs_of_table1, "--table", table)
+
+
+# The published numbers.
+
+
+def test_a_tables_keys_distinguish_all_its_rows():
     sizes = {name: len(table.rows) for name, table in TABLES.items()}
+
     assert sizes == {
         "1": 40, "2": 5, "3": 2, "admin_wmt14": 33, "admin_iwslt14": 6, "iwslt14": 100, "normformer_ablation": 6,
         "normformer_clm": 10, "normformer_mlm": 2, "opus100": 5, "admin_wmt14_deepnmt": 8,
     }  # fmt: skip
-    for name, table in TABLES.items():
-        bare = {column for column in table.columns if not any(column in row for row in table.rows.values())}
-        assert bare <= ({"X-En", "En-X"} if name == "opus100" else {"test", "TER"}), name
 
 
-def perplexities(root, name, lr, valid=None, method="normformer", variant="scale_residual", seed=1, **others):
-    """Write a run of NormFormer's table of causal language models, 125M."""
+UNPUBLISHED = {  # table -> columns for which its paper has no numbers
+    "admin_iwslt14": {"TER"},
+    "normformer_ablation": {"test"},
+    "normformer_clm": {"test"},
+    "normformer_mlm": {"test"},
+    "opus100": {"X-En", "En-X"},
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_column_has_a_published_number_where_papers_give_one(name):
+    table = TABLES[name]
+
+    published = set().union(*table.rows.values())
+
+    assert set(table.columns) - published == UNPUBLISHED.get(name, set())
+
+
+# NormFormer's table, whose rows have learning rates.
+
+
+def write_language_model(root, name, lr, valid=None, method="normformer", variant="scale_residual", **others):
+    """Write a run of a causal language model of 125M. valid: its validation perplexity, None if it was not scored."""
+    score = None
     if valid is not None:
         sets = {"valid": {"perplexity": valid}, "test": {"perplexity": valid + 1}}
-        others["score"] = {"kind": "perplexity", "sets": sets}
-    return run(root, "normformer_clm", name, method, 12, seed, lr=lr, size="125M", variant=variant, **others)
+        score = {"kind": "perplexity", "sets": sets}
+    write_run(
+        root,
+        "normformer_clm",
+        name,
+        method,
+        layers=12,
+        score=score,
+        lr=lr,
+        size="125M",
+        variant=variant,
+        **others,
+    )
 
 
-def test_each_learning_rate_has_a_row(tmp_path, capsys):
-    """Each learning rate has a row, in order, with its seeds and divergences; a missing run shows as such."""
-    perplexities(tmp_path, "best-1", "1e-3", 20.31)
-    perplexities(tmp_path, "best-2", "1e-3", 20.61, seed=2)
-    perplexities(tmp_path, "lucky", "3e-3", 20.52)
-    perplexities(tmp_path, "high", "6e-3", diverged="diverged at update 812\n")
-    perplexities(tmp_path, "low", "5e-4", 30.0)
-    perplexities(tmp_path, "pre", "1e-3", 21.5, "pre_ln", "")
-    perplexities(tmp_path, "pre-later", "3e-3", None, "pre_ln", "", trained=False)
-    perplexities(tmp_path, "post", "3e-3", None, "post_ln", "", diverged="diverged at update 5\n")
-    text = printed(capsys, tmp_path, "--table", "normformer_clm")
-    rows = {(row["model"], row["size"], row["variant"], row["lr"]): row["valid"] for row in grid(text, "Overview")}
-    best = f"{statistics.fmean((20.31, 20.61)):.2f} ± {statistics.stdev((20.31, 20.61)):.2f}, n=2"
-    cells = [
-        (lr, cell) for (model, _, variant, lr), cell in rows.items() if variant == r"scale\_residual" and lr != "–"
+@pytest.fixture(scope="module")
+def page_of_language_models(tmp_path_factory):
+    """Provide the report of language models with several learning rates, two seeds, and divergences."""
+    root = tmp_path_factory.mktemp("language_models")
+    write_language_model(root, "best-1", "1e-3", 20.31)
+    write_language_model(root, "best-2", "1e-3", 20.61, seed=2)
+    write_language_model(root, "lucky", "3e-3", 20.52)
+    write_language_model(root, "high", "6e-3", diverged="diverged at update 812\n")
+    write_language_model(root, "low", "5e-4", 30.0)
+    write_language_model(root, "pre", "1e-3", 21.5, method="pre_ln", variant="")
+    write_language_model(root, "pre-later", "3e-3", method="pre_ln", variant="", trained=False)
+    write_language_model(root, "post", "3e-3", method="post_ln", variant="", diverged="diverged at update 5\n")
+    return render_report(root, "normformer_clm")
+
+
+@pytest.fixture(scope="module")
+def language_models(page_of_language_models):
+    """Provide (model, size, variant, learning rate) -> cell of "valid", in the order of the overview."""
+    rows = table_of_section(page_of_language_models, "Overview")
+    return {(row["model"], row["size"], row["variant"], row["lr"]): row["valid"] for row in rows}
+
+
+def test_learning_rates_have_rows_in_their_order(language_models):
+    cells = []
+    for (_model, _size, variant, lr), cell in language_models.items():
+        if variant == r"scale\_residual" and lr != "–":
+            cells.append((lr, cell))
+
+    assert cells == [
+        ("5e-4", "30.00 (20.11)"),
+        ("1e-3", f"{mean_and_deviation((20.31, 20.61))} (20.11)"),
+        ("3e-3", "20.52 (20.11)"),
+        ("6e-3", "diverged at update 812 (20.11)"),
     ]
-    assert cells == [("5e-4", "30.00 (20.11)"), ("1e-3", f"{best} (20.11)"), ("3e-3", "20.52 (20.11)"),
-                     ("6e-3", "diverged at update 812 (20.11)")]  # fmt: skip
-    assert rows["Pre-LN", "125M", "–", "1e-3"] == "21.50 (21.09)"
-    assert rows["Pre-LN", "125M", "–", "3e-3"] == "running (update 200) (21.09)"
-    assert rows["Post-LN", "125M", "–", "3e-3"] == "diverged at update 5"
-    assert rows["NormFormer", "2.7B", "–", "–"].startswith("not run (")
-    assert "Lower is better" in text and "BLEU" not in text.split("Trained with")[0] and "Warning" not in text
 
 
-def test_warnings(tmp_path, capsys):
-    run(tmp_path, "table1", "a", bleu=28.0, batch_tokens=4096, paper_batch_tokens=524288)
-    run(tmp_path, "table1", "b", score=score(28.0, kind="sacrebleu"))
-    run(tmp_path, "table1", "c", "admin", bleu=28.0, smoke=True, batch_tokens=1, paper_batch_tokens=524288)
-    run(tmp_path, "table1", "d", "dlcl", bleu=28.0, corpus="of DATA", paper_corpus="wmt17_en_de")
-    text = printed(capsys, tmp_path, "--table", "1")
-    assert "> **Miniature on generated data: do not compare its numbers with the paper's.**" in text
-    assert re.findall(r"\*\*Warning:\*\* (.*)", text.replace("\\", "")) == [
-        "an update has 4096 tokens, the paper's 524288: a",
-        "the published numbers are tokenised BLEU, these are sacrebleu: b",
-        "trained and tested on the corpus of DATA, the paper's is wmt17_en_de: d",
-        "miniatures and runs in full stand in one table",
-    ]
+@pytest.mark.parametrize(
+    ("key", "cell"),
+    [
+        (("Pre-LN", "125M", "–", "1e-3"), "21.50 (21.09)"),
+        (("Pre-LN", "125M", "–", "3e-3"), "running (update 200) (21.09)"),
+        (("Post-LN", "125M", "–", "3e-3"), "diverged at update 5"),
+    ],
+)
+def test_methods_have_rows_by_their_learning_rates(key, cell, language_models):
+    assert language_models[key] == cell
 
 
-def test_documented_example_of_a_table(tmp_path, capsys, monkeypatch):
-    """The documented example of a table works, with a metric other than BLEU and rows not keyed by depth."""
-    example = re.search(r"```toml\n(.*?)```", PAGE, re.DOTALL).group(1)
+def test_a_size_that_was_not_run_says_so(language_models):
+    assert language_models["NormFormer", "2.7B", "–", "–"].startswith("not run (")
+
+
+def test_perplexities_are_reported_as_such(page_of_language_models):
+    tables = page_of_language_models.split("Trained with")[0]
+
+    assert "Lower is better" in page_of_language_models
+    assert "BLEU" not in tables
+    assert "Warning" not in page_of_language_models
+
+
+# Warnings, and tables that users add.
+
+
+def test_reasons_to_read_numbers_with_care_are_warnings(tmp_path):
+    """A miniature's batch is no reason, since none of its numbers are compared."""
+    write_run(tmp_path, "table1", "small_batch", bleu=28.0, batch_tokens=4096, paper_batch_tokens=524288)
+    write_run(tmp_path, "table1", "other_bleu", score=bilingual_score(28.0, kind="sacrebleu"))
+    write_run(
+        tmp_path, "table1", "miniature", "admin", bleu=28.0, smoke=True, batch_tokens=1, paper_batch_tokens=524288
+    )
+    write_run(tmp_path, "table1", "other_corpus", "dlcl", bleu=28.0, corpus="of DATA", paper_corpus="wmt17_en_de")
+
+    page = render_report(tmp_path, "1").replace("\\", "")
+
+    assert "> **Miniature" in page
+    *of_runs, of_all = re.findall(r"\*\*Warning:\*\* (.*)", page)
+    warning_of = {warning.split(": ")[-1]: warning for warning in of_runs}  # the runs concerned are named at its end
+    assert warning_of.keys() == {"small_batch", "other_bleu", "other_corpus"}
+    assert "4096" in warning_of["small_batch"]
+    assert "524288" in warning_of["small_batch"]
+    assert "tokenised" in warning_of["other_bleu"]
+    assert "sacrebleu" in warning_of["other_bleu"]
+    assert "of DATA" in warning_of["other_corpus"]
+    assert "wmt17_en_de" in warning_of["other_corpus"]
+    assert "miniatures" in of_all
+
+
+def test_the_documented_example_of_a_table_works(tmp_path, monkeypatch):
+    """It has a metric other than BLEU, and rows that are not keyed by depth."""
+    documentation = (ROOT / "docs" / "reports.md").read_text()
+    example = re.search(r"```toml\n(.*?)```", documentation, re.DOTALL).group(1)
     monkeypatch.setitem(TABLES, "lm", read_tables(tomllib.loads(example))["lm"])
-    run(tmp_path, "lm", "a", "pre_ln", 12, size="125M", score={"sets": {"test": {"perplexity": 20.5}}})
-    text = printed(capsys, tmp_path, "--table", "lm")
-    (row,) = grid(text, "Overview")
-    assert (row["model"], row["size"], row["perplexity"]) == ("Pre-LN", "125M", "20.50 (21.09)")
-    assert "Lower is better" in text and "BLEU" not in text.split("\n## Notes")[0]
+    write_run(tmp_path, "lm", "a", "pre_ln", 12, size="125M", score={"sets": {"test": {"perplexity": 20.5}}})
+
+    page = render_report(tmp_path, "lm")
+
+    (row,) = table_of_section(page, "Overview")
+    assert row["model"] == "Pre-LN"
+    assert row["size"] == "125M"
+    assert row["perplexity"] == "20.50 (21.09)"
+    assert "Lower is better" in page
+    assert "BLEU" not in page.split("\n## Notes")[0]
 
 
 # Tables with columns of their own.
 
-
-def test_multilingual_tables(tmp_path, capsys):
-    scored = {"bleu": 31.5, "kind": "sacrebleu", "to_english": 33.0, "from_english": 30.0, "directions": {}}
-    shape = {"log": log(("10:00:00", "11:00:00"))}
-    run(tmp_path, "table2", "deep", layers=100, score=scored, **shape)
-    run(tmp_path, "opus100", "deeper", layers=500, score=scored | {"missing": {"test": ["de-en"]}}, **shape)
-    rows = grid(printed(capsys, tmp_path, "--table", "2"), "Overview")
-    by_model = {(row["model"], row["layers"]): row for row in rows}
-    deep = by_model["DeepNorm", "100L-100L"]
-    assert [deep[c] for c in ("X→En", "En→X", "Avg")] == ["33.00 (33.2)", "30.00 (29.0)", "31.50 (31.1)"]
-    assert by_model["Zhang et al. 2020", "24L-24L"]["Avg"] == "not run (27.7)"
-    deeper = by_model["DeepNorm", "500L-500L"]
-    assert deeper["Avg"].startswith("scored in part (")
-
-    sets = {name: {"bleu": bleu} for name, bleu in (("wmt", 34.0), ("opus", 22.0), ("flores", 19.1))}
-    run(tmp_path, "table3", "m2m", layers=100, score={"bleu": 25.0, "kind": "sacrebleu", "sets": sets}, **shape)
-    row = grid(printed(capsys, tmp_path, "--table", "3"), "Overview")[1]
-    cells = [row[key].split(" (")[0] for key in ("WMT", "OPUS", "TED", "Flores")]
-    assert cells == ["34.00", "22.00", "not scored", "19.10"]
-    theirs = {"system": "M2M-100", "score": {"sets": {"flores": {"bleu": 13.5}}}}
-    run(tmp_path, "table3", "m2m100", "pre_ln", 24, **shape | theirs)
-    rows = grid(printed(capsys, tmp_path, "--table", "3"), "Overview")
-    assert [(row["model"], row["WMT"], row["Flores"]) for row in rows if row["layers"] == "24L-24L"] == [
-        ("M2M-100", "not scored (31.9)", "13.50 (13.6)")]  # fmt: skip
+MULTILINGUAL = {"bleu": 31.5, "kind": "sacrebleu", "to_english": 33.0, "from_english": 30.0, "directions": {}}
+ONE_HOUR = train_log(("10:00:00", "11:00:00"))
 
 
-def test_a_miniature_shows_what_was_run(tmp_path, capsys):
-    """A miniature's report leaves out rows without runs."""
-    for name, layers in (("a", 2), ("b", 6)):
-        run(tmp_path, "opus100", name, layers=layers, score={"bleu": 1.0}, smoke=True)
-    text = printed(capsys, tmp_path, "--table", "opus100")
-    assert [row["layers"] for row in grid(text, "Overview")] == ["2L-2L", "6L-6L"] and "not run |" not in text
-    assert [row["layers"] for row in grid(text, "Runs")] == ["2L-2L", "6L-6L"]
+@pytest.fixture
+def rows_of_table2(tmp_path):
+    """Provide (model, depth) -> row of Table 2, whose 500L-500L model lacks the score of a direction."""
+    missing = {"missing": {"test": ["de-en"]}}
+    write_run(tmp_path, "table2", "deep", layers=100, score=MULTILINGUAL, log=ONE_HOUR)
+    write_run(tmp_path, "opus100", "deeper", layers=500, score=MULTILINGUAL | missing, log=ONE_HOUR)
+    rows = table_of_section(render_report(tmp_path, "2"), "Overview")
+    return {(row["model"], row["layers"]): row for row in rows}
 
 
-def test_columns_of_admins_tables(tmp_path, capsys):
-    """Tables of Admin have a separate column for TER."""
-    edits = {"ter": {"score": 54.0, "mean": 54.1, "ci": 0.5, "signature": "tok:tercom"}}
-    run(tmp_path, "admin_wmt14", "a", "admin", 6, corpus="wmt14_en_de", score=score(27.7, **edits))
-    text = printed(capsys, tmp_path, "--table", "admin_wmt14")
-    (row,) = [row for row in grid(text, "Overview") if (row["model"], row["BLEU"]) == ("Admin", "27.70 (27.9)")]
+def test_table2_has_means_into_and_from_english(rows_of_table2):
+    row = rows_of_table2["DeepNorm", "100L-100L"]
+
+    assert row["X→En"] == "33.00 (33.2)"
+    assert row["En→X"] == "30.00 (29.0)"
+    assert row["Avg"] == "31.50 (31.1)"
+
+
+def test_table2_has_the_systems_of_others(rows_of_table2):
+    assert rows_of_table2["Zhang et al. 2020", "24L-24L"]["Avg"] == "not run (27.7)"
+
+
+def test_a_mean_over_a_part_of_the_directions_is_not_shown(rows_of_table2):
+    assert rows_of_table2["DeepNorm", "500L-500L"]["Avg"].startswith("scored in part (")
+
+
+def test_table3_has_a_column_for_each_test_set(tmp_path):
+    sets = {"wmt": {"bleu": 34.0}, "opus": {"bleu": 22.0}, "flores": {"bleu": 19.1}}
+    write_run(tmp_path, "table3", "m2m", layers=100, score={"bleu": 25.0, "kind": "sacrebleu", "sets": sets})
+
+    row = table_of_section(render_report(tmp_path, "3"), "Overview")[1]
+
+    assert row["WMT"].startswith("34.00 (")
+    assert row["OPUS"].startswith("22.00 (")
+    assert row["TED"].startswith("not scored (")
+    assert row["Flores"].startswith("19.10 (")
+
+
+def test_a_run_of_another_system_has_that_systems_row(tmp_path):
+    score = {"sets": {"flores": {"bleu": 13.5}}}
+    write_run(tmp_path, "table3", "m2m100", "pre_ln", 24, system="M2M-100", score=score)
+
+    rows = table_of_section(render_report(tmp_path, "3"), "Overview")
+
+    (row,) = [row for row in rows if row["layers"] == "24L-24L"]
+    assert row["model"] == "M2M-100"
+    assert row["WMT"] == "not scored (31.9)"
+    assert row["Flores"] == "13.50 (13.6)"
+
+
+@pytest.mark.parametrize("section", ["Overview", "Runs"])
+def test_the_report_of_a_miniature_has_only_what_was_run(section, tmp_path):
+    write_run(tmp_path, "opus100", "a", layers=2, score={"bleu": 1.0}, smoke=True)
+    write_run(tmp_path, "opus100", "b", layers=6, score={"bleu": 1.0}, smoke=True)
+
+    page = render_report(tmp_path, "opus100")
+
+    depths = [row["layers"] for row in table_of_section(page, section)]
+    assert depths == ["2L-2L", "6L-6L"]
+    assert "not run |" not in page
+
+
+def test_tables_of_admin_have_a_column_for_ter(tmp_path):
+    ter = {"score": 54.0, "mean": 54.1, "ci": 0.5, "signature": "tok:tercom"}
+    score = bilingual_score(27.7, ter=ter)
+    write_run(tmp_path, "admin_wmt14", "a", "admin", 6, corpus="wmt14_en_de", score=score)
+
+    rows = table_of_section(render_report(tmp_path, "admin_wmt14"), "Overview")
+
+    (row,) = [row for row in rows if row["model"] == "Admin" and row["BLEU"] == "27.70 (27.9)"]
     assert row["TER"] == "54.00 (54.1)"
 
 
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        (["--table", "4"], "--table 4: no such table; choose one of 1, 2, 3, "),
-        (["--table", "2"], "table2: holds no runs; record some with scripts/table2_opus100.sh"),
-        (["--table", "1", "--out", "/"], "--out /: is a folder"),
-        (["--table", "1", "--out", "/no/such/folder/x.md"], "--out /no/such"),
-    ],
-)
-def test_mistakes(words, message, runs):
-    with pytest.raises(SystemExit) as stop:
-        main(["report", str(runs), *words])
-    assert message in str(stop.value) and "\n" not in str(stop.value)
+# The page as a file, and text that Markdown or HTML would take for their own.
+
+ODD_NAME = "a <i>&'\"|_name%20"
 
 
-HOSTILE = "a <i>&'\"|_name%20"
+@pytest.fixture
+def odd_runs(tmp_path):
+    """Provide a run whose name, hardware and commit have characters that mean something in Markdown or HTML."""
+    environment = ENVIRONMENT | {"hardware": "8 x <b>GPU</b> & 100% of_it", "commit": "{x}"}
+    diverged = "diverged at update 150"
+    write_run(tmp_path, "iwslt14", ODD_NAME, "post_ln", layers=20, diverged=diverged, environment=environment)
+    return tmp_path
 
 
-def test_text_is_escaped_and_links_follow_the_file(tmp_path, capsys):
-    odd = ENVIRONMENT | {"hardware": "8 x <b>GPU</b> & 100% of_it", "commit": "{x}"}
-    run(tmp_path, "iwslt14", HOSTILE, "post_ln", layers=20, diverged="diverged at update 150", environment=odd)
-    (tmp_path / "out").mkdir()
-    words = ["report", str(tmp_path), "--table", "iwslt14"]
-    main([*words, "--out", str(tmp_path / "out" / "a.md")])
-    assert capsys.readouterr().out == f"wrote {tmp_path / 'out' / 'a.md'}\n"
-    page = (tmp_path / "out" / "a.md").read_text()
-    assert page.replace("](../", "](") == printed(capsys, *words[1:])
-    assert not re.search(r"(?<!\\)<(?!https:)", page) and "diverged at update 150 (0.1)" in page
-    (link,) = re.findall(r"\(([^)]*name%2520[^)]*)\)", page)
-    assert (tmp_path / "out" / unquote(link)).resolve() == (tmp_path / "iwslt14" / HOSTILE / "train.log").resolve()
+def write_page(odd_runs) -> Path:
+    """Write the report into a file one folder below the runs."""
+    out = odd_runs / "out" / "a.md"
+    out.parent.mkdir()
+    main(["report", str(odd_runs), "--table", "iwslt14", "--out", str(out)])
+    return out
+
+
+def test_the_command_says_where_it_wrote_the_page(odd_runs, capsys):
+    out = write_page(odd_runs)
+
+    assert capsys.readouterr().out == f"wrote {out}\n"
+
+
+def test_the_page_in_a_file_is_the_printed_one_but_for_links(odd_runs, capsys):
+    out = write_page(odd_runs)
+    capsys.readouterr()
+
+    printed = printed_report(capsys, odd_runs, "--table", "iwslt14")
+
+    assert out.read_text().replace("](../", "](") == printed
+
+
+def test_text_of_runs_is_escaped(odd_runs):
+    page = write_page(odd_runs).read_text()
+
+    assert "diverged at update 150 (0.1)" in page
+    assert not re.search(r"(?<!\\)<(?!https:)", page)
+
+
+def test_links_follow_the_file(odd_runs):
+    out = write_page(odd_runs)
+
+    (link,) = re.findall(r"\(([^)]*name%2520[^)]*)\)", out.read_text())
+
+    linked = (out.parent / unquote(link)).resolve()
+    assert linked == (odd_runs / "iwslt14" / ODD_NAME / "train.log").resolve()

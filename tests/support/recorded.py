@@ -1,78 +1,127 @@
-"""Synthetic recorded runs with known numbers."""
+"""Synthetic recorded runs of the papers' figures, with known numbers."""
 
 from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 from deepnet_fairseq.core.methods import METHODS
 from deepnet_fairseq.study import figures
 from deepnet_fairseq.study.runs import folder_of
 
-from .reported import run
+from .reported import write_run
+
+INTERVAL = 25  # updates between two logged losses
 
 
-def falling(to, last=400):
-    """Return training losses by update: 10 bits at first, `to` over the last intervals."""
-    return {25: 10.0} | dict.fromkeys(range(last - 75, last + 1, 25), to)
+def losses_falling_to(final: float, last: int = 400) -> dict[int, float]:
+    """Return training losses by update: 10 bits at first, `final` over the last four intervals up to `last`."""
+    losses = {INTERVAL: 10.0}
+    for update in range(last - 3 * INTERVAL, last + 1, INTERVAL):
+        losses[update] = final
+    return losses
 
 
-HEALTHY, STUCK = falling(5.0), falling(8.0)
+HEALTHY = losses_falling_to(5.0)
+STUCK = losses_falling_to(8.0)
 
 
-def record(root, figure, name, method="deepnorm", layers=18, probes=None, losses=None, valid=None, bleu=None, **facts):
-    """Write a run's folder. probes: update -> probe -> address -> value; valid: update -> (epoch, loss)."""
-    rows = [("train_inner", {"loss": str(l), "num_updates": str(u), "wall": u}) for u, l in (losses or HEALTHY).items()]
-    for update, (epoch, loss) in (valid or {}).items():
-        rows.append(("valid", {"epoch": epoch, "valid_loss": str(loss), "valid_num_updates": str(update)}))
-    parts = {"log": "".join(f"now | INFO | {tag} | {json.dumps(row)}\n" for tag, row in rows), "environment": None}
-    parts |= {"score": bleu if bleu is None else {"bleu": bleu, "signature": "s"}, "seed": None}
-    folder = run(root, folder_of(figure), name, method, layers, **parts | facts)
+def write_figure_run(
+    root: Path,
+    figure: int | str,
+    name: str,
+    method: str = "deepnorm",
+    layers: int = 18,
+    probes: dict | None = None,
+    losses: dict[int, float] | None = None,
+    valid: dict[int, tuple[int, float]] | None = None,
+    bleu: float | None = None,
+    **others,
+) -> Path:
+    """Write the folder of a finished run of a figure, and return it.
+
+    probes: update -> probe -> address -> value; losses: of training by update, HEALTHY by default; valid: update ->
+    (epoch, validation loss); others: see write_run.
+    """
+    score = None if bleu is None else {"bleu": bleu, "signature": "s"}
+    parts = {"log": _log_of(losses or HEALTHY, valid or {}), "environment": None, "score": score, "seed": None}
+    folder = write_run(root, folder_of(figure), name, method, layers, **parts | others)
+
     if probes is not None:
-        rows = [{"format": 1, "encoder_embed_dim": 64}, *({"update": u} | row for u, row in probes.items())]
+        rows = [{"format": 1, "encoder_embed_dim": 64}]
+        for update, values in probes.items():
+            rows.append({"update": update} | values)
         (folder / "probes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
 
-def update(value, at=10):
-    return {at: {"model_update": {"decoder": value, "encoder": 1.0}}}
+def _log_of(losses: dict[int, float], valid: dict[int, tuple[int, float]]) -> str:
+    """Return a train.log with these losses, its lines without times."""
+    lines = []
+    for update, loss in losses.items():
+        row = {"loss": str(loss), "num_updates": str(update), "wall": update}
+        lines.append(f"now | INFO | train_inner | {json.dumps(row)}\n")
+    for update, (epoch, loss) in valid.items():
+        row = {"epoch": epoch, "valid_loss": str(loss), "valid_num_updates": str(update)}
+        lines.append(f"now | INFO | valid | {json.dumps(row)}\n")
+    return "".join(lines)
 
 
-def watched(layers=18, updates=3):
-    """Return probes of Figure 4: model update u, and mean norms of 8 + u after FFN and 9 after self-attention."""
-    layer = range(1, layers + 1)
-    return {
-        u: {
-            "model_update": {"decoder": float(u)},
-            "ln_input": {f"encoder.{l}.ffn": 7.0 + u for l in layer}
-            | {f"decoder.{l}.ffn": 9.0 + u for l in layer}
-            | {f"{stack}.{l}.self_attn": 9.0 for stack in ("encoder", "decoder") for l in layer}
-            | {"decoder.layer_norm": 99.0, "decoder.1.encoder_attn": 99.0},
-            "gradient_norm": {f"decoder.{l}": (l + u) / 100 for l in range(1, layers + 1)}
-            | {"decoder.1.ffn.fc1": 99.0},
-        }
-        for u in range(updates)
-    }
+def probes_of_figure4(layers: int = 18, updates: int = 3) -> dict:
+    """Return probes whose numbers at update u and layer l are known.
+
+    Model update: u. Norms of LayerNorm's input: 7 + u (encoder) and 9 + u (decoder) behind FFN, so 8 + u in the mean,
+    and 9 behind self-attention. Gradient norm: (l + u) / 100. 99 stands where Figure 4 does not look.
+    """
+    return {update: _probes_of_update(update, layers) for update in range(updates)}
 
 
-def every_figure(root):
-    """Write one or several runs for each figure."""
-    for method in ("post_ln", "post_ln_init"):
-        for layers in (6, 18):
-            norms = {f"decoder.{l}": l / 10 for l in range(1, layers + 1)}
-            probes = {0: {"gradient_norm": norms}}
-            record(root, 3, f"profile-{method}-{layers}", method, layers, probes, part="profile")
-        record(root, 3, f"curve-{method}", method, valid={100: (1, 8.0), 200: (2, 6.5)}, part="curve")
+def _probes_of_update(update: int, layers: int) -> dict:
+    norms = {"decoder.layer_norm": 99.0, "decoder.1.encoder_attn": 99.0}
+    gradients = {"decoder.1.ffn.fc1": 99.0}
+    for layer in range(1, layers + 1):
+        norms[f"encoder.{layer}.ffn"] = 7.0 + update
+        norms[f"decoder.{layer}.ffn"] = 9.0 + update
+        norms[f"encoder.{layer}.self_attn"] = 9.0
+        norms[f"decoder.{layer}.self_attn"] = 9.0
+        gradients[f"decoder.{layer}"] = (layer + update) / 100
+    return {"model_update": {"decoder": float(update)}, "ln_input": norms, "gradient_norm": gradients}
+
+
+def write_runs_of_every_figure(root: Path) -> None:
+    """Write one or several runs for each figure of DeepNet's paper."""
+    _write_figure3(root)
     for series in figures.FIGURE4:
-        record(root, 4, series, "post_ln", probes=watched(), series=series)
-    for method, exponent in (("post_ln", 1.1), ("deepnorm", 0.5)):
-        for layers in (6, 24, 50):
-            record(root, 5, f"{method}{layers}", method, layers, update(1e-3 * layers**exponent), update=10)
+        write_figure_run(root, 4, series, "post_ln", probes=probes_of_figure4(), series=series)
+    _write_figure5(root)
     for method in METHODS:
-        record(root, 6, method, method, 6, bleu=30.0)
-    record(root, 6, "deep", "post_ln", 50, losses=STUCK, bleu=0.4)
+        write_figure_run(root, 6, method, method, 6, bleu=30.0)
+    write_figure_run(root, 6, "deep", "post_ln", 50, losses=STUCK, bleu=0.4)
     for panel in figures.FIGURE7:
         for value in ("1e-3", "5e-4"):
-            record(root, 7, f"{panel}{value}", valid={100: (1, 7.0), 200: (1, 5.0)}, panel=panel, value=value)
+            losses = {100: (1, 7.0), 200: (1, 5.0)}
+            write_figure_run(root, 7, f"{panel}{value}", valid=losses, panel=panel, value=value)
     for layers in (6, 10, 50):
-        record(root, 8, f"{layers}", layers=layers, bleu=20 + 5 * math.log10(2 * layers))
+        bleu = 20 + 5 * math.log10(2 * layers)  # a slope of 5 over the logarithm of depth
+        write_figure_run(root, 8, f"{layers}", layers=layers, bleu=bleu)
+
+
+def _write_figure3(root: Path) -> None:
+    """Write runs whose gradient norm is a tenth of the layer, and whose validation loss falls from 8 to 6.5 bits."""
+    for method in ("post_ln", "post_ln_init"):
+        for layers in (6, 18):
+            norms = {f"decoder.{layer}": layer / 10 for layer in range(1, layers + 1)}
+            probes = {0: {"gradient_norm": norms}}
+            write_figure_run(root, 3, f"profile-{method}-{layers}", method, layers, probes, part="profile")
+        losses = {100: (1, 8.0), 200: (2, 6.5)}
+        write_figure_run(root, 3, f"curve-{method}", method, valid=losses, part="curve")
+
+
+def _write_figure5(root: Path) -> None:
+    """Write runs whose model update at update 10 is a power of the depth, 1.1 for Post-LN and 0.5 for DeepNorm."""
+    for method, exponent in (("post_ln", 1.1), ("deepnorm", 0.5)):
+        for layers in (6, 24, 50):
+            model_update = {"decoder": 1e-3 * layers**exponent, "encoder": 1.0}
+            probes = {10: {"model_update": model_update}}
+            write_figure_run(root, 5, f"{method}{layers}", method, layers, probes, update=10)

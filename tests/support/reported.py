@@ -1,9 +1,10 @@
-"""Synthetic runs of the papers' tables, with known numbers."""
+"""Synthetic runs of the papers' tables, with known numbers, and the reports of them."""
 
 from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 from deepnet_fairseq.cli import main
 
@@ -15,20 +16,22 @@ ENVIRONMENT = {
     "gpus": 8,
     "started": "2026-11-21T10:00:00+00:00",
 }
+DAY = "2026-11-21"
+LOSSES = {100: 9.0, 200: 5.0}  # bits per token by update
 
 
-def log(*attempts, losses=((100, 9.0), (200, 5.0))):
+def train_log(*attempts: tuple[str, str]) -> str:
     """Return a train.log. attempts: times of the first and the last line of each attempt, as "10:00:00"."""
     lines = []
     for start, end in attempts:
-        lines.append(f"2026-11-21 {start} | INFO | fairseq_cli.train | {{'_name': None, 'common': {{}}}}")
-        for updates, loss in losses:
+        lines.append(f"{DAY} {start} | INFO | fairseq_cli.train | {{'_name': None, 'common': {{}}}}")
+        for updates, loss in LOSSES.items():
             row = json.dumps({"loss": str(loss), "num_updates": str(updates), "wall": str(updates)})
-            lines.append(f"2026-11-21 {end} | INFO | train_inner | {row}")
+            lines.append(f"{DAY} {end} | INFO | train_inner | {row}")
     return "\n".join(lines) + "\n"
 
 
-def score(bleu, kind="tokenised", **others):
+def bilingual_score(bleu: float, kind: str = "tokenised", **others) -> dict:
     """Return the score.json of a bilingual run; its sacreBLEU is one point lower."""
     return {
         "bleu": bleu,
@@ -41,40 +44,66 @@ def score(bleu, kind="tokenised", **others):
     }
 
 
-def run(root, table, name, method="deepnorm", layers=18, seed=1, bleu=None, **others):
-    """Write a run's folder; the run is over unless trained=False.
+def write_run(
+    root: Path,
+    table: str,
+    name: str,
+    method: str = "deepnorm",
+    layers: int = 18,
+    seed: int | None = 1,
+    bleu: float | None = None,
+    *,
+    score: dict | None = None,
+    trained: bool = True,
+    diverged: str | None = None,
+    stuck: str | None = None,
+    log: str | None = None,
+    environment: dict | None = ENVIRONMENT,
+    command: str = "fairseq-train data",
+    **facts,
+) -> Path:
+    """Write a run's folder, ROOT/TABLE/NAME, and return it. None leaves a file out.
 
-    others: score, the texts of diverged and stuck, log, environment, command; the rest goes into run.json.
+    bleu: of its score.json, which `score` replaces; trained: the training is over. diverged, stuck: texts of these
+    marks. log: text of train.log, by default three hours of training. facts: more entries of run.json.
     """
+    if score is None and bleu is not None:
+        score = bilingual_score(bleu)
+    if log is None:
+        log = train_log(("10:00:00", "13:00:00"))
+    usual = {"method": method, "encoder_layers": layers, "decoder_layers": layers, "seed": seed, "experiment": table}
+
     folder = root / table / name
     folder.mkdir(parents=True)
-    scored = others.pop("score", None if bleu is None else score(bleu))
-    ended = {name: others.pop(name, None) for name in ("diverged", "stuck")}
-    over = others.pop("trained", True)
-    environment = others.pop("environment", ENVIRONMENT)
-    (folder / "train.log").write_text(others.pop("log", log(("10:00:00", "13:00:00"))))
-    (folder / "command").write_text(others.pop("command", "fairseq-train data") + "\n")
-    facts = {"method": method, "encoder_layers": layers, "decoder_layers": layers, "seed": seed, "experiment": table}
-    (folder / "run.json").write_text(json.dumps(facts | others))
-    if over:
+    (folder / "train.log").write_text(log)
+    (folder / "command").write_text(f"{command}\n")
+    (folder / "run.json").write_text(json.dumps(usual | facts))
+    if trained:
         (folder / "trained").touch()
-    for name, text in ended.items():
-        if text is not None:
-            (folder / name).write_text(text)
-    if scored is not None:
-        (folder / "score.json").write_text(json.dumps(scored))
+    if diverged is not None:
+        (folder / "diverged").write_text(diverged)
+    if stuck is not None:
+        (folder / "stuck").write_text(stuck)
+    if score is not None:
+        (folder / "score.json").write_text(json.dumps(score))
     if environment is not None:
         (folder / "environment.json").write_text(json.dumps(environment))
     return folder
 
 
-def printed(capsys, *words):
+def printed_report(capsys, *words: object) -> str:
+    """Return what `deepnet report WORDS` prints."""
     main(["report", *map(str, words)])
     return capsys.readouterr().out
 
 
-def grid(text, title):
-    """Return the rows of one Markdown table, each a dict of header -> cell."""
-    section = re.search(rf"^## {title}\n\n.*?\n\n(.*?)\n\n", text, re.DOTALL | re.MULTILINE).group(1)
-    header, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines())
+def table_of_section(page: str, title: str) -> list[dict[str, str]]:
+    """Return the rows of the Markdown table in the section `title` of a report, each a dict of header -> cell."""
+    section = re.search(rf"^## {title}\n\n.*?\n\n(.*?)\n\n", page, re.DOTALL | re.MULTILINE).group(1)
+    lines = []
+    for line in section.splitlines():
+        cells = line.split("|")[1:-1]
+        lines.append([cell.strip() for cell in cells])
+
+    header, _dashes, *rows = lines
     return [dict(zip(header, row, strict=True)) for row in rows]
