@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import lzma
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,8 @@ TABLES = (
 SMALL = ("later_methods", "inverted_gain")
 PLAN, COMMANDS = "--dry-run", "--dry-run=commands"
 TEXT = {"TEXT": "train.txt valid.txt test.txt"}  # normformer_lm needs a text or SMOKE
+ONE_ROW = {"METHODS": "deepnorm", "DEPTHS": "18", "GPUS": "8", "GPU_MEMORY": "80"}  # of Table 1
+INHERITED = ("PATH", "HOME", "LANG", "VIRTUAL_ENV", "PYTHONPATH")  # variables of the environment
 
 
 class Case(NamedTuple):
@@ -40,28 +43,47 @@ def cases() -> list[Case]:
     """List every case: all scripts on all hardware, then each variable once."""
     found = []
     for script in TABLES:
-        needed = TEXT if script == "normformer_lm" else {}
-        for gpus in (1, 8):
-            for memory in (24, 80):
-                sizes = {"GPUS": str(gpus), "GPU_MEMORY": str(memory)} | needed
-                for flag, kind in ((PLAN, "plan"), (COMMANDS, "commands")):
-                    found.append(Case(f"{script}-{gpus}x{memory}-{kind}", script, (flag,), sizes))
-        for launch in ("torchrun", "slurm"):
-            variables = {"GPUS": "1", "LAUNCH": launch, "PLAN": "0"} | needed
-            found.append(Case(f"{script}-{launch}", script, (COMMANDS,), variables))
-        two_nodes = {"GPUS": "1", "NODES": "2", "LAUNCH": "slurm", "PLAN": "0"} | needed
-        found.append(Case(f"{script}-two-nodes", script, (COMMANDS,), two_nodes))
-        smoke = {"SMOKE": "1", "JOBS": "1"}
-        found.append(Case(f"{script}-smoke", script, (COMMANDS,), smoke))
+        found += _of_hardware(script)
+        found += _of_launchers(script)
+        found.append(Case(f"{script}-smoke", script, (COMMANDS,), {"SMOKE": "1", "JOBS": "1"}))
     for script in SMALL:
         found.append(Case(f"{script}-commands", script, (COMMANDS,), {}))
-    return found + _of_variables()
+    return found + _of_variables_of_one_row() + _of_variables_of_scripts()
 
 
-def _of_variables() -> list[Case]:
-    """List a case for each variable and form of a flag that the scripts' help names."""
-    row = {"METHODS": "deepnorm", "DEPTHS": "18", "GPUS": "8", "GPU_MEMORY": "80"}
-    one_row = [
+def _needed(script: str) -> dict[str, str]:
+    """Return the variables without which a script refuses to run in full."""
+    return TEXT if script == "normformer_lm" else {}
+
+
+def _of_hardware(script: str) -> list[Case]:
+    """List the plan and the commands of a script, on 1 and 8 GPUs of 24 and 80 GB."""
+    found = []
+    for gpus in (1, 8):
+        for memory in (24, 80):
+            hardware = {"GPUS": str(gpus), "GPU_MEMORY": str(memory)} | _needed(script)
+            name = f"{script}-{gpus}x{memory}"
+            found.append(Case(f"{name}-plan", script, (PLAN,), hardware))
+            found.append(Case(f"{name}-commands", script, (COMMANDS,), hardware))
+    return found
+
+
+def _of_launchers(script: str) -> list[Case]:
+    """List the commands of a script for torchrun, for SLURM, and for SLURM on two nodes, without a plan."""
+    found = []
+    for name, variables in (
+        ("torchrun", {"LAUNCH": "torchrun"}),
+        ("slurm", {"LAUNCH": "slurm"}),
+        ("two-nodes", {"NODES": "2", "LAUNCH": "slurm"}),
+    ):
+        common = {"GPUS": "1", "PLAN": "0"} | _needed(script)
+        found.append(Case(f"{script}-{name}", script, (COMMANDS,), common | variables))
+    return found
+
+
+def _of_variables_of_one_row() -> list[Case]:
+    """List a case of Table 1's script for each variable that its help names."""
+    changes = [
         {"METHODS": "deepnorm pre_ln", "DEPTHS": "6 100"},
         {"SEEDS": "1 2 3"},
         {"MAX_TOKENS": "2048"},
@@ -86,14 +108,18 @@ def _of_variables() -> list[Case]:
         {"LAUNCH": "slurm", "NODES": "2", "DEPTHS": "18 100"},
     ]
     found = []
-    for variables in one_row:
-        name = "-".join(f"{key.lower()}-{value}" for key, value in variables.items())
-        name = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in name)
-        found.append(Case(f"table1_wmt17-{name}", "table1_wmt17", (COMMANDS,), row | variables))
+    for variables in changes:
+        said = "-".join(f"{key.lower()}-{value}" for key, value in variables.items())
+        name = re.sub(r"[^\w.-]", "_", said)  # of a file
+        found.append(Case(f"table1_wmt17-{name}", "table1_wmt17", (COMMANDS,), ONE_ROW | variables))
+    return found
 
-    of_scripts = [
-        ("table1_wmt17", row, ("--lr", "1e-3", "--clip-norm=0.5")),
-        ("table1_wmt17", row, ("--encoder-learned-pos", "--decoder-learned-pos")),
+
+def _of_variables_of_scripts() -> list[Case]:
+    """List cases for variables of other scripts, and for each form of flags behind a script."""
+    runs = [  # script, variables, flags
+        ("table1_wmt17", ONE_ROW, ("--lr", "1e-3", "--clip-norm=0.5")),
+        ("table1_wmt17", ONE_ROW, ("--encoder-learned-pos", "--decoder-learned-pos")),
         ("iwslt14_de_en", {"METHODS": "admin rezero", "DEPTHS": "10"}, ()),
         ("admin_iwslt14", {"WARMUP": "1", "METHODS": "admin", "SEEDS": "1111"}, ()),
         ("admin_iwslt14", {"WARMUP": "0"}, ()),
@@ -111,15 +137,15 @@ def _of_variables() -> list[Case]:
         ("later_methods", {"METHODS": "pre_ln normformer+normformer-head-scale=none", "UPDATES": "20"}, ()),
         ("inverted_gain", {"SEEDS": "1", "UPDATES": "40"}, ()),
     ]
-    for number, (script, variables, flags) in enumerate(of_scripts, 1):
+    found = []
+    for number, (script, variables, flags) in enumerate(runs, start=1):
         found.append(Case(f"{script}-variables{number}", script, (COMMANDS, *flags), {"GPUS": "1"} | variables))
     return found
 
 
 def printed(case: Case) -> str:
     """Run a case; return its output, errors and status, the same on every machine and in every folder."""
-    ours = ("PATH", "HOME", "LANG", "VIRTUAL_ENV", "PYTHONPATH")
-    environment = {name: os.environ[name] for name in ours if name in os.environ}
+    environment = {name: os.environ[name] for name in INHERITED if name in os.environ}
     environment |= {"OUT": OUT, "OMP_NUM_THREADS": "1"} | case.variables
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
@@ -130,23 +156,29 @@ def printed(case: Case) -> str:
             capture_output=True,
             text=True,
         )
-        text = f"{done.stdout}\n-- errors\n{done.stderr}\n-- status {done.returncode}\n"
-        return text.replace(folder, "FOLDER").replace(str(ROOT), "ROOT").replace(OUT, "OUT")
+    text = f"{done.stdout}\n-- errors\n{done.stderr}\n-- status {done.returncode}\n"
+    return text.replace(folder, "FOLDER").replace(str(ROOT), "ROOT").replace(OUT, "OUT")
+
+
+def file_of(case: Case) -> Path:
+    """Return the compressed file with what the case printed."""
+    return GOLDEN / f"{case.name}.xz"
 
 
 def golden(case: Case) -> str:
     """Return what the case printed when its file was written."""
-    return lzma.decompress((GOLDEN / f"{case.name}.xz").read_bytes()).decode()
+    return lzma.decompress(file_of(case).read_bytes()).decode()
 
 
 def main() -> None:
     """Write the files of the cases named on the command line, or all that are missing."""
+    named = sys.argv[1:]
     GOLDEN.mkdir(exist_ok=True)
     for case in cases():
-        path = GOLDEN / f"{case.name}.xz"
-        if case.name in sys.argv[1:] or (not sys.argv[1:] and not path.exists()):
+        wanted = case.name in named if named else not file_of(case).exists()
+        if wanted:
             text = printed(case)
-            path.write_bytes(lzma.compress(text.encode(), preset=9))
+            file_of(case).write_bytes(lzma.compress(text.encode(), preset=9))
             print(case.name, len(text), text.splitlines()[-1], flush=True)
 
 

@@ -86,7 +86,9 @@ NUMBERS = {  # figure -> (number of the table, first cell, column, the cell ther
         (2, "DeepNorm, paper", "R2", "0.934"),
     ],
 }
-CELLS = [(figure, *cell) for figure, cells in NUMBERS.items() for cell in cells]
+CELLS = []
+for figure, cells in NUMBERS.items():
+    CELLS += [(figure, *cell) for cell in cells]
 
 
 @pytest.mark.parametrize(("figure", "number", "row", "column", "expected"), CELLS)
@@ -244,9 +246,11 @@ def drawn_decoders(tmp_path_factory):
         500: gradient_probe(4.0, slope=1.0),
         5000: gradient_probe(9.0, slope=1.0) | scale_probe(0.2),
     }
+
     write_decoder_run(root, "a", "post_ln", post_ln)
     write_decoder_run(root, "b", "pre_ln", pre_ln)
     write_decoder_run(root, "c", "normformer", normformer)
+
     main(["report", str(root), "--figures"])
     return root
 

@@ -260,6 +260,7 @@ def test_reasons_to_read_numbers_with_care_are_warnings(tmp_path):
 
     assert "> **Miniature" in page
     *of_runs, of_all = re.findall(r"\*\*Warning:\*\* (.*)", page)
+    assert len(of_runs) == 3
     warning_of = {warning.split(": ")[-1]: warning for warning in of_runs}  # the runs concerned are named at its end
     assert warning_of.keys() == {"small_batch", "other_bleu", "other_corpus"}
     assert "4096" in warning_of["small_batch"]

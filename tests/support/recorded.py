@@ -92,16 +92,21 @@ def _probes_of_update(update: int, layers: int) -> dict:
 def write_runs_of_every_figure(root: Path) -> None:
     """Write one or several runs for each figure of DeepNet's paper."""
     _write_figure3(root)
+
     for series in figures.FIGURE4:
         write_figure_run(root, 4, series, "post_ln", probes=probes_of_figure4(), series=series)
+
     _write_figure5(root)
+
     for method in METHODS:
         write_figure_run(root, 6, method, method, 6, bleu=30.0)
     write_figure_run(root, 6, "deep", "post_ln", 50, losses=STUCK, bleu=0.4)
+
     for panel in figures.FIGURE7:
         for value in ("1e-3", "5e-4"):
             losses = {100: (1, 7.0), 200: (1, 5.0)}
             write_figure_run(root, 7, f"{panel}{value}", valid=losses, panel=panel, value=value)
+
     for layers in (6, 10, 50):
         bleu = 20 + 5 * math.log10(2 * layers)  # a slope of 5 over the logarithm of depth
         write_figure_run(root, 8, f"{layers}", layers=layers, bleu=bleu)
