@@ -1,22 +1,21 @@
 """Tests of dev/gpu_minutes.sh: what it runs in which time, its records, its settings, and its miniature on a CPU."""
 
+import itertools
 import json
-import re
 import shlex
 import sys
 import time
-from functools import partial
 
 import pytest
 import torch
 
-from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.trainer import parse_training_flags
 from dev.gpu import figure6, graphs, minutes, parts, records, thousand_layers, trainings
 from dev.gpu.__main__ import main
 from dev.gpu.parts import PARTS, Part
 from dev.gpu.work import Work
 
+from ..support.errors import refused
 from ..support.experiments import bash, needs_venv
 
 # Stands in for `python -m dev.gpu`: a part's name says what it does.
@@ -43,16 +42,16 @@ def part(name, seconds=1.0, **others):
 
 
 @pytest.fixture
-def call(tmp_path, monkeypatch):
-    """Return a function that runs parts for some seconds and returns their records by name."""
+def run_parts(tmp_path, monkeypatch):
+    """Provide a function that runs parts for some seconds in tmp_path and returns their records by name."""
     monkeypatch.setattr(minutes, "RESERVE", 0.0)
     monkeypatch.setattr(minutes, "GRACE", 0.0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     (tmp_path / "text" / "language").mkdir(parents=True)
     (tmp_path / "program.py").write_text(PROGRAM)
 
-    def run(*wanted, seconds=30.0, **others):
-        made = minutes.Minutes(
+    def run_parts(*wanted, seconds=30.0, **others):
+        run = minutes.Minutes(
             until=time.monotonic() + seconds,
             longest=seconds,
             folder=tmp_path,
@@ -60,95 +59,123 @@ def call(tmp_path, monkeypatch):
             out=tmp_path / "out",
             program=[sys.executable, str(tmp_path / "program.py")],
         )
-        return {record["part"]: record for record in made.run(list(wanted), **others)}
+        return {record["part"]: record for record in run.run(list(wanted), **others)}
 
-    run.folder = tmp_path
-    return run
+    return run_parts
 
 
-def test_a_part_that_fails_costs_itself(call):
-    found = call(part("broken"), part("quick"))
+def test_a_part_that_fails_is_recorded_with_its_reason(run_parts, tmp_path):
+    found = run_parts(part("broken"), part("quick"))
 
     assert found["broken"]["ended"] == records.FAILED
     assert found["broken"]["why"] == "no such kernel"
+    assert "no such kernel" in (tmp_path / "out" / "log.txt").read_text()
+
+
+def test_parts_after_one_that_fails_are_run(run_parts):
+    found = run_parts(part("broken"), part("quick"))
+
     assert found["quick"]["ended"] == records.DONE
     assert found["quick"]["rows"] == [{"what": "number", "value": 7}]
     assert {"device", "versions", "commit", "seconds", "date"} <= found["quick"].keys()
-    assert records.read(call.folder / "records.jsonl") == list(found.values())
-    assert records.read(call.folder / "out" / "records.jsonl") == list(found.values())
-    assert "no such kernel" in (call.folder / "out" / "log.txt").read_text()
 
 
-def test_what_is_done_is_not_run_again(call):
-    call(part("quick"))
+def test_records_are_written_to_their_file_and_among_the_outputs(run_parts, tmp_path):
+    found = run_parts(part("broken"), part("quick"))
 
-    assert list(call(part("quick"), part("quicker"))) == ["quicker"]
-    assert list(call(part("quick"), open_only=False)) == ["quick"]
+    assert len(found) == 2
+    assert records.read(tmp_path / "records.jsonl") == list(found.values())
+    assert records.read(tmp_path / "out" / "records.jsonl") == list(found.values())
 
 
-def test_parts_that_do_not_fit_are_left_out(call):
-    found = call(part("long", seconds=100), part("quick"), part("several", gpus=99), part("german", text="mix"))
+def test_a_part_that_is_done_is_run_again_only_if_asked_for(run_parts):
+    run_parts(part("quick"))
+
+    only_open = run_parts(part("quick"), part("quicker"))
+    every = run_parts(part("quick"), open_only=False)
+
+    assert list(only_open) == ["quicker"]
+    assert list(every) == ["quick"]
+
+
+@pytest.mark.parametrize(
+    "unfit",
+    [part("long", seconds=100), part("several", gpus=99), part("german", text="mix")],
+    ids=["takes too long", "needs more GPUs", "needs a text that is not there"],
+)
+def test_parts_that_do_not_fit_are_left_out(run_parts, unfit):
+    found = run_parts(unfit, part("quick"))
 
     assert list(found) == ["quick"]
 
 
-def test_a_part_without_time_is_killed_and_planned_by_its_speed(call):
+def test_a_part_without_time_is_killed_and_planned_by_its_speed(run_parts, tmp_path):
     slow = part("slow", seconds=4.0)
-    found = call(slow, seconds=5.0)["slow"]
+
+    found = run_parts(slow, seconds=5.0)["slow"]
 
     assert found["ended"] == records.CUT
     assert found["rows"] == [{"what": "half of it"}]
     assert 4.5 < found["seconds"] < 20
-    assert not (call.folder / "work" / "slow" / "ended").exists()
-    known = records.read(call.folder / "records.jsonl")
+    assert not (tmp_path / "work" / "slow" / "ended").exists()
+    known = records.read(tmp_path / "records.jsonl")
     assert parts.predicted(slow, known, longest=60.0) == found["seconds"] / 0.5
     assert not records.is_done(known, "slow")
 
 
-def test_parts_run_side_by_side_where_that_was_measured_to_be_faster(call):
+def test_parts_run_side_by_side_where_that_was_measured_to_be_faster(run_parts, tmp_path):
     measured = [{"what": graphs.ALONE, "updates_a_second": 10}, {"what": graphs.TWO, "updates_a_second": 12}]
-    records.append(call.folder / "records.jsonl", {"part": "two_at_a_time", "ended": "done", "rows": measured})
-    found = call(part("one", beside="cells"), part("other", beside="cells"), part("third", beside="cells"))
+    records.append(tmp_path / "records.jsonl", {"part": "two_at_a_time", "ended": "done", "rows": measured})
 
-    assert found["one"]["beside"] == ["other"] and found["other"]["beside"] == ["one"]
+    found = run_parts(part("one", beside="cells"), part("other", beside="cells"), part("third", beside="cells"))
+
+    assert found["one"]["beside"] == ["other"]
+    assert found["other"]["beside"] == ["one"]
     assert "beside" not in found["third"]
-    assert found["one"]["ended"] == found["other"]["ended"] == records.DONE  # each waits for the other to run
+    assert found["one"]["ended"] == records.DONE  # each waits for the other to run
+    assert found["other"]["ended"] == records.DONE
 
 
 def test_records_of_another_machine_are_added_once(tmp_path):
-    for number in range(3):
-        records.append(tmp_path / "there.jsonl", {"part": "equal", "seconds": number})
-    records.append(tmp_path / "here.jsonl", {"part": "equal", "seconds": 1})
-    main_with = partial(main, ["--collect", str(tmp_path / "there.jsonl"), "--records", str(tmp_path / "here.jsonl")])
+    there = tmp_path / "there.jsonl"
+    here = tmp_path / "here.jsonl"
+    for seconds in range(3):
+        records.append(there, {"part": "equal", "seconds": seconds})
+    records.append(here, {"part": "equal", "seconds": 1})
 
     for _ in range(2):
         with pytest.raises(SystemExit) as ended:
-            main_with()
+            main(["--collect", str(there), "--records", str(here)])
+
         assert ended.value.code == 0
-        assert [record["seconds"] for record in records.read(tmp_path / "here.jsonl")] == [1, 0, 2]
+        assert [record["seconds"] for record in records.read(here)] == [1, 0, 2]
 
 
-def test_a_broken_file_of_records_is_named(tmp_path):
+def test_a_broken_line_of_records_is_named_with_its_file(tmp_path):
     (tmp_path / "records.jsonl").write_text('{"part": "equal"}\nbroken\n')
-    with pytest.raises(UserError, match="records.jsonl, line 2"):
+
+    with refused("records.jsonl, line 2"):
         records.read(tmp_path / "records.jsonl")
 
 
 @pytest.mark.parametrize(
     "flags", [["--only", "equall"], ["--collect", "none.jsonl"], ["--minutes", "9", "--folder", "/none"]]
 )
-def test_mistakes_are_one_line(flags, capsys):
+def test_a_mistake_in_a_flag_is_one_line(flags, capsys):
     with pytest.raises(SystemExit) as ended:
         main(flags)
+
     assert ended.value.code == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_the_committed_records_are_read():
-    """The records in results/gpu are readable, and name parts of the list, or were made before it."""
+def test_the_committed_records_are_of_parts_of_the_list():
+    """Records in results/gpu that were made before there was a list name no part."""
     known = records.read(records.RECORDS)
-    names = {part.name for part in PARTS}
-    assert known and {record["part"] for record in known if "part" in record} <= names
+
+    recorded = {record["part"] for record in known if "part" in record}
+    assert recorded
+    assert recorded <= {part.name for part in PARTS}
 
 
 # settings
@@ -161,19 +188,28 @@ def work_of(tmp_path, known=()):
 
 
 def flag_values(words):
-    """Return flag -> value of a command; the last one counts, as for argparse."""
-    values, words = {}, [word for one in words for word in one.split("=", 1)]
-    for word, following in zip(words, [*words[1:], "--"]):
+    """Return flag -> value of a command, also of --flag=value; the last one counts, as for argparse."""
+    single = []
+    for word in words:
+        single += word.split("=", 1)
+    flags = {}
+    for word, following in itertools.pairwise([*single, "--"]):
         if word.startswith("--"):
-            values[word] = None if following.startswith("--") else following
-    return values
+            flags[word] = None if following.startswith("--") else following
+    return flags
+
+
+FLAGS_OF_A_CELL = {  # where a cell saves, what it logs, and how it uses one GPU
+    "--save-dir", "--log-interval", "--save-interval-updates", "--keep-interval-updates", "--save-interval",
+    "--validate-interval", "--cuda-graphs", "--update-freq",
+}  # fmt: skip
 
 
 @needs_venv
 def test_figure_6_has_the_flags_of_the_paper_s_script(tmp_path):
     """Cells at full length have the flags of scripts/iwslt14_de_en.sh, but for where it saves and what it logs."""
     done = bash("-c", "METHODS=pre_ln DEPTHS=50 GPUS=1 exec bash scripts/iwslt14_de_en.sh --dry-run=commands")
-    [line] = [line for line in done.stdout.splitlines() if line.startswith("fairseq-train")]
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("fairseq-train")]
     script = flag_values(shlex.split(line)[2:])
     cell = flag_values([
         *shlex.split(trainings.COMMON), *figure6.flags(work_of(tmp_path), "pre_ln", 50),
@@ -181,96 +217,186 @@ def test_figure_6_has_the_flags_of_the_paper_s_script(tmp_path):
     ])  # fmt: skip
 
     differing = {flag for flag in script.keys() | cell.keys() if script.get(flag, "no") != cell.get(flag, "no")}
-    assert differing <= {
-        "--save-dir", "--log-interval", "--save-interval-updates", "--keep-interval-updates", "--save-interval",
-        "--validate-interval", "--cuda-graphs", "--update-freq",
-    }  # fmt: skip
+
+    assert differing <= FLAGS_OF_A_CELL
     assert script["--update-freq"] == "1"  # fairseq's default
 
 
+def assert_fairseq_train_takes(flags, data, folder):
+    common = [str(data), *shlex.split(trainings.COMMON), "--save-dir", str(folder)]
+    assert parse_training_flags([*common, *flags]).cuda_graphs
+
+
 @pytest.mark.parametrize("name", ["deepnorm", "post_ln", "pre_ln"])
-def test_fairseq_takes_the_flags_of_a_gpu(name, tmp_path, data):
-    """Flags that the miniature leaves out, as --cuda-graphs and --stop-stuck, are ones that fairseq-train knows."""
-    work = work_of(tmp_path)
-    common = [str(data), *shlex.split(trainings.COMMON), "--save-dir", str(tmp_path)]
-    for flags in (figure6.flags(work, name, 10) + figure6.STOP_STUCK, thousand_layers.flags(work, 4096, 1300)):
-        assert parse_training_flags([*common, *flags]).cuda_graphs
+def test_fairseq_train_knows_the_flags_of_figure_6_on_a_gpu(name, tmp_path, data):
+    """Among them are those that the miniature leaves out, as --cuda-graphs and --stop-stuck."""
+    flags = figure6.flags(work_of(tmp_path), name, 10) + figure6.STOP_STUCK
+
+    assert_fairseq_train_takes(flags, data, tmp_path)
 
 
-def test_cells_are_shortened_alike_at_a_depth():
-    """A depth that is too slow gets fewer updates and warm-up in proportion, the same for all its methods."""
+def test_fairseq_train_knows_the_flags_of_1000_layers_on_a_gpu(tmp_path, data):
+    flags = thousand_layers.flags(work_of(tmp_path), 4096, 1300)
+
+    assert_fairseq_train_takes(flags, data, tmp_path)
+
+
+def cell_record(layers, of_updates, seconds_an_update, ended="cut off", record_ended="cut off"):
+    """Return the records of one cell of Figure 6, as a run of the list leaves them."""
+    row = {"what": "training", "layers": layers, "of_updates": of_updates, "ended": ended}
+    row["seconds_an_update"] = seconds_an_update
+    return [{"part": f"figure6-deepnorm-{layers}", "ended": record_ended, "rows": [row]}]
+
+
+def test_a_shallow_cell_is_trained_at_full_length():
     assert figure6.length(10, [], LONGEST) == (8000, 4000)
 
+
+def test_a_depth_that_is_too_slow_gets_fewer_updates_and_warm_up_in_proportion():
     updates, warmup = figure6.length(100, [], LONGEST)
-    assert updates < 8000 and warmup / updates == pytest.approx(0.5, abs=1e-3)
+
+    assert updates < 8000
+    assert warmup / updates == pytest.approx(0.5, abs=1e-3)
     assert figure6.predicted(100, [], LONGEST) <= LONGEST
 
-    row = {"what": "training", "layers": 100, "of_updates": 3100, "ended": "trained", "seconds_an_update": 0.15}
-    known = [{"part": "figure6-deepnorm-100", "ended": "done", "rows": [row]}]
+
+def test_all_methods_of_a_depth_get_the_length_of_the_first_one():
+    known = cell_record(100, of_updates=3100, seconds_an_update=0.15, ended="trained", record_ended="done")
+
     assert figure6.length(100, known, LONGEST) == (3100, 1550)
     assert figure6.predicted(100, known, LONGEST) == pytest.approx(figure6.beside(100) + 3100 * 0.15)
     assert figure6.length(50, known, LONGEST) == figure6.length(50, [], LONGEST)
 
 
 def test_a_cell_that_was_cut_off_is_planned_anew_by_its_speed():
-    row = {"what": "training", "layers": 50, "of_updates": 6900, "ended": "cut off", "seconds_an_update": 0.2}
-    known = [{"part": "figure6-deepnorm-50", "ended": "cut off", "rows": [row]}]
+    known = cell_record(50, of_updates=6900, seconds_an_update=0.2)
+
     updates, _ = figure6.length(50, known, LONGEST)
+
     assert updates == int((LONGEST - figure6.beside(50)) / 0.2) // 100 * 100
 
 
-def test_too_few_updates_are_not_trained():
-    row = {"what": "training", "layers": 100, "of_updates": 3000, "ended": "cut off", "seconds_an_update": 0.5}
-    known = [{"part": "figure6-deepnorm-100", "ended": "cut off", "rows": [row]}]
+def test_a_cell_with_time_for_too_few_updates_is_not_trained():
+    known = cell_record(100, of_updates=3000, seconds_an_update=0.5)
+
     assert figure6.predicted(100, known, LONGEST) is None
 
 
-def test_the_largest_batch_is_taken_that_costs_little():
-    timed = {
-        tokens: {"ms": ms, "first_update_s": 5.0} for tokens, ms in {2048: 200.0, 4096: 229.0, 8192: 231.0}.items()
-    }
+def test_1000_layers_take_the_largest_batch_that_costs_little():
+    """4,096 tokens take 15% longer than 2,048, and 8,192 more than that; a fifth to a third of the time is kept."""
+    milliseconds = {2048: 200.0, 4096: 229.0, 8192: 231.0}
+    timed = {tokens: {"ms": ms, "first_update_s": 5.0} for tokens, ms in milliseconds.items()}
+
     tokens, updates = thousand_layers.choose(timed, seconds=400.0)
+
     assert tokens == 4096
     assert 0.6 * 400 < updates * 0.229 < 400 - 10
 
 
-def test_the_rate_of_1000_layers_is_held_for_two_thirds(tmp_path):
-    values = flag_values(thousand_layers.flags(work_of(tmp_path), tokens=4096, updates=1400))
-    steps = [int(values[f"--{name}-steps"]) for name in ("warmup", "hold", "decay")]
-    assert steps == [200, 800, 400]
-    assert (values["--lr"], values["--encoder-layers"], values["--method"]) == ("0.00025", "500", "deepnorm")
+def test_the_rate_of_1000_layers_stays_until_the_last_400_of_1400_updates(tmp_path):
+    flags = flag_values(thousand_layers.flags(work_of(tmp_path), tokens=4096, updates=1400))
+
+    assert flags["--warmup-steps"] == "200"
+    assert flags["--hold-steps"] == "800"
+    assert flags["--decay-steps"] == "400"
+    assert flags["--lr"] == "0.00025"
+    assert flags["--encoder-layers"] == "500"
+    assert flags["--method"] == "deepnorm"
 
 
-def test_seconds_of_an_update_are_those_of_fairseq_s_log(tmp_path):
-    """The first interval, which has the start of the program, does not count; nor does a line that is cut off."""
+@pytest.fixture
+def entries_of_cut_off_log(tmp_path):
+    """Provide the entries of a log of 1,000 words an update at 10, 500, 1,000 and 800 words a second."""
     lines = []
-    for updates, wps in ((10, "10"), (20, "500"), (30, "1000"), (40, "800")):
-        entry = {"num_updates": str(updates), "nll_loss": "3", "wpb": "1000", "wps": wps}
+    for updates, words_a_second in ((10, "10"), (20, "500"), (30, "1000"), (40, "800")):
+        entry = {"num_updates": str(updates), "nll_loss": "3", "wpb": "1000", "wps": words_a_second}
         lines.append(f"2026-01-01 | INFO | train_inner | {json.dumps(entry)}")
-    (tmp_path / "train.log").write_text("\n".join([*lines, '| train_inner | {"num_upd']))
-    entries = trainings.logged(tmp_path / "train.log", "train_inner")
-    assert [entry["num_updates"] for entry in entries] == ["10", "20", "30", "40"]
-    assert trainings.seconds_an_update(entries) == pytest.approx(1.25)
+    lines.append('| train_inner | {"num_upd')
+    (tmp_path / "train.log").write_text("\n".join(lines))
+    return trainings.logged(tmp_path / "train.log", "train_inner")
+
+
+def test_a_line_of_the_log_that_is_cut_off_does_not_count(entries_of_cut_off_log):
+    assert [entry["num_updates"] for entry in entries_of_cut_off_log] == ["10", "20", "30", "40"]
+
+
+def test_seconds_of_an_update_are_the_median_without_the_log_s_first_interval(entries_of_cut_off_log):
+    """The first interval has the start of the program; the others took 2, 1 and 1.25 s an update."""
+    assert trainings.seconds_an_update(entries_of_cut_off_log) == pytest.approx(1.25)
+
+
+def kind(name: str) -> str:
+    """Return the kind of a part: its name up to a hyphen."""
+    return name.partition("-")[0]
+
+
+@pytest.fixture(scope="module")
+def committed_before():
+    return records.RECORDS.read_text()
+
+
+@pytest.fixture(scope="module")
+def miniature(tmp_path_factory, committed_before):
+    """Provide the records, by part, of SMOKE=1 dev/gpu_minutes.sh, which runs every kind of part on a CPU."""
+    folder = tmp_path_factory.mktemp("miniature")
+    bash("-c", f"SMOKE=1 exec bash dev/gpu_minutes.sh --folder {folder} --out {folder}/out", timeout=1500)
+    return {record["part"]: record for record in records.read(folder / "records.jsonl")}
 
 
 @pytest.mark.smoke
 @needs_venv
-def test_the_whole_list_in_miniature(tmp_path):
-    """SMOKE=1 runs every kind of part on a CPU: trainings resume, and several processes make one's weights."""
-    before = records.RECORDS.read_text()
-    bash("-c", f"SMOKE=1 exec bash dev/gpu_minutes.sh --folder {tmp_path} --out {tmp_path}/out", timeout=1500)
-    found = {record["part"]: record for record in records.read(tmp_path / "records.jsonl")}
-    assert {name: record["ended"] for name, record in found.items()} == dict.fromkeys(found, records.DONE)
-    kinds = {re.sub(r"-.*", "", part.name) for part in PARTS}
-    assert {re.sub(r"-.*", "", name) for name in found} == kinds
+def test_the_miniature_ends_every_kind_of_part(miniature):
+    assert {name: record["ended"] for name, record in miniature.items()} == dict.fromkeys(miniature, records.DONE)
+    assert {kind(name) for name in miniature} == {kind(part.name) for part in PARTS}
 
-    resumed = found["killed"]["rows"][-1]
-    assert resumed["attempts"] == 2 and resumed["killed_after_update"] < resumed["updates"]
+
+@pytest.mark.smoke
+@needs_venv
+def test_a_killed_training_of_the_miniature_resumes_to_the_same_weights(miniature):
+    resumed = miniature["killed"]["rows"][-1]
+
+    assert resumed["attempts"] == 2
+    assert resumed["killed_after_update"] < resumed["updates"]
     assert resumed["largest_difference"] == 0.0
-    for row in found["several"]["rows"][1:]:
-        assert row["processes"] == 2 and row["largest_difference"] < 1e-5
-    assert all(row["plain_again"] == 0.0 for row in found["equal"]["rows"])
-    assert found["tests"]["rows"][0]["collected"] > 100
-    measured = ["time of an update"] * 3 + ["training", "translations", "held-out bits"]
-    assert [row["what"] for row in found["thousand_layers"]["rows"]] == measured
-    assert records.RECORDS.read_text() == before
+
+
+@pytest.mark.smoke
+@needs_venv
+def test_two_processes_of_the_miniature_make_the_weights_of_one(miniature):
+    of_several = miniature["several"]["rows"][1:]
+
+    assert of_several
+    for row in of_several:
+        assert row["processes"] == 2
+        assert row["largest_difference"] < 1e-5
+
+
+@pytest.mark.smoke
+@needs_venv
+def test_equal_trainings_of_the_miniature_make_equal_weights(miniature):
+    rows = miniature["equal"]["rows"]
+
+    assert rows
+    for row in rows:
+        assert row["plain_again"] == 0.0
+
+
+@pytest.mark.smoke
+@needs_venv
+def test_the_miniature_collects_the_tests_of_a_gpu(miniature):
+    assert miniature["tests"]["rows"][0]["collected"] > 100
+
+
+@pytest.mark.smoke
+@needs_venv
+def test_the_miniature_of_1000_layers_times_trains_and_evaluates(miniature):
+    measured = [row["what"] for row in miniature["thousand_layers"]["rows"]]
+
+    assert measured == ["time of an update"] * 3 + ["training", "translations", "held-out bits"]
+
+
+@pytest.mark.smoke
+@needs_venv
+def test_the_miniature_leaves_the_committed_records_alone(miniature, committed_before):
+    assert miniature
+    assert records.RECORDS.read_text() == committed_before
