@@ -10,7 +10,7 @@ from ..files import whole
 
 
 def plan(args) -> None:
-    """Compute parameters, memory and time of a training to come.
+    """Compute parameters, memory and time of a training to come, or of each line of a file of trainings (--rows).
 
     Says which flags make it fit into the memory of a GPU.
     Takes the flags of fairseq-train that these depend on: --arch and all flags of the model (--encoder-layers,
@@ -36,7 +36,7 @@ def plan(args) -> None:
         if given is not None:
             check_number(f"--{name.replace('_', '-')}", given)
 
-    if args.rows:
+    if args.rows:  # a file of trainings, a line NAME FLAGS each
         _rows(args)
         return
     setting = parse_setting(args.rest)

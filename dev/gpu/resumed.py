@@ -39,7 +39,7 @@ def killed(work: Work) -> Iterator[dict]:
     before = training.last_update()
     work.share(0.75)
     training.command.append("--no-save")  # 12 GB each, which nobody reads
-    resumed = training.run(share=1.0)
+    resumed = training.run(share=1.0, begins_at=0.75)
     yield resumed | {
         "killed_after_update": before,
         "attempts": training.log.read_text(encoding="utf-8", errors="replace").count("$ "),

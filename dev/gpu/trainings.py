@@ -67,14 +67,16 @@ class Training:
         """Return the place of the last checkpoint."""
         return self.folder / "checkpoint_last.pt"
 
-    def run(self, share: float = 1.0) -> dict:
+    def run(self, share: float = 1.0, begins_at: float = 0.0) -> dict:
         """Train to the end, or until the training diverges or is stuck; return what the log says.
 
-        share: of the part's time that the training takes.
+        begins_at, share: how much of the part is over before the training and after it, from 0 to 1; meanwhile it is
+        noted by the updates that are made.
         """
 
         def look() -> None:
-            self.work.share(share * self.last_update() / self.updates)
+            done = self.last_update() / self.updates
+            self.work.share(begins_at + (share - begins_at) * done)
             self.work.so_far(self.result(None))
 
         self.began = time.monotonic()

@@ -153,6 +153,7 @@ class Recipe(ABC):
             if not options.miniature:
                 self._check_space(options)
             steps = Steps(options.dest)
+            # --from gives the text without a download; the files of a miniature are generated in place of downloads
             fetched = self.fetch(options, steps) if self.files(options) else {}
             own_entries = self.make(options, steps, files={name: options.downloads / name for name in fetched})
 

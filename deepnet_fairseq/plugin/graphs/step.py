@@ -324,7 +324,8 @@ class GraphedStep:
     def _sort_outputs(self, batch: StaticBatch, outputs: dict[str, Any]) -> None:
         """Sort what the passes of a batch return: tensors go to `like`, counts of the batch to `counts`.
 
-        Gives up at any other plain number, which a graph would return for each batch as it is.
+        Any other plain number is a reason to give up graphs, which would return it for each batch as it is; the sorting
+        goes on.
         """
         self.counts = {}
         self.like = {}
