@@ -32,8 +32,8 @@ ABLATION = [
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    """Provide the empty files that mark binarised text, which suffice for a dry run."""
+def marked_text(tmp_path_factory):
+    """Provide a folder of the empty files that mark binarised text, which suffice for a dry run."""
     folder = tmp_path_factory.mktemp("text")
     for file in ("dict.txt", "train.idx"):
         (folder / file).touch()
@@ -41,73 +41,119 @@ def text(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def commands(text):
-    """Provide the commands of the rows of each part, split into words."""
-    parts = {"clm": [], "ablation": [], "mlm": []}
-    for words in dry_run("normformer_lm", DATA=text, OUT=text / "out"):
-        parts[next(part for part in parts if f"normformer_{part}/" in " ".join(words))].append(words)
-    assert not (text / "out").exists()
-    return parts
+def rows_of_parts(marked_text):
+    """Provide the flags of the trainings of each part, clm, ablation and mlm."""
+    rows = {"clm": [], "ablation": [], "mlm": []}
+    for flags in trained(dry_run("normformer_lm", DATA=marked_text, OUT=marked_text / "out")):
+        (part,) = [part for part in rows if f"normformer_{part}/" in flags["--save-dir"]]
+        rows[part].append(flags)
+    assert not (marked_text / "out").exists()
+    return rows
 
 
-def trained(commands):
+def trained(commands) -> list[dict[str, str]]:
     return [values(words) for words in commands if words[0] == "fairseq-train"]
 
 
-def variant(flags):
+def variant(flags) -> tuple[str, ...]:
     """Return the method and its options."""
     method = flags["--method"]
-    options = {flag: value for flag, value in flags.items() if flag.startswith(f"--{method}-")}
-    return (method, *(f"{flag}={value}" if value else flag for flag, value in options.items()))
+    options = []
+    for flag, value in flags.items():
+        if flag.startswith(f"--{method}-"):
+            options.append(f"{flag}={value}" if value else flag)
+    return (method, *options)
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_causal_language_models(size, commands):
-    tokens, updates, dropout, more = SIZES[size]
-    rows = [flags for flags in trained(commands["clm"]) if flags["--arch"] == f"normformer_lm_{size}"]
-    setting = EVERYWHERE | {
+def test_causal_models_have_the_paper_s_hyper_parameters(size, rows_of_parts):
+    tokens, updates, dropout, _ = SIZES[size]
+    expected = EVERYWHERE | {
         "--max-update": updates, "--total-num-update": updates, "--dropout": dropout, "--attention-dropout": dropout,
     }  # fmt: skip
-    lrs = {}
+
+    rows = [flags for flags in rows_of_parts["clm"] if flags["--arch"] == f"normformer_lm_{size}"]
+
+    assert rows
     for flags in rows:
-        assert {flag: flags.get(flag) for flag in setting} == setting and batch(flags) == tokens
-        lrs.setdefault(variant(flags), set()).add(flags["--lr"])
-    small = {WHOLE: GRID | more} if size in ("125m", "355m") else {}
-    small |= {("post_ln",): {"1e-3"}} if size == "125m" else {}
-    expected = {("pre_ln",): GRID | more, ("normformer",): GRID | more} | small
-    assert lrs == expected
+        assert {flag: flags.get(flag) for flag in expected} == expected
+        assert batch(flags) == tokens
 
 
-def test_the_ablation_takes_one_part_away_at_a_time(commands):
-    rows = trained(commands["ablation"])
-    assert sorted(map(variant, rows)) == sorted(ABLATION)
-    assert {(flags["--arch"], flags["--lr"], batch(flags)) for flags in rows} == {("normformer_lm_125m", "3e-3", 2**19)}
+@pytest.mark.parametrize("size", SIZES)
+def test_causal_models_are_trained_at_the_paper_s_rates(size, rows_of_parts):
+    """NormFormer with scaled residuals is of the two small sizes alone, and Post-LN of the smallest, at one rate."""
+    rates = GRID | SIZES[size][3]
+    expected = {("pre_ln",): rates, ("normformer",): rates}
+    if size in ("125m", "355m"):
+        expected[WHOLE] = rates
+    if size == "125m":
+        expected[("post_ln",)] = {"1e-3"}
+
+    trained_at = {}
+    for flags in rows_of_parts["clm"]:
+        if flags["--arch"] == f"normformer_lm_{size}":
+            trained_at.setdefault(variant(flags), set()).add(flags["--lr"])
+
+    assert trained_at == expected
 
 
-def test_masked_language_models(commands):
-    """Masked language models train by RoBERTa base's recipe in fairseq: 2,048 samples of 512 tokens an update."""
-    rows = trained(commands["mlm"])
-    assert {(variant(flags), flags["--lr"]) for flags in rows} == {
-        ((method,), lr) for method in ("pre_ln", "normformer") for lr in ("5e-4", "1e-3")
-    }
-    setting = {
+def test_the_ablation_takes_one_part_away_at_a_time(rows_of_parts):
+    rows = rows_of_parts["ablation"]
+
+    assert sorted(variant(flags) for flags in rows) == sorted(ABLATION)
+    for flags in rows:
+        assert flags["--arch"] == "normformer_lm_125m"
+        assert flags["--lr"] == "3e-3"
+        assert batch(flags) == 2**19
+
+
+def test_masked_models_are_pre_ln_and_normformer_at_two_rates(rows_of_parts):
+    trained_at = {(variant(flags), flags["--lr"]) for flags in rows_of_parts["mlm"]}
+
+    assert trained_at == {
+        (("pre_ln",), "5e-4"), (("pre_ln",), "1e-3"), (("normformer",), "5e-4"), (("normformer",), "1e-3"),
+    }  # fmt: skip
+
+
+def test_masked_models_are_trained_by_the_recipe_of_roberta_base(rows_of_parts):
+    """The recipe is fairseq's: 2,048 samples of 512 tokens an update."""
+    expected = {
         "--task": "masked_lm", "--criterion": "masked_lm", "--arch": "normformer_masked_lm_base", "--adam-eps": "1e-6",
         "--warmup-updates": "10000", "--max-update": "125000", "--total-num-update": "125000", "--dropout": "0.1",
         "--tokens-per-sample": "512", "--sample-break-mode": "complete", "--fp16": "",
     }  # fmt: skip
-    for flags in rows:
-        assert {flag: flags.get(flag) for flag in setting} == setting and batch(flags) == 2**20
+
+    assert rows_of_parts["mlm"]
+    for flags in rows_of_parts["mlm"]:
+        assert {flag: flags.get(flag) for flag in expected} == expected
+        assert batch(flags) == 2048 * 512
 
 
-def test_rows_can_be_narrowed(tmp_path):
-    """Rows can be narrowed to any method, fewer GPUs and the user's text, which is prepared first."""
-    names = [str(tmp_path / name) for name in "abc"]
+@pytest.fixture(scope="module")
+def narrowed(tmp_path_factory):
+    """Provide the folder and the commands of a dry run of two methods, on 2 GPUs and on the user's own text."""
+    folder = tmp_path_factory.mktemp("narrowed")
+    names = [str(folder / name) for name in "abc"]
     chosen = {"PARTS": "clm", "SIZES": "355m", "METHODS": "deepnorm post_ln@2e-4", "LRS": "1e-3 2e-3", "SEEDS": 3}
-    where = {"MAX_TOKENS": 4096, "GPUS": 2, "OUT": tmp_path, "TEXT": " ".join(names)}
-    prepare, *commands = dry_run("normformer_lm", **chosen, **where)
-    dest, rows = str(tmp_path / "data/text"), trained(commands)
-    assert prepare == ["deepnet", "prepare", "lm", *names, dest, "--bpe", "gpt2"] and commands[0][1] == dest
-    assert [(flags["--method"], flags["--lr"], flags["--seed"], batch(flags)) for flags in rows] == [
-        ("deepnorm", "1e-3", "3", 2**19), ("deepnorm", "2e-3", "3", 2**19), ("post_ln", "2e-4", "3", 2**19),
-    ]  # fmt: skip
+    where = {"MAX_TOKENS": 4096, "GPUS": 2, "OUT": folder, "TEXT": " ".join(names)}
+    return folder, dry_run("normformer_lm", **chosen, **where)
+
+
+def test_the_user_s_text_is_prepared_first(narrowed):
+    folder, (prepare, first, *_) = narrowed
+    names = [str(folder / name) for name in "abc"]
+    prepared = str(folder / "data/text")
+
+    assert prepare == ["deepnet", "prepare", "lm", *names, prepared, "--bpe", "gpt2"]
+    assert first[1] == prepared
+
+
+def test_rows_can_be_narrowed_to_any_methods_rates_and_seeds(narrowed):
+    """A method has the rate after its @; the batch is the paper's on two GPUs."""
+    rows = trained(narrowed[1])
+
+    chosen = [(flags["--method"], flags["--lr"], flags["--seed"]) for flags in rows]
+    assert chosen == [("deepnorm", "1e-3", "3"), ("deepnorm", "2e-3", "3"), ("post_ln", "2e-4", "3")]
+    assert [batch(flags) for flags in rows] == [2**19] * 3
     assert len({flags["--save-dir"] for flags in rows}) == 3

@@ -58,7 +58,9 @@ class Clone:
     """Folder with the files that the set-up reads, in an environment of stand-ins alone."""
 
     def __init__(self, folder: Path):
-        self.root, self.programs, self.calls = folder / "a clone", folder / "bin", folder / "calls"
+        self.root = folder / "a clone"
+        self.programs = folder / "bin"
+        self.calls = folder / "calls"  # a line for each call of pip
         self.environment = {"PATH": str(self.programs), "CALLS": str(self.calls), "HOME": str(folder / "no home")}
         (self.root / "scripts").mkdir(parents=True)
         self.programs.mkdir()
@@ -76,10 +78,10 @@ class Clone:
     def start(self, *words: str, **environment: str) -> subprocess.Popen:
         """Start `words`, by default the script, as the leader of a process group that reacts to Ctrl-C."""
         self.calls.write_text("")
-        heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        react_to_ctrl_c = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
         return subprocess.Popen(
             words or ("bash", "scripts/setup.sh"), cwd=self.root, env=self.environment | environment, text=True,
-            start_new_session=True, preexec_fn=heed, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            start_new_session=True, preexec_fn=react_to_ctrl_c, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )  # fmt: skip
 
@@ -89,17 +91,20 @@ class Clone:
         output, _ = process.communicate(timeout=60)
         return process.returncode, output
 
-    def hangs(self, step: str) -> subprocess.Popen:
+    def start_and_wait_in(self, step: str) -> subprocess.Popen:
         """Start a set-up, and return it when it waits in this step."""
         process = self.start(PIP_HANGS=step)
         until(self.calls.with_suffix(".hangs").exists, seconds=30)
         return process
 
-    def refuses(self, *words: str, **environment: str) -> str:
-        """Check that a set-up fails with a reason in its last line; return its output."""
+    def refuses(self, *facts: str, **environment: str) -> str:
+        """Check that a set-up fails, and that its last line is a reason with these facts; return its output."""
         status, output = self.setup(**environment)
+        assert status == 1, output
         last = output.splitlines()[-1]
-        assert status == 1 and last.startswith("setup: ") and all(word in last for word in words), output
+        assert last.startswith("setup: "), output
+        for fact in facts:
+            assert fact in last, output
         return output
 
     @property
@@ -119,86 +124,166 @@ def clone(tmp_path):
 
 
 @pytest.fixture
-def made(clone):
+def complete_clone(clone):
     """Provide a clone that is set up."""
     clone.setup()
     return clone
 
 
-def test_from_nothing_and_again(clone):
+def test_setup_runs_every_step_once(clone):
     status, output = clone.setup()
-    assert (status, clone.steps, clone.complete) == (0, STEPS, True), output
-    assert (clone.setup(), clone.steps) == ((0, ""), [])
+
+    assert status == 0, output
+    assert clone.steps == STEPS
+    assert clone.complete
+
+
+def test_setup_of_what_is_complete_is_silent_and_runs_no_step(complete_clone):
+    status, output = complete_clone.setup()
+
+    assert status == 0
+    assert output == ""
+    assert complete_clone.steps == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGKILL])
-@pytest.mark.parametrize("step", STEPS[::2])
-def test_interrupted_it_goes_on(clone, step, kill):
-    """An interrupted set-up continues: finished steps are kept, and a package without INSTALLER is repeated."""
-    first = clone.hangs(step)
+@pytest.mark.parametrize("step, repeated", [(STEPS[0], STEPS), (STEPS[2], STEPS[1:])], ids=["torch", "fairseq"])
+def test_an_interrupted_setup_goes_on(clone, step, repeated, kill):
+    """Torch is kept once it is there; a package without INSTALLER is repeated."""
+    first = clone.start_and_wait_in(step)
     os.killpg(first.pid, kill)
-    assert first.wait(timeout=60) == -kill and not clone.complete
+    status_of_first = first.wait(timeout=60)
+    was_complete = clone.complete
+
     status, output = clone.setup()
-    assert (status, clone.complete) == (0, True) and "going on" in output, output
-    assert clone.steps == STEPS[step != STEPS[0] :]
+
+    assert status_of_first == -kill
+    assert not was_complete
+    assert status == 0, output
+    assert clone.complete
+    assert "going on" in output
+    assert clone.steps == repeated
 
 
 @pytest.mark.slow
-def test_steps_that_fail(clone):
-    """A failed step names an index that does not answer; for other failures it shows the end of the log."""
+def test_an_index_that_does_not_answer_is_named_without_the_log(clone):
     failing = {"PIP_FAILS": "torch==", "PIP_SAYS": OFFLINE}
-    assert OFFLINE not in clone.refuses("index does not answer", "pip config list", "same command again", **failing)
+
+    output = clone.refuses("index", "pip config list", **failing)
+
+    assert OFFLINE not in output
+
+
+@pytest.mark.slow
+def test_a_step_that_fails_shows_the_end_of_its_log(clone):
     failing = {"PIP_FAILS": "fairseq-fixed", "PIP_SAYS": "error: no such file: fairseq.cpp"}
-    assert failing["PIP_SAYS"] in clone.refuses("whole log: ", ".venv/setup.log", **failing)
-    assert clone.setup()[0] == 0
 
+    output = clone.refuses(".venv/setup.log", **failing)
 
-WRONG = {  # missing thing -> environment, words of the message
-    "headers": ({"NO_HEADERS": "1"}, ("Python.h", "apt install python3-dev")),
-    "venv": ({"NO_VENV": "1"}, ("python3.11 makes no environments", "apt install python3-venv")),
-    "compiler": ({}, ("C++ compiler", "apt install g++")),
-    "python": ({"PYTHON": "/no where/python3"}, ("PYTHON=/no where/python3: no Python 3.11 or 3.12 found",)),
-}
+    assert failing["PIP_SAYS"] in output
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("missing", WRONG)
-def test_what_is_missing_is_named(clone, missing):
-    environment, words = WRONG[missing]
-    if missing == "compiler":
-        (clone.programs / "c++").unlink()
-    clone.refuses(*words, **environment)
-    assert clone.steps == [] and (missing == "compiler" or not clone.complete)
-    if missing == "compiler":  # a wheel needs no compiler
-        clone.program("pip", PIP.replace("*--dry-run*) exit 1", "*--dry-run*) exit 0"))
-        assert clone.setup()[0] == 0
+@pytest.mark.parametrize("step, says", [("torch==", OFFLINE), ("fairseq-fixed", "error: no such file")])
+def test_setup_succeeds_once_a_step_no_longer_fails(clone, step, says):
+    clone.refuses(PIP_FAILS=step, PIP_SAYS=says)
+
+    status, output = clone.setup()
+
+    assert status == 0, output
+    assert clone.complete
 
 
 @pytest.mark.slow
-def test_what_makes_it_anew(made):
-    """Another Python, torch build or place makes the environment anew, since programs name their interpreter."""
-    made.program("python3.12", PYTHON)
-    assert made.setup(PYTHON="python3.11") == (0, "")
-    assert "Python of python3.12" in made.setup(PYTHON="python3.12")[1] and made.steps == STEPS
-    made.setup(PYTHON="python3.12", TORCH_CUDA="1")
-    assert made.steps == STEPS[1:] and "install torch==2.13.0\n" in made.calls.read_text()  # without +cpu
-    made.root = made.root.rename(made.root.with_name("moved"))
-    status, output = made.setup()
-    assert (status, made.steps) == (0, STEPS), output
+@pytest.mark.parametrize(
+    "environment, facts",
+    [
+        ({"NO_HEADERS": "1"}, ("Python.h", "apt install python3-dev")),
+        ({"NO_VENV": "1"}, ("python3.11", "apt install python3-venv")),
+        ({"PYTHON": "/no where/python3"}, ("PYTHON=/no where/python3: ", "3.11", "3.12")),
+    ],
+    ids=["headers", "venv", "python"],
+)
+def test_what_is_missing_is_named_before_any_step(clone, environment, facts):
+    clone.refuses(*facts, **environment)
+
+    assert clone.steps == []
+    assert not clone.complete
 
 
 @pytest.mark.slow
-def test_new_versions_come_into_what_is_there(made):
-    for line, steps in (("regex==2026.1.1", STEPS[1:]), ("torch==2.14.0", STEPS[1:])):
-        with open(made.root / "scripts/constraints.txt", "a") as file:
+def test_a_missing_compiler_is_named_before_any_step(clone):
+    (clone.programs / "c++").unlink()
+
+    clone.refuses("C++", "apt install g++")
+
+    assert clone.steps == []
+    assert not clone.complete
+
+
+@pytest.mark.slow
+def test_a_wheel_of_fairseq_needs_no_compiler(clone):
+    (clone.programs / "c++").unlink()
+    clone.program("pip", PIP.replace("*--dry-run*) exit 1", "*--dry-run*) exit 0"))
+
+    status, output = clone.setup()
+
+    assert status == 0, output
+
+
+@pytest.mark.slow
+def test_the_same_python_makes_nothing_anew(complete_clone):
+    complete_clone.program("python3.12", PYTHON)
+
+    assert complete_clone.setup(PYTHON="python3.11") == (0, "")
+
+
+@pytest.mark.slow
+def test_another_python_makes_the_environment_anew(complete_clone):
+    complete_clone.program("python3.12", PYTHON)
+
+    _, output = complete_clone.setup(PYTHON="python3.12")
+
+    assert "Python of python3.12" in output
+    assert complete_clone.steps == STEPS
+
+
+@pytest.mark.slow
+def test_another_build_of_torch_makes_the_environment_anew(complete_clone):
+    complete_clone.setup(TORCH_CUDA="1")
+
+    assert complete_clone.steps == STEPS[1:]
+    assert "install torch==2.13.0\n" in complete_clone.calls.read_text()  # without +cpu
+
+
+@pytest.mark.slow
+def test_a_clone_that_has_moved_makes_the_environment_anew(complete_clone):
+    """Programs of an environment name their interpreter by its path."""
+    complete_clone.root = complete_clone.root.rename(complete_clone.root.with_name("moved"))
+
+    status, output = complete_clone.setup()
+
+    assert status == 0, output
+    assert complete_clone.steps == STEPS
+
+
+@pytest.mark.slow
+def test_new_versions_come_into_what_is_there(complete_clone):
+    for line in ("regex==2026.1.1", "torch==2.14.0"):
+        with open(complete_clone.root / "scripts/constraints.txt", "a") as file:
             file.write(f"{line}\n")
-        made.setup()
-        assert made.steps[-3:] == steps
-    assert (made.root / ".venv/made").read_text().startswith("torch==2.13.0\ntorch==2.14.0")
+
+        complete_clone.setup()
+
+        assert complete_clone.steps[-3:] == STEPS[1:]
+    made = (complete_clone.root / ".venv/made").read_text()
+    assert made.startswith("torch==2.13.0\ntorch==2.14.0")
 
 
-def test_sourced_it_activates_and_changes_nothing_else(clone):
+def test_sourcing_it_activates_and_changes_no_variable(clone):
     command = 'source scripts/setup.sh >&2; echo "$VIRTUAL_ENV $PYTHONPATH"'
+
     _, output = clone.setup("bash", "-euc", command, PYTHONPATH="/mine")
+
     assert output.splitlines()[-1] == f"{clone.root}/.venv /mine"

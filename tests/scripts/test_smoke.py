@@ -6,6 +6,8 @@ import re
 import shutil
 import subprocess
 import time
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -26,161 +28,293 @@ ROWS = {  # script -> folder of its runs, settings of the row
 SHORT = ("--max-update", "40", "--save-interval-updates", "10", "--log-interval", "10")
 
 
-def row(run) -> dict:
+def score_of(run) -> dict:
     """Return the run's score without the time it took."""
     return json.loads((run / "score.json").read_text(), object_hook=lambda fields: fields | {"generation": None})
 
 
+class UndisturbedRow(NamedTuple):
+    """Row that a script has trained without a break: the script, its settings, the run's folder, what was printed."""
+
+    script: str
+    setting: dict
+    run: Path
+    printed: str
+
+    @property
+    def report(self) -> Path:
+        return self.run.parent.with_suffix(".md")
+
+
 @pytest.fixture(scope="module", params=ROWS)
-def whole(request, tmp_path_factory):
-    """Provide the script, setting, run and output of an undisturbed row."""
+def undisturbed_row(request, tmp_path_factory):
     out = tmp_path_factory.mktemp("whole run")
     folder, setting = ROWS[request.param]
     printed = script(request.param, *SHORT, timeout=1200, SMOKE=1, OUT=out, PLAN=1, **setting).stdout
     (run,) = (out / folder).iterdir()
-    return request.param, setting, run, printed
+    return UndisturbedRow(request.param, setting, run, printed)
 
 
 @pytest.mark.smoke
-def test_ends_in_a_row_of_the_report(whole):
-    """A row ends in the report with the run's numbers, marked as a miniature; a second call trains nothing."""
-    name, setting, run, printed = whole
-    score, table = row(run), run.parent
-    assert "Miniature on generated data" in printed and run.name in printed and f"{score['bleu']:.2f}" in printed
-    assert f"{score['bleu']:.2f}" in table.with_suffix(".md").read_text()
-    kept = sorted(run.glob("*.pt"))  # weights only, of the average and the last checkpoint
-    assert {path.name for path in kept} <= {"averaged.pt", "checkpoint_last.pt"} and "== plan" in printed
-    assert all(torch.load(path, weights_only=False)["last_optimizer_state"] is None for path in kept)
-    assert (run / "disk").read_text() in printed
+def test_a_row_ends_in_the_report_with_its_score(undisturbed_row):
+    """The report is printed and written; it is marked as a miniature."""
+    printed = undisturbed_row.printed
+    bleu = f"{score_of(undisturbed_row.run)['bleu']:.2f}"
+
+    assert "Miniature" in printed
+    assert undisturbed_row.run.name in printed
+    assert bleu in printed
+    assert bleu in undisturbed_row.report.read_text()
+
+
+@pytest.mark.smoke
+def test_a_row_prints_its_plan_and_the_disk_it_took(undisturbed_row):
+    disk = (undisturbed_row.run / "disk").read_text()
+
+    assert "== plan" in undisturbed_row.printed
+    assert disk
+    assert disk in undisturbed_row.printed
+
+
+@pytest.mark.smoke
+def test_a_row_keeps_weights_alone(undisturbed_row):
+    """They are those of the average, if there is one, and of the last checkpoint."""
+    kept = sorted(undisturbed_row.run.glob("*.pt"))
+
+    assert kept
+    assert {path.name for path in kept} <= {"averaged.pt", "checkpoint_last.pt"}
+    for path in kept:
+        assert torch.load(path, weights_only=False)["last_optimizer_state"] is None
+
+
+@pytest.mark.smoke
+def test_a_second_call_of_a_row_trains_and_translates_nothing(undisturbed_row):
+    name, setting, run, printed = undisturbed_row
+    score = score_of(run)
     work = re.compile(f"(training|translating .*with) {re.escape(str(run))}")
-    again = script(name, *SHORT, SMOKE=1, OUT=table.parent, **setting).stdout
-    assert work.search(printed) and not work.search(again) and row(run) == score
+
+    again = script(name, *SHORT, SMOKE=1, OUT=run.parent.parent, **setting).stdout
+
+    assert work.search(printed)
+    assert not work.search(again)
+    assert score_of(run) == score
+
+
+def bleus_of(score: dict) -> list[float]:
+    """Return the BLEU of each direction of a multilingual score, of each subset; or the one of a bilingual score."""
+    if "sets" not in score:
+        return [score["bleu"]]
+    bleus = []
+    for subset in score["sets"].values():
+        bleus += [direction["bleu"] for direction in subset["directions"].values()]
+    return bleus
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name, least", [("table1_wmt17", 40), ("iwslt14_de_en", 40), ("opus100", 10), ("table3_m2m", 10)]
+    "name, least_bleu, is_post_ln_stuck",
+    [
+        ("table1_wmt17", 40, True),
+        ("iwslt14_de_en", 40, True),
+        ("opus100", 10, False),  # trains DeepNorm alone
+        ("table3_m2m", 10, False),
+    ],
 )
-def test_a_miniature_says_something(name, least, tmp_path):
-    """DeepNorm translates a miniature into each language, and Post-LN at 18L-18L is stuck."""
+def test_deepnorm_translates_a_miniature_and_post_ln_at_18_layers_is_stuck(
+    name, least_bleu, is_post_ln_stuck, tmp_path
+):
+    """DeepNorm translates into each language."""
     printed = script(name, timeout=1800, SMOKE=1, OUT=tmp_path).stdout
-    scores = [json.loads(path.read_text()) for path in tmp_path.glob("*/deepnorm-*/score.json")]
-    bleus = [one["bleu"] for score in scores for subset in score.get("sets", {"": {"directions": {"": score}}}).values()
-             for one in subset["directions"].values()]  # fmt: skip
-    assert min(bleus) > least
-    assert ("stuck at update" in printed) == (name in ("table1_wmt17", "iwslt14_de_en"))
+
+    bleus = []
+    for path in tmp_path.glob("*/deepnorm-*/score.json"):
+        bleus += bleus_of(json.loads(path.read_text()))
+    assert min(bleus) > least_bleu
+    assert ("stuck at update" in printed) == is_post_ln_stuck
+
+
+def start_and_kill(moment: float, name, **setting) -> None:
+    """Start a script and kill it, but not its children, after `moment` seconds."""
+    process = start(name, *SHORT, **setting)
+    time.sleep(moment)
+    process.kill()
+    process.wait()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("who", ["script", "everything"])
-def test_killed_and_started_again_it_ends_in_the_same_row(whole, who, tmp_path):
-    """A script killed at two random moments, alone or with its children, ends in the same row."""
-    name, setting, run, _ = whole
+def test_a_script_killed_twice_ends_in_the_same_row(undisturbed_row, who, tmp_path):
+    """It is killed at two random moments, alone or with its children."""
+    name, setting, run, _ = undisturbed_row
     setting = setting | {"SMOKE": 1, "OUT": tmp_path}
     moments = random.Random(f"{name} {who}")
     for _ in range(2):
-        process = start(name, *SHORT, **setting)
-        time.sleep(moments.uniform(3, 30))
-        process.kill()
-        process.wait()
+        start_and_kill(moments.uniform(3, 30), name, **setting)
         if who == "everything":
             subprocess.run(["pkill", "-KILL", "-f", str(tmp_path)])
+
     script(name, *SHORT, timeout=1200, **setting)
-    assert row(tmp_path / run.parent.name / run.name) == row(run)
-    assert (tmp_path / f"{run.parent.name}.md").exists() and not list(tmp_path.rglob("*.part"))
+
+    assert score_of(tmp_path / run.parent.name / run.name) == score_of(run)
+    assert (tmp_path / f"{run.parent.name}.md").exists()
+    assert not list(tmp_path.rglob("*.part"))
 
 
-TWO = {"SMOKE": 1, "METHODS": "deepnorm pre_ln", "DEPTHS": "2", "STOP_STUCK": 0}
+TWO_ROWS = {"SMOKE": 1, "METHODS": "deepnorm pre_ln", "DEPTHS": "2", "STOP_STUCK": 0}
 
 
 @pytest.fixture(scope="module")
-def two_rows(tmp_path_factory):
-    """Provide the data, and the folder of two rows that nobody disturbed."""
+def two_undisturbed_rows(tmp_path_factory):
+    """Provide the folder of two rows that were trained without a break, and of their data."""
     out = tmp_path_factory.mktemp("two rows")
-    script("iwslt14_de_en", *SHORT, OUT=out, **TWO)
+    script("iwslt14_de_en", *SHORT, OUT=out, **TWO_ROWS)
     return out
 
 
-def weights(run) -> dict:
-    content = torch.load(run / "checkpoint_last.pt", weights_only=False)
-    return content["model"]
+@pytest.fixture(scope="module")
+def two_rows_killed_ten_times(two_undisturbed_rows, tmp_path_factory):
+    """Provide the folder of the same rows, whose script was killed at ten random moments and then begun again."""
+    out = tmp_path_factory.mktemp("killed rows")
+    shutil.copytree(two_undisturbed_rows / "data", out / "data")
+    moments = random.Random(61)
+    for _ in range(10):
+        start_and_kill(moments.uniform(2, 15), "iwslt14_de_en", OUT=out, **TWO_ROWS)
+    script("iwslt14_de_en", *SHORT, timeout=1200, OUT=out, **TWO_ROWS)
+    return out
 
 
-def overview(out) -> str:
-    """Return the table of results; the notes below it have times and folders."""
+def weights_of(run) -> dict:
+    return torch.load(run / "checkpoint_last.pt", weights_only=False)["model"]
+
+
+def table_of_results(out) -> str:
+    """Return the report without the notes below its table, which have times and folders."""
     return (out / "iwslt14.md").read_text().split("## Runs")[0]
 
 
 @pytest.mark.slow
-def test_a_runner_killed_at_ten_moments(two_rows, tmp_path):
-    """Killed ten times at random moments and begun again, it ends with the same bits and the same table."""
-    shutil.copytree(two_rows / "data", tmp_path / "data")
-    moments = random.Random(61)
-    for _ in range(10):
-        process = start("iwslt14_de_en", *SHORT, OUT=tmp_path, **TWO)
-        time.sleep(moments.uniform(2, 15))
-        process.kill()
-        process.wait()
-    script("iwslt14_de_en", *SHORT, timeout=1200, OUT=tmp_path, **TWO)
+@pytest.mark.parametrize("name", ["deepnorm-2-seed1", "pre_ln-2-seed1"])
+def test_a_row_killed_at_ten_moments_ends_with_the_same_bits(name, two_undisturbed_rows, two_rows_killed_ten_times):
+    undisturbed = two_undisturbed_rows / "iwslt14" / name
+    killed = two_rows_killed_ten_times / "iwslt14" / name
 
-    for undisturbed in (two_rows / "iwslt14").iterdir():
-        killed = tmp_path / "iwslt14" / undisturbed.name
-        before, after = weights(undisturbed), weights(killed)
-        assert before.keys() == after.keys()
-        assert all(torch.equal(before[name], after[name]) for name in before)
-        assert row(killed) == row(undisturbed)
-    assert overview(tmp_path) == overview(two_rows)
-    assert not list(tmp_path.rglob("*.part"))
+    expected = weights_of(undisturbed)
+    weights = weights_of(killed)
+    assert weights.keys() == expected.keys()
+    for parameter in expected:
+        assert torch.equal(weights[parameter], expected[parameter]), parameter
+    assert score_of(killed) == score_of(undisturbed)
+
+
+@pytest.mark.slow
+def test_rows_killed_at_ten_moments_end_in_the_same_table(two_undisturbed_rows, two_rows_killed_ten_times):
+    assert table_of_results(two_rows_killed_ten_times) == table_of_results(two_undisturbed_rows)
+    assert not list(two_rows_killed_ten_times.rglob("*.part"))
 
 
 LM_SHORT = ("--max-update", "30", "--total-num-update", "30", "--save-interval-updates", "10")
-LM_ROW = {"SMOKE": 1, "PARTS": "clm", "METHODS": "normformer", "LRS": "1e-3"}
-LM_RUN = "normformer_clm/normformer-125m-lr1e-3-seed1"
+CAUSAL_ROW = {"SMOKE": 1, "PARTS": "clm", "METHODS": "normformer", "LRS": "1e-3"}
+MASKED_ROWS = {"SMOKE": 1, "PARTS": "mlm", "METHODS": "pre_ln", "LRS": "1e-3 1e30"}
 
 
-def losses(run) -> dict:
-    """Return the loss of each subset; seconds differ."""
-    return {name: one["loss"] for name, one in json.loads((run / "score.json").read_text())["sets"].items()}
+def scored_loss(run) -> float:
+    """Return the bits a token of the validation text."""
+    return json.loads((run / "score.json").read_text())["sets"]["valid"]["loss"]
 
 
-def last_valid_loss(run) -> float:
+def last_logged_loss(run) -> float:
+    """Return the loss of the training's last validation."""
     lines = [line for line in (run / "train.log").read_text().splitlines() if "| INFO | valid | {" in line]
     return float(json.loads(lines[-1].split("| valid | ")[1])["valid_loss"])
 
 
+class LanguageModels(NamedTuple):
+    """Folder of a causal row and of two masked ones, of which the second diverges; what was printed for each part."""
+
+    out: Path
+    printed_of_causal: str
+    printed_of_masked: str
+
+    @property
+    def causal(self) -> Path:
+        return self.out / "normformer_clm/normformer-125m-lr1e-3-seed1"
+
+    @property
+    def masked(self) -> Path:
+        return self.out / "normformer_mlm/pre_ln-base-lr1e-3-seed1"
+
+    @property
+    def diverged(self) -> Path:
+        return self.out / "normformer_mlm/pre_ln-base-lr1e30-seed1"
+
+
 @pytest.fixture(scope="module")
 def language_models(tmp_path_factory):
-    """Provide a folder with a causal row, its output, and a masked row of two rates of which one diverges."""
     out = tmp_path_factory.mktemp("normformer")
-    causal = script("normformer_lm", *LM_SHORT, timeout=1200, OUT=out, **LM_ROW).stdout
-    masked = {"SMOKE": 1, "PARTS": "mlm", "METHODS": "pre_ln", "LRS": "1e-3 1e30", "OUT": out}
-    return out, causal, script("normformer_lm", *LM_SHORT, timeout=1200, **masked).stdout
+    causal = script("normformer_lm", *LM_SHORT, timeout=1200, OUT=out, **CAUSAL_ROW).stdout
+    masked = script("normformer_lm", *LM_SHORT, timeout=1200, OUT=out, **MASKED_ROWS).stdout
+    return LanguageModels(out, causal, masked)
 
 
 @pytest.mark.smoke
-def test_a_causal_row_ends_in_table_and_figures(language_models):
-    """A causal row ends in table and figures; its perplexity is that of the training's last validation.
+def test_a_causal_row_records_what_it_is(language_models):
+    facts = json.loads((language_models.causal / "run.json").read_text())
 
-    A second call trains nothing.
-    """
-    out, printed, _ = language_models
-    run = out / LM_RUN
-    facts = json.loads((run / "run.json").read_text())
-    assert (facts["size"], facts["lr"], facts["decoder_layers"], facts["smoke"]) == ("125M", "1e-3", 4, True)
-    assert "encoder_layers" not in facts and losses(run)["valid"] == pytest.approx(last_valid_loss(run), abs=2e-3)
-    assert f"{2 ** losses(run)['valid']:.2f}" in (out / "normformer_clm.md").read_text()
-    assert run.name in printed and "Miniature on generated data" in printed
-    for figure in ("normformer3", "normformer4"):
-        assert (out / f"{figure}.png").stat().st_size > 5000 and (out / f"{figure}.md").exists()
-    again = script("normformer_lm", *LM_SHORT, OUT=out, **LM_ROW).stdout
-    assert "(log: " not in again and "evaluating " not in again
+    assert facts["size"] == "125M"
+    assert facts["lr"] == "1e-3"
+    assert facts["decoder_layers"] == 4
+    assert facts["smoke"] is True
+    assert "encoder_layers" not in facts
 
 
 @pytest.mark.smoke
-def test_a_rate_that_diverges_is_a_result(language_models):
-    out, _, printed = language_models
-    kept, lost = (out / f"normformer_mlm/pre_ln-base-lr{lr}-seed1" for lr in ("1e-3", "1e30"))
-    assert (lost / "trained").exists() and (lost / "diverged").exists() and not (lost / "score.json").exists()
-    assert "diverged at update" in printed and losses(kept)["valid"] == pytest.approx(last_valid_loss(kept), abs=2e-3)
-    page = (out / "normformer_mlm.md").read_text()
-    assert f"{2 ** losses(kept)['valid']:.2f}" in page and kept.name in page and lost.name in page
+def test_the_score_of_a_causal_row_is_that_of_its_last_validation(language_models):
+    run = language_models.causal
+
+    assert scored_loss(run) == pytest.approx(last_logged_loss(run), abs=2e-3)
+
+
+@pytest.mark.smoke
+def test_a_causal_row_ends_in_a_table_of_perplexities(language_models):
+    page = (language_models.out / "normformer_clm.md").read_text()
+
+    assert f"{2 ** scored_loss(language_models.causal):.2f}" in page
+    assert language_models.causal.name in language_models.printed_of_causal
+    assert "Miniature" in language_models.printed_of_causal
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("figure", ["normformer3", "normformer4"])
+def test_a_causal_row_ends_in_figures(figure, language_models):
+    assert (language_models.out / f"{figure}.png").stat().st_size > 5000
+    assert (language_models.out / f"{figure}.md").exists()
+
+
+@pytest.mark.smoke
+def test_a_second_call_of_a_causal_row_trains_and_evaluates_nothing(language_models):
+    again = script("normformer_lm", *LM_SHORT, OUT=language_models.out, **CAUSAL_ROW).stdout
+
+    assert again
+    assert "(log: " not in again
+    assert "evaluating " not in again
+
+
+@pytest.mark.smoke
+def test_a_rate_that_diverges_is_a_result_without_a_score(language_models):
+    run = language_models.diverged
+
+    assert (run / "trained").exists()
+    assert (run / "diverged").exists()
+    assert not (run / "score.json").exists()
+    assert "diverged at update" in language_models.printed_of_masked
+    assert run.name in (language_models.out / "normformer_mlm.md").read_text()
+
+
+@pytest.mark.smoke
+def test_a_rate_beside_one_that_diverges_is_scored(language_models):
+    run = language_models.masked
+    page = (language_models.out / "normformer_mlm.md").read_text()
+
+    assert scored_loss(run) == pytest.approx(last_logged_loss(run), abs=2e-3)
+    assert f"{2 ** scored_loss(run):.2f}" in page
+    assert run.name in page
