@@ -15,6 +15,7 @@ import zipfile
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 import packaging.requirements
 import pytest
@@ -26,7 +27,7 @@ from ..support.errors import assert_refused
 from ..support.helpers import ROOT, run_cold
 
 PLAN = "plan --arch deepnet_transformer_tiny_6_6"
-WAY = "pip install --no-build-isolation fairseq-fixed (docs/install.md)"
+INSTALL_FAIRSEQ = "pip install --no-build-isolation fairseq-fixed"
 ALONE = """import torch
 from deepnet_fairseq.core import EOS, beam_search, build, load, save
 model = build("deepnet_transformer_tiny_6_6", vocab=30, method="deepnorm", dropout=0.0, share_all_embeddings=True)
@@ -36,35 +37,64 @@ save(model, "model.pt")
 print(len(beam_search(load("model.pt"), tokens)))"""
 
 
-def test_version_is_the_packages(capsys):
-    """The version is the same in the package, in pip's metadata and in the changelog's newest entry."""
-    with pytest.raises(SystemExit) as end:
+@pytest.fixture
+def newest_version():
+    """Provide the version of the changelog's newest entry."""
+    return re.search(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1]
+
+
+def test_the_version_is_that_of_the_changelog_s_newest_entry(newest_version):
+    assert __version__ == newest_version
+
+
+def test_pip_and_the_package_have_the_same_version():
+    assert metadata.version("deepnet_fairseq") == __version__
+
+
+def test_the_command_prints_the_version(capsys):
+    with pytest.raises(SystemExit) as ended:
         cli.main(["--version"])
-    newest = re.search(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE).group(1)
-    assert (end.value.code, capsys.readouterr().out) == (0, f"deepnet_fairseq {newest}\n")
-    assert __version__ == newest == metadata.version("deepnet_fairseq")
+
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"deepnet_fairseq {__version__}\n"
 
 
-@pytest.mark.parametrize("words", ["--help", "--version", "methods --archs", "methods deepnorm", "methods", PLAN])
-def test_commands_import_what_they_use(words):
+OF_FAIRSEQ = {"fairseq", "hydra", "omegaconf"}
+SLOW = OF_FAIRSEQ | {"torch._dynamo"}
+
+
+@pytest.mark.parametrize(
+    "words, spared",
+    [
+        ("--help", {"torch"}),
+        ("--version", {"torch"}),
+        ("methods --archs", SLOW),
+        ("methods deepnorm", SLOW),
+        ("methods", SLOW),
+        (PLAN, OF_FAIRSEQ),  # fake tensors need torch._dynamo
+    ],
+)
+def test_commands_import_only_what_they_use(words, spared):
     """`python -m deepnet_fairseq` shows help without importing torch, and models and plans without fairseq."""
     printed = run_cold("python", "-X", "importtime", "-m", "deepnet_fairseq", *words.split()).stdout
+
     loaded = {line.split("|")[-1].strip() for line in printed.splitlines() if line.startswith("import time:")}
     assert "deepnet_fairseq.cli" in loaded
-    slow = {"fairseq", "hydra", "omegaconf"} | ({"torch._dynamo"} if words != PLAN else set())  # fake tensors
-    assert loaded.isdisjoint({"torch"} if words[0] == "-" else slow)
+    assert loaded.isdisjoint(spared)
 
 
-MISSING = {"fairseq.data": f"needs fairseq; {WAY}", "sacrebleu.metrics": "needs sacrebleu; pip install it"}
-
-
-@pytest.mark.parametrize("module", MISSING)
-def test_what_is_not_installed_is_named_with_the_way_to_it(module, monkeypatch):
+@pytest.mark.parametrize(
+    "module, facts",
+    [("fairseq.data", ("fairseq", INSTALL_FAIRSEQ)), ("sacrebleu.metrics", ("sacrebleu", "pip install"))],
+)
+def test_what_is_not_installed_is_named_with_the_way_to_it(module, facts, monkeypatch):
     def register():
         raise ModuleNotFoundError(f"No module named {module!r}", name=module)
 
     monkeypatch.setattr(corpora, "register", register)
-    assert_refused(MISSING[module], "prepare", "text", "qaa", "qab", "train", "valid", "test", "data")
+
+    for fact in facts:
+        assert_refused(fact, "prepare", "text", "qaa", "qab", "train", "valid", "test", "data")
 
 
 class Installation:
@@ -73,7 +103,8 @@ class Installation:
     def __init__(self, folder: Path, wheel: Path, *wanted: str):
         """Make the environment. wanted: packages, or "" for the wheel's own requirements, "[data]" for an extra's."""
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
-        self.bin, (self.site,) = folder / "bin", folder.glob("lib/python*/site-packages")
+        self.bin = folder / "bin"
+        (self.site,) = folder.glob("lib/python*/site-packages")
         install = ["--python", self.bin / "python", "install", "--no-deps", "--no-index", wheel]
         subprocess.run([sys.executable, "-m", "pip", *install], check=True, capture_output=True)
         (ours,) = metadata.distributions(path=[str(self.site)])
@@ -86,10 +117,11 @@ class Installation:
 
     def link(self, package: metadata.Distribution) -> None:
         """Link a package's modules, and fairseq's programs."""
-        for name in {file.parts[0] for file in package.files or ()} - {"..", "__pycache__"}:
+        tops = {file.parts[0] for file in package.files or ()}  # modules, folders, ".." for programs
+        for name in tops - {"..", "__pycache__"}:
             if not name.endswith(".pth") and not (self.site / name).exists():
                 (self.site / name).symlink_to(package.locate_file(name))
-        if "fairseq_cli" in {file.parts[0] for file in package.files or ()}:
+        if "fairseq_cli" in tops:
             for entry in package.entry_points.select(group="console_scripts"):
                 text = f"#!{self.bin}/python\nfrom {entry.module} import {entry.attr}\n{entry.attr}()\n"
                 (self.bin / entry.name).write_text(text)
@@ -144,54 +176,131 @@ def wheel(tmp_path_factory):
     return wheel
 
 
+@pytest.fixture(scope="module")
+def with_fairseq(wheel, tmp_path_factory):
+    """Provide an environment of the wheel, its requirements and fairseq."""
+    return Installation(tmp_path_factory.mktemp("with fairseq") / "environment", wheel, "", "fairseq-fixed")
+
+
+@pytest.fixture(scope="module")
+def for_experiments(wheel, tmp_path_factory):
+    """Provide an environment of the wheel with its extra for data, and fairseq."""
+    return Installation(tmp_path_factory.mktemp("experiments") / "environment", wheel, "[data]", "fairseq-fixed")
+
+
+@pytest.fixture(scope="module")
+def on_torch_alone(wheel, tmp_path_factory):
+    """Provide an environment of the wheel and torch, without fairseq and numpy."""
+    installed = Installation(tmp_path_factory.mktemp("torch alone") / "environment", wheel, "torch")
+    assert not (installed.site / "fairseq").exists()
+    assert not (installed.site / "numpy").exists()
+    return installed
+
+
 @pytest.mark.smoke
-def test_wheel_holds_the_package_and_nothing_else(wheel):
+def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    there = (path for path in (ROOT / "deepnet_fairseq").rglob("*") if path.is_file() and path.suffix != ".pyc")
-    assert held == {path.relative_to(ROOT).as_posix() for path in there}
+
+    expected = set()
+    for path in (ROOT / "deepnet_fairseq").rglob("*"):
+        if path.is_file() and path.suffix != ".pyc":
+            expected.add(path.relative_to(ROOT).as_posix())
+    assert held == expected
     assert "deepnet_fairseq/py.typed" in held
 
 
 @pytest.mark.smoke
-def test_wheel_and_fairseq_train(wheel, tmp_path):
-    """The wheel suffices for `deepnet quickstart`, and for fairseq-train with `deepnet path`."""
-    installed = Installation(tmp_path / "environment", wheel, "", "fairseq-fixed")
-    assert installed.run("deepnet path", tmp_path).stdout == f"{(installed.site / 'deepnet_fairseq').resolve()}\n"
-    printed = installed.run("deepnet quickstart --methods deepnorm --depth 2 --updates 25", tmp_path).stdout
-    assert re.search(r"^deepnorm +2L-2L +1e-3 +\d+\.\d+ +\d+\.\d \(too short\) +\d+ s ", printed, re.MULTILINE), printed
-    run = tmp_path / "quickstart/2L-2L-25-updates-seed1/deepnorm-lr1e-3"
+def test_path_of_the_wheel_is_the_installed_package(with_fairseq, tmp_path):
+    printed = with_fairseq.run("deepnet path", tmp_path).stdout
+
+    assert printed == f"{(with_fairseq.site / 'deepnet_fairseq').resolve()}\n"
+
+
+class Quickstart(NamedTuple):
+    """Folder in which the wheel's quickstart has run, and what it printed."""
+
+    folder: Path
+    printed: str
+
+
+@pytest.fixture(scope="module")
+def quickstart(with_fairseq, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("quickstart")
+    done = with_fairseq.run("deepnet quickstart --methods deepnorm --depth 2 --updates 25", folder)
+    return Quickstart(folder, done.stdout)
+
+
+@pytest.mark.smoke
+def test_the_wheel_suffices_for_the_quickstart(quickstart):
+    row = r"^deepnorm +2L-2L +1e-3 +\d+\.\d+ +\d+\.\d \(too short\) +\d+ s "
+
+    assert re.search(row, quickstart.printed, re.MULTILINE), quickstart.printed
+
+
+@pytest.mark.smoke
+def test_a_quickstart_of_the_wheel_records_its_command_and_no_commit(quickstart):
+    run = quickstart.folder / "quickstart/2L-2L-25-updates-seed1/deepnorm-lr1e-3"
+
     command = "deepnet compare quickstart/data --methods deepnorm --depths 2 --lrs 1e-3 --seeds 1 --updates=25"
     assert (run / "command").read_text().startswith(command)
     assert json.loads((run / "environment.json").read_text())["commit"] is None
+
+
+@pytest.mark.smoke
+def test_fairseq_train_takes_the_wheel_by_its_path(quickstart, with_fairseq):
     flags = "--arch deepnet_transformer_tiny_6_6 --optimizer adam --max-tokens 4000 --max-update 1 --no-save --cpu"
-    done = installed.run(f'fairseq-train quickstart/data --user-dir "$(deepnet path)" {flags}', tmp_path)
+
+    done = with_fairseq.run(f'fairseq-train quickstart/data --user-dir "$(deepnet path)" {flags}', quickstart.folder)
+
     assert "num_updates" in done.stdout + done.stderr
 
 
 @pytest.mark.smoke
-def test_wheel_and_reproduce(wheel, tmp_path):
-    """The wheel has the experiments, and makes a row of a table in an empty folder; methods of a checkout are named."""
-    installed = Installation(tmp_path / "environment", wheel, "[data]", "fairseq-fixed")
-    folder = tmp_path / "empty"
-    folder.mkdir()
+def test_the_wheel_makes_a_row_of_a_table_in_an_empty_folder(for_experiments, tmp_path):
     row = "--methods deepnorm --depths 2 --jobs 1 -- --max-update 20 --save-interval-updates 10"
-    printed = installed.run(f"deepnet reproduce table1 --smoke {row}", folder).stdout
-    score = json.loads((folder / "runs-smoke/table1/deepnorm-2-seed1/score.json").read_text())
-    assert f"{score['bleu']:.2f}" in printed and (folder / "runs-smoke/table1.md").exists()
 
-    done = installed.run("deepnet reproduce inverted_gain_lm --dry-run=commands", folder, check=False)
-    assert done.returncode == 1 and "examples/inverted_gain" in done.stderr.splitlines()[-1]
+    printed = for_experiments.run(f"deepnet reproduce table1 --smoke {row}", tmp_path).stdout
+
+    score = json.loads((tmp_path / "runs-smoke/table1/deepnorm-2-seed1/score.json").read_text())
+    assert f"{score['bleu']:.2f}" in printed
+    assert (tmp_path / "runs-smoke/table1.md").exists()
 
 
 @pytest.mark.smoke
-def test_wheel_and_torch_alone(wheel, tmp_path):
-    """The wheel on torch alone builds, trains and decodes a model; a command that needs more names it in one line."""
-    installed = Installation(tmp_path / "environment", wheel, "torch")
-    assert not (installed.site / "fairseq").exists() and not (installed.site / "numpy").exists()
+def test_methods_that_only_a_checkout_has_are_named(for_experiments, tmp_path):
+    done = for_experiments.run("deepnet reproduce inverted_gain_lm --dry-run=commands", tmp_path, check=False)
+
+    assert done.returncode == 1
+    assert "examples/inverted_gain" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.smoke
+def test_torch_alone_builds_trains_and_decodes_a_model(on_torch_alone, tmp_path):
     (tmp_path / "alone.py").write_text(ALONE)
-    assert installed.run("python alone.py", tmp_path).stdout == "2\n"
-    assert "encoder alpha  1.417938 " in installed.run("deepnet methods deepnorm", tmp_path).stdout
-    assert re.search("fits into 80 GiB.* as it is", installed.run(f"deepnet {PLAN}", tmp_path).stdout)
-    done = installed.run("deepnet check data --max-tokens 4096", tmp_path, check=False)
-    message = done.stderr.splitlines()[-1]  # torch warns before it that numpy is missing
-    assert (done.returncode, message) == (1, f"deepnet: error: needs fairseq; {WAY}")
+
+    assert on_torch_alone.run("python alone.py", tmp_path).stdout == "2\n"
+
+
+@pytest.mark.smoke
+def test_torch_alone_lists_coefficients(on_torch_alone, tmp_path):
+    printed = on_torch_alone.run("deepnet methods deepnorm", tmp_path).stdout
+
+    assert re.search(r"encoder alpha +1\.417938 ", printed)
+
+
+@pytest.mark.smoke
+def test_torch_alone_plans_a_training(on_torch_alone, tmp_path):
+    printed = on_torch_alone.run(f"deepnet {PLAN}", tmp_path).stdout
+
+    assert re.search(r"80 GiB.* as it is", printed)
+
+
+@pytest.mark.smoke
+def test_a_command_that_torch_alone_cannot_run_names_fairseq_in_one_line(on_torch_alone, tmp_path):
+    done = on_torch_alone.run("deepnet check data --max-tokens 4096", tmp_path, check=False)
+
+    assert done.returncode == 1
+    refusal = done.stderr.splitlines()[-1]  # torch warns before it that numpy is missing
+    assert refusal.startswith("deepnet: error: needs fairseq")
+    assert INSTALL_FAIRSEQ in refusal
+    assert "Traceback" not in done.stderr

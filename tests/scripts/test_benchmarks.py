@@ -16,91 +16,166 @@ from benchmarks.timing import STOCK, Cell, Column, readable, table, take_turns
 from ..conftest import TRAIN_FLAGS
 from ..support.helpers import ROOT, run, shown_in_results
 
-SMALL = ["--cpu", "--max-tokens=300", "--benchmark-vocabulary=120", *models.size("2-1", "tiny")]
+TINY = ["--cpu", "--max-tokens=300", "--benchmark-vocabulary=120", *models.size("2-1", "tiny")]
 TOKENS = "tokens per second"  # name of the quantity in the records
-RECORDED = {"default": "fairseq's batches", "32": "32 sentences", "1": "one sentence"}
+BATCHES = {"default": "fairseq's batches", "32": "32 sentences", "1": "one sentence"}
 
 
 def rows_of(text: str) -> list[list[str]]:
     """Return the rows of Markdown tables, without headers and rulers."""
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")]
-    return [row for row in rows if row[0] not in ("---", "depth", "batches", "")]
+    rows = []
+    for line in text.splitlines():
+        if line.startswith("| "):
+            cells = [cell.strip() for cell in line.split("|")[1:-1]]
+            if cells[0] not in ("---", "depth", "batches", ""):
+                rows.append(cells)
+    return rows
 
 
-def test_speed_prints_a_row_for_each_model_and_condition(capsys, monkeypatch):
+@pytest.fixture
+def printed_speed(capsys, monkeypatch):
+    """Provide what the comparison of speed prints for tiny models where torchscale is not installed."""
     monkeypatch.setitem(sys.modules, "benchmarks.torchscale", None)
     words = "--depths 2-1 --max-tokens 300 --vocabulary 120 --repeats 2 --warmup 1 --sentences 3 --beams 1,2"
     main(["speed", "--device", "cpu", *words.split(), "--variant", "other=--method deepnorm"])
-    printed = capsys.readouterr().out
-    assert "torchscale is left out" in printed and torch.__version__.partition("+")[0] in printed
-    rows = rows_of(printed)
-    places = [("2-1", "tiny", *more) for more in ((), ("3", "1"), ("3", "2"))]
-    expected = [[*place, name] for place in places for name in ("ours", STOCK, "other")]
-    assert [row[: len(words)] for row, words in zip(rows, expected, strict=True)] == expected
-    assert all(row[len(words)].endswith("]") for row, words in zip(rows, expected))
+    return capsys.readouterr().out
 
 
-def test_turns_rotate_and_a_failure_ends_a_candidate():
-    called, cells = [], {name: Cell(name) for name in (STOCK, "ours", "late")}
+def test_speed_names_torch_and_what_is_left_out(printed_speed):
+    assert torch.__version__.partition("+")[0] in printed_speed
+    assert "torchscale" in printed_speed
 
-    def go(name, repeat):
+
+def test_speed_prints_a_row_for_each_model_and_condition(printed_speed):
+    conditions = [("2-1", "tiny"), ("2-1", "tiny", "3", "1"), ("2-1", "tiny", "3", "2")]  # sentences, beam
+    expected = []
+    for condition in conditions:
+        expected += [[*condition, name] for name in ("ours", STOCK, "other")]
+
+    rows = rows_of(printed_speed)
+
+    assert len(rows) == len(expected)
+    for row, start in zip(rows, expected, strict=True):
+        assert row[: len(start)] == start
+        assert row[len(start)].endswith("]")  # the ratio to stock fairseq
+
+
+@pytest.fixture
+def turns():
+    """Provide the calls of three candidates in turn, and the table: ours is twice as fast as stock, late fails.
+
+    Late fails when it is timed, after its warm-up.
+    """
+    called = []
+    cells = {name: Cell(name) for name in (STOCK, "ours", "late")}
+
+    def measure(name, repeat):
         called.append(name)
         if name == "late" and repeat:
             raise RuntimeError("no such operator\nmore")
-        return {"speed": 10.0 * (repeat + 1) * (1 + (name == "ours"))}
+        factor = 2 if name == "ours" else 1
+        return {"speed": 10.0 * (repeat + 1) * factor}
 
-    take_turns(cells, {name: partial(go, name) for name in cells}, range(-1, 2))
+    take_turns(cells, {name: partial(measure, name) for name in cells}, range(-1, 2))
+    return called, table([], [Column("speed", "")], list(cells.values()))
+
+
+def test_turns_rotate_and_a_failure_ends_a_candidate(turns):
+    called, _ = turns
+
     assert called == ["late", STOCK, "ours", STOCK, "ours", "ours", STOCK]  # the warm-up of "late" has failed
-    printed = table([], [Column("speed", "")], list(cells.values()))
+
+
+def test_a_candidate_s_row_has_median_range_and_ratio_to_stock(turns):
+    _, printed = turns
+
     assert "| ours | 30.0 (20.0 to 40.0) [2.00] |" in printed
+
+
+def test_the_row_of_a_failed_candidate_has_the_first_line_of_its_error(turns):
+    _, printed = turns
+
     assert "| late |  failed: RuntimeError: no such operator |" in printed
 
 
 @pytest.mark.smoke
 def test_deployed_programs_translate_the_same_sentences(data, tmp_path, capsys):
+    """They have nearly the same BLEU; ctranslate2's stopping rule differs."""
     tiny = ("--arch", "deepnet_transformer_tiny", "--encoder-layers", "2", "--decoder-layers", "2")
     run("fairseq-train", data, *TRAIN_FLAGS, *tiny, "--max-update", "20", "--save-dir", tmp_path)
     words = "--sentences 12 --batches 32 --rounds 1 --joined sentencepiece --candidates stock,ours,ctranslate2"
+
     main(["deployed", str(tmp_path / "checkpoint_last.pt"), str(data), *words.split()])
-    stock, ours, other = rows_of(capsys.readouterr().out)
-    assert [row[1] for row in (stock, ours, other)] == [STOCK, "ours", "ctranslate2"] and "[1.00]" in stock[2]
+
+    rows = rows_of(capsys.readouterr().out)
+    assert [row[1] for row in rows] == [STOCK, "ours", "ctranslate2"]
+    stock, ours, ctranslate2 = rows
+    assert "[1.00]" in stock[2]
     assert float(ours[3]) == pytest.approx(float(stock[3]), abs=0.05)
-    assert float(other[3]) == pytest.approx(float(stock[3]), abs=1)  # its stopping rule differs
-    assert all(cell and "failed" not in cell for row in (stock, ours, other) for cell in row)
+    assert float(ctranslate2[3]) == pytest.approx(float(stock[3]), abs=1)
+    for row in rows:
+        for cell in row:
+            assert cell
+            assert "failed" not in cell
+
+
+def torchscale_name(name: str) -> str:
+    """Return torchscale's name of a parameter of stock fairseq."""
+    return name.replace(".fc", ".ffn.fc")
 
 
 @pytest.mark.peers
 def test_torchscale_does_the_same_work():
     """torchscale's model with stock fairseq's weights gives the same loss and gradients."""
     assert "torchscale" in models.chosen("torchscale", [])
-    stock, peer = (models.trainer_of([*SMALL, "--dropout=0", *models.MODELS[n]]) for n in (STOCK, "torchscale"))
-    weights = {name.replace(".fc", ".ffn.fc"): weight for name, weight in stock.model.state_dict().items()}
+    stock = models.trainer_of([*TINY, "--dropout=0", *models.MODELS[STOCK]])
+    peer = models.trainer_of([*TINY, "--dropout=0", *models.MODELS["torchscale"]])
+    weights = {torchscale_name(name): weight for name, weight in stock.model.state_dict().items()}
     missing, _ = peer.model.load_state_dict(weights, strict=False)
     assert not [name for name in missing if "version" not in name]
-    losses = [side.criterion(side.model, models.batches(stock, 1)[0])[0] for side in (stock, peer)]
+
+    losses = []
+    for side in (stock, peer):
+        sample = models.batches(stock, 1)[0]
+        losses.append(side.criterion(side.model, sample)[0])
     sum(losses).backward()
+
     assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-5)
     theirs = dict(peer.model.named_parameters())
     for name, parameter in stock.model.named_parameters():
-        assert torch.allclose(theirs[name.replace(".fc", ".ffn.fc")].grad, parameter.grad, rtol=1e-3, atol=1e-4), name
+        gradient = theirs[torchscale_name(name)].grad
+        assert torch.allclose(gradient, parameter.grad, rtol=1e-3, atol=1e-4), name
 
 
-@pytest.mark.parametrize("study", ["bench", "deployed"])
+PROGRAMS = {  # study -> candidates in the columns of its table
+    "bench": ("ours", "stock", "torchscale"),
+    "deployed": ("stock", "ours", "ctranslate2", "ctranslate2-int8", "transformers"),
+}
+
+
+def place_of(study: str, record: dict, cell: dict) -> str | None:
+    """Return the name of the table's row that shows a cell of a record, None for a cell that no row shows."""
+    if study == "deployed":
+        return f"{record['model']['depth']}, {BATCHES[cell['condition']['batches']]}"
+    if cell["measure"] == "train" and cell["state"] == "measured":
+        return f"training, {cell['depth']} {cell['width']}"
+    return None
+
+
+@pytest.mark.parametrize("study", PROGRAMS)
 def test_the_pages_of_speed_show_recorded_results(study):
     """Tables in results/bench and results/deployed equal the records beside them."""
     recorded: dict[str, dict] = {}
     for path in (ROOT / "results" / study).glob("*.json"):
         record = json.loads(path.read_text())
         for cell in record["cells"]:
-            if study == "bench" and (cell["measure"] != "train" or cell["state"] != "measured"):
-                continue
-            place = f"training, {cell['depth']} {cell['width']}"
-            if study == "deployed":
-                place = f"{record['model']['depth']}, {RECORDED[cell['condition']['batches']]}"
-            median, ratio = cell["summary"][TOKENS]["median"], cell["to_stock"][TOKENS]
-            recorded.setdefault(place, {})[cell["candidate"]] = f"{readable(median, '')} [{ratio:.2f}]"
-    programs = ("stock", "ours", "ctranslate2", "ctranslate2-int8", "transformers")
-    programs = ("ours", "stock", "torchscale") if study == "bench" else programs
-    shown = {name: values for name, *values in shown_in_results(study)}
-    assert len(shown) > 2
-    assert shown == {name: [recorded[name].get(program, "not run") for program in programs] for name in shown}
+            place = place_of(study, record, cell)
+            if place is not None:
+                median = readable(cell["summary"][TOKENS]["median"], "")
+                recorded.setdefault(place, {})[cell["candidate"]] = f"{median} [{cell['to_stock'][TOKENS]:.2f}]"
+
+    rows = shown_in_results(study)
+
+    assert len(rows) > 2
+    for name, *shown in rows:
+        assert shown == [recorded[name].get(program, "not run") for program in PROGRAMS[study]]

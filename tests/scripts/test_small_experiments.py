@@ -1,6 +1,5 @@
 """Tests of small experiments on the quickstart's corpus: an inverted gain, and the methods' first updates."""
 
-import importlib.util
 import re
 
 import pytest
@@ -8,44 +7,66 @@ import pytest
 from deepnet_fairseq.core.methods import METHODS
 
 from ..support.experiments import needs_venv, trainings, values
-from ..support.helpers import ROOT
 
-STRANGER = ROOT / "examples" / "inverted_gain"
+Rows = dict[str, dict[str, str]]  # method -> flags of its training, without the method and the folder
 
 
 @pytest.fixture(scope="module")
-def wrong():
-    """Provide the user-defined methods by name; they leave the registry again."""
-    spec = importlib.util.spec_from_file_location("inverted_gain", STRANGER / "__init__.py")
-    before = set(METHODS)
-    spec.loader.exec_module(importlib.util.module_from_spec(spec))
-    return {name: METHODS.pop(name) for name in METHODS.keys() - before}
+def trainings_by_model_and_seed(tmp_path_factory) -> dict[tuple[str, str], Rows]:
+    """Provide (model, seed) -> the trainings of each method, from a dry run of the inverted gain."""
+    out = tmp_path_factory.mktemp("dry run") / "out"
+    groups: dict[tuple[str, str], Rows] = {}
+    for words in trainings("inverted_gain", OUT=out):
+        flags = values(words)
+        model, _, seed = re.fullmatch(r".*/(\w+-\d+)(.*)-seed(\d)", flags.pop("--save-dir")).groups()
+        method = flags.pop("--method")
+        groups.setdefault((model, seed), {})[method] = flags | {"data": words[0]}
+    assert not out.exists()
+    return groups
 
 
 @needs_venv
-def test_trainings_differ_in_the_method_alone(tmp_path):
-    """Trainings of a model and seed differ in the method alone; wrong alphas run at 24 layers alone."""
-    groups: dict[tuple, dict[str, dict]] = {}
-    for words in trainings("inverted_gain", OUT=tmp_path / "out"):
-        options = values(words)
-        model, _, seed = re.fullmatch(r".*/(\w+-\d+)(.*)-seed(\d)", options.pop("--save-dir")).groups()
-        method = options.pop("--method")
-        groups.setdefault((model, seed), {})[method] = options | {"data": words[0]}
-    assert len(groups) == 12 and not (tmp_path / "out").exists()
-    for (model, seed), variants in groups.items():
-        flags = variants["deepnorm"]
-        assert len(variants) == (4 if model == "lm-24" else 2) and all(one == flags for one in variants.values())
-        assert (flags["--seed"], flags["--max-update"], flags["--lr"]) == (seed, "400", "1e-3")
-        assert flags["--user-dir"] == "examples/inverted_gain" and model.endswith("-" + flags["--decoder-layers"])
+def test_trainings_of_an_inverted_gain_differ_in_the_method_alone(trainings_by_model_and_seed):
+    assert len(trainings_by_model_and_seed) == 12
+    for rows in trainings_by_model_and_seed.values():
+        for flags in rows.values():
+            assert flags == rows["deepnorm"]
 
 
 @needs_venv
-def test_every_method_is_trained_and_flags_are_passed_on(tmp_path):
-    commands = [values(words) for words in trainings("later_methods", OUT=tmp_path / "out")]
-    assert {(flags["--method"], flags["--encoder-layers"]) for flags in commands} >= {
-        (name, depth) for name in METHODS for depth in ("6", "18")
-    }
+def test_wrong_alphas_are_trained_as_language_models_of_24_layers_alone(trainings_by_model_and_seed):
+    for (model, _), rows in trainings_by_model_and_seed.items():
+        assert len(rows) == (4 if model == "lm-24" else 2)
+
+
+@needs_venv
+def test_trainings_of_an_inverted_gain_have_the_model_and_seed_of_their_name(trainings_by_model_and_seed):
+    for (model, seed), rows in trainings_by_model_and_seed.items():
+        flags = rows["deepnorm"]
+        assert flags["--seed"] == seed
+        assert model.endswith("-" + flags["--decoder-layers"])
+        assert flags["--max-update"] == "400"
+        assert flags["--lr"] == "1e-3"
+        assert flags["--user-dir"] == "examples/inverted_gain"
+
+
+@needs_venv
+def test_later_methods_trains_every_method_at_6_and_18_layers(tmp_path):
+    rows = [values(words) for words in trainings("later_methods", OUT=tmp_path / "out")]
+
+    trained = {(flags["--method"], flags["--encoder-layers"]) for flags in rows}
+    for method in METHODS:
+        assert {(method, "6"), (method, "18")} <= trained
+
+
+@needs_venv
+def test_later_methods_takes_a_method_with_its_options(tmp_path):
     word = "normformer+normformer-scale-residual+normformer-head-scale=none"
-    (flags,) = map(values, trainings("later_methods", METHODS=word, DEPTHS=2, UPDATES=7, OUT=tmp_path / "out"))
-    want = {"--normformer-scale-residual": "", "--normformer-head-scale": "none", "--max-update": "7"}
-    assert want.items() <= flags.items() and flags["--save-dir"].endswith(f"{word.translate({43: 45, 61: 45})}-2-seed1")
+
+    (words,) = trainings("later_methods", METHODS=word, DEPTHS=2, UPDATES=7, OUT=tmp_path / "out")
+
+    flags = values(words)
+    assert flags["--normformer-scale-residual"] == ""
+    assert flags["--normformer-head-scale"] == "none"
+    assert flags["--max-update"] == "7"
+    assert flags["--save-dir"].endswith("normformer-normformer-scale-residual-normformer-head-scale-none-2-seed1")
