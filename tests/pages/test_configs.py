@@ -36,7 +36,10 @@ IN_COMMENTS = {  # YAML and the row whose overrides its comments list -> choices
 KINDS = {"--arch", "--task", "--criterion", "--optimizer", "--lr-scheduler", "--total-num-update"}  # and their needs
 
 
-def trained(name, choices, folder) -> list[list[str]]:
+ALWAYS_SET = {"optimization.lr", "model.dropout", "dataset.max_tokens", "optimizer.weight_decay"}
+
+
+def trainings_of(name, choices, folder) -> list[list[str]]:
     """Return the arguments of fairseq-train for each row of an experiment, on the paper's GPUs."""
     experiment = experiments.with_choices(experiments.read_experiment(name), **choices)
     data = str(folder) if "sizes" in choices else None
@@ -50,30 +53,49 @@ def trained(name, choices, folder) -> list[list[str]]:
     return [setting.training(row) for row in setting.rows()]
 
 
-def test_every_yaml_is_compared():
-    assert {path.stem for path in (ROOT / "configs").glob("*.yaml")} == CONFIGS.keys() | {"quickstart"}
-
-
 def overrides_in_comments(name, row) -> list[str]:
     """Return the words below the comment "# ROW:", as a shell would split them."""
     text = (ROOT / f"configs/{name}.yaml").read_text()
     (lines,) = re.findall(rf"{row}:\n((?:#   .*\n)+)", text)
-    return [word for word in shlex.split(lines.replace("#   ", "").replace("\\\n", "")) if word[0] != "#"]
+    words = shlex.split(lines.replace("#   ", "").replace("\\\n", ""))
+    return [word for word in words if word[0] != "#"]
 
 
-@pytest.mark.parametrize("name, row", [(name, "") for name in CONFIGS] + list(IN_COMMENTS))
-def test_yaml_and_experiment_train_the_same(name, row, tmp_path):
-    """A YAML file has every setting of the experiment's row; settings it leaves out are fairseq's defaults in both."""
+def default_settings(words, folder) -> dict[str, object]:
+    """Return fairseq's default settings for the model, task and optimiser of these arguments of fairseq-train."""
+    bare = []
+    for flag, value in values(words).items():
+        if flag in KINDS:
+            bare += [flag, value]
+    return settings_of_flags(["", *bare], folder)
+
+
+@pytest.fixture(params=[*((name, "") for name in CONFIGS), *IN_COMMENTS], ids="-".join)
+def yaml_and_training(request, tmp_path):
+    """Provide the settings of a YAML file, those of the experiment's row, and fairseq's defaults for both."""
+    name, row = request.param
     experiment, choices = CONFIGS[name]
     choices = IN_COMMENTS.get((name, row), choices)
     overrides = overrides_in_comments(name, row) if row else []
     for file in ("dict.txt", "train.idx"):  # files that mark data for language models
         (tmp_path / file).touch()
-    words = trained(experiment, choices, tmp_path)
-    chosen = words[-3] if experiment == "figure7" else words[0]  # the panel of sizes begins with the base width
-    flags, yaml = settings_of_flags(chosen, tmp_path), settings_of_yaml(name, overrides=overrides)
-    bare = [word for pair in values(chosen).items() if pair[0] in KINDS for word in pair]
-    default = settings_of_flags(["", *bare], tmp_path)
-    assert {"optimization.lr", "model.dropout", "dataset.max_tokens", "optimizer.weight_decay"} <= yaml.keys()
-    assert {key: flags[key] for key in flags} == {key: yaml.get(key, default.get(key)) for key in flags}
-    assert not {key for key in yaml.keys() - flags.keys() if yaml[key] not in (None, False)}
+    rows = trainings_of(experiment, choices, tmp_path)
+    chosen = rows[-3] if experiment == "figure7" else rows[0]  # the panel of sizes begins with the base width
+    yaml = settings_of_yaml(name, overrides=overrides)
+    return yaml, settings_of_flags(chosen, tmp_path), default_settings(chosen, tmp_path)
+
+
+def test_every_yaml_is_compared():
+    files = {path.stem for path in (ROOT / "configs").glob("*.yaml")}
+
+    assert files == CONFIGS.keys() | {"quickstart"}
+
+
+def test_yaml_and_experiment_train_the_same(yaml_and_training):
+    """A YAML file has every setting of the experiment's row; settings it leaves out are fairseq's defaults in both."""
+    yaml, training, default = yaml_and_training
+
+    assert yaml.keys() >= ALWAYS_SET
+    assert {key: yaml.get(key, default.get(key)) for key in training} == training
+    more = yaml.keys() - training.keys()
+    assert not {key for key in more if yaml[key] not in (None, False)}

@@ -18,7 +18,8 @@ PACKAGE = "deepnet_fairseq"
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 FAIRSEQ = {"fairseq", "fairseq_cli", "hydra", "omegaconf"}  # fairseq and its dependencies
 TABLE = (ROOT / "docs" / "house.md").read_text(encoding="utf-8").split("|---|---|\n")[1].split("\n\n")[0]
-ROOMS = [room for row in TABLE.splitlines() for room in re.findall("`(.*?)`", row.split("|")[1])]  # lower ones first
+FIRST_CELLS = [row.split("|")[1] for row in TABLE.splitlines()]
+ROOMS = re.findall("`(.*?)`", " ".join(FIRST_CELLS))  # lower ones first
 HEIGHT = {room: height for height, room in enumerate([*ROOMS, "__main__"])}
 
 
@@ -40,9 +41,12 @@ def tracked(ending: str) -> list[Path]:
 @cache
 def modules() -> dict[str, Path]:
     """Map dotted names to files, for all Python files in folders."""
-    files = {path.relative_to(ROOT): path for path in tracked(".py")}
-    dotted = {".".join(short.with_suffix("").parts): path for short, path in files.items() if len(short.parts) > 1}
-    return {name.removesuffix(".__init__"): path for name, path in dotted.items()}
+    files = {}
+    for path in tracked(".py"):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        if len(parts) > 1:
+            files[".".join(parts).removesuffix(".__init__")] = path
+    return files
 
 
 @cache
@@ -60,27 +64,35 @@ def inside() -> set[str]:
 @cache
 def imports(importer: str) -> list[Import]:
     """List the imports of a module."""
-    parsed, package = tree(modules()[importer]), importer.split(".")
+    parsed = tree(modules()[importer])
+    package = importer.split(".")
     if modules()[importer].name != "__init__.py":
         package.pop()
-    functions = (node for node in ast.walk(parsed) if isinstance(node, FUNCTIONS))
-    inside = {node for function in functions for node in ast.walk(function)}
+    in_functions = set()
+    for node in ast.walk(parsed):
+        if isinstance(node, FUNCTIONS):
+            in_functions.update(ast.walk(node))
     entries = []
     for node in ast.walk(parsed):
         if isinstance(node, ast.Import):
-            entries += [Import(alias.name, "", node in inside) for alias in node.names]
+            entries += [Import(alias.name, "", node in in_functions) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) + 1 - node.level] if node.level else []
             origin = ".".join([*base, node.module or ""]).strip(".")
             for name in (alias.name for alias in node.names):
                 whole = f"{origin}.{name}" in modules()
-                entries.append(Import(f"{origin}.{name}" if whole else origin, "" if whole else name, node in inside))
+                entries.append(
+                    Import(f"{origin}.{name}" if whole else origin, "" if whole else name, node in in_functions)
+                )
     return entries
 
 
-def taken() -> list[tuple[str, str]]:
+def pairs() -> list[tuple[str, str]]:
     """Pair each module of the package with the modules that it imports."""
-    return [(name, imported.module) for name in inside() for imported in imports(name)]
+    found = []
+    for name in inside():
+        found += [(name, imported.module) for imported in imports(name)]
+    return found
 
 
 def room(module: str) -> str:
@@ -88,35 +100,74 @@ def room(module: str) -> str:
     return module.split(".")[1] if module in inside() else ""
 
 
-def test_no_import_cycle():
-    """No modules import each other in a circle, imports inside functions and of the package itself counted.
+def import_graph() -> dict[str, set[str]]:
+    """Map each module to those it imports, without imports of the package itself by a function.
 
     The package itself is its public face: `register` and `translate` import what they call.
     """
     graph = {}
     for name in modules():
-        graph[name] = {taken.module for taken in imports(name) if not (taken.late and name == PACKAGE)} - {name}
-    while done := [name for name, needed in graph.items() if not needed & graph.keys()]:
-        for name in done:
-            del graph[name]
-    assert graph == {}  # the remaining modules form a cycle or lead into one
+        graph[name] = set()
+        for imported in imports(name):
+            if not (imported.late and name == PACKAGE):
+                graph[name].add(imported.module)
+        graph[name].discard(name)
+    return graph
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    """Imports inside functions count."""
+    remaining = import_graph()
+    assert remaining
+
+    while True:
+        ends = [name for name, needed in remaining.items() if not needed & remaining.keys()]
+        if not ends:
+            break
+        for name in ends:
+            del remaining[name]
+
+    assert remaining == {}  # the remaining modules form a cycle or lead into one
 
 
 def test_nothing_private_is_imported():
-    private = [(name, taken) for name in modules() for taken in imports(name) if re.match("_[^_]", taken.name)]
-    assert [(name, taken) for name, taken in private if taken.module in modules()] == []
+    private = []
+    for name in modules():
+        for imported in imports(name):
+            if re.match("_[^_]", imported.name) and imported.module in modules():
+                private.append((name, imported))
+
+    assert modules()
+    assert private == []
 
 
 def test_lower_rooms_do_not_import_higher_ones():
-    """Lower rooms never import higher ones, inside functions either; the map lists every room, one level deep."""
-    within = [(name, module) for name, module in taken() if module in inside()]
+    """Not inside functions either."""
+    within = [(name, module) for name, module in pairs() if module in inside()]
+
+    assert within
     assert [(name, module) for name, module in within if HEIGHT[room(module)] > HEIGHT[room(name)]] == []
+
+
+def test_the_map_lists_every_room():
     assert {room(name) for name in inside()} | {"__main__"} == HEIGHT.keys()
-    assert [name for name in inside() if len(modules()[name].relative_to(ROOT / PACKAGE).parts) > 3] == []
+
+
+def test_rooms_have_folders_one_level_deep():
+    depths = {name: len(modules()[name].relative_to(ROOT / PACKAGE).parts) for name in inside()}
+
+    assert depths
+    assert [name for name, depth in depths.items() if depth > 3] == []
 
 
 def test_the_core_stands_on_torch_alone():
     """The core, and the files that all rooms may use, import nothing of fairseq or of higher rooms."""
-    base = {room for room in ROOMS if modules()[f"{PACKAGE}.{room}"].name != "__init__.py"} | {"core"}
-    pairs = [(name, module) for name, module in taken() if room(name) in base]
-    assert [pair for pair in pairs if pair[1].split(".")[0] in FAIRSEQ or room(pair[1]) in set(ROOMS) - base] == []
+    files = {room for room in ROOMS if modules()[f"{PACKAGE}.{room}"].name != "__init__.py"}
+    base = files | {"core"}
+    higher = set(ROOMS) - base
+
+    of_base = [(name, module) for name, module in pairs() if room(name) in base]
+
+    assert of_base
+    assert [pair for pair in of_base if pair[1].split(".")[0] in FAIRSEQ] == []
+    assert [pair for pair in of_base if room(pair[1]) in higher] == []

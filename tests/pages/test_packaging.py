@@ -85,7 +85,10 @@ def test_commands_import_only_what_they_use(words, spared):
 
 @pytest.mark.parametrize(
     "module, facts",
-    [("fairseq.data", ("fairseq", INSTALL_FAIRSEQ)), ("sacrebleu.metrics", ("sacrebleu", "pip install"))],
+    [
+        ("fairseq.data", ("needs fairseq", INSTALL_FAIRSEQ, "docs/install.md")),
+        ("sacrebleu.metrics", ("needs sacrebleu", "pip install")),
+    ],
 )
 def test_what_is_not_installed_is_named_with_the_way_to_it(module, facts, monkeypatch):
     def register():

@@ -76,30 +76,41 @@ class Reader:
     """Reader of a page in a clone: tracked files, an environment that looks set up, the text that the page assumes."""
 
     def __init__(self, root: Path):
-        self.root, self.ran = root, {}
-        listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        self.root = root
+        self.ran: dict[Block, subprocess.CompletedProcess] = {}
+        self.clone()
+        self.set_up()
+        self.write_text()
+
+    def clone(self) -> None:
+        """Copy the tracked files."""
+        words = ["git", "ls-files", "-z"]
+        listed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
         for name in filter(None, listed.split("\0")):
             if (ROOT / name).exists():
-                (root / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, root / name)
-        self.set_up()
-        write_corpus(make_corpus({"train": 104, "valid": 10, "test": 10}, nouns=20, verbs=10), root / "corpus")
-        for file in (root / "corpus").iterdir():
-            file.rename(file.with_suffix({".qaa": ".de", ".qab": ".en"}[file.suffix]))
+                (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, self.root / name)
+
+    def write_text(self) -> None:
+        """Write the text that pages assume: corpus/train.de and so on."""
+        folder = self.root / "corpus"
+        write_corpus(make_corpus({"train": 104, "valid": 10, "test": 10}, nouns=20, verbs=10), folder)
+        endings = {".qaa": ".de", ".qab": ".en"}
+        for file in folder.iterdir():
+            file.rename(file.with_suffix(endings[file.suffix]))
 
     def set_up(self) -> None:
         """Make a .venv of links to this environment, which scripts/setup.sh takes for complete."""
-        venv, real = self.root / ".venv", Path(sys.prefix)
+        venv = self.root / ".venv"
+        real = Path(sys.prefix)
         venv.mkdir()
         for name in ("bin", "lib", "pyvenv.cfg"):
             (venv / name).symlink_to(real / name)
         setup = (self.root / "scripts/setup.sh").read_text()
         stamp = re.search(r"^deepnet_stamp=.*$", setup, re.MULTILINE)[0]
-        text = subprocess.run(
-            ["bash", "-c", f'deepnet_root="$PWD"\n{stamp}\nprintf %s "$deepnet_stamp"'], cwd=self.root, check=True,
-            capture_output=True, text=True,
-        ).stdout  # fmt: skip
-        (venv / "complete").write_text(text)
+        command = f'deepnet_root="$PWD"\n{stamp}\nprintf %s "$deepnet_stamp"'
+        printed = subprocess.run(["bash", "-c", command], cwd=self.root, check=True, capture_output=True, text=True)
+        (venv / "complete").write_text(printed.stdout)
 
     def run(self, block: Block) -> subprocess.CompletedProcess:
         """Run a block after all earlier blocks of its page; each block runs once."""
@@ -132,18 +143,36 @@ def reader_of(tmp_path_factory):
 def test_block_runs(block, reader_of):
     if block.not_run:
         pytest.skip(block.not_run)
+
     done = reader_of(block.page).run(block)
+
     assert done.returncode == 0, f"{block.smaller}\n{done.stdout[-3000:]}"
 
 
 @every_block
-def test_block_is_commands_and_nothing_left_out(block):
+def test_block_parses(block):
     done = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "..." not in re.sub(r"#.*", "", block.text), "say it whole: what is printed is what is run"
+
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
 
 
-def test_what_is_not_run_says_why():
-    """Blocks that are not run give a reason, and are at most one in ten."""
-    left = [block.not_run for block in EVERY if block.not_run is not None]
-    assert len(left) <= len(EVERY) / 10 and all(len(why.split()) > 2 for why in left)
+@every_block
+def test_block_leaves_nothing_out(block):
+    """What is printed is what is run: no three dots stand for more."""
+    commands = re.sub(r"#.*", "", block.text)
+
+    assert commands.strip()
+    assert "..." not in commands
+
+
+def test_every_page_has_blocks():
+    assert {block.page for block in EVERY} == set(PAGES)
+
+
+def test_at_most_one_block_in_ten_is_not_run_and_says_why():
+    reasons = [block.not_run for block in EVERY if block.not_run is not None]
+
+    assert len(reasons) <= len(EVERY) / 10
+    for reason in reasons:
+        assert len(reason.split()) > 2
