@@ -81,6 +81,7 @@ def deployed(args: argparse.Namespace) -> None:
     cells: list[Cell] = []
     with tempfile.TemporaryDirectory(prefix="deepnet-deployed-") as folder:
         work = Path(folder)
+        # name -> size on disk, and the error of a failed export, whose cell then takes no turn
         models = {name: exported(name, args, work) for name in args.candidates.split(",")}
         for kind in args.batches.split(","):
             test = TestSet(args, languages, kind, work)

@@ -74,7 +74,7 @@ class Cell:
 
     candidate: name of the model or program. condition: what it was measured under, the first cells of its row.
     repeats: number of the repeat -> quantity -> number; facts: numbers that no repeat changes; reason: the error that
-    ended the repeats, "" if none did.
+    ended or prevented the repeats, "" if none did.
     """
 
     candidate: str

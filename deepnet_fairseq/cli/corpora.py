@@ -248,7 +248,7 @@ def add(command) -> None:
     sub.add_argument("dest", metavar="DEST", help="folder to fill; started again, the command goes on where it stopped")
     sub.add_argument("--plan", action="store_true", help="say what would be done: files, tools, counts")
     sub.add_argument("--from", dest="text", type=Path, metavar="FOLDER", help="text that is tokenised already")
-    sub.add_argument("--pairs", metavar="de-en,fr-en", help="these language pairs only")
+    sub.add_argument("--pairs", metavar="de-en,fr-en", help="these language pairs, beside those that DEST has")
     sub.add_argument("--downloads", metavar="DIR", help="where downloads lie (default DEST/downloads)")
     sub.add_argument("--workers", **WORKERS)
     sub.add_argument("--vocab", type=int, metavar="N", help="BPE merges or SentencePiece pieces (default the recipe's)")

@@ -50,14 +50,19 @@ def plan(args) -> None:
 def _rows(args) -> None:
     """Print the plan of many trainings, one a line of the file --rows.
 
-    UserError for flags that have no effect with --rows, and for a file without a training.
+    UserError for flags that have no effect with --rows, and for a file without a training. flops: TFLOP/s of a GPU;
+    side_by_side: trainings at a time; the file --chosen gets a line NAME TAB FLAGS each, with "!" for flags if none
+    make the training fit.
     """
     # imported here because it needs more than torch, and the plan of one training does not
     from ..data.lines import read_lines
     from ..tools.plan import rows
 
-    if args.json or args.rest:
+    if args.rest:
         raise UserError("--rows", "the flags of each training stand in its line; drop them here")
+    for name in ("json", "updates", "epochs", "corpus_tokens"):
+        if getattr(args, name):
+            raise UserError(f"--{name.replace('_', '-')}", "has no effect with --rows; leave it out")
     if args.rows != "-" and not Path(args.rows).exists():
         raise UserError(f"--rows {args.rows}", "no such file")
 

@@ -18,7 +18,7 @@ from .profile import in_mode
 
 
 class Hypothesis(NamedTuple):
-    """Tokens (T,), without EOS, and their score."""
+    """Tokens (T,), without EOS and behind the prompt if there is one, and their score."""
 
     tokens: Tensor
     score: float
@@ -32,9 +32,9 @@ def beam_search(
 
     tokens (B, S): source sentences, or for a causal language model the prompts to continue, padded on either side;
     a prompt's hypotheses do not depend on the other prompts or on its padding. beams: k. max_length: of a hypothesis in
-    tokens, without EOS; it is lowered to what the decoder's positions allow. A sentence is done when k hypotheses have
-    ended (fairseq's rule). Raises a UserError for beams or a max_length below 1, for a prompt longer than the decoder
-    has positions, and for a masked language model.
+    tokens, without EOS and without the prompt; it is lowered to what the decoder's positions allow. A sentence is done
+    when k hypotheses have ended (fairseq's rule). Raises a UserError for beams or a max_length below 1, for a prompt
+    longer than the decoder has positions, and for a masked language model.
     """
     if "decoder" not in model.stacks():
         raise UserError("beam_search", f"{model.NAME} has no decoder; give a translation or causal language model")

@@ -79,7 +79,7 @@ class MethodSpec:
 
     @property
     def flags(self) -> Flags:
-        """Flags of fairseq-train: the method, what its first training needs (Method.train_flags), and the options."""
+        """Flags of fairseq-train: the method, those without which its training does not start, and the options."""
         method = get_method(self.method)
         flags = parse_flags(method.train_flags) | {"method": self.method}
         methods_own = {option.replace("_", "-") for option in method.options}
@@ -182,8 +182,10 @@ class Experiment:
         takes_options = bool(self.get("options"))
         takes_rates = "sizes" in self.content  # language models
         for spec in specs:
-            if (spec.options and not takes_options) or (spec.rate and not takes_rates):
+            if spec.options and not takes_options:
                 raise UserError(f"--methods {spec.folder_prefix}", f"{self.name} takes methods without options")
+            if spec.rate and not takes_rates:
+                raise UserError(f"--methods {spec.method}@{spec.rate}", f"{self.name} takes methods without a rate")
         return specs
 
     def seeds(self) -> list[int]:

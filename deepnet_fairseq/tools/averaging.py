@@ -145,6 +145,7 @@ def average(paths: list[Path], out: Path) -> None:
     total: dict[str, Tensor] = {}  # name of a parameter -> its sum over checkpoints
     seen = set()  # numbers of updates, as _updates_made returns them
     for path in paths:
+        # with the checks of checkpoints/reading.py: weights are finite, and the origin stands under vocabulary.KEY
         state = weights_of(checkpoint_utils.load_checkpoint_to_cpu(str(path)))
         config = own_config(state, str(path))
         update = _updates_made(state, path)
@@ -183,7 +184,7 @@ def average(paths: list[Path], out: Path) -> None:
 
     cfg = OmegaConf.to_container(first["cfg"], resolve=True, enum_to_str=True)
     task_state = dict(first["task_state"])
-    del task_state[vocabulary.KEY]
+    del task_state[vocabulary.KEY]  # the origin, put there by loading; a file has the digests alone
     if known is not None:
         task_state |= vocabulary.task_state_of(known)
     save_tensors(first | {"model": mean, "cfg": cfg, "task_state": task_state}, out)

@@ -315,9 +315,9 @@ def judge(short_training: ShortTraining) -> Verdict:
 
 
 def _vanishing_gradients(observed: list[Observed], stack: str) -> Finding | None:
-    """Find gradients of a stack that vanish towards its lower layers; None if they do not.
+    """Find layers of a stack that get almost no gradient beside its others; None if there are none.
 
-    Under Post-LN they do from the start (DeepNet, Figure 3a), and in any method after divergence (Figure 4d).
+    Under Post-LN the lower ones do from the start (DeepNet, Figure 3a), and in any method after divergence (Figure 4d).
     """
     updates = []
     evenness = []  # at each of these updates
@@ -331,7 +331,7 @@ def _vanishing_gradients(observed: list[Observed], stack: str) -> Finding | None
 
     start = median(evenness[:WINDOW])
     end = median(evenness[-WINDOW:])
-    norms = observed[-1].profile(stack) or observed[0].profile(stack)
+    norms = observed[-1].profile(stack) or observed[0].profile(stack)  # an update that failed may have none
     exponent = 1 / max(len(norms) - 1, 1)  # evenness ** exponent is the mean ratio of neighbouring layers
     fades = start < UNEVEN and start**exponent < FADING and end < HEALED * start
     lost = end**exponent < LOST

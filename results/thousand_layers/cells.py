@@ -56,7 +56,7 @@ class Cell:
 class Records:
     """The records of cells that are over, by name of the cell."""
 
-    over: dict[str, dict] = field(default_factory=dict)
+    by_cell: dict[str, dict] = field(default_factory=dict)
 
     @classmethod
     def read(cls, file: Path, runs: Path) -> Records:
@@ -73,7 +73,7 @@ class Records:
     def best_rate(self, cells: Iterable[Cell], method: str, layers: int) -> float | None:
         """Find the rate of the lowest final loss of a method at a depth; None if nothing trained to its end."""
         wanted = [cell for cell in cells if cell.method == method and cell.layers == layers]
-        over = [self.over[cell.name] for cell in wanted if cell.name in self.over]
+        over = [self.by_cell[cell.name] for cell in wanted if cell.name in self.by_cell]
         trained = [record for record in over if record["ended"] == "trained"]
         if not trained:
             return None
@@ -116,7 +116,7 @@ def may_begin(group: dict, by_name: dict[str, dict], records: Records) -> bool:
     earlier = by_name[group["after"]]
     if not may_begin(earlier, by_name, records):
         return False
-    return all(cell.name in records.over for cell in expand(earlier, by_name, records))
+    return all(cell.name in records.by_cell for cell in expand(earlier, by_name, records))
 
 
 def expand(group: dict, by_name: dict[str, dict], records: Records) -> Iterator[Cell]:

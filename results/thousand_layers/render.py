@@ -270,11 +270,11 @@ def hours_table(records: Records) -> str:
     cells = cells_of(read_plan(HERE / "plan.toml"), records)
     for experiment in dict.fromkeys(cell.experiment for cell in cells):
         of_experiment = [cell for cell in cells if cell.experiment == experiment]
-        over = [cell for cell in of_experiment if cell.name in records.over]
+        over = [cell for cell in of_experiment if cell.name in records.by_cell]
         left = [cell for cell in of_experiment if cell not in over]
 
         predicted = sum(cell.hours for cell in over)
-        taken = sum(records.over[cell.name]["processor_seconds"] for cell in over) / 3600
+        taken = sum(records.by_cell[cell.name]["processor_seconds"] for cell in over) / 3600
         to_come = sum(cell.hours for cell in left)
         number_left = len(of_experiment) - len(over)
         rows.append(
@@ -294,7 +294,7 @@ def made_with(records: Iterable[dict]) -> str:
 
 def sections(records: Records) -> dict[str, str]:
     """Render the marked sections of README.md by name."""
-    every = list(records.over.values())
+    every = list(records.by_cell.values())
     return {
         "deepest": symbols_table(copy_trainings(every, layers=500)),
         "shallower": symbols_table([one for one in copy_trainings(every) if one["layers"] != 500]),
@@ -314,7 +314,7 @@ def with_sections(page: str, made: dict[str, str]) -> str:
 
 def main() -> None:
     """Write the page and its pictures, or check the page."""
-    records = Records.read(HERE / "records.jsonl", HERE / "runs")
+    records = Records.read(HERE / "records.jsonl", runs=HERE / "runs")  # and those in runs/, if there are any
     path = HERE / "README.md"
     page = path.read_text(encoding="utf-8")
     rendered = with_sections(page, sections(records))
@@ -324,8 +324,8 @@ def main() -> None:
         return
 
     path.write_text(rendered, encoding="utf-8")
-    draw_copying(list(records.over.values()), HERE / "copying.png")
-    draw_depth(list(records.over.values()), HERE / "depth.png")
+    draw_copying(list(records.by_cell.values()), HERE / "copying.png")
+    draw_depth(list(records.by_cell.values()), HERE / "depth.png")
 
 
 if __name__ == "__main__":

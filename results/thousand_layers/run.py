@@ -83,7 +83,7 @@ def write_records(runs: Path, file: Path, commit: bool) -> None:
     runs.mkdir(parents=True, exist_ok=True)
     with open(runs / "records.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        over = list(Records.read(file, runs).over.values())
+        over = list(Records.read(file, runs).by_cell.values())
         over.sort(key=lambda one: (one["ended_on"], one["name"]))
         with whole(file) as part:
             part.write_text("".join(f"{json.dumps(one)}\n" for one in over), encoding="utf-8")
@@ -104,7 +104,7 @@ def work_off(args: argparse.Namespace) -> None:
     while len(failed) < FAILURES:
         records = Records.read(args.records, runs)
         cells = cells_of(read_plan(args.plan), records)
-        left = [cell for cell in cells if cell.name not in records.over and cell.name not in failed]
+        left = [cell for cell in cells if cell.name not in records.by_cell and cell.name not in failed]
         for cell in left:
             run = runs / cell.name
             with RunFolder(run).locked() as held:
@@ -172,7 +172,7 @@ def listed(plan: Path, work: Path, file: Path) -> str:
     cells = cells_of(groups, records)
     rows = [("cell", "state", "hours", "predicted")]
     for cell in cells:
-        result = records.over.get(cell.name)
+        result = records.by_cell.get(cell.name)
         hours = "-"
         if result:
             state = outcome(result)
@@ -189,8 +189,8 @@ def listed(plan: Path, work: Path, file: Path) -> str:
         if not may_begin(group, by_name, records):
             lines.append(f"{group['name']}: waits for {group['after']}")
 
-    left = sum(cell.hours for cell in cells if cell.name not in records.over)
-    spent = sum(result["processor_seconds"] for result in records.over.values()) / 3600
+    left = sum(cell.hours for cell in cells if cell.name not in records.by_cell)
+    spent = sum(result["processor_seconds"] for result in records.by_cell.values()) / 3600
     lines.append(f"{spent:.1f} core-hours spent, {left:.1f} predicted for the named cells that are left")
     return "\n".join(lines)
 

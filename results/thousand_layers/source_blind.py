@@ -22,12 +22,13 @@ import deepnet_fairseq
 def held_out_bits(checkpoint: str, data: str) -> tuple[float, float]:
     """Return the bits per token of the validation set: with its own sources, and with each source its neighbour's.
 
-    data: folder of the binarised data. A neighbour is the sentence before it in the batch.
+    data: folder of the binarised data. A neighbour is the sentence before it in the batch,
+    for the first one the last; in a batch of one sentence it is the sentence itself.
     """
     [model], _, task = checkpoint_utils.load_model_ensemble_and_task([checkpoint], arg_overrides={"data": data})
     task.load_dataset("valid")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model.to(device)
+    model.to(device).eval()
 
     padding = task.target_dictionary.pad()
     nats = [0.0, 0.0]  # sums over all tokens: with the own source, and with the neighbour's

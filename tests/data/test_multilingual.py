@@ -187,7 +187,7 @@ def test_a_lost_vocabulary_is_trained_again_as_it_was_before_a_pair_came(own_tex
 def test_only_the_pair_whose_text_changed_is_prepared_again(own_text, tmp_path, capsys):
     flags = ("--vocab", "200", "--pairs")
     dest = prepare_many_pairs(own_text, tmp_path / "dest", *flags, "de-en")
-    prepare_many_pairs(own_text, dest, *flags, "en-fr")
+    prepare_many_pairs(own_text, dest, *flags, "en-fr")  # --pairs adds to the pairs of dest
     capsys.readouterr()
     prepare_many_pairs(own_text, dest, *flags, "en-fr")
     assert capsys.readouterr().out == f"{dest}: whole\n"

@@ -310,7 +310,7 @@ def test_a_setting_that_allows_no_graphs_is_named(flag, monkeypatch):
 
 
 def test_a_hook_is_called_in_each_pass():
-    """The passes stay fairseq's while somebody listens, so that a hook sees every batch."""
+    """A hook that is there at the first batch ends the graphs, so that it sees every batch."""
     trainer = trainer_of(SMALL_TRANSLATOR)
     use_graphs(trainer, GraphedStep(SHAPES, PAD, RecordedDevice()))
     passes_seen = []

@@ -51,7 +51,8 @@ def test_trainings_of_an_inverted_gain_have_the_model_and_seed_of_their_name(tra
 
 
 @needs_venv
-def test_later_methods_trains_every_method_at_6_and_18_layers(tmp_path):
+def test_later_methods_has_trainings_of_every_method_at_6_and_18_layers(tmp_path):
+    """As its dry run lists them."""
     rows = [values(words) for words in trainings("later_methods", OUT=tmp_path / "out")]
 
     trained = {(flags["--method"], flags["--encoder-layers"]) for flags in rows}

@@ -141,7 +141,8 @@ def output_in_language(language, tmp_path):
     return write_generated(tmp_path / f"en-{language}.txt", [split, line], [line, split])
 
 
-def test_m2ms_words_are_those_by_hand(language):
+def test_words_of_each_language_are_m2ms(language):
+    """M2M's words by hand, or by the library that its script calls."""
     split, _name = tokeniser(language)
 
     assert split(WORDS[language].line).split() == WORDS[language].of_m2m.split()

@@ -175,6 +175,8 @@ MISTAKES = [  # flags, what the refusal names
     ("--epochs 3 --flops 9", ["--epochs: ", "--corpus-tokens"]),
     ("--rows none.txt", ["--rows none.txt: "]),
     ("--rows none.txt --arch deepnet_transformer", ["--rows: "]),
+    ("--rows none.txt --updates 5", ["--updates: "]),
+    ("--rows none.txt --json", ["--json: "]),
     ("--arch deepnet_lm --encoder-layers 6", ["--encoder-layers 6"]),
     ("--arch deepnet_lm --vocab 3,4", ["--vocab 3,4: ", "deepnet_lm"]),
     (

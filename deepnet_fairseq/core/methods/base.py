@@ -117,7 +117,7 @@ class Method:
     # keys of initialisation.PROFILES that the method is defined for; the first is the default
     init_profiles: ClassVar[tuple[str, ...]] = ("fairseq_head", "xavier_legacy")
     options: ClassVar[dict[str, Option]] = {}
-    train_flags: ClassVar[tuple[str, ...]] = ()  # flags that a first training needs beside --method
+    train_flags: ClassVar[tuple[str, ...]] = ()  # without these a training does not start: Admin's --admin-profile
     # wrong gains in the code of others, which `deepnet verify` recognises: description -> function of the method and
     # the stack's name that returns the gain
     mistaken_gains: ClassVar[dict[str, Callable[[Any, str], float]]] = {}

@@ -181,6 +181,7 @@ class Combination(nn.Module):
 
     layers: L; dim: C; norm: "pre" for LayerNorms on the outputs that are summed, "post" for one on each sum.
     norm_embedding, norm_layers: whether there is a LayerNorm for the embedding's row, and whether for each layer's.
+    weights: the module with the matrix W, which makes the sums.
     """
 
     def __init__(

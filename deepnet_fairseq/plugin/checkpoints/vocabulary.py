@@ -218,7 +218,9 @@ def preparation_advice(origin: dict[str, Any], data: str | None) -> str:
 def check_vocabulary(origin: dict[str, Any] | None, present: Digests | None, data: str | None, place: str) -> None:
     """Raise a UserError if a checkpoint was trained with another vocabulary than that of the data.
 
-    The arguments are those of `describe_mismatch`; nothing is compared if origin or present is None.
+    origin: the checkpoint's, see origin_of; present: digests of the data that it is to be used with; data: their
+    folders, None if they have none; place: what the message calls them, as "the data in DIR". Nothing is compared if
+    origin or present is None.
     """
     if origin is None or present is None:
         return

@@ -229,7 +229,7 @@ def _wait_at_most(seconds: int) -> None:
 
 @contextlib.contextmanager
 def _explain_in_a_line(cfg):
-    """Turn errors of the network in the context into a UserError; at its end leave the process group.
+    """Turn errors of the network in the context into a UserError; at its end leave the process group, if that is safe.
 
     Errors of a single process, and those that a UserError explains already, are raised as they are.
     """
@@ -245,7 +245,7 @@ def _explain_in_a_line(cfg):
             f"another one is gone or cannot be reached ({network_error[:150]}); {_advice_to_resume(cfg)}",
         ) from error
     finally:
-        _leave_group()
+        _leave_group_if_safe()
 
 
 def _first_network_error(error: BaseException) -> str:
@@ -260,7 +260,7 @@ def _first_network_error(error: BaseException) -> str:
     return ""
 
 
-def _leave_group() -> None:
+def _leave_group_if_safe() -> None:
     """Destroy the process group, whose threads may otherwise abort the process at its end.
 
     A group of NCCL is left alone while an error is handled: to destroy it may wait for ranks that are gone.

@@ -31,7 +31,7 @@ SPEED = re.compile(
     r"Translated (?P<sentences>[\d,]+) .* in (?P<seconds>[\d.]+)s "
     r"\((?P<sentences_per_second>[\d.]+) sentences/s, (?P<tokens_per_second>[\d.]+) tokens/s\)$"
 )
-TEST_SET = re.compile(r" (\S+) (\S+-\S+) (\d+) examples$")  # in fairseq's log: subset, direction, sentences
+TEST_SET = re.compile(r" (?P<subset>\S+) (?P<direction>\S+-\S+) (?P<sentences>\d+) examples$")  # in fairseq's log
 # Name, without .txt, that fairseq-generate --results-path gives its file, by --gen-subset; people add the checkpoint's.
 RESULTS = re.compile(r"generate-(?P<subset>.+?)(?:[-_]checkpoint.*)?")
 
@@ -344,7 +344,7 @@ def _output_of_results(file: Path, corpus: Corpus) -> Output:
 
     before_sentences = takewhile(lambda line: not OF_SENTENCE.match(line), read_lines(file))
     logged = _matches(TEST_SET, [*before_sentences, *_log_beside(file)])
-    direction = logged[-1][2] if logged else corpus.only_direction(subset)
+    direction = logged[-1]["direction"] if logged else corpus.only_direction(subset)  # a log may hold several runs
     return Output(file, subset, direction)
 
 
@@ -439,7 +439,7 @@ def _test_set(output: Output, generated: Generated, corpus: Corpus) -> tuple[str
         return output.subset, output.direction
     logged = generated.logged(TEST_SET)
     if logged:
-        return logged[-1][1], logged[-1][2]
+        return logged[-1]["subset"], logged[-1]["direction"]  # of the log's last run
     if corpus.has_direction(output.file.stem):
         return "test", output.file.stem
 
@@ -459,7 +459,8 @@ def _check_count(generated: Generated, direction: str | None) -> None:
     set if several processes shared it, and so only a lower bound.
     """
     there = len(generated.translations)
-    sizes = [int(match[3]) for match in generated.logged(TEST_SET) if match[2] == direction]
+    logged_sets = generated.logged(TEST_SET)
+    sizes = [int(match["sentences"]) for match in logged_sets if match["direction"] == direction]
     translated = [int(match["sentences"].replace(",", "")) for match in generated.logged(SPEED)]
 
     differs = bool(sizes) and sizes[-1] != there

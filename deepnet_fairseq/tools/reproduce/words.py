@@ -78,18 +78,18 @@ def differing_flag(before: Sequence[str], now: Sequence[str]) -> str | None:
     return None
 
 
-def batches_per_update(values: Mapping[str, str | None]) -> int:
+def batches_per_update(values: Mapping[str, str]) -> int:
     """Return how many batches of --max-tokens an update has, on all processes; values: as values_by_flag returns."""
     processes = whole_number(values.get("--distributed-world-size") or "1")
     return processes * whole_number(values.get("--update-freq") or "1")
 
 
-def values_by_flag(words: Sequence[str]) -> dict[str, str | None]:
+def values_by_flag(words: Sequence[str]) -> dict[str, str]:
     """Return the last value of each flag in the words after fairseq-train, "" for a switch; "data" is the first word.
 
     Of a flag with several values it is the last of these.
     """
-    values: dict[str, str | None] = {"data": words[0]}
+    values = {"data": words[0]}
     flag = None
     for word in words[1:]:
         if word.startswith("--"):

@@ -63,8 +63,9 @@ class Settings:
     def choose_threads(self, width: int | None = None) -> int:
         """Return the number of threads to compute with; with a `width`, also make torch compute with that many.
 
-        width: of the model (C) that torch computes. It gives the number where neither the settings nor OMP_NUM_THREADS
-        do. None for CTranslate2, which then takes all cores.
+        width: of the model (C) that torch computes. It gives the number where neither the settings nor the environment
+        nor the program has set it (see TorchThreads.use). None for CTranslate2, which reads OMP_NUM_THREADS, and
+        without it takes all cores that the process may use.
         """
         if width is not None:
             return torch_threads.use(width, given=self.threads)

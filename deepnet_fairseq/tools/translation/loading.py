@@ -31,15 +31,16 @@ class Process:
     transformers fails if several threads import parts of it or load models at once.
 
     The wait must come before concurrent.futures and logging take their locks for a fork, which a thread that loads may
-    need to finish. All three use os.register_at_fork, and Python calls what was registered last first. Those two
-    register when they are imported, so they are imported above, before `PROCESS` is made below.
+    need to finish. All three use os.register_at_fork, and Python calls the functions for before a fork that were
+    registered last first. Those two register when they are imported, so they are imported above, before `PROCESS` is
+    made below.
     """
 
     def __init__(self):
         self._loading = threading.RLock()  # held by the thread that loads
         self._held_for_fork = False  # whether the wait before the last fork ended with that lock held
         self._loading_intact = True  # False in a child whose fork gave up that wait
-        self._uses_torch = False
+        self._uses_torch = False  # whether this process, or one that it was forked from, has called use_torch
         self._forked_with_torch = False  # whether this process was forked from one that used torch
         self._bound: WeakSet = WeakSet()  # engines that work in this process alone
         os.register_at_fork(
@@ -147,7 +148,8 @@ class Models:
     def _in_child(self) -> None:
         """Replace all locks, which other threads of the parent may have held, and drop models that are not usable.
 
-        These are the ones that were lost, and those that another thread was loading.
+        These are the ones that were lost, and those that another thread was loading. PROCESS, which has registered its
+        function for the child earlier, has marked the lost ones by now.
         """
         entries: OrderedDict[Hashable, _Entry] = OrderedDict()
         for key, entry in self._entries.items():
