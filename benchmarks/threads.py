@@ -55,7 +55,7 @@ def threads(args: argparse.Namespace) -> None:
         raise UserError(f"--threads {max(args.threads)}: this machine has {available_cores()} cores for it")
 
     conditions = [Condition(number, busy) for number, busy in itertools.product(args.threads, args.busy)]
-    machine = environment(0) | {"load": os.getloadavg()[0]}
+    machine = environment(gpus=0) | {"load": os.getloadavg()[0]}
     threads_before = torch.get_num_threads()
     records = []
     try:

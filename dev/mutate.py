@@ -7,7 +7,7 @@
 Each mistake is made in a copy of the tree. Those tests run that coverage names for the line, the most specific ones
 (which run the fewest lines of the package) first, until one fails. Prints a line for each mistake, then the mistakes
 that no test has noticed; exits with 1 if there are any. What no test noticed either changes nothing that anybody could
-see, or wants a test. results/mutants.md has the ones found so far.
+see, or wants a test.
 
 Hardware: 1 CPU core. Time: --record half as long again as the default suite; then about a minute a mistake.
 """
@@ -42,7 +42,8 @@ def record(arguments: list[str]) -> int:
         old.unlink()
     environment = os.environ | {"COVERAGE_FILE": str(RECORD), "PYTHONPATH": str(ROOT)}
     coverage = ("--cov", "--cov-context=test", "--cov-report=", "-p", "dev.test_contexts")
-    words = ["pytest", "--dist", "loadfile", "--no-loadscope-reorder", *coverage, *arguments]
+    # pytest-cov names the tests in worker processes alone where --dist is given, so there are always some
+    words = ["pytest", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", *coverage, *arguments]
     status = subprocess.run([sys.executable, "-m", *words], cwd=ROOT, env=environment, check=False).returncode
 
     parts = [str(path) for path in RECORD.parent.glob("contexts.*")]
@@ -76,9 +77,13 @@ class Record:
                 self.tests[short][number].add(test)
 
     def of(self, mutant: Mutant) -> list[str]:
-        """Return the tests that run a mutant's line, the most specific first."""
-        tests = self.tests[mutant.path][mutant.line]
-        return sorted(tests, key=lambda test: (self.lines[test], test))
+        """Return the test functions that run a mutant's line, the most specific first, each with all of its cases.
+
+        A case is no name that pytest takes back if its parameters hold brackets or line ends.
+        """
+        cases = self.tests[mutant.path][mutant.line]
+        by_lines = sorted(cases, key=lambda case: (self.lines[case], case))
+        return list(dict.fromkeys(case.partition("[")[0] for case in by_lines))
 
 
 def first_failure(folder: Path, tests: list[str]) -> str:
@@ -119,14 +124,13 @@ def main() -> int:
     """Run the command; return its exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("seed", nargs="?", type=int, metavar="SEED", help="draws the mistakes")
-    parser.add_argument("--record", action="store_true", help="record which test runs which line; more goes to pytest")
+    record_help = "record which test runs which line; words behind it go to pytest"
+    parser.add_argument("--record", nargs=argparse.REMAINDER, metavar="WORD", help=record_help)
     parser.add_argument("--count", type=int, default=50, help="number of mistakes (default: 50)")
-    args, more = parser.parse_known_args()
+    args = parser.parse_args()
 
-    if args.record:
-        return record(more)
-    if more:
-        parser.error(f"unknown: {' '.join(more)}")
+    if args.record is not None:
+        return record(args.record)
     if args.seed is None:
         parser.error("SEED: give a number, or --record")
     if not RECORD.exists():
@@ -149,7 +153,12 @@ def main() -> int:
                 path.write_bytes(original)
 
             seconds = time.monotonic() - began
-            result = noticed or f"NOT NOTICED by {len(tests)} tests"
+            if noticed:
+                result = f"noticed by {noticed}"
+            elif tests:
+                result = f"NOT NOTICED by {len(tests)} tests"
+            else:
+                result = "NOT NOTICED: no test runs the line"
             print(f"{number:3d}  {seconds:4.0f} s  {mutant}  {result}", flush=True)
             if not noticed:
                 unnoticed.append(mutant)

@@ -6,8 +6,9 @@ beside each line that ran; here it becomes the test that is running. Used by dev
 
 from __future__ import annotations
 
-import json
 import os
+
+from coverage.config import CoverageConfig
 
 SETTINGS = "COVERAGE_PROCESS_CONFIG"
 
@@ -15,6 +16,6 @@ SETTINGS = "COVERAGE_PROCESS_CONFIG"
 def pytest_runtest_logstart(nodeid: str) -> None:
     """Name the test that begins in the settings of the programs that it will start."""
     if SETTINGS in os.environ:
-        settings = json.loads(os.environ[SETTINGS])
-        settings["context"] = nodeid
-        os.environ[SETTINGS] = json.dumps(settings)
+        settings = CoverageConfig.deserialize(os.environ[SETTINGS])
+        settings.context = nodeid
+        os.environ[SETTINGS] = settings.serialize()

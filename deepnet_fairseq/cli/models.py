@@ -166,6 +166,8 @@ def average(args) -> Shown:
     from ..tools import averaging
 
     if args.last is None and args.best is None:
+        if args.checkpoint_suffix:
+            raise UserError("--checkpoint-suffix", "only with --last or --best; leave it out")
         paths = [Path(path) for path in args.inputs]
         for path in paths:
             if path.is_dir():

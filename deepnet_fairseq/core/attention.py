@@ -47,14 +47,14 @@ class Attention(nn.Module):
         bias: bool,
     ):
         super().__init__()
-        leave_cudnn_out()
+        leave_cudnn_out()  # its kernels make a plan for each new shape of a batch
         self.num_heads = num_heads
         self.k_proj = empty_linear(source_dim, dim, bias)
         self.v_proj = empty_linear(source_dim, dim, bias)
         self.q_proj = empty_linear(dim, dim, bias)
         self.out_proj = empty_linear(dim, dim, bias)
         self.inner = or_empty(inner)
-        self.heads = heads
+        self.heads = heads  # stays None: it is called with a role too, which the identity does not take
         self.dropout = Dropout(dropout, module_name="MultiheadAttention")
 
     def weights(self) -> dict[str, nn.Linear]:

@@ -510,9 +510,9 @@ class Decoder(Stack):
     def _mask(self, tokens: Tensor, everywhere: bool) -> Tensor:
         """Return the mask of self-attention, broadcastable to (B, 1, T, T), True where a query may look.
 
-        tokens (B, T); everywhere: let each token see later ones too. Padding is seen by nobody but itself: a softmax
-        over nothing would be NaN. The mask is built for every batch, because asking a GPU whether one is padded on the
-        left would be a host-device synchronisation.
+        tokens (B, T); everywhere: let each token see all that are no padding. Otherwise padding is seen by nobody but
+        itself: the first queries of a sentence that is padded on the left would look nowhere. The mask is built for
+        every batch, because asking a GPU whether one is padded on the left would be a host-device synchronisation.
         """
         is_padding = tokens.eq(self.padding_idx)
         if everywhere:

@@ -126,7 +126,8 @@ def folders_of(data: str) -> list[Path]:
 def cutting_files(data: str) -> list[Path]:
     """Return the files that cut the text of binarised data, [] if there are none.
 
-    They are looked for in the data's own folder first; data: as in folders_of.
+    Of the folders that folders_of names the first one with any counts: the data's own, and where a recipe made the data
+    the one above it, then the recipe's. data: fairseq's list of folders, joined by os.pathsep; the first is looked at.
     """
     for folder in reversed(folders_of(data)):
         if (folder / SETTINGS).is_file():

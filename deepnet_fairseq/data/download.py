@@ -267,8 +267,8 @@ def _receive(file: RemoteFile, url: str, part: Path, session: requests.Session) 
 def _request(file: RemoteFile, url: str, part: Path, session: requests.Session, bar: tqdm) -> None:
     """Request once the bytes that `part` lacks, and append them to it.
 
-    Raises Unavailable if the address does not give the file, and an HTTPError of urllib3 or a RequestException where
-    another attempt may help.
+    Raises Unavailable if the address does not give the file, an HTTPError of urllib3 or a RequestException where
+    another attempt may help, and a UserError if the disk has no room.
     """
     received = _size(part)
     if received and received == file.size:
@@ -309,7 +309,6 @@ def _request(file: RemoteFile, url: str, part: Path, session: requests.Session, 
 
         if status == 200:  # the whole file, even if a range was asked for
             start = 0
-            _validator_file(part).write_text(etag or response.headers.get("Last-Modified", ""))
 
         length = response.headers.get("Content-Length")  # bytes of this answer
         total = start + int(length) if length else file.size
@@ -319,7 +318,10 @@ def _request(file: RemoteFile, url: str, part: Path, session: requests.Session, 
 
         bar.total = total
         bar.update(start - bar.n)
-        with writing(part, RESUMED), open(part, "ab" if start else "wb") as out:
+        with writing(part, then=RESUMED), open(part, "ab" if start else "wb") as out:
+            if status == 200:
+                # only now that an earlier version's bytes are gone: they must never lie beside this one's validator
+                _validator_file(part).write_text(etag or response.headers.get("Last-Modified", ""))
             while chunk := response.raw.read1(CHUNK):  # does not wait for a full buffer
                 out.write(chunk)
                 bar.update(len(chunk))

@@ -176,6 +176,7 @@ def prepare_lm(
     with new_folder(dest) as part, ExitStack() as copies:
         paths = _rereadable_subsets(texts, copies)
         text_size = sum(path.stat().st_size for path in paths.values())
+        # the vocabulary's size is not known yet: taken as one whose numbers have 2 bytes
         say_space(dest, prepared_size(text_size, pieces=0), str(dest))
         checked = _survey_all(paths, workers)
 

@@ -91,7 +91,8 @@ def curve(log: dict, tag: str, where: object) -> Curve:
             losses[update] = float(row[key_of_loss])
             epochs[update] = int(row[key_of_epoch[0]]) if key_of_epoch else 0
     except WRONG_VALUES as error:
-        raise UserError(where, f"a line of {MEANT[tag]} lacks {error}; train with --log-format json") from error
+        broken = f"lacks {error}" if isinstance(error, KeyError) else f"is broken ({error})"
+        raise UserError(where, f"a line of {MEANT[tag]} {broken}; train with --log-format json") from error
 
     if not losses:
         lacking = f"no {MEANT[tag]} in it; train with --log-format json" if log else "no such log"

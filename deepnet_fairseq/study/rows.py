@@ -1,7 +1,7 @@
 """Make the rows of an experiment, in one of three ways that its file names them; experiment.py says what a row is.
 
 ByMethod: methods by depths, for tables of translation. ByGroup: [[rows]] of the file, for figures. BySize: methods by
-sizes and learning rates, for language models.
+sizes and learning rates, for language models. `world` is the number of processes of a training, one for each GPU.
 """
 
 from __future__ import annotations

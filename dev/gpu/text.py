@@ -36,8 +36,9 @@ MIX = {  # split -> sets of the German-English mix, the first one named as fairs
 def prepare(folder: Path, mix: Path | None) -> None:
     """Fill a folder with what is missing in it: text/language, text/mix and wheels; write commit.json.
 
-    mix: the German-English text as files train.de, valid.iwslt14.de and so on, None without. Says how large all is
-    together.
+    mix: the German-English text as files train.de, valid.iwslt14.de and so on, None without. Prints the sizes of the
+    tracked files, the text and the wheels. UserError if they are too large together to take along, or if `mix` has no
+    train.de.
     """
     register()
     text = folder / "text"
@@ -50,7 +51,7 @@ def prepare(folder: Path, mix: Path | None) -> None:
     if not (folder / "wheels" / "complete").exists():
         fetch_wheels(folder / "wheels")
     write_commit(folder)
-    say_size(folder)
+    check_size(folder)
 
 
 def keep_binary(folder: Path) -> None:
@@ -123,7 +124,7 @@ def read_commit(folder: Path) -> dict:
     return {"commit": commit, "modified": modified}
 
 
-def say_size(folder: Path) -> None:
+def check_size(folder: Path) -> None:
     """Print the sizes of the folder and of the tracked files; UserError if they are too large to take along."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True).stdout
     files = {"tree": [ROOT / name for name in listed.split("\0")]}

@@ -271,6 +271,25 @@ def test_a_file_that_changed_on_the_server_is_not_spliced(heeds_if_range, server
     assert headers["If-Range"] == '"1"'
 
 
+def test_a_full_disk_while_the_file_changed_splices_nothing(server, tmp_path, monkeypatch):
+    """The part is of the first version, and the disk has no room when the second begins: a later call fetches anew."""
+    changed = WRONG[::-1]
+    file = RemoteFile("a", (server.url("/a.gz"),))
+    server.headers["/a.gz"]["ETag"] = '"1"'
+    server.faults["/a.gz"] = [Fault(after=300_000), *[BUSY] * ATTEMPTS]
+    with refused("a"):
+        fetch(file, tmp_path)
+
+    server.files["/a.gz"] = changed
+    server.headers["/a.gz"]["ETag"] = '"2"'
+    with monkeypatch.context() as full:
+        set_free_space(full, 1000)
+        with refused("a"):
+            fetch(file, tmp_path)
+
+    assert fetch(file, tmp_path).read_bytes() == changed
+
+
 @pytest.mark.parametrize("size", (None, len(BODY)))
 def test_a_part_that_is_whole_is_verified_without_a_transfer(size, server, file, tmp_path):
     """The server answers with 416: there is no further range."""

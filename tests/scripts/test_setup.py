@@ -167,7 +167,7 @@ def test_an_interrupted_setup_goes_on(clone, step, repeated, kill):
 
 
 @pytest.mark.slow
-def test_an_index_that_does_not_answer_is_named_without_the_log(clone):
+def test_an_index_that_does_not_answer_is_the_reason_without_the_log(clone):
     failing = {"PIP_FAILS": "torch==", "PIP_SAYS": OFFLINE}
 
     output = clone.refuses("index", "pip config list", **failing)

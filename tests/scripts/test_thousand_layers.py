@@ -126,6 +126,7 @@ UPDATES_SEEN = 300
 
 @pytest.fixture(scope="module")
 def held_out_sentences(symbols):
+    """Provide the set of the held-out sentences, each a tuple of symbols."""
     return {tuple(sentence) for sentence in symbols.held_out().tolist()}
 
 

@@ -105,7 +105,10 @@ def test_a_signal_without_a_save_is_a_failure(begun_run):
 
 @pytest.fixture
 def run_begun_again(begun_run):
-    """Provide a run with a log, a checkpoint and the mark of a failure, that began again with other facts."""
+    """Provide a run with a log, a checkpoint and the mark of a failure.
+
+    It began again with other facts, another command, and 8 GPUs where it had none.
+    """
     begun_run.log.write_text("first\n")
     begun_run.last_checkpoint.touch()
     (begun_run / "stuck").write_text("stuck at update 3\n")

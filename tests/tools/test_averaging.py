@@ -285,6 +285,7 @@ REFUSED = {  # words of the command -> what the refusal names
     "{folder}/checkpoint1.pt --last 1": "--last and --best: ",
     "{folder}/checkpoint1.pt --out {folder}/checkpoint1.pt": "--out {folder}/checkpoint1.pt",
     "{folder} --last 0": "--last 0: ",
+    "{folder}/checkpoint1.pt --checkpoint-suffix _a": "--checkpoint-suffix: ",
     "{folder}/checkpoint1.pt --out /dev/null": "--out /dev/null",
 }
 

@@ -410,13 +410,12 @@ def quickstart_words(data: Path, methods: str) -> list[str]:
 
 
 def test_quickstart_is_a_call_of_compare(programs, pair_data):
+    """quickstart --depth 2 --updates 100 --seed 3 records a run of compare --depths 2 .. --seeds 3."""
     main(quickstart_words(pair_data, "deepnorm"))
 
     run = RecordedRun(pair_data.parent / "2L-2L-100-updates-seed3/deepnorm-lr1e-3")
     assert run.depth == "2L-2L"
     assert run.seed == 3
-    assert run.bleu == 100.0
-    assert run.environment["gpus"] == 0
     command = f"deepnet compare {pair_data} --methods deepnorm --depths 2 --lrs 1e-3 --seeds 3"
     assert run.command.startswith(command)
 

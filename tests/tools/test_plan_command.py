@@ -7,11 +7,13 @@ import json
 import re
 from contextlib import redirect_stdout
 from io import StringIO
+from types import SimpleNamespace
 
 import pytest
 
 from deepnet_fairseq.cli import main
-from deepnet_fairseq.tools.plan.fit import recommend
+from deepnet_fairseq.tools.plan import fit
+from deepnet_fairseq.tools.plan.fit import Option, recommend
 from deepnet_fairseq.tools.plan.needs import memory
 from deepnet_fairseq.tools.plan.setting import GIB, parse_setting
 
@@ -64,6 +66,18 @@ def test_only_the_last_recommended_step_fits(flags):
 
     assert last
     assert not any(before)
+
+
+def test_a_step_that_fits_is_recommended_however_little_it_saves(monkeypatch):
+    """The setting lacks a thousandth of the memory, which the step saves: it is not left out."""
+    setting = parse_setting(["--gpu-memory", "100"])
+    limit = fit.USABLE * setting.gpu_memory
+    saving = Option("saving", setting, setting, SimpleNamespace(peak=limit))
+    monkeypatch.setattr(fit, "memory", lambda setting: SimpleNamespace(peak=1.001 * limit))
+    monkeypatch.setattr(fit, "_candidates", lambda *given, **more: [("saving", setting)])
+    monkeypatch.setattr(fit, "_in_largest_batch", lambda *given, **more: saving)
+
+    assert [option.name for option in recommend(setting)] == ["as given", "saving"]
 
 
 @pytest.mark.parametrize("flags", [ENOUGH, *SCARCE])

@@ -38,6 +38,7 @@ def archive(url: str) -> bytes:
 def write(files: Iterable[RemoteFile], folder: Path) -> dict[str, Path]:
     """Write the miniatures of files to `folder`, unless they exist; return name -> path. It stands in for fetch_all."""
     folder.mkdir(parents=True, exist_ok=True)
+    files = list(files)
     paths = {file.name: folder / file.name for file in files}
     for file in files:
         path = paths[file.name]

@@ -60,10 +60,11 @@ def split(  # type: ignore[return]  # there is always another sentence
     langs: languages of the translations
     wanted: subset -> how many sentences
 
-    A sentence belongs to the same subset under every name: none is trained on in one corpus and tested on in another.
+    A sentence in the same frame belongs to the same subset under every name: it is not trained on in one corpus and
+    tested on in another. Some sentences stand in a frame of WEB.
     """
     drawn: dict[str, list[tuple[str, ...]]] = {subset: [] for subset in wanted}
-    for texts in _sentences(name, WEB):
+    for texts in _sentences(name, frames=WEB):
         # Two English sentences that differ by the order of subject and object may have the same German translation,
         # so both must belong to the same subset: the order of letters does not count.
         letters = "".join(sorted(texts["en"].lower()))

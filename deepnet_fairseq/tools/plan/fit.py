@@ -78,8 +78,8 @@ def recommend(setting: Setting) -> list[Option]:
     """Return the setting as given and, until one fits, options with less memory; the last is the recommended one.
 
     The order is: the loss in chunks, layers recomputed one at a time and in groups, the optimiser's state sharded, more
-    GPUs. Each option has the largest batches in which it fits; if it fits in none, the smallest. Options that save
-    hardly anything are left out.
+    GPUs. Each option has the largest batches in which it fits; if it fits in none, the smallest. Options that do not
+    fit and save hardly anything are left out.
     """
     options = [Option("as given", setting, setting, memory(setting))]
     for name, candidate in _candidates(setting, MOST_GPUS, loss=True):
@@ -87,7 +87,7 @@ def recommend(setting: Setting) -> list[Option]:
             break
         sizes = _batch_sizes(candidate, most=setting.max_tokens)
         option = _in_largest_batch(name, original=setting, candidate=candidate, sizes=sizes, memory_of=memory)
-        if option.memory.peak < WORTHWHILE * options[-1].memory.peak:
+        if option.fits or option.memory.peak < WORTHWHILE * options[-1].memory.peak:
             options.append(option)
     return options
 

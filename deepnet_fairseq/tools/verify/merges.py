@@ -146,7 +146,8 @@ class _Recording:
             (x.x  x.f) (a)   (x.u)                 a = (x.u f.f - f.u x.f) / d
             (x.f  f.f) (b) = (f.u)                 b = (f.u x.x - x.u x.f) / d,    d = x.x f.f - (x.f)^2,
 
-        and |u - a x - b f|^2 = u.u - a x.u - b f.u is the rest. EXACT, SHARE and LEAST bound it.
+        and |u - a x - b f|^2 = u.u - a x.u - b f.u is the rest. EXACT and SHARE bound the rest, LEAST the
+        smaller part from below.
         """
         xx = gram[x][x]
         xf = gram[x][f]
