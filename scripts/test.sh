@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run dev/check.sh and the test suite (5 to 9 minutes on 2 idle cores); arguments go to pytest:
+# Run dev/check.sh and the test suite (8 to 16 minutes on 2 idle cores); arguments go to pytest:
 #   scripts/test.sh                       the default suite
 #   scripts/test.sh -m smoke              whole paths, from archives to a report, as in CI (half an hour)
 #   scripts/test.sh -m slow               trainings of minutes
