@@ -10,7 +10,7 @@ from ..files import whole
 
 
 def plan(args) -> None:
-    """Compute parameters, memory and time of a training to come, or of each line of a file of trainings (--rows).
+    """Compute parameters, memory and time of a training, or of many (--rows).
 
     Says which flags make it fit into the memory of a GPU.
     Takes the flags of fairseq-train that these depend on: --arch and all flags of the model (--encoder-layers,

@@ -49,11 +49,11 @@ def test_a_page_is_that_of_its_records(words):
 
 @pytest.mark.parametrize("record", [DIVERGED, STUCK], ids=["diverged", "no better than guessing"])
 def test_the_loss_of_a_failed_training_is_infinite(record, render):
-    assert math.isinf(render.held_out(record))
+    assert math.isinf(render.held_out_loss(record))
 
 
 def test_the_loss_of_a_training_that_learnt_is_finite(render):
-    assert not math.isinf(render.held_out(TRAINED))
+    assert not math.isinf(render.held_out_loss(TRAINED))
 
 
 def test_the_early_loss_is_a_mean_of_the_last_logged_ones(render):

@@ -36,7 +36,7 @@ def test_every_experiment_has_a_title_and_names_its_sources(name):
 
     assert experiment["title"]
     assert experiment["training"]["source"]
-    if experiment["machine"] != "cpu":
+    if experiment.get("machine") != "cpu":
         assert with_a_batch
     for content in with_a_batch:
         assert content["source"]
