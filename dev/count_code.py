@@ -60,7 +60,7 @@ def main() -> None:
         for path in paths:
             lines += count(path.read_text(encoding="utf-8"))
         table.append([room, str(len(paths)), *(f"{lines[kind]:,}" for kind in kinds)])
-        if not room.endswith("/"):
+        if not room.endswith("/"):  # as the folders beside the package do
             whole += lines
     table.append(["the package", "", *(f"{whole[kind]:,}" for kind in kinds)])
     print(render(table))

@@ -469,7 +469,7 @@ class Best(NamedTuple):
 
         bleu = format_spread(self.bleu, 1)
         if self.bleu and fmean(self.bleu) < LOW_BLEU:
-            bleu += " (too short)"
+            bleu += " (too short)"  # the training: such a model does not translate yet; the table's note says so
 
         failures = "; ".join(f"{failed}: {end}" for failed, end in self.failed.items())
         return [self.method, depth, lr, format_spread(self.held_out, 2), bleu, training_time, failures or "-"]

@@ -99,14 +99,17 @@ class Minutes:
         return [other for other in left if other.beside == part.beside][:1]
 
     def _seconds(self, together: list[Part]) -> float | None:
-        """Return the seconds that parts need, one after the other or side by side."""
+        """Return the seconds that a part needs, or two side by side; None if one of them cannot be predicted."""
         if self.miniature:
             return MINIATURE * len(together)
-        needed = [parts.predicted(part, self.known, self.longest) for part in together]
-        if None in needed:
-            return None
+        needed = 0.0
+        for part in together:
+            seconds = parts.predicted(part, self.known, self.longest)
+            if seconds is None:
+                return None
+            needed += seconds
         gain = graphs.gain_of_two(self.known) if len(together) > 1 else 1.0
-        return sum(seconds for seconds in needed if seconds is not None) / gain
+        return needed / gain
 
     def _why_not(self, part: Part, seconds: float | None) -> str | None:
         """Return why a part cannot run now, None if it can."""

@@ -60,7 +60,8 @@ def package_table(records: list[dict]) -> str:
 def by_width(records: list[dict]) -> str:
     """Lay out the seconds of an update, one width a row.
 
-    Two threads are chosen where they are faster in the geometric mean of an idle and a busy machine.
+    A model gets all cores where two threads are faster than one in the geometric mean of an idle and a busy machine,
+    else one thread.
     """
     header = [
         "width", "layers", "idle: 1 thread", "2 threads", "2 by 1", "one core busy: 1 thread", "2 threads", "2 by 1",

@@ -84,7 +84,10 @@ class Option:
             raise UserError(f"{flag} {value}", f"must be {self.kind}")
 
     def parse(self, text: str) -> bool | int | float | str:
-        """Convert a text to a value of the option's type; raise a ValueError if it is none. `check` checks choices."""
+        """Convert a text to a value of the option's type; `check` checks choices.
+
+        Raises a ValueError if it is none, whose text goes on behind the option's name: "is a number".
+        """
         if isinstance(self.default, bool):
             if text.lower() not in ("true", "false"):
                 raise ValueError(f"is {self.kind}")

@@ -79,7 +79,7 @@ def _why_not_in_slot(slot: str, module: nn.Module, pre_ln: bool) -> str | None:
         return f"{_kind(module)} stands {PLACES[slot]}"
     if not knows_scales(module):
         return f"{_kind(module)} merges shortcut and branch"
-    if not pre_ln:  # a LayerNorm follows the merge, and any factor of the shortcut folds
+    if not pre_ln:  # a LayerNorm follows the merge, which absorbs the factor; write_transformer compares the scores
         return None
 
     if any(parameter.is_meta for parameter in module.parameters()):  # of models.blueprint: without values to look at

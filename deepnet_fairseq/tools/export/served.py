@@ -47,11 +47,11 @@ class Served:
     def lines(self, count: int) -> list[str]:
         """Return up to `count` lines of source text: of the data's validation set, else of the test or training set.
 
-        They are put together from binarised sentences, without tags and <unk>.
+        They are joined from the pieces of binarised sentences, which hold no tags of languages; <unk> is left out.
         """
         assert self.text is not None
         source, target = self.direction
-        cutter = self.text.cutter(source, target)
+        cutter = self.text.cutter(target, source)  # which joins pieces of the source language
         index = self._first_index(source)
         if index is None:
             return []
