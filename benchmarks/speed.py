@@ -136,7 +136,10 @@ def generate(shape: tuple[str, str], models: dict[str, list[str]], args: argpars
 
 
 def sorted_batches(task, sentences: int, count: int, device: str) -> list[dict]:
-    """Return `count` batches of as many sentences, sorted by length as fairseq-generate sorts them."""
+    """Return `count` batches of `sentences` sentences, evenly spread over the corpus in fairseq-generate's order.
+
+    It sorts by length.
+    """
     dataset = task.dataset("train")
     with data_utils.numpy_seed(1):
         order = dataset.ordered_indices()
@@ -144,7 +147,7 @@ def sorted_batches(task, sentences: int, count: int, device: str) -> list[dict]:
     found = []
     number_of_batches = len(order) // sentences  # of the whole corpus
     for number in range(count):
-        # the batch in the middle of the stretch `number` of `count` equal ones of the sorted corpus
+        # the sorted corpus in `count` equal stretches: the batch in the middle of each
         place = (2 * number + 1) * number_of_batches // (2 * count)
         start = place * sentences
         batch = dataset.collater([dataset[index] for index in order[start : start + sentences]])

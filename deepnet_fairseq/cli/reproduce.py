@@ -168,7 +168,7 @@ def _check_needs(experiment: Experiment, args) -> None:
 
 
 def _run(args, setting: Setting) -> None:
-    """Run an experiment: plan, make the data, train and score, report. Submit it with --launch slurm.
+    """Run an experiment: plan, make the data, train and score, report. With --launch slurm its jobs are submitted.
 
     With --dry-run only the plan is printed; with --dry-run commands, or where there is no plan, the commands.
     """
@@ -190,6 +190,7 @@ def _run(args, setting: Setting) -> None:
     run.refuse_what_does_not_fit(setting)
     if setting.corpus.steps:
         run.prepare(setting.corpus.steps)
+        # described again: only now that the data are made are their languages and pieces known
         made = _corpus(args, setting.experiment, setting.out)
         setting = replace(setting, corpus=made)
     run.Work(setting, keep=args.keep == "all").run()

@@ -340,7 +340,10 @@ def _size(path: Path) -> int:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the message of the innermost error that requests and urllib3 wrapped, as "Connection reset by peer"."""
+    """Return the end of the message of the innermost error that requests and urllib3 wrapped.
+
+    As "[Errno 104] Connection reset by peer"; what stands before the last ": ", such as an object, is left out.
+    """
     while True:
         # urllib3 keeps the error that it wraps in `reason`, requests among the arguments
         candidates = (getattr(error, "reason", None), *error.args)

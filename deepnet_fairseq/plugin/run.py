@@ -321,6 +321,7 @@ class Run:
         trainer = self.trainer
         try:
             self.signals.raise_if_signalled(trainer.device)
+            # fairseq keeps its best losses on its functions, which all trainings of a process share: lend it this run's
             with self.best.in_fairseq():
                 losses, over = fairseq_validate_and_save(
                     trainer.cfg, trainer, task, batches, valid_subsets, end_of_epoch

@@ -244,14 +244,16 @@ class DeepTrainer(Trainer):
         """Show the gradients to the probes, then clip them as fairseq does; return their norm before that."""
         if self.probes is None:
             return super().clip_grad_norm(clip_norm)
-        made = False
+        recorded = False
         try:
             self.probes.see_gradients(half_precision.gradient_scale(self.optimizer))
             norm = super().clip_grad_norm(clip_norm)
-            made = not self.cfg.common.amp or bool(torch.isfinite(norm))
+            # no row for an attempt that a loss scaler skips: --fp16 raises, --amp returns a norm that is not finite; the
+            # row of a divergence is kept
+            recorded = not self.cfg.common.amp or bool(torch.isfinite(norm))
             return norm
         finally:
-            self.probes.end_update(made)
+            self.probes.end_update(recorded)
 
     # log
 

@@ -44,10 +44,10 @@ def prepare(folder: Path, mix: Path | None) -> None:
     text = folder / "text"
     if not (text / "language").exists():
         quickstart_language(text / "language", language.SIZES, vocab=1000)
-        keep_binary(text / "language")
     if mix is not None and not (text / "mix").exists():
         german_english(text / "mix", mix)
-        keep_binary(text / "mix")
+    for made in text.iterdir():  # also what an earlier call, which was killed, has left
+        keep_binary(made)
     if not (folder / "wheels" / "complete").exists():
         fetch_wheels(folder / "wheels")
     write_commit(folder)
@@ -57,7 +57,7 @@ def prepare(folder: Path, mix: Path | None) -> None:
 def keep_binary(folder: Path) -> None:
     """Remove the plain text, which trainings and translations do not need."""
     for name in ("text", "raw"):
-        shutil.rmtree(folder / name)
+        shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def quickstart_language(dest: Path, sizes: dict[str, int], vocab: int) -> None:

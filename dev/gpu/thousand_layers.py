@@ -72,6 +72,15 @@ def run(work: Work) -> Iterator[dict]:
 
 
 def time_updates(work: Work) -> dict[int, dict]:
+    """Return what _time_updates does, and free the GPU's memory for the training, which is another process."""
+    rows = _time_updates(work)
+    gc.collect()  # of the model and the captured graphs, which only that function held
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return rows
+
+
+def _time_updates(work: Work) -> dict[int, dict]:
     """Time updates with batches of several sizes in this process, each by a graph of its own; return rows by tokens.
 
     The smaller batches are the first sentences of the largest. On a CPU, which has no graphs, the updates are plain.
@@ -85,6 +94,7 @@ def time_updates(work: Work) -> dict[int, dict]:
     for tokens in sizes:
         batches[tokens] = first_sentences(largest, len(largest["id"]) * tokens // max(sizes), padding)
     if not work.miniature:
+        # graphs of these shapes alone, set here as GraphedStep.plan sets those of an epoch; hence --cuda-graphs=0 above
         step = GraphedStep(len(batches), padding, CudaDevice())
         step.pending_shapes = step.epoch_shapes = unique_shapes(list(batches.values()))
         trainer.graphs = trainer.task.graphs = step
@@ -109,11 +119,6 @@ def time_updates(work: Work) -> dict[int, dict]:
             "ms": round(ms, 1),
             "first_update_s": round(first, 1),
         }
-
-    del trainer, largest, batches
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()  # for the training, which is another process
     return rows
 
 

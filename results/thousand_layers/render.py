@@ -132,9 +132,9 @@ def by_method_and_depth(records: list[dict]) -> dict[tuple[str, int], list[dict]
 
 
 def draw_depth(records: list[dict], path: Path) -> None:
-    """Draw BLEU by depth: means over the seeds, a bar from the lowest to the highest, a cross where one did not train.
+    """Draw BLEU by depth: means over the seeds of B at its common rate, with a bar from the lowest to the highest.
 
-    Hollow points are the trainings of B and C2 at another rate, with the rate beside them. A training without
+    A cross at 0 says that one of them did not train. Hollow points are the trainings of B and C2 at another rate, with the rate beside them. A training without
     translations counts as a BLEU of 0.
     """
     figure, axes = pyplot.subplots(figsize=(7.5, 4.5), layout="constrained")

@@ -271,7 +271,9 @@ def test_the_manuals_file_renames_ones_own_names(model_in_own_names, tmp_path, c
     assert "net.N.strange.W;" in printed
 
 
-@pytest.mark.parametrize("text", ["a = ", "a.b = 'c'", "a = 3", "'(' = 'a'", r"'a' = '\1'", r"'a' = '\g<b>'"])
+@pytest.mark.parametrize(
+    "text", ["a = ", "a.b = 'c'", "a = 3", "'(' = 'a'", r"'a' = '\1'", r"'a' = '\g<b>'", "'a{99999999999}' = 'b'"]
+)
 def test_a_file_that_renames_nothing_is_refused(tmp_path, text):
     file = tmp_path / "names.toml"
     file.write_text(text)

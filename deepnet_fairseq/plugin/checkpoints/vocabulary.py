@@ -282,13 +282,14 @@ def _own_dictionaries(origin: dict[str, Any]) -> dict[str, Any]:
 def loading_by_symbol(trainer: Any, path: str, reset_optimizer: bool) -> Iterator[None]:
     """Let the trainer's model load a checkpoint of another vocabulary in the context, if --new-vocabulary is given.
 
-    It does so by `rows_by_symbol`, because this context sets the model's attribute `rows`. reset_optimizer: the flag
-    --reset-optimizer. Raises a UserError on all ranks if the checkpoint has another vocabulary and --new-vocabulary is
-    not given, or is given with settings that do not go with it.
+    In the context the model's `rows` is set, by which its load_state_dict puts the checkpoint's embeddings in the order
+    of its own symbols (`rows_by_symbol`). reset_optimizer: the flag --reset-optimizer. Raises a UserError on all ranks
+    if the checkpoint has another vocabulary and --new-vocabulary is not given, or is given with settings that do not
+    go with it.
     """
     new_vocabulary = bool(getattr(trainer.cfg.model, "new_vocabulary", False))
     rows = agreement.broadcast_from_first(lambda: old_rows_of_symbols(path, trainer.task, new_vocabulary))
-    if rows is None:
+    if rows is None:  # the same vocabulary, or nothing to compare
         yield
         return
     if not reset_optimizer:

@@ -180,7 +180,8 @@ def _watch(parent: int) -> None:
 def _process(number: int, main, prepare, cfg, kwargs: dict, parent: int, mistakes) -> None:
     """Run `main` in a spawned process, which so far has only unpickled these functions.
 
-    number: of the process among those of this machine; parent: id of the process that started it; mistakes: queue for
+    number: of the process among those of this machine; prepare: called with main first, to make the changes again that
+    register() made in the parent; cfg, kwargs: arguments of main; parent: id of the process that started it; mistakes: queue for
     the status (int) or message (str) of an error that the parent is to end with.
     """
     prepare(main)
@@ -202,7 +203,7 @@ def _process(number: int, main, prepare, cfg, kwargs: dict, parent: int, mistake
             raise
         mistakes.put(line)
         sys.exit(1)
-    _end_at_once()
+    _end_at_once()  # at the interpreter's shutdown gloo's threads may abort
 
 
 def _end_at_once() -> NoReturn:

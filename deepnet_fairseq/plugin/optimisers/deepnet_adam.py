@@ -262,7 +262,9 @@ class HalfPrecisionOptimizer(DeepFP16):
         else:
             self.weights = [p.data for p in fp32_params]
         self.gradients: list[Tensor] = []  # made at the first update, when it is known whether ZeRO shards them
-        fp32_optimizer.reads_norm = True
+        fp32_optimizer.reads_norm = (
+            True  # on the CPU at once: each comparison in FP16Optimizer would wait for the device
+        )
 
     @classmethod
     def build_optimizer(cls, cfg, params, **kwargs) -> HalfPrecisionOptimizer:
@@ -410,10 +412,11 @@ def _views(flat: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
 
 
 def _merged(state: dict) -> dict:
-    """Return the flat layout's state: one entry, whose moments are those of all entries, flattened and joined.
+    """Return a state as fairseq saves it where all weights are one flat float32 tensor (see HalfPrecisionOptimizer).
 
-    state: {"state": {number: entry}, "param_groups": ...}, with an entry for each parameter. The step is the first
-    parameter's; in half precision all have the same, because a missing gradient counts as 0.
+    It has one entry, whose moments are those of all entries, flattened and joined. state: {"state": {number: entry},
+    "param_groups": ...}, with an entry for each parameter. The step is the first parameter's: all have the same,
+    because a missing gradient counts as 0.
     """
     entries = [entry for _number, entry in sorted(state["state"].items())]
     merged = {}

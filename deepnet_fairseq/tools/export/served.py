@@ -69,8 +69,9 @@ class Served:
 
         None if there is none.
         """
+        own_folder = folders_of(self.data)[-1]  # the data may be a list of folders, and lie within a recipe's
         for split in ("valid", "test", "train"):
-            paths = sorted(folders_of(self.data)[-1].glob(f"{split}*.{language}.idx"))
+            paths = sorted(own_folder.glob(f"{split}*.{language}.idx"))
             if paths:
                 return paths[0]
         return None

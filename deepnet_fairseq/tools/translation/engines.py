@@ -323,7 +323,7 @@ class HuggingFace:
     def nbest(self, sentences: list[list[int]], count: int) -> list[list[Hypothesis]]:
         """Return the `count` best translations of each sentence, a list of numbers.
 
-        The scores are computed again: in a translation that generate() had to end, its own do not count the end.
+        The scores are computed anew: those of generate() leave out the eos that it forces at the greatest length.
         """
 
         def translate_batch(source: Any) -> list[list[Hypothesis]]:

@@ -296,8 +296,8 @@ def _mean(scale: Scale) -> float:
 def explain_factor(has: float, wanted: float, method: Method, model: RecognisedModel, site: Site) -> str:
     """Return in words where a factor of a shortcut that is not the method's may come from.
 
-    has, wanted: the model's factor and the method's, which differ; site: the branch for which the factors of other
-    depths are tried.
+    A factor is a / b of the merge a x + b f, so that x + c f has 1 / c; a stored one is taken for a. has, wanted: the
+    model's factor and the method's, which differ; site: the branch for which the factors of other depths are tried.
     """
 
     def near(value: float) -> bool:

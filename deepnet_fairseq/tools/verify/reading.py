@@ -105,15 +105,16 @@ def read_names(path: Path) -> Callable[[str], str]:
     """
     if path != STDIN and not path.exists():
         raise UserError(f"--names {path}", "no such file")
+    text = "\n".join(read_lines(path))
     try:
-        rules = tomllib.loads("\n".join(read_lines(path)))
+        rules = tomllib.loads(text)
     except ValueError as error:
         raise UserError(f"--names {path}", f"is no TOML ({error}); docs/verify.md has an example") from error
 
     for pattern, replacement in rules.items():
         try:
             re.sub(pattern, replacement, "")  # on an empty name, only to raise what a wrong rule raises
-        except (re.error, IndexError, TypeError) as error:
+        except (re.error, IndexError, TypeError, OverflowError) as error:
             problem = f"{pattern} = {replacement!r}: {error}; docs/verify.md has an example"
             raise UserError(f"--names {path}", f"{problem}") from error
 

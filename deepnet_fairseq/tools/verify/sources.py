@@ -178,7 +178,8 @@ def _entry(name: str, known_as: str, tensor: Tensor) -> _Entry | None:
     stack = _stack_in(match["before"])
     layer = int(match["layer"])
     rest = match["rest"]
-    bare = re.sub(r"\.(weight|bias|A|B)$", "", rest)  # the module's name, without its parameter's
+    # the module's name, without its parameter's; torchscale's layers of two modalities end in A and B
+    bare = re.sub(r"\.(weight|bias|A|B)$", "", rest)
     if NORM.fullmatch(bare) and tensor.dim() == 1:
         parameter = rest.rsplit(".", 1)[-1]
         return _Entry(name, tensor, stack, layer, kind="norm", role=parameter)
