@@ -248,8 +248,8 @@ class DeepTrainer(Trainer):
         try:
             self.probes.see_gradients(half_precision.gradient_scale(self.optimizer))
             norm = super().clip_grad_norm(clip_norm)
-            # no row for an attempt that a loss scaler skips: --fp16 raises, --amp returns a norm that is not finite; the
-            # row of a divergence is kept
+            # no row for an attempt that a loss scaler skips: --fp16 raises, --amp returns a norm that is not finite;
+            # the row of a divergence is kept
             recorded = not self.cfg.common.amp or bool(torch.isfinite(norm))
             return norm
         finally:

@@ -134,8 +134,8 @@ def by_method_and_depth(records: list[dict]) -> dict[tuple[str, int], list[dict]
 def draw_depth(records: list[dict], path: Path) -> None:
     """Draw BLEU by depth: means over the seeds of B at its common rate, with a bar from the lowest to the highest.
 
-    A cross at 0 says that one of them did not train. Hollow points are the trainings of B and C2 at another rate, with the rate beside them. A training without
-    translations counts as a BLEU of 0.
+    A cross at 0 says that one of them did not train. Hollow points are the trainings of B and C2 at another rate, with
+    the rate beside them. A training without translations counts as a BLEU of 0.
     """
     figure, axes = pyplot.subplots(figsize=(7.5, 4.5), layout="constrained")
     common = common_rate(records)

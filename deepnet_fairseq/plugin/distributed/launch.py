@@ -181,8 +181,8 @@ def _process(number: int, main, prepare, cfg, kwargs: dict, parent: int, mistake
     """Run `main` in a spawned process, which so far has only unpickled these functions.
 
     number: of the process among those of this machine; prepare: called with main first, to make the changes again that
-    register() made in the parent; cfg, kwargs: arguments of main; parent: id of the process that started it; mistakes: queue for
-    the status (int) or message (str) of an error that the parent is to end with.
+    register() made in the parent; cfg, kwargs: arguments of main; parent: id of the process that started it; mistakes:
+    queue for the status (int) or message (str) of an error that the parent is to end with.
     """
     prepare(main)
     end_with(parent)
