@@ -181,8 +181,8 @@ def wheel(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def with_fairseq(wheel, tmp_path_factory):
-    """Provide an environment of the wheel, its requirements and fairseq."""
-    return Installation(tmp_path_factory.mktemp("with fairseq") / "environment", wheel, "", "fairseq-fixed")
+    """Provide an environment of the wheel, its requirements and fairseq; programs fail with a blank in their path."""
+    return Installation(tmp_path_factory.mktemp("with-fairseq") / "environment", wheel, "", "fairseq-fixed")
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +194,7 @@ def for_experiments(wheel, tmp_path_factory):
 @pytest.fixture(scope="module")
 def on_torch_alone(wheel, tmp_path_factory):
     """Provide an environment of the wheel and torch, without fairseq and numpy."""
-    installed = Installation(tmp_path_factory.mktemp("torch alone") / "environment", wheel, "torch")
+    installed = Installation(tmp_path_factory.mktemp("torch-alone") / "environment", wheel, "torch")
     assert not (installed.site / "fairseq").exists()
     assert not (installed.site / "numpy").exists()
     return installed
