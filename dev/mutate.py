@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -41,7 +42,7 @@ def record(arguments: list[str]) -> int:
     for old in RECORD.parent.glob("contexts*"):
         old.unlink()
     environment = os.environ | {"COVERAGE_FILE": str(RECORD), "PYTHONPATH": str(ROOT)}
-    coverage = ("--cov", "--cov-context=test", "--cov-report=", "-p", "dev.test_contexts")
+    coverage = ("--cov", "--cov-context=test", "--cov-report=", "-p", "dev.contexts")
     # pytest-cov names the tests in worker processes alone where --dist is given, so there are always some
     words = ["pytest", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", *coverage, *arguments]
     status = subprocess.run([sys.executable, "-m", *words], cwd=ROOT, env=environment, check=False).returncode
@@ -54,7 +55,10 @@ def record(arguments: list[str]) -> int:
 
 
 class Record:
-    """Which tests run which lines, as coverage has recorded it."""
+    """Which tests run which lines, as coverage has recorded it.
+
+    A line that runs in a fixture that several tests share counts for the first of them alone.
+    """
 
     def __init__(self, path: Path) -> None:
         """Read coverage's database."""
@@ -67,7 +71,7 @@ class Record:
             " join file on file.id = line_bits.file_id join context on context.id = line_bits.context_id"
         )
         for file, context, numbits in rows:
-            test = context.split("|")[-2] if "|" in context else context
+            test = re.sub(r"\|(setup|run|teardown)$", "", context)  # pytest-cov's word for the phase of the test
             if not test or f"/{PACKAGE}/" not in file:
                 continue
             short = f"{PACKAGE}/" + file.rpartition(f"/{PACKAGE}/")[2]
@@ -87,7 +91,10 @@ class Record:
 
 
 def first_failure(folder: Path, tests: list[str]) -> str:
-    """Run tests in `folder` until one fails; return its name, "" if all pass, or why the rest was not run."""
+    """Run tests in `folder` until one fails; return its name, "" if none has failed after LIMIT seconds.
+
+    Ends the program if pytest cannot run the tests.
+    """
     environment = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
     environment.pop("COVERAGE_PROCESS_CONFIG", None)
     began = time.monotonic()
@@ -103,16 +110,19 @@ def first_failure(folder: Path, tests: list[str]) -> str:
             )
         except subprocess.TimeoutExpired:
             return "a test that does not end"
-        if ended.returncode:
-            for line in ended.stdout.splitlines():
-                if line.startswith(("FAILED ", "ERROR ")):
-                    return line.split(" ", 1)[1].split(" - ")[0]
-            return f"pytest, status {ended.returncode}"
+        if ended.returncode == 0:
+            continue
+        for line in ended.stdout.splitlines():
+            if line.startswith(("FAILED ", "ERROR ")):
+                return line.split(" ", 1)[1].split(" - ")[0]
+        if ended.returncode > 1:  # such as a test that is gone: the record is of another tree
+            sys.exit(f"pytest ended with status {ended.returncode}: {ended.stdout[-500:]}{ended.stderr[-500:]}")
+        return "a test"
     return ""
 
 
 def copy_tree(folder: Path) -> None:
-    """Copy the files that git knows into `folder`, and the environment's folder as a link."""
+    """Copy the files that git knows into `folder`."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, listed.split("\0")):
         target = folder / name

@@ -61,7 +61,7 @@ def load(path: str | os.PathLike[str]) -> DeepModel:
         model.to(weights[f"{first_stack}.embed_tokens.weight"].dtype)
         model.load_state_dict(weights)
     except UserError as error:
-        raise UserError(path, f"{error}") from error
+        raise UserError(path, str(error)) from error
     except (*files.WRONG_VALUES, RuntimeError) as error:
         raise UserError(path, f"damaged; {WAY_OUT}") from error
     return model.eval()

@@ -122,7 +122,7 @@ def from_checkpoint(path: str) -> tuple[FairseqShell, DictConfig]:
     except KeyError as error:
         raise UserError(path, f"lacks {error}; take another checkpoint of the same run") from error
     except UserError as error:
-        raise UserError(path, f"{error}") from error
+        raise UserError(path, str(error)) from error
 
     OmegaConf.set_struct(cfg, False)
     cfg.model = model_cfg

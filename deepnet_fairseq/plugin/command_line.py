@@ -177,7 +177,7 @@ def _check_training(args: argparse.Namespace) -> None:
     stuck.check_settings(setting)
     for (flag, value), reason in UNSUPPORTED.items():
         if getattr(args, flag) == value:
-            raise UserError(f"--{flag} {value}", f"{reason}")
+            raise UserError(f"--{flag} {value}", reason)
     if method.profiled and not _resumes(args):
         profile_of_source(method.profile)  # raises a UserError if it is missing or broken
 

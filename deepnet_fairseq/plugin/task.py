@@ -131,12 +131,12 @@ class DeepTask:
             kept = by_size(indices, dataset, max_positions, ignore_invalid_inputs)
         except Exception as error:
             if str(error).startswith("Size of sample"):
-                raise UserError(path, f"{error}") from error
+                raise UserError(path, str(error)) from error
             raise
 
         if len(indices) and not len(kept):
             problem = f"all sentences are longer than {max_positions}; raise --max-tokens or --max-...-positions"
-            raise UserError(path, f"{problem}")
+            raise UserError(path, problem)
         return kept
 
     def begin_valid_epoch(self, epoch, model):

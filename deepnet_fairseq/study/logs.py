@@ -96,7 +96,7 @@ def curve(log: dict, tag: str, where: object) -> Curve:
 
     if not losses:
         lacking = f"no {MEANT[tag]} in it; train with --log-format json" if log else "no such log"
-        raise UserError(where, f"{lacking}")
+        raise UserError(where, lacking)
     updates = sorted(losses)
     return Curve(updates, losses=[losses[u] for u in updates], epochs=[epochs[u] for u in updates])
 

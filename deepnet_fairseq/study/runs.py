@@ -197,7 +197,7 @@ class RecordedRun:
         values = self.probes.rows.get(update, {}).get(probe)
         if not values:
             lacking = f"has no {probe} at update {update}; train with --deepnet-probe {probe}"
-            raise UserError(self.where("probes"), f"{lacking}")
+            raise UserError(self.where("probes"), lacking)
         return values
 
     @cached_property

@@ -247,10 +247,12 @@ def test_an_answer_with_another_range_is_not_spliced(server, file, tmp_path):
     assert server.ranges("/a.gz") == ["bytes=1000-", None]
 
 
-@pytest.mark.parametrize("heeds_if_range", (True, False))
-def test_a_file_that_changed_on_the_server_is_not_spliced(heeds_if_range, server, tmp_path):
-    """Even without a known checksum: If-Range sends the ETag, and a server that ignores it sends its new one."""
-    changed = WRONG[::-1]
+CHANGED = WRONG[::-1]  # the second version of a file
+
+
+@pytest.fixture
+def changed_file(server, tmp_path):
+    """Provide a file without a known checksum, of which tmp_path has a part; the server has another version by now."""
     file = RemoteFile("a", (server.url("/a.gz"),))
     server.headers["/a.gz"]["ETag"] = '"1"'
     server.faults["/a.gz"] = [Fault(after=300_000), *[BUSY] * ATTEMPTS]
@@ -258,36 +260,34 @@ def test_a_file_that_changed_on_the_server_is_not_spliced(heeds_if_range, server
         fetch(file, tmp_path)
     assert (tmp_path / "a.part").stat().st_size == 300_000
 
-    server.files["/a.gz"] = changed
+    server.files["/a.gz"] = CHANGED
     server.headers["/a.gz"]["ETag"] = '"2"'
+    return file
+
+
+@pytest.mark.parametrize("heeds_if_range", (True, False))
+def test_a_file_that_changed_on_the_server_is_not_spliced(heeds_if_range, server, changed_file, tmp_path):
+    """If-Range sends the ETag, and a server that ignores it sends its new one."""
     if not heeds_if_range:
         server.ignores.add("If-Range")
     earlier_requests = len(server.asked)
 
-    assert fetch(file, tmp_path).read_bytes() == changed
+    assert fetch(changed_file, tmp_path).read_bytes() == CHANGED
+
     expected = ["bytes=300000-"] if heeds_if_range else ["bytes=300000-", None]
     assert server.ranges("/a.gz")[earlier_requests:] == expected
     _, headers = server.asked[earlier_requests]
     assert headers["If-Range"] == '"1"'
 
 
-def test_a_full_disk_while_the_file_changed_splices_nothing(server, tmp_path, monkeypatch):
-    """The part is of the first version, and the disk has no room when the second begins: a later call fetches anew."""
-    changed = WRONG[::-1]
-    file = RemoteFile("a", (server.url("/a.gz"),))
-    server.headers["/a.gz"]["ETag"] = '"1"'
-    server.faults["/a.gz"] = [Fault(after=300_000), *[BUSY] * ATTEMPTS]
-    with refused("a"):
-        fetch(file, tmp_path)
-
-    server.files["/a.gz"] = changed
-    server.headers["/a.gz"]["ETag"] = '"2"'
+def test_a_file_that_changed_while_the_disk_is_full_is_not_spliced(changed_file, tmp_path, monkeypatch):
+    """The disk has no room when the second version begins: a later call fetches it anew."""
     with monkeypatch.context() as full:
         set_free_space(full, 1000)
         with refused("a"):
-            fetch(file, tmp_path)
+            fetch(changed_file, tmp_path)
 
-    assert fetch(file, tmp_path).read_bytes() == changed
+    assert fetch(changed_file, tmp_path).read_bytes() == CHANGED
 
 
 @pytest.mark.parametrize("size", (None, len(BODY)))

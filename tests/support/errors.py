@@ -23,14 +23,20 @@ def refused(*subjects: object) -> Iterator[pytest.ExceptionInfo]:
         assert str(subject) in error.subject, error
 
 
-def assert_refused(subject: object, *words: object) -> None:
-    """Check that `deepnet WORDS`, run in this process, exits with one line that contains `subject`."""
+def refusal(*words: object) -> str:
+    """Return the one line with which `deepnet WORDS`, run in this process, exits."""
     with pytest.raises(SystemExit) as ended:
         main([str(word) for word in words])
-    message = str(ended.value)
-    assert message.startswith("deepnet: error: "), message
-    assert str(subject) in message, message
-    assert "\n" not in message, message
+    line = str(ended.value)
+    assert line.startswith("deepnet: error: "), line
+    assert "\n" not in line, line
+    return line
+
+
+def assert_refused(subject: object, *words: object) -> None:
+    """Check that `deepnet WORDS`, run in this process, exits with one line that contains `subject`."""
+    line = refusal(*words)
+    assert str(subject) in line, line
 
 
 def assert_one_line(done: subprocess.CompletedProcess, *subjects: str) -> None:

@@ -23,9 +23,8 @@ from deepnet_fairseq.study import runner
 from deepnet_fairseq.study.runs import RecordedRun, read_records
 from deepnet_fairseq.tools import compare
 
-from ..support.errors import assert_refused
+from ..support.errors import assert_refused, refusal
 from ..support.experiments import until
-from ..support.refusal import refusal
 
 # stands for fairseq-train: writes a log of a minute and five lines, and its checkpoints
 TRAIN = """import json, pathlib, sys

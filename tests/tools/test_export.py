@@ -17,9 +17,9 @@ from deepnet_fairseq.plugin.building import from_checkpoint
 
 from ..conftest import TRAIN_FLAGS, make_data
 from ..support.broken import contents
+from ..support.errors import refusal
 from ..support.exports import export, reported_difference
 from ..support.helpers import FIRST, PAD, USER_DIR, run, sentences, teach
-from ..support.refusal import refusal
 
 ARCH = (
     "--arch", "deepnet_transformer_tiny", "--encoder-layers", "2", "--decoder-layers", "2", "--dropout", "0",

@@ -17,10 +17,10 @@ from deepnet_fairseq.plugin.building import blank_task, from_checkpoint
 from deepnet_fairseq.plugin.flags import namespace
 from deepnet_fairseq.plugin.models import DeepLanguageModel
 
+from ..support.errors import refusal
 from ..support.exports import export, reported_difference
 from ..support.helpers import EOS, PAD, USER_DIR, run, teach
 from ..support.lm_trainings import WORDS, make_text, train_language_model
-from ..support.refusal import refusal
 from ..support.single_stacks import disturb, scores
 
 EVAL = ("--cpu", "--gen-subset", "valid", "--sample-break-mode", "eos", "--tokens-per-sample", "32")

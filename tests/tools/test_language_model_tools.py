@@ -9,8 +9,8 @@ from deepnet_fairseq.cli import main
 from deepnet_fairseq.core import archs
 
 from ..support.diverging import Training
+from ..support.errors import refusal
 from ..support.lm_trainings import FLAGS, KINDS, make_text
-from ..support.refusal import refusal
 
 STACK = {"causal": "decoder", "masked": "encoder"}
 OTHER = {"causal": "encoder", "masked": "decoder"}

@@ -17,9 +17,8 @@ from deepnet_fairseq.tools.plan.fit import Option, recommend
 from deepnet_fairseq.tools.plan.needs import memory
 from deepnet_fairseq.tools.plan.setting import GIB, parse_setting
 
-from ..support.errors import assert_refused
+from ..support.errors import assert_refused, refusal
 from ..support.helpers import ROOT
-from ..support.refusal import refusal
 
 MIB = 2**20
 BATCH = 8192  # tokens of an update

@@ -19,11 +19,10 @@ from deepnet_fairseq.plugin.building import from_checkpoint
 from deepnet_fairseq.tools import translation
 
 from ..conftest import SPLITS, TRAIN_FLAGS
-from ..support.errors import refused
+from ..support.errors import refusal, refused
 from ..support.exports import PLACE_OF_LINES, export, printed_by_example, python_example
 from ..support.helpers import USER_DIR, run, sentences, teach
 from ..support.odd import odd_lines
-from ..support.refusal import refusal
 
 POSITIONS = 60
 SIZE = (

@@ -18,7 +18,7 @@ def naming_file(path: str) -> Iterator[None]:
     except UserError as error:
         if str(path) in str(error):
             raise
-        raise UserError(path, f"{error}") from error
+        raise UserError(path, str(error)) from error
 
 
 def load_model_ensemble_and_task(original, filenames, arg_overrides=None, task=None, *args, **kwargs):

@@ -50,4 +50,4 @@ def convert(folded: Folded, dictionaries, out: Path, quantization: str | None = 
             converter.convert(str(out), quantization=quantization)
         except ValueError as error:
             message = " ".join(str(error).split())
-            raise UserError("--to ctranslate2", f"{message}") from error
+            raise UserError("--to ctranslate2", message) from error

@@ -145,7 +145,7 @@ def fold_checkpoint(path: str) -> Folded:
     try:
         folded = fold_model(model, cfg.model)
     except UserError as error:
-        raise UserError(path, f"{error}") from error
+        raise UserError(path, str(error)) from error
 
     folded.origin = model.origin
     sections: Any = OmegaConf.to_container(cfg, enum_to_str=True)
@@ -164,7 +164,7 @@ def fold_model(model: DeepModel, cfg) -> Folded:
     """
     reason = why_not_foldable(model)
     if reason:
-        raise UserError(f"--method {cfg.method} has no plain Transformer", f"{reason}")
+        raise UserError(f"--method {cfg.method} has no plain Transformer", reason)
     stock = STOCK[model.NAME]
     pre_ln = {name: stack.layer_norm is not None for name, stack in model.stacks().items()}
     config = stock.config(cfg, pre_ln)

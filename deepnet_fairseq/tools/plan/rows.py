@@ -106,7 +106,7 @@ def _row(words: list[str], rate: float | None) -> Row:
         free_recompute = "recompute" in args.free
         option, parameters, operations = choose(setting, batch=free_batch, recompute=free_recompute, adam=adam)
     except UserError as error:
-        raise UserError(name, f"{error}") from None
+        raise UserError(name, str(error)) from None
 
     stuck = 0
     if args.stuck and diverged(args.experiment, json.loads(args.facts)):

@@ -121,7 +121,7 @@ def hardware(
     visible = visible_gpus()
     if launch == "slurm" and not only_printed and shutil.which("sbatch") is None:
         problem = "there is no sbatch here; start this on a login node of the cluster, or leave it out"
-        raise UserError("--launch slurm", f"{problem}")
+        raise UserError("--launch slurm", problem)
     if nodes > 1 and launch != "slurm" and IN_JOB not in os.environ:
         raise UserError(f"--nodes {nodes}", "several machines are started by SLURM; add --launch slurm")
 

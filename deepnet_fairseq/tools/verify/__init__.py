@@ -63,7 +63,7 @@ def verify(
         try:
             return audit(recognised(weights, config, updates=updates, rename=rename), method, options)
         except UserError as error:
-            raise UserError(model, f"{error}") from error
+            raise UserError(model, str(error)) from error
 
 
 def audit(model: RecognisedModel, name: str, options: dict[str, Any] | None = None) -> Audit:

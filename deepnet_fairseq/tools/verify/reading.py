@@ -116,7 +116,7 @@ def read_names(path: Path) -> Callable[[str], str]:
             re.sub(pattern, replacement, "")  # on an empty name, only to raise what a wrong rule raises
         except (re.error, IndexError, TypeError, OverflowError) as error:
             problem = f"{pattern} = {replacement!r}: {error}; docs/verify.md has an example"
-            raise UserError(f"--names {path}", f"{problem}") from error
+            raise UserError(f"--names {path}", problem) from error
 
     def rename(name: str) -> str:
         for pattern, replacement in rules.items():

@@ -1,7 +1,7 @@
 """A pytest plug-in: programs that a test starts are counted by coverage as that test's.
 
 Coverage hands its settings to started programs in an environment variable. Its `context` is a name that coverage keeps
-beside each line that ran; here it becomes the test that is running. Used by dev/mutate.py as `-p dev.test_contexts`.
+beside each line that ran; here it becomes the test that is running. Used by dev/mutate.py as `-p dev.contexts`.
 """
 
 from __future__ import annotations
