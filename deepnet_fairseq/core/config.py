@@ -192,6 +192,9 @@ def config_and_method(arch: str, **fields: Any) -> tuple[argparse.Namespace, Met
     return cfg, fill_and_make_method(cfg)
 
 
+settle = config_and_method  # its name until 0.1; gone with the next release
+
+
 def namespace(arch: str, **fields: Any) -> argparse.Namespace:
     """Return the config of `config_and_method` alone."""
     cfg, _method = config_and_method(arch, **fields)
@@ -232,6 +235,9 @@ def fill_and_make_method(cfg: Any) -> Method:
         _check_norms(cfg, stack, method)
     _check_numbers(cfg)
     return method
+
+
+method_of = fill_and_make_method  # its name until 0.1; gone with the next release
 
 
 def _check_options(cfg: Any) -> None:

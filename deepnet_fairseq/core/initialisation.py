@@ -108,6 +108,9 @@ def expected_std(method: Method, profile: str, weight: Weight) -> float:
     return PROFILES[profile].weight_std(weight) * method.gain(weight.site, weight.role)
 
 
+weight_std = expected_std  # its name until 0.1; gone with the next release
+
+
 @torch.no_grad()
 def initialize(model: nn.Module, method: Method, profile: str) -> None:
     """Draw all values of a freshly built DeepModel from torch's global generator; DeepModel.create calls this once.
@@ -211,6 +214,9 @@ class RoleReport:
         if not squares:
             return 1.0
         return math.sqrt(sum(squares) / len(squares))
+
+
+Row = RoleReport  # its name until 0.1; gone with the next release
 
 
 @torch.no_grad()

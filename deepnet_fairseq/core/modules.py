@@ -126,6 +126,9 @@ def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return numbers.masked_fill_(~mask, torch.finfo(dtype).min)
 
 
+to_add = additive_mask  # its name until 0.1; gone with the next release
+
+
 def token_positions(tokens: Tensor, padding_idx: int) -> Tensor:
     """Number tokens (B, T) as fairseq does: padding_idx + 1 for a row's first token, padding_idx + 2 for the second.
 

@@ -31,6 +31,9 @@ class FixedBatch(NamedTuple):
     reference: dict[str, Tensor]
 
 
+HeldBatch = FixedBatch  # its name until 0.1; gone with the next release
+
+
 class Probe:
     """Measurement of one quantity in one update; each probed update gets a new instance.
 
