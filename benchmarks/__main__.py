@@ -67,7 +67,8 @@ def parser() -> argparse.ArgumentParser:
         command.set_defaults(run=run)
         return command
 
-    sub, gpu = add(speed, parents=[models]), torch.cuda.is_available()
+    sub = add(speed, parents=[models])
+    gpu = torch.cuda.is_available()
     sub.add_argument("--depths", default="6-6,18-18", help="ENCODER-DECODER layers (default: %(default)s)")
     sub.add_argument("--widths", default="tiny", help="tiny (64), base (512), large (1,024) (default: %(default)s)")
     sub.add_argument("--only", default="train,generate", help="default: %(default)s")

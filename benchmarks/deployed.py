@@ -85,7 +85,8 @@ def deployed(args: argparse.Namespace) -> None:
         models = {name: exported(name, args, work) for name in args.candidates.split(",")}
         for kind in args.batches.split(","):
             test = TestSet(args, languages, kind, work)
-            of_kind, runs = {}, {}
+            of_kind = {}
+            runs = {}
             for name, (facts, reason) in models.items():
                 of_kind[name] = Cell(name, (kind,), facts=facts, reason=reason)
                 runs[name] = partial(test.translate, name)
@@ -183,7 +184,8 @@ class TestSet:
         job_file = self.folder / "job.json"
         job_file.write_text(json.dumps(job), encoding="utf-8")
 
-        printed, log = self.folder / "generated.txt", self.folder / "generate.log"
+        printed = self.folder / "generated.txt"
+        log = self.folder / "generate.log"
         command = [sys.executable, "-P", str(Path(__file__).with_name("translate.py")), str(job_file)]
         variables = os.environ | {"OMP_NUM_THREADS": str(self.args.threads)}
         start = time.perf_counter()
@@ -218,7 +220,9 @@ def listed(task: TranslationTask, subset: str, sizes: dict[str, int]) -> list[li
     sizes: a value of BATCHES. A sentence has its "id"; its "source" tokens; their "numbers" and that of the end of the
     sentence; and its "reference", a text.
     """
-    dataset, source, target = task.dataset(subset), task.source_dictionary, task.target_dictionary
+    dataset = task.dataset(subset)
+    source = task.source_dictionary
+    target = task.target_dictionary
     with numpy_seed(1):
         order = dataset.ordered_indices()
 

@@ -93,7 +93,8 @@ def measure(
     update(trainer, given[1])
     one_update = time.perf_counter() - begun  # seconds
     if args.smoke:
-        updates, rounds = 1, 1
+        updates = 1
+        rounds = 1
     else:
         updates = max(2, min(len(given), round(args.seconds / one_update)))
         rounds = args.rounds
@@ -104,14 +105,16 @@ def measure(
         wanted = updates if repeat >= 0 else 1
         with busy(condition.busy):
             start = time.perf_counter()
-            done, taken = 0, 0.0
+            done = 0
+            taken = 0.0
             while done < wanted and taken < LONGEST * args.seconds:
                 update(trainer, given[done])
                 done += 1
                 taken = time.perf_counter() - start
         return {"seconds": taken / done}
 
-    cells, runs = {}, {}
+    cells = {}
+    runs = {}
     for condition in conditions:
         name = str(condition)
         cells[name] = Cell(name, (str(width), str(updates)))

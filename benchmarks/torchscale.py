@@ -74,7 +74,8 @@ class TorchscaleModel(FairseqEncoderDecoderModel):
 
     @classmethod
     def build_model(cls, args, task) -> TorchscaleModel:
-        dictionary, width = task.target_dictionary, args.encoder_embed_dim
+        dictionary = task.target_dictionary
+        width = args.encoder_embed_dim
         tokens = Embedding(len(dictionary), width, dictionary.pad())
         logits = nn.Linear(width, len(dictionary), bias=False)
         logits.weight = tokens.weight

@@ -75,7 +75,8 @@ def translate_all(job: dict, translate: TranslateBatch) -> None:
     texts = [translate(batch) for batch in batches]
     seconds = time.perf_counter() - start
 
-    lines, tokens = 0, 0
+    lines = 0
+    tokens = 0
     for batch, translations in zip(batches, texts, strict=True):
         for sentence, pieces in zip(batch, translations, strict=True):
             print(f"T-{sentence['id']}\t{sentence['reference']}")

@@ -104,14 +104,16 @@ def _mutants_of_node(source: Source, node: ast.AST) -> Iterator[Mutant]:
     if isinstance(node, ast.BinOp) and type(node.op) in SIGNS:
         is_path = isinstance(node.right, ast.JoinedStr) or isinstance(getattr(node.right, "value", None), str)
         if not is_path:  # folder / "name" with another sign is an error that any test would notice
-            left, right = source.text_of(node.left), source.text_of(node.right)
+            left = source.text_of(node.left)
+            right = source.text_of(node.right)
             yield source.replaced(node, *source.span(node), f"({left}) {SIGNS[type(node.op)]} ({right})")
 
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         yield source.replaced(node, *source.span(node), f"({source.text_of(node.operand)})")
 
     elif isinstance(node, ast.Compare) and len(node.ops) == 1:
-        left, right = source.text_of(node.left), source.text_of(node.comparators[0])
+        left = source.text_of(node.left)
+        right = source.text_of(node.comparators[0])
         yield source.replaced(node, *source.span(node), f"({left}) {COMPARISONS[type(node.ops[0])]} ({right})")
 
     elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):

@@ -145,7 +145,8 @@ def relative(text: str, base: Path) -> str:
         text = re.sub(re.escape(spelling) + r"/(?=[^\s/])", "", text)
 
     def shortened(path: re.Match) -> str:
-        folders, name = path.group(1), path.group(2)
+        folders = path.group(1)
+        name = path.group(2)
         if not folders and not name:  # a slash by itself
             return path.group()
         return f".../{name or ''}"

@@ -38,7 +38,8 @@ class HarnessModel(nn.Module):
 
     def __init__(self, model, config):
         super().__init__()
-        self.model, self.config = model, config
+        self.model = model
+        self.config = config
 
     @property
     def device(self):

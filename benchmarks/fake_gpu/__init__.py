@@ -55,7 +55,8 @@ def guard() -> Path:
 
     built.parent.mkdir(exist_ok=True)
     torch_folder = Path(torch.__file__).parent
-    headers, library = torch_folder / "include", torch_folder / "lib"
+    headers = torch_folder / "include"
+    library = torch_folder / "lib"
     with tempfile.TemporaryDirectory(dir=built.parent) as folder:
         words = ["-O1", "-shared", "-fPIC", "-std=c++20", "-w", SOURCE, "-o", f"{folder}/guard.so"]
         words += [f"-I{headers}", f"-L{library}", f"-Wl,-rpath,{library}", "-lc10", "-ltorch_cpu"]

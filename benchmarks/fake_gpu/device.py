@@ -165,7 +165,9 @@ class Device(TorchDispatchMode):
         mask = attn_mask
         if torch.is_autocast_enabled("cuda"):
             dtype = torch.get_autocast_dtype("cuda")
-            q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+            q = q.to(dtype)
+            k = k.to(dtype)
+            v = v.to(dtype)
             if mask is not None and mask.is_floating_point():
                 mask = mask.to(dtype)
         half = q.dtype in (torch.half, torch.bfloat16)

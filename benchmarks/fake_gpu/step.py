@@ -48,7 +48,8 @@ def train(flags: Sequence[str], shape: Shape = Shape(), steps: int = 2) -> Recor
         for _ in range(steps):
             DEVICE.record = Record()
             trainer.train_step(batches, raise_oom=True)
-        record, DEVICE.record = DEVICE.record, Record()
+        record = DEVICE.record
+        DEVICE.record = Record()
         record.mismatches += mismatches(trainer)
     return record
 

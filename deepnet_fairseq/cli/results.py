@@ -84,7 +84,8 @@ def report(args) -> Shown:
       deepnet report runs --figures 4,5 --out pictures
     """
     if args.runs is None and args.figures:  # in `report --figures RUNS` RUNS was taken for the value of --figures
-        args.runs, args.figures = args.figures, ""
+        args.runs = args.figures
+        args.figures = ""
     if args.runs is None:
         raise UserError("RUNS", "give the folder of the runs")
     runs = Path(args.runs)

@@ -179,8 +179,11 @@ class Layer(nn.Module):
         heads, hidden and inner inside it; entry (B, T, W): the layer's input, for the slot `bypass`, given to a layer's
         last branch alone.
         """
-        norm_in, norm_out = self.norm(name, "pre"), self.norm(name, "post")
-        before, outer, residual = self.before[name], self.outer[name], self.residual[name]
+        norm_in = self.norm(name, "pre")
+        norm_out = self.norm(name, "post")
+        before = self.before[name]
+        outer = self.outer[name]
+        residual = self.residual[name]
 
         shortcut = x
         if entry is not None and self.bypass is not None:

@@ -101,7 +101,9 @@ class Rising(FullPrecision):
 
     def __init__(self, num_updates: int, layer: int, layers: int):
         super().__init__()
-        self.num_updates, self.layer, self.layers = num_updates, layer, layers
+        self.num_updates = num_updates
+        self.layer = layer
+        self.layers = layers
         self.register_buffer("a", torch.tensor(1 / (num_updates * layer)))
         self.a_of_layers: Tensor | None = None  # (layers,), of the stack's first module
 
@@ -191,7 +193,8 @@ class Both(nn.Module):
 
     def __init__(self, first: nn.Module, second: nn.Module):
         super().__init__()
-        self.first, self.second = first, second
+        self.first = first
+        self.second = second
 
     def forward(self, x: Tensor, role: str) -> Tensor:
         return self.second(self.first(x, role), role)

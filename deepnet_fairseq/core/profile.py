@@ -107,7 +107,9 @@ def depths_and_widths(model: nn.Module) -> dict[str, Any]:
 
     All depths come first, then all widths.
     """
-    depths, widths, ffn_widths = {}, {}, {}
+    depths = {}
+    widths = {}
+    ffn_widths = {}
     for name, stack in model.stacks().items():
         fc1 = stack.layers[0].fc1
         depths[f"{name}_layers"] = len(stack.layers)

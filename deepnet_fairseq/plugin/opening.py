@@ -15,10 +15,12 @@ def opening_line(trainer) -> str:
     As "deepnorm 18L-18L; encoder alpha 2.6, beta 0.2; ...; 1,000 parameters; fp32; checkpoints in DIR". A model of
     another package has no method, depth or coefficients here. On a CPU the line also names the threads.
     """
-    cfg, model = trainer.cfg, trainer.get_model()
+    cfg = trainer.cfg
+    model = trainer.get_model()
     parts = []
     if isinstance(model, DeepModel):
-        method, stacks = model.method, model.stacks()
+        method = model.method
+        stacks = model.stacks()
         depths = "-".join(f"{method.depth(stack)}L" for stack in stacks)
         parts.append(f"{method.name} {depths}")
         for stack in stacks:
@@ -49,7 +51,8 @@ def describe_threads(model_config) -> str:
 
     model_config: the model section of fairseq's config, which has the widths.
     """
-    number, cores = torch.get_num_threads(), threads.available_cores()
+    number = torch.get_num_threads()
+    cores = threads.available_cores()
     reason = threads.from_environment()
     if reason is None and number == threads.torch_threads.chosen:
         reason = f"by width {threads.width_of(model_config)}; OMP_NUM_THREADS chooses another number"

@@ -166,7 +166,8 @@ class Run:
         """
         if cfg.restore_file != reading.DEFAULT:
             return cfg
-        folder, suffix = Path(cfg.save_dir), self.trainer.checkpoint_suffix
+        folder = Path(cfg.save_dir)
+        suffix = self.trainer.checkpoint_suffix
         other = agreement.broadcast_from_first(lambda: str(reading.other_than_last(folder, suffix) or ""))
         if not other:
             return cfg
@@ -252,7 +253,8 @@ class Run:
 
     def _limits_reached(self) -> bool:
         """Return whether --max-update, --stop-time-hours or --patience ends the run; fairseq checks --max-epoch."""
-        limits, patience = self.trainer.cfg.optimization, self.trainer.cfg.checkpoint.patience
+        limits = self.trainer.cfg.optimization
+        patience = self.trainer.cfg.checkpoint.patience
         if self.trainer.get_num_updates() >= (limits.max_update or math.inf):
             return True
         if self.trainer.cumulative_training_time() / 3600 > (limits.stop_time_hours or math.inf):
@@ -360,7 +362,8 @@ class Run:
         --epoch-weights leaves checkpoints of epochs and of the best score out. --save-interval-updates holds for the
         last update of an epoch too, where fairseq saves either the update or the epoch.
         """
-        trainer, updates = self.trainer, self.trainer.get_num_updates()
+        trainer = self.trainer
+        updates = self.trainer.get_num_updates()
         flag = getattr(trainer.cfg.model, "epoch_weights", None)
         if flag is not None:
             val_loss = None  # without a loss fairseq saves no checkpoint_best
@@ -368,7 +371,8 @@ class Run:
             cfg.no_epoch_checkpoints = True
             cfg.keep_last_epochs = -1  # checkpoints of epochs that are there already stay
             if batches.end_of_epoch():
-                limits, epoch = trainer.cfg.optimization, batches.epoch
+                limits = trainer.cfg.optimization
+                epoch = batches.epoch
                 if epoch_weights.may_be_wanted(flag, epoch, updates, limits.max_epoch or 0, limits.max_update or 0):
                     self._weights_beside = epoch_weights.weights_file(cfg, flag, epoch, trainer.checkpoint_suffix)
                 elif epoch_weights.surely_goes_on(cfg, limits, epoch, updates) and updates % cfg.save_interval_updates:
@@ -476,7 +480,8 @@ class Run:
         the training is resumed.
         """
         trainer = self.trainer
-        kind, updates = self.signals.agreed_signal(trainer.device), trainer.get_num_updates()
+        kind = self.signals.agreed_signal(trainer.device)
+        updates = trainer.get_num_updates()
         cfg = copy.deepcopy(trainer.cfg.checkpoint)
         cfg.no_epoch_checkpoints = True
         cfg.no_last_checkpoints = False

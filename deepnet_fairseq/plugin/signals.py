@@ -79,7 +79,8 @@ class Signals:
         device: the trainer's. If any_process_signalled is known since the last update it is used, once; else the
         processes exchange a number.
         """
-        signalled, self.any_process_signalled = self.any_process_signalled, None
+        signalled = self.any_process_signalled
+        self.any_process_signalled = None
         if not self.watching:
             return
         if signalled is None:

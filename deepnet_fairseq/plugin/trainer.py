@@ -89,7 +89,8 @@ class DeepTrainer(Trainer):
         fairseq's heartbeat is left out. It kills the whole process group silently where a collective waits too long;
         without it the collective raises an error.
         """
-        cfg, group = self.cfg.distributed_training, self.data_parallel_process_group
+        cfg = self.cfg.distributed_training
+        group = self.data_parallel_process_group
         if not self.use_distributed_wrapper:
             return module
         if cfg.ddp_backend in ("c10d", "pytorch_ddp"):
@@ -120,7 +121,8 @@ class DeepTrainer(Trainer):
         In half precision the optimiser is one of half_precision.py. Under --zero-sharding os it shards its state
         itself, since fairseq's sharding needs fairscale.
         """
-        cfg, common = self.cfg, self.cfg.common
+        cfg = self.cfg
+        common = self.cfg.common
         named = [*self.model.named_parameters(), *self.criterion.named_parameters()]
         params = [parameter for _, parameter in named if parameter.requires_grad]
         if cfg.optimization.debug_param_names and common.fp16_no_flatten_grads:
@@ -181,17 +183,20 @@ class DeepTrainer(Trainer):
         the process's first epoch seeds, and caches them; so a resumed training makes them for its original first epoch.
         Admin's profile, the probes and the CUDA graphs get from here the batches that they need before an update.
         """
-        made_in, self.run.batches_made_in = self.run.batches_made_in, None  # used once: later epochs find the cache
+        made_in = self.run.batches_made_in
+        self.run.batches_made_in = None  # used once: later epochs find the cache
         if made_in is None or disable_iterator_cache or self.cfg.dataset.update_epoch_batch_itr:
             made_in = epoch
         if load_dataset and made_in != epoch:  # load the data of `epoch` here: super() would load those of `made_in`
-            subset, load_dataset = self.cfg.dataset.train_subset, False
+            subset = self.cfg.dataset.train_subset
+            load_dataset = False
             self.task.load_dataset(subset, epoch=epoch, combine=combine, data_selector=data_selector, tpu=self.tpu)
         iterator = super().get_train_iterator(
             made_in, combine, load_dataset, data_selector, shard_batch_itr, disable_iterator_cache
         )
         if not hasattr(iterator, "made_in"):  # new, not from the cache
-            iterator.made_in, iterator.epoch = made_in, epoch
+            iterator.made_in = made_in
+            iterator.epoch = epoch
 
         model = self.get_model()
         if getattr(model, "profiled", False) and not self.run.resumed and self.get_num_updates() == 0:
@@ -214,7 +219,8 @@ class DeepTrainer(Trainer):
         an update for dummies if the last one is, so the empty ones are put first. Return what fairseq logs of the
         update, None if it was not made.
         """
-        self.samples, before = samples, self.get_num_updates()
+        self.samples = samples
+        before = self.get_num_updates()
         with half_precision.without_cuda_calls(self):
             logged = super().train_step(sorted(samples, key=bool), raise_oom)  # False, of an empty batch, sorts first
         made = self.get_num_updates() > before and logged and logged.get("sample_size", 1)

@@ -146,7 +146,8 @@ class Runner:
             except OSError:  # it has just ended
                 continue
             fields = stat.rpartition(")")[2].split()  # those after the program's name, from field 3 of proc(5) on
-            user, system = int(fields[11]), int(fields[12])  # in clock ticks
+            user = int(fields[11])  # in clock ticks, as the next one
+            system = int(fields[12])
             seconds += (user + system) / os.sysconf("SC_CLK_TCK")
         return seconds
 

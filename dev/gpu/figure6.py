@@ -37,7 +37,8 @@ def flags(work: Work, method: str, layers: int) -> list[str]:
 def run(work: Work, method: str, layers: int) -> Iterator[dict]:
     """Train a cell and translate both test sets; yields what fairseq-train logged, then BLEU."""
     if work.miniature:
-        updates, warmup = 12, 10
+        updates = 12
+        warmup = 10
         more = ["--log-interval=4"]
     else:
         updates, warmup = length(layers, work.records, work.longest)

@@ -49,7 +49,8 @@ def run(work: Work) -> Iterator[dict]:
     register()
     timed = time_updates(work)
     yield from timed.values()
-    tokens, updates = 500, 12
+    tokens = 500
+    updates = 12
     if not work.miniature:
         tokens, updates = choose(timed, min(SECONDS, work.seconds_left() - AFTER))
 

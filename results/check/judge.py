@@ -52,7 +52,8 @@ def learnt(loss: float) -> bool:
 
 def of_compare(record: dict) -> Training:
     """Read a record of `deepnet compare`."""
-    run, losses = record["run"], record["log"]["valid"]
+    run = record["run"]
+    losses = record["log"]["valid"]
     loss = float(losses[-1]["valid_loss"]) if losses else None
     ended_early = "stuck" in record or "diverged" in record
     return Training(

@@ -192,7 +192,8 @@ def table(records: list[dict]) -> str:
     lines = ["| command | pairs | memory before | now | seconds before | now |", "|---|---|---|---|---|---|"]
     for name, case in CASES.items():
         for pairs in sorted({pairs for measured, pairs, _ in newest if measured == name}):
-            sizes, seconds = [], []
+            sizes = []
+            seconds = []
             for which in ("before", "after"):
                 record = newest.get((name, pairs, which))
                 sizes.append(f"{record['bytes'] / 1e9:.2f} GB" if record else "–")

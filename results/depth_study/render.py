@@ -75,13 +75,15 @@ def longer(records: list[dict]) -> str:
 
     rows = []
     for record in long_runs:
-        run, spent = record["run"], record["spent"]["training"]
+        run = record["run"]
+        spent = record["spent"]["training"]
         depth = f"{run['encoder_layers']}L-{run['decoder_layers']}L"
         loss = f"{held_out_loss(record):.3f}"
         bleu = f"{record['score']['bleu']:.1f}" if "score" in record else "-"
         gigabytes = f"{spent['peak_memory_bytes'] / 1e9:.1f}"
         core_hours = f"{spent['processor_seconds'] / 3600:.2f}"
-        rate, seed = f"{run['lr']:g}", str(run["seed"])
+        rate = f"{run['lr']:g}"
+        seed = str(run["seed"])
         rows.append([depth, NAMES[run["method"]], rate, seed, loss, bleu, gigabytes, core_hours])
     return markdown([["depth", "method", "rate", "seed", "held-out bits", "BLEU", "GB", "core-hours"], *rows])
 

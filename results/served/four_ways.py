@@ -137,7 +137,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         ways = Ways(args, Path(folder))
         odd = odd_lines(real)
-        file, one_line = Path(folder) / "lines", Path(folder) / "one"
+        file = Path(folder) / "lines"
+        one_line = Path(folder) / "one"
         write_lines(file, [*odd, *real])
         texts = {name: ways.translate(name, file)[0] for name in ways.names()}
 

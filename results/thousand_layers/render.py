@@ -87,9 +87,15 @@ def draw_copying(records: list[dict], path: Path) -> None:
     best = best_by_method(deepest)
     for one in deepest:
         updates = range(one["logged_every"], one["update"] + 1, one["logged_every"])
-        label, linewidth, alpha, zorder = None, 1, 0.35, 2
+        label = None
+        linewidth = 1
+        alpha = 0.35
+        zorder = 2
         if one in best:
-            label, linewidth, alpha, zorder = f"{NAMES[one['method']]}, lr {one['lr']:g}", 2, 1, 3
+            label = f"{NAMES[one['method']]}, lr {one['lr']:g}"
+            linewidth = 2
+            alpha = 1
+            zorder = 3
         axes.plot(
             updates, one["loss"], color=COLOURS[one["method"]], label=label, linewidth=linewidth, alpha=alpha,
             zorder=zorder,
@@ -141,7 +147,11 @@ def draw_depth(records: list[dict], path: Path) -> None:
     common = common_rate(records)
     groups = by_method_and_depth([one for one in records if one["experiment"] == "B"])
     for method in dict.fromkeys(method for method, _ in groups):
-        layers, means, lowest, highest, not_trained = [], [], [], [], []
+        layers = []
+        means = []
+        lowest = []
+        highest = []
+        not_trained = []
         for (name, depth), trainings in groups.items():
             if name != method:
                 continue

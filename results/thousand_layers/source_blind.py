@@ -37,7 +37,8 @@ def held_out_bits(checkpoint: str, data: str) -> tuple[float, float]:
     batches = task.get_batch_iterator(task.dataset("valid"), max_tokens=max_tokens)
     for batch in batches.next_epoch_itr(shuffle=False):
         batch = apply_to_sample(lambda tensor: tensor.to(device), batch)
-        inputs, target = batch["net_input"], batch["target"].flatten()
+        inputs = batch["net_input"]
+        target = batch["target"].flatten()
         for shift in (0, 1):
             source = inputs["src_tokens"].roll(shift, 0)
             lengths = inputs["src_lengths"].roll(shift, 0)

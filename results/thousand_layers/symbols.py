@@ -130,7 +130,8 @@ def train(args: argparse.Namespace) -> dict:
     started = time.process_time()
     ended = "trained"
     silent: dict[str, int] = {}
-    losses, rights = [], []  # since the last line of the log
+    losses = []  # of the updates since the last line of the log, as the shares of right tokens
+    rights = []
     for update in range(done["update"] + 1, args.updates + 1):
         source, target = batch(args.task, args.seed, update)
         optimizer.param_groups[0]["lr"] = rate_at(update, args.lr, args.warmup, args.updates)
@@ -148,7 +149,8 @@ def train(args: argparse.Namespace) -> dict:
             done["right"].append(round(sum(rights) / len(rights), 4))
             done |= {"update": update, "seconds": round(seconds_before + time.process_time() - started, 1)}
             silent = silent_layers(model)
-            losses, rights = [], []
+            losses = []
+            rights = []
             report(done, args.updates)
             if not math.isfinite(done["loss"][-1]):
                 ended = "diverged"

@@ -86,7 +86,8 @@ async def train_text(cell: Cell, run: Path, programs: Programs, work: Path) -> d
         command += ["--stop-stuck", cell.stop_stuck]
 
     # The file RUN/trained says that the training is over, and how: "stuck 600", with the update, or "trained 0".
-    log, mark = run / "train.log", run / "trained"
+    log = run / "train.log"
+    mark = run / "trained"
     if not mark.exists():
         status = await programs.run(command, log)
         if status in (DIVERGED, STUCK):
@@ -118,7 +119,8 @@ async def translate(cell: Cell, run: Path, programs: Programs, data: Path, pair:
         sys.executable, "-m", "fairseq_cli.generate", str(data), "--user-dir", "deepnet_fairseq",
         "--path", str(run / "checkpoint_last.pt"), *shlex.split(flags), "--cpu",
     ]  # fmt: skip
-    generated, log = run / "generated.txt", run / "generate.log"
+    generated = run / "generated.txt"
+    log = run / "generate.log"
     if await programs.run(command, log, generated):
         raise Failed(f"{cell.name}: fairseq-generate failed; whole log: {log}")
 

@@ -108,7 +108,8 @@ def measured_with(records: list[dict]) -> str:
 
 def sections() -> dict[str, str]:
     """Render the marked sections of README.md by name; one without records is empty."""
-    widths, runs = read("records.jsonl"), read("quickstart.jsonl")
+    widths = read("records.jsonl")
+    runs = read("quickstart.jsonl")
     return {
         "widths": f"{by_width(widths)}\n\n{measured_with(widths)}" if widths else "",
         "quickstart": quickstart(runs) if runs else "",

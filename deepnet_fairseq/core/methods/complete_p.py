@@ -62,7 +62,8 @@ class CompleteP(Method):
 
     def coefficients(self, stack):
         """Return the factors on branches, and on Adam's learning rate and eps for the parameters of layers."""
-        m, a = self.depth(stack) / self.base_depth, self.exponent
+        m = self.depth(stack) / self.base_depth
+        a = self.exponent
         return {"branch": m**-a, "lr": m ** (a - 1), "adam_eps": m**-a}
 
     def constants(self, stack):

@@ -107,7 +107,9 @@ class WeightedSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, y: Tensor, weight: Tensor, history: History, row: int, reach: Reach) -> Tensor:
         ctx.save_for_backward(weight)
-        ctx.history, ctx.row, ctx.reach = history, row, reach
+        ctx.history = history
+        ctx.row = row
+        ctx.reach = reach
         history.rows[row].view(y.shape).copy_(y)
         if not reach.has_sum(row):
             return y.view_as(y)

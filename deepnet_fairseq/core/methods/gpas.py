@@ -29,7 +29,8 @@ class Shrink(FullPrecision, Residual):
 
     def __init__(self, g: nn.Parameter, gradient_clip: float = 0.0):
         super().__init__()
-        self.g, self.gradient_clip = g, gradient_clip
+        self.g = g
+        self.gradient_clip = gradient_clip
 
     def forward(self, x, f):
         return multiply(x + f, 1 - F.silu(self.g), straight=True)

@@ -23,7 +23,8 @@ class Gate(FullPrecision, Residual):
 
     def __init__(self, a: nn.Parameter, widen: bool):
         super().__init__()
-        self.a, self.widen = a, widen
+        self.a = a
+        self.widen = widen
 
     def forward(self, x, f):
         y = torch.addcmul(x.to(self.a.dtype), f.to(self.a.dtype), self.a)

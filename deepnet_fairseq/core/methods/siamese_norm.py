@@ -32,7 +32,8 @@ class StreamMerge(nn.Module):
 
     def __init__(self, dim: int):
         super().__init__()
-        self.inner, self.outer = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.inner = nn.LayerNorm(dim)
+        self.outer = nn.LayerNorm(dim)
 
     def forward(self, streams):
         x, y = streams.chunk(2, -1)

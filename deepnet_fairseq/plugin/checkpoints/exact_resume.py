@@ -46,7 +46,8 @@ def log_averages(trainer, epoch: int, values: dict[str, float]) -> None:
 
     values: the averages of that epoch, as `averages` returned them when it was saved.
     """
-    common, updates = trainer.cfg.common, trainer.get_num_updates()
+    common = trainer.cfg.common
+    updates = trainer.get_num_updates()
     bar = progress_bar.progress_bar(
         [],
         log_format=common.log_format,

@@ -26,7 +26,8 @@ def load_model_ensemble_and_task(original, filenames, arg_overrides=None, task=N
 
     An error of one of the models then names its file. Returns (models, the last one's config, task).
     """
-    models, cfg = [], None
+    models = []
+    cfg = None
     for filename in filenames:
         with naming_file(filename):
             loaded, cfg, task = original([filename], arg_overrides, task, *args, **kwargs)

@@ -246,7 +246,9 @@ class GraphedStep:
         self.prepared = True
         gc.collect()
         self.memory_before = self.device.memory()
-        self.model, self.criterion, self.optimizer = model, criterion, optimizer
+        self.model = model
+        self.criterion = criterion
+        self.optimizer = optimizer
         self.modules = [*submodules(model), *criterion.modules()]
         if any(has_hooks(module) for module in self.modules):
             self._give_up("a hook wants to be called in each pass")
@@ -274,7 +276,8 @@ class GraphedStep:
             # would wait for their number
             criterion.masks_padding = True
 
-        rows, lengths = self.pending_shapes[:, :1], self.pending_shapes[:, 1:]
+        rows = self.pending_shapes[:, :1]
+        lengths = self.pending_shapes[:, 1:]
         self.kernels_in_graphs = self.device.faster_kernels(int((rows * lengths).max()))
         largest_shape = self.pending_shapes[shapes.positions(self.pending_shapes).argmax()]
         largest = self._static_batch(sample, tuple(largest_shape))

@@ -82,10 +82,12 @@ class Translation(Judge):
                 directions = ",".join(self.corpus.directions_of(subset))
                 out = ["--directions", directions, "--out", str(run / "generated" / subset)]
                 command = ["deepnet", "generate", *words, *self.corpus.task, *out]
-                result, log = run / f"generated.{subset}", run / f"generate.{subset}.log"
+                result = run / f"generated.{subset}"
+                log = run / f"generate.{subset}.log"
             else:
                 command = ["fairseq-generate", *words]
-                result, log = run / "generated.txt", run / "generate.log"
+                result = run / "generated.txt"
+                log = run / "generate.log"
             evaluations.append(Evaluation("translating with", command, result, log))
         return evaluations
 

@@ -80,7 +80,8 @@ def warn_of_other_batches(setting: Setting) -> None:
         return
     for row in setting.rows():
         facts = setting.facts(row)
-        mine, papers = facts["batch_tokens"], facts.get("paper_batch_tokens")
+        mine = facts["batch_tokens"]
+        papers = facts.get("paper_batch_tokens")
         if papers is not None and mine != papers:
             differs = f"an update has {mine:,} tokens, the paper's {papers:,}"
             print(f"deepnet: warning: {row.name}: {differs}; the report says so", file=sys.stderr)
@@ -280,7 +281,8 @@ class Work:
 
     async def _remove_needless(self, run: RunFolder, place: Mapping[str, str]) -> None:
         """Remove the optimiser's state from the last checkpoint, and all other checkpoints but averaged.pt."""
-        averaged, weights = run / "averaged.pt", run / "last_weights.pt"
+        averaged = run / "averaged.pt"
+        weights = run / "last_weights.pt"
         if run.last_checkpoint.exists():
             averaged_is_last = averaged.exists() and averaged.samefile(run.last_checkpoint)
             await self._write_mean([run.last_checkpoint], weights, run, place)

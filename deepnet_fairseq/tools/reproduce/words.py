@@ -68,7 +68,8 @@ def differing_flag(before: Sequence[str], now: Sequence[str]) -> str | None:
     for flag in {**old, **new}:
         if flag in WITHOUT_EFFECT:
             continue
-        one, other = old.get(flag), new.get(flag)
+        one = old.get(flag)
+        other = new.get(flag)
         if flag == "--optimizer" and one in EQUAL_OPTIMIZERS and other in EQUAL_OPTIMIZERS:
             continue
         if flag == "--user-dir" and one and other and Path(one).name == Path(other).name:
