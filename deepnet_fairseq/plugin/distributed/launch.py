@@ -146,8 +146,8 @@ def _spawn(cfg, main, prepare, kwargs: dict, on_cpu: bool) -> None:
                 sys.exit(mistake)
             raise UserError(mistake) from None
         if error.signal_name:
-            ended = f"process {error.error_index} of {processes} was ended by {error.signal_name}"
-            raise UserError(f"{ended}; {_advice_to_resume(cfg)}") from None
+            lost = f"process {error.error_index} of {processes}"
+            raise UserError(lost, f"was ended by {error.signal_name}; {_advice_to_resume(cfg)}") from None
         sys.exit(error.exit_code if error.exit_code > 0 else 1)
     finally:
         for kind, handler in handlers_before.items():
