@@ -12,15 +12,13 @@ import torch
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from tqdm import tqdm
 
-from deepnet_fairseq.data.language import make_corpus, write_corpus
-from deepnet_fairseq.data.parallel_text import prepare_text
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.threads import torch_threads
 from deepnet_fairseq.user_dir import import_user_dir
 
+from .support.corpora import make_data
 from .support.helpers import USER_DIR, run_cold
 
-SPLITS = ("train", "valid", "test")
 TRAIN_FLAGS = (
     "--user-dir", USER_DIR, "--cpu", "--optimizer", "adam", "--lr", "2e-3", "--lr-scheduler", "inverse_sqrt",
     "--warmup-updates", "10", "--warmup-init-lr", "1e-7", "--criterion", "label_smoothed_cross_entropy",
@@ -112,18 +110,10 @@ def pytest_collection_modifyitems(config, items) -> None:
             item.add_marker(pytest.mark.timeout(0))
 
 
-def make_data(folder, test: int):
-    """Write a binarised corpus of 400 training pairs, 20 validation pairs and `test` test pairs; return its folder."""
-    write_corpus(make_corpus({"train": 400, "valid": 20, "test": test}, nouns=20, verbs=10), folder / "text")
-    prefixes = {split: str(folder / "text" / split) for split in SPLITS}
-    prepare_text(("qaa", "qab"), prefixes, folder / "bin", vocab=150)
-    return folder / "bin"
-
-
 @pytest.fixture(scope="session")
 def data(tmp_path_factory):
     """Provide a folder of binarised qaa-qab data, with the plain text in text/ beside it."""
-    return make_data(tmp_path_factory.mktemp("corpus"), test=20)
+    return make_data(tmp_path_factory.mktemp("corpus"), {"train": 400, "valid": 20, "test": 20})
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,5 @@
 """Tests of the core without fairseq: torch alone builds, trains and decodes, with the results it has in fairseq."""
 
-import importlib.util
 import json
 import re
 
@@ -15,11 +14,10 @@ from deepnet_fairseq.plugin.building import build as plugin_build
 from ..support.decoded import fairseq_hypotheses, source_sentences
 from ..support.errors import refused
 from ..support.helpers import EOS, PAD, ROOT, VOCAB, run_cold
+from ..support.programs import import_program
 from ..support.single_stacks import EVERY, batch, inputs, noisy_model, scores, sizes, small
 
-_spec = importlib.util.spec_from_file_location("torch_alone", ROOT / "results" / "torch_alone" / "run.py")
-torch_alone = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(torch_alone)
+torch_alone = import_program(ROOT / "results" / "torch_alone" / "run.py")
 
 USE_EVERYTHING = """
 import importlib, pkgutil, sys

@@ -14,14 +14,14 @@ from ..support import single_stacks
 from ..support.helpers import batch, logits, small
 
 
-def model_of_method(kind, method, **options):
+def three_layers_of(kind, method, **options):
     """Build a model of three layers a stack in evaluation mode."""
     return single_stacks.small(kind, 3, method=method, **options)
 
 
 def with_the_weights_of(model, kind, method):
     """Build a model of another method with the weights of `model`, as far as it has them."""
-    other = model_of_method(kind, method)
+    other = three_layers_of(kind, method)
     state = model.state_dict()
     other.load_state_dict({key: state[key] for key in other.state_dict()})
     return other
@@ -99,7 +99,7 @@ CASES = [
 def test_a_neutral_method_is_the_one_it_extends_bit_for_bit(kind, pair):
     """Scores and gradients are equal."""
     method, options, neutralise, base = PAIRS[pair]
-    model = model_of_method(kind, method, **options)
+    model = three_layers_of(kind, method, **options)
     neutralise(model)
     other = with_the_weights_of(model, kind, base)
 

@@ -46,7 +46,7 @@ OUR_DEFAULTS = {  # for roberta, which has others
 }  # fmt: skip
 
 
-def cases():
+def models_to_compare():
     """Yield kind, method, layers and flags: every method at 18 layers, and every variant with one method, in turn."""
     for kind in EVERY:
         for method in METHODS:
@@ -56,7 +56,7 @@ def cases():
             yield kind, list(METHODS)[number % 2], 2, fields
 
 
-CASES = list(cases())
+CASES = list(models_to_compare())
 NAMES = ["-".join([kind, method, *fields]) for kind, method, _, fields in CASES]
 UNREAD = {"version", "embed_positions._float_tensor"}  # entries of fairseq's state dicts that no code reads
 

@@ -17,7 +17,7 @@ from ..support.helpers import VOCAB
 from ..support.single_stacks import disturb, inputs, scores, sizes, small
 
 
-def core_model(kind=MODEL_NAME, **fields):
+def noisy_core_model(kind=MODEL_NAME, **fields):
     """Build a model by the core with noise on its parameters, after 7 updates."""
     torch.manual_seed(0)
     model = disturb(build(kind, VOCAB, **(sizes(kind, 2) | fields)))
@@ -37,7 +37,7 @@ every_method_and_precision = pytest.mark.parametrize(
 @every_method_and_precision
 def test_precision_and_shared_matrices_come_back(method, dtype, tmp_path):
     """So do admin's omegas, which stay float32 in half precision."""
-    model = core_model(method=method, share_all_embeddings=True).to(dtype)
+    model = noisy_core_model(method=method, share_all_embeddings=True).to(dtype)
 
     save(model, tmp_path / "model.pt")
     loaded = load(tmp_path / "model.pt")
@@ -51,7 +51,7 @@ def test_precision_and_shared_matrices_come_back(method, dtype, tmp_path):
 @pytest.mark.parametrize("again", [lambda model, path: load(path), lambda model, path: copy.deepcopy(model)],
                          ids=["loaded", "copied"])  # fmt: skip
 def test_loaded_and_copied_models_can_be_saved(again, method, dtype, tmp_path):
-    model = core_model(method=method, share_all_embeddings=True).to(dtype)
+    model = noisy_core_model(method=method, share_all_embeddings=True).to(dtype)
     first = str(tmp_path / "first.pt")
     second = str(tmp_path / "second.pt")
     save(model, first)
@@ -64,7 +64,7 @@ def test_loaded_and_copied_models_can_be_saved(again, method, dtype, tmp_path):
 def test_the_file_is_plain_data_and_its_weights_fit_fairseqs_model(tmp_path):
     options = {"method": "branchnorm", "branchnorm_updates": 9}
 
-    save(core_model(**options), tmp_path / "model.pt")
+    save(noisy_core_model(**options), tmp_path / "model.pt")
 
     content = torch.load(tmp_path / "model.pt", weights_only=True)
     weights = content.pop("model")
@@ -80,14 +80,14 @@ def test_the_file_is_plain_data_and_its_weights_fit_fairseqs_model(tmp_path):
 @pytest.fixture
 def saved_bytes(tmp_path):
     """Provide the bytes of a saved model."""
-    save(core_model(), tmp_path / "whole.pt")
+    save(noisy_core_model(), tmp_path / "whole.pt")
     return (tmp_path / "whole.pt").read_bytes()
 
 
 @pytest.fixture
 def saved_content(tmp_path):
     """Provide the entries of a saved model."""
-    save(core_model(), tmp_path / "whole.pt")
+    save(noisy_core_model(), tmp_path / "whole.pt")
     return torch.load(tmp_path / "whole.pt", weights_only=True)
 
 
@@ -185,7 +185,7 @@ def test_a_file_that_lacks_an_entry_is_refused(entry, saved_content, path):
 
 
 def pruned_model():
-    model = core_model(LM)
+    model = noisy_core_model(LM)
     del model.decoder.layers[1]
     return model
 
@@ -204,7 +204,7 @@ def test_a_model_that_load_could_not_make_again_is_not_saved(other_model, path, 
 
 
 def test_a_model_built_from_a_tensor_is_not_saved(path, tmp_path):
-    model = core_model(LM, max_target_positions=9)
+    model = noisy_core_model(LM, max_target_positions=9)
     model.built_from.fields["max_target_positions"] = torch.tensor(9)
 
     with refused(path) as caught:
@@ -216,14 +216,14 @@ def test_a_model_built_from_a_tensor_is_not_saved(path, tmp_path):
 
 def test_a_model_is_not_saved_as_a_folder(tmp_path):
     with refused(tmp_path):
-        save(core_model(LM), tmp_path)
+        save(noisy_core_model(LM), tmp_path)
 
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_model_is_not_saved_into_a_folder_that_does_not_exist(tmp_path):
     with refused(tmp_path / "none"):
-        save(core_model(LM), tmp_path / "none" / "model.pt")
+        save(noisy_core_model(LM), tmp_path / "none" / "model.pt")
 
     assert list(tmp_path.iterdir()) == []
 
@@ -234,7 +234,7 @@ def test_a_model_is_not_saved_into_a_folder_that_does_not_exist(tmp_path):
     ids=["disk full", "interrupted"],
 )
 def test_a_file_is_written_whole_or_stays_as_it_was(error, raised, tmp_path, path, monkeypatch):
-    model = core_model()
+    model = noisy_core_model()
     save(model, path)
 
     def write_half(content, part):
@@ -243,7 +243,7 @@ def test_a_file_is_written_whole_or_stays_as_it_was(error, raised, tmp_path, pat
 
     monkeypatch.setattr(torch, "save", write_half)
     with pytest.raises(raised):
-        save(core_model(method="pre_ln"), path)
+        save(noisy_core_model(method="pre_ln"), path)
 
     assert list(tmp_path.iterdir()) == [path]
     assert load(path).built_from == model.built_from

@@ -434,7 +434,7 @@ def remove(*names):
     return spoil
 
 
-def overwrite(name, content):
+def writer_of(name, content):
     """Return a function that writes a file of a folder."""
     return lambda folder: (folder / name).write_bytes(content)
 
@@ -442,10 +442,10 @@ def overwrite(name, content):
 SPOILED = {  # what is wrong -> how to spoil the text, what the refusal is about, what else it names
     "one side is missing": (remove("train.en"), "train.en", []),
     "both sides are missing": (remove("valid.de", "valid.en"), "--from", ["valid.de", "valid.en"]),
-    "unequal sides": (overwrite("test.old.de", b"a\nb\n"), "test.old.de has 2 ", ["test.old.en has 30 "]),
-    "text in pieces": (overwrite("test.de", b"a@@ b\n" * 30), "test.de, line 1", []),
-    "codes of other bytes": (overwrite("codes", b"#version: 0.2\na \xff\n"), "codes, line 2", []),
-    "a dictionary without codes": (overwrite("dict.txt", b"a 1\n"), "dict.txt", ["codes"]),
+    "unequal sides": (writer_of("test.old.de", b"a\nb\n"), "test.old.de has 2 ", ["test.old.en has 30 "]),
+    "text in pieces": (writer_of("test.de", b"a@@ b\n" * 30), "test.de, line 1", []),
+    "codes of other bytes": (writer_of("codes", b"#version: 0.2\na \xff\n"), "codes, line 2", []),
+    "a dictionary without codes": (writer_of("dict.txt", b"a 1\n"), "dict.txt", ["codes"]),
 }
 
 

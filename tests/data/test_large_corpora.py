@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import os
 import re
@@ -38,6 +37,7 @@ from ..support.errors import refused
 from ..support.helpers import ROOT
 from ..support.pipes import filled_pipes
 from ..support.prepared import files_in
+from ..support.programs import import_program
 
 LANGS = ("qaa", "qab")
 SENTENCE_PAIRS = {"train": 3000, "valid": 40, "test": 60}
@@ -68,11 +68,7 @@ def prepared_folder(text_prefixes, tmp_path_factory):
 @pytest.fixture(scope="module")
 def measure():
     """Provide results/corpora/measure.py, which measures what docs/corpora.md tells."""
-    path = ROOT / "results" / "corpora" / "measure.py"
-    spec = importlib.util.spec_from_file_location("measure", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return import_program(ROOT / "results" / "corpora" / "measure.py")
 
 
 def sentences_of(prefix, lang):

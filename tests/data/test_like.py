@@ -18,7 +18,7 @@ from deepnet_fairseq.tools.export.huggingface import write_huggingface
 from deepnet_fairseq.tools.export.served import serve
 from deepnet_fairseq.tools.export.transformer import fold_checkpoint
 
-from ..conftest import SPLITS
+from ..support.corpora import SPLITS
 from ..support.errors import assert_refused, refused
 from ..support.prepared_again import copy_data, longer, renamed, reordered, save_start, trainer_of
 

@@ -11,14 +11,14 @@ from collections import Counter
 
 import pytest
 from fairseq import options, tasks
-from fairseq.data import Dictionary, data_utils
+from fairseq.data import data_utils
 from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
 
 from deepnet_fairseq.data import lm_text
 
 from ..support.errors import assert_refused, refused
 from ..support.loopback import serve
-from ..support.plain_text import DOCUMENT, MERGES, SIZES, VOCAB, a_texts, prepare, write_gpt2  # noqa: F401
+from ..support.plain_text import DOCUMENT, MERGES, SIZES, VOCAB, a_texts, dictionary_of, prepare, write_gpt2  # noqa: F401
 
 SPECIAL = 4  # symbols of fairseq that a dictionary's file does not list
 KINDS = ("sentencepiece_data", "gpt2_data")
@@ -36,10 +36,6 @@ def gpt2_data(texts, tmp_path_factory):
     encoder, merges = write_gpt2(folder)
     flags = ("--bpe", "gpt2", "--encoder-json", encoder, "--vocab-bpe", merges)
     return prepare(texts, folder / "bin", *flags)
-
-
-def dictionary_of(data):
-    return Dictionary.load(str(data / "dict.txt"))
 
 
 def symbols_of(data, split):

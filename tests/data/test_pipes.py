@@ -12,7 +12,7 @@ from deepnet_fairseq.study.scoring.paired import significance
 from deepnet_fairseq.study.scoring.scores import score
 from deepnet_fairseq.tools.verify.reading import read_names
 
-from ..conftest import SPLITS
+from ..support.corpora import SPLITS
 from ..support.errors import assert_refused, refused
 from ..support.pipes import fill_pipe, filled_pipes
 from ..support.translated import random_sentences, with_wrong_words, write_generated

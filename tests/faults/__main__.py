@@ -15,7 +15,8 @@ from pathlib import Path
 import torch
 from tabulate import tabulate
 
-from .campaign import COUNTED, KINDS, Campaign, make_data
+from ..support.corpora import make_data
+from .campaign import COUNTED, KINDS, SIZES, Campaign
 from .life import PHASES
 from .states import Lost
 
@@ -37,7 +38,7 @@ def run_campaigns(given: argparse.Namespace, folder: Path) -> dict[str, Counter]
 
     The kills are shared out, and the first campaigns get those that are left over.
     """
-    data = make_data(folder)
+    data = make_data(folder, SIZES)
     chance = random.Random(given.seed)
     kills_of_each, left_over = divmod(given.kills, len(given.kinds))
     tallies = {}

@@ -11,9 +11,6 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from deepnet_fairseq.data.language import make_corpus, write_corpus
-from deepnet_fairseq.data.parallel_text import prepare_text
-
 from ..support.lives import rows
 from . import states
 from .life import FAILED, FLAGS, SAVES, Life, children, phase, saved
@@ -22,7 +19,7 @@ from .states import Lost
 PATIENCE = 60  # seconds for a rank to notice that another has ended, and for a training to end
 SECONDS_AN_UPDATE = 4  # at most, of an undisturbed training
 LAST = "checkpoint_last.pt"
-SPLITS = {"train": 100, "valid": 10, "test": 10}
+SIZES = {"train": 100, "valid": 10, "test": 10}  # sentence pairs: about 15 batches an epoch
 SOON = ("--heartbeat-timeout", "15")
 COUNTED = ("resumes", "full disks", "failed saves", "survivors ended")  # beside kills by phase, and trainings
 
@@ -47,14 +44,6 @@ KINDS = {
     "loaders": Kind(1, ("--optimizer", "adam", "--num-workers", "2"), "a loader"),
     "launcher": Kind(2, ("--optimizer", "deepnet_adam", *SOON), "the launcher"),
 }
-
-
-def make_data(folder: Path) -> Path:
-    """Write binarised qaa-qab text of about 15 batches an epoch; return its folder."""
-    write_corpus(make_corpus(SPLITS, nouns=20, verbs=10), folder / "text")
-    prefixes = {split: str(folder / "text" / split) for split in SPLITS}
-    prepare_text(("qaa", "qab"), prefixes, folder / "bin", vocab=150)
-    return folder / "bin"
 
 
 def words_of(data: Path, updates: int, folder: Path, more: tuple) -> list[str]:

@@ -1,6 +1,5 @@
 """Tests of the pages of the depth study and of the check: tables against numbers by hand and against records."""
 
-import importlib.util
 import math
 import re
 import subprocess
@@ -9,21 +8,15 @@ import sys
 import pytest
 
 from ..support.helpers import ROOT
+from ..support.programs import import_program
 
 JUDGE = ROOT / "results" / "check" / "judge.py"
 RENDER = ROOT / "results" / "depth_study" / "render.py"
 
 
-def load(script):
-    spec = importlib.util.spec_from_file_location(script.parent.name, script)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def render():
-    return load(RENDER)
+    return import_program(RENDER)
 
 
 def training(method, layers, rate, loss, seed=1, updates=500, **parts):
@@ -91,6 +84,6 @@ def test_the_check_s_warnings_of_failures_and_false_alarms_are_counted_by_record
         judged("b", "stable", failed=True),
     ]
 
-    rows = load(JUDGE).counts(records).splitlines()[2:]
+    rows = import_program(JUDGE).counts(records).splitlines()[2:]
 
     assert rows == ["| a | 2 of 3 | 1 of 2 |", "| b | 0 of 1 | 0 of 0 |", "| all | 2 of 4 | 1 of 2 |"]

@@ -15,7 +15,7 @@ from fairseq.file_io import PathManager
 from deepnet_fairseq.plugin.checkpoints import atomic, reading
 from deepnet_fairseq.plugin.checkpoints.saving import on_cpu
 
-from ..support.broken import contents
+from ..support.broken import contents, flip_a_bit
 from ..support.errors import refused
 
 NO_SUFFIX = ""  # of --checkpoint-suffix
@@ -217,12 +217,6 @@ UPDATES = {
     "checkpoint_best.pt": 5,
     "checkpoint.best_loss_1.5.pt": 3,
 }
-
-
-def flip_a_bit(path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 @pytest.fixture

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from ..faults import states
-from ..faults.campaign import LAST, make_data, words_of
+from ..faults.campaign import LAST, SIZES, words_of
 from ..faults.life import saved
+from ..support.corpora import make_data
 from ..support.helpers import run
 
 HEARTBEAT = 5  # seconds, --heartbeat-timeout
@@ -95,7 +96,7 @@ def wait_for_line(processes: list[subprocess.Popen], log: Path, words: str) -> N
 @pytest.mark.skipif(not shutil.which("nsenter") or not shutil.which("ip"), reason="no tools for network namespaces")
 def test_hosts_cut_off_from_each_other_stop_in_time_and_resume(hosts, tmp_path):
     """Hosts that lose each other stop with one line; rejoined and restarted, they end as an undisturbed training."""
-    data = make_data(tmp_path)
+    data = make_data(tmp_path, SIZES)
     folder = tmp_path / "cut"
     flags_of_all = ("--optimizer", "adam", "--heartbeat-timeout", HEARTBEAT)
     flags = words_of(data, UPDATES, folder, flags_of_all)

@@ -64,7 +64,7 @@ def tiny_model(layers: int) -> tuple[str, ...]:
     return ("--arch", "deepnet_transformer_tiny", f"--encoder-layers={layers}", f"--decoder-layers={layers}")
 
 
-def flags_of(method: str) -> tuple[str, ...]:
+def flags_of_training(method: str) -> tuple[str, ...]:
     """Return the flags of a training by one of EVERY_METHOD, which may have flags after its name."""
     name, *modifiers = method.split()
     return (*DEFAULT, "--method", name, *modifiers, *get_method(name).train_flags)
@@ -98,7 +98,7 @@ def test_the_plan_counts_the_launches_of_an_update(default_update):
 )
 def test_an_update_by_graphs_has_few_launches_and_one_wait(gpu, method):
     """An update is graphs and at most 30 launches; it waits once, for the norm, and a graph can hold its passes."""
-    inside, outside, waits, reason = gpu(fake_graphs.update, (*tiny_model(2), *flags_of(method)), BATCH)
+    inside, outside, waits, reason = gpu(fake_graphs.update, (*tiny_model(2), *flags_of_training(method)), BATCH)
 
     assert reason is None  # not to use graphs
     assert inside > 100
@@ -114,7 +114,7 @@ def test_every_further_layer_costs_the_same_launches(gpu, method):
     """Every further layer costs as many launches as the one before, at most COST, and no synchronisation."""
     launches = {}
     for layers in (3, 4, 5):
-        record = gpu(train, (*tiny_model(layers), *flags_of(method)), BATCH)
+        record = gpu(train, (*tiny_model(layers), *flags_of_training(method)), BATCH)
         assert record.mismatches == []
         assert waits_in_passes(record) == set()
         launches[layers] = record.launches("forward", "backward")

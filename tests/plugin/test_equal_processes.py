@@ -44,7 +44,7 @@ def train(folder, words, processes: int, updates: int) -> Trained:
     return Trained([float(row["loss"]) for row in rows], state)
 
 
-def train_translator(folder, data, method: str, *flags, processes: int, updates: int = UPDATES) -> Trained:
+def train_translator_on(folder, data, method: str, *flags, processes: int, updates: int = UPDATES) -> Trained:
     """Train as `train` does, by updates of four batches each, however many processes there are."""
     update_freq = ("--update-freq", BATCHES_AN_UPDATE // processes)
     words = (*TRAIN_FLAGS, *MODEL, "--method", method, *METHODS[method].train_flags, *update_freq, *flags)
@@ -56,7 +56,7 @@ def train_alone(data, tmp_path_factory):
     """Provide a function method -> training on one process, made once."""
 
     def train_once(method: str) -> Trained:
-        return train_translator(tmp_path_factory.mktemp("alone"), data, method, processes=1)
+        return train_translator_on(tmp_path_factory.mktemp("alone"), data, method, processes=1)
 
     return cache(train_once)
 
@@ -106,7 +106,7 @@ def test_several_processes_train_the_model_of_one(train_alone, processes, method
     """Losses, weights and optimiser state after 12 float32 updates are those of one process, up to summation order."""
     one = train_alone(method)
 
-    several = train_translator(tmp_path, data, method, *MODES[mode], *recomputing, processes=processes)
+    several = train_translator_on(tmp_path, data, method, *MODES[mode], *recomputing, processes=processes)
 
     assert one.losses[-1] < 0.97 * one.losses[0]
     assert_same_losses(several.losses, one.losses)
@@ -125,8 +125,8 @@ def test_a_training_resumes_on_another_number_of_processes(
     train_alone, processes, mode, later_processes, later_mode, data, tmp_path
 ):
     """A training resumes on another number of processes in another mode: 5 and 7 updates equal 12."""
-    first = train_translator(tmp_path, data, "rezero", *MODES[mode], processes=processes, updates=5)
-    both = train_translator(tmp_path, data, "rezero", *MODES[later_mode], processes=later_processes)
+    first = train_translator_on(tmp_path, data, "rezero", *MODES[mode], processes=processes, updates=5)
+    both = train_translator_on(tmp_path, data, "rezero", *MODES[later_mode], processes=later_processes)
 
     one = train_alone("rezero")
     assert len(first.losses) == 5
@@ -145,8 +145,8 @@ def test_two_processes_in_half_precision_train_the_model_of_one(precision, mode,
     """Losses in half precision are those of float32, and weights those of one process."""
     in_float32 = train_alone("dlcl")
 
-    one = train_translator(tmp_path / "one", data, "dlcl", precision, processes=1)
-    two = train_translator(tmp_path / "two", data, "dlcl", precision, *MODES[mode], processes=2)
+    one = train_translator_on(tmp_path / "one", data, "dlcl", precision, processes=1)
+    two = train_translator_on(tmp_path / "two", data, "dlcl", precision, *MODES[mode], processes=2)
 
     assert_same_losses(one.losses, in_float32.losses)
     assert_same_losses(two.losses, in_float32.losses)
@@ -170,9 +170,9 @@ def test_two_processes_in_half_precision_train_the_model_of_one(precision, mode,
 def test_a_training_on_two_processes_resumes_bit_for_bit(precision, mode, data, tmp_path):
     """A training on two processes resumes bit for bit: 3 and 3 updates equal 6 in weights and optimiser state."""
     flags = (*precision, *MODES[mode])
-    at_once = train_translator(tmp_path / "at once", data, "dlcl", *flags, processes=2, updates=6)
-    train_translator(tmp_path / "in two", data, "dlcl", *flags, processes=2, updates=3)
-    in_two = train_translator(tmp_path / "in two", data, "dlcl", *flags, processes=2, updates=6)
+    at_once = train_translator_on(tmp_path / "at once", data, "dlcl", *flags, processes=2, updates=6)
+    train_translator_on(tmp_path / "in two", data, "dlcl", *flags, processes=2, updates=3)
+    in_two = train_translator_on(tmp_path / "in two", data, "dlcl", *flags, processes=2, updates=6)
 
     compared = ("model", "last_optimizer_state", "optimizer_history")
     state = {key: in_two.state[key] for key in compared}
@@ -213,7 +213,7 @@ def text(tmp_path_factory):
     return make_text(tmp_path_factory.mktemp("text"))
 
 
-def train_language_model(folder, text, kind: str, *flags, processes: int) -> Trained:
+def train_language_model_on(folder, text, kind: str, *flags, processes: int) -> Trained:
     """Train by updates of two batches each."""
     update_freq = ("--update-freq", 2 // processes)
     words = (*FLAGS, *KINDS[kind], "--disable-validation", *update_freq, *flags)
@@ -233,8 +233,8 @@ def test_two_processes_train_the_language_model_of_one(kind, mode, text, tmp_pat
     """Language models on two processes have the losses, weights and moments of one, with the same masked tokens."""
     criterion = ("--criterion", "chunked_cross_entropy") if (kind, mode) == ("causal", "ddp") else ()
 
-    one = train_language_model(tmp_path / "one", text, kind, *criterion, processes=1)
-    two = train_language_model(tmp_path / "two", text, kind, *MODES[mode], *criterion, processes=2)
+    one = train_language_model_on(tmp_path / "one", text, kind, *criterion, processes=1)
+    two = train_language_model_on(tmp_path / "two", text, kind, *MODES[mode], *criterion, processes=2)
 
     assert one.losses[-1] < one.losses[0]
     assert_same_losses(two.losses, one.losses)

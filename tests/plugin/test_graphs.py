@@ -111,7 +111,7 @@ def note_norms(trainer) -> list[torch.Tensor]:
     return norms
 
 
-def train_translator(
+def train_translator_in_process(
     *flags, device=None, updates=UPDATES, batches_an_update=1, padded_by=None, most_shapes=SHAPES, on_gpu=False
 ) -> TrainingRun:
     """Train a small translator, without graphs unless a device is given.
@@ -157,13 +157,13 @@ def padded_copy(sample: dict, graphs: GraphedStep) -> dict:
 
 def assert_graphs_change_no_bit(*flags, device=None, **options) -> GraphedStep:
     """Compare a training by graphs, recorded ones by default, with one without graphs on the same padded batches."""
-    by_graphs = train_translator(*flags, device=device or RecordedDevice(), **options)
+    by_graphs = train_translator_in_process(*flags, device=device or RecordedDevice(), **options)
     graphs = by_graphs.trainer.task.graphs
     assert graphs.obstacle is None
     assert graphs.served >= UPDATES
     assert graphs.unserved == 0
 
-    plain = train_translator(*flags, padded_by=graphs, **options)
+    plain = train_translator_in_process(*flags, padded_by=graphs, **options)
     assert by_graphs.losses == plain.losses
     assert by_graphs.norms == plain.norms
     for name, weight in plain.weights.items():
@@ -220,7 +220,7 @@ def test_each_of_the_allowed_shapes_gets_a_graph():
 def test_batches_with_and_without_a_graph_add_up_in_an_update(without_graph, monkeypatch):
     """Whichever of an update's three batches no graph serves, the losses are those of a plain training."""
     three_each = {"batches_an_update": 3, "updates": 6}
-    plain = train_translator(**three_each)
+    plain = train_translator_in_process(**three_each)
     original = GraphedStep.step
     calls = itertools.count()
 
@@ -230,14 +230,14 @@ def test_batches_with_and_without_a_graph_add_up_in_an_update(without_graph, mon
         return original(self, *args, **kwargs)
 
     monkeypatch.setattr(GraphedStep, "step", step_of_two_in_three)
-    mixed = train_translator(device=RecordedDevice(), **three_each)
+    mixed = train_translator_in_process(device=RecordedDevice(), **three_each)
 
     assert mixed.losses == pytest.approx(plain.losses, abs=ROUNDING)
 
 
 def test_each_replay_draws_dropout_from_the_present_seed():
     """Replays of one batch at one update's seed differ from those at another's, and repeat at the same."""
-    trainer = train_translator("--dropout=0.3", device=RecordedDevice(), updates=2).trainer
+    trainer = train_translator_in_process("--dropout=0.3", device=RecordedDevice(), updates=2).trainer
     sample = trainer.samples[0]
 
     def loss_with_seed(seed):
@@ -253,9 +253,9 @@ def test_each_replay_draws_dropout_from_the_present_seed():
 
 
 def test_dropout_is_that_of_the_eager_step():
-    by_graphs = train_translator("--dropout=0.1", device=RecordedDevice())
+    by_graphs = train_translator_in_process("--dropout=0.1", device=RecordedDevice())
 
-    plain = train_translator("--dropout=0.1", padded_by=by_graphs.trainer.task.graphs)
+    plain = train_translator_in_process("--dropout=0.1", padded_by=by_graphs.trainer.task.graphs)
 
     assert by_graphs.losses == plain.losses
     assert by_graphs.norms == plain.norms
@@ -271,18 +271,18 @@ def test_dropout_is_that_of_the_eager_step():
     ids=" ".join,
 )
 def test_padding_changes_no_loss_and_no_gradient(flags):
-    by_graphs = train_translator(*flags, device=RecordedDevice(), updates=3, most_shapes=2)
+    by_graphs = train_translator_in_process(*flags, device=RecordedDevice(), updates=3, most_shapes=2)
 
-    plain = train_translator(*flags, updates=3)
+    plain = train_translator_in_process(*flags, updates=3)
 
     assert by_graphs.losses == pytest.approx(plain.losses, abs=ROUNDING)
     assert by_graphs.norms == pytest.approx(plain.norms, rel=1e-3)
 
 
 def test_a_loss_that_reads_numbers_trains_as_without_graphs():
-    with_device = train_translator("--report-accuracy", device=RecordedDevice(), updates=3)
+    with_device = train_translator_in_process("--report-accuracy", device=RecordedDevice(), updates=3)
 
-    plain = train_translator("--report-accuracy", updates=3)
+    plain = train_translator_in_process("--report-accuracy", updates=3)
 
     assert "label_smoothed_cross_entropy.py" in with_device.trainer.graphs.obstacle
     assert with_device.losses == plain.losses
@@ -329,20 +329,20 @@ def test_memory_that_ends_leaves_fewer_graphs():
     """Shapes without a graph go into larger ones; the training is whole and its losses are those of a plain one."""
     device = RecordedDevice(free=(*[ENOUGH_MEMORY] * 5, 0))
 
-    by_graphs = train_translator(device=device, updates=6)
+    by_graphs = train_translator_in_process(device=device, updates=6)
 
     graphs = by_graphs.trainer.graphs
     assert 0 < len(graphs.captured) < SHAPES
     assert graphs.served + graphs.unserved == 6
     assert graphs.obstacle is None
-    plain = train_translator(updates=6)
+    plain = train_translator_in_process(updates=6)
     assert by_graphs.losses == pytest.approx(plain.losses, abs=ROUNDING)
 
 
 def test_without_free_memory_a_training_goes_on_without_graphs():
-    with_device = train_translator(device=RecordedDevice(free=(0,)), updates=3)
+    with_device = train_translator_in_process(device=RecordedDevice(free=(0,)), updates=3)
 
-    plain = train_translator(updates=3)
+    plain = train_translator_in_process(updates=3)
 
     graphs = with_device.trainer.graphs
     assert graphs.obstacle is not None
@@ -368,13 +368,13 @@ def test_auto_uses_graphs_only_if_they_are_faster(seconds_of_a_replay, served, f
 
     assert graphs.served == served
     assert graphs.for_checkpoint == for_checkpoint
-    plain = train_translator(updates=3)
+    plain = train_translator_in_process(updates=3)
     assert losses == pytest.approx(plain.losses, abs=ROUNDING)
 
 
 def test_a_later_epoch_with_longer_sentences_gets_more_graphs():
     """Batches of a new shard that no graph covers get graphs of their own, at most a quarter as many."""
-    trainer = train_translator(device=RecordedDevice(), updates=2).trainer
+    trainer = train_translator_in_process(device=RecordedDevice(), updates=2).trainer
     graphs = trainer.graphs
     longer = corpus.LONGEST + 10
     sentences = [torch.full((length,), 9) for length in (longer, longer - 5, 20, 20)]
@@ -444,7 +444,7 @@ def test_a_number_of_shapes_is_a_whole_number(number):
         settings.parse_cuda_graphs(number)
 
 
-def train_language_model(text, kind, *flags, device=None):
+def train_language_model_in_process(text, kind, *flags, device=None):
     """Train for 8 updates, without graphs unless a device is given; return the losses and the GraphedStep or None."""
     words = (text, *KINDS[kind], *FLAGS, *flags)
     trainer = build_trainer(parse_training_flags([str(word) for word in words]))
@@ -460,9 +460,9 @@ def train_language_model(text, kind, *flags, device=None):
 def test_causal_language_models_train_by_graphs(flags, tmp_path):
     text = make_text(tmp_path)
 
-    losses, graphs = train_language_model(text, "causal", *flags, device=RecordedDevice())
+    losses, graphs = train_language_model_in_process(text, "causal", *flags, device=RecordedDevice())
 
-    plain, _ = train_language_model(text, "causal", *flags)
+    plain, _ = train_language_model_in_process(text, "causal", *flags)
     assert losses == pytest.approx(plain, abs=ROUNDING)
     assert len(losses) == 8
     assert graphs.served == 8
@@ -473,9 +473,9 @@ def test_a_masked_language_model_trains_without_graphs(tmp_path):
     """Its batches have what no graph reads."""
     text = make_text(tmp_path)
 
-    losses, graphs = train_language_model(text, "masked", device=RecordedDevice())
+    losses, graphs = train_language_model_in_process(text, "masked", device=RecordedDevice())
 
-    plain, _ = train_language_model(text, "masked")
+    plain, _ = train_language_model_in_process(text, "masked")
     assert losses == pytest.approx(plain, abs=ROUNDING)
     assert graphs.served == 0
     assert graphs.obstacle is not None
@@ -503,9 +503,9 @@ def test_the_chosen_shapes_cover_every_batch(most):
 
 def test_recorded_graphs_compute_what_the_eager_step_computes():
     """This holds the recording itself, on which the other tests rest, to be right."""
-    recorded = train_translator("--method=branchnorm", device=RecordedDevice())
+    recorded = train_translator_in_process("--method=branchnorm", device=RecordedDevice())
 
-    eager = train_translator("--method=branchnorm", device=EagerDevice())
+    eager = train_translator_in_process("--method=branchnorm", device=EagerDevice())
 
     assert recorded.losses == eager.losses
     assert recorded.norms == eager.norms
@@ -524,14 +524,14 @@ def restarts(monkeypatch):
 
 def test_a_failed_capture_ends_a_run_with_a_number_of_shapes(restarts):
     with pytest.raises(CaptureFailed):
-        train_translator("--cuda-graphs=8", updates=1)
+        train_translator_in_process("--cuda-graphs=8", updates=1)
 
     assert restarts == []
 
 
 def test_a_failed_capture_with_auto_starts_the_run_again_without(restarts):
     with pytest.raises(CaptureFailed):
-        train_translator("--cuda-graphs=auto", updates=1)
+        train_translator_in_process("--cuda-graphs=auto", updates=1)
 
     assert [words[1:] for words in restarts] == [["/bin/fairseq-train", "data", "--cuda-graphs", "0"]]
 
@@ -617,9 +617,9 @@ def test_cuda_graphs_change_no_bit_with_two_batches_an_update(deterministic):
 @pytest.mark.gpu
 @pytest.mark.parametrize("half", ["--fp16", "--bf16"])
 def test_faster_kernels_change_only_the_rounding(half):
-    by_graphs = train_translator(half, SMALL_SCALE, device=CudaDevice(), on_gpu=True)
+    by_graphs = train_translator_in_process(half, SMALL_SCALE, device=CudaDevice(), on_gpu=True)
 
-    plain = train_translator(half, SMALL_SCALE, on_gpu=True)
+    plain = train_translator_in_process(half, SMALL_SCALE, on_gpu=True)
 
     assert by_graphs.trainer.graphs.served == UPDATES
     assert by_graphs.losses == pytest.approx(plain.losses, rel=2e-2)
@@ -647,7 +647,7 @@ def test_gradients_of_a_layer_norm_are_those_of_float64(rows, width, dtype):
 
 @pytest.mark.gpu
 def test_replays_take_no_more_memory():
-    trainer = train_translator("--fp16", SMALL_SCALE, device=CudaDevice(), on_gpu=True).trainer
+    trainer = train_translator_in_process("--fp16", SMALL_SCALE, device=CudaDevice(), on_gpu=True).trainer
     samples = trainer.samples
     reserved = torch.cuda.memory_reserved()
 

@@ -7,14 +7,14 @@ import re
 
 import pytest
 import torch
-from fairseq.data import Dictionary, data_utils
+from fairseq.data import data_utils
 
 from deepnet_fairseq.core import archs
 from deepnet_fairseq.plugin.building import from_checkpoint
 
 from ..support.helpers import USER_DIR, run
 from ..support.logs import losses
-from ..support.plain_text import VOCAB, documents, prepare
+from ..support.plain_text import VOCAB, dictionary_of, documents, prepare
 
 TRAIN = (
     "--user-dir", USER_DIR, "--cpu", "--optimizer", "adam", "--lr", "1e-3", "--lr-scheduler", "inverse_sqrt",
@@ -41,11 +41,7 @@ def binarised(tmp_path_factory):
     return prepare([folder / split for split in SENTENCES], folder / "bin", "--vocab", VOCAB)
 
 
-def dictionary_of(binarised) -> Dictionary:
-    return Dictionary.load(str(binarised / "dict.txt"))
-
-
-def lines_of(binarised, split) -> list[torch.Tensor]:
+def pieces_of_lines(binarised, split) -> list[torch.Tensor]:
     """Return the pieces of each line, with eos."""
     return list(data_utils.load_indexed_dataset(str(binarised / split), dictionary_of(binarised)))
 
@@ -75,7 +71,7 @@ def test_perplexity_is_that_by_hand(causal_checkpoint, binarised):
     output = run("fairseq-eval-lm", binarised, "--user-dir", USER_DIR, "--cpu", *CAUSAL, *flags).stdout
     [(bits, perplexity)] = re.findall(r"Loss \(base 2\): ([\d.]+), Perplexity: ([\d.]+)", output)
 
-    lines = lines_of(binarised, "valid")
+    lines = pieces_of_lines(binarised, "valid")
     eos = dictionary_of(binarised).eos()
     model, _cfg = from_checkpoint(str(causal_checkpoint))
     total = 0.0
@@ -99,7 +95,7 @@ def test_continuations_begin_with_their_prefix_and_have_scores(causal_checkpoint
     continuations = {}
     for number, _score, words in re.findall(r"^H-(\d+)\t(-[\d.e-]+)\t(.*)$", output, re.MULTILINE):
         continuations[int(number)] = words.split()
-    lines = lines_of(binarised, "test")
+    lines = pieces_of_lines(binarised, "test")
     dictionary = dictionary_of(binarised)
     assert len(continuations) == len(lines)
     for number, line in enumerate(lines):

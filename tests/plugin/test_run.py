@@ -21,6 +21,7 @@ from deepnet_fairseq.plugin.trainer import parse_training_flags
 
 from ..conftest import TRAIN_FLAGS
 from ..faults import states
+from ..support.broken import flip_a_bit
 from ..support.errors import refused
 from ..support.lives import TINY
 
@@ -159,14 +160,6 @@ def test_an_error_in_a_resume_frees_folder_and_signals(data, tmp_path):
 
     assert handlers() == handlers_before
     SteppedTraining(data, tmp_path).end()
-
-
-def flip_a_bit(path: Path) -> None:
-    """Damage a checkpoint in the middle, but no other name of the same file."""
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.unlink()
-    path.write_bytes(content)
 
 
 def test_a_damaged_last_checkpoint_does_not_push_the_previous_one_out(data, tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -24,6 +23,7 @@ from deepnet_fairseq.tools.translation import Settings
 from ..conftest import TRAIN_FLAGS
 from ..support.diverging import TINY, train
 from ..support.helpers import ROOT
+from ..support.programs import import_program
 
 RENDER = ROOT / "results" / "threads" / "render.py"
 CORES = 3
@@ -327,10 +327,7 @@ def test_a_resume_on_fewer_cores_has_no_more_threads_than_cores(
 @pytest.fixture(scope="module")
 def render():
     """Provide the module results/threads/render.py."""
-    spec = importlib.util.spec_from_file_location("render_threads", RENDER)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return import_program(RENDER)
 
 
 @pytest.fixture

@@ -77,7 +77,7 @@ def naming_no_constant(c: float) -> type[Method]:
     return method_with(ScaledBranch, c, constants=lambda self, stack: {})
 
 
-def model_of(method: type[Method]):
+def model_of_class(method: type[Method]):
     """Build a small model of a method that is registered for this alone."""
     with registered(method) as name:
         return small(method=name)
@@ -114,7 +114,7 @@ CHANGES_AND_ADDED = CHANGES | {"one number more": ADDED}
 def test_a_constant_is_saved_with_the_model(name):
     change = CHANGES[name]
 
-    state = model_of(change.before).state_dict()
+    state = model_of_class(change.before).state_dict()
 
     assert f"encoder.{change.constant}" in state
 
@@ -122,29 +122,29 @@ def test_a_constant_is_saved_with_the_model(name):
 @pytest.mark.parametrize("name", CHANGES_AND_ADDED)
 def test_rounding_to_half_precision_changes_no_constant(name):
     change = CHANGES_AND_ADDED[name]
-    state = model_of(change.before).state_dict()
+    state = model_of_class(change.before).state_dict()
 
     rounded = {key: value.half() for key, value in state.items()}
 
-    model_of(change.before).load_state_dict(rounded)
+    model_of_class(change.before).load_state_dict(rounded)
 
 
 @pytest.mark.parametrize("name", CHANGES_AND_ADDED)
 def test_a_checkpoint_with_another_constant_is_refused_by_its_name(name):
     change = CHANGES_AND_ADDED[name]
-    state = model_of(change.before).state_dict()
+    state = model_of_class(change.before).state_dict()
 
     with pytest.raises(UserError, match=rf"coder\.{change.constant}"):
-        model_of(change.after).load_state_dict(state)
+        model_of_class(change.after).load_state_dict(state)
 
 
 @pytest.mark.parametrize("name", CHANGES_AND_ADDED)
 def test_a_stack_alone_refuses_another_constant_by_its_name(name):
     change = CHANGES_AND_ADDED[name]
-    state = model_of(change.before).encoder.state_dict()
+    state = model_of_class(change.before).encoder.state_dict()
 
     with pytest.raises((UserError, RuntimeError), match=change.constant):
-        model_of(change.after).encoder.load_state_dict(state)
+        model_of_class(change.after).encoder.load_state_dict(state)
 
 
 # Checkpoints without constants
@@ -157,7 +157,7 @@ def without_constants(state: dict) -> dict:
 
 
 def test_a_method_adds_its_constant_to_each_stack_and_nothing_else():
-    state = model_of(method_with()).state_dict()
+    state = model_of_class(method_with()).state_dict()
 
     assert state.keys() - without_constants(state).keys() == {"encoder.residual_c", "decoder.residual_c"}
 
@@ -194,11 +194,11 @@ def test_a_stack_alone_loads_a_checkpoint_with_its_own_constant(source_and_zeroe
 def test_a_method_with_constants_loads_a_post_ln():
     post_ln = small(method="post_ln")
 
-    model_of(method_with()).load_state_dict(post_ln.state_dict())
+    model_of_class(method_with()).load_state_dict(post_ln.state_dict())
 
 
 def test_a_post_ln_refuses_a_method_with_constants():
-    state = model_of(method_with()).state_dict()
+    state = model_of_class(method_with()).state_dict()
 
     with pytest.raises(UserError, match="residual_c"):
         small(method="post_ln").load_state_dict(state)
@@ -223,6 +223,6 @@ MAY_CHANGE = {
 @pytest.mark.parametrize("change", MAY_CHANGE)
 def test_what_is_no_constant_may_change(change):
     before, after = MAY_CHANGE[change]
-    state = model_of(before).state_dict()
+    state = model_of_class(before).state_dict()
 
-    model_of(after).load_state_dict(state)
+    model_of_class(after).load_state_dict(state)

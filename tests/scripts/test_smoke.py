@@ -28,7 +28,7 @@ ROWS = {  # script -> folder of its runs, settings of the row
 SHORT = ("--max-update", "40", "--save-interval-updates", "10", "--log-interval", "10")
 
 
-def score_of(run) -> dict:
+def score_without_times(run) -> dict:
     """Return the run's score without the time it took."""
     return json.loads((run / "score.json").read_text(), object_hook=lambda fields: fields | {"generation": None})
 
@@ -59,7 +59,7 @@ def undisturbed_row(request, tmp_path_factory):
 def test_a_row_ends_in_the_report_with_its_score(undisturbed_row):
     """The report is printed and written; it is marked as a miniature."""
     printed = undisturbed_row.printed
-    bleu = f"{score_of(undisturbed_row.run)['bleu']:.2f}"
+    bleu = f"{score_without_times(undisturbed_row.run)['bleu']:.2f}"
 
     assert "Miniature" in printed
     assert undisturbed_row.run.name in printed
@@ -90,14 +90,14 @@ def test_a_row_keeps_weights_alone(undisturbed_row):
 @pytest.mark.smoke
 def test_a_second_call_of_a_row_trains_and_translates_nothing(undisturbed_row):
     name, setting, run, printed = undisturbed_row
-    score = score_of(run)
+    score = score_without_times(run)
     work = re.compile(f"(training|translating .*with) {re.escape(str(run))}")
 
     again = script(name, *SHORT, SMOKE=1, OUT=run.parent.parent, **setting).stdout
 
     assert work.search(printed)
     assert not work.search(again)
-    assert score_of(run) == score
+    assert score_without_times(run) == score
 
 
 def bleus_of(score: dict) -> list[float]:
@@ -155,7 +155,7 @@ def test_a_script_killed_twice_ends_in_the_same_row(undisturbed_row, who, tmp_pa
 
     script(name, *SHORT, timeout=1200, **setting)
 
-    assert score_of(tmp_path / run.parent.name / run.name) == score_of(run)
+    assert score_without_times(tmp_path / run.parent.name / run.name) == score_without_times(run)
     assert (tmp_path / f"{run.parent.name}.md").exists()
     assert not list(tmp_path.rglob("*.part"))
 
@@ -183,7 +183,7 @@ def two_rows_killed_ten_times(two_undisturbed_rows, tmp_path_factory):
     return out
 
 
-def weights_of(run) -> dict:
+def last_weights_of(run) -> dict:
     return torch.load(run / "checkpoint_last.pt", weights_only=False)["model"]
 
 
@@ -198,12 +198,12 @@ def test_a_row_killed_at_ten_moments_ends_with_the_same_bits(name, two_undisturb
     undisturbed = two_undisturbed_rows / "iwslt14" / name
     killed = two_rows_killed_ten_times / "iwslt14" / name
 
-    expected = weights_of(undisturbed)
-    weights = weights_of(killed)
+    expected = last_weights_of(undisturbed)
+    weights = last_weights_of(killed)
     assert weights.keys() == expected.keys()
     for parameter in expected:
         assert torch.equal(weights[parameter], expected[parameter]), parameter
-    assert score_of(killed) == score_of(undisturbed)
+    assert score_without_times(killed) == score_without_times(undisturbed)
 
 
 @pytest.mark.slow

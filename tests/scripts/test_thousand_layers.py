@@ -1,6 +1,5 @@
 """Tests of the trainings of results/thousand_layers: the task, the plan, the runner, the page."""
 
-import importlib.util
 import itertools
 import json
 import math
@@ -22,6 +21,7 @@ from fairseq.optim.lr_scheduler import build_lr_scheduler
 
 from ..support.experiments import bash, needs_venv, start, until
 from ..support.helpers import ROOT
+from ..support.programs import import_program
 
 STUDY = ROOT / "results" / "thousand_layers"
 PLAN = """
@@ -52,23 +52,10 @@ seconds = {{ {layers} = 0.01 }}
 """
 
 
-def module_of_study(name):
-    """Import a script of the study, which imports its neighbours by name."""
-    sys.path.insert(0, str(STUDY))
-    try:
-        spec = importlib.util.spec_from_file_location(name, STUDY / f"{name}.py")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-        return module
-    finally:
-        sys.path.remove(str(STUDY))
-
-
 @pytest.fixture(scope="module")
 def symbols():
     """Provide the module of the task: copying or reversing sentences of symbols."""
-    return module_of_study("symbols")
+    return import_program(STUDY / "symbols.py")
 
 
 def train_symbols(out, *flags) -> str:
@@ -170,8 +157,8 @@ def test_the_rate_warms_up_stays_and_falls_to_zero(symbols):
 
 def test_a_held_rate_of_fairseq_train_is_held_and_falls(data):
     """With the flags of a held cell the rate rises for 200 updates, stays, and falls in the last 30% of 2,000."""
-    cells = module_of_study("cells")
-    texts = module_of_study("texts")
+    cells = import_program(STUDY / "cells.py")
+    texts = import_program(STUDY / "texts.py")
     plan = cells.cells_of(cells.read_plan(STUDY / "plan.toml"), cells.Records())
     held = next(cell for cell in plan if cell.schedule == "held")
     flags = ["--arch=transformer", "--optimizer=adam", f"--lr={held.lr}", *texts.schedule_flags(held)]

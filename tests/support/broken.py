@@ -32,6 +32,14 @@ def check_line(error: BaseException, *words: str) -> None:
         assert word in line, (word, line)
 
 
+def flip_a_bit(path: Path) -> None:
+    """Damage a file in the middle, but no other name of the same file (a hard link)."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.unlink()
+    path.write_bytes(content)
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     """Return the content of every file in a folder, by path."""
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

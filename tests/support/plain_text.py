@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
+from fairseq.data import Dictionary
 from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
 
 from deepnet_fairseq import cli
@@ -51,6 +53,11 @@ def a_texts(tmp_path_factory):
     with open(paths[2], "a", encoding="utf-8") as file:
         file.write("Łódź 🙃\u2028ends\n")  # characters that the training text lacks
     return paths
+
+
+def dictionary_of(binarised: Path) -> Dictionary:
+    """Read the dictionary of a folder of binarised text."""
+    return Dictionary.load(str(binarised / "dict.txt"))
 
 
 def prepare(texts, dest, *flags):

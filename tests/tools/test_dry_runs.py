@@ -34,7 +34,7 @@ def output(text: str) -> list[str]:
     return text.split("\n-- errors\n")[0].splitlines()
 
 
-def exit_status(text: str) -> int:
+def printed_status(text: str) -> int:
     return int(text.split("-- status ")[1])
 
 
@@ -131,12 +131,12 @@ def test_a_dry_run_is_that_of_the_bash_engine(case):
     now = printed(case)
 
     if "LAUNCH=slurm: trains here" in before:  # bash could not submit the rows of figures
-        assert exit_status(now) == 0
+        assert printed_status(now) == 0
         assert "sbatch <<" in now
-    elif exit_status(before) != 0:
-        assert exit_status(now) != 0, now
+    elif printed_status(before) != 0:
+        assert printed_status(now) != 0, now
     else:
-        assert exit_status(now) == 0, now
+        assert printed_status(now) == 0, now
         if case.flags[0] == "--dry-run":
             assert_same_plan(case, before, now)
         else:

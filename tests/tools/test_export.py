@@ -15,8 +15,9 @@ from fairseq.sequence_generator import SequenceGenerator
 
 from deepnet_fairseq.plugin.building import from_checkpoint
 
-from ..conftest import TRAIN_FLAGS, make_data
+from ..conftest import TRAIN_FLAGS
 from ..support.broken import contents
+from ..support.corpora import make_data
 from ..support.errors import refusal
 from ..support.exports import export, reported_difference
 from ..support.helpers import FIRST, PAD, USER_DIR, run, sentences, teach
@@ -32,7 +33,7 @@ SENTENCES = 104
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     """Provide a folder of binarised data with 104 sentences of test text."""
-    return make_data(tmp_path_factory.mktemp("export"), test=SENTENCES)
+    return make_data(tmp_path_factory.mktemp("export"), {"train": 400, "valid": 20, "test": SENTENCES})
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ def sentences() -> list[str]:
     return [source for source, _ in pairs] + [target for _, target in pairs]
 
 
-def dictionary_of(pieces: list[str]) -> Dictionary:
+def dictionary_with(pieces: list[str]) -> Dictionary:
     dictionary = Dictionary()
     for piece in pieces:
         dictionary.add_symbol(piece)
@@ -42,7 +42,7 @@ def dictionary_of(pieces: list[str]) -> Dictionary:
 
 def all_pieces(segmenter) -> Dictionary:
     """Return a fairseq dictionary of every piece in another order than the model's, padded with a filler."""
-    return dictionary_of([*reversed(segmenter.symbols), "madeupword0000"])
+    return dictionary_with([*reversed(segmenter.symbols), "madeupword0000"])
 
 
 def fairseq_numbers(segmenter, dictionary: Dictionary, line: str, append_eos: bool = False) -> list[int]:
@@ -145,7 +145,7 @@ def spm_segmenter(sentences, tmp_path):
 @pytest.fixture
 def incomplete_dictionary(spm_segmenter) -> Dictionary:
     """Provide a dictionary that lacks six symbols of that model."""
-    return dictionary_of(all_pieces(spm_segmenter).symbols[SPECIALS:-6])
+    return dictionary_with(all_pieces(spm_segmenter).symbols[SPECIALS:-6])
 
 
 @pytest.fixture
@@ -193,7 +193,7 @@ def test_a_translation_models_tokenizer_has_fairseqs_special_symbols(translation
 @pytest.fixture
 def dictionary_without_one(segmenter) -> Dictionary:
     """Provide a dictionary that lacks one piece of the segmenter, and the filler."""
-    return dictionary_of(all_pieces(segmenter).symbols[SPECIALS:-2])
+    return dictionary_with(all_pieces(segmenter).symbols[SPECIALS:-2])
 
 
 def test_a_piece_that_the_dictionary_lacks_is_refused(segmenter, dictionary_without_one, tmp_path):

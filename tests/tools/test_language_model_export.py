@@ -93,7 +93,7 @@ def loaded_by_fairseq(path):
     return model.eval(), task
 
 
-def assert_same_scores(checkpoint, model, data) -> None:
+def assert_scores_of_checkpoint(checkpoint, model, data) -> None:
     """Check that a model gives the scores of a checkpoint's own for the validation text, padding aside."""
     ours, _ = from_checkpoint(str(checkpoint))
     tokens = padded_lines(data, "valid")
@@ -104,7 +104,7 @@ def assert_same_scores(checkpoint, model, data) -> None:
 # stock fairseq
 
 
-def measured_by_fairseq(data, checkpoint, *flags) -> tuple[str, str]:
+def loss_and_perplexity_by_fairseq(data, checkpoint, *flags) -> tuple[str, str]:
     """Return loss and perplexity of the validation text as fairseq-eval-lm prints them."""
     output = run("fairseq-eval-lm", data, *EVAL, "--path", checkpoint, *flags).stdout
     return re.search(r"Loss \(base 2\): (\S+), Perplexity: (\S+)", output).groups()
@@ -114,8 +114,8 @@ def test_stock_fairseq_finds_the_same_perplexity(data, taught_checkpoint, tmp_pa
     """Stock fairseq-eval-lm without --user-dir finds the same perplexity, although transformer_lm is Pre-LN."""
     export(taught_checkpoint, "--to", "transformer", "--out", tmp_path / "plain.pt")
 
-    ours = measured_by_fairseq(data, taught_checkpoint, "--user-dir", USER_DIR)
-    stock = measured_by_fairseq(data, tmp_path / "plain.pt")
+    ours = loss_and_perplexity_by_fairseq(data, taught_checkpoint, "--user-dir", USER_DIR)
+    stock = loss_and_perplexity_by_fairseq(data, tmp_path / "plain.pt")
 
     assert stock == ours
     perplexity = float(ours[1])
@@ -133,7 +133,7 @@ def test_a_pre_ln_keeps_its_closing_layernorm(data, pre_ln_checkpoint, tmp_path)
     model, _ = loaded_by_fairseq(tmp_path / "plain.pt")
     assert model.decoder.layer_norm is not None
     assert model.decoder.layers[0].normalize_before
-    assert_same_scores(pre_ln_checkpoint, model, data)
+    assert_scores_of_checkpoint(pre_ln_checkpoint, model, data)
 
 
 def test_a_masked_model_becomes_a_roberta(data, masked_checkpoint, tmp_path):
@@ -142,7 +142,7 @@ def test_a_masked_model_becomes_a_roberta(data, masked_checkpoint, tmp_path):
     model, task = loaded_by_fairseq(tmp_path / "plain.pt")
     assert type(model).__name__ == "RobertaModel"
     assert len(task.dictionary) == SYMBOLS + 1  # <mask>
-    assert_same_scores(masked_checkpoint, model, data)
+    assert_scores_of_checkpoint(masked_checkpoint, model, data)
 
 
 # CTranslate2

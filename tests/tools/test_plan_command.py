@@ -27,7 +27,7 @@ LANGUAGE_MODEL = f"--arch deepnet_lm_100 --vocab 51200 --max-tokens {BATCH} --bf
 MASKED_MODEL = f"--arch deepnet_masked_lm_100 --bf16 --max-tokens {BATCH}"
 
 
-def printed_plan(*words: object) -> str:
+def output_of_plan(*words: object) -> str:
     """Return what `deepnet plan WORDS`, run in this process, prints."""
     with redirect_stdout(StringIO()) as output:
         main(["plan", *map(str, words)])
@@ -110,7 +110,7 @@ def test_the_recommended_steps_depend_on_the_memory(gib, steps):
 
 
 def test_a_gpu_for_which_nothing_fits_is_named():
-    printed = printed_plan(*TRANSLATOR.split(), "--gpu-memory", "0.1")
+    printed = output_of_plan(*TRANSLATOR.split(), "--gpu-memory", "0.1")
 
     assert "nothing" in printed
     assert "0.1 GiB" in printed
@@ -126,12 +126,12 @@ REPORTED = f"{TRANSLATOR} --gpus {GPUS} --flops {TFLOPS} --epochs 2.5 --corpus-t
 
 @pytest.fixture(scope="module")
 def json_plan() -> dict:
-    return json.loads(printed_plan(*REPORTED.split(), "--json"))
+    return json.loads(output_of_plan(*REPORTED.split(), "--json"))
 
 
 @pytest.fixture(scope="module")
 def table() -> str:
-    return printed_plan(*REPORTED.split())
+    return output_of_plan(*REPORTED.split())
 
 
 def test_the_table_shows_the_numbers_of_the_json(json_plan, table):
@@ -154,12 +154,12 @@ def test_a_vocabulary_that_is_not_given_has_32000_entries(json_plan):
 
 @pytest.mark.parametrize("model", ["deepnet_lm", "deepnet_masked_lm"])
 def test_the_report_of_a_single_stack_shows_its_layers_once(model):
-    assert f"{model}_48, 48, deepnorm" in printed_plan("--arch", f"{model}_48")
+    assert f"{model}_48, 48, deepnorm" in output_of_plan("--arch", f"{model}_48")
 
 
 @pytest.mark.parametrize("model", ["deepnet_lm", "deepnet_masked_lm"])
 def test_no_time_is_printed_without_a_rate(model):
-    printed = printed_plan("--arch", f"{model}_48")
+    printed = output_of_plan("--arch", f"{model}_48")
 
     assert "--flops" in printed
     assert "seconds an update" not in printed
@@ -229,13 +229,13 @@ def summary(tmp_path_factory) -> str:
     """Provide what is printed for three rows, two at a time."""
     file = tmp_path_factory.mktemp("rows") / "rows"
     file.write_text("".join(f"{row}\n" for row in ROWS))
-    return printed_plan("--rows", file, "--side-by-side", "2", "--flops", "100")
+    return output_of_plan("--rows", file, "--side-by-side", "2", "--flops", "100")
 
 
 @pytest.fixture(scope="module")
 def plan_of_both() -> dict:
     """Provide the plan of the two rows that are not done, as one training of 10,000 updates."""
-    return json.loads(printed_plan(*ROW.split(), "--json", "--flops", "100", "--updates", "10000"))
+    return json.loads(output_of_plan(*ROW.split(), "--json", "--flops", "100", "--updates", "10000"))
 
 
 def test_a_row_has_its_parameters_batch_recomputation_memory_and_updates(summary):
@@ -268,7 +268,7 @@ def test_the_bytes_of_rows_are_summed_up(summary, plan_of_both):
 def chosen_for(row: str, folder) -> tuple[str, str]:
     """Plan one row; return the line of flags that are chosen for it, and what is printed."""
     (folder / "rows").write_text(f"{row}\n")
-    printed = printed_plan("--rows", folder / "rows", "--chosen", folder / "chosen")
+    printed = output_of_plan("--rows", folder / "rows", "--chosen", folder / "chosen")
     return (folder / "chosen").read_text(), printed
 
 

@@ -22,7 +22,8 @@ from deepnet_fairseq.tools import translation
 from deepnet_fairseq.tools.translation.incoming import Incoming
 from deepnet_fairseq.tools.translation.loading import Models
 
-from ..conftest import SPLITS, TRAIN_FLAGS
+from ..conftest import TRAIN_FLAGS
+from ..support.corpora import SPLITS
 from ..support.errors import assert_refused, refused
 from ..support.exports import printed_by_example
 from ..support.helpers import run

@@ -18,7 +18,8 @@ from deepnet_fairseq.data.lines import is_blank
 from deepnet_fairseq.plugin.building import from_checkpoint
 from deepnet_fairseq.tools import translation
 
-from ..conftest import SPLITS, TRAIN_FLAGS
+from ..conftest import TRAIN_FLAGS
+from ..support.corpora import SPLITS
 from ..support.errors import refusal, refused
 from ..support.exports import PLACE_OF_LINES, export, printed_by_example, python_example
 from ..support.helpers import USER_DIR, run, sentences, teach

@@ -44,7 +44,7 @@ def write_safetensors(state: dict, path) -> None:
     pytest.importorskip("safetensors.torch").save_file(state, path)
 
 
-def exit_status(*words) -> int:
+def verify_status(*words) -> int:
     """Run `deepnet verify WORDS` in this process; return its exit status."""
     try:
         main(["verify", *map(str, words)])
@@ -66,7 +66,7 @@ def hugging_face_folder(tmp_path):
 
 
 def test_alpha_of_a_hugging_face_folder_comes_from_its_config(hugging_face_folder, capsys):
-    assert exit_status(hugging_face_folder, "--method", "deepnorm") == 0
+    assert verify_status(hugging_face_folder, "--method", "deepnorm") == 0
 
     printed = capsys.readouterr().out
     assert "decoder 4; fresh" in printed
@@ -78,7 +78,7 @@ def test_alpha_of_a_file_of_safetensors_comes_from_a_buffer(tmp_path, capsys):
     buffer = {"decoder.alpha": torch.tensor(decoder_alpha(4))}
     write_safetensors(deepnorm_decoder(4) | buffer, tmp_path / "model.safetensors")
 
-    assert exit_status(tmp_path / "model.safetensors", "--method", "deepnorm") == 0
+    assert verify_status(tmp_path / "model.safetensors", "--method", "deepnorm") == 0
 
     printed = capsys.readouterr().out
     assert "decoder 4; fresh" in printed
@@ -87,7 +87,7 @@ def test_alpha_of_a_file_of_safetensors_comes_from_a_buffer(tmp_path, capsys):
 
 
 def test_weights_that_do_not_fit_are_reported_as_json(hugging_face_folder, capsys):
-    assert exit_status(hugging_face_folder, "--method", "sub_ln", "--json") == DOES_NOT_FIT
+    assert verify_status(hugging_face_folder, "--method", "sub_ln", "--json") == DOES_NOT_FIT
 
     report = json.loads(capsys.readouterr().out)
     assert not report["fits"]
@@ -262,7 +262,7 @@ def test_the_manuals_file_renames_ones_own_names(model_in_own_names, tmp_path, c
     (tmp_path / "names.toml").write_text(example)
 
     words = (model_in_own_names, "--method", "deepnorm", "--names", tmp_path / "names.toml")
-    assert exit_status(*words) == DOES_NOT_FIT
+    assert verify_status(*words) == DOES_NOT_FIT
 
     printed = capsys.readouterr().out
     assert printed.count("does not fit:") == 1
@@ -384,7 +384,7 @@ def complete_p_weights(tmp_path):
 
 
 def test_options_of_a_method_are_given(complete_p_weights):
-    assert exit_status(complete_p_weights, "--method", "complete_p", "--option", "base_depth=3") == 0
+    assert verify_status(complete_p_weights, "--method", "complete_p", "--option", "base_depth=3") == 0
 
 
 @pytest.mark.parametrize("option", ["depth=3", "base_depth=three"])
