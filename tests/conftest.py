@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import random
@@ -108,6 +109,16 @@ def pytest_collection_modifyitems(config, items) -> None:
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.timeout(0))
+
+
+def pytest_collection_finish() -> None:
+    """Take what exists now out of the garbage collector: libraries and the tests themselves, over a million objects.
+
+    Each full collection, of which benchmarks and graphs ask for many, would visit all of them, and each forked program
+    would copy their memory.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
