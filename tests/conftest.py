@@ -18,7 +18,7 @@ from deepnet_fairseq.threads import torch_threads
 from deepnet_fairseq.user_dir import import_user_dir
 
 from .support.corpora import make_data
-from .support.helpers import USER_DIR, run_cold
+from .support.helpers import USER_DIR, run
 
 TRAIN_FLAGS = (
     "--user-dir", USER_DIR, "--cpu", "--optimizer", "adam", "--lr", "2e-3", "--lr-scheduler", "inverse_sqrt",
@@ -132,7 +132,7 @@ def trained(data, tmp_path_factory):
     """Provide a folder with checkpoint_last.pt of a 100L-100L model after 4 updates of fairseq-train."""
     folder = tmp_path_factory.mktemp("trained")
     arch = ("--arch", "deepnet_transformer_tiny_100_100")
-    run_cold("fairseq-train", data, *TRAIN_FLAGS, *arch, "--max-update", "4", "--save-dir", folder)
+    run("fairseq-train", data, *TRAIN_FLAGS, *arch, "--max-update", "4", "--save-dir", folder)
     return folder
 
 

@@ -328,7 +328,7 @@ def test_readmes_example_is_short():
     assert len(lines) <= 24
 
 
-@pytest.mark.parametrize("updates", [2, UPDATES])
+@pytest.mark.parametrize("updates", [2, pytest.param(UPDATES, marks=pytest.mark.smoke)])
 def test_readmes_example_runs_as_printed(updates, capsys):
     """After all 600 updates the model reverses new sentences."""
     run_example(updates)

@@ -343,6 +343,7 @@ def hydra_training(many_pairs, tmp_path):
     )  # fmt: skip
 
 
+@pytest.mark.smoke
 def test_hydra_trains_the_task_of_many_pairs(hydra_training, tmp_path):
     """The task, which fairseq knows by flags alone, takes its settings from the YAML."""
     run_cold(*hydra_training, "optimization.update_freq=[1]", "common.log_interval=1")
@@ -350,6 +351,7 @@ def test_hydra_trains_the_task_of_many_pairs(hydra_training, tmp_path):
     assert (tmp_path / "run" / "checkpoint_last.pt").exists()
 
 
+@pytest.mark.smoke
 def test_hydra_refuses_a_setting_that_the_task_does_not_have(hydra_training):
     done = run_cold(*hydra_training, "+task.colour=red", check=False)
 

@@ -20,10 +20,10 @@ EMA = "--store-ema --ema-decay 0.9"
 PLATEAU = "--lr-scheduler reduce_lr_on_plateau --lr-patience 1 --lr-threshold 1"
 CASES = {  # flags -> moments of the kills
     f"--update-freq 3 {EMA} --max-update 9": [("update", 6), ("write", 2)],
-    "--fp16 --optimizer deepnet_adam --num-workers 2 --max-update 16": [("update", 14), ("rename", 3)],
 }
 HALF = f"--fp16-init-scale {2**22} --max-update 16"  # about seven batches overflow
 MORE = {
+    "--fp16 --optimizer deepnet_adam --num-workers 2 --max-update 16": [("update", 14), ("rename", 3)],
     f"--fp16 --fp16-scale-window 6 {EMA} {HALF}": [("update", 3), ("update", 14)],
     f"--amp --amp-scale-window 6 {HALF}": [("update", 12)],
     f"--memory-efficient-fp16 --optimizer radam {HALF}": [("update", 14)],

@@ -185,6 +185,7 @@ def test_a_checkpoint_of_the_stock_transformer_resumes(data, tmp_path):
     assert ours == pytest.approx(theirs, abs=1e-3)
 
 
+@pytest.mark.smoke
 def test_the_quickstarts_yaml_trains(data, tmp_path):
     """fairseq-hydra-train trains from configs/quickstart.yaml, with one setting overridden."""
     config = ("--config-dir", f"{USER_DIR}/../configs", "--config-name", "quickstart")

@@ -189,6 +189,7 @@ def test_a_head_for_another_number_of_classes_is_made_anew(fine_tuned):
     assert model.classification_heads[HEAD].out_proj.out_features == 5
 
 
+@pytest.mark.smoke
 def test_two_processes_fine_tune_as_one(data, pretrained, tmp_path):
     """The losses are the same, although lm_head gets no gradient."""
     task = (data / "classes", *RUN, *CLASSES, "--num-classes", "2", "--finetune-from-model", pretrained, "--no-save")

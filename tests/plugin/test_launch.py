@@ -43,7 +43,12 @@ def losses_of_one_process(data, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "program", [("fairseq-train",), ("python", "-c", PROMPT), PYTHON_M], ids=["fairseq-train", "a prompt", "python -m"]
+    "program",
+    [
+        pytest.param(("fairseq-train",), id="fairseq-train"),
+        pytest.param(("python", "-c", PROMPT), id="a prompt", marks=pytest.mark.smoke),
+        pytest.param(PYTHON_M, id="python -m", marks=pytest.mark.smoke),
+    ],
 )
 def test_two_processes_train_as_one(program, losses_of_one_process, data, tmp_path):
     """Two processes train on a CPU, where fairseq's launcher starts none; --user-dir is imported once."""

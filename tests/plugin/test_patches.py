@@ -124,8 +124,10 @@ def train_from_python(start, data, folder):
 @pytest.mark.parametrize(
     "start",
     [
-        pytest.param("", id="--user-dir alone"),
-        pytest.param("import deepnet_fairseq; deepnet_fairseq.register()", id="registered before"),
+        pytest.param("", id="--user-dir alone", marks=pytest.mark.smoke),
+        pytest.param(
+            "import deepnet_fairseq; deepnet_fairseq.register()", id="registered before", marks=pytest.mark.smoke
+        ),
         pytest.param("import fairseq.trainer, fairseq_cli.train", id="fairseq imported before"),
     ],
 )

@@ -372,6 +372,7 @@ def test_the_packages_table_is_written_from_the_records(render, records):
     assert "64 = { idle = 0.50, busy = 2.00 }" in render.package_table(records)
 
 
+@pytest.mark.smoke
 @pytest.mark.skipif(threads.available_cores() < 2, reason="measures two threads")
 def test_the_benchmark_writes_a_record_for_each_condition(tmp_path, capsys):
     threads_before = torch.get_num_threads()

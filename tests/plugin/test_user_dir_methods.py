@@ -213,6 +213,7 @@ def pytest_with_methods_from(folder: Path, *words: str) -> subprocess.CompletedP
 # The tests of the registry
 
 
+@pytest.mark.smoke
 def test_methods_of_a_folder_pass_the_tests_of_the_registry(user_dir):
     """Tests with a method's name in theirs pass in the whole suite, and those that go through all methods at once.
 

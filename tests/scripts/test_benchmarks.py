@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import redirect_stdout
 from functools import partial
+from io import StringIO
 
 import pytest
 import torch
@@ -32,13 +34,14 @@ def rows_of(text: str) -> list[list[str]]:
     return rows
 
 
-@pytest.fixture
-def printed_speed(capsys, monkeypatch):
+@pytest.fixture(scope="module")
+def printed_speed() -> str:
     """Provide what the comparison of speed prints for tiny models where torchscale is not installed."""
-    monkeypatch.setitem(sys.modules, "benchmarks.torchscale", None)
     words = "--depths 2-1 --max-tokens 300 --vocabulary 120 --repeats 2 --warmup 1 --sentences 3 --beams 1,2"
-    main(["speed", "--device", "cpu", *words.split(), "--variant", "other=--method deepnorm"])
-    return capsys.readouterr().out
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()) as output:
+        patch.setitem(sys.modules, "benchmarks.torchscale", None)
+        main(["speed", "--device", "cpu", *words.split(), "--variant", "other=--method deepnorm"])
+    return output.getvalue()
 
 
 def test_speed_names_torch_and_what_is_left_out(printed_speed):

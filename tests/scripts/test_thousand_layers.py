@@ -224,6 +224,7 @@ def test_a_training_that_is_over_is_not_repeated(killed_training):
     assert result_of(out) == result
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("flags", "ended", "update"),
     [(("--lr", "1e-9", "--stop-stuck", "60", "--updates", "90"), "stuck", 60), (("--lr", "1e30"), "diverged", 10)],
@@ -278,11 +279,13 @@ def trained_plan(tmp_path_factory):
     return TrainedPlan(folder, (folder / "records.jsonl").read_text().splitlines(), listed_before)
 
 
+@pytest.mark.smoke
 def test_the_runner_lists_cells_to_come_and_groups_that_wait(trained_plan):
     assert trained_plan.listed_before.count("to come") == 2
     assert re.search(r"\btwo: .*\bone\b", trained_plan.listed_before)
 
 
+@pytest.mark.smoke
 def test_the_runner_records_each_cell_in_the_order_of_the_plan(trained_plan):
     records = [json.loads(line) for line in trained_plan.lines]
 
@@ -292,6 +295,7 @@ def test_the_runner_records_each_cell_in_the_order_of_the_plan(trained_plan):
         assert str(trained_plan.folder) not in line
 
 
+@pytest.mark.smoke
 def test_a_waiting_cell_gets_the_best_rate_of_its_group(trained_plan):
     *of_copy, of_reverse = [json.loads(line) for line in trained_plan.lines]
 
@@ -299,6 +303,7 @@ def test_a_waiting_cell_gets_the_best_rate_of_its_group(trained_plan):
     assert of_reverse["lr"] == best["lr"]
 
 
+@pytest.mark.smoke
 def test_the_runner_trains_each_cell_once(trained_plan):
     printed = trained_plan.run()
 
@@ -306,6 +311,7 @@ def test_the_runner_trains_each_cell_once(trained_plan):
     assert (trained_plan.folder / "records.jsonl").read_text().splitlines() == trained_plan.lines
 
 
+@pytest.mark.smoke
 def test_the_runner_lists_no_hours_of_a_plan_that_is_trained(trained_plan):
     listed = trained_plan.run("--list")
 
