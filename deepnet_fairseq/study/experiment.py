@@ -1,8 +1,10 @@
 """What all experiments have in common: the keys of their file, the user's choices, and the list of their trainings.
 
-An experiment is a file of experiments/, see experiments.py. A row is one of its trainings, as they are the rows of a
-paper's table. A miniature ("smoke" in keys and flags) is the experiment with small models on generated data, to try it.
+An experiment is the trainings of a paper's table or figure. It is described by a TOML file experiments/NAME.toml; the
+docstring of experiments.py lists the keys of such a file. A row is one of its trainings, as a row of the paper's table
+is one. A miniature ("smoke" in keys and flags) is the experiment with small models on generated data, to try it.
 The subclasses of Experiment in rows.py make the rows. `world` is the number of processes of a training, one a GPU.
+A method is a way to stabilise deep models, known by its name in METHODS, as "deepnorm".
 """
 
 from __future__ import annotations
@@ -26,11 +28,15 @@ LOG_INTERVAL = 25  # updates
 
 @dataclass(frozen=True)
 class Row:
-    """One training of an experiment: name of its folder, facts for run.json, flags of fairseq-train.
+    """One training of an experiment.
 
-    method: its name in METHODS. layers: the number of layers of width 512 that need as much memory as those of its
-    stacks together. paper_tokens: tokens of an update in the paper, None where there is no paper. scored: whether the
-    trained model is translated with, or evaluated, and gets a score.json.
+    name: of its folder. facts: what tables and figures find the run by, as {"method": "deepnorm", "encoder_layers": 18,
+    "decoder_layers": 18}; they are written into run.json. flags: of fairseq-train. method: its name in METHODS.
+
+    layers: the model's size, as the number of layers of width 512 that need as much memory as all layers of its encoder
+    and decoder; from some size on activations are recomputed, and parameters sharded over GPUs. paper_tokens: target
+    tokens of an update in the paper, None if the file does not say. scored: whether the trained model translates the
+    test sets, or its perplexity is computed, so that the folder gets a score.json.
     """
 
     name: str
@@ -47,9 +53,12 @@ class Row:
 class MethodSpec:
     """A method with its options, as --methods and the files name it: METHOD+OPTION+OPTION=VALUE@RATE.
 
-    normformer+scale_residual+head_scale=none@1e-3 is NormFormer with two options and a learning rate of its own. An
-    option is a flag of fairseq-train without its dashes, as qk-norm in pre_ln+qk-norm. Of the method's own flags, which
-    begin with its name (--normformer-head-scale), the option leaves out the name. rate: None if it has none of its own.
+    normformer+scale_residual+head_scale=none@1e-3 is NormFormer with two options and a learning rate of its own.
+
+    options: each "NAME" or "NAME=VALUE". NAME is a flag of fairseq-train without its dashes: pre_ln+qk-norm stands for
+    --method pre_ln --qk-norm. Flags of the method alone begin with its name, which NAME leaves out: head_scale of
+    normformer is --normformer-head-scale. Underscores and hyphens mean the same. rate: the learning rate as written, or
+    None, which leaves it to the experiment.
     """
 
     method: str
@@ -58,7 +67,10 @@ class MethodSpec:
 
     @classmethod
     def parse(cls, text: str) -> MethodSpec:
-        """Parse the text; UserError for an unknown method, or for what is no option."""
+        """Parse METHOD+OPTION+OPTION=VALUE@RATE; UserError for an unknown method or a malformed option.
+
+        An option may have no slash, because it becomes a part of the name of the run's folder.
+        """
         without_rate, _, rate = text.partition("@")
         method, *options = without_rate.split("+")
         get_method(method)  # raises the error for an unknown method
@@ -69,26 +81,27 @@ class MethodSpec:
 
     @property
     def options_text(self) -> str:
-        """The options as a text, "" for none."""
+        """The options as one text, "scale_residual+head_scale=none"; "" for none."""
         return "+".join(self.options)
 
     @property
     def folder_prefix(self) -> str:
-        """Method and options as they begin the name of a run's folder."""
+        """The begin of the name of a run's folder, as "normformer-scale_residual-head_scale-none"."""
         return "-".join([self.method, *self.options]).replace("=", "-")
 
     @property
     def flags(self) -> Flags:
-        """Flags of fairseq-train: the method, those without which its training does not start, and the options."""
+        """Flags of fairseq-train: --method, what the method requires (Method.train_flags), and the options."""
         method = get_method(self.method)
         flags = parse_flags(method.train_flags) | {"method": self.method}
-        methods_own = {option.replace("_", "-") for option in method.options}
+
+        options_of_method = {option.replace("_", "-") for option in method.options}
         for option in self.options:
             name, _, value = option.partition("=")
             name = name.replace("_", "-")
-            if name in methods_own:
+            if name in options_of_method:  # its flag begins with the method's name
                 name = f"{self.method}-{name}".replace("_", "-")
-            flags[name] = value or True
+            flags[name] = value or True  # an option without a value is a switch
         return flags
 
 
@@ -96,11 +109,15 @@ class MethodSpec:
 class Choice:
     """What a user chooses by flags of `deepnet reproduce`; None where the experiment's file decides.
 
-    methods: each as MethodSpec.parse reads it, or "*" for all; depths: see ByLayers.layers; sizes: names of sizes of
-    language models; rates: their learning rates, as written; variants: names of the file's variants. average: "10" to
-    average the last 10 epochs, "36-45" for these. stuck: --stop-stuck, updates. tokens: --max-tokens of one process;
-    shared: whether the embeddings are shared; smoke: train the miniature. order: of the rows, see ByMethod._in_order.
-    update: the update that a figure shows.
+    Which rows are trained. methods: each METHOD+OPTION+OPTION=VALUE@RATE, or "*" for all methods. depths: "18" or
+    "60-12" (encoder-decoder), see ByLayers.layers. sizes: names of sizes of language models, keys of the file's table
+    [sizes]; rates: their learning rates, as "1e-3". seeds: one training each. variants: keys of the file's table
+    [variants]. order: "deepest", "shallowest" or "given", see ByMethod._in_order.
+
+    How they are trained. average: "10" to average the weights after the last 10 epochs, "36-45" after these. stuck:
+    value of --stop-stuck, in updates. tokens: value of --max-tokens, of one process. shared: whether encoder and
+    decoder share their embeddings, if the file's flags say so. smoke: train the miniature. update: the update whose
+    probes a figure shows.
     """
 
     methods: Sequence[str] | None = None
@@ -122,8 +139,9 @@ class Choice:
 class Experiment:
     """An experiment: the content of its file, and the user's choice.
 
-    content: keys and values, see experiments.py; those of `like` and of the recipe are merged in. A subclass makes the
-    rows.
+    name: that of the file, without .toml. content: the file's keys and values, which experiments.py lists; it includes
+    the keys that the file takes from another experiment (`like`) and those of the recipe that the user chose. A
+    subclass makes the rows.
     """
 
     name: str
@@ -131,6 +149,7 @@ class Experiment:
     choice: Choice = field(default_factory=Choice)
 
     def __getitem__(self, key: str) -> Any:
+        """Return the value of a key of the file; KeyError if the file does not have it."""
         return self.content[key]
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -140,17 +159,18 @@ class Experiment:
     def rows(self, world: int) -> Iterator[Row]:
         """Yield the trainings in the order in which they are begun.
 
-        Raises a UserError for a choice that the experiment does not have.
+        Raises a UserError, perhaps only after some rows, for a choice that the experiment does not have or that cannot
+        be trained with.
         """
         raise NotImplementedError
 
     def check_rows(self, world: int, only: str | None = None) -> None:
-        """Raise a UserError for a row that cannot be trained, for two of one name, and if none is named `only`.
+        """Raise a UserError for a row that cannot be trained, for two rows of one name, and if no row is named `only`.
 
-        only: the name of the row that is asked for, None if all are.
+        only: the name of the one row that is asked for, None if all are.
         """
         names: set[str] = set()
-        for row in self.rows(world):
+        for row in self.rows(world):  # raises the error for a row that cannot be trained
             if row.name in names:
                 raise UserError(row.name, f"two rows of {self.name} have this name; choose one of each")
             names.add(row.name)
@@ -159,21 +179,24 @@ class Experiment:
 
     @property
     def folder(self) -> str:
-        """Name of the folder in which its runs lie."""
+        """Name of the folder that holds the folders of its runs."""
         return self["folder"]
 
     @property
-    def smoke(self) -> Mapping[str, Any] | None:
-        """The file's table [smoke], {} if it has none, for a miniature; None for the paper's size."""
+    def smoke_table(self) -> Mapping[str, Any] | None:
+        """What the file says of the miniature, in its table [smoke], if the miniature is to be trained; else None.
+
+        {} if the file has no such table.
+        """
         return self.get("smoke", {}) if self.choice.smoke else None
 
     def method_specs(self) -> list[MethodSpec]:
-        """Return the methods of its rows, in their order.
+        """Return the methods of its rows, in the order in which the user or the file names them.
 
         Raises a UserError for an unknown method, and for options or a learning rate that the experiment does not take.
         """
         specs = []
-        for text in self._asked_for("methods"):
+        for text in self._chosen_texts("methods"):
             if text == "*":
                 specs += [MethodSpec(method) for method in METHODS]
             else:
@@ -189,27 +212,32 @@ class Experiment:
         return specs
 
     def seeds(self) -> list[int]:
-        """Return the seeds: the user's, else the file's; of a miniature those of [smoke], else the file's first."""
-        chosen = self.choice.seeds
-        if chosen is None and self.smoke and "seeds" in self.smoke:
-            chosen = self.smoke["seeds"]
-        if chosen is None and self.smoke is not None:
-            chosen = self.get("seeds", [1])[:1]
-        return list(chosen or self.get("seeds", [1]))
+        """Return the user's seeds, else those of the file; by default 1.
 
-    def _asked_for(self, key: str) -> list[str]:
-        """Return the values of "methods" or "depths" as text: the user's, else those of the miniature or the file."""
+        A miniature takes those of [smoke] in place of the file's, or else the file's first alone.
+        """
+        seeds_of_file = self.get("seeds", [1])
+        chosen = self.choice.seeds
+        if chosen is None and self.smoke_table is not None:
+            chosen = self.smoke_table.get("seeds", seeds_of_file[:1])
+        return list(chosen or seeds_of_file)
+
+    def _chosen_texts(self, key: str) -> list[str]:
+        """Return the user's methods or depths as texts, else those of the miniature, else those of the file.
+
+        key: "methods" or "depths".
+        """
         chosen = getattr(self.choice, key)
-        if chosen is None and self.smoke and key in self.smoke:
-            chosen = self.smoke[key]
-        return [str(word) for word in chosen or self[key]]
+        if chosen is None and self.smoke_table and key in self.smoke_table:
+            chosen = self.smoke_table[key]
+        return [str(value) for value in chosen or self[key]]
 
     @property
     def stuck(self) -> int:
-        """--stop-stuck: updates after which a training that learns nothing is ended; 0 for never."""
+        """Value of --stop-stuck: end a training after N updates no better than the words' frequencies; 0 for never."""
         if self.choice.stuck is not None:
             return self.choice.stuck
-        return 0 if self.smoke is None else self.smoke.get("stop_stuck", SMOKE_STUCK)
+        return 0 if self.smoke_table is None else self.smoke_table.get("stop_stuck", SMOKE_STUCK)
 
     @property
     def vocabulary(self) -> int:
@@ -218,35 +246,38 @@ class Experiment:
 
     @property
     def average(self) -> tuple[int, str]:
-        """Number of checkpoints that are averaged, 1 for none; their epochs in the words of --epoch-weights.
+        """Pair (number, epochs): how many checkpoints are averaged, 1 for no averaging, and of which epochs.
 
-        The epochs are "36-45", or "last:10" for the last ten.
+        The epochs are a value of --epoch-weights: "36-45", or "last:10" for the last ten. Raises a UserError if the
+        user's --average is neither a number nor such a range.
         """
-        word = self.choice.average
-        if word is None:
+        text = self.choice.average
+        if text is None:
             number = self.get("translation", {}).get("average", 1)
             if self.choice.smoke and number > 1:
                 number = SMOKE_AVERAGE
-            word = str(number)
+            text = str(number)
 
-        first, _, last = word.partition("-")
+        first, _, last = text.partition("-")  # epochs; without a hyphen `first` is the number of epochs instead
         valid = first.isdecimal() and int(first) > 0
         if last:
             valid = valid and last.isdecimal() and int(first) <= int(last)
         if not valid:
-            raise UserError(f"--average {word}", "how many of the last epochs, as 10, or which, as 36-45")
+            raise UserError(f"--average {text}", "how many of the last epochs, as 10, or which, as 36-45")
 
         if last:
-            return int(last) - int(first) + 1, word
+            return int(last) - int(first) + 1, text
         return int(first), f"last:{first}"
 
     def _batch_flags(self, tokens: int, count: int, world: int) -> Flags:
-        """Return --max-tokens and --update-freq, by which an update has the paper's `count` batches of `tokens`.
+        """Return --max-tokens and --update-freq, by which an update has as many tokens as the paper's.
 
-        Raises a UserError if the processes cannot share these tokens equally.
+        tokens: of one of the paper's batches; count: its batches in an update. A batch of one process has as many
+        tokens unless the user chooses --max-tokens. Raises a UserError if `world` such batches do not divide the
+        update.
         """
         update_tokens = tokens * count
-        max_tokens = self.choice.tokens or tokens  # of a batch of one process
+        max_tokens = self.choice.tokens or tokens  # of a batch of one process; 0 chooses none
         step_tokens = world * max_tokens  # of one batch in every process
         if update_tokens % step_tokens:
             if self.choice.tokens is None:
@@ -262,7 +293,7 @@ class Experiment:
         return {"max-tokens": max_tokens, "update-freq": update_tokens // step_tokens}
 
     def _save_flags(self) -> Flags:
-        """Return the flags of saving checkpoints: the newest to resume from, and weights of the epochs to average."""
+        """Return the flags that keep the newest checkpoint, to resume from, and the weights of epochs to average."""
         every = SMOKE_SAVES if self.choice.smoke else self["saves"]["every"]
         flags: Flags = {"save-interval-updates": every, "keep-interval-updates": 1, "log-interval": LOG_INTERVAL}
         number, epochs = self.average
@@ -273,24 +304,27 @@ class Experiment:
         return flags
 
     def _complete_flags(self, flags: Flags) -> Flags:
-        """Return a row's flags with --stop-stuck, which needs validation, and without those that are NOT_GIVEN."""
+        """Return a row's flags without those that are NOT_GIVEN, and with --stop-stuck unless it does not validate.
+
+        --stop-stuck judges by the validation loss.
+        """
         if self.stuck and not flags.get("disable-validation"):
             flags = flags | {"stop-stuck": self.stuck}
         return {name: value for name, value in flags.items() if value != NOT_GIVEN}
 
 
 def flags_of(table: Mapping[str, Any]) -> Flags:
-    """Return the flags in a table of a file, without its keys that are no flags: "source" and "methods"."""
+    """Return the flags of fairseq-train in a table of a file, which are all of its keys but "source" and "methods"."""
     return {name: value for name, value in table.items() if name not in ("source", "methods")}
 
 
 def parse_flags(texts: Sequence[str]) -> Flags:
-    """Return the flags in texts such as ("--lr 1e-3", "--amp")."""
+    """Return {"lr": "1e-3", "amp": True} for the texts ("--lr 1e-3", "--amp"): values are texts, of a switch True."""
     flags: Flags = {}
     for word in " ".join(texts).split():
         if word.startswith("--"):
             name = word[2:]
             flags[name] = True
-        else:
+        else:  # the value of the flag before it
             flags[name] = word
     return flags

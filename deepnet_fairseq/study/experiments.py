@@ -60,9 +60,10 @@ from .rows import ByGroup, ByMethod, BySize
 
 @cache
 def names() -> tuple[str, ...]:
-    """List the names of all experiments, sorted."""
+    """List the names of all experiments, sorted: a file experiments/NAME.toml has the name NAME."""
     folder = resources.files(__package__) / "experiments"
-    return tuple(sorted(file.name.removesuffix(".toml") for file in folder.iterdir() if file.name.endswith(".toml")))
+    files = [file.name for file in folder.iterdir() if file.name.endswith(".toml")]
+    return tuple(sorted(name.removesuffix(".toml") for name in files))
 
 
 def read_experiment(name: str, recipe: str | None = None) -> Experiment:
@@ -83,14 +84,14 @@ def read_experiment(name: str, recipe: str | None = None) -> Experiment:
 
 
 def _class_of(content: Mapping[str, Any]) -> type[Experiment]:
-    """Return the subclass of Experiment that makes rows of these keys."""
-    if "sizes" in content:
+    """Return the subclass of Experiment that makes the rows of a file with these keys."""
+    if "sizes" in content:  # language models
         return BySize
     return ByGroup if "rows" in content else ByMethod
 
 
 def _content(name: str) -> dict[str, Any]:
-    """Return the keys of an experiment's file, with those of the experiment that it is `like`."""
+    """Return the keys of an experiment's file, and those that it lacks of the experiment that its key `like` names."""
     file = resources.files(__package__) / "experiments" / f"{name}.toml"
     content = tomllib.loads(file.read_text(encoding="utf-8"))
     name_of_base = content.pop("like", None)
@@ -102,10 +103,14 @@ def _content(name: str) -> dict[str, Any]:
 
 
 def merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the base with the keys of `more`, table by table; an empty table in `more` replaces the base's."""
+    """Return the keys of both; a key of `more` goes first, but two tables of one key are merged in the same way.
+
+    An empty table in `more` replaces the base's, so that a file can take a table back.
+    """
     result = dict(base)
     for key, value in more.items():
-        if isinstance(value, Mapping) and value and isinstance(result.get(key), Mapping):
+        both_are_tables = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+        if both_are_tables and value:
             result[key] = merged(result[key], value)
         else:
             result[key] = value
@@ -115,13 +120,13 @@ def merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
 def with_choices(experiment: Experiment, **choices: Any) -> Experiment:
     """Return the experiment with the user's choices; UserError for a choice that it does not offer.
 
-    choices: fields of Choice.
+    choices: fields of Choice and their values; None, or a field that is left out, chooses nothing.
     """
     by_size = isinstance(experiment, BySize)
     if choices.get("depths") and by_size:
         raise UserError("--depths", f"{experiment.name} has sizes; give --sizes")
 
-    offers = {  # flag -> whether the experiment leaves something to choose by it
+    offers = {  # flag, named as the field of Choice but for --lrs -> whether the experiment leaves something to choose
         "--methods": not _fixed_by_groups(experiment, "methods"),
         "--depths": not _fixed_by_groups(experiment, "depths"),
         "--sizes": by_size,
@@ -135,6 +140,7 @@ def with_choices(experiment: Experiment, **choices: Any) -> Experiment:
         if choices.get(key) is not None and not can_be_chosen:
             raise UserError(flag, f"{experiment.name} has none to choose")
 
+    # A group of rows without {seed} in its name is trained with the first seed alone, see ByGroup.rows.
     several_seeds = len(choices.get("seeds") or ()) > 1
     names_tell_seeds_apart = all("{seed}" in group["name"] for group in experiment.get("rows", ()))
     if several_seeds and not names_tell_seeds_apart:
@@ -143,6 +149,9 @@ def with_choices(experiment: Experiment, **choices: Any) -> Experiment:
 
 
 def _fixed_by_groups(experiment: Experiment, key: str) -> bool:
-    """Tell whether the file has groups of rows, and each of them its own `key`, "methods" or "depths"."""
+    """Tell whether the file leaves no "methods" or "depths" to choose: each of its groups of rows has its own.
+
+    key: one of these two. False for a file without groups of rows.
+    """
     groups = experiment.get("rows", ())
     return bool(groups) and all(key in group for group in groups)

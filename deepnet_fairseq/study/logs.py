@@ -33,13 +33,13 @@ RUNNING = re.compile(STAMP + r"[^|]*\| \w+ \| (fairseq_cli\.|fairseq\.trainer|fa
 def read_log(path: Path) -> dict:
     """Read a log and return the part that a record of the run keeps, as a JSON object.
 
-    "attempts": a list of pairs of times, "2024-05-01 12:00:00", at which an attempt printed its settings and its last
-    line of training. "train_inner", "valid": lists of the rows with that tag, reduced to the keys of READ and MORE; an
-    empty object for a broken line.
+    "attempts": for each attempt a pair of times, "2024-05-01 12:00:00": when it printed its settings, and when it
+    printed its last line as a running training. "train_inner", "valid": lists of the rows with that tag, reduced to the
+    keys of READ and MORE; {} for a broken line, which a killed training may leave.
     """
     text = path.read_text(encoding="utf-8", errors="replace")
 
-    attempts: list[list[str]] = []
+    attempts: list[list[str]] = []  # [start, end], whose end moves on with every line of the running training
     for line in text.splitlines():
         begin = BEGIN.match(line)
         if begin:
@@ -52,7 +52,7 @@ def read_log(path: Path) -> dict:
 
     rows: dict[str, list[dict]] = {tag: [] for tag in READ}
     for tag, content in ROW.findall(text):
-        row = parse_json_object(content)
+        row = parse_json_object(content)  # {} if it is broken
         kept = {key: row[key] for key in (*READ[tag], *MORE) if key in row}
         rows[tag].append(kept)
     return {"attempts": attempts, **rows}
@@ -62,8 +62,8 @@ def read_log(path: Path) -> dict:
 class Curve:
     """Losses of training or validation, label-smoothed, in bits per token.
 
-    losses[i] was logged when updates[i] updates were made; of a training it is the mean since the point before. epochs:
-    those of the validations, from 1; of a training all 0.
+    losses[i] was logged when updates[i] updates were made; a training loss is the mean over the updates since the one
+    logged before. epochs[i]: the epoch of a validation, from 1; 0 for training losses, whose epoch is not read.
     """
 
     updates: list[int]
@@ -71,18 +71,18 @@ class Curve:
     epochs: list[int]
 
     def final_loss(self, last: int = 4) -> float:
-        """Return the mean of the last few losses, bits per token; NaN without one."""
+        """Return the mean of the last `last` losses, in bits per token; NaN if there are no losses."""
         return fmean(self.losses[-last:]) if self.losses else math.nan
 
 
 def curve(log: dict, tag: str, where: object) -> Curve:
     """Return the losses of training or validation, in the order of their updates.
 
-    A resumed run may repeat updates; the later row of two counts. log: of read_log, {} if there is none. tag: a
-    key of READ. where: names the log in errors. Raises a UserError if there is no log or no such row in it, or if a row
-    is broken.
+    A resumed run may repeat updates; the later row of two counts. log: what read_log returns, {} if there is no log.
+    tag: a key of READ. where: names the log in errors. Raises a UserError if there is no log or no such row in it, or
+    if a row is broken.
     """
-    key_of_update, key_of_loss, *key_of_epoch = READ[tag]
+    key_of_update, key_of_loss, *key_of_epoch = READ[tag]  # of training rows no epoch is read
     losses: dict[int, float] = {}  # by update
     epochs: dict[int, int] = {}  # by update
     try:
@@ -102,9 +102,9 @@ def curve(log: dict, tag: str, where: object) -> Curve:
 
 
 def training_hours(log: dict, where: object) -> float | None:
-    """Sum the hours from each attempt's settings to the last line of its training; None if the log has no attempt.
+    """Return the hours that all attempts took together, by the times of "attempts"; None if the log has no attempt.
 
-    log: of read_log. where: names the log in errors. Raises a UserError if the times are broken.
+    log: what read_log returns. where: names the log in errors. Raises a UserError if the times are broken.
     """
     try:
         attempts = [_times(attempt) for attempt in log.get("attempts", ())]
@@ -116,5 +116,5 @@ def training_hours(log: dict, where: object) -> float | None:
 
 
 def _times(attempt: list[str]) -> list[datetime]:
-    """Parse the start and the end of an attempt."""
+    """Parse [start, end] of an attempt, each as "2024-05-01 12:00:00"."""
     return [datetime.fromisoformat(time) for time in attempt]

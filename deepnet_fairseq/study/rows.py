@@ -1,7 +1,12 @@
-"""Make the rows of an experiment, in one of three ways that its file names them; experiment.py says what a row is.
+"""Make the rows of an experiment, each of which is one training, with the flags of fairseq-train.
 
-ByMethod: methods by depths, for tables of translation. ByGroup: [[rows]] of the file, for figures. BySize: methods by
-sizes and learning rates, for language models. `world` is the number of processes of a training, one for each GPU.
+An experiment is a TOML file; the docstring of experiments.py lists its keys. It names its rows in one of three ways.
+ByMethod: each method at each depth, for tables of translation. ByGroup: tables [[rows]] of the file, for figures.
+BySize: each method at each size and learning rate, for language models.
+
+self[key] and self.get(key) are values of the file; self.choice is what the user chose by flags. self.smoke_table is the
+file's table [smoke] if the miniature is trained, a small version on generated data; else None. A depth is a text, "18"
+or "60-12". `world` is the number of processes of a training, one for each GPU.
 """
 
 from __future__ import annotations
@@ -26,28 +31,30 @@ class ByLayers(Experiment):
     """An experiment whose rows differ in their number of layers."""
 
     def depths(self) -> list[str]:
-        """Return the depths of its rows as text, "18" or "60-12"; UserError for one that is none."""
-        depths = self._asked_for("depths")
+        """Return the depths of its rows as texts, "18" or "60-12"; UserError for a text that is no depth."""
+        depths = self._chosen_texts("depths")
         for depth in depths:
-            self.layers(depth)  # raises the error
+            self.layers(depth)  # raises the error for a text that is no depth
         return depths
 
     def layers(self, depth: str) -> dict[str, int]:
-        """Return {"encoder_layers": N, "decoder_layers": M} of a depth, or the one of a model with one stack.
+        """Return {"encoder_layers": N, "decoder_layers": M} for a depth; of a model with one stack only its entry.
 
-        depth: "60-12" for both stacks; or "18" for each of them, for both together if the file has layers = "half", or
-        for the encoder if the file has decoder_layers for this depth. Raises a UserError for a text that is no depth.
+        depth: "60-12" has 60 encoder and 12 decoder layers. "18" has 18 of each; 9 of each if the file has layers =
+        "half"; 18 encoder layers if the file's table decoder_layers gives the decoder's for this depth. Raises a
+        UserError for a text that is no depth.
         """
         stacks = self.get("stacks", ("encoder", "decoder"))
         parts = depth.split("-")
-        if not all(part.isdecimal() and int(part) > 0 for part in parts) or len(parts) > len(stacks):
+        are_numbers = all(part.isdecimal() and int(part) > 0 for part in parts)
+        if not are_numbers or len(parts) > len(stacks):
             most = "" if len(stacks) == 1 else ", or two with a hyphen"
             raise UserError("--depths", f"{depth} is no whole number above 0{most}")
         numbers = [int(part) for part in parts]
         if len(numbers) == len(stacks):
             return _by_stack(stacks, numbers)
 
-        number = numbers[0]  # a single one for two stacks
+        number = numbers[0]  # the only one, for two stacks
         if self.get("layers") == "half":
             if number % 2:
                 raise UserError("--depths", f"{depth} is no even number of layers")
@@ -61,10 +68,10 @@ class ByLayers(Experiment):
         return self.choice.update or self.get("update")
 
     def _paper_batch(self, depth: str, row_table: Mapping[str, Any]) -> tuple[int, int] | None:
-        """Return the tokens of a batch, and the number of batches in an update, as the paper has them.
+        """Return (tokens of a batch, batches in an update) of the paper, on however many GPUs.
 
-        None if the file has no batch, because its flags set it (--max-tokens, --update-freq). row_table: the row's
-        variant or its group in the file, whose own "batch" goes first.
+        None if the file has no "batch", because its flags have --max-tokens and --update-freq. row_table: the table of
+        the row's variant or group in the file, whose own "batch" goes first.
         """
         if "batch" in row_table:
             tokens, count = row_table["batch"]
@@ -72,21 +79,24 @@ class ByLayers(Experiment):
         batch = self.get("batch")
         if batch is None:
             return None
-        if depth in batch.get("of_depth", {}) and self.smoke is None:
+        if depth in batch.get("of_depth", {}) and self.smoke_table is None:
             tokens, count = batch["of_depth"][depth]
             return tokens, count
         return batch["tokens"], batch["count"]
 
     def _memory_layers(self, layers: Mapping[str, int]) -> int:
-        """Return Row.layers: the layers of all stacks, each of them worth corpus_size.layer layers of width 512."""
+        """Return Row.layers, the model's size as the number of layers of width 512 that need as much memory.
+
+        layers: as of `layers`. The file's corpus_size.layer tells how many of width 512 a layer is worth.
+        """
         return sum(layers.values()) * self["corpus_size"].get("layer", 1)
 
     def _flags(self, spec: MethodSpec, depth: str, row_table: Mapping[str, Any], world: int) -> Flags:
         """Return a row's flags of fairseq-train; what comes later here overrides what came before.
 
-        row_table: the row's variant or its group in the file, with flags of its own; {} for none.
+        row_table: the table of the row's variant or group in the file, with "flags" of its own; {} if it has none.
         """
-        # the paper's, and those that it leaves open
+        # the paper's flags, and those that the paper leaves open
         flags: Flags = flags_of(self["training"]) | flags_of(self["open"])
         if not self.choice.shared:
             flags.pop("share-all-embeddings", None)
@@ -96,62 +106,69 @@ class ByLayers(Experiment):
         # method, depth and size
         flags |= spec.flags
         flags |= {name.replace("_", "-"): number for name, number in self.layers(depth).items()}
-        if self.smoke is not None:
+        if self.smoke_table is not None:
             flags |= self._miniature_flags()
         batch = self._paper_batch(depth, row_table)
-        if batch is not None and (self.smoke is None or "batch" in row_table):
+        if batch is not None and (self.smoke_table is None or "batch" in row_table):
             flags |= self._batch_flags(*batch, world)
 
         # length and checkpoints
         if self.update is not None:
-            flags["max-update"] = self.update + 1  # probes after an update run while the next one is made
+            flags["max-update"] = self.update + 1  # probes record update N while update N + 1 is made
         if self.saves_checkpoints:
             flags |= self._save_flags()
 
-        # what single methods and rows have in place of these
-        apart = self.get("methods_apart")
-        if apart and spec.method in apart["methods"] and self.smoke is None:
-            flags |= flags_of(apart)
+        # flags of single methods and rows, in place of these
+        methods_apart = self.get("methods_apart")
+        if methods_apart and spec.method in methods_apart["methods"] and self.smoke_table is None:
+            flags |= flags_of(methods_apart)
         flags |= flags_of(row_table.get("flags", {}))
-        if self.smoke is not None:
+        if self.smoke_table is not None:
             flags |= flags_of(row_table.get("smoke_flags", {}))
         return self._complete_flags(flags)
 
     @property
     def saves_checkpoints(self) -> bool:
-        """Whether the rows save checkpoints; the subclasses say which do."""
+        """Whether the rows save checkpoints; each subclass decides by a key of the file."""
         raise NotImplementedError
 
     def _miniature_flags(self) -> Flags:
         """Return the flags that make the row a miniature: SMOKE, and those of the file's table [smoke]."""
-        assert self.smoke is not None
+        assert self.smoke_table is not None
         flags = SMOKE | {
-            "max-update": self.smoke["updates"],
-            "max-tokens": self.choice.tokens or self.smoke.get("tokens", SMOKE_TOKENS),
-            "lr": self.smoke.get("lr", SMOKE_LR),
+            "max-update": self.smoke_table["updates"],
+            "max-tokens": self.choice.tokens or self.smoke_table.get("tokens", SMOKE_TOKENS),
+            "lr": self.smoke_table.get("lr", SMOKE_LR),
         }
-        return flags | flags_of(self.smoke.get("flags", {}))
+        return flags | flags_of(self.smoke_table.get("flags", {}))
 
 
 class ByMethod(ByLayers):
-    """An experiment that trains each method at each depth, and scores it if the file has [translation]."""
+    """An experiment that trains each method at each depth; the models translate if the file has [translation]."""
 
     def method_specs(self) -> list[MethodSpec]:
-        """Return the methods; if the user chooses depths and no methods, the file's methods_of_given_depths."""
+        """Return the methods of the rows, as Experiment.method_specs.
+
+        If the user chooses depths and no methods, they are the file's methods_of_given_depths, if it has these. The
+        methods of a miniature go before them.
+        """
         of_given_depths = self.get("methods_of_given_depths")
-        depths_alone = self.choice.depths is not None and self.choice.methods is None
-        miniature_has_own = bool(self.smoke) and "methods" in self.smoke
-        if of_given_depths and depths_alone and not miniature_has_own:
+        depths_alone_chosen = self.choice.depths is not None and self.choice.methods is None
+        miniature_has_own = bool(self.smoke_table) and "methods" in self.smoke_table
+        if of_given_depths and depths_alone_chosen and not miniature_has_own:
             return [MethodSpec.parse(text) for text in of_given_depths]
         return super().method_specs()
 
     @property
     def saves_checkpoints(self) -> bool:
-        """Whether the rows save checkpoints: if they are scored."""
+        """Whether the rows save checkpoints, with which to translate: if the file has [translation]."""
         return self.get("translation") is not None
 
     def rows(self, world: int) -> Iterator[Row]:
-        """Yield the rows seed by seed: methods by depths, each in all its variants; then the file's more_rows."""
+        """Yield the rows seed by seed: each method at each depth, in each variant; then the file's more_rows.
+
+        more_rows are for the experiment as it is: not if the user chooses methods or depths, nor in a miniature.
+        """
         for seed in self.seeds():
             for spec, depth in self._in_order(self.method_specs(), self.depths()):
                 for variant in self.variants():
@@ -166,9 +183,11 @@ class ByMethod(ByLayers):
                     yield self._row(spec, depth, seed, {}, world)
 
     def variants(self) -> list[Mapping[str, Any]]:
-        """Return the file's variants of each row, those that the user chooses or all; [{}] if the file has none.
+        """Return the variants in which each row is trained, those that the user chooses or all; [{}] for no variants.
 
-        Each is a table with "name", its part of the row's name, "flags", and perhaps "batch" and "smoke_flags".
+        Each is a table of the file with the keys "name", which becomes a part of the row's name, "flags" of
+        fairseq-train, and perhaps "batch" (see _paper_batch) and "smoke_flags", further flags in a miniature. Raises a
+        UserError for a variant that the file does not have.
         """
         known = self.get("variants", {})
         names = self.choice.variants or list(known)
@@ -178,13 +197,14 @@ class ByMethod(ByLayers):
         return [known[name] for name in names] or [{}]
 
     def _in_order(self, specs: Sequence[MethodSpec], depths: Sequence[str]) -> list[tuple[MethodSpec, str]]:
-        """Return all pairs of method and depth in the order of the user, or of the file.
+        """Return all pairs of method and depth, in the order that the user or the file names.
 
         "deepest", the default: method by method, the deepest first. "given": depth by depth, as they are given.
-        Otherwise depth by depth, the shallowest first.
+        "shallowest": depth by depth, the shallowest first.
         """
 
         def first_number(depth: str) -> int:
+            """Return 60 for "60-12"."""
             return int(depth.split("-")[0])
 
         order = self.choice.order or self.get("order", "deepest")
@@ -195,7 +215,10 @@ class ByMethod(ByLayers):
         return [(spec, depth) for depth in ordered for spec in specs]
 
     def _row(self, spec: MethodSpec, depth: str, seed: int, variant: Mapping[str, Any], world: int) -> Row:
-        """Return the row METHOD-DEPTH-VARIANT-seedN; variant: see variants()."""
+        """Return the row of this name: METHOD-DEPTH-seedN, or METHOD-DEPTH-VARIANT-seedN.
+
+        variant: one of variants(); {} if the row has none.
+        """
         layers = self.layers(depth)
         facts: dict[str, Any] = {"method": spec.method} | layers
         name = f"{spec.folder_prefix}-{depth}"
@@ -219,23 +242,24 @@ class ByMethod(ByLayers):
 
 
 class ByGroup(ByLayers):
-    """An experiment whose file has tables [[rows]], each for a group of rows; none is scored.
+    """An experiment whose file has tables [[rows]], each for a group of rows; none of them gets a score.json.
 
-    A group has a name, "{method}-{depth}-seed{seed}" for instance, and its own methods and depths, or else the file's;
-    "facts" for run.json, "flags" and perhaps "batch", "first_seed" and "smoke_flags".
+    Keys of a group: "name" of its rows, with blanks to fill, as "{method}-{depth}-seed{seed}"; "methods" and "depths",
+    or else the file's are taken; "facts" for run.json; "flags" of fairseq-train; "batch", see _paper_batch;
+    "first_seed", further flags of the rows with the first seed; "smoke_flags", further flags in a miniature.
     """
 
     @property
     def saves_checkpoints(self) -> bool:
-        """Whether the rows save checkpoints: if the file says so."""
+        """Whether the rows save checkpoints: the file's key rows_save, by default no."""
         return bool(self.get("rows_save"))
 
     def rows(self, world: int) -> Iterator[Row]:
         """Yield the rows of each group in turn: for each seed if the group's name has {seed}, else for the first."""
-        groups = self["rows"] if self.smoke is None else self.smoke.get("rows", self["rows"])
+        groups = self["rows"] if self.smoke_table is None else self.smoke_table.get("rows", self["rows"])
         for group in groups:
-            own = group.get("methods")
-            specs = self.method_specs() if own is None else [MethodSpec.parse(text) for text in own]
+            own_methods = group.get("methods")
+            specs = self.method_specs() if own_methods is None else [MethodSpec.parse(text) for text in own_methods]
             seeds = self.seeds() if "{seed}" in group["name"] else self.seeds()[:1]
             for seed in seeds:
                 for spec in specs:
@@ -243,10 +267,11 @@ class ByGroup(ByLayers):
                         yield self._row(group, spec, depth, seed, world)
 
     def _row(self, group: Mapping[str, Any], spec: MethodSpec, depth: str, seed: int, world: int) -> Row:
+        """Return the row of a group with this method, depth and seed; the keys of a group are those of the class."""
         layers = self.layers(depth)
         facts: dict[str, Any] = {"method": spec.method} | layers | group.get("facts", {})
         if self.update is not None:
-            facts["update"] = self.update
+            facts["update"] = self.update  # whose probes the figure shows
         flags = self._flags(spec, depth, group, world)
         if seed == self.seeds()[0]:
             flags |= flags_of(group.get("first_seed", {}))
@@ -264,25 +289,29 @@ class ByGroup(ByLayers):
 
 
 class BySize(Experiment):
-    """An experiment that trains language models: methods by sizes and learning rates, each scored by its perplexity.
+    """An experiment that trains language models: each method at each size and learning rate, scored by perplexity.
 
-    A size is a table of the file, [sizes.NAME]: number of layers, batch, methods, learning rates and flags.
+    A size is a table of the file, [sizes.NAME]: "label" for tables, "layers", "batch" (tokens, and the number of
+    batches in an update), "methods" and learning "rates" of its rows, "flags" of fairseq-train.
     """
 
     def sizes(self) -> list[str]:
-        """Return the names of the sizes: the user's, else those of the miniature or the file; UserError if unknown."""
+        """Return the names of the sizes: the user's, else the miniature's, else all; UserError for an unknown one."""
         known = self["sizes"]
         chosen = self.choice.sizes
-        if chosen is None and self.smoke and "sizes" in self.smoke:
-            chosen = self.smoke["sizes"]
+        if chosen is None and self.smoke_table and "sizes" in self.smoke_table:
+            chosen = self.smoke_table["sizes"]
         for name in chosen or known:
             if name not in known:
                 raise UserError(f"--sizes {name}", f"{self.name} has {', '.join(known)}")
         return list(chosen or known)
 
     def method_specs(self, size: str | None = None) -> list[MethodSpec]:
-        """Return the methods: the user's, else those of the miniature, or of the size; without a size those of all."""
-        if self.choice.methods is not None or (self.smoke and "methods" in self.smoke):
+        """Return the methods: the user's, else those of the miniature, else those of the size.
+
+        size: its name; None for the methods of all sizes, one after the other.
+        """
+        if self.choice.methods is not None or (self.smoke_table and "methods" in self.smoke_table):
             return super().method_specs()
         sizes = self.sizes() if size is None else [size]
         return [MethodSpec.parse(text) for name in sizes for text in self["sizes"][name]["methods"]]
@@ -296,16 +325,17 @@ class BySize(Experiment):
                         yield self._row(spec, size, rate, seed, world)
 
     def _rates(self, spec: MethodSpec, size: str) -> list[str]:
-        """Return the learning rates of a method, as they are written; UserError for what is no positive number.
+        """Return the learning rates with which a method is trained, as texts: "1e-3".
 
-        They are the method's own, else the user's, those of the miniature, or those of the size.
+        They are the method's own (METHOD@RATE), else the user's, else the miniature's, else those of the size. Raises a
+        UserError for what is no positive number.
         """
         if spec.rate is not None:
             rates = [spec.rate]
         elif self.choice.rates is not None:
             rates = list(self.choice.rates)
-        elif self.smoke and "rates" in self.smoke:
-            rates = list(self.smoke["rates"])
+        elif self.smoke_table and "rates" in self.smoke_table:
+            rates = list(self.smoke_table["rates"])
         else:
             rates = list(self["sizes"][size]["rates"])
         for rate in rates:
@@ -314,9 +344,12 @@ class BySize(Experiment):
         return rates
 
     def _row(self, spec: MethodSpec, size_name: str, rate: str, seed: int, world: int) -> Row:
-        """Return the row METHOD-SIZE-lrRATE-seedN; UserError if a sample is longer than a batch."""
+        """Return the row METHOD-SIZE-lrRATE-seedN; UserError if a sample is longer than a batch.
+
+        size_name: a key of the file's [sizes]; rate: the learning rate, as written.
+        """
         size = self["sizes"][size_name]
-        layers = size["layers"] if self.smoke is None else self.smoke["layers"]
+        layers = size["layers"] if self.smoke_table is None else self.smoke_table["layers"]
         tokens, count = size["batch"]  # of a batch, and the number of batches in an update
         facts = {
             "method": spec.method,
@@ -326,12 +359,13 @@ class BySize(Experiment):
             "lr": rate,
         }
 
+        # what comes later overrides what came before
         flags: Flags = flags_of(self["task"]) | flags_of(self["training"]) | flags_of(self["open"])
         flags |= flags_of(size["flags"]) | spec.flags
-        if self.smoke is None:
+        if self.smoke_table is None:
             flags |= self._batch_flags(tokens, count, world)
         else:
-            flags |= flags_of(self.smoke["flags"])
+            flags |= flags_of(self.smoke_table["flags"])
             flags["max-tokens"] = self.choice.tokens or flags["max-tokens"]
         if flags["max-tokens"] < flags["tokens-per-sample"]:
             raise UserError(f"--max-tokens {flags['max-tokens']}", f"a sample has {flags['tokens-per-sample']}")
@@ -348,7 +382,7 @@ class BySize(Experiment):
         )
 
     def _probe_flags(self, spec: MethodSpec, size_name: str, rate: str) -> Flags:
-        """Return the flags of probes for the rows that figures show, {} for others.
+        """Return the flags of probes for the rows that figures show; {} for other rows.
 
         Figures show methods without options, at the size and learning rate of the file's table [probed].
         """
@@ -356,7 +390,7 @@ class BySize(Experiment):
         if probed is None or spec.options or (size_name, rate) != (probed["size"], probed["rate"]):
             return {}
         flags = flags_of(probed["flags"])
-        if self.smoke is not None:
+        if self.smoke_table is not None:
             flags |= flags_of(probed["smoke_flags"])
         return flags
 
@@ -367,6 +401,7 @@ def _by_stack(stacks: Sequence[str], layers: Sequence[int]) -> dict[str, int]:
 
 
 def _is_positive_number(text: str) -> bool:
+    """Tell whether a text is a finite number above 0."""
     try:
         return 0 < float(text) < math.inf
     except ValueError:

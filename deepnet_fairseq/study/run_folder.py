@@ -45,7 +45,7 @@ NOT_SAVED = "could not be saved"  # in the line of STOPPED, if a signal came and
 
 
 class RunFolder:
-    """The folder of one training; folder / name is a path in it."""
+    """The folder of one training; RunFolder(path) / name is the path of a file in it."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -65,12 +65,12 @@ class RunFolder:
 
     @property
     def is_over(self) -> bool:
-        """Whether the training is over: at its last update, or as diverged or stuck."""
+        """Whether the training is over: it made its last update, diverged, or was stuck."""
         return (self / TRAINED).exists()
 
     @property
     def failed(self) -> str | None:
-        """The line in the mark of a failed training, as "diverged at update 90"; None if it did not fail."""
+        """The line in the file `diverged` or `stuck`, as "diverged at update 90"; None if there is neither."""
         for mark in FAILURES:
             if (self / mark).exists():
                 return (self / mark).read_text().strip()
@@ -106,8 +106,9 @@ class RunFolder:
     def begin(self, facts: Mapping[str, Any], command: str, environment: Mapping[str, Any]) -> None:
         """Write run.json, command and environment.json, before an attempt to train.
 
-        An environment.json that is there stays, since it says where the first attempt ran. Marks of an earlier failure
-        are removed; so is the log if there is no checkpoint, because the training then starts from the beginning.
+        facts, environment: the contents of run.json and environment.json. An environment.json that is there stays,
+        since it says where the first attempt ran. Marks of an earlier failure (FAILURES) are removed; so is the log if
+        there is no checkpoint, because the training then starts from the beginning.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         self.write("run", json.dumps(facts))
@@ -131,18 +132,17 @@ class RunFolder:
     def end(self, status: int, what: str, begun_at: int = 0) -> None:
         """Mark the training as over after an attempt, unless the program failed or was stopped.
 
-        status: fairseq-train's exit status; what: the training, for messages; begun_at: size of the log, in bytes, when
-        this attempt began. A training that diverged or was stuck is over too, and gets a mark; the log tells, because
-        torchrun turns any status but 0 into 1. Raises Stopped if a signal stopped it, and a UserError, naming the log,
-        if it failed.
+        status: the exit status of fairseq-train, or of the torchrun that ran it; what: the training, for messages;
+        begun_at: size of the log, in bytes, when this attempt began. A training that diverged or was stuck is over too,
+        and gets a mark. Raises Stopped if a signal stopped it, and a UserError, naming the log, if it failed.
         """
-        if status:
+        if status:  # what happened is read from the log, because torchrun turns any status but 0 into 1
             with open(self.log, "rb") as file:
                 file.seek(begun_at)
                 printed = file.read().decode(errors="replace")
 
             stopped = STOPPED.findall(printed)
-            if stopped and NOT_SAVED not in stopped[-1]:
+            if stopped and NOT_SAVED not in stopped[-1]:  # what could not be saved is a failure, below
                 raise Stopped(stopped[-1])
 
             ended = ENDED.findall(printed)
@@ -154,9 +154,10 @@ class RunFolder:
 
 
 class Stopped(SystemExit):
-    """Raised when a signal stopped a training that has saved its state. line: what the training printed of it.
+    """Raised when a signal stopped a training, after it saved its state.
 
-    The exit status is 128 + the signal's number, as a shell's: 10 is SIGUSR1 and 15 SIGTERM.
+    line: what the training printed of it, as "stopped by SIGUSR1 after ...". If nobody catches it, this process exits
+    with 128 + the signal's number, as a shell does: 138 for SIGUSR1 (10), 143 for SIGTERM (15).
     """
 
     def __init__(self, line: str):
@@ -165,6 +166,6 @@ class Stopped(SystemExit):
 
 
 def last_line(printed: str) -> str:
-    """Return the last line that a program printed, at most 300 characters of it."""
+    """Return the last line of `printed`, all that a program printed; at most 300 characters, to fit a message."""
     lines = printed.strip().splitlines()
     return lines[-1][:300] if lines else "it said nothing"

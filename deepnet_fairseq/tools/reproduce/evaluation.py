@@ -125,8 +125,8 @@ class Perplexity(Judge):
     def evaluations(self, run: Path) -> list[Evaluation]:
         """Return the program that measures the perplexity of each subset of lines."""
         task = dict(self.experiment["task"])
-        if self.experiment.smoke is not None:
-            task["tokens-per-sample"] = self.experiment.smoke["flags"]["tokens-per-sample"]
+        if self.experiment.smoke_table is not None:
+            task["tokens-per-sample"] = self.experiment.smoke_table["flags"]["tokens-per-sample"]
 
         evaluations = []
         for subset in self.experiment["perplexity"]["subsets"]:
