@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from statistics import median
 
-from deepnet_fairseq.study.plots import number, style_of
+from deepnet_fairseq.study.plots import format_number, style_of
 from deepnet_fairseq.study.runs import RecordedRun
 
 NORMS_AT = (25, 100, 400)  # updates whose gradient norms are shown
@@ -76,7 +76,7 @@ def rows_gradients(runs: list[RecordedRun]) -> list[list[str]]:
         for run in group:
             for update in run.updates_with("gradient_norm"):
                 norms = run.probe_values("gradient_norm", update)
-                cells = [number(norms.get(name), 2) for name in probed]
+                cells = [format_number(norms.get(name), 2) for name in probed]
                 rows.append([model, INVERTED[variant], str(update), *cells])
     return rows
 
@@ -86,9 +86,9 @@ def spread(values: list[float]) -> str:
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return "-"
-    text = number(median(finite))
+    text = format_number(median(finite))
     if len(finite) > 1:
-        text += f" ({number(min(finite))} to {number(max(finite))})"
+        text += f" ({format_number(min(finite))} to {format_number(max(finite))})"
     if len(finite) < len(values):
         text += f", {len(values) - len(finite)} none"
     return text
@@ -135,4 +135,4 @@ def _losses_and_norms(run: RecordedRun | None) -> list[str]:
     training = run.parts.get("diverged") or f"{log.losses[-1]:.2f}"
     validation = run.validation.final_loss(1)
     norms = [float(row["gnorm"]) for row in run.parts["log"]["train_inner"] if "gnorm" in row]
-    return [training, number(validation), number(norms[-1]), number(max(norms))]
+    return [training, format_number(validation), format_number(norms[-1]), format_number(max(norms))]

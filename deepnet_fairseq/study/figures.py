@@ -1,8 +1,9 @@
-"""Draw the figures of `deepnet report --figures`: a function for each turns its runs into a Picture.
+"""Draw the figures of `deepnet report --figures`: a function for each turns its runs into a Picture (plots.py).
 
 Such a function raises a UserError, naming the run, if a run lacks what the figure needs. What it needs are facts in
-run.json (RecordedRun.facts), in quotes in the docstrings, values of probes, validation losses or scores. An N-N model
-has N encoder and N decoder layers.
+run.json (RecordedRun.facts), in quotes in the docstrings, values of probes, validation losses or scores. A probe
+records values by update and address, a place in the model such as "decoder.18" (layers count from 1). A Series holds
+its points as x -> y; the module paper has the published values. An N-N model has N encoder and N decoder layers.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from .plots import (
     Style,
     as_markdown,
     draw,
+    format_number,
     magnitude,
     means,
-    number,
     style_of,
     style_of_setting,
 )
@@ -68,9 +69,10 @@ SLOTS = {
 
 
 def _picture(figure: int, title: str, panels: list[Panel], **fields: Any) -> Picture:
-    """Return a figure of the DeepNet paper, with the paper's setting and the uncertainty of its values in a note.
+    """Return a figure of the DeepNet paper, with the paper's corpus and model in a note.
 
-    figure: its number; fields: further fields of Picture, as "columns".
+    The note also gives the uncertainty of values that were read off the paper's figure. figure: its number; fields:
+    further fields of Picture, as columns=2.
     """
     setting = paper.SETTING[figure]
     note = f"In parentheses: values read off the paper's figure ({paper.ERROR[figure]}). Its setting: {setting}."
@@ -83,7 +85,7 @@ def _depths(runs: Iterable[RecordedRun]) -> str:
 
 
 def _probed(runs: Runs, probe: str) -> Runs:
-    """Return the runs that recorded this probe; raise UserError if none did."""
+    """Return the runs that recorded this probe; raise a UserError if none did. probe: its name, as "gradient_norm"."""
     probed = [run for run in runs if run.updates_with(probe)]
     if not probed:
         raise UserError(runs[0].place.parent, f"no run with {probe}; record one with --deepnet-probe {probe}")
@@ -91,10 +93,11 @@ def _probed(runs: Runs, probe: str) -> Runs:
 
 
 def _by_layer(run: RecordedRun, values: dict[str, float], place: str = "") -> dict[int, float]:
-    """Return layer, from 1 -> value of a probe; {} if no layer has a finite value.
+    """Return {layer: value of a probe} for the layers, from 1, of the decoder; {} if no value is finite.
 
-    values: address -> value. place: end of the addresses "STACK.LAYER" + place, as ".ffn.fc2"; a layer whose address is
-    missing has NaN. The stack is the decoder, or the encoder of a model without decoder.
+    Of a model without decoder they are those of the encoder. values: address -> value. place: what follows the layer in
+    the addresses, as ".ffn.fc2" in "decoder.1.ffn.fc2"; "" for the layer as a whole. A layer whose address is missing
+    has NaN.
     """
     stack = "decoder" if run.decoder_layers else "encoder"
     depth = run.decoder_layers or run.encoder_layers
@@ -106,7 +109,10 @@ def _by_layer(run: RecordedRun, values: dict[str, float], place: str = "") -> di
 
 
 def _validation(run: RecordedRun, style: Style, epochs: bool = False) -> Series:
-    """Return a run's validation losses over updates, or over epochs; a diverged run failed at its last point."""
+    """Return a run's validation losses over updates, or over epochs if `epochs`.
+
+    A diverged run has a cross at its last validation, or at 0 if it had none.
+    """
     curve = run.validation
     x_values = curve.epochs if epochs else curve.updates
     points = dict(zip(x_values, curve.losses, strict=True))
@@ -118,7 +124,8 @@ def figure3(runs: Runs) -> Picture:
     """Draw Figure 3: Post-LN's gradients vanish towards the bottom, Post-LN-init's do not, and it trains.
 
     runs: of both methods; those with "part": "profile" have the probe gradient_norm at update 0, those with "part":
-    "curve" have validation losses. (a) has one profile of each method, that of its deepest run.
+    "curve" have validation losses. Panel (a) is the gradient norm by layer, of each method's deepest run, (b) that of
+    the last layer by depth, (c) the validation loss by epoch.
     """
     methods = ("post_ln", "post_ln_init")
     profiles: Runs = []
@@ -131,32 +138,35 @@ def figure3(runs: Runs) -> Picture:
         else:
             curves.append(run)
 
-    norms = {run: _by_layer(run, run.probe_values("gradient_norm", 0)) for run in profiles}  # run -> layer -> norm
-    deepest: dict[str, RecordedRun] = {}  # by method
+    norms = {}  # run -> layer -> gradient norm before the first update
+    for run in profiles:
+        norms[run] = _by_layer(run, run.probe_values("gradient_norm", 0))
+    deepest: dict[str, RecordedRun] = {}  # method -> its deepest run
     for run in sorted(profiles, key=lambda run: run.decoder_layers):
         deepest[run.method] = run  # a deeper one replaces the one before
 
-    from_top = []  # series of panel (a)
-    last_layer = []  # of (b)
-    losses = []  # of (c)
+    from_top = []  # series of panel (a), whose x is the distance from the last layer
+    last_layer = []  # series of panel (b)
+    losses = []  # series of panel (c)
     for method in methods:
         style = style_of(method)
 
         if method in deepest:
             run = deepest[method]
             lowest = max(1, run.decoder_layers - len(paper.FIGURE3_LAYERS) + 1)  # as many layers as the paper shows
-            layers = range(run.decoder_layers, lowest - 1, -1)
+            layers = range(run.decoder_layers, lowest - 1, -1)  # from the top
             profile = {distance: norms[run][layer] for distance, layer in enumerate(layers)}
             from_top.append(Series(style, profile))
         paper_profile = dict(enumerate(reversed(paper.FIGURE3_NORMS[method])))
         from_top.append(Series(style, paper_profile, paper=True))
 
-        points = means((run.layers, norms[run][run.decoder_layers]) for run in profiles if run.method == method)
+        own_profiles = [run for run in profiles if run.method == method]
+        points = means((run.layers, norms[run][run.decoder_layers]) for run in own_profiles)
         last_layer.append(Series(style, points))
         last_layer.append(Series(style, {}, paper=True, band=paper.FIGURE3_LAST[method]))
 
         losses += [_validation(run, style, epochs=True) for run in curves if run.method == method]
-        paper_losses = {epoch + 1: loss for epoch, loss in paper.FIGURE3_LOSS[method].items()}  # it counts from 0
+        paper_losses = {epoch + 1: loss for epoch, loss in paper.FIGURE3_LOSS[method].items()}  # the paper's from 0
         losses.append(Series(style, paper_losses, paper=True))
 
     panels = [
@@ -170,9 +180,9 @@ def figure3(runs: Runs) -> Picture:
 def figure4(runs: Runs) -> Picture:
     """Draw Figure 4: without warm-up Post-LN's output jumps at once, LayerNorms' inputs grow, and gradients vanish.
 
-    runs: one for each "series" of FIGURE4, all of one width, with the probes of FIGURE4_PANELS at every update. An L2
-    norm over the features grows with the square root of the width; therefore the paper's values are drawn times
-    sqrt(width of the runs / PAPER_WIDTH).
+    runs: one for each "series" of FIGURE4, all of one width, with the probes of FIGURE4_PANELS at every update, and
+    gradient_norm. An L2 norm over the features grows with the square root of the width; therefore the paper's values in
+    (a) to (c) are drawn times sqrt(width of the runs / PAPER_WIDTH).
     """
     by_series = {run.fact("series", FIGURE4): run for run in runs}
     width = runs[0].probes.header.get("encoder_embed_dim", PAPER_WIDTH)
@@ -185,18 +195,19 @@ def figure4(runs: Runs) -> Picture:
         for key, style in FIGURE4.items():
             if key in by_series:
                 series.append(Series(style, _mean_by_update(by_series[key], probe, addresses)))
-            paper_points = {}
+            paper_points = {}  # update -> value, scaled to the width of the runs
             for update, value in zip(paper.FIGURE4_UPDATES, paper_values[key], strict=True):
                 paper_points[update] = float(f"{value * scale:.3g}")  # the paper's values have three digits
             series.append(Series(style, paper_points, paper=True))
         panels.append(Panel(title, x="updates made", y=y + scaled, series=series))
 
-    gradients = []
+    gradients = []  # series of panel (d)
     for key, style in FIGURE4.items():
         if key in by_series:
-            (run,) = _probed([by_series[key]], "gradient_norm")
+            (run,) = _probed([by_series[key]], "gradient_norm")  # raises an error without the probe
             last_update = run.updates_with("gradient_norm")[-1]
-            gradients.append(Series(style, _by_layer(run, run.probe_values("gradient_norm", last_update))))
+            norms = run.probe_values("gradient_norm", last_update)
+            gradients.append(Series(style, _by_layer(run, norms)))
         gradients.append(Series(style, paper.FIGURE4_GRADIENT[key], paper=True))
     title = "(d) gradient at the last recorded update"
     panels.append(Panel(title, x="decoder layer", y="gradient norm", series=gradients))
@@ -204,9 +215,9 @@ def figure4(runs: Runs) -> Picture:
 
 
 def _mean_by_update(run: RecordedRun, probe: str, addresses: str) -> dict[int, float]:
-    """Return update -> mean of a probe's values at this update; raise UserError if the run did not record it.
+    """Return {update: mean of a probe's values at this update}; raise a UserError if the run did not record the probe.
 
-    addresses: a regular expression; values at other addresses do not count.
+    addresses: a regular expression of the addresses whose values are averaged.
     """
     _probed([run], probe)  # raises the error
     by_update = {}
@@ -219,8 +230,8 @@ def _mean_by_update(run: RecordedRun, probe: str, addresses: str) -> dict[int, f
 def fitted(points: Mapping[float, float], power: bool = False):
     """Fit the line y = A log10 x + B, or the power law log10 y = A log10 x + B, by least squares.
 
-    points: x -> y; power: fit the power law. Returns what scipy.stats.linregress does: slope A, intercept B, rvalue,
-    stderr and intercept_stderr.
+    points: x -> y; power: fit the power law. Returns the result of scipy.stats.linregress, whose attributes are slope
+    (A), intercept (B), rvalue (the correlation), and stderr and intercept_stderr (standard errors of A and B).
     """
     from scipy import stats
 
@@ -231,10 +242,10 @@ def fitted(points: Mapping[float, float], power: bool = False):
 
 
 def _with_laws(series: list[Series], power: bool = False) -> tuple[list[Series], list[list[str]]]:
-    """Fit a line to each series of two points or more; return the series to draw, and a table of the lines.
+    """Fit a line to each series of two points or more, and return (series to draw, table of the lines).
 
-    The series to draw have the fitted line as `law`; those without points and failures are left out. power: fit power
-    laws, see fitted.
+    The series to draw have the fitted line as `law`; those without points and failures are left out. The table is a
+    list of rows of texts, the first its header. power: fit power laws, see fitted.
     """
     drawn = []
     table = [["method", "points", "slope", "standard error", "intercept", "standard error", "R2"]]
@@ -252,17 +263,17 @@ def _with_laws(series: list[Series], power: bool = False) -> tuple[list[Series],
 
 
 def _cells_of_line(series: Series, line: Any) -> list[str]:
-    """Return the row of a fitted line in the table of _with_laws; line: see fitted."""
+    """Return the row of a fitted line in the table of _with_laws; line: what `fitted` returned for the series."""
     label = f"{series.style.label}, paper" if series.paper else series.style.label
     has_errors = len(series.points) > 2  # through two points a line goes exactly, and its errors mean nothing
     return [
         label,
         str(len(series.points)),
         f"{line.slope:.2f}",
-        number(line.stderr if has_errors else None),
+        format_number(line.stderr if has_errors else None),
         f"{line.intercept:.2f}",
-        number(line.intercept_stderr if has_errors else None),
-        number(line.rvalue**2),
+        format_number(line.intercept_stderr if has_errors else None),
+        format_number(line.rvalue**2),
     ]
 
 
@@ -270,15 +281,18 @@ def figure5(runs: Runs) -> Picture:
     """Draw Figure 5: the early model update grows with depth under Post-LN, and far less under DeepNorm.
 
     runs: both methods at several depths, all with the same "update": U, and the probe model_update after U updates. A
-    run whose model update is not finite there counts as failed.
+    run whose model update is not finite there counts as failed; one of 0, which has no logarithm, is left out.
     """
     methods = ("post_ln", "deepnorm")
     update = runs[0].facts.get("update", 0)
 
     series = []
     for method in methods:
-        own = [run for run in runs if run.fact("method", methods) == method]  # an error for another method
-        pairs = [(run.layers, run.probe_values("model_update", update).get("decoder", math.nan)) for run in own]
+        own = [run for run in runs if run.fact("method", methods) == method]  # raises an error for another method
+        pairs = []  # (depth, model update of the decoder)
+        for run in own:
+            model_update = run.probe_values("model_update", update).get("decoder", math.nan)
+            pairs.append((run.layers, model_update))
         points = means((layers, value) for layers, value in pairs if math.isfinite(value) and value > 0)
         failed = sorted({layers for layers, value in pairs if not math.isfinite(value)})
         series.append(Series(style_of(method), points, failed=failed))
@@ -291,18 +305,22 @@ def figure5(runs: Runs) -> Picture:
 
 
 def methods_of_panel(norm: str) -> list[str]:
-    """Return the methods of one panel of Figure 6: DeepNorm, then the paper's others, then further ones.
+    """Return the methods of one panel of Figure 6: DeepNorm, then the paper's others, then further ones, each by name.
 
     norm: where the panel's methods have their LayerNorm, "post", "none" or "pre", as Method.norm; DeepNorm is in all.
     """
-    rest = [name for name in METHODS if get_method(name).norm == norm and name != "deepnorm"]
-    return ["deepnorm", *sorted(rest, key=lambda name: (name not in paper.FIGURE6, name))]
+
+    def paper_first(name: str) -> tuple[bool, str]:
+        return name not in paper.FIGURE6, name
+
+    others = [name for name in METHODS if get_method(name).norm == norm and name != "deepnorm"]
+    return ["deepnorm", *sorted(others, key=paper_first)]
 
 
 def _bleu_by_depth(runs: Runs, method: str, depth: str) -> Series:
     """Return a method's series: the mean BLEU of its runs by depth, and as failures the depths of those that diverged.
 
-    depth: the attribute of a run that is its depth, "layers" or "total_layers".
+    depth: which attribute of RecordedRun is the depth: "layers", N of an N-N model, or "total_layers".
     """
     own = [run for run in runs if run.method == method]
     points = means((getattr(run, depth), run.bleu) for run in own if not run.diverged)
@@ -313,7 +331,7 @@ def _bleu_by_depth(runs: Runs, method: str, depth: str) -> Series:
 def figure6(runs: Runs) -> Picture:
     """Draw Figure 6: BLEU by depth, one panel for each place of the LayerNorm, DeepNorm in each panel.
 
-    runs: methods at several depths, with score.json, or diverged.
+    runs: of N-N models of several methods and depths, with score.json unless they diverged.
     """
     panels = []
     for norm, title in {"post": "(a) Post-LN", "none": "(b) no LN", "pre": "(c) Pre-LN"}.items():
@@ -332,8 +350,8 @@ def figure6(runs: Runs) -> Picture:
 def figure7(runs: Runs) -> Picture:
     """Draw Figure 7: validation loss of deep models for several learning rates, batches or widths.
 
-    runs: DeepNorm with validation losses; "panel" is the hyper-parameter that was changed, a key of FIGURE7, and
-    "value" its setting, as "5e-4".
+    runs: DeepNorm's, with validation losses; "panel" is the hyper-parameter in which a run differs, a key of FIGURE7,
+    and "value" its setting, as "5e-4".
     """
     by_panel: dict[str, dict[str, RecordedRun]] = {name: {} for name in FIGURE7}  # panel -> value -> run
     for run in runs:
@@ -358,9 +376,9 @@ def figure7(runs: Runs) -> Picture:
 def figure8(runs: Runs) -> Picture:
     """Draw Figure 8: BLEU by the logarithm of depth, encoder and decoder layers together, with L(d) = A log10 d + B.
 
-    runs: methods at several depths, with score.json, or diverged.
+    runs: of several methods and depths, with score.json unless they diverged. The line is fitted by least squares.
     """
-    methods = dict.fromkeys([*paper.FIGURE8, *sorted(run.method for run in runs)])
+    methods = dict.fromkeys([*paper.FIGURE8, *sorted(run.method for run in runs)])  # each once, the paper's first
     series = []
     for method in methods:
         measured = _bleu_by_depth(runs, method, "total_layers")
@@ -374,10 +392,10 @@ def figure8(runs: Runs) -> Picture:
 
 
 def figure10(runs: Runs) -> Picture:
-    """Draw Figures 9 and 10: BLEU into each language on Flores-101, one line a run.
+    """Draw Figures 9 and 10: BLEU into each language on Flores-101, one line for each run.
 
-    The paper draws a heat map instead, with a cell for each direction. runs: of Table 3, with the test set "flores" in
-    score.json.
+    The paper has a heat map instead, with a cell for each pair of source and target language. runs: those of Table 3,
+    with the test set "flores" in score.json.
     """
     bleu: dict[str, dict[str, float]] = {}  # name of a run -> target language -> mean over source languages
     for run in runs:
@@ -385,21 +403,22 @@ def figure10(runs: Runs) -> Picture:
         scores = {direction: score["bleu"] for direction, score in flores.get("directions", {}).items()}
         if not scores:
             raise UserError(run.where("score"), "has no test set flores; translate that and score the run again")
-        name = f"{run.facts.get('system', run.name)} {run.depth}"
-        pairs = []
+        name = f"{run.facts.get('system', run.name)} {run.depth}"  # "system": a model that somebody else trained
+        pairs = []  # (target language, BLEU), one for each source language
         for direction, value in scores.items():
             _, target = parse_pair(run.where("score"), direction)
             pairs.append((target, value))
         bleu[name] = means(pairs)
 
     def best_first(language: str) -> tuple[float, str]:
+        """Return the sort key of a language: its highest BLEU in any run."""
         highest = max(by_language.get(language, 0) for by_language in bleu.values())
         return -highest, language  # of equal BLEU by name, so that the same runs give the same picture
 
     languages = sorted(set().union(*bleu.values()), key=best_first)
     series = []
     for rank, (name, by_language) in enumerate(bleu.items()):
-        points = {}
+        points = {}  # place of the language on the x axis -> BLEU
         for place, language in enumerate(languages, 1):
             if language in by_language:
                 points[place] = by_language[language]
@@ -414,28 +433,29 @@ def figure10(runs: Runs) -> Picture:
 def normformer3(runs: Runs) -> Picture:
     """Draw NormFormer's Figure 3: at first Pre-LN's lowest layers get the largest gradients, Post-LN's the smallest.
 
-    The gradient is that of the second feed-forward matrix (fc2). The paper takes its L1 norm; the probe gradient_l1 has
-    the mean absolute value of its elements. (a) is the mean of this over the first EARLY updates, by layer; (b) the
-    first layer's over the last layer's, by update. runs: with that probe; others are left out.
+    The gradient is that of the second feed-forward matrix (fc2). The paper takes its L1 norm; the probe gradient_l1
+    records the L1 norm divided by the number of elements. Panel (a) is the mean of this over the first EARLY updates,
+    by layer; (b) the ratio of the first layer's to the last layer's, by update. runs: those without the probe are left
+    out.
     """
-    profiles = []
-    ratios = []
+    profiles = []  # series of panel (a)
+    ratios = []  # series of panel (b)
     for run in _probed(runs, "gradient_l1"):
-        norms = {}  # update -> layer -> norm, {} if no norm was finite
+        norms = {}  # update -> layer -> norm; {} for an update at which no norm was finite
         for update in run.updates_with("gradient_l1"):
             norms[update] = _by_layer(run, run.probe_values("gradient_l1", update), ".ffn.fc2")
         early = [by_layer for update, by_layer in norms.items() if update <= EARLY]
         if not early:
             raise UserError(run.where("probes"), f"has no gradient_l1 in the first {EARLY:,} updates")
 
-        profile = {}
+        profile = {}  # layer -> mean over the early updates
         for layer in early[0]:
             profile[layer] = fmean(by_layer[layer] for by_layer in early if layer in by_layer)
-        ratio = {}
-        for update, by_layer in norms.items():  # without a ratio where a norm is missing or zero
+        ratio = {}  # update -> first layer over last layer
+        for update, by_layer in norms.items():
             first = by_layer.get(1)
             last = by_layer.get(run.decoder_layers or run.encoder_layers)
-            if first and last:
+            if first and last:  # there is no ratio where a norm is missing or zero
                 ratio[update] = first / last
         profiles.append(Series(style_of(run.method), profile))
         ratios.append(Series(style_of(run.method), ratio))
@@ -452,8 +472,9 @@ def normformer3(runs: Runs) -> Picture:
 def normformer4(runs: Runs) -> Picture:
     """Draw NormFormer's Figure 4: the learned gains of its LayerNorms and its factors on heads, layer by layer.
 
-    runs: with the probe learned_scale, whose values at the last update are drawn; only those of NormFormer if there
-    are any. A line is the median of a layer, and the band around it reaches from the least value to the largest.
+    runs: with the probe learned_scale, whose values at the last update are drawn; if some are of NormFormer, only
+    those. A line is the median over the elements of a layer's gain, or over its heads; the band around it reaches from
+    the least value to the largest.
     """
     normformers = [run for run in runs if run.method == "normformer"]
     probed = _probed(normformers or runs, "learned_scale")
@@ -484,18 +505,20 @@ def normformer4(runs: Runs) -> Picture:
 def training_losses(runs: Runs) -> Picture:
     """Draw the training loss over updates, with a panel for each depth, and in it a line for each "variant".
 
-    Runs without a variant go by their method. A line is the mean over seeds.
+    Runs without a variant have a line for each method. A line is the mean over seeds; runs that the trainer stopped
+    have a cross at their last update.
     """
 
-    def order(run: RecordedRun) -> tuple:
+    def language_models_first(run: RecordedRun) -> tuple:
+        """Return the sort key of a run: kind of model, then depth, then variant; a language model has no encoder."""
         return run.encoder_layers > 0, run.decoder_layers, run.facts.get("variant", "")
 
-    groups: dict[str, dict[str, Runs]] = {}  # depth -> variant or method -> runs
-    for run in sorted(runs, key=order):
+    groups: dict[str, dict[str, Runs]] = {}  # depth, as "18L-18L" -> variant or method -> runs
+    for run in sorted(runs, key=language_models_first):
         label = run.facts.get("variant") or run.method
         groups.setdefault(run.depth, {}).setdefault(label, []).append(run)
 
-    labels: list[str] = []  # a label has the same style in all panels
+    labels: list[str] = []  # each once; its index gives a label the same style in all panels
     for by_label in groups.values():
         labels += [label for label in by_label if label not in labels]
 
@@ -503,7 +526,7 @@ def training_losses(runs: Runs) -> Picture:
     for depth, by_label in groups.items():
         series = []
         for label, own in by_label.items():
-            pairs: list[tuple[float, float]] = []
+            pairs: list[tuple[float, float]] = []  # (update, loss) of all seeds
             for run in own:
                 pairs += zip(run.log.updates, run.log.losses, strict=True)
             failed = [run.log.updates[-1] for run in own if run.ended_in_nan or run.stuck]
@@ -530,10 +553,10 @@ EVERY: dict[int | str, Callable[[Runs], Picture]] = {
 
 
 def parse_figures(runs: Path, only: str | None) -> list[int | str]:
-    """Return the figures, keys of EVERY, that `only` names, or all that have runs.
+    """Return the figures, keys of EVERY, that `only` names; if it is None, all that have runs.
 
-    runs: RUNS, the folder that holds those of all experiments; only: "4,5,normformer4", for instance, None for all.
-    Raises a UserError for an unknown figure, and if no figure has runs.
+    runs: RUNS, the folder that holds the folders of all experiments; only: figures as "4,5,normformer4". Raises a
+    UserError for an unknown figure, and if no figure has runs.
     """
     if only is not None:
         known = {str(figure): figure for figure in EVERY}
@@ -553,8 +576,8 @@ def parse_figures(runs: Path, only: str | None) -> list[int | str]:
 def redraw(runs: Path, figure: int | str, out: Path) -> str:
     """Write the figure into the folder `out` as PNG and as Markdown, and return the Markdown text.
 
-    runs: RUNS; figure: a key of EVERY. Raises a UserError if none of its runs is finished, or one lacks what the figure
-    needs.
+    runs: RUNS, the folder that holds the folders of all experiments; figure: a key of EVERY. Raises a UserError if none
+    of its runs is over, or one lacks what the figure needs.
     """
     picture = EVERY[figure](runs_of(runs, figure))
     markdown = as_markdown(picture)

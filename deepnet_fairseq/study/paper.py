@@ -16,7 +16,10 @@ PAPERS: dict[str, dict[str, str]] = _READ["papers"]  # name -> "citation" and "u
 
 
 def _points(name: str) -> dict[str, dict]:
-    """Return a table of paper.toml as {method or series: {x: y}}; the file has lists of pairs [x, y]."""
+    """Return a table of paper.toml as {method or series: {x: y}}; in the file they are lists of pairs [x, y].
+
+    name: of the table, as "FIGURE3_LOSS".
+    """
     return {series: dict(points) for series, points in _READ[name].items()}
 
 

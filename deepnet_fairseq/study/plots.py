@@ -24,6 +24,9 @@ PAPER = {"linestyle": "--", "linewidth": 1.0, "markersize": 4.5, "markerfacecolo
 METADATA: dict[str, Any] = {".png": {"Software": None}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
 CROSS: dict[str, Any] = {"fontsize": 15, "ha": "center", "va": "center_baseline", "annotation_clip": False}
 WIDTH = 4.2  # of a panel, in inches
+HEIGHT = 3.4
+HEIGHT_OF_LEGEND = 0.4
+WIDTH_OF_ENTRY = 2.1  # of one label in the legend
 MOST_ROWS = 12  # of a panel's table, each for an x value
 
 
@@ -48,20 +51,26 @@ MARKERS = "osD^v<>"  # 7, coprime with the 8 colours, so that all 56 pairs come 
 
 
 def style_of(method: str) -> Style:
-    """Return the style of a method, named by its title; a system that is no method is grey."""
+    """Return the style of a method, with its title as the label.
+
+    method: a name in METHODS; any other name, as of a system that somebody else trained, is a label in grey.
+    """
     if method not in METHODS:
-        return Style(method, "#767676", "P")
+        return Style(method, "#767676", "P")  # a filled plus, which is none of MARKERS
     others = sorted(METHODS.keys() - set(FIRST))
     return style_of_setting([*FIRST, *others].index(method), METHODS[method].title)
 
 
 def style_of_setting(rank: int, label: str) -> Style:
-    """Return the rank-th style, from 0, under the name `label`; 56 differ in colour or marker."""
+    """Return the style number `rank`, counted from 0, with this label; numbers 0 to 55 differ in colour or marker."""
     return Style(label, COLOURS[rank % len(COLOURS)], MARKERS[rank % len(MARKERS)])
 
 
 def magnitude(value: str) -> tuple[float, str]:
-    """Return the sort key of a setting: the number it begins with (5e-4, or 512 of "512-2048-8"), and its text."""
+    """Return the sort key of a setting: the number that it begins with, and its text.
+
+    "5e-4" is sorted by 5e-4, "512-2048-8" by 512, a text that begins with no number by 0.
+    """
     match = re.match(r"\d+(\.\d+)?(e-?\d+)?", value)
     size = float(match.group()) if match else 0.0
     return size, value
@@ -71,9 +80,9 @@ def magnitude(value: str) -> tuple[float, str]:
 class Series:
     """One line of a panel.
 
-    points: x -> y; paper: they are a paper's, not measured; failed: the x of runs that diverged or were stuck; band:
-    x -> lowest and highest y, between which it is shaded; law: x -> y of a fitted line, which is then drawn in place of
-    the line through the points.
+    points: x -> y; paper: whether they are a paper's, not measured; failed: the x of runs that diverged or were stuck;
+    band: x -> (lowest y, highest y), between which the panel is shaded; law: x -> y of a fitted line, which is then
+    drawn in place of the line through the points.
     """
 
     style: Style
@@ -88,8 +97,8 @@ class Series:
 class Panel:
     """Several Series on one pair of axes.
 
-    x, y: labels of the axes; log: the logarithmic axes, "x", "y" or "xy"; ticks: the x values that the x axis marks,
-    chosen by matplotlib if there are none.
+    x, y: labels of the axes; log: which axes are logarithmic, "x", "y", "xy" or "" for none; ticks: the x values that
+    the x axis marks; () leaves the choice to matplotlib.
     """
 
     title: str
@@ -102,10 +111,10 @@ class Panel:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure: its heading, and its panels in so many columns.
+    """A figure: its heading, and its panels, row by row in `columns` columns.
 
-    paper: the setting of the paper's points (corpus and model), "" if it has none. tables: further tables of its
-    Markdown, lists of rows whose first is the header; notes: paragraphs below them.
+    paper: the corpus and model of the paper's points, for the legend; "" if no point is a paper's. tables: further
+    tables of its Markdown, lists of rows whose first is the header; notes: paragraphs below the tables.
     """
 
     heading: str
@@ -117,7 +126,7 @@ class Picture:
 
 
 def draw(picture: Picture, path: Path) -> None:
-    """Write a PNG, PDF or SVG, by the path's ending; the same numbers give the same bytes.
+    """Write the picture as PNG, PDF or SVG, by the path's ending; the same numbers give the same bytes.
 
     The file appears when it is complete; nobody sees it half-written.
     """
@@ -137,10 +146,11 @@ def _figure(picture: Picture) -> Any:
 
     columns = min(picture.columns, len(picture.panels))
     rows = math.ceil(len(picture.panels) / columns)
-    figure = Figure(figsize=(columns * WIDTH, rows * 3.4 + 0.4), layout="constrained")
+    figure = Figure(figsize=(columns * WIDTH, rows * HEIGHT + HEIGHT_OF_LEGEND), layout="constrained")
 
     handles: dict[str, Any] = {}  # label -> the line that stands for it in the legend
-    for panel, axes in zip_longest(picture.panels, figure.subplots(rows, columns, squeeze=False).flat):
+    all_axes = figure.subplots(rows, columns, squeeze=False).flat
+    for panel, axes in zip_longest(picture.panels, all_axes):
         axes.set_visible(panel is not None)  # the last row may have more axes than panels
         if panel:
             _draw_panel(panel, axes, handles)
@@ -149,7 +159,7 @@ def _figure(picture: Picture) -> Any:
         handles=list(handles.values()),
         loc="outside lower center",
         title=_legend_title(picture),
-        ncols=max(2, int(columns * WIDTH / 2.1)),
+        ncols=max(2, int(columns * WIDTH / WIDTH_OF_ENTRY)),
         fontsize=8,
         title_fontsize=8,
         frameon=False,
@@ -158,7 +168,7 @@ def _figure(picture: Picture) -> Any:
 
 
 def _legend_title(picture: Picture) -> str:
-    """Return a text that explains the kinds of lines and marks that the picture has; "" if there is nothing to say."""
+    """Return a text that explains dashed lines and crosses, if the picture has any; "" if it has neither."""
     kinds = []
     if picture.paper:
         kinds.append("solid: measured")
@@ -171,9 +181,10 @@ def _legend_title(picture: Picture) -> str:
 
 
 def _draw_panel(panel: Panel, axes: Any, handles: dict[str, Any]) -> None:
-    """Draw all series of a panel, and enter each label's line into `handles`, see _figure.
+    """Draw all series of a panel.
 
-    If a label has a measured series and a paper's, the line is the measured one.
+    handles: label -> the line of matplotlib that stands for it in the legend, to which this adds those of the panel. If
+    a label has a measured series and a paper's, it is the measured one.
     """
     from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
@@ -206,12 +217,12 @@ def _draw_series(series: Series, axes: Any) -> Any:
     """Draw points, band and law of a series; return matplotlib's line of its points, for the legend."""
     colour = series.style.colour
     look = PAPER if series.paper else MEASURED
-    joined = "none" if series.law else look["linestyle"]  # the law is drawn in place of a line through the points
+    linestyle = "none" if series.law else look["linestyle"]  # the law is drawn in place of a line through the points
 
     x = list(series.points)
     y = list(series.points.values())
-    shape = {"color": colour, "marker": series.style.marker, **look, "linestyle": joined}
-    distance = max(1, len(x) // 8)  # in points, so that a long line has about 8 markers
+    shape = {"color": colour, "marker": series.style.marker, **look, "linestyle": linestyle}
+    distance = max(1, len(x) // 8)  # from marker to marker, in points: a long line has about 8 markers
     (line,) = axes.plot(x, y, markevery=distance, label=series.style.label, **shape)
 
     if series.band:
@@ -223,10 +234,11 @@ def _draw_series(series: Series, axes: Any) -> Any:
 
 
 def _draw_failures(panel: Panel, rank: int, axes: Any) -> None:
-    """Draw a cross at each x at which a run of the rank-th series of the panel failed.
+    """Draw a cross at each x at which a run of panel.series[rank] failed.
 
-    It stands on the series' own point if there is one at this x, else at the bad end of the y axis: at the top of a
-    loss, at the bottom of BLEU. Crosses of earlier series at the same x stay visible, to its left.
+    The cross stands on the series' own point if there is one at this x, else at the bad end of the y axis: at the top
+    of a loss, at the bottom of BLEU. It stands to the right of the crosses of earlier series at the same x, which would
+    otherwise be hidden.
     """
     series = panel.series[rank]
     for x in series.failed:
@@ -236,11 +248,11 @@ def _draw_failures(panel: Panel, rank: int, axes: Any) -> None:
         else:
             place = (x, 1.0 if "loss" in panel.y else 0.0)
             units = axes.get_xaxis_transform()  # x in data, y from 0 at the bottom to 1 at the top
-        crosses = len([other for other in panel.series[:rank] if x in other.failed])  # of earlier series at this x
+        earlier = len([other for other in panel.series[:rank] if x in other.failed])  # crosses at the same x
         axes.annotate(
             "×",
             xy=place,
-            xytext=(9 * crosses, 0),  # points to the right
+            xytext=(9 * earlier, 0),  # in points (1/72 inch) to the right
             xycoords=units,
             textcoords="offset points",
             color=series.style.colour,
@@ -259,9 +271,11 @@ def as_markdown(picture: Picture) -> str:
 def _numbers(panel: Panel) -> list[list[str]]:
     """Return the table of a panel: a header, and a row for each x with a cell "measured (paper)" for each label.
 
-    At most MOST_ROWS of the measured x have a row. So have the x of the paper's series, if they are no more than that.
+    At most MOST_ROWS of the measured x have a row. The x of the paper's series have rows too, unless they are more than
+    MOST_ROWS.
     """
-    shown = set(_some(sorted(_x_values(panel, paper=False))))
+    measured_x = sorted(_x_values(panel, paper=False))
+    shown = set(_evenly_spaced(measured_x))
     paper_x = _x_values(panel, paper=True)
     if len(paper_x) <= MOST_ROWS:
         shown |= paper_x
@@ -269,8 +283,8 @@ def _numbers(panel: Panel) -> list[list[str]]:
     labels = list(dict.fromkeys(series.style.label for series in panel.series))
     rows = [[f"{panel.title}: {panel.x}", *labels]]
     for x in sorted(shown):
-        measured: dict[str, str] = {}  # label -> text of the value
-        published: dict[str, str] = {}
+        measured: dict[str, str] = {}  # label -> text of its value at x
+        published: dict[str, str] = {}  # the same of the paper's series
         for series in panel.series:
             value = _value(series, x)
             if not value:
@@ -279,12 +293,16 @@ def _numbers(panel: Panel) -> list[list[str]]:
                 published[series.style.label] = value
             else:
                 measured[series.style.label] = value
-        rows.append([f"{x:g}", *(_cell(measured.get(label), published.get(label)) for label in labels)])
+        cells = [_cell(measured.get(label), published.get(label)) for label in labels]
+        rows.append([f"{x:g}", *cells])
     return rows
 
 
 def _x_values(panel: Panel, paper: bool) -> set[float]:
-    """Return all x at which series have a value or a failure; paper: of the paper's series, or else the measured."""
+    """Return all x at which the paper's series, or the measured ones, have a value or a failure.
+
+    paper: True for the paper's series.
+    """
     x_values: set[float] = set()
     for series in panel.series:
         if series.paper == paper:
@@ -301,20 +319,23 @@ def _cell(measured: str | None, published: str | None) -> str:
 
 
 def _value(series: Series, x: float) -> str:
-    """Return the text of a series at x: its point, its band (in brackets behind a point), "diverged"; "" if nothing."""
+    """Return the text of a series at x: its point, its band, and "diverged" for a failure; "" if it has none of them.
+
+    A band is "0.25 to 0.38"; behind a point it is in brackets, as "0.3 [0.25 to 0.38]".
+    """
     parts = []
     if x in series.points:
-        parts.append(f"{series.points[x]:g}" if series.paper else number(series.points[x]))
+        parts.append(f"{series.points[x]:g}" if series.paper else format_number(series.points[x]))
     if x in series.band:
         low, high = series.band[x]
-        ends = f"{number(low)} to {number(high)}" if low != high else number(low)
+        ends = f"{format_number(low)} to {format_number(high)}" if low != high else format_number(low)
         parts.append(f"[{ends}]" if parts else ends)
     if x in series.failed:
         parts.append("diverged")
     return " ".join(parts)
 
 
-def _some(x_values: list[float]) -> list[float]:
+def _evenly_spaced(x_values: list[float]) -> list[float]:
     """Return at most MOST_ROWS of the values, at even distances in the list, the first and the last included."""
     if len(x_values) <= MOST_ROWS:
         return x_values
@@ -322,8 +343,11 @@ def _some(x_values: list[float]) -> list[float]:
     return [x_values[round(rank * last / (MOST_ROWS - 1))] for rank in range(MOST_ROWS)]
 
 
-def number(value: float | None, digits: int = 3) -> str:
-    """Format a number with so many significant digits, its whole part in full; a dash for None, NaN and infinity."""
+def format_number(value: float | None, digits: int = 3) -> str:
+    """Format a number with `digits` significant digits, but its whole part in full: 1234.5 is "1234" with 3 digits.
+
+    A number below 0.0001 is "1.2e-05". None, NaN and infinity are a dash.
+    """
     if value is None or not math.isfinite(value):
         return "–"
     if value == 0:
@@ -336,7 +360,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def means(pairs: Iterable[tuple[float, float]]) -> dict[float, float]:
-    """Return x -> mean of the y of all pairs (x, y) with this x, ordered by x: one point for runs of several seeds."""
+    """Return {x: mean of y over all pairs (x, y) with this x}, ordered by x: one point for runs of several seeds."""
     groups: dict[float, list[float]] = {}
     for x, y in pairs:
         groups.setdefault(x, []).append(y)

@@ -27,8 +27,8 @@ PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>: set the signal that a process gets w
 class Ended(NamedTuple):
     """How a program ended, and what it took.
 
-    status: its exit status, the negative number of a signal that killed it; peak_memory: in bytes. Linux counts the
-    memory from the fork on, so that it is never less than this process had then.
+    status: its exit status, or minus the number of the signal that killed it. peak_memory: in bytes. Linux counts from
+    the fork on, when the child still has this process's memory, so that it is never less than this process had then.
     """
 
     status: int
@@ -39,9 +39,10 @@ class Ended(NamedTuple):
 class Runner:
     """Runs cells, at most `jobs` at a time.
 
-    places: environment variables, such as CUDA_VISIBLE_DEVICES, for each of the jobs; a cell gets those of a free one,
-    for its programs. None for no variables. pause: a file; while it exists, no program is started, and those that run
-    are suspended. show: called every so many `seconds` while cells run, to print their progress.
+    places: for each of the jobs a dictionary of environment variables, as {"CUDA_VISIBLE_DEVICES": "0"}; a cell gets
+    one that no other cell has at the moment, for its programs; () for jobs without variables. pause: a file; while it
+    exists, no program is started, and those that run are suspended; None if nobody can pause. show: called every
+    `seconds` seconds while cells run, to print their progress; None for no progress.
     """
 
     def __init__(
@@ -56,49 +57,53 @@ class Runner:
         self.pause = pause
         self.show = show
         self.seconds = seconds
-        self._free = [dict(place) for place in places] or [{} for _ in range(jobs)]
+        self._free_places = [dict(place) for place in places] or [{} for _ in range(jobs)]
         self._running: set[subprocess.Popen] = set()
         self._suspended: set[subprocess.Popen] = set()
 
     def run(self, cells: Iterable[Callable[[Mapping[str, str]], Awaitable[None]]]) -> None:
         """Run all cells, and return when all have ended; they begin in their order.
 
-        cells: functions that take the variables of a place and return the coroutine. The first error of a cell is
-        raised, after the programs of the others were ended with SIGTERM, upon which fairseq-train saves. SIGTERM to
-        this process, and Ctrl-C, end the programs in the same way, and this process with SystemExit.
+        cells: functions that take the environment variables for the cell's programs, one of `places`, and return its
+        coroutine. The first error of a cell is raised, after the programs of the others were ended with SIGTERM, upon
+        which fairseq-train saves. SIGTERM to this process, and Ctrl-C, end the programs in the same way, and this
+        process with SystemExit.
         """
-        before = {number: signal.signal(number, _exit) for number in (signal.SIGTERM, signal.SIGINT)}
+        handlers_before = {number: signal.signal(number, _exit) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             asyncio.run(self._run(cells))
-        except BaseExceptionGroup as group:
+        except BaseExceptionGroup as group:  # asyncio.TaskGroup wraps the errors of its tasks
             raise group.exceptions[0] from None
         finally:
             self._stop()
-            for number, handler in before.items():
+            for number, handler in handlers_before.items():
                 signal.signal(number, handler)
 
     async def _run(self, cells: Iterable[Callable[[Mapping[str, str]], Awaitable[None]]]) -> None:
         """Start each cell as soon as fewer than `jobs` run, and wait for all; show progress meanwhile."""
         showing = asyncio.create_task(self._show())
-        free_places = asyncio.Semaphore(self.jobs)
+        free_jobs = asyncio.Semaphore(self.jobs)
         try:
             async with asyncio.TaskGroup() as group:
                 for cell in cells:
-                    await free_places.acquire()  # _run_at_free_place releases it when the cell ends
-                    group.create_task(self._run_at_free_place(cell, free_places))
+                    await free_jobs.acquire()  # _run_at_free_place releases it when the cell ends
+                    group.create_task(self._run_at_free_place(cell, free_jobs))
         finally:
             showing.cancel()
 
     async def _run_at_free_place(
-        self, cell: Callable[[Mapping[str, str]], Awaitable[None]], free_places: asyncio.Semaphore
+        self, cell: Callable[[Mapping[str, str]], Awaitable[None]], free_jobs: asyncio.Semaphore
     ) -> None:
-        """Run a cell with the variables of a free place; then free the place, and let the next cell begin."""
-        place = self._free.pop(0)
+        """Run a cell with the variables of a free place; then free the place, and let the next cell begin.
+
+        free_jobs: counts the cells that may begin; _run has taken one for this cell, which is given back here.
+        """
+        place = self._free_places.pop(0)
         try:
             await cell(place)
         finally:
-            self._free.append(place)
-            free_places.release()
+            self._free_places.append(place)
+            free_jobs.release()
 
     async def program(
         self,
@@ -110,18 +115,20 @@ class Runner:
     ) -> Ended:
         """Run a program to its end, in a session of its own, so that Ctrl-C does not reach it.
 
-        What it prints is appended to `log`. output: file that is overwritten with its standard output, of which the log
-        then gets nothing. variables: added to this process's environment. folder: working folder, by default this
-        process's.
+        command: the program and its arguments. log: what it prints is appended to this file. output: its standard
+        output overwrites this file and does not go to the log; None: all goes to the log. variables: added to this
+        process's environment. folder: working folder, by default this process's.
         """
         while self.pause is not None and self.pause.exists():
             await asyncio.sleep(POLL)
-        with open(log, "ab") as errors, open(output or log, "wb" if output else "ab") as out:
+        printed_to = output or log
+        mode = "wb" if output else "ab"
+        with open(log, "ab") as stderr, open(printed_to, mode) as stdout:
             process = subprocess.Popen(
                 list(map(str, command)),
                 stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=errors,
+                stdout=stdout,
+                stderr=stderr,
                 cwd=folder,
                 env=os.environ | dict(variables or {}),
                 start_new_session=True,
@@ -138,7 +145,7 @@ class Runner:
         return ended
 
     def processor_seconds(self) -> float:
-        """Return the processor seconds that the running programs have used, from Linux's /proc."""
+        """Return the CPU seconds that the running programs have used so far, from Linux's /proc."""
         seconds = 0.0
         for process in self._running:
             try:
@@ -155,7 +162,7 @@ class Runner:
         """Wait for the end of a program, and suspend it meanwhile as long as the file `pause` exists."""
         while True:
             pid, status, usage = os.wait4(process.pid, os.WNOHANG)
-            if pid:
+            if pid:  # 0 while it runs
                 process.returncode = os.waitstatus_to_exitcode(status)
                 return Ended(
                     status=process.returncode,
@@ -176,12 +183,13 @@ class Runner:
             self._suspended.discard(process)
 
     async def _show(self) -> None:
+        """Call `show`, if there is one, every `seconds` seconds, until _run cancels this."""
         while self.show is not None:
             await asyncio.sleep(self.seconds)
             self.show()
 
     def _stop(self) -> None:
-        """End all programs that run, by SIGTERM, and after PATIENCE by SIGKILL."""
+        """End all programs that run: SIGTERM to each, and SIGKILL to what still runs PATIENCE seconds later."""
         for process in self._running:
             _terminate(process)
         deadline = time.monotonic() + PATIENCE
@@ -195,14 +203,17 @@ class Runner:
 
 
 def _terminate(process: subprocess.Popen) -> None:
-    """Send SIGTERM to a program and its children, and SIGCONT, because a suspended one gets it only when it goes on."""
+    """Send SIGTERM to a program and its children, then SIGCONT: a suspended process ends only when it goes on."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGTERM)
         os.killpg(process.pid, signal.SIGCONT)
 
 
 def _exit(number: int, frame: object) -> None:
-    """Handle a signal: end this process with the status that a shell gives for it."""
+    """Handle a signal: end this process with the status that a shell gives for it.
+
+    number: of the signal; frame: where it arrived, which Python passes to every handler.
+    """
     sys.exit(128 + number)
 
 

@@ -3,7 +3,7 @@
 A live run is a folder, see run_folder.py. A record is one line of a file of records: a JSON object with the same
 contents, which results/records.py keeps when the folder is gone. Either way RUNS/EXPERIMENT holds the runs of an
 experiment, as folders in it or as lines of RUNS/EXPERIMENT.jsonl. A part is one file of the folder, or one entry of the
-record; FILES has their names.
+record; FILES has their names. Probes record values by update and address, a place in the model such as "decoder.18".
 """
 
 from __future__ import annotations
@@ -44,25 +44,26 @@ STUCK = 0.68  # share of the first logged loss above which a run is stuck; see R
 class RecordedRun:
     """A training run, live or recorded.
 
-    place: its folder, or the file that holds its record; recorded: it is the latter. path: the run's folder, or the one
-    that it would have if it were live. name: of that folder; address: EXPERIMENT/NAME. log_file: file that holds its
-    log.
+    recorded: whether it is a record. place: the file that holds the record, or the folder of a live run. path: the
+    folder of a live run; of a record the folder that it would be in. name: of that folder; address: EXPERIMENT/NAME.
+    log_file: the file that holds its log, which of a record is the file of records.
 
     parts: contents of its files, by the keys of FILES: dictionaries, texts, and for "probes" a list of rows. facts: the
-    part "run", with at least method, a name of METHODS, and the layers of the model's stacks, encoder_layers,
-    decoder_layers or both; a missing stack has 0 layers. seed: None if run.json has none. environment: commit,
-    versions, hardware, gpus; empty if not recorded. command, score: None if there is none.
+    part "run", with at least "method", a name of METHODS, and the numbers of layers "encoder_layers", "decoder_layers"
+    or both. encoder_layers, decoder_layers: these, 0 for a stack that the model does not have. seed: None if run.json
+    has none. environment: commit, versions, hardware, gpus; {} if not recorded. command: the text of the file, score:
+    the content of score.json; None if there is none.
 
-    finished: its training is over, well or not. ended_in_nan: it has a mark that its numbers stopped being finite;
-    `diverged` also judges by the loss. stuck: it was stopped because it did no better than unigram entropy. miniature:
-    it was trained on generated data.
+    finished: its training is over, well or not. ended_in_nan: the trainer stopped it because its numbers were no longer
+    finite; `diverged` also judges by the loss. stuck: the trainer stopped it because it predicted no better than the
+    words' frequencies. miniature: it was trained on generated data.
     """
 
     def __init__(self, place: Path, record: dict[str, Any] | None = None):
         """Read the folder `place` of a live run, or take a record.
 
-        record: the object in a line of the file `place`. Raises a UserError if something is broken, or facts are
-        missing.
+        record: the JSON object in one line of the file `place`, with "name" and the parts; None for a live run. Raises
+        a UserError if something is broken, or facts are missing.
         """
         self.place = place
         self.recorded = record is not None
@@ -94,9 +95,10 @@ class RecordedRun:
         self.score = self.parts.get("score")
 
     def _check(self) -> None:
-        """Raise a UserError for a part of another type, an unknown method, and layers or a seed that are no numbers."""
+        """Raise a UserError for a part of a wrong type, an unknown method, and layers or a seed that are no numbers."""
         for part, value in self.parts.items():
-            if not isinstance(value, TYPES.get(part, dict)):
+            expected = TYPES.get(part, dict)
+            if not isinstance(value, expected):
                 raise UserError(self.where(part), f"is broken; {WAY_OUT}")
 
         facts = self.facts
@@ -104,7 +106,7 @@ class RecordedRun:
             raise UserError(self.where(), f"method {facts.get('method')!r} is unknown; see `deepnet methods`")
 
         stacks = [key for key in STACKS if key in facts]
-        for key in stacks or STACKS:  # of a run without any, the first is named as missing
+        for key in stacks or STACKS:  # a run without any has an error too, about the first of STACKS
             if type(facts.get(key)) is not int or facts[key] < 1:
                 raise UserError(self.where(), f"{key} {facts.get(key)!r}: must be a number of layers, 1 or more")
 
@@ -139,7 +141,8 @@ class RecordedRun:
     def state(self) -> str:
         """Return the state of training and scoring, as tables print it.
 
-        The state is SCORED if the training is over and no direction of translation lacks a score.
+        It is "diverged at update 400", "stuck (...)", "running (update 400)", UNSCORED, SCORED, or "scored in part" if
+        some direction of translation has no score.
         """
         if self.ended_in_nan:
             match = re.search(r"update \d+", self.parts["diverged"])
@@ -153,7 +156,7 @@ class RecordedRun:
         return "scored in part" if self.score.get("missing") else SCORED
 
     def fact(self, key: str, choices: Iterable[str]) -> str:
-        """Return the fact `key`; raise a UserError unless it is one of `choices`."""
+        """Return the value of a key of run.json; raise a UserError unless it is one of `choices`."""
         value = self.facts.get(key)
         if not isinstance(value, str) or value not in choices:
             raise UserError(self.where(), f"{key} {value!r}: must be one of {', '.join(choices)}")
@@ -161,14 +164,14 @@ class RecordedRun:
 
     @cached_property
     def log(self) -> Curve:
-        """Return the losses of training; raise a UserError if there is no log, or nothing in it."""
+        """Return the losses of training by update; raise a UserError if there is no log, or no loss in it."""
         return curve(self.parts.get("log", {}), "train_inner", self.where("log"))
 
     @cached_property
     def validation(self) -> Curve:
-        """Return the validation losses; without points if the run diverged before its first validation.
+        """Return the validation losses by update; none if the run diverged before its first validation.
 
-        Raises a UserError if another run has none.
+        Raises a UserError if a run that did not diverge has none.
         """
         try:
             return curve(self.parts.get("log", {}), "valid", self.where("log"))
@@ -184,7 +187,10 @@ class RecordedRun:
 
     @cached_property
     def probes(self) -> Record:
-        """Return what the probes recorded, an empty Record without probes; raise a UserError if it is broken."""
+        """Return what the probes recorded, update -> probe -> address -> value in Record.rows; empty without probes.
+
+        Raises a UserError if the file is broken.
+        """
         rows = self.parts.get("probes")
         return Record({}, {}) if rows is None else record_of(rows, self.where("probes"))
 
@@ -193,7 +199,10 @@ class RecordedRun:
         return [update for update in self.probes.updates() if self.probes.rows[update].get(probe)]
 
     def probe_values(self, probe: str, update: int) -> dict[str, float]:
-        """Return address -> value of a probe at an update; raise a UserError if it recorded none there."""
+        """Return the values of a probe at an update, by address; raise a UserError if it recorded none at this update.
+
+        probe: its name, as "gradient_norm"; update: the number of updates made before.
+        """
         values = self.probes.rows.get(update, {}).get(probe)
         if not values:
             lacking = f"has no {probe} at update {update}; train with --deepnet-probe {probe}"
@@ -202,14 +211,14 @@ class RecordedRun:
 
     @cached_property
     def diverged(self) -> bool:
-        """Tell whether the training failed: numbers stopped being finite, or the model learnt no more than frequencies.
+        """Tell whether the training failed: its numbers stopped being finite, or it learnt only the words' frequencies.
 
-        Both are known if the trainer stopped for them. Otherwise the log is judged. A last loss that is not finite is
-        the first. The second is a rule of thumb: after ENOUGH updates or more, the training loss is still above STUCK
-        times that of the first logged interval. On the embedded corpus, logged every 25 updates, runs that fail are at
-        75-82% of it after 400 updates and others below 63%. A log that lacks the start of the run is misjudged.
+        A run that the trainer did not stop for either is judged by the training losses in its log. It failed if the
+        last ones are not finite. As a rule of thumb it also failed if after ENOUGH updates or more they are still above
+        STUCK times the first logged loss: on the embedded corpus, logged every 25 updates, runs that fail are at 75-82%
+        of it after 400 updates and others below 63%. A log that lacks the start of the run is misjudged.
         """
-        if self.ended_in_nan or self.stuck:
+        if self.ended_in_nan or self.stuck:  # the trainer stopped it
             return True
         if "log" not in self.parts:
             return False
@@ -221,9 +230,9 @@ class RecordedRun:
 
     @property
     def bleu(self) -> float | None:
-        """Return BLEU in 0..100; None if the run diverged before there was anything to score.
+        """Return BLEU in 0..100; None if the run diverged and was not scored.
 
-        Raises a UserError if another run has none.
+        Raises a UserError if a run that did not diverge has none.
         """
         if self.score is None and self.diverged:
             return None
@@ -234,19 +243,22 @@ class RecordedRun:
 
 
 def name_of(figure: int | str) -> str:
-    """Return the name of a figure's files: "figure4" for 4, DeepNet's Figure 4; any other figure is its own name."""
+    """Return the name of a figure's files: "figure4" for 4, which is DeepNet's Figure 4; "depth" for "depth"."""
     return figure if isinstance(figure, str) else f"figure{figure}"
 
 
 def folder_of(figure: int | str) -> str:
-    """Return the name of the folder of a figure's runs: the one in SHARED, else the figure's own name."""
+    """Return the name of the folder of a figure's runs: that of another experiment in SHARED, else the figure's name.
+
+    figure: a number is that of DeepNet's figure.
+    """
     return SHARED.get(figure, name_of(figure))
 
 
 def runs_of(folder: Path, figure: int | str) -> list[RecordedRun]:
-    """Read the figure's finished runs, ordered by name; raise a UserError if there is none.
+    """Read the figure's runs whose training is over, ordered by path; raise a UserError if there is none.
 
-    folder: RUNS, which holds the folders of experiments and figures.
+    folder: RUNS, which holds the folders of experiments and figures; figure: see folder_of.
     """
     finished = recorded_below(folder / folder_of(figure), over=True)
     if not finished:
@@ -255,14 +267,14 @@ def runs_of(folder: Path, figure: int | str) -> list[RecordedRun]:
 
 
 def holds_runs(folder: Path) -> bool:
-    """Tell whether RUNS/EXPERIMENT is a folder of live runs, or has a file of records."""
+    """Tell whether the folder RUNS/EXPERIMENT exists, for live runs, or the file RUNS/EXPERIMENT.jsonl of records."""
     return folder.is_dir() or _records_file(folder).is_file()
 
 
 def recorded_below(folder: Path, over: bool = False) -> list[RecordedRun]:
-    """Read the live runs in a folder RUNS/EXPERIMENT and the records in RUNS/EXPERIMENT.jsonl, ordered by name.
+    """Read the live runs in a folder RUNS/EXPERIMENT and the records in RUNS/EXPERIMENT.jsonl, ordered by path.
 
-    over: leave out live runs that are not over, whose files may be half-written.
+    over: leave out live runs whose training is not over, and whose files may be half-written.
     """
     runs = [RecordedRun(place) for place in live_runs(folder) if is_over(place) or not over]
     file = _records_file(folder)
@@ -291,11 +303,14 @@ def _records_file(folder: Path) -> Path:
 
 
 def _parts(folder: Path) -> dict[str, Any]:
-    """Return the parts of a live run; raise a UserError for a broken file, or if there is no run.json."""
+    """Return the parts of a live run, content of a file by key of FILES, without those that have no file.
+
+    Raises a UserError for a broken file, or if there is no run.json.
+    """
     parts: dict[str, Any] = {}
     for part, name in FILES.items():
         path = folder / name
-        if part != "run" and not path.exists():
+        if part != "run" and not path.exists():  # a missing run.json raises the error below
             continue
         if part == "log":
             parts[part] = read_log(path)
@@ -309,14 +324,15 @@ def _parts(folder: Path) -> dict[str, Any]:
 
 
 def is_over(place: Path) -> bool:
-    """Tell whether the training in this folder is over, well or not: it then has a file `trained`."""
+    """Tell whether the training in the folder `place` is over, well or not: it then has a file `trained`."""
     return (place / TRAINED).exists()
 
 
 def live_runs(folder: Path) -> list[Path]:
-    """List the folders of the live runs in `folder`, by name: those with a run.json.
+    """List the folders below `folder`, RUNS/EXPERIMENT, that have a run.json, ordered by path.
 
-    The runs of the quickstart lie one level deeper, in a folder for each depth, length and seed.
+    Most are FOLDER/NAME. Those of `deepnet quickstart` are FOLDER/SETTING/NAME, with a SETTING for each depth, length
+    and seed.
     """
     files = [*folder.glob("*/run.json"), *folder.glob("*/*/run.json")]
     return sorted(file.parent for file in files)

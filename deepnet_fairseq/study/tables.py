@@ -1,7 +1,8 @@
 """Render `deepnet report`: recorded runs beside the numbers of a paper's table, as one Markdown page.
 
 The published numbers stand in the files of experiments/. A table names keys of run.json, such as method and
-encoder_layers; runs with the same values of these keys share a row, and differ in their seed alone. RUNS is the folder
+encoder_layers; runs with the same values of these keys share a row, and differ in their seed alone. Its other columns
+are numbers of score.json, in which a path "sets.test.bleu" stands for score["sets"]["test"]["bleu"]. RUNS is the folder
 that holds the folders of all experiments' runs.
 """
 
@@ -20,7 +21,7 @@ from ..errors import UserError
 from ..files import check_file, whole
 from ..text_table import escape, markdown
 from . import experiments, paper
-from .plots import magnitude, number, style_of
+from .plots import format_number, magnitude, style_of
 from .runs import SCORED, STACKS, UNSCORED, RecordedRun, recorded_below
 
 POINTS = {  # figure of DeepNet -> list of depths (encoder layers, decoder layers), and method -> its BLEU at each
@@ -51,14 +52,15 @@ class Table:
     """Table of a paper, or the numbers of a figure: an entry [[table]] of experiments/NAME.toml.
 
     name: for `deepnet report --table`. folders: names of the folders below RUNS that hold its runs; script: the one
-    that records them. paper: {"citation": authors, year and title, "url": address}; place: where in the paper the
-    numbers stand, as "Table 1".
+    that records them, as "scripts/table1_wmt17.sh". title: what is compared. paper: {"citation": authors, year and
+    title, "url": address}; place: where in the paper the numbers stand, as "Table 1".
 
-    metric: the name of the numbers. columns: head of a column -> where its number is in score.json, as
-    "sets.test.bleu". keys: the keys of run.json whose values tell rows apart. rows: values of `keys` -> head of a
-    column -> published number; a column is missing if the paper has no number. kind: the kind of the published BLEU,
-    one of scoring.scores.KINDS, "" if the columns differ or it is no BLEU. searched: a further key of run.json, as
-    "lr", of which each value that was tried has a row of its own; "" for none. notes: paragraphs below the table.
+    metric: what the numbers are, as "BLEU, tokenised". columns: head of a column -> path of its number in score.json.
+    keys: the keys of run.json whose values tell rows apart. rows: tuple of the values of `keys` -> head of a column ->
+    published number; a column is missing if the paper has no number. kind: the kind of the published BLEU, one of
+    scoring.scores.KINDS, "" if it differs between columns or they are no BLEU. higher_is_better: as for BLEU; False
+    for a perplexity. searched: a further key of run.json over which the paper searched, as "lr"; runs with different
+    values of it have rows of their own; "" for none. notes: paragraphs below the table.
     """
 
     name: str
@@ -78,7 +80,7 @@ class Table:
 
 
 def read_tables(content: Mapping[str, Any]) -> dict[str, Table]:
-    """Return name -> table of one file of experiments/, whose keys are `content`."""
+    """Return the tables in one file of experiments/ by name; content: the keys of the file and their values."""
     papers = paper.PAPERS | content.get("papers", {})
     return {fields["name"]: _table(papers, fields) for fields in content.get("table", ())}
 
@@ -86,9 +88,10 @@ def read_tables(content: Mapping[str, Any]) -> dict[str, Table]:
 def _table(papers: Mapping[str, Mapping[str, str]], entry: Mapping[str, Any]) -> Table:
     """Make the table of an entry [[table]]: most of its keys are fields of Table, and the rest give its numbers.
 
-    The published numbers are given in one of three ways: "rows", lists whose entries "head" names; "values", for each
-    method a list for the last column, at the depths "across"; or "figure", the number of a figure in POINTS. papers:
-    name -> citation and address.
+    The published numbers are given in one of three ways. "rows" and "head": a list for each row, and the names of its
+    entries, which are keys of run.json and heads of columns. "values" and "across": for each method the list of its
+    numbers in the last column, and the depths they belong to, pairs (encoder layers, decoder layers). "figure": the
+    number of a figure in POINTS, which has such depths and numbers. papers: name -> {"citation": ..., "url": ...}.
     """
     fields = dict(entry)
     columns = list(fields["columns"])
@@ -101,15 +104,16 @@ def _table(papers: Mapping[str, Mapping[str, str]], entry: Mapping[str, Any]) ->
     if figure:
         depths, values = POINTS[figure]
 
-    by_name = [dict(zip(head, row, strict=True)) for row in rows]  # of each row the values of its keys and columns
+    # Each row as a dictionary: key of run.json -> value, and head of a column -> number.
+    named_rows = [dict(zip(head, row, strict=True)) for row in rows]
     for method in values:
         for depth, value in zip(depths, values[method], strict=True):
             row = dict(zip(keys, (method, *depth), strict=True))
             row[columns[-1]] = value
-            by_name.append(row)
+            named_rows.append(row)
 
-    published = {}  # "" stands for a number that the paper does not have
-    for row in by_name:
+    published = {}  # Table.rows; "" in the file stands for a number that the paper does not have
+    for row in named_rows:
         key = tuple(row[name] for name in keys)
         published[key] = {column: row[column] for column in columns if row.get(column, "") != ""}
 
@@ -133,7 +137,7 @@ TABLES = _read_all_tables()
 
 
 def number_at(score: Mapping, path: str) -> float | None:
-    """Return the number score["a"]["b"] for the path "a.b"; None if there is no number.
+    """Return the number score["a"]["b"] for the path "a.b"; None if there is no such entry or it is no number.
 
     score: the content of score.json.
     """
@@ -147,8 +151,8 @@ def number_at(score: Mapping, path: str) -> float | None:
 class Cell:
     """One cell: the numbers of the runs of a row, which differ in their seed, beside the published one.
 
-    values: the runs' numbers; others: the states of the runs that have none, as RecordedRun.state; published: None if
-    the paper has no number.
+    values: the runs' numbers; others: of each run without a number its state, as "running (update 400)", see
+    RecordedRun.state; published: None if the paper has no number.
     """
 
     values: Sequence[float]
@@ -161,7 +165,11 @@ class Cell:
         return statistics.fmean(self.values) if self.values else None
 
     def __str__(self) -> str:
-        """Format as "27.53 ± 0.12, n=3, diverged at update 400 (27.8)": mean, sample deviation, others, published."""
+        """Format as "27.53 ± 0.12, n=3, diverged at update 400 (27.8)".
+
+        These are the mean and the sample standard deviation of n runs, the states of the others, and in parentheses
+        the published number.
+        """
         parts = []
         if len(self.values) > 1:
             parts.append(f"{self.mean:.2f} ± {statistics.stdev(self.values):.2f}, n={len(self.values)}")
@@ -180,7 +188,8 @@ class Cell:
 class Result:
     """Row of a table: its runs, which differ in their seed, beside the paper's numbers; either may be missing.
 
-    key: values of table.keys; setting: the runs' value of table.searched, "" if nothing was searched over.
+    key: the row's values of table.keys, by which table.rows has the paper's numbers; setting: the runs' value of
+    table.searched, as the learning rate "1e-3"; "" if the table has no such key, or there are no runs.
     """
 
     table: Table
@@ -205,7 +214,10 @@ class Result:
 
     @property
     def labels(self) -> list[str]:
-        """Return the row's cells below _label_heads: model, other keys, the setting searched over, "18L-18L"."""
+        """Return the row's first cells, for the heads of _label_heads.
+
+        They are the method's title, the values of the table's other keys, the setting, and the depth as "18L-18L".
+        """
         facts = self.facts
         cells = [style_of(self.method).label]
         cells += [str(facts[key]) or DASH for key in _other_keys(self.table)]
@@ -218,7 +230,7 @@ class Result:
         return cells
 
     def cell(self, column: str) -> Cell:
-        """Return the row's cell in a column, a key of table.columns."""
+        """Return the row's cell in a column; column: its head, a key of table.columns."""
         values = []
         others = []
         for run in self.runs:
@@ -240,17 +252,17 @@ def _other_keys(table: Table) -> list[str]:
 
 
 def _label_heads(table: Table) -> list[str]:
-    """Return the heads of the columns that Result.labels fills."""
-    head = ["model", *_other_keys(table)]
+    """Return the heads of the first columns, which Result.labels fills: model, other keys, setting, layers."""
+    heads = ["model", *_other_keys(table)]
     if table.searched:
-        head.append(table.searched)
+        heads.append(table.searched)
     if STACKS[0] in table.keys:
-        head.append("layers")
-    return head
+        heads.append("layers")
+    return heads
 
 
 def _row_of(table: Table, run: RecordedRun) -> tuple[tuple, str]:
-    """Return the row of a run, as Result.key and Result.setting; UserError for a key that run.json lacks."""
+    """Return (Result.key, Result.setting) of the row that a run belongs to; UserError for a key that run.json lacks."""
     facts = run.facts
     if "system" in facts:  # trained elsewhere: the system's name takes the place of the method
         facts = facts | {"method": facts["system"]}
@@ -261,11 +273,17 @@ def _row_of(table: Table, run: RecordedRun) -> tuple[tuple, str]:
     for key in needed:
         if not isinstance(facts.get(key), (str, int)):
             raise UserError(run.where(), f"{key} is missing; table {table.name} tells its rows apart by it")
-    return tuple(facts[key] for key in table.keys), str(facts.get(table.searched, ""))
+
+    key = tuple(facts[key] for key in table.keys)
+    setting = str(facts.get(table.searched, ""))  # run.json has no key "", which stands for no searched key
+    return key, setting
 
 
 def score_of(table: Table, run: RecordedRun) -> dict:
-    """Return the content of score.json if the run is SCORED, else {}; UserError if it has no number of any column."""
+    """Return the content of score.json if all of it was scored, else {}.
+
+    Raises a UserError for a score.json that has no number for any column of the table.
+    """
     score = (run.score or {}) if run.state == SCORED else {}
     if score and all(number_at(score, path) is None for path in table.columns.values()):
         asked = " or ".join(f'"{path}"' for path in table.columns.values())
@@ -280,10 +298,11 @@ def _run_name(table: Table, run: RecordedRun) -> str:
 
 @dataclass(frozen=True)
 class TableReport:
-    """Table with its runs.
+    """A table with its runs, all that its page shows.
 
     folder: RUNS; results: the rows, in order; warnings: reasons to read the numbers with care, a line each; miniature:
-    whether some run is one. environments: the lines of environment_line for the runs, each once.
+    whether some run is a miniature. environments: what the runs were trained with, as environment_line describes it,
+    each once; the page numbers them from 1.
     """
 
     table: Table
@@ -305,7 +324,7 @@ class TableReport:
 def collect(folder: Path, table: Table) -> TableReport:
     """Read the runs of a table and put them into rows; UserError if there is no run, or one is broken.
 
-    folder: RUNS. If some run is a miniature, rows that only the paper has are left out.
+    folder: RUNS. If some run is a miniature, rows without runs are left out, since nobody compares it with the paper.
     """
     runs = []
     for name in table.folders:
@@ -330,40 +349,44 @@ def collect(folder: Path, table: Table) -> TableReport:
 
 
 def _results(table: Table, runs: Sequence[RecordedRun]) -> list[Result]:
-    """Return the rows: those of the paper and of the runs, system by system, each by depth and setting.
+    """Return the rows of the paper and those of the runs, ordered by system, then by depth, then by setting.
 
-    A system is a row's values without its depth, its method for instance. Those of the paper's table go first, in its
-    order.
+    A system is what a row's key says but for the depth: its method, for instance. The systems of the paper's table go
+    first, in its order.
     """
-    groups: dict[tuple[tuple, str], list[RecordedRun]] = {}  # row's key and setting -> its runs
-    for run in sorted(runs, key=lambda run: (run.seed or 0, _run_name(table, run))):
+
+    def by_seed(run: RecordedRun) -> tuple[int, str]:
+        return run.seed or 0, _run_name(table, run)
+
+    groups: dict[tuple[tuple, str], list[RecordedRun]] = {}  # (Result.key, Result.setting) -> the runs of this row
+    for run in sorted(runs, key=by_seed):
         groups.setdefault(_row_of(table, run), []).append(run)
 
     def numbers_before_texts(key: tuple) -> list[tuple]:
         """Return a sort key: the values of one key may be numbers and texts, which Python does not compare."""
         return [(isinstance(value, str), value) for value in key]
 
-    recorded = sorted({key for key, _ in groups}, key=numbers_before_texts)
+    recorded_keys = sorted({key for key, _ in groups}, key=numbers_before_texts)
 
-    results = [Result(table, key, setting="", runs=[]) for key in table.rows if key not in recorded]
+    results = [Result(table, key, setting="", runs=[]) for key in table.rows if key not in recorded_keys]
     for (key, setting), group in groups.items():
         results.append(Result(table, key, setting=setting, runs=group))
 
     def system(key: tuple) -> tuple:
-        """Return a row's values without its depth."""
+        """Return the values of a row's key without its numbers of layers."""
         return tuple(value for name, value in zip(table.keys, key, strict=True) if name not in STACKS)
 
-    systems = list(dict.fromkeys(map(system, [*table.rows, *recorded])))
+    systems = list(dict.fromkeys(map(system, [*table.rows, *recorded_keys])))  # in the order of the page, each once
 
-    def order(result: Result) -> tuple:
+    def by_system_depth_and_setting(result: Result) -> tuple:
         return systems.index(system(result.key)), result.layers, magnitude(result.setting)
 
-    return sorted(results, key=order)
+    return sorted(results, key=by_system_depth_and_setting)
 
 
 def _warnings(table: Table, runs: Iterable[RecordedRun]) -> list[str]:
     """Return a line for each reason to read the numbers with care, with the names of the runs that it applies to."""
-    by_reason: dict[str, list[str]] = {}
+    by_reason: dict[str, list[str]] = {}  # reason -> names of runs
     for run in runs:
         for reason in _reasons(table, run):
             by_reason.setdefault(reason, []).append(_run_name(table, run))
@@ -375,7 +398,10 @@ def _warnings(table: Table, runs: Iterable[RecordedRun]) -> list[str]:
 
 
 def _reasons(table: Table, run: RecordedRun) -> list[str]:
-    """Return the reasons to read a run's numbers with care: its code, its kind of BLEU, its corpus, its batch."""
+    """Return the reasons to read a run's numbers with care.
+
+    They are uncommitted changes to the code, and what differs from the paper: kind of BLEU, corpus, batch.
+    """
     reasons = []
     if run.environment.get("modified"):
         reasons.append("trained from a modified working tree, so the commit does not tell all")
@@ -384,10 +410,11 @@ def _reasons(table: Table, run: RecordedRun) -> list[str]:
     if table.kind and kind != table.kind:
         reasons.append(f"the published numbers are {table.kind} BLEU, these are {kind}")
 
-    for key, text in (  # key of run.json, which has the paper's value under paper_KEY
-        ("corpus", "trained and tested on the corpus {}, the paper's is {}"),
-        ("batch_tokens", "an update has {} tokens, the paper's {}"),
-    ):
+    texts = {  # key of run.json, which has the paper's value under paper_KEY -> text for both values
+        "corpus": "trained and tested on the corpus {}, the paper's is {}",
+        "batch_tokens": "an update has {} tokens, the paper's {}",
+    }
+    for key, text in texts.items():
         own = run.facts.get(key)
         published = run.facts.get(f"paper_{key}")
         if own and published and own != published and not run.miniature:
@@ -398,7 +425,7 @@ def _reasons(table: Table, run: RecordedRun) -> list[str]:
 def environment_line(environment: Mapping) -> str:
     """Describe in one line what a run was trained with: commit, versions and hardware.
 
-    environment: the content of environment.json.
+    environment: the content of environment.json, {} if it was not recorded.
     """
     commit = environment.get("commit") or "not recorded"
     modified = " (modified)" if environment.get("modified") else ""
@@ -415,14 +442,15 @@ def environment_line(environment: Mapping) -> str:
 def markdown_page(report: TableReport, out: Path | None = None) -> str:
     """Return the Markdown page of a table.
 
-    out: the file that the page is for; links to logs are relative to its folder, without a file to RUNS.
+    out: the file that the page is for; links to logs are relative to its folder. None: they are relative to RUNS.
     """
     table = report.table
-    start = out.resolve().parent if out else report.folder.resolve()
+    start_of_links = out.resolve().parent if out else report.folder.resolve()
 
     overview = [[*_label_heads(table), *table.columns]]
     for result in report.results:
-        overview.append([*result.labels, *(str(result.cell(column)) for column in table.columns)])
+        cells = [str(result.cell(column)) for column in table.columns]
+        overview.append([*result.labels, *cells])
 
     parts = [
         f"# {escape(table.place)}: {escape(table.title)}",
@@ -437,7 +465,7 @@ def markdown_page(report: TableReport, out: Path | None = None) -> str:
         markdown([list(map(escape, row)) for row in overview]),
         "## Runs",
         "Each training has a row.",
-        markdown(_rows_of_runs(report, start)),
+        markdown(_rows_of_runs(report, start_of_links)),
         "## Notes",
         "\n".join(f"- {escape(note)}" for note in _notes(report)),
         "Trained with:",
@@ -446,18 +474,19 @@ def markdown_page(report: TableReport, out: Path | None = None) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _rows_of_runs(report: TableReport, start: Path) -> list[list[str]]:
-    """Return a head and a row for each run: its state, scores, updates, cost, environment (its number) and log.
+def _rows_of_runs(report: TableReport, start_of_links: Path) -> list[list[str]]:
+    """Return the heads of the table of runs, and a row of cells for each run, all as Markdown.
 
-    Cells are Markdown. start: the folder to which links to logs are relative.
+    "trained with" is the number of the run's line in report.environments, from 1. start_of_links: the folder to which
+    links to logs are relative.
     """
     table = report.table
-    head = ["run", *_label_heads(table), "seed", "state", *table.columns]
+    heads = ["run", *_label_heads(table), "seed", "state", *table.columns]
     if _tokenised(table):
-        head.append("sacreBLEU [95%]")
-    head += ["updates", "cost", "trained with", "log"]
+        heads.append("sacreBLEU [95%]")
+    heads += ["updates", "cost", "trained with", "log"]
 
-    rows = [list(map(escape, head))]
+    rows = [list(map(escape, heads))]
     for result in report.results:
         for run in result.runs:
             score = score_of(table, run)
@@ -468,16 +497,20 @@ def _rows_of_runs(report: TableReport, start: Path) -> list[list[str]]:
                 cells.append(_sacrebleu_with_interval(score))
             cells.append(DASH if run.updates is None else str(run.updates))
             cells.append(_cost(run))
-            cells.append(str(report.environments.index(environment_line(run.environment)) + 1))
+            index_of_environment = report.environments.index(environment_line(run.environment))
+            cells.append(str(index_of_environment + 1))
 
-            path = Path(os.path.relpath(run.log_file.resolve(), start)).as_posix()
+            path = Path(os.path.relpath(run.log_file.resolve(), start_of_links)).as_posix()
             link = f"[log]({quote(path)})" if run.log_file.exists() else DASH
             rows.append([*map(escape, cells), link])
     return rows
 
 
 def _tokenised(table: Table) -> bool:
-    """Tell whether the BLEU depends on the paper's own tokens, so that sacreBLEU, which does not, stands beside it."""
+    """Tell whether the published BLEU is tokenised; the page then shows sacreBLEU too, which compares with others.
+
+    Tokenised BLEU depends on the tokenisation of the corpus, sacreBLEU does not.
+    """
     return table.kind == "tokenised"
 
 
@@ -487,7 +520,10 @@ def _two_decimals(value: float | None) -> str:
 
 
 def _sacrebleu_with_interval(score: dict) -> str:
-    """Return sacreBLEU's score with its 95% bootstrap interval, as "27.53 [26.90, 28.14]"."""
+    """Return sacreBLEU's score with its 95% bootstrap interval, as "27.53 [26.90, 28.14]".
+
+    score: the content of score.json. Without an interval the score stands alone; without a score a dash.
+    """
     value = number_at(score, "sacrebleu.score")
     mean = number_at(score, "sacrebleu.mean")  # of the bootstrap samples
     half_width = number_at(score, "sacrebleu.ci")  # of the interval
@@ -506,12 +542,12 @@ def _cost(run: RecordedRun) -> str:
     if hours is None or not isinstance(gpus, int):
         return DASH
     if gpus == 0:
-        return f"{number(hours, digits=2)} CPU-hours"
-    return f"{number(hours * gpus, digits=2)} GPU-hours"
+        return f"{format_number(hours, digits=2)} CPU-hours"
+    return f"{format_number(hours * gpus, digits=2)} GPU-hours"
 
 
 def _notes(report: TableReport) -> list[str]:
-    """Explain how to read the tables, and how their numbers were computed."""
+    """Return notes on how to read the page's tables, and how their numbers were computed, a paragraph each."""
     better = "Higher" if report.table.higher_is_better else "Lower"
     notes = [
         f"Parentheses hold the published number ({report.table.place}); where there are none, the paper has no number. "
@@ -525,7 +561,7 @@ def _notes(report: TableReport) -> list[str]:
         "It does not include translation and scoring."
     )
 
-    signatures: set[tuple[str, str]] = set()
+    signatures: set[tuple[str, str]] = set()  # (key of METRICS, sacreBLEU's signature)
     for run in report.runs:
         signatures.update(_signatures(score_of(report.table, run)))
     notes += [f"Signature of {METRICS[name]}: {text}" for name, text in sorted(signatures)]
@@ -533,7 +569,7 @@ def _notes(report: TableReport) -> list[str]:
 
 
 def _signatures(score: dict) -> Iterator[tuple[str, str]]:
-    """Yield (key of METRICS, signature) for each metric in a score.json, at whatever depth it stands."""
+    """Yield (key of METRICS, sacreBLEU's signature) for each metric in the content of score.json, however nested."""
     for key, value in score.items():
         if isinstance(value, dict):
             if key in METRICS and isinstance(value.get("signature"), str):
