@@ -53,7 +53,7 @@ def _scores(args) -> Shown:
 
 def _differences(args) -> Shown:
     """Compare the systems of SYSTEM with that of GENERATED; UserError for flags that only a single one has."""
-    from ..study.scoring.paired import significance, table
+    from ..study.scoring.paired import significance, significance_table
 
     if args.paper or args.partial:
         raise UserError("--paper and --partial", "of one system's score; drop them to compare systems")
@@ -68,7 +68,7 @@ def _differences(args) -> Shown:
             entry[metric] = [vars(result) for result in results]
         entry["notes"] = comparison.notes
         data.append(entry)
-    return Shown(table(comparisons), data)
+    return Shown(significance_table(comparisons), data)
 
 
 def report(args) -> Shown:

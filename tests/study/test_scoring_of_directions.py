@@ -6,7 +6,7 @@ from statistics import fmean
 import pytest
 
 from deepnet_fairseq.cli import main
-from deepnet_fairseq.study.scoring.scores import group, score
+from deepnet_fairseq.study.scoring.scores import group_of_direction, score
 
 from ..support.errors import refused
 from ..support.translated import random_sentences, with_wrong_words, write_generated, write_prepared_corpus
@@ -81,7 +81,7 @@ def test_a_run_of_many_directions_has_one_kind_and_the_seconds_of_all(together):
     [("de", "eng", "to_english"), ("eng_Latn", "ces_Latn", "from_english"), ("es", "de", "between_others")],
 )
 def test_directions_are_grouped_by_english(source, target, name):
-    assert group(source, target) == name
+    assert group_of_direction(source, target) == name
 
 
 # Several test sets.

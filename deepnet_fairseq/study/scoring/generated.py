@@ -4,7 +4,7 @@ fairseq-generate prints for each sentence lines that begin with a letter and the
 source, T-n reference, H-n translation, with pieces joined by --remove-bpe, D-n the same after --bpe and --tokenizer,
 P-n scores. Sentences come in any order. A direction is a pair of languages, "de-en"; a subset is a name of test sets,
 "test". A bilingual run has one file, a multilingual one a file for each direction. The corpus' recipe.json says how its
-text was processed.
+text was processed. Its raw references are the text before tokenising.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ RESULTS = re.compile(r"generate-(?P<subset>.+?)(?:[-_]checkpoint.*)?")
 
 @dataclass(frozen=True)
 class Output:
-    """File of translations; its subset ("test") and direction ("de-en"), None unless its place in a folder tells."""
+    """A file of translations.
+
+    subset ("test"), direction ("de-en"): None unless the file's name or folder tells them.
+    """
 
     file: Path
     subset: str | None = None
@@ -49,9 +52,9 @@ class Output:
 class Generated:
     """What fairseq-generate printed: translations (D-n) and references (T-n), in the order of the test set.
 
-    path: its file. references: None if fairseq had none; a word that the model's dictionary lacks reads <<unk>> in
-    them, so that no translation matches it. log: lines that belong to no sentence. joined: counts of sentences whose
-    pieces were joined twice.
+    path: the file that holds it. references: None if fairseq had none; a word that the model's dictionary lacks reads
+    <<unk>> in them, so that no translation matches it. log: lines that belong to no sentence, which are fairseq's log.
+    joined: how many sentences lost their blanks because their pieces were joined twice.
     """
 
     path: Path
@@ -66,15 +69,15 @@ class Generated:
         return _log_beside(self.path)
 
     def logged(self, pattern: re.Pattern) -> list[re.Match]:
-        """Return the matches in fairseq's log, one a line at most.
+        """Return the matches of a pattern in fairseq's log, at most one for each line.
 
-        The log is in the output itself, or else in a file beside it.
+        The log is in the output itself; if nothing matches there, a file beside it is searched.
         """
         return _matches(pattern, self.log) or _matches(pattern, self.log_beside)
 
 
 def _matches(pattern: re.Pattern, lines: list[str]) -> list[re.Match]:
-    """Return the first match in each line that has one."""
+    """Return the first match of each line, without the lines that have none."""
     found = map(pattern.search, lines)
     return [match for match in found if match]
 
@@ -82,13 +85,14 @@ def _matches(pattern: re.Pattern, lines: list[str]) -> list[re.Match]:
 def read_generated(path: Path) -> Generated:
     """Read an output of fairseq-generate: a file, a pipe, or - for standard input, which is read once.
 
-    Raises a UserError if a sentence is missing or comes twice, or if some translations lack references.
+    Raises a UserError if a sentence is missing or comes twice, if some translations lack references, or if the last
+    line is cut off.
     """
-    translations: dict[int, str] = {}
+    translations: dict[int, str] = {}  # number of the sentence -> text
     references: dict[int, str] = {}
     log: list[str] = []
     joined = pieces.Joined()
-    text_of_h = ""  # of the last H-n, which stands before its D-n
+    text_of_h = ""  # translation in the last line H-n, which stands before its D-n
     line = "\n"  # stays if there are no lines; the check below the loop then passes
     for line in read_lines(path, keepends=True):
         match = OF_SENTENCE.match(line)
@@ -98,7 +102,7 @@ def read_generated(path: Path) -> Generated:
 
         letter = match[1]
         number = int(match[2])
-        rest = match[3]  # of H and D: score, tab, translation
+        rest = match[3]  # of T the text, of H and D score, tab, translation
         if letter == "T":
             _put(references, number, rest, what="references", path=path)
         elif letter == "H":
@@ -110,33 +114,33 @@ def read_generated(path: Path) -> Generated:
     if not line.endswith("\n"):
         raise UserError(path, "ends in the middle of a line; generate again")
 
-    of_references = _in_order(references, "references", path)
-    of_translations = _in_order(translations, "translations", path)
+    ordered_references = _in_order(references, "references", path)
+    ordered_translations = _in_order(translations, "translations", path)
     if not translations or (references and len(references) != len(translations)):
         raise UserError(path, f"{len(translations)} translations for {len(references)} references; generate again")
     return Generated(
         path=path,
-        translations=of_translations,
-        references=of_references or None,
+        translations=ordered_translations,
+        references=ordered_references or None,
         log=log,
         joined=joined,
     )
 
 
 def _log_beside(output: Path) -> list[str]:
-    """Return the lines of fairseq's log in a file beside an output; none if there is no such file.
+    """Return the lines of fairseq's log in a file beside an output; [] if there is no such file.
 
     It is named generate.log beside generated.txt, and NAME.log beside any other NAME.txt.
     """
     name = "generate.log" if output.name == "generated.txt" else f"{output.stem}.log"
     path = output.with_name(name)
-    if output == STDIN or not path.is_file():
+    if output == STDIN or not path.is_file():  # standard input has no files beside it
         return []
     return path.read_text(encoding="utf-8", errors="replace").split("\n")
 
 
 def _put(sentences: dict[int, str], number: int, text: str, what: str, path: Path) -> None:
-    """Add the text of the sentence `number`; raise a UserError if there is one already.
+    """Set sentences[number] to a sentence's text; raise a UserError if there is one already.
 
     what: what the texts are, for the message: "references" or "translations"; path: the output.
     """
@@ -146,9 +150,9 @@ def _put(sentences: dict[int, str], number: int, text: str, what: str, path: Pat
 
 
 def _in_order(sentences: dict[int, str], what: str, path: Path) -> list[str]:
-    """Return the texts in the order of their numbers, from 0; raise a UserError if one is missing.
+    """Return the texts in the order of their numbers, from 0; raise a UserError if a number is missing.
 
-    what, path: see _put.
+    sentences: number -> text. what: "references" or "translations", and path: the output, for the message.
     """
     expected = max(sentences, default=-1) + 1
     lost = expected - len(sentences)
@@ -163,7 +167,10 @@ def _in_order(sentences: dict[int, str], what: str, path: Path) -> list[str]:
 
 
 def generation_speed(generated: Generated) -> dict[str, float] | None:
-    """Return seconds of translating, sentences and tokens a second from fairseq's log; None if it has none."""
+    """Return {"seconds", "sentences_per_second", "tokens_per_second"} of the last run in fairseq's log.
+
+    None if the log is missing or does not have them.
+    """
     matches = generated.logged(SPEED)
     if not matches:
         return None
@@ -175,8 +182,9 @@ def generation_speed(generated: Generated) -> dict[str, float] | None:
 class Corpus:
     """A prepared corpus: its folder DEST, with binarised data in DEST/bin, and what DEST/recipe.json says of its text.
 
-    folder: DEST, None without recipe.json; binarised: the folder of the binarised data, None if none is known.
-    detokenise: its text is in Moses' tokens, so that scores need it detokenised; lowercase: its text is in lower case.
+    folder: DEST, None without recipe.json; binarised: the folder of the binarised data, None if the user named none.
+    detokenise: whether its text is in Moses' tokens, so that scores need it detokenised; lowercase: whether its text is
+    in lower case.
     """
 
     folder: Path | None = None
@@ -186,20 +194,23 @@ class Corpus:
 
     @cached_property
     def languages(self) -> set[str]:
-        """Return the language codes of its dictionaries, by which names of directions are read."""
+        """Return the languages of its dictionaries, dict.LANG.txt; they tell where to split the name of a direction.
+
+        None without binarised data. A code may have a hyphen itself, as zh-Hans in "en-zh-Hans".
+        """
         if not self.binarised:
             return set()
         files = self.binarised.glob("dict.*.txt")
         return {file.name.removeprefix("dict.").removesuffix(".txt") for file in files}
 
     def target(self, direction: str) -> str:
-        """Return the target language of "SRC-TGT"."""
+        """Return TGT, the target language of a direction "SRC-TGT"."""
         return parse_pair("direction", direction, self.languages)[1]
 
     def reference(self, subset: str, direction: str) -> Path | None:
-        """Return the file of raw references of a test set; None if there is none.
+        """Return the file of raw references of a test set, the text before tokenising; None if there is none.
 
-        Raw text is as it was before tokenising. Recipes of `deepnet prepare corpus` and `deepnet prepare text` keep it.
+        Recipes of `deepnet prepare corpus` and `deepnet prepare text` keep it.
         """
         target = self.target(direction)
         candidates = []
@@ -214,12 +225,18 @@ class Corpus:
         return None
 
     def has_direction(self, name: str) -> bool:
-        """Return whether `name` is a direction of two languages of this corpus, of any two if its own are unknown."""
-        pairs = readings(name, self.languages, words=False)
+        """Tell whether `name` is a direction "SRC-TGT" of two languages of this corpus.
+
+        If the corpus' languages are unknown, any two language codes will do.
+        """
+        pairs = readings(name, self.languages, words=False)  # the pairs that `name` may stand for, split at each hyphen
         return any(not self.languages or self.languages.issuperset(pair) for pair in pairs)
 
     def only_direction(self, subset: str) -> str | None:
-        """Return the direction of the corpus in `subset` if there is just one, else None."""
+        """Return the direction of the corpus in `subset` if there is just one, else None.
+
+        Directions are known by the binarised data, or else by the raw references.
+        """
         known = _directions(self.binarised, f"{subset}.*-*.*.idx") or self.directions_with_references(subset)
         return known.pop() if len(known) == 1 else None
 
@@ -239,9 +256,9 @@ class Corpus:
         return set()
 
     def required_directions(self, subset: str) -> set[str]:
-        """Return the directions that a complete translation of `subset` has: those of pairs.txt with a test set.
+        """Return the directions that a complete translation of `subset` has: those of pairs.txt with raw references.
 
-        If there are no raw references, by which test sets are known, all of pairs.txt.
+        If there are no raw references at all, they are all directions of pairs.txt.
         """
         pairs = self.pairs()
         with_references = self.directions_with_references(subset)
@@ -249,16 +266,20 @@ class Corpus:
 
 
 def _directions(folder: Path | None, pattern: str) -> set[str]:
-    """Return the directions in names of files, SUBSET.SRC-TGT.ENDING; none without a folder. pattern: of glob."""
+    """Return the directions SRC-TGT in the names of files SUBSET.SRC-TGT.ENDING of a folder; none without a folder.
+
+    pattern: which files, as glob takes it.
+    """
     if not folder:
         return set()
     return {path.name.split(".")[1] for path in folder.glob(pattern)}
 
 
 def read_corpus(data: str | Path | None) -> Corpus:
-    """Return the Corpus of binarised data; without data, or a recipe.json above them, with the defaults.
+    """Return the Corpus of binarised data, which knows nothing if `data` is None.
 
-    data: as fairseq takes it: DEST/bin, a shard in it, or several joined with colons, of which the first is looked at.
+    data: as fairseq takes it: DEST/bin, a folder of one shard in it, or several such folders joined with colons, of
+    which only the first is read. Without DEST/recipe.json the text counts as neither tokenised nor in lower case.
     Raises a UserError if there is no such folder, or recipe.json is damaged.
     """
     if data is None:
@@ -282,13 +303,16 @@ def read_corpus(data: str | Path | None) -> Corpus:
 
 
 def find_outputs(path: Path, corpus: Corpus) -> list[Output]:
-    """List the outputs at `path`, which is a file or pipe, the folder of a run, or a folder of outputs.
+    """List the outputs of fairseq-generate at `path`, which may be one of these:
 
-    A run has the output generated.txt, or a folder of outputs `generated`. A folder of outputs has files SRC-TGT.txt,
-    of the subset "test", and SUBSET/SRC-TGT.txt. Or it has what fairseq-generate --results-path writes,
-    generate-SUBSET.txt or SRC-TGT/generate-SUBSET.txt; then no other file counts. Raises a UserError for a folder
-    without outputs, for a .txt file whose name is no direction of the corpus, and for two outputs of one test set; a
-    single file need not exist yet.
+    - a file or pipe, which is the output; it need not exist yet
+    - the folder of a run, with the output generated.txt or a folder `generated`
+    - a folder with files SRC-TGT.txt, whose subset is "test", and SUBSET/SRC-TGT.txt
+    - a folder with what fairseq-generate --results-path writes, generate-SUBSET.txt or SRC-TGT/generate-SUBSET.txt;
+      then no other file counts
+
+    Raises a UserError for a folder without outputs, for a .txt file whose name is no direction of the corpus, and for
+    two outputs of one test set.
     """
     if not path.is_dir():
         return [Output(path)]
@@ -306,7 +330,7 @@ def find_outputs(path: Path, corpus: Corpus) -> list[Output]:
     if len(results) == 1 and results[0].parent == path:  # the only test set of a run: it needs no direction
         return [Output(results[0])]
 
-    outputs: dict[tuple, Output] = {}  # subset and direction -> output
+    outputs: dict[tuple, Output] = {}  # (subset, direction) -> output
     for file in results or files:
         output = _output_of_results(file, corpus) if results else _output_of_direction(file, path, corpus)
         test_set = (output.subset, output.direction)
@@ -336,7 +360,8 @@ def _output_of_direction(file: Path, folder: Path, corpus: Corpus) -> Output:
 def _output_of_results(file: Path, corpus: Corpus) -> Output:
     """Return the output in a file generate-SUBSET.txt.
 
-    Its direction is the name of its folder if that is one, else that in fairseq's log, else the corpus' only one.
+    Its direction is the name of its folder, if that is a direction; else the one in fairseq's log; else the corpus'
+    only one; else None.
     """
     subset = RESULTS.fullmatch(file.stem)["subset"]
     if corpus.has_direction(file.parent.name):
@@ -344,7 +369,7 @@ def _output_of_results(file: Path, corpus: Corpus) -> Output:
 
     before_sentences = takewhile(lambda line: not OF_SENTENCE.match(line), read_lines(file))
     logged = _matches(TEST_SET, [*before_sentences, *_log_beside(file)])
-    direction = logged[-1]["direction"] if logged else corpus.only_direction(subset)  # a log may hold several runs
+    direction = logged[-1]["direction"] if logged else corpus.only_direction(subset)  # of the log's last run
     return Output(file, subset, direction)
 
 
@@ -353,9 +378,9 @@ class AlignedText:
     """Translations beside references, lists with one entry a sentence, in the order of the test set.
 
     hypotheses, references: translations and references as sacreBLEU needs them, detokenised if the corpus is in tokens.
-    generated: the same as fairseq-generate printed them. target: the target language, None if unknown. raw: whether the
-    references are the corpus' raw text; otherwise they are the T- lines, in which <<unk>> stands for a word that the
-    model's dictionary lacks. notes: what makes a score of them doubtful, a sentence each.
+    generated: both as fairseq-generate printed them, but with pieces of bytes joined. target: the target language, None
+    if unknown. raw: whether the references are the corpus' raw text; otherwise they are the lines T-n, in which <<unk>>
+    stands for a word that the model's dictionary lacks. notes: what makes a score of them doubtful, a sentence each.
     """
 
     generated: Generated
@@ -380,6 +405,7 @@ def align_with_references(output: Output, corpus: Corpus) -> AlignedText:
     _check_count(generated, direction)
     pieces.refuse_joined_pieces(output.file, generated.translations, generated.joined)
 
+    # references
     file = corpus.reference(subset, direction) if direction else None
     if not file and generated.references is None:
         raise UserError(output.file, "has no references (lines T-n); give --data, where the raw ones are")
@@ -387,8 +413,9 @@ def align_with_references(output: Output, corpus: Corpus) -> AlignedText:
     if raw is not None and len(raw) != len(generated.translations):
         raise UserError(output.file, f"{len(generated.translations)} translations for {len(raw)} lines of {file}")
 
+    # what makes scores doubtful
     notes = []
-    raw_has_bytes = bool(raw) and pieces.count_with_bytes(raw) > 0  # such a text is about <0xE7>
+    raw_has_bytes = bool(raw) and pieces.count_with_bytes(raw) > 0  # the text itself has "<0xE7>", which has to stay
     count = 0 if raw_has_bytes else pieces.count_with_bytes(generated.translations)
     if count:
         notes.append(f"{output.file}: {count:,} translations have pieces of bytes, as <0xE7>, which are joined here")
@@ -401,13 +428,14 @@ def align_with_references(output: Output, corpus: Corpus) -> AlignedText:
     )
     notes += pieces.notes(output.file, generated.translations)
 
+    # text for sacreBLEU
     hypotheses = generated.translations
     references = generated.references if raw is None else raw
     target = corpus.target(direction) if direction else None
     if corpus.detokenise:
         language = known_target(output.file, target)
         hypotheses = _detokenise(hypotheses, language)
-        if raw is None:
+        if raw is None:  # raw text has no tokens
             references = _detokenise(references, language)
     return AlignedText(
         generated=generated,
@@ -430,10 +458,11 @@ def _with_bytes_joined(generated: Generated) -> Generated:
 
 
 def _test_set(output: Output, generated: Generated, corpus: Corpus) -> tuple[str, str | None]:
-    """Return subset and direction of an output, the direction None if nothing tells it.
+    """Return (subset, direction) of an output; the subset is "test" and the direction None if nothing tells it.
 
-    The file's place tells both, else fairseq's log, else the file's name SRC-TGT.txt; else the corpus may have only one
-    direction. A subset that nothing tells is "test".
+    What tells them, the first that does: the file's name and folder (`output`); fairseq's log; the file's name, if it
+    is SRC-TGT.txt. Failing these, the subset may be in a name generate-SUBSET.txt, and the direction may be the only
+    one of the corpus.
     """
     if output.subset and output.direction:
         return output.subset, output.direction
@@ -455,29 +484,30 @@ def _test_set(output: Output, generated: Generated, corpus: Corpus) -> tuple[str
 def _check_count(generated: Generated, direction: str | None) -> None:
     """Raise a UserError if the output has not as many sentences as its log says.
 
-    The log has the size of the test set; and the number of sentences translated, which is that of a part of the test
-    set if several processes shared it, and so only a lower bound.
+    The log gives the size of the test set, and the number of sentences that a process translated. If several processes
+    shared the test set, the latter is smaller than the whole, and so only a lower bound. direction: that of the output,
+    whose test set alone counts; a log may hold several.
     """
-    there = len(generated.translations)
+    sentences = len(generated.translations)
     logged_sets = generated.logged(TEST_SET)
     sizes = [int(match["sentences"]) for match in logged_sets if match["direction"] == direction]
     translated = [int(match["sentences"].replace(",", "")) for match in generated.logged(SPEED)]
 
-    differs = bool(sizes) and sizes[-1] != there
-    too_few = bool(translated) and translated[-1] > there
+    differs = bool(sizes) and sizes[-1] != sentences
+    too_few = bool(translated) and translated[-1] > sentences
     if differs or too_few:
         logged = sizes[-1] if sizes else translated[-1]
-        raise UserError(generated.path, f"{there:,} translations, and its log says {logged:,}; generate again")
+        raise UserError(generated.path, f"{sentences:,} translations, and its log says {logged:,}; generate again")
 
 
 def known_target(path: Path, target: str | None) -> str:
-    """Return the target language; raise a UserError, naming the output `path`, if it is None."""
+    """Return `target`, a language; raise a UserError, naming the output `path`, if it is None."""
     if target is None:
         raise UserError(path, "which languages? Keep fairseq-generate's log beside it, or name the file SRC-TGT.txt")
     return target
 
 
 def _detokenise(sentences: list[str], language: str) -> list[str]:
-    """Join Moses' tokens to text by the rules for `language`, and undo its escapes (&apos; and the like)."""
+    """Join Moses' tokens to text by its rules for `language`, and undo its escapes (&apos; and the like)."""
     moses = MosesDetokenizer(lang=base_language(language))
     return [moses.detokenize(sentence.split(), unescape=True) for sentence in sentences]

@@ -1,4 +1,7 @@
-"""Test whether systems differ from a baseline by more than the choice of test sentences explains, and print tables."""
+"""Test whether systems differ from a baseline by more than the choice of test sentences explains, and print tables.
+
+A system is a model, or a way to translate, of which fairseq-generate's output is given.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from ...errors import UserError
 from ...text_table import render
 from .generated import AlignedText, Output, align_with_references, find_outputs, read_corpus
 from .resampling import sample_scores, sentence_statistics
-from .scores import ChrF, metric_of
+from .scores import ChrF, bleu_metric_of
 
 TestSet = tuple[str, str] | None  # subset and direction; None for the only test set of bilingual runs
 LEVEL = 0.05  # of significance: a smaller p has a star
@@ -25,10 +28,12 @@ LEVEL = 0.05  # of significance: a smaller p has a star
 class Comparison:
     """Comparison of systems on one test set.
 
-    systems: their names, the baseline first; results: metric -> sacreBLEU's Result of each system, in the same order;
-    signatures: metric -> its signature. A Result has score (0..100), mean and ci of the bootstrap samples, where ci is
-    half the width of the 95% interval, and p_value of the difference from the baseline, None for the baseline itself.
-    notes: what makes scores doubtful, a sentence each.
+    systems: their names, the baseline first; results: "BLEU" or "chrF2" -> sacreBLEU's Result of each system, in the
+    same order; signatures: "BLEU" or "chrF2" -> sacreBLEU's text of its settings. notes: what makes scores doubtful, a
+    sentence each.
+
+    A Result has score (0..100); mean and ci of the bootstrap samples, where ci is half the width of the 95% interval;
+    and p_value of the difference from the baseline, None for the baseline itself.
     """
 
     systems: list[str]
@@ -37,11 +42,12 @@ class Comparison:
     notes: list[str]
 
 
-def paired(paths: list[Path], data: str | Path | None) -> Iterator[tuple[TestSet, list[AlignedText]]]:
-    """Yield each test set that all systems have, with their translations of it, in the order of `paths`.
+def shared_test_sets(paths: list[Path], data: str | Path | None) -> Iterator[tuple[TestSet, list[AlignedText]]]:
+    """Yield each test set that all systems have, with the translations of each system in the order of `paths`.
 
-    paths: of each system the path of its output, see find_outputs; data: see read_corpus. Raises a UserError if a path
-    comes twice, if there is no such test set, or if the systems do not translate the same sentences.
+    paths: for each system a file that fairseq-generate printed, or a folder of such files (see find_outputs); data: the
+    binarised data that were translated. Raises a UserError if a path comes twice, if there is no such test set, or if
+    the systems do not translate the same sentences.
     """
     corpus = read_corpus(data)
     counts = Counter(path.resolve() for path in paths)
@@ -49,13 +55,13 @@ def paired(paths: list[Path], data: str | Path | None) -> Iterator[tuple[TestSet
     if twice:
         raise UserError(min(twice), "is given twice; compare different systems")
 
-    outputs = [_by_test_set(find_outputs(path, corpus)) for path in paths]
-    shared = [key for key in outputs[0] if all(key in output for output in outputs)]
+    outputs = [_by_test_set(find_outputs(path, corpus)) for path in paths]  # of each system
+    shared = [key for key in outputs[0] if all(key in own for own in outputs)]
     if not shared:
         raise UserError(paths[0], f"has no direction that {' and '.join(map(str, paths[1:]))} have too")
 
     for key in shared:
-        systems = [align_with_references(output[key], corpus) for output in outputs]
+        systems = [align_with_references(own[key], corpus) for own in outputs]
         first = systems[0]
         for other in systems[1:]:
             if other.references != first.references:
@@ -65,7 +71,7 @@ def paired(paths: list[Path], data: str | Path | None) -> Iterator[tuple[TestSet
 
 
 def _by_test_set(outputs: list[Output]) -> dict[TestSet, Output]:
-    """Return test set -> output, for the outputs of one system."""
+    """Return {test set: output} for the outputs of one system; an output without a subset is of the test set None."""
     by_test_set: dict[TestSet, Output] = {}
     for output in outputs:
         key = (output.subset, output.direction or "") if output.subset else None
@@ -74,13 +80,16 @@ def _by_test_set(outputs: list[Output]) -> dict[TestSet, Output]:
 
 
 def system_names(paths: list[Path]) -> list[str]:
-    """Return names for the systems with these outputs: of their folders or files, or the paths if two were the same."""
+    """Return a name for each system: that of its output's file or folder, or the whole paths if two would be the same.
+
+    paths: of the outputs.
+    """
     short = []
     for path in paths:
         if path.name.startswith("generate") and path.is_file():
             path = path.parent  # of generated.txt or generate-SUBSET.txt; the name of the run's folder says more
-        named = path.is_file() or path.is_dir()  # a pipe has no name of use
-        short.append(path.resolve().name if named else str(path))
+        has_name = path.is_file() or path.is_dir()  # a pipe such as /dev/fd/63 has none
+        short.append(path.resolve().name if has_name else str(path))
 
     if len(set(short)) < len(short):
         return [str(path) for path in paths]
@@ -90,20 +99,21 @@ def system_names(paths: list[Path]) -> list[str]:
 def significance(
     baseline: Path, systems: list[Path], data: str | Path | None = None, tokenize: str | None = None
 ) -> dict[TestSet, Comparison]:
-    """Compare systems with a baseline; return test set -> comparison, for each test set that all have.
+    """Compare systems with a baseline; return {test set: comparison} for each test set that all have.
 
-    The test is sacreBLEU's paired bootstrap resampling (Koehn 2004), two-sided. baseline, systems: paths of outputs,
-    see find_outputs; data: see read_corpus; tokenize: see scores.score. Raises a UserError if the systems do not
-    translate the same sentences.
+    The test is sacreBLEU's paired bootstrap resampling (Koehn 2004), two-sided. baseline, systems: of each a file that
+    fairseq-generate printed, or a folder of such files (see find_outputs); data: the binarised data that were
+    translated, beside which the raw references are; tokenize: name of sacreBLEU's tokenizer, None for the one of the
+    target language. Raises a UserError if the systems do not translate the same sentences.
     """
     paths = [baseline, *systems]
     comparisons = {}
-    for key, aligned in paired(paths, data):
+    for key, aligned in shared_test_sets(paths, data):
         first = aligned[0]
-        metrics = {"BLEU": metric_of(first, tokenize), "chrF2": ChrF(lowercase=first.corpus.lowercase)}
+        metrics = {"BLEU": bleu_metric_of(first, tokenize), "chrF2": ChrF(lowercase=first.corpus.lowercase)}
         hypotheses = [system.hypotheses for system in aligned]
 
-        # the scores come first: they put the bootstrap's settings into the signatures
+        # results before signatures: scoring puts the number of samples and the seed into the metric's signature
         results = {name: _results(metric, hypotheses, first.references) for name, metric in metrics.items()}
         signatures = {name: str(metric.get_signature()) for name, metric in metrics.items()}
         notes = []
@@ -116,14 +126,14 @@ def significance(
 def _results(metric: Metric, systems: list[list[str]], references: list[str]) -> list[Result]:
     """Return the scores of systems, and p of their differences from the first, by paired bootstrap resampling.
 
-    systems: the translations of each. All are scored on the same samples of sentences, because sample_scores begins
-    with the same seed.
+    systems: of each its translations of all sentences. All are scored on the same samples of sentences, because each
+    call of sample_scores begins with the same seed.
     """
     results: list[Result] = []
     samples_of_first = np.array([])
     for hypotheses in systems:
         statistics = sentence_statistics(metric, hypotheses, references)
-        score = metric._aggregate_and_compute(statistics).score
+        score = metric._aggregate_and_compute(statistics).score  # of all sentences
         samples = np.array([sample.score for sample in sample_scores(metric, statistics)])
         mean, ci = estimate_ci(samples)
         result = Result(score=score, p_value=None, mean=mean, ci=ci)
@@ -149,10 +159,10 @@ def _p_value(difference: float, differences: np.ndarray) -> float:
     return (further + 1) / (len(differences) + 1)
 
 
-def table(comparisons: Mapping[TestSet, Comparison]) -> str:
+def significance_table(comparisons: Mapping[TestSet, Comparison]) -> str:
     """Return one table with a row for each system on each test set, and below it notes and signatures."""
     header = ["system", "BLEU", "mean ± 95% CI", "p", "chrF2", "mean ± 95% CI", "p"]
-    if None not in comparisons:
+    if None not in comparisons:  # the test sets have names
         header = ["set", "direction", *header]
 
     rows = [header]
@@ -162,14 +172,18 @@ def table(comparisons: Mapping[TestSet, Comparison]) -> str:
         for rank, system in enumerate(comparison.systems):
             bleu = comparison.results["BLEU"][rank]
             chrf = comparison.results["chrF2"][rank]
-            rows.append([*(key or ()), system, *_cells(bleu), *_cells(chrf)])
+            test_set = key or ()  # its two cells
+            rows.append([*test_set, system, *_cells(bleu), *_cells(chrf)])
         notes += [f"note: {note}" for note in comparison.notes]
         signatures += [f"{metric}: {signature}" for metric, signature in comparison.signatures.items()]
     return "\n".join([render(rows), "", *dict.fromkeys(notes + signatures)])  # each line once
 
 
 def _cells(result: Result) -> list[str]:
-    """Return score, mean with interval, and p of a system; a star behind p if it is below LEVEL, else a blank."""
+    """Return a system's cells: score, "mean ± half-width" and p, with a star behind p if it is below LEVEL.
+
+    The cell of p is "" for the baseline; a p without a star ends in a blank, so that the digits stand in one column.
+    """
     p = ""
     if result.p_value is not None:
         star = "*" if result.p_value < LEVEL else " "

@@ -1,7 +1,8 @@
 """Tell text from pieces of words in what fairseq-generate printed.
 
-A piece is an entry of a subword vocabulary, of SentencePiece or BPE. Translations whose pieces were not joined, or
-joined twice, are refused. Pieces of bytes, as <0xE7>, which fairseq leaves as they are, are joined here.
+A piece is an entry of a subword vocabulary, of SentencePiece or BPE. fairseq prints a translation as H-n, with pieces
+joined by --remove-bpe, and as D-n, made of H-n by --bpe, which joins pieces too. Translations whose pieces were not
+joined, or joined twice, are refused. Pieces of bytes, as <0xE7>, which fairseq leaves as they are, are joined here.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from ...errors import UserError
 from .words import JOINED_BY_MOSES, mostly, written_without_blanks
 
 WORD = "▁"  # SentencePiece's mark of the beginning of a word
-MARKS = (WORD, "@@")  # by which pieces of words are known; BPE's @@ stands behind a piece that the word goes on after
+MARKS = (WORD, "@@")  # by which pieces of words are known; in BPE "trans@@ late" is one word
 LONG = 20  # characters; hardly a word is longer
 BYTES = re.compile("(?:<0x[0-9A-F]{2}>)+")  # pieces of SentencePiece models with byte fallback
 NO_CHARACTER = re.compile("[\udc80-\udcff]")  # how Python's surrogateescape writes a byte that is no character
@@ -22,21 +23,18 @@ NO_CHARACTER = re.compile("[\udc80-\udcff]")  # how Python's surrogateescape wri
 
 @dataclass
 class Joined:
-    """Counts of sentences whose pieces were joined twice, so that H-n lost its blanks in D-n.
+    """Counts of sentences whose pieces were joined twice, so that D-n lacks the blanks between words that H-n has.
 
-    with_blanks: sentences whose H-n is text of several words, not pieces; lost: those among them whose D-n is H-n
-    without its blanks.
+    with_blanks: number of sentences whose H-n is text of several words, not pieces; lost: number of those among them
+    whose D-n is H-n without its blanks.
     """
 
     with_blanks: int = 0
     lost: int = 0
 
     def count(self, before: str, after: str) -> None:
-        """Count a sentence.
-
-        before: its H-n, whose pieces --remove-bpe joins; after: its D-n, made of H-n, whose pieces --bpe joins.
-        """
-        if " " not in before or WORD in before:
+        """Count a sentence; before: its text in H-n, after: its text in D-n."""
+        if " " not in before or WORD in before:  # a single word has no blanks to lose; --bpe rightly joins pieces
             return
         self.with_blanks += 1
         if after == before.replace(" ", ""):
@@ -46,8 +44,9 @@ class Joined:
 def refuse_joined_pieces(file: Path, translations: list[str], joined: Joined) -> None:
     """Raise a UserError if most translations hold pieces of words, or lost their blanks because they were joined twice.
 
-    A few translations with a mark of pieces may be text that has it. Chinese and Japanese may have lost their blanks
-    rightly, to Moses' detokeniser.
+    A few translations with a mark of pieces are let pass, since the text itself may have it. So are Chinese and
+    Japanese without blanks, which Moses' detokeniser drops rightly. file: the output, for the message; joined: counts
+    of its sentences.
     """
     for mark in MARKS:
         count = sum(mark in line for line in translations)
@@ -66,7 +65,10 @@ def refuse_joined_pieces(file: Path, translations: list[str], joined: Joined) ->
 
 
 def notes(file: Path, translations: list[str]) -> list[str]:
-    """Return a sentence if most translations are a single long word, so that BLEU cannot count words."""
+    """Return a note, a list of one sentence, if most translations are a single long word; else [].
+
+    BLEU then has no words to count. Text of scripts that are written without blanks is right as it is.
+    """
     count = sum(" " not in line and len(line) > LONG for line in translations)
     if 2 * count <= len(translations) or written_without_blanks(translations):
         return []
@@ -87,7 +89,7 @@ def join_bytes(line: str) -> str:
 
 
 def _characters(match: re.Match) -> str:
-    """Return the characters of successive pieces of bytes; match: of BYTES."""
+    """Return the text of successive pieces of bytes, "ç" for "<0xC3><0xA7>"; match: of the pattern BYTES."""
     utf8 = bytes.fromhex(match[0].replace("<0x", "").replace(">", ""))
     text = NO_CHARACTER.sub("\ufffd", utf8.decode("utf-8", "surrogateescape"))
     return text.replace("\n", " ")  # a sentence has one line

@@ -18,9 +18,9 @@ CHUNK = 1000  # sentences whose n-grams are in memory at a time
 
 
 def sentence_statistics(metric: Metric, translations: list[str], references: list[str]) -> list[list]:
-    """Return for each sentence the list of what the metric counts in it, of BLEU the matching n-grams for instance.
+    """Return for each sentence the list of numbers that the metric counts in it; for BLEU matching n-grams and lengths.
 
-    The score of any selection of sentences follows from the sums of these counts.
+    The score of any selection of sentences follows from the sums of these numbers over the selection.
     """
     statistics: list[list] = []
     for start in range(0, len(translations), CHUNK):
@@ -30,10 +30,11 @@ def sentence_statistics(metric: Metric, translations: list[str], references: lis
 
 
 def sample_scores(metric: Metric, statistics: list[list]) -> list[Score]:
-    """Return the scores of RESAMPLES bootstrap samples: as many sentences as the text has, drawn with replacement.
+    """Return the scores of RESAMPLES bootstrap samples, each as many sentences as the text has, drawn with replacement.
 
-    statistics: of sentence_statistics. The seed is sacreBLEU's, from the environment (SACREBLEU_SEED). It and the
-    number of samples are set in the metric, so that they stand in its signature.
+    statistics: of sentence_statistics. The seed is that of sacreBLEU: the environment variable SACREBLEU_SEED, by
+    default 12345, or "none" for another seed each time. It and the number of samples are set as attributes of the
+    metric, which prints them in its signature.
     """
     metric.n_bootstrap = RESAMPLES
     metric.seed = os.environ.get("SACREBLEU_SEED", "12345").lower()
@@ -49,12 +50,12 @@ def sample_scores(metric: Metric, statistics: list[list]) -> list[Score]:
 
 
 def score_of_text(metric: Metric, translations: list[str], references: list[str]) -> Score:
-    """Return the score of the text, as sacreBLEU's corpus_score does."""
+    """Return the score of the whole text, as sacreBLEU's corpus_score does; a text for each sentence."""
     return metric._aggregate_and_compute(sentence_statistics(metric, translations, references))
 
 
 def score_with_samples(metric: Metric, translations: list[str], references: list[str]) -> Any:
-    """Return the metric's own Score of the text, as sacreBLEU's corpus_score does with n_bootstrap.
+    """Return the metric's Score of the whole text with a bootstrap interval, as corpus_score does with n_bootstrap.
 
     Its _mean and _ci are the mean of the bootstrap samples, and half the width of their 95% interval.
     """

@@ -1,7 +1,8 @@
 """Compute score.json of a run: scores of one direction by sacreBLEU, of many and their means, or perplexities.
 
-The content of score.json is a dictionary. That of one direction is described at score_output, that of many directions
-at with_means, that of a language model at perplexity. A subset is a test set, a direction a pair "de-en".
+The content of score.json is a dictionary. The docstring of score_output lists the entries for one direction, that of
+with_means those for many directions, that of perplexity those for a language model. A subset is a test set, as "test";
+a direction is a pair of languages, "de-en".
 """
 
 from __future__ import annotations
@@ -64,9 +65,11 @@ def score(
 ) -> dict:
     """Return the content of score.json: scores in 0..100, lengths, speed; or perplexities, if `paper` asks for them.
 
-    path: the output, see find_outputs, or logs, see perplexity; data: see read_corpus; paper: PERPLEXITY, or the kind
-    of BLEU that the paper reports, see kinds_of_bleu. partial: accept that directions are missing, which is a UserError
-    otherwise. tokenize: name of sacreBLEU's tokenizer, by default that of the target language.
+    path: a file that fairseq-generate printed, or a folder of such files (see find_outputs); for perplexities a log or
+    a folder of logs. data: the binarised data that were translated, beside which the raw references are. paper:
+    PERPLEXITY, or the kind of BLEU that the paper reports, for some subsets another (see kinds_of_bleu). partial:
+    accept that directions are missing, which is a UserError otherwise. tokenize: name of sacreBLEU's tokenizer; None
+    for the one of the target language.
     """
     if paper == PERPLEXITY:
         if data is not None or partial or tokenize:
@@ -78,6 +81,7 @@ def score(
     outputs = find_outputs(path, corpus)
 
     def scored(output: Output) -> dict:
+        """Return the scores of one output, as score_output does."""
         kind = kinds.get(output.subset, kinds[None])
         return score_output(align_with_references(output, corpus), kind, tokenize)
 
@@ -95,10 +99,11 @@ def score(
     return _rounded(with_means(scores, corpus) | {"missing": missing})
 
 
-def metric_of(aligned: AlignedText, tokenize: str | None = None) -> BLEU:
-    """Return sacreBLEU's metric for a text: with the tokenizer of its language, unless `tokenize` names one.
+def bleu_metric_of(aligned: AlignedText, tokenize: str | None = None) -> BLEU:
+    """Return sacreBLEU's BLEU for a text: with the tokenizer of its language, unless `tokenize` names another.
 
-    Raises a UserError for a text of unknown language that is written without blanks between words.
+    Raises a UserError for a text of unknown language that is written without blanks between words, because the usual
+    tokenizer would take its phrases for words.
     """
     if not (aligned.target or tokenize) and written_without_blanks(aligned.references):
         raise UserError(
@@ -110,20 +115,23 @@ def metric_of(aligned: AlignedText, tokenize: str | None = None) -> BLEU:
 
 
 def score_output(aligned: AlignedText, paper: str = "sacrebleu", tokenize: str | None = None) -> dict:
-    """Return score.json of one direction, not rounded; raise a UserError if the paper's BLEU cannot be computed.
+    """Return the content of score.json for one direction, not rounded.
 
-    paper: the kind of BLEU that the paper reports, one of KINDS; tokenize: see score. The entries:
-    "bleu", "kind", "signature": the paper's BLEU, its kind and its signature.
-    "sacrebleu", "tokenised", "spbleu", "m2m", "chrf", "ter": scores as metric_entry describes them. Of the kinds of
-    BLEU only sacreBLEU and the paper's are computed, TER only beside tokenised BLEU; the others are None.
-    "reference": a key of REFERENCES. "length_ratio": of translations over references. "generation": the speed, see
-    generation_speed. "notes": what makes the scores doubtful.
+    paper: the kind of BLEU that the paper reports, one of KINDS; tokenize: name of sacreBLEU's tokenizer, None for the
+    one of the target language. Raises a UserError if the paper's BLEU cannot be computed. The entries:
+
+    - "bleu", "kind", "signature": the paper's BLEU, its kind and its signature.
+    - "sacrebleu", "tokenised", "spbleu", "m2m", "chrf", "ter": dictionaries that metric_entry makes. Of the kinds of
+      BLEU only sacreBLEU and the paper's are computed, TER only beside tokenised BLEU; the others are None.
+    - "reference": a key of REFERENCES. "sentences": their number. "length_ratio": tokens of the translations over those
+      of the references. "generation": the speed, see generation_speed. "notes": what makes the scores doubtful, a
+      sentence each.
     """
     text = (aligned.hypotheses, aligned.references)
     tokens = (aligned.generated.translations, aligned.generated.references or [])  # as fairseq printed them
     lowercase = aligned.corpus.lowercase
 
-    bleu = metric_of(aligned, tokenize)
+    bleu = bleu_metric_of(aligned, tokenize)
     notes = [*aligned.notes]
     if bleu.tokenizer_signature == "13a" and not tokenize and written_without_blanks(aligned.references):
         notes.append(f"{aligned.target} is written without blanks: tokenizer 13a leaves phrases whole; see --tokenize")
@@ -163,9 +171,10 @@ def score_output(aligned: AlignedText, paper: str = "sacrebleu", tokenize: str |
 
 
 def _tokenised(aligned: AlignedText) -> dict | None:
-    """Compute the BLEU of the tokens that fairseq printed, as fairseq's own scorer does; None without lines T-n.
+    """Compute the BLEU of the tokens that fairseq printed, as fairseq's own scorer does.
 
-    Returns "score" and "signature", as metric_entry, without the bootstrap's mean and interval.
+    Returns {"score": ..., "signature": ...}, without the bootstrap's mean and interval; None if fairseq printed no
+    references (lines T-n).
     """
     generated = aligned.generated
     if generated.references is None:
@@ -176,14 +185,20 @@ def _tokenised(aligned: AlignedText) -> dict | None:
 
 
 def _m2m(aligned: AlignedText) -> dict:
-    """Compute the BLEU of M2M-100's protocol, see words.py; the signature names the tokeniser."""
+    """Compute the BLEU of M2M-100's protocol, see words.py; return it as metric_entry does.
+
+    The signature names the tokeniser.
+    """
     split, name = tokeniser(known_target(aligned.generated.path, aligned.target))
     metric = bleu_metric(aligned.corpus.lowercase, Words(split, f"m2m.{name}"))
     return score_with_interval(metric, aligned.hypotheses, aligned.references)
 
 
 def _rounded(value, digits: int = 2):
-    """Return the content of score.json with its numbers rounded to two decimals, as sacreBLEU's; ratios to four."""
+    """Return the content of score.json with its floats rounded: to two decimals, as sacreBLEU prints; ratios to four.
+
+    value: the content, or a value in it, to which this function is applied in turn; digits: decimals of a float.
+    """
     if isinstance(value, dict):
         return {key: _rounded(inner, digits=4 if key == "length_ratio" else 2) for key, inner in value.items()}
     if isinstance(value, float):
@@ -191,8 +206,8 @@ def _rounded(value, digits: int = 2):
     return value
 
 
-def group(source: str, target: str) -> str:
-    """Return the one of GROUPS that a direction belongs to."""
+def group_of_direction(source: str, target: str) -> str:
+    """Return the one of GROUPS that a direction belongs to; source, target: its languages, as "de" or "zho_Hans"."""
     if base_language(target) == "en":
         return "to_english"
     if base_language(source) == "en":
@@ -201,9 +216,10 @@ def group(source: str, target: str) -> str:
 
 
 def missing_directions(path: Path, sets: dict[str, dict], corpus: Corpus, partial: bool) -> dict[str, list[str]]:
-    """Return subset -> the corpus' directions without an output; UserError if there are any, unless `partial`.
+    """Return {subset: sorted directions of the corpus that have no output}; a subset that lacks nothing is left out.
 
-    path: of the outputs, for messages; sets: subset -> direction -> output. A subset that lacks nothing is left out.
+    path: of the outputs, for messages; sets: subset -> direction -> output. Raises a UserError if a direction is
+    missing, unless `partial`.
     """
     missing = {}
     for subset, outputs in sets.items():
@@ -226,11 +242,13 @@ def missing_directions(path: Path, sets: dict[str, dict], corpus: Corpus, partia
 def with_means(sets: dict[str, dict[str, dict]], corpus: Corpus) -> dict:
     """Return the content of score.json for many directions: their scores and means of them.
 
-    sets: subset -> direction -> scores of score_output. In the result, "sets" has for each subset the entries of
-    _means. At the top level the entries of _means are those of the subset "test", or without that the means over all
-    subsets. "generation" has the seconds of translating all directions, or is None.
+    sets: subset -> direction -> scores of score_output. Entries of the result:
+
+    - "sets": for each subset the means of its directions, and under "directions" their scores, as _means returns them.
+    - "bleu", "directions" and the others of _means: those of the subset "test"; without it the means over all subsets.
+    - "generation": {"seconds": of translating all directions}; None if the log of one of them is missing.
     """
-    summaries = {}
+    summaries = {}  # subset -> its entries of _means
     for subset, directions in sets.items():
         parts = [_with_group(direction, scores, corpus) for direction, scores in directions.items()]
         summaries[subset] = _means(parts, directions)
@@ -249,21 +267,22 @@ def with_means(sets: dict[str, dict[str, dict]], corpus: Corpus) -> dict:
 
 
 def _with_group(direction: str, scores: dict, corpus: Corpus) -> dict:
-    """Return the scores with the direction's BLEU under its group, one of GROUPS, too, so that _means averages it.
+    """Return the scores with one more entry, the direction's BLEU under its group, so that _means averages it by group.
 
-    A direction that is unknown, "", has no group.
+    scores: of score_output. direction: "" if it is unknown; it then has no group.
     """
     if not direction:
         return scores
     source, target = parse_pair("direction", direction, corpus.languages)
-    return scores | {group(source, target): scores["bleu"]}
+    return scores | {group_of_direction(source, target): scores["bleu"]}
 
 
 def _means(parts: list[dict], directions: dict[str, dict]) -> dict:
-    """Return the means of "bleu" and of GROUPS, with equal weights; None for a group that no part has.
+    """Return a dictionary with the means of "bleu" and of GROUPS over `parts`, None for a group that no part has.
 
-    parts: scores of directions with their groups, or the means of subsets. "kind" and "signature" list those of the
-    parts. directions: the value of "directions" in the result, direction -> scores.
+    Its "kind" and "signature" list those of the parts, its "directions" is the parameter. parts: for each direction its
+    scores with its group, see _with_group, or for each subset its means; all have equal weights. directions: direction
+    -> scores.
     """
 
     def mean(key: str) -> float | None:
@@ -289,7 +308,7 @@ def score_table(content: dict) -> str:
     rows = [header]
     lines = []  # below the table
 
-    sets = content.get("sets") or {"": {"directions": {"": content}}}  # a bilingual run: subset and direction unsaid
+    sets = content.get("sets") or {"": {"directions": {"": content}}}  # a bilingual run is a set without a name
     for subset, summary in sets.items():
         for direction, scores in summary["directions"].items():
             rows.append([subset, direction, *_cells(scores)])
@@ -299,26 +318,27 @@ def score_table(content: dict) -> str:
         for key, name in MEANS.items():
             if summary[key] is not None:
                 row = [subset, name, "", "", _two_decimals(summary[key])]  # as far as the column BLEU
-                rows.append(row + [""] * (len(header) - len(row)))
+                empty_cells = [""] * (len(header) - len(row))
+                rows.append(row + empty_cells)
 
-    for subset, names in content.get("missing", {}).items():
-        lines.append(f"{subset}: without {', '.join(names)}")
+    for subset, directions in content.get("missing", {}).items():
+        lines.append(f"{subset}: without {', '.join(directions)}")
     return "\n".join([render(_without_empty_columns(rows)), "", *dict.fromkeys(lines)])  # each line once
 
 
 def _perplexity_table(content: dict) -> str:
-    """Format perplexities of one or several test sets."""
+    """Format the perplexities of one or several test sets as a table; content: what `perplexity` returned."""
     rows = [["set", "perplexity", "bits a token"]]
-    sets = content.get("sets") or {"": content}
+    sets = content.get("sets") or {"": content}  # a single log is a set without a name
     for name, scores in sets.items():
         rows.append([name, _two_decimals(scores["perplexity"]), _two_decimals(scores["loss"])])
     return render(rows)
 
 
 def _cells(scores: dict) -> list[str]:
-    """Return the cells of one direction, from "sentences" on.
+    """Return the cells of one direction in score_table, from "sentences" on; scores: of score_output.
 
-    If its BLEU is sacreBLEU's, the cells for the kind and for sacreBLEU stay empty.
+    If the paper's kind of BLEU is sacreBLEU, the cells for the kind and for sacreBLEU would repeat it, and are empty.
     """
     kind = ""
     sacrebleu = ""
@@ -340,7 +360,10 @@ def _cells(scores: dict) -> list[str]:
 
 
 def _lines_below(scores: dict) -> list[str]:
-    """Return the lines on one direction below the table: notes, TER, signatures, the origin of its references."""
+    """Return the lines below the table on one direction: notes, TER, signatures, where its references come from.
+
+    scores: of score_output.
+    """
     lines = [f"note: {note}" for note in scores["notes"]]
     if scores["ter"]:
         lines.append(f"TER: {scores['ter']['score']:.2f}")
@@ -352,13 +375,13 @@ def _lines_below(scores: dict) -> list[str]:
 
 
 def _without_empty_columns(rows: list[list[str]]) -> list[list[str]]:
-    """Leave out the columns that are empty below the header."""
+    """Return the rows, of which the first is the header, without the columns that are empty below it."""
     kept = [column for column in range(len(rows[0])) if any(row[column] for row in rows[1:])]
     return [[row[column] for column in kept] for row in rows]
 
 
 def _interval(metric: dict) -> str:
-    """Format the 95% interval of a metric's entry, see metric_entry."""
+    """Format a metric's 95% interval as "26.90 to 28.14"; metric: of metric_entry."""
     return f"{metric['mean'] - metric['ci']:.2f} to {metric['mean'] + metric['ci']:.2f}"
 
 
@@ -368,10 +391,13 @@ def _two_decimals(value: float | None) -> str:
 
 
 def perplexity(path: Path) -> dict:
-    """Return the content of score.json of a language model: "perplexity" per token, and "loss", its log2 in bits.
+    """Return the content of score.json of a language model.
 
-    path: a log of fairseq-eval-lm or of `fairseq-validate --log-format json`, or a folder of such logs SUBSET.txt,
-    whose numbers then stand under "sets" and SUBSET. Raises a UserError if a log has no loss, or one beyond HIGHEST.
+    {"kind": PERPLEXITY, "perplexity": per token, "loss": log2 of the perplexity, in bits a token}; for several logs
+    {"kind": PERPLEXITY, "sets": {SUBSET: {"perplexity": ..., "loss": ...}}}.
+
+    path: a log of fairseq-eval-lm or of `fairseq-validate --log-format json`, or a folder of such logs SUBSET.txt.
+    Raises a UserError if a log has no loss, or one above HIGHEST.
     """
     if not path.is_dir():
         return {"kind": PERPLEXITY} | _loss_and_perplexity(path)
@@ -382,9 +408,9 @@ def perplexity(path: Path) -> dict:
 
 
 def _loss_and_perplexity(path: Path) -> dict:
-    """Return "loss" and "perplexity" of the last evaluation in a log."""
+    """Return {"perplexity": 2 ** loss, "loss": bits a token} of the last evaluation in a log; UserError without one."""
     text = "\n".join(read_lines(path))
-    losses = CAUSAL.findall(text) or [loss for _subset, loss in MASKED.findall(text)]
+    losses = CAUSAL.findall(text) or [loss for _subset, loss in MASKED.findall(text)]  # as texts
     try:
         loss = float(losses[-1])
     except (IndexError, ValueError):
@@ -397,7 +423,7 @@ def _loss_and_perplexity(path: Path) -> dict:
 
 
 def _spbleu(lowercase: bool) -> BLEU:
-    """Return sacreBLEU's metric for spBLEU; raise a UserError if sacreBLEU would have to download its model."""
+    """Return sacreBLEU's BLEU of SentencePiece pieces; raise a UserError if it would have to download their model."""
     url = SPM_MODELS[SPBLEU]["url"]
     path = Path(tokenizer_spm.SACREBLEU_DIR) / "models" / Path(url).name
     if not path.is_file():
@@ -406,10 +432,10 @@ def _spbleu(lowercase: bool) -> BLEU:
 
 
 def kinds_of_bleu(words: str | None) -> dict[str | None, str]:
-    """Return subset -> the one of KINDS that its paper reports; under None, that of all other subsets.
+    """Return {subset: kind of BLEU that the paper reports}, with the kind of all other subsets under None.
 
-    words: the value of --paper: "spbleu" for all subsets, or "m2m,flores=spbleu" for m2m, but spbleu for the subset
-    flores; None for sacrebleu. Raises a UserError for an unknown kind.
+    words: the value of --paper. "spbleu" is for all subsets; "m2m,flores=spbleu" is m2m, but spbleu for the subset
+    flores; None is sacrebleu. Kinds are those of KINDS. Raises a UserError for an unknown kind.
     """
     kinds: dict[str | None, str] = {None: "sacrebleu"}
     if not words:
@@ -425,22 +451,25 @@ def kinds_of_bleu(words: str | None) -> dict[str | None, str]:
 class ChrF(CHRF):
     """sacreBLEU's chrF, whose scores are always floats.
 
-    In sacreBLEU 2.6.0 the score of a sample without any match is no float, and samples then cannot be averaged.
+    In sacreBLEU 2.6.0 the score of a bootstrap sample without any match is no float, and samples then cannot be
+    averaged.
     """
 
     def _compute_f_score(self, statistics: list[int]) -> float:
+        """Return the F score of a text; statistics: sacreBLEU's counts of n-grams in it."""
         return float(super()._compute_f_score(statistics))
 
 
 def score_with_interval(metric: Metric, translations: list[str], references: list[str]) -> dict:
-    """Score the whole text; return the metric's entry in score.json."""
+    """Score translations, one text for each sentence, against references; return the metric's entry in score.json."""
     return metric_entry(metric, score_with_samples(metric, translations, references))
 
 
 def metric_entry(metric: Metric, result: Score) -> dict:
-    """Return a metric's entry in score.json: "score" (0..100), "signature", and "mean" and "ci" of bootstrap samples.
+    """Return a metric's entry in score.json, a dictionary with these keys.
 
-    The 95% interval is mean - ci to mean + ci. result: of score_with_samples.
+    "score": 0..100. "signature": sacreBLEU's text of its settings. "mean", "ci": the mean of the bootstrap samples, and
+    half the width of their 95% interval, which is mean - ci to mean + ci. result: what score_with_samples returned.
     """
     return {
         "score": float(result.score),

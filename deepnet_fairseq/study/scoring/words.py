@@ -3,6 +3,9 @@
 M2M-100's protocol splits with fairseq's examples/m2m_100/tok.sh LANG, a pipeline of Moses' Perl scripts and of other
 tools, and then takes BLEU of the words. Here libraries do the same; docs/reports.md, "M2M-100's protocol", lists where
 they are not those of tok.sh. Languages are named by codes of two letters, where there are such.
+
+A tokeniser is a function from a line to the line with blanks between its words. Its name, with the version of its
+library, is a part of the signature that sacreBLEU prints with a score. 13a is sacreBLEU's usual tokenizer.
 """
 
 from __future__ import annotations
@@ -35,39 +38,43 @@ SCRIPTS = ("Han", "Hiragana", "Katakana", "Hangul", "Thai", "Lao", "Khmer", "Mya
 
 
 def _letters_of(*scripts: str) -> regex.Pattern:
-    """Return a pattern that matches one letter of any of the scripts, names of Unicode."""
-    any_script = "".join(rf"\p{{{script}}}" for script in scripts)
-    return regex.compile(rf"[[{any_script}]&&\p{{L}}]", regex.VERSION1)
+    """Return a pattern that matches one letter of any of the scripts; scripts: their names in Unicode."""
+    any_script = "".join(rf"\p{{{script}}}" for script in scripts)  # \p{Han}\p{Thai}
+    return regex.compile(rf"[[{any_script}]&&\p{{L}}]", regex.VERSION1)  # what is both of a script and a letter
 
 
 UNSPLIT = _letters_of(*SCRIPTS)
 JOINED_BY_MOSES = _letters_of("Han", "Hiragana", "Katakana")  # between which Moses' detokeniser drops blanks
 LETTER = regex.compile(r"\p{L}")
 EXTRA = "pip install 'deepnet_fairseq[m2m]'"
-Split = Callable[[str], str]  # function from a line to the line with blanks between its words, or to a normalised line
+LineFunction = Callable[[str], str]  # from a line to another form of it: tokenised, normalised or prepared
 # what tok.sh's normalise-romanian.py and remove-diacritics.py do, one after the other
 PLAIN_ROMANIAN = str.maketrans("ŞşŢţȘșȚțĂăÂâÎî", "SsTtSsTtAaAaIi")
 NOT_PRINTED = regex.compile(r"\p{C}")  # control characters, and others without a shape
 
 
-def _normalised(language: str) -> Split:
+def _normalised(language: str) -> LineFunction:
     """Return the function that normalises the punctuation of a line, as three scripts of Moses do.
 
     They are replace-unicode-punctuation.perl, normalize-punctuation.perl -l LANG and remove-non-printing-char.perl.
     """
     moses = MosesPunctNormalizer(language, perl_parity=True, pre_replace_unicode_punct=True)
-    return lambda line: _without_unprintable(moses.normalize(line + "\n"))  # Perl's rules see the end of the line
+
+    def normalise(line: str) -> str:
+        return _without_unprintable(moses.normalize(line + "\n"))  # the scripts' rules see the line's end as well
+
+    return normalise
 
 
 def _without_unprintable(line: str) -> str:
-    """Put a blank in place of each character that is not printed, as remove-non-printing-char.perl does."""
+    """Replace each character that is not printed by a blank, as remove-non-printing-char.perl does."""
     return NOT_PRINTED.sub(" ", line)
 
 
-def _moses(language: str, prepare: Split = str) -> tuple[Split, str]:
-    """Return the function that tokenises as tokenizer.perl -no-escape -l LANG, and its name in signatures.
+def _moses(language: str, prepare: LineFunction = str) -> tuple[LineFunction, str]:
+    """Return (tokeniser, its name) of Moses: tokenizer.perl -no-escape -l LANG after the scripts of _normalised.
 
-    The line is normalised, then prepared by `prepare`, and then tokenised.
+    prepare: applied to each line between the two; by default it changes nothing (str of a str).
     """
     normalise = _normalised(language)
     tokenise = partial(MosesTokenizer(language).tokenize, return_str=True, escape=False)
@@ -78,25 +85,27 @@ def _moses(language: str, prepare: Split = str) -> tuple[Split, str]:
     return split, f"sacremoses-{version('sacremoses')}"
 
 
-def _romanian(language: str) -> tuple[Split, str]:
-    """Return Moses' tokeniser of a text without Romanian diacritics, and its name."""
+def _romanian(language: str) -> tuple[LineFunction, str]:
+    """Return (tokeniser, its name) of Romanian: Moses', of lines without diacritics."""
     split, name = _moses(language, prepare=lambda line: line.translate(PLAIN_ROMANIAN))
     return split, f"{name}.ro"
 
 
-def _japanese(language: str) -> Split:
+def _japanese(language: str) -> LineFunction:
     """Return the function that normalises a line and drops its blanks, before MeCab splits it."""
     normalise = _normalised(language)
     return lambda line: "".join(normalise(line).split())
 
 
-def _sacrebleu(name: str, preparer_of: Callable[[str], Split]) -> Callable[[str], tuple[Split, str]]:
-    """Return an entry of TOKENISERS that splits with sacreBLEU's tokenizer `name`.
+def _sacrebleu(name: str, preparer_of: Callable[[str], LineFunction]) -> Callable[[str], tuple[LineFunction, str]]:
+    """Return an entry of TOKENISERS for a tokenizer of sacreBLEU: a function from the language to (tokeniser, its name).
 
-    preparer_of: function from the language to the function that prepares each line for the tokenizer.
+    name: sacreBLEU's name of the tokenizer. preparer_of: function from the language to the function that prepares each
+    line for the tokenizer.
     """
 
-    def tokeniser_of(language: str) -> tuple[Split, str]:
+    def tokeniser_of(language: str) -> tuple[LineFunction, str]:
+        """Return (tokeniser, its name); the name is sacreBLEU's, with the version of the library."""
         prepare = preparer_of(language)
         tokenise = bleu_metric(tokenize=name).tokenizer
 
@@ -108,8 +117,8 @@ def _sacrebleu(name: str, preparer_of: Callable[[str], Split]) -> Callable[[str]
     return tokeniser_of
 
 
-def _thai(language: str) -> tuple[Split, str]:
-    """Return PyThaiNLP's tokeniser, and its name; raise an ImportError without that library."""
+def _thai(language: str) -> tuple[LineFunction, str]:
+    """Return (tokeniser, its name) of PyThaiNLP; raise an ImportError without that library. language: "th"."""
     from pythainlp import word_tokenize
 
     def split(line: str) -> str:
@@ -118,8 +127,8 @@ def _thai(language: str) -> tuple[Split, str]:
     return split, f"pythainlp-{version('pythainlp')}"
 
 
-def _indic(language: str) -> tuple[Split, str]:
-    """Return the Indic NLP library's tokeniser, which normalises a line first, and its name.
+def _indic(language: str) -> tuple[LineFunction, str]:
+    """Return (tokeniser, its name) of the Indic NLP library, with its normalisation before it.
 
     Raises an ImportError without that library.
     """
@@ -134,8 +143,8 @@ def _indic(language: str) -> tuple[Split, str]:
     return split, f"indic-nlp-{version('indic-nlp-library')}"
 
 
-# Target language -> function from the language to its tokeniser and the tokeniser's name; _moses for all others.
-TOKENISERS: dict[str, Callable[[str], tuple[Split, str]]] = {
+# Target language -> function from the language to (tokeniser, its name); _moses for all others.
+TOKENISERS: dict[str, Callable[[str], tuple[LineFunction, str]]] = {
     "hi": _indic,
     "ne": _indic,
     "ro": _romanian,
@@ -149,13 +158,13 @@ TOKENISERS: dict[str, Callable[[str], tuple[Split, str]]] = {
 
 
 def base_language(code: str) -> str:
-    """Return a code without its script or country, and in two letters if TWO_LETTERS has it: zh of zho_Hans."""
+    """Return a code without its script or country, and in two letters if TWO_LETTERS has it: "zh" for "zho_Hans"."""
     base = regex.split("[_-]", code)[0].lower()
     return TWO_LETTERS.get(base, base)
 
 
-def tokeniser(language: str) -> tuple[Split, str]:
-    """Return M2M-100's tokeniser of a language ("zh", "zho_Hans"), and its name with its version, for signatures.
+def tokeniser(language: str) -> tuple[LineFunction, str]:
+    """Return (tokeniser, its name) of M2M-100's protocol for a language, as "zh" or "zho_Hans".
 
     Raises a UserError, naming the extra to install, if its library is missing.
     """
@@ -167,10 +176,10 @@ def tokeniser(language: str) -> tuple[Split, str]:
 
 
 class Words(BaseTokenizer):
-    """A tokeniser that sacreBLEU lacks, with the interface of sacreBLEU's own."""
+    """A tokeniser that sacreBLEU lacks, with the interface of sacreBLEU's tokenizers."""
 
-    def __init__(self, split: Split, name: str):
-        """split: puts blanks between the words of a line; name: the tokeniser's in signatures."""
+    def __init__(self, split: LineFunction, name: str):
+        """Wrap the tokeniser `split`, which is called `name` in signatures."""
         self.split = split
         self.name = name
 
@@ -179,21 +188,21 @@ class Words(BaseTokenizer):
         return self.split(line)
 
     def signature(self) -> str:
-        """Return its name in the signature."""
+        """Return the tokeniser's name, which sacreBLEU prints in the signature of a score."""
         return self.name
 
 
 def bleu_metric(lowercase: bool = False, tokenize: str | Words = "13a") -> BLEU:
-    """Return sacreBLEU's metric.
+    """Return sacreBLEU's BLEU.
 
-    tokenize: the name of a tokenizer of sacreBLEU's, "th" for PyThaiNLP's, or a Words. Raises an ImportError or a
-    RuntimeError if its library is missing.
+    lowercase: compare in lower case. tokenize: the name of a tokenizer of sacreBLEU, "th" for PyThaiNLP's, or a Words.
+    Raises an ImportError or a RuntimeError if the tokenizer's library is missing.
     """
-    if tokenize == "th":
+    if tokenize == "th":  # sacreBLEU has none for Thai
         split, name = _thai("th")
         tokenize = Words(split, name)
 
-    # force: without a warning that the text is tokenised
+    # force=True: no warning that the text looks tokenised already
     if not isinstance(tokenize, Words):
         return BLEU(tokenize=tokenize, lowercase=lowercase, force=True)
     metric = BLEU(tokenize="none", lowercase=lowercase, force=True)
@@ -203,10 +212,11 @@ def bleu_metric(lowercase: bool = False, tokenize: str | Words = "13a") -> BLEU:
 
 
 def bleu_of_language(target: str | None, lowercase: bool, tokenize: str | None) -> BLEU:
-    """Return sacreBLEU's metric with the tokenizer `tokenize`, or else with the one of the target language.
+    """Return sacreBLEU's BLEU with the tokenizer `tokenize`, or with the one of the target language if that is None.
 
-    target: None or a language that is not in DEFAULT gets 13a. Raises a UserError if the tokenizer's library is
-    missing; nothing is downloaded.
+    target: the language, None if it is unknown; the tokenizer is 13a for None and for languages that are not in
+    DEFAULT. lowercase: compare in lower case. Raises a UserError if the tokenizer's library is missing; nothing is
+    downloaded.
     """
     name = tokenize or DEFAULT.get(base_language(target or ""), "13a")
     try:
@@ -224,7 +234,7 @@ def written_without_blanks(lines: list[str]) -> bool:
 
 
 def mostly(letters_of_script: regex.Pattern, lines: list[str]) -> bool:
-    """Tell whether more than half of the letters are of a script. letters_of_script: a pattern of one such letter."""
+    """Tell whether more than half of the letters in the lines match `letters_of_script`, a pattern of _letters_of."""
     letters = sum(len(LETTER.findall(line)) for line in lines)
     of_script = sum(len(letters_of_script.findall(line)) for line in lines)
     return 2 * of_script > letters
