@@ -1,7 +1,8 @@
 """The `deepnet` command: each subcommand parses flags, calls a function of the package, and returns what to show.
 
-A file of this folder holds some of the subcommands: a function for each, whose docstring is printed as its help, and a
-function add(command), which registers them and their flags. `parser` says what `command` is.
+A file of this folder holds some of the subcommands: for each a function of the parsed flags, `args`, whose docstring is
+printed as its help; it returns a Shown, or prints by itself. The file's function add(command) registers them and their
+flags: command(name, function, usage="", among=...) makes the subcommand's parser and returns it, see `parser`.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ OWN_METHODS = ("methods", "verify", "plan", "export", "average", "translate", "q
 
 
 class Help(argparse.HelpFormatter):
-    """Formatter that fills paragraphs of a description; those with indented lines, as examples, stay as they are."""
+    """argparse's formatter, which fills a description's paragraphs, but leaves those with indented lines (examples)."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        """Return the text in lines of `width` characters; argparse calls this for descriptions."""
+        """Return the text in lines of `width` characters, without the indent; argparse calls this for descriptions."""
         paragraphs = []
         for paragraph in text.split("\n\n"):
             is_example = "\n  " in paragraph
@@ -62,14 +63,19 @@ class Parser(argparse.ArgumentParser):
     _is_intermixed = False  # True while the intermixed parsing calls parse_known_args for its two steps
 
     def parse_known_args(self, args=None, namespace=None):
-        """Return (namespace, unknown words) as argparse does, with flags and files in any order."""
+        """Return (namespace, unknown words) as argparse does, with flags and files in any order.
+
+        args: the words to parse, by default this process's command line; namespace: gets the values, by default a new
+        one.
+        """
         has_optional_files = any(action.nargs in ("?", "*", "+") for action in self._get_positional_actions())
         if self._is_intermixed or self.get_default("passes_flags_on") or not has_optional_files:
             return super().parse_known_args(args, namespace)
 
         words = list(sys.argv[1:] if args is None else args)
         if "--" in words:
-            # all words behind it are files. The second step would not know that, and ./-name is taken for no flag.
+            # All words behind it are files. The second step of the intermixed parsing would not know that, and takes
+            # -name for a flag, but not ./-name, which is the same file.
             end = words.index("--")
             files = [f"./{word}" if word.startswith("-") and word != "-" else word for word in words[end + 1 :]]
             words = words[:end] + files
@@ -82,22 +88,18 @@ class Parser(argparse.ArgumentParser):
 
 
 class Shown(NamedTuple):
-    """Output of a command."""
+    """What a subcommand's function returns, for `main` to print."""
 
-    text: str  # for people, "" for none
-    data: Any  # for --json
-    status: int = 0  # of the process
+    text: str  # for people; "" prints nothing
+    data: Any  # what --json prints in its place
+    status: int = 0  # exit status of the process
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of all subcommands; in what it parses, `run` is the function of the subcommand.
+    """Return the parser of all subcommands, whose flags are registered by add(command) of each of FILES.
 
-    Each of FILES registers its subcommands by add(command). command(name, function, usage="", among=commands) returns
-    the subcommand's parser, to which `add` adds flags. function: called with the parsed args. If it is annotated to
-    return a Shown, its subcommand gets a flag --json; a function that prints by itself returns None. Its docstring is
-    the help: a sentence, what more there is to say, an example. usage: shown behind the name in the help; with one the
-    subcommand accepts flags that it does not know, and function finds them in args.rest. among: the subparsers to
-    register with, for the kinds of `deepnet prepare`.
+    In what it parses, args.run is the subcommand's function, args.shows whether this returns a Shown, and
+    args.passes_flags_on whether it accepts unknown flags.
     """
     top = Parser(prog="deepnet", usage="deepnet COMMAND ...", formatter_class=Help)
     top.add_argument("--version", action="version", version=f"deepnet_fairseq {__version__}")
@@ -105,13 +107,21 @@ def parser() -> argparse.ArgumentParser:
     sentences: dict[str, str] = {}  # command -> first sentence of its help
 
     def command(name: str, function, usage: str = "", among=commands) -> argparse.ArgumentParser:
+        """Register a subcommand and return its parser, to which the caller adds flags.
+
+        function: is called with the parsed args. Its docstring is the help: a sentence, what more there is to say, an
+        example. If it is annotated to return a Shown, the subcommand gets a flag --json; otherwise it prints by itself
+        and returns None. usage: shown behind the name in the help; with one the subcommand accepts flags that it does
+        not know, which the function finds in args.rest. among: the subparsers to register with, for the kinds of
+        `deepnet prepare`.
+        """
         text = inspect.cleandoc(function.__doc__)
         sentences[name] = text.split("\n")[0]
 
         settings: dict[str, Any] = {"description": text, "allow_abbrev": not usage, "formatter_class": Help}
         if usage:
             settings["usage"] = f"deepnet {name} {usage}"
-        if among is not commands:  # argparse lists the kinds of a command by this; the commands are listed below
+        if among is not commands:  # argparse lists a kind of `deepnet prepare` by this; subcommands are listed below
             settings["help"] = sentences[name]
         sub = among.add_parser(name, **settings)
 
@@ -137,9 +147,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def parse_integers(flag: str, text: str, example: str) -> list[int]:
-    """Parse a flag's comma-separated list of whole numbers; UserError, naming the flag, for anything else.
+    """Parse `text`, a comma-separated list of whole numbers; UserError for anything else.
 
-    example: a valid list, for the message.
+    flag: whose value it is, and example: a valid list, for the message.
     """
     try:
         return [int(number) for number in text.split(",")]
@@ -148,11 +158,11 @@ def parse_integers(flag: str, text: str, example: str) -> list[int]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run one subcommand; a mistake of the user ends it with one line and status 1.
+    """Run one subcommand; a mistake of the user ends the process with one line and status 1.
 
     argv: the command line without the program's name, by default this process's. Beside its own flags the subcommand's
     function gets args.rest, the words that the parser does not know, and args.behind, the flags of fairseq-train that
-    stand behind the -- of `deepnet reproduce`.
+    stand behind the -- of `deepnet reproduce`, [] for other subcommands.
     """
     words = sys.argv[1:] if argv is None else argv
     if words and words[0] in MOVED:
@@ -175,9 +185,10 @@ def main(argv: list[str] | None = None) -> None:
         if getattr(args, "user_dir", None):
             import_user_dir(args.user_dir)
 
+        # with --json what is printed meanwhile, as progress, goes to stderr: stdout gets nothing but the JSON
         as_json = args.shows and args.json
         with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-            shown = args.run(args)  # with --json progress goes to stderr
+            shown = args.run(args)
 
         if shown is not None:
             text = json.dumps(shown.data) if args.json else shown.text

@@ -1,4 +1,8 @@
-"""`deepnet prepare KIND`, which makes data: of one's own text, of a paper's corpus, or of a made language."""
+"""`deepnet prepare KIND`, which makes data: of one's own text, of a paper's corpus, or of a made language.
+
+A kind is a function of the parsed flags, `args`; its docstring is its help, and __init__.py prints the Shown that it
+returns: text, and data for --json.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +65,7 @@ def parallel_text(args) -> Shown:
     register()
     from ..data.parallel_text import prepare_text
 
-    if args.like is not None:
+    if args.like is not None:  # no pieces are learnt, so flags of the learning have no effect
         for name in ("vocab", "vocab_sample"):
             if getattr(args, name) is not None:
                 flag = f"--{name.replace('_', '-')}"
@@ -77,7 +81,7 @@ def parallel_text(args) -> Shown:
         workers=args.workers,
         like=args.like,
     )
-    return _made(args)
+    return _wrote(args)
 
 
 def corpus(args) -> Shown:
@@ -115,7 +119,7 @@ def corpus(args) -> Shown:
         return Shown(plan, {"plan": plan})
     register()
     recipe.build(options)
-    return _made(args)
+    return _wrote(args)
 
 
 def plain_text(args) -> Shown:
@@ -136,14 +140,14 @@ def plain_text(args) -> Shown:
         raise UserError(f"--dict {args.dict}", "no such file")
     if "," in args.train:
         raise UserError(args.train, "one training file only; join them first")
-    for kind, names in ONLY.items():
+    for kind, names in FLAGS_OF_BPE.items():
         for name in names:
             if kind != args.bpe and getattr(args, name) is not None:
                 raise UserError(f"--{name.replace('_', '-')}", f"only with --bpe {kind}")
     check_folder("DEST", Path(args.dest))
 
     with ExitStack() as copies:
-        # each file is read several times, so that a pipe is replaced by a copy of its content
+        # Each file is read several times. In args a pipe, which can be read once, is replaced by a copy of its content.
         for name in (*SPLITS, "dict", "spm", "encoder_json", "vocab_bpe"):
             given = getattr(args, name)
             if given is not None:
@@ -160,18 +164,19 @@ def plain_text(args) -> Shown:
             dictionary=dictionary,
             workers=args.workers,
         )
-    return _made(args)
+    return _wrote(args)
 
 
-def _made(args) -> Shown:
-    """Return a Shown that prints nothing, because `prepare` has printed what it did; --json gives the folder."""
+def _wrote(args) -> Shown:
+    """Return a Shown that prints nothing, because the preparation has printed what it did; --json gives the folder."""
     return Shown("", {"wrote": args.dest})
 
 
 def _sentencepiece(args):
-    """Return a function (folder, training text) -> Segmenter into SentencePiece's pieces, as prepare_lm takes it.
+    """Return a function (folder, training text) -> data.lm_text.Segmenter, which cuts text into SentencePiece's pieces.
 
-    folder: where a model that is trained on the text is written. Raises a UserError for flags that do not go together.
+    Without --spm it trains a SentencePiece model on the training text and writes it into the folder; with --spm it
+    ignores both. prepare_lm calls it. Raises a UserError for flags that do not go together.
     """
     from ..data.lm_text import Segmenter, train_sentencepiece
 
@@ -185,9 +190,10 @@ def _sentencepiece(args):
 
 
 def _gpt2(args):
-    """Return a function (folder, training text) -> Segmenter by GPT-2's BPE, which ignores both.
+    """Return a function (folder, training text) -> data.lm_text.Segmenter, which cuts text by GPT-2's byte-level BPE.
 
-    The files of the BPE are downloaded unless they are given.
+    It ignores both, since GPT-2's vocabulary is fixed; it has them because prepare_lm calls all such functions alike.
+    The files of the BPE are downloaded here, unless they are given by flags.
     """
     from ..data.lm_text import Segmenter, fetch_gpt2
 
@@ -203,12 +209,17 @@ def _gpt2(args):
 
 
 SEGMENTERS = {"sentencepiece": _sentencepiece, "gpt2": _gpt2}  # by the value of --bpe
-# value of --bpe -> flags that mean something with it alone
-ONLY = {"sentencepiece": ("vocab", "vocab_sample", "spm"), "gpt2": ("encoder_json", "vocab_bpe", "downloads")}
+FLAGS_OF_BPE = {  # value of --bpe -> flags of `deepnet prepare lm` that have an effect with this value alone
+    "sentencepiece": ("vocab", "vocab_sample", "spm"),
+    "gpt2": ("encoder_json", "vocab_bpe", "downloads"),
+}
 
 
 def add(command) -> None:
-    """Register `deepnet prepare` with its kinds, and their flags; command: as parser() gives it."""
+    """Register `deepnet prepare` with its kinds, and their flags.
+
+    command: function (name, function, among=subparsers) that makes the parser of a subcommand or a kind, see __init__.
+    """
     kinds = command("prepare", prepare).add_subparsers(required=True, metavar="KIND", title="kinds")
 
     sub = command("text", parallel_text, among=kinds)

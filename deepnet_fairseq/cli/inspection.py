@@ -1,4 +1,8 @@
-"""Commands that look at a training to come (check), at weights (verify), and at this installation (path)."""
+"""Commands that look at a training to come (check), at weights (verify), and at this installation (path).
+
+A command is a function of the parsed flags, `args`; args.rest are words that the parser does not know. Its docstring is
+its help, and __init__.py prints the Shown that it returns: text, data for --json, and exit status.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ def check(args) -> Shown:
     register()
     from ..tools.check import DIVERGING, UNKNOWN, WINDOW, as_dict, judge, train_briefly, verdict_text
 
-    least = {"updates": 2 * WINDOW, "compress_warmup": 1, "seconds": 1}
+    least = {"updates": 2 * WINDOW, "compress_warmup": 1, "seconds": 1}  # flag -> its lowest value
     for name, minimum in least.items():
         given = getattr(args, name)
         if given is not None and given < minimum:
@@ -34,7 +38,7 @@ def check(args) -> Shown:
     flags = args.rest[1:] if args.rest[:1] == ["fairseq-train"] else args.rest
 
     def progress(update: int, loss: float) -> None:
-        """Print an update's loss over that of the update before, on a terminal."""
+        """On a terminal, print an update's loss in place of the line of the update before; update: counted from 0."""
         if sys.stderr.isatty():
             print(f"\rupdate {update + 1}, loss {loss:.2f} ", end="", file=sys.stderr, flush=True)
 
@@ -64,7 +68,7 @@ def verify(args) -> Shown:
     from ..tools.verify import verify
     from ..tools.verify.reading import read_names
 
-    rename = read_names(Path(args.names)) if args.names else str
+    rename = read_names(Path(args.names)) if args.names else str  # str returns a name as it is
     options = options_of(get_method(args.method), args.option)
     audit = verify(args.model, args.method, options=options, rename=rename)
     return Shown(audit.text(), audit.as_dict(), status=0 if audit.fits else 3)
@@ -86,7 +90,10 @@ def path(args) -> Shown:
 
 
 def add(command) -> None:
-    """Register `deepnet check`, `verify` and `path`; command: as parser() gives it."""
+    """Register `deepnet check`, `verify` and `path`, with their flags.
+
+    command: function (name, function, usage="") that makes a subcommand's parser and returns it, see __init__.
+    """
     sub = command("check", check, "[options] fairseq-train DATA [flags of fairseq-train]")
     sub.add_argument("--updates", type=int, default=40, metavar="N", help="updates to watch (default 40)")
     sub.add_argument("--seconds", type=float, default=60, metavar="S", help="end after so many seconds (default 60)")

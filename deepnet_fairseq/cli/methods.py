@@ -1,13 +1,16 @@
 """`deepnet methods`: a table of all methods, a card of one, its weights in a built model, or the architectures.
 
 A method is a way to keep deep Transformers stable (core/methods); a modifier (core/modifiers) goes with any method. A
-method folds if a trained model of it can be exported as a plain Transformer (tools/export/fold.py).
+method folds if a trained model of it can be exported as a plain Transformer (tools/export/fold.py). A method's
+coefficients are the numbers of its formulas at a depth, as DeepNorm's alpha and beta. The command is a function of the
+parsed flags, `args`; __init__.py prints the Shown that it returns: text, and data for --json.
 """
 
 from __future__ import annotations
 
 import textwrap
 from collections import Counter
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -57,10 +60,10 @@ def methods(args) -> Shown | None:
 
 
 def method_row(name: str) -> tuple[list[str], str | None]:
-    """Return a method's cells under METHOD_HEADER, and why the method does not fold, None if it does.
+    """Return (cells, reason): a method's cells under METHOD_HEADER, and why it does not fold, None if it does.
 
-    Extra parameters are counted in a built model, as the difference to Post-LN at 6L-6L of width 512. UserError for a
-    name that no method has.
+    "extra parameters" is how many more a built model of 6L-6L and width 512 has than a Post-LN one. name: of the
+    method; UserError if no method has it.
     """
     from ..core.methods import get_method
     from ..tools.export.fold import why_not_foldable
@@ -82,7 +85,10 @@ def method_row(name: str) -> tuple[list[str], str | None]:
 
 
 def modifier_rows() -> list[list[str]]:
-    """Return the cells of each modifier under MODIFIER_HEADER, for the method deepnorm at 6L-6L of width 512."""
+    """Return the cells of each modifier under MODIFIER_HEADER, a row each.
+
+    "extra parameters" and "folds" are of a model with the method deepnorm, 6L-6L and width 512.
+    """
     from ..core.modifiers import MODIFIERS
     from ..tools.export.fold import why_not_foldable
 
@@ -103,7 +109,10 @@ def _parameters(model) -> int:
 
 @cache
 def _small_model(method: str, *modifiers: str):
-    """Return a model of 6L-6L and width 512 with that method, and with these modifiers turned on."""
+    """Return a model of 6L-6L and width 512, with a method and with modifiers turned on, both given by name.
+
+    Its vocabulary of 10 symbols keeps it small; only differences between such models are counted.
+    """
     from ..core.models import blueprint
 
     turned_on: dict[str, Any] = dict.fromkeys(modifiers, True)
@@ -111,14 +120,15 @@ def _small_model(method: str, *modifiers: str):
 
 
 def option_rows(owner: Any) -> list[list[str]]:
-    """Return the cells of each option of a method or modifier, under OPTION_HEADER."""
+    """Return the cells of each option under OPTION_HEADER, a row each; owner: the method or modifier that has them."""
     return [[owner.flag(key), option.values, str(option.default), option.help] for key, option in owner.options.items()]
 
 
-def card(name: str, depths: Any, options: list[str]) -> Shown:
-    """Show the card of a method: facts, options, and its coefficients at several depths.
+def card(name: str, depths: Sequence[list[int]], options: list[str]) -> Shown:
+    """Return the card of a method to show: facts, options, and its coefficients at several depths.
 
-    depths: [N, M] each, layers of encoder and decoder; options: KEY=VALUE each, for the coefficients.
+    depths: [N, M] each, layers of encoder and decoder, 0 for a stack that the model does not have; UserError for
+    others. options: KEY=VALUE each, values of the method's options with which the coefficients are computed.
     """
     from ..core.methods import get_method
 
@@ -135,6 +145,7 @@ def card(name: str, depths: Any, options: list[str]) -> Shown:
         depth = "-".join(f"{count}L" for count in layers)
         coefficients[depth] = _coefficients(method(*layers, **values), layers)
 
+    # facts
     trainings = count_trainings(name)
     counts = ", ".join(f"{experiment} {number}" for experiment, number in trainings.items())
     facts = {
@@ -148,16 +159,19 @@ def card(name: str, depths: Any, options: list[str]) -> Shown:
         "evidence here": f"recorded trainings: {counts or 'none at hand'}; results/README.md of the repository",
     }  # fmt: skip
 
+    # text
     lines = [name]
     for fact, text in facts.items():
         lines.append(textwrap.fill(f"  {fact:16}{text}", 100, subsequent_indent=" " * 18))
     parts = ["\n".join(lines)]
     if method.options:
         parts.append(text_table.render([OPTION_HEADER, *option_rows(method)]))
+
     rows = [["coefficient", *coefficients]]
-    for symbol in next(iter(coefficients.values())):
+    symbols = next(iter(coefficients.values()))  # all depths have the same
+    for symbol in symbols:
         rows.append([symbol, *(f"{at_depth[symbol]:.6f}" for at_depth in coefficients.values())])
-    if len(rows) > 1:
+    if len(rows) > 1:  # a method may have no coefficients
         parts.append(text_table.render(rows))
 
     data = {
@@ -165,15 +179,16 @@ def card(name: str, depths: Any, options: list[str]) -> Shown:
         **facts,
         "options": option_rows(method),
         "coefficients": coefficients,
-        "evidence here": trainings,  # in place of the text of the facts
+        "evidence here": trainings,  # replaces the text that `facts` has under this key
     }
     return Shown("\n\n".join(parts), data)
 
 
 def _coefficients(method, layers: list[int]) -> dict[str, float]:
-    """Return a method's coefficients by stack and symbol, as "encoder alpha".
+    """Return {"STACK SYMBOL": value} of a method's coefficients, as {"encoder alpha": 1.999, ...}.
 
-    layers: [N, M], of encoder and decoder; a stack without layers is left out.
+    method: an object of its class, made for these numbers of layers. layers: [N, M], of encoder and decoder; a stack
+    without layers is left out.
     """
     found = {}
     for stack, count in zip(("encoder", "decoder"), layers):
@@ -184,7 +199,11 @@ def _coefficients(method, layers: list[int]) -> dict[str, float]:
 
 
 def count_trainings(name: str) -> dict[str, int]:
-    """Count the recorded trainings of a method in a checkout's results, by experiment, without miniatures (--smoke)."""
+    """Return {experiment: number of recorded trainings of a method}, without miniatures (--smoke).
+
+    The records are those in results/ of a checkout, runs/EXPERIMENT.jsonl and EXPERIMENT/records.jsonl: a line for each
+    training, which is searched for what json.dumps writes. {} if there are none, as in an installed package.
+    """
     counts: Counter[str] = Counter()
     for path in sorted([*RESULTS.glob("runs/*.jsonl"), *RESULTS.glob("*/records.jsonl")]):
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -195,9 +214,10 @@ def count_trainings(name: str) -> dict[str, int]:
 
 
 def options_of(method, words: list[str]) -> dict[str, Any]:
-    """Parse options of a method, KEY=VALUE each; return the values by key.
+    """Parse the values of --option, KEY=VALUE each; return {key: value}, with the type that the option has.
 
-    UserError for a key that the method does not have, and for a value that the option does not take.
+    method: the class whose options they are. UserError for a key that the method does not have, and for a value that
+    the option does not take.
     """
     options: dict[str, Any] = {}
     for word in words:
@@ -214,15 +234,19 @@ def options_of(method, words: list[str]) -> dict[str, Any]:
 
 
 def archs_table(vocab: int) -> Shown:
-    """Show a table of the architectures: depth, widths, and parameters with one shared embedding of `vocab` symbols."""
+    """Return a table of the architectures to show: depth, widths, and number of parameters.
+
+    vocab: symbols of the one embedding that encoder, decoder and output share.
+    """
     from ..core import archs
     from ..core.models import parameter_count
 
     rows = [["architecture", "layers", "width", "ffn", "heads", "parameters"]]
     for name, preset in archs.PRESETS.items():
-        stacks = archs.STACKS[archs.MODELS[name]]
+        stacks = archs.STACKS[archs.MODELS[name]]  # ("encoder", "decoder"), or the only one of a language model
         depth = "-".join(str(preset[f"{stack}_layers"]) for stack in stacks)
-        widths = [str(preset[f"{stacks[0]}_{field}"]) for field in ("embed_dim", "ffn_embed_dim", "attention_heads")]
+        fields = ("embed_dim", "ffn_embed_dim", "attention_heads")  # given for the first stack; the other has the same
+        widths = [str(preset[f"{stacks[0]}_{field}"]) for field in fields]
         rows.append([name, depth, *widths, f"{parameter_count(name, vocab):,}"])
     notes = f"""layers: N-M of encoder and decoder; {archs.LM} is a decoder alone, {archs.MASKED_LM} an encoder alone
 parameters with one shared embedding of {vocab:,} symbols (--vocab), the architecture's own method"""
@@ -230,9 +254,10 @@ parameters with one shared embedding of {vocab:,} symbols (--vocab), the archite
 
 
 def compare_weights(arch: str, chosen: dict[str, Any]) -> Shown:
-    """Build an architecture, and compare the deviation of each kind of weight with the formula of its method.
+    """Build an architecture, and return a table of the standard deviation of its weights beside its method's formula.
 
-    chosen: settings by name that replace the architecture's own, such as {"method": "deepnorm"}.
+    The table has a row for each kind of weight. arch: a name of archs.PRESETS; chosen: settings by name that replace
+    the architecture's own, as {"method": "deepnorm"}.
     """
     import torch
 
@@ -242,18 +267,18 @@ def compare_weights(arch: str, chosen: dict[str, Any]) -> Shown:
     from ..core.models import build
     from ..core.modifiers import make_method
 
-    torch.manual_seed(1)
+    torch.manual_seed(1)  # the same weights each time
     model = build(arch, **chosen)
     cfg = namespace(arch, **chosen)
     method = make_method(cfg)
-    profile = method.init_profiles[0]
+    profile = method.init_profiles[0]  # the method's usual initialisation
     deviations = report_table(init_report(model, method, profile))
     depth = "-".join(f"{count}L" for count in archs.depths(cfg) if count)
     return show_tables([deviations], f"{arch}, {depth} {cfg.method}, {profile}")
 
 
 def show_tables(tables: list[list[list[str]]], note: str) -> Shown:
-    """Show tables and a note below them; as data, a dict for each row of any table.
+    """Return tables to show, with a note below them; their data is a list with {head: cell} for each row of all tables.
 
     tables: each a list of rows of cells, the first of which is the header.
     """
@@ -267,7 +292,10 @@ def show_tables(tables: list[list[list[str]]], note: str) -> Shown:
 
 
 def add(command) -> None:
-    """Register `deepnet methods` and its flags; command: as parser() gives it."""
+    """Register `deepnet methods` and its flags.
+
+    command: function (name, function) that makes a subcommand's parser and returns it, see __init__.
+    """
     sub = command("methods", methods)
     sub.add_argument("method", nargs="?", metavar="NAME", help="the method to show; all without it")
     sub.add_argument("--layers", metavar="N,M", help="depths for its numbers (default: 6,6, 18,18 and 100,100)")

@@ -1,4 +1,9 @@
-"""Commands that use or change trained models: translate, generate, export, average; and profile, which measures one."""
+"""Commands that use or change trained models: translate, generate, export, average; and profile, which measures one.
+
+A command is a function of the parsed flags, `args`; args.rest are words that the parser does not know. Its docstring is
+its help, and __init__.py prints the Shown that it returns: text, and data for --json. Admin's omegas are the factors of
+its shortcuts, one for each sublayer, measured before the training.
+"""
 
 from __future__ import annotations
 
@@ -28,17 +33,17 @@ def profile(args) -> Shown:
     measured = profile_run(args.rest)
     measured.write(Path(args.out))
 
-    ends = []
+    last_omegas = []  # of the top layer of each stack
     for stack in ("encoder", "decoder"):
         omegas = measured.omegas_of(stack)
         if omegas:
-            ends.append(f"{stack} {omegas[-1]:.4f}")
-    text = f"""wrote {len(measured.omega)} omegas to {args.out}; the last ones: {", ".join(ends)}
+            last_omegas.append(f"{stack} {omegas[-1]:.4f}")
+    text = f"""wrote {len(measured.omega)} omegas to {args.out}; the last ones: {", ".join(last_omegas)}
 train with the same flags and --method admin --admin-profile {args.out}"""
     return Shown(text, {"wrote": args.out, "omega": measured.omega})
 
 
-ONLY = {  # flag of `deepnet export` -> the values of --to with which it means something
+TARGETS_OF_FLAG = {  # flag of `deepnet export` -> the values of --to with which it has an effect
     "fp16": ("transformer",),
     "quantization": ("ctranslate2",),
     "data": ("ctranslate2", "huggingface"),
@@ -63,10 +68,11 @@ def export(args) -> Shown:
 
     if args.to == "ctranslate2" and args.fp16:
         raise UserError("--fp16", "with --to ctranslate2 say --quantization float16")
-    for flag, places in ONLY.items():
-        given = getattr(args, flag)
-        if args.to not in places and given is not None and given is not False:  # 0 was given
-            raise UserError(f"--{flag}", f"only with --to {' or '.join(places)}; leave it out")
+    for flag, targets in TARGETS_OF_FLAG.items():
+        value = getattr(args, flag)
+        is_given = value is not None and value is not False  # 0 and "" are given
+        if args.to not in targets and is_given:
+            raise UserError(f"--{flag}", f"only with --to {' or '.join(targets)}; leave it out")
     if args.to == "transformer":
         check_file("--out", Path(args.out), (Path(args.checkpoint),))
     else:
@@ -79,9 +85,9 @@ def export(args) -> Shown:
 
 
 def _to_transformer(args, folded) -> str:
-    """Write a checkpoint for stock fairseq; return the line to print, as the other writers do.
+    """Write a checkpoint for stock fairseq; return the line to print, as the other functions of WRITERS do.
 
-    folded: a tools.export.transformer.Folded, the model as a plain Transformer.
+    args: the flags of `deepnet export`; folded: a tools.export.transformer.Folded, the model as a plain Transformer.
     """
     from ..tools.export.transformer import write_transformer
 
@@ -90,7 +96,10 @@ def _to_transformer(args, folded) -> str:
 
 
 def _to_ctranslate2(args, folded) -> str:
-    """Write a folder for CTranslate2; arguments and result are as of _to_transformer."""
+    """Write a folder for CTranslate2; return the line to print.
+
+    args: the flags of `deepnet export`; folded: a tools.export.transformer.Folded, the model as a plain Transformer.
+    """
     from ..tools.export.ctranslate2 import write_ctranslate2
     from ..tools.export.served import serve
 
@@ -100,15 +109,15 @@ def _to_ctranslate2(args, folded) -> str:
 
 
 def _to_huggingface(args, folded) -> str:
-    """Write a folder for Hugging Face's transformers; arguments and result are as of _to_transformer.
+    """Write a folder for Hugging Face's transformers; return the line to print. UserError for a beam below 1.
 
-    UserError for a beam below 1.
+    args: the flags of `deepnet export`; folded: a tools.export.transformer.Folded, the model as a plain Transformer.
     """
     from ..tools.export.huggingface import write_huggingface
     from ..tools.export.served import serve
     from ..tools.translation import Settings
 
-    search = None  # neither flag is given
+    search = None  # settings of generate() to write into the folder; None if neither flag is given
     if args.beam is not None or args.lenpen is not None:
         search = Settings()
         if args.beam is not None:
@@ -123,7 +132,7 @@ def _to_huggingface(args, folded) -> str:
     return f"wrote {args.out}, a {name}; its logits differ by at most {difference:.1e}"
 
 
-# by the value of --to
+# Value of --to -> function (flags, folded model) that writes the model and returns a line to print.
 WRITERS = {"transformer": _to_transformer, "ctranslate2": _to_ctranslate2, "huggingface": _to_huggingface}
 
 
@@ -190,7 +199,7 @@ def average(args) -> Shown:
 
 
 def _check_number(flag: str, number: int) -> None:
-    """Raise a UserError, naming the flag, for a number of checkpoints below 1."""
+    """Raise a UserError if a flag's value, a number of checkpoints, is below 1; flag: its name, for the message."""
     if number < 1:
         raise UserError(f"{flag} {number}", "must be at least 1")
 
@@ -211,7 +220,10 @@ def generate(args) -> Shown:
 
 
 def add(command) -> None:
-    """Register `deepnet translate`, `generate`, `profile`, `export` and `average`; command: as parser() gives it."""
+    """Register `deepnet translate`, `generate`, `profile`, `export` and `average`, with their flags.
+
+    command: function (name, function, usage="") that makes a subcommand's parser and returns it, see __init__.
+    """
     sub = command("translate", translate)
     sub.add_argument("model", metavar="MODEL", help="checkpoint, or folder of `deepnet export`")
     sub.add_argument("file", metavar="FILE", nargs="?", help="UTF-8 text, a sentence a line (default: standard input)")

@@ -1,4 +1,8 @@
-"""`deepnet plan`, which says what a training will need: memory, time and flags that make it fit."""
+"""`deepnet plan`, which says what a training will need: memory, time and flags that make it fit.
+
+The command is a function of the parsed flags, `args`; args.rest are the flags of fairseq-train and others that
+tools/plan parses.
+"""
 
 from __future__ import annotations
 
@@ -50,9 +54,9 @@ def plan(args) -> None:
 def _rows(args) -> None:
     """Print the plan of many trainings, one a line of the file --rows.
 
-    UserError for flags that have no effect with --rows, and for a file without a training. flops: TFLOP/s of a GPU;
-    side_by_side: trainings at a time; the file --chosen gets a line NAME TAB FLAGS each, with "!" for flags if none
-    make the training fit.
+    args: the flags of `deepnet plan`. The file --chosen, if it is given, gets a line for each training: its name, a
+    tab, and the flags that make it fit, or "!" if none do. UserError for flags that have no effect with --rows, and for
+    a file without a training.
     """
     # imported here because it needs more than torch, and the plan of one training does not
     from ..data.lines import read_lines
@@ -77,9 +81,10 @@ def _rows(args) -> None:
 
 
 def _speed(args, setting):
-    """Return time and rate of a training by --flops, as needs.speed does; None without that flag.
+    """Return what tools.plan.needs.speed computes from --flops: time and rate of a training; None without that flag.
 
-    setting: the training, a tools.plan.setting.Setting. UserError for --epochs, --updates without the flags they need.
+    args: the flags of `deepnet plan`; setting: the training, a tools.plan.setting.Setting. UserError for --epochs
+    without --corpus-tokens, and for --epochs or --updates without --flops.
     """
     from ..tools.plan.needs import TERA, speed, updates_of
 
@@ -95,7 +100,10 @@ def _speed(args, setting):
 
 
 def add(command) -> None:
-    """Register `deepnet plan` and its flags; command: as parser() gives it."""
+    """Register `deepnet plan` and its flags.
+
+    command: function (name, function, usage="") that makes a subcommand's parser and returns it, see __init__.
+    """
     sub = command("plan", plan, "[--arch ARCH] [--vocab SIZE] [--max-tokens N] [--gpus N] [flags of fairseq-train]")
     sub.add_argument("--json", action="store_true", help="one line instead of tables; bytes, operations, seconds")
     sub.add_argument("--flops", type=float, metavar="TFLOPS", help="TFLOP/s that one GPU achieves in training")

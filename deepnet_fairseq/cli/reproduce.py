@@ -1,5 +1,9 @@
 """`deepnet reproduce`, which reproduces a table or figure of a paper.
 
+An experiment is all trainings of such a table or figure, its rows; study/experiments.py reads it from a file. A
+miniature (--smoke) is the experiment with small models on generated data. The command is a function of the parsed
+flags, `args`; args.behind are the flags of fairseq-train that stand behind -- on the command line.
+
 The scripts of tables and figures (scripts/table1_wmt17.sh and so on) call it with --variables: they take their settings
 from environment variables, METHODS=deepnorm and so on, and all their arguments are flags of fairseq-train.
 """
@@ -73,13 +77,16 @@ def reproduce(args) -> None:
 
 
 def _setting(args) -> Setting:
-    """Return the experiment, machine, data and folders that the flags ask for; UserError for flags that contradict."""
+    """Return the experiment, machine, data and folders that the flags ask for.
+
+    Raises a UserError for flags that contradict each other or the experiment.
+    """
     from ..study import experiments
     from ..tools.reproduce.commands import Setting
     from ..tools.reproduce.hardware import hardware
 
     experiment = experiments.read_experiment(args.name, args.recipe)
-    for_cpu = experiment.get("machine") == "cpu"  # a small experiment
+    for_cpu = experiment.get("machine") == "cpu"  # small enough for one; it needs no plan and has no miniature
     experiment = experiments.with_choices(
         experiment,
         methods=parse_words("--methods", args.methods),
@@ -131,7 +138,8 @@ def _setting(args) -> Setting:
 def _corpus(args, experiment: Experiment, out: Path) -> Corpus:
     """Return the data that --data names, or else those of the experiment in OUT/data, with the steps to make them.
 
-    The answer depends on what is made already: called again after the steps, it knows languages and pieces.
+    out: OUT, the folder of all runs. The result depends on what has been made: called again after the steps are done,
+    it has no steps, and knows the data's languages and vocabulary.
     """
     from ..tools.reproduce.corpus import corpus
 
@@ -142,9 +150,9 @@ def _corpus(args, experiment: Experiment, out: Path) -> Corpus:
 
 
 def _check_needs(experiment: Experiment, args) -> None:
-    """Raise a UserError for data, language pairs or precision that do not go with the experiment, or are missing.
+    """Raise a UserError for --data, --pairs or --precision that do not go with the experiment, or are missing.
 
-    Also for an experiment whose methods are in a folder of the checkout, where the package is installed without one.
+    Also for an experiment whose methods are in a folder of the checkout, if the package is installed without it.
     """
     from ..tools.reproduce.corpus import MULTILINGUAL
     from ..tools.reproduce.run import PACKAGE_PARENT
@@ -168,15 +176,17 @@ def _check_needs(experiment: Experiment, args) -> None:
 
 
 def _run(args, setting: Setting) -> None:
-    """Run an experiment: plan, make the data, train and score, report. With --launch slurm its jobs are submitted.
+    """Run an experiment: plan, make the data, train and score, report. With --launch slurm submit its jobs instead.
 
-    With --dry-run only the plan is printed; with --dry-run commands, or where there is no plan, the commands.
+    With --dry-run only the plan is printed; with --dry-run commands, or if there is no plan, the commands. setting:
+    what _setting returned for args.
     """
     from ..tools.reproduce import run
 
     if args.launch == "slurm":
         _submit(args, setting)
         return
+
     if setting.planned:
         setting, text = run.plan(setting, tokens=args.max_tokens, rate=args.tflops)
         if args.dry_run != "commands":
@@ -187,10 +197,11 @@ def _run(args, setting: Setting) -> None:
             print(shlex.join(command))
     if args.dry_run:
         return
+
     run.refuse_what_does_not_fit(setting)
     if setting.corpus.steps:
         run.prepare(setting.corpus.steps)
-        # described again: only now that the data are made are their languages and pieces known
+        # described again, because languages and vocabulary are known only now that the data are made
         made = _corpus(args, setting.experiment, setting.out)
         setting = replace(setting, corpus=made)
     run.Work(setting, keep=args.keep == "all").run()
@@ -198,7 +209,10 @@ def _run(args, setting: Setting) -> None:
 
 
 def _submit(args, setting: Setting) -> None:
-    """Make the data and submit a job of SLURM for each row; with --dry-run print the commands and jobs instead."""
+    """Make the data and submit a job of SLURM for each row; with --dry-run print the commands and jobs instead.
+
+    A job calls `deepnet reproduce` for its row. setting: what _setting returned for args.
+    """
     from ..tools.reproduce import run, slurm
 
     flags = flags_for_job(args, setting.hardware.gpus, setting.out)
@@ -218,24 +232,27 @@ def _submit(args, setting: Setting) -> None:
 
 
 def flags_for_job(args, gpus: int, out: Path) -> list[str]:
-    """Return the flags of `deepnet reproduce` that the job of each row gets: those of the user's command line.
+    """Return the flags of `deepnet reproduce` for the job of a row: those of FOR_JOBS that the user gave, and these.
 
-    gpus, out: the number on each machine and the folder of runs that were decided on, since the user may have given
+    gpus: number of GPUs on each machine; out: folder of runs. Both were decided on, since the user may have given
     neither.
     """
     flags = ["--out", str(out), "--gpus", str(gpus), "--nodes", str(args.nodes)]
     for name in FOR_JOBS:
         value = getattr(args, name)
         flag = f"--{name.replace('_', '-')}"
-        if value is True:
+        if value is True:  # a switch
             flags.append(flag)
         elif value is not None and value is not False:
-            flags.append(f"{flag}={value}")  # a value may begin with a hyphen
+            flags.append(f"{flag}={value}")  # as one word, because a value may begin with a hyphen
     return flags
 
 
 def parse_words(flag: str, text: str | None) -> list[str] | None:
-    """Split a flag's comma-separated list; None if the flag is not given. UserError, naming the flag, for no words."""
+    """Split `text`, a flag's comma-separated list; None if that is None, because the flag is not given.
+
+    UserError, naming the flag, for a list without words.
+    """
     if text is None:
         return None
     found = [word for word in text.split(",") if word]
@@ -245,7 +262,7 @@ def parse_words(flag: str, text: str | None) -> list[str] | None:
 
 
 def shell_words(flag: str, text: str) -> list[str]:
-    """Split a text as a shell would; UserError, naming the flag, for quotes that do not end."""
+    """Split `text`, the value of a flag or variable, as a shell would; UserError, naming it, for unclosed quotes."""
     try:
         return shlex.split(text)
     except ValueError as error:
@@ -253,23 +270,29 @@ def shell_words(flag: str, text: str) -> list[str]:
 
 
 def absolute_if_path(word: str) -> str:
-    """Return a word that is the path of an existing file as an absolute path, because programs run in another folder.
+    """Return a word of a command line as an absolute path if it is the path of an existing file, else as it is.
 
-    Any other word is returned as it is. A path has a slash, or ends in .pt.
+    It has to be absolute because the training runs in another folder. Only a word that has a slash or ends in .pt is
+    taken for a path, since a file may happen to be named like the value of a flag.
     """
-    is_path = not word.startswith("-") and (os.sep in word or word.endswith(".pt"))
-    return str(Path(word).absolute()) if is_path and Path(word).exists() else word
+    looks_like_path = not word.startswith("-") and (os.sep in word or word.endswith(".pt"))
+    if looks_like_path and Path(word).exists():
+        return str(Path(word).absolute())
+    return word
 
 
 def positive(text: str) -> int:
-    """Parse a whole number above 0."""
+    """Parse a whole number above 0, the value of a flag; argparse prints the error for anything else."""
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"{text} is no whole number above 0")
     return int(text)
 
 
 def above_zero(text: str) -> float:
-    """Parse a number above 0. argparse shows this function's name for a text that is no number."""
+    """Parse a finite number above 0, the value of a flag; argparse prints the error for anything else.
+
+    For a text that is no number at all argparse prints this function's name: "invalid above_zero value".
+    """
     number = float(text)
     if not 0 < number < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not above 0")
@@ -279,21 +302,25 @@ def above_zero(text: str) -> float:
 def flags_of_variables() -> list[str]:
     """Return the flags of `deepnet reproduce` that the scripts' environment variables stand for.
 
-    UserError, naming the variable, for a value that a switch does not have.
+    They are those of VARIABLES, TEXT (three files) and SWITCHES. UserError, naming the variable, for a value that a
+    switch does not have.
     """
     flags = []
     for name, flag in VARIABLES.items():
         value = os.environ.get(name, "").strip()
-        if not value or (name == "SEED" and os.environ.get("SEEDS")):
+        if not value or (name == "SEED" and os.environ.get("SEEDS")):  # SEED and SEEDS are one flag; SEEDS goes first
             continue
         if (name, value) == ("RECIPE", "clinic"):  # the scripts' name for the recipe that is used without the flag
             continue
         if name in LISTS:
             value = ",".join(value.split())
         flags.append(f"{flag}={value}")
+
     if os.environ.get("TEXT", "").strip():
         flags += ["--text", *shell_words("TEXT", os.environ["TEXT"])]
-    for name in dict.fromkeys(variable for variable, _ in SWITCHES):  # each once
+
+    switches = dict.fromkeys(variable for variable, _ in SWITCHES)  # names of variables, each once
+    for name in switches:
         value = os.environ.get(name, "")
         known = [known_value for variable, known_value in SWITCHES if variable == name]
         if value in known:
@@ -304,7 +331,10 @@ def flags_of_variables() -> list[str]:
 
 
 def add(command) -> None:
-    """Register `deepnet reproduce` and its flags; command: as parser() gives it."""
+    """Register `deepnet reproduce` and its flags.
+
+    command: function (name, function) that makes a subcommand's parser and returns it, see __init__.
+    """
     sub = command("reproduce", reproduce)
     sub.add_argument("name", nargs="?", metavar="NAME", help="as --list prints them: table1, figure6, ...")
     sub.add_argument("--list", action="store_true", help="print the experiments")
@@ -353,21 +383,23 @@ def add(command) -> None:
 
 
 def split_command_line(argv: list[str]) -> tuple[list[str], list[str]]:
-    """Split a command line into the words of `deepnet reproduce`, and flags of fairseq-train.
+    """Split a command line into (words of `deepnet reproduce`, flags of fairseq-train).
 
-    argv: begins with "reproduce". Flags of fairseq-train stand behind a --. With --variables the command line is that
-    of a script (["reproduce", NAME, "--variables", *arguments]), whose arguments are flags of fairseq-train without a
-    --, but for OF_SCRIPTS, and whose environment variables become flags of `deepnet reproduce`.
+    argv: begins with "reproduce"; flags of fairseq-train stand behind a --. Or it is the call of a script,
+    ["reproduce", NAME, "--variables", *arguments]. The script's arguments are flags of fairseq-train, without a --
+    before them, but for OF_SCRIPTS; its environment variables become flags of `deepnet reproduce`. UserError for a
+    script's argument that is a flag of `deepnet reproduce`.
     """
     if "--variables" in argv:
-        own = [word for word in argv[2:] if word in OF_SCRIPTS]
-        others = [word for word in argv[2:] if word not in (*OF_SCRIPTS, "--variables", "--")]
-        for word in others:
+        scripts_own = [word for word in argv[2:] if word in OF_SCRIPTS]
+        flags_of_training = [word for word in argv[2:] if word not in (*OF_SCRIPTS, "--variables", "--")]
+        for word in flags_of_training:
             flag = word.split("=")[0]
             instead = REFUSED_BY_SCRIPTS.get(flag)
             if instead is not None:
                 raise UserError(flag, f"a script takes variables ({instead}); or call deepnet reproduce {argv[1]}")
-        return [*argv[:2], *flags_of_variables(), *own], split_values(others)
+        return [*argv[:2], *flags_of_variables(), *scripts_own], split_values(flags_of_training)
+
     if "--" in argv:
         place = argv.index("--")
         return argv[:place], split_values(argv[place + 1 :])
@@ -375,11 +407,14 @@ def split_command_line(argv: list[str]) -> tuple[list[str], list[str]]:
 
 
 def split_values(flags: list[str]) -> list[str]:
-    """Return flags with each --name=value as two words, as the flags of experiments are."""
-    found = []
+    """Return the flags with each --name=value split into two words.
+
+    So are the flags of experiments, and code that looks for a flag in a command compares whole words.
+    """
+    words = []
     for word in flags:
         if word.startswith("--") and "=" in word:
-            found += word.split("=", 1)
+            words += word.split("=", 1)
         else:
-            found.append(word)
-    return found
+            words.append(word)
+    return words

@@ -1,4 +1,8 @@
-"""Commands that read finished runs: scores and tests, tables and figures beside the papers' numbers."""
+"""Commands that read finished runs: scores and tests, tables and figures beside the papers' numbers.
+
+A command is a function of the parsed flags, `args`; its docstring is its help, and __init__.py prints the Shown that it
+returns: text, and data for --json. A system is what translated: a model of which there is fairseq-generate's output.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +48,7 @@ def score(args) -> Shown:
 
 
 def _scores(args) -> Shown:
-    """Score the one system of GENERATED."""
+    """Score the output GENERATED; return its tables, and as data the content of score.json."""
     from ..study.scoring.scores import score, score_table
 
     scores = score(Path(args.generated), data=args.data, paper=args.paper, partial=args.partial, tokenize=args.tokenize)
@@ -52,7 +56,11 @@ def _scores(args) -> Shown:
 
 
 def _differences(args) -> Shown:
-    """Compare the systems of SYSTEM with that of GENERATED; UserError for flags that only a single one has."""
+    """Compare each output of SYSTEM with GENERATED; return the table, and as data a list of entries, one a test set.
+
+    An entry has "set", (subset, direction) or None; "systems", their names; for each metric the list of their results,
+    as dictionaries; and "notes". UserError for flags that are for a single output.
+    """
     from ..study.scoring.paired import significance, significance_table
 
     if args.paper or args.partial:
@@ -61,7 +69,7 @@ def _differences(args) -> Shown:
     systems = [Path(system) for system in args.systems]
     comparisons = significance(Path(args.generated), systems, data=args.data, tokenize=args.tokenize)
 
-    data = []
+    data = []  # an entry for each test set
     for test_set, comparison in comparisons.items():
         entry: dict[str, Any] = {"set": test_set, "systems": comparison.systems}
         for metric, results in comparison.results.items():
@@ -104,7 +112,10 @@ def report(args) -> Shown:
 
 
 def add(command) -> None:
-    """Register `deepnet score` and `report`; command: as parser() gives it."""
+    """Register `deepnet score` and `report`, with their flags.
+
+    command: function (name, function) that makes a subcommand's parser and returns it, see __init__.
+    """
     sub = command("score", score)
     sub.add_argument("generated", metavar="GENERATED", help="output of fairseq-generate, or a folder of SRC-TGT.txt")
     sub.add_argument("systems", nargs="*", metavar="SYSTEM", help="the same of systems to compare with the first")

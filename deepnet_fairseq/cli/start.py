@@ -1,4 +1,8 @@
-"""Commands that train several methods and compare them: quickstart on a made language, compare on the user's data."""
+"""Commands that train several methods and compare them: quickstart on a made language, compare on the user's data.
+
+A command is a function of the parsed flags, `args`; args.rest are words that the parser does not know. Its docstring is
+its help; both commands print by themselves.
+"""
 
 from __future__ import annotations
 
@@ -64,12 +68,12 @@ def compare(args) -> None:
 
 
 def data_and_flags(words: list[str]) -> tuple[Path, list[str]]:
-    """Split words that the parser does not know into DATA, and flags of fairseq-train with their values.
+    """Split words that the parser does not know into (DATA, flags of fairseq-train with their values).
 
-    DATA is the first folder that holds dictionaries, because values of flags may stand before it. If no word is such a
-    folder, it is the first word that is no flag.
+    DATA is the first folder with dictionaries (dict.LANG.txt) among the words that are no flags. The first such word
+    may be the value of a flag; it is taken only if none of them is such a folder. UserError if all words are flags.
     """
-    places = [place for place, word in enumerate(words) if not word.startswith("-")]
+    places = [place for place, word in enumerate(words) if not word.startswith("-")]  # of DATA and of values of flags
     if not places:
         raise UserError("DATA", "give the folder of binarised data")
 
@@ -83,7 +87,7 @@ def data_and_flags(words: list[str]) -> tuple[Path, list[str]]:
 
 
 def parse_rates(flag: str, text: str) -> list[float]:
-    """Parse a comma-separated list of learning rates; UserError, naming the flag, for anything else."""
+    """Parse `text`, a comma-separated list of learning rates; UserError, naming the flag, for anything else."""
     try:
         return [float(rate) for rate in text.split(",")]
     except ValueError as error:
@@ -91,7 +95,10 @@ def parse_rates(flag: str, text: str) -> list[float]:
 
 
 def add(command) -> None:
-    """Register `deepnet quickstart` and `compare`; command: as parser() gives it."""
+    """Register `deepnet quickstart` and `compare`, with their flags.
+
+    command: function (name, function, usage="") that makes a subcommand's parser and returns it, see __init__.
+    """
     sub = command("quickstart", quickstart)
     sub.add_argument("--methods", default="deepnorm,post_ln", help="any that `deepnet methods` lists, with commas "
                      "between (default deepnorm,post_ln)")  # fmt: skip

@@ -98,7 +98,7 @@ def _japanese(language: str) -> LineFunction:
 
 
 def _sacrebleu(name: str, preparer_of: Callable[[str], LineFunction]) -> Callable[[str], tuple[LineFunction, str]]:
-    """Return an entry of TOKENISERS for a tokenizer of sacreBLEU: a function from the language to (tokeniser, its name).
+    """Return an entry of TOKENISERS for a tokenizer of sacreBLEU: a function language -> (tokeniser, its name).
 
     name: sacreBLEU's name of the tokenizer. preparer_of: function from the language to the function that prepares each
     line for the tokenizer.
