@@ -118,6 +118,7 @@ def parser() -> argparse.ArgumentParser:
         text = inspect.cleandoc(function.__doc__)
         sentences[name] = text.split("\n")[0]
 
+        # no abbreviated flags where unknown ones are passed on: a flag of fairseq may be the beginning of one of ours
         settings: dict[str, Any] = {"description": text, "allow_abbrev": not usage, "formatter_class": Help}
         if usage:
             settings["usage"] = f"deepnet {name} {usage}"
@@ -178,7 +179,7 @@ def main(argv: list[str] | None = None) -> None:
     args, rest = parser().parse_known_args(words)
     args.behind = behind
     args.rest = rest
-    logging.getLogger("fairseq").setLevel(logging.WARNING)
+    logging.getLogger("fairseq").setLevel(logging.WARNING)  # its progress is not that of the command
     try:
         if rest and not args.passes_flags_on:
             raise UserError("unknown", f"{' '.join(rest)}; `deepnet COMMAND --help` lists the flags")
@@ -207,7 +208,7 @@ def main(argv: list[str] | None = None) -> None:
             advice = "pip install --no-build-isolation fairseq-fixed"
         sys.exit(f"deepnet: error: needs {missing}; {advice} (docs/install.md)")
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(130)  # as a shell's status for SIGINT, 128 + 2
     except BrokenPipeError:  # the reader of a pipe has ended, as in: deepnet methods --archs | head
         sys.stderr.close()  # or Python would print there that it cannot flush stdout
     except OSError as error:  # a file that is missing, in the way, or not writable; errors of a full disk name no file

@@ -1,7 +1,7 @@
 """`deepnet prepare KIND`, which makes data: of one's own text, of a paper's corpus, or of a made language.
 
 A kind is a function of the parsed flags, `args`; its docstring is its help, and __init__.py prints the Shown that it
-returns: text, and data for --json.
+returns: text, and data for --json. register() lets fairseq know the package's models.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def corpus(args) -> Shown:
     downloads = Path(args.downloads) if args.downloads else dest / "downloads"
     options = Options(
         dest=dest,
-        downloads=downloads / "miniature" if args.miniature else downloads,
+        downloads=downloads / "miniature" if args.miniature else downloads,  # generated files stay apart from real ones
         fetch=miniature.write if args.miniature else fetch_all,
         workers=args.workers,
         pairs=tuple(args.pairs.split(",")) if args.pairs else None,

@@ -1,7 +1,8 @@
 """Commands that look at a training to come (check), at weights (verify), and at this installation (path).
 
 A command is a function of the parsed flags, `args`; args.rest are words that the parser does not know. Its docstring is
-its help, and __init__.py prints the Shown that it returns: text, data for --json, and exit status.
+its help, and __init__.py prints the Shown that it returns: text, data for --json, and exit status. register() lets
+fairseq know the package's models.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def check(args) -> Shown:
         given = getattr(args, name)
         if given is not None and given < minimum:
             raise UserError(f"--{name.replace('_', '-')} {given:g}", f"give at least {minimum}")
-    flags = args.rest[1:] if args.rest[:1] == ["fairseq-train"] else args.rest
+    flags = args.rest[1:] if args.rest[:1] == ["fairseq-train"] else args.rest  # the word may be left out
 
     def progress(update: int, loss: float) -> None:
         """On a terminal, print an update's loss in place of the line of the update before; update: counted from 0."""

@@ -48,7 +48,7 @@ def methods(args) -> Shown | None:
         chosen = {"method": args.method} if args.method else {}
         return compare_weights(args.weights, chosen)
     if args.method:
-        depths = [parse_integers("--layers", args.layers, "18,18")] if args.layers else DEPTHS
+        depths: Sequence[list[int]] = [parse_integers("--layers", args.layers, "18,18")] if args.layers else DEPTHS
         return card(args.method, depths, args.option)
 
     method_table = [METHOD_HEADER]
@@ -71,17 +71,17 @@ def method_row(name: str) -> tuple[list[str], str | None]:
     method = get_method(name)
     model = _small_model(name)
     extra = _parameters(model) - _parameters(_small_model("post_ln"))
-    why = why_not_foldable(model)
+    reason = why_not_foldable(model)
     cells = [
         name,
         method.equation,
         method.paper,
         f"{extra:+,}" if extra else "0",
         "no" if model.encoder.layer_norm is None else "yes",
-        "no" if why else "yes",
+        "no" if reason else "yes",
         " ".join(method.train_flags),
     ]
-    return cells, why
+    return cells, reason
 
 
 def modifier_rows() -> list[list[str]]:
@@ -133,7 +133,7 @@ def card(name: str, depths: Sequence[list[int]], options: list[str]) -> Shown:
     from ..core.methods import get_method
 
     method = get_method(name)
-    cells, why = method_row(name)
+    cells, reason_not_to_fold = method_row(name)
     by_column = dict(zip(METHOD_HEADER, cells))
     values = options_of(method, options)
 
@@ -148,6 +148,9 @@ def card(name: str, depths: Sequence[list[int]], options: list[str]) -> Shown:
     # facts
     trainings = count_trainings(name)
     counts = ", ".join(f"{experiment} {number}" for experiment, number in trainings.items())
+    exports = "plain Transformer, CTranslate2, Hugging Face"
+    if reason_not_to_fold:
+        exports = f"no plain Transformer: {reason_not_to_fold}"
     facts = {
         "equation": method.equation,
         "paper": method.paper,
@@ -155,7 +158,7 @@ def card(name: str, depths: Sequence[list[int]], options: list[str]) -> Shown:
         "last LayerNorm": by_column["last LN"],
         "parameters": f"{by_column['extra parameters']} beside post_ln, at 6L-6L of width 512",
         "to train": f"fairseq-train ... --method {name} {by_column['to train']}".strip(),
-        "export": f"no plain Transformer: {why}" if why else "plain Transformer, CTranslate2, Hugging Face",
+        "export": exports,
         "evidence here": f"recorded trainings: {counts or 'none at hand'}; results/README.md of the repository",
     }  # fmt: skip
 

@@ -1,8 +1,8 @@
 """Commands that use or change trained models: translate, generate, export, average; and profile, which measures one.
 
 A command is a function of the parsed flags, `args`; args.rest are words that the parser does not know. Its docstring is
-its help, and __init__.py prints the Shown that it returns: text, and data for --json. Admin's omegas are the factors of
-its shortcuts, one for each sublayer, measured before the training.
+its help, and __init__.py prints the Shown that it returns: text, and data for --json. register() lets fairseq know the
+package's models. Admin's omegas are the factors of its shortcuts, one for each sublayer, measured before the training.
 """
 
 from __future__ import annotations

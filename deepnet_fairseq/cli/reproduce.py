@@ -129,7 +129,7 @@ def _setting(args) -> Setting:
         out=out,
         extra=[absolute_if_path(word) for word in args.behind],
         generation=shell_words("--generate", args.generate or ""),
-        recompute={"yes": True, "no": False, None: None}[args.recompute],
+        recompute={"yes": True, "no": False, None: None}[args.recompute],  # None: the plan decides
         planned=not (args.no_plan or for_cpu),
         only=args.row,
     )
@@ -144,7 +144,7 @@ def _corpus(args, experiment: Experiment, out: Path) -> Corpus:
     from ..tools.reproduce.corpus import corpus
 
     data = None
-    if args.data is not None:
+    if args.data is not None:  # a folder, or the folders of several shards with colons between
         data = ":".join(str(Path(part).absolute()) for part in args.data.split(":"))
     return corpus(experiment, out, data=data, pairs=args.pairs, text=args.text or ())
 
@@ -232,10 +232,10 @@ def _submit(args, setting: Setting) -> None:
 
 
 def flags_for_job(args, gpus: int, out: Path) -> list[str]:
-    """Return the flags of `deepnet reproduce` for the job of a row: those of FOR_JOBS that the user gave, and these.
+    """Return the flags of `deepnet reproduce` for the job of a row.
 
-    gpus: number of GPUs on each machine; out: folder of runs. Both were decided on, since the user may have given
-    neither.
+    They are --out, --gpus and --nodes, and those of FOR_JOBS that the user gave. out: folder of runs; gpus: number of
+    GPUs on each machine. Both were decided on, since the user may have given neither.
     """
     flags = ["--out", str(out), "--gpus", str(gpus), "--nodes", str(args.nodes)]
     for name in FOR_JOBS:
@@ -336,6 +336,8 @@ def add(command) -> None:
     command: function (name, function) that makes a subcommand's parser and returns it, see __init__.
     """
     sub = command("reproduce", reproduce)
+
+    # the experiment and its rows
     sub.add_argument("name", nargs="?", metavar="NAME", help="as --list prints them: table1, figure6, ...")
     sub.add_argument("--list", action="store_true", help="print the experiments")
     sub.add_argument("--methods", metavar="M,M", help="as `deepnet methods` lists (default: the paper's)")
@@ -348,9 +350,13 @@ def add(command) -> None:
     sub.add_argument("--update", type=positive, metavar="N", help="that Figure 5 shows (default 5)")
     sub.add_argument("--recipe", metavar="NAME", help="another version of the experiment")
     sub.add_argument("--pairs", metavar="P,P", help="language pairs of a corpus of many, as de-en,fr-en")
+
+    # folders and data
     sub.add_argument("--out", metavar="DIR", help="folder of runs, reports and pictures (default: runs, runs-smoke)")
     sub.add_argument("--data", metavar="DIR", help="binarised data (default: the corpus's recipe makes them in OUT)")
     sub.add_argument("--text", nargs=3, metavar=("TRAIN", "VALID", "TEST"), help="lines for language models")
+
+    # machines
     sub.add_argument(
         "--gpus", type=positive, metavar="N", help="GPUs of each training on a machine (default: the paper's)"
     )
@@ -361,6 +367,8 @@ def add(command) -> None:
         "--gpu-memory", type=above_zero, metavar="GIB", help="of each GPU (default: as nvidia-smi says, or 80)"
     )
     sub.add_argument("--tflops", type=above_zero, metavar="N", help="of each GPU, for the printed hours (default 100)")
+
+    # the training of a row
     sub.add_argument("--max-tokens", type=positive, metavar="N", help="of a batch on a GPU (default: the plan's)")
     sub.add_argument("--recompute", choices=("yes", "no"), help="activations (default: the plan decides)")
     sub.add_argument("--precision", choices=("fp16", "bf16", "fp32"), help="default: fp16 on a GPU, fp32 on the CPU")
@@ -368,6 +376,8 @@ def add(command) -> None:
     sub.add_argument("--separate-embeddings", action="store_true", help="of source, target and output; by default one")
     sub.add_argument("--launch", default="spawn", choices=("spawn", "torchrun", "slurm"), help="default: spawn")
     sub.add_argument("--stop-stuck", type=int, metavar="K", help="ends trainings that learn nothing for K updates")
+
+    # how all rows are run
     sub.add_argument("--generate", metavar="FLAGS", help="more flags of fairseq-generate, in quotes")
     sub.add_argument(
         "--jobs", type=positive, metavar="N", help="trainings at a time (default: as many as the machine takes)"

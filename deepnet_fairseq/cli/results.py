@@ -102,7 +102,8 @@ def report(args) -> Shown:
     if args.figures is not None:
         from ..study.figures import parse_figures, redraw
 
-        written = [redraw(runs, figure, out or runs) for figure in parse_figures(runs, args.figures or None)]
+        figures = parse_figures(runs, args.figures or None)  # "" is for all that have runs
+        written = [redraw(runs, figure, out or runs) for figure in figures]
         return Shown("\n".join(written), {"wrote": written})
 
     from ..study.tables import render_report

@@ -18,8 +18,8 @@ from ..core.methods import METHODS, get_method
 from ..errors import UserError
 
 Flags = dict[str, Any]  # of fairseq-train: name without dashes -> value; True for a switch
-NOT_GIVEN = "not given"  # value of a flag or key that `like` has: this file takes it back
-SMOKE_STUCK = 200  # updates: --stop-stuck of a miniature
+NOT_GIVEN = "not given"  # value by which a file drops a flag that it would take over from the experiment it is `like`
+SMOKE_STUCK = 200  # updates: value of --stop-stuck in a miniature
 SMOKE_AVERAGE = 2  # checkpoints that a miniature averages
 SMOKE_VOCABULARY = 500  # pieces
 SMOKE_SAVES = 50  # updates between two saves of a miniature
@@ -86,7 +86,7 @@ class MethodSpec:
 
     @property
     def folder_prefix(self) -> str:
-        """The begin of the name of a run's folder, as "normformer-scale_residual-head_scale-none"."""
+        """The beginning of the name of a run's folder, as "normformer-scale_residual-head_scale-none"."""
         return "-".join([self.method, *self.options]).replace("=", "-")
 
     @property
@@ -293,8 +293,12 @@ class Experiment:
         return {"max-tokens": max_tokens, "update-freq": update_tokens // step_tokens}
 
     def _save_flags(self) -> Flags:
-        """Return the flags that keep the newest checkpoint, to resume from, and the weights of epochs to average."""
-        every = SMOKE_SAVES if self.choice.smoke else self["saves"]["every"]
+        """Return the flags of saving and logging.
+
+        Of the checkpoints that are saved every so many updates the newest is kept, to resume from. If checkpoints are
+        averaged, the weights after those epochs are kept too (--epoch-weights, a flag of this package).
+        """
+        every = SMOKE_SAVES if self.choice.smoke else self["saves"]["every"]  # updates
         flags: Flags = {"save-interval-updates": every, "keep-interval-updates": 1, "log-interval": LOG_INTERVAL}
         number, epochs = self.average
         if number > 1:

@@ -151,6 +151,7 @@ def figure3(runs: Runs) -> Picture:
     for method in methods:
         style = style_of(method)
 
+        # (a) gradient norm by layer
         if method in deepest:
             run = deepest[method]
             lowest = max(1, run.decoder_layers - len(paper.FIGURE3_LAYERS) + 1)  # as many layers as the paper shows
@@ -160,11 +161,13 @@ def figure3(runs: Runs) -> Picture:
         paper_profile = dict(enumerate(reversed(paper.FIGURE3_NORMS[method])))
         from_top.append(Series(style, paper_profile, paper=True))
 
+        # (b) of the last layer, by depth
         own_profiles = [run for run in profiles if run.method == method]
         points = means((run.layers, norms[run][run.decoder_layers]) for run in own_profiles)
         last_layer.append(Series(style, points))
         last_layer.append(Series(style, {}, paper=True, band=paper.FIGURE3_LAST[method]))
 
+        # (c) validation loss by epoch
         losses += [_validation(run, style, epochs=True) for run in curves if run.method == method]
         paper_losses = {epoch + 1: loss for epoch, loss in paper.FIGURE3_LOSS[method].items()}  # the paper's from 0
         losses.append(Series(style, paper_losses, paper=True))
@@ -187,7 +190,7 @@ def figure4(runs: Runs) -> Picture:
     by_series = {run.fact("series", FIGURE4): run for run in runs}
     width = runs[0].probes.header.get("encoder_embed_dim", PAPER_WIDTH)
     scale = (width / PAPER_WIDTH) ** 0.5
-    scaled = f", paper's x {scale:.3g}" if scale != 1 else ""
+    note_of_scale = f", paper's x {scale:.3g}" if scale != 1 else ""  # behind the label of the y axis
 
     panels = []
     for title, y, probe, addresses, paper_values in FIGURE4_PANELS:
@@ -199,7 +202,7 @@ def figure4(runs: Runs) -> Picture:
             for update, value in zip(paper.FIGURE4_UPDATES, paper_values[key], strict=True):
                 paper_points[update] = float(f"{value * scale:.3g}")  # the paper's values have three digits
             series.append(Series(style, paper_points, paper=True))
-        panels.append(Panel(title, x="updates made", y=y + scaled, series=series))
+        panels.append(Panel(title, x="updates made", y=y + note_of_scale, series=series))
 
     gradients = []  # series of panel (d)
     for key, style in FIGURE4.items():

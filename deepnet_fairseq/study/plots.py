@@ -136,7 +136,7 @@ def draw(picture: Picture, path: Path) -> None:
     # svg.hashsalt: ids that do not change from run to run; pdf.fonttype 42: TrueType fonts, which journals require
     with rc_context({"svg.hashsalt": "deepnet", "pdf.fonttype": 42}), whole(path) as part:
         _figure(picture).savefig(part, format=path.suffix[1:], dpi=110, metadata=METADATA[path.suffix])
-        if path.suffix == ".png":  # a palette halves the file; lines and letters on white lose little
+        if path.suffix == ".png":  # a palette of 128 colours halves the file; lines and letters on white lose little
             Image.open(part).convert("RGB").quantize(128).save(part, format="png", optimize=True)
 
 
@@ -199,6 +199,7 @@ def _draw_panel(panel: Panel, axes: Any, handles: dict[str, Any]) -> None:
             handles[label] = line
         _draw_failures(panel, rank, axes)
 
+    # a logarithmic axis is marked with plain numbers, as 100, where matplotlib would write powers of ten
     if "x" in panel.log:
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(ScalarFormatter())

@@ -5,8 +5,9 @@ ByMethod: each method at each depth, for tables of translation. ByGroup: tables 
 BySize: each method at each size and learning rate, for language models.
 
 self[key] and self.get(key) are values of the file; self.choice is what the user chose by flags. self.smoke_table is the
-file's table [smoke] if the miniature is trained, a small version on generated data; else None. A depth is a text, "18"
-or "60-12". `world` is the number of processes of a training, one for each GPU.
+file's table [smoke] if the miniature is trained, a small version on generated data; else None. A MethodSpec is a method
+with its options, a depth a text, "18" or "60-12", a variant a version of a row with flags of its own. An update of a
+training is made of a number of batches. `world` is the number of processes of a training, one for each GPU.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 from ..errors import UserError
 from .experiment import Experiment, Flags, MethodSpec, Row, flags_of
 
-SMOKE = {  # flags of a miniature that translates, on two CPU cores
+SMOKE = {  # flags of a miniature that translates, on two CPU cores; the length is given in updates, without max-epoch
     "encoder-embed-dim": 64, "encoder-ffn-embed-dim": 128, "encoder-attention-heads": 2, "update-freq": 1,
     "dropout": 0.0, "attention-dropout": 0.0, "activation-dropout": 0.0, "max-epoch": 0, "num-workers": 0,
     "warmup-updates": 100,
@@ -79,7 +80,7 @@ class ByLayers(Experiment):
         batch = self.get("batch")
         if batch is None:
             return None
-        if depth in batch.get("of_depth", {}) and self.smoke_table is None:
+        if depth in batch.get("of_depth", {}) and self.smoke_table is None:  # the paper has another for this depth
             tokens, count = batch["of_depth"][depth]
             return tokens, count
         return batch["tokens"], batch["count"]
@@ -100,7 +101,7 @@ class ByLayers(Experiment):
         flags: Flags = flags_of(self["training"]) | flags_of(self["open"])
         if not self.choice.shared:
             flags.pop("share-all-embeddings", None)
-        if self.get("validation") == "for --stop-stuck" and not self.stuck:
+        if self.get("validation") == "for --stop-stuck" and not self.stuck:  # nothing else needs validation
             flags["disable-validation"] = True
 
         # method, depth and size
@@ -109,7 +110,8 @@ class ByLayers(Experiment):
         if self.smoke_table is not None:
             flags |= self._miniature_flags()
         batch = self._paper_batch(depth, row_table)
-        if batch is not None and (self.smoke_table is None or "batch" in row_table):
+        has_own_batch = self.smoke_table is None or "batch" in row_table  # other miniatures have that of SMOKE
+        if batch is not None and has_own_batch:
             flags |= self._batch_flags(*batch, world)
 
         # length and checkpoints
@@ -222,11 +224,11 @@ class ByMethod(ByLayers):
         layers = self.layers(depth)
         facts: dict[str, Any] = {"method": spec.method} | layers
         name = f"{spec.folder_prefix}-{depth}"
-        if self.get("options"):
+        if self.get("options"):  # a method's options are in its folder_prefix
             facts["variant"] = spec.options_text
         if variant:
             facts["variant"] = variant["name"]
-            if variant["name"]:
+            if variant["name"]:  # "" for a usual version beside others
                 name += f"-{variant['name']}"
         batch = self._paper_batch(depth, variant)
         return Row(
@@ -313,8 +315,10 @@ class BySize(Experiment):
         """
         if self.choice.methods is not None or (self.smoke_table and "methods" in self.smoke_table):
             return super().method_specs()
-        sizes = self.sizes() if size is None else [size]
-        return [MethodSpec.parse(text) for name in sizes for text in self["sizes"][name]["methods"]]
+        specs = []
+        for name in self.sizes() if size is None else [size]:
+            specs += [MethodSpec.parse(text) for text in self["sizes"][name]["methods"]]
+        return specs
 
     def rows(self, world: int) -> Iterator[Row]:
         """Yield the rows seed by seed and size by size: each method at each learning rate."""
@@ -350,7 +354,7 @@ class BySize(Experiment):
         """
         size = self["sizes"][size_name]
         layers = size["layers"] if self.smoke_table is None else self.smoke_table["layers"]
-        tokens, count = size["batch"]  # of a batch, and the number of batches in an update
+        tokens, count = size["batch"]  # tokens of a batch, and number of batches in an update
         facts = {
             "method": spec.method,
             f"{self['stack']}_layers": layers,
@@ -367,7 +371,7 @@ class BySize(Experiment):
         else:
             flags |= flags_of(self.smoke_table["flags"])
             flags["max-tokens"] = self.choice.tokens or flags["max-tokens"]
-        if flags["max-tokens"] < flags["tokens-per-sample"]:
+        if flags["max-tokens"] < flags["tokens-per-sample"]:  # no sample would fit into a batch
             raise UserError(f"--max-tokens {flags['max-tokens']}", f"a sample has {flags['tokens-per-sample']}")
         flags |= self._save_flags() | {"lr": rate} | self._probe_flags(spec, size_name, rate)
 

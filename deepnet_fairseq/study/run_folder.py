@@ -90,9 +90,9 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[bool]:
-        """Lock the folder for this process while the context lasts; give False, at once, if another one has locked it.
+        """Lock the folder for this process while the context lasts, and yield True.
 
-        A missing folder is made.
+        If another process has locked it, yield False at once. A missing folder is made.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         with open(self / LOCK, "a") as lock:
@@ -106,9 +106,10 @@ class RunFolder:
     def begin(self, facts: Mapping[str, Any], command: str, environment: Mapping[str, Any]) -> None:
         """Write run.json, command and environment.json, before an attempt to train.
 
-        facts, environment: the contents of run.json and environment.json. An environment.json that is there stays,
-        since it says where the first attempt ran. Marks of an earlier failure (FAILURES) are removed; so is the log if
-        there is no checkpoint, because the training then starts from the beginning.
+        facts, environment: the contents of run.json and environment.json; command: as a shell takes it. An
+        environment.json that is there stays, since it says where the first attempt ran. Marks of an earlier failure
+        (FAILURES) are removed; so is the log if there is no checkpoint, because the training then starts from the
+        beginning.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         self.write("run", json.dumps(facts))

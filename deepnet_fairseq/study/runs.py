@@ -73,7 +73,7 @@ class RecordedRun:
             self.log_file = place / FILES["log"]
         else:
             self.parts = record
-            self.path = place.with_suffix("") / record["name"]
+            self.path = place.with_suffix("") / record["name"]  # RUNS/EXPERIMENT/NAME
             self.log_file = place
         self.name = self.path.name
         self.address = f"{self.path.parent.name}/{self.path.name}"
@@ -220,10 +220,10 @@ class RecordedRun:
         """
         if self.ended_in_nan or self.stuck:  # the trainer stopped it
             return True
-        if "log" not in self.parts:
+        if "log" not in self.parts:  # nothing to judge by
             return False
 
-        final_loss = self.log.final_loss()
+        final_loss = self.log.final_loss()  # mean of the last few
         if not math.isfinite(final_loss):
             return True
         return self.log.updates[-1] >= ENOUGH and final_loss > STUCK * self.log.losses[0]

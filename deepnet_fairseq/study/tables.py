@@ -3,7 +3,8 @@
 The published numbers stand in the files of experiments/. A table names keys of run.json, such as method and
 encoder_layers; runs with the same values of these keys share a row, and differ in their seed alone. Its other columns
 are numbers of score.json, in which a path "sets.test.bleu" stands for score["sets"]["test"]["bleu"]. RUNS is the folder
-that holds the folders of all experiments' runs.
+that holds the folders of all experiments' runs. A miniature is a run of a small model on generated data, to try an
+experiment; its numbers mean nothing.
 """
 
 from __future__ import annotations
@@ -324,7 +325,7 @@ class TableReport:
 def collect(folder: Path, table: Table) -> TableReport:
     """Read the runs of a table and put them into rows; UserError if there is no run, or one is broken.
 
-    folder: RUNS. If some run is a miniature, rows without runs are left out, since nobody compares it with the paper.
+    folder: RUNS. If some run is a miniature, rows without runs are left out, since it is not compared with the paper.
     """
     runs = []
     for name in table.folders:
@@ -366,7 +367,7 @@ def _results(table: Table, runs: Sequence[RecordedRun]) -> list[Result]:
         """Return a sort key: the values of one key may be numbers and texts, which Python does not compare."""
         return [(isinstance(value, str), value) for value in key]
 
-    recorded_keys = sorted({key for key, _ in groups}, key=numbers_before_texts)
+    recorded_keys = sorted({key for key, _ in groups}, key=numbers_before_texts)  # of rows that have runs
 
     results = [Result(table, key, setting="", runs=[]) for key in table.rows if key not in recorded_keys]
     for (key, setting), group in groups.items():

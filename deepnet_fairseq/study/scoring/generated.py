@@ -196,7 +196,7 @@ class Corpus:
     def languages(self) -> set[str]:
         """Return the languages of its dictionaries, dict.LANG.txt; they tell where to split the name of a direction.
 
-        None without binarised data. A code may have a hyphen itself, as zh-Hans in "en-zh-Hans".
+        The set is empty without binarised data. A code may have a hyphen itself, as zh-Hans in "en-zh-Hans".
         """
         if not self.binarised:
             return set()
@@ -367,6 +367,7 @@ def _output_of_results(file: Path, corpus: Corpus) -> Output:
     if corpus.has_direction(file.parent.name):
         return Output(file, subset, direction=file.parent.name)
 
+    # fairseq logs the test set before it prints sentences, so that the rest of a large file need not be read
     before_sentences = takewhile(lambda line: not OF_SENTENCE.match(line), read_lines(file))
     logged = _matches(TEST_SET, [*before_sentences, *_log_beside(file)])
     direction = logged[-1]["direction"] if logged else corpus.only_direction(subset)  # of the log's last run

@@ -88,7 +88,7 @@ def score(
     if len(outputs) == 1 and outputs[0].subset is None:  # a bilingual run
         return _rounded(scored(outputs[0]))
 
-    sets: dict[str, dict[str, Output]] = {}  # subset -> direction -> output
+    sets: dict[str, dict[str, Output]] = {}  # subset -> direction -> output; "" for a name that is unknown
     for output in outputs:
         sets.setdefault(output.subset or "", {})[output.direction or ""] = output
     missing = missing_directions(path, sets, corpus, partial=partial)
@@ -150,7 +150,7 @@ def score_output(aligned: AlignedText, paper: str = "sacrebleu", tokenize: str |
     elif paper == "m2m":
         kinds[paper] = _m2m(aligned)
     reported = kinds[paper]
-    if reported is None:
+    if reported is None:  # of _tokenised
         raise UserError(
             f"--paper {paper}", f"{aligned.generated.path} has no references of fairseq-generate (lines T-n)"
         )
@@ -441,7 +441,7 @@ def kinds_of_bleu(words: str | None) -> dict[str | None, str]:
     if not words:
         return kinds
     for word in words.split(","):
-        subset, _, kind = word.rpartition("=")
+        subset, _, kind = word.rpartition("=")  # without a "=" the subset is "", for all subsets
         if kind not in KINDS:
             raise UserError(f"--paper {words}", f"{kind or word} is none of {', '.join(KINDS)}")
         kinds[subset or None] = kind
