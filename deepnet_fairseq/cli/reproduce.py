@@ -225,10 +225,12 @@ def _submit(args, setting: Setting) -> None:
         return
     run.prepare(setting.corpus.steps)
     slurm.submit(setting, command)
-    for end in setting.experiment["end"]:  # as "table 1" or "figures 4"
-        kind, name = end.split()[:2]
+    for end in setting.experiment["end"]:  # as "table 1" or "figure 10 if flores", see run.report
+        what, _, needed = end.partition(" if ")
+        kind, name = what.split()
         flag = "--table" if kind == "table" else "--figures"
-        print(f"submitted; when the jobs are over: deepnet report {shlex.quote(str(setting.out))} {flag} {name}")
+        when = f"when the jobs are over, if there is {needed}" if needed else "when the jobs are over"
+        print(f"submitted; {when}: deepnet report {shlex.quote(str(setting.out))} {flag} {name}")
 
 
 def flags_for_job(args, gpus: int, out: Path) -> list[str]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -385,7 +385,7 @@ def _results(table: Table, runs: Sequence[RecordedRun]) -> list[Result]:
     return sorted(results, key=by_system_depth_and_setting)
 
 
-def _warnings(table: Table, runs: Iterable[RecordedRun]) -> list[str]:
+def _warnings(table: Table, runs: Sequence[RecordedRun]) -> list[str]:
     """Return a line for each reason to read the numbers with care, with the names of the runs that it applies to."""
     by_reason: dict[str, list[str]] = {}  # reason -> names of runs
     for run in runs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from types import SimpleNamespace
 
@@ -350,3 +351,25 @@ def test_list_names_every_experiment(capsys):
     listed = capsys.readouterr().out
     for name in experiments.names():
         assert name in listed
+
+
+# The end of a submission
+
+
+def test_a_submission_ends_with_the_commands_of_its_reports(tmp_path, monkeypatch, capsys):
+    """The report that only some data have stands there with its condition."""
+    sbatch = tmp_path / "bin" / "sbatch"
+    sbatch.parent.mkdir()
+    sbatch.write_text("#!/bin/sh\ncat >/dev/null\necho 42\n")
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", str(sbatch.parent), prepend=os.pathsep)
+    (tmp_path / "data").mkdir()
+
+    words = ("--launch", "slurm", "--gpus", "8", "--data", str(tmp_path / "data"), "--out", str(tmp_path / "out"))
+    main(["reproduce", "table3", *words])
+
+    table, figure = [line for line in capsys.readouterr().out.splitlines() if "deepnet report" in line]
+    assert table.endswith("--table 3")
+    assert "flores" not in table
+    assert figure.endswith("--figures 10")
+    assert "flores" in figure
