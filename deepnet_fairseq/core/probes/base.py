@@ -1,8 +1,9 @@
 """Base class and registry of probes, which measure something inside the model in some updates of a training.
 
-An address names a part of the model, as "decoder.18" (a layer, counted from 1), "decoder.18.ffn" (a branch of it) or
-"encoder". Shapes: B sentences, T tokens, C width in features. A new probe is a subclass under @register_probe, imported
-in core/probes/__init__.py.
+A stack is the encoder or the decoder. An address names a part of the model: "encoder" (a stack), "decoder.18" (a layer,
+counted from 1) or "decoder.18.ffn" (a residual branch of it). Shapes: B sentences, T tokens, C width in features. A
+rank is one of the processes that train together. A new probe is a subclass under @register_probe, imported in
+core/probes/__init__.py.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ PROBES: dict[str, type[Probe]] = {}  # by name; `register_probe` fills it
 class FixedBatch(NamedTuple):
     """Batch that stays the same throughout a run.
 
-    net_input: of a fairseq sample; reference: stack -> output (tokens, C) of the model before its first update, as
-    model_update.outputs returns it.
+    net_input: the entry of that name in a fairseq sample, the keyword arguments of the model's forward; reference:
+    name of a stack -> its output (tokens, C) before the model's first update, as model_update.outputs returns it.
     """
 
-    net_input: dict
+    net_input: dict[str, Any]
     reference: dict[str, Tensor]
 
 
@@ -37,8 +38,9 @@ HeldBatch = FixedBatch  # its name until 0.1; gone with the next release
 class Probe:
     """Measurement of one quantity in one update; each probed update gets a new instance.
 
-    A Session calls begin, then hooks for each forward pass, then gradients and values. A subclass overrides those that
-    it needs, and says in its docstring what its values are, their unit, and which paper plots them.
+    A session.Session calls `begin` once, `hooks` before each forward pass, and after all backward passes `gradients`
+    and `values`, once each. A subclass overrides those of them that it needs, and says in its docstring what its values
+    are, their unit, and which paper plots them.
 
     model: a DeepModel, without DDP's wrapper; measured: what `values` returns unless a subclass overrides it.
     """
@@ -51,28 +53,35 @@ class Probe:
         self.measured: Values = {}
 
     def begin(self, fixed_batch: FixedBatch | None) -> None:
-        """Prepare, once, before the update's first forward pass; None in a run without probes that need the batch."""
+        """Prepare the measurement before the update's first forward pass.
+
+        fixed_batch: None in a run in which no probe has needs_fixed_batch.
+        """
 
     def hooks(self, masks: dict[str, Tensor]) -> Iterator:
-        """Attach hooks for one forward pass and yield their handles.
+        """Attach hooks for one forward pass and yield their handles, by which the caller removes them.
 
-        masks: stack -> (B, T), True at tokens, False at padding; all False for a batch that does not count.
+        masks: name of a stack -> (B, T), True at tokens, False at padding. All are False for a dummy batch, which
+        fairseq gives to a rank that has run out of data and which must not be measured.
         """
         yield from ()
 
     def gradients(self, scale: float | Tensor) -> None:
-        """Read the gradients of the model's parameters, once, when all forward and backward passes are done.
+        """Read the gradients of the model's parameters when all forward and backward passes are done.
 
-        scale: factor that makes of them the gradients of the mean loss.
+        scale: factor, a number or a tensor (); times it they are the gradients of the mean loss per token.
         """
 
     def values(self) -> Values:
-        """Return the measured values, which are the same on every rank; every rank calls this at the same time."""
+        """Return the measured values, which are the same on every rank.
+
+        Every rank must call this at the same time, because values are summed over ranks.
+        """
         return self.measured
 
     @staticmethod
     def summary(values: Values) -> Values:
-        """Reduce the result of `values` to the few that go to fairseq's log; by default all of it."""
+        """Reduce the result of `values` to the few values that go to fairseq's log; by default all of them do."""
         return values
 
 
@@ -88,9 +97,10 @@ def register_probe(name: str) -> Callable[[type[Probe]], type[Probe]]:
 
 
 def get_probes(names: str | None) -> list[type[Probe]]:
-    """Return the classes of a comma-separated list of probes, all for "all", none for None.
+    """Return the classes that `names` asks for, the value of --deepnet-probe.
 
-    Raises a UserError for an unknown name, and for a list without names.
+    names: probes separated by commas, "all" for all, None (no flag) for none. Raises a UserError for an unknown name,
+    and for a text without names.
     """
     if names is None:
         return []
@@ -100,13 +110,13 @@ def get_probes(names: str | None) -> list[type[Probe]]:
     unknown = [name for name in wanted if name not in PROBES]
     if unknown or not wanted:
         raise UserError(f"--deepnet-probe {names}", f"choose some of {','.join(PROBES)}, or all")
-    return [PROBES[name] for name in dict.fromkeys(wanted)]  # each once
+    return [PROBES[name] for name in dict.fromkeys(wanted)]  # a name that is given twice counts once
 
 
 class TokenSums(Probe):
     """Base of probes that add up a few numbers for each address, over the tokens of all forward passes of an update.
 
-    sums: address -> (numbers,), of this rank.
+    sums: address -> the sums on this rank, a tensor (numbers,); over_ranks makes those of all ranks of them.
     """
 
     def __init__(self, model: nn.Module):
@@ -114,10 +124,15 @@ class TokenSums(Probe):
         self.sums: dict[str, Tensor] = {}
 
     def add(self, address: str, *numbers: Any) -> None:
-        """Add numbers to the sums of `address`, in float64, on the device of the last one, which is a Tensor ()."""
+        """Add numbers to the sums of `address`, each to its own.
+
+        numbers: Python numbers or tensors (); the last must be a tensor, and the sums stay on its device, so that the
+        CPU need not wait for a GPU. They are float64, for sums over millions of tokens.
+        """
         device = numbers[-1].device
-        stacked = torch.stack([torch.as_tensor(number, device=device).double() for number in numbers])
-        self.sums[address] = self.sums.get(address, 0) + stacked
+        new = torch.stack([torch.as_tensor(number, device=device).double() for number in numbers])
+        before = self.sums.get(address, 0)
+        self.sums[address] = before + new
 
     @staticmethod
     def summary(values: Values) -> Values:
@@ -126,13 +141,14 @@ class TokenSums(Probe):
 
 
 def over_ranks(tensors: dict[str, Tensor], operation: Any = torch.distributed.ReduceOp.SUM) -> dict[str, Any]:
-    """Return the sum over all ranks (or what `operation` makes) of each tensor, as a number or a list of numbers.
+    """Return address -> sum of a tensor over all ranks, as a number for a tensor () and a list for a tensor (n,).
 
-    tensors: address -> tensor; all have one shape, and all ranks the same addresses.
+    tensors: address -> tensor of this rank; all have one shape, and all ranks the same addresses in the same order.
+    operation: what to compute in place of the sum, a torch.distributed.ReduceOp.
     """
-    if not tensors:
+    if not tensors:  # torch cannot stack none
         return {}
-    stacked = torch.stack(list(tensors.values()))
+    stacked = torch.stack(list(tensors.values()))  # so that one all_reduce, and one copy to the CPU, do for all
     if torch.distributed.is_initialized():
         torch.distributed.all_reduce(stacked, operation)
     return dict(zip(tensors, stacked.tolist(), strict=True))
@@ -144,7 +160,7 @@ def without_layer(address: str) -> str:
 
 
 def mean_by(group_of: Callable[[str], str], values: Values) -> Values:
-    """Return the mean of each group of values; group_of: maps an address to the name of its group."""
+    """Return group -> mean of its values; group_of: maps an address to the name of the group to which it belongs."""
     groups: dict[str, list[float]] = {}
     for address, value in values.items():
         group = groups.setdefault(group_of(address), [])

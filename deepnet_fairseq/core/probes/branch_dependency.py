@@ -17,29 +17,34 @@ from .base import TokenSums, Values, over_ranks, register_probe
 
 @register_probe("branch_dependency")
 class BranchDependency(TokenSums):
-    """Var(f) / Var(x + f) over tokens and features (Liu et al. 2020), of shortcut x and branch f; a number from 0 on.
+    """Var(f) / Var(x + f) of shortcut x and branch f, over tokens and features (Liu et al. 2020); a ratio, 0 or more.
 
-    f has passed its dropout. Both include the factors by which the method multiplies shortcut and branch: the probe
-    takes f and x + f from Residual.branch_and_sum, or from a method of that name of another merge. Addresses: of
-    branches, "decoder.18.ffn". In the log: the mean over layers, as "decoder.ffn".
+    f is the branch's output after its dropout. Both x and f include the factors by which the method multiplies them.
+    Addresses: of branches, "decoder.18.ffn". In the log: the mean over layers, as "decoder.ffn".
     """
 
     def hooks(self, masks: dict[str, Tensor]) -> Iterator:
         for site, residual in residuals(self.model):
-            yield residual.register_forward_hook(partial(self._visit, str(site), masks[site.stack]))
+            add_sums = partial(self._visit, str(site), masks[site.stack])
+            yield residual.register_forward_hook(add_sums)
 
     @torch.no_grad()  # a trained factor would keep the graph alive
     def _visit(self, address: str, mask: Tensor, residual: nn.Module, inputs: tuple, _merged: Tensor) -> None:
-        """Forward hook of a residual merge: add up count, sums and sums of squares of branch and merged stream.
+        """Forward hook of a residual merge: add what the variances of f and of x + f are computed from.
 
-        mask (B, T): True at tokens; inputs: shortcut and branch.
+        address: of the branch; mask (B, T): True at tokens; residual: the merge; inputs: x and f, (B, T, C) each (x may
+        be wider, see Method.stream_width). Five numbers are added: how many elements f has, sum and sum of squares of
+        f, sum and sum of squares of x + f.
         """
-        # a function of the class, which any module can be given and which calls no hook
+        # f and x + f, with the method's factors, by the merge's own `branch_and_sum`, or by that of Residual for a
+        # merge without one; as a function of the class it can be given any module
         branch_and_sum: Any = getattr(type(residual), "branch_and_sum", Residual.branch_and_sum)
         at_tokens = [tensor.detach()[mask] for tensor in inputs]
         # a merge that draws random numbers must not advance the training's generators
-        with fork_rng([inputs[0].device] if inputs[0].is_cuda else []):
+        cuda_devices = [inputs[0].device] if inputs[0].is_cuda else []
+        with fork_rng(cuda_devices):
             branch, merged = branch_and_sum(residual, *at_tokens)
+
         sums = []
         for tensor in (branch, merged):
             sums.append(tensor.double().pow(1).sum())
@@ -49,15 +54,15 @@ class BranchDependency(TokenSums):
     def values(self) -> Values:
         ratios = {}
         for address, sums in over_ranks(self.sums).items():
-            count, branch_sum, branch_squares, merged_sum, merged_squares = sums
-            branch = _variance(count, branch_sum, branch_squares)
-            merged = _variance(count, merged_sum, merged_squares)
-            ratios[address] = branch / merged if merged > 0 else float("nan")
+            count, branch_sum, branch_squares, merged_sum, merged_squares = sums  # as _visit adds them
+            branch_variance = _variance(count, branch_sum, branch_squares)
+            merged_variance = _variance(count, merged_sum, merged_squares)
+            ratios[address] = branch_variance / merged_variance if merged_variance > 0 else float("nan")
         return ratios
 
 
-def _variance(count: float, total: float, squares: float) -> float:
-    """Return the variance of `count` numbers by their sum and the sum of their squares; NaN of none."""
-    if not count:
+def _variance(count: float, total: float, total_of_squares: float) -> float:
+    """Return the variance of `count` numbers, given their sum and the sum of their squares; NaN if there are none."""
+    if not count:  # no rank had a batch that counts
         return float("nan")
-    return squares / count - (total / count) ** 2
+    return total_of_squares / count - (total / count) ** 2

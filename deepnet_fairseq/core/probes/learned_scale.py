@@ -1,4 +1,8 @@
-"""Distribution of the factors that a method learns."""
+"""Distribution of the factors that a method learns.
+
+A slot is a place in a layer, or at a stack's beginning or end, into which a method may put a module (methods/base.py).
+The address of a slot is "decoder.3.ffn.inner" (stack, layer from 1, branch, slot) or "decoder.ending" (stack, slot).
+"""
 
 from __future__ import annotations
 
@@ -20,18 +24,19 @@ class LearnedScale(Probe):
 
     These are gains of LayerNorms, and factors on heads, shortcuts and branches; there are none in a method that learns
     no factors. Addresses end in the statistic:
-    "decoder.3.ffn.inner.median"       the gain of the LayerNorm in that slot (see methods/base.py); where one slot
-                                       holds several LayerNorms, each has its name in the address
+    "decoder.3.ffn.inner.median"       the gain of the LayerNorm in that slot; where one slot holds several LayerNorms,
+                                       each has its name in the address
     "decoder.3.self_attn.inner.c.max"  a parameter that the method calls c
     "decoder.ending.scale.min"         one in a slot at a stack's end
-    A matrix (DLCL's weights of earlier layers) is taken row by row without its zeros; that of an nn.Linear is no
-    factor. In the log: the mean of the medians over layers, as "decoder.ffn.inner".
+    Each row of a matrix (DLCL's weights of earlier layers) is a vector, and its zeros are left out; the matrix of an
+    nn.Linear is no factor. In the log: the mean of the medians over layers, as "decoder.ffn.inner".
     """
 
     def values(self) -> Values:
-        levels = torch.tensor([*STATISTICS.values()], device=next(self.model.parameters()).device)
+        device = next(self.model.parameters()).device
+        levels = torch.tensor([*STATISTICS.values()], device=device)
         quantiles = {address: scale.quantile(levels) for address, scale in scales(self.model)}
-        if not quantiles:
+        if not quantiles:  # the method learns no factors, and torch cannot stack none
             return {}
 
         by_address = torch.stack([*quantiles.values()]).tolist()  # one host-device synchronisation for all
@@ -43,32 +48,42 @@ class LearnedScale(Probe):
 
     @staticmethod
     def summary(values: Values) -> Values:
-        medians = {where: value for where, value in values.items() if where.endswith(".median")}
-        return mean_by(lambda address: without_layer(address.removesuffix(".median")), medians)
+        """Return the mean of the medians over layers: "decoder.ffn.inner" of all "decoder.N.ffn.inner.median"."""
+        medians = {}
+        for address, value in values.items():
+            if address.endswith(".median"):
+                medians[address.removesuffix(".median")] = value
+        return mean_by(without_layer, medians)
 
 
 def scales(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield address and values, float32 (n,), of each vector of learned factors in the slots of a DeepModel."""
+    """Yield address, without the statistic, and values, float32 (n,), of each vector of factors in a DeepModel's slots.
+
+    A single factor is a vector of one.
+    """
     for stack in model.stacks().values():
         for slot_address, slot in stack.slots():
             yield from _scales_of(slot_address, slot)
 
 
 def _scales_of(slot_address: str, slot: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield address and values, float32 (n,), of each vector of learned factors in one slot."""
-    matrices = {module.weight for module in slot.modules() if isinstance(module, nn.Linear)}
-    factors = {}
+    """Yield address and values, float32 (n,), of each vector of learned factors in one slot.
+
+    slot_address: as "decoder.3.ffn.inner"; slot: the module in it.
+    """
+    linear_weights = {module.weight for module in slot.modules() if isinstance(module, nn.Linear)}
+    factors = {}  # name in the slot's module, as "norms.0.weight" -> parameter
     for name, parameter in slot.named_parameters():
-        if _last_word(name) not in NOT_FACTORS and parameter not in matrices:
+        if _last_word(name) not in NOT_FACTORS and parameter not in linear_weights:
             factors[name] = parameter
 
-    count_of_name = Counter(map(_last_word, factors))
+    count_of_last_word = Counter(map(_last_word, factors))
     for name, parameter in factors.items():
-        # the address is that of the slot and the parameter's name, "norms.0.weight", as far as it is needed
+        # the address is that of the slot and as much of the parameter's name as tells it from the slot's others
         words = name.split(".")
-        if count_of_name[words[-1]] == 1:  # no module's name is needed to tell it from others
+        if count_of_last_word[words[-1]] == 1:
             words = words[-1:]
-        if words[-1] == "weight":
+        if words[-1] == "weight":  # a LayerNorm's gain, or a matrix, goes by the name of its module or slot
             words = words[:-1]
         address = ".".join([slot_address, *words])
 
@@ -76,7 +91,7 @@ def _scales_of(slot_address: str, slot: nn.Module) -> Iterator[tuple[str, Tensor
         if values.dim() < 2:
             yield address, values.flatten()
             continue
-        for index, row in enumerate(values):
+        for index, row in enumerate(values):  # of a matrix
             if row.any():
                 yield f"{address}.{index}", row[row != 0]
 

@@ -19,8 +19,9 @@ from .base import TokenSums, Values, over_ranks, register_probe
 class LNInput(TokenSums):
     """||x|| of a token, an L2 norm over features, averaged over tokens (Wang et al. 2022, Figure 4b and 4c).
 
-    It is sqrt(C) for features with mean 0 and variance 1. Addresses: "decoder.18.ffn" the LayerNorm of a branch, others
-    by their module's name. In the log: the mean over layers, as "decoder.ffn".
+    It is sqrt(C) for features with mean 0 and variance 1. Addresses: "decoder.18.ffn" the LayerNorm of a branch,
+    "decoder.layer_norm" or "decoder.18.inner" another one by its path in the stack. In the log: the mean over layers,
+    as "decoder.ffn".
     """
 
     def hooks(self, masks: dict[str, Tensor]) -> Iterator:
@@ -29,7 +30,7 @@ class LNInput(TokenSums):
                 if not isinstance(norm, nn.LayerNorm):
                     continue
                 words = _address_words(path)
-                # LayerNorms on keys and values of cross-attention (in the slot `heads`) read the source's tokens
+                # those that a method puts on keys and values of cross-attention (slot `heads`) read the source's tokens
                 reads_source = "encoder_attn" in words and words[-1] in ("k", "v")
                 mask = masks["encoder"] if reads_source else masks[name]
                 address = ".".join([name, *words])
@@ -37,22 +38,29 @@ class LNInput(TokenSums):
 
     @torch.no_grad()
     def _visit(self, address: str, mask: Tensor, module: nn.Module, inputs: tuple) -> None:
-        """Forward pre-hook of a LayerNorm: add up number and norms of its inputs where mask (B, T) is True."""
+        """Forward pre-hook of a LayerNorm: add how many vectors ||x|| it normalises, and the sum of their norms.
+
+        mask (B, T): True at the tokens that count; inputs: x alone, (B, T, C) or by head (B, T, h, d).
+        """
         norms = inputs[0].detach()[mask].float().norm(dim=-1)
         self.add(address, norms.numel(), norms.sum())
 
     def values(self) -> Values:
         means = {}
-        for address, (count, total) in over_ranks(self.sums).items():
-            if count:  # 0 if no rank had a batch that counts
+        for address, (count, total) in over_ranks(self.sums).items():  # the numbers that _visit adds
+            if count:  # 0 if all ranks had dummy batches
                 means[address] = total / count
         return means
 
 
 def _address_words(path: str) -> list[str]:
-    """Turn a LayerNorm's path in its stack into words: "layers.17.final_layer_norm" -> ["18", "ffn"]."""
+    """Turn a LayerNorm's path in its stack into the words of its address, without the stack.
+
+    "layers.17.final_layer_norm" -> ["18", "ffn"], and "layer_norm" -> ["layer_norm"].
+    """
     words = path.split(".")
-    if words[0] != "layers":
+    if words[0] != "layers":  # outside the layers the path is the address
         return words
     layer = int(words[1]) + 1
-    return [str(layer), *(SUBLAYER_OF_NORM.get(word, word) for word in words[2:])]
+    branch_and_rest = [SUBLAYER_OF_NORM.get(word, word) for word in words[2:]]
+    return [str(layer), *branch_and_rest]

@@ -19,35 +19,40 @@ from .base import FixedBatch, Probe, register_probe
 class ModelUpdate(Probe):
     """The accumulated model update (Wang et al. 2022, Figure 4a): L2 norm over features, averaged over tokens.
 
-    Addresses: "decoder" for its features, in front of the projection to the vocabulary, and "encoder" for its output;
-    both in evaluation mode, so without dropout. Where a LayerNorm of unit gain ends the stack, the value is at most
-    2 sqrt(C), and about sqrt(2 C) for two outputs that have nothing to do with each other.
+    Addresses: "encoder" and "decoder", for the output of the stack; the decoder's is that in front of the projection to
+    the vocabulary. Outputs are computed in evaluation mode, so without dropout. Where a LayerNorm of unit gain ends the
+    stack, the value is at most 2 sqrt(C), and about sqrt(2 C) for two uncorrelated outputs.
     """
 
     needs_fixed_batch = True
 
     def begin(self, fixed_batch: FixedBatch | None) -> None:
-        assert fixed_batch is not None  # needs_fixed_batch
+        assert fixed_batch is not None  # because needs_fixed_batch is set
         outputs_now = outputs(self.model, fixed_batch.net_input)
         for stack, output in outputs_now.items():
             distances = (output - fixed_batch.reference[stack]).norm(dim=-1)
             self.measured[stack] = distances.mean().item()
 
 
-def outputs(model: nn.Module, net_input: dict) -> dict[str, Tensor]:
-    """Return stack -> its output at the tokens of a batch, (tokens, C), float32, without padding.
+def outputs(model: nn.Module, net_input: dict[str, Any]) -> dict[str, Tensor]:
+    """Return name of a stack -> its output at the tokens of a batch, (tokens, C), float32, without padding.
 
-    net_input: of a fairseq sample. The model's mode and the random generators are left as they were.
+    model: a DeepModel; net_input: the entry of that name in a fairseq sample, keyword arguments of the model's forward.
+    The model's mode and the random generators are left as they were.
     """
-    devices = [parameter.device for parameter in model.parameters() if parameter.is_cuda][:1]
-    with in_mode(model, training=False), torch.no_grad(), fork_rng(devices):
+    cuda_devices = [parameter.device for parameter in model.parameters() if parameter.is_cuda]
+    # a method may draw random numbers in evaluation mode too
+    with in_mode(model, training=False), torch.no_grad(), fork_rng(cuda_devices[:1]):
         features = model.features(**net_input)
     masks = token_masks(model, **net_input)
     return {name: output[masks[name]].float() for name, output in features.items()}
 
 
 def token_masks(model: nn.Module, *inputs: Any, **net_input: Any) -> dict[str, Tensor]:
-    """Return stack -> mask (B, T), True at tokens, False at padding; inputs, net_input: of the model's `forward`."""
+    """Return name of a stack -> mask (B, T) of the tokens that it reads, True at tokens, False at padding.
+
+    model: a DeepModel; inputs, net_input: positional and keyword arguments of its `forward`.
+    """
     masks = {}
     for name, tokens in model.tokens(*inputs, **net_input).items():
         masks[name] = tokens.ne(model.stacks()[name].padding_idx)

@@ -13,14 +13,14 @@ from .model_update import token_masks
 
 
 class Session:
-    """Session of probes over the updates of one run.
+    """What a training loop calls to run probes; one session lasts a whole run.
 
-    model: a DeepModel, without DDP's wrapper; probes: classes of which each probed update gets new instances.
+    model: a DeepModel, without DDP's wrapper; probes: classes, of which each probed update gets new instances.
 
     For each update that is to be probed call begin, run the forward and backward passes, and call gradients, values,
-    summary and end. Without gradients and values the update is dropped, as after an overflow. Hooks inside the model
-    exist during a forward pass only, so that layers that activation checkpointing repeats in the backward pass are not
-    measured twice.
+    summary and end. To drop the measurement, as after an overflow, call end alone. Hooks inside the model exist during
+    a forward pass only, so that layers that activation checkpointing runs again in the backward pass are not measured
+    twice.
     """
 
     def __init__(self, model: nn.Module, probes: list[type[Probe]]):
@@ -28,9 +28,10 @@ class Session:
         self.probe_classes = probes
         self.fixed_batch: FixedBatch | None = None  # set before the first update if a probe needs it
         self.watching: list[Probe] = []  # probes of the present update, none if it is not probed
-        self.dummy = False  # whether the next forward pass belongs to a dummy batch, which only keeps a rank busy
-        self._model_hooks: list[RemovableHandle] = []  # two on the model, which attach and remove those inside
-        self._inner_hooks: list[RemovableHandle] = []  # the probes' own, during a forward pass
+        # whether the next forward pass is one of a dummy batch, which fairseq gives to a rank that has no data left
+        self.dummy = False
+        self._model_hooks: list[RemovableHandle] = []  # _enter and _leave, on the model itself
+        self._inner_hooks: list[RemovableHandle] = []  # those that the probes attach for one forward pass
 
     def begin(self) -> None:
         """Begin a probed update, before its first forward pass."""
@@ -44,12 +45,12 @@ class Session:
         ]
 
     def gradients(self, scale: float | Tensor) -> None:
-        """Let the probes read the model's gradients; scale: factor that makes of them those of the mean loss."""
+        """Let the probes read the model's gradients; times `scale` they are those of the mean loss per token."""
         for probe in self.watching:
             probe.gradients(scale)
 
     def values(self) -> dict[str, Values]:
-        """Return name of a probe -> address -> value; every rank must call this at the same time."""
+        """Return name of a probe -> address -> value; every rank must call this at the same time, as all_reduce."""
         return {probe.name: probe.values() for probe in self.watching}
 
     def summary(self, values: dict[str, Values]) -> Values:
@@ -69,9 +70,9 @@ class Session:
         self.watching = []
 
     def _enter(self, model: nn.Module, inputs: tuple, kwargs: dict) -> None:
-        """Forward pre-hook of the model: attach the probes' hooks."""
+        """Forward pre-hook of the model, whose arguments are `inputs` and `kwargs`: attach the probes' hooks."""
         masks = token_masks(model, *inputs, **kwargs)
-        if self.dummy:
+        if self.dummy:  # its tokens are not measured
             masks = {stack: torch.zeros_like(mask) for stack, mask in masks.items()}
 
         handles: list[RemovableHandle] = []
@@ -81,7 +82,7 @@ class Session:
         self._inner_hooks = handles
 
     def _leave(self, model: nn.Module, inputs: tuple, output: Any) -> None:
-        """Forward hook of the model, called after an error too: remove the probes' hooks."""
+        """Forward hook of the model, called after an error in the pass too: remove the probes' hooks."""
         for handle in self._inner_hooks:
             handle.remove()
         self._inner_hooks = []
