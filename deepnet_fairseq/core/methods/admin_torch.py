@@ -15,12 +15,16 @@ import math
 from ..slots import ConstantShortcut, LearnedShortcut
 from .base import Method, Option, register
 
+# growth of the output's change -> function of n that returns omega
 OMEGA = {"log": lambda n: math.sqrt((n + 1) / math.log(n + 1) - 1), "constant": math.sqrt, "linear": lambda n: 1.0}
 
 
 @register("admin_torch")
 class AdminTorch(Method):
-    """Post-LN with omega on each shortcut, by OMEGA of the number of branches: a constant, or a vector's start (C,)."""
+    """Post-LN with omega on each shortcut: a constant, or the value at first of a trained vector (C,).
+
+    The option output_change chooses the formula in OMEGA that gives omega.
+    """
 
     title = "Admin (2022)"
     equation = "LN(omega x + f(x)), omega from the depth"

@@ -21,7 +21,11 @@ KEYS = "attn_res_keys"  # the RMSNorm(v_i)
 
 
 class MeanOfOutputs(FullPrecision):
-    """Merge that returns the input h_{k+1} of the next branch: the weighted mean of all v_i up to this branch's own."""
+    """Residual merge of branch k that returns h_{k+1}, the weighted mean of v_0 to v_k, which the next branch reads.
+
+    It is called with the branch's shortcut x, which it reads in the first branch alone, and its output f = v_k, (B, T,
+    C) each; dim: C. As in attention, w_{k+1} is the query and the RMSNorm(v_i) are the keys.
+    """
 
     def __init__(self, dim: int):
         super().__init__()
@@ -32,32 +36,33 @@ class MeanOfOutputs(FullPrecision):
         outputs = state.setdefault(OUTPUTS, [])
         keys = state.setdefault(KEYS, [])
 
-        newest = (f,) if outputs else (x, f)  # the first branch's shortcut is the embedding
+        newest = (f,) if outputs else (x, f)  # the first branch's shortcut is v_0, the embedding
         for v in newest:
             outputs.append(v)
             keys.append(nn.functional.rms_norm(v, v.shape[-1:]))
 
         query = self.query.to(f.dtype)
-        scores = []
+        scores = []  # (B, T) each
         for key in keys:
             # the query takes each key's dtype: under autocast the embedding is float32 and branches are not
             score = torch.mv(key.flatten(0, -2), query.to(key.dtype))
             scores.append(score.view(key.shape[:-1]))
-        weights = torch.stack(scores).softmax(0).unsqueeze(-1)
+        weights = torch.stack(scores).softmax(0).unsqueeze(-1)  # (k + 1, B, T, 1)
 
+        # added up one by one: stacking the outputs would copy all of them in each branch
         mean = weights[0] * outputs[0]
         for weight, v in zip(weights[1:], outputs[1:], strict=True):
             mean = torch.addcmul(mean, weight, v)
         return mean
 
     def branch_and_sum(self, x, f):
-        """Return, for probes, the branch and the sum that a plain Transformer would have here."""
+        """Return f and x + f, the sum that a plain Transformer would have here; probes compare the two."""
         return f, x + f
 
 
 @register("attn_res")
 class AttentionResiduals(Method):
-    """Pre-LN with a MeanOfOutputs in place of every merge."""
+    """Pre-LN with a MeanOfOutputs in place of every residual sum."""
 
     title = "AttnRes"
     equation = "sum_i softmax_i(w_k . RMSNorm(v_i)) v_i over the outputs v_i of all earlier branches"

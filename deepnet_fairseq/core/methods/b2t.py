@@ -13,7 +13,7 @@ from .base import Method, Option, register
 
 
 class Bottom(nn.Module):
-    """Bypass x + entry, (.., C) each."""
+    """Shortcut x + entry of a layer's last branch: x the branch's input, entry the layer's, (.., C) each."""
 
     def forward(self, x, entry):
         return x + entry
@@ -21,7 +21,7 @@ class Bottom(nn.Module):
 
 @register("b2t")
 class B2T(Method):
-    """Post-LN with a bypass around each layer, added to the shortcut of its last branch."""
+    """Post-LN in which the layer's input is added to the shortcut of the layer's last branch."""
 
     title = "B2T"
     equation = "LN(x + f(x)); a layer's last one LN(entry + x + f(x))"
@@ -39,4 +39,5 @@ class B2T(Method):
         return {"gain": self.depth(stack) ** -0.5} if self.rescale else {}
 
     def constants(self, stack):
-        return {"entry": 1.0}  # a checkpoint of Post-LN has the same parameters
+        # the factor on `entry`, by which checkpoints differ from those of Post-LN, which have the same parameters
+        return {"entry": 1.0}

@@ -5,11 +5,12 @@ A residual branch x -> y of any layer computes
     f = dropout(outer(body(before(norm_in(x)))))
     y = norm_out(residual(shortcut, f))
 
-A slot is a place in this equation for a module of the method: before, outer and residual; inside the body `heads` of an
-attention, `hidden` of a feed-forward branch, and `inner` in front of the last matrix; and `bypass`, which changes the
-shortcut of a layer's last branch, else x. Each has a method of this class, which is asked once for every branch of the
-model (every slots.Site) and returns the module, or None for the identity (residual: x + f). Three more slots belong to
-a whole stack: beginning, mixer and ending.
+The body is attention or feed-forward; the shortcut is x. A slot is a place in this equation for a module of the method:
+before, outer and residual; inside the body `heads` of an attention, `hidden` of a feed-forward branch, and `inner` in
+front of the last matrix; and `bypass`, whose result replaces the shortcut of a layer's last branch. For each slot the
+class Method has a method of its name, which is called once for every branch of the model (every slots.Site) and returns
+the module, or None for the identity (residual: x + f). Three more slots belong to a whole stack, encoder or decoder:
+beginning, mixer and ending.
 
 `norm` places the LayerNorm of the branches: "post" in norm_out, "pre" in norm_in (with one more at the end of each
 stack), "none" nowhere. Where branches or stacks differ, a method overrides `norm_place` and `closing_norm`.
@@ -41,8 +42,8 @@ Value = bool | int | float | str | None  # types of the value of an option, or o
 class Option:
     """Setting of one method; its flag is --METHOD-KEY, KEY being its key in Method.options.
 
-    default: its type is that of the values, text if it is None; help: of the flag; choices: the texts that are
-    permitted, () for any value of the type.
+    default: the value without the flag; all values have its type, and are texts where it is None; help: text of the
+    flag's help; choices: the texts that are permitted, () for any value of the type.
     """
 
     default: Value
@@ -84,9 +85,10 @@ class Option:
             raise UserError(f"{flag} {value}", f"must be {self.kind}")
 
     def parse(self, text: str) -> bool | int | float | str:
-        """Convert a text to a value of the option's type; `check` checks choices.
+        """Convert a text to a value of the option's type; whether it is one of the choices is for `check` to tell.
 
-        Raises a ValueError if it is none, whose text goes on behind the option's name: "is a number".
+        Raises a ValueError for a text that is no such value. Its message says what would be, "is a number", and the
+        caller puts the option's name in front.
         """
         if isinstance(self.default, bool):
             if text.lower() not in ("true", "false"):
@@ -105,7 +107,7 @@ class Method:
 
     N, M: encoder and decoder layers, 0 for a stack that the model does not have; options: values of the class's
     `options` by key, which become attributes. Raises a KeyError for an option that the class does not have, and a
-    UserError, naming the flag, for a value of another type, that is none of its choices, or that `check` refuses.
+    UserError, naming the flag, for a value of another type, a value outside the choices, or one that `check` refuses.
 
     A subclass sets equation and paper, as tables print them; @register sets its name, and its title if the class has
     none. Everywhere `stack` is "encoder" or "decoder", and `dim` the width C of its branches unless said otherwise.
@@ -120,9 +122,9 @@ class Method:
     # keys of initialisation.PROFILES that the method is defined for; the first is the default
     init_profiles: ClassVar[tuple[str, ...]] = ("fairseq_head", "xavier_legacy")
     options: ClassVar[dict[str, Option]] = {}
-    train_flags: ClassVar[tuple[str, ...]] = ()  # without these a training does not start: Admin's --admin-profile
-    # wrong gains in the code of others, which `deepnet verify` recognises: description -> function of the method and
-    # the stack's name that returns the gain
+    train_flags: ClassVar[tuple[str, ...]] = ()  # flags that a training must be given, and their values, as words
+    # wrong gains in the code of others, which `deepnet verify` recognises: description -> function that returns the
+    # gain, called with the method and "encoder" or "decoder"
     mistaken_gains: ClassVar[dict[str, Callable[[Any, str], float]]] = {}
     profiled: ClassVar[bool] = False  # whether the shortcuts are measured before the first update, as Admin's are
 
@@ -142,9 +144,10 @@ class Method:
 
     @classmethod
     def from_config(cls, cfg: Any) -> Method:
-        """Make the method with the depth and options of a model config that config.fill_and_make_method fills.
+        """Make the method with the depth and options that a model config has.
 
-        Raises a UserError as the constructor does.
+        cfg: a config (Namespace, omegaconf or dataclass) in which archs.fill has replaced every None, with the option
+        KEY in the field METHOD_KEY. Raises a UserError as the constructor does.
         """
         values: dict[str, Any] = {}
         for key, option in cls.options.items():
@@ -180,15 +183,18 @@ class Method:
     # the LayerNorms, and the stream
 
     def norm_place(self, site: Site) -> str:
-        """Return the place of the branch's LayerNorm (of W features), "post", "pre" or "none"; depends on no width."""
+        """Return the place of the branch's LayerNorm (of W features), "post", "pre" or "none".
+
+        The result must not depend on site.dim and site.num_heads, which norm_places does not know.
+        """
         return self.norm
 
     def norm_places(self, stack: str) -> set[str]:
-        """Return the set of what norm_place returns for the branches of `stack`."""
+        """Return the places, "post", "pre" or "none", that LayerNorms have in the branches of `stack`."""
         places = set()
         for layer in range(1, self.depth(stack) + 1):
             for sublayer in self.sublayers(stack):
-                site = Site(stack, layer, sublayer, dim=1, num_heads=1)  # any width would do
+                site = Site(stack, layer, sublayer, dim=1, num_heads=1)  # norm_place does not read the widths
                 places.add(self.norm_place(site))
         return places
 
@@ -211,14 +217,17 @@ class Method:
         return None
 
     def hidden(self, site: Site, dim: int) -> nn.Module | None:
-        """Module between fc1 and the activation of the feed-forward branch. (B, T, dim) -> same; dim: its width."""
+        """Module between fc1 and the activation of the feed-forward branch. (B, T, dim) -> same.
+
+        dim: feed-forward width, the output width of fc1.
+        """
         return None
 
     def heads(self, site: Site, dim: int) -> nn.Module | None:
-        """Module on the queries, keys and values of an attention, after they were split into heads. (.., h, d) -> same.
+        """Module on queries, keys and values of an attention, split into h heads of d features. (B, T, h, d) -> same.
 
-        It is called as heads(x, role), role "q", "k" or "v", before keys and values are cached. dim: d, features of a
-        head.
+        It is called as heads(x, role), role "q", "k" or "v", before decoding stores keys and values in its cache. dim:
+        d.
         """
         return None
 
@@ -255,11 +264,12 @@ class Method:
         return None
 
     def mixer(self, stack: str, dim: int) -> nn.Module | None:
-        """Module called as mixer(y, history) before the first layer and after each one.
+        """Module called as mixer(y, history) before the first layer and after each layer; it returns (B, T, W).
 
-        It returns the input of the next layer, after the last one that of the stack's end, (B, T, W). y: output of
-        `beginning` or of a layer, (B, T, W); before the first layer the embedding (B, T, C), if `beginning` is None.
-        history: a list, empty at the start of each forward pass, in which the mixer may keep what it needs later.
+        The result is the input of the next layer, and after the last layer that of the LayerNorm and the `ending` at
+        the end of the stack. y: output of `beginning` or of a layer, (B, T, W); before the first layer the embedding
+        (B, T, C), if `beginning` is None. history: a list, empty at the start of each forward pass, in which the mixer
+        may keep what it needs later in the pass.
         """
         return None
 
@@ -270,11 +280,14 @@ class Method:
     # initialisation
 
     def gain(self, site: Site, role: str) -> float:
-        """Factor on the std with which the init profile draws the branch's matrix of a role, see slots.Weight."""
+        """Factor on the standard deviation with which a matrix of the branch is drawn; initialisation.py has the rest.
+
+        role: what the branch uses it for, "q", "k", "v" or "out" in attention, "fc1" or "fc2" in feed-forward.
+        """
         return 1.0
 
     def embedding_gain(self, stack: str) -> float:
-        """Factor on the std of the token embedding of `stack`; one matrix for both stacks takes the encoder's."""
+        """Factor on the std of the token embedding of `stack`; a matrix that both stacks share takes the encoder's."""
         return 1.0
 
     def output_gain(self) -> float:
@@ -293,24 +306,26 @@ class Method:
     def constants(self, stack: str) -> dict[str, float] | None:
         """Return by name the numbers that the forward pass computes with and that no parameter or buffer holds.
 
-        They are saved with the model and compared on loading. With None, the default, constants.find_constants looks
-        for them in the modules of the slots. A method overrides this if that would find too few, because no module has
-        the number, or too many; {} for none.
+        They are saved with the model and compared on loading. None, the default, means that constants.find_constants
+        looks for them among the attributes of the modules in the slots. A method overrides this where that would find
+        too few, because no module has the number as an attribute, or too many; {} means that there are none.
         """
         return None
 
     def after_update(self, weights: Mapping[str, Tensor]) -> None:
-        """Change weights in place after each step of the optimiser; called without gradients.
+        """Change weights in place after each step of the optimiser; called under torch.no_grad.
 
-        weights: the trained parameters by name; in half-precision training their float32 copies, where it keeps such.
-        Each must be changed by itself: on several processes with --zero-sharding os a process has only some of them.
+        weights: name of a trained parameter in the model -> its numbers, in half precision those of the float32 copy
+        that the optimiser updates. Each must be changed by itself: on several processes with --zero-sharding os a
+        process has only some of them.
         """
 
 
 def call_listeners(registry: dict[str, Any], name: str) -> None:
     """Call REGISTRATION_LISTENERS after an entry was added to a registry; if one of them raises, remove the entry.
 
-    registry: METHODS or modifiers.MODIFIERS; name: of the new entry.
+    A listener makes flags and config fields of the new entry's options, and raises where that fails. registry: METHODS
+    or modifiers.MODIFIERS; name: of the new entry.
     """
     try:
         for listener in REGISTRATION_LISTENERS:

@@ -16,9 +16,9 @@ from .base import Method, Option, register
 
 
 class RisingBranch(FullPrecision, Residual):
-    """Merge x + a f of (B, T, C) each; a = min((t + 1) / num_updates, 1), a buffer in float32 that checkpoints hold.
+    """Residual merge x + a f, (B, T, C) each; a = min((t + 1) / T, 1), a buffer in float32 that checkpoints hold.
 
-    num_updates: T, updates until a is 1.
+    num_updates: T, updates until a is 1. In a training all these merges of a stack share one buffer (`follow`).
     """
 
     def __init__(self, num_updates: int):
@@ -31,9 +31,10 @@ class RisingBranch(FullPrecision, Residual):
         self.a.fill_(min((t + 1) / self.num_updates, 1.0))
 
     def follow(self, first: RisingBranch) -> None:
-        """Take the buffer of the stack's first module, whose set_num_updates was just called.
+        """Share the buffer a of the stack's first RisingBranch, whose set_num_updates was just called.
 
-        It is shared until the model is moved or cast; Stack.set_num_updates then calls this again.
+        So one operation sets a in all of them. Moving or casting the model ends the sharing; Stack.set_num_updates
+        calls this before each batch and so begins it again.
         """
         self._buffers["a"] = first.a
 

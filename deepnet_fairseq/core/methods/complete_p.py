@@ -22,7 +22,7 @@ from .base import Method, Option, register
 
 
 class ScaledBranch(Residual):
-    """Merge x + c f of (B, T, C) each, c a constant, as one operation."""
+    """Residual merge x + c f, (B, T, C) each, as one operation; factor: c, a constant."""
 
     def __init__(self, factor: float):
         super().__init__()
@@ -40,7 +40,10 @@ class ScaledBranch(Residual):
 
 @register("complete_p")
 class CompleteP(Method):
-    """Pre-LN with ScaledBranch; UserError for a base depth below 1, an exponent outside [0.5, 1]."""
+    """Pre-LN with the constant factor (L / L_base)^(-a) on every branch.
+
+    Raises a UserError for a base depth below 1 and for an exponent outside [0.5, 1].
+    """
 
     title = "CompleteP"
     equation = "x + (L_base / L) f(LN(x))"

@@ -15,12 +15,12 @@ alpha of 32 layers at any depth; Keel's has (2M)^(-1/4), sqrt(2) too wide.
 from ..slots import ConstantShortcut
 from .base import Method, register
 
-BETA_ROLES = ("v", "out", "fc1", "fc2")
+BETA_ROLES = ("v", "out", "fc1", "fc2")  # roles of the matrices that are drawn with gain beta
 
 
 @register("deepnorm")
 class DeepNorm(Method):
-    """Post-LN with both stacks' alpha as a constant saved with the model, and beta in the initialisation alone."""
+    """Post-LN with a constant alpha on shortcuts, saved with the model, and beta in the initialisation alone."""
 
     title = "DeepNorm"
     equation = "LN(alpha x + f(x))"
@@ -32,8 +32,8 @@ class DeepNorm(Method):
         """Return alpha and beta of Figure 2, whose 0.81 and 0.87 are rounded (appendix B has 0.814 and 0.869)."""
         N, M = self.num_encoder_layers, self.num_decoder_layers
         if stack == "encoder" and M:
-            depth = (N**4 * M) ** (1 / 16)
-            return {"alpha": 0.81 * depth, "beta": 0.87 / depth}
+            growth = (N**4 * M) ** (1 / 16)
+            return {"alpha": 0.81 * growth, "beta": 0.87 / growth}
         branches = self.branches(stack)  # 3M in a decoder that attends to an encoder, 2N or 2M in a stack alone
         return {"alpha": branches**0.25, "beta": (4 * branches) ** -0.25}
 
@@ -46,7 +46,7 @@ class DeepNorm(Method):
     def constants(self, stack):
         return {"alpha": self.coefficients(stack)["alpha"]}
 
-    # what `deepnet verify` recognises in code of others
+    # wrong betas in the code of others, by description, which `deepnet verify` recognises; m is the method
     mistaken_gains = {
         "beta is (8N)^(+1/4), the published constant inverted": lambda m, stack: 1 / m.coefficients(stack)["beta"],
         "beta is sqrt(2) too wide: L^(-1/4) of L sub-layers": lambda m, stack: 2**0.5 * m.coefficients(stack)["beta"],

@@ -41,8 +41,8 @@ from .base import Method, Option, register
 class Reach:
     """Which outputs the sum of each row reads: every `dilation`-th of the last `window`, the newest included.
 
-    There is a sum at each row that is divisible by `period`, from row `first` on. At other rows the newest output is
-    returned as it is.
+    There is a sum at each row that is divisible by `period`, from row `first` on. At other rows the next layer reads
+    the newest output as it is.
     """
 
     window: int
@@ -56,25 +56,28 @@ class Reach:
 
     def read_by(self, row: int) -> slice:
         """Return the indices k of the outputs that the sum of this row reads."""
-        oldest = max(0, row + 1 - self.window)
-        return slice(oldest + (row - oldest) % self.dilation, row + 1, self.dilation)
+        oldest_in_window = max(0, row + 1 - self.window)
+        oldest = oldest_in_window + (row - oldest_in_window) % self.dilation  # from here the steps end at the newest
+        return slice(oldest, row + 1, self.dilation)
 
     def readers_of(self, output: int, last: int) -> slice:
         """Return the rows, up to row `last`, whose sums read the output y_k, k = `output`."""
-        last = min(last, output + self.window - 1)
+        last = min(last, output + self.window - 1)  # later windows begin behind y_k
         step = math.lcm(self.dilation, self.period)
-        for row in range(output, last + 1, self.dilation):
+        for row in range(output, last + 1, self.dilation):  # rows at the right distance, whether they have a sum or not
             if self.has_sum(row):  # the first reader; the others follow at equal steps
                 return slice(row, last + 1, step)
-        return slice(last + 1, last + 1, step)  # no sum reads it
+        return slice(last + 1, last + 1, step)  # empty: no sum reads it
 
 
 class History:
     """What the sums of one forward pass and of its backward pass share.
 
     rows (L+1, B T C), in the dtype of W: the outputs y_k as the sums read them, after their LayerNorms if there are any
-    gradients (L+1, B T C): in the backward pass the gradients of the sums that it has passed
-    gradient_of_weights (L+1, L+1): in the backward pass the gradient of W as far as it is known
+    gradients (L+1, B T C), in the backward pass alone: row l holds the gradient of the sum of row l, once it is known
+    gradient_of_weights (L+1, L+1), in the backward pass alone: the gradient of W, filled in row by row
+
+    num_rows: L+1; y (B, T, C): an output, for shape and device; dtype: of W.
     """
 
     gradients: Tensor
@@ -86,7 +89,10 @@ class History:
         self.last_row = 0  # the row at which that pass began: the last one that the loss depends on
 
     def begin(self, row: int, weight: Tensor) -> None:
-        """Note that a backward pass has reached this row; a new pass clears the state of the one before."""
+        """Note that a backward pass has reached this row; if it is a new pass, clear what an earlier one has left.
+
+        weight: W. A pass that ends before row 0, as for the gradient of a later layer alone, leaves its state behind.
+        """
         backward_pass = torch._C._current_graph_task_id()
         if backward_pass != self.backward_pass:
             self.backward_pass = backward_pass
@@ -98,10 +104,11 @@ class History:
 class WeightedSum(torch.autograd.Function):
     """Autograd function: newest output y (B, T, C), W (L+1, L+1), history -> sum_k W[row,k] y_k (B, T, C).
 
-    The result has the dtype of y. Only y and W are inputs that autograd knows; earlier outputs are in the history. The
-    gradient of y is sum_r W[r,row] g_r over all later rows r that read it, g_r being the gradient of their sums. All
-    g_r are known by then, because each later sum depends on this one through a layer; so this is one product too. The
-    gradient of W is complete in row 0, which the backward pass reaches last.
+    The result has the dtype of y. Autograd knows y and W alone as inputs; earlier outputs are in the history, so their
+    gradients have to be computed here. The gradient of y is sum_r W[r,row] g_r over this row and all later rows r whose
+    sums read y, g_r being the gradient of the sum of row r. All g_r are known by then, because each later sum depends
+    on this one through a layer; so this is one product of matrix and vector too. The gradient of W is complete in row
+    0, which the backward pass reaches last.
     """
 
     @staticmethod
@@ -110,11 +117,12 @@ class WeightedSum(torch.autograd.Function):
         ctx.history = history
         ctx.row = row
         ctx.reach = reach
+
         history.rows[row].view(y.shape).copy_(y)
         if not reach.has_sum(row):
-            return y.view_as(y)
+            return y.view_as(y)  # the same numbers, in another tensor than the input
         read = reach.read_by(row)
-        with without_autocast(y):
+        with without_autocast(y):  # which would compute in half precision
             total = torch.mv(history.rows[read].t(), weight[row, read])
         return total.view(y.shape).to(y.dtype)
 
@@ -127,11 +135,12 @@ class WeightedSum(torch.autograd.Function):
         reach: Reach = ctx.reach
         history.begin(row, weight)
         history.gradients[row].view(gradient.shape).copy_(gradient)
+        weight_is_trained: bool = ctx.needs_input_grad[1]
 
         readers = reach.readers_of(row, history.last_row)
         read = reach.read_by(row)
         with without_autocast(gradient):
-            if ctx.needs_input_grad[1] and reach.has_sum(row):
+            if weight_is_trained and reach.has_sum(row):
                 torch.mv(history.rows[read], history.gradients[row], out=history.gradient_of_weights[row, read])
             of_y = torch.mv(history.gradients[readers].t(), weight[readers, row])
         if not reach.has_sum(row):  # forward has also returned y itself
@@ -139,15 +148,16 @@ class WeightedSum(torch.autograd.Function):
 
         of_weights = None
         if row == 0:  # the end of the backward pass: the gradient of W is complete
-            if ctx.needs_input_grad[1]:
+            if weight_is_trained:
                 of_weights = history.gradient_of_weights
             history.backward_pass = -1
             del history.gradients, history.gradient_of_weights
+        # gradients of forward's arguments: y, weight, and none for history, row and reach
         return of_y.view(gradient.shape).to(gradient.dtype), of_weights, None, None, None
 
 
 class LayerWeights(FullPrecision):
-    """The matrix W (size, size), size = L+1, and the sums that it makes; row l is for the outputs up to layer l.
+    """The matrix W (size, size), size = L+1, kept in float32, and the sums that it makes.
 
     init: values of W at first for the outputs that a row's sum reads: "average", equal with the sum 1; "one", all 1;
     "last", 1 for the newest output and 0 for others. window: of Reach, 0 or None for all outputs; dilation, period,
@@ -157,13 +167,14 @@ class LayerWeights(FullPrecision):
     def __init__(self, size: int, init: str, window: int | None, dilation: int = 1, period: int = 1, first: int = 0):
         super().__init__()
         self.reach = Reach(window=window or size, dilation=dilation, period=period, first=first)
-        rows = torch.eye(size)  # the values of init "last"
+        matrix = torch.eye(size)  # the values of init "last", and of rows without a sum, which nothing reads
         if init != "last":
             for row in range(size):
                 if self.reach.has_sum(row):
-                    read = rows[row, self.reach.read_by(row)]
-                    read.fill_(1 / len(read) if init == "average" else 1)
-        self.weight = nn.Parameter(rows)
+                    weights_of_row = matrix[row, self.reach.read_by(row)]  # a view
+                    value = 1 / len(weights_of_row) if init == "average" else 1
+                    weights_of_row.fill_(value)
+        self.weight = nn.Parameter(matrix)
 
     def forward(self, y: Tensor, history: list[Any]) -> Tensor:
         """Combine the newest output y (B, T, C) with those before it, and return what the next layer reads, (B, T, C).
@@ -179,11 +190,12 @@ class LayerWeights(FullPrecision):
 
 
 class Combination(nn.Module):
-    """Module in the slot `mixer` of a stack: y (B, T, C), history -> (B, T, C), see Method.mixer.
+    """Module that stands between layers, called as combination(y, history) before the first and after each layer.
 
-    layers: L; dim: C; norm: "pre" for LayerNorms on the outputs that are summed, "post" for one on each sum.
-    norm_embedding, norm_layers: whether there is a LayerNorm for the embedding's row, and whether for each layer's.
-    weights: the module with the matrix W, which makes the sums.
+    It maps the newest output y (B, T, C) to what the next layer reads, (B, T, C); history: the list of Method.mixer, in
+    which LayerWeights keeps the earlier outputs. layers: L; dim: C; norm: "pre" for LayerNorms on the outputs that are
+    summed, "post" for one on each sum. norm_embedding, norm_layers: whether there is a LayerNorm for the embedding's
+    row, and whether for each layer's. weights: the module with the matrix W, which makes the sums.
     """
 
     def __init__(
@@ -198,7 +210,7 @@ class Combination(nn.Module):
         self.weights = weights
 
     def forward(self, y: Tensor, history: list[Any]) -> Tensor:
-        row = max(0, len(history) - 1)  # as in LayerWeights.forward, which extends the history
+        row = max(0, len(history) - 1)  # the row that LayerWeights.forward is about to compute
         norm = self.norms[row]
         if self.norm_first:
             return self.weights(norm(y), history)
@@ -232,13 +244,19 @@ class DLCL(Method):
     def check(self):
         if self.window < 0:
             raise UserError(f"--dlcl-window {self.window}", "must be at least 0, which is all outputs")
-        for key, all_of_them in (("dilation", "all outputs"), ("period", "behind all layers")):
-            if getattr(self, key) < 1:
-                raise UserError(f"{self.flag(key)} {getattr(self, key)}", f"must be at least 1, which is {all_of_them}")
+        for key, meaning_of_1 in (("dilation", "all outputs"), ("period", "behind all layers")):
+            value = getattr(self, key)
+            if value < 1:
+                raise UserError(f"{self.flag(key)} {value}", f"must be at least 1, which is {meaning_of_1}")
 
     def constants(self, stack):
-        numbers = {key: getattr(self, key) for key in ("window", "dilation", "period")}
-        return {key: float(number) for key, number in numbers.items() if number != self.options[key].default}
+        """Return the options of Reach that differ from their defaults, which no name or shape of a parameter shows."""
+        constants = {}
+        for key in ("window", "dilation", "period"):
+            value = getattr(self, key)
+            if value != self.options[key].default:
+                constants[key] = float(value)
+        return constants
 
     def mixer(self, stack, dim):
         layers = self.depth(stack)

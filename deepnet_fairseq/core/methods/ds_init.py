@@ -1,4 +1,4 @@
-"""DS-Init, depth-scaled initialisation: y = LN(x + dropout(f(x))), weights of layer l drawn l^(-1/2) as wide.
+"""DS-Init, depth-scaled initialisation: Post-LN with the std of the weights of layer l multiplied by l^(-1/2).
 
 Zhang, Titov, Sennrich 2019, "Improving Deep Transformer with Depth-Scaled Initialization and Merged Attention", its
 section of the first name: W ~ U(-alpha g / sqrt(l), alpha g / sqrt(l)), g = sqrt(6 / (d_in + d_out)), for every matrix
@@ -15,7 +15,10 @@ from .base import Method, Option, register
 
 @register("ds_init")
 class DSInit(Method):
-    """Post-LN with the gain alpha l^(-exponent) on every matrix; UserError for exponent < 0, alpha outside (0, 1]."""
+    """Post-LN with the factor alpha l^(-exponent) on the std of every matrix of layer l.
+
+    Raises a UserError for an exponent below 0 and for an alpha outside (0, 1].
+    """
 
     title = "DS-Init"
     equation = "LN(x + f(x)), W_l drawn alpha l^(-1/2) as wide"

@@ -21,10 +21,10 @@ from .base import Method, Option, register
 
 
 class Shrink(FullPrecision, Residual):
-    """Merge z - SiLU(g) sg(z), z = x + f of (B, T, C) each, g a number in float32; the result has the dtype of z.
+    """Residual merge z - SiLU(g) sg(z), z = x + f, (B, T, C) each; the result has the dtype of z.
 
-    gradient_clip: largest L2 norm of the gradients of all g of a model together, 0 for no limit;
-    plugin/optimisers/papers.py reads it.
+    g: a number () in float32. gradient_clip: largest L2 norm of the gradients of all g of a model together, 0 for no
+    limit; plugin/optimisers/papers.py reads it.
     """
 
     def __init__(self, g: nn.Parameter, gradient_clip: float = 0.0):
@@ -33,16 +33,20 @@ class Shrink(FullPrecision, Residual):
         self.gradient_clip = gradient_clip
 
     def forward(self, x, f):
-        return multiply(x + f, 1 - F.silu(self.g), straight=True)
+        kept = 1 - F.silu(self.g)
+        return multiply(x + f, kept, straight=True)  # straight: the gradient of z is that of y, without the factor
 
     def scales(self):
         kept = 1 - F.silu(self.g)
-        return kept, kept
+        return kept, kept  # factors of x and of f
 
 
 @register("gpas")
 class GPAS(Method):
-    """Pre-LN with a Shrink in place of every merge; a layer's merges share one g_l. UserError for a clip below 0."""
+    """Pre-LN with a Shrink in place of every residual sum; those of a layer share one g_l.
+
+    Raises a UserError for a clip below 0 or infinite.
+    """
 
     title = "GPAS"
     equation = "z - SiLU(g_l) sg(z), z = x + f(LN(x)), g_l = 0 at first"
@@ -52,7 +56,7 @@ class GPAS(Method):
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
-        self.gates: dict[tuple[str, int], nn.Parameter] = {}  # (stack, layer) -> g
+        self.gates: dict[tuple[str, int], nn.Parameter] = {}  # (stack, layer) -> g; `residual` adds them
 
     def check(self):
         if not 0 <= self.clip < math.inf:

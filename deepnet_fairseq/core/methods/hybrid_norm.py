@@ -18,7 +18,7 @@ from .base import Method, Option, register
 
 @register("hybrid_norm")
 class HybridNorm(Method):
-    """LayerNorms in the slot `heads`, one behind the sum of the last attention, one at the end."""
+    """LayerNorms on q, k and v by head, one behind a layer's last attention and its shortcut, one at a stack's end."""
 
     title = "HybridNorm"
     equation = "z + ffn(z), z = LN(x + attn), LN on its q, k, v by head"
@@ -28,7 +28,7 @@ class HybridNorm(Method):
     def norm_place(self, site):
         if self.star and site.layer == 1:
             return "pre"
-        last_attention = self.sublayers(site.stack)[-2]  # the feed-forward branch follows it
+        last_attention = self.sublayers(site.stack)[-2]  # the last branch is feed-forward
         return "post" if site.sublayer == last_attention else "none"
 
     def closing_norm(self, stack):

@@ -19,7 +19,7 @@ from .base import Method, register
 
 @register("keel")
 class Keel(Method):
-    """LayerNorm in the slot `before`, and another behind each sum but the first."""
+    """A LayerNorm on the input of every branch, and another behind every residual sum but the first of a stack."""
 
     title = "Keel"
     equation = "LN(S x + f(LN(x))), S branches"
@@ -32,7 +32,9 @@ class Keel(Method):
         return nn.LayerNorm(site.dim)
 
     def residual(self, site):
-        return None if site.layer == 1 else ConstantShortcut(float(self.branches(site.stack)))
+        if site.layer == 1:
+            return None  # x + f: the paper's exceptions have no S
+        return ConstantShortcut(float(self.branches(site.stack)))
 
     def coefficients(self, stack):
         return {"alpha": float(self.branches(stack))}

@@ -15,7 +15,7 @@ from .base import Method, register
 
 
 class Scale(nn.Module):
-    """Product c x, c a constant; x of any shape and type -> same."""
+    """Product c x, x of any shape and dtype -> same; factor: c, a constant."""
 
     def __init__(self, factor: float):
         super().__init__()
@@ -30,7 +30,7 @@ class Scale(nn.Module):
 
 @register("ln_scaling")
 class LNScaling(Method):
-    """Pre-LN with a Scale in the slot `before`."""
+    """Pre-LN with the factor 1 / sqrt(l) between the LayerNorm and the branch."""
 
     title = "LN-Scaling"
     equation = "x + f(LN(x) / sqrt(l))"

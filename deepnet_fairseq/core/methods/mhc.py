@@ -30,9 +30,10 @@ STEPS = 20  # iterations of Sinkhorn
 
 
 def towards_identity(streams: int) -> Tensor:
-    """Return b (n, n) at first of an H that is to be near I: 4 on the diagonal, -4 elsewhere.
+    """Return the b (n, n) at first that makes H near I: 4 on the diagonal, -4 elsewhere; streams: n.
 
-    A sigmoid makes 0.98 and 0.02 of it; normalised rows of exp(b) have exp(-8) = 0.0003 beside the diagonal.
+    The sigmoid of these is 0.98 and 0.02, for a row of it that serves as b of H_pre. For H_res, rows of exp(b) that are
+    divided by their sums have exp(-8) = 0.0003 beside the diagonal.
     """
     rows = []
     for diagonal in range(streams):
@@ -43,9 +44,11 @@ def towards_identity(streams: int) -> Tensor:
 
 
 class Mappings(FullPrecision, nn.Linear):
-    """Map X (.., nC) to a phi RMSNorm(X) + b for several H, each (.., *shape of its b), float32.
+    """Map X (.., nC) to h = a phi RMSNorm(X) + b for one or several H, which share RMSNorm(X).
 
-    width: nC; bs: b of each H at first. The matrices phi of all H are one nn.Linear's weight, their b its bias.
+    forward returns a list with the h of each H, float32, in the shape of its b behind the dimensions of X: (.., *b).
+    width: nC; bs: the b of each H at first. The matrices phi of all H are this nn.Linear's weight, one below the other,
+    their b its bias, and their a the vector a.
     """
 
     def __init__(self, width: int, *bs: Tensor):
@@ -67,9 +70,10 @@ class Mappings(FullPrecision, nn.Linear):
         with without_autocast(streams):
             streams = streams.to(self.weight.dtype)
             mean_square = torch.linalg.vecdot(streams, streams).unsqueeze(-1) / streams.size(-1)
-            # phi RMSNorm(X) is computed as phi X / RMS(X), which divides fewer numbers
+            # phi RMSNorm(X) is computed as phi X / RMS(X), which divides fewer numbers; 1e-6 is the RMSNorm's epsilon
             products = F.linear(streams, self.weight) * (mean_square + 1e-6).rsqrt()
 
+        # a, phi RMSNorm(X) and b of each H, and their sum in its shape
         sizes = [shape.numel() for shape in self.shapes]
         biases = self.bias.split(sizes)
         parts = products.split(sizes, dim=-1)
@@ -81,15 +85,18 @@ class Mappings(FullPrecision, nn.Linear):
 
 
 def sinkhorn(logits: Tensor) -> Tensor:
-    """Apply exp to logits (.., n, n), then divide columns and rows by their sums, STEPS times: rows sum to 1."""
-    h = logits.movedim((-2, -1), (0, 1))  # a CPU is ten times as fast along tokens
+    """Return exp(logits), (.., n, n), made doubly stochastic: STEPS times columns, then rows are divided by their sums.
+
+    Rows sum to 1 in the end, columns nearly.
+    """
+    h = logits.movedim((-2, -1), (0, 1))  # (n, n, ..): a CPU is ten times as fast along tokens
     for _ in range(STEPS):
-        h = h.log_softmax(0).log_softmax(1)
+        h = h.log_softmax(0).log_softmax(1)  # columns: over the index of the row; rows: over that of the column
     return h.exp().movedim((0, 1), (-2, -1)).contiguous()
 
 
 def mix(h: Tensor, streams: Tensor) -> Tensor:
-    """Mix n streams side by side (.., nC) by H (.., m, n) into m streams (.., mC)."""
+    """Multiply n streams side by side (.., nC) by a matrix H (.., m, n), which makes m streams side by side (.., mC)."""
     stacked = streams.unflatten(-1, (h.size(-1), -1))  # (.., n, C)
     mixed = h.to(streams.dtype) @ stacked  # (.., m, C)
     return mixed.flatten(-2)
@@ -112,7 +119,10 @@ class Read(nn.Module):
 
 
 class Write(nn.Module):
-    """Merge a branch into the streams: X (.., nC), f (.., C) -> H_res X + H_post f (.., nC)."""
+    """Residual merge of the streams and a branch: X (.., nC), f (.., C) -> H_res X + H_post f (.., nC).
+
+    dim: C; streams: n.
+    """
 
     def __init__(self, dim: int, streams: int):
         super().__init__()
@@ -132,7 +142,7 @@ class Write(nn.Module):
 
 @register("mhc")
 class MHC(Method):
-    """Residual stream of n copies, mixed by doubly stochastic matrices; UserError for --mhc-streams below 1."""
+    """n residual streams that a Read and a Write connect with each branch; UserError for --mhc-streams below 1."""
 
     title = "mHC"
     equation = "H_res X + H_post f(LN(H_pre X)), n streams X, H_res doubly stochastic"
@@ -152,12 +162,12 @@ class MHC(Method):
 
     def before(self, site):
         sublayers = self.sublayers(site.stack)
-        branch = (site.layer - 1) * len(sublayers) + sublayers.index(site.sublayer)  # k, counted from 0
-        rows = towards_identity(self.streams)
-        return Read(site.dim, rows[branch % self.streams])
+        k = (site.layer - 1) * len(sublayers) + sublayers.index(site.sublayer)  # number of the branch in its stack
+        rows = towards_identity(self.streams)  # row i as b of H_pre makes a branch read stream i
+        return Read(site.dim, b=rows[k % self.streams])
 
     def residual(self, site):
         return Write(site.dim, self.streams)
 
     def ending(self, stack, dim):
-        return Read(dim, torch.zeros(self.streams))
+        return Read(dim, b=torch.zeros(self.streams))

@@ -2,7 +2,8 @@
 
 Shleifer, Weston, Ott 2021, "NormFormer: Improved Transformer Pretraining with Extra Normalization":
     self-attention  y = x + D(LN(W_out concat(c_i head_i)))            a number c_i for each head, D dropout
-    ffn             y = r o x + D(fc2(LN(drop(act(fc1(LN(x)))))))      vector r: --normformer-scale-residual only
+    ffn             y = r o x + D(fc2(LN(D'(act(fc1(LN(x)))))))        vector r: --normformer-scale-residual only,
+                                                                       D' activation dropout
 The factors c and r and the gains of the LayerNorms start at 1. Cross-attention is plain Pre-LN.
 fairseq's code multiplies chunks of the output of W_out by c_i, which is another function than the paper's (its author
 names speed as the reason); `--normformer-head-scale fairseq` computes that. fairseq has the options in the decoder
@@ -17,7 +18,10 @@ from .base import Method, Option, register
 
 
 class HeadScale(nn.Module):
-    """Multiply chunk i of the features, C / h wide, by c_i: x (B, T, C) -> same; c (h,) learned, 1 at first."""
+    """Multiply chunk i of the features, C / h wide, by c_i: x (B, T, C) -> same.
+
+    num_heads: h. The parameter c (h,) is 1 at first.
+    """
 
     def __init__(self, num_heads: int):
         super().__init__()
@@ -30,7 +34,7 @@ class HeadScale(nn.Module):
 
 @register("normformer")
 class NormFormer(Method):
-    """Pre-LN with LayerNorms and factors on heads in further slots, each of which an option leaves out."""
+    """Pre-LN with factors on heads and further LayerNorms, and factors on a shortcut, each switched by an option."""
 
     title = "NormFormer"
     equation = "x + LN(f(LN(x))), heads scaled, LN behind the activation"
@@ -48,8 +52,10 @@ class NormFormer(Method):
 
     def scales_heads(self, site, placement: str) -> bool:
         """Tell whether the branch has a HeadScale at `placement`, "paper" (before W_out) or "fairseq" (behind it)."""
-        scaled = ("self_attn", "encoder_attn") if self.head_scale_scope == "all" else ("self_attn",)
-        return site.sublayer in scaled and self.head_scale == placement
+        scaled_branches = ["self_attn"]
+        if self.head_scale_scope == "all":
+            scaled_branches.append("encoder_attn")
+        return site.sublayer in scaled_branches and self.head_scale == placement
 
     def inner(self, site, dim):
         if site.sublayer == "ffn":

@@ -14,7 +14,7 @@ from .base import Method, register
 
 @register("peri_ln")
 class PeriLN(Method):
-    """Pre-LN with a LayerNorm in the slots `outer` and `beginning`."""
+    """Pre-LN with a further LayerNorm on the output of each branch and on the embedding."""
 
     title = "Peri-LN"
     equation = "x + LN(f(LN(x))), LN on the embedding"

@@ -9,12 +9,12 @@ fairseq's own init as the base, and cannot tell the two readings apart.
 
 from .base import Method, Option, register
 
-OUTPUTS = ("out", "fc2")
+OUTPUTS = ("out", "fc2")  # roles of a branch's last matrix
 
 
 @register("post_ln_init")
 class PostLNInit(Method):
-    """Post-LN with the gain 1 / (N - l + 1) on the matrices of layer l."""
+    """Post-LN with the factor 1 / (N - l + 1) on the std of the matrices of layer l."""
 
     title = "Post-LN-init"
     equation = "LN(x + f(x)), W_l drawn 1/(N - l + 1) as wide"

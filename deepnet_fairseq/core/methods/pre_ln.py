@@ -22,7 +22,9 @@ class PreLN(Method):
     options = {"scaled_init": Option(False, "GPT-2's: out_proj and fc2 drawn 1/sqrt(branches of the stack) as wide")}
 
     def gain(self, site, role):
-        return self.coefficients(site.stack).get("gain", 1.0) if role in ("out", "fc2") else 1.0
+        if role not in ("out", "fc2"):
+            return 1.0
+        return self.coefficients(site.stack).get("gain", 1.0)
 
     def coefficients(self, stack):
         return {"gain": self.branches(stack) ** -0.5} if self.scaled_init else {}

@@ -22,7 +22,7 @@ POWER = {"q": -1 / 6, "k": -1 / 6, "v": -1 / 6, "fc1": -1 / 2}
 
 @register("r_fixup")
 class RFixup(Method):
-    """Shift and Multiply in all slots, matrices without biases."""
+    """Residual branches without LayerNorm, with a Shift (x - b) and a Multiply (m x) in place of matrices' biases."""
 
     title = "R-Fixup"
     equation = "x + m f(x - b), f without biases, last matrices 0 at first"
@@ -50,7 +50,8 @@ class RFixup(Method):
         return self.coefficients(site.stack).get(role, 0.0)
 
     def coefficients(self, stack):
-        branches = self.branches("encoder") + self.branches("decoder")
+        """Return role -> gain of its matrices, for the roles whose gain is not 0; the same for both stacks."""
+        branches = self.branches("encoder") + self.branches("decoder")  # L
         return {role: branches**power for role, power in POWER.items()}
 
     def output_gain(self):

@@ -43,7 +43,7 @@ class ResiDual(Method):
     title = "ResiDual"
     equation = "LN(x + f(x)) and r + s f(x), x + LN(r) at the end"
     paper = "Xie et al. 2023"
-    norm = "none"
+    norm = "none"  # TwoSums and StreamMerge have the LayerNorms
     options = {"scale": Option(1.0, "s, factor on the second stream; below 1 against overflow in fp16")}
 
     def check(self):
@@ -54,13 +54,13 @@ class ResiDual(Method):
         return 2 * dim
 
     def beginning(self, stack, dim):
-        return Copies(1, self.scale)
+        return Copies(1, self.scale)  # x = e and r = s e
 
     def before(self, site):
         return First()
 
     def residual(self, site):
-        return TwoSums(site.dim, 1, self.scale)
+        return TwoSums(site.dim, a=1, b=self.scale)  # factors on f in the sums of x and of r
 
     def ending(self, stack, dim):
         return StreamMerge(dim)

@@ -16,9 +16,9 @@ from .base import Method, Option, register
 
 
 class Gate(FullPrecision, Residual):
-    """Merge x + a f of (B, T, C) each, computed in float32 with a number a, which several merges may share.
+    """Residual merge x + a f, (B, T, C) each, computed in float32.
 
-    widen: return the sum in float32, not in the dtype of x.
+    a: a trained number (), which several merges may share; widen: return the sum in float32, not in the dtype of x.
     """
 
     def __init__(self, a: nn.Parameter, widen: bool):
@@ -35,7 +35,7 @@ class Gate(FullPrecision, Residual):
 
 
 class Narrow(nn.Module):
-    """Cast the float32 stream back to the dtype of the model's weights."""
+    """Cast the stream, which is float32 with --rezero-fp32, to the dtype of the model's weights."""
 
     def __init__(self):
         super().__init__()
@@ -47,7 +47,10 @@ class Narrow(nn.Module):
 
 @register("rezero")
 class ReZero(Method):
-    """Residual branches without LayerNorm, merged by a Gate; a layer's gates share one a_l, unless per_sublayer."""
+    """Residual branches without LayerNorm, each merged by a Gate; the gates of a layer share one a_l.
+
+    With the option per_sublayer each gate has its own number.
+    """
 
     title = "ReZero"
     equation = "x + a_l f(x), a_l = 0 at first"
@@ -60,7 +63,8 @@ class ReZero(Method):
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
-        self.gates: dict[tuple, nn.Parameter] = {}  # (stack, layer, branch or None) -> a
+        # (stack, layer, branch, or None where all branches share it) -> a; `residual` adds them
+        self.gates: dict[tuple[str, int, str | None], nn.Parameter] = {}
 
     def constants(self, stack):
         return {}  # `widen` would be found, but it is a matter of precision, which may change

@@ -17,7 +17,7 @@ from .base import Method, register
 
 
 class Fork(nn.Module):
-    """Beginning of a stack: emb (.., C) -> LN(emb) and emb (.., 2C)."""
+    """Beginning of a stack: embedding e (.., C) -> LN(e) and e side by side (.., 2C)."""
 
     def __init__(self, dim: int):
         super().__init__()
@@ -28,7 +28,7 @@ class Fork(nn.Module):
 
 
 class StreamMerge(nn.Module):
-    """Input of a branch and end of a stack: x and y (.., 2C) -> LN(x + LN(y)) (.., C)."""
+    """Input of a branch, and end of a stack: x and y side by side (.., 2C) -> LN(x + LN(y)) (.., C)."""
 
     def __init__(self, dim: int):
         super().__init__()
@@ -42,12 +42,12 @@ class StreamMerge(nn.Module):
 
 @register("siamese_norm")
 class SiameseNorm(Method):
-    """Post-LN stream and Pre-LN stream around the same branches."""
+    """Two residual streams around the same branches: x, which is Post-LN, and y, which is Pre-LN."""
 
     title = "SiameseNorm"
     equation = "LN(x + o / sqrt(2l)) and y + o, o = f(LN(x + LN(y)))"
     paper = "Li et al. 2026"
-    norm = "none"
+    norm = "none"  # the modules below have the LayerNorms
 
     def stream_width(self, stack, dim):
         return 2 * dim
@@ -59,11 +59,11 @@ class SiameseNorm(Method):
         return StreamMerge(site.dim)
 
     def residual(self, site):
-        branches_so_far = len(self.sublayers(site.stack)) * site.layer
-        return TwoSums(site.dim, branches_so_far**-0.5, 1)
+        branches_so_far = len(self.sublayers(site.stack)) * site.layer  # 2l or 3l
+        return TwoSums(site.dim, a=branches_so_far**-0.5, b=1)  # factors on o in the sums of x and of y
 
     def coefficients(self, stack):
-        """Return the factor of the last layer's branches."""
+        """Return the factor on o in the sum of x in the last layer."""
         return {"last_layer": self.branches(stack) ** -0.5}
 
     def ending(self, stack, dim):

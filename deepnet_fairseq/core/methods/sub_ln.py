@@ -14,12 +14,12 @@ from torch import nn
 
 from .base import Method, register
 
-SCALED = ("v", "out", "fc1", "fc2")
+SCALED = ("v", "out", "fc1", "fc2")  # roles of the matrices whose std is multiplied by gamma
 
 
 @register("sub_ln")
 class SubLN(Method):
-    """Pre-LN with a LayerNorm in the slot `inner` and the gain gamma."""
+    """Pre-LN with a LayerNorm in front of the last matrix of a branch, and the factor gamma on the std of matrices."""
 
     title = "Sub-LN"
     equation = "x + f(LN(x)), LN in front of f's last matrix"
@@ -35,8 +35,8 @@ class SubLN(Method):
         return self.coefficients(site.stack)["gamma"] if scaled else 1.0
 
     def coefficients(self, stack):
-        """Return the gain of the Xavier init in `stack`; at 6L-6L 1.547 in the encoder, 1.700 in the decoder."""
-        square = math.log(self.branches(stack))
+        """Return gamma of `stack`; with 6 layers in each, 1.547 in the encoder and 1.700 in the decoder."""
+        gamma_squared = math.log(self.branches(stack))  # 2N in the encoder, 3M in a decoder behind an encoder
         if stack == "encoder" and self.num_decoder_layers:
-            square *= math.log(self.branches("decoder")) / 3
-        return {"gamma": math.sqrt(square)}
+            gamma_squared *= math.log(self.branches("decoder")) / 3
+        return {"gamma": math.sqrt(gamma_squared)}

@@ -18,7 +18,7 @@ from .base import Method, register
 
 @register("t_fixup")
 class TFixup(Method):
-    """Residual branches without LayerNorm, all slots empty; only the gains on branches and embeddings differ."""
+    """Residual branches without LayerNorm, x + f(x), with factors on the std of branches' matrices and of embeddings."""
 
     title = "T-Fixup"
     equation = "x + f(x), init scaled by N^(-1/4)"
@@ -28,14 +28,15 @@ class TFixup(Method):
 
     def gain(self, site, role):
         if role in ("q", "k"):
-            return math.sqrt(0.5)
+            return math.sqrt(0.5)  # fairseq's, whatever the depth
         return self.coefficients(site.stack)["gain"]
 
     def embedding_gain(self, stack):
         return (9 * self.depth(stack)) ** -0.25
 
     def coefficients(self, stack):
+        """Return the gain of v, out, fc1 and fc2, and that of the embedding."""
         embedding = self.embedding_gain(stack)
-        attends = "encoder_attn" in self.sublayers(stack)
-        gain = embedding if attends else 0.67 * self.depth(stack) ** -0.25
+        has_cross_attention = "encoder_attn" in self.sublayers(stack)
+        gain = embedding if has_cross_attention else 0.67 * self.depth(stack) ** -0.25
         return {"gain": gain, "embedding": embedding}
