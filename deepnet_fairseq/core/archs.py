@@ -30,7 +30,7 @@ class Width:
     attention_heads: int
 
     def fields(self, stack: str) -> dict[str, int]:
-        """Return the widths as config fields of `stack`: "encoder_embed_dim" -> 512."""
+        """Return the widths as config fields of `stack`, field -> number: "encoder_embed_dim" -> 512 and so on."""
         return {f"{stack}_{field}": value for field, value in vars(self).items()}
 
 
@@ -54,26 +54,27 @@ NORMFORMER_LMS = {  # size -> layers, width, further fields
 }
 ROBERTA = {"encoder_learned_pos": True, "layernorm_embedding": True, "no_scale_embedding": True}
 
-PRESETS: dict[str, dict] = {}  # architecture name -> config fields it sets
+PRESETS: dict[str, dict[str, Any]] = {}  # architecture name -> config field -> value, of the fields that it sets
 MODELS: dict[str, str] = {}  # architecture name -> name of its model
 
 
-def _add(model: str, name: str, fields: dict) -> None:
-    """Register an architecture; fields: the config fields that it sets."""
+def _add(model: str, name: str, fields: dict[str, Any]) -> None:
+    """Register the architecture `name` of a model; fields: config field -> value, of the fields that it sets."""
     PRESETS[name] = fields
     MODELS[name] = model
 
 
 def _add_widths_and_depths(
-    model: str, default_depth: tuple[int, ...], depths: Sequence[tuple[int, ...]], more_fields: dict
+    model: str, default_depth: tuple[int, ...], depths: Sequence[tuple[int, ...]], more_fields: dict[str, Any]
 ) -> None:
-    """Register MODEL[_WIDTH][_DEPTH] for every width and depth.
+    """Register an architecture MODEL[_WIDTH][_DEPTH] for every width in WIDTHS and every depth.
 
-    Widths are set for the model's first stack; those of a decoder behind it follow, see `fill`. default_depth: layers
-    of each stack where the name has no depth; depths: those that a name has; more_fields: further fields of all.
+    Widths are set for the model's first stack; `fill` gives them to a decoder behind it. A depth is the number of
+    layers of each stack, in the order of STACKS. default_depth: that of names without a depth; depths: those that get a
+    name; more_fields: config field -> value, for all these architectures.
     """
     stacks = STACKS[model]
-    depth_of_suffix = {"": default_depth}
+    depth_of_suffix = {"": default_depth}  # "" and "_18_18" -> depth
     for depth in depths:
         suffix = "".join(f"_{number}" for number in depth)
         depth_of_suffix[suffix] = depth
@@ -100,10 +101,11 @@ def unknown_arch_message(setting: str) -> str:
     setting: what the user wrote, "--arch NAME" or the like, with the name at its end.
     """
     setting = " ".join(setting.split())  # on one line
-    near = difflib.get_close_matches(setting.split()[-1], PRESETS, n=1)
+    name = setting.split()[-1]
+    near = difflib.get_close_matches(name, PRESETS, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
     model = MODELS[near[0]] if near else MODEL_NAME
-    depth = f"{model} with its own {' and '.join(STACKS[model])} layers"
+    depth = f"{model} with its own {' and '.join(STACKS[model])} layers"  # what gives any depth, with or without a name
     return f"{setting}: no such architecture; {hint}`deepnet methods --archs` lists them, and any depth is {depth}"
 
 
@@ -123,11 +125,14 @@ def model_of(cfg: Any) -> str:
     another package has registered for one of these models.
     """
     arch = _arch_of(cfg)
-    return next((models[arch] for models in REGISTRIES if arch in models), MODEL_NAME)
+    for registry in REGISTRIES:
+        if arch in registry:
+            return registry[arch]
+    return MODEL_NAME
 
 
 def depths(cfg: Any) -> tuple[int, int]:
-    """Return the numbers of layers, N of the encoder and M of the decoder, in a filled config.
+    """Return the numbers of layers, N of the encoder and M of the decoder, in a config, after `fill`.
 
     The number is 0 for a stack that the model does not have.
     """
@@ -137,15 +142,17 @@ def depths(cfg: Any) -> tuple[int, int]:
 def fill(cfg: Any) -> None:
     """Set every field of a config that is None to the value of the config's architecture, in place.
 
-    cfg: argparse.Namespace of the command line, or omegaconf/dataclass config of YAML and checkpoints. The decoder's
-    widths are then the encoder's if they are still None, as in fairseq's `transformer`.
+    cfg: argparse.Namespace of the command line, or omegaconf/dataclass config of YAML and checkpoints. Widths and heads
+    of the decoder that are None even then become the encoder's, as in fairseq's `transformer`.
     """
     arch = _arch_of(cfg)
     model = model_of(cfg)
-    preset = PRESETS.get(arch, PRESETS[model])  # an architecture of another package sets its own fields
+    # an architecture that another package has registered sets fields itself; what it leaves open is the model's
+    preset = PRESETS.get(arch, PRESETS[model])
     for field, value in preset.items():
         if getattr(cfg, field, None) is None:
             setattr(cfg, field, value)
+
     if model == MODEL_NAME:
         for field in ("embed_dim", "ffn_embed_dim", "attention_heads"):
             if getattr(cfg, f"decoder_{field}", None) is None:

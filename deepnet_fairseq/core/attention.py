@@ -47,7 +47,7 @@ class Attention(nn.Module):
         bias: bool,
     ):
         super().__init__()
-        leave_cudnn_out()  # its kernels make a plan for each new shape of a batch
+        leave_cudnn_out()
         self.num_heads = num_heads
         self.k_proj = empty_linear(source_dim, dim, bias)
         self.v_proj = empty_linear(source_dim, dim, bias)
@@ -71,12 +71,13 @@ class Attention(nn.Module):
         alignment: list[Tensor] | None = None,
         **others: object,
     ) -> Tensor:
-        """Attend from x (B, T, C) to source (B, S, C'), or to x itself, and return (B, T, C).
+        """Attend from x (B, T, C) to source (B, S, C'), or to x itself without a source, and return (B, T, C).
 
         mask: broadcastable to (B, h, T, S), either bool, True where a query may look, or numbers added to the scores;
-        causal: if there is no mask, each query sees keys up to its own position only.
-        cache: of decoding. Without `source` x are the newest tokens, whose keys and values are added to the cache, and
-        all in it are attended to; with `source` its keys and values are computed in the first step alone.
+        None hides nothing. causal: each query sees keys up to its own position only; for calls without a mask.
+        cache: in decoding, keys and values of earlier steps. Without `source` x are the newest tokens, whose keys and
+        values are added to the cache, and all that it holds are attended to. With `source` the keys and values of the
+        source are computed in the first step alone.
         alignment: a list to which the attention weights (B, h, T, S), without dropout, are appended.
         Raises a TypeError without x, and for other keywords, which a caller of fairseq's MultiheadAttention may use.
         """
@@ -112,7 +113,10 @@ class Attention(nn.Module):
         return keys, values
 
     def by_head(self, projected: Tensor, role: str) -> Tensor:
-        """Split a projection (B, T, C) into heads, (B, T, h, d), and apply the method's module to them, if any."""
+        """Split a projection (B, T, C) into heads, (B, T, h, d), and apply the module of the slot `heads`, if any.
+
+        role: what is projected, "q", "k" or "v".
+        """
         sentences, length, width = projected.shape
         by_head = projected.view(sentences, length, self.num_heads, width // self.num_heads)
         if self.heads is None:
@@ -123,8 +127,8 @@ class Attention(nn.Module):
 def attention_weights(q: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
     """Compute softmax(q k / sqrt(d) + mask), (B, h, T, S) in float32, from q (B, h, T, d) and keys (B, h, S, d).
 
-    torch's attention does not return its weights, so they are computed a second time for alignments. mask: as in
-    Attention.forward.
+    torch's attention does not return its weights, so they are computed a second time for alignments between source and
+    target tokens. mask: as in Attention.forward.
     """
     scaled = q * q.size(-1) ** -0.5
     scores = torch.matmul(scaled, keys.transpose(2, 3)).float()

@@ -1,8 +1,9 @@
 """Beam search on torch alone; the search of fairseq's programs finds the same hypotheses.
 
-B sentences, k beams of a sentence, V symbols. A row of a batch is one beam; those of a sentence follow one another. The
-score of a hypothesis of T tokens is the sum of its log-probabilities, that of EOS included, over
-(T + 1) ** length_penalty, as in fairseq; 1 gives the mean. (Wu et al. 2016, section 7, have another formula.)
+B sentences, k beams of a sentence, V symbols. A beam is a hypothesis that is still growing, and has one row of the
+decoder's batch; the rows of a sentence follow one another. The score of a hypothesis of T tokens is the sum of their
+log-probabilities and of that of EOS, divided by (T + 1) ** length_penalty, as in fairseq; 1 gives the mean. (Wu et al.
+2016, section 7, have another formula.)
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .profile import in_mode
 
 
 class Hypothesis(NamedTuple):
-    """Tokens (T,), without EOS and behind the prompt if there is one, and their score."""
+    """One result of a search. tokens (T,): without the prompt of a language model and without EOS; score: see above."""
 
     tokens: Tensor
     score: float
@@ -43,7 +44,7 @@ def beam_search(
             raise UserError(f"{name}={number}", "must be at least 1")
     if not len(tokens):
         return []
-    search = _search if "encoder" in model.stacks() else _continue_prompts
+    search = _search if "encoder" in model.stacks() else _continue_prompts  # a language model's tokens are prompts
     with in_mode(model, training=False):
         return search(model, tokens, beams, max_length, length_penalty)
 
@@ -51,9 +52,12 @@ def beam_search(
 def _continue_prompts(
     model: DeepModel, prompts: Tensor, beams: int, max_length: int, length_penalty: float
 ) -> list[list[Hypothesis]]:
-    """Search continuations of prompts (B, T): all prompts of one length together, without their padding."""
+    """Search continuations of prompts (B, T), all prompts of one length together; result as of beam_search.
+
+    A batch without padding makes the hypotheses of a prompt independent of the other prompts.
+    """
     lengths = prompts.ne(PAD).sum(1)
-    by_prompt: list[list[Hypothesis]] = [[] for _ in prompts]
+    by_prompt: list[list[Hypothesis]] = [[] for _ in prompts]  # filled in in the order of lengths
 
     for length in lengths.unique().tolist():
         indices = lengths.eq(length).nonzero().flatten()  # of the prompts of this length
@@ -68,18 +72,23 @@ def _continue_prompts(
 def _search(
     model: DeepModel, tokens: Tensor, beams: int, max_length: int, length_penalty: float
 ) -> list[list[Hypothesis]]:
-    """Search hypotheses for tokens (B, S), source sentences or prompts of one length; arguments as for beam_search."""
+    """Search hypotheses for tokens (B, S), source sentences or prompts of one length without padding.
+
+    Arguments and result are those of beam_search.
+    """
     num_sentences = len(tokens)
     first_rows = torch.arange(num_sentences, device=tokens.device)[:, None] * beams  # row of each sentence's first beam
-    encoder_out, state, prefix = _begin(model, tokens, beams)  # prefix (B k, prompt_length), a token longer each step
-    prompt_length = prefix.size(1)
+    # prefix: tokens of each beam so far, (B k, length), a token longer in each step
+    encoder_out, state, prefix = _begin(model, tokens, beams)
+    prompt_length = prefix.size(1)  # EOS included
     max_length = max(0, min(max_length, model.decoder.max_positions() - prompt_length))
 
     # sum of log-probabilities of each beam; all beams of a sentence are the same at first, so only one takes part
     totals = torch.full((num_sentences, beams), float("-inf"), device=tokens.device)
     totals[:, 0] = 0
     ended: list[list[Hypothesis]] = [[] for _ in range(num_sentences)]
-    for length in range(max_length + 1):  # of the hypotheses so far
+    for length in range(max_length + 1):  # number of tokens of the hypotheses so far
+        # log-probabilities of the next token, without those that may not come
         scores, _extra = model.decoder(prefix, encoder_out, incremental_state=state)
         log_probs = scores[:, -1].float().log_softmax(-1)  # (B k, V)
         log_probs[:, PAD] = float("-inf")
@@ -119,8 +128,9 @@ def _search(
 def _begin(model: DeepModel, tokens: Tensor, beams: int) -> tuple[dict | None, dict, Tensor]:
     """Return the encoder's output, the decoder's incremental_state, and the prefix of each row, (B k, prompt_length).
 
-    A prefix is EOS, in a language model followed by the prompt in `tokens`. Its encoder's output is None, and in the
-    incremental_state are the keys and values of the prefix but for its last token, which the first step reads.
+    A prefix is what the decoder reads first: EOS, in a language model followed by the prompt in `tokens`. A language
+    model has None for the encoder's output, and keys and values of the prefix in the incremental_state, except those of
+    its last token, which the search's first step computes.
     """
     state: dict = {}
     rows = torch.arange(len(tokens), device=tokens.device).repeat_interleave(beams)
@@ -135,6 +145,6 @@ def _begin(model: DeepModel, tokens: Tensor, beams: int) -> tuple[dict | None, d
         raise UserError(
             f"a prompt of {tokens.size(1)} tokens", f"EOS and it must fit into {limit} positions; shorten it"
         )
-    for length in range(1, prefix.size(1)):
+    for length in range(1, prefix.size(1)):  # the decoder takes one token in each call
         model.decoder(prefix[:, :length], incremental_state=state)
     return None, state, prefix

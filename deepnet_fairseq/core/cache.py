@@ -48,16 +48,16 @@ class EncoderOutput:
 
     @classmethod
     def by_row(cls, encoder_out: dict) -> EncoderOutput:
-        """Read the dictionary of Encoder.forward, or of a fairseq encoder, with one sentence for each row (beams=1)."""
+        """Read an encoder's dictionary, our Encoder's or fairseq's, with one sentence for each row (beams=1)."""
         padding = encoder_out["encoder_padding_mask"]
         return cls._of(encoder_out["encoder_out"][0], padding[0] if padding else None)
 
     @classmethod
     def by_sentence(cls, encoder_out: dict) -> EncoderOutput:
-        """Read the dictionary with each sentence once, for k rows each.
+        """Read an encoder's dictionary with each sentence once, for the k rows of its beams.
 
-        Where this is not possible, because the dictionary holds no Sentences with `rows`, or because the rows of the
-        sentences are not k each in the sentences' order, read it by_row.
+        This needs Sentences with `rows` in the dictionary, which are k for the first sentence, k for the second and so
+        on; if it is not so, read the dictionary by_row.
         """
         (sentences,) = encoder_out.get(SENTENCES, [None])
         if sentences is None or sentences.rows is None:
@@ -65,7 +65,7 @@ class EncoderOutput:
 
         num_sentences = len(sentences.padding)
         beams, rest = divmod(len(sentences.rows), num_sentences)
-        in_order = torch.arange(num_sentences, device=sentences.rows.device).repeat_interleave(beams)
+        in_order = torch.arange(num_sentences, device=sentences.rows.device).repeat_interleave(beams)  # 0 0 1 1 2 2
         if rest or not torch.equal(sentences.rows, in_order):
             return cls.by_row(encoder_out)
         return replace(cls._of(sentences.states, sentences.padding), beams=beams)
@@ -148,7 +148,10 @@ class DecoderCache:
         return self._by_entry(x.view(-1, self.beams, x.size(-1))), mask
 
     def rows_of_batch(self, x: Tensor) -> Tensor:
-        """Turn x (P, k, ..), which the layers have computed in this step, into rows of the batch, (B k, 1, ..)."""
+        """Turn x (P, k, ..), which the layers have computed in this step, into rows of the batch, (B k, 1, ..).
+
+        Entries of sentences that have ended are left out.
+        """
         if self.entries is not None:
             x = x.index_select(0, self.entries)
         return x.flatten(0, 1).unsqueeze(1)
@@ -156,19 +159,21 @@ class DecoderCache:
     def extend(self, attention: nn.Module, keys: Tensor, values: Tensor) -> list[Tensor]:
         """Add this step's keys and values of a self-attention, (P, k, h, d) each.
 
-        Returns its keys and its values of all steps so far, (P, used, h, d) each. `advance` must have begun the step.
+        attention: the module, by which the cache keeps them apart from those of other layers. Returns [keys, values] of
+        all steps so far, (P, used, h, d) each. `advance` must have begun the step.
         """
         newest = (keys, values)
-        before = self.used - self.beams
+        before = self.used - self.beams  # cells filled in earlier steps; `advance` has counted this step's already
         prefix = self.prefixes.get(attention)
-        if not prefix:
+        if not prefix:  # the first step: no cells
             prefix = [new.new_empty(new.size(0), 0, *new.shape[2:]) for new in newest]
 
         if torch.is_grad_enabled():  # autograd may read the old tensors later, so they must not be overwritten
             prefix = [torch.cat([old[:, :before], new], 1) for old, new in zip(prefix, newest, strict=True)]
         else:
-            if prefix[0].size(1) < self.capacity:
-                prefix = [F.pad(old, (0, 0, 0, 0, 0, self.capacity - old.size(1))) for old in prefix]
+            missing_cells = self.capacity - prefix[0].size(1)
+            if missing_cells > 0:
+                prefix = [F.pad(old, (0, 0, 0, 0, 0, missing_cells)) for old in prefix]  # at the end of dimension 1
             for old, new in zip(prefix, newest, strict=True):
                 old[:, before : self.used] = new
 
@@ -178,7 +183,7 @@ class DecoderCache:
     def of_source(self, attention: nn.Module, project: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """Return a cross-attention's keys and values of the source, (P, S, h, d) each.
 
-        project: computes them; called in the first step only.
+        attention: the module; project: computes them, and is called in the first step only.
         """
         if attention not in self.sources:
             self.sources[attention] = project()
@@ -187,26 +192,27 @@ class DecoderCache:
     def reorder(self, new_order: Tensor) -> None:
         """Let row i continue row new_order[i] of the last step; new_order (rows,) may drop or repeat rows.
 
-        Raises a ValueError where beams share a source and the rows of one sentence would come from several.
+        Raises a ValueError if the k rows of a sentence would not all continue rows of one sentence.
         """
-        if self.visible is None:
+        if self.visible is None:  # before the first step there is nothing to reorder
             return
         order = new_order.cpu()  # the only host-device synchronisation of a step
         if len(order) % self.beams or (order.view(-1, self.beams) // self.beams).diff(dim=1).any():
             raise ValueError("hypotheses of several sentences may not change places")
 
-        sentences = order[:: self.beams] // self.beams  # which sentence of the last step each one is
-        before = len(self.visible)
-        self.visible = self.visible.flatten(0, 1).index_select(0, new_order).unflatten(0, (-1, self.beams))
-        if torch.equal(sentences, torch.arange(before)):
+        sentences = order[:: self.beams] // self.beams  # (B,): index in the last step of each sentence of the batch
+        before = len(self.visible)  # B of the last step
+        visible_to_rows = self.visible.flatten(0, 1).index_select(0, new_order)
+        self.visible = visible_to_rows.unflatten(0, (-1, self.beams))
+        if torch.equal(sentences, torch.arange(before)):  # only beams of the same sentence have changed places
             return
 
-        # sentences have ended, or changed places
+        # sentences have ended, or changed places; `entries` is the entry of each that the batch has now
         sentences = sentences.to(new_order.device)
         entries = sentences if self.entries is None else self.entries[sentences]
         few_are_left = len(entries) < SHARE * self.num_entries
         some_are_repeated = len(entries.unique()) < len(entries)
-        if few_are_left or some_are_repeated:
+        if few_are_left or some_are_repeated:  # a sentence that is repeated needs an entry for each copy
             self._compact(entries)
         else:
             self.entries = entries
@@ -216,7 +222,8 @@ class DecoderCache:
     def _by_entry(self, x: Tensor) -> Tensor:
         """Return x (B, ..), one for each sentence of the batch, as (P, ..), one for each entry.
 
-        An entry whose sentence has ended gets what the first sentence of the batch has; nobody reads what comes of it.
+        An entry whose sentence has ended gets what the first sentence of the batch has; what the layers compute from
+        that is not read.
         """
         return x if self._sentence_of_entry is None else x.index_select(0, self._sentence_of_entry)
 
@@ -224,8 +231,8 @@ class DecoderCache:
         """Keep the entries in use, and of their cells those that a beam still reads; make room for further steps.
 
         entries (B,): the entry of each sentence of the batch, None where they are 0 .. B - 1. Afterwards sentence i is
-        in entry i. Each entry keeps as many cells as the one that needs most, and the room is twice that, for STEPS
-        further steps at least.
+        in entry i. Each entry keeps as many cells as the one that needs most, and has free cells for as many further
+        tokens, at least for STEPS steps.
         """
         assert self.visible is not None
         needed = self.visible.any(1)  # (B, used), True where a beam reads the cell
@@ -233,14 +240,18 @@ class DecoderCache:
         self.used = kept
         self.capacity = kept + max(kept, STEPS * self.beams)
 
-        # (B, kept): the needed cells of each sentence in front, in their order; where it needs fewer, others follow
-        cells = needed.view(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :kept]
+        # (B, kept): indices of the cells to keep, those that a sentence needs in front, in their order; behind them
+        # others, which no beam reads, where it needs fewer than `kept`
+        needed_first = needed.view(torch.uint8).argsort(dim=1, descending=True, stable=True)
+        cells = needed_first[:, :kept]
         self.visible = self.visible.gather(2, cells[:, None].expand(-1, self.beams, -1))
 
+        # copy these cells, and any numbers into the free ones
+        cells_and_free = F.pad(cells, (0, self.capacity - kept))  # (B, capacity)
         for attention, prefix in self.prefixes.items():
             old_entries = torch.arange(len(cells), device=cells.device) if entries is None else entries
-            first_cells = old_entries * prefix[0].size(1)  # where each entry begins if all cells stand in one line
-            index = first_cells[:, None] + F.pad(cells, (0, self.capacity - kept))  # the free cells copy any numbers
+            first_cells = old_entries * prefix[0].size(1)  # index of each entry's first cell among the cells of all
+            index = first_cells[:, None] + cells_and_free
             copies = [tensor.flatten(0, 1).index_select(0, index.flatten()) for tensor in prefix]
             self.prefixes[attention] = [tensor.unflatten(0, index.shape) for tensor in copies]
 
@@ -251,13 +262,13 @@ class DecoderCache:
         self._sentence_of_entry = None
 
     def _keep_sources(self, entries: Tensor) -> None:
-        """Keep of what cross-attention reads only these entries (B,), in this order."""
+        """Keep only these entries (B,), in this order, of the encoder's output and of its keys and values."""
         for attention, source in self.sources.items():
             self.sources[attention] = tuple(tensor.index_select(0, entries) for tensor in source)
         if self.memory is None:
             return
         mask = self.memory.mask
-        if mask is not None:  # made anew, for index_select would not keep the distance of its rows in memory
+        if mask is not None:  # made anew, because index_select would not keep its rows a multiple of 8 numbers apart
             mask = additive_mask(mask.index_select(0, entries) == 0, mask.dtype)
         states = self.memory.states.index_select(0, entries)
         self.memory = replace(self.memory, states=states, mask=mask)

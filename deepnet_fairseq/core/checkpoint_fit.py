@@ -39,7 +39,10 @@ TIES = {  # second name of a matrix that two modules share -> how to get a model
 
 
 def with_split_projections(state: Mapping[str, Tensor]) -> StateDict:
-    """Return a state dict in which each old entry for queries, keys and values together is split into three."""
+    """Return a state dict in which each entry for queries, keys and values together is split into three.
+
+    fairseq's checkpoints had such entries until 2019 (OLD_PROJECTIONS).
+    """
     split: StateDict = {}
     for key, value in state.items():
         match = OLD_PROJECTIONS.fullmatch(key)
@@ -62,9 +65,9 @@ def check_fit(
 ) -> None:
     """Raise a UserError for the first of depth, method and shapes in which a checkpoint and a model differ.
 
-    constants: entries of `own` that are constants of the method, whose numbers Stack.check_constants compares;
-    missing_constants: those that the checkpoint should have and has not. The message names the flag where that is
-    known; fairseq's loader puts the file in front.
+    constants: names of the entries of `own` that are constants of the method; here they are not compared, because
+    Stack.check_constants does that. missing_constants: those of them that the checkpoint should have and has not. The
+    message names the flag that would help where that is known; fairseq's loader puts the file in front.
     """
     # depths
     for stack in ("encoder", "decoder"):
@@ -102,7 +105,8 @@ def check_fit(
 def check_ties(state: StateDict, model: nn.Module) -> None:
     """Raise a UserError if `state` has two different matrices where the model has one under two names.
 
-    Both would be copied into the same parameter, and the later one would replace the other.
+    Both would be copied into the same parameter, and the later one would replace the other. `state` has all names of
+    the model's parameters.
     """
     first_names: dict[nn.Parameter, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -125,7 +129,7 @@ def depth(state: StateDict, stack: str) -> int:
 def _other_shape(key: str, saved: tuple, built: tuple, own: StateDict) -> str:
     """Return the message that a tensor has another shape in the checkpoint, with the flag that sets the shape.
 
-    key: the tensor's name; saved, built: its shapes in the checkpoint and in the model.
+    key: the tensor's name, "encoder.embed_tokens.weight"; saved, built: its shapes in the checkpoint and in the model.
     """
     stack, name = key.split(".", 1)
 
@@ -152,13 +156,13 @@ def _other_shape(key: str, saved: tuple, built: tuple, own: StateDict) -> str:
 
 
 def _flags_to_change(missing: list[str], extra: list[str]) -> str:
-    """Say which flags to give or to drop, as far as FLAGS knows; "" if it knows none.
+    """Say which flags to give or to drop, as far as FLAGS knows: "give --layernorm-embedding"; "" if it knows none.
 
     missing: names of parameters that only the model has; extra: names that only the checkpoint has.
     """
     advice = []
     for verb, keys in (("give", extra), ("drop", missing)):
-        flags: list[str] = []
+        flags: list[str] = []  # each once, though several parameters ask for it
         for key in keys:
             for pattern, template in FLAGS.items():
                 match = re.match(pattern, key)
@@ -179,15 +183,15 @@ def other_constant(key: str, saved: Tensor, built: float | list[float], rounding
     rounding: largest relative difference that counts as none.
     """
     reason = "trained at other depths or options, or by another formula"
-    numbers = saved.flatten().tolist()
-    own = built if isinstance(built, list) else [built]
-    if len(numbers) != len(own):
-        return f"{key} has {len(numbers)} numbers, this model's {len(own)}: {reason}"
+    saved_numbers = saved.flatten().tolist()
+    built_numbers = built if isinstance(built, list) else [built]
+    if len(saved_numbers) != len(built_numbers):
+        return f"{key} has {len(saved_numbers)} numbers, this model's {len(built_numbers)}: {reason}"
 
-    for number, mine in zip(numbers, own, strict=True):
-        is_close = abs(number - mine) <= rounding * abs(mine)
-        if number != mine and not is_close:  # two equal infinities are not close, because inf - inf is NaN
-            return f"{key} is {number:.6g}, this model's {mine:.6g}: {reason}"
+    for number, expected in zip(saved_numbers, built_numbers, strict=True):
+        is_close = abs(number - expected) <= rounding * abs(expected)
+        if number != expected and not is_close:  # two equal infinities are not close, because inf - inf is NaN
+            return f"{key} is {number:.6g}, this model's {expected:.6g}: {reason}"
     return None
 
 

@@ -31,9 +31,9 @@ LONGEST = 1024  # tokens of a sentence by default, as in fairseq's `transformer`
 
 
 def flag(default: Any, help: str, choices: Iterable[str] = ()) -> Any:
-    """Make a field of a config dataclass.
+    """Make a field of a config dataclass, of which fairseq makes a command-line flag.
 
-    help: of its flag; choices: the texts that are permitted, () for any value. fairseq makes the flag from both.
+    default: the field's; help: text of the flag's help; choices: the texts that are permitted, () for any value.
     """
     return field(default=default, metadata={"help": help, "choices": tuple(choices)})
 
@@ -123,13 +123,17 @@ CONFIGS: dict[str, type] = {  # a model's own fields; config_class adds those of
 def config_class(model: str) -> type:
     """Return a dataclass of a model's own fields, the modifiers, and the options of all that is registered by now.
 
-    Raises a ValueError for an option whose field another one, or the model itself, has already.
+    model: a key of CONFIGS. A modifier is a bool field of its name, an option a field METHOD_KEY or MODIFIER_KEY.
+    Raises a ValueError if the name of such a field is that of another field already.
     """
     return _config_class(model, tuple(METHODS.values()), tuple(MODIFIERS.values()))
 
 
 def _check_registered() -> None:
-    """Raise a ValueError if an option cannot be a field, while the method or modifier is being registered."""
+    """Raise a ValueError if an option or modifier cannot be a field of a config.
+
+    `register` and `register_modifier` call this, so that the error appears at the class that causes it.
+    """
     for model in CONFIGS:
         config_class(model)
 
@@ -139,8 +143,10 @@ REGISTRATION_LISTENERS.append(_check_registered)
 
 @lru_cache
 def _config_class(model: str, methods: tuple[type[Method], ...], modifiers: tuple[type[Modifier], ...]) -> type:
-    """Return the class that config_class describes, with the options of these methods and modifiers."""
+    """Return the class of config_class for these methods and modifiers; lru_cache makes each class only once."""
     own_fields = {own.name: own for own in dataclasses.fields(CONFIGS[model])}
+
+    # the field `method` again, with the names of all methods in its help
     method_names = ", ".join(sorted(method.name for method in methods))
     method_field = flag(own_fields["method"].default, f"{METHOD}: {method_names}")
 
@@ -161,7 +167,10 @@ def _config_class(model: str, methods: tuple[type[Method], ...], modifiers: tupl
 def _option_fields(
     methods: Iterable[type[Method]], modifiers: Iterable[type[Modifier]]
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Yield (name, type, field) of each option of the methods, of each modifier, and of each option of a modifier."""
+    """Yield (name, type, field) for each option of the methods, for each modifier, and for each option of a modifier.
+
+    The triples are what dataclasses.make_dataclass takes.
+    """
     for method in methods:
         for key, option in method.options.items():
             yield _option_field(method.name, key, f"--method {method.name}", option)
@@ -174,7 +183,8 @@ def _option_fields(
 def _option_field(owner: str, key: str, owner_flag: str, option: Option) -> tuple[str, Any, Any]:
     """Return (name, type, field) of an option.
 
-    owner: name of the method or modifier; key: of the option in it; owner_flag: flag that turns the owner on.
+    owner: name of the method or modifier; key: the option's in the class's `options`; owner_flag: flag that turns the
+    owner on, with which the help begins.
     """
     kind = Optional[str] if option.default is None else type(option.default)
     return f"{owner}_{key}", kind, flag(option.default, f"{owner_flag}: {option.help}", option.choices)
@@ -183,8 +193,9 @@ def _option_field(owner: str, key: str, owner_flag: str, option: Option) -> tupl
 def config_and_method(arch: str, **fields: Any) -> tuple[argparse.Namespace, Method]:
     """Return a filled and checked config of architecture `arch`, and its method.
 
-    The config is what fairseq's command line would make. fields: values by name of a field, `decoder_layers=18`, where
-    they differ from the default. Raises a UserError, naming the flag, for settings that no model can be built from.
+    The config is the one that fairseq's command line would make. fields: values by name of a field, as
+    `decoder_layers=18`, where they differ from the default. Raises a UserError, naming the flag, for settings that no
+    model can be built from.
     """
     model = archs.model_of(argparse.Namespace(arch=arch))
     defaults = {field.name: field.default for field in dataclasses.fields(config_class(model))}
@@ -202,16 +213,17 @@ def namespace(arch: str, **fields: Any) -> argparse.Namespace:
 
 
 def check_fields(arch: str, fields: Mapping[str, Any], more: Iterable[str] = ()) -> None:
-    """Raise a UserError if an architecture, the method among some fields, or the name of a field does not exist.
+    """Raise a UserError if there is no such architecture, method or field.
 
-    fields: values by name; more: further names that are permitted. The message for a field has the nearest name that
-    exists.
+    fields: config field -> value, the method's name under "method"; more: further names of fields that are permitted.
+    The message for a field has the nearest name that exists.
     """
     if arch not in archs.PRESETS:
         raise UserError(archs.unknown_arch_message(f"--arch {arch}"))
     if fields.get("method") is not None:
         get_method(fields["method"])  # before its options, whose message would not tell that the method is unknown
-    known = {field.name for field in dataclasses.fields(config_class(archs.MODELS[arch]))} | set(more)
+    config_fields = dataclasses.fields(config_class(archs.MODELS[arch]))
+    known = {field.name for field in config_fields} | set(more)
     for name in fields:
         if name not in known:
             near = difflib.get_close_matches(name, sorted(known), n=1)
@@ -227,6 +239,8 @@ def fill_and_make_method(cfg: Any) -> Method:
     """
     archs.fill(cfg)
     stacks = archs.STACKS[archs.model_of(cfg)]
+
+    # in this order: a method reads depths, which must be right, and LayerNorms are the method's
     _check_options(cfg)
     for stack in stacks:
         _check_stack(cfg, stack)
@@ -247,15 +261,15 @@ def _check_options(cfg: Any) -> None:
         profiles = ", ".join(method.init_profiles)
         raise UserError(f"--init-profile {cfg.init_profile}", f"--method {method.name} is defined for {profiles}")
     for other in METHODS.values():
+        if other is method:
+            continue
         for key, option in other.options.items():
-            if other is method:
-                continue
             if getattr(cfg, f"{other.name}_{key}", option.default) != option.default:
                 raise UserError(other.flag(key), f"an option of --method {other.name}, not {method.name}; drop it")
 
 
 def _check_norms(cfg: Any, stack: str, method: Method) -> None:
-    """Raise a UserError for --STACK-normalize-before, fairseq's flag for Pre-LN, unless the method is Pre-LN."""
+    """Raise a UserError for --STACK-normalize-before, fairseq's flag for Pre-LN, where the method is not Pre-LN."""
     if getattr(cfg, f"{stack}_normalize_before") and method.norm_places(stack) != {"pre"}:
         raise UserError(
             f"--{stack}-normalize-before",
@@ -264,7 +278,7 @@ def _check_norms(cfg: Any, stack: str, method: Method) -> None:
 
 
 def _check_numbers(cfg: Any) -> None:
-    """Raise a UserError for a number that a model cannot have and that is not of one stack alone."""
+    """Raise a UserError for a number that a model cannot have, among those that do not belong to one stack."""
     if cfg.checkpoint_every is not None and cfg.checkpoint_every < 1:
         every = f"--checkpoint-every {cfg.checkpoint_every}"
         raise UserError(every, "must be at least 1 layer; drop it to keep activations")
@@ -279,7 +293,7 @@ def _check_numbers(cfg: Any) -> None:
 
 
 def check_probability(cfg: Any, name: str) -> None:
-    """Raise a UserError unless the field `name` of a config is a probability of dropout."""
+    """Raise a UserError unless the config's field `name` is at least 0 and below 1, as a probability of dropout."""
     if not 0 <= getattr(cfg, name) < 1:
         raise UserError(f"--{name.replace('_', '-')} {getattr(cfg, name)}", "must be at least 0 and below 1")
 

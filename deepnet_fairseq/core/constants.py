@@ -26,18 +26,20 @@ def find_constants(
 ) -> dict[str, float | list[float]]:
     """Return the constants of a stack by name: the numbers in its slots, and the places of its LayerNorms.
 
-    The name is that of the slot and of the attribute: "residual_c" for an attribute c of the modules in the slot
-    `residual`. The value is one number where all branches have the same, else a list in forward order.
+    The name of a number in a slot is made of the slot's name and the attribute's: "residual_c" for an attribute c of
+    the modules in the slot `residual`. The value is one number where all branches have the same, else a list in forward
+    order.
 
     slots: pairs of address ("decoder.3.ffn.residual") and module, as Stack.slots yields them; norm_places: what
-    Method.norm_place gives for each branch, in forward order. Places that are the same in all branches are left out,
-    because the names of a model's parameters show them.
+    Method.norm_place gives for each branch ("pre", "post" or "none"), in forward order. They become the constant
+    "norm_place" unless all are the same, for then the names of a model's parameters show them.
     """
-    values: dict[str, list[float]] = {}
+    values: dict[str, list[float]] = {}  # name -> numbers of all branches
     for address, slot in slots:
         slot_name = address.rpartition(".")[2]
         for path, module in slot.named_modules():
-            # path: "" for the slot's module itself, "0.norm" for one inside; an index in a container is left out
+            # path: "" for the slot's module itself, "0.norm" for one inside; of this the index in a container is left
+            # out of the name
             inside = [part for part in path.split(".") if part and not part.isdecimal()]
             for attribute, numbers in _number_attributes(module):
                 constant = "_".join([slot_name, *inside, attribute])
@@ -63,7 +65,8 @@ def _number_attributes(module: nn.Module) -> Iterator[tuple[str, list[float]]]:
     if isinstance(module, _DropoutNd | Dropout) or hasattr(module, "set_num_updates"):
         return
 
-    # those of the classes first, base classes before derived ones, so that later ones replace them as in Python
+    # attributes of the classes first, base classes before derived ones, then the module's own: later ones replace
+    # earlier ones of the same name, as Python looks them up
     attributes: dict[str, Any] = {}
     for base_class in reversed(type(module).__mro__):
         if base_class is not object and not base_class.__module__.startswith("torch."):
@@ -75,7 +78,7 @@ def _number_attributes(module: nn.Module) -> Iterator[tuple[str, list[float]]]:
         if name.startswith("_") or name in IGNORED:
             continue
         is_size_or_switch = name in named_by_torch and not isinstance(value, float)
-        if is_size_or_switch:  # the shapes of the weights show a size
+        if is_size_or_switch:  # shapes and presence of weights show these
             continue
         numbers = value if isinstance(value, tuple | list) else [value]
         if numbers and all(isinstance(number, int | float) for number in numbers):

@@ -25,13 +25,14 @@ def mask(x: Tensor, p: float) -> Tensor:
     dropped = round(p * RESOLUTION)
     scale = RESOLUTION / (RESOLUTION - dropped)
 
-    # each word of 64 random bits holds four numbers of 16
-    words = torch.empty((x.numel() + 3) // 4, dtype=torch.int64, device="cpu")
-    words.random_(-(2**63), None)
+    # a word is 64 random bits and holds four numbers of 16
+    num_words = (x.numel() + 3) // 4  # rounded up
+    words = torch.empty(num_words, dtype=torch.int64, device="cpu")
+    words.random_(-(2**63), None)  # all values that an int64 can have
     numbers = words.view(torch.int16)[: x.numel()].view(x.shape).to(torch.float32)  # -2^15 to 2^15 - 1
 
-    # after the shift the lowest `dropped` of the 2^16 possible values are 0 or less, all others 1 or more, so that
-    # clamping gives 0 or scale
+    # after the addition the lowest `dropped` of the 2^16 possible values are 0 or less, all others 1 or more; times
+    # scale these are scale or more, so that clamping gives 0 or scale
     numbers.add_(RESOLUTION // 2 - dropped + 1)
     numbers.mul_(scale)
     numbers.clamp_(0, scale)

@@ -52,10 +52,11 @@ def draw_uniform(tensor: Tensor, std: float) -> None:
 
 @dataclass(frozen=True)
 class InitProfile:
-    """How the weights of branches are drawn, before a method's gain.
+    """How the matrices and biases of branches are drawn, before a method's gain.
 
-    draw: called as draw(tensor, std), fills a tensor from a distribution with mean 0; weight_std, bias_std: called with
-    a Weight, return the std of its matrix and of its bias. The gain applies to the matrix alone.
+    draw: function that fills a tensor from a distribution with mean 0, called as draw(tensor, std); weight_std,
+    bias_std: functions of a Weight that return the std of its matrix and that of its bias. The method's gain applies to
+    the matrix alone.
     """
 
     draw: Callable[[Tensor, float], None]
@@ -64,27 +65,35 @@ class InitProfile:
 
 
 def _legacy_weight_std(weight: Weight) -> float:
-    """Return the std of xavier_legacy; fairseq's MultiheadAttention.reset_parameters has the gain."""
+    """Return the std of a matrix under xavier_legacy: Xavier's, for q, k and v with gain 1/sqrt2.
+
+    The gain is that of fairseq's MultiheadAttention.reset_parameters, which has none where keys and values have another
+    width than queries.
+    """
     has_gain = weight.role in ATTENTION_INPUTS and weight.source_dim == weight.site.dim
     gain = math.sqrt(0.5) if has_gain else 1.0
     return gain * xavier_std(weight.linear)
 
 
 def _head_weight_std(weight: Weight) -> float:
+    """Return the std of a matrix under fairseq_head."""
     if weight.role in ("fc1", "fc2"):
         return torch_std(weight.linear)
     return _legacy_weight_std(weight)
 
 
 def _head_bias_std(weight: Weight) -> float:
+    """Return the std of a bias under fairseq_head."""
     return 0.0 if weight.role == "out" else torch_std(weight.linear)
 
 
 def _xavier_weight_std(weight: Weight) -> float:
+    """Return the std of a matrix under xavier_normal and xavier_uniform."""
     return xavier_std(weight.linear)
 
 
 def _zero_bias_std(weight: Weight) -> float:
+    """Return the std of a bias under all profiles but fairseq_head: all biases are 0."""
     return 0.0
 
 
@@ -115,27 +124,28 @@ weight_std = expected_std  # its name until 0.1; gone with the next release
 def initialize(model: nn.Module, method: Method, profile: str) -> None:
     """Draw all values of a freshly built DeepModel from torch's global generator; DeepModel.create calls this once.
 
-    model: of `method`; profile: a key of PROFILES. C is the width in features.
+    method: the one that `model` was made with; profile: a key of PROFILES. C is the width in features.
 
     - Matrices and biases of branches follow the profile and the method.
     - Modules in a method's slots keep the values they were constructed with.
     - LayerNorms have weight 1 and bias 0.
     - Embeddings are N(0, 1/C) times the method's gain, with a zero padding row; learned positions have no gain.
     - The projection to the vocabulary is N(0, 1/C) times the method's gain, unless it shares an embedding's matrix.
-    - Further matrices of a head are N(0, 1/C).
+    - Further matrices between the stacks and this projection are N(0, 1/C).
 
     Raises a ValueError that names any parameter covered by none of these rules.
     """
     visited: set[Tensor] = set()  # parameters that have their values
-    chosen = PROFILES[profile]
+    init_profile = PROFILES[profile]
 
     # the order of the blocks is that of the random draws: another order gives other models from the same seed
     for weight in branch_weights(model):
-        chosen.draw(weight.linear.weight, expected_std(method, profile, weight))
+        init_profile.draw(weight.linear.weight, expected_std(method, profile, weight))
         if weight.linear.bias is not None:
-            chosen.draw(weight.linear.bias, chosen.bias_std(weight))
+            init_profile.draw(weight.linear.bias, init_profile.bias_std(weight))
         visited |= set(weight.linear.parameters())
 
+    # modules in slots
     stacks = model.stacks()
     for stack in stacks.values():
         for _address, slot in stack.slots():
@@ -150,7 +160,7 @@ def initialize(model: nn.Module, method: Method, profile: str) -> None:
         elif isinstance(module, LearnedPositions):
             _draw_embedding(module, gain=1.0, visited=visited)
 
-    # the encoder comes first, so that a matrix that both stacks share gets the encoder's gain
+    # embeddings and projections; the encoder comes first, so that a matrix that both stacks share gets its gain
     for name, stack in stacks.items():
         _draw_embedding(stack.embed_tokens, gain=method.embedding_gain(name), visited=visited)
     _draw_projection(model.vocabulary_projection(), gain=method.output_gain(), visited=visited)
@@ -163,9 +173,9 @@ def initialize(model: nn.Module, method: Method, profile: str) -> None:
 
 
 def _draw_embedding(module: nn.Embedding, gain: float, visited: set[Tensor]) -> None:
-    """Draw an embedding matrix from N(0, gain^2 / C), its padding row 0, and add it to `visited`.
+    """Draw an embedding matrix from N(0, gain^2 / C), set its padding row to 0, and add it to `visited`.
 
-    A matrix that is there already is left as it is: two modules share it.
+    A matrix in `visited`, which an embedding that shares it has drawn already, is left as it is.
     """
     if module.weight in visited:
         return
@@ -175,9 +185,9 @@ def _draw_embedding(module: nn.Embedding, gain: float, visited: set[Tensor]) -> 
 
 
 def _draw_projection(linear: nn.Linear, gain: float, visited: set[Tensor]) -> None:
-    """Draw a matrix from N(0, gain^2 / C), set its bias to 0, and add both to `visited`.
+    """Draw a Linear's matrix from N(0, gain^2 / C), set its bias to 0, and add both to `visited`.
 
-    A matrix that is there already is left as it is: it is an embedding's too. The bias is always the module's own.
+    A matrix in `visited`, which an embedding that shares it has drawn already, is left as it is; a bias is not shared.
     """
     if linear.weight not in visited:
         nn.init.normal_(linear.weight, mean=0.0, std=gain * linear.in_features**-0.5)
@@ -190,8 +200,9 @@ def _draw_projection(linear: nn.Linear, gain: float, visited: set[Tensor]) -> No
 class RoleReport:
     """What was drawn for the matrices of one role in one kind of branch, over all layers of a stack.
 
-    stack, sublayer, role: as in slots.Site and slots.Weight; expected, measured: std of the matrix of each layer, by
-    profile and method and as it is; largest_bias: largest absolute value in the biases of all layers.
+    stack, sublayer, role: as in slots.Site and slots.Weight; expected, measured: for each layer the std that profile
+    and method give to the matrix, and the std of its numbers; largest_bias: largest absolute value in the biases of all
+    layers, 0 without biases.
     """
 
     stack: str
@@ -205,7 +216,7 @@ class RoleReport:
     def ratio(self) -> float:
         """Return the root mean square over layers of measured / expected std, which is 1 up to sampling noise.
 
-        Layers whose matrix should be 0 are left out; 1 if all should.
+        Layers whose matrix should be 0 have no ratio and are left out; the result is 1 if all are.
         """
         squares = []
         for measured, expected in zip(self.measured, self.expected, strict=True):
@@ -223,7 +234,7 @@ Row = RoleReport  # its name until 0.1; gone with the next release
 def init_report(model: nn.Module, method: Method, profile: str) -> list[RoleReport]:
     """Return one RoleReport per stack, kind of branch and role, in forward order.
 
-    model: just initialised by `method` and `profile`, a key of PROFILES.
+    model: a DeepModel that `initialize` has just filled with this method and profile, a key of PROFILES.
     """
     reports: dict[tuple[str, str, str], RoleReport] = {}
     for weight in branch_weights(model):
@@ -239,7 +250,7 @@ def init_report(model: nn.Module, method: Method, profile: str) -> list[RoleRepo
 
 
 def report_table(reports: list[RoleReport]) -> list[list[str]]:
-    """Return a table of reports as rows of cells, the header first."""
+    """Return a table of reports, a list of rows of cells, the header first; one row for each report."""
     header = ["stack", "branch", "role", "layers", "expected std", "measured std", "ratio", "largest |bias|"]
     table = [header]
     for report in reports:
@@ -258,7 +269,7 @@ def report_table(reports: list[RoleReport]) -> list[list[str]]:
 
 
 def _range(values: list[float]) -> str:
-    """Format one number where all values are the same, else "smallest .. largest"."""
+    """Format values as one number if all are the same up to rounding, else as "smallest .. largest"."""
     low = min(values)
     high = max(values)
     if math.isclose(low, high, rel_tol=1e-6):

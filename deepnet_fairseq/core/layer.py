@@ -32,7 +32,7 @@ from .slots import EMPTY, NORM_NAMES, EmptySlot, Residual, Site, Weight, or_empt
 if TYPE_CHECKING:
     from .cache import DecoderCache
 
-# config fields with the longest sentence of a stack; each model has one of them
+# stack -> config fields that may hold its longest sentence in tokens; a model with this stack has one of them
 POSITIONS = {"encoder": ("max_source_positions", "max_positions"), "decoder": ("max_target_positions",)}
 
 
@@ -40,8 +40,9 @@ POSITIONS = {"encoder": ("max_source_positions", "max_positions"), "decoder": ("
 class StackShape:
     """The shape of one stack: widths in features, dropouts as probabilities.
 
-    stack: "encoder" or "decoder"; memory_dim: width of the encoder's output, which cross-attention reads, None in an
-    encoder and in a model without one; activation_fn: a key of ACTIVATIONS; max_positions: longest sentence in tokens.
+    stack: "encoder" or "decoder"; dim: C; ffn_dim: feed-forward width; memory_dim: width of the encoder's output, which
+    cross-attention reads, None in an encoder and in a model without one; activation_fn: a key of ACTIVATIONS;
+    max_positions: longest sentence in tokens.
     """
 
     stack: str
@@ -58,13 +59,15 @@ class StackShape:
 
     @classmethod
     def from_config(cls, cfg: Any, stack: str) -> StackShape:
-        """Read the shape of `stack` ("encoder" or "decoder") from a filled config of any of the models."""
+        """Read the shape of `stack` ("encoder" or "decoder") from the config of a model, after archs.fill."""
 
         def of_stack(name: str) -> int:
             return getattr(cfg, f"{stack}_{name}")
 
-        memory_dim = getattr(cfg, "encoder_embed_dim", None) if stack == "decoder" else None
-        max_positions = next(getattr(cfg, name) for name in POSITIONS[stack] if hasattr(cfg, name))
+        memory_dim = None
+        if stack == "decoder":
+            memory_dim = getattr(cfg, "encoder_embed_dim", None)
+        positions_field = next(name for name in POSITIONS[stack] if hasattr(cfg, name))
         return cls(
             stack=stack,
             num_layers=of_stack("layers"),
@@ -76,18 +79,19 @@ class StackShape:
             dropout=cfg.dropout,
             attention_dropout=cfg.attention_dropout,
             activation_dropout=cfg.activation_dropout,
-            max_positions=max_positions,
+            max_positions=getattr(cfg, positions_field),
         )
 
 
 class Layer(nn.Module):
-    """Base of the layers of all stacks: the slots, the feed-forward branch and the modules of the attentions.
+    """Base of the layers of all stacks: it has the modules of all branches, and computes the equation of a branch.
 
-    shape: of the stack; method: that fills the slots; index: of the layer, the l of the papers, from 1. Parameters
-    outside the slots have the names of fairseq's Transformer layers.
+    A subclass defines `forward`. shape: of the stack; method: the one that fills the slots; index: number of the layer
+    in its stack, from 1, the l of the papers. Parameters outside the slots have the names of fairseq's Transformer
+    layers.
 
-    sites: branch ("self_attn", "encoder_attn", "ffn") -> slots.Site, in forward order; norm_place: branch -> "pre",
-    "post" or "none".
+    sites: branch ("self_attn", "encoder_attn", "ffn") -> slots.Site, in forward order; norm_place: branch -> place of
+    its LayerNorm, "pre", "post" or "none".
     """
 
     def __init__(self, shape: StackShape, method: Method, index: int):
@@ -108,8 +112,8 @@ class Layer(nn.Module):
             if self.norm_place[sublayer] != "none":
                 setattr(self, NORM_NAMES[sublayer], nn.LayerNorm(stream_dim))
 
-        # the slots: before, outer and residual of every branch, the others of the feed-forward branch; those of an
-        # attention's body are in its module
+        # the slots: before, outer and residual of every branch, the others of the feed-forward branch; the slots inside
+        # an attention are attributes of its own module
         self.before = nn.ModuleDict({name: or_empty(method.before(site)) for name, site in self.sites.items()})
         self.hidden = or_empty(method.hidden(self.sites["ffn"], shape.ffn_dim))
         self.inner = or_empty(method.inner(self.sites["ffn"], shape.ffn_dim))
@@ -118,12 +122,15 @@ class Layer(nn.Module):
         self.residual = nn.ModuleDict({name: method.residual(site) or Residual() for name, site in self.sites.items()})
 
         self.activation_fn = ACTIVATIONS[shape.activation_fn]
-        module_name = f"Transformer{shape.stack.capitalize()}LayerBase"  # fairseq's, for --retain-dropout-modules
+        module_name = f"Transformer{shape.stack.capitalize()}LayerBase"  # fairseq's class, for --retain-dropout-modules
         self.activation_dropout = Dropout(shape.activation_dropout, module_name=module_name)
         self.dropout = Dropout(shape.dropout, module_name=module_name)
 
     def matrices(self, sublayer: str) -> dict[str, nn.Linear]:
-        """Return role (see slots.Weight) -> module of each weight matrix of a branch, the branch's last matrix last."""
+        """Return role -> module of each weight matrix of a branch, the branch's last matrix last.
+
+        sublayer: name of the branch; roles: "q", "k", "v", "out" in attention, "fc1", "fc2" in feed-forward.
+        """
         if sublayer == "ffn":
             return {"fc1": self.fc1, "fc2": self.fc2}
         return getattr(self, sublayer).weights()
@@ -138,9 +145,9 @@ class Layer(nn.Module):
                 yield Weight(site, role, linear, source_dim)
 
     def slots(self, sublayer: str) -> dict[str, nn.Module]:
-        """Return name -> module of the slots of a branch that the method has filled; names as in methods/base.py.
+        """Return name of a slot -> module, for the slots of a branch that the method has filled.
 
-        The residual is always among them.
+        sublayer: name of the branch. The slot `residual` is always among them, as x + f where the method left it empty.
         """
         if sublayer == "ffn":
             own_slots = {"hidden": self.hidden, "inner": self.inner, "bypass": self.bypass}
@@ -158,7 +165,7 @@ class Layer(nn.Module):
 
     def _attention(self, sublayer: str, shape: StackShape, method: Method) -> Attention:
         """Make the attention of a branch, with the method's modules in its slots."""
-        source_dim = shape.dim
+        source_dim = shape.dim  # width of what keys and values are computed from
         if sublayer != "self_attn" and shape.memory_dim:
             source_dim = shape.memory_dim
         site = self.sites[sublayer]
@@ -193,11 +200,11 @@ class Layer(nn.Module):
         return norm_out(residual(shortcut, f))
 
     def norm(self, branch: str, place: str) -> nn.Module:
-        """Return the LayerNorm of a branch if its place is `place`, "pre" or "post", else the identity."""
+        """Return the LayerNorm of a branch if it stands at `place`, "pre" or "post", else the identity."""
         return getattr(self, NORM_NAMES[branch]) if self.norm_place[branch] == place else EMPTY
 
     def feed_forward(self, x: Tensor) -> Tensor:
-        """Compute fc2(inner(activation(hidden(fc1(x))))), the body of the last branch, x (B, T, C) -> same."""
+        """Compute fc2(inner(dropout(activation(hidden(fc1(x)))))), the body of the last branch, x (B, T, C) -> same."""
         h = self.activation_fn(self.hidden(self.fc1(x)))
         return self.fc2(self.inner(self.activation_dropout(h)))
 
@@ -206,7 +213,7 @@ class EncoderLayer(Layer):
     """A layer of an encoder: self-attention and feed-forward."""
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Map x (B, S, W) to the same shape; mask (B, 1, 1, S) is added to scores, None without padding."""
+        """Map x (B, S, W) to the same shape; mask (B, 1, 1, S) is added to attention scores, None adds nothing."""
         y = self.branch("self_attn", x, lambda h: self.self_attn(h, mask=mask))
         return self.branch("ffn", y, self.feed_forward, entry=x)
 
@@ -217,15 +224,17 @@ class CausalLayer(Layer):
     def forward(self, x: Tensor, mask: Tensor | None, cache: DecoderCache | None = None) -> Tensor:
         """Map x (B, T, W) to the same shape.
 
-        mask (B, 1, T, T) is added to scores, None for a plain causal mask. cache: of decoding; if given, x and mask are
-        what DecoderCache.advance returned: T counts the beams of a sentence, each with its newest token.
+        mask (B, 1, T, T) is added to attention scores; None is a plain causal mask without a cache, no mask with one.
+        cache: the keys and values of earlier steps of beam search, None in training. With it x and mask are what
+        DecoderCache.advance returned, and T counts the beams of a sentence, each with its newest token.
         """
         y = self.branch("self_attn", x, lambda h: self.look_back(h, mask, cache))
         return self.branch("ffn", y, self.feed_forward, entry=x)
 
     def look_back(self, x: Tensor, mask: Tensor | None, cache: DecoderCache | None) -> Tensor:
         """Apply self-attention to each token and those before it; arguments as in forward."""
-        return self.self_attn(x, mask=mask, causal=mask is None and cache is None, cache=cache)
+        is_plain_causal = mask is None and cache is None
+        return self.self_attn(x, mask=mask, causal=is_plain_causal, cache=cache)
 
 
 class DecoderLayer(CausalLayer):
@@ -240,10 +249,11 @@ class DecoderLayer(CausalLayer):
         cache: DecoderCache | None = None,
         alignment: list[Tensor] | None = None,
     ) -> Tensor:
-        """Map x (B, T, W), with the encoder's output memory (B, S, C'), to the same shape as x.
+        """Map x (B, T, W) to the same shape, reading the encoder's output memory (B, S, C'), C' the encoder's width.
 
-        mask, cache: as in CausalLayer; memory_mask (B, 1, 1, S); alignment: a list to which the weights of the
-        cross-attention (B, h, T, S) are appended.
+        mask, cache: as in CausalLayer.forward; memory_mask (B, 1, 1, S): added to the scores of cross-attention, None
+        adds nothing; alignment: a list to which the weights of the cross-attention, (B, h, T, S) for h heads, are
+        appended; None to compute none.
         """
         y = self.branch("self_attn", x, lambda h: self.look_back(h, mask, cache))
         y = self.branch(

@@ -31,7 +31,7 @@ Extra = dict[str, list[Tensor] | list[None] | None]  # a model's outputs beside 
 
 
 class BuildArguments(NamedTuple):
-    """Arguments of `build`; fields: config field -> value."""
+    """Arguments that `build` was called with; fields: config field -> value."""
 
     arch: str
     vocab: int
@@ -67,22 +67,23 @@ class DeepModel(nn.Module):
         model.method = method
         initialize(model, method, cfg.init_profile or method.init_profiles[0])
 
-        # __func__: what the bound method calls; a modifier hands through that of the method inside it
-        overrides_after_update = getattr(method.after_update, "__func__", None) is not Method.after_update
-        if overrides_after_update:
+        # the function behind the bound method tells whether it is overridden, also where `method` is a modifier around
+        # the method, whose attributes are then those of the method inside
+        after_update_function = getattr(method.after_update, "__func__", None)
+        if after_update_function is not Method.after_update:
             model.after_update = method.after_update
         return model
 
     @classmethod
     def assemble(cls, cfg: Any, method: Method, *, source_symbols: int, target_symbols: int) -> Self:
-        """Make the modules, with values still to be drawn; arguments as for `create`."""
+        """Make the modules, whose values `create` draws afterwards; arguments as for `create`."""
         raise NotImplementedError
 
     def stacks(self) -> dict[str, Stack]:
         """Return the model's stacks by name, "encoder" and "decoder", in forward order."""
         return {name: getattr(self, name) for name in archs.STACKS[self.NAME]}
 
-    # The arguments of the three are those in the net_input of a fairseq sample, and differ between models.
+    # The arguments of these three are the entries of net_input in a fairseq sample, and differ between models.
     forward: Callable[..., tuple[Tensor, Extra]]  # scores of the vocabulary (B, T, V), and further outputs
     tokens: Callable[..., dict[str, Tensor]]  # stack -> tokens that it reads, (B, T)
     features: Callable[..., dict[str, Tensor]]  # stack -> its output, (B, T, C)
@@ -98,14 +99,14 @@ class DeepModel(nn.Module):
     def train(self, mode: bool = True) -> DeepModel:
         """Set training or evaluation mode as nn.Module.train does, but faster: fairseq calls this twice an update.
 
-        Of a module that overrides `train` that method is called. With `one_mode` a model that is in the mode already
-        is left as it is.
+        Where a module overrides `train`, its method is called. Under `one_mode` nothing is done if the model is in the
+        mode already.
         """
         if self.one_mode and self.training == mode:
             return self
         for module in submodules(self):
             if module is self or type(module).train is nn.Module.train:
-                module.__dict__["training"] = mode
+                module.__dict__["training"] = mode  # past nn.Module.__setattr__, which is slow
             else:
                 module.train(mode)
         return self
@@ -115,16 +116,17 @@ class DeepModel(nn.Module):
         raise UserError("torch.jit.script", "not supported; use torch.compile, or export the model (deepnet export)")
 
     def set_num_updates(self, num_updates: int) -> None:
-        """Pass on how many updates are done to the modules that change with it; fairseq calls this before each."""
+        """Tell the modules that change with them how many updates are done; fairseq calls this before each update."""
         for stack in self.stacks().values():
             stack.set_num_updates(num_updates)
 
     def load_state_dict(
         self, state_dict: Mapping[str, Tensor], strict: bool = True, model_cfg: object = None, args: object = None
     ) -> _IncompatibleKeys:
-        """Load a state dict of this model or of its counterpart in fairseq; raise a UserError if it is another model's.
+        """Load a state dict of this model or of its counterpart in fairseq.
 
-        model_cfg, args: fairseq's further arguments, not read.
+        Raises a UserError, unless `strict` is False, if it is another model's. model_cfg, args: fairseq's further
+        arguments, not read.
         """
         state_dict = checkpoint_fit.with_split_projections(self.renamed(state_dict))
         state_dict = checkpoint_fit.without_foreign_keys(state_dict, self.state_dict())
@@ -133,7 +135,10 @@ class DeepModel(nn.Module):
         return nn.Module.load_state_dict(self, state_dict, strict)
 
     def _check_fit(self, state_dict: dict[str, Tensor]) -> None:
-        """Raise a UserError for the first thing in which a state dict is another model's."""
+        """Raise a UserError for the first thing in which a state dict is another model's.
+
+        state_dict: with the names of this model, after all that load_state_dict does to it.
+        """
         constants: list[str] = []  # names of all constants of the method, as in a state dict
         missing_constants: list[str] = []  # those that the state dict should have and has not
         for name, stack in self.stacks().items():
@@ -146,12 +151,12 @@ class DeepModel(nn.Module):
         checkpoint_fit.check_ties(state_dict, self)
 
     def renamed(self, state_dict: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return a checkpoint's state dict with the names that its entries have here; subclasses rename."""
+        """Return a checkpoint's state dict with the names that its entries have here; as it is, but in subclasses."""
         return state_dict
 
 
 def embedding(symbols: int, dim: int) -> nn.Embedding:
-    """Make an embedding matrix (symbols, dim), its values still to be drawn."""
+    """Make the module of an embedding (symbols, dim); initialisation.initialize draws its values later."""
     return nn.Embedding(symbols, dim, padding_idx=PAD)
 
 
@@ -193,10 +198,11 @@ class EncoderDecoder(DeepModel):
         alignment_layer: int | None = None,
         alignment_heads: int | None = None,
     ) -> tuple[Tensor, Extra]:
-        """Return scores (B, T, V) of src_tokens (B, S) and prev_output_tokens (B, T), and Decoder's dictionary.
+        """Return scores (B, T, V) of the tokens that follow prev_output_tokens (B, T), and a dictionary.
 
-        src_lengths is fairseq's and not read; the others are those of Decoder.forward. Hidden states are returned on
-        request only; fairseq's `transformer` keeps those of every layer alive in each training step.
+        src_tokens (B, S): the source sentences; src_lengths is fairseq's and not read; the others are arguments of
+        Decoder.forward, and the dictionary is its. return_all_hiddens is off by default; fairseq's `transformer`, which
+        has it on, keeps the states of every layer alive in each training step.
         """
         memory = self.encoder(src_tokens, src_lengths, return_all_hiddens)
         return self.decoder(
@@ -257,9 +263,9 @@ class LanguageModel(DeepModel):
         features_only: bool = False,
         full_context_alignment: bool = False,
     ) -> tuple[Tensor, Extra]:
-        """Return scores (B, T, V) of the tokens that follow src_tokens (B, T), and Decoder's dictionary.
+        """Return scores (B, T, V) of the tokens that follow src_tokens (B, T), and Decoder.forward's dictionary.
 
-        src_lengths is fairseq's and not read; the others are those of Decoder.forward.
+        src_lengths is fairseq's and not read; the others are arguments of Decoder.forward.
         """
         return self.decoder(
             src_tokens,
@@ -281,10 +287,11 @@ class LanguageModel(DeepModel):
 
 
 class MaskedTokenHead(nn.Linear):
-    """Head with scores W LN(act(dense(x))) + b (Devlin et al. 2019, section 3.1).
+    """Head of a masked language model, with scores W LN(act(dense(x))) + b (Devlin et al. 2019, section 3.1).
 
-    dim: width C of x; symbols: V, which are scored; activation_fn: a key of ACTIVATIONS; embed_tokens: the embedding
-    whose matrix is W, None for a W of the head's own. W and b are this nn.Linear's weight and bias.
+    dim: width C of x; symbols: V, number of symbols that are scored; activation_fn: a key of ACTIVATIONS, for act;
+    embed_tokens: the embedding whose matrix is W, None for a W of the head's own. W and b are this nn.Linear's weight
+    and bias.
     """
 
     def __init__(self, dim: int, symbols: int, activation_fn: str, embed_tokens: nn.Embedding | None):
@@ -301,7 +308,7 @@ class MaskedTokenHead(nn.Linear):
     def forward(self, features: Tensor, masked_tokens: Tensor | None = None) -> Tensor:
         """Return scores (B, T, V) of features (B, T, C).
 
-        masked_tokens (B, T): score only the positions where it is True, in order, and return (masked, V).
+        masked_tokens (B, T): return scores of the positions where it is True alone, (masked, V), sentence by sentence.
         """
         if masked_tokens is not None:
             # one host-device synchronisation; indexing by a mask would cause another in the backward pass
@@ -314,7 +321,7 @@ class MaskedTokenHead(nn.Linear):
 class MaskedLanguageModel(DeepModel):
     """Masked language model of N layers (Devlin et al. 2019, as Liu et al. 2019 train it). B texts, T tokens.
 
-    The head's parameters have the names of fairseq's RoBERTa.
+    lm_head: the head that scores the vocabulary; its parameters have the names of fairseq's RoBERTa.
     """
 
     NAME = archs.MASKED_LM
@@ -394,18 +401,24 @@ def build(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields: Value) -> D
 
 
 class _SkipInitMode(TorchFunctionMode):
-    """Context in which no tensor is filled: on the device meta torch would load its compiler for that, in a second."""
+    """Context in which no tensor is filled; for the device meta, where torch would take a second to load its compiler.
+
+    torch passes every call of its functions in the context to __torch_function__, as function(*args, **kwargs).
+    """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function.__name__ in ("normal_", "uniform_", "fill_", "zero_"):
-            return args[0] if args else kwargs["tensor"]  # the tensor, unchanged
+            return args[0] if args else kwargs["tensor"]  # the tensor that it would fill
         if function.__name__ == "eye":
             return torch.empty(args[0], args[0])
         return function(*args, **(kwargs or {}))
 
 
 def blueprint(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields: Value) -> DeepModel:
-    """Make the model that `build` makes, but without values (on torch's device meta), to look at modules and shapes."""
+    """Make the model that `build` makes, but without values (on torch's device meta), to look at modules and shapes.
+
+    Arguments and errors are those of `build`.
+    """
     with torch.device("meta"), _SkipInitMode():
         model = build(arch, vocab, **fields)
     model.built_from = None  # there is nothing to save
@@ -414,7 +427,7 @@ def blueprint(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields: Value) 
 
 @lru_cache
 def _count_parameters(arch: str, vocab: int, fields: frozenset[tuple[str, Value]]) -> int:
-    """Count the parameters of a model; fields: (name, value) of each config field, which lru_cache can hash."""
+    """Count the parameters of a model; arguments as for `build`, fields as pairs (name, value), for lru_cache's hash."""
     model = blueprint(arch, vocab, **dict(fields))
     return sum(parameter.numel() for parameter in model.parameters())
 
@@ -430,6 +443,7 @@ def parameter_count(arch: str, vocab: int = SPECIALS) -> int:
     model = archs.MODELS[arch]
     depth_fields = [f"{stack}_layers" for stack in archs.STACKS[model]]
 
+    # the architecture with one layer in each stack and one matrix for all embeddings
     one_layer = preset | dict.fromkeys(depth_fields, 1)
     if model == archs.LM:
         one_layer["share_decoder_input_output_embed"] = True
@@ -437,6 +451,7 @@ def parameter_count(arch: str, vocab: int = SPECIALS) -> int:
         one_layer["share_all_embeddings"] = True
     one_layer_size = _count_parameters(model, vocab, frozenset(one_layer.items()))
 
+    # the further layers, each as large as the second
     total = one_layer_size
     for depth_field in depth_fields:
         two_layers = one_layer | {depth_field: 2}

@@ -43,7 +43,8 @@ class Modifier:
         self.check()
 
     def __getattr__(self, name: str) -> Any:
-        if name == "method":  # copy and pickle ask an object without attributes, which would ask itself for ever
+        # copy and pickle look up names before __init__ has set `method`; the line below would then call this for ever
+        if name == "method":
             raise AttributeError(name)
         return getattr(self.method, name)
 
@@ -73,13 +74,17 @@ def register_modifier(name: str) -> Callable[[type[Modifier]], type[Modifier]]:
 
 
 def make_method(cfg: Any) -> Method:
-    """Make the method of a filled model config, with its depth and options, wrapped in the modifiers that are on.
+    """Make the method of a model config, with its depth and options, wrapped in the modifiers that are on.
 
-    Raises a UserError, naming the flag, for an invalid value, and for an option of a modifier that is not on.
+    cfg: a config (Namespace, omegaconf or dataclass) in which archs.fill has replaced every None. Raises a UserError,
+    naming the flag, for an invalid value, and for an option of a modifier that is not on.
     """
     method = get_method(cfg.method).from_config(cfg)
     for name, modifier in MODIFIERS.items():
-        options = {key: getattr(cfg, f"{name}_{key}", option.default) for key, option in modifier.options.items()}
+        options = {}
+        for key, option in modifier.options.items():
+            options[key] = getattr(cfg, f"{name}_{key}", option.default)
+
         is_on = getattr(cfg, name, False)
         if is_on:
             method = cast(Method, modifier(method, **options))
@@ -91,9 +96,10 @@ def make_method(cfg: Any) -> Method:
 
 
 class Rising(FullPrecision):
-    """Product a f for f of any shape; a = min(t / (T l), 1) in update t, a buffer in float32 that checkpoints hold.
+    """Product a f for f of any shape; a = min(t / (T l), 1) in update t, counted from 1.
 
-    num_updates: T; layer: l, from 1; layers: number of layers of the stack.
+    a is a buffer () in float32 that checkpoints hold. num_updates: T; layer: l, from 1; layers: number of layers of the
+    stack.
 
     The first module of a stack computes the a of all layers at once, in a few kernels for each update; in the others a
     is an element of that tensor (`follow`).
@@ -108,11 +114,15 @@ class Rising(FullPrecision):
         self.a_of_layers: Tensor | None = None  # (layers,), of the stack's first module
 
     def set_num_updates(self, updates: int) -> None:
-        """Set a when so many updates are done, for t = updates + 1; fairseq calls this before each batch."""
+        """Set the a of all layers for update t = updates + 1; fairseq calls this before each batch.
+
+        updates: how many are done.
+        """
+        # the first call, or the model was moved
         if self.a_of_layers is None or self.a_of_layers.device != self.a.device:
             self.a_of_layers = torch.empty(self.layers, device=self.a.device)
 
-        # in place, so that the modules that follow see the new numbers
+        # t / (T l) for each layer l; in place, so that the modules that follow see the new numbers
         layers = torch.arange(1.0, self.layers + 1, device=self.a.device)
         torch.reciprocal(layers, out=self.a_of_layers)
         self.a_of_layers.mul_((updates + 1) / self.num_updates)
@@ -120,16 +130,17 @@ class Rising(FullPrecision):
         self._buffers["a"] = self.a_of_layers[self.layer - 1]
 
     def follow(self, first: Rising) -> None:
-        """Take a from the stack's first module, whose set_num_updates was just called.
+        """Take a from the stack's first Rising, whose set_num_updates was just called, as an element of its tensor.
 
-        The memory is shared until the model is moved or cast; Stack.set_num_updates then calls this again.
+        Moving or casting the model ends the sharing; Stack.set_num_updates calls this before each batch and so begins
+        it again.
         """
         assert first.a_of_layers is not None
         self._buffers["a"] = first.a_of_layers[self.layer - 1]
 
     @property
     def factor(self) -> Tensor:
-        """Factor on f, by which export multiplies the branch's last matrix."""
+        """Factor on f, by which `deepnet export` multiplies the branch's last matrix."""
         return self.a
 
     def forward(self, f: Tensor) -> Tensor:
@@ -158,9 +169,9 @@ class ProRes(Modifier):
             raise UserError(f"--pro-res-updates {self.values['updates']}", "must be at least 1")
 
     def outer(self, site: Site) -> nn.Module:
-        """Add a Rising behind the method's own module.
+        """Return the method's own module on the branch's output, followed by a Rising.
 
-        It comes before the dropout; a product commutes with dropout, so that this makes no difference.
+        That is in front of the branch's dropout; behind it would be the same, because a product and dropout commute.
         """
         of_method = self.method.outer(site)
         rising = Rising(self.values["updates"], site.layer, self.method.depth(site.stack))
@@ -182,14 +193,17 @@ class QKNorm(Modifier):
     help = "LayerNorm on queries and keys by head"
 
     def heads(self, site: Site, dim: int) -> nn.Module:
-        """Add LayerNorms on q and k behind the method's own module."""
+        """Return the method's own module on queries, keys and values, followed by LayerNorms on q and k.
+
+        dim: d, features of a head.
+        """
         norms = ByRole({role: nn.LayerNorm(dim, bias=False) for role in "qk"})
         of_method = self.method.heads(site, dim)
         return norms if of_method is None else Both(of_method, norms)
 
 
 class Both(nn.Module):
-    """Apply two modules of the slot `heads`, called as heads(x, role), one after the other."""
+    """Module for the slot `heads` that applies two others in turn; all are called as heads(x, role), x (.., h, d)."""
 
     def __init__(self, first: nn.Module, second: nn.Module):
         super().__init__()

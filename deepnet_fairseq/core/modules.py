@@ -18,8 +18,9 @@ logger = logging.getLogger(__name__)
 
 
 def gelu_accurate(x: Tensor) -> Tensor:
-    """Compute the approximation of GELU by tanh (Hendrycks and Gimpel 2016, section 2)."""
-    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * torch.pow(x, 3))))
+    """Compute the approximation of GELU by tanh (Hendrycks and Gimpel 2016, section 2), x of any shape."""
+    argument = math.sqrt(2 / math.pi) * (x + 0.044715 * torch.pow(x, 3))
+    return 0.5 * x * (1 + torch.tanh(argument))
 
 
 def relu_squared(x: Tensor) -> Tensor:
@@ -47,9 +48,9 @@ drop: Callable[[Tensor, float], Tensor] = F.dropout  # what Dropout calls; cpu_d
 
 
 class Dropout(nn.Module):
-    """Dropout with probability p, which fairseq-generate can leave on (--retain-dropout).
+    """Dropout with probability p, which fairseq-generate can leave on in evaluation mode (--retain-dropout).
 
-    module_name: its name in --retain-dropout-modules.
+    module_name: name by which --retain-dropout-modules asks for it, None if that cannot.
     """
 
     def __init__(self, p: float, module_name: str | None = None):
@@ -60,7 +61,7 @@ class Dropout(nn.Module):
 
     @property
     def drops(self) -> bool:
-        """True while dropout is active."""
+        """Tell whether a forward pass now would drop numbers."""
         return (self.training or self.apply_during_inference) and self.p > 0
 
     def forward(self, x: Tensor) -> Tensor:
@@ -70,7 +71,11 @@ class Dropout(nn.Module):
     def make_generation_fast_(
         self, name: str, retain_dropout: bool = False, retain_dropout_modules: list[str] | None = None, **_: object
     ) -> None:
-        """Obey --retain-dropout, for all modules or those it names; fairseq-generate calls this before decoding."""
+        """Leave dropout on if --retain-dropout asks for it; fairseq-generate calls this before decoding.
+
+        name: the module's path in the model, for the log; retain_dropout_modules: names of the modules that are meant,
+        None for all.
+        """
         if not retain_dropout:
             return
         if retain_dropout_modules is None or self.module_name in retain_dropout_modules:
@@ -82,7 +87,7 @@ class _UninitialisedLinear(nn.Linear):
     """An nn.Linear that draws no values when it is made."""
 
     def reset_parameters(self) -> None:
-        pass
+        """Draw nothing; nn.Linear.__init__ calls this."""
 
 
 def empty_linear(in_features: int, out_features: int, bias: bool = True) -> nn.Linear:
@@ -135,15 +140,16 @@ def token_positions(tokens: Tensor, padding_idx: int) -> Tensor:
     Padding, on either side, gets padding_idx.
     """
     is_token = tokens.ne(padding_idx).int()
-    return (is_token.cumsum(1) * is_token).long() + padding_idx
+    numbers = is_token.cumsum(1) * is_token  # 1, 2, .. for tokens, 0 for padding
+    return numbers.long() + padding_idx
 
 
 class SinusoidalPositions(nn.Module):
     """Positional embeddings: sines, then cosines, of position times 10000^(-i / (C/2 - 1)), i = 0 to C/2 - 1.
 
     The layout is tensor2tensor's and fairseq's; Vaswani et al. 2017, section 3.5, interleave them and divide by C/2.
-    size: positions of the table at first, which grows when a longer sentence comes; dim: C; padding_idx: of the
-    dictionary. Positions count from padding_idx + 1, see token_positions.
+    size: length in tokens of the longest sentence for which the table is made at first; it grows when a longer one
+    comes. dim: C; padding_idx: the padding symbol's index. Positions count from padding_idx + 1, see token_positions.
     """
 
     max_positions = 100_000  # fairseq's value for no limit
@@ -163,7 +169,7 @@ class SinusoidalPositions(nn.Module):
 
         half = self.dim // 2
         exponents = torch.arange(half, dtype=torch.float)
-        rates = torch.exp(exponents * -(math.log(10000) / (half - 1)))
+        rates = torch.exp(exponents * -(math.log(10000) / (half - 1)))  # 10000^(-i / (C/2 - 1))
         positions = torch.arange(rows, dtype=torch.float).unsqueeze(1)
         angles = positions * rates  # (rows, C/2)
 
@@ -187,9 +193,10 @@ class SinusoidalPositions(nn.Module):
 
 
 class LearnedPositions(nn.Embedding):
-    """One learned vector for each position, for up to `size` tokens; IndexError beyond. Values are drawn later.
+    """One learned vector for each position, for sentences of up to `size` tokens; IndexError for longer ones.
 
-    dim: C; padding_idx: of the dictionary. Positions count from padding_idx + 1, see token_positions.
+    dim: C; padding_idx: the padding symbol's index. Positions count from padding_idx + 1, see token_positions. Values
+    are those of nn.Embedding until initialisation.initialize draws them.
     """
 
     def __init__(self, size: int, dim: int, padding_idx: int):
@@ -197,7 +204,10 @@ class LearnedPositions(nn.Embedding):
         self.max_positions = size
 
     def forward(self, tokens: Tensor, last: bool = False) -> Tensor:
-        """Return embeddings as SinusoidalPositions.forward does, but (1, 1, C) if `last`."""
+        """Return positional embeddings (B, T, C) of tokens (B, T).
+
+        last: return those of the last position alone, (1, 1, C) for all rows, taking for granted that none has padding.
+        """
         assert self.padding_idx is not None
         if last:
             position = self.padding_idx + tokens.size(1)

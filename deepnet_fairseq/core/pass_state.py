@@ -1,4 +1,7 @@
-"""State that lives for one forward pass of a stack, for modules in slots of several layers that share something."""
+"""State that lives for one forward pass of a stack (encoder or decoder), by which modules in several layers can share.
+
+The modules are those that a method puts into the slots of layers (methods/base.py).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-State = dict[str, Any]  # a key of the slot's own -> a tensor, or a list or dictionary of tensors
+State = dict[str, Any]  # a key that the method chooses -> a tensor, or a list or dictionary of tensors
 _RUNNING: ContextVar[State] = ContextVar("state of the running pass")  # not set while no pass is running
 
 
@@ -15,8 +18,8 @@ def pass_state() -> State:
     """Return the state of the forward pass that a stack is running; each pass, and each decoding step, has its own.
 
     A module in a slot calls this in its `forward` and stores what later layers need under a key of its own: a tensor,
-    or a list or dictionary of tensors. When layers are recomputed (--checkpoint-activations), the state is what it was
-    before the first of them. Raises a RuntimeError outside a pass.
+    or a list or dictionary of tensors. When some layers are recomputed in the backward pass (--checkpoint-activations),
+    they find the state as it was before the first of them ran. Raises a RuntimeError outside a pass.
     """
     try:
         return _RUNNING.get()

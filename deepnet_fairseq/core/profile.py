@@ -29,17 +29,23 @@ def residuals(model: nn.Module) -> Iterator[tuple[Site, Residual]]:
 
 @contextmanager
 def watching(model: nn.Module, visit: Callable[[Site, Any, Tensor, Tensor], None]) -> Iterator[None]:
-    """Call visit(site, residual, x, f) before each merge of shortcut x and branch f while the context lasts."""
+    """Call visit(site, residual, x, f) before each merge of shortcut x and branch f while the context lasts.
 
-    with ExitStack() as hooks:
+    site: the branch's slots.Site; residual: the module that merges; x, f: its inputs, (B, T, C) each for most methods.
+    """
+
+    def make_hook(site: Site) -> Callable[[Any, tuple], None]:
+        return lambda residual, inputs: visit(site, residual, *inputs)
+
+    with ExitStack() as handles:  # its end removes the hooks
         for site, residual in residuals(model):
-            hook = residual.register_forward_pre_hook(lambda module, inputs, site=site: visit(site, module, *inputs))
-            hooks.enter_context(hook)
+            handle = residual.register_forward_pre_hook(make_hook(site))
+            handles.enter_context(handle)
         yield
 
 
 def variance(tensor: Tensor) -> float:
-    """Compute the variance over all n elements, padding included, in float32; the sum of squares is divided by n."""
+    """Compute the variance over all n elements of a tensor of any shape, in float32; squares are divided by n."""
     return tensor.detach().float().var(unbiased=False).item()
 
 
@@ -59,20 +65,22 @@ def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
 def profile_omegas(model: nn.Module, net_input: dict, seed: int) -> dict[Site, float]:
     """Measure the omega of each branch of an Admin model in one forward pass in training mode, and set it in the model.
 
-    net_input: of a fairseq sample; seed: of the dropout. Returns branch -> omega in forward order, the encoder's first.
-    Each omega is set when the pass reaches its branch, and follows from what the branches before it gave. Branches that
-    a modifier warms up (--pro-res) count fully. Apart from the omegas the model is left as it was, and so is the state
-    of torch's random generators.
+    net_input: the entry of that name in a fairseq sample, keyword arguments of the model's forward; seed: of the
+    dropout. Returns branch -> omega in forward order, the encoder's first. Each omega is set when the pass reaches its
+    branch, and follows from what the branch before it gave (methods/admin.py); padding counts as tokens do. Branches
+    that a modifier warms up (--pro-res) count fully. Apart from the omegas the model is left as it was, and so is the
+    state of torch's random generators.
     """
     omegas: dict[Site, float] = {}
     next_omega = dict.fromkeys(model.stacks(), 1.0)  # stack -> omega of the branch that the pass reaches next
 
     def visit(site: Site, residual: LearnedShortcut, x: Tensor, f: Tensor) -> None:
+        """Set omega of a merge that the pass has reached, and compute that of the stack's next merge."""
         omegas[site] = next_omega[site.stack]
         residual.omega.fill_(omegas[site])
         next_omega[site.stack] = math.sqrt(variance(residual.omega * x) + variance(f))
 
-    # buffers of the modules that change with the updates, to restore them at the end
+    # (module, name -> buffer) of the modules that change with the updates, to restore them at the end
     buffers_before = []
     for module in model.modules():
         if hasattr(type(module), "set_num_updates"):
@@ -80,9 +88,9 @@ def profile_omegas(model: nn.Module, net_input: dict, seed: int) -> dict[Site, f
             buffers_before.append((module, copies))
 
     device = next(model.parameters()).device
+    cuda_devices = [device] if device.type == "cuda" else []
     model.set_num_updates(AFTER_ANY_WARM_UP)
-    restored_generators = torch.random.fork_rng([device] if device.type == "cuda" else [])
-    with restored_generators, in_mode(model, training=True), watching(model, visit):
+    with torch.random.fork_rng(cuda_devices), in_mode(model, training=True), watching(model, visit):
         torch.manual_seed(seed)
         model(**net_input)
 
@@ -103,9 +111,10 @@ def apply_omegas(model: nn.Module, omegas: list[float]) -> None:
 
 
 def depths_and_widths(model: nn.Module) -> dict[str, Any]:
-    """Return depth, width and feed-forward width of the model's stacks, by the fields of plugin.admin_profile.Profile.
+    """Return depth, width and feed-forward width of the stacks, by the names of fields of plugin.admin_profile.Profile.
 
-    All depths come first, then all widths.
+    These are encoder_layers, encoder_width, encoder_ffn_width and the same of the decoder, for stacks that the model
+    has. All depths come first, then all widths, then all feed-forward widths.
     """
     depths = {}
     widths = {}

@@ -12,7 +12,10 @@ from .pass_state import State, copied
 
 
 def group_size(cfg: Any) -> int:
-    """Return how many layers a filled config recomputes together, 0 to keep all activations."""
+    """Return how many layers are recomputed together by a model's config; 0 means that all activations are kept.
+
+    checkpoint_every is None where only --checkpoint-activations was given.
+    """
     if not cfg.checkpoint_activations:
         return 0
     return cfg.checkpoint_every or 1
@@ -21,12 +24,13 @@ def group_size(cfg: Any) -> int:
 def recomputed(group: Callable[[Tensor, State], Tensor], x: Tensor, state: State) -> Tensor:
     """Return group(x, state) without keeping its activations: the backward pass computes them again from x.
 
-    group: runs a group of layers; it may change `state` (pass_state.py) in place. The second time it begins with the
-    same state and the same random numbers as the first time.
+    group: function that runs some layers on x (B, T, W) and returns their output. It may change `state`, what layers
+    share in one forward pass (pass_state.py), in place; afterwards `state` is what the first run has made of it. The
+    second time it begins with the same state and the same random numbers as the first time.
     """
 
-    # works on a copy, because checkpoint() calls this twice with the same arguments
     def run_on_copy(x: Tensor, state_before: State) -> tuple[Tensor, State]:
+        """Return output and new state of the group; checkpoint() calls this twice with the same `state_before`."""
         state_after = copied(state_before)
         return group(x, state_after), state_after
 

@@ -22,18 +22,23 @@ def save(model: DeepModel, path: str | os.PathLike[str]) -> None:
 
     torch.load(path, weights_only=True) gives a dictionary: "format" is VERSION, "arch", "vocab" and "fields" are the
     arguments of `build`, "model" is the state dict. Raises a UserError, naming the file, if it cannot be written, or if
-    `load` could not make the model again, because `build` has not made it, or because its modules have changed since.
+    `load` could not make the model again: because `build` has not made it, because a field is of a class that torch
+    would not load, or because its modules have changed since.
     """
     path = Path(path)
-    files.check_file("save", path)
+    files.check_file("save", path)  # that it can be written
+
+    # that `load` can make the model again
     built = model.built_from
     if built is None:
         raise UserError(f"save {path}", "not a model of deepnet_fairseq.core.build; save its state_dict() yourself")
     for name, value in built.fields.items():
         if type(value) not in PLAIN_TYPES:
             raise UserError(f"save {path}", f"{name} is a {type(value).__name__}; build it with a plain number or text")
-    if _shapes(model) != _shapes(blueprint(built.arch, built.vocab, **built.fields)):
+    shapes_after_load = _shapes(blueprint(built.arch, built.vocab, **built.fields))
+    if _shapes(model) != shapes_after_load:
         raise UserError(f"save {path}", "its modules have changed since build; save its state_dict() yourself")
+
     content = {"format": VERSION, "arch": built.arch, "vocab": built.vocab, "fields": dict(built.fields)}
     files.save_tensors(content | {"model": model.state_dict()}, path)
 
@@ -46,27 +51,30 @@ def load(path: str | os.PathLike[str]) -> DeepModel:
     """
     path = Path(path)
     if not path.is_file():
-        raise UserError(path, f"{'is no ordinary file' if path.exists() else 'no such file'}; {WAY_OUT}")
+        problem = "is no ordinary file" if path.exists() else "no such file"
+        raise UserError(path, f"{problem}; {WAY_OUT}")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file makes its readers raise anything
         raise UserError(path, f"damaged or another program's; {WAY_OUT}") from error
     if not isinstance(content, dict) or content.get("format") != VERSION:
         raise UserError(path, f"another program's or another version's; {WAY_OUT}")
+
     try:
         weights = content["model"]
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]):  # build draws values, on the CPU
             model = build(content["arch"], content["vocab"], **content["fields"])
-        first_stack = next(iter(model.stacks()))
-        model.to(weights[f"{first_stack}.embed_tokens.weight"].dtype)
+        first_stack = next(iter(model.stacks()))  # its name
+        saved_dtype = weights[f"{first_stack}.embed_tokens.weight"].dtype
+        model.to(saved_dtype)
         model.load_state_dict(weights)
-    except UserError as error:
+    except UserError as error:  # an unknown method, for example; only the file's name is missing
         raise UserError(path, str(error)) from error
-    except (*files.WRONG_VALUES, RuntimeError) as error:
+    except (*files.WRONG_VALUES, RuntimeError) as error:  # entries that are missing or of another type
         raise UserError(path, f"damaged; {WAY_OUT}") from error
     return model.eval()
 
 
 def _shapes(model: nn.Module) -> dict[str, torch.Size]:
-    """Return the shape of each entry of the state dict."""
+    """Return name -> shape of each entry of a model's state dict."""
     return {name: value.shape for name, value in model.state_dict().items()}

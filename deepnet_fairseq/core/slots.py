@@ -158,7 +158,7 @@ class ConstantShortcut(Residual):
 class LearnedShortcut(FullPrecision, Residual):
     """Residual merge omega o x + f with a vector omega (C,), kept in float32; computed in the dtype of x.
 
-    value: of all elements of omega at first; trainable: whether the optimiser changes omega.
+    dim: C; value: what all elements of omega are at first; trainable: whether the optimiser changes omega.
     """
 
     def __init__(self, dim: int, value: float = 1.0, trainable: bool = True):
@@ -173,7 +173,10 @@ class LearnedShortcut(FullPrecision, Residual):
 
 
 class Copies(nn.Module):
-    """Copy the embedding to n streams side by side, each times its own of n `factors`: (.., C) -> (.., n C)."""
+    """Copy the embedding to n residual streams side by side, (.., C) -> (.., n C).
+
+    factors: n numbers; the embedding is multiplied by the first in the first copy, and so on.
+    """
 
     def __init__(self, *factors: float):
         super().__init__()
@@ -185,7 +188,10 @@ class Copies(nn.Module):
 
 
 class TwoSums(nn.Module):
-    """Merge of a branch f (.., C) with two residual streams x and y, concatenated: (.., 2C) -> LN(x + a f), y + b f."""
+    """Residual merge of a branch f (.., C) with two streams x and y side by side, (.., 2C) -> LN(x + a f), y + b f.
+
+    dim: C; a, b: constants.
+    """
 
     def __init__(self, dim: int, a: float, b: float):
         super().__init__()
@@ -200,7 +206,7 @@ class TwoSums(nn.Module):
         return torch.cat([normed, plain], dim=-1)
 
     def branch_and_sum(self, streams: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a f and x + a f, what the LayerNorm reads, as Residual.branch_and_sum does."""
+        """Return a f and x + a f, which the LayerNorm reads; see Residual.branch_and_sum. Probes leave out stream y."""
         x, _y = streams.chunk(2, -1)
         return self.a * f, torch.add(x, f, alpha=self.a)
 
@@ -228,9 +234,10 @@ class Shift(FullPrecision):
 
 
 class ByRole(nn.ModuleDict):
-    """Module for the slot `heads`: its modules by role, "q", "k" or "v", for projections x (.., h, d) -> same.
+    """Module for the slot `heads`, made of one module each for some of queries "q", keys "k" and values "v".
 
-    x of a role that has no module is returned unchanged. h heads of d features.
+    It is called as by_role(x, "q") with projections x (.., h, d), h heads of d features, and returns the same shape; x
+    of a role that has no module is returned unchanged.
     """
 
     def forward(self, x: Tensor, role: str) -> Tensor:
@@ -238,23 +245,25 @@ class ByRole(nn.ModuleDict):
 
 
 def multiply(x: Tensor, scale: Tensor, straight: bool = False) -> Tensor:
-    """Return scale * x in the dtype of x, any; scale () is float32, and so is the sum that gives its gradient.
+    """Return scale * x, x of any shape and dtype -> same, scale () in float32; differentiable.
 
-    straight: pass the gradient of the product on to x as it is, instead of times `scale`.
+    The gradient of `scale` is a sum over all of x, which is computed in float32 too. straight: pass the gradient of the
+    product on to x as it is (straight-through), instead of times `scale`.
     """
     return _Product.apply(x, scale, straight)
 
 
 def _in_dtype_of(x: Tensor, function: Callable[..., Tensor], number: Tensor) -> Tensor:
-    """Compute function(x, number) in float32 and return it in the dtype of x, by one kernel; number () in float32.
+    """Compute function(x, number) in float32 and return it in the dtype of x; function: torch.mul or torch.sub.
 
-    As a vector of one element the number makes torch compute in float32, which a tensor without dimensions would not.
+    x may have any shape and dtype, number () is float32. One kernel does it: a number in a vector of one element makes
+    torch compute in float32, which a tensor without dimensions would not, and `out` makes it store the dtype of x.
     """
     return function(x, number.view(1), out=torch.empty_like(x))
 
 
 class _Product(torch.autograd.Function):
-    """Autograd function of `multiply`, which describes its gradients."""
+    """Autograd function of `multiply`: x (..), scale (), straight -> scale * x, with the gradients described there."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor, straight: bool) -> Tensor:

@@ -32,10 +32,11 @@ HISTORY = "history"  # key of the list that Method.mixer is given, in the state 
 
 
 class Stack(nn.Module):
-    """Base of encoder and decoder: embeddings, layers and what ends them, under fairseq's names.
+    """Base of encoder and decoder: embeddings, layers, and what follows the last layer, under fairseq's names.
 
-    cfg: filled model config; shape: of this stack; method: that fills the slots, and whose constants (constants.py)
-    checkpoints hold; embed_tokens: (symbols, C), with a padding index; layer_class: class of all layers.
+    cfg: model config after archs.fill; shape: of this stack; method: the one that fills the slots, and whose constants
+    (numbers that the layers compute with, see constants.py) checkpoints hold; embed_tokens: the embedding (symbols, C),
+    with a padding index; layer_class: class of all layers.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Stack(nn.Module):
         self.ending = method.ending(shape.stack, shape.dim)
 
         named_by_method = method.constants(shape.stack)
-        self.constants_were_found = named_by_method is None
+        self.constants_were_found = named_by_method is None  # by find_constants, because the method does not name them
         self.constants: Constants = self._find_constants() if named_by_method is None else named_by_method
 
     def _find_constants(self) -> dict[str, float | list[float]]:
@@ -76,10 +77,10 @@ class Stack(nn.Module):
         return find_constants(self.slots(), norm_places)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        """Add the stack's own parameters, and the method's constants as tensors () or (numbers,), to a state dict.
+        """Add the method's constants, as tensors () or (numbers,), to what nn.Module adds of the stack to a state dict.
 
-        The constants are no buffers, so that loading cannot change them: the layers compute with the method's own
-        numbers, and every state dict tells these, whatever was loaded before.
+        The constants are no buffers, so that loading cannot change them: the layers compute with the numbers of this
+        model's method, and the state dict holds these, whatever was loaded before.
         """
         super()._save_to_state_dict(destination, prefix, keep_vars)
         for name, value in self.constants.items():
@@ -89,7 +90,7 @@ class Stack(nn.Module):
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load a state dict of the stack alone; raise a UserError if `strict` and its constants are another model's.
 
-        With strict=False the stack keeps its own constants, and a warning says so.
+        With strict=False the stack keeps its own constants, and a warning says so. The arguments are nn.Module's.
         """
         if strict:
             self.check_constants(state_dict)
@@ -112,8 +113,8 @@ class Stack(nn.Module):
     def missing_constants(self, state_dict: Mapping[str, Any], prefix: str = "") -> list[str]:
         """List the names of the constants that a state dict should have and has not; prefix: as in check_constants.
 
-        Constants that the method names are always required. Those that were found may be absent all together: the
-        state dict is then older than the search for constants, or that of a plain Transformer.
+        Constants that the method names are always required. Those that find_constants found may all be absent: the
+        state dict is then older than that function, or it is that of a plain Transformer.
         """
         missing = [name for name in self.constants if f"{prefix}{name}" not in state_dict]
         all_are_missing = len(missing) == len(self.constants)
@@ -131,18 +132,19 @@ class Stack(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """Load the stack's own parameters; compare the constants, which are never loaded.
+        """Compare the constants in a state dict, which are never loaded, and load what nn.Module loads of the stack.
 
-        torch calls this for each module of whatever is loaded, a whole model or the stack alone. If it was asked to be
-        strict, it raises an error afterwards with all texts in `missing_keys` and `unexpected_keys`.
+        torch calls this for each module of whatever is loaded, a whole model or the stack alone; the arguments are
+        torch's. If the load is strict, torch raises an error afterwards with all texts in `missing_keys` and
+        `unexpected_keys`.
         """
         missing_keys += [f"{prefix}{name}" for name in self.missing_constants(state_dict, prefix)]
         for key in list(state_dict):
             name = key.removeprefix(prefix)
-            if "." in name:  # of a module inside
+            if "." in name:  # the entry of another module
                 continue
             if name in self.constants:
-                saved = state_dict.pop(key)  # from torch's copy: torch would call it unexpected
+                saved = state_dict.pop(key)  # torch, which does not know it, would call the key unexpected
                 problem = self._other_constant(name, saved)
                 if problem:
                     unexpected_keys.append(problem)
@@ -155,27 +157,29 @@ class Stack(nn.Module):
         )
 
     def _other_constant(self, name: str, saved: Tensor) -> str | None:
-        """Say how a saved constant differs from this stack's; None if it does not, but for rounding.
+        """Say how a saved constant () or (numbers,) differs from this stack's; None if it does not, but for rounding.
 
-        Constants that were found are always saved in float32 and compared exactly, unless somebody has cast the
-        checkpoint to half precision. Those that a method names may have been saved in half precision.
+        name: of the constant. Constants that find_constants found are saved in float32 and compared nearly exactly,
+        unless somebody has cast the checkpoint to half precision. Those that a method names may have been saved in half
+        precision and are compared more loosely.
         """
         is_half = saved.dtype in (torch.float16, torch.bfloat16)
-        exact = self.constants_were_found and not is_half
+        is_exact = self.constants_were_found and not is_half
         return checkpoint_fit.other_constant(
             f"{self.name}.{name}",
             saved,
             self.constants[name],
-            checkpoint_fit.EXACT if exact else checkpoint_fit.ROUNDING,
+            checkpoint_fit.EXACT if is_exact else checkpoint_fit.ROUNDING,
         )
 
     def embed(
         self, tokens: Tensor, positions: Tensor | None, token_embeddings: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the input of the first layer and the scaled token embeddings, (B, T, C) each.
+        """Return the embeddings that go into the stack, and those of tokens alone, (B, T, C) each.
 
-        tokens (B, T); positions (B, T, C): result of `positions`; token_embeddings (B, T, C), not yet scaled: used
-        instead of the embeddings of `tokens`.
+        The first are the second plus positions, after LayerNorm (--layernorm-embedding) and dropout; the second are
+        scaled (by sqrt(C), unless --no-scale-embedding). tokens (B, T); positions (B, T, C): result of `positions`,
+        None for none; token_embeddings (B, T, C): used instead of the embeddings of `tokens`, not scaled yet.
         """
         if token_embeddings is None:
             token_embeddings = self.embed_tokens(tokens)
@@ -186,15 +190,15 @@ class Stack(nn.Module):
         return self.dropout(x), embedding
 
     def positions(self, tokens: Tensor, last: bool = False) -> Tensor | None:
-        """Return positional embeddings of tokens (B, T), (B, T, C); None in a model without them.
+        """Return positional embeddings (B, T, C) of tokens (B, T); None in a model without them.
 
-        last: of the last position alone, (B, 1, C) or (1, 1, C).
+        last: return those of the last position alone, (B, 1, C) or (1, 1, C).
         """
         return None if self.embed_positions is None else self.embed_positions(tokens, last)
 
     def transform(self, x: Tensor, *inputs: Any, recompute: bool = True) -> Tensor:
         """Run x (B, T, C) through all layers and return the last one's output (B, T, W); arguments as for `states`."""
-        together = self.recomputed_layers or len(self.layers)
+        together = self.recomputed_layers or len(self.layers)  # as one group if none are recomputed
         for hidden in self.states(x, *inputs, recompute=recompute, together=together):
             x = hidden
         return x
@@ -210,11 +214,11 @@ class Stack(nn.Module):
         """Yield the hidden states (B, T, W): the input of the first layer, then the output of each group of layers.
 
         x: embeddings (B, T, C); inputs: further arguments of every layer's forward; layer_kwargs: index of a layer,
-        from 0 -> keyword arguments for this layer alone; together: layers in a group. recompute: obey
-        --checkpoint-activations, which keeps only the input of each group, and computes the group's activations again
-        in the backward pass.
+        from 0 -> keyword arguments for this layer alone; together: number of layers in a group. recompute: whether to
+        obey --checkpoint-activations, which keeps only the input of each group, and computes the group's activations
+        again in the backward pass.
         """
-        state: State = {}  # what layers share in this pass, see pass_state.py
+        state: State = {}  # what modules in the slots of several layers share in this pass, see pass_state.py
         recompute = recompute and self.recomputed_layers > 0 and torch.is_grad_enabled()
         x = self.begin(x, state)
         yield x
@@ -226,9 +230,17 @@ class Stack(nn.Module):
             yield x
 
     def _run_layers(
-        self, layers: list[tuple[int, nn.Module]], inputs: tuple, layer_kwargs: dict, x: Tensor, state: State
+        self,
+        layers: list[tuple[int, nn.Module]],
+        inputs: tuple,
+        layer_kwargs: dict[int, dict[str, Any]],
+        x: Tensor,
+        state: State,
     ) -> Tensor:
-        """Run x (B, T, W) through some layers, given as pairs (index, layer), each followed by the mixer."""
+        """Run x (B, T, W) through some layers, each followed by the mixer, and return the result (B, T, W).
+
+        layers: pairs (index from 0, layer); inputs, layer_kwargs: as for `states`; state: of this forward pass.
+        """
         with running(state):
             for index, layer in layers:
                 y = layer(x, *inputs, **layer_kwargs.get(index, {}))
@@ -236,14 +248,20 @@ class Stack(nn.Module):
         return x
 
     def begin(self, x: Tensor, state: State) -> Tensor:
-        """Turn embeddings x (B, T, C) into the input of the first layer, (B, T, W); state: of this pass."""
+        """Turn embeddings x (B, T, C) into the input of the first layer, (B, T, W); state: of this forward pass."""
         with running(state):
             y = x if self.beginning is None else self.beginning(x)
             return self.mix(y, state)
 
     def mix(self, y: Tensor, state: State) -> Tensor:
-        """Return the input of the next layer, given the output y (B, T, W) of the embedding or of a layer."""
-        return y if self.mixer is None else self.mixer(y, state.setdefault(HISTORY, []))
+        """Return the input (B, T, W) of the next layer, given the output y of `beginning` or of a layer.
+
+        y is (B, T, W), or the embedding (B, T, C) if there is no `beginning`; state: of this forward pass.
+        """
+        if self.mixer is None:
+            return y
+        history = state.setdefault(HISTORY, [])
+        return self.mixer(y, history)
 
     def finish(self, x: Tensor) -> Tensor:
         """Apply the LayerNorm at the end, if there is one, and the method's `ending`, x (B, T, W) -> (B, T, C)."""
@@ -252,9 +270,10 @@ class Stack(nn.Module):
         return x if self.ending is None else self.ending(x)
 
     def slots(self) -> Iterator[tuple[str, nn.Module]]:
-        """Yield address and module of each slot that the method has filled, "decoder.3.ffn.inner" or "decoder.mixer".
+        """Yield address and module of each slot that the method has filled, in the layers and in the stack itself.
 
-        Layers are numbered from 1.
+        The address of a layer's slot is "decoder.3.ffn.inner" (stack, layer from 1, branch, slot), that of a stack's
+        slot "decoder.mixer".
         """
         for layer in self.layers:
             for sublayer, site in layer.sites.items():
@@ -267,10 +286,11 @@ class Stack(nn.Module):
     def set_num_updates(self, num_updates: int) -> None:
         """Tell the modules that have a method set_num_updates how many updates of the training are done.
 
-        Of modules of one class only the first is told, if the class has a method `follow`; the others are given that
-        module instead and take its numbers. In a deep stack this saves thousands of small operations an update.
+        Where their class has a method `follow`, only the first module of the class is told; each of the others is
+        called as module.follow(first) and takes the numbers of the first. In a deep stack this saves thousands of small
+        operations an update.
         """
-        firsts: dict[type, Any] = {}
+        firsts: dict[type, Any] = {}  # class -> its first module
         for module in submodules(self):
             if module is not self and hasattr(type(module), "set_num_updates"):
                 first = firsts.setdefault(type(module), module)
@@ -280,7 +300,7 @@ class Stack(nn.Module):
                     module.set_num_updates(num_updates)
 
     def max_positions(self) -> int:
-        """Return the longest sentence in tokens."""
+        """Return the length of the longest sentence that the stack can take, in tokens."""
         if self.embed_positions is None:
             return self.max_tokens
         return min(self.max_tokens, self.embed_positions.max_positions)
@@ -309,7 +329,8 @@ class Encoder(Stack):
     ) -> dict:
         """Encode src_tokens (B, S), padded on either side, and return fairseq's dictionary of lists.
 
-        src_lengths: fairseq's, not read; token_embeddings (B, S, C) replace the tokens' own, see `embed`. The lists are
+        src_lengths: fairseq's, not read; return_all_hiddens: fill the list encoder_states; token_embeddings (B, S, C):
+        replace those of the tokens, see `embed`. The lists are
 
         encoder_out           [(S, B, C)]
         encoder_padding_mask  [(B, S)], True at padding
@@ -324,9 +345,10 @@ class Encoder(Stack):
         # (B, 1, 1, S), for every batch: asking a GPU whether one has padding would be a host-device synchronisation
         mask = additive_mask(~is_padding[:, None, None], x.dtype)
         x = x.masked_fill(is_padding.unsqueeze(-1), 0)
+
         states = list(self.states(x, mask)) if return_all_hiddens else []
         x = states[-1] if states else self.transform(x, mask)
-        x = self.finish(x).transpose(0, 1)
+        x = self.finish(x).transpose(0, 1)  # (B, S, C) -> (S, B, C)
         return {
             "encoder_out": [x],
             "encoder_padding_mask": [is_padding],
@@ -338,8 +360,13 @@ class Encoder(Stack):
         }
 
     def reorder_encoder_out(self, encoder_out: dict, new_order: Tensor) -> dict:
-        """Return the dictionary for a batch whose row i is row new_order[i] of this one; new_order (rows,)."""
+        """Return the dictionary of `forward` for a batch whose row i is row new_order[i] of the given one.
+
+        fairseq's beam search calls this to repeat each sentence for its beams, and after each step. encoder_out: result
+        of `forward` or of this method; new_order (rows,).
+        """
         (sentences,) = encoder_out[SENTENCES]
+        # the sentence of each row; the sentences themselves stay as they are, each once
         rows = new_order if sentences.rows is None else sentences.rows.index_select(0, new_order)
 
         # nothing changes if only beams of the same sentence have changed places; to compare the rows on a GPU would
@@ -359,7 +386,8 @@ class Decoder(Stack):
     """Decoder of M layers and the projection to the vocabulary; it has cross-attention if there is an encoder.
 
     symbols: V, the number of symbols that it predicts; tied: whether the projection shares the matrix of embed_tokens;
-    other arguments are those of Stack. B is the number of sentences, in beam search that of all their hypotheses.
+    other arguments are those of Stack. B is the number of rows of a batch: sentences in training, the hypotheses of all
+    sentences in beam search.
     """
 
     CACHE = "deepnet.cache"  # key of {"cache": DecoderCache} in fairseq's incremental_state, a dict kept between steps
@@ -396,8 +424,8 @@ class Decoder(Stack):
     ) -> tuple[Tensor, dict]:
         """Return scores (B, T, V) of the tokens that follow prev_output_tokens (B, T), and a dictionary.
 
-        features_only: return features (B, T, C) in place of scores. With an incremental_state T is 1 in the result. The
-        dictionary and the other arguments are those of extract_features.
+        features_only: return features (B, T, C) in place of scores. With an incremental_state T is 1 in the result,
+        which is for the newest token alone. The dictionary and the other arguments are those of extract_features.
         """
         x, extra = self.extract_features(
             prev_output_tokens,
@@ -425,10 +453,10 @@ class Decoder(Stack):
     ) -> tuple[Tensor, dict]:
         """Return features (B, T, C), the output of the stack, for prev_output_tokens (B, T), and a dictionary.
 
-        encoder_out: result of the encoder, None without one. incremental_state: fairseq's dict, in which keys and
-        values are kept; features are then those of the newest token alone, (B, 1, C), and each call must pass one
-        token more than the call before, else ValueError. full_context_alignment: let each token see later ones too.
-        src_lengths is fairseq's and not read.
+        encoder_out: result of the encoder, None without one. incremental_state: None in training; in generation
+        fairseq's dict, in which keys and values are kept between calls: features are then those of the newest token
+        alone, (B, 1, C), and each call must pass one token more than the call before, else ValueError.
+        full_context_alignment: let each token see later ones too. src_lengths is fairseq's and not read.
 
         The dictionary holds
         attn          [(B, T, S)], cross-attention weights of layer `alignment_layer` (from 0; default: the last),
@@ -436,7 +464,7 @@ class Decoder(Stack):
                       alignment_layer is given, in generation without alignments, and without cross-attention
         inner_states  [(T, B, W) before the first and after every layer] if return_all_hiddens, else []
         """
-        # the layer that returns its cross-attention weights, by appending them to `alignment`
+        # index of the layer that is to append its cross-attention weights to `alignment`, None for no layer
         watched_layer = alignment_layer if self.attends else None
         if watched_layer is None and self.need_attn and not self.training:
             watched_layer = len(self.layers) - 1
@@ -461,13 +489,14 @@ class Decoder(Stack):
         recompute = cache is None  # a second pass would extend the cache twice
         if layer_kwargs or return_all_hiddens:
             every_state = self.states(x, *inputs, recompute=recompute, layer_kwargs=layer_kwargs)
-            # a deque of length 1 keeps the last state, and frees the others as it goes
-            states = list(every_state if return_all_hiddens else deque(every_state, maxlen=1))
+            # a deque of length 1 keeps the last state alone, and frees the others as it goes
+            kept_states = every_state if return_all_hiddens else deque(every_state, maxlen=1)
+            states = list(kept_states)
         else:
             states = [self.transform(x, *inputs, recompute=recompute)]
 
         attn = [weights[:, :alignment_heads].mean(1) for weights in alignment]  # (B, h, T, S) -> (B, T, S)
-        if cache is not None:
+        if cache is not None:  # the layers had the beams of a sentence in place of its tokens
             states = [cache.rows_of_batch(state) for state in states]
             attn = [cache.rows_of_batch(weights) for weights in attn]
         inner_states = [state.transpose(0, 1) for state in states] if return_all_hiddens else []
@@ -496,23 +525,27 @@ class Decoder(Stack):
         return self.output_projection(features)
 
     def reorder_incremental_state_scripting(self, incremental_state: dict, new_order: Tensor) -> None:
-        """Reorder the cache after a step of beam search: row i continues row new_order[i], (rows,)."""
+        """Reorder the cache after a step of beam search, in which row i continues row new_order[i]; new_order (rows,).
+
+        incremental_state: as in extract_features.
+        """
         if self.CACHE in incremental_state:
             incremental_state[self.CACHE]["cache"].reorder(new_order)
 
     def make_generation_fast_(self, need_attn: bool = True, **_: object) -> None:
-        """Compute attention weights only if `need_attn`; fairseq-generate calls this before decoding.
+        """Let `forward` return attention weights in evaluation mode if `need_attn`, else not.
 
-        fairseq passes need_attn=True under --print-alignment.
+        fairseq-generate calls this before decoding, with need_attn=True under --print-alignment.
         """
         self.need_attn = need_attn and self.attends
 
     def _mask(self, tokens: Tensor, everywhere: bool) -> Tensor:
         """Return the mask of self-attention, broadcastable to (B, 1, T, T), True where a query may look.
 
-        tokens (B, T); everywhere: let each token see all that are no padding. Otherwise padding is seen by nobody but
-        itself: the first queries of a sentence that is padded on the left would look nowhere. The mask is built for
-        every batch, because asking a GPU whether one is padded on the left would be a host-device synchronisation.
+        tokens (B, T); everywhere: let each token see all tokens, later ones too, but no padding. Otherwise each token
+        sees itself and the tokens before it. Padding sees itself too: queries at padding on the left would else look
+        nowhere. The mask is built for every batch, because asking a GPU whether one is padded on the left would be a
+        host-device synchronisation.
         """
         is_padding = tokens.eq(self.padding_idx)
         if everywhere:

@@ -96,7 +96,7 @@ def sinkhorn(logits: Tensor) -> Tensor:
 
 
 def mix(h: Tensor, streams: Tensor) -> Tensor:
-    """Multiply n streams side by side (.., nC) by a matrix H (.., m, n), which makes m streams side by side (.., mC)."""
+    """Multiply n streams side by side (.., nC) by a matrix H (.., m, n), which makes m streams of them (.., mC)."""
     stacked = streams.unflatten(-1, (h.size(-1), -1))  # (.., n, C)
     mixed = h.to(streams.dtype) @ stacked  # (.., m, C)
     return mixed.flatten(-2)

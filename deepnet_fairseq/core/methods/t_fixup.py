@@ -18,7 +18,7 @@ from .base import Method, register
 
 @register("t_fixup")
 class TFixup(Method):
-    """Residual branches without LayerNorm, x + f(x), with factors on the std of branches' matrices and of embeddings."""
+    """Residual branches without LayerNorm, x + f(x), with factors on the std of their matrices and of embeddings."""
 
     title = "T-Fixup"
     equation = "x + f(x), init scaled by N^(-1/4)"
