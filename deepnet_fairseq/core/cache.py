@@ -25,8 +25,8 @@ SHARE = 0.75  # finished sentences are dropped when less than this share of the 
 class Sentences(NamedTuple):
     """Output of an encoder with each sentence once, while fairseq's beam search repeats encoder_out for each beam.
 
-    states (S, B, C); padding (B, S), True at padding; rows (rows of the decoder,): index in 0 .. B - 1 of the sentence
-    that each row reads; None as long as nothing was repeated, when row i reads sentence i.
+    states (S, B, C); padding (B, S), True at padding; rows: for each row of the decoder's batch, B k of them, the index
+    from 0 of the sentence that it reads; None as long as nothing was repeated, when row i reads sentence i.
     """
 
     states: Tensor
@@ -86,7 +86,7 @@ class DecoderCache:
     A step of beam search calls the layers with x (P, k, C): the beams of a sentence stand where training has positions.
     All beams of a sentence share its keys and values, and `visible` says which of them a beam may look at, so that a
     beam that continues another one's prefix copies nothing. For three sentences a, b and c with two beams, after two
-    steps:
+    steps (a1: key of the first beam's first token, a1': of the second beam's):
 
         keys of a layer   a: [a1 a1' a2 a2']    b: [b1 b1' b2 b2']    c: [c1 c1' c2 c2']
         visible to a's    first beam  [1 0 1 0]   its own two tokens
@@ -97,20 +97,20 @@ class DecoderCache:
     the layers compute entry 1 in vain. Only when fewer than SHARE of the entries are in use, or all cells are taken,
     one copy keeps the entries in use, and of their cells those that a beam still reads.
 
-    prefixes: self-attention -> [keys, values], (P, capacity, h, d) each; the first `used` cells are filled, k more in
-        each step
-    sources: cross-attention -> (keys, values) of the source, (P, S, h, d) each
+    beams: k; num_entries: P; length: steps so far
+    capacity, used: cells of each entry, and how many of them are filled, k more in each step
+    prefixes: module of self-attention -> [keys, values], (P, capacity, h, d) each
+    sources: module of cross-attention -> (keys, values) of the source, (P, S, h, d) each
     memory: what cross-attention reads, one sentence for each entry; None in a decoder without it
     visible (B, k, used): True where a beam may look at a cell of its sentence; None before the first step
     entries (B,): the entry of each sentence of the batch, None where they are 0 .. B - 1
-    length: steps so far
     """
 
     def __init__(self, memory: EncoderOutput | None, rows: int):
         """Make an empty cache.
 
-        memory: the input of cross-attention, if any, which says how many beams a sentence has (else 1); rows: of the
-        decoder's batch, B k.
+        memory: the input of cross-attention, which also says how many beams a sentence has; None in a decoder without
+        it, where each row counts as a sentence with one beam. rows: number of rows of the decoder's batch, B k.
         """
         self.memory = memory
         self.beams = memory.beams if memory else 1
@@ -131,12 +131,12 @@ class DecoderCache:
         Returns x (P, k, C) as the layers read it, and the mask of self-attention (P, 1, k, used), added to scores; None
         with one beam, which may look at everything.
         """
-        batch_sentences = x.size(0) // self.beams
-        itself = torch.eye(self.beams, dtype=torch.bool, device=x.device).expand(batch_sentences, -1, -1)
+        num_sentences = x.size(0) // self.beams  # B
+        itself = torch.eye(self.beams, dtype=torch.bool, device=x.device).expand(num_sentences, -1, -1)  # (B, k, k)
         if self.visible is None:
-            self.visible = itself[..., :0]
+            self.visible = itself[..., :0]  # no cells before the first step
         if self.used + self.beams > self.capacity:
-            self._compact(self.entries)
+            self._compact(self.entries)  # makes room
 
         self.visible = torch.cat([self.visible, itself], 2)  # of the k new tokens each beam sees its own
         self.used += self.beams
@@ -144,8 +144,10 @@ class DecoderCache:
 
         mask = None
         if self.beams > 1:
-            mask = additive_mask(self._by_entry(self.visible)[:, None], x.dtype)
-        return self._by_entry(x.view(-1, self.beams, x.size(-1))), mask
+            visible_by_entry = self._by_entry(self.visible)  # (P, k, used)
+            mask = additive_mask(visible_by_entry[:, None], x.dtype)
+        by_sentence = x.view(-1, self.beams, x.size(-1))  # (B, k, C)
+        return self._by_entry(by_sentence), mask
 
     def rows_of_batch(self, x: Tensor) -> Tensor:
         """Turn x (P, k, ..), which the layers have computed in this step, into rows of the batch, (B k, 1, ..).

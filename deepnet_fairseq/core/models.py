@@ -39,19 +39,19 @@ class BuildArguments(NamedTuple):
 
 
 class DeepModel(nn.Module):
-    """Stacks of any depth under any registered method.
+    """Base of the three models: one or two stacks of any depth under any registered method.
 
     A subclass defines NAME, assemble, forward, tokens, features and vocabulary_projection, and head_linears if it has
-    matrices outside the stacks.
+    matrices outside the stacks. `create` makes a model.
     """
 
     NAME: ClassVar[str]  # the model's name in fairseq, a key of archs.STACKS
-    method: Method  # by which the model was made
+    method: Method  # the one with which the model was made
     built_from: BuildArguments | None = None  # what saving.save writes; None if it was not `build` that made the model
     # called after each update, see Method.after_update; None if the method does not override that
     after_update: Callable[[Mapping[str, Tensor]], None] | None = None
-    encoder_class: ClassVar[type[Encoder]] = Encoder
-    decoder_class: ClassVar[type[Decoder]] = Decoder
+    encoder_class: ClassVar[type[Encoder]] = Encoder  # a subclass in the plugin, where fairseq wants its own base class
+    decoder_class: ClassVar[type[Decoder]] = Decoder  # likewise
     # whether all modules are known to be in the model's own mode, training or evaluation; `train` then has nothing to
     # do for a mode that is set already. CUDA graphs promise this while they are in use (plugin/graphs/step.py)
     one_mode = False
@@ -172,6 +172,7 @@ class EncoderDecoder(DeepModel):
 
     @classmethod
     def assemble(cls, cfg: Any, method: Method, *, source_symbols: int, target_symbols: int) -> Self:
+        """Make encoder and decoder, see DeepModel.assemble."""
         source_embedding = embedding(source_symbols, cfg.encoder_embed_dim)
         if cfg.share_all_embeddings:
             target_embedding = source_embedding
@@ -242,7 +243,8 @@ class LanguageModel(DeepModel):
 
     @classmethod
     def assemble(cls, cfg: Any, method: Method, *, source_symbols: int, target_symbols: int) -> Self:
-        if cfg.max_target_positions is None:
+        """Make the decoder, see DeepModel.assemble."""
+        if cfg.max_target_positions is None:  # as long as the samples that the task makes
             cfg.max_target_positions = cfg.tokens_per_sample
         embed_tokens = embedding(source_symbols, cfg.decoder_embed_dim)
         decoder = cls.decoder_class(
@@ -333,6 +335,7 @@ class MaskedLanguageModel(DeepModel):
 
     @classmethod
     def assemble(cls, cfg: Any, method: Method, *, source_symbols: int, target_symbols: int) -> Self:
+        """Make the encoder and the head, see DeepModel.assemble."""
         embed_tokens = embedding(source_symbols, cfg.encoder_embed_dim)
         encoder = cls.encoder_class(cfg=cfg, method=method, embed_tokens=embed_tokens)
         lm_head = MaskedTokenHead(
@@ -352,11 +355,12 @@ class MaskedLanguageModel(DeepModel):
         masked_tokens: Tensor | None = None,
         **_rest: object,
     ) -> tuple[Tensor, Extra]:
-        """Return scores (B, T, V) of src_tokens (B, T), and {"inner_states": None}.
+        """Return scores (B, T, V) of what stands at each position of src_tokens (B, T), and {"inner_states": None}.
 
         masked_tokens (B, T): return scores of the positions where it is True alone, (masked, V). features_only: return
-        features (B, T, C) in place of scores. return_all_hiddens: inner_states is [(T, B, W) before the first and
-        after every layer]. src_lengths is not read, nor is src_id, which the task masked_lm passes too.
+        features (B, T, C) in place of scores. return_all_hiddens: return {"inner_states": [(T, B, W) before the first
+        and after every layer]}, W the width of the residual stream. src_lengths is not read, nor is src_id, which
+        fairseq's task masked_lm passes too.
         """
         encoded = self.encoder(src_tokens, src_lengths, return_all_hiddens)
         features = encoded["encoder_out"][0].transpose(0, 1)  # (T, B, C) -> (B, T, C)
@@ -427,7 +431,7 @@ def blueprint(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields: Value) 
 
 @lru_cache
 def _count_parameters(arch: str, vocab: int, fields: frozenset[tuple[str, Value]]) -> int:
-    """Count the parameters of a model; arguments as for `build`, fields as pairs (name, value), for lru_cache's hash."""
+    """Count the parameters of a model; arguments of `build`, the fields as pairs (name, value), for lru_cache to hash."""
     model = blueprint(arch, vocab, **dict(fields))
     return sum(parameter.numel() for parameter in model.parameters())
 

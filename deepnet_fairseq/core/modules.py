@@ -183,13 +183,14 @@ class SinusoidalPositions(nn.Module):
 
         last: return those of the last token alone, (B, 1, C), taking for granted that no row has padding.
         """
-        rows = self.padding_idx + 1 + tokens.size(1)
+        rows = self.padding_idx + 1 + tokens.size(1)  # positions of T tokens end at padding_idx + T, row rows - 1
         if rows > self.weights.size(0):
             self.weights = self.table(rows).to(self.weights)
         if last:
             newest = self.weights[rows - 1]
             return newest.expand(len(tokens), 1, -1)
-        return F.embedding(token_positions(tokens, self.padding_idx), self.weights)
+        positions = token_positions(tokens, self.padding_idx)
+        return F.embedding(positions, self.weights)
 
 
 class LearnedPositions(nn.Embedding):

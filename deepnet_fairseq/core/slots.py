@@ -23,11 +23,11 @@ SUBLAYER_OF_NORM = {norm: sublayer for sublayer, norm in NORM_NAMES.items()}
 
 @dataclass(frozen=True)
 class Site:
-    """One residual branch.
+    """One residual branch: where it stands in the model, and its widths.
 
-    stack: "encoder" or "decoder"; layer: 1-based depth inside the stack, the l of the papers;
-    sublayer: one of BRANCHES; dim: width of the branch in features, C; num_heads: heads of the stack's attentions, also
-    where the branch is feed-forward.
+    stack: "encoder" or "decoder"; layer: number of the layer in its stack, from 1, the l of the papers; sublayer: one
+    of BRANCHES; dim: width of the branch in features, C; num_heads: heads of the stack's attentions, also where the
+    branch is feed-forward.
     """
 
     stack: str
@@ -99,8 +99,8 @@ class Residual(nn.Module):
     """Residual merge x + f, and the base of other merges; a module, so that hooks find every merge at the same place.
 
     A subclass that computes a x + b f defines `forward` and `scales`, which returns a and b as they are in the trained
-    model. Export multiplies them into neighbouring weights. A merge that defines `forward` alone cannot be exported
-    (see knows_scales).
+    model; `deepnet export` multiplies them into neighbouring weights. A model with a merge that defines `forward` alone
+    cannot be exported (see knows_scales).
     """
 
     def __init_subclass__(cls, **given: Any) -> None:
@@ -126,7 +126,7 @@ class Residual(nn.Module):
 
 
 def knows_scales(merge: nn.Module) -> bool:
-    """Return whether a merge is an a x + b f whose class tells a and b by `scales`.
+    """Tell whether a residual merge computes a x + b f, with the a and b that its method `scales` returns.
 
     A subclass of Residual that overrides `forward` alone has inherited the 1 and 1 of x + f, which need not be its own.
     """

@@ -318,7 +318,7 @@ class Encoder(Stack):
             embed_tokens=embed_tokens,
             layer_class=EncoderLayer,
         )
-        self.max_source_positions = self.max_tokens
+        self.max_source_positions = self.max_tokens  # fairseq's name
 
     def forward(
         self,
@@ -405,7 +405,7 @@ class Decoder(Stack):
         )
         self.attends = attends  # whether it has cross-attention
         self.need_attn = attends  # whether to return its weights in evaluation mode; fairseq's name
-        self.max_target_positions = self.max_tokens
+        self.max_target_positions = self.max_tokens  # fairseq's name
         self.output_projection = empty_linear(shape.dim, symbols, bias=False)
         if tied:
             self.output_projection.weight = embed_tokens.weight
@@ -505,12 +505,15 @@ class Decoder(Stack):
     def cache(self, tokens: Tensor, encoder_out: dict | None, incremental_state: dict | None) -> DecoderCache | None:
         """Return the cache in fairseq's incremental_state, made at the first step; None without incremental_state.
 
-        Raises a ValueError if tokens (B, T) are not one more for each row than those that the cache holds.
+        tokens (B, T): the whole prefix of each row; the others are as in extract_features. Raises a ValueError if the
+        prefixes are not one token longer than those in the cache.
         """
         if incremental_state is None:
             return None
         if self.CACHE not in incremental_state:
-            memory = EncoderOutput.by_sentence(encoder_out) if self.attends and encoder_out else None
+            memory = None
+            if self.attends and encoder_out:
+                memory = EncoderOutput.by_sentence(encoder_out)
             incremental_state[self.CACHE] = {"cache": DecoderCache(memory, len(tokens))}
         cache = incremental_state[self.CACHE]["cache"]
         if tokens.size(1) != cache.length + 1:

@@ -261,7 +261,7 @@ class DLCL(Method):
     def mixer(self, stack, dim):
         layers = self.depth(stack)
         weights = LayerWeights(
-            size=layers + 1,
+            size=layers + 1,  # the embedding and the output of each layer
             init=self.init,
             window=self.window,
             dilation=self.dilation,

@@ -10,7 +10,7 @@ from .base import Method, register
 
 @register("post_ln")
 class PostLN(Method):
-    """Post-LN with all slots empty: fairseq's `transformer`, initialised alike too under the profile fairseq_head."""
+    """Post-LN and nothing more: fairseq's `transformer`, initialised like it too with --init-profile fairseq_head."""
 
     title = "Post-LN"
     equation = "LN(x + f(x))"

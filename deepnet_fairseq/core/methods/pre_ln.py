@@ -13,7 +13,7 @@ from .base import Method, Option, register
 
 @register("pre_ln")
 class PreLN(Method):
-    """Pre-LN with all slots empty: fairseq's `transformer` with both --*-normalize-before."""
+    """Pre-LN and nothing more: fairseq's `transformer` with --encoder- and --decoder-normalize-before."""
 
     title = "Pre-LN"
     equation = "x + f(LN(x))"
