@@ -49,6 +49,7 @@ class Attention(nn.Module):
         super().__init__()
         leave_cudnn_out()
         self.num_heads = num_heads
+        # in fairseq's order, because optimisers number parameters by it
         self.k_proj = empty_linear(source_dim, dim, bias)
         self.v_proj = empty_linear(source_dim, dim, bias)
         self.q_proj = empty_linear(dim, dim, bias)
@@ -118,10 +119,10 @@ class Attention(nn.Module):
         role: what is projected, "q", "k" or "v".
         """
         sentences, length, width = projected.shape
-        by_head = projected.view(sentences, length, self.num_heads, width // self.num_heads)
+        split = projected.view(sentences, length, self.num_heads, width // self.num_heads)
         if self.heads is None:
-            return by_head
-        return self.heads(by_head, role)
+            return split
+        return self.heads(split, role)
 
 
 def attention_weights(q: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:

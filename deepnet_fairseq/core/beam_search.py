@@ -33,9 +33,10 @@ def beam_search(
 
     tokens (B, S): source sentences, or for a causal language model the prompts to continue, padded on either side;
     a prompt's hypotheses do not depend on the other prompts or on its padding. beams: k. max_length: of a hypothesis in
-    tokens, without EOS and without the prompt; it is lowered to what the decoder's positions allow. A sentence is done
-    when k hypotheses have ended (fairseq's rule). Raises a UserError for beams or a max_length below 1, for a prompt
-    longer than the decoder has positions, and for a masked language model.
+    tokens, without EOS and without the prompt; it is lowered to what the decoder's positions allow. length_penalty:
+    exponent in the score, see above. A sentence is done when k hypotheses have ended (fairseq's rule). Raises a
+    UserError for beams or a max_length below 1, for a prompt longer than the decoder has positions, and for a masked
+    language model.
     """
     if "decoder" not in model.stacks():
         raise UserError("beam_search", f"{model.NAME} has no decoder; give a translation or causal language model")
@@ -100,8 +101,8 @@ def _search(
 
         # the best 2k continuations of each sentence: if k of them end here, k are left to go on
         num_symbols = log_probs.size(1)
-        candidates = (totals[..., None] + log_probs.unflatten(0, (-1, beams))).flatten(1)  # (B, k V)
-        best, index = candidates.topk(2 * beams)  # totals and indices (B, 2k), best first
+        totals_then = totals[..., None] + log_probs.unflatten(0, (-1, beams))  # (B, k, V)
+        best, index = totals_then.flatten(1).topk(2 * beams)  # totals and indices in k V, (B, 2k), best first
         rows = first_rows + index // num_symbols  # of the beam that each one continues
         symbols = index % num_symbols
 
@@ -136,7 +137,8 @@ def _begin(model: DeepModel, tokens: Tensor, beams: int) -> tuple[dict | None, d
     rows = torch.arange(len(tokens), device=tokens.device).repeat_interleave(beams)
     start = tokens.new_full((len(rows), 1), EOS)
     if "encoder" in model.stacks():
-        encoder_out = model.encoder.reorder_encoder_out(model.encoder(tokens), rows)
+        by_sentence = model.encoder(tokens)
+        encoder_out = model.encoder.reorder_encoder_out(by_sentence, rows)  # each sentence in the rows of its beams
         return encoder_out, state, start
 
     prefix = torch.cat([start, tokens[rows]], 1)

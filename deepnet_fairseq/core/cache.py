@@ -199,6 +199,7 @@ class DecoderCache:
         if self.visible is None:  # before the first step there is nothing to reorder
             return
         order = new_order.cpu()  # the only host-device synchronisation of a step
+        # the sentences that the rows of each sentence come from must be one
         if len(order) % self.beams or (order.view(-1, self.beams) // self.beams).diff(dim=1).any():
             raise ValueError("hypotheses of several sentences may not change places")
 

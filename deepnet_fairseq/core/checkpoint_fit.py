@@ -73,7 +73,7 @@ def check_fit(
     for stack in ("encoder", "decoder"):
         saved = depth(state, stack)
         built = depth(own, stack)
-        if bool(saved) != bool(built):
+        if bool(saved) != bool(built):  # one of them has no such stack
             raise UserError(
                 f"holds {saved} {stack} layers, this model {built}", "another kind of model; give its --arch"
             )

@@ -62,6 +62,7 @@ class StackShape:
         """Read the shape of `stack` ("encoder" or "decoder") from the config of a model, after archs.fill."""
 
         def of_stack(name: str) -> int:
+            """Return the value of the field `name` of this stack, "encoder_layers" for "layers"."""
             return getattr(cfg, f"{stack}_{name}")
 
         memory_dim = None

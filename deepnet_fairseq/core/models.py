@@ -205,10 +205,10 @@ class EncoderDecoder(DeepModel):
         Decoder.forward, and the dictionary is its. return_all_hiddens is off by default; fairseq's `transformer`, which
         has it on, keeps the states of every layer alive in each training step.
         """
-        memory = self.encoder(src_tokens, src_lengths, return_all_hiddens)
+        encoder_out = self.encoder(src_tokens, src_lengths, return_all_hiddens)
         return self.decoder(
             prev_output_tokens,
-            memory,
+            encoder_out,
             return_all_hiddens=return_all_hiddens,
             features_only=features_only,
             alignment_layer=alignment_layer,
@@ -223,9 +223,9 @@ class EncoderDecoder(DeepModel):
     def features(
         self, src_tokens: Tensor, prev_output_tokens: Tensor, src_lengths: Tensor | None = None
     ) -> dict[str, Tensor]:
-        memory = self.encoder(src_tokens, src_lengths)
-        decoded, _extra = self.decoder(prev_output_tokens, memory, features_only=True)
-        encoded = memory["encoder_out"][0].transpose(0, 1)  # (S, B, C) -> (B, S, C)
+        encoder_out = self.encoder(src_tokens, src_lengths)
+        decoded, _extra = self.decoder(prev_output_tokens, encoder_out, features_only=True)
+        encoded = encoder_out["encoder_out"][0].transpose(0, 1)  # (S, B, C) -> (B, S, C)
         return {"encoder": encoded, "decoder": decoded}
 
     def vocabulary_projection(self) -> nn.Linear:
@@ -431,7 +431,7 @@ def blueprint(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields: Value) 
 
 @lru_cache
 def _count_parameters(arch: str, vocab: int, fields: frozenset[tuple[str, Value]]) -> int:
-    """Count the parameters of a model; arguments of `build`, the fields as pairs (name, value), for lru_cache to hash."""
+    """Count the parameters of the model that `build` makes; fields: pairs (name, value), which lru_cache can hash."""
     model = blueprint(arch, vocab, **dict(fields))
     return sum(parameter.numel() for parameter in model.parameters())
 

@@ -76,7 +76,7 @@ def register_modifier(name: str) -> Callable[[type[Modifier]], type[Modifier]]:
 def make_method(cfg: Any) -> Method:
     """Make the method of a model config, with its depth and options, wrapped in the modifiers that are on.
 
-    cfg: a config (Namespace, omegaconf or dataclass) in which archs.fill has replaced every None. Raises a UserError,
+    cfg: a config (Namespace, omegaconf or dataclass) whose method and depths archs.fill has set. Raises a UserError,
     naming the flag, for an invalid value, and for an option of a modifier that is not on.
     """
     method = get_method(cfg.method).from_config(cfg)

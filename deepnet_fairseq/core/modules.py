@@ -50,7 +50,7 @@ drop: Callable[[Tensor, float], Tensor] = F.dropout  # what Dropout calls; cpu_d
 class Dropout(nn.Module):
     """Dropout with probability p, which fairseq-generate can leave on in evaluation mode (--retain-dropout).
 
-    module_name: name by which --retain-dropout-modules asks for it, None if that cannot.
+    module_name: name by which --retain-dropout-modules asks for it, None for one that has no such name.
     """
 
     def __init__(self, p: float, module_name: str | None = None):

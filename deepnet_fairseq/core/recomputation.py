@@ -34,6 +34,7 @@ def recomputed(group: Callable[[Tensor, State], Tensor], x: Tensor, state: State
         state_after = copied(state_before)
         return group(x, state_after), state_after
 
+    # a copy, because the backward pass needs the state as it is now, and `state` goes on changing
     y, state_after = checkpoint(run_on_copy, x, copied(state), use_reentrant=False)
     state.clear()
     state.update(state_after)

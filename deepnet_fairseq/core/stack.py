@@ -147,7 +147,7 @@ class Stack(nn.Module):
                 saved = state_dict.pop(key)  # torch, which does not know it, would call the key unexpected
                 problem = self._other_constant(name, saved)
                 if problem:
-                    unexpected_keys.append(problem)
+                    unexpected_keys.append(problem)  # a text in place of a key, for torch's error
                     logger.warning(f"{problem}; this model keeps its own")
             elif not checkpoint_fit.FOREIGN_KEY.fullmatch(f"{self.name}.{name}"):
                 logger.warning(f"{self.name}.{name}: a constant of another method; this model has none")
@@ -292,6 +292,7 @@ class Stack(nn.Module):
         """
         firsts: dict[type, Any] = {}  # class -> its first module
         for module in submodules(self):
+            # `self` has the method, too; asking the class is faster than asking the module
             if module is not self and hasattr(type(module), "set_num_updates"):
                 first = firsts.setdefault(type(module), module)
                 if module is not first and hasattr(module, "follow"):
@@ -337,14 +338,14 @@ class Encoder(Stack):
         encoder_embedding     [(B, S, C)], scaled token embeddings
         encoder_states        [(S, B, W) before the first and after every layer] if return_all_hiddens, else []
         src_tokens            []
-        src_lengths           [(B, 1)], tokens without padding
+        src_lengths           [(B, 1)], number of tokens, without padding
         cache.SENTENCES       [Sentences], by which the beams of a sentence share keys and values in the decoder's cache
         """
         is_padding = src_tokens.eq(self.padding_idx)
         x, embedding = self.embed(src_tokens, self.positions(src_tokens), token_embeddings)
         # (B, 1, 1, S), for every batch: asking a GPU whether one has padding would be a host-device synchronisation
         mask = additive_mask(~is_padding[:, None, None], x.dtype)
-        x = x.masked_fill(is_padding.unsqueeze(-1), 0)
+        x = x.masked_fill(is_padding.unsqueeze(-1), 0)  # as in fairseq
 
         states = list(self.states(x, mask)) if return_all_hiddens else []
         x = states[-1] if states else self.transform(x, mask)
@@ -377,7 +378,7 @@ class Encoder(Stack):
         reordered = {}
         for name, tensors in encoder_out.items():
             if name != SENTENCES:
-                batch_dim = 1 if name in ("encoder_out", "encoder_states") else 0
+                batch_dim = 1 if name in ("encoder_out", "encoder_states") else 0  # those two are (S, B, ..)
                 reordered[name] = [tensor.index_select(batch_dim, new_order) for tensor in tensors]
         return reordered | {SENTENCES: [sentences._replace(rows=rows)]}
 

@@ -28,7 +28,7 @@ class Admin(Method):
         "train": Option("but_first", "the omegas to train", ("but_first", "all", "none")),
     }
     train_flags = ("--admin-profile", "auto")
-    profiled = True
+    profiled = True  # omegas are measured before the first update
 
     def residual(self, site):
         first_of_stack = site.layer == 1 and site.sublayer == "self_attn"  # its omega is omega_1, which stays at 1

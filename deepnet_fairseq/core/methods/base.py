@@ -146,8 +146,8 @@ class Method:
     def from_config(cls, cfg: Any) -> Method:
         """Make the method with the depth and options that a model config has.
 
-        cfg: a config (Namespace, omegaconf or dataclass) in which archs.fill has replaced every None, with the option
-        KEY in the field METHOD_KEY. Raises a UserError as the constructor does.
+        cfg: a config (Namespace, omegaconf or dataclass) whose depths archs.fill has set, with the option KEY in the
+        field METHOD_KEY. Raises a UserError as the constructor does.
         """
         values: dict[str, Any] = {}
         for key, option in cls.options.items():

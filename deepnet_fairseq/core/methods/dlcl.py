@@ -118,7 +118,7 @@ class WeightedSum(torch.autograd.Function):
         ctx.row = row
         ctx.reach = reach
 
-        history.rows[row].view(y.shape).copy_(y)
+        history.rows[row].view(y.shape).copy_(y)  # for the sums of this row and of later ones
         if not reach.has_sum(row):
             return y.view_as(y)  # the same numbers, in another tensor than the input
         read = reach.read_by(row)
@@ -140,7 +140,7 @@ class WeightedSum(torch.autograd.Function):
         readers = reach.readers_of(row, history.last_row)
         read = reach.read_by(row)
         with without_autocast(gradient):
-            if weight_is_trained and reach.has_sum(row):
+            if weight_is_trained and reach.has_sum(row):  # the gradient of W[row,k] is y_k . g_row
                 torch.mv(history.rows[read], history.gradients[row], out=history.gradient_of_weights[row, read])
             of_y = torch.mv(history.gradients[readers].t(), weight[readers, row])
         if not reach.has_sum(row):  # forward has also returned y itself

@@ -28,7 +28,7 @@ class RFixup(Method):
     equation = "x + m f(x - b), f without biases, last matrices 0 at first"
     paper = "Zhang et al. 2019 (ICLR)"
     norm = "none"
-    bias = False
+    bias = False  # of the branches' matrices
     init_profiles = ("xavier_legacy",)
 
     def before(self, site):

@@ -35,6 +35,7 @@ class LearnedScale(Probe):
     def values(self) -> Values:
         device = next(self.model.parameters()).device
         levels = torch.tensor([*STATISTICS.values()], device=device)
+        # address without the statistic -> (3,), in the order of STATISTICS
         quantiles = {address: scale.quantile(levels) for address, scale in scales(self.model)}
         if not quantiles:  # the method learns no factors, and torch cannot stack none
             return {}
