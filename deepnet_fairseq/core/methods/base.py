@@ -280,7 +280,7 @@ class Method:
     # initialisation
 
     def gain(self, site: Site, role: str) -> float:
-        """Factor on the standard deviation with which a matrix of the branch is drawn; initialisation.py has the rest.
+        """Factor on the standard deviation that the init profile (initialisation.py) gives to a matrix of the branch.
 
         role: what the branch uses it for, "q", "k", "v" or "out" in attention, "fc1" or "fc2" in feed-forward.
         """

@@ -4,9 +4,9 @@ Zhang, Titov, Sennrich 2019, "Improving Deep Transformer with Depth-Scaled Initi
 section of the first name: W ~ U(-alpha g / sqrt(l), alpha g / sqrt(l)), g = sqrt(6 / (d_in + d_out)), for every matrix
 of layer l, counted from 1 in each stack; alpha in (0, 1], 1 by default. Embeddings are not scaled.
 The authors' code hands l^(-1/2) to an initialiser that takes a variance, so its std falls as l^(-1/4) only; we follow
-the paper, `--ds-init-exponent 0.25` is the code. There q, k, v of self-attention are one matrix (gain 1/sqrt2 each, as
-here) and those of cross-attention three (gain 1; here 1/sqrt2, as in the profile that all methods share). The paper
-pairs the method with merged attention, which is not part of it.
+the paper, and `--ds-init-exponent 0.25` computes what the code does. In the code q, k, v of self-attention are one
+matrix (gain 1/sqrt2 each, as here) and those of cross-attention three (gain 1; here 1/sqrt2, as in the profile that all
+methods share). The paper pairs the method with merged attention, which is not part of it.
 """
 
 from ...errors import UserError

@@ -33,8 +33,9 @@ class Shrink(FullPrecision, Residual):
         self.gradient_clip = gradient_clip
 
     def forward(self, x, f):
+        z = x + f
         kept = 1 - F.silu(self.g)
-        return multiply(x + f, kept, straight=True)  # straight: the gradient of z is that of y, without the factor
+        return multiply(z, kept, straight=True)  # straight: the gradient of z is that of y, without the factor
 
     def scales(self):
         kept = 1 - F.silu(self.g)
@@ -66,5 +67,6 @@ class GPAS(Method):
         return {}  # gradient_clip would be found, but a training may be resumed with another one
 
     def residual(self, site):
+        # the layer's g, made for its first branch
         g = self.gates.setdefault((site.stack, site.layer), nn.Parameter(torch.tensor(0.0)))
         return Shrink(g, self.clip)

@@ -71,6 +71,7 @@ class ReZero(Method):
 
     def residual(self, site):
         branch = site.sublayer if self.per_sublayer else None
+        # made for the first branch that has this number
         a = self.gates.setdefault((site.stack, site.layer, branch), nn.Parameter(torch.tensor(0.0)))
         return Gate(a, self.fp32)
 

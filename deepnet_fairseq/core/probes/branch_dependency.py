@@ -25,11 +25,11 @@ class BranchDependency(TokenSums):
 
     def hooks(self, masks: dict[str, Tensor]) -> Iterator:
         for site, residual in residuals(self.model):
-            add_sums = partial(self._visit, str(site), masks[site.stack])
+            add_sums = partial(self._add_sums, str(site), masks[site.stack])
             yield residual.register_forward_hook(add_sums)
 
     @torch.no_grad()  # a trained factor would keep the graph alive
-    def _visit(self, address: str, mask: Tensor, residual: nn.Module, inputs: tuple, _merged: Tensor) -> None:
+    def _add_sums(self, address: str, mask: Tensor, residual: nn.Module, inputs: tuple, _merged: Tensor) -> None:
         """Forward hook of a residual merge: add what the variances of f and of x + f are computed from.
 
         address: of the branch; mask (B, T): True at tokens; residual: the merge; inputs: x and f, (B, T, C) each (x may
@@ -54,7 +54,7 @@ class BranchDependency(TokenSums):
     def values(self) -> Values:
         ratios = {}
         for address, sums in over_ranks(self.sums).items():
-            count, branch_sum, branch_squares, merged_sum, merged_squares = sums  # as _visit adds them
+            count, branch_sum, branch_squares, merged_sum, merged_squares = sums  # as _add_sums adds them
             branch_variance = _variance(count, branch_sum, branch_squares)
             merged_variance = _variance(count, merged_sum, merged_squares)
             ratios[address] = branch_variance / merged_variance if merged_variance > 0 else float("nan")

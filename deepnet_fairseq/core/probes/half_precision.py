@@ -36,15 +36,15 @@ class HalfPrecision(Probe):
         for name, part in self.model.named_children():
             for module in part.modules():
                 if not list(module.children()):
-                    yield module.register_forward_hook(partial(self._visit, name))
+                    yield module.register_forward_hook(partial(self._keep_largest_output, name))
 
         # residual merges that have modules inside; those without were among the modules above
         for site, residual in residuals(self.model):
             if list(residual.children()):
-                yield residual.register_forward_hook(partial(self._visit, site.stack))
+                yield residual.register_forward_hook(partial(self._keep_largest_output, site.stack))
 
     @torch.no_grad()
-    def _visit(self, address: str, module: nn.Module, inputs: tuple, output: Any) -> None:
+    def _keep_largest_output(self, address: str, module: nn.Module, inputs: tuple, output: Any) -> None:
         """Forward hook of a module: keep the largest absolute value of its output, if that is one float tensor.
 
         address: of the part of the model to which the module belongs.

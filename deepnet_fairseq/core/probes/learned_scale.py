@@ -36,7 +36,7 @@ class LearnedScale(Probe):
         device = next(self.model.parameters()).device
         levels = torch.tensor([*STATISTICS.values()], device=device)
         # address without the statistic -> (3,), in the order of STATISTICS
-        quantiles = {address: scale.quantile(levels) for address, scale in scales(self.model)}
+        quantiles = {address: scale.quantile(levels) for address, scale in factors_in_slots(self.model)}
         if not quantiles:  # the method learns no factors, and torch cannot stack none
             return {}
 
@@ -57,17 +57,17 @@ class LearnedScale(Probe):
         return mean_by(without_layer, medians)
 
 
-def scales(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def factors_in_slots(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield address, without the statistic, and values, float32 (n,), of each vector of factors in a DeepModel's slots.
 
     A single factor is a vector of one.
     """
     for stack in model.stacks().values():
         for slot_address, slot in stack.slots():
-            yield from _scales_of(slot_address, slot)
+            yield from _factors_of(slot_address, slot)
 
 
-def _scales_of(slot_address: str, slot: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def _factors_of(slot_address: str, slot: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield address and values, float32 (n,), of each vector of learned factors in one slot.
 
     slot_address: as "decoder.3.ffn.inner"; slot: the module in it.

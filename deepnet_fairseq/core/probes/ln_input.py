@@ -34,10 +34,10 @@ class LNInput(TokenSums):
                 reads_source = "encoder_attn" in words and words[-1] in ("k", "v")
                 mask = masks["encoder"] if reads_source else masks[name]
                 address = ".".join([name, *words])
-                yield norm.register_forward_pre_hook(partial(self._visit, address, mask))
+                yield norm.register_forward_pre_hook(partial(self._add_norms, address, mask))
 
     @torch.no_grad()
-    def _visit(self, address: str, mask: Tensor, module: nn.Module, inputs: tuple) -> None:
+    def _add_norms(self, address: str, mask: Tensor, module: nn.Module, inputs: tuple) -> None:
         """Forward pre-hook of a LayerNorm: add how many vectors ||x|| it normalises, and the sum of their norms.
 
         mask (B, T): True at the tokens that count; inputs: x alone, (B, T, C) or by head (B, T, h, d).
@@ -47,7 +47,7 @@ class LNInput(TokenSums):
 
     def values(self) -> Values:
         means = {}
-        for address, (count, total) in over_ranks(self.sums).items():  # the numbers that _visit adds
+        for address, (count, total) in over_ranks(self.sums).items():  # the numbers that _add_norms adds
             if count:  # 0 if all ranks had dummy batches
                 means[address] = total / count
         return means
