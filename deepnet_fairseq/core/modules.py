@@ -19,9 +19,7 @@ logger = logging.getLogger(__name__)
 
 def gelu_accurate(x: Tensor) -> Tensor:
     """Compute the approximation of GELU by tanh (Hendrycks and Gimpel 2016, section 2), x of any shape."""
-    half = 0.5 * x  # before the rest, because the order of operations decides in which order gradients are added up
-    argument = math.sqrt(2 / math.pi) * (x + 0.044715 * torch.pow(x, 3))
-    return half * (1 + torch.tanh(argument))
+    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * torch.pow(x, 3))))
 
 
 def relu_squared(x: Tensor) -> Tensor:

@@ -490,9 +490,10 @@ class Decoder(Stack):
         recompute = cache is None  # a second pass would extend the cache twice
         if layer_kwargs or return_all_hiddens:
             every_state = self.states(x, *inputs, recompute=recompute, layer_kwargs=layer_kwargs)
-            # a deque of length 1 keeps the last state alone, and frees the others as it goes
-            kept_states = every_state if return_all_hiddens else deque(every_state, maxlen=1)
-            states = list(kept_states)
+            if return_all_hiddens:
+                states = list(every_state)
+            else:  # a deque of length 1 keeps the last state alone, and frees the others as it goes
+                states = list(deque(every_state, maxlen=1))
         else:
             states = [self.transform(x, *inputs, recompute=recompute)]
 
