@@ -490,10 +490,9 @@ class Decoder(Stack):
         recompute = cache is None  # a second pass would extend the cache twice
         if layer_kwargs or return_all_hiddens:
             every_state = self.states(x, *inputs, recompute=recompute, layer_kwargs=layer_kwargs)
-            if return_all_hiddens:
-                states = list(every_state)
-            else:  # a deque of length 1 keeps the last state alone, and frees the others as it goes
-                states = list(deque(every_state, maxlen=1))
+            # a deque of length 1 keeps the last state alone, and frees the others as it goes; None keeps all
+            maxlen = None if return_all_hiddens else 1
+            states = list(deque(every_state, maxlen))
         else:
             states = [self.transform(x, *inputs, recompute=recompute)]
 
