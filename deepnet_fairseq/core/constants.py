@@ -38,8 +38,7 @@ def find_constants(
     for address, slot in slots:
         slot_name = address.rpartition(".")[2]
         for path, module in slot.named_modules():
-            # path: "" for the slot's module itself, "0.norm" for one inside; of this the index in a container is left
-            # out of the name
+            # path: "" for the slot's module itself, "0.norm" for one inside; the index in a container, 0, is left out
             inside = [part for part in path.split(".") if part and not part.isdecimal()]
             for attribute, numbers in _number_attributes(module):
                 constant = "_".join([slot_name, *inside, attribute])

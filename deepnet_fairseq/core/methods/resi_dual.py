@@ -1,6 +1,6 @@
 """ResiDual: two residual streams x' = LN(x + f(x)) and r' = r + s f(x), from the embedding e: x = e, r = s e.
 
-A stack returns x + LN(r). The streams are stored side by side in one tensor (.., 2C).
+A stack returns x + LN(r). The streams are stored side by side in one tensor (.., 2C), C features each.
 
 Xie et al. 2023, "ResiDual: Transformer with Dual Residual Connections" (arXiv 2304.14802); evidence from translation,
 up to 18L-18L. s, 1 unless given, keeps r below fp16's largest number: LN(r) is the same for all s but for its epsilon,

@@ -1,8 +1,8 @@
 """SiameseNorm: two residual streams x' = LN(x + o / sqrt(2l)) and y' = y + o, with o = f(LN(x + LN(y))).
 
 Li et al. 2026, "SiameseNorm: Breaking the Barrier to Reconciling Pre/Post-Norm" (arXiv 2602.08064). The streams are
-stored side by side in one tensor (.., 2C). They begin as LN(e) and e, e the embedding, and a stack returns
-LN(x + LN(y)). Evidence from language models of 0.4 to 15 billion parameters and vision, none from translation.
+stored side by side in one tensor (.., 2C), C features each. They begin as LN(e) and e, e the embedding, and a stack
+returns LN(x + LN(y)). Evidence from language models of 0.4 to 15 billion parameters and vision, none from translation.
 2l is the number of branches in the layers up to layer l. In a decoder with cross-attention it is 3l, which is ours.
 Each LayerNorm has its own parameters; there are three for each branch. Where they stand follows the authors' code for
 vision, which normalises x at the entry of every branch, so on the embedding too, and before the end. Their language
