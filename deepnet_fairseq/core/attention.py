@@ -79,7 +79,7 @@ class Attention(nn.Module):
         cache: in decoding, keys and values of earlier steps. Without `source` x are the newest tokens, whose keys and
         values are added to the cache, and all that it holds are attended to. With `source` the keys and values of the
         source are computed in the first step alone.
-        alignment: a list to which the attention weights (B, h, T, S), without dropout, are appended.
+        alignment: a list to which the attention weights (B, h, T, S), without dropout, are appended; None for none.
         Raises a TypeError without x, and for other keywords, which a caller of fairseq's MultiheadAttention may use.
         """
         if x is None or others:

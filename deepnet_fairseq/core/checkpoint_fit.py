@@ -179,8 +179,9 @@ def _flags_to_change(missing: list[str], extra: list[str]) -> str:
 def other_constant(key: str, saved: Tensor, built: float | list[float], rounding: float = ROUNDING) -> str | None:
     """Return the message that a constant of the method differs from the model's; None if it does not.
 
-    key: its name in the state dict; saved: its number () or numbers (n,) in the checkpoint; built: the model's own;
-    rounding: largest relative difference that counts as none.
+    A constant is a number that the forward pass computes with and that is no parameter, as DeepNorm's alpha, or one for
+    each branch (constants.py). key: its name in the state dict; saved: its number () or numbers (n,) in the checkpoint;
+    built: the model's own; rounding: largest relative difference that counts as none.
     """
     reason = "trained at other depths or options, or by another formula"
     saved_numbers = saved.flatten().tolist()

@@ -21,7 +21,7 @@ def dropout(x: Tensor, p: float) -> Tensor:
 
 
 def mask(x: Tensor, p: float) -> Tensor:
-    """Draw a tensor shaped like x: 0 with probability p, else 1 / (1 - p)."""
+    """Draw a tensor shaped like x: 0 with probability p, else 1 / (1 - p); p is rounded, see RESOLUTION."""
     dropped = round(p * RESOLUTION)
     scale = RESOLUTION / (RESOLUTION - dropped)
 

@@ -203,7 +203,10 @@ class QKNorm(Modifier):
 
 
 class Both(nn.Module):
-    """Module for the slot `heads` that applies two others in turn; all are called as heads(x, role), x (.., h, d)."""
+    """Module for the slot `heads` that applies two others in turn.
+
+    All are called as heads(x, role) with x (.., h, d), h heads of d features, and role "q", "k" or "v".
+    """
 
     def __init__(self, first: nn.Module, second: nn.Module):
         super().__init__()

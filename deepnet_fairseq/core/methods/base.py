@@ -126,7 +126,7 @@ class Method:
     # wrong gains in the code of others, which `deepnet verify` recognises: description -> function that returns the
     # gain, called with the method and "encoder" or "decoder"
     mistaken_gains: ClassVar[dict[str, Callable[[Any, str], float]]] = {}
-    profiled: ClassVar[bool] = False  # whether the shortcuts are measured before the first update, as Admin's are
+    profiled: ClassVar[bool] = False  # whether factors on shortcuts are measured before the first update, as Admin's
 
     if TYPE_CHECKING:
 
