@@ -1,6 +1,8 @@
 """Check that a checkpoint fits a model, and name the flag that would make it fit.
 
-Everywhere `state` is the checkpoint's state dict, and `own` the one of the model that is to load it.
+Everywhere `state` is the checkpoint's state dict, and `own` the one of the model that is to load it. A constant of a
+method is a number that the forward pass computes with and that is neither parameter nor buffer, as DeepNorm's alpha, or
+a list with one for each branch (constants.py); state dicts hold constants too.
 """
 
 from __future__ import annotations
@@ -179,9 +181,8 @@ def _flags_to_change(missing: list[str], extra: list[str]) -> str:
 def other_constant(key: str, saved: Tensor, built: float | list[float], rounding: float = ROUNDING) -> str | None:
     """Return the message that a constant of the method differs from the model's; None if it does not.
 
-    A constant is a number that the forward pass computes with and that is no parameter, as DeepNorm's alpha, or one for
-    each branch (constants.py). key: its name in the state dict; saved: its number () or numbers (n,) in the checkpoint;
-    built: the model's own; rounding: largest relative difference that counts as none.
+    key: its name in the state dict; saved: its number () or numbers (n,) in the checkpoint; built: the model's own;
+    rounding: largest relative difference that counts as none.
     """
     reason = "trained at other depths or options, or by another formula"
     saved_numbers = saved.flatten().tolist()

@@ -1,8 +1,12 @@
 """Encoder and decoder with fairseq's interfaces: inputs, outputs, names of parameters.
 
-Their base class Stack has what both share: embeddings, the run through the layers, the last LayerNorm, and the slots
-of a method (methods/base.py) that belong to a whole stack. Shapes: B sentences, S source and T target tokens (T tokens
-of either in Stack), C width in features, W width of the residual stream between layers, C for most methods.
+Their base class Stack has what both share: embeddings, the run through the layers, the last LayerNorm, and the places
+for modules of a method (its slots, methods/base.py) that belong to a whole stack: `beginning` behind the embeddings,
+`mixer` between layers and `ending` behind the last LayerNorm. A constant of a method is a number that its modules
+compute with and that is neither parameter nor buffer, as DeepNorm's alpha (constants.py).
+
+Shapes: B sentences, S source and T target tokens (T tokens of either in Stack), C width in features, W width of the
+residual stream between layers, C for most methods.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def mix(h: Tensor, streams: Tensor) -> Tensor:
 class Read(nn.Module):
     """Read a branch's input from the streams: X (.., nC) -> LN(H_pre X) (.., C).
 
-    dim: C; b: of H_pre at first, (n,).
+    dim: C; b (n,): the b of H_pre at first.
     """
 
     def __init__(self, dim: int, b: Tensor):
