@@ -20,8 +20,9 @@ class HalfPrecision(Probe):
     """Largest absolute values in activations and gradient, to compare with fp16's largest number 65504.
 
     Addresses
-    "encoder"   over the outputs of all modules in this child of the model, residual sums (shortcut + branch) and scores
-                of the vocabulary included; so for its other children, "decoder" and "lm_head"
+    "encoder"   over the outputs of all modules without modules inside in this child of the model, and over its residual
+                sums (shortcut + branch); so for the other children, "decoder", whose projection makes the scores of the
+                vocabulary, and "lm_head", whose scores are left out
     "gradient"  over the elements of the gradient of the mean loss per token. In half precision fairseq holds another
                 gradient, that of the loss's sum over tokens times the loss scale.
     """
