@@ -120,7 +120,10 @@ class Layer(nn.Module):
         self.inner = or_empty(method.inner(self.sites["ffn"], shape.ffn_dim))
         self.bypass = method.bypass(self.sites["ffn"])
         self.outer = nn.ModuleDict({name: or_empty(method.outer(site)) for name, site in self.sites.items()})
-        self.residual = nn.ModuleDict({name: method.residual(site) or Residual() for name, site in self.sites.items()})
+        self.residual = nn.ModuleDict()
+        for name, site in self.sites.items():
+            merge = method.residual(site)
+            self.residual[name] = Residual() if merge is None else merge
 
         self.activation_fn = ACTIVATIONS[shape.activation_fn]
         module_name = f"Transformer{shape.stack.capitalize()}LayerBase"  # fairseq's class, for --retain-dropout-modules

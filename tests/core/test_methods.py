@@ -8,14 +8,16 @@ import copy
 
 import pytest
 import torch
+from torch import nn
 
-from deepnet_fairseq.core import archs, build, load, save
+from deepnet_fairseq.core import Option, archs, build, load, save
 from deepnet_fairseq.core.methods import METHODS, Method, register
 from deepnet_fairseq.core.pass_state import copied, pass_state, running
 from deepnet_fairseq.core.slots import Residual
 
 from ..support.decoded import step_by_step
 from ..support.helpers import PAD, TOLERANCE, VOCAB, batch, logits
+from ..support.own_methods import registered
 from ..support.single_stacks import EVERY, KINDS, disturb, inputs, loss_of, noisy_model, scores, sizes, small
 from ..support.single_stacks import batch as text_batch
 
@@ -314,6 +316,33 @@ def test_hidden_states_are_returned_on_request_only(kind):
 def test_a_name_is_registered_once():
     with pytest.raises(ValueError, match="every_slot"):
         register("every_slot")(type("Other", (Method,), {}))
+
+
+class TwiceTheBranch(nn.ModuleList):
+    """A merge x + 2 f that is an empty list of modules, as one is whose branch has nothing to learn."""
+
+    def forward(self, x, f, state=None):
+        return x + 2 * f
+
+    branch_and_sum = Residual.branch_and_sum
+    scales = Residual.scales
+
+
+def test_a_merge_without_modules_inside_is_not_replaced():
+    method = type("Twice", (Method,), {"equation": "", "paper": "", "residual": lambda self, site: TwiceTheBranch()})
+
+    with registered(method) as name:
+        model = small(archs.MODEL_NAME, method=name)
+
+    for layer in model.encoder.layers:
+        assert isinstance(layer.residual["ffn"], TwiceTheBranch)
+
+
+@pytest.mark.parametrize(
+    ("default", "values"), [(True, "flag"), (3, "number"), (0.5, "number"), (None, "text"), ("a", "text")]
+)
+def test_a_table_of_options_names_the_type_of_the_default(default, values):
+    assert Option(default, "help").values == values
 
 
 def test_a_merge_may_tell_its_terms_under_their_old_name():

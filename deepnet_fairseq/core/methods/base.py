@@ -55,8 +55,8 @@ class Option:
         """Describe the permitted values for a table of options: "pre / post", "flag", "text" or "number"."""
         if self.choices:
             return " / ".join(self.choices)
-        words: dict[type, str] = {bool: "flag", type(None): "text"}
-        return words.get(type(self.default), "number")
+        words: dict[type, str] = {bool: "flag", int: "number", float: "number"}
+        return words.get(type(self.default), "text")
 
     @property
     def kind(self) -> str:
