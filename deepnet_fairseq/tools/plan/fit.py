@@ -1,4 +1,10 @@
-"""Search the flags that make a training fit, from those that cost nothing to those that cost most."""
+"""Search the flags that make a training fit into the memory of a GPU.
+
+A candidate is the user's setting with some changes that save memory: the loss in chunks, layers recomputed, the
+optimiser's state sharded over GPUs. Candidates are tried from the one that costs no time to the one that costs most,
+and each in smaller and smaller batches, with --update-freq so that an update stays as large. An option is a candidate
+in one batch size, with the memory that it takes.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +20,7 @@ MOST_GPUS = 1024
 USABLE = 0.9  # share of a GPU's memory; the rest is for CUDA's context, workspaces and gaps between blocks
 WORTHWHILE = 0.99  # an option is left out unless its peak is below this share of the peak before
 GROUP_SIZES = (1, 4)  # numbers of layers that are recomputed together
-# limits of one GPU's batch in tokens
+# limits of one GPU's batch, --max-tokens
 MOST_TOKENS = 16_384  # an update of 128 x 4,096 tokens still consists of 32 batches, of sentences of all lengths
 LEAST_TOKENS = 4096  # in smaller batches launching kernels takes longer than computing
 LEAST_TOKENS_RECOMPUTED = 1024  # the same with recomputation
@@ -24,10 +30,10 @@ TRACED_TOKENS = 1024
 
 @dataclass(frozen=True)
 class Option:
-    """Way to train in less memory.
+    """Setting that trains the same model in less memory, or the user's own.
 
-    name: in the plan's text; original: the setting as the user gave it; setting: that of the option, changed from it;
-    memory: what the option takes, as needs.memory returns it.
+    name: in the plan's text, as "recompute each layer"; original: the setting as the user gave it; setting: the
+    changed one; memory: bytes that it takes, as needs.memory returns them.
     """
 
     name: str
@@ -42,14 +48,18 @@ class Option:
 
     @property
     def cost(self) -> float:
-        """Operations a token, divided by those of the original setting."""
+        """FLOP a token, divided by those of the original setting; 1.33 if everything is recomputed."""
+        # `step` is the operations of an update on all GPUs, whose tokens differ if the number of GPUs does
         operations = flops(self.setting).step / self.setting.tokens_per_update
         original_operations = flops(self.original).step / self.original.tokens_per_update
         return operations / original_operations
 
     @property
     def flags(self) -> str:
-        """Flags of fairseq-train that turn the original setting into the option's, but for the number of GPUs."""
+        """Flags of fairseq-train that turn the original setting into the option's, in one text; "" if it is the same.
+
+        The number of GPUs is not among them, because it depends on how the training is launched.
+        """
         new = self.setting
         old = self.original
         changed = []
@@ -66,23 +76,25 @@ class Option:
         return " ".join(changed)
 
     def as_dict(self) -> dict:
-        """Return the option for JSON; peak in bytes."""
+        """Return the option for JSON: name, flags, gpus, peak in bytes, fits and cost, as the properties give them."""
         numbers = {"gpus": self.setting.gpus, "peak": self.memory.peak, "fits": self.fits, "cost": self.cost}
         return {"name": self.name, "flags": self.flags} | numbers
 
 
-MemoryOf = Callable[[Setting], SimpleNamespace]  # such as needs.memory
+MemoryOf = Callable[[Setting], SimpleNamespace]  # returns the bytes that a setting takes, as needs.memory does
 
 
 def recommend(setting: Setting) -> list[Option]:
-    """Return the setting as given and, until one fits, options with less memory; the last is the recommended one.
+    """Return options, of which the first is the setting as given, each with less memory than the one before.
 
-    The order is: the loss in chunks, layers recomputed one at a time and in groups, the optimiser's state sharded, more
-    GPUs. Each option has the largest batches in which it fits; if it fits in none, the smallest. Options that do not
-    fit and save hardly anything are left out.
+    The list ends with the first that fits, which is the recommended one, or with the last that there is. The order is:
+    the loss in chunks, layers recomputed one at a time and in groups, the optimiser's state sharded, more GPUs. Each
+    option has the largest batches in which it fits; if it fits in none, the smallest. Options that do not fit and save
+    hardly anything are left out.
     """
     options = [Option("as given", setting, setting, memory(setting))]
-    for name, candidate in _candidates(setting, MOST_GPUS, loss=True):
+    # if the loss cannot be in chunks, the first candidate is the setting itself, tried here in smaller batches
+    for name, candidate in _candidates(setting, most_gpus=MOST_GPUS, chunk_loss=True):
         if options[-1].fits:
             break
         sizes = _batch_sizes(candidate, most=setting.max_tokens)
@@ -93,13 +105,14 @@ def recommend(setting: Setting) -> list[Option]:
 
 
 def choose(setting: Setting, batch: bool, recompute: bool, adam: bool) -> tuple[Option, int, float]:
-    """Choose batch, recomputation and sharding so that the setting's update fits, as fast as possible.
+    """Choose batch size, recomputation and sharding so that the setting fits into memory and trains fast.
 
-    Return the fastest option that fits, else the one with the least memory; the number of parameters; and the number of
-    operations in such an update on all GPUs.
+    Return (option, parameters, operations): the fastest option that fits, or the one that needs least memory if none
+    fits; the number of the model's parameters; and the floating-point operations of one update on all GPUs.
 
     batch: whether --max-tokens may change, with --update-freq, so that an update stays as large; recompute: whether
-    layers may be recomputed; adam: whether the optimiser is Adam, which can be sharded.
+    layers may be recomputed; adam: whether the optimiser is Adam, whose state can be sharded. If neither batch nor
+    recomputation may change, nothing does.
     """
     parameters = count(setting)
     stages_of = _stages_of_any_batch(setting)
@@ -107,50 +120,53 @@ def choose(setting: Setting, batch: bool, recompute: bool, adam: bool) -> tuple[
     def memory_of(candidate: Setting) -> SimpleNamespace:
         return memory(candidate, parameters, stages_of(candidate))
 
-    candidates = list(_candidates(setting, setting.gpus, recompute=recompute, adam=adam))
-    if not batch and not recompute:  # then the optimiser is not sharded either
-        candidates = candidates[:1]
+    candidates = list(_candidates(setting, most_gpus=setting.gpus, recompute=recompute, adam=adam))
+    if not batch and not recompute:
+        candidates = candidates[:1]  # the setting as given, without the sharded optimiser either
     # if smaller batches are the only way to save memory, they may be as small as with recomputation
     least = LEAST_TOKENS_RECOMPUTED if len(candidates) == 1 else None
 
     for name, candidate in candidates:  # the fastest first
-        sizes = _batch_sizes(candidate, most=MOST_TOKENS, least=least) if batch else [setting.max_tokens]
+        sizes: Iterable[int] = [setting.max_tokens]
+        if batch:
+            sizes = _batch_sizes(candidate, most=MOST_TOKENS, least=least)
         option = _in_largest_batch(name, original=setting, candidate=candidate, sizes=sizes, memory_of=memory_of)
         if option.fits:
             break
+    # if none fits, `option` is now the last one, which needs least memory
 
     operations = flops(option.setting, stages_of(option.setting)).step
     return option, parameters.total, operations
 
 
 def _candidates(
-    setting: Setting, gpus: int, loss: bool = False, recompute: bool = True, adam: bool = True
+    setting: Setting, most_gpus: int, chunk_loss: bool = False, recompute: bool = True, adam: bool = True
 ) -> Iterator[tuple[str, Setting]]:
-    """Yield names and settings that take less and less memory, in batches as given; what costs least time comes first.
+    """Yield (name, setting) of candidates that need less and less memory; the first, the fastest, changes least.
 
-    Each candidate keeps what the ones before it have changed.
+    Each candidate keeps what the ones before it have changed. The batches are those of `setting`.
 
-    gpus: the most over which the optimiser's state may be sharded; loss: whether the loss may be computed in chunks;
-    recompute, adam: as for `choose`.
+    most_gpus: over which the optimiser's state may be sharded; chunk_loss: whether the loss may be computed in chunks,
+    which makes the first candidate if the setting does not do so already; recompute, adam: as for `choose`.
     """
     candidate = setting
-    chunked = setting.objective.chunked
-    if loss and chunked and not setting.chunked:
-        candidate = replace(setting, criterion=chunked)
+    chunked_criterion = setting.objective.chunked
+    if chunk_loss and chunked_criterion and not setting.chunked:
+        candidate = replace(setting, criterion=chunked_criterion)
         yield "loss in chunks", candidate
     else:
         yield "as given", candidate
 
-    if recompute and not setting.checkpoint_every:
+    if recompute and not setting.checkpoint_every:  # else the user has chosen already what is recomputed
         for layers in GROUP_SIZES:
             candidate = replace(candidate, checkpoint_every=layers)
             yield f"recompute {layers} layers at a time" if layers > 1 else "recompute each layer", candidate
 
-    if adam and not setting.memory_efficient:
-        number = max(2, setting.gpus)
-        while number <= gpus:
-            yield f"optimiser over {number} GPUs", replace(candidate, gpus=number, zero=True, optimizer=FUSED)
-            number *= 2
+    if adam and not setting.memory_efficient:  # only deepnet_adam is sharded, which does not do memory-efficient fp16
+        gpus = max(2, setting.gpus)
+        while gpus <= most_gpus:
+            yield f"optimiser over {gpus} GPUs", replace(candidate, gpus=gpus, zero=True, optimizer=FUSED)
+            gpus *= 2
 
 
 def _in_largest_batch(
@@ -158,11 +174,12 @@ def _in_largest_batch(
 ) -> Option:
     """Return the option of a candidate in the first batch size in which it fits; if it fits in none, in the last.
 
-    sizes: tokens of a batch, the largest first.
+    name: of the candidate, to which a batch size other than the original one is added; original: the setting as the
+    user gave it; sizes: batch sizes in tokens, the largest first, at least one; memory_of: see MemoryOf.
     """
-    update = original.max_tokens * original.update_freq  # tokens of an update on one GPU, which do not change
+    update_tokens = original.max_tokens * original.update_freq  # of one GPU; they stay as many
     for tokens in sizes:
-        setting = replace(candidate, max_tokens=tokens, update_freq=update // tokens)
+        setting = replace(candidate, max_tokens=tokens, update_freq=update_tokens // tokens)
         label = name
         if tokens != original.max_tokens:
             label += f", batches of {tokens:,} tokens x {setting.update_freq}"
@@ -174,31 +191,33 @@ def _in_largest_batch(
 
 
 def _batch_sizes(setting: Setting, most: int, least: int | None = None) -> Iterator[int]:
-    """Yield batch sizes in tokens, whole fractions of an update, from `most` down to `least`.
+    """Yield batch sizes in tokens from `most` down to `least`; each divides the tokens of an update without remainder.
 
-    least: None for LEAST_TOKENS, or LEAST_TOKENS_RECOMPUTED if layers are recomputed. The setting's own size lowers
-    `least`, and the length of a sentence raises it. If no fraction lies between the limits, as of a prime number of
-    tokens, the setting's own size is the only one.
+    least: None for LEAST_TOKENS, or LEAST_TOKENS_RECOMPUTED if layers are recomputed. The limit is lower if the
+    setting's own batch is smaller than that, and higher if a single sentence is longer. If no size lies between the
+    limits, as where an update has a prime number of tokens, the setting's own size is the only one.
     """
     if least is None:
         least = LEAST_TOKENS_RECOMPUTED if setting.checkpoint_every else LEAST_TOKENS
     least = max(setting.length, min(setting.max_tokens, least))
+    most = max(most, least)
 
-    update = setting.max_tokens * setting.update_freq
+    update_tokens = setting.max_tokens * setting.update_freq  # of one GPU
     found = False
-    for freq in range(1, update // least + 1):
-        if update % freq == 0 and update // freq <= max(most, least):
+    for update_freq in range(1, update_tokens // least + 1):
+        tokens, remainder = divmod(update_tokens, update_freq)
+        if remainder == 0 and tokens <= most:
             found = True
-            yield update // freq
+            yield tokens
     if not found:
         yield setting.max_tokens
 
 
 def _stages_of_any_batch(setting: Setting) -> Callable[[Setting], list[Stage]]:
-    """Trace two small batches, and return a function that extrapolates from them to a setting of any batch size.
+    """Trace two small batches, and return a function that gives the stages of a setting with any batch size.
 
-    The function takes settings that differ from this one in the batch, recomputation and sharding, and returns the
-    stages as `trace` would.
+    The function takes settings that differ from this one in the batch, recomputation and sharding. It extrapolates from
+    the two batches, all of whose costs are linear in the number of sentences, which is faster than to trace each size.
     """
     sentences = max(1, TRACED_TOKENS // setting.length)
     tokens = sentences * setting.length
@@ -206,8 +225,12 @@ def _stages_of_any_batch(setting: Setting) -> Callable[[Setting], list[Stage]]:
     double = trace(replace(setting, max_tokens=2 * tokens, update_freq=1))
 
     def stages_of(candidate: Setting) -> list[Stage]:
-        # a step is the difference of the two traced batches: `sentences` more
-        steps = candidate.max_tokens // candidate.length / sentences - 2
-        return [stage.extrapolated(before, steps) for stage, before in zip(double, small, strict=True)]
+        # from `small` to `double` is a step of `sentences` more; the candidate lies so many steps beyond `double`
+        small_batches = candidate.max_tokens // candidate.length / sentences  # that make one of the candidate's
+        steps = small_batches - 2
+        return [
+            stage_of_double.extrapolated(stage_of_small, steps)
+            for stage_of_double, stage_of_small in zip(double, small, strict=True)
+        ]
 
     return stages_of

@@ -36,14 +36,14 @@ def count(setting: Setting) -> SimpleNamespace:
     that are trained.
     """
     if layers_are_alike(setting):
-        model = skeleton(setting)  # a few layers stand for all
+        model = skeleton(setting)  # with a few layers
     else:
-        model = skeleton(setting, max(getattr(setting.cfg, name) for name in setting.layer_fields))
+        model = skeleton(setting, max(getattr(setting.cfg, name) for name in setting.layer_fields))  # with all layers
 
     copies = dict.fromkeys(model.parameters(), 1)  # parameter of the skeleton -> how many like it the model has
     for name, stack in model.stacks().items():
         missing_layers = getattr(setting.cfg, f"{name}_layers") - len(stack.layers)  # 0 if all of them were made
-        for parameter in stack.layers[-1].parameters():
+        for parameter in stack.layers[-1].parameters():  # the missing layers are like the last one
             copies[parameter] += missing_layers
 
     total = trainable = weight_bytes = gradient_bytes = 0
@@ -67,12 +67,14 @@ def count(setting: Setting) -> SimpleNamespace:
 def flops(setting: Setting, stages: list[Stage] | None = None) -> SimpleNamespace:
     """Return floating-point operations and kernel launches of an update.
 
-    The result has, in operations of a target token and the source token with it, forward: those of the forward pass;
-    train: those of the forward and the backward pass; recomputed: those that recomputation adds. Of a whole update,
-    recomputation included, it has step: operations on all GPUs; launches: kernel launches on each GPU, without the
-    optimiser's.
+    The result has
+      forward: operations of the forward pass for one target token; one source token is included if there is a source
+      train: the same of forward and backward pass, without recomputation
+      recomputed: operations a token that recomputation adds
+      step: operations of a whole update on all GPUs, recomputation included
+      launches: kernel launches of a whole update on each GPU, recomputation included, without the optimiser's.
 
-    stages: of the setting's batch, None to trace them.
+    stages: of a batch of the setting, as `trace` returns them; None to trace them.
     """
     stages = stages or trace(setting)
     tokens = setting.max_tokens // setting.length * setting.length  # of a traced batch, which has whole sentences
@@ -85,11 +87,12 @@ def flops(setting: Setting, stages: list[Stage] | None = None) -> SimpleNamespac
     launches = sum(stage.launches + stage.launches_back for stage in stages)
     launches += sum(stage.launches for stage in computed_twice)
 
+    train = 3 * forward  # the backward pass costs twice the forward pass
     return SimpleNamespace(
         forward=forward,
-        train=3 * forward,
+        train=train,
         recomputed=recomputed,
-        step=(3 * forward + recomputed) * setting.tokens_per_update,
+        step=(train + recomputed) * setting.tokens_per_update,
         launches=launches * setting.update_freq,
     )
 
@@ -99,18 +102,24 @@ def speed(setting: Setting, rate: float, updates: int | None = None) -> SimpleNa
 
     The time to exchange gradients between GPUs counts only if `rate`, as measured, includes it.
 
-    The result has rate; step: seconds of an update; tokens_per_second: target tokens, of all GPUs; updates, hours: of
-    the whole training, None without `updates`.
+    updates: number of updates of the whole training, None if it is unknown.
+
+    The result has rate and updates as given; step: seconds of an update; tokens_per_second: target tokens of all GPUs;
+    hours: of the whole training, None if the number of updates is unknown.
     """
-    step = flops(setting).step / (rate * setting.gpus)
-    hours = None if updates is None else updates * step / 3600
+    operations = flops(setting).step  # of an update on all GPUs
+    seconds = operations / (rate * setting.gpus)
+    hours = None if updates is None else updates * seconds / 3600
     return SimpleNamespace(
-        rate=rate, step=step, tokens_per_second=setting.tokens_per_update / step, updates=updates, hours=hours
+        rate=rate, step=seconds, tokens_per_second=setting.tokens_per_update / seconds, updates=updates, hours=hours
     )
 
 
 def updates_of(setting: Setting, epochs: float, corpus_tokens: int) -> int:
-    """Return the updates in `epochs` of a corpus of `corpus_tokens` target tokens, as if all batches were full."""
+    """Return the number of updates, at least 1, in `epochs` passes over a corpus, as if all batches were full.
+
+    corpus_tokens: target tokens of the corpus.
+    """
     return max(1, round(epochs * corpus_tokens / setting.tokens_per_update))
 
 
@@ -124,18 +133,20 @@ def memory(setting: Setting, parameters: Any = None, stages: list[Stage] | None 
       activations: what all stages but the loss hold at the end of the forward pass
       recomputed: the most that one group of layers computes again and holds in its backward pass
       loss: what the loss holds, with its temporaries
-      step: temporaries of the optimiser's update
+      step: temporary tensors of the optimiser's step
       graphs: CUDA graphs, and the gradients of a batch, which graphs keep beside the sum over the update's batches
       objects: Python's, on the CPU
-      peak: the most at a time, less than the sum of the others; phase: when: in "forward", "backward" or "optimiser".
+      peak: the most at a time, less than the sum of the others, which are not all there at the same time
+      phase: "forward", "backward" or "optimiser": the part of the update in which that peak is.
 
-    parameters: what `count` returns, None to count them; stages: of the setting's batch, None to trace them.
+    parameters: what `count` returns, None to count them; stages: of a batch of the setting, as `trace` returns them,
+    None to trace them.
     """
     parameters = parameters or count(setting)
     stages = stages or trace(setting)
     weights = parameters.weight_bytes
     gradients = parameters.gradient_bytes
-    optimiser, step = setting.optimiser_bytes(parameters.trainable, parameters.largest)
+    optimiser, temporaries = setting.optimiser_bytes(parameters.trainable, parameters.largest)
     buckets = gradients if setting.gpus > 1 else 0
     objects = OBJECT_BYTES_A_PARAMETER * parameters.tensors if setting.device == "cpu" else 0
 
@@ -147,14 +158,16 @@ def memory(setting: Setting, parameters: Any = None, stages: list[Stage] | None 
     always = weights + optimiser + buckets + graphs + objects  # in all phases of an update
     accumulated = gradients if setting.update_freq > 1 else 0  # gradients of earlier batches of the same update
     groups = _grouped(stages, setting)
-    phases = {
+    peaks = {
         "forward": always + accumulated + _peak_forward(groups),
         "backward": always + _peak_backward(groups, accumulated),
-        "optimiser": always + gradients + step,
+        "optimiser": always + gradients + temporaries,
     }
-    phase = max(phases, key=phases.__getitem__)
+    phase = max(peaks, key=peaks.__getitem__)
 
-    *body, loss = groups
+    *body, loss = groups  # the last stage, and so the last group, is the loss
+    # of the two peaks of a backward pass, that without .grad, because the result counts it as `gradients`
+    loss_backward = loss.kept + loss.stages[0].peak_accumulating
     return SimpleNamespace(
         weights=weights,
         gradients=gradients,
@@ -162,12 +175,11 @@ def memory(setting: Setting, parameters: Any = None, stages: list[Stage] | None 
         buckets=buckets,
         activations=sum(group.kept for group in body),
         recomputed=max(group.recomputed for group in body),
-        # in its backward pass the peak without .grad, because that is counted in `gradients`
-        loss=max(loss.peak_forward, loss.kept + loss.stages[0].peak_accumulating),
-        step=step,
+        loss=max(loss.peak_forward, loss_backward),
+        step=temporaries,
         graphs=graphs,
         objects=objects,
-        peak=phases[phase],
+        peak=peaks[phase],
         phase=phase,
     )
 
@@ -175,36 +187,42 @@ def memory(setting: Setting, parameters: Any = None, stages: list[Stage] | None 
 class Group:
     """Memory of layers that are recomputed together, or of a single stage that keeps its activations; all in bytes.
 
-    kept: what the forward pass leaves behind for the backward pass. peak_forward: the most in the forward pass, beyond
-    what was there before it. recomputed: activations that the backward pass computes again, and then holds.
-    peak_recompute: the most while they are computed again. The last two are 0 for a stage that is not recomputed.
+    stages: the layers, in forward order, or that one stage. kept: what the forward pass leaves behind for the backward
+    pass. peak_forward: the most in the forward pass, beyond what was there before it. recomputed: activations that the
+    backward pass computes again, and then holds. peak_recompute: the most while they are computed again, beyond what
+    was there before. The last two are 0 for a stage that is not recomputed.
     """
 
     def __init__(self, stages: list[Stage], setting: Setting):
         self.stages = stages
-        if not (setting.checkpoint_every and stages[0].name.endswith(LAYERS)):
+        is_recomputed = setting.checkpoint_every and stages[0].name.endswith(LAYERS)
+        if not is_recomputed:
             self.kept = stages[0].kept
             self.peak_forward = stages[0].peak_forward
             self.recomputed = 0
             self.peak_recompute = 0
             return
 
-        # only the output of the last layer outlives the forward pass; the peak within it is left out, because that of
-        # the backward pass, which computes the layers again, is higher
-        self.kept = stages[-1].output
-        self.peak_forward = stages[-1].output
+        # Only the output of the last layer outlives the forward pass. The peak inside the layers is left out, because
+        # that of the backward pass, which computes the layers again, is higher.
+        output = stages[-1].output
+        self.kept = output
+        self.peak_forward = output
 
-        activations = 0
+        activations = 0  # of the layers that were computed again so far
         peaks = []
         for stage in stages:
             peaks.append(activations + stage.peak_forward)
             activations += stage.kept
-        self.recomputed = activations - stages[-1].output
+        self.recomputed = activations - output  # the output was there already, as `kept`
         self.peak_recompute = max(peaks)
 
 
 def _grouped(stages: list[Stage], setting: Setting) -> list[Group]:
-    """Group the layers of a stack that are recomputed together; every other stage is a group of its own."""
+    """Group the layers of a stack that are recomputed together; every other stage is a group of its own.
+
+    Without recomputation, checkpoint_every 0, each layer is a group of its own too.
+    """
     groups: list[list[Stage]] = []
     for stage in stages:
         of_same_stack = bool(groups) and stage.name.endswith(LAYERS) and stage.name == groups[-1][0].name
@@ -228,20 +246,22 @@ def _peak_forward(groups: list[Group]) -> int:
 def _peak_backward(groups: list[Group], accumulated: int) -> int:
     """Return the most bytes of activations and gradients at a time in the backward pass.
 
-    accumulated: bytes of all parameters' gradients if an earlier batch of the same update has made them; 0 if this
-    batch makes them, stage by stage.
+    accumulated: bytes of all parameters' .grad if an earlier batch of the same update has made them; 0 if this batch
+    makes them, stage by stage.
     """
-    live = sum(group.kept for group in groups)  # without the gradients of parameters
-    arrived = 0  # bytes of the gradients of parameters that this batch has made
+    live = sum(group.kept for group in groups)  # activations and their gradients, without .grad
+    grad = accumulated  # bytes of .grad that exist
     peak = 0
     for group in reversed(groups):
-        peak = max(peak, live + group.peak_recompute + max(accumulated, arrived))
+        # first the layers of the group are computed again, if they are recomputed
+        peak = max(peak, live + group.peak_recompute + grad)
         live += group.recomputed
+        # then the backward pass goes through them
         for stage in reversed(group.stages):
             if accumulated:
-                peak = max(peak, live + stage.peak_accumulating + accumulated)
+                peak = max(peak, live + stage.peak_accumulating + grad)
             else:
-                peak = max(peak, live + stage.peak_backward + arrived)
-                arrived += stage.gradients
+                peak = max(peak, live + stage.peak_backward + grad)
+                grad += stage.gradients
             live += stage.change_backward  # mostly a negative number, because activations are freed
     return peak

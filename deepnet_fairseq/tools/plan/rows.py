@@ -1,7 +1,8 @@
 """Plan many trainings: the batch that fits into memory, the hours, and the disk space of each.
 
-A row is one training, in the file of `deepnet plan --rows` and in a table of a paper. Hours are its operations divided
-by the FLOP/s of its GPUs, as given or assumed; the bytes of its checkpoints follow from the number of parameters.
+A row is one training: a line `NAME FLAGS` of the file that `deepnet plan --rows` reads, and the row of a table in a
+paper that this training reproduces. Hours are its operations divided by the FLOP/s of its GPUs, as given or assumed;
+the bytes of its checkpoints follow from the number of parameters.
 """
 
 from __future__ import annotations
@@ -21,17 +22,20 @@ from .needs import TERA, updates_of
 from .setting import GIB, OPTIMIZERS, Parser, Setting, check_number, parse_setting
 
 ASSUMED_RATE = {"cuda": 100.0, "cpu": 0.03}  # TFLOP/s: a third of an A100's peak; a core with narrow layers
-# bytes of a parameter in a checkpoint: Adam's two moments, the float32 copy of a weight, the weight itself
-MOMENTS, MASTER, HALF, SINGLE = 8, 4, 2, 4
+# bytes of a parameter in a checkpoint
+MOMENTS = 8  # Adam's two, in float32
+MASTER = 4  # the float32 copy of a weight in half precision
+HALF = 2  # the weight itself in half precision
+SINGLE = 4  # the weight itself in float32
 FULL_CHECKPOINTS = 3  # with the optimiser's state, at a time: the last, the one before, and the one being written
 GB = 1e9
-EPOCHS = re.compile(r"(?:(?:last:)?\d{1,9}|\d{1,9}-\d{1,9})?")  # value of --epoch-weights
-# flags of a row that this module reads, and their defaults; WORDS are of any text
+EPOCHS = re.compile(r"(?:(?:last:)?\d{1,9}|\d{1,9}-\d{1,9})?")  # value of --epoch-weights: N, last:N, A-B or ""
+# flags of a row that this module reads itself, and their defaults; the value is a number, or any text
 NUMBERS = {
     "--kept": 1, "--stuck": 0, "--save-interval-updates": 0, "--distributed-world-size": 1, "--corpus-tokens": 0.0,
     "--max-update": 0.0, "--max-epoch": 0.0,
 }  # fmt: skip
-WORDS = {"--optimizer": OPTIMIZERS[0], "--epoch-weights": "", "--experiment": "", "--facts": "{}", "--free": ""}
+TEXTS = {"--optimizer": OPTIMIZERS[0], "--epoch-weights": "", "--experiment": "", "--facts": "{}", "--free": ""}
 SHOWN_NAME = 32  # most characters of a row's name in the table
 
 
@@ -39,10 +43,11 @@ SHOWN_NAME = 32  # most characters of a row's name in the table
 class Row:
     """Plan of one training and its files.
 
-    name: of its run; option: its setting and memory; parameters: their number; updates: None if its end is unknown;
-    hours: of training; peak: the most bytes on the disk while it trains; kept: bytes on the disk at its end; done:
-    whether it is over already; stuck: if the paper's run diverged, number of updates after which this one is expected
-    to end because it has learnt nothing, else 0.
+    name: of its run; option: its setting and GPU memory; parameters: number of the model's; updates: number of all,
+    None if the flags do not say where the training ends; hours: of training, 0 if that is unknown; disk_peak: the most
+    bytes on the disk while it trains; disk_kept: bytes on the disk at its end; done: whether it is over already.
+    stuck: value of --stop-stuck, the number of updates after which a training ends if it has learnt nothing; above 0
+    only if the paper's run diverged, so that this one is expected to end so.
     """
 
     name: str
@@ -50,14 +55,17 @@ class Row:
     parameters: int
     updates: int | None
     hours: float
-    peak: float
-    kept: float
+    disk_peak: float
+    disk_kept: float
     done: bool
     stuck: int
 
     @property
     def flags(self) -> str:
-        """Flags of fairseq-train that were chosen; "!" if the training does not fit into the GPU."""
+        """Flags of fairseq-train to add to those of the row, in one text; "!" if the training does not fit.
+
+        They are those of the chosen option, and --stop-stuck where the training is expected to diverge.
+        """
         if not self.fits:
             return "!"
         if self.stuck:
@@ -66,26 +74,28 @@ class Row:
 
     @property
     def fits(self) -> bool:
-        """True if the training fits into a GPU, or is on the CPU."""
+        """True if the training fits into a GPU, or is on the CPU, whose memory is not known here."""
         return self.option.fits or self.option.setting.device == "cpu"
 
     @property
     def least_memory(self) -> float:
-        """Bytes of the smallest GPU into which the training fits."""
+        """Bytes of memory of the smallest GPU into which the training fits, of which the share USABLE can be used."""
         return self.option.memory.peak / USABLE
 
 
 def read_rows(lines: Iterable[str], rate: float | None = None) -> list[Row]:
-    """Plan the training of each line, `NAME FLAGS`; FLAGS are fairseq-train's, and beside them
+    """Plan the training of each line `NAME FLAGS`; blank lines are skipped.
+
+    FLAGS are fairseq-train's, of which those that change neither memory nor time are ignored, and beside them
 
       --done               the training is over
       --vocab SIZE         of the vocabulary, as for `deepnet plan`
       --corpus-tokens N    target tokens of an epoch, for a training that ends after --max-epoch
       --kept N             how many files with weights stay (default 1; 0: nothing is saved)
-      --free CHOICES       what may be chosen to fit into memory: "batch", "recompute", or both with a comma
-      --stuck N            updates after which the training ends if the paper's diverged
+      --free CHOICES       what may be changed to fit into memory: "batch", "recompute", or both with a comma
+      --stuck N            value of --stop-stuck for a training whose original in the paper diverged
       --experiment FOLDER, --facts JSON    the experiment's folder and the content of run.json, which tell whether the
-                           paper's diverged
+                           paper's training diverged; see `diverged`
 
     rate: TFLOP/s of each GPU or process, None for ASSUMED_RATE. Raises a UserError, naming the row, for invalid flags.
     """
@@ -93,15 +103,18 @@ def read_rows(lines: Iterable[str], rate: float | None = None) -> list[Row]:
 
 
 def _row(words: list[str], rate: float | None) -> Row:
-    """Plan the training of a line, split into words; rate: as for `read_rows`."""
+    """Plan the training of a line.
+
+    words: the line's, the name of the row and its flags as `read_rows` describes them; rate: as for `read_rows`.
+    """
     name, *flags = words
     try:
-        args, rest = _parse_own(flags)
+        args, other_flags = _parse_row_flags(flags)
         adam = args.optimizer in OPTIMIZERS
-        rest += ["--gpus", str(args.distributed_world_size)]
-        if adam:
-            rest += ["--optimizer", args.optimizer]
-        setting = parse_setting(rest, strict=False)
+        other_flags += ["--gpus", str(args.distributed_world_size)]
+        if adam:  # the plan of any other optimiser is that of the default one
+            other_flags += ["--optimizer", args.optimizer]
+        setting = parse_setting(other_flags, strict=False)
         free_batch = "batch" in args.free
         free_recompute = "recompute" in args.free
         option, parameters, operations = choose(setting, batch=free_batch, recompute=free_recompute, adam=adam)
@@ -121,49 +134,54 @@ def _row(words: list[str], rate: float | None) -> Row:
         ends.append(stuck + args.save_interval_updates)
 
     flops_per_second = (rate or ASSUMED_RATE[setting.device]) * TERA * setting.gpus
-    peak, kept = _disk_bytes(setting, parameters, args)
+    seconds = min(ends, default=0) * operations / flops_per_second
+    disk_peak, disk_kept = _disk_bytes(setting, parameters, args)
     return Row(
         name=name,
         option=option,
         parameters=parameters,
         updates=min(ends, default=None),
-        hours=min(ends, default=0) * operations / flops_per_second / 3600,
-        peak=peak,
-        kept=kept,
+        hours=seconds / 3600,
+        disk_peak=disk_peak,
+        disk_kept=disk_kept,
         done=args.done,
         stuck=stuck,
     )
 
 
-def _parse_own(flags: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Parse the flags that this module reads: return them, and the words of all others. UserError for invalid ones."""
-    own = Parser(add_help=False, allow_abbrev=False)
-    own.add_argument("--done", action="store_true")
-    for flag, default in NUMBERS.items():
-        own.add_argument(flag, type=type(default), default=default)
-    for flag, word in WORDS.items():
-        own.add_argument(flag, default=word)
+def _parse_row_flags(flags: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Parse --done and the flags in NUMBERS and TEXTS; return them, and the words of all other flags.
 
-    args, rest = own.parse_known_args(flags)
+    UserError for values that are no numbers from 0 on, and for an --epoch-weights that the plugin does not know.
+    """
+    parser = Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--done", action="store_true")
+    for flag, number in NUMBERS.items():
+        parser.add_argument(flag, type=type(number), default=number)
+    for flag, text in TEXTS.items():
+        parser.add_argument(flag, default=text)
+
+    args, other_flags = parser.parse_known_args(flags)
     for flag in NUMBERS:
         name = flag.removeprefix("--").replace("-", "_")
         check_number(flag, getattr(args, name), zero=True)
     if not EPOCHS.fullmatch(args.epoch_weights):
         raise UserError(f"--epoch-weights {args.epoch_weights}", "write last:N or A-B")
-    return args, rest
+    return args, other_flags
 
 
 def diverged(experiment: str, facts: dict) -> bool:
-    """Tell whether a paper's table says that this training diverged.
+    """Tell whether the paper reports that its own training of this row diverged.
 
-    experiment: folder of the experiment, by which the table is found; facts: content of run.json, by which its row is.
+    experiment: folder of the experiment, by which the paper's table is found (study.tables), "" for none; facts:
+    content of the training's run.json, which has the values by which its row in the table is found.
     """
     from ...study.tables import TABLES
 
     for table in TABLES.values():
         if experiment in table.folders:
-            place = tuple(facts.get(key, "") for key in table.keys)
-            published = table.rows.get(place, {})
+            row_key = tuple(facts.get(key, "") for key in table.keys)
+            published = table.rows.get(row_key, {})  # head of a column -> published number, or "diverged"
             if "diverged" in published.values():
                 return True
     return False
@@ -172,44 +190,46 @@ def diverged(experiment: str, facts: dict) -> bool:
 def _disk_bytes(setting: Setting, parameters: int, args: argparse.Namespace) -> tuple[float, float]:
     """Return the bytes on the disk of a training: the most while it runs, and at its end.
 
-    parameters: their number; args: --kept and --epoch-weights, as _parse_own returns them.
+    parameters: number of the model's; args: with the values of --kept and --epoch-weights, from _parse_row_flags.
     """
-    if not args.kept:
+    if not args.kept:  # nothing is saved
         return 0.0, 0.0
     weights = parameters * (SINGLE if setting.precision == "fp32" else HALF)
-    master = MASTER if setting.precision in ("fp16", "bf16") else 0
-    full = weights + parameters * (MOMENTS + master)  # a checkpoint with the optimiser's state
+    master = MASTER if setting.precision in ("fp16", "bf16") else 0  # memory-efficient precisions have none
+    full_checkpoint = weights + parameters * (MOMENTS + master)  # with the optimiser's state
 
+    # files with the weights of single epochs, which are there to be averaged
     numbers = args.epoch_weights.removeprefix("last:").split("-")
-    if not args.epoch_weights:  # no files with the weights of single epochs
-        epochs = 0
+    if not args.epoch_weights:
+        epoch_files = 0
     elif len(numbers) == 2:  # A-B
-        epochs = int(numbers[1]) - int(numbers[0]) + 1
-    else:  # last:N, which keeps one to spare
-        epochs = int(numbers[0]) + 1
+        epoch_files = int(numbers[1]) - int(numbers[0]) + 1
+    else:  # last:N, where the newest file is written before the oldest is removed
+        epoch_files = int(numbers[0]) + 1
 
-    peak = FULL_CHECKPOINTS * full + (epochs + 1) * weights  # 1: the averaged model
+    averaged = weights  # the file with the averaged model
+    peak = FULL_CHECKPOINTS * full_checkpoint + epoch_files * weights + averaged
     return peak, args.kept * weights
 
 
 def as_text(rows: list[Row], rate: float | None = None, side_by_side: int = 1) -> str:
-    """Format the plan of rows that are trained in this order, `side_by_side` at a time: a line for each, and sums.
+    """Format the plan of rows that are trained in this order: a table with a line for each, and sums below it.
 
-    rate: TFLOP/s that `read_rows` was given, None if it was assumed.
+    rate: TFLOP/s that `read_rows` was given, None if it was assumed; side_by_side: how many trainings run at a time.
     """
-    left = [row for row in rows if not row.done]
-    setting = rows[0].option.setting  # its device and memory stand for those of all rows
+    still_to_train = [row for row in rows if not row.done]
+    setting = rows[0].option.setting  # all rows have its device and its size of a GPU's memory
     unit = "GPU" if setting.device == "cuda" else "process"
 
     count = f"{len(rows)} row"
     if len(rows) > 1:
         count += "s"
-    if len(left) < len(rows):
-        count += f", {len(rows) - len(left)} of them done"
+    if len(still_to_train) < len(rows):
+        count += f", {len(rows) - len(still_to_train)} of them done"
     if side_by_side > 1:
         count += f", {side_by_side} at a time"
 
-    hours = sum(row.hours for row in left) / side_by_side
+    hours = sum(row.hours for row in still_to_train) / side_by_side
     time = f"{_short(hours)} hours"
     if hours >= 48:
         time += f" ({hours / 24:.1f} days)"
@@ -220,16 +240,17 @@ def as_text(rows: list[Row], rate: float | None = None, side_by_side: int = 1) -
     if setting.device == "cuda":
         limit = f" of {setting.gpu_memory / GIB:.3g}, of which {1 - USABLE:.0%} stay free"
 
-    kept = sum(row.kept for row in rows)
-    largest_first = sorted((row.peak for row in left), reverse=True)
-    peak_disk = kept + sum(largest_first[:side_by_side])  # at worst the largest train last, beside all that is kept
+    disk_kept = sum(row.disk_kept for row in rows)
+    largest_first = sorted((row.disk_peak for row in still_to_train), reverse=True)
+    # at worst the trainings with the largest files run last, beside all that the others have left
+    disk_peak = disk_kept + sum(largest_first[:side_by_side])
 
     lines = [
         _table(rows, unit),
         "",
         f"{count}: {time} at {speed}",
         f"memory: at most {peak_memory:.1f} GiB{limit}",
-        f"disk: at most {_short(peak_disk / GB)} GB, in the end {_short(kept / GB)} GB",
+        f"disk: at most {_short(disk_peak / GB)} GB, in the end {_short(disk_kept / GB)} GB",
     ]
     if any(row.stuck for row in rows):
         lines.append("* diverged in the paper: ends when it has learnt nothing after so many updates (STOP_STUCK)")
@@ -249,8 +270,9 @@ def _table(rows: list[Row], unit: str) -> str:
         setting = row.option.setting
 
         name = os.path.relpath(row.name, folder or ".")
-        if len(name) > SHOWN_NAME:
-            name = f"{name[: SHOWN_NAME // 2]}…{name[1 - SHOWN_NAME // 2 :]}"
+        if len(name) > SHOWN_NAME:  # its two ends, and a character that stands for the middle
+            half = SHOWN_NAME // 2
+            name = f"{name[:half]}…{name[1 - half :]}"
 
         recomputed = "yes" if setting.checkpoint_every else "no"
         if setting.zero:
@@ -272,13 +294,13 @@ def _table(rows: list[Row], unit: str) -> str:
             memory,
             updates,
             "done" if row.done else _short(row.hours),
-            _short(row.peak / GB),
+            _short(row.disk_peak / GB),
         ])  # fmt: skip
     return render(table)
 
 
 def _short(value: float) -> str:
-    """Format a number with two significant digits, or as a whole number from 10 on."""
+    """Format a number with about two significant digits, and as a whole number from 10 on."""
     if value >= 10:
         return f"{value:,.0f}"
     if value >= 1:

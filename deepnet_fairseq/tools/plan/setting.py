@@ -1,4 +1,7 @@
-"""What a plan depends on, read from fairseq-train's flags: a model, its batches, precision, optimiser and machine."""
+"""What a plan depends on, read from fairseq-train's flags: a model, its batches, precision, optimiser and machine.
+
+The stacks of a model are its encoder, its decoder or both (core/archs.py).
+"""
 
 from __future__ import annotations
 
@@ -18,17 +21,20 @@ from ...plugin.chunked_loss import LABEL_SMOOTHED as CHUNKED_LABEL_SMOOTHED
 
 GIB = 2**30
 FLOAT32_BYTES = 4
-LIMIT = 10**8  # of each whole number that a flag gives
+LIMIT = 10**8  # the greatest value of flags that take a whole number
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-OPTIMIZERS = ADAM, FUSED = "adam", "deepnet_adam"
-SHARDED = "--zero-sharding os"
+ADAM = "adam"  # fairseq's
+FUSED = "deepnet_adam"  # the plugin's, whose kernels update many tensors at once
+OPTIMIZERS = (ADAM, FUSED)
+SHARDED = "--zero-sharding os"  # the optimiser's state is divided among the GPUs (ZeRO, stage 1)
 
 
 class Objective(NamedTuple):
     """Training objective of a model.
 
-    task, criterion: fairseq's names; chunked: name of the criterion that computes the same loss in chunks of tokens
-    (plugin/chunked_loss.py), None where there is none; length: default number of tokens in a sentence.
+    task, criterion: fairseq's names; chunked: name of the plugin's criterion that computes the same loss a chunk of
+    tokens at a time (plugin/chunked_loss.py), None where there is none; length: tokens of a sentence if --length is not
+    given.
     """
 
     task: str
@@ -43,7 +49,7 @@ class Objective(NamedTuple):
 
     @property
     def masks(self) -> bool:
-        """True if some of the tokens are masked, and only these are predicted."""
+        """True if it is a masked language model: some of the tokens are masked, and only these are predicted."""
         return self.task == "masked_lm"
 
 
@@ -59,19 +65,20 @@ class Setting:
     """Setting of a training: the flags of model, batches and machine that determine memory and time.
 
     cfg: a config of the model with all fields set
-    vocab: sizes of the vocabulary that the first stack reads and of that which the model predicts
-    max_tokens: source tokens, and as many target tokens, in a batch of one GPU, padding included; a language model has
-      one text and thus simply so many tokens
+    vocab: two sizes: of the vocabulary that the first stack reads, and of the vocabulary that the model predicts
+    max_tokens: tokens in a batch of one GPU, padding included; a translation model has so many source tokens and as
+      many target tokens
     update_freq: batches of an update on each GPU
-    length: tokens of a sentence
-    precision: a key of DTYPES; "memory-efficient-fp16" or "-bf16" has no float32 copy of the weights
+    length: tokens of a sentence; all sentences are taken to be of one length
+    precision: a key of DTYPES, or "memory-efficient-" before "fp16" or "bf16", without a float32 copy of the weights
     optimizer: "adam" or "deepnet_adam"
     criterion: fairseq's name; "" for the one of the model's objective
     mask_prob: share of the tokens that a masked language model predicts
     checkpoint_every: number of layers that are recomputed together, 0 to recompute none
-    zero: whether the optimiser's state is sharded over the GPUs
+    zero: whether the optimiser's state is sharded over the GPUs (--zero-sharding os)
+    gpus: number of all GPUs, or of processes on the CPU
     cuda_graphs: number of shapes of batches that get a CUDA graph
-    gpu_memory: bytes of a GPU
+    gpu_memory: bytes of one GPU
     device: "cpu" or "cuda"
 
     Raises a UserError, naming the flag, for values out of range and for flags that do not go together.
@@ -94,7 +101,8 @@ class Setting:
     device: str = "cuda"
 
     def __post_init__(self):
-        object.__setattr__(self, "criterion", self.criterion or self.objective.criterion)  # the class is frozen
+        # a frozen class refuses `self.criterion = ...`
+        object.__setattr__(self, "criterion", self.criterion or self.objective.criterion)
         self._check_ranges()
         self._check_batch_and_loss()
         self._check_vocabularies()
@@ -120,10 +128,10 @@ class Setting:
         if self.length > self.max_tokens:
             raise UserError(f"--length {self.length}", f"longer than a batch of --max-tokens {self.max_tokens}")
 
-        whole = self.objective.criterion
-        chunked = self.objective.chunked
-        if self.criterion not in (whole, chunked):
-            known = f"{whole} or {chunked}" if chunked else whole
+        usual = self.objective.criterion
+        chunked = self.objective.chunked  # None if there is none
+        if self.criterion not in (usual, chunked):
+            known = f"{usual} or {chunked}" if chunked else usual
             raise UserError(f"--criterion {self.criterion}", f"the plan of a {self.model} knows {known}")
 
     def _check_vocabularies(self) -> None:
@@ -131,13 +139,13 @@ class Setting:
         if self.vocab[0] == self.vocab[1]:
             return
         sizes = f"--vocab {self.vocab[0]},{self.vocab[1]}"
-        if len(self.stacks) == 1:
+        if len(self.stacks) == 1:  # a language model
             raise UserError(sizes, f"a {self.model} has one vocabulary")
         if self.cfg.share_all_embeddings:
             raise UserError("--share-all-embeddings", f"{sizes} names two dictionaries")
 
     def _check_optimiser(self) -> None:
-        """Raise a UserError for sharding, or a precision, that the optimiser or the number of GPUs does not allow."""
+        """Raise a UserError for flags that do not go together: sharding, optimiser, precision and number of GPUs."""
         if self.zero and self.gpus == 1:
             raise UserError(SHARDED, "shards over several GPUs; give --gpus")
         if self.zero and self.optimizer != FUSED:
@@ -172,7 +180,7 @@ class Setting:
 
     @property
     def layer_fields(self) -> list[str]:
-        """The config's fields with the depth of each stack."""
+        """Names of the config's fields that hold the number of layers of each stack, as "encoder_layers"."""
         return [f"{stack}_layers" for stack in self.stacks]
 
     @property
@@ -182,17 +190,20 @@ class Setting:
 
     @property
     def active_graphs(self) -> int:
-        """Number of CUDA graphs that are made: none on a CPU, on several GPUs, and with recomputation."""
+        """Number of CUDA graphs that the plugin makes: none on a CPU, on several GPUs, and with recomputation.
+
+        There --cuda-graphs has no effect (plugin/graphs).
+        """
         possible = self.device == "cuda" and self.gpus == 1 and not self.checkpoint_every
         return self.cuda_graphs if possible else 0
 
     @property
     def predicted_tokens(self) -> int:
-        """Number of tokens in a batch of whole sentences that are projected to the vocabulary."""
-        tokens = self.max_tokens // self.length * self.length
-        if not self.objective.masks:
-            return tokens
-        return max(1, round(tokens * self.mask_prob))
+        """Number of tokens in a batch that are projected to the vocabulary: all, or the masked ones."""
+        tokens = self.max_tokens // self.length * self.length  # of the whole sentences that a batch has room for
+        if self.objective.masks:
+            return max(1, round(tokens * self.mask_prob))
+        return tokens
 
     @property
     def tokens_per_update(self) -> int:
@@ -200,14 +211,16 @@ class Setting:
         return self.max_tokens * self.update_freq * self.gpus
 
     def optimiser_bytes(self, trainable: int, largest: int) -> tuple[int, int]:
-        """Return the bytes that the optimiser keeps between updates, and the temporary bytes of its update.
+        """Return two numbers of bytes: what the optimiser keeps between updates, and the temporaries of its step.
 
-        trainable: number of scalars in all trained parameters; largest: in the largest tensor.
+        trainable: number of scalars in all trained parameters; largest: number of scalars in the largest parameter
+        tensor.
 
-        Kept are Adam's two moments and, if the weights are in half precision, float32 copies of weights and gradients;
-        all of these are sharded or none. fairseq's adam makes the root of a tensor's second moment, one tensor at a
-        time (with --fp16 all parameters are one tensor), and without float32 weights it also makes float32 copies of
-        that weight and gradient (fairseq's optim/adam.py, optim/fp16_optimizer.py). deepnet_adam has no temporaries.
+        It keeps Adam's two moments and, if the weights are in half precision, float32 copies of weights and gradients;
+        with sharding each GPU has its part of all of these. fairseq's adam makes the square root of a tensor's second
+        moment, one tensor at a time (with --fp16 all parameters are one tensor), and without float32 weights it also
+        makes float32 copies of that weight and gradient (fairseq's optim/adam.py, optim/fp16_optimizer.py).
+        deepnet_adam has no temporaries.
         """
         copies = 2  # Adam's two moments
         if self.precision in ("fp16", "bf16"):
@@ -217,9 +230,9 @@ class Setting:
 
         if self.optimizer == FUSED:
             return kept, 0
-        temporaries = 3 if self.memory_efficient else 1  # root; copies of weight and gradient
-        at_a_time = trainable if self.precision == "fp16" else largest
-        return kept, temporaries * FLOAT32_BYTES * at_a_time
+        temporaries = 3 if self.memory_efficient else 1  # the root, and the copies of weight and gradient
+        tensor_size = trainable if self.precision == "fp16" else largest
+        return kept, temporaries * FLOAT32_BYTES * tensor_size
 
 
 def recomputation_flags(every: int) -> str:
@@ -245,34 +258,39 @@ class Parser(argparse.ArgumentParser):
 
 
 def check_number(flag: str, value: float, zero: bool = False) -> None:
-    """Raise a UserError, naming the flag, unless the value is a number above 0; zero: whether 0 is allowed too."""
-    if not (0 < value < 1e18 or (zero and value == 0)):  # neither holds for NaN
+    """Raise a UserError unless the value of a flag is a number above 0 and below 1e18, which excludes infinity and NaN.
+
+    flag: as the user writes it, "--max-epoch"; zero: whether 0 is allowed too.
+    """
+    if not (0 < value < 1e18 or (zero and value == 0)):
         raise UserError(f"{flag} {value}", f"must be a number {'from' if zero else 'above'} 0")
 
 
 def parse_setting(flags: list[str], strict: bool = True) -> Setting:
     """Parse `deepnet plan`'s flags; raise a UserError, naming the flag, for one that is unknown or contradicts others.
 
-    strict: False ignores flags that memory and time do not depend on, as in a whole command of fairseq-train.
+    strict: whether flags that memory and time do not depend on are errors; False ignores them, as in a whole command of
+    fairseq-train.
     """
+    # --arch alone at first, because which other flags there are depends on the architecture's model
     arch_parser = Parser(add_help=False, allow_abbrev=False)
     arch_parser.add_argument("--arch", "-a", default=archs.MODEL_NAME)
-    arch = arch_parser.parse_known_args(flags)[0].arch  # which other flags there are depends on its model
+    arch = arch_parser.parse_known_args(flags)[0].arch
     if arch not in archs.PRESETS:
         raise UserError(f"--arch {arch}", "no such architecture; `deepnet methods --archs` lists them")
 
     fields = {field.name: field for field in dataclasses.fields(config.config_class(archs.MODELS[arch]))}
     parser = _parser(arch, fields)
-    args, rest = parser.parse_known_args(flags)
-    if rest and strict:
-        raise UserError("unknown", f"{' '.join(rest)}; memory and time do not depend on it, drop it")
+    args, unknown = parser.parse_known_args(flags)
+    if unknown and strict:
+        raise UserError("unknown", f"{' '.join(unknown)}; memory and time do not depend on it, drop it")
 
-    overrides = {name: value for name, value in vars(args).items() if name in fields}
+    given_fields = {name: value for name, value in vars(args).items() if name in fields}
     if "max_source_positions" not in fields:
         # the sentences of a language model are all of one length, which is thus the default of its length limits
         length_limits = fields.keys() & {"tokens_per_sample", "max_target_positions", "max_positions"}
-        overrides = dict.fromkeys(length_limits, args.length) | overrides
-    cfg = config.namespace(arch, **overrides)
+        given_fields = dict.fromkeys(length_limits, args.length) | given_fields
+    cfg = config.namespace(arch, **given_fields)  # the architecture sets the other fields
     if not math.isfinite(args.gpu_memory * GIB):
         raise UserError(f"--gpu-memory {args.gpu_memory}", "must be a number of GiB")
 
@@ -298,21 +316,22 @@ def _parser(arch: str, fields: dict[str, dataclasses.Field]) -> argparse.Argumen
     """Return the parser of `deepnet plan`'s flags: those of the model, of batch, precision, optimiser and machine.
 
     fields: fields of the model's config, by name; each has a flag. A field whose flag is not given is not in the parsed
-    namespace, because the architecture sets it.
+    namespace (argparse.SUPPRESS), because the architecture sets it.
     """
     objective = OBJECTIVES[archs.MODELS[arch]]
     parser = Parser(prog="deepnet plan", add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     parser.add_argument("--arch", "-a", default=archs.MODEL_NAME)
     parser.add_argument("--length", "--tokens-per-sample", type=int, default=objective.length)
 
-    for name in fields.keys() - {"tokens_per_sample"}:
+    for name in fields.keys() - {"tokens_per_sample"}:  # its flag is the other name of --length, above
         flag = f"--{name.replace('_', '-')}"
         annotation = str(fields[name].type)  # as "bool" or "Optional[int]"
         if "bool" in annotation:
             parser.add_argument(flag, action="store_true")
         else:
             flag_type = next(kind for word, kind in FLAG_TYPES.items() if word in annotation)
-            parser.add_argument(flag, type=flag_type, choices=fields[name].metadata["choices"] or None)
+            choices = fields[name].metadata["choices"] or None  # () where any value is allowed
+            parser.add_argument(flag, type=flag_type, choices=choices)
 
     parser.add_argument("--vocab", default="32000")
     parser.add_argument("--gpu-memory", type=float, default=80.0)
@@ -345,10 +364,10 @@ def _vocabularies(text: str) -> tuple[int, int]:
 
 
 def _precision(args: argparse.Namespace) -> str:
-    """Return the precision that the flags name, as Setting has it; raise a UserError if they name two."""
+    """Return Setting.precision for the flags --fp16, --memory-efficient-bf16 and so on; UserError for fp16 and bf16."""
     asked = []
     for half in ("fp16", "bf16"):
-        if getattr(args, f"memory_efficient_{half}"):  # beside which --fp16 or --bf16 of the same kind changes nothing
+        if getattr(args, f"memory_efficient_{half}"):  # whether --fp16 or --bf16 is given too: fairseq adds it itself
             asked.append(f"memory-efficient-{half}")
         elif getattr(args, half):
             asked.append(half)

@@ -1,4 +1,4 @@
-"""Format a plan as text and as JSON."""
+"""Format the plan of one training as text and as JSON."""
 
 from __future__ import annotations
 
@@ -22,11 +22,18 @@ MEMORY_ROWS = {  # attribute of what needs.memory returns -> label in the table
     "objects": "Python's objects",
     "peak": "peak",
 }
-PHASES = {"forward": "forward pass", "backward": "backward pass", "optimiser": "optimiser's update"}  # likewise
+PHASES = {  # `phase` of what needs.memory returns -> its name in the text
+    "forward": "forward pass",
+    "backward": "backward pass",
+    "optimiser": "optimiser's update",
+}
 
 
 def as_dict(setting: Setting, speed: SimpleNamespace | None) -> dict:
     """Return the plan for JSON: an object for each part, in bytes, operations and seconds.
+
+    The parts are setting: the fields of Setting, where some fields of the config stand in place of `cfg`; parameters,
+    flops, memory: what the functions of needs.py return; options: a list of Option.as_dict; speed: as given.
 
     speed: what needs.speed returns, None if no FLOP/s are given.
     """
@@ -61,7 +68,10 @@ def as_text(setting: Setting, speed: SimpleNamespace | None) -> str:
 
 
 def _memory(setting: Setting, unit: str) -> str:
-    """Format the table of memory. unit: "GPU" or "process"."""
+    """Format the table of memory, without the rows of what takes none; below it, when the peak is.
+
+    unit: "GPU" or "process", whose memory it is.
+    """
     usage = memory(setting)
     rows = [[f"memory of a {unit}", "GiB"]]
     for name, label in MEMORY_ROWS.items():
@@ -70,9 +80,9 @@ def _memory(setting: Setting, unit: str) -> str:
             rows.append([label, f"{used / GIB:.2f}"])
 
     note = f"not all at a time: the peak lies in the {PHASES[usage.phase]}"
-    flags = recomputation_flags(setting.checkpoint_every)
-    if flags:
-        note += f"; {flags}"
+    recomputation = recomputation_flags(setting.checkpoint_every)
+    if recomputation:
+        note += f"; {recomputation}"
     return f"{render(rows)}\n{note}"
 
 
@@ -96,7 +106,10 @@ def _options(setting: Setting) -> str:
 
 
 def _work(setting: Setting, speed: SimpleNamespace | None) -> str:
-    """Format the table of operations, launches and, if the speed is known, time."""
+    """Format the table of operations, kernel launches and, if the speed is known, time.
+
+    speed: as for `as_dict`; without it a line below the table says which flag gives it.
+    """
     work = flops(setting)
     rows = [
         ["work", "value"],

@@ -82,9 +82,10 @@ class Stage:
     launches_back: int = 0
 
     def extrapolated(self, before: Stage, steps: float) -> Stage:
-        """Return the stage `steps` steps beyond this one, on the line through `before`, which is one step back.
+        """Return this stage plus `steps` times its difference from `before`, in each number, rounded.
 
-        A step is a layer, or a number of sentences in a batch. `steps` below 0 interpolate or go back.
+        before: the stage at one step less, where a step is a layer more or some sentences more in the batch; steps: any
+        number: 0 gives this stage, -1 `before`.
         """
         numbers = {}
         for field, number in vars(self).items():
@@ -98,8 +99,8 @@ class Reading(NamedTuple):
     """What a meter shows.
 
     live: bytes of live tensors without the gradients of parameters; gradients: bytes of these. peak: the most of `live`
-    since the last reading; peak_with_gradients: the most of `live` and `gradients` together since then. flops,
-    launches: operations and kernels since the start.
+    since the last reading; peak_with_gradients: the most of `live` and `gradients` together since then. flops:
+    floating-point operations since the start; launches: kernels since the start.
     """
 
     live: int
@@ -120,19 +121,26 @@ class Meter(TorchDispatchMode):
 
     def __init__(self, existing: list[Tensor]):
         super().__init__()
-        self.live = self.peak = self.gradients = self.peak_with_gradients = 0
-        self.flops = self.launches = 0
+        # as in Reading
+        self.live = 0
+        self.gradients = 0
+        self.peak = 0
+        self.peak_with_gradients = 0
+        self.flops = 0
+        self.launches = 0
+
         self.sizes: dict[int, int] = {}  # address of a storage -> its share of `live`
         self.references: dict[int, weakref.ref] = {}  # address of a storage -> weak reference that reports its end
         for tensor in existing:
             self._add(tensor, counts=False)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Run one operator of torch, as TorchDispatchMode asks for, and count its outputs, operations and kernels."""
         out = func(*args, **(kwargs or {}))
-        if func.namespace != "aten":
+        if func.namespace != "aten":  # not one of torch's own operators, which are all that a pass here calls
             return out
 
-        outputs = [out] if isinstance(out, Tensor) else tree_leaves(out)  # a shortcut for most operators
+        outputs = [out] if isinstance(out, Tensor) else tree_leaves(out)  # tree_leaves alone would do, but is slower
         for tensor in outputs:
             if isinstance(tensor, Tensor):
                 self._add(tensor)
@@ -148,10 +156,10 @@ class Meter(TorchDispatchMode):
 
     def move_to_gradients(self, gradient: Tensor) -> None:
         """Count a parameter's new .grad in `gradients` instead of `live`, because it outlives the pass."""
-        key = gradient.untyped_storage()._cdata
-        self.live -= self.sizes[key]
-        self.gradients += self.sizes[key]
-        self.sizes[key] = 0
+        address = gradient.untyped_storage()._cdata
+        self.live -= self.sizes[address]
+        self.gradients += self.sizes[address]
+        self.sizes[address] = 0  # _remove will take nothing more from `live`
 
     def read(self) -> Reading:
         """Return the reading, and let the peaks begin anew."""
@@ -168,19 +176,22 @@ class Meter(TorchDispatchMode):
         return reading
 
     def _add(self, tensor: Tensor, counts: bool = True) -> None:
-        """Add a tensor's storage to the live ones, unless it is among them; counts: False to add it with 0 bytes."""
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key in self.sizes:
-            return
-        self.sizes[key] = storage.nbytes() if counts else 0
-        self.live += self.sizes[key]
-        self.references[key] = weakref.ref(storage, lambda _: self._remove(key))
+        """Add a tensor's storage to the live ones, until it is freed; views of a storage that is there add nothing.
 
-    def _remove(self, key: int) -> None:
-        """Take the storage at that address from the live ones, because nothing refers to it any more."""
-        self.live -= self.sizes.pop(key)
-        del self.references[key]
+        counts: False to add it with 0 bytes.
+        """
+        storage = tensor.untyped_storage()
+        address = storage._cdata  # of the C++ object, which tells storages apart; they have no data on the meta device
+        if address in self.sizes:
+            return
+        self.sizes[address] = storage.nbytes() if counts else 0
+        self.live += self.sizes[address]
+        self.references[address] = weakref.ref(storage, lambda _: self._remove(address))
+
+    def _remove(self, address: int) -> None:
+        """Take a storage from the live ones; its weak reference calls this when nothing refers to it any more."""
+        self.live -= self.sizes.pop(address)
+        del self.references[address]
 
 
 class PretendDevice(TorchFunctionMode):
@@ -196,9 +207,11 @@ class PretendDevice(TorchFunctionMode):
         self.attributes = {"is_cpu": not self.gpu, "is_cuda": self.gpu, "device": torch.device(device)}
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
+        """Run one function of torch or get one attribute of a tensor, as TorchFunctionMode asks for."""
         kwargs = kwargs or {}
         for name, value in self.attributes.items():
-            if func == vars(torch._C.TensorBase)[name].__get__:  # equal, but a new object at each access
+            getter = vars(torch._C.TensorBase)[name].__get__  # a new object at each access, so it is compared by ==
+            if func == getter:
                 return value
         if kwargs.get("device"):  # a function that makes a tensor
             kwargs = kwargs | {"device": "meta"}
@@ -210,7 +223,10 @@ class PretendDevice(TorchFunctionMode):
 
     @staticmethod
     def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-        """Drop numbers by the kernel of a GPU, whose mask takes a byte a number; the arguments are F.dropout's."""
+        """Drop numbers by the kernel of a GPU, whose mask takes a byte a number; the arguments are F.dropout's.
+
+        On the meta device F.dropout does what it does on a CPU: it multiplies by a mask of the numbers' own type.
+        """
         if not training or not p:
             return x
         return torch.native_dropout(x, p, True)[0]
@@ -218,19 +234,24 @@ class PretendDevice(TorchFunctionMode):
     def _attention(self, q: Tensor, k: Tensor, v: Tensor, attn_mask=None, dropout_p=0.0, is_causal=False) -> Tensor:
         """Attend by the kernel that torch chooses on the device.
 
-        The arguments are those of F.scaled_dot_product_attention.
+        The arguments are those of F.scaled_dot_product_attention. The kernels of a GPU are called without the mask,
+        whose bytes count anyway, because Run holds it for all layers.
         """
         aten: Any = torch.ops.aten
-        if not self.gpu and dropout_p:
+        if not self.gpu and dropout_p:  # the CPU's flash attention has no dropout
             return aten._scaled_dot_product_attention_math(q, k, v, attn_mask, dropout_p, is_causal)[0]
         if not self.gpu:
-            return aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, attn_mask=attn_mask)[0]
-        if q.dtype == torch.float32:
-            return aten._scaled_dot_product_efficient_attention(q, k, v, None, True, dropout_p, is_causal)[0]
-        return aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal)[0]
+            return aten._scaled_dot_product_flash_attention_for_cpu(
+                q, k, v, dropout_p=0.0, is_causal=is_causal, attn_mask=attn_mask
+            )[0]
+        if q.dtype == torch.float32:  # a GPU's flash attention takes half precision alone
+            return aten._scaled_dot_product_efficient_attention(
+                q, k, v, attn_bias=None, compute_log_sumexp=True, dropout_p=dropout_p, is_causal=is_causal
+            )[0]
+        return aten._scaled_dot_product_flash_attention(q, k, v, dropout_p=dropout_p, is_causal=is_causal)[0]
 
 
-_runs: dict[tuple, Run] = {}  # what a run depends on -> the run
+_runs: dict[tuple, Run] = {}  # cache: what a run depends on, as `_run` lists it -> the run
 
 
 def trace(setting: Setting) -> list[Stage]:
@@ -238,13 +259,17 @@ def trace(setting: Setting) -> list[Stage]:
     run = _run(setting, TRACED_IF_ALIKE)
     if not run.layers_share_state and layers_are_alike(setting):
         return list(run.stages_at_depth(setting))
+    # the costs of a layer may grow with its place
     deeper = _run(setting, TRACED_IF_GROWING)
     shallower = _run(setting, TRACED_IF_GROWING - 1)
     return list(deeper.stages_at_depth(setting, shallower))
 
 
 def _run(setting: Setting, layers: int) -> Run:
-    """Return the run with at most `layers` layers a stack, from the cache if settings of another depth have made it."""
+    """Return the run of the setting with at most `layers` layers a stack, from the cache if it has been made.
+
+    Settings that differ only in depth share a run, because its layers are no more than `layers` in all of them.
+    """
     depths = {name: min(layers, getattr(setting.cfg, name)) for name in setting.layer_fields}
     model = str(vars(setting.cfg) | depths | {"arch": ""})  # the architecture's name changes nothing
     key = (
@@ -256,11 +281,11 @@ def _run(setting: Setting, layers: int) -> Run:
     return _runs[key]
 
 
-_alike: dict[str, bool] = {}  # model and vocabularies -> result of layers_are_alike
+_alike: dict[str, bool] = {}  # cache: config and sizes of the vocabularies -> result of layers_are_alike
 
 
 def layers_are_alike(setting: Setting) -> bool:
-    """Tell whether the parameters of all layers of a stack have the same shapes, at the setting's depth."""
+    """Tell whether in each stack all layers have parameters of the same shapes, at the setting's depth."""
     key = f"{vars(setting.cfg)} {setting.vocab}"
     if key not in _alike:
         _alike[key] = _are_alike(setting)
@@ -268,19 +293,23 @@ def layers_are_alike(setting: Setting) -> bool:
 
 
 def _are_alike(setting: Setting) -> bool:
-    """Tell whether the first, second, middle and last layer of each stack have parameters of the same shapes."""
-    method = make_method(setting.cfg)
-    for name, stack in skeleton(setting, 1).stacks().items():
-        shape = StackShape.from_config(setting.cfg, name)
-        layer_class = type(stack.layers[0])
-        places = sorted({1, min(2, shape.num_layers), max(1, shape.num_layers // 2), shape.num_layers})
+    """Tell whether in each stack the first, second, middle and last layer have parameters of the same shapes.
 
-        shapes = set()  # one entry, the shapes of all parameters, for each different kind of layer
+    These four stand for all layers.
+    """
+    method = make_method(setting.cfg)
+    for name, stack in skeleton(setting, layers=1).stacks().items():
+        stack_shape = StackShape.from_config(setting.cfg, name)
+        layer_class = type(stack.layers[0])
+        depth = stack_shape.num_layers
+        places = sorted({1, min(2, depth), max(1, depth // 2), depth})  # the first layer has place 1
+
+        kinds = set()  # for each different kind of layer, the shapes of all its parameters
         for place in places:
             with torch.device("meta"):
-                layer = layer_class(shape, method, place)
-            shapes.add(tuple(parameter.shape for parameter in layer.parameters()))
-        if len(shapes) > 1:
+                layer = layer_class(stack_shape, method, place)
+            kinds.add(tuple(parameter.shape for parameter in layer.parameters()))
+        if len(kinds) > 1:
             return False
     return True
 
@@ -288,91 +317,101 @@ def _are_alike(setting: Setting) -> bool:
 def skeleton(setting: Setting, layers: int = TRACED_IF_ALIKE, full_depth_method: bool = True) -> DeepModel:
     """Make the setting's model on the meta device, with at most `layers` layers a stack.
 
-    full_depth_method: whether the method is made for the setting's depth, so that parameters whose number depends on
-    the depth (as DLCL's weights of all earlier layers) have their shapes; False to make it for the layers that exist.
+    full_depth_method: whether the method is made for the setting's depth, so that parameters whose shapes depend on the
+    depth (as DLCL's weights of all earlier layers) have those of the whole model; False to make it for the layers that
+    exist, so that the model can run.
     """
     fields = vars(setting.cfg)
     depths = {name: min(layers, fields[name]) for name in setting.layer_fields}
     cfg = config.namespace(**(fields | depths))
     method = make_method(setting.cfg if full_depth_method else cfg)
-    read, predicted = setting.vocab
+    symbols_read, symbols_predicted = setting.vocab
     with torch.device("meta"):
-        model = MODELS[setting.model].assemble(cfg, method, source_symbols=read, target_symbols=predicted)
+        model = MODELS[setting.model].assemble(
+            cfg, method, source_symbols=symbols_read, target_symbols=symbols_predicted
+        )
     return model.to(setting.dtype)
 
 
 class Run:
-    """One forward and backward pass of the setting's model, with at most `layers` layers a stack, and its `stages`.
+    """Forward and backward pass of one batch through the setting's model, which is cut to `layers` layers a stack.
 
-    The passes run when the object is made. B sentences of T tokens each; C: width.
+    The passes run when the object is made; `stages` then has what each stage costs. B sentences of T tokens each; C:
+    width.
     """
 
     def __init__(self, setting: Setting, layers: int):
         self.setting = setting
         self.model = skeleton(setting, layers, full_depth_method=False).train()
         self.stages: list[Stage] = []  # in forward order
-        self.last_reading: Reading  # of the meter, at the end of the last stage
+        self.last_reading: Reading  # of the meter, at the end of the pass through the last stage
         self.layers_share_state = False  # through pass_state(), so that a layer's cost may grow with its place
         self.sentences = setting.max_tokens // setting.length  # B
 
-        with ExitStack() as stack:
-            stack.enter_context(PretendDevice(setting.device))
-            stack.enter_context(torch.device("meta"))
-            self.meter = stack.enter_context(Meter([*self.model.parameters(), *self.model.buffers()]))
+        with ExitStack() as contexts:
+            contexts.enter_context(PretendDevice(setting.device))
+            contexts.enter_context(torch.device("meta"))
+            self.meter = contexts.enter_context(Meter([*self.model.parameters(), *self.model.buffers()]))
             for parameter in self.model.parameters():
                 if parameter.requires_grad:
                     parameter.register_post_accumulate_grad_hook(lambda p: self.meter.move_to_gradients(p.grad))
 
+            # The features go through a list, from which they are popped: a variable of this function would keep them
+            # alive until the end of the backward pass, which a training does not.
             features = [self._forward()]
             with self._stage("output") as stage:
-                loss = self._loss(features.pop())  # popped: a name here would keep them longer than a training does
+                loss = self._loss(features.pop())
             if setting.chunked:
-                # its forward pass has done the products of the backward pass too; needs.flops adds these, 2/3 of all
+                # A chunked loss computes its gradients in the forward pass. Of the operations that were counted a third
+                # is the forward pass; needs.flops takes twice as many for the backward pass, as of every stage.
                 stage.flops //= 3
             loss.backward()
-            self._end_backward(self.stages[0])  # the others are ended by the hooks of _boundary
+            self._end_backward(self.stages[0])  # the other stages are ended by the hooks of _boundary
 
     def stages_at_depth(self, setting: Setting, shallower: Run | None = None) -> Iterator[Stage]:
-        """Yield the stages of a model that has the setting's number of layers, and otherwise is this run's.
+        """Yield the stages of this run's model if it had the setting's number of layers, in forward order.
 
-        shallower: a run with one layer less, for stages that grow linearly with depth; None for stages that do not.
+        Where a stack of this run lacks layers, they come before its last layer, extrapolated from those before that.
+
+        shallower: a run with one layer fewer, from which follows how costs grow with depth; None if they do not grow.
         """
         for name, group in itertools.groupby(self.stages, key=lambda stage: stage.name):
-            *front, last = group  # the layers of a stack have one name; other stages are alone
-            stack = name.split()[0]  # of the loss "output", which has no layers
-            layers = f"{stack} {LAYERS}"
-            depth = getattr(setting.cfg, f"{stack}_layers", 0)
-            missing = depth - sum(stage.name == layers for stage in self.stages)
+            *front, last = group  # all layers of a stack, which have one name; or a single other stage, as `last`
+            stack_name = name.split()[0]  # "encoder" or "decoder", or "output", which is the loss and has no layers
+            layers_name = f"{stack_name} {LAYERS}"
+            traced = sum(stage.name == layers_name for stage in self.stages)
+            missing = max(0, getattr(setting.cfg, f"{stack_name}_layers", 0) - traced)
             yield from front
 
-            if name == layers and missing > 0:
-                # the missing layers are like the last but one, or go on from it as it goes on from the one before
-                middle = front[-1]
-                before = front[-2] if shallower else middle
+            if name == layers_name and missing > 0:
+                # the missing layers differ from the last but one as that differs from the one before, if costs grow
+                last_but_one = front[-1]
+                before = front[-2] if shallower else last_but_one
                 for step in range(1, missing + 1):
-                    yield middle.extrapolated(before, step)
+                    yield last_but_one.extrapolated(before, step)
 
-            # the last layer, the end and the embedding may grow with depth too
-            one_layer_less = last  # equal, so that the extrapolation changes nothing
+            # the last layer, the end and the embedding of a stack may cost more in a deeper one too
+            one_layer_less = last  # the same stage, so that the extrapolation changes nothing
             if shallower:
                 one_layer_less = [stage for stage in shallower.stages if stage.name == name][-1]
-            yield last.extrapolated(one_layer_less, max(0, missing))
+            yield last.extrapolated(one_layer_less, missing)
 
     def _forward(self) -> Tensor:
         """Run all stacks; return the features (B, T, C) of the last one."""
         encoded: tuple[Tensor, ...] = ()
         for name, stack in self.model.stacks().items():
-            x = self._stack(name, stack, encoded)
-            encoded = (x, x.new_zeros(self.sentences, 1, 1, self.setting.length))
+            x = self._forward_stack(name, stack, encoded)
+            padding_mask = x.new_zeros(self.sentences, 1, 1, self.setting.length)
+            encoded = (x, padding_mask)
         return x
 
-    def _stack(self, name: str, stack: Stack, encoded: tuple[Tensor, ...]) -> Tensor:
-        """Run embedding, layers and end of a stack; return features (B, T, C).
+    def _forward_stack(self, name: str, stack: Stack, encoded: tuple[Tensor, ...]) -> Tensor:
+        """Run embedding, layers and end of a stack as Stack does in a training; return its features (B, T, C).
 
-        encoded: for the cross-attention of a decoder, the encoder's output (B, T, C) and the mask of its padding
-        (B, 1, 1, T); empty for the first stack.
+        name: "encoder" or "decoder"; encoded: for the cross-attention of a decoder, the encoder's output (B, T, C) and
+        the mask of its padding (B, 1, 1, T); empty for the first stack.
         """
-        state: State = {}
+        state: State = {}  # what modules of several layers share in a pass (core/pass_state.py)
         with self._stage(f"{name} embedding") as stage:
             tokens = torch.zeros(self.sentences, self.setting.length, dtype=torch.long)
             if isinstance(stack.embed_positions, nn.Embedding):  # learned positions
@@ -385,7 +424,7 @@ class Run:
             x = stack.begin(stack.embed(tokens, positions)[0], state)
             del positions  # a training does not keep them
             queries = self.setting.length if name == "decoder" else 1  # only a causal mask differs by query
-            mask = x.new_zeros(self.sentences, 1, queries, self.setting.length)  # the mask stays for all layers
+            mask = x.new_zeros(self.sentences, 1, queries, self.setting.length)  # it stays alive for all layers
             stage.output = x.nbytes
 
         for layer in stack.layers:
@@ -393,7 +432,7 @@ class Run:
             with self._stage(f"{name} {LAYERS}") as stage, running(state):
                 x = stack.mix(layer(x, mask, *encoded), state)
                 stage.output = x.nbytes
-        if state:
+        if state:  # some module has stored something
             self.layers_share_state = True
 
         x = self._boundary(x)
@@ -403,11 +442,11 @@ class Run:
         return self._boundary(x)
 
     def _boundary(self, x: Tensor) -> Tensor:
-        """Return a view of x, the input of the next stage.
+        """Return a view of x (B, T, C), to be the input of the next stage, whose backward pass it makes end.
 
-        The gradient of that view arrives in the backward pass when the stage's backward pass ends.
+        When the gradient of that input arrives, the stage's backward pass is done; a hook records it then.
         """
-        index = len(self.stages)  # of the next stage
+        index = len(self.stages)  # of the next stage, which has not begun yet
         x = x.view_as(x)
         x.register_hook(lambda _: self._end_backward(self.stages[index]))
         return x
@@ -441,19 +480,25 @@ class Run:
         self.last_reading = now
 
     def _loss(self, features: Tensor) -> Tensor:
-        """Return the loss of features (B, T, C), summed over tokens, by the operations of the setting's criterion."""
+        """Return the loss of features (B, T, C), summed over tokens, by the operations of the setting's criterion.
+
+        Targets and indices are zeros, because their values change no cost.
+        """
         setting = self.setting
         project = self.model.vocabulary_projection()
         target = torch.zeros(setting.predicted_tokens, dtype=torch.long)
-        predicted = torch.zeros(setting.predicted_tokens, dtype=torch.long)  # indices; their values change no cost
+        indices = torch.zeros(setting.predicted_tokens, dtype=torch.long)  # of the predicted tokens in the batch
 
         if setting.chunked:
-            chunk = max(FEWEST_TOKENS, LOGITS_BYTES[setting.device] // (FLOAT32_BYTES * setting.vocab[1]))  # tokens
-            features = features.flatten(0, 1).index_select(0, predicted)
+            logits_bytes_a_token = FLOAT32_BYTES * setting.vocab[1]
+            chunk = max(FEWEST_TOKENS, LOGITS_BYTES[setting.device] // logits_bytes_a_token)  # tokens
+            features = features.flatten(0, 1).index_select(0, indices)
             return label_smoothed_loss(features, project.weight, target, SMOOTHING, chunk).loss
 
-        # a masked language model projects the masked tokens alone
-        logits = project(features[predicted, predicted] if setting.objective.masks else features).flatten(0, -2)
+        projected = features
+        if setting.objective.masks:  # fairseq projects the masked tokens alone, indexed by sentence and position
+            projected = features[indices, indices]
+        logits = project(projected).flatten(0, -2)
         lprobs = F.log_softmax(logits, dim=-1, dtype=torch.float32)
         if setting.objective.translates:
             return _label_smoothed(lprobs, target[:, None])
@@ -461,7 +506,7 @@ class Run:
 
 
 def _label_smoothed(lprobs: Tensor, target: Tensor) -> Tensor:
-    """Return the loss by the operations of fairseq's label_smoothed_nll_loss, which sets padding to 0 in place.
+    """Return the summed loss by the operations of fairseq's label_smoothed_nll_loss, which sets padding to 0 in place.
 
     lprobs (N, V): log-probabilities; target (N, 1).
     """
