@@ -2,8 +2,9 @@
 
 translator.py translates lines with an engine, a program of engines.py that translates sentences. pieces.py segments
 text and joins pieces; description.py says by which of its classes a model does so, and checkpoint.py and text.py find
-it out for a checkpoint. loading.py keeps models for servers, incoming.py reads lines as they come. A folder for
-CTranslate2 needs neither torch nor fairseq, so that nothing here imports them before a checkpoint does.
+it out for a checkpoint. loading.py keeps models for servers, incoming.py reads lines as they come. To cut a line is to
+segment it into pieces. A folder for CTranslate2 needs neither torch nor fairseq, so that nothing here imports them
+before a checkpoint does.
 """
 
 from __future__ import annotations
@@ -34,10 +35,11 @@ def load(
 ) -> Translator:  # fmt: skip
     """Load a model: a checkpoint with its data, or a folder of `deepnet export --to ctranslate2` or `huggingface`.
 
-    data: folder of a checkpoint's binarised data, by default the one it was trained on; source, target: languages,
-    which a multilingual model needs; settings: of the search, by default Settings(); subwords: file that segmented a
-    checkpoint's text, by default the one beside the data. UserError for a model that does not translate, and for
-    arguments, named as flags of `deepnet translate`, that mean nothing for it.
+    model: path of either. data: folder of a checkpoint's binarised data, by default the one it was trained on; source,
+    target: languages, as "de", which a multilingual model needs; settings: of the search, by default Settings();
+    subwords: file that segmented a checkpoint's text, "none" for text that comes segmented, by default the file beside
+    the data. UserError for a model that does not translate, and for arguments, named as flags of `deepnet translate`,
+    that mean nothing for it.
     """
     if settings is None:
         settings = Settings()
@@ -50,21 +52,22 @@ def load(
     path = Path(model)
     if not path.exists():
         raise UserError(model, "no such file or folder; give a checkpoint, or a folder of `deepnet export`")
-    if not path.is_dir():
+    if not path.is_dir():  # a checkpoint
         with PROCESS.load_alone():
-            from .checkpoint import load_checkpoint
+            from .checkpoint import load_checkpoint  # imports torch and fairseq
 
             return load_checkpoint(model, data, subwords, languages=(source, target), settings=settings)
 
-    # an exported folder; model.bin is CTranslate2's
+    # an exported folder
     for flag, given in (("--data", data), ("--subwords", subwords)):
         if given is not None:
             raise UserError(f"{flag} {given}", f"only with a checkpoint; {path} holds what cuts its text")
     described = read_description(path)
     direction = described.direction(source, target)
+
     engine_class: Any = HuggingFace
     library = "transformers"
-    if (path / "model.bin").is_file():
+    if (path / "model.bin").is_file():  # CTranslate2's file of weights
         engine_class = CTranslate2
         library = "ctranslate2"
     if importlib.util.find_spec(library) is None:
@@ -92,8 +95,9 @@ def run(
     if path is not None:
         _translate_file(translator, path, nbest)
     elif file is None or file == "-" or os.path.realpath(file) == os.path.realpath("/dev/stdin"):
+        # a file that is another name of standard input, as /dev/fd/0, is not opened a second time
         _translate_stream(translator, sys.stdin.buffer, "standard input", nbest)
-    else:
+    else:  # a named pipe or a terminal
         with open(file, "rb", buffering=0) as pipe:
             _translate_stream(translator, pipe, file, nbest)
 
@@ -116,21 +120,21 @@ def _regular_file(file: str | None) -> Path | None:
 
 
 def _check_nbest(nbest: int | None, settings: Settings) -> None:
-    """Raise a UserError if the search cannot find `nbest` translations, which may be None: no list is asked for."""
+    """Raise a UserError if a search with settings.beam beams cannot find `nbest` translations; None is always right."""
     if nbest is not None and not 1 <= nbest <= settings.beam:
         raise UserError(f"--nbest {nbest}", f"must be from 1 to the number of beams, --beam {settings.beam}")
 
 
 def _translate_file(translator: Translator, path: Path, nbest: int | None) -> None:
-    """Check all lines of a file, warn of unseen characters, then translate it."""
+    """Check all lines of a file, warn of unseen characters, then translate it; nbest: as for `run`."""
     unseen = Unseen()
     lines = 0  # how many
     for line in read_lines(path):
         lines += 1
-        translator.cut(line, lines, unseen)
+        translator.cut(line, lines, unseen)  # raises an error for a line that is too long
     _say_unseen(unseen, lines)
 
-    with tqdm(total=lines, unit=" lines", disable=None) as bar:
+    with tqdm(total=lines, unit=" lines", disable=None) as bar:  # None: no bar unless stderr is a terminal
         for number, result in enumerate(translator.translate(read_lines(path), nbest=nbest), 1):
             _print(result, number)
             bar.update()
@@ -139,8 +143,8 @@ def _translate_file(translator: Translator, path: Path, nbest: int | None) -> No
 def _translate_stream(translator: Translator, file: IO[bytes], name: str, nbest: int | None) -> None:
     """Translate lines as they come: those that have arrived together, without waiting for more.
 
-    name: of the file, for messages. Unseen characters are warned of when the first ones come, and at the end if more
-    lines have had some since.
+    name: of the file, for messages; nbest: as for `run`. Unseen characters are warned of when the first ones come, and
+    at the end if more lines have had some since.
     """
     unseen = Unseen()
     done = 0  # how many lines are translated
@@ -162,7 +166,10 @@ def _translate_stream(translator: Translator, file: IO[bytes], name: str, nbest:
 
 
 def _print(result: str | list[Hypothesis], number: int) -> None:
-    """Print a translation, or several of line `number`, each with that number and its score, separated by tabs."""
+    """Print the result for one line: a translation, or a line NUMBER TAB SCORE TAB TEXT for each of several.
+
+    number: of the line in the input, from 1.
+    """
     if isinstance(result, str):
         sys.stdout.write(f"{result}\n")
     else:
@@ -181,7 +188,7 @@ def _say_unseen(unseen: Unseen, lines: int) -> None:
         )
 
 
-MODELS = Models()  # of `translate`
+MODELS = Models()  # that calls of `translate` have loaded
 
 
 def translate(
@@ -190,23 +197,24 @@ def translate(
 ) -> list[Any]:  # fmt: skip
     """Translate lines of text; the model stays loaded for later calls with the same arguments.
 
-    model: checkpoint or exported folder; nbest: return for each line a list of its `nbest` best translations, as pairs
-    (text, score), in place of a text; settings: of engines.Settings (beam, lenpen, max_tokens, threads, int8).
+    model: path of a checkpoint or exported folder; data, source_lang, target_lang, subwords: as data, source, target
+    and subwords of `load`; nbest: return for each line a list of its `nbest` best translations, as pairs (text, score),
+    in place of a text; settings: fields of engines.Settings (beam, lenpen, max_tokens, threads, int8).
     Several threads may call it at once, and processes that were forked from one that did. UserError for what cannot be
     translated; a UserWarning names characters that the model has never seen.
     """
-    if isinstance(lines, str):
+    if isinstance(lines, str):  # whose characters would be taken for lines
         raise UserError("lines", "give a list of lines, as [text]")
     options = {"data": data, "source": source_lang, "target": target_lang, "subwords": subwords}
     search = Settings(**settings)
     _check_nbest(nbest, search)
-    key = (str(model), *options.values(), search)
+    key = (str(model), data, source_lang, target_lang, subwords, search)  # all that `load` is given
     translator = MODELS.get(key, lambda: load(str(model), **options, settings=search))
 
     unseen = Unseen()
     translations = list(translator.translate(lines, nbest=nbest, unseen=unseen))
     new = unseen.characters.keys() - translator.warned_of
-    if new:  # each character once, so that a server's log does not fill with warnings
+    if new:  # a character is warned of once, so that a server's log does not fill with warnings
         translator.warned_of |= new
         message = f"{model}: the model has never seen some of these characters, and reads them as unknown: {unseen}"
         warnings.warn(message, stacklevel=3)  # names the line that calls deepnet_fairseq.translate

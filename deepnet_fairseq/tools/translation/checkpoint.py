@@ -1,4 +1,7 @@
-"""Load a checkpoint to translate with: through CTranslate2 where its method folds, else as it is."""
+"""Load a checkpoint to translate with: through CTranslate2 where its method folds, else as it is.
+
+A method folds if its constants can be multiplied into the weights, so that a plain Transformer computes the same.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,8 @@ def load_checkpoint(
 ) -> Translator:
     """Return a Translator of a checkpoint.
 
-    It computes with CTranslate2 if that is installed and the model's method folds into a plain Transformer, else with
-    the package's own model. languages: source and target, None for those of the data; other arguments: as for
-    translation.load.
+    It computes with CTranslate2 if that is installed and the model's method folds, else with the package's own model.
+    languages: source and target, None for those of the data; other arguments: as for translation.load.
     """
     register()
     from ...plugin.building import from_checkpoint
@@ -34,19 +36,24 @@ def load_checkpoint(
 
     PROCESS.use_torch(torch.get_num_threads)  # before torch computes, which would wait for ever behind a fork
     model, cfg = from_checkpoint(path)
-    section: Any = OmegaConf.to_container(cfg.task, enum_to_str=True)
-    data = data or str(section["data"])
-    first_stack = next(iter(model.stacks().values()))
+    task_settings: Any = OmegaConf.to_container(cfg.task, enum_to_str=True)
+    data = data or str(task_settings["data"])
+
+    # what text the model reads and writes; the data must be those that it was trained on
+    first_stack = next(iter(model.stacks().values()))  # the encoder of a translation model
+    symbols_read = first_stack.embed_tokens.num_embeddings
+    symbols_predicted = model.vocabulary_projection().out_features
     text = read_text(
-        section,
+        task_settings,
         data,
-        vocabulary_sizes=(first_stack.embed_tokens.num_embeddings, model.vocabulary_projection().out_features),
+        vocabulary_sizes=(symbols_read, symbols_predicted),
         subwords=subwords,
         method=cfg.model.method,
         positions=(cfg.model.max_source_positions, cfg.model.max_target_positions),
     )
     check_own(model.origin, text.dictionaries, data, file=text.file, subwords=subwords)
 
+    # the engine, which is given how to segment text in this direction, and the languages' tags
     described = text.described
     direction = described.direction(*languages)
     cutter = text.cutter(*direction)

@@ -12,8 +12,9 @@ An engine is a class, without a common base, that has
 A sentence is a list of tokens, as `cut` returns it: pieces for the first two engines, numbers for transformers.
 All search alike: no empty translation, no unknown symbol, a score of log-probabilities over length ** penalty.
 
-A tag is the symbol of a language, with which a multilingual model's source or translation begins. B sentences, T source
-and U target tokens.
+A tag is the symbol of a language, with which a multilingual model's source or translation begins; models of two
+languages have none. A cutter is an object of a class of pieces.py, which segments lines (`cut`) and joins translations.
+B sentences, T source and U target tokens; eos is the end of sentence.
 """
 
 from __future__ import annotations
@@ -49,9 +50,10 @@ class Hypothesis(NamedTuple):
 class Settings:
     """Settings of a search.
 
-    beam: number of beams; lenpen: exponent of the length that divides a score; max_tokens: of a batch of source
-    sentences, padding included; threads: to compute with, None for OMP_NUM_THREADS of the environment, and where that
-    is not set for as many as suit the engine; int8: whether to compute with weights in 8 bits, which CTranslate2 does.
+    beam: number of beams; lenpen: exponent of the length that divides a score; max_tokens: the most source tokens in a
+    batch, padding included; threads: number to compute with, None for OMP_NUM_THREADS of the environment, and where
+    that is not set for as many as suit the engine; int8: whether to compute with weights in 8 bits, which CTranslate2
+    alone can.
     """
 
     beam: int = 5
@@ -61,14 +63,16 @@ class Settings:
     int8: bool = False
 
     def choose_threads(self, width: int | None = None) -> int:
-        """Return the number of threads to compute with; with a `width`, also make torch compute with that many.
+        """Return the number of threads to compute with; for a model that torch computes, set torch's number too.
 
-        width: of the model (C) that torch computes. It gives the number where neither the settings nor the environment
-        nor the program has set it (see TorchThreads.use). None for CTranslate2, which reads OMP_NUM_THREADS, and
-        without it takes all cores that the process may use.
+        width: of that model (C), from which the number follows where neither the settings nor the environment nor the
+        program has set it (see TorchThreads.use); None for CTranslate2, which takes the settings' number, else
+        OMP_NUM_THREADS, else all cores that the process may use.
         """
         if width is not None:
             return torch_threads.use(width, given=self.threads)
+
+        # CTranslate2
         if self.threads:
             return self.threads
         number = os.environ.get("OMP_NUM_THREADS", "")
@@ -80,8 +84,9 @@ class Settings:
 class CTranslate2:
     """CTranslate2 with the model of a folder.
 
-    cutter: an object of a class of pieces.py, which segments lines and joins translations; tags: those that begin a
-    source sentence, and those that begin its translation, as Description.tags returns them.
+    folder: in CTranslate2's format; described: the model's text; cutter: see above; tags: (those that begin a source
+    sentence, those that begin its translation), as Description.tags returns them. UserError for a folder that
+    CTranslate2 cannot load.
     """
 
     name = "CTranslate2"
@@ -93,30 +98,33 @@ class CTranslate2:
         self.cutter = cutter
         self.settings = settings
         self.source_tags, self.target_tags = tags
-        self.longest = described.positions[1] - 1  # tokens of a translation; its end takes a position too
+        self.longest = described.positions[1] - 1  # tokens of a translation without its end, which has a position too
         self.threads = settings.choose_threads()
         device = "cuda" if ctranslate2.get_cuda_device_count() else "cpu"
-        compute = "int8" if settings.int8 else "default"
+        compute_type = "int8" if settings.int8 else "default"
         try:
             self.model = ctranslate2.Translator(
-                str(folder), device=device, compute_type=compute, intra_threads=self.threads
+                str(folder), device=device, compute_type=compute_type, intra_threads=self.threads
             )
         except (RuntimeError, ValueError) as error:
-            message = " ".join(str(error).split())
+            message = " ".join(str(error).split())  # on one line
             raise UserError(folder, f"CTranslate2 cannot load it ({message})") from error
-        PROCESS.bind(self)
+        PROCESS.bind(self)  # its threads do not come along into a fork
         self.symbols = frozenset(_vocabulary(folder))
 
     @classmethod
     def of_folder(cls, folder: Path, described: Description, direction: tuple[str, str], settings: Settings):
-        """Load what `deepnet export --to ctranslate2` has written; direction: source and target language."""
-        file = folder / (KINDS[described.pieces].file or "")  # pieces without a file do not look at it
-        cutter = described.cutter(file, *direction)
+        """Load what `deepnet export --to ctranslate2` has written.
+
+        described: content of its translation.json; direction: (source, target), languages.
+        """
+        file_name = KINDS[described.pieces].file or ""  # "" for text that comes segmented, whose class opens no file
+        cutter = described.cutter(folder / file_name, *direction)
         tags = described.tags(*direction)
         return cls(folder, described, cutter=cutter, tags=tags, settings=settings)
 
     def cut(self, line: str) -> list[str]:
-        """Return the tag and the pieces; CTranslate2 adds the end."""
+        """Return the pieces of a line, after the tag if there is one; CTranslate2 adds eos itself."""
         return self.source_tags + self.cutter.cut(line)
 
     def unseen(self, line: str, tokens: list[str]) -> list[str]:
@@ -128,13 +136,16 @@ class CTranslate2:
         return [self._join(hypotheses[0]) for hypotheses in self._search(sentences, 1)]
 
     def nbest(self, sentences: list[list[str]], count: int) -> list[list[Hypothesis]]:
-        """Return the `count` best translations of each sentence, a list of pieces.
+        """Return for each sentence, a list of pieces, its `count` best translations, best first.
 
         CTranslate2's search normalises its probabilities over the symbols that it allows, without <unk> and, at the
-        beginning, without the end. The other engines normalise over all symbols. For the same scores and the same
-        choice, all beams are searched for here, and CTranslate2's score_batch scores them again.
+        beginning, without the end. The other engines normalise over all symbols. So that scores and choice are the same
+        as theirs, the search returns all beams here, CTranslate2's score_batch scores them again, and the best of them
+        are chosen.
         """
         found = self._search(sentences, self.settings.beam)
+
+        # all pairs of a sentence and one of its translations, which are scored together
         sources = []
         targets = []
         for sentence, hypotheses in zip(sentences, found, strict=True):
@@ -146,19 +157,22 @@ class CTranslate2:
         )
 
         results = []
-        remaining = iter(scored)
+        next_scored = iter(scored)
         for hypotheses in found:
             candidates = []
             for pieces in hypotheses:
-                log_probs = next(remaining).log_probs[len(self.target_tags) :]  # a tag does not count
+                log_probs = next(next_scored).log_probs[len(self.target_tags) :]  # a tag does not count
                 candidates.append(Hypothesis(self._join(pieces), _score(log_probs, self.settings.lenpen)))
             results.append(_best_first(candidates)[:count])
         return results
 
     def _search(self, sentences: list[list[str]], count: int) -> list[list[list[str]]]:
-        """Return for each sentence `count` translations, each a list of pieces that begins with the tag."""
+        """Return for each sentence `count` translations: lists of pieces, which begin with the tag if there is one.
+
+        count: at most the number of beams.
+        """
         PROCESS.check_not_lost(self)
-        target_prefix = [self.target_tags] * len(sentences) if self.target_tags else None
+        target_prefix = [self.target_tags] * len(sentences) if self.target_tags else None  # where decoding starts
         results = self.model.translate_batch(
             sentences,
             target_prefix,
@@ -167,7 +181,7 @@ class CTranslate2:
             beam_size=self.settings.beam,
             length_penalty=self.settings.lenpen,
             disable_unk=True,
-            max_input_length=0,  # no limit: Translator.cut refuses longer sentences
+            max_input_length=0,  # no limit: Translator.cut refuses sentences that are too long
             min_decoding_length=SHORTEST,
             max_decoding_length=self.longest,
             num_hypotheses=count,
@@ -182,8 +196,8 @@ class CTranslate2:
 class Fairseq:
     """This package's models, of any method, or fairseq's Transformer, under fairseq's beam search.
 
-    model: an encoder and decoder in evaluation mode; dictionaries: fairseq's, of source and target; cutter, tags: as
-    for CTranslate2.
+    model: an encoder and decoder in evaluation mode; dictionaries: fairseq's, of source and target; described: the
+    model's text; cutter, tags: as for CTranslate2.
     """
 
     name = "the package's own decoder"
@@ -203,7 +217,7 @@ class Fairseq:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
         width = model.encoder.embed_tokens.embedding_dim
-        self.threads = PROCESS.use_torch(lambda: settings.choose_threads(width))
+        self.threads = PROCESS.use_torch(lambda: settings.choose_threads(width))  # in a fork it is always 1
         self.model = model.to(self.device)
         if self.device.type == "cuda":  # CUDA does not work in a forked process
             PROCESS.bind(self)
@@ -212,15 +226,15 @@ class Fairseq:
             [self.model],
             self.target_dictionary,
             beam_size=settings.beam,
-            max_len_b=described.positions[1] - 1,
+            max_len_b=described.positions[1] - 1,  # tokens of a translation without its end, which has a position too
             min_len=SHORTEST + len(self.target_tags),  # fairseq counts the tag
             len_penalty=settings.lenpen,
-            unk_penalty=float("inf"),
+            unk_penalty=float("inf"),  # no <unk> in a translation
             symbols_to_strip_from_output={self.target_dictionary.index(tag) for tag in self.target_tags},
         )
 
     def cut(self, line: str) -> list[str]:
-        """Return the tag and the pieces."""
+        """Return the pieces of a line, after the tag if there is one; `nbest` adds eos."""
         return self.source_tags + self.cutter.cut(line)
 
     def unseen(self, line: str, tokens: list[str]) -> list[str]:
@@ -232,35 +246,44 @@ class Fairseq:
         return [hypotheses[0].text for hypotheses in self.nbest(sentences, 1)]
 
     def nbest(self, sentences: list[list[str]], count: int) -> list[list[Hypothesis]]:
-        """Return the `count` best translations of each sentence, a list of pieces."""
+        """Return for each sentence, a list of pieces, its `count` best translations, best first."""
         PROCESS.check_not_lost(self)
         dictionary = self.source_dictionary
         numbered = []
         for pieces in sentences:
             numbers = [dictionary.index(piece) for piece in pieces]
             numbered.append([*numbers, dictionary.eos()])
-        return _by_length(numbered, self.settings.max_tokens, lambda batch: self._translate_batch(batch, count))
+
+        def translate_batch(batch: list[list[int]]) -> list[list[Hypothesis]]:
+            return self._translate_batch(batch, count)
+
+        return _by_length(numbered, self.settings.max_tokens, translate_batch)
 
     def _translate_batch(self, sentences: list[list[int]], count: int) -> list[list[Hypothesis]]:
-        """Return the `count` best translations of each sentence, a list of numbers with eos, all in one batch."""
+        """Return for each sentence its `count` best translations, best first; all sentences are one batch.
+
+        sentences: the numbers of their pieces in the source dictionary, and eos.
+        """
         padding = self.source_dictionary.pad()
         source = _padded(sentences, padding, self.device)
         sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(padding).sum(1)}}
-        prefix_tokens = None
+        prefix_tokens = None  # (B, 1), with which decoding starts
         if self.target_tags:
             tag_numbers = [self.target_dictionary.index(tag) for tag in self.target_tags]
             prefix_tokens = source.new_tensor([tag_numbers] * len(sentences))
 
         results = []
-        for found in self.search.generate([], sample, prefix_tokens=prefix_tokens):
-            candidates = [self._hypothesis(hypothesis) for hypothesis in found[:count]]
+        # [] stands for the models, which the search has already
+        for hypotheses in self.search.generate([], sample, prefix_tokens=prefix_tokens):
+            candidates = [self._as_text(hypothesis) for hypothesis in hypotheses[:count]]
             results.append(_best_first(candidates))
         return results
 
-    def _hypothesis(self, found: dict[str, Any]) -> Hypothesis:
-        """Return one of the hypotheses of fairseq's SequenceGenerator as text with its score.
+    def _as_text(self, found: dict[str, Any]) -> Hypothesis:
+        """Return a translation as text with its score; the tag belongs neither to the text nor to the score.
 
-        The tag belongs neither to the text nor to the score.
+        found: one of the hypotheses that fairseq's SequenceGenerator returns for a sentence, a dictionary of which
+        "tokens" and "positional_scores" (log-probabilities), (U,) each, are read.
         """
         dictionary = self.target_dictionary
         ignored = {dictionary.pad(), *self.search.symbols_to_strip_from_output}  # fairseq has added eos to the latter
@@ -270,7 +293,10 @@ class Fairseq:
 
 
 class HuggingFace:
-    """transformers with the model and the tokenizer of a folder, by its Auto classes; tags: as for CTranslate2."""
+    """transformers with the model and the tokenizer of a folder, by its Auto classes.
+
+    folder: that `deepnet export --to huggingface` has written; described: the model's text; tags: as for CTranslate2.
+    """
 
     name = "transformers"
     lost = False
@@ -282,7 +308,7 @@ class HuggingFace:
         if settings.int8:
             raise UserError("--int8", "only with CTranslate2; export the checkpoint with --to ctranslate2")
         self.settings = settings
-        self.longest = described.positions[1] - 1  # tokens of a translation; its end takes a position too
+        self.longest = described.positions[1] - 1  # tokens of a translation without its end, which has a position too
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         with quiet():
             self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -291,28 +317,32 @@ class HuggingFace:
 
         self.tokenizer.model_max_length = int(1e9)  # no warning of long text, which Translator.cut refuses
         source_tags, target_tags = tags
-        self.tokenizer.prefix_tokens = self.tokenizer.convert_tokens_to_ids(source_tags)
+        self.tokenizer.prefix_tokens = self.tokenizer.convert_tokens_to_ids(source_tags)  # put before each sentence
         self.target_tag_numbers = self.tokenizer.convert_tokens_to_ids(target_tags)
         self.symbols = frozenset(self.tokenizer.get_vocab())
-        if device.type == "cuda":
+        if device.type == "cuda":  # CUDA does not work in a forked process
             PROCESS.bind(self)
 
         # The first generate() imports more of transformers, which would break in several threads at once. So it is
         # called here, where one thread loads at a time, with a sentence of eos alone.
-        self._search(torch.tensor([[self.tokenizer.eos_token_id]], device=device), 1, longest=3)
+        only_eos = torch.tensor([[self.tokenizer.eos_token_id]], device=device)
+        self._search(only_eos, 1, longest=3)
 
     @classmethod
     def of_folder(cls, folder: Path, described: Description, direction: tuple[str, str], settings: Settings):
-        """Load what `deepnet export --to huggingface` has written; direction: source and target language."""
+        """Load what `deepnet export --to huggingface` has written.
+
+        described: content of its translation.json; direction: (source, target), languages.
+        """
         return cls(folder, described, described.tags(*direction), settings)
 
     def cut(self, line: str) -> list[int]:
-        """Return the tokenizer's numbers, among them the tag's, without the end."""
+        """Return the tokenizer's numbers for a line, among them the tag's, without eos, which `_by_length` adds."""
         return self.tokenizer(line)["input_ids"][:-1]
 
     def unseen(self, line: str, tokens: list[int]) -> list[str]:
         """Return the pieces that the model has no number for."""
-        if self.tokenizer.unk_token_id not in tokens:
+        if self.tokenizer.unk_token_id not in tokens:  # so of most lines, which need not be tokenised again
             return []
         return [piece for piece in self.tokenizer.tokenize(line) if piece not in self.symbols]
 
@@ -321,17 +351,18 @@ class HuggingFace:
         return self._by_length(sentences, lambda source: self._decode(self._search(source, 1)))
 
     def nbest(self, sentences: list[list[int]], count: int) -> list[list[Hypothesis]]:
-        """Return the `count` best translations of each sentence, a list of numbers.
+        """Return for each sentence, a list of numbers, its `count` best translations, best first.
 
         The scores are computed anew: those of generate() leave out the eos that it forces at the greatest length.
         """
 
         def translate_batch(source: Any) -> list[list[Hypothesis]]:
+            """Return the translations of the sentences of source (B, T)."""
             found = self._search(source, count).unflatten(0, (len(source), count))  # (B, count, U)
             results = []
-            for sentence, targets in zip(source, found, strict=True):
-                texts = self._decode(targets)
-                scores = self._scores(sentence, targets)
+            for sentence, translations in zip(source, found, strict=True):
+                texts = self._decode(translations)
+                scores = self._scores(sentence, translations)
                 candidates = [Hypothesis(text, score) for text, score in zip(texts, scores, strict=True)]
                 results.append(_best_first(candidates))
             return results
@@ -341,57 +372,67 @@ class HuggingFace:
     def _by_length(self, sentences: list[list[int]], translate_batch: Callable) -> list:
         """Call `translate_batch` with batches of sentences of about one length; return the results in order.
 
-        translate_batch: takes sentences with eos and padding (B, T), and returns a result for each of them.
+        sentences: as `cut` returns them; translate_batch: takes a tensor of sentences with eos and padding (B, T), and
+        returns a result for each of them.
         """
         PROCESS.check_not_lost(self)
         with_eos = [[*sentence, self.tokenizer.eos_token_id] for sentence in sentences]
-        padding = self.tokenizer.pad_token_id
-        device = self.model.device
-        return _by_length(
-            with_eos, self.settings.max_tokens, lambda batch: translate_batch(_padded(batch, padding, device))
-        )
+
+        def translate_lists(batch: list[list[int]]) -> list:
+            return translate_batch(_padded(batch, self.tokenizer.pad_token_id, self.model.device))
+
+        return _by_length(with_eos, self.settings.max_tokens, translate_lists)
 
     def _search(self, source: Any, count: int, longest: int | None = None) -> Any:
         """Return `count` translations of each sentence of source (B, T), as numbers (B * count, U).
 
-        longest: tokens of a translation, with the eos at its start and the one at its end; None for all that have a
-        position. What else makes the search fairseq's is in the folder (export/huggingface.py, _generation).
+        longest: the most tokens of a translation, with the eos at its start and the one at its end; None for as many as
+        the decoder has positions for. The settings of generate() that are not given here are in the folder; they make
+        its search like fairseq's (export/huggingface.py, _generation).
         """
+        if longest is None:
+            longest = self.longest + 2  # the two eos
         options: dict[str, Any] = {}
         if self.settings.beam > 1:  # without beams transformers warns of these
             options |= {"length_penalty": self.settings.lenpen, "early_stopping": True}
-        if self.target_tag_numbers:
+        if self.target_tag_numbers:  # the first token after eos
             options["forced_bos_token_id"] = self.target_tag_numbers[0]
         return self.model.generate(
             source,
             attention_mask=source.ne(self.tokenizer.pad_token_id).long(),
             num_beams=self.settings.beam,
             num_return_sequences=count,
-            max_length=self.longest + 2 if longest is None else longest,
+            max_length=longest,
             **options,
         )
 
-    def _decode(self, tokens: Any) -> list[str]:
-        return self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
+    def _decode(self, translations: Any) -> list[str]:
+        """Return the texts of translations (N, U), without eos and other special tokens."""
+        return self.tokenizer.batch_decode(translations, skip_special_tokens=True)
 
-    def _scores(self, source: Any, tokens: Any) -> list[float]:
-        """Return the scores of translations (N, U), which begin with eos, of a source sentence (T,)."""
+    def _scores(self, source: Any, translations: Any) -> list[float]:
+        """Return the scores, see Hypothesis, of translations (N, U) of one source sentence (T,).
+
+        The translations begin with eos, as generate() returns them.
+        """
         import torch
 
         padding = self.tokenizer.pad_token_id
-        sources = source.expand(len(tokens), -1)
-        targets = tokens[:, 1:]
+        sources = source.expand(len(translations), -1)
+        decoder_inputs = translations[:, :-1]
+        targets = translations[:, 1:]  # the token after each of the decoder's inputs
         with torch.no_grad():
             logits = self.model(
                 input_ids=sources,
                 attention_mask=sources.ne(padding).long(),
-                decoder_input_ids=tokens[:, :-1],
+                decoder_input_ids=decoder_inputs,
                 use_cache=False,  # with a cache FSMT has no causal mask, and would see later tokens
             ).logits
-        log_probs = logits.float().log_softmax(-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+        log_probs = logits.float().log_softmax(-1)  # (N, U - 1, V)
+        log_probs = log_probs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)  # of the targets, (N, U - 1)
 
         scores = []
-        first = len(self.target_tag_numbers)  # a tag of the target does not count
+        first = len(self.target_tag_numbers)  # a tag does not count
         for of_target, target in zip(log_probs, targets, strict=True):
             counted = of_target[first:][target[first:].ne(padding)]
             scores.append(_score(counted.tolist(), self.settings.lenpen))
@@ -400,7 +441,7 @@ class HuggingFace:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep transformers from drawing bars and from giving advice to developers."""
+    """Keep transformers, inside the context, from drawing progress bars and from printing warnings."""
     import warnings
 
     from transformers.utils import logging
@@ -424,8 +465,9 @@ def _score(log_probs: list[float], lenpen: float) -> float:
     return sum(log_probs) / len(log_probs) ** lenpen
 
 
-def _best_first(found: list[Hypothesis]) -> list[Hypothesis]:
-    return sorted(found, key=lambda hypothesis: hypothesis.score, reverse=True)
+def _best_first(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
+    """Sort translations of a line by their scores, the highest first."""
+    return sorted(hypotheses, key=lambda hypothesis: hypothesis.score, reverse=True)
 
 
 def _vocabulary(folder: Path) -> list[str]:
@@ -439,17 +481,17 @@ def _vocabulary(folder: Path) -> list[str]:
 def _by_length(sentences: list[list[int]], max_tokens: int, translate_batch: Callable) -> list:
     """Translate sentences in batches of about one length; return the results in the order of `sentences`.
 
-    translate_batch: called with some of the sentences, the longest first, which together have at most max_tokens
-    numbers, padding included, unless a single one has more; returns a result for each of them.
+    max_tokens: of a batch, padding included, unless a single sentence has more; translate_batch: called with some of
+    the sentences, the longest first; returns a result for each of them.
     """
-    order = sorted(range(len(sentences)), key=lambda place: len(sentences[place]), reverse=True)
+    remaining = sorted(range(len(sentences)), key=lambda place: len(sentences[place]), reverse=True)
     results: list = [None] * len(sentences)
 
-    while order:
-        longest = len(sentences[order[0]])
+    while remaining:
+        longest = len(sentences[remaining[0]])  # to which the others of the batch are padded
         size = max(1, max_tokens // longest)
-        places = order[:size]
-        order = order[size:]
+        places = remaining[:size]
+        remaining = remaining[size:]
 
         batch = [sentences[place] for place in places]
         for place, result in zip(places, translate_batch(batch), strict=True):

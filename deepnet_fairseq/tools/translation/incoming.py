@@ -11,16 +11,18 @@ from typing import IO
 from ...data.lines import LONGEST, split_lines
 
 BLOCK = 1 << 16  # bytes read at a time: what a pipe of Linux holds
-MANY = 32  # lines that came without a pause: more than a program writes that waits for answers
-PAUSE = 20  # milliseconds to wait for more after so many lines
+MANY = 32  # lines without a pause between: more than a program writes that waits for their translations
+PAUSE = 20  # milliseconds to wait for more lines after MANY without a pause
 
 
 class Incoming:
-    """Lines of an open file, which may be a pipe or a terminal, for a reader that does not wait for more than it needs.
+    """Lines of an open file, a pipe or a terminal, read one by one; it can tell whether another has arrived already.
 
     A program that writes a line and waits for its translation must get it at once; one that writes much should be read
-    in large chunks. `has_more` tells the two apart. The file is read by its descriptor, past Python's buffer, so
-    nothing of it may have been read before.
+    in large chunks. `has_more` tells the two apart. The file is read by its descriptor with os.read, without Python's
+    buffer, so nothing of it may have been read before.
+
+    Raises an OSError for an object that has no descriptor.
     """
 
     def __init__(self, file: IO[bytes]):
@@ -33,18 +35,19 @@ class Incoming:
         self._poll.register(self._descriptor, select.POLLIN)
 
     def readline(self, limit: int = LONGEST + 1) -> bytes:
-        """Wait for the next line and return it with its \\n, b"" at the end of the file.
+        """Wait for the next line and return it with its \\n, if it has one; b"" at the end of the file.
 
-        limit: bytes after which a line is returned although its end has not come.
+        limit: in bytes: when so many of a line have come without its end, they are returned as a line, so that a text
+        without line ends does not fill the memory.
         """
         while not self._lines and not self._ended:
             self._read(limit)
         return self._lines.popleft() if self._lines else b""
 
     def has_more(self, taken: int = 0) -> bool:
-        """Return whether a line can be read without waiting, but for PAUSE.
+        """Return whether another line has come, and so can be read without waiting.
 
-        taken: how many lines were read since the answer was last False.
+        taken: how many lines were read since the answer was last False. From MANY on this waits up to PAUSE for more.
         """
         pause = PAUSE if taken >= MANY else 0
         while not self._lines and not self._ended:
@@ -54,45 +57,46 @@ class Incoming:
         return bool(self._lines)
 
     def _read(self, limit: int) -> None:
-        """Wait for a block of bytes and split it into lines; limit: as for `readline`."""
-        self._poll.poll()  # os.read fails at once for a descriptor that does not block
+        """Wait for a block of bytes, and append its lines to those that were read; limit: as for `readline`."""
+        self._poll.poll()  # waits; for a descriptor that does not block os.read would fail at once
         block = os.read(self._descriptor, BLOCK)
-        *ended, rest = block.split(b"\n")
-        for line in ended:
-            self._begun.extend((line, b"\n"))
+        *ends_of_lines, begun = block.split(b"\n")
+        for end in ends_of_lines:
+            self._begun.extend((end, b"\n"))
             self._end_line()
 
-        if rest:
-            self._begun.append(rest)
-            self._size += len(rest)
-        if not block:
+        if begun:  # a line without its end
+            self._begun.append(begun)
+            self._size += len(begun)
+        if not block:  # the end of the file
             self._ended = True
         if self._begun and (self._ended or self._size >= limit):
             self._end_line()
 
     def _end_line(self) -> None:
-        """Make a line of the parts so far."""
+        """Append the parts so far to the lines, as one line, and begin the next."""
         self._lines.append(b"".join(self._begun))
         self._begun = []
         self._size = 0
 
 
 def chunks(file: IO[bytes], name: str, most: int) -> Iterator[list[str]]:
-    """Yield the lines of an open file in lists of at most `most` lines, shorter ones when no more have arrived yet.
+    """Yield the lines of an open file, without \\n, in lists of at most `most`; shorter ones if no more have come yet.
 
-    name: of the file, for a UserError about one of its lines.
+    name: of the file, for a UserError about one of its lines. An object without a descriptor, as io.BytesIO, has all of
+    its lines from the beginning.
     """
     try:
         incoming: Incoming | None = Incoming(file)
-    except OSError:  # an object of Python's that has no descriptor
+    except OSError:
         incoming = None
 
-    taken: list[str] = []
+    chunk: list[str] = []
     for line in split_lines(incoming or file, name):  # type: ignore[arg-type]  # it calls readline alone
-        taken.append(line)
-        full = len(taken) == most
-        if full or (incoming and not incoming.has_more(len(taken))):
-            yield taken
-            taken = []
-    if taken:
-        yield taken
+        chunk.append(line)
+        full = len(chunk) == most
+        if full or (incoming and not incoming.has_more(len(chunk))):
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk

@@ -1,8 +1,9 @@
 """Keep models loaded in a server, each once for all threads of a process, and keep forks of it from hanging.
 
-A fork copies only the thread that calls it. Locks that other threads hold stay locked in the child for ever, and
-libraries wait there for threads that do not exist. `PROCESS` guards imports and loading against this, and marks engines
-that cannot work in the child as `lost`; `Models` keeps the models.
+A fork (os.fork, by which servers may start workers) copies only the thread that calls it. Locks that other
+threads hold stay locked in the child for ever, and libraries wait there for threads that do not exist. `PROCESS` guards
+imports and loading against this, and marks engines (engines.py) that cannot work in the child as `lost`; `Models` keeps
+the models.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ PATIENCE = 60  # seconds that a fork waits at most for a thread that loads a mod
 class Process:
     """The process that models are loaded in: one thread loads at a time, and a fork waits until it is done.
 
-    Both are needed: a fork during an import would leave the imported module locked in the child for ever, and
-    transformers fails if several threads import parts of it or load models at once.
+    One at a time, because transformers fails if several threads import parts of it or load models at once. A fork
+    waits, because during an import it would leave the imported module locked in the child for ever.
 
-    The wait must come before concurrent.futures and logging take their locks for a fork, which a thread that loads may
-    need to finish. All three use os.register_at_fork, and Python calls the functions for before a fork that were
-    registered last first. Those two register when they are imported, so they are imported above, before `PROCESS` is
-    made below.
+    concurrent.futures and logging take locks of their own before a fork, which a thread that loads may need to finish.
+    So the wait must come before theirs. All three use os.register_at_fork, and Python calls the functions `before` in
+    the reverse order of their registration. Those two register theirs when they are imported, so they are imported
+    above, before `PROCESS` is made below.
     """
 
     def __init__(self):
@@ -49,7 +50,7 @@ class Process:
 
     @contextmanager
     def load_alone(self) -> Iterator[None]:
-        """Enter a block that imports libraries and loads a model, while no other thread does.
+        """Enter a block that imports libraries and loads a model; other threads wait until it ends.
 
         UserError in a child that was forked while another thread was in such a block: what that thread imported is half
         done.
@@ -63,7 +64,10 @@ class Process:
             yield
 
     def bind(self, engine: Any) -> None:
-        """Register an engine that works in this process alone: in a forked child its attribute `lost` becomes True."""
+        """Register an engine that works in this process alone: in a forked child its attribute `lost` becomes True.
+
+        engine: of a class of engines.py.
+        """
         self._bound.add(engine)
 
     def check_not_lost(self, engine: Any) -> None:
@@ -72,10 +76,10 @@ class Process:
             raise UserError("this model was loaded before the process was forked; load it again in the new process")
 
     def use_torch(self, choose: Callable[[], int]) -> int:
-        """Note that this process computes with torch, and return with how many threads.
+        """Note that this process computes with torch, set the number of its threads, and return that number.
 
-        choose: sets torch's number of threads and returns it. It is not called in a child that was forked from a
-        process that used torch: there it is one thread, for with more OpenMP would wait for ever for the parent's.
+        choose: sets the number and returns it. In a child that was forked from a process that used torch it is not
+        called, and the number is 1: with more, OpenMP would wait for ever for the threads of the parent.
         """
         import torch
 
@@ -95,12 +99,13 @@ class Process:
             self._loading.release()
 
     def _in_child(self) -> None:
-        """Begin with a new lock and one thread of torch; engines that work in the parent alone are lost."""
+        """Make a forked child usable: a new lock, lost engines marked as such, and one thread of torch."""
         self._loading_intact = self._loading_intact and self._held_for_fork
         self._loading = threading.RLock()
+
         for engine in self._bound:
             # CTranslate2's threads do not come along, and its models wait for them when they are freed, at the latest
-            # when the process ends. A reference that nobody gives back keeps each model as it is.
+            # when the process ends. With one reference more than there are users, a model is never freed.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(engine.model))
             engine.lost = True
         self._bound = WeakSet()
@@ -113,7 +118,7 @@ class Process:
 
 
 class _Entry:
-    """A Translator, None until it is loaded, and the lock of the thread that loads it."""
+    """Entry of Models: a Translator, None until it is loaded, and a lock that a thread holds while it loads it."""
 
     def __init__(self, model: Any = None):
         self.model = model
@@ -121,7 +126,7 @@ class _Entry:
 
 
 class Models:
-    """The Translators that were used last, at most `most`. A forked child begins with those that work there."""
+    """The Translators that were used last, at most `most` of them. A forked child begins with those that work there."""
 
     def __init__(self, most: int = KEPT):
         self.most = most
@@ -130,17 +135,18 @@ class Models:
         os.register_at_fork(after_in_child=self._in_child)
 
     def get(self, key: Hashable, load: Callable[[], Any]) -> Any:
-        """Return the Translator of a key, which stands for all that it was loaded with.
+        """Return the Translator of a key, loaded if it is not there yet.
 
-        The first thread that asks for a key calls `load`, which returns a Translator, and the others wait for it.
+        key: all arguments that it is loaded with; load: returns a Translator. The first thread that asks for a key
+        calls `load`, and the others wait for it.
         """
         with self._lock:
             entry = self._entries.setdefault(key, _Entry())
-            self._entries.move_to_end(key)
+            self._entries.move_to_end(key)  # the end has those that were used last
             while len(self._entries) > self.most:
                 self._entries.popitem(last=False)
 
-        with entry.lock:
+        with entry.lock:  # not self._lock, so that other models can be had while this one is loaded
             if entry.model is None:  # an error of load() leaves it so, and the next call tries again
                 entry.model = load()
             return entry.model
@@ -148,8 +154,8 @@ class Models:
     def _in_child(self) -> None:
         """Replace all locks, which other threads of the parent may have held, and drop models that are not usable.
 
-        These are the ones that were lost, and those that another thread was loading. PROCESS, which has registered its
-        function for the child earlier, has marked the lost ones by now.
+        Not usable are those that another thread was loading, and those whose engine is lost. Functions for the child
+        run in the order of their registration, so PROCESS, made before any Models, has marked the lost ones by now.
         """
         entries: OrderedDict[Hashable, _Entry] = OrderedDict()
         for key, entry in self._entries.items():

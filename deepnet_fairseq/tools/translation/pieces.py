@@ -1,12 +1,16 @@
 """Segment text into the pieces that a translation model reads, and join those that it writes.
 
-KINDS has a class for each kind of pieces. Such a class, a cutter, has
-    cut(line)       the pieces of a line; to cut is to segment
-    join(pieces)    the text of pieces
+KINDS has a class for each kind of pieces. An object of such a class, a cutter, has
+    cut(line)       returns the pieces of a line; to cut is to segment
+    join(pieces)    returns the text of pieces
     file            the name, beside the data and in an exported folder, of the file that it segments by; None for none
-and is built of that file's path (None if it needs none), the source and the target language and a Chain's fields (None
-but for Moses' tokens), of which each takes what it needs. Each segments as the command that prepared the data: `deepnet
-prepare text` by SentencePiece, the recipes of `deepnet prepare` by Moses' tokeniser and subword-nmt.
+All classes have the same arguments, of which each uses what it needs:
+    path            of that file, None for a class without one
+    source          language of the text to segment, as "de"
+    target          language of the pieces to join
+    chain           fields of data.moses.Chain, the scripts that make Moses' tokens; None for other pieces
+Each segments as the command that prepared the data: `deepnet prepare text` by SentencePiece, the recipes of `deepnet
+prepare` by Moses' tokeniser and subword-nmt.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ CONTINUED = "@@"  # ends a piece of subword-nmt that is not the last one of its 
 
 
 class SentencePieces:
-    """Pieces of a SentencePiece model (Kudo and Richardson 2018); UserError for a file that is none."""
+    """Pieces of a SentencePiece model (Kudo and Richardson 2018); UserError if the file is no such model."""
 
     file = "spm.model"
 
@@ -44,8 +48,8 @@ class SentencePieces:
 class MosesPieces:
     """Moses' tokens, segmented by the BPE of subword-nmt (Sennrich et al. 2016).
 
-    path: its codes, a merge of two pieces on each line; chain: fields of data.moses.Chain, by which the data's test set
-    was tokenised. UserError if subword-nmt is not installed, and for a file of other content.
+    path: of subword-nmt's codes, a merge of two pieces on each line; chain: of the data's test set. UserError if
+    subword-nmt is not installed, and for a file of other content.
     """
 
     file = "codes"
@@ -76,8 +80,9 @@ class MosesPieces:
 
     def join(self, pieces: list[str]) -> str:
         """Return the text of the pieces."""
-        tokens = f"{' '.join(pieces)} ".replace(f"{CONTINUED} ", "")  # the last piece may be continued too
-        return self.detokenise(tokens.split())
+        text = " ".join(pieces) + " "  # a blank after each piece, also the last one, which may be continued too
+        tokens = text.replace(f"{CONTINUED} ", "").split()
+        return self.detokenise(tokens)
 
 
 class ReadyPieces:
@@ -85,8 +90,8 @@ class ReadyPieces:
 
     file = None
 
-    def __init__(self, path: Path, source: str, target: str, chain: dict | None):
-        pass
+    def __init__(self, path: Path | None, source: str, target: str, chain: dict | None):
+        """Take the arguments of all classes; none is needed."""
 
     def cut(self, line: str) -> list[str]:
         """Return what blanks separate."""
@@ -97,4 +102,5 @@ class ReadyPieces:
         return " ".join(pieces)
 
 
+# name of a kind, as translation.json has it -> its class
 KINDS: dict[str, Any] = {"sentencepiece": SentencePieces, "subword_nmt": MosesPieces, "none": ReadyPieces}

@@ -1,6 +1,7 @@
 """Find how a checkpoint's text becomes numbers: its dictionaries, what segments its sentences, and its language tags.
 
-fairseq's settings of a run's task, and the folder of its binarised data, tell most of it.
+fairseq's settings of a run's task, and the folder of its binarised data, tell most of it. To cut text is to segment it.
+The task's section is the part "task" of a run's config as a dictionary: the task's settings and, as "_name", its name.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ FILES = ", ".join(f"{kind.file} ({name})" for name, kind in KINDS.items() if kin
 
 @dataclass(frozen=True)
 class Text:
-    """The text of a translation model.
+    """How a translation model's text becomes numbers.
 
-    dictionaries: fairseq's, of source and target, with tags of languages; file: that text is segmented by (pieces.py),
-    None for text that comes segmented.
+    described: pieces, languages and form of the text; dictionaries: fairseq's, of source and target, which hold the
+    tags of languages too; file: by which text is segmented (pieces.py), None for text that comes segmented.
     """
 
     described: Description
     dictionaries: tuple[Dictionary, Dictionary]
     file: Path | None
 
-    def cutter(self, source: str, target: str):
+    def cutter(self, source: str, target: str) -> Any:
         """Return an object of pieces.py that segments the source language and joins pieces of the target language."""
         return self.described.cutter(self.file, source, target)
 
@@ -55,17 +56,19 @@ class Text:
 def open_task(section: dict[str, Any], data: str, vocabulary_sizes: tuple[int, int]):
     """Return fairseq's task of a run, set up on the binarised data in a folder.
 
-    section: the task's section of the run's config; vocabulary_sizes: how many symbols the model reads and predicts.
-    UserError, naming the folder, if it holds no data of that task, or data of other sizes.
+    section: the task's section of the run's config; data: the folder; vocabulary_sizes: how many symbols the model
+    reads, and how many it predicts. UserError, naming the folder, if it holds no data of that task, or dictionaries of
+    other sizes.
     """
     settings = argparse.Namespace(**(section | {"data": data, "task": section["_name"]}))
     if section["_name"] == MULTILINGUAL:
+        # the file that lists the languages (--lang-dict) may have moved with the data
         lang_dict = Path(section.get("lang_dict") or "").name
         if lang_dict:
             for folder in folders_of(data):
-                if (folder / lang_dict).is_file():  # it may have moved with the data
+                if (folder / lang_dict).is_file():
                     settings.lang_dict = str(folder / lang_dict)
-        # with these fairseq would set up a translation of one direction, and drop the pairs of the training
+        # with a source and a target fairseq would set up a single direction, and drop the pairs of the training
         settings.source_lang = None
         settings.target_lang = None
 
@@ -90,17 +93,18 @@ def check_own(
     origin: dict[str, Any] | None, dictionaries: tuple[Dictionary, Dictionary], data: str, file: Path | None,
     subwords: str | None,
 ) -> None:  # fmt: skip
-    """Raise a UserError, naming the flag, for a text that is not cut and numbered as that of the model's training.
+    """Raise a UserError, naming the flag, unless text is segmented and numbered as in the model's training.
 
-    origin: of the checkpoint, as vocabulary.origin_of returns it, None if unknown: nothing is compared then;
-    dictionaries, data, file: of the text at hand, the file as in Text; subwords: value of --subwords, which names the
-    file, None without the flag.
+    origin: where the checkpoint comes from, with digests of its vocabulary, as vocabulary.origin_of returns it; None if
+    unknown: nothing is compared then. dictionaries, data, file: those that text is about to be translated with, the
+    file as in Text; subwords: value of --subwords, which has named the file; "none", or None without the flag.
     """
-    sides = dict(zip(vocabulary.SIDES, dictionaries, strict=True))
+    dictionary_of_side = dict(zip(vocabulary.SIDES, dictionaries, strict=True))
     folder = None if subwords == "none" else data  # where the file is looked for if `file` is None
-    present = vocabulary.digests_of(sides, folder, file)
+    present = vocabulary.digests_of(dictionary_of_side, folder, file)
 
-    # what the flag names is compared on its own, and before the data, so that the error can name the flag
+    # A file that the flag names is compared on its own first, so that the error can name the flag. Its digest is taken
+    # out of `present`, and the dictionaries are compared below.
     if origin is not None and subwords not in (None, "none"):
         segmentation = {"pieces": present.pop("pieces")}
         problem = vocabulary.describe_mismatch(origin, segmentation, data, f"--subwords {subwords}")
@@ -114,7 +118,7 @@ def read_text(
     section: dict[str, Any], data: str, vocabulary_sizes: tuple[int, int], subwords: str | None, method: str,
     positions: tuple[int, int],
 ) -> Text:  # fmt: skip
-    """Find the text of a translation model; its files are read, and nothing is written.
+    """Return how a translation model's text becomes numbers; its files are read, and nothing is written.
 
     section, data, vocabulary_sizes: as for open_task; subwords: file that segments text, "none" for text that comes
     segmented, None for the file beside the data; method, positions: as in Description. UserError for a task that is not
@@ -127,10 +131,12 @@ def read_text(
     chain = find_chain(data) if pieces == "subword_nmt" else None
     if section["_name"] == MULTILINGUAL:
         languages_and_tags = _languages_and_tags(task)
-    else:  # both languages are set: fairseq finds them in the names of the data's files
+    else:
+        # fairseq has found both languages in the names of the data's files, if the settings do not name them
         languages_and_tags = {"languages": (task.cfg.source_lang, task.cfg.target_lang)}
     described = Description(method=method, positions=positions, pieces=pieces, chain=chain, **languages_and_tags)
 
+    # the form of the source text: as it was recorded beside the data, or as the dictionary shows it
     form = None
     if not described.symbols:  # a multilingual model has no single source language
         form = read_form(folders_of(data)[-1], described.languages[0])
@@ -140,9 +146,10 @@ def read_text(
 
 
 def _languages_and_tags(task: Any) -> dict[str, Any]:
-    """Return the fields of a Description that a task translation_multi_simple_epoch gives, by name.
+    """Return {name of a field of Description: value} for the fields that a task translation_multi_simple_epoch tells.
 
-    UserError for tags in the place of the end of sentence, which neither CTranslate2 nor transformers can use.
+    These are languages, symbols, pairs, source_tag and target_tag. UserError for tags in the place of the end of
+    sentence, which neither CTranslate2 nor transformers can use.
     """
     args = task.args
     if args.lang_tok_replacing_bos_eos:
@@ -152,7 +159,7 @@ def _languages_and_tags(task: Any) -> dict[str, Any]:
             "transformers has a place for; give --to transformer",
         )
 
-    source_tag, target_tag = args.langtoks["main"]
+    source_tag, target_tag = args.langtoks["main"]  # of the parallel text; None where there is no tag
     return {
         "languages": tuple(task.langs),
         "symbols": {lang: get_lang_tok(lang, args.lang_tok_style) for lang in task.langs},
@@ -163,10 +170,13 @@ def _languages_and_tags(task: Any) -> dict[str, Any]:
 
 
 def find_subwords(given: str | None, data: str) -> tuple[str, Path | None]:
-    """Return the kind of pieces, a key of KINDS, and the file that segments text, None for text that comes segmented.
+    """Return (kind, file): the kind of pieces, a key of KINDS, and the file that text is segmented by.
 
-    given: that file, whose content tells its kind, "none", or None for the file beside the data. UserError if there is
-    no such file, or no SentencePiece model and no codes in it.
+    The file is None for text that comes segmented.
+
+    given: value of --subwords: the file, whose content tells its kind; "none" for text that comes segmented; None
+    without the flag, for the file beside the data. data: folder of the binarised data. UserError if there is no such
+    file, or neither a SentencePiece model nor codes of subword-nmt in it.
     """
     if given == "none":
         return "none", None
@@ -178,18 +188,20 @@ def find_subwords(given: str | None, data: str) -> tuple[str, Path | None]:
         raise UserError(f"--subwords {given}", "no such file")
     with open(path, "rb") as file:
         beginning = file.read(1024)
-    if beginning.startswith(b"#version") or b"</w>" in beginning:  # of subword-nmt's codes, new and old
+    if beginning.startswith(b"#version") or b"</w>" in beginning:
+        # codes of subword-nmt: newer ones begin with their version; merges at the end of a word have </w>
         return "subword_nmt", path
     KINDS["sentencepiece"](path, source="", target="", chain=None)  # raises a UserError if it is no model
     return "sentencepiece", path
 
 
 def _subwords_beside(data: str) -> tuple[str, Path]:
-    """Return the kind of pieces and the file that lies with the data, by its name.
+    """Return (kind, file) for the file that segments text and lies with the data; its name tells the kind.
 
-    The innermost of folders_of(data) comes first. UserError if none has such a file.
+    It is looked for in the folder of the data, and in those above if a recipe made the data. UserError if none of them
+    has such a file.
     """
-    for folder in reversed(folders_of(data)):
+    for folder in reversed(folders_of(data)):  # whose last one is that of the data
         for name, kind in KINDS.items():
             if kind.file and (folder / kind.file).is_file():
                 return name, folder / kind.file
@@ -201,16 +213,17 @@ def _subwords_beside(data: str) -> tuple[str, Path]:
 
 
 def find_chain(data: str) -> dict[str, bool]:
-    """Return the fields of the Chain by which Moses' tokens of the data's test set were made.
+    """Return the fields of data.moses.Chain, the scripts that made the Moses tokens of the data's test set.
 
-    A recipe that made the data says it; for other data it is a Chain of the defaults.
+    They may differ from those of the training set. The recipe that made the data names them; for data without a recipe,
+    and recipes that do not name them, they are the defaults.
     """
     from ...data.moses import Chain
 
     chain = Chain()
-    summary = folders_of(data)[0] / "recipe.json"
+    summary = folders_of(data)[0] / "recipe.json"  # if a recipe made the data, it is in the first folder
     if summary.is_file():
         name = read_object(summary, "make the corpus again").get("recipe")
         recipe = RECIPES.get(str(name))
-        chain = getattr(recipe, "test_chain", chain)  # not all recipes have one
+        chain = getattr(recipe, "test_chain", chain)
     return asdict(chain)

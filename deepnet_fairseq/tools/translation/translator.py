@@ -19,8 +19,8 @@ SHOWN = 8  # how many characters a message names
 class Unseen:
     """Count of lines with characters that a model has never seen, which it reads as <unk>.
 
-    lines: the number of such lines; characters: unseen character -> how often it is in them. In its place stands a
-    whole piece where the model knows each character but not the piece, as it may be with subword-nmt.
+    lines: the number of such lines; characters: unseen character -> how often it is in them. If the model knows each
+    character of a piece but not the piece, as may be with subword-nmt, the key is the whole piece.
     """
 
     def __init__(self):
@@ -28,18 +28,22 @@ class Unseen:
         self.characters: Counter[str] = Counter()
 
     def add(self, pieces: list[str], known: frozenset[str]) -> None:
-        """Count a line by its unseen pieces, none if it has none; known: the characters of the model's vocabulary."""
+        """Count a line, if it has pieces that are not in the model's vocabulary, and the unseen characters in these.
+
+        pieces: those of the line that are not in the vocabulary, [] if there is none; known: the characters of all
+        pieces in the vocabulary.
+        """
         if pieces:
             self.lines += 1
         for piece in pieces:
-            text = piece.strip("\u2581")
+            text = piece.strip("\u2581")  # SentencePiece's mark for a blank
             if not text:  # SentencePiece makes the blank before an unseen character a piece of its own
                 continue
             unknown = [char for char in text if char not in known]
             self.characters.update(unknown or [text])
 
     def __str__(self) -> str:
-        """Return the most frequent characters and how many more there are, for a message."""
+        """Return the SHOWN most frequent characters and how many more there are, for a message."""
         shown = []
         for text, _ in self.characters.most_common(SHOWN):
             if len(text) == 1 and text.isprintable():
@@ -55,7 +59,8 @@ class Unseen:
 class Translator:
     """Translates lines of text.
 
-    engine: of a class of engines.py; described: says how much text its model takes, and in which form.
+    engine: an object of a class of engines.py; described: text that its model reads and writes (description.py), of
+    which the number of positions and the form of the source text are used here.
     """
 
     def __init__(self, engine: Any, described: Description):
@@ -66,10 +71,10 @@ class Translator:
         self.warned_of: set[str] = set()  # unseen characters that translation.translate has warned of already
 
     def cut(self, line: str, number: int, unseen: Unseen | None = None) -> list | None:
-        """Segment a line into the engine's tokens; None for a blank line.
+        """Segment a line into the engine's tokens, pieces or numbers; return None for a blank line.
 
-        number: of the line, for the UserError that it has more tokens than the model has positions; unseen: counts the
-        line if it has characters that the model has never seen.
+        number: of the line, for messages; unseen: to which the line's unseen characters are added, None to add them to
+        nothing. UserError if the line has more tokens than the model has positions.
         """
         line = self.form.apply(one_line(line))
         if is_blank(line):
@@ -92,31 +97,35 @@ class Translator:
     ) -> Iterator[Any]:
         """Yield the translation of each line, in order; that of a blank line is empty.
 
-        chunk: how many lines are read and translated together; nbest: if given, yield for each line a list of its
-        `nbest` best Hypotheses, best first, in place of a text, for a blank line [Hypothesis("", 0.0)]; unseen: counts
-        lines as in `cut`.
+        chunk: how many lines are read and translated together; nbest: None to yield texts; a number to yield for each
+        line a list of its `nbest` best Hypotheses, best first, for a blank line [Hypothesis("", 0.0)]; unseen: as for
+        `cut`.
         """
-        rest = iter(lines)
+        remaining = iter(lines)
         number = 1  # of the next line
-        while taken := list(islice(rest, chunk)):
-            yield from self.translate_chunk(taken, number=number, nbest=nbest, unseen=unseen)
-            number += len(taken)
+        while next_lines := list(islice(remaining, chunk)):
+            yield from self.translate_chunk(next_lines, number=number, nbest=nbest, unseen=unseen)
+            number += len(next_lines)
 
     def translate_chunk(
         self, lines: list[str], number: int = 1, nbest: int | None = None, unseen: Unseen | None = None
     ) -> list[Any]:
-        """Translate lines together; number: of the first one, for messages; other arguments as for `translate`."""
+        """Translate lines together, and return what `translate` yields for them.
+
+        number: of the first line, for messages; other arguments as for `translate`.
+        """
         sentences = [self.cut(line, line_number, unseen) for line_number, line in enumerate(lines, number)]
         not_blank = [tokens for tokens in sentences if tokens is not None]
         results: list[Any] = []
         if not_blank:
             results = self.engine.translate(not_blank) if nbest is None else self.engine.nbest(not_blank, nbest)
 
+        # put the blank lines back between the others
         translations: list[Any] = []
-        remaining = iter(results)
+        next_result = iter(results)
         for tokens in sentences:
             if tokens is not None:
-                translations.append(next(remaining))
+                translations.append(next(next_result))
             elif nbest is None:
                 translations.append("")
             else:
