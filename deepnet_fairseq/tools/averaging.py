@@ -18,12 +18,13 @@ from ..plugin.building import own_config
 from ..plugin.checkpoints import reading, vocabulary
 from ..plugin.checkpoints.epoch_weights import weights_of
 
-# patterns of checkpoints' names, without the end, which is --checkpoint-suffix and .pt
-EPOCH = r"(?:checkpoint|weights)(\d+)"  # by epochs; weights: files of --epoch-weights
-UPDATE = r"checkpoint_\d+_(\d+)"  # by updates: epoch and update
-BEST = r"checkpoint\.best_(.+)"  # by --keep-best-checkpoints: metric and score
+# Kinds of checkpoints: patterns of their names without the end, which is --checkpoint-suffix and .pt. The group of EPOCH
+# and UPDATE is the number of that.
+EPOCH = r"(?:checkpoint|weights)(\d+)"  # saved after an epoch; weights: files of --epoch-weights
+UPDATE = r"checkpoint_\d+_(\d+)"  # saved by --save-interval-updates: epoch and update
+BEST = r"checkpoint\.best_(.+)"  # saved by --keep-best-checkpoints: metric and score
 LATEST = r"checkpoint_(?:last|previous|best)"  # one of each in a run
-# fields of the model's config that may change when a run is resumed
+# fields of the model's config that may change when a run is resumed, so that its checkpoints may differ in them
 MAY_DIFFER = {"checkpoint_activations", "checkpoint_every", "cuda_graphs", "admin_profile",
               "deepnet_probe", "probe_interval", "probe_dir", "epoch_weights", "new_vocabulary"}  # fmt: skip
 
@@ -31,41 +32,43 @@ MAY_DIFFER = {"checkpoint_activations", "checkpoint_every", "cuda_graphs", "admi
 def last(folder: Path, k: int, suffix: str | None = None) -> list[Path]:
     """Return the last k checkpoints of a run, oldest first: those of epochs if there are k, else those by updates.
 
-    suffix: the run's --checkpoint-suffix, None if the folder has only one run. Raises a UserError, naming the folder,
-    if there are fewer than k of either kind, or if `suffix` is None and there are runs of several suffixes.
+    folder: the run's --save-dir; suffix: its --checkpoint-suffix, None if the folder has only one run. Raises a
+    UserError, naming the folder, if there are fewer than k of either kind, or if `suffix` is None and there are runs of
+    several suffixes.
     """
     if suffix is None:
         suffix = _only_suffix(folder)
 
-    most = 0  # largest number of checkpoints of one kind
+    most = 0  # the number of checkpoints of EPOCH or of UPDATE, whichever is larger
     for kind in (EPOCH, UPDATE):
-        numbered = [(int(number), path) for path, number in _named(folder, kind, suffix).items()]
+        numbered = [(int(number), path) for path, number in _of_kind(folder, kind, suffix).items()]
         if len(numbered) >= k:
             return [path for _, path in sorted(numbered)[-k:]]
         most = max(most, len(numbered))
 
-    way = f"give --last {most}" if most else "train for an epoch, or with --save-interval-updates"
-    raise UserError(folder, f"has {most} checkpoints of epochs or of updates, not {k}; {way}")
+    way_out = f"give --last {most}" if most else "train for an epoch, or with --save-interval-updates"
+    raise UserError(folder, f"has {most} checkpoints of epochs or of updates, not {k}; {way_out}")
 
 
 def best(folder: Path, k: int, suffix: str | None = None) -> list[Path]:
     """Return the k checkpoints with the best validation score, best first, by the run's --best-checkpoint-metric.
 
-    It reads every checkpoint of the run; suffix: as for last(). Raises a UserError if fewer than k have a finite score,
-    or if a checkpoint is not of this package's models.
+    It reads every checkpoint of the run. folder, suffix: as for `last`. Raises a UserError if fewer than k have a
+    finite score, or if a checkpoint is not of this package's models.
     """
     if suffix is None:
         suffix = _only_suffix(folder)
     paths: list[Path] = []
     for kind in (EPOCH, UPDATE, BEST):
-        paths += _named(folder, kind, suffix).keys()
+        paths += _of_kind(folder, kind, suffix).keys()
 
-    scored: dict[int, tuple[float, Path]] = {}  # keyed by updates, because one model may be saved under several names
+    # number of updates -> (score, path): files of the same update hold the same model, which counts once
+    scored: dict[int, tuple[float, Path]] = {}
     maximize = False  # whether a larger score is better, the same in all checkpoints
     for path in sorted(paths):
-        update, score, maximize = _score(path)
+        updates, score, maximize = _validation_score(path)
         if score is not None and math.isfinite(score):
-            scored[update] = (score, path)
+            scored[updates] = (score, path)
     if len(scored) < k:
         raise UserError(folder, f"has no {k} checkpoints with a validation score; save more, or give a smaller --best")
 
@@ -73,23 +76,28 @@ def best(folder: Path, k: int, suffix: str | None = None) -> list[Path]:
     return [path for _, path in ranked[:k]]
 
 
-def _score(path: Path) -> tuple[int, float | None, bool]:
-    """Return a checkpoint's number of updates, its validation score, and whether a larger score is better."""
+def _validation_score(path: Path) -> tuple[int, float | None, bool]:
+    """Read a checkpoint; return its number of updates, its score, and whether a larger score is better.
+
+    The score is None if the checkpoint was saved without a validation. UserError for another package's model.
+    """
     state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
-    own_config(state, str(path))
+    own_config(state, str(path))  # raises the UserError
     maximize = state["cfg"].checkpoint.maximize_best_checkpoint_metric
     updates = state["optimizer_history"][-1]["num_updates"]
     score = state["extra_state"].get("val_loss")
     return updates, score, maximize
 
 
-def _named(folder: Path, kind: str, suffix: str) -> dict[Path, str]:
-    """Map a folder's checkpoints of one kind and --checkpoint-suffix to the numbers in their names, as texts.
+def _of_kind(folder: Path, kind: str, suffix: str) -> dict[Path, str]:
+    """Return the checkpoints of one kind in a folder: {path: the part of its name that the group of `kind` matches}.
 
-    kind: EPOCH, UPDATE or BEST. A suffix may be a number too, as that of a job: checkpoint112.pt is of epoch 1 and
-    suffix 12 where a training in the folder has suffix 12, and of epoch 112 where none has.
+    kind: EPOCH, UPDATE or BEST; suffix: --checkpoint-suffix of the run, "" for none. A suffix may be a number too, as
+    that of a job: checkpoint112.pt is of epoch 1 and suffix 12 where a training in the folder has suffix 12, and of
+    epoch 112 where none has.
     """
     pattern = re.compile(kind + re.escape(suffix) + r"\.pt")
+    # a file whose name ends with a longer suffix of another training is that training's
     longer_suffixes = [other for other in suffixes(folder) if other != suffix and other.endswith(suffix)]
     endings_of_others = tuple(f"{other}.pt" for other in longer_suffixes)
 
@@ -123,7 +131,7 @@ def _only_suffix(folder: Path) -> str:
     """
     used = []
     for suffix in sorted(suffixes(folder) | {""}):  # "" too: its training may lack the names that `suffixes` looks for
-        if any(_named(folder, kind, suffix) for kind in (EPOCH, UPDATE, BEST)):
+        if any(_of_kind(folder, kind, suffix) for kind in (EPOCH, UPDATE, BEST)):
             used.append(suffix)
     if len(used) > 1:
         names = ", ".join(suffix or "''" for suffix in used)
@@ -141,17 +149,19 @@ def average(paths: list[Path], out: Path) -> None:
     missing one, and for parameters that are not finite.
     """
     first: dict = {}  # content of the first checkpoint
-    known: dict | None = None  # vocabulary of the first checkpoint that holds one
-    total: dict[str, Tensor] = {}  # name of a parameter -> its sum over checkpoints
+    known_origin: dict | None = None  # of the first checkpoint that holds digests of its vocabulary
+    sums: dict[str, Tensor] = {}  # name of a parameter -> its sum over checkpoints
     seen = set()  # numbers of updates, as _updates_made returns them
     for path in paths:
-        # with the checks of checkpoints/reading.py: weights are finite, and the origin stands under vocabulary.KEY
+        # The package's reading (checkpoints/reading.py) has replaced fairseq's: it refuses weights that are not finite,
+        # and puts the origin of the checkpoint under vocabulary.KEY.
         state = weights_of(checkpoint_utils.load_checkpoint_to_cpu(str(path)))
         config = own_config(state, str(path))
-        update = _updates_made(state, path)
-        if update in seen:
+
+        updates = _updates_made(state, path)
+        if updates in seen:
             print(f"WARNING: {path} is of the same update as another one; it counts twice", file=sys.stderr)
-        seen.add(update)
+        seen.add(updates)
 
         if not first:
             first = state
@@ -160,38 +170,44 @@ def average(paths: list[Path], out: Path) -> None:
             _check_same_run(first, first_config, other=state, config=config, first_path=paths[0], path=path)
 
         origin = state["task_state"][vocabulary.KEY]  # "file": the checkpoint; "digests": of its dictionaries, or None
-        if known is None:
-            known = origin if origin["digests"] is not None else None
+        if known_origin is None:
+            known_origin = origin if origin["digests"] is not None else None
         else:
-            other = vocabulary.describe_difference(known["digests"], origin["digests"] or {})
-            if other:
-                raise UserError(path, f"was trained with {other} than {known['file']}; average checkpoints of one run")
+            difference = vocabulary.describe_difference(known_origin["digests"], origin["digests"] or {})
+            if difference:
+                raise UserError(
+                    path, f"was trained with {difference} than {known_origin['file']}; average checkpoints of one run"
+                )
 
         for key, value in state["model"].items():
-            if not value.is_floating_point():
+            if not value.is_floating_point():  # a counter or the like, which is the first checkpoint's
                 continue
-            if key in total:
-                total[key] += value
+            if key in sums:
+                sums[key] += value
             else:
-                total[key] = value.to(torch.float64, copy=True)
+                sums[key] = value.to(torch.float64, copy=True)
         del state, config  # before the next one is read
 
     mean = dict(first["model"])
     for key, value in first["model"].items():
-        if key in total:
-            mean[key] = (total.pop(key) / len(paths)).to(value.dtype)  # popped, to free each sum
+        if key in sums:
+            mean[key] = (sums.pop(key) / len(paths)).to(value.dtype)  # popped, to free each sum
     _keep_ties(first["model"], mean)
 
     cfg = OmegaConf.to_container(first["cfg"], resolve=True, enum_to_str=True)
     task_state = dict(first["task_state"])
-    del task_state[vocabulary.KEY]  # the origin, put there by loading; a file has the digests alone
-    if known is not None:
-        task_state |= vocabulary.task_state_of(known)
+    del task_state[vocabulary.KEY]  # the origin, put there by reading; files hold the digests alone
+    if known_origin is not None:
+        task_state |= vocabulary.task_state_of(known_origin)
     save_tensors(first | {"model": mean, "cfg": cfg, "task_state": task_state}, out)
 
 
 def _updates_made(state: dict, path: Path) -> int | Path:
-    """Return the number of updates of a checkpoint, or its file as something unique if it does not hold the number."""
+    """Return the number of updates that a checkpoint was saved after; if it does not hold that, its path.
+
+    The path is then as different from that of every other checkpoint as the number would be. state: content of the
+    checkpoint; path: its file.
+    """
     history = state.get("optimizer_history") or [{}]
     return history[-1].get("num_updates", path.resolve())
 
@@ -199,21 +215,22 @@ def _updates_made(state: dict, path: Path) -> int | Path:
 def _keep_ties(before: dict[str, Tensor], after: dict[str, Tensor]) -> None:
     """Let parameters of `after` share a tensor if they share memory in `before`, so that each is written once.
 
-    before: the parameters of a checkpoint; after: those to write, under the same names, which are changed.
+    before: the parameters of a checkpoint, of which tied embeddings share memory; after: those to write, under the same
+    names, which are changed.
     """
     owners: dict[tuple, str] = {}  # address, shape and stride of a tensor -> the first parameter that has it
     for key, value in before.items():
         if value.numel():  # empty tensors have no address
-            place = (value.data_ptr(), value.shape, value.stride())
-            owner = owners.setdefault(place, key)
+            memory = (value.data_ptr(), value.shape, value.stride())
+            owner = owners.setdefault(memory, key)
             after[key] = after[owner]
 
 
 def _check_same_run(first: dict, first_config, other: dict, config, first_path: Path, path: Path) -> None:
     """Raise a UserError, naming a difference, unless two checkpoints are of one run.
 
-    first, other: contents of the checkpoints; first_config, config: their models' configs; first_path, path: their
-    files.
+    first, other: contents of the checkpoints; first_config, config: their models' configs, field by name, as own_config
+    returns them; first_path, path: their files.
     """
     for name in first_config:
         if config[name] != first_config[name] and name not in MAY_DIFFER:

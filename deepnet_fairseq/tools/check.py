@@ -1,6 +1,9 @@
 """`deepnet check`: make the first updates of a fairseq-train run in this process, and judge the whole run.
 
-All probes are on, and no files are left behind. docs/probes.md says how often it is right.
+All probes (core/probes) are on, and no files are left behind. docs/probes.md says how often the verdict is right.
+
+The gradient profile of a stack is the L2 norm of the gradient of each layer's parameters. Its evenness is the smallest
+of these norms divided by the largest. An address names a layer or a branch of it, as "encoder.3" or "encoder.3.ffn".
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ ATTEMPTS = 3  # batches that may be taken for each update: in fp16 the first one
 WINDOW = 5  # updates at the start, and as many at the end, whose medians are compared
 
 # Thresholds, set on 81 trainings of the quickstart's language; results/check/README.md has how often they are right.
-# Evenness of a stack: the smallest gradient norm of its layers divided by the largest.
+# Evenness of a stack:
 UNEVEN = 0.1  # below this at the start is a risk, unless it recovers
 HEALED = 1.5  # it recovers if the end is this many times the start, as under ReZero, whose branches open one by one
 VANISHED = 1e-3  # below this at the end is divergence, if the start was uneven
@@ -54,8 +57,8 @@ class Observed:
     """Observation of one update.
 
     update: number of updates before it; lr: its learning rate; loss: of its batches, before the update, in bits per
-    token, NaN if the update failed; tokens: its target tokens; probes: name of a probe -> {address of a module or
-    layer, as "encoder.3": value}, as core/probes defines them.
+    token, NaN if the update failed; tokens: number of its target tokens; probes: name of a probe -> {address: value},
+    as core/probes defines them; {} if the update failed.
     """
 
     update: int
@@ -65,10 +68,13 @@ class Observed:
     probes: dict[str, Values]
 
     def profile(self, stack: str) -> list[float]:
-        """Return the L2 gradient norm of each layer of `stack`, the first layer first; empty if the update has none."""
-        norms = self.probes.get("gradient_norm", {})
-        layers = [f"{stack}.{layer}" for layer in range(1, len(norms) + 1)]  # addresses, at least all that there are
-        return [norms[address] for address in layers if address in norms]
+        """Return the gradient profile of `stack`, the first layer first; [] if the update has none.
+
+        stack: "encoder" or "decoder".
+        """
+        norms = self.probes.get("gradient_norm", {})  # of the layers of all stacks, so that no stack has more
+        addresses = [f"{stack}.{layer}" for layer in range(1, len(norms) + 1)]
+        return [norms[address] for address in addresses if address in norms]
 
     def evenness(self, stack: str) -> float:
         """Return the smallest gradient norm of the stack's layers divided by the largest, from 0 to 1.
@@ -87,7 +93,8 @@ class Observed:
         """
         values = []
         for address, value in self.probes.get("ln_input", {}).items():
-            if address.split(".")[2:] == [kind]:  # an address is STACK.LAYER.KIND
+            branch = address.split(".")[2:]  # of an address STACK.LAYER.KIND
+            if branch == [kind]:
                 values.append(value)
         return fmean(values) if values else math.nan
 
@@ -96,8 +103,8 @@ class Headroom(NamedTuple):
     """How far the numbers of a training are from the largest number of fp16.
 
     activation: largest absolute value in the forward passes; doublings: how often the activations can double before
-    fp16 overflows; loss_scale: the largest power of two by which the loss can be multiplied with the gradients of the
-    weights still finite.
+    fp16 overflows; loss_scale: the largest power of two by which the loss can be multiplied before a gradient of a
+    weight overflows in fp16.
     """
 
     activation: float
@@ -109,10 +116,10 @@ class Headroom(NamedTuple):
 class ShortTraining:
     """Result of a short training.
 
-    layers: of encoder and decoder, 0 for a stack that the model does not have; parameters: their number; peak: the peak
-    learning rate of the whole training; observed: the updates in order; failure: how the trainer says that the training
-    diverged, None if it did not; seconds: of the updates, without set-up; longer: the flag with which a check would
-    reach the peak learning rate.
+    method: the model's; layers: numbers of encoder and decoder, 0 for a stack that the model does not have; parameters:
+    number of the model's; peak: the peak learning rate of the whole training; observed: the updates in order; failure:
+    Diverged.kind if the training diverged, as the last of the updates, else None; seconds: of all updates, without
+    set-up; longer: the flag of `deepnet check` with which the updates would reach the peak learning rate.
     """
 
     method: str
@@ -126,23 +133,27 @@ class ShortTraining:
 
     @property
     def stacks(self) -> dict[str, int]:
-        """Return the number of layers of each stack that the model has."""
+        """Return {"encoder": number of layers, "decoder": number of layers} without a stack that the model lacks."""
         encoder, decoder = self.layers
         layers = {"encoder": encoder, "decoder": decoder}
         return {stack: count for stack, count in layers.items() if count}
 
     @property
     def too_short(self) -> bool:
-        """Tell whether too few updates were made for a verdict of STABLE."""
+        """Tell whether there are fewer updates than the comparison of the first WINDOW with the last WINDOW needs."""
         return len(self.observed) < 2 * WINDOW
 
     @property
     def headroom(self) -> Headroom | None:
-        """Smallest headroom over all updates; None if no update has finite numbers, or all of them are zero."""
+        """Smallest headroom over all updates; None if no update has finite numbers, or all of them are zero.
+
+        The probe half_precision has the largest absolute value of the activations in each part of the model, and as
+        "gradient" that of the gradients of the mean loss. fp16 has to hold the gradients of the loss summed over tokens.
+        """
         activations = []
-        gradients = []  # largest of each update; of the loss summed over tokens, whose gradients fp16 has to hold
+        gradients = []
         for observed in self.observed:
-            largest = observed.probes.get("half_precision")  # of each stack's activations, and of all gradients
+            largest = observed.probes.get("half_precision")
             if largest is None or not observed.tokens or not all(map(math.isfinite, largest.values())):
                 continue
             activations += [value for name, value in largest.items() if name != "gradient"]
@@ -151,22 +162,25 @@ class ShortTraining:
             return None
 
         activation = max(activations)
+        doublings = math.log2(LARGEST_FP16 / activation)
         loss_scale = 2.0 ** math.floor(math.log2(LARGEST_FP16 / max(gradients)))
-        return Headroom(activation, doublings=math.log2(LARGEST_FP16 / activation), loss_scale=loss_scale)
+        return Headroom(activation, doublings, loss_scale)
 
 
 def train_briefly(
     flags: list[str], updates: int, warmup: int | None, seconds: float, progress: Callable[[int, float], None]
 ) -> ShortTraining:
-    """Train as `fairseq-train FLAGS` would, in one process, for `updates` or until `seconds` are over.
+    """Train as `fairseq-train FLAGS` would, in one process, for so many updates or until `seconds` are over.
 
-    warmup: number of updates to which the learning rate's warm-up is compressed, None to leave it; progress: called
-    with the update and its loss in bits per token after each update. Nothing is left on the disk. Raises a UserError
-    for flags that this package refuses, for another package's architecture, and if no update could be made; a flag that
-    fairseq-train refuses ends the program, as there.
+    flags: DATA and flags of fairseq-train; updates: number of updates to make; warmup: number of updates to which the
+    learning rate's warm-up is compressed, None to leave it; progress: called with the number of the update and its loss
+    in bits per token after each update. Nothing is left on the disk. Raises a UserError for flags that this package
+    refuses, for another package's architecture, and if no update could be made; a flag that fairseq-train refuses ends
+    the program, as there.
     """
     with tempfile.TemporaryDirectory() as folder:
-        args = _adapt(parse_training_flags([*flags, "--no-save", "--save-dir", folder]), warmup)
+        args = parse_training_flags([*flags, "--no-save", "--save-dir", folder])
+        _set_up_check(args, warmup)
         if args.cpu or not torch.cuda.is_available():
             torch_threads.use(width_of(namespace(**vars(args))))
         trainer = build_trainer(args)
@@ -176,7 +190,7 @@ def train_briefly(
         start = time.monotonic()
         try:
             for samples in itertools.islice(batches_by_update(trainer), ATTEMPTS * updates):
-                seen = _step(trainer, samples)
+                seen = _make_one_update(trainer, samples)
                 if seen is not None:
                     observed.append(seen)
                     progress(seen.update, seen.loss)
@@ -188,6 +202,7 @@ def train_briefly(
             observed.append(failed)
         elapsed = time.monotonic() - start
 
+        # the probes have written their values into a file of the folder; here they join the other numbers
         path = Path(folder) / FILE
         probes = read_record(path).rows if path.exists() else {}  # update -> Observed.probes
     if not observed:
@@ -212,10 +227,11 @@ def train_briefly(
     )
 
 
-def _adapt(args: argparse.Namespace, warmup: int | None) -> argparse.Namespace:
-    """Change args, and return them: with all probes on, and a warm-up of at most `warmup` updates, None to leave it.
+def _set_up_check(args: argparse.Namespace, warmup: int | None) -> None:
+    """Change fairseq-train's parsed flags: all probes on, in each update, and a warm-up of at most `warmup` updates.
 
-    Raises a UserError for a training that a check cannot watch.
+    warmup: None to leave it as it is. Raises a UserError for a training that cannot be checked, see refuse_others, and
+    for a warm-up to compress where there is none.
     """
     refuse_others(args, "the check")
     args.deepnet_probe = "all"
@@ -224,13 +240,14 @@ def _adapt(args: argparse.Namespace, warmup: int | None) -> argparse.Namespace:
         if not getattr(args, "warmup_updates", 0):
             raise UserError("--compress-warmup", "this schedule has no warm-up; drop the flag")
         args.warmup_updates = min(warmup, args.warmup_updates)
-    return args
 
 
-def _step(trainer: Trainer, samples: list) -> Observed | None:
-    """Make one update, and return it without its probes; None if it overflowed and only the loss scale changed.
+def _make_one_update(trainer: Trainer, samples: list) -> Observed | None:
+    """Make one update, and return its numbers, but for those of the probes, which the probes write into a file.
 
-    samples: batches of the update.
+    None if a gradient overflowed in fp16, so that there was no update and only the loss scale changed.
+
+    samples: batches of the update, as batches_by_update yields them.
     """
     update = trainer.get_num_updates()
     lr = trainer.get_lr()
@@ -245,7 +262,8 @@ def _step(trainer: Trainer, samples: list) -> Observed | None:
 class Finding:
     """Reason for a verdict.
 
-    kind: AT_RISK or DIVERGING; update: the first one at which it shows; evidence: one line with the numbers.
+    kind: AT_RISK or DIVERGING; update: number of the first update at which it shows; evidence: one line with the
+    numbers.
     """
 
     kind: str
@@ -255,10 +273,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Verdict on a training, in one line as str().
+    """Verdict on a training; str() gives it in one line.
 
-    kind: that of the worst finding; without findings STABLE, or UNKNOWN after fewer than 2 * WINDOW updates; notes:
-    what limits the verdict, a line each.
+    kind: DIVERGING or AT_RISK, whichever is the worst of the findings; without findings STABLE, or UNKNOWN if
+    ShortTraining.too_short; findings: reasons for it; notes: what limits the verdict, a line each.
     """
 
     kind: str
@@ -266,9 +284,9 @@ class Verdict:
     notes: list[str]
 
     def __str__(self) -> str:
-        if not self.findings:
+        if not self.findings:  # stable or unknown
             return self.kind
-        first = next(finding for finding in self.findings if finding.kind == self.kind)
+        first = next(finding for finding in self.findings if finding.kind == self.kind)  # it gives the evidence
         where = f" at update {first.update}" if self.kind == DIVERGING else ""
         return f"{self.kind}{where}: {first.evidence}"
 
@@ -279,16 +297,19 @@ def judge(short_training: ShortTraining) -> Verdict:
     last = observed[-1].update
     findings = []
 
+    # loss or gradients that are not finite
     not_finite = [seen.update for seen in observed if not math.isfinite(seen.loss)]
     if short_training.failure or not_finite:
         evidence = f"loss or gradients are not finite ({short_training.failure or 'loss'})"
         findings.append(Finding(DIVERGING, not_finite[0] if not_finite else last, evidence))
 
+    # gradients that do not reach all layers
     for stack in short_training.stacks:
         vanishing = _vanishing_gradients(observed, stack)
         if vanishing is not None:
             findings.append(vanishing)
 
+    # a loss that rises
     losses = [seen.loss for seen in observed if math.isfinite(seen.loss)]
     if len(losses) >= 2 * WINDOW:
         start = median(losses[:WINDOW])
@@ -296,12 +317,13 @@ def judge(short_training: ShortTraining) -> Verdict:
         if end > start:
             findings.append(Finding(AT_RISK, last, f"the loss rises, from {start:.2f} to {end:.2f} bits"))
 
-    room = short_training.headroom
-    if room and room.doublings < FEW_DOUBLINGS:
-        evidence = f"activations reach {room.activation:.0f}; fp16 ends at 65504: train with --bf16"
+    # numbers that may become too large for fp16
+    headroom = short_training.headroom
+    if headroom and headroom.doublings < FEW_DOUBLINGS:
+        evidence = f"activations reach {headroom.activation:.0f}; fp16 ends at 65504: train with --bf16"
         findings.append(Finding(AT_RISK, last, evidence))
-    elif room and room.loss_scale < 1:
-        findings.append(Finding(AT_RISK, last, f"gradients need a loss scale of {room.loss_scale:g} in fp16"))
+    elif headroom and headroom.loss_scale < 1:
+        findings.append(Finding(AT_RISK, last, f"gradients need a loss scale of {headroom.loss_scale:g} in fp16"))
 
     if any(finding.kind == DIVERGING for finding in findings):
         kind = DIVERGING
@@ -315,9 +337,10 @@ def judge(short_training: ShortTraining) -> Verdict:
 
 
 def _vanishing_gradients(observed: list[Observed], stack: str) -> Finding | None:
-    """Find layers of a stack that get almost no gradient beside its others; None if there are none.
+    """Return a finding if some layers of a stack get almost no gradient beside its others, None if none do.
 
-    Under Post-LN the lower ones do from the start (DeepNet, Figure 3a), and in any method after divergence (Figure 4d).
+    Under Post-LN the lower layers get none from the start (DeepNet, Wang et al. 2022, Figure 3a), and in any method
+    after divergence (Figure 4d). The thresholds are explained where the file begins.
     """
     updates = []
     evenness = []  # at each of these updates
@@ -331,37 +354,39 @@ def _vanishing_gradients(observed: list[Observed], stack: str) -> Finding | None
 
     start = median(evenness[:WINDOW])
     end = median(evenness[-WINDOW:])
-    norms = observed[-1].profile(stack) or observed[0].profile(stack)  # an update that failed may have none
-    exponent = 1 / max(len(norms) - 1, 1)  # evenness ** exponent is the mean ratio of neighbouring layers
-    fades = start < UNEVEN and start**exponent < FADING and end < HEALED * start
-    lost = end**exponent < LOST
-    if not fades and not lost:
+    norms = observed[-1].profile(stack) or observed[0].profile(stack)  # an update that failed has none
+    exponent = 1 / max(len(norms) - 1, 1)
+    neighbours_at_start = start**exponent  # mean ratio of neighbouring layers
+    neighbours_at_end = end**exponent
+    is_uneven = start < UNEVEN and neighbours_at_start < FADING and end < HEALED * start
+    is_lost = neighbours_at_end < LOST
+    if not is_uneven and not is_lost:
         return None
 
-    # the first update from which on evenness stays below VANISHED; the last update if it is not below it there
+    # the update from which on evenness stays below VANISHED to the end; the last update if there is none
     first_vanished = 0
     for index, value in enumerate(evenness):
         if value >= VANISHED:
             first_vanished = index + 1
     since = updates[min(first_vanished, len(updates) - 1)]
 
-    kind = DIVERGING if lost or end < VANISHED else AT_RISK
-    where = f"{stack} layer {norms.index(min(norms)) + 1}"
+    kind = DIVERGING if is_lost or end < VANISHED else AT_RISK
+    where = f"{stack} layer {norms.index(min(norms)) + 1}"  # layers are counted from 1
     evidence = f"{where} gets {end:.0e} of the largest layer's gradient, {start:.0e} in the first updates"
     return Finding(kind, since, evidence)
 
 
 def _notes(short_training: ShortTraining) -> list[str]:
-    """Return what limits the verdict, a line each: a learning rate far below its peak, and too few updates."""
-    reached = max(seen.lr for seen in short_training.observed)
+    """Return what limits the verdict, a line each: a learning rate below half of its peak, and too few updates."""
+    largest_lr = max(seen.lr for seen in short_training.observed)
     peak = short_training.peak
     notes = []
-    if reached < 0.5 * peak:
+    if largest_lr < 0.5 * peak:
         notes.append(
-            f"the learning rate came to {reached / peak:.1%} of its peak {peak:g}: this says nothing about the peak; "
-            f"{short_training.longer} goes there"
+            f"the learning rate came to {largest_lr / peak:.1%} of its peak {peak:g}: this says nothing about the "
+            f"peak; {short_training.longer} goes there"
         )
-    if math.isfinite(short_training.observed[-1].loss) and short_training.too_short:
+    if short_training.too_short and math.isfinite(short_training.observed[-1].loss):  # it did not end by divergence
         notes.append(
             f"only {len(short_training.observed)} updates in the time given, too few for a verdict; give more --seconds"
         )
@@ -369,14 +394,14 @@ def _notes(short_training: ShortTraining) -> list[str]:
 
 
 def _evenly_chosen(count: int, wanted: int) -> list[int]:
-    """Choose at most `wanted` indices of range(count) at even distances, with the first and the last."""
+    """Choose at most `wanted` of the indices 0 to count - 1, with the first and the last, at about equal distances."""
     return sorted({round(index) for index in np.linspace(0, count - 1, min(count, wanted))})
 
 
 def _progress_table(short_training: ShortTraining) -> str:
     """Tabulate, at some of the updates, the learning rate and the quantities of DeepNet's Figures 3 and 4.
 
-    These are loss, model update, norms of the LayerNorms' inputs, and how evenly gradients reach the layers.
+    These are loss, model update, norms of the LayerNorms' inputs, and the evenness of each stack.
     """
     stacks = list(short_training.stacks)
     header = ["update", "lr", "loss", "model update", "LN input ffn", "self-attn"]
@@ -385,7 +410,7 @@ def _progress_table(short_training: ShortTraining) -> str:
     rows = [header]
     for index in _evenly_chosen(len(short_training.observed), PROGRESS_ROWS):
         observed = short_training.observed[index]
-        model_update = observed.probes.get("model_update", {}).get(stacks[-1], math.nan)
+        model_update = observed.probes.get("model_update", {}).get(stacks[-1], math.nan)  # of the model's output
         cells = [
             str(observed.update),
             f"{observed.lr:.1e}",
@@ -400,7 +425,7 @@ def _progress_table(short_training: ShortTraining) -> str:
 
 
 def _gradient_table(short_training: ShortTraining) -> str:
-    """Tabulate the gradient norms of some layers, before the first update and at the last."""
+    """Tabulate the gradient norms of at most LAYERS_SHOWN layers of each stack, at the first and the last update."""
     rows = [["layer", "gradient at first", "at last"]]
     for stack in short_training.stacks:
         first = short_training.observed[0].profile(stack)
@@ -412,16 +437,16 @@ def _gradient_table(short_training: ShortTraining) -> str:
 
 
 def verdict_text(short_training: ShortTraining) -> str:
-    """Return the whole report, which ends with the verdict."""
+    """Return the whole report: the model, two tables, the headroom in fp16, and at the end the verdict."""
     verdict = judge(short_training)
-    also = [other for other in verdict.findings if other.evidence not in str(verdict)]
+    other_findings = [finding for finding in verdict.findings if finding.evidence not in str(verdict)]
 
-    room = short_training.headroom
+    headroom = short_training.headroom
     half_precision = "not measured: no update had finite numbers"
-    if room:
+    if headroom:
         half_precision = (
-            f"activations up to {room.activation:.0f} ({room.doublings:.1f} doublings below 65504); gradients of the "
-            f"weights stay finite up to a loss scale of {room.loss_scale:g}"
+            f"activations up to {headroom.activation:.0f} ({headroom.doublings:.1f} doublings below 65504); gradients "
+            f"of the weights stay finite up to a loss scale of {headroom.loss_scale:g}"
         )
 
     depth = "-".join(f"{count}L" for count in short_training.stacks.values())
@@ -439,14 +464,14 @@ def verdict_text(short_training: ShortTraining) -> str:
         f"fp16: {half_precision}",
         "",
         f"verdict: {verdict}",
-        *(f"  also {other.kind}: {other.evidence}" for other in also),
+        *(f"  also {other.kind}: {other.evidence}" for other in other_findings),
         *(f"  note: {note}" for note in verdict.notes),
     ]
     return "\n".join(lines)
 
 
 def as_dict(short_training: ShortTraining) -> dict:
-    """Return verdict, findings, and every update's numbers, for --json."""
+    """Return verdict, findings, and every update's numbers, for --json; "layers" are those of encoder and decoder."""
     verdict = judge(short_training)
     return {
         "verdict": verdict.kind,
@@ -460,7 +485,7 @@ def as_dict(short_training: ShortTraining) -> dict:
 
 
 def _update_as_dict(observed: Observed) -> dict:
-    """Return the numbers of one update, for --json."""
+    """Return the numbers of one update for --json: update, lr, loss and probes, as in Observed, with None for NaN."""
     probes = {}
     for name, values in observed.probes.items():
         probes[name] = {address: _finite_or_none(value) for address, value in values.items()}
