@@ -18,8 +18,8 @@ from ..plugin.building import own_config
 from ..plugin.checkpoints import reading, vocabulary
 from ..plugin.checkpoints.epoch_weights import weights_of
 
-# Kinds of checkpoints: patterns of their names without the end, which is --checkpoint-suffix and .pt. The group of EPOCH
-# and UPDATE is the number of that.
+# Kinds of checkpoints: patterns of their names without the end, which is --checkpoint-suffix and .pt. The group of
+# EPOCH and UPDATE is the number of the epoch and of the update.
 EPOCH = r"(?:checkpoint|weights)(\d+)"  # saved after an epoch; weights: files of --epoch-weights
 UPDATE = r"checkpoint_\d+_(\d+)"  # saved by --save-interval-updates: epoch and update
 BEST = r"checkpoint\.best_(.+)"  # saved by --keep-best-checkpoints: metric and score

@@ -148,7 +148,7 @@ class ShortTraining:
         """Smallest headroom over all updates; None if no update has finite numbers, or all of them are zero.
 
         The probe half_precision has the largest absolute value of the activations in each part of the model, and as
-        "gradient" that of the gradients of the mean loss. fp16 has to hold the gradients of the loss summed over tokens.
+        "gradient" that of the gradients of the mean loss. fp16 has to hold those of the loss summed over tokens.
         """
         activations = []
         gradients = []
