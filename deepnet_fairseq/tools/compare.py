@@ -2,7 +2,8 @@
 
 Each cell of the grid is one fairseq-train, in a folder of its own, with the same data and flags. A finished cell is a
 line of OUT/records.jsonl and is never trained again; one that was begun resumes from its last checkpoint. A training
-that is stuck or diverges is a result too.
+that diverges, or is stuck at the loss of guessing by word frequency (--stop-stuck), is a result too. A rate is the peak
+of a learning rate.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ LINES_PER_PANEL = 8  # most lines of a panel
 
 
 def free_memory() -> float:
-    """Return 90 % of the bytes of this machine's memory that are free for programs; infinity if unknown."""
+    """Return the bytes of this machine's memory that a plan may use: USABLE of what is free; infinity if unknown."""
     try:
         found = re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
     except OSError:
@@ -84,7 +85,7 @@ def free_memory() -> float:
 class Cell(NamedTuple):
     """Cell of the grid: one training, of a model with `depth` encoder and `depth` decoder layers.
 
-    lr: the peak of the learning rate.
+    method: name in METHODS; lr: the peak of the learning rate.
     """
 
     depth: int
@@ -101,10 +102,10 @@ class Grid:
     """Grid of cells with their common settings.
 
     data: folder of binarised data of one language pair; methods, depths, lrs, seeds: values of the cells, in all
-    combinations; updates: length of each cell's training; out: folder of the cells' folders and of the results; jobs:
-    number of cells trained at a time, None to let the machine decide; flags: the user's flags of fairseq-train, which
-    override the grid's own; warmup: share of the updates in which the learning rate rises; user_dir: folder of the
-    user's methods, None if there are none.
+    combinations; updates: number of updates of each cell's training; out: folder of the cells' folders and of the
+    results; jobs: number of cells trained at a time, None to choose it by cores and memory; flags: the user's flags of
+    fairseq-train, which override the grid's own; warmup: share of the updates in which the learning rate rises;
+    user_dir: folder of the user's methods, None if there are none.
     """
 
     data: Path
@@ -120,7 +121,7 @@ class Grid:
     user_dir: str | None = None
 
     def check(self) -> None:
-        """Raise a UserError for values that are invalid whatever the data."""
+        """Raise a UserError for invalid values of fields, all but `data`."""
         for method in self.methods:
             get_method(method)  # raises for an unknown one
 
@@ -129,7 +130,7 @@ class Grid:
         if self.jobs is not None:
             _check_at_least_one("--jobs", self.jobs)
 
-        if not min(self.lrs) > 0:  # false for NaN too
+        if not min(self.lrs) > 0:  # written so that NaN is refused too
             raise UserError(f"--lrs {min(self.lrs)}", "must be above 0")
         if not 0 < self.warmup < 1:
             raise UserError(f"--warmup {self.warmup:g}", "must be a share of the updates, between 0 and 1")
@@ -138,33 +139,36 @@ class Grid:
             flag = word.split("=")[0]
             if flag in REFUSED:
                 raise UserError(word, f"each cell has its own; give {REFUSED[flag]}")
-        self.width()  # raises for one that is no number
+        self.width()  # raises if a flag gives a width that is no number
 
     @property
     def cells(self) -> list[Cell]:
-        """List the cells, depth by depth in the given order: with small models first there are results soon."""
+        """All cells, depth by depth in the given order; if that begins with small models, there are results soon."""
         combinations = product(self.depths, self.methods, self.lrs, self.seeds)
         return [Cell(depth, method, lr, seed) for depth, method, lr, seed in combinations]
 
     @property
     def dictionaries(self) -> list[bytes]:
-        """The contents of both dictionary files; they tell different texts apart, because they count each word."""
+        """The contents of both dictionary files, by which `facts` knows the text, because they count each word."""
         return [path.read_bytes() for path in sorted(self.data.glob("dict.*.txt"))]
 
     def direction(self) -> str:
         """Return the direction as "de-en"; raise a UserError unless the data is of one language pair."""
-        files = sorted(self.data.glob("train.*-*.*.idx"))
+        files = sorted(self.data.glob("train.*-*.*.idx"))  # train.de-en.de.idx and train.de-en.en.idx
         if len(self.dictionaries) != 2 or len(files) != 2:
             raise UserError(self.data, "no binarised data of one language pair; `deepnet prepare text` makes such")
         return files[0].name.split(".")[1]
 
     def width(self) -> int:
-        """Return the embedding width of the models; raise a UserError for one that is no number."""
+        """Return the embedding width of the models, by which the number of threads is chosen.
+
+        Raises a UserError if a flag gives a width that is no number.
+        """
         parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         parser.add_argument("--arch", "-a")
         for stack in archs.STACKS[archs.MODEL_NAME]:
             parser.add_argument(f"--{stack}-embed-dim", type=int)
-        # argparse's own prints the usage and exits
+        # argparse's own method would print the usage and exit
         parser.error = _raise_user_error  # type: ignore[method-assign]
 
         cfg, _ = parser.parse_known_args([*TRAINING_FLAGS, *self.flags])
@@ -174,17 +178,20 @@ class Grid:
         return width
 
     def share(self) -> Share:
-        """Decide how many cells are trained at a time, and with how many threads each."""
+        """Decide how many cells are trained at a time, and with how many threads each.
+
+        On a GPU it is one cell at a time unless the user gave the number; memory is not looked at here.
+        """
         if "--cpu" in [*DEVICE_FLAGS, *self.flags]:
             return processes_and_threads(self.width(), tasks=len(self.cells), processes=self.jobs)
         jobs = self.jobs or 1
         return Share(processes=jobs, threads=max(1, available_cores() // jobs))
 
     def jobs_that_fit(self, processes: int) -> int:
-        """Return how many trainings, of at most `processes`, fit into this machine's memory at a time; at least 1.
+        """Return how many trainings, at least 1 and at most `processes`, fit into this machine's memory at a time.
 
-        It is enough for so many of the deepest model, by the plan. `processes` are returned unchecked if the user gave
-        the number of jobs, and for a GPU, whose memory is not looked at.
+        The memory of each is taken to be that of the deepest model, as tools/plan computes it. If the user gave the
+        number of jobs, and for a GPU, whose memory is not looked at, the result is `processes`.
         """
         on_cpu = "--cpu" in [*DEVICE_FLAGS, *self.flags]
         if self.jobs is not None or processes == 1 or not on_cpu:
@@ -200,37 +207,37 @@ class Grid:
 
     def name(self, cell: Cell) -> str:
         """Return the name of a cell's folder in `out`, and of its record."""
-        return (
-            f"{cell.depth}L-{cell.depth}L-{self.updates}-updates-seed{cell.seed}/{cell.method}-lr{format_rate(cell.lr)}"
-        )
+        model = f"{cell.depth}L-{cell.depth}L"
+        return f"{model}-{self.updates}-updates-seed{cell.seed}/{cell.method}-lr{format_rate(cell.lr)}"
 
     def warmup_updates(self) -> tuple[int, str]:
-        """Return the updates of warm-up, and a note if these are not the share that was asked for, else "".
+        """Return the number of updates of warm-up, and a note for users whose share of the updates is too small.
 
         Adam's averages of squared gradients must have formed before the learning rate reaches its peak, or methods
         differ by that alone. Warm-up thus takes at least 2 / (1 - beta2) updates (the "untuned linear warmup" of Ma and
         Yarats 2021, "On the adequacy of untuned warmup for adaptive optimization"), or half of all updates if this is
-        less.
+        less. The note is "" if the share is large enough.
         """
-        beta2 = float(BETA2.findall(" ".join([*TRAINING_FLAGS, *self.flags]))[-1])  # the last one wins, as in argparse
+        flags = " ".join([*TRAINING_FLAGS, *self.flags])
+        beta2 = float(BETA2.findall(flags)[-1])  # the last one wins, as in argparse
         wanted = round(self.warmup * self.updates)
-        least = round(2 / (1 - beta2))
-        chosen = max(wanted, min(least, self.updates // 2))
-        if wanted >= least:
-            return chosen, ""
+        needed = round(2 / (1 - beta2))
+        if wanted >= needed:
+            return wanted, ""
 
-        note = f"warm-up: {chosen} of {self.updates} updates, not {wanted}: Adam's second moments want {least}"
-        if chosen < least:
+        chosen = max(wanted, min(needed, self.updates // 2))
+        note = f"warm-up: {chosen} of {self.updates} updates, not {wanted}: Adam's second moments want {needed}"
+        if chosen < needed:
             note += "; methods may differ by that alone, so give more --updates"
         return chosen, note
 
     def training(self, cell: Cell) -> list[str]:
-        """Return the flags of a cell's fairseq-train, without its folder."""
+        """Return the flags of a cell's fairseq-train, without the data and --save-dir."""
         warmup, _ = self.warmup_updates()
-        save_every = max(1, self.updates // 12)
-        log_every = min(25, max(1, self.updates // 10))
+        save_and_validate_every = max(1, self.updates // 12)  # updates
+        log_every = min(25, max(1, self.updates // 10))  # updates
         stuck = max(300, self.updates // 4, warmup * 3 // 2)  # no healthy training is at unigram entropy for so long
-        equal_dictionaries = len(set(self.dictionaries)) == 1
+        equal_dictionaries = len(set(self.dictionaries)) == 1  # one dictionary for both languages, written twice
 
         # The order must not change: run.json holds these flags as a text, and a cell is refused if its text differs. Of
         # a flag that occurs twice the last one wins, so the user's stand at the end.
@@ -243,13 +250,17 @@ class Grid:
         words += " ".join(get_method(cell.method).train_flags).split()
         words += ["--lr", format_rate(cell.lr), "--warmup-updates", str(warmup)]
         words += ["--max-update", str(self.updates), "--seed", str(cell.seed)]
-        words += ["--save-interval-updates", str(save_every), "--validate-interval-updates", str(save_every)]
+        words += ["--save-interval-updates", str(save_and_validate_every)]
+        words += ["--validate-interval-updates", str(save_and_validate_every)]
         words += ["--stop-stuck", str(stuck), "--log-interval", str(log_every)]
         words += self.flags
         return words
 
     def facts(self, cell: Cell) -> dict:
-        """Return the content of a cell's run.json; trainings with equal facts are the same."""
+        """Return the content of a cell's run.json; trainings with equal facts are the same.
+
+        "text" is a checksum of the dictionaries; "source", which only a method of the user's has, is one of its file.
+        """
         facts = {
             "method": cell.method, "encoder_layers": cell.depth, "decoder_layers": cell.depth, "seed": cell.seed,
             "experiment": "compare", "lr": cell.lr, "updates": self.updates,
@@ -261,16 +272,17 @@ class Grid:
         return facts
 
     def command(self, cell: Cell) -> str:
-        """Return the command line of `deepnet compare` that trains this cell alone."""
-        grid = f"--methods {cell.method} --depths {cell.depth} --lrs {format_rate(cell.lr)} --seeds {cell.seed}"
-        words = [str(self.data), *grid.split(), f"--updates={self.updates}", f"--warmup={self.warmup:.6g}", *self.flags]
+        """Return the command line of `deepnet compare` for a grid of this cell alone."""
+        values = f"--methods {cell.method} --depths {cell.depth} --lrs {format_rate(cell.lr)} --seeds {cell.seed}"
+        words = [str(self.data), *values.split()]
+        words += [f"--updates={self.updates}", f"--warmup={self.warmup:.6g}", *self.flags]
         if self.user_dir:
             words += ["--user-dir", self.user_dir]
         return f"deepnet compare {shlex.join(words)}"
 
 
 def _raise_user_error(message: str) -> NoReturn:
-    """Raise argparse's message as a UserError."""
+    """Raise argparse's message as a UserError; takes the place of ArgumentParser.error."""
     raise UserError(message.removeprefix("argument "))
 
 
@@ -281,22 +293,22 @@ def _check_at_least_one(flag: str, number: int) -> None:
 
 
 def format_rate(lr: float) -> str:
-    """Format a learning rate as "5e-4"."""
-    return re.sub(r"\.?0*e([+-]?)0*", r"e\1", f"{lr:e}")
+    """Format a learning rate as "5e-4": in scientific notation without zeros that say nothing."""
+    return re.sub(r"\.?0*e([+-]?)0*", r"e\1", f"{lr:e}")  # of "5.000000e-04"
 
 
 def fairseq_command(grid: Grid, program: str, flags: list[str]) -> list[str]:
     """Return the command of fairseq-train or fairseq-generate, run by this interpreter whatever the PATH.
 
-    program: "train" or "generate".
+    program: "train" or "generate"; flags: its flags but for the data and --user-dir.
     """
-    begin = ["-c", WITH_USERS_METHODS, grid.user_dir] if grid.user_dir else ["-m"]
-    return [sys.executable, *begin, f"fairseq_cli.{program}", str(grid.data), "--user-dir", str(PACKAGE), *flags]
+    run_module = ["-c", WITH_USERS_METHODS, grid.user_dir] if grid.user_dir else ["-m"]
+    return [sys.executable, *run_module, f"fairseq_cli.{program}", str(grid.data), "--user-dir", str(PACKAGE), *flags]
 
 
 def thread_variables(grid: Grid) -> dict[str, str]:
-    """Return the environment variables that set the programs' threads; none if the user's environment sets them."""
-    if from_environment():
+    """Return the environment variables that set the number of the programs' threads: {} or {"OMP_NUM_THREADS": N}."""
+    if from_environment():  # the user has set it, and programs inherit that
         return {}
     return {"OMP_NUM_THREADS": str(grid.share().threads)}
 
@@ -304,19 +316,19 @@ def thread_variables(grid: Grid) -> dict[str, str]:
 async def train_and_score(grid: Grid, cell: Cell, runner: Runner) -> RecordedRun:
     """Train a cell, or go on with one that was begun; translate and score the test set; return the run.
 
-    It is not translated if the training failed, or if the data have no references. Raises a UserError, naming the log,
-    if a program failed, and if another process works on the cell.
+    The test set is not translated if the training diverged or was stuck, or if the data have no references. Raises a
+    UserError, naming the log, if a program failed, and if another process works on the cell.
     """
     run = RunFolder(grid.out / grid.name(cell))
-    with run.locked() as held:
-        if not held:
+    with run.locked() as is_ours:
+        if not is_ours:
             raise UserError(run.path, "another process trains it; wait for its end, or name another --out")
         if not run.is_over:
-            await train(grid, cell, run, runner)
+            await train_cell(grid, cell, run, runner)
 
         reference = read_corpus(grid.data).reference("test", grid.direction())
         if reference and run.failed is None:
-            await translate(grid, cell, run, runner)
+            await translate_test_set(grid, cell, run, runner)
 
         for file in run.path.glob("checkpoint*.pt"):  # only the last one is of use from now on
             if file != run.last_checkpoint:
@@ -324,30 +336,35 @@ async def train_and_score(grid: Grid, cell: Cell, runner: Runner) -> RecordedRun
         return RecordedRun(run.path)
 
 
-async def train(grid: Grid, cell: Cell, run: RunFolder, runner: Runner) -> None:
-    """Train a cell until it has made its updates, is stuck or diverges; raise a UserError if the program failed."""
+async def train_cell(grid: Grid, cell: Cell, run: RunFolder, runner: Runner) -> None:
+    """Train a cell until it has made its updates, is stuck or diverges; raise a UserError if the program failed.
+
+    run: the cell's folder, in which its checkpoints, log and marks are written.
+    """
     run.begin(
         facts=grid.facts(cell),
         command=grid.command(cell),
         environment=environment(gpus=1 if torch.cuda.is_available() else 0),
     )
 
-    words = [*grid.training(cell), "--save-dir", str(run.path)]
-    begun_at = run.size_of_log()
-    ended = await runner.program(fairseq_command(grid, "train", words), log=run.log, variables=thread_variables(grid))
+    command = fairseq_command(grid, "train", [*grid.training(cell), "--save-dir", str(run.path)])
+    begun_at = run.size_of_log()  # run.end reads the log from there
+    ended = await runner.program(command, log=run.log, variables=thread_variables(grid))
     run.end(ended.status, f"training {cell}", begun_at)
 
 
-async def translate(grid: Grid, cell: Cell, run: RunFolder, runner: Runner) -> None:
-    """Translate the test set with a trained cell, and score the translations; UserError if the program failed."""
+async def translate_test_set(grid: Grid, cell: Cell, run: RunFolder, runner: Runner) -> None:
+    """Translate the test set with a trained cell, and score the translations; UserError if the program failed.
+
+    run: the cell's folder; it gets generated.txt, the output of fairseq-generate, and score.json.
+    """
     pieces = "sentencepiece" if (grid.data / "spm.model").exists() else "subword_nmt"
     words = ["--path", str(run.last_checkpoint), *GENERATION_FLAGS, "--remove-bpe", pieces, *DEVICE_FLAGS]
+    command = fairseq_command(grid, "generate", words)
     log = run / "generate.log"
 
-    with whole(run / "generated.txt") as part:
-        ended = await runner.program(
-            fairseq_command(grid, "generate", words), log=log, output=part, variables=thread_variables(grid)
-        )
+    with whole(run / "generated.txt") as part:  # a temporary file, which gets that name at the end
+        ended = await runner.program(command, log=log, output=part, variables=thread_variables(grid))
         if ended.status:
             said = last_line(log.read_text(encoding="utf-8", errors="replace"))
             raise UserError(f"translating with {cell} failed", f"{said}; whole log: {log}")
@@ -358,8 +375,9 @@ async def translate(grid: Grid, cell: Cell, run: RunFolder, runner: Runner) -> N
 class Work:
     """Trains and records the cells of a grid that are not finished yet, and reports progress on stderr.
 
-    jobs: number of cells that are trained at a time. records: name of a cell -> its finished run; of all cells in the
-    grid's folder, also those of other grids. Raises a UserError for a cell that was begun with other settings.
+    jobs: number of cells that are trained at a time. records: name of a cell -> its finished run, as in the file
+    records.jsonl of the grid's folder, which may also hold cells of grids that were trained there before. cells: name
+    of a cell of this grid -> the cell. Raises a UserError for a cell that was begun with other settings.
     """
 
     def __init__(self, grid: Grid, jobs: int):
@@ -386,30 +404,36 @@ class Work:
         return trainings
 
     def _check_facts(self, name: str, facts: dict) -> None:
-        """Raise a UserError if a cell was trained, or begun, with other facts than these."""
+        """Raise a UserError if a cell was trained, or begun, with other facts than these.
+
+        name: of the cell; facts: as Grid.facts returns them.
+        """
         folder = RunFolder(self.grid.out / name)
-        known = self.records[name].facts if name in self.records else folder.facts
-        if known is None:  # it was never begun
+        earlier_facts = self.records[name].facts if name in self.records else folder.facts
+        if earlier_facts is None:  # it was never begun
             return
         for key in facts:
-            if facts[key] != known.get(key):
+            if facts[key] != earlier_facts.get(key):
                 way_out = "remove it and its record, or name another --out"
                 raise UserError(folder.path, f"had another {key}; {way_out}")
 
     def run(self) -> None:
         """Train the remaining cells; raise a UserError if a program fails. Any exception stops the trainings."""
-        cells: list[Callable[[Mapping[str, str]], Awaitable[None]]] = []
+        tasks: list[Callable[[Mapping[str, str]], Awaitable[None]]] = []  # as Runner.run takes them
         for name in self.progress.waiting:
-            cells.append(partial(self._work_off, name))
-        self.runner.run(cells)
+            tasks.append(partial(self._train_and_record, name))
+        self.runner.run(tasks)
 
-    async def _work_off(self, name: str, place: Mapping[str, str]) -> None:
-        """Train and score a cell, and add its record to the file. place: not used, all cells share the machine."""
+    async def _train_and_record(self, name: str, place: Mapping[str, str]) -> None:
+        """Train and score the cell of that name, and write its record into the file.
+
+        place: environment variables that the runner gives each cell; not used, because all cells share the machine.
+        """
         self.progress.begin(name)
-        done = await train_and_score(self.grid, self.cells[name], self.runner)
+        live_run = await train_and_score(self.grid, self.cells[name], self.runner)
         self.progress.end(name)
 
-        run = RecordedRun(self.file, {"name": name, **done.parts})
+        run = RecordedRun(self.file, {"name": name, **live_run.parts})
         self.records[name] = run
         with whole(self.file) as part:
             lines = [json.dumps(self.records[recorded].parts, ensure_ascii=False) for recorded in sorted(self.records)]
@@ -417,13 +441,13 @@ class Work:
         print(f"{self.cells[name]}: {outcome(run)}", file=sys.stderr)
 
     def show(self) -> None:
-        """Print a line of progress."""
+        """Print a line of progress, if a training runs; the runner calls this every few seconds."""
         line = self.progress.line()
         if line is not None:
             print(line, file=sys.stderr)
 
 
-def held_out(run: RecordedRun) -> float:
+def held_out_loss(run: RecordedRun) -> float:
     """Return the last validation loss, bits per token; infinity for a run that diverged or was stuck."""
     if run.ended_in_nan or run.stuck:
         return math.inf
@@ -432,11 +456,11 @@ def held_out(run: RecordedRun) -> float:
 
 def outcome(run: RecordedRun) -> str:
     """Describe the end of a training in a few words, as "diverged at update 90" or "held-out loss 5.00, BLEU 9.0"."""
-    bleu = f", BLEU {run.bleu:.1f}" if run.score else ""
-    failure = run.parts.get("diverged") or run.parts.get("stuck")
+    failure = run.parts.get("diverged") or run.parts.get("stuck")  # the text of the mark, None without one
     if failure:
         return failure.split(":")[0]
-    return f"held-out loss {held_out(run):.2f}{bleu}"
+    bleu = f", BLEU {run.bleu:.1f}" if run.score else ""
+    return f"held-out loss {held_out_loss(run):.2f}{bleu}"
 
 
 class Best(NamedTuple):
@@ -444,6 +468,7 @@ class Best(NamedTuple):
 
     A rate fails if the training of one of its seeds diverged or was stuck, and is then never the best.
 
+    method, depth: as in Cell
     lr: the best rate, None if all failed
     edge: "≤ " or "≥ " if the best is the lowest or highest of several rates, and a better one may lie beyond; else ""
     failed: failed rate, as a text -> how the training of its last failed seed ended
@@ -462,7 +487,7 @@ class Best(NamedTuple):
     bleu: list[float]
 
     def row(self) -> list[str]:
-        """Return the cells of the table's row."""
+        """Return the entries of the result's row in the table, whose header is in `table`."""
         depth = f"{self.depth}L-{self.depth}L"
         lr = "-" if self.lr is None else self.edge + format_rate(self.lr)
         training_time = duration(3600 * fmean(run.hours or 0 for run in self.runs))
@@ -476,7 +501,10 @@ class Best(NamedTuple):
 
 
 def format_spread(values: list[float], digits: int) -> str:
-    """Format the mean, and behind it the range of several values, as "3.50 [3.00, 4.00]"; "-" for no value."""
+    """Format the mean of values, and if there are several their range, as "3.50 [3.00, 4.00]"; "-" for no value.
+
+    digits: decimals.
+    """
     if not values:
         return "-"
     mean = f"{fmean(values):.{digits}f}"
@@ -486,22 +514,22 @@ def format_spread(values: list[float], digits: int) -> str:
 
 
 def best_of(grid: Grid, records: dict[str, RecordedRun], method: str, depth: int) -> Best:
-    """Find the best learning rate of a method at a depth; of equally good ones it is the lowest.
+    """Return the result of a method at a depth, at the best of the grid's learning rates.
 
-    records: name of a cell -> its finished run, for all cells of the grid.
+    Of equally good rates it is the lowest. records: name of a cell -> its finished run, for all cells of the grid.
     """
     runs: dict[float, list[RecordedRun]] = {}  # rate -> a run of each seed
     losses: dict[float, list[float]] = {}  # rate -> held-out loss of each of these
     failed: dict[str, str] = {}  # as in Best
     for lr in sorted(grid.lrs):
         runs[lr] = [records[grid.name(Cell(depth, method, lr, seed))] for seed in grid.seeds]
-        losses[lr] = [held_out(run) for run in runs[lr]]
+        losses[lr] = [held_out_loss(run) for run in runs[lr]]
         for run, loss in zip(runs[lr], losses[lr]):
             if math.isinf(loss):
                 failed[format_rate(lr)] = outcome(run)
 
-    # a failed seed makes the mean of its rate infinite: a failed rate wins only if all failed, and then the lowest does
-    best = min(runs, key=lambda lr: fmean(losses[lr]))  # the first of equal ones, which is the lowest
+    # A failed seed makes the mean of its rate infinite. So a failed rate has the lowest mean only if all rates failed.
+    best = min(runs, key=lambda lr: fmean(losses[lr]))  # the first of equal ones, which is the lowest rate
     all_failed = format_rate(best) in failed
 
     edge = ""
@@ -518,15 +546,19 @@ def best_of(grid: Grid, records: dict[str, RecordedRun], method: str, depth: int
         failed=failed,
         runs=runs[best],
         held_out=[] if all_failed else losses[best],
-        bleu=[run.bleu for run in runs[best] if run.score and run.bleu is not None],  # none without references
+        bleu=[run.bleu for run in runs[best] if run.score and run.bleu is not None],  # [] if data have no references
     )
 
 
 def table(grid: Grid, rows: list[Best]) -> str:
-    """Format the results as a table, and below it notes on the terms and marks that occur in it."""
+    """Format the results as a table, and below it notes on the terms and marks that occur in it.
+
+    rows: the results in the table's order.
+    """
     header = ["method", "layers", "best rate", "held-out loss", "BLEU", "training", "failed"]
     text = render([header, *(row.row() for row in rows)])
 
+    # a term or mark is explained if it is found in the table's text
     notes = ["held-out loss: label-smoothed, bits per token"]
     if "stuck at" in text:
         notes.append("stuck: stopped, for it was hardly better than guessing by how often each word occurs")
@@ -549,7 +581,10 @@ def table(grid: Grid, rows: list[Best]) -> str:
 
 
 def picture(grid: Grid, rows: list[Best]) -> Picture:
-    """Make the picture of loss and BLEU by depth, with the range of the seeds; of one depth, of the loss by update."""
+    """Make the picture of the results: held-out loss and BLEU by depth, each with the range of the seeds.
+
+    If the grid has a single depth, it shows the training loss by update instead.
+    """
     title = f"{grid.updates:,} updates"
     if len(grid.lrs) > 1:
         title += f", best of {len(grid.lrs)} rates"
@@ -574,12 +609,17 @@ def _by_update(rows: list[Best]) -> list[Panel]:
 
 
 def _by_depth(grid: Grid, title: str, methods: Sequence[str], rows: list[Best]) -> list[Panel]:
-    """Make a panel of held-out loss and one of BLEU by depth, with a line for each method; rows: of these methods.
+    """Make a panel of held-out loss and one of BLEU by depth, with a line for each method.
 
-    BLEU has no panel if all models are below LOW_BLEU, and a loss has none if no training has one.
+    title: of each panel; methods: to show; rows: their results. BLEU has no panel if all models are below LOW_BLEU, and
+    the loss has none if all trainings failed.
     """
+    quantities = (  # label of the y axis, field of Best, least value that is worth a panel
+        ("held-out loss (bits per token)", "held_out", 0.0),
+        ("BLEU", "bleu", LOW_BLEU),
+    )
     panels = []
-    for y, field, least in (("held-out loss (bits per token)", "held_out", 0.0), ("BLEU", "bleu", LOW_BLEU)):
+    for y, field, least in quantities:
         if any(value >= least for row in rows for value in getattr(row, field)):
             series = [_series(rows, method, field, rank) for rank, method in enumerate(methods)]
             x = "layers of encoder and of decoder"
@@ -588,12 +628,12 @@ def _by_depth(grid: Grid, title: str, methods: Sequence[str], rows: list[Best]) 
 
 
 def _series(rows: list[Best], method: str, field: str, rank: int) -> Series:
-    """Make a method's line by depth.
+    """Make a method's line by depth: the mean of its seeds, a band from the lowest to the highest, marks of failures.
 
-    field: what the line shows, "held_out" or "bleu" of Best; rank: place of the method in the panel, which decides the
-    line's style.
+    rows: results of all methods in the panel; field: what the line shows, "held_out" or "bleu" of Best; rank: place of
+    the method in the panel, from 0, which decides the line's style.
     """
-    values_at: dict[float, list[float]] = {}  # depth -> one value a seed, none if the method failed there
+    values_at: dict[float, list[float]] = {}  # depth -> one value a seed, [] if the method failed there
     for row in rows:
         if row.method == method:
             values_at[float(row.depth)] = getattr(row, field)
@@ -610,7 +650,8 @@ def compare(grid: Grid, plot: Path | None = None, as_json: bool = False) -> str:
     """Train the cells that are not finished yet, write OUT/result.txt, draw the picture; return the table, or JSON.
 
     plot: file of the picture, None for none; as_json: whether to return a JSON list with an object for each method and
-    depth. Raises a UserError, before anything is trained, for an invalid grid, data or picture.
+    depth, the fields of Best with the number of `runs`. Raises a UserError, before anything is trained, for an invalid
+    grid, data or picture.
     """
     grid.check()
     grid.direction()
@@ -624,8 +665,8 @@ def compare(grid: Grid, plot: Path | None = None, as_json: bool = False) -> str:
     share = grid.share()
     jobs = grid.jobs_that_fit(share.processes)
     threads = from_environment() or counted(share.threads)
-    fewer = "" if jobs == share.processes else f": more do not fit into {free_memory() / GIB:.1f} GiB"
-    print(f"{jobs} at a time, {threads} each{fewer}", file=sys.stderr)
+    why_fewer = "" if jobs == share.processes else f": more do not fit into {free_memory() / GIB:.1f} GiB"
+    print(f"{jobs} at a time, {threads} each{why_fewer}", file=sys.stderr)
 
     grid.out.mkdir(parents=True, exist_ok=True)
     work = Work(grid, jobs)
