@@ -28,6 +28,9 @@ PACKAGES = [
 def environment(gpus: int) -> dict:
     """Return the content of a run's environment.json.
 
+    commit, modified: as `repository` returns them; versions: of Python and packages; hardware: GPUs or CPU in words;
+    gpus: as given; started: the time now, UTC, in ISO 8601.
+
     gpus: number of GPUs that the training has on all machines, 0 for the CPU.
     """
     commit, modified = repository()
@@ -42,17 +45,18 @@ def environment(gpus: int) -> dict:
 
 
 def repository() -> tuple[str | None, bool]:
-    """Return the short commit of the checkout that this package is in, and whether tracked files differ from it.
+    """Return the short commit of the git checkout that this package is in, and whether tracked files differ from it.
 
-    They are None and False if the package is not in a checkout of its own.
+    They are None and False if the package was installed without a checkout, or lies in one that does not track it.
     """
     here = Path(__file__).resolve().parent
 
     def git(*words: str) -> str:
+        """Return what git prints in this folder; CalledProcessError if it fails."""
         return subprocess.run(["git", "-C", here, *words], capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        git("ls-files", "--error-unmatch", "--", __file__)  # our checkout, not another one with an installation inside
+        git("ls-files", "--error-unmatch", "--", __file__)  # fails if the checkout does not track this file
         commit = git("rev-parse", "--short=10", "HEAD")
         changes = git("status", "--porcelain", "--untracked-files=no")
     except (OSError, subprocess.CalledProcessError):
@@ -61,16 +65,23 @@ def repository() -> tuple[str | None, bool]:
 
 
 def versions() -> dict[str, str]:
-    """Return {name: version} of Python and of those of PACKAGES that are installed."""
+    """Return {name: version} of Python and of those of PACKAGES that are installed.
+
+    fairseq-fixed, a distribution of fairseq, counts as fairseq; its version is taken if both are installed.
+    """
     installed = {"python": platform.python_version()}
-    for name in PACKAGES:
+    for package in PACKAGES:  # fairseq-fixed before fairseq
+        name = package.removesuffix("-fixed")
         with suppress(PackageNotFoundError):
-            installed.setdefault(name.removesuffix("-fixed"), version(name))  # fairseq-fixed goes before fairseq
+            installed.setdefault(name, version(package))
     return installed
 
 
 def graphics(gpus: int) -> str:
-    """Describe GPUs as "8 x NVIDIA H200", with the name of this machine's first; "8 x GPU" if torch sees none."""
+    """Describe GPUs as "8 x NVIDIA H200", with the name of this machine's first; "8 x GPU" if torch sees none.
+
+    gpus: number of all GPUs.
+    """
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "GPU"
     return f"{gpus} x {name}"
 

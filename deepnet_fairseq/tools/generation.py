@@ -22,39 +22,48 @@ def translate_directions(directions: list[str], folder: Path, flags: list[str]) 
     """Write fairseq-generate's output for each of `directions` to FOLDER/SRC-TGT.txt, its log to FOLDER/SRC-TGT.log.
 
     directions: as "de-en"; flags: arguments of fairseq-generate, DATA among them, without the languages. A direction
-    whose output exists is left out; one that was interrupted left none. Raises a UserError, naming --directions, for
-    words that are no direction.
+    whose output exists already is skipped; a call that was interrupted leaves no output of the direction that it was
+    at. Raises a UserError, naming --directions, for words that are no direction.
     """
-    codes = []  # of the languages that DATA has dictionaries of; any argument may be DATA
+    # Codes of the languages of DATA, by its dictionaries. Which of the flags is DATA is not known here, so that each is
+    # looked at as a folder.
+    codes = []
     for flag in flags:
         for path in Path(flag).glob("dict.*.txt"):
             codes.append(path.name.removeprefix("dict.").removesuffix(".txt"))
     pairs = {direction: parse_pair("--directions", direction, codes) for direction in directions}
-    left = [direction for direction in directions if not (folder / f"{direction}.txt").exists()]
+    remaining = [direction for direction in directions if not (folder / f"{direction}.txt").exists()]
 
     folder.mkdir(parents=True, exist_ok=True)
     for unfinished in folder.glob("*.part"):  # of an interrupted call, as files.whole names them
         unfinished.unlink()
     with _models_loaded_once():
-        for direction in tqdm(left, unit=" directions", disable=None):
+        for direction in tqdm(remaining, unit=" directions", disable=None):  # None: no bar unless on a terminal
             source, target = pairs[direction]
             _translate(source, target, result=folder / f"{direction}.txt", flags=flags)
 
 
 def _translate(source: str, target: str, result: Path, flags: list[str]) -> None:
-    """Write fairseq-generate's output for one direction to `result`, whole or not at all."""
+    """Write fairseq-generate's output for one direction to `result`, whole or not at all, and its log beside it.
+
+    source, target: languages; flags: as for translate_directions.
+    """
     parser = options.get_generation_parser()
     args = options.parse_args_and_arch(parser, [*flags, "--source-lang", source, "--target-lang", target])
     log = result.with_suffix(".log")
+    # `part` is a temporary file, which is renamed to `result` when it is complete
     with _log_to(log), whole(result) as part, open(part, "w", encoding="utf-8") as file, redirect_stdout(file):
         generate.main(args)
 
 
 @contextmanager
 def _models_loaded_once() -> Iterator[None]:
-    """Let fairseq load each model once while the context lasts; the cache goes by the files of the checkpoints."""
+    """Let fairseq-generate load each model once while the context lasts.
+
+    fairseq's load_model_ensemble is replaced by a function that keeps its results.
+    """
     load = checkpoint_utils.load_model_ensemble
-    loaded: dict = {}
+    loaded: dict = {}  # names of the checkpoints' files -> what load_model_ensemble has returned
 
     def load_model_ensemble(filenames, *args, **kwargs):
         key = tuple(filenames)
@@ -71,7 +80,10 @@ def _models_loaded_once() -> Iterator[None]:
 
 @contextmanager
 def _log_to(path: Path) -> Iterator[None]:
-    """Send all log messages, fairseq's from level INFO on, to the file `path` alone while the context lasts."""
+    """Send log messages from level INFO on to the file `path`, and nowhere else, while the context lasts.
+
+    The levels of the root logger and of fairseq's, which has one of its own, and the root's handlers are put back.
+    """
     root = logging.getLogger()
     fairseq = logging.getLogger("fairseq")
     root_handlers = root.handlers[:]

@@ -17,7 +17,8 @@ def profile_run(flags: list[str]) -> Profile:
     flags: DATA and flags of fairseq-train, of a training in one process.
     """
     args = trainer.parse_training_flags([*flags, *FORCED])
-    logging.basicConfig(stream=sys.stderr)
+    logging.basicConfig(stream=sys.stderr)  # so that standard output has the command's result alone
     built = trainer.build_trainer(args)
-    built.get_train_iterator(epoch=1)  # the plug-in measures the profile on the first batch of this epoch
+    # with an iterator of the first epoch the plug-in's trainer measures the profile, on the first batch
+    built.get_train_iterator(epoch=1)
     return built.get_model().omega_profile

@@ -19,9 +19,9 @@ TAIL = 2**16  # bytes at the end of a log in which the last update is looked for
 class Training:
     """A training whose progress is shown.
 
-    title: its name in lines of progress; log: the file that fairseq-train writes; layers: their number, by which the
-    work of an update is estimated, in any unit that is the same for all trainings; updates: number of updates after
-    which it ends, None if unknown, and then the time left is unknown too.
+    title: its name in lines of progress; log: the file that fairseq-train writes; layers: number of the model's, by
+    which the work of an update is estimated; they may be counted in any way that is the same for all trainings;
+    updates: number of updates after which it ends, None if unknown, and then the time left is unknown too.
     """
 
     title: str
@@ -30,32 +30,36 @@ class Training:
     updates: int | None
 
     def latest(self) -> tuple[int, str]:
-        """Return the last update in the log, and its loss as the log prints it; 0 and "-" before the first."""
+        """Return the number of the last update in the log, and its loss as the log prints it.
+
+        They are 0 and "-" before the first update is logged.
+        """
         if not self.log.exists():
             return 0, "-"
         with open(self.log, "rb") as file:
             file.seek(max(0, self.log.stat().st_size - TAIL))
-            logged = LOGGED_UPDATE.findall(file.read().decode(errors="replace"))
+            end_of_log = file.read().decode(errors="replace")
+        logged = LOGGED_UPDATE.findall(end_of_log)
         if not logged:
             return 0, "-"
         loss, update = logged[-1]
         return int(update), loss
 
     def work(self, update: int) -> float:
-        """Return the work until an update, in layers x updates; 0 if the number of updates is unknown."""
+        """Return the work of the updates up to this one, in layers x updates; 0 if the training's end is unknown."""
         return min(update, self.updates or 0) * (self.layers + LAYERS_OF_ENDS)
 
     @property
     def all_work(self) -> float:
-        """The work until the end."""
+        """The work of the whole training; 0 if its end is unknown."""
         return self.work(self.updates or 0)
 
 
 class Progress:
     """Progress of trainings that run `jobs` at a time.
 
-    trainings: name -> training, in the order in which they are begun; over: function that tells by a name whether that
-    training has ended.
+    trainings: name -> training, in the order in which they are begun; over: function that takes a name and returns
+    whether that training has ended. waiting, running: names of those that were not begun yet, and of those that run.
     """
 
     def __init__(self, trainings: Mapping[str, Training], jobs: int, over: Callable[[str], bool]):
@@ -67,43 +71,50 @@ class Progress:
         self.time_left = TimeLeft(sum(self.trainings[name].all_work for name in self.waiting), jobs)
 
     def begin(self, name: str) -> None:
-        """Take note that a training begins, or goes on from what its log says."""
+        """Take note that a training begins, or goes on from the last update in its log."""
         self.waiting.remove(name)
         self.running.append(name)
-        self._observe(name)
+        self._observe(name)  # work that was done earlier must not count as done from now on
 
     def end(self, name: str) -> None:
-        """Take note that a training, and what follows it, is over."""
+        """Take note that a training, with its translation and scores if it has any, is over."""
         self.running.remove(name)
 
     def line(self) -> str | None:
-        """Return a line of progress; None while nothing runs."""
+        """Return a line of progress: how many trainings are over, where each running one is, and the time left.
+
+        None while nothing runs.
+        """
         if not self.running:
             return None
-        latest = {name: self._observe(name) for name in self.running}
-        over = sum(self.over(name) for name in self.trainings)
-        parts = [f"{over} of {len(self.trainings)} over"]
-        parts += [f"{self.trainings[name].title}: update {at}, loss {loss}" for name, (at, loss) in latest.items()]
+        number_over = sum(self.over(name) for name in self.trainings)
+        parts = [f"{number_over} of {len(self.trainings)} over"]
+
+        last_updates = {}
+        for name in self.running:
+            update, loss = self._observe(name)
+            last_updates[name] = update
+            parts.append(f"{self.trainings[name].title}: update {update}, loss {loss}")
         if self.ends_known:
-            parts.append(self._time_left_text({name: update for name, (update, _) in latest.items()}))
+            parts.append(self._time_left_text(last_updates))
         return "; ".join(parts)
 
-    def _time_left_text(self, latest: Mapping[str, int]) -> str:
-        """Say how long the rest takes; latest: name -> last update, of the trainings that run."""
+    def _time_left_text(self, last_updates: Mapping[str, int]) -> str:
+        """Say how long all trainings that are not over take; last_updates: name -> update, of those that run."""
         running = []
-        for name, update in latest.items():
+        for name, update in last_updates.items():
             training = self.trainings[name]
             running.append(training.all_work - training.work(update))
         waiting = [self.trainings[name].all_work for name in self.waiting]
         seconds = self.time_left.seconds(running, waiting)
         if seconds is None:
             return "time left not known yet"
-        if seconds == 0:  # translating is no part of the estimate
+        if seconds == 0:  # all updates are made; what comes after them is no part of the estimate
             return "translates and scores"
         return f"about {duration(seconds)} left"
 
     def _observe(self, name: str) -> tuple[int, str]:
-        """Return the last update of a training and its loss, after telling the estimate of the time left about it."""
+        """Return the last update of a training and its loss, after a note of it for the estimate of the time left."""
         update, loss = self.trainings[name].latest()
         self.time_left.see(name, self.trainings[name].work(update), time.monotonic())
         return update, loss

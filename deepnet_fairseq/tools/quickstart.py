@@ -9,15 +9,16 @@ from ..data import language
 from ..data.parallel_text import prepare_text
 from .compare import Grid, compare
 
-PAIR = ("qaa", "qab")
+PAIR = ("qaa", "qab")  # languages; ISO 639-2 leaves these codes for local use
 
 
 def quickstart(methods: list[str], depth: int, updates: int, seed: int, out: Path, user_dir: str | None = None) -> str:
-    """Make the data, train each method that is not trained yet, draw OUT/loss.png; return the table as a text.
+    """Make the data, train each method that is not trained yet, draw OUT/loss.png; return the table under a heading.
 
-    depth: layers of the encoder, and of the decoder; updates: of each training; user_dir: folder of the user's methods,
-    which the caller has imported, None if there are none.
-    Raises a UserError, before anything is written, for an invalid setting; later, naming the log, if a program fails.
+    methods: names in METHODS; depth: number of layers of the encoder, and of the decoder; updates: number of updates of
+    each training; seed: of each training; user_dir: folder of the user's methods, which the caller has imported, None
+    if there are none. Raises a UserError, before anything is written, for an invalid setting; later, naming the log, if
+    a program fails.
     """
     grid = Grid(
         data=out / "data",
@@ -42,8 +43,9 @@ def make_data(out: Path) -> None:
 
     print("\n== corpus: 20,000 sentence pairs of an artificial language", flush=True)
     text = out / "text"
-    language.write_corpus(language.make_corpus(language.SIZES, nouns=60, verbs=30), text)
+    corpus = language.make_corpus(language.SIZES, nouns=60, verbs=30)  # with so many words of each kind
+    language.write_corpus(corpus, text)
 
-    register()
+    register()  # before fairseq's binarisation
     prefixes = {split: str(text / split) for split in language.SIZES}
-    prepare_text(PAIR, prefixes, out / "data", vocab=1000)
+    prepare_text(PAIR, prefixes, out / "data", vocab=1000)  # 1,000 pieces of SentencePiece

@@ -1,4 +1,7 @@
-"""Estimate how long the rest of several trainings takes, from how fast they lately were."""
+"""Estimate how long the rest of several trainings takes, from how fast they lately were.
+
+Work is a number in any unit that is the same for all trainings, of which a longer or deeper training has more.
+"""
 
 from __future__ import annotations
 
@@ -14,52 +17,55 @@ class TimeLeft:
     """Estimate of the time left for trainings that run `jobs` at a time.
 
     A speed is the work that one training did between two of its logged updates, per second. An estimate takes the
-    median of the speeds during the last tenth of all work, so that the start of a program or a pause of the machine
-    does not move it, and what the machine did long ago is forgotten.
+    median of the speeds during the last part of the work done, a tenth (LATELY) of `total`, so that the start of a
+    program or a pause of the machine does not move it, and what the machine did long ago is forgotten.
 
-    total: work of all trainings, in any unit.
+    total: work of all trainings together. `see` notes how far a training is, `seconds` estimates.
     """
 
     def __init__(self, total: float, jobs: int):
         self.total = total
         self.jobs = jobs
         self.seen: dict[str, tuple[float, float]] = {}  # training -> its work so far, and when that was first seen
-        self.speeds: list[tuple[float, float]] = []  # a speed with, before it, the work of all trainings by then
+        self.speeds: list[tuple[float, float]] = []  # (work that all trainings had done by then, speed), in order
         self.last: tuple[int, float] | None = None  # how many speeds there were at the last estimate, and that estimate
-        self.settled = False  # whether two estimates in a row have been near each other
+        self.settled = False  # whether two estimates in a row have ever been near each other
 
     def see(self, training: str, work: float, now: float) -> None:
-        """Take note that a training has done so much work by now; the first note says where it begins or resumes.
+        """Take note that a training has done so much work by now, and of its speed since it had done less.
 
-        work: of this training alone, in the unit of `total`; now: seconds of any clock, the same for all notes.
+        The first note of a training says where it begins or resumes, and gives no speed.
+
+        training: its name; work: of this training alone; now: seconds of any clock, the same for all notes.
         """
-        before, when = self.seen.setdefault(training, (work, now))
-        if work <= before or now <= when:
+        earlier_work, earlier = self.seen.setdefault(training, (work, now))
+        if work <= earlier_work or now <= earlier:  # no update since then
             return
 
         self.seen[training] = (work, now)
-        done = sum(work_of_one for work_of_one, _ in self.seen.values())
-        speed = (work - before) / (now - when)
-        self.speeds.append((done, speed))
+        done_by_all = sum(work_of_one for work_of_one, _ in self.seen.values())
+        speed = (work - earlier_work) / (now - earlier)
+        self.speeds.append((done_by_all, speed))
 
     def seconds(self, running: Sequence[float], waiting: Sequence[float]) -> float | None:
         """Estimate the seconds until the last training ends; None until two estimates in a row are near each other.
 
-        running, waiting: the work left of each training that runs, and of each that is to come, in their order.
+        running: the work left of each training that runs; waiting: the work of each that is to come, in their order.
         """
         if not self.speeds:
             return None
-        newest = self.speeds[-1][0]
-        speed = median(speed for done, speed in self.speeds if done >= newest - LATELY * self.total)
+        done_by_now, _ = self.speeds[-1]
+        speed = median(speed for done, speed in self.speeds if done >= done_by_now - LATELY * self.total)
         estimate = makespan(running, waiting, self.jobs) / speed
 
         if self.last is None:
             self.last = (len(self.speeds), estimate)
-        elif self.last[0] < len(self.speeds):  # without a new speed it would be compared with itself
-            _, previous = self.last
-            if abs(estimate - previous) < SETTLED * max(estimate, previous):
-                self.settled = True
-            self.last = (len(self.speeds), estimate)
+        else:
+            speeds_then, previous = self.last
+            if len(self.speeds) > speeds_then:  # else nothing was learnt since, and the two are near each other anyway
+                if abs(estimate - previous) < SETTLED * max(estimate, previous):
+                    self.settled = True
+                self.last = (len(self.speeds), estimate)
 
         return estimate if self.settled else None
 
@@ -67,12 +73,14 @@ class TimeLeft:
 def makespan(running: Sequence[float], waiting: Sequence[float], jobs: int) -> float:
     """Return after how much time the last of several trainings ends, if each does one unit of work in a unit of time.
 
+    (The makespan of a schedule is the time from its beginning to its end.)
+
     running: work left of each training that has begun; waiting: work of each that is to come, in their order; jobs:
     number of trainings at a time. A waiting one begins as soon as a place becomes free.
     """
-    free_places = jobs - len(running)
-    ends = [*running] + [0.0] * free_places  # when each place becomes free; a negative number adds none
+    free_places = jobs - len(running)  # below 0 if more run than `jobs`; [0.0] * free_places is then []
+    ends = [*running] + [0.0] * free_places  # when each place becomes free
     heapq.heapify(ends)  # ends[0] is the smallest
     for work in waiting:
-        heapq.heapreplace(ends, ends[0] + work)
+        heapq.heapreplace(ends, ends[0] + work)  # the place that becomes free first takes the next one
     return max(ends)
