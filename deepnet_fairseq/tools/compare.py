@@ -234,9 +234,11 @@ class Grid:
     def training(self, cell: Cell) -> list[str]:
         """Return the flags of a cell's fairseq-train, without the data and --save-dir."""
         warmup, _ = self.warmup_updates()
-        save_and_validate_every = max(1, self.updates // 12)  # updates
-        log_every = min(25, max(1, self.updates // 10))  # updates
+        # in updates
+        save_and_validate_every = max(1, self.updates // 12)  # twelve times
+        log_every = min(25, max(1, self.updates // 10))  # ten times or more
         stuck = max(300, self.updates // 4, warmup * 3 // 2)  # no healthy training is at unigram entropy for so long
+
         equal_dictionaries = len(set(self.dictionaries)) == 1  # one dictionary for both languages, written twice
 
         # The order must not change: run.json holds these flags as a text, and a cell is refused if its text differs. Of
@@ -358,6 +360,7 @@ async def translate_test_set(grid: Grid, cell: Cell, run: RunFolder, runner: Run
 
     run: the cell's folder; it gets generated.txt, the output of fairseq-generate, and score.json.
     """
+    # how --remove-bpe joins pieces: in the way of what has segmented the data
     pieces = "sentencepiece" if (grid.data / "spm.model").exists() else "subword_nmt"
     words = ["--path", str(run.last_checkpoint), *GENERATION_FLAGS, "--remove-bpe", pieces, *DEVICE_FLAGS]
     command = fairseq_command(grid, "generate", words)

@@ -28,10 +28,10 @@ PACKAGES = [
 def environment(gpus: int) -> dict:
     """Return the content of a run's environment.json.
 
-    commit, modified: as `repository` returns them; versions: of Python and packages; hardware: GPUs or CPU in words;
-    gpus: as given; started: the time now, UTC, in ISO 8601.
-
     gpus: number of GPUs that the training has on all machines, 0 for the CPU.
+
+    The result has "commit" and "modified", as `repository` returns them; "versions", of Python and packages;
+    "hardware", GPUs or CPU in words; "gpus"; and "started", the time now in UTC and ISO 8601.
     """
     commit, modified = repository()
     return {

@@ -142,7 +142,7 @@ def choose(setting: Setting, batch: bool, recompute: bool, adam: bool) -> tuple[
 def _candidates(
     setting: Setting, most_gpus: int, chunk_loss: bool = False, recompute: bool = True, adam: bool = True
 ) -> Iterator[tuple[str, Setting]]:
-    """Yield (name, setting) of candidates that need less and less memory; the first, the fastest, changes least.
+    """Yield (name, setting) of candidates, from the fastest, which changes least, to the one that needs least memory.
 
     Each candidate keeps what the ones before it have changed. The batches are those of `setting`.
 
@@ -204,7 +204,7 @@ def _batch_sizes(setting: Setting, most: int, least: int | None = None) -> Itera
 
     update_tokens = setting.max_tokens * setting.update_freq  # of one GPU
     found = False
-    for update_freq in range(1, update_tokens // least + 1):
+    for update_freq in range(1, update_tokens // least + 1):  # with more batches these would be smaller than `least`
         tokens, remainder = divmod(update_tokens, update_freq)
         if remainder == 0 and tokens <= most:
             found = True

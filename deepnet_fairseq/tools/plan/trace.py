@@ -268,7 +268,7 @@ def trace(setting: Setting) -> list[Stage]:
 def _run(setting: Setting, layers: int) -> Run:
     """Return the run of the setting with at most `layers` layers a stack, from the cache if it has been made.
 
-    Settings that differ only in depth share a run, because its layers are no more than `layers` in all of them.
+    Deep settings that differ only in depth share a run: cut to `layers` layers a stack they have the same model.
     """
     depths = {name: min(layers, getattr(setting.cfg, name)) for name in setting.layer_fields}
     model = str(vars(setting.cfg) | depths | {"arch": ""})  # the architecture's name changes nothing
@@ -430,7 +430,7 @@ class Run:
         for layer in stack.layers:
             x = self._boundary(x)
             with self._stage(f"{name} {LAYERS}") as stage, running(state):
-                x = stack.mix(layer(x, mask, *encoded), state)
+                x = stack.mix(layer(x, mask, *encoded), state)  # a method may mix in outputs of earlier layers
                 stage.output = x.nbytes
         if state:  # some module has stored something
             self.layers_share_state = True

@@ -342,7 +342,7 @@ class HuggingFace:
 
     def unseen(self, line: str, tokens: list[int]) -> list[str]:
         """Return the pieces that the model has no number for."""
-        if self.tokenizer.unk_token_id not in tokens:  # so of most lines, which need not be tokenised again
+        if self.tokenizer.unk_token_id not in tokens:  # as in most lines, which need not be tokenised again
             return []
         return [piece for piece in self.tokenizer.tokenize(line) if piece not in self.symbols]
 
@@ -395,7 +395,7 @@ class HuggingFace:
         options: dict[str, Any] = {}
         if self.settings.beam > 1:  # without beams transformers warns of these
             options |= {"length_penalty": self.settings.lenpen, "early_stopping": True}
-        if self.target_tag_numbers:  # the first token after eos
+        if self.target_tag_numbers:  # the tag is the first token after eos
             options["forced_bos_token_id"] = self.target_tag_numbers[0]
         return self.model.generate(
             source,

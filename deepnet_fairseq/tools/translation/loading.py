@@ -100,6 +100,7 @@ class Process:
 
     def _in_child(self) -> None:
         """Make a forked child usable: a new lock, lost engines marked as such, and one thread of torch."""
+        # if _before gave up its wait, a thread of the parent was loading, and what it imported is half done here
         self._loading_intact = self._loading_intact and self._held_for_fork
         self._loading = threading.RLock()
 

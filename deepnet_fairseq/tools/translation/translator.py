@@ -76,7 +76,7 @@ class Translator:
         number: of the line, for messages; unseen: to which the line's unseen characters are added, None to add them to
         nothing. UserError if the line has more tokens than the model has positions.
         """
-        line = self.form.apply(one_line(line))
+        line = self.form.apply(one_line(line))  # characters as the training text writes them
         if is_blank(line):
             return None
 
