@@ -256,6 +256,7 @@ _runs: dict[tuple, Run] = {}  # cache: what a run depends on, as `_run` lists it
 
 def trace(setting: Setting) -> list[Stage]:
     """Return the stages of the forward and backward pass of one full batch, in forward order."""
+    # a run with few layers, of which the one between the first and the last stands for all others if layers are alike
     run = _run(setting, TRACED_IF_ALIKE)
     if not run.layers_share_state and layers_are_alike(setting):
         return list(run.stages_at_depth(setting))
@@ -468,7 +469,7 @@ class Run:
         self.last_reading = now
 
     def _end_backward(self, stage: Stage) -> None:
-        """Record what has run since the last reading as the backward pass of the stage."""
+        """Record what has run since the last reading as the backward pass of the stage; see Stage for its fields."""
         before = self.last_reading
         now = self.meter.read()
 

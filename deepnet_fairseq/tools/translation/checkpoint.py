@@ -34,7 +34,8 @@ def load_checkpoint(
     from ..export.transformer import fold_model
     from .text import check_own, read_text
 
-    PROCESS.use_torch(torch.get_num_threads)  # before torch computes, which would wait for ever behind a fork
+    # Before torch computes: in a child of a process that used torch it would wait for ever with more than one thread.
+    PROCESS.use_torch(torch.get_num_threads)
     model, cfg = from_checkpoint(path)
     task_settings: Any = OmegaConf.to_container(cfg.task, enum_to_str=True)
     data = data or str(task_settings["data"])
