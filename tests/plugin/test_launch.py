@@ -236,7 +236,7 @@ def fail_to_load_on_rank_0_of_2(reason: str) -> None:
     """Raise what fairseq raises when a checkpoint does not load, for `reason`, inside what explains such errors."""
     place = {"distributed_rank": 0, "distributed_world_size": 2}
     cfg = OmegaConf.create({"distributed_training": place, "checkpoint": {"save_dir": "runs/mine"}})
-    with launch._explain_in_a_line(cfg):
+    with launch._lost_process_as_user_error(cfg):
         raise Exception("Cannot load model parameters from checkpoint x.pt") from RuntimeError(reason)
 
 

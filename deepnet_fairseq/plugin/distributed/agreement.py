@@ -1,7 +1,7 @@
 """Collectives over all ranks of a training: broadcast, all-gather, maximum, barrier.
 
 All ranks must make the same calls in the same order, because each collective waits for the others; has_several_ranks
-and is_first are none. A training of one process returns from them at once.
+and is_first are no collectives. In a training of one process each call returns at once, with that process's value.
 """
 
 from __future__ import annotations
@@ -24,28 +24,32 @@ def is_first() -> bool:
     return not distributed.is_initialized() or distributed.get_rank() == 0
 
 
-def broadcast_from_first(ask: Callable[[], object]):
-    """Call ask() on rank 0 and broadcast its result; raise its UserError on every rank."""
+def broadcast_from_first(function: Callable[[], object]):
+    """Call function() on rank 0 only, and return its result, which must be picklable, on every rank.
+
+    A UserError of the function is raised on every rank. Any other error is raised on rank 0 alone, while the other
+    ranks wait.
+    """
     if not has_several_ranks():
-        return ask()
-    answer: object = None
+        return function()
+    result: object = None
     mistake: str | None = None
     if is_first():
         try:
-            answer = ask()
+            result = function()
         except UserError as error:
             mistake = str(error)
 
-    outcome = [answer, mistake]
-    distributed.broadcast_object_list(outcome, 0)  # fills the list in place
-    answer, mistake = outcome
+    result_and_mistake = [result, mistake]
+    distributed.broadcast_object_list(result_and_mistake, 0)  # on other ranks this replaces the list's entries
+    result, mistake = result_and_mistake
     if mistake is not None:
         raise UserError(mistake)
-    return answer
+    return result
 
 
 def all_gather(mine) -> list:
-    """Return the list of what all ranks have given as `mine`, which must be picklable, in the order of ranks."""
+    """Return the list of the ranks' values of `mine`, which must be picklable, in the order of ranks."""
     if not has_several_ranks():
         return [mine]
     gathered = [None] * distributed.get_world_size()
@@ -54,7 +58,7 @@ def all_gather(mine) -> list:
 
 
 def largest(number: int, device: torch.device) -> int:
-    """Return the largest of the numbers (of 32 bits) that the ranks have given.
+    """Return the largest of the ranks' values of `number`, which must fit into 32 bits.
 
     device: the trainer's; NCCL sends tensors on a GPU only, gloo those on the CPU.
     """

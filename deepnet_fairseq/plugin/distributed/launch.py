@@ -50,12 +50,14 @@ def flush_denormals() -> None:
 
 
 def call_main(original, cfg, main, prepare, **kwargs):
-    """Run a program's `main(cfg, **kwargs)` in as many processes as its settings ask for.
+    """Run a fairseq program's `main(cfg, **kwargs)` in as many processes as its config asks for; return None.
 
-    For a single process, and in a process that torchrun or srun has started, that is this process; else the processes
-    of this machine are started here, and each runs it. original: fairseq's call_main, which runs `main` in this
-    process; cfg: fairseq's whole config; prepare: called with `main` in each process that is started here, before
-    anything else. Raises a UserError if a process is lost or cannot be reached.
+    A training of one process, and each process that torchrun or srun has started, runs `main` in this process.
+    Otherwise this process starts one process for each rank of this machine, each of which runs `main`.
+
+    original: fairseq's call_main, which runs `main` in this process; cfg: fairseq's whole config; prepare: called as
+    prepare(main) first in each process that is started here, to make the changes to fairseq that register() has made
+    in this one. Raises a UserError if a process is lost or cannot be reached.
     """
     section = cfg.distributed_training
     on_cpu = cfg.common.cpu or not torch.cuda.is_available()
@@ -63,14 +65,14 @@ def call_main(original, cfg, main, prepare, **kwargs):
     if section.distributed_init_method is None and all(name in os.environ for name in TORCHRUN):
         _join_torchrun(section, on_cpu)
     if on_cpu:
-        section.distributed_backend = "gloo"
-    _wait_at_most(section.heartbeat_timeout)
+        section.distributed_backend = "gloo"  # NCCL, fairseq's default, needs GPUs
+    _set_timeout_of_collectives(section.heartbeat_timeout)
     if section.distributed_init_method is None and _started_by_srun():
         distributed_utils.infer_init_method(section)  # from SLURM's variables
 
     if section.distributed_world_size > 1 and not section.distributed_no_spawn:
         return _spawn(cfg, main, prepare, kwargs, on_cpu)
-    with _explain_in_a_line(cfg):
+    with _lost_process_as_user_error(cfg):
         return original(cfg, main, **kwargs)
 
 
@@ -85,21 +87,25 @@ def use_default_group() -> None:
 
 
 def _join_torchrun(section, on_cpu: bool) -> None:
-    """Set rank, world size and device of the config's section from torchrun's environment variables."""
+    """Set rank, world size and device in the config from torchrun's environment variables.
+
+    section: the config's section distributed_training.
+    """
     section.distributed_world_size = int(os.environ["WORLD_SIZE"])
     section.distributed_rank = int(os.environ["RANK"])
-    if section.distributed_world_size > 1:
+    if section.distributed_world_size > 1:  # a single process needs no process group
         section.distributed_init_method = "env://"
         section.distributed_no_spawn = True
     if not on_cpu:
+        # other launchers that set TORCHRUN's variables may leave LOCAL_RANK out, and RANK counts all machines' GPUs
         local_rank = int(os.environ.get("LOCAL_RANK", section.distributed_rank))
         section.device_id = local_rank % torch.cuda.device_count()
 
 
 def processes_here(cfg) -> int:
-    """Return how many processes of a training run on this machine.
+    """Return how many processes of a training run on this machine: exactly under torchrun, else an upper bound.
 
-    torchrun tells it; otherwise it is at most the world size, which is returned. cfg: fairseq's whole config.
+    torchrun sets LOCAL_WORLD_SIZE; without it the bound is the world size. cfg: fairseq's whole config.
     """
     return int(os.environ.get("LOCAL_WORLD_SIZE") or cfg.distributed_training.distributed_world_size)
 
@@ -110,18 +116,19 @@ def _started_by_srun() -> bool:
 
 
 def _spawn(cfg, main, prepare, kwargs: dict, on_cpu: bool) -> None:
-    """Start a training's processes on this machine and wait for them; the arguments are those of call_main.
+    """Start a training's processes on this machine and wait for them.
 
-    With --distributed-init-method they are the ranks from --distributed-rank on, as many as this machine takes, else
-    all ranks of the training. Where one fails, this process exits with the status of the first one that failed, or
-    raises a UserError with its message.
+    Without --distributed-init-method they are all ranks of the training. With it the training may have several
+    machines, and they are the ranks from --distributed-rank on: one for each GPU, or --distributed-num-procs on CPUs.
+    Where a process fails, this one exits with the status of the first one that failed, or raises a UserError with its
+    message. kwargs: further arguments of main; the other arguments are those of call_main.
     """
     section = cfg.distributed_training
     first_rank = section.distributed_rank or 0
     processes = section.distributed_world_size
     if section.distributed_init_method is not None:
-        room_here = section.distributed_num_procs if on_cpu else torch.cuda.device_count()
-        processes = min(processes - first_rank, room_here)
+        most_here = section.distributed_num_procs if on_cpu else torch.cuda.device_count()
+        processes = min(processes - first_rank, most_here)
     else:
         if not on_cpu and processes > torch.cuda.device_count():
             raise UserError(
@@ -129,10 +136,11 @@ def _spawn(cfg, main, prepare, kwargs: dict, on_cpu: bool) -> None:
             )
         port = get_free_port() if section.distributed_port <= 0 else section.distributed_port
         section.distributed_init_method = f"tcp://localhost:{port}"
-    section.distributed_rank = None  # each process sets its own, from start_rank and its number
+    section.distributed_rank = None  # fairseq's distributed_main sets it in each process: start_rank plus its number
 
-    mistakes = multiprocessing.get_context("spawn").SimpleQueue()
-    arguments = (main, prepare, cfg, kwargs | {"start_rank": first_rank}, os.getpid(), mistakes)
+    # of the processes that fail: each puts its exit status (int) or the message of its UserError (str)
+    failures = multiprocessing.get_context("spawn").SimpleQueue()
+    arguments = (main, prepare, cfg, kwargs | {"start_rank": first_rank}, os.getpid(), failures)
     context = multiprocessing.spawn(_process, arguments, processes, join=False)
     pass_on = functools.partial(_pass_on, context.processes)
     handlers_before = {kind: signal.signal(kind, pass_on) for kind in FORWARDED}
@@ -140,15 +148,15 @@ def _spawn(cfg, main, prepare, kwargs: dict, on_cpu: bool) -> None:
         while not context.join():  # returns whenever a process ends, True once all have ended
             pass
     except multiprocessing.ProcessExitedException as error:
-        if not mistakes.empty():
-            mistake = mistakes.get()
-            if isinstance(mistake, int):
-                sys.exit(mistake)
-            raise UserError(mistake) from None
+        if not failures.empty():
+            failure = failures.get()
+            if isinstance(failure, int):
+                sys.exit(failure)
+            raise UserError(failure) from None
         if error.signal_name:
             lost = f"process {error.error_index} of {processes}"
             raise UserError(lost, f"was ended by {error.signal_name}; {_advice_to_resume(cfg)}") from None
-        sys.exit(error.exit_code if error.exit_code > 0 else 1)
+        sys.exit(error.exit_code if error.exit_code > 0 else 1)  # after a failure the status is never 0
     finally:
         for kind, handler in handlers_before.items():
             signal.signal(kind, handler)
@@ -156,7 +164,10 @@ def _spawn(cfg, main, prepare, kwargs: dict, on_cpu: bool) -> None:
 
 @functools.cache
 def end_with_launcher() -> None:
-    """End this process when its launcher ends, if torchrun or srun has started it; called by register()."""
+    """End this process when its launcher ends, if torchrun or srun has started it; called by register().
+
+    It is cached so that a second call starts no second thread.
+    """
     if LAUNCHED in os.environ or _started_by_srun():
         end_with(os.getppid())
 
@@ -177,31 +188,33 @@ def _watch(parent: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _process(number: int, main, prepare, cfg, kwargs: dict, parent: int, mistakes) -> None:
-    """Run `main` in a spawned process, which so far has only unpickled these functions.
+def _process(number: int, main, prepare, cfg, kwargs: dict, parent: int, failures) -> None:
+    """Run `main` in a process that _spawn has started: a new interpreter, in which nothing has run before this.
 
-    number: of the process among those of this machine; prepare: called with main first, to make the changes again that
-    register() made in the parent; cfg, kwargs: arguments of main; parent: id of the process that started it; mistakes:
-    queue for the status (int) or message (str) of an error that the parent is to end with.
+    number: of the process among those of this machine, from 0; prepare: called as prepare(main) first, to make the
+    changes to fairseq that register() has made in the parent; cfg: fairseq's whole config; kwargs: further arguments
+    of main, and start_rank, the rank of process 0; parent: process id of the parent; failures: queue for the exit
+    status (int) or the message (str) with which the parent is to end if this process fails.
     """
     prepare(main)
     end_with(parent)
-    _wait_at_most(cfg.distributed_training.heartbeat_timeout)
-    multiprocessing.set_start_method("fork", force=True)  # for data-loading processes, as everywhere else
+    _set_timeout_of_collectives(cfg.distributed_training.heartbeat_timeout)
+    multiprocessing.set_start_method("fork", force=True)  # for data-loading processes; "spawn" was for this one
     try:
-        with _explain_in_a_line(cfg):
+        with _lost_process_as_user_error(cfg):
             try:
                 distributed_utils.distributed_main(number, main, cfg, kwargs)
             except SystemExit as ended:
-                # the parent is told the status here: gloo may abort the process when it leaves the group, below
+                # the parent is told the status here, because gloo may abort the process when the context ends and
+                # leaves the process group
                 if isinstance(ended.code, int) and ended.code:
-                    mistakes.put(ended.code)
+                    failures.put(ended.code)
                 raise
     except Exception as error:
         line = user_error_line(error)
         if line is None:
             raise
-        mistakes.put(line)
+        failures.put(line)
         sys.exit(1)
     _end_at_once()  # at the interpreter's shutdown gloo's threads may abort
 
@@ -221,18 +234,19 @@ def _pass_on(processes, kind: int, frame) -> None:
             os.kill(process.pid, kind)
 
 
-def _wait_at_most(seconds: int) -> None:
-    """Set the timeout of collectives in this process: --heartbeat-timeout, of which 0 or less keeps torch's."""
+def _set_timeout_of_collectives(seconds: int) -> None:
+    """Set the timeout of collectives in this process to --heartbeat-timeout; 0 or less keeps torch's own."""
     if seconds > 0:
         distributed_c10d.default_pg_timeout = timedelta(seconds=seconds)
         distributed_c10d.default_pg_nccl_timeout = timedelta(seconds=seconds)
 
 
 @contextlib.contextmanager
-def _explain_in_a_line(cfg):
-    """Turn errors of the network in the context into a UserError; at its end leave the process group, if that is safe.
+def _lost_process_as_user_error(cfg):
+    """Raise a UserError in place of the context's error if another process is lost; then leave the process group.
 
-    Errors of a single process, and those that a UserError explains already, are raised as they are.
+    Other errors, those of a training of one process, and those that have a UserError among their causes are raised as
+    they are. cfg: fairseq's whole config.
     """
     try:
         yield
@@ -266,28 +280,32 @@ def _leave_group_if_safe() -> None:
 
     A group of NCCL is left alone while an error is handled: to destroy it may wait for ranks that are gone.
     """
-    groups = torch.distributed
-    if groups.is_initialized() and (sys.exc_info()[1] is None or groups.get_backend() == "gloo"):
-        groups.destroy_process_group()
-        vars(distributed_utils.get_global_group).pop("_global_group", None)  # fairseq keeps it there
+    if not torch.distributed.is_initialized():
+        return
+    handles_error = sys.exc_info()[1] is not None
+    if not handles_error or torch.distributed.get_backend() == "gloo":
+        torch.distributed.destroy_process_group()
+        vars(distributed_utils.get_global_group).pop("_global_group", None)  # where fairseq keeps the group
 
 
 def _advice_to_resume(cfg) -> str:
-    """Return what to do after a process was lost."""
+    """Return what to do after a process was lost, the end of a message."""
     return f"start the training again, and it resumes from {cfg.checkpoint.save_dir}"
 
 
 def wrap_in_ddp(section, module, group, device):
-    """Wrap `module` in torch's DistributedDataParallel by fairseq's flags; fairseq's own wrapping fails on a CPU.
+    """Wrap `module` in torch's DistributedDataParallel (DDP) on `device`; fairseq's own function fails on a CPU.
 
-    section: the config's section for distributed training; group: of processes, among which gradients are averaged.
-    DDP looks for unused parameters if the flag says so, or the module has_idle_parameters (plugin/models.py).
+    section: the config's section distributed_training, whose flags for DDP hold; group: the processes among which
+    gradients are averaged. DDP looks for parameters without a gradient if --find-unused-parameters is given, or if the
+    module's has_idle_parameters is True (plugin/models.py). Return DDP in fairseq's ModuleProxyWrapper, which looks up
+    attributes that DDP does not have in `module`.
     """
     # DDP's argument for --broadcast-buffers has this name since torch 2.13
     buffers_argument = "forward_sync_buffers"
     if buffers_argument not in inspect.signature(DistributedDataParallel).parameters:
         buffers_argument = "broadcast_buffers"
-    device_id = None if device.type == "cpu" else section.device_id
+    device_id = None if device.type == "cpu" else section.device_id  # on a CPU DDP takes no ids
     wrapped = DistributedDataParallel(
         module.to(device),
         device_ids=None if device_id is None else [device_id],

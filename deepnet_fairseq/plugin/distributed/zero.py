@@ -13,17 +13,17 @@ from ..optimisers import deepnet_adam
 
 
 def check_settings(setting: Callable[[str, str], object]) -> None:
-    """Raise a UserError for settings that forbid sharding, if it is asked for.
+    """Raise a UserError for fairscale's sharding, and for settings under which --zero-sharding os cannot work.
 
-    setting(section, key) returns a setting of fairseq's config, None if it is not there.
+    setting(section, key) returns a setting of fairseq's config, or of the parsed flags, which have no sections; None
+    if it is not there.
     """
     if setting("distributed_training", "ddp_backend") == "fully_sharded":
         raise UserError("--ddp-backend fully_sharded", "not supported; use --zero-sharding os")
     if setting("distributed_training", "zero_sharding") != "os":
         return
 
-    # in a config the section "optimizer" has the name; of the command line's flags, which have no sections, --optimizer
-    optimizer = setting("optimizer", "_name") or setting("", "optimizer")
+    optimizer = setting("optimizer", "_name") or setting("", "optimizer")  # in a config, or among parsed flags
     if optimizer != deepnet_adam.NAME:
         only = f"with --optimizer {deepnet_adam.NAME}, which reads the checkpoints of adam"
         raise UserError("--zero-sharding os", f"{only}; {optimizer} is not sharded")
@@ -33,10 +33,11 @@ def check_settings(setting: Callable[[str, str], object]) -> None:
 
 
 def must_skip_collectives(trainer) -> bool:
-    """Return True while this rank handles an error and the optimiser's state is sharded.
+    """Return whether a save must do without collectives: this rank handles an error, and its optimiser is sharded.
 
-    Collectives must be skipped then: the other ranks, which do not know of the error, would not join them. A save
-    without sharding makes none.
+    A save with sharding gathers the optimiser's state from all ranks, and the others, which do not know of the error,
+    would not take part. A save without sharding calls no collective. trainer: DeepTrainer.
     """
     handles_error = sys.exc_info()[1] is not None
-    return handles_error and getattr(trainer.optimizer.optimizer, "is_sharded", False)
+    torch_optimizer = trainer.optimizer.optimizer
+    return handles_error and getattr(torch_optimizer, "is_sharded", False)
