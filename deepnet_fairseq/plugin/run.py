@@ -85,19 +85,21 @@ class Run:
         self.best = BestLosses({} if program is None else program.namespace)
         self.resumed = False  # whether a checkpoint was loaded
         self.saved_place: dict[str, Any] = {}  # state of fairseq's iterator over an epoch, in the loaded checkpoint
-        self.batches_made_in: int | None = None  # epoch in which the resumed training made its batches; None: anew
-        # (validation losses, True), as fairseq's `train` returns them, if the training was over when it was started
-        self.answer_if_over: tuple[list, bool] | None = None
+        # epoch whose random numbers grouped the sentences of the loaded checkpoint's training into batches; None: the
+        # first epoch of this process groups them
+        self.batches_made_in: int | None = None
+        # (validation losses, True), which `train` returns at once, if the loaded checkpoint's training was over
+        self.result_if_over: tuple[list, bool] | None = None
 
-        self._save_error: atomic.SaveError | None = None  # of the latest save
+        self._save_error: atomic.SaveError | None = None  # of the latest save, None if that succeeded
         self._damaged_last: Path | None = None  # path of a checkpoint_last that was not loaded because it is damaged
-        # the epoch's averages by name from before the resume; only while _finish_epoch validates and saves
+        # the epoch's averages by name from before the resume; {} except while _finish_epoch validates and saves
         self._averages: dict[str, float] = {}
-        # whether the epoch had ended at the update that a signal stopped; only while that update is saved unvalidated
-        self._epoch_had_ended: bool | None = None
-        # of the save that is under way: a second path for its file, and a file for its weights alone
-        self._second_name: str | None = None
-        self._weights_beside: epoch_weights.WeightsFile | None = None
+        # end_of_epoch of the validate_and_save that a signal stopped; None except while _save_and_exit saves
+        self._unfinished_end_of_epoch: bool | None = None
+        # of the save that is under way: a second path for the checkpoint, and a file for its weights alone
+        self._second_path: str | None = None
+        self._weights_file: epoch_weights.WeightsFile | None = None
         if program is not None:
             program.run = self
 
@@ -106,27 +108,30 @@ class Run:
     def start(self) -> None:
         """Set the number of CPU threads, log a line about the training, lock its folder, remove unfinished files there.
 
-        Raises a UserError, before anything is written, if another training has the folder.
+        The folder is that of --save-dir; with --no-save it is left alone. Raises a UserError, before anything is
+        written, for settings by which no save succeeds, or if another training has locked the folder.
         """
         cfg = self.trainer.cfg
         if self.trainer.device.type == "cpu":
             torch_threads.use(width_of(cfg.model), processes=processes_here(cfg))
-        logging.getLogger("deepnet_fairseq.training").info(opening_line(self.trainer))
+        logging.getLogger("deepnet_fairseq.training").info(opening_line(self.trainer))  # a name that users read
 
         saving.check_settings(cfg.checkpoint)
-        if not cfg.checkpoint.no_save:
-            folder = Path(cfg.checkpoint.save_dir)
-            self.lock.take(folder)
-            if agreement.is_first():
-                atomic.remove_unfinished(folder)
+        if cfg.checkpoint.no_save:
+            return
+        folder = Path(cfg.checkpoint.save_dir)
+        self.lock.take(folder)
+        if agreement.is_first():
+            atomic.remove_unfinished(folder)  # files that a killed training had only begun to write
 
     # resume
 
     def resume(self, fairseq_load, cfg, **kwargs):
-        """Start the run, load the newest whole checkpoint, if any, and do what its save had left to do in its epoch.
+        """Start the run, load the newest undamaged checkpoint, if any, and finish what was under way when it was saved.
 
         fairseq_load: fairseq's load_checkpoint(cfg, trainer, **kwargs); cfg: the config's section for checkpoints.
-        Return what that returns: the checkpoint's extra_state (None without a checkpoint) and the epoch's batches.
+        Return what that returns: the checkpoint's extra_state (None without a checkpoint) and fairseq's iterator over
+        the epoch's batches. `_finish_epoch` says what may be left to do.
         """
         try:
             self.start()
@@ -137,21 +142,24 @@ class Run:
             raise
 
     def _load(self, fairseq_load, cfg, kwargs: dict):
-        """Load and finish as `resume` says; the arguments and the result are those of `resume`."""
-        cfg = self._from_newest_whole(cfg)
+        """Load a checkpoint and finish what was under way; the arguments and the result are those of `resume`."""
+        cfg = self._section_for_newest_undamaged(cfg)
         last = Path(cfg.save_dir) / f"{atomic.LAST}{self.trainer.checkpoint_suffix}.pt"
-        finetunes = cfg.finetune_from_model is not None and not last.exists()  # fairseq prefers checkpoint_last
+        # fairseq loads checkpoint_last, if it is there, rather than the model that --finetune-from-model names
+        finetunes = cfg.finetune_from_model is not None and not last.exists()
         extra_state, batches = fairseq_load(cfg, self.trainer, **kwargs)
         if extra_state is None:
-            if cfg.restore_file != reading.DEFAULT:  # set by a YAML file; a flag was checked on the command line
+            # a --restore-file of the command line was checked there; one of a YAML file is checked only here
+            if cfg.restore_file != reading.DEFAULT:
                 missing = reading.with_suffix(cfg.restore_file, self.trainer.checkpoint_suffix)
                 raise UserError(f"--restore-file {cfg.restore_file}", f"there is no {missing}")
             return None, batches
 
-        if finetunes or cfg.reset_dataloader:  # the batches begin anew
+        if finetunes or cfg.reset_dataloader:  # training starts at the first batch of epoch 1
             extra_state["train_iterator"] = self.saved_place
         else:
-            extra_state["train_iterator"] = self.trainer.go_on_from(batches)
+            extra_state["train_iterator"] = self.trainer.go_to_saved_place(batches)
+            # one of these flags drops what the epoch would be finished by: the averages, or the number of updates
             if not (cfg.reset_meters or cfg.reset_optimizer):
                 self.signals.watch()  # _finish_epoch may validate, which a signal can stop
                 self._finish_epoch(extra_state)
@@ -159,32 +167,41 @@ class Run:
             metrics.reset_meters("train")  # as fairseq does after each epoch
         return extra_state, batches
 
-    def _from_newest_whole(self, cfg):
-        """Return the section for checkpoints by which fairseq loads the newest whole checkpoint of the folder.
+    def _section_for_newest_undamaged(self, cfg):
+        """Return a section for checkpoints with which fairseq loads the newest undamaged checkpoint of the folder.
 
-        That is cfg itself if checkpoint_last is whole, if there is no checkpoint, or if --restore-file names one.
+        cfg: the config's section for checkpoints. It is returned itself if checkpoint_last is undamaged, if the folder
+        has no checkpoint, or if --restore-file names one; otherwise a copy in which --restore-file is another one.
         """
         if cfg.restore_file != reading.DEFAULT:
             return cfg
         folder = Path(cfg.save_dir)
         suffix = self.trainer.checkpoint_suffix
-        other = agreement.broadcast_from_first(lambda: str(reading.other_than_last(folder, suffix) or ""))
+
+        def newest_if_not_last() -> str:
+            """Return the checkpoint to load in place of checkpoint_last, "" for none."""
+            return str(reading.other_than_last(folder, suffix) or "")
+
+        other = agreement.broadcast_from_first(newest_if_not_last)
         if not other:
             return cfg
 
         self._damaged_last = folder / f"{atomic.LAST}{suffix}.pt"
         cfg = copy.deepcopy(cfg)
         cfg.restore_file = other.removesuffix(f"{suffix}.pt") + ".pt"  # fairseq adds the suffix
-        cfg.finetune_from_model = None  # both are for a training without checkpoints
+        # both name a model to start from while the folder has no checkpoint, and fairseq would see no checkpoint_last
+        cfg.finetune_from_model = None
         cfg.continue_once = None
         return cfg
 
     def restore(self, extra_state: dict, reset_meters: bool) -> None:
         """Restore what a checkpoint's extra_state says of the run; DeepTrainer calls it while it loads the checkpoint.
 
-        reset_meters: the flag --reset-meters, which drops averages, patience and the other counts. The place in the
-        epoch is replaced by the epoch's beginning in extra_state: fairseq would move to the old place, which the epoch
-        may not have with other batches. DeepTrainer.go_on_from moves there afterwards.
+        reset_meters: the flag --reset-meters, with which nothing of _restore_counts is restored.
+
+        In extra_state the state of fairseq's iterator is set to the beginning of the epoch. fairseq would go to the
+        saved batch, which may not exist if the batches are others now (--max-tokens, other data). The saved state is
+        kept in saved_place, and DeepTrainer.go_to_saved_place goes there afterwards.
         """
         self.resumed = True
         if not reset_meters:
@@ -193,7 +210,10 @@ class Run:
         extra_state["train_iterator"] = self.saved_place | {"iterations_in_epoch": 0}
 
     def _restore_counts(self, extra_state: dict) -> None:
-        """Restore averages, patience, threads and the other counts that fairseq would begin anew."""
+        """Restore what fairseq would start afresh: the state of --stop-stuck, averages, patience, counts, CPU threads.
+
+        extra_state: the checkpoint's.
+        """
         trainer = self.trainer
         trainer.stuck.resume(extra_state)
         if exact_resume.between_epochs(extra_state) and "metrics" in extra_state:
@@ -206,15 +226,20 @@ class Run:
         self.best.set_patience(saved["patience"])
         if saved["ema_counter"] is not None and trainer.cfg.ema.store_ema:
             trainer.ema.update_freq_counter = saved["ema_counter"]
-        processes = extra_state["train_iterator"].get(datasets.PROCESSES, trainer.data_parallel_world_size)
-        if trainer.device.type == "cpu" and processes == trainer.data_parallel_world_size:
+
+        # the number of threads decides the last bits of sums on a CPU; with other processes they differ in any case
+        processes_now = trainer.data_parallel_world_size
+        processes_before = extra_state["train_iterator"].get(datasets.PROCESSES, processes_now)
+        if trainer.device.type == "cpu" and processes_before == processes_now:
             exact_resume.keep_threads(saved.get("threads"))
 
     def _finish_epoch(self, extra_state: dict) -> None:
         """Do what was still to do after the saved update: validate, log the epoch's averages, step the learning rate.
 
-        fairseq saves before it logs the averages and steps the learning rate; after a signal the training is saved
-        before it has validated, too.
+        fairseq saves before it logs the averages and steps the learning rate. A training that a signal has ended was
+        also saved before it validated.
+
+        extra_state: the checkpoint's, with the iterator's state at which the training goes on (go_to_saved_place).
         """
         trainer = self.trainer
         saved = extra_state.get(exact_resume.KEY) or {}  # of _process_state
@@ -223,22 +248,24 @@ class Run:
         epoch = place["epoch"] - 1 if epoch_had_ended else place["epoch"]
         self._restore_schedule(saved.get("lr_scheduler"))
 
+        # losses: of the --valid-subsets, the first of which decides; over: whether the training has reached its end
         losses = [extra_state.get("val_loss")]
         over = self._limits_reached()
         if saved.get("unfinished") is not None and self.program is not None:
-            # a signal cut validate_and_save short: call it again, with a stand-in for the epoch's batches, which may be
-            # used up; it has the attributes that a save reads
+            # A signal stopped fairseq's validate_and_save, so it is called again. In place of the iterator, which has
+            # no batch left at the end of an epoch, it gets the three attributes that a save reads.
             batches = SimpleNamespace(epoch=epoch, end_of_epoch=lambda: epoch_had_ended, state_dict=lambda: place)
-            self._averages = saved["averages"]
+            self._averages = saved["averages"]  # for the checkpoint that it may write
             subsets = trainer.cfg.dataset.valid_subset.split(",")
             validate_and_save = self.program.namespace["validate_and_save"]
             losses, over = validate_and_save(trainer.cfg, trainer, trainer.task, batches, subsets, saved["unfinished"])
             self._averages = {}
 
-        if saved.get("averages") and (epoch_had_ended or over):
+        if saved.get("averages") and (epoch_had_ended or over):  # fairseq logs them at the end of `train`
             exact_resume.log_averages(trainer, epoch, saved["averages"])
+
         if over:
-            self.answer_if_over = losses, True
+            self.result_if_over = losses, True
         elif epoch_had_ended:
             trainer.lr_step(epoch, losses[0])
 
@@ -267,36 +294,37 @@ class Run:
     def train(self, fairseq_train, task, batches):
         """Train one epoch by fairseq's `train`, and return its result: (validation losses, whether to stop training).
 
-        A training that was over when it was started makes no update. One that diverges or is stuck ends the process
-        with a line and a status of its own; one whose last save failed ends with a UserError.
+        batches: fairseq's EpochBatchIterator. A training that was over when it was started makes no update. One that
+        diverges or is stuck ends the process with a line and a status of its own; one whose last save failed raises a
+        UserError. When the training ends, in any of these ways or by its limits, the run is stopped.
         """
         limits = self.trainer.cfg.optimization
-        ended = True  # by an error, unless the epoch gets to its end below
+        ends_here = True  # whether this is the last epoch, which it also is if an error is raised before the line below
         try:
-            answer = self.answer_if_over
-            if answer is None:
+            result = self.result_if_over
+            if result is None:
                 self.signals.watch()
-                answer = self._train_or_end(fairseq_train, task, batches)
-            _losses, should_stop = answer
+                result = self._train_or_end(fairseq_train, task, batches)
+            _losses, should_stop = result
             is_last = batches.next_epoch_idx > (limits.max_epoch or math.inf)
-            ended = should_stop or is_last or self.trainer.get_lr() <= limits.stop_min_lr
-            if ended:
+            ends_here = should_stop or is_last or self.trainer.get_lr() <= limits.stop_min_lr
+            if ends_here:
                 self._check_saved()
-            return answer
+            return result
         finally:
-            if ended:
+            if ends_here:
                 self.stop()
 
     def _train_or_end(self, fairseq_train, task, batches):
-        """Train one epoch, and end the program if the training diverges or is stuck; return fairseq's answer."""
+        """Train one epoch by fairseq's `train` and return its result; end the program if it diverges or is stuck."""
         trainer = self.trainer
-        if trainer.stuck.over:
+        if trainer.stuck.over:  # by the validations before a resume
             self._end(stuck.STATUS, trainer.stuck.headline())
         try:
-            answer = fairseq_train(trainer.cfg, trainer, task, batches)
+            result = fairseq_train(trainer.cfg, trainer, task, batches)
         except divergence.Diverged as error:
-            # headline() repeats the update: call it after this block, where the error and its traceback, which hold the
-            # first try's tensors, are gone
+            # headline() repeats the update, so it is called below, after this block: until then the error's traceback
+            # keeps the first try's tensors in memory
             details = error.update, error.kind, error.samples
         except (RuntimeError, OSError, EOFError) as error:
             datasets.explain_lost_loader(trainer.cfg, error)
@@ -304,7 +332,7 @@ class Run:
         else:
             if trainer.stuck.over:
                 self._end(stuck.STATUS, trainer.stuck.headline())
-            return answer
+            return result
         self._end(divergence.STATUS, divergence.headline(trainer, *details))
 
     def _end(self, status: int, line: str) -> NoReturn:
@@ -315,22 +343,22 @@ class Run:
         raise SystemExit(status)
 
     def validate_and_save(self, fairseq_validate_and_save, task, batches, valid_subsets, end_of_epoch: bool):
-        """Validate and save after an update, as far as they are due; save and end the program if a signal came.
+        """Validate and save after an update, if that is due; save and end the program if a signal came.
 
-        Return fairseq's answer: (validation losses, whether the training is over). A stuck training is over too, but
-        fairseq, which does not know of it, makes no final save for it.
+        batches: fairseq's iterator over the epoch; valid_subsets: names; end_of_epoch: whether the update is the
+        epoch's last. Return fairseq's result, (validation losses, whether the training is over), in which a stuck
+        training is over too. It ends without a save of its own: fairseq decides about saving before it knows.
         """
         trainer = self.trainer
         try:
             self.signals.raise_if_signalled(trainer.device)
-            # fairseq keeps its best losses on its functions, which all trainings of a process share: lend it this run's
-            with self.best.in_fairseq():
+            with self.best.in_fairseq():  # fairseq compares with the best losses of this run, not of another one
                 losses, over = fairseq_validate_and_save(
                     trainer.cfg, trainer, task, batches, valid_subsets, end_of_epoch
                 )
             return losses, over or trainer.stuck.over
         except Stopped:
-            pass  # _save_and_exit is called after this block, so that its errors are not chained to Stopped
+            pass  # _save_and_exit is called below, after this block, so that its errors are not chained to Stopped
         self._save_and_exit(batches, end_of_epoch)
 
     # save
@@ -338,13 +366,15 @@ class Run:
     def save(self, fairseq_save, cfg, batches, val_loss):
         """Save by fairseq's save_checkpoint(cfg, trainer, batches, val_loss); return its result, None if that failed.
 
-        cfg: the config's section for checkpoints; val_loss: None where no validation was due. A save that fails is a
-        warning in the log, and the training goes on. Raises Diverged if a weight is not finite: such a checkpoint is
-        useless, and must not replace a good one.
+        cfg: the config's section for checkpoints; batches: fairseq's iterator over the epoch; val_loss: None where no
+        validation was due. A save that fails is a warning in the log, and the training goes on. Raises Diverged if a
+        weight is not finite: such a checkpoint is useless, and must not replace a good one.
         """
         trainer = self.trainer
-        if not cfg.no_save and not all(agreement.all_gather(divergence.all_finite(trainer.get_model()))):
-            raise divergence.Diverged(trainer.get_num_updates(), divergence.WEIGHTS, trainer.samples)
+        if not cfg.no_save:
+            finite_by_rank = agreement.all_gather(divergence.all_finite(trainer.get_model()))
+            if not all(finite_by_rank):
+                raise divergence.Diverged(trainer.get_num_updates(), divergence.WEIGHTS, trainer.samples)
         try:
             with self.best.in_fairseq():
                 path = self._save_by_flags(fairseq_save, cfg, batches, val_loss)
@@ -357,49 +387,52 @@ class Run:
         return path
 
     def _save_by_flags(self, fairseq_save, cfg, batches, val_loss):
-        """Save as `save` does, with two changes to what fairseq's flags choose.
+        """Save by fairseq's save_checkpoint, with two changes; the arguments and the result are those of `save`.
 
-        --epoch-weights leaves checkpoints of epochs and of the best score out. --save-interval-updates holds for the
-        last update of an epoch too, where fairseq saves either the update or the epoch.
+        With --epoch-weights no checkpoints of epochs and of the best loss are written, only files of weights.
+        At the last update of an epoch fairseq writes the epoch's checkpoint only; here --save-interval-updates holds
+        for that update too, and one file gets both names.
         """
         trainer = self.trainer
         updates = self.trainer.get_num_updates()
-        flag = getattr(trainer.cfg.model, "epoch_weights", None)
+        flag = getattr(trainer.cfg.model, "epoch_weights", None)  # None also for another package's model
         if flag is not None:
             val_loss = None  # without a loss fairseq saves no checkpoint_best
             cfg = copy.deepcopy(cfg)
             cfg.no_epoch_checkpoints = True
-            cfg.keep_last_epochs = -1  # checkpoints of epochs that are there already stay
+            cfg.keep_last_epochs = -1  # fairseq removes no checkpoints of epochs that are there already
             if batches.end_of_epoch():
                 limits = trainer.cfg.optimization
                 epoch = batches.epoch
                 if epoch_weights.may_be_wanted(flag, epoch, updates, limits.max_epoch or 0, limits.max_update or 0):
-                    self._weights_beside = epoch_weights.weights_file(cfg, flag, epoch, trainer.checkpoint_suffix)
+                    self._weights_file = epoch_weights.weights_file(cfg, flag, epoch, trainer.checkpoint_suffix)
                 elif epoch_weights.surely_goes_on(cfg, limits, epoch, updates) and updates % cfg.save_interval_updates:
-                    return None  # the state is saved by updates, and this epoch's weights are not wanted
+                    return None  # checkpoints are saved every so many updates, not now, and no weights are wanted
 
         interval = cfg.save_interval_updates
         due_by_updates = interval > 0 and updates % interval == 0
-        may_save = updates >= trainer.cfg.dataset.validate_after_updates  # fairseq's condition within an epoch
-        if batches.end_of_epoch() and due_by_updates and may_save:
-            # make fairseq save as within an epoch, under the name checkpoint_EPOCH_UPDATES; `write` gives the epoch's
-            # name, if it is due, to the same file before fairseq removes old checkpoints
+        late_enough = updates >= trainer.cfg.dataset.validate_after_updates  # fairseq saves no update before this one
+        if batches.end_of_epoch() and due_by_updates and late_enough:
+            # Tell fairseq that the epoch has not ended, so that it saves under the name checkpoint_EPOCH_UPDATES.
+            # `write` copies the file to the epoch's name, if the epoch is to be saved too, before fairseq removes old
+            # checkpoints.
             if not cfg.no_epoch_checkpoints and batches.epoch % cfg.save_interval == 0:
                 name = f"checkpoint{batches.epoch}{trainer.checkpoint_suffix}.pt"
-                self._second_name = os.path.join(cfg.save_dir, name)
+                self._second_path = os.path.join(cfg.save_dir, name)
             batches = SimpleNamespace(epoch=batches.epoch, end_of_epoch=lambda: False, state_dict=batches.state_dict)
 
         try:
             return fairseq_save(cfg, trainer, batches, val_loss)
         finally:
-            self._second_name = None
-            self._weights_beside = None
+            self._second_path = None
+            self._weights_file = None
 
     def write(self, filename: str, extra_state: dict) -> str | None:
-        """Write a checkpoint, whole or not at all, with its second name and its weights' file if they are due.
+        """Write a checkpoint, whole or not at all; then a copy and a file of weights, if _save_by_flags asks for them.
 
-        extra_state: the one that fairseq has made for this checkpoint. Return the checkpoint's path. Raises SaveError
-        if it could not be written; crash.pt, which fairseq writes while it handles another error, gives None instead.
+        filename: its path; extra_state: the one that fairseq has made for it. Return the path as an absolute one.
+        Raises SaveError if it cannot be written. For crash.pt, which fairseq writes while it handles another error,
+        None is returned instead, and a warning logged.
         """
         path = os.path.abspath(filename)
         log.info(f"Saving checkpoint to {path}")
@@ -408,10 +441,10 @@ class Run:
         self._remove_damaged_last()
         try:
             atomic.save(state, filename)
-            if self._second_name is not None:
-                PathManager.copy(filename, self._second_name, overwrite=True)
-            if self._weights_beside is not None:
-                epoch_weights.write_weights(state, self._weights_beside)
+            if self._second_path is not None:
+                PathManager.copy(filename, self._second_path, overwrite=True)
+            if self._weights_file is not None:
+                epoch_weights.write_weights(state, self._weights_file)
         except atomic.SaveError as error:
             if os.path.basename(filename) != "crash.pt":
                 raise
@@ -421,15 +454,15 @@ class Run:
         return path
 
     def _remove_damaged_last(self) -> None:
-        """Remove a damaged checkpoint_last, which would be kept as checkpoint_previous in the place of a whole one."""
+        """Remove a damaged checkpoint_last, which a save would otherwise keep as checkpoint_previous for a good one."""
         if self._damaged_last is not None:
             self._damaged_last.unlink(missing_ok=True)
             self._damaged_last = None
 
     def _extra_state(self, of_fairseq: dict) -> dict:
-        """Return the members of a checkpoint's extra_state that this package adds or replaces.
+        """Return the entries of a checkpoint's extra_state that this package adds or replaces (see the class).
 
-        of_fairseq: the extra_state that fairseq has made, without train_iterator for crash.pt.
+        of_fairseq: the extra_state that fairseq has made. For crash.pt it has no entry train_iterator.
         """
         trainer = self.trainer
         ours = {exact_resume.KEY: self._process_state()} | trainer.stuck.kept()
@@ -453,9 +486,9 @@ class Run:
             # how many updates ago the average was made, under --ema-update-freq
             "ema_counter": trainer.ema.update_freq_counter if trainer.cfg.ema.store_ema else None,
             "batches_made_in": getattr(batches, "made_in", None),  # None if each epoch makes its own batches
-            # end_of_epoch of the call of validate_and_save that a signal cut short, to be made at the resume; else None
-            "unfinished": self._epoch_had_ended,
-            "averages": self._averages | exact_resume.averages(),
+            # end_of_epoch of the call of validate_and_save that a signal stopped, which a resume repeats; else None
+            "unfinished": self._unfinished_end_of_epoch,
+            "averages": self._averages | exact_resume.averages(),  # of the epoch so far, by name
             # sums are rounded differently with another number of threads
             "threads": torch.get_num_threads() if trainer.device.type == "cpu" else None,
         }
@@ -474,14 +507,16 @@ class Run:
     # stop
 
     def _save_and_exit(self, batches, end_of_epoch: bool) -> NoReturn:
-        """Answer a signal: save checkpoint_last and no other, and end the program with status 128 + signal.
+        """Save checkpoint_last, and no other checkpoint, after a signal; end the program with status 128 + signal.
 
-        batches: the epoch's; end_of_epoch: what fairseq passed to validate_and_save, which is called with it again when
-        the training is resumed.
+        batches: fairseq's iterator over the epoch; end_of_epoch: what fairseq passed to validate_and_save, which a
+        resume calls again with the same value.
         """
         trainer = self.trainer
         kind = self.signals.agreed_signal(trainer.device)
         updates = trainer.get_num_updates()
+
+        # settings with which fairseq saves checkpoint_last alone
         cfg = copy.deepcopy(trainer.cfg.checkpoint)
         cfg.no_epoch_checkpoints = True
         cfg.no_last_checkpoints = False
@@ -489,14 +524,14 @@ class Run:
         for rule in saving.RULES_OF_OLD_ONES:  # no older checkpoint is removed
             setattr(cfg, rule, -1)
 
-        self._epoch_had_ended = end_of_epoch
+        self._unfinished_end_of_epoch = end_of_epoch
         try:
             checkpoint_utils.save_checkpoint(cfg, trainer, batches, None)
             self._check_saved()
         except UserError as error:
             raise UserError(f"stopped by {kind.name} after update {updates}, and {error}") from None
         finally:
-            self._epoch_had_ended = None
+            self._unfinished_end_of_epoch = None
 
         agreement.barrier()  # torchrun ends all processes as soon as one does
         path = Path(cfg.save_dir) / f"{atomic.LAST}{trainer.checkpoint_suffix}.pt"

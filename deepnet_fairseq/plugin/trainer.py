@@ -43,12 +43,12 @@ ONE_PROCESS = ("--distributed-world-size", "1")  # put last: of a flag given twi
 class DeepTrainer(Trainer):
     """Trainer of fairseq with every change that this package makes to a training step.
 
-    run: everything of the training but its updates (run.py); stuck: monitor of the validation losses for --stop-stuck;
-    probes: those of --deepnet-probe, None without; graphs: the training step by CUDA graphs, None without. The task
-    holds the last three too, because fairseq calls it in the middle of a step.
+    run: the Run, which saves, resumes and ends the training (run.py); stuck: monitor of the validation losses for
+    --stop-stuck; probes: those of --deepnet-probe, None without; graphs: computes batches by CUDA graphs, None without.
+    The task holds the last three too: fairseq calls its train_step and post_validate without the trainer.
     """
 
-    is_fsdp = False  # fairscale's sharding, which zero.check_settings refuses
+    is_fsdp = False  # read by fairseq: whether fairscale shards the model, which zero.check_settings refuses
     samples: list = []  # batches of the present update, as fairseq collates them; replaced, never changed in place
     iterator: Any = None  # fairseq's EpochBatchIterator of the present epoch
     # modules whose gradients papers.clip_apart clips by themselves; None until it has looked for them
@@ -60,34 +60,35 @@ class DeepTrainer(Trainer):
 
     def __init__(self, cfg, task, model, criterion, quantizer=None, program: Program | None = None):
         """Build the trainer from fairseq's arguments; program: fairseq-train, None if another program makes it."""
-        launch.use_default_group()
+        launch.use_default_group()  # before fairseq's Trainer makes a process group
         super().__init__(cfg, task, model, criterion, quantizer)
         self.run = Run(self, program)
-        with_mixin(task)
+        with_mixin(task)  # does nothing unless the task was made without fairseq's setup_task
         self.stuck = task.stuck = stuck.stuck_monitor(self.cfg, criterion)
         self.probes = task.probes = probes_of(model, self.cfg.model)
-        self.use_graphs(graph_settings.parse_cuda_graphs(self._cuda_graphs) or 0)
+        self.use_graphs(graph_settings.parse_cuda_graphs(self._cuda_graphs) or 0)  # without the flag: no graphs
 
     @property
     def model(self):
-        """The model to train, in its wrapper for several processes if there are several."""
+        """The model to train, wrapped in DistributedDataParallel at the first call if there are several processes."""
         if self._wrapped_model is None:
-            self._wrapped_model = self._over_processes(self._model)
+            self._wrapped_model = self._wrap_for_processes(self._model)
         return self._wrapped_model
 
     @property
     def criterion(self):
-        """The loss module, wrapped too if it has parameters of its own."""
+        """The loss module, wrapped as the model is if it has parameters of its own."""
         if self._wrapped_criterion is None:
             trained = utils.has_parameters(self._criterion)
-            self._wrapped_criterion = self._over_processes(self._criterion) if trained else self._criterion
+            self._wrapped_criterion = self._wrap_for_processes(self._criterion) if trained else self._criterion
         return self._wrapped_criterion
 
-    def _over_processes(self, module: torch.nn.Module) -> Any:
-        """Wrap a module for several processes by --ddp-backend, also on CPUs; return it as it is for one process.
+    def _wrap_for_processes(self, module: torch.nn.Module) -> Any:
+        """Wrap a module so that its gradients are averaged over the processes, by --ddp-backend; also on CPUs.
 
-        fairseq's heartbeat is left out. It kills the whole process group silently where a collective waits too long;
-        without it the collective raises an error.
+        A training of one process gets the module itself. fairseq's wrapper for DistributedDataParallel with a
+        heartbeat thread is left out: it kills the process silently where a collective waits longer than
+        --heartbeat-timeout. Without it the collective raises an error.
         """
         cfg = self.cfg.distributed_training
         group = self.data_parallel_process_group
@@ -109,24 +110,27 @@ class DeepTrainer(Trainer):
         return getattr(self.cfg.model, "cuda_graphs", None)
 
     def use_graphs(self, wanted: int | str) -> None:
-        """Compute the training's batches by CUDA graphs from the next one on, if the settings allow it.
+        """Compute the training's batches by CUDA graphs from the next batch on, if the settings allow it.
 
-        wanted: number of padded shapes, each of which gets a graph; 0 for no graphs; "auto" to compare both.
+        wanted: number of padded shapes, each of which gets a graph; 0 for no graphs; "auto" to measure before the first
+        update whether graphs are faster, and use them if they are.
         """
         self.graphs = self.task.graphs = graph_settings.graphed_step(self, wanted)
 
     def _build_optimizer(self):
         """Build the optimiser and the learning rate's schedule; fairseq calls this, and again when it resumes.
 
-        In half precision the optimiser is one of half_precision.py. Under --zero-sharding os it shards its state
-        itself, since fairseq's sharding needs fairscale.
+        It replaces fairseq's method with two differences. In half precision the optimiser is one of half_precision.py.
+        Under --zero-sharding os the optimiser shards its state itself, since fairseq's sharding needs fairscale.
         """
         cfg = self.cfg
         common = self.cfg.common
         named = [*self.model.named_parameters(), *self.criterion.named_parameters()]
         params = [parameter for _, parameter in named if parameter.requires_grad]
         if cfg.optimization.debug_param_names and common.fp16_no_flatten_grads:
+            # fairseq prints these names beside the statistics of gradients that are not finite
             self.param_names = [name for name, parameter in named if parameter.requires_grad]
+
         half_precision.warn_on_cpu(self)
         with half_precision.without_cuda_calls(self):
             if common.fp16 or common.bf16 or common.amp:
@@ -137,17 +141,18 @@ class DeepTrainer(Trainer):
                 self._optimizer = optim.FairseqBMUF(cfg.bmuf, self._optimizer)
         if cfg.distributed_training.zero_sharding == "os" and self.data_parallel_world_size > 1:
             self._optimizer.shard_state(self.data_parallel_process_group)
+
         self._lr_scheduler = lr_scheduler.build_lr_scheduler(cfg.lr_scheduler, self._optimizer)
-        self._lr_scheduler.step_update(0)
+        self._lr_scheduler.step_update(0)  # sets the learning rate of the first update
 
     # load
 
     def load_checkpoint(self, filename, reset_optimizer=False, reset_lr_scheduler=False, optimizer_overrides=None,
                         reset_meters=False):  # fmt: skip
-        """Load a checkpoint, and what this package adds to its extra_state; return that, None without such a file.
+        """Load a checkpoint, and restore what this package adds to its extra_state.
 
-        The arguments are fairseq's. Raises a UserError, before anything is loaded, for a checkpoint of another
-        vocabulary without --new-vocabulary.
+        The arguments are fairseq's. Return the extra_state, None if the file does not exist. Raises a UserError, before
+        anything is loaded, for a checkpoint of another vocabulary without --new-vocabulary.
         """
         with reading.explaining_unusable(filename):
             with vocabulary.loading_by_symbol(self, filename, reset_optimizer):
@@ -156,37 +161,40 @@ class DeepTrainer(Trainer):
                 )
             if extra_state is None:
                 return None
-            if not reset_optimizer:
-                self.use_graphs(graph_settings.after_resume(self._cuda_graphs, extra_state.get(graph_settings.KEY, 0)))
+            if not reset_optimizer:  # the same training goes on, by graphs if it began by graphs
+                began_with = extra_state.get(graph_settings.KEY, 0)
+                self.use_graphs(graph_settings.after_resume(self._cuda_graphs, began_with))
             self.run.restore(extra_state, reset_meters)
         return extra_state
 
     # batches
 
-    def go_on_from(self, iterator) -> dict:
-        """Move an epoch's batches to the place at which the loaded checkpoint was saved; return that place.
+    def go_to_saved_place(self, iterator) -> dict:
+        """Move an iterator to the batch at which the loaded checkpoint was saved; return the iterator's new state.
 
-        iterator: fairseq's EpochBatchIterator, made by the present flags; the place is its state_dict.
+        iterator: fairseq's EpochBatchIterator over the checkpoint's epoch, made by the present flags. With other
+        batches than before the batch is the one that datasets.converted_place chooses.
         """
         cfg = self.cfg.optimization
         saved_place = self.run.saved_place
-        update_freq = cfg.update_freq[min(saved_place["epoch"], len(cfg.update_freq)) - 1]  # the last holds on
+        update_freq = _batches_an_update(cfg, saved_place["epoch"])
         place = datasets.converted_place(saved_place, iterator, update_freq, cfg.skip_remainder_batch)
         iterator.load_state_dict(place)
         return place
 
     def get_train_iterator(self, epoch, combine=True, load_dataset=True, data_selector=None, shard_batch_itr=True,
                            disable_iterator_cache=False):  # fmt: skip
-        """Return an epoch's batches; after a resume they are the same as without the interruption.
+        """Return fairseq's iterator over an epoch's batches, the same batches after a resume as without interruption.
 
-        The arguments are fairseq's. fairseq groups sentences into batches once in a process, with random numbers that
-        the process's first epoch seeds, and caches them; so a resumed training makes them for its original first epoch.
-        Admin's profile, the probes and the CUDA graphs get from here the batches that they need before an update.
+        The arguments are fairseq's. fairseq groups sentences into batches at the first epoch of a process, with random
+        numbers seeded by the number of that epoch, and caches the iterator. A resumed training therefore makes its
+        batches by the number of the epoch in which the original training made them (Run.batches_made_in).
+        The iterator is also given to what needs batches before the first update: Admin's profile, probes, CUDA graphs.
         """
         made_in = self.run.batches_made_in
         self.run.batches_made_in = None  # used once: later epochs find the cache
         if made_in is None or disable_iterator_cache or self.cfg.dataset.update_epoch_batch_itr:
-            made_in = epoch
+            made_in = epoch  # nothing was saved, or fairseq makes the batches of each epoch anew
         if load_dataset and made_in != epoch:  # load the data of `epoch` here: super() would load those of `made_in`
             subset = self.cfg.dataset.train_subset
             load_dataset = False
@@ -195,11 +203,12 @@ class DeepTrainer(Trainer):
             made_in, combine, load_dataset, data_selector, shard_batch_itr, disable_iterator_cache
         )
         if not hasattr(iterator, "made_in"):  # new, not from the cache
-            iterator.made_in = made_in
+            iterator.made_in = made_in  # kept on the iterator for the checkpoints (Run._process_state)
             iterator.epoch = epoch
 
         model = self.get_model()
-        if getattr(model, "profiled", False) and not self.run.resumed and self.get_num_updates() == 0:
+        is_before_training = not self.run.resumed and self.get_num_updates() == 0
+        if getattr(model, "profiled", False) and is_before_training:
             fill_profile(model, iterator)
             model.profiled = False
         if self.probes is not None and self.probes.iterator is None:
@@ -214,15 +223,19 @@ class DeepTrainer(Trainer):
     def train_step(self, samples, raise_oom=False):
         """Make an update; raise Diverged if its loss is not finite.
 
-        samples: the update's batches in this process. At an epoch's end a process that has fewer batches than the
-        others gets empty ones, for which it computes dummy batches that count for nothing. fairseq takes all batches of
-        an update for dummies if the last one is, so the empty ones are put first. Return what fairseq logs of the
-        update, None if it was not made.
+        samples: the update's batches in this process; raise_oom: fairseq's. Return what fairseq logs of the update,
+        None if it was not made.
+
+        At an epoch's end a process that has fewer batches than the others gets empty ones. fairseq computes a dummy
+        batch for each, whose loss does not count. It takes all batches of an update for dummies if the last one is, so
+        the empty ones are put first.
         """
         self.samples = samples
         before = self.get_num_updates()
         with half_precision.without_cuda_calls(self):
-            logged = super().train_step(sorted(samples, key=bool), raise_oom)  # False, of an empty batch, sorts first
+            empty_first = sorted(samples, key=bool)
+            logged = super().train_step(empty_first, raise_oom)
+        # without targets in any process (a sample size of 0) the mean loss is 0 / 0, which is no divergence
         made = self.get_num_updates() > before and logged and logged.get("sample_size", 1)
         if made and not math.isfinite(float(logged.get("loss", 0.0))):
             raise Diverged(before + 1, LOSS, samples)
@@ -233,9 +246,10 @@ class DeepTrainer(Trainer):
     def clip_grad_norm(self, clip_norm):
         """Clip the gradients to the norm clip_norm (0: not at all), and return their norm before that.
 
-        Some methods' modules are clipped by themselves first (papers.clip_apart); the probes see the gradients after
-        that. Raises Diverged, on all processes, if the norm is not finite or the loss scale is at its floor. Under
-        --fp16 an overflow raises fairseq's OverflowError, and under --amp its scaler skips the update.
+        The modules of some methods are clipped by a norm of their own first (papers.clip_apart); the probes see the
+        gradients after that. Raises Diverged, on all processes, if the norm is not finite, or if fp16 gradients
+        overflow and the loss scale cannot be lowered. Any other overflow skips the update: under --fp16 fairseq raises
+        OverflowError for that, under --amp the scaler does it.
         """
         papers.clip_apart(self)
         try:
@@ -247,40 +261,46 @@ class DeepTrainer(Trainer):
         return norm
 
     def _clip_with_probes(self, clip_norm):
-        """Show the gradients to the probes, then clip them as fairseq does; return their norm before that."""
+        """Show the gradients to the probes, then clip them as fairseq does; return their norm before that.
+
+        The probes write the update's values, unless the loss scaler of half precision skips the update.
+        """
         if self.probes is None:
             return super().clip_grad_norm(clip_norm)
-        recorded = False
+        is_made = False  # under --fp16 an update is skipped by an error, here
         try:
             self.probes.see_gradients(half_precision.gradient_scale(self.optimizer))
             norm = super().clip_grad_norm(clip_norm)
-            # no row for an attempt that a loss scaler skips: --fp16 raises, --amp returns a norm that is not finite;
-            # the row of a divergence is kept
-            recorded = not self.cfg.common.amp or bool(torch.isfinite(norm))
+            # under --amp an update is skipped if the norm is not finite; in float32 that is a divergence, whose values
+            # are written
+            is_made = not self.cfg.common.amp or bool(torch.isfinite(norm))
             return norm
         finally:
-            self.probes.end_update(recorded)
+            self.probes.end_update(is_made)
 
     # log
 
     def _aggregate_logging_outputs(self, logging_outputs, *sums, ignore=False):
         """Sum the logs of all processes, and with them the number of processes that have got a signal.
 
-        The arguments and the result are fairseq's. The sum spares the signals a collective of their own.
+        sums: further numbers to sum over the processes; the other arguments are fairseq's. Return the logs and the
+        sums. The number of signals is summed here because an update sums its logs anyway, in one collective.
         """
         signals = self.run.signals
-        sums = (*sums, float(signals.first_signal > 0))
-        logging_outputs, (*sums, signalled) = super()._aggregate_logging_outputs(logging_outputs, *sums, ignore=ignore)
+        got_signal = float(signals.first_signal > 0)
+        logging_outputs, (*sums, signalled) = super()._aggregate_logging_outputs(
+            logging_outputs, *sums, got_signal, ignore=ignore
+        )
         signals.any_process_signalled = bool(signalled > 0)
         return logging_outputs, sums
 
     # validate
 
     def valid_step(self, sample, raise_oom=False):
-        """Validate a batch; raise Stopped if a signal came.
+        """Validate a batch and return what fairseq logs of it; raise Stopped if any process has got a signal.
 
-        raise_oom: fairseq sets it for the second try of a batch that was too large for the memory. Only this process
-        makes that try, so no collective may be called in it.
+        raise_oom: True for the second try of a batch that was too large for the memory. Only this process makes that
+        try, so no collective may be called in it.
         """
         if not raise_oom:
             self.run.signals.raise_if_signalled(self.device)
@@ -290,14 +310,14 @@ class DeepTrainer(Trainer):
     # save
 
     def consolidate_optimizer(self):
-        """Gather the optimiser's state for a checkpoint, unless an error keeps the other processes from taking part."""
+        """Gather the optimiser's sharded state for a checkpoint; do nothing if other processes would not take part."""
         if not zero.must_skip_collectives(self):
             super().consolidate_optimizer()
 
     def save_checkpoint(self, filename, extra_state):
         """Write a checkpoint, and return its path; None if it was not written, or not by this process.
 
-        fairseq calls it for crash.pt too, after an error in this process alone.
+        The arguments are fairseq's. fairseq also calls it to write crash.pt, after an error in this process alone.
         """
         if zero.must_skip_collectives(self) or not self.should_save_checkpoint_on_current_rank:
             return None
@@ -305,15 +325,25 @@ class DeepTrainer(Trainer):
 
 
 def parse_training_flags(flags: list[str]) -> argparse.Namespace:
-    """Parse the command line of fairseq-train (DATA and flags), but for one process.
+    """Parse the words of fairseq-train's command line (DATA and flags), with the number of processes set to one.
 
     Flags that fairseq-train refuses end the program with its message.
     """
     return options.parse_args_and_arch(options.get_training_parser(), [*flags, *ONE_PROCESS])
 
 
+def _batches_an_update(optimization, epoch: int) -> int:
+    """Return how many batches a process takes for one update in `epoch`, by --update-freq.
+
+    optimization: the config's section. The flag has a number for each of the first epochs; the last one holds for all
+    later epochs.
+    """
+    update_freq = optimization.update_freq
+    return update_freq[min(epoch, len(update_freq)) - 1]
+
+
 def build_trainer(args: argparse.Namespace) -> DeepTrainer:
-    """Build a trainer with its task, model and criterion from the seed of the flags; no batch is loaded.
+    """Build a trainer with its task, model and criterion, with weights drawn from --seed; load no batch.
 
     args: of parse_training_flags. Raises a UserError without a batch size, and for settings that task or model refuse.
     """
@@ -328,10 +358,11 @@ def build_trainer(args: argparse.Namespace) -> DeepTrainer:
     return DeepTrainer(cfg, task, model, task.build_criterion(cfg.criterion))
 
 
-def refuse_others(args: argparse.Namespace, who: str) -> None:
+def refuse_other_trainings(args: argparse.Namespace, who: str) -> None:
     """Raise a UserError, naming the flag, for another package's architecture or a training that loads a checkpoint.
 
-    args: of parse_training_flags; who: the command that refuses, for the message ("the check").
+    args: of parse_training_flags; who: the command that refuses, for the message ("the check"). To a user who has
+    named fairseq's own architecture the message says which methods of this package compute the same.
     """
     if args.arch not in archs.PRESETS:
         known = " and ".join(archs.STACKS)
@@ -344,16 +375,15 @@ def refuse_others(args: argparse.Namespace, who: str) -> None:
 def batches_by_update(trainer: DeepTrainer) -> Iterator[list]:
     """Yield the list of batches of each update, as trainer.train_step takes it, epoch after epoch without an end.
 
-    The learning rate is set before the first one, as fairseq-train does.
+    Epochs begin as in fairseq-train, which sets the learning rate of the first update before epoch 1.
     """
-    update_freq = trainer.cfg.optimization.update_freq
     for epoch in itertools.count(1):
         iterator = trainer.get_train_iterator(epoch)
         if epoch == 1:
             trainer.lr_step_begin_epoch(epoch)
             trainer.lr_step_update()
         shuffle = epoch > trainer.cfg.dataset.curriculum
-        frequency = update_freq[min(epoch, len(update_freq)) - 1]  # the last holds on
+        frequency = _batches_an_update(trainer.cfg.optimization, epoch)
         trainer.begin_epoch(epoch)
         yield from iterators.GroupedIterator(iterator.next_epoch_itr(shuffle=shuffle), frequency)
 
@@ -361,13 +391,14 @@ def batches_by_update(trainer: DeepTrainer) -> Iterator[list]:
 def make_update(trainer: DeepTrainer, samples: list) -> dict | None:
     """Make one update, and return what fairseq logs of it; None if it overflowed and only the loss scale changed.
 
-    samples: the update's batches, of batches_by_update.
+    samples: the update's batches, of batches_by_update. fairseq's logger is silent meanwhile: it would print a page
+    about numbers that are not finite.
     """
-    fairseq_logger = logging.getLogger("fairseq")  # would print a page about each number that is not finite
+    fairseq_logger = logging.getLogger("fairseq")
     level = fairseq_logger.level
     fairseq_logger.setLevel(logging.CRITICAL)
     try:
-        with metrics.aggregate("train_inner"):
+        with metrics.aggregate("train_inner"):  # where fairseq-train too collects an update's meters
             return trainer.train_step(samples)
     finally:
         fairseq_logger.setLevel(level)

@@ -29,7 +29,7 @@ from ..errors import UserError
 from ..plugin.divergence import Diverged
 from ..plugin.flags import namespace
 from ..plugin.probe_record import FILE, Values, read_record
-from ..plugin.trainer import batches_by_update, build_trainer, make_update, parse_training_flags, refuse_others
+from ..plugin.trainer import batches_by_update, build_trainer, make_update, parse_training_flags, refuse_other_trainings
 from ..text_table import render
 from ..threads import torch_threads, width_of
 
@@ -233,7 +233,7 @@ def _set_up_check(args: argparse.Namespace, warmup: int | None) -> None:
     warmup: None to leave it as it is. Raises a UserError for a training that cannot be checked, see refuse_others, and
     for a warm-up to compress where there is none.
     """
-    refuse_others(args, "the check")
+    refuse_other_trainings(args, "the check")
     args.deepnet_probe = "all"
     args.probe_interval = 1
     if warmup is not None:
