@@ -31,9 +31,11 @@ FORMAT = "deepnet_fairseq admin profile 1"
 class Profile:
     """Profile of Admin (Liu et al. 2020): one omega for each residual branch, with facts of model and batch.
 
-    omega: {"STACK.LAYER.SUBLAYER": value} in forward order, as "encoder.1.self_attn"; layers: numbers, 0 for a stack
-    that the model does not have; widths: in features, None if unknown; seed: of weights and dropout; dropout: the
-    model's three probabilities by name ("attention_dropout"); data: {"sentences": number, "source_length": in tokens}.
+    omega: {"STACK.LAYER.SUBLAYER": value} in forward order, as "encoder.1.self_attn", with layers counted from 1;
+    *_layers: number of layers, 0 for a stack that the model does not have; *_width: features of a token, None if
+    unknown; *_ffn_width: features inside the feed-forward network; seed: of weights and dropout; dropout: the model's
+    three probabilities by name ("attention_dropout"); data: size of the batch, {"sentences": number of sentences,
+    "source_length": tokens of the longest one}.
     """
 
     omega: dict[str, float]
@@ -49,20 +51,21 @@ class Profile:
     method: str = "admin"
 
     def check_model(self, model: nn.Module, path: str) -> None:
-        """Raise a UserError if this profile was measured on a model of other depth or width than `model`.
+        """Raise a UserError if this profile was measured on a model of other depth, width or branches than `model`.
 
-        path: the file of the profile, for messages. Other dropout is a warning in the log.
+        path: the file of the profile, for messages. If it was measured with other dropout, a warning is logged.
         """
         for name, number in depths_and_widths(model).items():
-            profiled = getattr(self, name)
-            if profiled is not None and profiled != number:
+            own_number = getattr(self, name)
+            if own_number is not None and own_number != number:
                 raise UserError(
                     f"--admin-profile {path}",
-                    f"taken with {name.replace('_', ' ')} {profiled}, this model has {number}; "
+                    f"taken with {name.replace('_', ' ')} {own_number}, this model has {number}; "
                     "profile the model you train (`deepnet profile --help`)",
                 )
 
-        if list(self.omega) != [str(site) for site, _ in residuals(model)]:
+        branches_of_model = [str(site) for site, _merge in residuals(model)]  # as the keys of omega
+        if list(self.omega) != branches_of_model:
             raise UserError(f"--admin-profile {path}", "its branches are not those of this model; profile it anew")
 
         for name, value in dropouts(model).items():
@@ -106,11 +109,12 @@ def _positive(value: Any) -> float:
     return value
 
 
-def fill_profile(model: nn.Module, iterator) -> None:
-    """Set the omegas of a model, before its first update, by the profile that --admin-profile names or asks for.
+def set_omegas_by_profile(model: nn.Module, iterator) -> None:
+    """Read or measure the profile of a model by --admin-profile, and set the model's omegas by it.
 
-    model: its profile_source is the flag's value, a file or "auto"; its omega_profile is set to the profile. iterator:
-    fairseq's, over the training's batches. Raises a UserError without the flag, or if the profile is another model's.
+    model: at its initial weights; its profile_source is the flag's value, a file or "auto" to measure, and its
+    omega_profile is set to the profile. iterator: fairseq's EpochBatchIterator over the training's batches, whose seed
+    is that of dropout too. Raises a UserError without the flag, or if the profile is another model's.
     """
     source: Any = model.profile_source
     profile = profile_of_source(source)
@@ -131,9 +135,10 @@ def fill_profile(model: nn.Module, iterator) -> None:
 
 
 def profile_of_source(source: str | None) -> Profile | None:
-    """Return the profile that --admin-profile names; None for "auto", by which it is still to be measured.
+    """Read the profile of the file that --admin-profile names; return None for "auto", which asks to measure one.
 
-    source: the flag's value, None if it is not given. Raises a UserError without the flag, or without the file.
+    source: the flag's value, None if it is not given. Raises a UserError without the flag, or if the file is missing or
+    broken.
     """
     if source is None:
         raise UserError(
@@ -145,22 +150,24 @@ def profile_of_source(source: str | None) -> Profile | None:
 
 
 def measure_profile(model: nn.Module, net_input: dict, seed: int) -> Profile:
-    """Measure the profile of `model` on one batch, in float32, and return it; every rank returns rank 0's.
+    """Measure the profile of `model` on one batch, in float32, and return it.
 
-    net_input: arguments of the model's forward, on any device; seed: of dropout while it is measured.
+    net_input: arguments of the model's forward, {name: tensor}, on any device; seed: of dropout while it is measured.
+    All ranks must call this together: each returns what rank 0 has measured, so that all set the same omegas, to the
+    last bit.
     """
     device = next(model.parameters()).device
     net_input = utils.apply_to_sample(lambda tensor: tensor.to(device), net_input)
 
     in_half_precision = any(parameter.dtype in (torch.float16, torch.bfloat16) for parameter in model.parameters())
-    measured = copy.deepcopy(model).float() if in_half_precision else model
-    omegas = profile_omegas(measured, net_input, seed)
+    measured_model = copy.deepcopy(model).float() if in_half_precision else model
+    omegas = profile_omegas(measured_model, net_input, seed)  # branch -> omega
 
     values = torch.tensor(list(omegas.values()), dtype=torch.float64, device=device)
     if torch.distributed.is_initialized():
         torch.distributed.broadcast(values, 0)
 
-    source = net_input["src_tokens"]
+    source = net_input["src_tokens"]  # (sentences, tokens of the longest one)
     return Profile(
         **depths_and_widths(model),
         omega={str(site): value for site, value in zip(omegas, values.tolist(), strict=True)},

@@ -12,14 +12,17 @@ from typing import Any
 
 from fairseq import checkpoint_utils
 
-SAVE, PATIENCE = "save_checkpoint", "should_stop_early"
+# names of fairseq's two functions
+SAVE = "save_checkpoint"
+PATIENCE = "should_stop_early"
 ATTRIBUTES = {SAVE: ("best",), PATIENCE: ("best", "num_runs")}  # function -> names of its attributes
 
 
 class BestLosses:
-    """One run's values of those attributes; fairseq's functions have them only inside the context `in_fairseq`.
+    """One run's values of the two functions' attributes, which the functions have only in the context `in_fairseq`.
 
-    namespace: globals of fairseq-train's main, which looks should_stop_early up there; {} outside of fairseq-train.
+    namespace: globals of fairseq-train's main, where should_stop_early is defined; {} outside of fairseq-train, where
+    there is no --patience.
     """
 
     def __init__(self, namespace: dict[str, Any]):
@@ -32,30 +35,34 @@ class BestLosses:
     def in_fairseq(self) -> Iterator[None]:
         """Set this run's values on fairseq's functions; at the end of the context take back what they have then.
 
-        The values that the functions had before, another run's or none, are restored. Contexts may be nested.
+        The values that the functions had before, another run's or none, are restored. A context inside another one of
+        the same run does nothing: a resume that validates also saves.
         """
         if self._is_in_fairseq:
             yield
             return
 
-        of_others = self._exchange(self._values)
+        values_before = self._exchange(self._values)
         self._is_in_fairseq = True
         try:
             yield
         finally:
             self._is_in_fairseq = False
-            self._values = self._exchange(of_others)
+            self._values = self._exchange(values_before)
 
     @property
     def patience(self) -> dict[str, Any]:
-        """Values for --patience: best, the best loss, and num_runs, the validations since; {} before the first one."""
+        """{"best": best loss, "num_runs": validations since}, by which --patience goes; {} before the first validation.
+
+        In the context they are read from fairseq's function, which changes them there.
+        """
         function = self._functions().get(PATIENCE)
         if function is None or not self._is_in_fairseq:
             return self._values[PATIENCE]
         return _attributes(function, ATTRIBUTES[PATIENCE])
 
     def set_patience(self, values: dict[str, Any]) -> None:
-        """Set what `patience` returns."""
+        """Set what `patience` returns, in the context and outside of it."""
         function = self._functions().get(PATIENCE)
         if function is None or not self._is_in_fairseq:
             self._values[PATIENCE] = values

@@ -20,16 +20,17 @@ from .checkpoints import vocabulary
 from .flags import check_fields, config_of, follows_another, namespace
 from .models import MODELS, FairseqShell
 
-# names of the weights whose number of rows is the size of the source, or target, vocabulary; the first one there counts
+# names of weights (V, C); the first of them that a model has tells the size V of its source vocabulary
 EMBEDDINGS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+# the same for its target vocabulary
 PROJECTIONS = ("decoder.output_projection.weight", "lm_head.weight")
 
 
 def blank_task(source_vocab: int, target_vocab: int | None = None) -> argparse.Namespace:
-    """Return a stand-in for a task, with dictionaries of made-up symbols; one for both sides unless their sizes differ.
+    """Return a stand-in for a task: a Namespace with source_dictionary and target_dictionary, of made-up symbols.
 
-    source_vocab, target_vocab: sizes in symbols, fairseq's four (bos, pad, eos, unk) included; no target_vocab: the
-    same as source_vocab.
+    source_vocab, target_vocab: sizes in symbols, fairseq's four (bos, pad, eos, unk) included; None for the same size
+    as source_vocab. With the same size both sides share one dictionary.
     """
     source = _made_up_dictionary(source_vocab)
     target = source
@@ -47,22 +48,23 @@ def _made_up_dictionary(size: int) -> Dictionary:
 
 
 def build(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields: Any) -> FairseqShell:
-    """Build a model as core.models.build does, but as a model of fairseq, over made-up symbols.
+    """Build a model of fairseq with random weights, over made-up symbols, as core.models.build does without fairseq.
 
-    vocab: number of symbols; fields: settings of the model by name, and flags of its training (flags.TrainingFlags).
-    Raises a UserError for an unknown name or an invalid value.
+    arch: name of an architecture; vocab: number of symbols, fairseq's four included; fields: values by name of settings
+    of the model and of its training flags (flags.TrainingFlags), where they differ from the architecture's. Raises a
+    UserError for an unknown name or an invalid value.
     """
     check_fields(arch, fields)
-    model_class = MODELS[archs.MODELS[arch]]
+    model_class = MODELS[archs.MODELS[arch]]  # archs.MODELS: architecture -> name of its model
     return model_class.build_model(namespace(arch=arch, **fields), blank_task(vocab))
 
 
 def own_config(state: dict, path: str) -> Any:
-    """Return the model section of a loaded checkpoint's config, checked and without open values.
+    """Return the model section of a loaded checkpoint's config, checked, and complete as at the end of the training.
 
-    state: the checkpoint as fairseq's load_checkpoint_to_cpu returns it; path: its name, for messages. Values that the
-    checkpoint leaves open are filled in by its architecture. Raises a UserError if it is another package's model or the
-    section is damaged.
+    state: the checkpoint as fairseq's load_checkpoint_to_cpu returns it; path: its name, for messages. A setting that
+    the checkpoint does not have, or has as None, gets its default or the value of the checkpoint's architecture. Raises
+    a UserError if it is another package's model or the section is damaged.
     """
     saved = state["cfg"]["model"]
     name = getattr(saved, "arch", None) or getattr(saved, "_name", None)
@@ -70,25 +72,25 @@ def own_config(state: dict, path: str) -> Any:
         raise UserError(path, f"holds a {name}, not one of this package's models")
 
     config_class = config_of(saved)
-    overrides = {}
-    for setting in dataclasses.fields(config_class):
-        if not hasattr(saved, setting.name):
+    settings = {}
+    for field in dataclasses.fields(config_class):
+        if not hasattr(saved, field.name):  # an older release saved it
             continue
-        value = getattr(saved, setting.name)
-        # a setting whose default refers to the task is taken even if it is None: there is no task to look it up in
-        if value is not None or follows_another(setting.default):
-            overrides[setting.name] = value
+        value = getattr(saved, field.name)
+        # None is kept where the default would refer to a setting of the task, "${task...}": there is no task here
+        if value is not None or follows_another(field.default):
+            settings[field.name] = value
     if getattr(saved, "arch", None) is not None:
-        overrides["arch"] = saved.arch
+        settings["arch"] = saved.arch
 
-    saved_settings = OmegaConf.create(overrides)
+    saved_settings = OmegaConf.create(settings)
     try:
-        cfg = merge_with_parent(config_class(), saved_settings)
+        cfg = merge_with_parent(config_class(), saved_settings)  # checks the values' types
     except OmegaConfBaseException as error:
         reason = str(error.msg).split("\n")[0]
         raise UserError(path, f"damaged ({error.full_key} of its config: {reason}); take another one") from error
 
-    archs.fill(cfg)
+    archs.fill(cfg)  # the settings that are None, by the architecture
     return cfg
 
 
@@ -96,15 +98,15 @@ def from_checkpoint(path: str) -> tuple[FairseqShell, DictConfig]:
     """Load a checkpoint of this package; return its model, in evaluation mode, and its whole config.
 
     Call deepnet_fairseq.register() before. Neither data nor dictionaries are needed: the model is built over made-up
-    symbols, as many as its weights have rows. The model section of the config has no open values (own_config). The
-    model's attribute `origin` says what vocabulary it was trained with, for vocabulary.check_vocabulary. Raises a
-    UserError, naming the file, if it is no checkpoint or another package's.
+    symbols, as many as its weights have rows. The model section of the config is own_config's. The model's attribute
+    `origin` says what vocabulary it was trained with, for vocabulary.check_vocabulary. Raises a UserError, naming the
+    file, if it is no checkpoint or another package's.
     """
     state = checkpoint_utils.load_checkpoint_to_cpu(path)
     model_cfg = own_config(state, path)
     cfg = state["cfg"]
     weights = state["model"]
-    if isinstance(cfg.get("task"), argparse.Namespace):  # a task without a dataclass: it has all flags of the training
+    if isinstance(cfg.get("task"), argparse.Namespace):  # a task without a dataclass: it holds all the training's flags
         flags = vars(cfg.task)
         cfg.task = flags | {"_name": flags.get("task")}
     if not OmegaConf.is_dict(cfg.get("task")):
@@ -128,7 +130,7 @@ def from_checkpoint(path: str) -> tuple[FairseqShell, DictConfig]:
     cfg.model = model_cfg
     model.origin = state["task_state"][vocabulary.KEY]
 
-    # the dictionaries are made up: leave the digests of the real ones in their place
+    # drop the made-up dictionaries, and keep the digests of the real ones; a checkpoint of an older release has none
     digests = model.origin["digests"] or {}
     stacks: dict[str, Any] = dict(model.stacks())
     for name, stack in stacks.items():
@@ -139,7 +141,7 @@ def from_checkpoint(path: str) -> tuple[FairseqShell, DictConfig]:
 
 
 def _vocabulary_size(weights: dict[str, Tensor], names: tuple[str, ...]) -> int:
-    """Return the number of rows of the first of the named weights that there is; raise KeyError if there is none."""
+    """Return the number of rows V of the first weight in `names` that `weights` has; raise KeyError if it has none."""
     for name in names:
         if name in weights:
             return weights[name].size(0)

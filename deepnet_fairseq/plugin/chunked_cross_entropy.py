@@ -1,7 +1,7 @@
 """Criteria that compute fairseq's cross_entropy and label_smoothed_cross_entropy in less memory.
 
 They are `--criterion chunked_cross_entropy` and `chunked_label_smoothed_cross_entropy`; chunked_loss.py computes the
-loss. Shapes: N tokens, C width, V vocabulary.
+loss. Shapes: B sentences, T tokens of the longest one, N tokens of a batch, C width, V vocabulary.
 """
 
 from dataclasses import dataclass
@@ -33,14 +33,14 @@ class ChunkedCrossEntropyConfig(CrossEntropyCriterionConfig):
 
 
 class Chunked:
-    """Mixin in front of fairseq's criterion, with the same flags, loss and log.
+    """Mixin in front of one of fairseq's two criteria; the criterion keeps its flags, its loss and what it logs.
 
-    It asks the model for the decoder's features instead of its scores over the vocabulary, and computes the scores a
-    chunk of tokens at a time. Its forward raises a UserError, naming the flag, for a model whose scores are not the
-    product of the features and one matrix.
+    The mixin asks the model for the decoder's features instead of its scores over the vocabulary, and computes the
+    scores a chunk of tokens at a time. Its forward raises a UserError, naming the flag, for a model whose scores are
+    not the product of the features and one matrix.
     """
 
-    registered: str  # the criterion's name in --criterion
+    registered: str  # name by which --criterion chooses it, CROSS_ENTROPY or LABEL_SMOOTHED
     # attributes of fairseq's criteria, with values for those that only the label-smoothed one has
     sentence_avg: bool
     padding_idx: int
@@ -49,8 +49,9 @@ class Chunked:
     ignore_prefix_size = 0
 
     chunk = 0  # --loss-chunk-tokens
-    # True: padding counts for nothing in the loss, but is computed. False: it is left out, for which the CPU waits for
-    # the GPU, to learn how many tokens are left; graphs/ sets True, since a CUDA graph cannot wait
+    # False: padded places are removed before the scores are computed. The CPU must wait for the GPU to learn how many
+    # tokens remain. True: scores of padded places are computed too, and have no effect. graphs/ sets True, since a CUDA
+    # graph cannot wait.
     masks_padding = False
 
     @classmethod
@@ -66,21 +67,22 @@ class Chunked:
     def forward(self, model: nn.Module, sample: dict, reduce: bool = True):
         """Return the batch's loss (a sum over tokens, nats), its sample size and the values to log.
 
-        Unreduced losses, --report-accuracy and --ignore-prefix-size need all logits: fairseq's own forward computes
-        these.
+        model: may be wrapped in DistributedDataParallel; sample: fairseq's batch; reduce: False for a loss of each
+        token. That, --report-accuracy and --ignore-prefix-size need all logits at once, so fairseq's own forward
+        computes them.
         """
         if not reduce or self.report_accuracy or self.ignore_prefix_size:
             return super().forward(model, sample, reduce)
 
         weight = projection(model, self.registered)
-        features, _ = model(**sample["net_input"], features_only=True)
+        features, _extra = model(**sample["net_input"], features_only=True)  # (B, T, C)
         features = features.flatten(0, 1)
-        targets = model.get_targets(sample, None).flatten()
+        targets = model.get_targets(sample, None).flatten()  # None: fairseq's models do not look at their output
 
+        ignored = None  # target without a loss
         if self.masks_padding:
             ignored = self.padding_idx
         else:
-            ignored = None
             kept = targets.ne(self.padding_idx).nonzero().squeeze(1)
             features = features.index_select(0, kept)
             targets = targets.index_select(0, kept)
@@ -112,8 +114,9 @@ class ChunkedCrossEntropy(Chunked, CrossEntropyCriterion):
 def projection(model: nn.Module, criterion: str = LABEL_SMOOTHED) -> Tensor:
     """Return the matrix (V, C) of a model's output projection, which turns features into scores.
 
-    model: may be wrapped in DistributedDataParallel; criterion: the name of --criterion, for messages. Raises a
-    UserError, naming the flag, if there is no such matrix, or if DistributedDataParallel would take it for unused.
+    model: may be wrapped in DistributedDataParallel (DDP); criterion: the name of --criterion, for messages. Raises a
+    UserError, naming the flag, if there is no such matrix. It also does so under --find-unused-parameters: DDP would
+    then take the matrix for unused, because it is multiplied outside of the model's forward.
     """
     if getattr(model, "find_unused_parameters", False):
         raise UserError(

@@ -41,20 +41,21 @@ def label_smoothed_loss(
 ) -> Losses:
     """Compute fairseq's label-smoothed loss of the logits `features @ weight.T`, summed over tokens.
 
-    features (N, C), weight (V, C), targets (N,); smoothing: epsilon; chunk: tokens at a time, 0 for a number that is
-    fast; ignored: a target that has no loss, None if there is none. Differentiable once with respect to features and
-    weight; where no gradient is wanted none is computed. With eps_i = epsilon / (V - 1) a token's loss is
+    features (N, C), weight (V, C), targets (N,); smoothing: epsilon; chunk: tokens at a time, 0 to choose the number by
+    LOGITS_BYTES; ignored: a target that has no loss, None if there is none. Differentiable once with respect to
+    features and weight; where no gradient is wanted none is computed. With eps_i = epsilon / (V - 1) a token's loss is
     (1 - epsilon - eps_i) (-log p(target)) + eps_i sum_v -log p(v) (Szegedy et al. 2016, section 7, fairseq's variant).
     """
     device = features.device.type
-    if torch.is_autocast_enabled(device):
+    if torch.is_autocast_enabled(device):  # cast as autocast does for a product; _ProjectedLoss computes without it
         dtype = torch.get_autocast_dtype(device)
         features = features.to(dtype)
         weight = weight.to(dtype)
 
     if not chunk:
         logits_bytes = LOGITS_BYTES.get(device, LOGITS_BYTES["cuda"])
-        chunk = max(FEWEST_TOKENS, logits_bytes // (4 * weight.size(0)))
+        bytes_a_token = 4 * weight.size(0)  # in float32
+        chunk = max(FEWEST_TOKENS, logits_bytes // bytes_a_token)
 
     # inside an autograd function gradients are disabled, so it is asked here whether they are wanted
     wanted = [torch.is_grad_enabled() and tensor.requires_grad for tensor in (features, weight)]
@@ -65,11 +66,13 @@ class _ProjectedLoss(torch.autograd.Function):
     """Autograd function that computes the gradients in the forward pass; backward multiplies them by the incoming one.
 
     The arguments are those of label_smoothed_loss, chunk above 0, and wanted: a pair, whether features and weight need
-    a gradient. Losses and gradients are summed in float32, or float64 for features in float64.
+    a gradient. The results are the two of Losses, of which the first is differentiable. Losses and gradients are summed
+    in float32, or float64 for features in float64.
     """
 
     @staticmethod
     def forward(ctx, features, weight, targets, smoothing, chunk, wanted, ignored):
+        """Compute both losses, and save the gradients of the first one with respect to features and weight."""
         options = {"dtype": torch.promote_types(features.dtype, torch.float32), "device": features.device}
         eps_i = smoothing / (weight.size(0) - 1)
         target_weight = 1.0 - smoothing - eps_i
@@ -86,10 +89,10 @@ class _ProjectedLoss(torch.autograd.Function):
         grad_x_chunks = grad_features.tensor_split(chunks) if wants_features else [None] * chunks
 
         with torch.autocast(features.device.type, enabled=False):
-            for x, y, grad_x in zip(x_chunks, y_chunks, grad_x_chunks, strict=True):
-                lprobs = torch.log_softmax(x @ weight.t(), dim=-1, dtype=options["dtype"])
+            for x, y, grad_x in zip(x_chunks, y_chunks, grad_x_chunks, strict=True):  # (n, C), (n, 1), (n, C)
+                lprobs = torch.log_softmax(x @ weight.t(), dim=-1, dtype=options["dtype"])  # (n, V)
                 if ignored is not None:
-                    lprobs.masked_fill_(y.eq(ignored), 0.0)
+                    lprobs.masked_fill_(y.eq(ignored), 0.0)  # these tokens add 0 to the losses
                 chunk_nll = -lprobs.gather(1, y).sum()
                 nll_loss += chunk_nll
                 loss += target_weight * chunk_nll
@@ -97,7 +100,7 @@ class _ProjectedLoss(torch.autograd.Function):
                     loss -= eps_i * lprobs.sum()
 
                 if wants_features or wants_weight:
-                    grad_logits = _to_logits_gradient_(lprobs, y, eps_i, target_weight)
+                    grad_logits = _to_logits_gradient_(lprobs, y, eps_i, target_weight)  # in the memory of lprobs
                     if ignored is not None:
                         grad_logits.masked_fill_(y.eq(ignored), 0.0)
                     _add_gradients(x, weight, grad_logits, grad_x, grad_weight)
@@ -110,6 +113,7 @@ class _ProjectedLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient, *_):
+        """Return the saved gradients times `gradient`, a scalar, in the types of features and weight."""
         gradients = []
         for saved, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True):
             gradients.append(None if saved is None else (saved * gradient).to(dtype))
@@ -135,6 +139,9 @@ def _add_gradients(
 
     x (n, C): the chunk's features; weight (V, C); grad_logits (n, V), in float32 or float64; grad_x (n, C) and
     grad_weight (V, C), of the type of grad_logits: None if they are not wanted.
+
+    If x is in half precision, grad_logits is rounded to its type for the products; on a CPU, and by a torch before 2.8,
+    the product for grad_weight is computed in float32 instead.
     """
     in_half_precision = x.dtype != grad_logits.dtype
     scale = SCALE if x.dtype == torch.float16 else 1.0

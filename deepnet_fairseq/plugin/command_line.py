@@ -45,7 +45,10 @@ UNSUPPORTED = {  # setting and value, which fail with our models -> why
 
 
 def explain_uncaught() -> None:
-    """Make fairseq's own programs print an uncaught UserError in one line; do nothing in other programs."""
+    """Make fairseq's own programs print an uncaught UserError in one line; do nothing in other programs.
+
+    They are started as fairseq-train, for example, or by `python -m fairseq_cli.train`.
+    """
     program = Path(sys.argv[0])
     if program.name.startswith("fairseq") or program.parent.name == "fairseq_cli":
         sys.excepthook = _print_one_line
@@ -89,14 +92,14 @@ def parse_or_explain(parse, parser, input_args=None, *args, **kwargs):
         namespace.tpu = False
 
     try:
-        _check(namespace)
+        _check_flags(namespace)
     except UserError as error:
         parser.error(str(error))
     return result
 
 
 def _add_our_flags_to_help(parser: argparse.ArgumentParser, words: list[str]) -> None:
-    """Add the flags of the model that --arch names to `parser` if the command line asks for help, and else nothing.
+    """Add the flags of the model that --arch names to `parser`, if the command line asks for help.
 
     words: of the command line. fairseq prints the help before it has read --arch, without the model's flags.
     """
@@ -110,9 +113,10 @@ def _add_our_flags_to_help(parser: argparse.ArgumentParser, words: list[str]) ->
 
 
 def read_input(buffered_read, name: str, size: int) -> Iterator[list[str]]:
-    """Yield fairseq-interactive's input, `size` lines at a time; a UserError names a line that is not UTF-8.
+    """Yield fairseq-interactive's input, `size` lines at a time, without the blanks at the ends of lines.
 
-    buffered_read: fairseq's function, which this one replaces; name: of the input file, "-" for standard input.
+    buffered_read: fairseq's function, which this one replaces and does not call; name: of the input file, "-" for
+    standard input. Raises a UserError, naming the line, for a line that is not UTF-8.
     """
     shown = "the input" if name == "-" else name
     with sys.stdin.buffer if name == "-" else open(name, "rb") as file:
@@ -121,16 +125,17 @@ def read_input(buffered_read, name: str, size: int) -> Iterator[list[str]]:
             yield block
 
 
-def _check(args: argparse.Namespace) -> None:
+def _check_flags(args: argparse.Namespace) -> None:
     """Raise a UserError for flags and files with which the program is bound to fail, before it makes a file or folder.
 
-    args: the parsed command line of any of fairseq's programs, of which most flags are missing in one or another.
+    args: the parsed command line of any of fairseq's programs. Each program has other flags, so that most of those that
+    are read here may be missing.
     """
     task = getattr(args, "task", None)
-    model = archs.MODELS.get(getattr(args, "arch", None))
+    model = archs.MODELS.get(getattr(args, "arch", None))  # None for another package's architecture
     if model and TASKS.get(task, model) != model:
-        usual = next(name for name, trained in TASKS.items() if trained == model)
-        raise UserError(f"--task {task}", f"--arch {args.arch} is trained by --task {usual}")
+        tasks_of_model = [name for name, trained_model in TASKS.items() if trained_model == model]
+        raise UserError(f"--task {task}", f"--arch {args.arch} is trained by --task {tasks_of_model[0]}")
 
     data = getattr(args, "data", None) or ""
     folder = data.split(os.pathsep)[0]  # of several folders fairseq takes the dictionaries from the first
@@ -143,18 +148,21 @@ def _check(args: argparse.Namespace) -> None:
             _check_exists("--path", path, suffix=getattr(args, "checkpoint_suffix", None))
 
     codes = getattr(args, "bpe_codes", None)
-    if codes and "://" not in codes:
+    if codes and "://" not in codes:  # fairseq downloads a file that is given by its URL
         for _line in read_lines(Path(codes)):  # raises a UserError if the file cannot be read as UTF-8
             pass
 
     if getattr(args, "replace_unk", None) is not None:  # fails with an IndexError or a TypeError at the first <unk>
         raise UserError("--replace-unk", "fails in this version of fairseq; drop it, and train on subwords")
-    if hasattr(args, "arch"):  # training; elsewhere the checkpoint holds the config
-        _check_training(args)
+    if hasattr(args, "arch"):  # fairseq-train; other programs take the architecture from a checkpoint
+        _check_training_flags(args)
 
 
-def _check_training(args: argparse.Namespace) -> None:
-    """Raise a UserError for flags and files with which a training is bound to fail. args: of fairseq-train."""
+def _check_training_flags(args: argparse.Namespace) -> None:
+    """Raise a UserError for flags and files with which a training is bound to fail.
+
+    args: the parsed command line of fairseq-train.
+    """
     if args.restore_file != "checkpoint_last.pt":
         _check_exists("--restore-file", args.restore_file, suffix=args.checkpoint_suffix)
     _check_exists("--finetune-from-model", args.finetune_from_model)
@@ -164,13 +172,13 @@ def _check_training(args: argparse.Namespace) -> None:
         raise UserError("--num-batch-buckets", "fails with NumPy 2; drop it")
 
     def setting(_section: str, name: str) -> object:
-        """Return a flag's value; the checks below ask by a config's section and name, and flags have no sections."""
+        """Return a flag's value, None if there is no such flag; the checks below name a config's section too."""
         return getattr(args, name, None)
 
     zero.check_settings(setting)
     if args.optimizer == deepnet_adam.NAME:
         deepnet_adam.check_settings(setting)
-    if args.arch not in archs.PRESETS:  # another package's model, about which the rest says nothing
+    if args.arch not in archs.PRESETS:  # another package's model, without the flags that are checked below
         return
 
     _cfg, method = flags.settle(**vars(args))
@@ -183,7 +191,11 @@ def _check_training(args: argparse.Namespace) -> None:
 
 
 def _resumes(args: argparse.Namespace) -> bool:
-    """Return whether fairseq will load a checkpoint before it trains: one of the three that flags name exists."""
+    """Return whether fairseq will load a checkpoint before it trains.
+
+    It does if a file exists that --restore-file, --finetune-from-model or --continue-once names. args: the parsed
+    command line of fairseq-train.
+    """
     last = args.restore_file
     if last == "checkpoint_last.pt":
         last = os.path.join(args.save_dir, last)

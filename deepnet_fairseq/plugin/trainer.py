@@ -26,7 +26,7 @@ from fairseq.trainer import Trainer
 from ..core import archs
 from ..errors import UserError
 from . import datasets, stuck
-from .admin_profile import fill_profile
+from .admin_profile import set_omegas_by_profile
 from .checkpoints import reading, vocabulary
 from .distributed import launch, zero
 from .divergence import FLOOR, GRADIENTS, LOSS, Diverged
@@ -209,7 +209,7 @@ class DeepTrainer(Trainer):
         model = self.get_model()
         is_before_training = not self.run.resumed and self.get_num_updates() == 0
         if getattr(model, "profiled", False) and is_before_training:
-            fill_profile(model, iterator)
+            set_omegas_by_profile(model, iterator)
             model.profiled = False
         if self.probes is not None and self.probes.iterator is None:
             self.probes.iterator = iterator
