@@ -25,10 +25,14 @@ MESSAGES = (
 
 
 def silence() -> None:
-    """Filter warnings, and a logger that asks for tensorboardX; call it before fairseq is imported. Idempotent."""
+    """Ignore the warnings in MESSAGES and a log line that asks for tensorboardX.
+
+    Call it before fairseq is imported, which gives some of them then. A second call changes nothing.
+    """
     for message in MESSAGES:
         warnings.filterwarnings("ignore", message=message)
-    # fairseq's unsigned offsets at an empty line, shifted by two tokens: used by nothing but "past" targets
+    # at an empty line of text, which is one token, fairseq computes 1 - 2 in unsigned numbers: the end of a target that
+    # only --past-target reads
     overflow = "overflow encountered in scalar subtract"
     warnings.filterwarnings("ignore", overflow, RuntimeWarning, r"fairseq\.data\.token_block_dataset")
     logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)

@@ -181,7 +181,7 @@ def _check_training_flags(args: argparse.Namespace) -> None:
     if args.arch not in archs.PRESETS:  # another package's model, without the flags that are checked below
         return
 
-    _cfg, method = flags.settle(**vars(args))
+    _cfg, method = flags.config_and_method(**vars(args))
     stuck.check_settings(setting)
     for (flag, value), reason in UNSUPPORTED.items():
         if getattr(args, flag) == value:

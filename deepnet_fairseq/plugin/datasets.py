@@ -39,7 +39,8 @@ def open_checked(make, path: str, impl, *args, dictionary=None, **kwargs):
     """Open binarised data; raise a UserError, naming the file, if they are not as fairseq-preprocess writes them.
 
     make: fairseq's function, which gets path, impl and the other arguments and whose result is returned; path: of the
-    files without .idx and .bin; impl: --dataset-impl; dictionary: of the tokens, None if it is not known.
+    files without .idx and .bin; impl: --dataset-impl, None to find out; dictionary: of the tokens, None if it is not
+    known. A missing file is left to fairseq. Files of the old format (lazy, cached) are told by their beginning only.
     """
     index = indexed_dataset.index_file_path(path)
     if impl in ("mmap", "cached", "lazy", None) and os.path.exists(index):
@@ -54,8 +55,8 @@ def open_checked(make, path: str, impl, *args, dictionary=None, **kwargs):
 def check_mapped(path: str, vocabulary: int | None) -> None:
     """Raise a UserError, naming the file, if PATH.idx and PATH.bin are not what fairseq-preprocess writes.
 
-    path: without .idx and .bin; vocabulary: size of the dictionary, which all tokens are below, None if it is not
-    known. Only the index is copied to memory.
+    path: without .idx and .bin; vocabulary: size of the dictionary, which is above the number of every token; None if
+    it is not known, and then tokens are not checked. Only the index is copied to memory.
     """
     index = indexed_dataset.index_file_path(path)
     data = indexed_dataset.data_file_path(path)
@@ -63,29 +64,32 @@ def check_mapped(path: str, vocabulary: int | None) -> None:
     start = numpy.fromfile(index, "u1", HEADER.size).tobytes()
     if len(start) < HEADER.size:
         raise UserError(index, f"truncated; {MEND}")
-    _, version, code, sentences = HEADER.unpack(start)
-    kind = numpy.dtype(TYPES.get(code, float))  # float, for an unknown code, is refused below
-    if version != 1 or kind.kind not in "iu":
+    _magic, version, code, sentences = HEADER.unpack(start)
+    token_type = numpy.dtype(TYPES.get(code, float))  # float, for an unknown code, is refused below
+    is_integer = token_type.kind in "iu"  # NumPy's letters of signed and unsigned integers
+    if version != 1 or not is_integer:
         raise UserError(index, f"of version {version} with tokens of type {code}, or damaged; {MEND}")
-    if os.path.getsize(index) != HEADER.size + 12 * sentences:  # 4 bytes of its size, 8 of its offset
+    if os.path.getsize(index) != HEADER.size + 12 * sentences:  # for each 4 bytes of its size and 8 of its offset
         raise UserError(index, f"truncated or damaged, its size is not that of {sentences:,} sentences; {MEND}")
     if not sentences:
         raise UserError(index, f"holds no sentence; {MEND}")
 
-    size = os.path.getsize(data)
-    sizes = numpy.fromfile(index, "<i4", sentences, offset=HEADER.size)
-    offsets = numpy.fromfile(index, "<i8", sentences, offset=HEADER.size + 4 * sentences)
+    # each sentence must have a token and lie inside the .bin file
+    data_bytes = os.path.getsize(data)
+    sizes = numpy.fromfile(index, "<i4", sentences, offset=HEADER.size)  # in tokens
+    offsets = numpy.fromfile(index, "<i8", sentences, offset=HEADER.size + 4 * sentences)  # in bytes
     fewest_tokens = 0 if vocabulary is None else 1  # alignments, which have no dictionary, may be empty
-    short = numpy.flatnonzero(sizes < fewest_tokens)
-    if short.size:
-        raise UserError(index, f"sentence {short[0]} has no token, not even its end; {MEND}")
-    ends = offsets + sizes.astype("i8") * kind.itemsize
-    if (offsets < 0).any() or (ends > size).any() or (offsets % kind.itemsize).any():
-        raise UserError(data, f"truncated, or {index} damaged: it tells of more bytes than {size:,}; {MEND}")
+    too_short = numpy.flatnonzero(sizes < fewest_tokens)
+    if too_short.size:
+        raise UserError(index, f"sentence {too_short[0]} has no token, not even its end; {MEND}")
+    ends = offsets + sizes.astype("i8") * token_type.itemsize
+    if (offsets < 0).any() or (ends > data_bytes).any() or (offsets % token_type.itemsize).any():
+        raise UserError(data, f"truncated, or {index} damaged: it tells of more bytes than {data_bytes:,}; {MEND}")
 
+    # each token must be in the dictionary
     if vocabulary is None:
         return
-    tokens = numpy.memmap(data, kind, "r", shape=size // kind.itemsize)
+    tokens = numpy.memmap(data, token_type, "r", shape=data_bytes // token_type.itemsize)
     largest = tokens.max()
     suspect = largest if largest >= vocabulary else tokens.min()  # the smallest may be negative
     if not 0 <= suspect < vocabulary:
@@ -100,11 +104,13 @@ def check_folder(folder: str) -> None:
 
 
 def keep_last_batch(batch_by_size, indices, *args, **kwargs):
-    """Keep a last batch whose size is no multiple of --required-batch-size-multiple (default 8), which fairseq drops.
+    """Group sentences into batches as fairseq does, and add those at the end that fairseq leaves out as a last batch.
+
+    fairseq leaves out what does not fill up a multiple of --required-batch-size-multiple (default 8): of the 6,750
+    sentences of IWSLT-14's test set fairseq-generate would silently translate and score only 6,744.
 
     batch_by_size: fairseq's function, which gets indices (numbers of the sentences, in the order in which they are
-    batched) and the other arguments. Return its list of batches, arrays of such numbers. Of the 6,750 sentences of
-    IWSLT-14's test set fairseq-generate would silently translate and score only 6,744.
+    batched) and the other arguments. Return the list of batches, arrays of such numbers.
     """
     if not isinstance(indices, numpy.ndarray):
         indices = numpy.fromiter(indices, dtype=numpy.int64)
@@ -112,13 +118,17 @@ def keep_last_batch(batch_by_size, indices, *args, **kwargs):
     kept = sum(len(batch) for batch in batches)
     # the seventh argument of fairseq's function, of which `indices` is the first
     fixed_shapes = kwargs.get("fixed_shapes", args[5] if len(args) > 5 else None)
-    if kept < len(indices) and fixed_shapes is None:  # then the batches are consecutive slices of the indices
+    # without fixed shapes the batches are consecutive slices of `indices`, so that those left out are its end
+    if kept < len(indices) and fixed_shapes is None:
         batches.append(indices[kept:])
     return batches
 
 
 def number_of_batches(iterator) -> int | None:
-    """Return the number of batches of an epoch, over all processes; None if fairseq's iterator does not know it."""
+    """Return the number of batches of an epoch, over all processes; None if fairseq's iterator does not know it.
+
+    An iterator that streams its data, or another subclass of fairseq's, has no list of all batches.
+    """
     return len(iterator.frozen_batches) if type(iterator) is iterators.EpochBatchIterator else None
 
 
@@ -126,10 +136,11 @@ def converted_place(place: dict, iterator, update_freq: int, skip_remainder: boo
     """Convert the place at which a training was saved to the batches, processes and updates that it has now.
 
     place: as in the checkpoint; iterator: fairseq's over the epoch, made by the present flags; update_freq: batches
-    that a process takes for one update; skip_remainder: the flag --skip-remainder-batch. Where nothing has changed the
-    place is the same. With other batches (--max-tokens, or other data) it is after the same share of the epoch. It is
-    always at the beginning of an update, since fairseq counts the updates that are left from there, and it leaves the
-    epoch at least one update.
+    that a process takes for one update; skip_remainder: the flag --skip-remainder-batch. Return the new place.
+
+    Where nothing has changed the place is the same. With other batches (--max-tokens, or other data) it is after the
+    same share of the epoch. It is always at the beginning of an update, since fairseq counts the updates that are left
+    from there, and it leaves the epoch at least one update.
     """
     if not place.get("iterations_in_epoch"):  # between two epochs, or in an export
         return place
@@ -139,18 +150,20 @@ def converted_place(place: dict, iterator, update_freq: int, skip_remainder: boo
     if batches is None:
         return place | {"iterations_in_epoch": done_before // processes, BEGUN: True}
 
+    # batches to be taken for done, over all processes
     batches_before = place.get(BATCHES)  # not in checkpoints of fairseq and of earlier versions
     if batches_before is not None:
         done = done_before * batches // batches_before
     elif done_before < batches:
         done = done_before
-    else:
+    else:  # more were done than there are now: begin the epoch again
         done = 0
 
-    length = math.ceil(batches / processes)  # iterations of a process in the epoch
+    # round down to the beginning of an update, the epoch's last one at most
+    iterations_in_all = math.ceil(batches / processes)  # batches of one process in the epoch
     if iterator.skip_remainder_batch:
-        length -= 1
-    updates = length // update_freq if skip_remainder else math.ceil(length / update_freq)
+        iterations_in_all -= 1  # as fairseq's iterator does, which drops the last one
+    updates = iterations_in_all // update_freq if skip_remainder else math.ceil(iterations_in_all / update_freq)
     updates_done = min(done // processes // update_freq, updates - 1)
     iterations = max(0, updates_done) * update_freq
 
@@ -165,7 +178,8 @@ def place_to_save(place: dict, iterator, processes: int) -> dict:
 
     place: fairseq's state of the iterator; iterator: fairseq's over the epoch; processes: of the training.
     """
-    place = {key: value for key, value in place.items() if key != BEGUN}  # it concerns this training's own resume alone
+    # BEGUN is not saved: it describes the place at which this process has resumed, not the one that is saved
+    place = {key: value for key, value in place.items() if key != BEGUN}
     place[PROCESSES] = processes
     if place.get("iterations_in_epoch"):  # between two epochs nothing has to be converted
         place[BATCHES] = number_of_batches(iterator)
@@ -173,9 +187,10 @@ def place_to_save(place: dict, iterator, processes: int) -> dict:
 
 
 def _log_new_place(epoch: int, done_before: int, batches_before: int | None, done: int, batches: int) -> None:
-    """Warn that an epoch goes on after `done` of its `batches`, where it was saved after other numbers of them.
+    """Warn that an epoch does not go on exactly where it was saved.
 
-    batches_before: None if it is not known.
+    It was saved after done_before of batches_before batches, and goes on after `done` of `batches`; all four are
+    numbers over all processes. batches_before: None if it is not known.
     """
     if batches_before is None and done_before >= batches:
         log.warning(f"epoch {epoch} has only {batches} batches now, and {done_before} were done: it begins again")

@@ -59,20 +59,20 @@ def addresses(model: nn.Module) -> dict[str, str]:
     for layer in model.modules():
         if not hasattr(layer, "sites"):  # no layer of this package: they have {branch: Site}
             continue
-        site = layer.sites["ffn"]
+        any_site = layer.sites["ffn"]  # every layer has this branch
         for module in layer.modules():
-            address_of[module] = f"{site.stack}.{site.layer}"
+            address_of[module] = f"{any_site.stack}.{any_site.layer}"
 
         # a branch's own modules get its address instead of the layer's
         for sublayer, site in layer.sites.items():
-            parts = list(layer.slots(sublayer).values())  # the modules that the method adds to the branch
+            branch_modules = list(layer.slots(sublayer).values())  # those that the method adds to the branch
             own_names = FFN if sublayer == "ffn" else (sublayer,)
             for name in (*own_names, NORM_NAMES[sublayer]):
-                parts.append(getattr(layer, name, None))
-            for part in parts:
-                if part is None:  # an empty slot, or a layer without that module
+                branch_modules.append(getattr(layer, name, None))  # None in a layer without that module
+            for branch_module in branch_modules:
+                if branch_module is None:
                     continue
-                for module in part.modules():
+                for module in branch_module.modules():
                     address_of[module] = str(site)
     return {path: address_of[module] for path, module in model.named_modules()}
 
@@ -128,8 +128,9 @@ class NonFiniteSearch:
 def repeat_update(trainer, samples: list, update: int) -> tuple[str, float]:
     """Repeat the forward and backward passes of an update with its random numbers, in this process alone.
 
-    samples: the update's batches in this process; update: its number, counted from 0, as fairseq seeds it. Return where
-    the first number is not finite, as "encoder.3.ffn (forward)", "" if all are finite; and the sum of the losses.
+    samples: the update's batches in this process; update: its number, counted from 0, as fairseq seeds it. Return a
+    pair: where the first number is not finite, as "encoder.3.ffn (forward)", "" if all are finite; and the sum of the
+    batches' losses.
     """
     trainer.task.probes = None  # they have observed the update already
     utils.set_torch_seed(trainer.cfg.common.seed + update)
@@ -141,14 +142,14 @@ def repeat_update(trainer, samples: list, update: int) -> tuple[str, float]:
     alone = getattr(trainer.model, "no_sync", contextlib.nullcontext)  # DistributedDataParallel's wrapper has it
     with NonFiniteSearch(trainer.get_model()) as search, alone():
         for sample in samples:
-            sample, dummy = trainer._prepare_sample(sample)
+            sample, is_dummy = trainer._prepare_sample(sample)  # fairseq's: moves it to the device
             loss, *_ = trainer.task.train_step(
                 sample,
                 trainer.model,
                 trainer.criterion,
                 trainer.optimizer,
                 update,
-                ignore_grad=dummy,
+                ignore_grad=is_dummy,
             )
             losses += float(loss.detach())
 
@@ -165,11 +166,11 @@ def headline(trainer, update: int, kind: str, samples: list) -> str:
     first layer whose numbers are not finite; if that fails, the line names none.
     """
     try:
-        own_answer = repeat_update(trainer, samples, update - 1)
-    except Exception:
-        own_answer = ("", 0.0)
+        own_result = repeat_update(trainer, samples, update - 1)
+    except Exception:  # whatever it is, the divergence is what the user must hear of
+        own_result = ("", 0.0)
 
-    by_rank = agreement.all_gather(own_answer)
+    by_rank = agreement.all_gather(own_result)  # of each rank: (where, sum of losses)
     if kind == GRADIENTS and not all(math.isfinite(losses) for _where, losses in by_rank):
         kind = LOSS  # gradients are checked before the loss, but here the loss is the cause
     line = f"diverged at update {update}: {kind}"

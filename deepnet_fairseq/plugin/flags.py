@@ -74,12 +74,12 @@ CONFIGS: dict[str, type] = {}  # model -> its config class, a subclass of Fairse
 def make_classes() -> None:
     """Fill CONFIGS anew, with the options of all methods that are registered by now."""
     for model in archs.STACKS:
-        flags_class = _for_fairseq(model)
-        CONFIGS[model] = flags_class
-        globals()[flags_class.__name__] = flags_class  # configs are pickled by this name
+        config_class = _make_config_class(model)
+        CONFIGS[model] = config_class
+        globals()[config_class.__name__] = config_class  # configs are pickled by this name
 
 
-def _for_fairseq(model: str) -> type:
+def _make_config_class(model: str) -> type:
     """Make the dataclass from which fairseq takes a model's flags; its name and docstring are those of core's class."""
     core_class = config.config_class(model)
     fields = [_as_fairseq_field(setting) for setting in dataclasses.fields(core_class)]
@@ -97,10 +97,10 @@ def _training_fields(model: str) -> list[dataclasses.Field]:
 
 
 def _as_fairseq_field(setting: dataclasses.Field) -> tuple:
-    """Return (name, type, field) for make_dataclass, of a setting whose field `flag` has made for core's classes."""
+    """Convert a field that core.config.flag has made to (name, type, field), as make_dataclass takes it."""
     kind = setting.type
-    choices = setting.metadata["choices"]
-    if choices:
+    choices = setting.metadata["choices"]  # the permitted words, empty for any value
+    if choices:  # kind is str, or Optional[str]
         kind = _choice(choices) if kind is str else Optional[_choice(choices)]
 
     default = DEFAULTS_FOR_FAIRSEQ.get(setting.name, setting.default)
@@ -131,9 +131,9 @@ make_classes()
 
 
 def flag_groups(model: str) -> dict[str, type]:
-    """Return {title: config class}, the groups of a model's flags in --help with the fields of each."""
-    own = {setting.name for setting in dataclasses.fields(config.CONFIGS[model])}  # without options of methods
-    all_fields = dataclasses.fields(config.config_class(model))
+    """Return the groups of a model's flags in --help, {title: a dataclass with the group's fields}."""
+    own = {setting.name for setting in dataclasses.fields(config.CONFIGS[model])}
+    all_fields = dataclasses.fields(config.config_class(model))  # those, and the options of methods and modifiers
     groups = {
         "the model": [setting for setting in all_fields if setting.name in own],
         "options of one method, and what goes with any": [setting for setting in all_fields if setting.name not in own],
@@ -153,19 +153,19 @@ def config_of(cfg) -> type:
 
 
 def check_fields(arch: str, fields: Mapping[str, Any]) -> None:
-    """Raise a UserError for unknown names as core.config.check_fields does; the flags of a training are known too.
+    """Raise a UserError for an unknown name among `fields`, as core.config.check_fields does.
 
-    fields: {name of a setting: value}, as {"encoder_layers": 6}.
+    arch: name of an architecture; fields: {name of a setting or of a training flag: value}, as {"encoder_layers": 6}.
     """
     model = archs.model_of(argparse.Namespace(arch=arch))
     config.check_fields(arch, fields, more=[setting.name for setting in _training_fields(model)])
 
 
-def settle(arch: str, **fields) -> tuple[argparse.Namespace, Method]:
+def config_and_method(arch: str, **fields) -> tuple[argparse.Namespace, Method]:
     """Return the filled, checked config of architecture `arch` and its method, as core.config.config_and_method does.
 
-    The config has the flags of a training too, and these are checked. fields: settings and flags by name that differ
-    from the default. Raises a UserError, naming the flag.
+    The config has the training flags too, which are checked. fields: values by name of settings and flags, where they
+    differ from the default. Raises a UserError, naming the flag, for an invalid value.
     """
     model = archs.model_of(argparse.Namespace(arch=arch))
     defaults = {setting.name: setting.default for setting in _training_fields(model)}
@@ -175,13 +175,16 @@ def settle(arch: str, **fields) -> tuple[argparse.Namespace, Method]:
 
 
 def namespace(arch: str, **fields) -> argparse.Namespace:
-    """Return the config that `settle` returns, without the method."""
-    cfg, _method = settle(arch, **fields)
+    """Return the config that config_and_method returns, without the method."""
+    cfg, _method = config_and_method(arch, **fields)
     return cfg
 
 
-def complete(cfg) -> None:
-    """Add to a config, in place, flags that it lacks because an older release saved it, with their defaults."""
+def add_missing_flags(cfg) -> None:
+    """Add to a config, in place, flags that it lacks because an older release saved it, with their defaults.
+
+    cfg: a Namespace, omegaconf or dataclass. Flags whose default is a setting of the task are left out.
+    """
     with open_dict(cfg) if isinstance(cfg, DictConfig) else nullcontext():
         for setting in dataclasses.fields(config_of(cfg)):
             if not hasattr(cfg, setting.name) and not follows_another(setting.default):
@@ -190,7 +193,7 @@ def complete(cfg) -> None:
 
 def check_training_flags(cfg) -> None:
     """Raise a UserError, naming the flag, for the first invalid value of TrainingFlags or FineTuningFlags."""
-    get_probes(cfg.deepnet_probe)
+    get_probes(cfg.deepnet_probe)  # raises it for an unknown name
     epoch_weights.check_epoch_weights(cfg.epoch_weights)
     graphs.parse_cuda_graphs(cfg.cuda_graphs)
     if cfg.probe_interval < 1:

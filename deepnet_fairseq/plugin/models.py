@@ -54,15 +54,15 @@ OLD_NORM = ".emb_layer_norm.", ".layernorm_embedding."  # name in the first rele
 class EncoderShell(Encoder, FairseqEncoder):
     """core's Encoder as a FairseqEncoder.
 
-    parts: arguments of Encoder; dictionary: fairseq's Dictionary of the source, which the model sets; digest: of the
-    dictionary that the model was trained with, where building.from_checkpoint has loaded it without the dictionary.
+    arguments: those of Encoder; dictionary: fairseq's Dictionary of the source, which build_model sets; digest: digest
+    of that dictionary in a model that building.from_checkpoint has loaded without it, else None.
     """
 
     digest: str | None = None
 
-    def __init__(self, **parts: Any):
+    def __init__(self, **arguments: Any):
         FairseqEncoder.__init__(self, dictionary=None)
-        Encoder.__init__(self, **parts)
+        Encoder.__init__(self, **arguments)
 
 
 class DecoderShell(Decoder, FairseqIncrementalDecoder):
@@ -70,9 +70,9 @@ class DecoderShell(Decoder, FairseqIncrementalDecoder):
 
     digest: str | None = None
 
-    def __init__(self, **parts: Any):
+    def __init__(self, **arguments: Any):
         FairseqIncrementalDecoder.__init__(self, dictionary=None)
-        Decoder.__init__(self, **parts)
+        Decoder.__init__(self, **arguments)
 
 
 def keep_freed_memory() -> None:
@@ -83,8 +83,8 @@ def keep_freed_memory() -> None:
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
-        libc.mallopt(M_MMAP_MAX, 0)
-        libc.mallopt(M_TRIM_THRESHOLD, -1)
+        libc.mallopt(M_MMAP_MAX, 0)  # map no block by itself
+        libc.mallopt(M_TRIM_THRESHOLD, -1)  # give nothing back from the end of the heap
 
 
 class FairseqShell(DeepModel):
@@ -96,10 +96,11 @@ class FairseqShell(DeepModel):
     # building.from_checkpoint has made the model
     origin: dict[str, Any] | None = None
     # while weights of another vocabulary are loaded (vocabulary.loading_by_symbol): {"source" or "target": row in the
-    # checkpoint's embeddings of each symbol, -1 for a new symbol}
+    # checkpoint's embeddings of each symbol, -1 for a new symbol}; else None
     rows: dict[str, list[int]] | None = None
 
     def __init__(self, *parts: nn.Module):
+        """Set what fairseq's class has, then what core's class has. parts: stacks and heads, as core's class takes."""
         BaseFairseqModel.__init__(self)
         super().__init__(*parts)
 
@@ -111,7 +112,7 @@ class FairseqShell(DeepModel):
         architecture; task: fairseq's, or building.blank_task. Weights are drawn from torch's global generator. Raises a
         UserError, naming the flag, for a config that no model can be built from.
         """
-        flags.complete(cfg)
+        flags.add_missing_flags(cfg)
         method = fill_and_make_method(cfg)
         flags.check_training_flags(cfg)
         cls.fit_to(cfg, task)
@@ -125,7 +126,7 @@ class FairseqShell(DeepModel):
         model.args = cfg  # attribute in which fairseq's models keep it
         model.cfg = cfg
         model.profiled = method.profiled  # whether a new training sets omegas by a profile (admin_profile.py)
-        model.profile_source = method.profile if method.profiled else None
+        model.profile_source = method.profile if method.profiled else None  # --admin-profile: a file, "auto" or None
 
         dictionaries = {"encoder": task.source_dictionary, "decoder": task.target_dictionary}
         for name, stack in model.stacks().items():
@@ -133,11 +134,14 @@ class FairseqShell(DeepModel):
         return model
 
     def prepare_for_inference_(self, cfg: Any) -> None:
-        """Prepare for generation; fairseq-generate, fairseq-interactive and hub interfaces call this."""
+        """Prepare for generation; fairseq-generate, fairseq-interactive and hub interfaces call this.
+
+        cfg: fairseq's whole config.
+        """
         super().prepare_for_inference_(cfg)
-        # it changes the whole process, so not in hub interfaces, whose process may be a server
         imported = "fairseq_cli.generate" in sys.modules or "fairseq_cli.interactive" in sys.modules
-        in_program = imported or Path(sys.argv[0]).parent.name == "fairseq_cli"
+        in_program = imported or Path(sys.argv[0]).parent.name == "fairseq_cli"  # `python -m fairseq_cli.generate`
+        # keep_freed_memory changes the whole process, which for a hub interface may be a server
         if in_program and next(self.parameters()).is_cpu:
             keep_freed_memory()
 
@@ -146,15 +150,15 @@ class FairseqShell(DeepModel):
 
         model_cfg, args: fairseq's, unused.
         """
-        if self.rows is not None:
+        if self.rows is not None:  # the checkpoint is of another vocabulary
             state_dict = rows_by_symbol(self.renamed(state_dict), self.state_dict(), self.rows)
         return super().load_state_dict(state_dict, strict)
 
     @classmethod
     def fit_to(cls, cfg: Any, task: Any) -> None:
-        """Fill in, in `cfg`, settings that the task decides; raise a UserError if its dictionaries forbid the config.
+        """Fill in, in `cfg`, settings that the task decides; here none, subclasses override this.
 
-        Subclasses override this; the error names the flag.
+        Raises a UserError, naming the flag, for a setting that the task's dictionaries do not allow.
         """
 
 
@@ -189,13 +193,15 @@ class DeepMaskedLanguageModel(FairseqShell, MaskedLanguageModel, FairseqEncoderM
 
     @classmethod
     def fit_to(cls, cfg, task):
-        if cfg.max_positions is None:
+        if cfg.max_positions is None:  # without --max-positions the task's longest input decides
             cfg.max_positions = getattr(task.cfg, "tokens_per_sample", None) or task.max_positions()
 
     @classmethod
     def assemble(cls, cfg, method: Method, *, source_symbols: int, target_symbols: int):
+        """Make the modules as MaskedLanguageModel does; heads are added later, by register_classification_head."""
         model = super().assemble(cfg, method, source_symbols=source_symbols, target_symbols=target_symbols)
         model.classification_heads = nn.ModuleDict()
+        # arguments of every head, by the names that fairseq's RobertaClassificationHead gives them
         model.pooler = {"activation_fn": str(cfg.pooler_activation_fn), "pooler_dropout": cfg.pooler_dropout}
         model.load_checkpoint_heads = cfg.load_checkpoint_heads
         return model
@@ -239,24 +245,26 @@ class DeepMaskedLanguageModel(FairseqShell, MaskedLanguageModel, FairseqEncoderM
         self.classification_heads[name] = head
 
     def renamed(self, state_dict):
-        """Return a state dict of fairseq's `roberta`, of any release, or of this model, with this model's names.
+        """Return a checkpoint's state dict with this model's names, and with exactly this model's heads.
 
-        It has all heads of the model: one that the checkpoint lacks comes with its present values. A head of the
-        checkpoint that the model lacks, or has in another size, is left out; under --load-checkpoint-heads one that the
-        model lacks is registered instead.
+        state_dict: of fairseq's `roberta`, of any release, or of this model. A head that the checkpoint lacks comes
+        with its present values. A head of the checkpoint that the model lacks, or has in another size, is left out;
+        under --load-checkpoint-heads one that the model lacks is registered instead.
         """
         state = {}
         for key, value in state_dict.items():
-            key = ROBERTA.sub(lambda match: "encoder." if match[1] else "", key)  # match[1]: "sentence_encoder."
+            # "encoder.sentence_encoder.X" becomes "encoder.X", "encoder.lm_head.X" becomes "lm_head.X"
+            key = ROBERTA.sub(lambda match: "encoder." if match[1] else "", key)  # match[1]: "sentence_encoder." or ""
             state[key.replace(*OLD_NORM)] = value
-        if state.keys() != state_dict.keys() and self.encoder.embed_scale != 1:
+        is_of_roberta = state.keys() != state_dict.keys()
+        if is_of_roberta and self.encoder.embed_scale != 1:
             logger.warning("a checkpoint of roberta, which does not scale embeddings: give --no-scale-embedding")
 
         heads = {key.split(".")[1] for key in state if key.startswith(f"{HEADS}.")}
-        for name in sorted(heads):  # each may print a warning
+        for name in sorted(heads):  # sorted, because each may log a warning
             self._fit_head(name, state)
         own_heads = {f"{HEADS}.{key}": value for key, value in self.classification_heads.state_dict().items()}
-        return own_heads | state
+        return own_heads | state  # the checkpoint's values replace present ones
 
     def _fit_head(self, name: str, state: dict[str, Tensor]) -> None:
         """Remove a checkpoint's head from `state`, unless the model has one of its size, or gets it here.
@@ -296,8 +304,8 @@ for _arch, _model in archs.MODELS.items():
 def renew_configs() -> None:
     """Make the config classes anew, with the options of methods registered since, and give them to fairseq and hydra.
 
-    It does what fairseq's register_model does with a config class. fairseq asks for the classes when it parses a
-    command line, after it has imported --user-dir, which may register methods.
+    It repeats what fairseq's register_model did with the former class of each model. fairseq asks for the classes when
+    it parses a command line, after it has imported --user-dir, which may register methods.
     """
     flags.make_classes()
     for name, model in MODELS.items():
@@ -305,9 +313,9 @@ def renew_configs() -> None:
         MODEL_DATACLASS_REGISTRY[name] = config_class
         setattr(model, "__dataclass", config_class)
 
-        node = config_class()
-        node._name = name
-        ConfigStore.instance().store(name=name, group="model", node=node, provider="fairseq")
+        defaults = config_class()
+        defaults._name = name
+        ConfigStore.instance().store(name=name, group="model", node=defaults, provider="fairseq")
 
 
 REGISTRATION_LISTENERS.append(renew_configs)

@@ -54,7 +54,8 @@ def describe_threads(model_config) -> str:
     number = torch.get_num_threads()
     cores = threads.available_cores()
     reason = threads.from_environment()
-    if reason is None and number == threads.torch_threads.chosen:
+    if reason is None and number == threads.torch_threads.chosen:  # this package has set it
         reason = f"by width {threads.width_of(model_config)}; OMP_NUM_THREADS chooses another number"
-    text = f"{threads.counted(number)} on {cores} core{'s' * (cores > 1)}"
+    plural = "s" if cores > 1 else ""
+    text = f"{threads.counted(number)} on {cores} core{plural}"
     return f"{text} ({reason})" if reason else text

@@ -48,13 +48,14 @@ def import_user_module(original: Callable[..., None], *args: Any) -> None:
 def call_main(original: Callable[..., None], cfg: Any, main: Callable[..., None], **others: Any) -> None:
     """Run a fairseq program's `main`, with our Trainer and functions, in this process or in those that it starts.
 
-    cfg: fairseq's whole config; others: what fairseq's call_main takes beside it.
+    cfg: fairseq's whole config; others: keyword arguments of `main`. When fairseq-train ends, by an error too, its
+    run's folder and signal handlers are freed.
     """
     program = attach(main.__globals__)
     try:
         launch.call_main(original, cfg, main, prepare_process, **others)
     finally:
-        if program is not None:
+        if program is not None:  # fairseq-train
             program.end()
 
 
@@ -71,7 +72,7 @@ PATCHES: dict[tuple[Any, str], Handler] = {
     # the first call of fairseq-train's main: from here on its Trainer is ours, in whatever way it was started
     (utils, "import_user_module"): import_user_module,
     # every task gets DeepTask in front; fairseq ignores a YAML's section of a task without a dataclass
-    (tasks, "setup_task"): task.set_up,
+    (tasks, "setup_task"): task.set_up_with_mixin,
     # fairseq reads truncated data silently
     (indexed_dataset, "make_dataset"): datasets.open_checked,
     # fairseq drops the last sentences of a data set: --required-batch-size-multiple, fairseq/data/data_utils.py
@@ -142,21 +143,22 @@ def attach_to_programs() -> None:
 
 
 def attach(namespace: dict[str, Any]) -> run.Program | None:
-    """Put our Trainer and functions into fairseq-train, or ours for reading input into fairseq-interactive.
+    """Put our Trainer and functions into fairseq-train, or our function that reads input into fairseq-interactive.
 
-    namespace: globals of a program's `main`, which are no module's in a process that multiprocessing has started; those
-    of any other program stay as they are. Return the Program of fairseq-train, None for another.
+    namespace: globals of a program's `main`, in which main looks its functions up; those of any other program stay as
+    they are. Return the Program of fairseq-train, None for another program. A second call changes nothing.
     """
     if "buffered_read" in namespace:  # fairseq-interactive ends in a traceback at a byte that is not UTF-8
         namespace["buffered_read"] = handled(namespace["buffered_read"], command_line.read_input)
-    if "validate_and_save" not in namespace or "Trainer" not in namespace:
+    if "validate_and_save" not in namespace or "Trainer" not in namespace:  # not fairseq-train
         return None
 
     for name, handler in PROGRAM.items():
         namespace[name] = handled(namespace[name], handler)
     if getattr(namespace["Trainer"], "func", None) is not DeepTrainer:
         namespace["Trainer"] = functools.partial(DeepTrainer, program=run.Program(namespace))
-    return namespace["Trainer"].keywords["program"]  # of the partial, made now or by an earlier call
+    partial = namespace["Trainer"]  # made now or by an earlier call
+    return partial.keywords["program"]
 
 
 def replace(owner: Any, name: str, handler: Handler) -> None:

@@ -50,7 +50,8 @@ class Writer:
     """Append rows to the file `path` of a run, after a header.
 
     header: as in Record; fresh: begin the file anew, as a training does that is not resumed. A resumed training appends
-    to its file; of two rows for an update, readers take the later one. Raises OSError if the file cannot be written.
+    a header and its rows to the file; of two rows for an update, readers take the later one. Raises OSError if the file
+    cannot be written.
     """
 
     def __init__(self, path: Path, header: dict, fresh: bool):
@@ -84,24 +85,27 @@ def _rounded(value: float) -> float | None:
 
 
 def read_rows(path: Path) -> list[dict]:
-    """Return the rows of a file, headers included, with {} for a broken line; raise a UserError if it is missing."""
+    """Return the rows of a file, headers included, with {} for a broken line; raise a UserError if it is missing.
+
+    What follows the last line's end is left out: a row that a killed training had begun to write, or nothing.
+    """
     if not path.is_file():
         raise UserError(path, "no such file; train with --deepnet-probe to get one")
     text = path.read_text(encoding="utf-8", errors="replace")
-    return [parse_json_object(line) for line in text.split("\n")[:-1]]  # the last line may be cut off by a kill
+    return [parse_json_object(line) for line in text.split("\n")[:-1]]
 
 
 def record_of(lines: list[dict], where: object) -> Record:
     """Make a Record of the rows that read_rows returns; of two for one update the later counts, and null becomes NaN.
 
     lines: the rows and headers; where: where they come from, for messages. Raises a UserError for broken rows, and for
-    a header of another format.
+    a header of another format. Of several headers the last one counts.
     """
     header: dict = {}
     rows: dict[int, dict[str, Values]] = {}
     try:
         for row in lines:
-            if "format" in row:
+            if "format" in row:  # a header: each start and resume of the training has written one
                 header = dict(row)
                 continue
             probed = {probe: _with_nan(values) for probe, values in row.items() if probe != "update"}

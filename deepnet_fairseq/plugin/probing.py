@@ -35,8 +35,9 @@ logger = logging.getLogger(__name__)
 class TrainingProbes:
     """Probes of a fairseq-train run: they write to fairseq's log and to probes.jsonl every `interval` updates.
 
-    model: without a wrapper; probes: classes of the probes; folder: of the file; header: facts of the run for the
-    file's header, {name: value}; the probes' names and the interval are added.
+    model: without DistributedDataParallel's wrapper; probes: classes of the probes; folder: in which probes.jsonl is;
+    header: facts of the run for the first line of that file, {name: value}, to which the probes' names and the interval
+    are added.
     """
 
     def __init__(self, model: nn.Module, probes: list[type[Probe]], interval: int, folder: Path, header: dict):
@@ -49,18 +50,21 @@ class TrainingProbes:
         self.iterator: Any = None
         self.update = 0  # number of updates made before the one that is, or was last, observed
         self._opened = False  # whether _open was called
-        # last update with a row; fairseq repeats a step that failed, to look into it, which must not be observed again
-        self._written: int | None = None
+        # update whose row was written last; fairseq repeats a step whose numbers are not finite, to report on them, and
+        # that step must not be observed again
+        self._last_written: int | None = None
 
     def before_batch(self, update: int, dummy: bool = False) -> None:
         """Prepare for a batch of training, and begin to observe if it is the first one of an update that is due.
 
-        update: number of updates made before; dummy: whether the batch counts for nothing, and only keeps a process
-        busy that has no more batches of its own.
+        update: number of updates made before; dummy: whether the batch has no effect, and only keeps a process busy
+        that has no more batches of its own.
         """
         if not self._opened:
             self._open(update)
-        if update % self.interval == 0 and not self.session.watching and update != self._written:
+        is_due = update % self.interval == 0 and update != self._last_written
+        is_first_batch = not self.session.watching  # `watching` is empty until begin()
+        if is_due and is_first_batch:
             self.update = update
             self.session.model.set_num_updates(update)  # fairseq's step does it too, but later
             self.session.begin()
@@ -75,7 +79,10 @@ class TrainingProbes:
             self.session.gradients(scale)
 
     def end_update(self, made: bool) -> None:
-        """End the observation of an update, and write the values if the update was made."""
+        """End the observation of an update, and write the values if the update was made.
+
+        Without that, as when an update overflows in half precision, the values are dropped.
+        """
         try:
             if self.session.watching and made:
                 self._write()
@@ -83,19 +90,24 @@ class TrainingProbes:
             self.session.end()
 
     def _write(self) -> None:
-        """Write the values of the observed update to the file, on rank 0, and those of the summary to fairseq's log."""
+        """Write the observed update's values: all to probes.jsonl, on rank 0, and the probes' summary to fairseq's log.
+
+        The summary is what each probe chooses for the log, as means over layers: {"probe/address": value}.
+        """
         values = self.session.values()
-        self._written = self.update
+        self._last_written = self.update
         if self.writer is not None:
             self.writer.append_row(self.update, values)
         for key, value in self.session.summary(values).items():
             if math.isfinite(value):
-                metrics.log_scalar(key, float(f"{value:.5g}"), priority=2000)
+                five_digits = float(f"{value:.5g}")
+                metrics.log_scalar(key, five_digits, priority=2000)  # behind fairseq's own in a line of the log
 
     def _open(self, update: int) -> None:
-        """Begin or continue the run's file, and set the held batch and the reference if a probe needs them.
+        """Open probes.jsonl, and set the held batch and the reference if a probe needs them (see the file's docstring).
 
-        update: number of updates made before this process's first batch, 0 unless the training was resumed.
+        update: number of updates made before this process's first batch; 0 begins the file anew, another number means
+        that the training was resumed.
         """
         self._opened = True
         first = agreement.is_first()
@@ -124,16 +136,16 @@ def probes_of(model: nn.Module, cfg: Any) -> TrainingProbes | None:
 def reference(model: nn.Module, net_input: dict, path: Path, update: int, write: bool) -> dict[str, Tensor]:
     """Return the reference F(x, theta_0), {stack: outputs (tokens, C)}: computed at update 0, later read from `path`.
 
-    net_input: the held batch as arguments of the model's forward; update: number of updates made before; write: whether
-    this process writes what it computes to `path`. A resumed run without that file, or with one of another batch,
-    warns, and takes the present outputs for the reference.
+    net_input: the held batch x as arguments of the model's forward; update: number of updates made before; write:
+    whether this process writes what it computes to `path`. A resumed run without that file, or with one of another
+    batch, warns, and takes the present outputs for the reference.
     """
     tokens = net_input["src_tokens"]
-    if update:
+    if update:  # resumed
         try:
-            kept = torch.load(path, map_location="cpu", weights_only=True)
-            if torch.equal(kept["src_tokens"], tokens.cpu()):
-                return {name: value.to(tokens.device) for name, value in kept["outputs"].items()}
+            saved = torch.load(path, map_location="cpu", weights_only=True)
+            if torch.equal(saved["src_tokens"], tokens.cpu()):
+                return {name: value.to(tokens.device) for name, value in saved["outputs"].items()}
         except BROKEN:
             pass
         logger.warning(f"{path}: does not hold the outputs of update 0; model_update counts from update {update}")

@@ -465,7 +465,7 @@ class Run:
         of_fairseq: the extra_state that fairseq has made. For crash.pt it has no entry train_iterator.
         """
         trainer = self.trainer
-        ours = {exact_resume.KEY: self._process_state()} | trainer.stuck.kept()
+        ours = {exact_resume.KEY: self._process_state()} | trainer.stuck.entry_for_checkpoint()
         ours[graph_settings.KEY] = 0 if trainer.graphs is None else trainer.graphs.for_checkpoint
         if "train_iterator" in of_fairseq:
             ours["train_iterator"] = datasets.place_to_save(

@@ -63,7 +63,8 @@ def check_plain(where: object, config: Mapping | argparse.Namespace | None) -> N
 def _texts(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
     """Yield (name, value) of all settings in nested containers whose value is a text.
 
-    value: a container or a setting; name: of the setting, which the entries of a list share.
+    value: a container or the value of a setting; name: the setting's, or the section's for a whole section. An entry of
+    a list has the name of the list.
     """
     if isinstance(value, DictConfig | ListConfig):  # unresolved: a setting may refer to one that is not there yet
         value = OmegaConf.to_container(value, resolve=False)

@@ -22,7 +22,7 @@ ECHO = 3.0  # seconds in which one signal may come twice: from the scheduler, an
 
 
 class Stopped(Exception):
-    """Raised by Signals.raise_if_signalled, and caught by Run.validate_and_save."""
+    """A process of the training has got a signal: Run.validate_and_save catches this, saves and ends the program."""
 
 
 class Signals:
@@ -76,11 +76,11 @@ class Signals:
     def raise_if_signalled(self, device: torch.device) -> None:
         """Raise Stopped if any process of the training has got a signal; all of them must call this together.
 
-        device: the trainer's. If any_process_signalled is known since the last update it is used, once; else the
-        processes exchange a number.
+        device: the trainer's. The first call after an update takes what that update has told, any_process_signalled;
+        any other call, as between batches of a validation, asks the processes by a collective.
         """
         signalled = self.any_process_signalled
-        self.any_process_signalled = None
+        self.any_process_signalled = None  # holds for one call
         if not self.watching:
             return
         if signalled is None:
@@ -100,10 +100,10 @@ class Signals:
         self._ending = kind
 
     def _handle(self, kind: int, frame) -> None:
-        """Note a signal; as its handler, with the arguments that Python gives to one.
+        """Note a signal; a signal handler, with the arguments that Python gives to one.
 
-        A signal for which nobody waits any more has its default effect: one that comes when the training has ended, or
-        one that is repeated by a user who does not want to wait for the save.
+        Two signals have their default effect instead, which ends the process: one that comes after the training has
+        ended, and one that comes again after more than ECHO, from a user who does not want to wait for the save.
         """
         now = time.monotonic()
         is_first_or_echo = now - self._first_times.setdefault(kind, now) <= ECHO

@@ -36,8 +36,8 @@ logger = logging.getLogger(__name__)
 class Stuck:
     """Early-stopping monitor of --stop-stuck: it notes since when validation losses are no better than guessing.
 
-    limit: number of updates without a loss better than guessing that ends the training, 0 for never; smoothing: eps of
-    the loss's label smoothing; padding: the target that is not counted. Updates are numbered from 1.
+    limit: the training ends once the losses have been no better for so many updates, 0 for never; smoothing: eps of the
+    loss's label smoothing; padding: the target that is not counted. Updates are numbered from 1.
     """
 
     def __init__(self, limit: int, smoothing: float = 0.0, padding: int = 1):
@@ -46,7 +46,7 @@ class Stuck:
         self.padding = padding
         # the update since which all validations were no better than guessing; None if the last one was better
         self.since: int | None = None
-        self.at = 0  # update of the last validation
+        self.at = 0  # update after which the last validation was
         self.loss = float("nan")  # of the last validation, in bits per target token
         self.bound = float("nan")  # loss of guessing at the last validation, in bits per target token
         # (V,): how often each word was the target so far, in this process, in the validated subset; None before that
@@ -75,8 +75,9 @@ class Stuck:
     def end_subset(self, task, stats: dict, first: bool) -> None:
         """End the validation of a subset: compare its loss with that of guessing if it is the first, drop its counts.
 
-        stats: what fairseq logs of the subset; first: whether it is the first of --valid-subset. All processes must
-        call this together, because the counts are summed over all of them.
+        stats: what fairseq logs of the subset; first: whether it is the first of --valid-subset, whose loss also
+        decides about fairseq's early stopping. All processes must call this together, because the counts are summed
+        over all of them.
         """
         if not self.limit:
             return
@@ -86,12 +87,12 @@ class Stuck:
         if first and counts.sum():
             self.note_validation(stats["num_updates"], float(stats["loss"]), entropy(counts, self.smoothing))
 
-    def kept(self) -> dict:
+    def entry_for_checkpoint(self) -> dict:
         """Return {KEY: [since, at]} for a checkpoint's extra_state, {} if the monitor never ends a training."""
         return {KEY: [self.since, self.at]} if self.limit else {}
 
     def resume(self, extra_state: dict) -> None:
-        """Restore what `kept` returned."""
+        """Restore what entry_for_checkpoint returned; start afresh if the checkpoint's extra_state does not have it."""
         self.since, self.at = extra_state.get(KEY, (None, 0))
 
     def note_validation(self, update: int, loss: float, bound: float) -> None:
@@ -159,6 +160,7 @@ def stuck_monitor(cfg, criterion) -> Stuck:
     """
 
     def setting(section: str, key: str) -> object:
+        """Return a setting of the config, None if the section or the setting is not there."""
         return getattr(getattr(cfg, section, None), key, None)
 
     check_settings(setting)

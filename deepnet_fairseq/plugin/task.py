@@ -41,12 +41,12 @@ class DeepTask:
     validated_subsets = 0  # in the present validation, so far
 
     def build_criterion(self, cfg, *args, **kwargs):
-        """Build the loss, and let it get copies of the batches.
+        """Build the loss, and have it called with copies of the batches, by a hook.
 
-        A loss may change its batch: R-Drop doubles it, and --eval-bleu then translates the same batch.
+        A loss may change its batch: R-Drop's doubles it, and --eval-bleu then translates that same batch.
         """
         criterion = super().build_criterion(cfg, *args, **kwargs)  # type: ignore[misc]
-        criterion.register_forward_pre_hook(_on_copies, with_kwargs=True)
+        criterion.register_forward_pre_hook(_copy_batches, with_kwargs=True)
         return criterion
 
     def state_dict(self):
@@ -59,9 +59,10 @@ class DeepTask:
     def load_state_dict(self, state_dict):
         """Load the state in a checkpoint; raise a UserError, naming its file, if its vocabulary is not the data's.
 
-        fairseq calls this in two cases. When a program such as fairseq-generate loads a model, vocabulary.attach_origin
-        has added the checkpoint's file to the state; the vocabulary is compared here, before the model is built. When a
-        training resumes, the state has the digests without a file; DeepTrainer.load_checkpoint has compared them.
+        fairseq calls this in two cases. When a program such as fairseq-generate loads a model, the vocabulary is
+        compared here, before the model is built: vocabulary.attach_origin has put the checkpoint's file and digests
+        into the state. When a training resumes, the state has the digests without a file, and nothing is compared here,
+        since DeepTrainer.load_checkpoint has done so.
         """
         state = dict(state_dict)
         origin = state.pop(vocabulary.KEY, None)
@@ -92,7 +93,7 @@ class DeepTask:
         ignore_grad: fairseq's mark of a dummy batch, which keeps a process without batches busy and counts for nothing:
         its size is 0, and it logs zeros. fairseq itself would log what the loss logs of it.
         """
-        is_probed = False
+        is_probed = False  # whether probes observe this update, by hooks that a graph would not call
         if self.probes is not None:
             self.probes.before_batch(update_num, dummy=ignore_grad)
             is_probed = bool(self.probes.session.watching)
@@ -111,7 +112,10 @@ class DeepTask:
         return loss, size, logged
 
     def own_train_step(self) -> Any:
-        """Return the train_step of the task's own class, as a plain function, to compare it with another one."""
+        """Return the train_step of the task's own class, as a plain function.
+
+        graphs/settings.py compares it with fairseq's: a graph does not run a train_step that a task has overridden.
+        """
         return super().train_step.__func__  # type: ignore[misc]
 
     def optimizer_step(self, optimizer, model, update_num):
@@ -125,12 +129,13 @@ class DeepTask:
         max_positions: the longest length in tokens, or one for each side. Raises a UserError if a sentence is too long
         and ignore_invalid_inputs is False; or if all are, where fairseq would go through empty epochs.
         """
+        # for messages: the source side's file, of translation data that are read from a file
         path = getattr(getattr(dataset, "src", None), "_path", "the data")
         try:
-            by_size = super().filter_indices_by_size  # type: ignore[misc]
-            kept = by_size(indices, dataset, max_positions, ignore_invalid_inputs)
+            filter_of_task = super().filter_indices_by_size  # type: ignore[misc]
+            kept = filter_of_task(indices, dataset, max_positions, ignore_invalid_inputs)
         except Exception as error:
-            if str(error).startswith("Size of sample"):
+            if str(error).startswith("Size of sample"):  # fairseq raises an Exception for a sentence that is too long
                 raise UserError(path, str(error)) from error
             raise
 
@@ -153,11 +158,12 @@ class DeepTask:
             super().post_validate(model, stats, agg)  # type: ignore[misc]
 
 
-def _on_copies(criterion: torch.nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+def _copy_batches(criterion: torch.nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """Return the arguments of a loss with the batches among them replaced by copies, which the loss may change.
 
-    A forward pre-hook: args, kwargs are the arguments, of which batches are the dictionaries. Only a validation reads a
-    batch's tensors after the loss: there they are copied too, in training only the dictionaries.
+    A forward pre-hook of the loss: args, kwargs are its arguments, among which the dictionaries are batches. In
+    training only the dictionaries are copied, not the tensors in them: nothing reads these after the loss. A validation
+    does, so there they are copied too.
     """
     copy_tensor = _same if criterion.training else torch.clone
 
@@ -170,20 +176,21 @@ def _on_copies(criterion: torch.nn.Module, args: tuple, kwargs: dict) -> tuple[t
 
 
 def _same(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor itself."""
     return tensor
 
 
-def set_up(original, cfg, **kwargs):
+def set_up_with_mixin(original, cfg, **kwargs):
     """Set up a task as fairseq's setup_task (`original`) does, with DeepTask in front of its class; return the task.
 
-    cfg: the config's section for the task, or a Namespace. Raises a UserError for settings that do not go with
-    --zero-sharding, or that would run code.
+    cfg: the config's section for the task, or a Namespace of flags. Raises a UserError for settings that do not go with
+    --zero-sharding, or that would run code; a Namespace is not checked for these, since it comes from a command line.
     """
     whole_config: Any = cfg._get_parent() if isinstance(cfg, DictConfig) else None
     if whole_config is not None:
         zero.check_settings(lambda section, key: getattr(whole_config.get(section), key, None))
         check_plain("the config", whole_config)
-    return with_mixin(original(_by_flags(cfg), **kwargs))
+    return with_mixin(original(_as_flags_of_task(cfg), **kwargs))
 
 
 def with_mixin(task: Any) -> Any:
@@ -200,26 +207,29 @@ def _mixed(kind: Any) -> type:
     return type(kind.__name__, (DeepTask, kind), {"__module__": kind.__module__})
 
 
-def _by_flags(cfg: Any) -> Any:
-    """Convert the section of a task that has flags but no dataclass into a Namespace, with the flags' defaults.
+def _as_flags_of_task(cfg: Any) -> Any:
+    """Convert the config's section of a task that has no dataclass into a Namespace, with defaults for what it lacks.
 
-    fairseq ignores what a YAML file sets for such a task, as translation_multi_simple_epoch. cfg: the config's section
-    for the task; for any other task, and for a Namespace, it is returned as it is.
+    Such a task, as translation_multi_simple_epoch, defines its settings as flags alone (add_args), and fairseq ignores
+    what a YAML file sets for it. cfg: the section; a Namespace, and the section of any other task, are returned as they
+    are. Raises a UserError for a setting that the task does not have.
     """
     name = getattr(cfg, "_name", None)
     if not isinstance(cfg, DictConfig) or name not in tasks.TASK_REGISTRY or name in tasks.TASK_DATACLASS_REGISTRY:
         return cfg
 
+    # let the task define its flags on a parser, to learn their names, types and defaults
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     tasks.TASK_REGISTRY[name].add_args(parser)
     flags = {action.dest: action for action in parser._actions}  # name of a setting -> argparse's action
     unknown = sorted(set(cfg) - flags.keys() - {"_name"})
     if unknown:
         raise UserError(f"task.{unknown[0]}", f"{name} has no such setting; drop it")
+    defaults = {dest: action.default for dest, action in flags.items() if dest not in cfg}
     with open_dict(cfg):  # in the config itself too: settings of the model refer to it
-        cfg.update({dest: action.default for dest, action in flags.items() if dest not in cfg})
+        cfg.update(defaults)
 
-    # on the command line such a task gets the settings of other sections too
+    # as from a command line, the Namespace has the settings of other sections too, beside the task's own
     values: dict[str, Any] = {}
     whole_config: Any = cfg._get_parent()
     if whole_config is not None:
@@ -230,7 +240,7 @@ def _by_flags(cfg: Any) -> Any:
     settings: Any = OmegaConf.to_container(cfg)
     for dest, action in flags.items():
         value = settings[dest]
-        if callable(action.type) and isinstance(value, str):  # argparse would convert a flag's text
+        if callable(action.type) and isinstance(value, str):  # convert a text as argparse would
             value = action.type(value)
         values[dest] = value
     values["task"] = name
