@@ -25,9 +25,10 @@ def register() -> None:
 
 
 def translate(model, lines, **options) -> list:
-    """Translate lines of text by a checkpoint or by a folder of `deepnet export`; see tools.translation.translate.
+    """Translate lines of text by a checkpoint or by a folder of `deepnet export`.
 
-    Returns texts; with nbest=N lists of pairs (text, score), the best first.
+    model: path of the checkpoint or folder; lines: texts; options: as tools.translation.translate takes them. Return a
+    text for each line; with nbest=N a list of N pairs (text, score) for each, the best first.
     """
     from .tools import translation
 

@@ -14,7 +14,7 @@ class UserError(ValueError):
     """
 
     def __init__(self, subject: object, way_out: str = "") -> None:
-        """Keep both parts. A whole line, given alone, is cut at its first colon; without one it is all subject."""
+        """Keep both parts of the line; a single argument is the whole line, which is split at its first ": ", if any."""
         super().__init__(subject, way_out)
         self.subject = str(subject)
         self.way_out = way_out
@@ -29,29 +29,30 @@ class UserError(ValueError):
 def causes(error: BaseException | None) -> Iterator[BaseException]:
     """Yield `error` and its chain of causes, each once, without those that `raise ... from None` hides.
 
-    omegaconf's errors form a cycle when a debugger is attached, so an error may be its own cause.
+    The chain may be a cycle: omegaconf's errors are their own causes when a debugger is attached.
     """
-    seen: set[int] = set()
+    seen: set[int] = set()  # ids of the errors that were yielded
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         yield error
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        context = None if error.__suppress_context__ else error.__context__
+        error = error.__cause__ or context
 
 
 def user_error_line(error: BaseException | None) -> str | None:
     """Return the line to print for an error that the user can mend, None for any other.
 
-    These are a missing file, and errors that are or were caused by a UserError. fairseq wraps whatever goes wrong while
-    loading into "Cannot load model parameters from checkpoint FILE; ...". Then the line is "FILE: " and the UserError's
-    text, because the wrapper names the file and the UserError the reason.
+    The user can mend a missing file, a UserError, and an error that has a UserError among its causes. fairseq raises
+    "Cannot load model parameters from checkpoint FILE; ..." from any error while it loads. The line is then "FILE: "
+    and the UserError's text, since only the first names the file and only the second the reason.
     """
     if isinstance(error, FileNotFoundError):
         return str(error)
-    file = ""
-    for one in causes(error):
-        if isinstance(one, UserError):
-            return f"{file}{one}"
-        if match := re.match(r"Cannot load model parameters from checkpoint (.*?);", str(one)):
+    file = ""  # "FILE: " once fairseq's error was met
+    for cause in causes(error):
+        if isinstance(cause, UserError):
+            return f"{file}{cause}"
+        if match := re.match(r"Cannot load model parameters from checkpoint (.*?);", str(cause)):
             file = f"{match.group(1)}: "
     return None
 

@@ -17,7 +17,8 @@ WRONG_VALUES = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
 def check_file(flag: str, path: Path, inputs: tuple[Path, ...] = ()) -> None:
     """Raise UserError if the file `path` cannot be written, or is one of the `inputs`.
 
-    A command calls this before its work. flag: what the user gave `path` by; it begins the message.
+    A command calls this before its work. flag: the flag or argument by which the user has given `path`; it begins the
+    message.
     """
     if path.is_dir():
         raise UserError(f"{flag} {path}", "is a folder; name a file")
@@ -29,7 +30,7 @@ def check_file(flag: str, path: Path, inputs: tuple[Path, ...] = ()) -> None:
 
 
 def check_folder(flag: str, path: Path) -> None:
-    """Raise UserError if the new folder `path` cannot be made; it may exist already if it is empty. See check_file."""
+    """Raise UserError if the new folder `path` cannot be made; an empty folder may exist. flag: as in check_file."""
     is_empty_folder = path.is_dir() and not any(path.iterdir())
     if path.exists() and not is_empty_folder:
         raise UserError(f"{flag} {path}", "is there and not empty; name a new folder")
@@ -37,7 +38,7 @@ def check_folder(flag: str, path: Path) -> None:
 
 
 def _check_parent(flag: str, path: Path) -> None:
-    """Raise UserError if the folder that `path` is in does not exist or cannot be written to."""
+    """Raise UserError if the folder that holds `path` does not exist or cannot be written to; flag: as in check_file."""
     parent = path.resolve().parent
     if not parent.is_dir():
         raise UserError(f"{flag} {path}", f"there is no folder {parent}; make it first")
@@ -60,8 +61,11 @@ def whole(path: Path, follow: bool = True):
         if path.is_dir():
             path.rmdir()  # empty, or this fails
         os.replace(part, path)
-    finally:
-        shutil.rmtree(part) if part.is_dir() else part.unlink(missing_ok=True)
+    finally:  # nothing is left at `part`, unless an error came
+        if part.is_dir():
+            shutil.rmtree(part)
+        else:
+            part.unlink(missing_ok=True)
 
 
 def save_tensors(content: dict, path: Path) -> None:
@@ -99,13 +103,14 @@ def parse_json_object(line: str) -> dict:
     return value if isinstance(value, dict) else {}
 
 
-def read_object(path: Path, mend: str) -> dict:
+def read_json_object(path: Path, mend: str) -> dict:
     """Return the JSON object in a UTF-8 file.
 
     Raises a UserError, naming the file, if it holds none; mend: what the user can do about it, the end of the message.
     """
     if not path.is_file():
-        raise UserError(path, f"{'is no ordinary file' if path.exists() else 'no such file'}; {mend}")
+        problem = "is no ordinary file" if path.exists() else "no such file"
+        raise UserError(path, f"{problem}; {mend}")
     try:
         content = parse_json(path.read_text(encoding="utf-8"))
     except ValueError as error:

@@ -13,14 +13,14 @@ from collections.abc import Collection
 from .errors import UserError
 
 CODE = re.compile(r"[A-Za-z0-9]+(?:[_-][A-Za-z0-9]+)*")
-LONGEST = 40  # characters of a code: names of files hold three
+LONGEST = 40  # characters of a code: the name of a file may hold three codes
 # Language, then script, region or variant after a hyphen, as BCP 47 writes them; anything after an underscore.
 TAG = re.compile(r"[a-z]{2,3}(?:_[A-Za-z0-9]+|-(?:[A-Z][a-z]{3}|[A-Z]{2}|[0-9]{3}|[a-z0-9]{5,8}|[0-9][a-z0-9]{3}))*")
 SHORT = re.compile(r"[A-Za-z]{2,3}(?:[_-][A-Za-z0-9]+)*")  # a code whose first part has two or three letters
 
 
 def check_code(what: str, code: str) -> str:
-    """Return `code`; raise UserError, beginning with `what` (a flag, an argument or a file), if it is none."""
+    """Return `code`; raise UserError if it is no code. what: flag, argument or file that names it, for the message."""
     if not CODE.fullmatch(code) or len(code) > LONGEST:
         raise UserError(
             f"{what} {code!r}",
@@ -31,7 +31,7 @@ def check_code(what: str, code: str) -> str:
 
 
 def check_pair(what: str, source: str, target: str) -> tuple[str, str]:
-    """Return both codes; raise UserError, beginning with `what`, if one is no code or if they are the same."""
+    """Return both codes; raise UserError if one is no code or if they are the same. what: as in check_code."""
     for code in (source, target):
         check_code(what, code)
     if source == target:
@@ -39,37 +39,40 @@ def check_pair(what: str, source: str, target: str) -> tuple[str, str]:
     return source, target
 
 
-def readings(name: str, known: Collection[str] = (), words: bool = True) -> list[tuple[str, str]]:
+def possible_pairs(name: str, known: Collection[str] = (), words: bool = True) -> list[tuple[str, str]]:
     """Return the pairs of codes that `name` may stand for: none, one, or several if it is ambiguous.
 
-    known: codes that are in use, as those of dictionaries; a reading of two of them goes before all others.
-    words: accept codes that begin with more than three letters, as "english-german". Leave it out where other files
-    lie beside those named after a pair, as "my-notes.txt".
+    known: codes that are in use, as those of dictionaries. If both codes of a pair are known, other pairs do not count;
+    if none are, but both codes of a pair have the form of BCP 47, the others do not count either.
+    words: accept codes that begin with more than three letters, as in "english-german". False where a folder also holds
+    files that are not named after a pair, as "my-notes.txt".
     """
+    # each hyphen may be the one between the two codes
     parts = name.split("-")
-    halves = [("-".join(parts[:i]), "-".join(parts[i:])) for i in range(1, len(parts))]
-    pairs = [pair for pair in halves if all(CODE.fullmatch(code) and len(code) <= LONGEST for code in pair)]
+    pairs = []
+    for i in range(1, len(parts)):
+        pair = "-".join(parts[:i]), "-".join(parts[i:])
+        if all(CODE.fullmatch(code) and len(code) <= LONGEST for code in pair):
+            pairs.append(pair)
 
-    # the best kind of reading that there is: known codes, then codes in the form of BCP 47, then any
+    # keep the best kind of pairs that there is
     known_pairs = [pair for pair in pairs if set(pair) <= set(known)]
-    tags = [pair for pair in pairs if all(map(TAG.fullmatch, pair))]
-    other = pairs if words else [pair for pair in pairs if all(map(SHORT.fullmatch, pair))]
-    return known_pairs or tags or other
+    bcp47_pairs = [pair for pair in pairs if all(map(TAG.fullmatch, pair))]
+    other_pairs = pairs if words else [pair for pair in pairs if all(map(SHORT.fullmatch, pair))]
+    return known_pairs or bcp47_pairs or other_pairs
 
 
 def parse_pair(what: str, name: str, known: Collection[str] = ()) -> tuple[str, str]:
-    """Return the two codes of "SRC-TGT"; see `readings` for `known`.
+    """Return the two codes of `name`, "SRC-TGT".
 
-    Raise UserError, beginning with `what`, if `name` is no pair, the same language twice, or ambiguous.
+    what: as in check_code; known: codes that are in use, as possible_pairs takes them. Raises UserError if `name` is no
+    pair, the same language twice, or ambiguous.
     """
-    pairs = readings(name, known)
+    pairs = possible_pairs(name, known)
     if not pairs:
         raise UserError(f"{what} {name!r}", "is no pair of languages; write two codes with a hyphen between, as de-en")
     if len(pairs) > 1:
         choices = " or ".join(" and ".join(pair) for pair in pairs)
-        raise UserError(
-            f"{what} {name}",
-            f"may be {choices}; write _ for - within a code, as "
-            f"{'-'.join(code.replace('-', '_') for code in pairs[-1])}",
-        )
+        unambiguous = "-".join(code.replace("-", "_") for code in pairs[-1])
+        raise UserError(f"{what} {name}", f"may be {choices}; write _ for - within a code, as {unambiguous}")
     return check_pair(what, *pairs[0])

@@ -21,25 +21,27 @@ def render(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _is_plain_number(cell: str) -> bool:
-    """Tell whether a cell holds digits alone, besides commas, points and hyphens."""
+    """Return whether a cell holds digits alone, besides commas, points and hyphens."""
     return cell.replace(",", "").replace(".", "").replace("-", "").isdigit()
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
     """Return the rows, whose cells are Markdown, as a table.
 
-    Columns align right, except the first, if at least half of their cells that are not empty are numbers.
+    A column aligns right if at least half of its cells, without those that are empty or a dash, are numbers. The first
+    column aligns left.
     """
     header, *body = rows
     rule = ["---"]
     for i in range(1, len(header)):
         cells = [row[i] for row in body if row[i] not in ("", "-", "–")]
         numbers = [cell for cell in cells if NUMBER.fullmatch(cell)]
-        is_numeric = len(numbers) / (len(cells) or 1) >= 0.5
+        is_numeric = bool(cells) and len(numbers) / len(cells) >= 0.5
         rule.append("---:" if is_numeric else "---")
     return "\n".join(f"| {' | '.join(line)} |" for line in (header, rule, *body))
 
 
 def escape(text: str) -> str:
-    """Return plain text, with its whitespace as single spaces, as GitHub's Markdown of one line."""
-    return re.sub(r"([\\`*_\[\]<>|&~$#])", r"\\\1", " ".join(text.split()))
+    """Escape a plain text so that GitHub's Markdown shows it as it is, in one line; whitespace becomes single spaces."""
+    one_line = " ".join(text.split())
+    return re.sub(r"([\\`*_\[\]<>|&~$#])", r"\\\1", one_line)

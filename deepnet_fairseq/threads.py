@@ -43,14 +43,15 @@ def measured() -> dict[int, Ratio]:
 
 
 def threads_pay(width: int) -> bool:
-    """Return whether several threads gain a larger factor on an idle machine than they lose beside a busy core.
+    """Return whether several threads speed a model up more on idle cores than they slow it down beside a busy core.
 
-    width: of the model in features. One that was not measured is judged by the next lower one that was, and one below
-    all of them by the lowest.
+    With the ratios of threads.toml the speed-up is 1 / idle and the slow-down is busy. width: of the model in features;
+    one that was not measured is judged by the next lower one that was, and one below all of them by the lowest.
     """
     table = measured()
     nearest = max((known for known in table if known <= width), default=min(table))
-    return table[nearest].idle * table[nearest].busy < 1
+    ratio = table[nearest]
+    return ratio.idle * ratio.busy < 1  # 1 / idle > busy
 
 
 def processes_and_threads(width: int, tasks: int = 1, processes: int | None = None) -> Share:
@@ -60,21 +61,26 @@ def processes_and_threads(width: int, tasks: int = 1, processes: int | None = No
     after the other. The threads of a task do not depend on the number of tasks, so that its results, to the last bit,
     do not either.
 
-    processes: the number of processes, if it is decided already, as by the ranks of a training; together they get no
-    more threads than there are cores.
+    width: of the model in features; tasks: number of computations; processes: how many run side by side, if that is
+    decided already, as by the ranks of a training; None to choose. Together the processes get no more threads than
+    there are cores, but each gets one.
     """
     cores = available_cores()
     threads = cores if threads_pay(width) else 1
     if processes is None:
         processes = max(1, min(tasks, cores // threads))
-    return Share(processes, max(1, min(threads, cores // processes)))
+    threads = max(1, min(threads, cores // processes))
+    return Share(processes, threads)
 
 
 def available_cores() -> int:
-    """Count the physical cores that this process may use. Two hyper-threads of a core count once, as for torch."""
+    """Count the physical cores that this process may use. Two hyper-threads of a core count once, as for torch.
+
+    Where the system does not say which hyper-threads belong together, every logical core counts.
+    """
     logical = os.sched_getaffinity(0)
-    siblings = {_siblings(number) for number in logical}
-    return len(logical) if None in siblings else len(siblings)
+    physical = {_siblings(number) for number in logical}
+    return len(logical) if None in physical else len(physical)
 
 
 def _siblings(logical: int) -> str | None:
@@ -85,7 +91,7 @@ def _siblings(logical: int) -> str | None:
         return None
 
 
-def counted(threads: int) -> str:
+def threads_in_words(threads: int) -> str:
     """Format a number of threads as "1 thread" or "2 threads"."""
     return "1 thread" if threads == 1 else f"{threads} threads"
 
@@ -98,7 +104,11 @@ def width_of(config: Any) -> int | None:
 
 def from_environment() -> str | None:
     """Return the environment's setting of the number of threads, as "OMP_NUM_THREADS=4"; None without one."""
-    return next((f"{name}={os.environ[name]}" for name in VARIABLES if re.match(r"\d", os.environ.get(name, ""))), None)
+    for name in VARIABLES:
+        value = os.environ.get(name, "")
+        if re.match(r"\d", value):
+            return f"{name}={value}"
+    return None
 
 
 class TorchThreads:

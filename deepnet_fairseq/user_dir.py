@@ -12,12 +12,13 @@ from .errors import UserError
 def import_user_dir(folder: str | Path) -> None:
     """Import a folder whose modules register methods, as fairseq-train does for --user-dir.
 
-    A folder with an __init__.py is imported as a package, of another one every Python file. Raises a UserError, naming
-    the folder, if it has no Python files, if a file has the name of a module that is imported already, or if it has a
-    syntax error. This package's own folder is left alone: its methods are registered anyway.
+    A folder with an __init__.py is imported as a package under the folder's name. Of another folder every Python file
+    is imported as a module of its own; what is imported already is not imported again. Raises a UserError, naming the
+    folder, if it has no Python files, if a name is that of another module that is imported already, or if a file has a
+    syntax error.
     """
     path = Path(folder).resolve()
-    if path == Path(__file__).parent:
+    if path == Path(__file__).parent:  # this package's own folder: its methods are registered anyway
         return
     package = path / "__init__.py"
     files = [package] if package.is_file() else sorted(path.glob("*.py"))
@@ -31,7 +32,7 @@ def import_user_dir(folder: str | Path) -> None:
                     f"--user-dir {folder}", f"a module of the name {name} is imported already; rename {file}"
                 )
             continue
-        package_folders = [str(path)] if file == package else None
+        package_folders = [str(path)] if file == package else None  # where its submodules are; None for a module
         spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=package_folders)
         assert spec is not None and spec.loader is not None
         sys.modules[name] = module = importlib.util.module_from_spec(spec)

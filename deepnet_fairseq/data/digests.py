@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ..errors import UserError
-from ..files import read_object
+from ..files import read_json_object
 
 KEY = "deepnet_vocabulary"  # key in a checkpoint's task_state, under which the digests of its vocabulary are
 CUTTING = ("spm.model", "codes")  # names of files beside binarised data: a SentencePiece model, merges of subword-nmt
@@ -132,7 +132,7 @@ def cutting_files(data: str) -> list[Path]:
     for folder in reversed(folders_of(data)):
         if (folder / SETTINGS).is_file():
             try:
-                settings = read_object(folder / SETTINGS, "")
+                settings = read_json_object(folder / SETTINGS, "")
             except UserError:  # it is broken; commands that need it raise this error
                 return []
             named = [folder / name for name in settings.values() if isinstance(name, str)]

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files import read_object
+from ..files import read_json_object
 from . import digests
 from .lines import read_lines, write_lines
 from .vocabulary import FAIRSEQ_SPECIAL
@@ -200,7 +200,7 @@ def _of_export(folder: Path, langs: tuple[str, str]) -> KnownVocabulary:
     Raises a UserError if its text is not cut by SentencePiece, or a vocabulary is missing.
     """
     where = f"--like {folder}"
-    described = read_object(folder / EXPORTED, "export the model again with `deepnet export`")
+    described = read_json_object(folder / EXPORTED, "export the model again with `deepnet export`")
     pieces = _first_file(folder, MODELS)
     if described.get("pieces") != "sentencepiece" or pieces is None:
         raise UserError(where, "its model's text is not cut by SentencePiece; give the data of its run")

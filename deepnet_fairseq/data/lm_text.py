@@ -21,7 +21,7 @@ from fairseq.data import Dictionary, encoders
 from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
 
 from ..errors import UserError
-from ..files import check_folder, read_object
+from ..files import check_folder, read_json_object
 from .binarise import PLAIN, binarise, refuse_pathsep
 from .folder import new_folder, prepared_size, say_space
 from .learning import sample_size, sentencepiece_model
@@ -55,7 +55,7 @@ def _gpt2_symbols(encoder: Path, merges: Path) -> list[str]:
 
     Raises a UserError for a file with which fairseq's encoder would fail in the middle of a text.
     """
-    number_of = read_object(encoder, MEND)
+    number_of = read_json_object(encoder, MEND)
     numbers = list(number_of.values())
     all_whole = all(type(number) is int and number >= 0 for number in numbers)  # bool is a subclass of int
     if not all_whole or len(set(numbers)) < len(numbers):
@@ -123,7 +123,7 @@ def read_segmenter(folder: Path) -> Segmenter:
     """Return the segmenter that cut the data in `folder`, by its text.json; raise a UserError if it has none."""
     path = folder / NAME
     mend = "make the data with `deepnet prepare lm`, or write their BPE there as docs/language_models.md says"
-    content = read_object(path, mend)
+    content = read_json_object(path, mend)
     kind = content.get("bpe")
     if not isinstance(kind, str) or kind not in KINDS:
         raise UserError(path, f'"bpe" must be one of {", ".join(KINDS)}; {mend}')

@@ -25,7 +25,7 @@ from unicodedata import decomposition, is_normalized, normalize
 import numpy as np
 
 from ..errors import UserError
-from ..files import WRONG_VALUES, read_object
+from ..files import WRONG_VALUES, read_json_object
 from .lines import APART, CHUNK
 from .steps import write_json
 
@@ -287,7 +287,7 @@ def read_form(folder: Path, language: str) -> Form | None:
     path = folder / NAME
     if not path.is_file():
         return None
-    facts = read_object(path, MEND).get(language)
+    facts = read_json_object(path, MEND).get(language)
     if facts is None:
         return None
     try:

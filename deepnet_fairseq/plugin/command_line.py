@@ -141,7 +141,7 @@ def _check_flags(args: argparse.Namespace) -> None:
     folder = data.split(os.pathsep)[0]  # of several folders fairseq takes the dictionaries from the first
     _check_exists("the data folder", folder)
     if folder and task == "translation":
-        datasets.check_folder(folder)
+        datasets.check_has_dictionaries(folder)
 
     if getattr(args, "path", None) and getattr(args, "checkpoint_shard_count", 1) == 1:
         for path in args.path.split(os.pathsep):

@@ -97,7 +97,7 @@ def check_mapped(path: str, vocabulary: int | None) -> None:
         raise UserError(f"{problem}; take the dict.LANG.txt that was made with it, or {MEND}")
 
 
-def check_folder(folder: str) -> None:
+def check_has_dictionaries(folder: str) -> None:
     """Raise a UserError if a folder of translation data has no dictionaries: fairseq's error would name no file."""
     if not any(Path(folder).glob("dict.*.txt")):
         raise UserError(f"the data folder {folder}", "holds no dict.LANG.txt; scripts/prepare_text.sh makes one")

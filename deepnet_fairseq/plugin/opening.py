@@ -57,5 +57,5 @@ def describe_threads(model_config) -> str:
     if reason is None and number == threads.torch_threads.chosen:  # this package has set it
         reason = f"by width {threads.width_of(model_config)}; OMP_NUM_THREADS chooses another number"
     plural = "s" if cores > 1 else ""
-    text = f"{threads.counted(number)} on {cores} core{plural}"
+    text = f"{threads.threads_in_words(number)} on {cores} core{plural}"
     return f"{text} ({reason})" if reason else text

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files import read_object, whole
+from ..files import read_json_object, whole
 from ..plugin.probe_record import FILE
 
 FILES = {  # part of a run, as runs.py reads it -> file
@@ -80,7 +80,7 @@ class RunFolder:
     def facts(self) -> dict[str, Any] | None:
         """The content of run.json, None if there is none; UserError if it is no JSON object."""
         file = self / FILES["run"]
-        return read_object(file, "remove it") if file.exists() else None
+        return read_json_object(file, "remove it") if file.exists() else None
 
     @property
     def command(self) -> str | None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..core.methods import METHODS
 from ..errors import UserError
-from ..files import parse_json, read_object
+from ..files import parse_json, read_json_object
 from ..plugin.probe_record import Record, read_rows, record_of
 from .logs import Curve, curve, read_log, training_hours
 from .run_folder import FILES, TRAINED
@@ -319,7 +319,7 @@ def _parts(folder: Path) -> dict[str, Any]:
         elif part in TEXTS:
             parts[part] = path.read_text(encoding="utf-8", errors="replace").strip()
         else:
-            parts[part] = read_object(path, WAY_OUT)
+            parts[part] = read_json_object(path, WAY_OUT)
     return parts
 
 

@@ -39,7 +39,7 @@ from ..study.runs import RecordedRun, read_records
 from ..study.scoring.generated import read_corpus
 from ..study.scoring.scores import score
 from ..text_table import render
-from ..threads import Share, available_cores, counted, from_environment, processes_and_threads, width_of
+from ..threads import Share, available_cores, from_environment, processes_and_threads, threads_in_words, width_of
 from .environment import environment
 from .plan.fit import USABLE
 from .plan.needs import memory
@@ -667,7 +667,7 @@ def compare(grid: Grid, plot: Path | None = None, as_json: bool = False) -> str:
     print(note or f"warm-up: {warmup} updates", file=sys.stderr)
     share = grid.share()
     jobs = grid.jobs_that_fit(share.processes)
-    threads = from_environment() or counted(share.threads)
+    threads = from_environment() or threads_in_words(share.threads)
     why_fewer = "" if jobs == share.processes else f": more do not fit into {free_memory() / GIB:.1f} GiB"
     print(f"{jobs} at a time, {threads} each{why_fewer}", file=sys.stderr)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from deepnet_fairseq.languages import check_pair, parse_pair, readings
+from deepnet_fairseq.languages import check_pair, parse_pair, possible_pairs
 
 from ..support.errors import refused
 
@@ -20,17 +20,17 @@ def test_a_pair_is_two_codes_with_a_hyphen_between(pair):
 
 
 def test_a_reading_by_known_codes_goes_before_the_usual_form_of_codes():
-    assert readings("zh-tw-en", known=["en", "zh-tw", "de"]) == [("zh-tw", "en")]
+    assert possible_pairs("zh-tw-en", known=["en", "zh-tw", "de"]) == [("zh-tw", "en")]
 
 
 def test_words_in_place_of_codes_are_a_pair_only_if_they_may_be():
-    assert readings("my-notes")
-    assert not readings("my-notes", words=False)
+    assert possible_pairs("my-notes")
+    assert not possible_pairs("my-notes", words=False)
 
 
 @pytest.mark.parametrize("name", ["zh_Hans-en", "DE-EN"])
 def test_codes_are_a_pair_where_words_are_none(name):
-    assert readings(name, words=False)
+    assert possible_pairs(name, words=False)
 
 
 @pytest.mark.parametrize("name", NO_PAIRS)

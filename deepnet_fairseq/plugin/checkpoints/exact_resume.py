@@ -78,7 +78,7 @@ def keep_threads(before: int | None) -> None:
     asked = threads.from_environment()
     if asked:
         instead = f", not by {asked}; --reset-meters drops their number, with the run's other counts"
-    log.info(f"goes on with {threads.counted(before)}, as it began, for the same bits{instead}")
+    log.info(f"goes on with {threads.threads_in_words(before)}, as it began, for the same bits{instead}")
 
 
 def between_epochs(extra_state: dict) -> bool:

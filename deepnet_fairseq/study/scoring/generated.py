@@ -21,7 +21,7 @@ from sacremoses import MosesDetokenizer
 from ...data.lines import STDIN, read_lines
 from ...errors import UserError
 from ...files import WRONG_VALUES, parse_json
-from ...languages import parse_pair, readings
+from ...languages import parse_pair, possible_pairs
 from . import forced, pieces
 from .words import base_language
 
@@ -229,7 +229,7 @@ class Corpus:
 
         If the corpus' languages are unknown, any two language codes will do.
         """
-        pairs = readings(name, self.languages, words=False)  # the pairs that `name` may stand for, split at each hyphen
+        pairs = possible_pairs(name, self.languages, words=False)  # the pairs that `name` may stand for, split at each hyphen
         return any(not self.languages or self.languages.issuperset(pair) for pair in pairs)
 
     def only_direction(self, subset: str) -> str | None:

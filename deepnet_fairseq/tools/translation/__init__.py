@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from ...data.lines import read_lines
 from ...errors import UserError
-from ...threads import counted
+from ...threads import threads_in_words
 from .description import NAME, Description, read_description
 from .engines import CTranslate2, Fairseq, HuggingFace, Hypothesis, Settings
 from .incoming import chunks
@@ -90,7 +90,10 @@ def run(
     path = _regular_file(file)
     _check_nbest(nbest, settings)
     translator = load(model, data=data, source=source, target=target, settings=settings, subwords=subwords)
-    print(f"| {translator.engine.name}, {counted(translator.engine.threads)}, beam {settings.beam}", file=sys.stderr)
+    print(
+        f"| {translator.engine.name}, {threads_in_words(translator.engine.threads)}, beam {settings.beam}",
+        file=sys.stderr,
+    )
 
     if path is not None:
         _translate_file(translator, path, nbest)

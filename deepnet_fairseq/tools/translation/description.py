@@ -15,7 +15,7 @@ from typing import Any
 from ...data.steps import write_json
 from ...data.text_form import Form, text_pieces
 from ...errors import UserError
-from ...files import WRONG_VALUES, read_object
+from ...files import WRONG_VALUES, read_json_object
 from .pieces import KINDS
 
 NAME = "translation.json"
@@ -119,7 +119,7 @@ def read_description(folder: Path) -> Description:
     if not (folder / NAME).exists():
         raise UserError(folder, f"is no exported model, it lacks {NAME}; {MEND}")
 
-    content = read_object(folder / NAME, MEND)
+    content = read_json_object(folder / NAME, MEND)
     try:
         described = Description(**content)
         # JSON has lists for tuples, and an object for the form

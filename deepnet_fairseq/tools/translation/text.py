@@ -20,7 +20,7 @@ from ...data.digests import folders_of
 from ...data.recipes import RECIPES
 from ...data.text_form import read_form
 from ...errors import UserError
-from ...files import read_object
+from ...files import read_json_object
 from ...plugin.checkpoints import vocabulary
 from .description import Description, derive_form
 from .pieces import KINDS
@@ -223,7 +223,7 @@ def find_chain(data: str) -> dict[str, bool]:
     chain = Chain()
     summary = folders_of(data)[0] / "recipe.json"  # if a recipe made the data, it is in the first folder
     if summary.is_file():
-        name = read_object(summary, "make the corpus again").get("recipe")
+        name = read_json_object(summary, "make the corpus again").get("recipe")
         recipe = RECIPES.get(str(name))
         chain = getattr(recipe, "test_chain", chain)
     return asdict(chain)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...data.lines import STDIN, read_lines
 from ...errors import UserError
-from ...files import read_object
+from ...files import read_json_object
 
 WRAPPERS = ("model", "state_dict", "model_state_dict", "module")  # keys under which checkpoints keep their state dict
 # entries of a Hugging Face config.json that are the factor of a shortcut
@@ -88,7 +88,7 @@ def _folder(path: Path) -> dict[str, Tensor]:
     if not weights_file.is_file():
         raise UserError(path, f"holds no {weights_file.name}; name the file of weights itself")
 
-    config = read_object(config_file, "download it again, or remove it") if config_file.exists() else {}
+    config = read_json_object(config_file, "download it again, or remove it") if config_file.exists() else {}
     weights, _, _ = read_weights(weights_file)
     factors = {}
     for name, value in config.items():
