@@ -14,7 +14,7 @@ class UserError(ValueError):
     """
 
     def __init__(self, subject: object, way_out: str = "") -> None:
-        """Keep both parts of the line; a single argument is the whole line, which is split at its first ": ", if any."""
+        """Keep both parts of the line; a single argument is the whole line, to be split at its first ": ", if any."""
         super().__init__(subject, way_out)
         self.subject = str(subject)
         self.way_out = way_out

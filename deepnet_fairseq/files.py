@@ -38,7 +38,7 @@ def check_folder(flag: str, path: Path) -> None:
 
 
 def _check_parent(flag: str, path: Path) -> None:
-    """Raise UserError if the folder that holds `path` does not exist or cannot be written to; flag: as in check_file."""
+    """Raise UserError if the folder of `path` does not exist or cannot be written to; flag: as in check_file."""
     parent = path.resolve().parent
     if not parent.is_dir():
         raise UserError(f"{flag} {path}", f"there is no folder {parent}; make it first")

@@ -42,6 +42,6 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
 
 
 def escape(text: str) -> str:
-    """Escape a plain text so that GitHub's Markdown shows it as it is, in one line; whitespace becomes single spaces."""
+    """Escape a plain text so that GitHub's Markdown shows it as it is; whitespace becomes single spaces."""
     one_line = " ".join(text.split())
     return re.sub(r"([\\`*_\[\]<>|&~$#])", r"\\\1", one_line)
