@@ -171,7 +171,7 @@ class Run:
         """Return a section for checkpoints with which fairseq loads the newest undamaged checkpoint of the folder.
 
         cfg: the config's section for checkpoints. It is returned itself if checkpoint_last is undamaged, if the folder
-        has no checkpoint, or if --restore-file names one; otherwise a copy in which --restore-file is another one.
+        has no checkpoint, or if --restore-file names one; otherwise a copy whose restore_file is another checkpoint.
         """
         if cfg.restore_file != reading.DEFAULT:
             return cfg
@@ -189,7 +189,7 @@ class Run:
         self._damaged_last = folder / f"{atomic.LAST}{suffix}.pt"
         cfg = copy.deepcopy(cfg)
         cfg.restore_file = other.removesuffix(f"{suffix}.pt") + ".pt"  # fairseq adds the suffix
-        # both name a model to start from while the folder has no checkpoint, and fairseq would see no checkpoint_last
+        # both flags name a model to start from in a folder without checkpoint_last; this folder's is damaged or missing
         cfg.finetune_from_model = None
         cfg.continue_once = None
         return cfg
@@ -245,7 +245,7 @@ class Run:
         saved = extra_state.get(exact_resume.KEY) or {}  # of _process_state
         place = extra_state["train_iterator"]
         epoch_had_ended = exact_resume.between_epochs(extra_state)
-        epoch = place["epoch"] - 1 if epoch_had_ended else place["epoch"]
+        epoch = place["epoch"] - 1 if epoch_had_ended else place["epoch"]  # after an epoch `place` is in the next one
         self._restore_schedule(saved.get("lr_scheduler"))
 
         # losses: of the --valid-subsets, the first of which decides; over: whether the training has reached its end
@@ -296,10 +296,11 @@ class Run:
 
         batches: fairseq's EpochBatchIterator. A training that was over when it was started makes no update. One that
         diverges or is stuck ends the process with a line and a status of its own; one whose last save failed raises a
-        UserError. When the training ends, in any of these ways or by its limits, the run is stopped.
+        UserError. When the training ends, in any of these ways or by its limits, its folder and signal handlers are
+        freed.
         """
         limits = self.trainer.cfg.optimization
-        ends_here = True  # whether this is the last epoch, which it also is if an error is raised before the line below
+        ends_here = True  # an error ends the training; without one it is decided below
         try:
             result = self.result_if_over
             if result is None:
@@ -347,7 +348,7 @@ class Run:
 
         batches: fairseq's iterator over the epoch; valid_subsets: names; end_of_epoch: whether the update is the
         epoch's last. Return fairseq's result, (validation losses, whether the training is over), in which a stuck
-        training is over too. It ends without a save of its own: fairseq decides about saving before it knows.
+        training is over too. It gets no final checkpoint, because fairseq has decided about saving before.
         """
         trainer = self.trainer
         try:
@@ -379,8 +380,10 @@ class Run:
             with self.best.in_fairseq():
                 path = self._save_by_flags(fairseq_save, cfg, batches, val_loss)
         except (atomic.SaveError, OSError) as error:
-            path = getattr(error, "filename", None) or cfg.save_dir
-            self._save_error = error if isinstance(error, atomic.SaveError) else atomic.SaveError(path, error)
+            if isinstance(error, atomic.SaveError):
+                self._save_error = error
+            else:
+                self._save_error = atomic.SaveError(error.filename or cfg.save_dir, error)
             log.warning(f"{self._save_error}; the training goes on, {saving.describe_resume(cfg)}")
             return None
         self._save_error = None
@@ -477,7 +480,7 @@ class Run:
         """Return what a resume that is exact to the bit needs, and fairseq keeps in the process only."""
         trainer = self.trainer
         dataset = trainer.task.datasets.get(trainer.cfg.dataset.train_subset)
-        batches = trainer.task.dataset_to_epoch_iter.get(dataset)
+        batches = trainer.task.dataset_to_epoch_iter.get(dataset)  # the iterator that fairseq has cached, or None
         schedule: Any = getattr(trainer.lr_scheduler, "lr_scheduler", None)
         return {
             "patience": self.best.patience,
@@ -526,7 +529,7 @@ class Run:
 
         self._unfinished_end_of_epoch = end_of_epoch
         try:
-            checkpoint_utils.save_checkpoint(cfg, trainer, batches, None)
+            checkpoint_utils.save_checkpoint(cfg, trainer, batches, None)  # calls `save` (patches.py)
             self._check_saved()
         except UserError as error:
             raise UserError(f"stopped by {kind.name} after update {updates}, and {error}") from None

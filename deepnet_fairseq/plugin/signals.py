@@ -113,15 +113,16 @@ class Signals:
 
 
 def spare_worker(original) -> None:
-    """Make a data-loading process ignore signals sent to the whole job; only its parent's SIGTERM ends it.
+    """Make a data-loading process ignore signals that are sent to the whole job; only its parent's SIGTERM ends it.
 
-    original: torch's function that sets the signal handlers of such a process. Without this the process would end at
-    once, and with it the training, by an error, before the checkpoint is saved.
+    original: torch's function that sets the signal handlers of such a process. With torch's handlers alone the process
+    would end at once, and with it the training, by an error, before the checkpoint is saved.
     """
     original()
-    if threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread():  # where Python sets no signal handlers
         return
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    # a handler is not told who has sent a signal: block SIGTERM, and let a thread wait for it
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     parent: Any = multiprocessing.parent_process()
     threading.Thread(target=_end_with_parent, args=(parent.pid,), daemon=True).start()

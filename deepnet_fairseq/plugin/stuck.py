@@ -140,11 +140,12 @@ def entropy(counts: Tensor, smoothing: float = 0.0) -> float:
 def check_settings(setting: Callable[[str, str], object]) -> None:
     """Raise a UserError for flags that do not go with --stop-stuck, if that is given.
 
-    setting(section, key) returns the value of a setting in a section of fairseq's config, None if there is none.
+    setting(section, key) returns a setting of fairseq's config, or of the parsed flags, which have no sections; None
+    if it is not there.
     """
     if not setting("model", "stop_stuck"):
         return
-    criterion = str(setting("criterion", "_name") or setting("", "criterion"))
+    criterion = str(setting("criterion", "_name") or setting("", "criterion"))  # in a config, or among parsed flags
     if criterion.removeprefix("chunked_") not in LOSSES:
         raise UserError("--stop-stuck", f"not with --criterion {criterion}, which is no likelihood of words; drop it")
     for (section, key), reason in REFUSED.items():

@@ -97,6 +97,7 @@ class DeepTrainer(Trainer):
         if cfg.ddp_backend in ("c10d", "pytorch_ddp"):
             return launch.wrap_in_ddp(cfg, module, group, self.device)
 
+        # another backend, as legacy_ddp: fairseq wraps the module
         seconds = cfg.heartbeat_timeout
         cfg.heartbeat_timeout = -1  # no heartbeat
         try:

@@ -68,7 +68,7 @@ def call_main(original, cfg, main, prepare, **kwargs):
         section.distributed_backend = "gloo"  # NCCL, fairseq's default, needs GPUs
     _set_timeout_of_collectives(section.heartbeat_timeout)
     if section.distributed_init_method is None and _started_by_srun():
-        distributed_utils.infer_init_method(section)  # from SLURM's variables
+        distributed_utils.infer_init_method(section)  # sets address, world size and rank by SLURM's variables
 
     if section.distributed_world_size > 1 and not section.distributed_no_spawn:
         return _spawn(cfg, main, prepare, kwargs, on_cpu)
@@ -145,7 +145,8 @@ def _spawn(cfg, main, prepare, kwargs: dict, on_cpu: bool) -> None:
     pass_on = functools.partial(_pass_on, context.processes)
     handlers_before = {kind: signal.signal(kind, pass_on) for kind in FORWARDED}
     try:
-        while not context.join():  # returns whenever a process ends, True once all have ended
+        # join returns whenever a process ends, True once all have; if one has failed it ends the others and raises
+        while not context.join():
             pass
     except multiprocessing.ProcessExitedException as error:
         if not failures.empty():
@@ -243,10 +244,11 @@ def _set_timeout_of_collectives(seconds: int) -> None:
 
 @contextlib.contextmanager
 def _lost_process_as_user_error(cfg):
-    """Raise a UserError in place of the context's error if another process is lost; then leave the process group.
+    """Raise a UserError in place of an error in the context that tells of the loss of another process.
 
-    Other errors, those of a training of one process, and those that have a UserError among their causes are raised as
-    they are. cfg: fairseq's whole config.
+    An error of the network among its causes tells of that. Other errors, those of a training of one process, and those
+    that have a UserError among their causes are raised as they are. At the end of the context, with or without an
+    error, the process group is left. cfg: fairseq's whole config.
     """
     try:
         yield
