@@ -55,10 +55,3 @@ def user_error_line(error: BaseException | None) -> str | None:
         if match := re.match(r"Cannot load model parameters from checkpoint (.*?);", str(cause)):
             file = f"{match.group(1)}: "
     return None
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Return whether an error says that memory ran out, on a GPU or a CPU; torch has several messages for it."""
-    message = str(error).lower()
-    phrases = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory")
-    return isinstance(error, MemoryError) or any(phrase in message for phrase in phrases)
