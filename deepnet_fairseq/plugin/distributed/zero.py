@@ -39,5 +39,7 @@ def must_skip_collectives(trainer) -> bool:
     would not take part. A save without sharding calls no collective. trainer: DeepTrainer.
     """
     handles_error = sys.exc_info()[1] is not None
+    if not handles_error:
+        return False
     torch_optimizer = trainer.optimizer.optimizer
-    return handles_error and getattr(torch_optimizer, "is_sharded", False)
+    return getattr(torch_optimizer, "is_sharded", False)
