@@ -85,14 +85,17 @@ class Profile:
 
 
 def read_profile(path: str) -> Profile:
-    """Read a profile from a file that Profile.write made; raise a UserError, naming the file, if it cannot be read."""
+    """Read a profile from a file that Profile.write made.
+
+    Raises a UserError, naming the file, if there is none, or if it does not hold a whole profile.
+    """
     try:
         values = parse_json(Path(path).read_text(encoding="utf-8"))
         if values.pop("format", None) != FORMAT:
             raise ValueError(f"no file of format {FORMAT!r}")
-        profile = Profile(**values)
+        profile = Profile(**values)  # raises a TypeError if a name is missing or unknown
         profile.omega = {site: _positive(omega) for site, omega in profile.omega.items()}
-        if not isinstance(profile.dropout, dict):
+        if not isinstance(profile.dropout, dict):  # in which check_model looks names up
             raise ValueError(f"dropout {profile.dropout!r}")
         return profile
     except OSError as error:

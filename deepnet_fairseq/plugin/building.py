@@ -60,13 +60,14 @@ def build(arch: str = archs.MODEL_NAME, vocab: int = 1000, **fields: Any) -> Fai
 
 
 def own_config(state: dict, path: str) -> Any:
-    """Return the model section of a loaded checkpoint's config, checked, and complete as at the end of the training.
+    """Return the model section of a loaded checkpoint's config, checked, with a value for each setting it lacks.
 
     state: the checkpoint as fairseq's load_checkpoint_to_cpu returns it; path: its name, for messages. A setting that
     the checkpoint does not have, or has as None, gets its default or the value of the checkpoint's architecture. Raises
     a UserError if it is another package's model or the section is damaged.
     """
     saved = state["cfg"]["model"]
+    # of the architecture; fairseq saves it as `arch` or as _name
     name = getattr(saved, "arch", None) or getattr(saved, "_name", None)
     if name not in archs.PRESETS:
         raise UserError(path, f"holds a {name}, not one of this package's models")
@@ -108,7 +109,7 @@ def from_checkpoint(path: str) -> tuple[FairseqShell, DictConfig]:
     weights = state["model"]
     if isinstance(cfg.get("task"), argparse.Namespace):  # a task without a dataclass: it holds all the training's flags
         flags = vars(cfg.task)
-        cfg.task = flags | {"_name": flags.get("task")}
+        cfg.task = flags | {"_name": flags.get("task")}  # as a section, like that of other tasks
     if not OmegaConf.is_dict(cfg.get("task")):
         raise UserError(path, "its config has no task section; give a checkpoint of fairseq-train")
     if hasattr(model_cfg, "load_checkpoint_heads"):
@@ -126,7 +127,7 @@ def from_checkpoint(path: str) -> tuple[FairseqShell, DictConfig]:
     except UserError as error:
         raise UserError(path, str(error)) from error
 
-    OmegaConf.set_struct(cfg, False)
+    OmegaConf.set_struct(cfg, False)  # so that the section may be replaced
     cfg.model = model_cfg
     model.origin = state["task_state"][vocabulary.KEY]
 

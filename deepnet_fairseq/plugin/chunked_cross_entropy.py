@@ -125,8 +125,9 @@ def projection(model: nn.Module, criterion: str = LABEL_SMOOTHED) -> Tensor:
     decoder = getattr(model, "decoder", None)
     linear = getattr(decoder, "output_projection", None)
     if not isinstance(linear, nn.Linear) or linear.bias is not None:
-        plain = criterion.removeprefix(PREFIX)
-        raise UserError(f"--criterion {criterion}", f"the model has no output projection of one matrix; take {plain}")
+        same_of_fairseq = criterion.removeprefix(PREFIX)
+        problem = "the model has no output projection of one matrix"
+        raise UserError(f"--criterion {criterion}", f"{problem}; take {same_of_fairseq}")
     return linear.weight
 
 

@@ -143,6 +143,7 @@ def _check_flags(args: argparse.Namespace) -> None:
     if folder and task == "translation":
         datasets.check_has_dictionaries(folder)
 
+    # the files of a checkpoint in several shards have other names than --path
     if getattr(args, "path", None) and getattr(args, "checkpoint_shard_count", 1) == 1:
         for path in args.path.split(os.pathsep):
             _check_exists("--path", path, suffix=getattr(args, "checkpoint_suffix", None))

@@ -122,7 +122,7 @@ class NonFiniteSearch:
         if direction not in self.nonfinite and tensor.is_floating_point() and not tensor.isfinite().all():
             owner = path.rpartition(".")[0]  # if `path` is a parameter's name: the path of its module
             where = self.addresses.get(path) or self.addresses.get(owner)
-            self.nonfinite[direction] = where or path or "model"
+            self.nonfinite[direction] = where or path or "model"  # the model's own path is ""
 
 
 def repeat_update(trainer, samples: list, update: int) -> tuple[str, float]:

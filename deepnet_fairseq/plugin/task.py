@@ -72,9 +72,9 @@ class DeepTask:
         super().load_state_dict(state)  # type: ignore[misc]
 
     def build_generator(self, models, args, *more, **kwargs):
-        """Build the search; raise a UserError if a language model (--lm-path) has another dictionary than the target.
+        """Build the beam search; raise a UserError if a language model (--lm-path) has another dictionary.
 
-        Such a model would add the scores of other symbols.
+        Its scores would be added to those of other symbols of the target side.
         """
         language_model = (kwargs.get("extra_gen_cls_kwargs") or {}).get("lm_model")
         if language_model is not None:
@@ -90,8 +90,8 @@ class DeepTask:
     def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False, **kwargs):
         """Run the forward and backward pass of one batch; return its loss, sample size and values to log.
 
-        ignore_grad: fairseq's mark of a dummy batch, which keeps a process without batches busy and counts for nothing:
-        its size is 0, and it logs zeros. fairseq itself would log what the loss logs of it.
+        ignore_grad: whether it is a dummy batch, which only keeps a process busy that has no batches left. For such a
+        batch the sample size and all values to log are 0; fairseq itself would log what the loss logs of it.
         """
         is_probed = False  # whether probes observe this update, by hooks that a graph would not call
         if self.probes is not None:
@@ -184,7 +184,7 @@ def set_up_with_mixin(original, cfg, **kwargs):
     """Set up a task as fairseq's setup_task (`original`) does, with DeepTask in front of its class; return the task.
 
     cfg: the config's section for the task, or a Namespace of flags. Raises a UserError for settings that do not go with
-    --zero-sharding, or that would run code; a Namespace is not checked for these, since it comes from a command line.
+    --zero-sharding, or that would run code; a Namespace, which belongs to no whole config, is not checked here.
     """
     whole_config: Any = cfg._get_parent() if isinstance(cfg, DictConfig) else None
     if whole_config is not None:

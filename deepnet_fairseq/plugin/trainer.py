@@ -64,6 +64,7 @@ class DeepTrainer(Trainer):
         super().__init__(cfg, task, model, criterion, quantizer)
         self.run = Run(self, program)
         with_mixin(task)  # does nothing unless the task was made without fairseq's setup_task
+        # the task reads these three where fairseq calls it without the trainer
         self.stuck = task.stuck = stuck.stuck_monitor(self.cfg, criterion)
         self.probes = task.probes = probes_of(model, self.cfg.model)
         self.use_graphs(graph_settings.parse_cuda_graphs(self._cuda_graphs) or 0)  # without the flag: no graphs
