@@ -44,7 +44,7 @@ def user_error_line(error: BaseException | None) -> str | None:
 
     The user can mend a missing file, a UserError, and an error that has a UserError among its causes. fairseq raises
     "Cannot load model parameters from checkpoint FILE; ..." from any error while it loads. The line is then "FILE: "
-    and the UserError's text, since only the first names the file and only the second the reason.
+    and the UserError's text, since fairseq's error names the file, and the UserError the reason.
     """
     if isinstance(error, FileNotFoundError):
         return str(error)

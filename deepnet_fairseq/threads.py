@@ -120,7 +120,7 @@ class TorchThreads:
     chosen: int | None = None
 
     def set_elsewhere(self) -> bool:
-        """Return whether the environment, torchrun, a data loader or a program has set the number.
+        """Return whether the environment, torchrun, a data loader or a program has set torch's number of threads.
 
         A program that has set the number with which torch starts anyway is not noticed.
         """
@@ -131,7 +131,7 @@ class TorchThreads:
         return from_environment() is not None or torch.get_num_threads() not in expected
 
     def use(self, width: int | None, processes: int = 1, given: int | None = None) -> int:
-        """Set the number for a model of that width, and return the number that torch then has.
+        """Set torch's number of threads for a model of that width, and return the number that torch then has.
 
         width: in features, None if unknown; processes: how many compute side by side on this machine; given: the number
         that the user wants, which is set in any case. Without it the number stays as it is if it was set elsewhere, or
@@ -146,7 +146,7 @@ class TorchThreads:
         return torch.get_num_threads()
 
     def set(self, number: int) -> None:
-        """Set the number, whoever has set it before."""
+        """Set torch's number of threads, whoever has set it before."""
         import torch
 
         torch.set_num_threads(number)

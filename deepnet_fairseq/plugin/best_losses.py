@@ -52,7 +52,7 @@ class BestLosses:
 
     @property
     def patience(self) -> dict[str, Any]:
-        """{"best": best loss, "num_runs": validations since}, by which --patience goes; {} before the first validation.
+        """Values by which --patience goes: {"best": best loss, "num_runs": validations since}, {} before the first one.
 
         In the context they are read from fairseq's function, which changes them there.
         """

@@ -139,8 +139,9 @@ def repeat_update(trainer, samples: list, update: int) -> tuple[str, float]:
     trainer.zero_grad()
 
     losses = 0.0
-    alone = getattr(trainer.model, "no_sync", contextlib.nullcontext)  # DistributedDataParallel's wrapper has it
-    with NonFiniteSearch(trainer.get_model()) as search, alone():
+    # other processes take no part; without DistributedDataParallel's wrapper there is no no_sync, and no need of it
+    without_sync = getattr(trainer.model, "no_sync", contextlib.nullcontext)
+    with NonFiniteSearch(trainer.get_model()) as search, without_sync():
         for sample in samples:
             sample, is_dummy = trainer._prepare_sample(sample)  # fairseq's: moves it to the device
             loss, *_ = trainer.task.train_step(

@@ -105,7 +105,7 @@ def _as_fairseq_field(setting: dataclasses.Field) -> tuple:
 
     default = DEFAULTS_FOR_FAIRSEQ.get(setting.name, setting.default)
     if follows_another(default):
-        metadata: dict[str, str] = {}  # without help fairseq makes no flag: the task decides
+        metadata: dict[str, str] = {}  # without help fairseq makes no flag: the other setting decides
     elif default:
         metadata = {"help": f"{setting.metadata['help']} (default: {default})"}
     else:
@@ -183,7 +183,7 @@ def namespace(arch: str, **fields) -> argparse.Namespace:
 def add_missing_flags(cfg) -> None:
     """Add to a config, in place, flags that it lacks because an older release saved it, with their defaults.
 
-    cfg: a Namespace, omegaconf or dataclass. Flags whose default is a setting of the task are left out.
+    cfg: a Namespace, omegaconf or dataclass. Flags whose default refers to another setting are left out.
     """
     with open_dict(cfg) if isinstance(cfg, DictConfig) else nullcontext():
         for setting in dataclasses.fields(config_of(cfg)):

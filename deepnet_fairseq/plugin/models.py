@@ -235,7 +235,8 @@ class DeepMaskedLanguageModel(FairseqShell, MaskedLanguageModel, FairseqEncoderM
         """Add or replace the classification head `name`; fairseq's sentence_prediction calls this.
 
         num_classes: number of scores that it returns; inner_dim: width of its hidden layer, the encoder's if None. The
-        head is RoBERTa's, on the features x of a sentence's first token: out_proj(drop(act(dense(drop(x))))).
+        head is RoBERTa's, on the features x of a sentence's first token: out_proj(drop(act(dense(drop(x))))). Its
+        weights are drawn with variance 1 / fan-in.
         """
         dim = self.encoder.embed_tokens.embedding_dim
         head = RobertaClassificationHead(dim, inner_dim or dim, num_classes, **self.pooler)

@@ -84,7 +84,7 @@ class Stuck:
         own_counts = _no_counts(task) if self.counts is None else self.counts
         counts = sum(agreement.all_gather(own_counts))
         self.counts = None
-        if first and counts.sum():
+        if first and counts.sum():  # a subset without targets tells nothing
             self.note_validation(stats["num_updates"], float(stats["loss"]), entropy(counts, self.smoothing))
 
     def entry_for_checkpoint(self) -> dict:
