@@ -1,6 +1,6 @@
-"""Compare an exported folder's translations with those of fairseq's plain model, from text to text.
+"""Compare the translations by an exported folder with those by fairseq's plain Transformer, from text to text.
 
-Both segment the text themselves, so that a difference of tokenizers shows.
+Both get untokenised lines and segment them with their own tokenizers, so that a difference of tokenizers shows.
 """
 
 from __future__ import annotations
@@ -15,27 +15,33 @@ from ..translation import Fairseq, Settings, Translator
 from .served import Served
 from .transformer import stock_model
 
-LINES = 16  # of the data that are translated: enough to see whether text is segmented alike
+DATA_LINES = 16  # lines of the data that are translated: enough to see whether text is segmented alike
 LONGEST = 40  # pieces that a translation may have, to save time
-ODD = (  # lines that tokenizers treat in ways of their own: marks and tags, accents and widths, blanks, emoji
+ODD_LINES = (  # tokenizers treat them in different ways: special tokens and tags, accents and widths, blanks, emoji
     ">>de<< quoted", "a </s> b <unk> <s> <pad> c", "10² ½ ﬁ Å é e\u0301", "می\u200cخواهم", "  two   blanks\t ",
     "👍🏽 ☃ ▁ @@",
 )  # fmt: skip
 
 
-def check_text(served: Served, folder: Path, kind: Any) -> None:
-    """Translate lines of the data and ODD ones, greedily, by fairseq and by an exported folder.
+def check_text(served: Served, folder: Path, engine_class: Any) -> None:
+    """Translate lines by fairseq and by an exported folder, and print to stderr which translations differ.
 
-    The lines whose translations differ are named on stderr. kind: class of engines.py that loads `folder`. UserError if
-    more than half of the lines differ: then the exported tokenizer segments text differently.
+    The lines are some of the data's and ODD_LINES; the search is greedy.
+
+    served: the folded translation model with its text; folder: what was exported of it; engine_class: class of
+    translation/engines.py that loads such a folder. UserError if more than half of the lines differ: then the exported
+    tokenizer segments text differently. Fewer differences are only printed.
     """
     assert served.text is not None
     settings = Settings(beam=1)
-    direction = served.direction
+    direction = served.direction  # (source language, target language)
+
+    # both engines read the limit of a translation's length from the description; the end of sentence takes a position
     source_positions, _ = served.text.described.positions
     described = replace(served.text.described, positions=(source_positions, LONGEST + 1))
-    tags = described.tags(*direction)
-    cutter = served.text.cutter(*direction)
+
+    tags = described.tags(*direction)  # of languages, in front of source and translation of a multilingual model
+    cutter = served.text.cutter(*direction)  # segments source lines and joins the pieces of translations
     model = stock_model(served.folded.config, served.folded.state)
     fairseq_engine = Fairseq(
         model=model,
@@ -45,9 +51,9 @@ def check_text(served: Served, folder: Path, kind: Any) -> None:
         tags=tags,
         settings=settings,
     )
-    exported_engine = kind.of_folder(folder, described, direction, settings)
+    exported_engine = engine_class.of_folder(folder, described, direction, settings)
 
-    lines = [*served.lines(LINES), *ODD]
+    lines = [*served.lines(DATA_LINES), *ODD_LINES]
     expected = list(Translator(fairseq_engine, described).translate(lines))
     exported = list(Translator(exported_engine, described).translate(lines))
     different = [line for line, ours, theirs in zip(lines, expected, exported, strict=True) if ours != theirs]
