@@ -25,7 +25,7 @@ from deepnet_fairseq.core.models import BOS, EOS
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.building import from_checkpoint
 from deepnet_fairseq.text_table import markdown
-from deepnet_fairseq.tools.export.hub_models import MARKS, Port
+from deepnet_fairseq.tools.export.hub_models import SPECIAL_TOKENS, Port
 from deepnet_fairseq.tools.export.hub_tokenizers import segmenter_of, write_tokenizer
 from deepnet_fairseq.tools.export.huggingface import library
 
@@ -73,7 +73,7 @@ def harness_model(path: str, folder: Path, data: str | None = None, device: str 
 
     # the config of an OPT, which the harness reads in place of one for fairseq's model
     begin = BOS if cfg.task.get("add_bos_token") else EOS
-    marks = MARKS | {"bos_token_id": begin, "max_position_embeddings": model.max_positions()}
+    marks = SPECIAL_TOKENS | {"bos_token_id": begin, "max_position_embeddings": model.max_positions()}
     config = transformers.OPTConfig(vocab_size=len(task.target_dictionary), **marks)
     config.save_pretrained(folder)
     port = Port("OPT", "ForCausalLM", marks, {}, model.max_positions(), bounded=True)

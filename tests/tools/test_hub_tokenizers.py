@@ -11,7 +11,7 @@ from fairseq.data import Dictionary
 from deepnet_fairseq.data import lm_text
 from deepnet_fairseq.data.language import make_corpus
 from deepnet_fairseq.data.parallel_text import sentencepiece_model
-from deepnet_fairseq.tools.export.hub_models import MARKS, Port
+from deepnet_fairseq.tools.export.hub_models import SPECIAL_TOKENS, Port
 from deepnet_fairseq.tools.export.hub_tokenizers import segmenter_of, write_tokenizer, write_translation_tokenizer
 from deepnet_fairseq.tools.translation.description import Description
 from deepnet_fairseq.tools.translation.text import Text, find_chain, find_subwords
@@ -88,7 +88,7 @@ def begin(request) -> int:
 @pytest.fixture
 def fast_tokenizer(begin, segmenter, dictionary, hub, tmp_path):
     """Provide the tokenizer that is written for a language model of 128 positions."""
-    ported = Port("OPT", "ForCausalLM", MARKS | {"bos_token_id": begin}, {}, 128, bounded=True)
+    ported = Port("OPT", "ForCausalLM", SPECIAL_TOKENS | {"bos_token_id": begin}, {}, 128, bounded=True)
     return write_tokenizer(transformers, hub, ported, segmenter, dictionary, str(tmp_path))
 
 
@@ -197,7 +197,7 @@ def dictionary_without_one(segmenter) -> Dictionary:
 
 
 def test_a_piece_that_the_dictionary_lacks_is_refused(segmenter, dictionary_without_one, tmp_path):
-    causal = Port("OPT", "ForCausalLM", MARKS, {}, 64, bounded=True)
+    causal = Port("OPT", "ForCausalLM", SPECIAL_TOKENS, {}, 64, bounded=True)
 
     with refused("--to huggingface") as caught:
         write_tokenizer(transformers, tmp_path, causal, segmenter, dictionary_without_one, str(tmp_path))

@@ -1,4 +1,6 @@
-"""Make fairseq's plain Transformers models of the transformers library ("there", in what follows).
+"""Port fairseq's plain Transformers to the transformers library: choose the model there that computes the same.
+
+"There" is always that library, and a port what a model of it is built from: its config and its weights.
 
 | fairseq's | Post-LN | Pre-LN |
 |---|---|---|
@@ -10,7 +12,8 @@ computes sinusoids in its place for a longer text; M2M100 always computes sinuso
 length of a text. FSMT ties all three embeddings or none; M2M100 and OPT have one vocabulary; OPT does not scale the
 embedding by sqrt(C); none of them has a LayerNorm on embeddings.
 
-V symbols, C width of the model, PAD = 1.
+A stack is the encoder or the decoder. A table of positions has rows 0 to PAD without use, and from row PAD + 1 on one
+for each token. V symbols, C width of the model, PAD = 1.
 """
 
 from __future__ import annotations
@@ -35,30 +38,30 @@ ACTIVATIONS = {  # fairseq's name -> transformers'
     "linear": "linear",
     "relu_squared": "relu2",
 }
-# ways out of an error
+# what to do instead, at the end of an error
 TO_FAIRSEQ = "give --to transformer"
 TO_OTHERS = f"{TO_FAIRSEQ} or ctranslate2"
-LIMITS = {  # fairseq's model -> its stacks -> config field that says how many tokens have a position
+LIMITS = {  # name of fairseq's model -> its stacks -> config field that says how many tokens have a position
     "transformer": {"encoder": "max_source_positions", "decoder": "max_target_positions"},
     "transformer_lm": {"decoder": "max_target_positions"},
 }
-# fairseq's model -> what the class there ends with
+# name of fairseq's model -> what the name of the class there ends with
 HEADS = {"transformer": "ForConditionalGeneration", "transformer_lm": "ForCausalLM"}
 AUTO = {  # end of a class's name -> the Auto class that loads such a model
     "ForConditionalGeneration": "AutoModelForSeq2SeqLM",
     "ForCausalLM": "AutoModelForCausalLM",
 }
-MARKS = {"bos_token_id": BOS, "pad_token_id": PAD, "eos_token_id": EOS}  # config fields: numbers of special tokens
+SPECIAL_TOKENS = {"bos_token_id": BOS, "pad_token_id": PAD, "eos_token_id": EOS}  # config field there -> its number
 
 
 @dataclass(frozen=True)
 class Port:
     """What a model of transformers is built from.
 
-    name: what the names of its classes begin with; head: what the name of the whole model's class ends with; config:
-    arguments of its config class; state: all its weights by their names there; longest: how many tokens have a
-    position; bounded: True if positions come from a table of fixed length, which limits the length of a text, False if
-    a formula gives those of any text.
+    name: what the names of its classes begin with, such as "FSMT"; head: what the name of the whole model's class ends
+    with, a value of HEADS; config: arguments of its config class, by name; state: all its weights by their names there;
+    longest: how many tokens have a position; bounded: True if positions come from a table of fixed length, which limits
+    the length of a text, False if a formula gives those of any text.
     """
 
     name: str
@@ -70,13 +73,16 @@ class Port:
 
 
 def port(folded: Folded) -> Port:
-    """Return a folded model as one of transformers; UserError, with a way out, for what no model there computes."""
-    kind = folded.stock.name
-    if kind not in PORTS:
-        raise misfit(f"this model becomes fairseq's {kind}, which is not written for it", TO_FAIRSEQ)
+    """Return the port of a folded model, a plain Transformer of fairseq's.
+
+    UserError, with a way out, for a model that none there computes.
+    """
+    fairseq_name = folded.stock.name
+    if fairseq_name not in PORTS:
+        raise misfit(f"this model becomes fairseq's {fairseq_name}, which is not written for it", TO_FAIRSEQ)
     if folded.config["layernorm_embedding"]:
         raise misfit("no model there has a LayerNorm on embeddings (--layernorm-embedding)")
-    return PORTS[kind](folded)
+    return PORTS[fairseq_name](folded)
 
 
 def misfit(reason: str, way_out: str = TO_OTHERS) -> UserError:
@@ -84,35 +90,38 @@ def misfit(reason: str, way_out: str = TO_OTHERS) -> UserError:
     return UserError("--to huggingface", f"{reason}; {way_out}")
 
 
-def _of_translation(folded: Folded) -> Port:
-    """Return an M2M100 for a Pre-LN, an FSMT for a Post-LN.
+def _port_translation(folded: Folded) -> Port:
+    """Return the port of a translation model: to M2M100 from a Pre-LN, to FSMT from a Post-LN.
 
     UserError if encoder and decoder differ in the place of their LayerNorms or in width.
     """
-    pre_ln = {folded.config[f"{stack}_normalize_before"] for stack in LIMITS["transformer"]}
+    stacks = LIMITS["transformer"]
+    pre_ln = {folded.config[f"{stack}_normalize_before"] for stack in stacks}
     if len(pre_ln) > 1:
         raise misfit("no model there places the LayerNorms of its encoder and of its decoder differently")
-    widths = [folded.config[f"{stack}_embed_dim"] for stack in LIMITS["transformer"]]
+    widths = [folded.config[f"{stack}_embed_dim"] for stack in stacks]
     if len(set(widths)) > 1:
         raise misfit("encoder and decoder have one width there, and this model's have {} and {}".format(*widths))
-    return _m2m100(folded) if pre_ln.pop() else _fsmt(folded)
+
+    is_pre_ln = pre_ln.pop()
+    return _port_m2m100(folded) if is_pre_ln else _port_fsmt(folded)
 
 
-def _fsmt(folded: Folded) -> Port:
-    """Return an FSMT, Facebook's models of WMT19: Post-LN, two vocabularies, positions in a table.
+def _port_fsmt(folded: Folded) -> Port:
+    """Return the port to FSMT, Facebook's models of WMT19: Post-LN, two vocabularies, positions in a table.
 
-    Its encoder and decoder have tables of one length.
+    FSMT has one limit for encoder and decoder, so both tables of positions get the same length.
     """
-    tables = {stack: _positions(folded, stack) for stack in LIMITS["transformer"]}
-    lengths = [len(table) - PAD - 1 for table in tables.values()]
+    tables = {stack: _position_table(folded, stack) for stack in LIMITS["transformer"]}
+    lengths = [len(table) - PAD - 1 for table in tables.values()]  # in tokens that have a position
     bounded = not all(_are_sinusoidal(folded, stack) for stack in tables)
     if bounded:
         longest = min(lengths)  # the longer table is cut below
     else:
         longest = max(lengths)  # the shorter table is computed anew
-        tables = {stack: _sinusoids(longest, table.size(1)) for stack, table in tables.items()}
+        tables = {stack: _sinusoidal_table(longest, table.size(1)) for stack, table in tables.items()}
 
-    state = _state(folded)
+    state = _renamed_state(folded)
     for stack, table in tables.items():
         state[f"model.{stack}.embed_positions.weight"] = table[: longest + PAD + 1]
 
@@ -128,8 +137,11 @@ def _fsmt(folded: Folded) -> Port:
     return Port("FSMT", HEADS["transformer"], config=config, state=state, longest=longest, bounded=bounded)
 
 
-def _m2m100(folded: Folded) -> Port:
-    """Return an M2M100: Pre-LN with a closing LayerNorm, one vocabulary, sinusoidal positions."""
+def _port_m2m100(folded: Folded) -> Port:
+    """Return the port to M2M100: Pre-LN with a closing LayerNorm, one vocabulary, sinusoidal positions.
+
+    UserError for learned positions, and for two vocabularies of different sizes.
+    """
     limits = LIMITS["transformer"]
     if not all(_are_sinusoidal(folded, stack) for stack in limits):
         raise misfit("a Pre-LN becomes an M2M100, whose positions are sinusoidal, and this model's are not")
@@ -139,12 +151,12 @@ def _m2m100(folded: Folded) -> Port:
         way_out = "train on data of one dictionary (fairseq-preprocess --joined-dictionary), or " + TO_OTHERS
         raise misfit(f"a Pre-LN becomes an M2M100, which has one vocabulary, and {sizes}", way_out)
 
-    state = _state(folded)
+    state = _renamed_state(folded)
     state["lm_head.weight"] = state.pop("model.decoder.output_projection.weight")
-    state["model.shared.weight"] = state["model.encoder.embed_tokens.weight"]
+    state["model.shared.weight"] = state["model.encoder.embed_tokens.weight"]  # M2M100 has the embedding under this too
 
     fields = folded.config
-    longest = max(fields[limit] for limit in limits.values())
+    longest = max(fields[limit] for limit in limits.values())  # the model there has one limit for both stacks
     config = _translation_config(fields) | {
         "vocab_size": predicted,
         "max_position_embeddings": longest,
@@ -153,23 +165,28 @@ def _m2m100(folded: Folded) -> Port:
     return Port("M2M100", HEADS["transformer"], config=config, state=state, longest=longest, bounded=False)
 
 
-def _opt(folded: Folded) -> Port:
-    """Return an OPT, a causal model, Pre-LN or Post-LN: one vocabulary, a table of positions, an unscaled embedding."""
+def _port_opt(folded: Folded) -> Port:
+    """Return the port of a language model to OPT, a causal model, Pre-LN or Post-LN.
+
+    OPT has one vocabulary, a table of positions, and an embedding that is not scaled by sqrt(C). UserError if the model
+    reads and predicts different numbers of symbols.
+    """
     read, predicted = folded.vocabulary_sizes
-    positions = _positions(folded, "decoder")
-    longest = len(positions) - PAD - 1
+    positions = _position_table(folded, "decoder")
+    longest = len(positions) - PAD - 1  # tokens that have a position
     if read != predicted:
         raise misfit(f"an OPT has one vocabulary, and this model reads {read:,} symbols and predicts {predicted:,}")
 
     state = {}
-    for name, value in _state(folded).items():
-        state[name.replace("decoder.layer_norm.", "decoder.final_layer_norm.")] = value
+    for name, value in _renamed_state(folded).items():
+        state[name.replace("decoder.layer_norm.", "decoder.final_layer_norm.")] = value  # the closing LayerNorm
     state["lm_head.weight"] = state.pop("model.decoder.output_projection.weight")
     state["model.decoder.embed_tokens.weight"] = _scaled_embedding(folded)
     state["model.decoder.embed_positions.weight"] = positions
 
     fields = folded.config
-    add_bos_token = folded.sections.get("task", {}).get("add_bos_token")
+    task_section = folded.sections.get("task", {})  # of the run's config
+    first_token = BOS if task_section.get("add_bos_token") else EOS  # with which fairseq's blocks of text begin
     config = {
         "vocab_size": read,
         "hidden_size": fields["decoder_embed_dim"],
@@ -181,19 +198,22 @@ def _opt(folded: Folded) -> Port:
         "dropout": fields["dropout"],
         "attention_dropout": fields["attention_dropout"],
         "max_position_embeddings": longest,
-        # the scaled embedding that is written here is no longer the output's matrix
+        # an embedding that was multiplied by sqrt(C) above no longer equals the projection to the vocabulary
         "tie_word_embeddings": fields["share_decoder_input_output_embed"] and fields["no_scale_embedding"],
-        **MARKS,
-        "bos_token_id": BOS if add_bos_token else EOS,  # what fairseq's blocks of text begin with
+        **SPECIAL_TOKENS,
+        "bos_token_id": first_token,
     }
     return Port("OPT", HEADS["transformer_lm"], config=config, state=state, longest=longest, bounded=True)
 
 
-PORTS = {"transformer": _of_translation, "transformer_lm": _opt}  # fairseq's model -> the function that ports it
+PORTS = {"transformer": _port_translation, "transformer_lm": _port_opt}  # name of fairseq's model -> function
 
 
 def _translation_config(fields: dict) -> dict:
-    """Return the config that FSMT and M2M100 have in common; fields: the config of fairseq's model."""
+    """Return the config fields that FSMT and M2M100 have in common, by name, with their values.
+
+    fields: the config of fairseq's model.
+    """
     of_stacks: dict = {}
     for stack in LIMITS["transformer"]:
         of_stacks |= {
@@ -210,25 +230,29 @@ def _translation_config(fields: dict) -> dict:
         "activation_dropout": fields["activation_dropout"],
         "scale_embedding": not fields["no_scale_embedding"],
         "decoder_start_token_id": EOS,
-        **MARKS,
+        **SPECIAL_TOKENS,
     }  # fmt: skip
 
 
-def _state(folded: Folded) -> dict[str, Tensor]:
-    """Return the weights by transformers' names, but for those of positions and fairseq's version numbers."""
+def _renamed_state(folded: Folded) -> dict[str, Tensor]:
+    """Return the weights by transformers' names, which are fairseq's behind "model.".
+
+    Left out are fairseq's version numbers, which nothing there reads, and the tables of positions, which the caller
+    adds where the model there has them.
+    """
     left_out = (".version", ".embed_positions.weight")
     return {f"model.{name}": value for name, value in folded.state.items() if not name.endswith(left_out)}
 
 
 def _are_sinusoidal(folded: Folded, stack: str) -> bool:
-    """Return whether the positions of a stack are sinusoids, and not learned or missing."""
+    """Return whether the positions of a stack are sinusoidal: neither learned nor missing."""
     return not folded.config[f"{stack}_learned_pos"] and not folded.config["no_token_positional_embeddings"]
 
 
-def _positions(folded: Folded, stack: str) -> Tensor:
+def _position_table(folded: Folded, stack: str) -> Tensor:
     """Return a stack's table of positions (PAD + 1 + longest, C); zeros if it has no positions.
 
-    Row PAD + 1 is that of the first token, as in fairseq, and `longest` tokens have a position.
+    As in fairseq, row PAD + 1 is that of the first token; `longest` is the number of tokens that have a position.
     """
     fields = folded.config
     longest = fields[LIMITS[folded.stock.name][stack]]
@@ -236,18 +260,19 @@ def _positions(folded: Folded, stack: str) -> Tensor:
     if fields["no_token_positional_embeddings"]:
         return torch.zeros(longest + PAD + 1, width)
     if not fields[f"{stack}_learned_pos"]:
-        return _sinusoids(longest, width)
+        return _sinusoidal_table(longest, width)
     return folded.state[f"{stack}.embed_positions.weight"]
 
 
-def _sinusoids(longest: int, width: int) -> Tensor:
-    """Return fairseq's table (PAD + 1 + longest, width) of sinusoidal positions."""
+def _sinusoidal_table(longest: int, width: int) -> Tensor:
+    """Return fairseq's table (PAD + 1 + longest, width) of sinusoidal positions, for `longest` tokens."""
     return SinusoidalPositions(longest, width, PAD).weights
 
 
 def _scaled_embedding(folded: Folded) -> Tensor:
-    """Return the embedding (V, C) of what the model reads, times the sqrt(C) by which fairseq multiplies it."""
-    weight = folded.state[folded.stock.symbols[0]]
+    """Return the embedding (V, C) of what the model reads, times sqrt(C) if fairseq's model multiplies by that."""
+    name, _ = folded.stock.symbols  # of the embedding, and of the projection to the vocabulary
+    weight = folded.state[name]
     if folded.config["no_scale_embedding"]:
         return weight
     return weight * math.sqrt(weight.size(1))

@@ -1,11 +1,14 @@
-"""Write transformers' tokenizer of an exported model: text to the numbers of the run's dictionary, and back.
+"""Write the tokenizer of an exported model for transformers: text to the numbers of the run's dictionary, and back.
 
 For a translation model it is a Speech2TextTokenizer, whose name does not matter: it segments text by the SentencePiece
 model itself and looks the pieces up in a vocabulary, so that one which the dictionary lacks becomes <unk>, as in
-fairseq. A mark such as </s> that stands in a text is text to it (split_special_tokens), as to fairseq.
+fairseq. It treats a special token such as </s> that stands in a text as text (split_special_tokens), as fairseq does.
 
 For a language model it is a fast tokenizer, one of the library tokenizers, built from a SentencePiece model or from
 GPT-2's BPE. The dictionary must have all of their pieces.
+
+`dictionary` in all functions is fairseq's Dictionary; `numbers` is symbol of the dictionary -> its number; `ported` is
+the exported model (hub_models.Port); a Segmenter (data/lm_text.py) cut the text of a language model into pieces.
 """
 
 from __future__ import annotations
@@ -24,24 +27,26 @@ from ...errors import UserError
 from ..translation.text import Text
 from .hub_models import Port, misfit
 
-SPACE = "\u2581"  # by which SentencePiece writes a blank
+SPACE = "\u2581"  # SentencePiece's character for a blank
 CHECKED = 1000  # sentences of the data for which a fast tokenizer is compared with fairseq
 
 
 def write_translation_tokenizer(transformers, folder: Path, ported: Port, text: Text) -> None:
-    """Write the tokenizer of a translation model into `folder`; transformers: the module.
+    """Write the tokenizer of a translation model into `folder`.
 
-    Tags of languages become special tokens, which are left out when a translation is decoded. UserError for data with
-    two dictionaries, and for pieces that are not of a SentencePiece model.
+    transformers: the module; text: the model's dictionaries, SentencePiece model and languages. Tags of languages
+    become special tokens, which are left out when a translation is decoded. UserError for data with two dictionaries,
+    and for pieces that are not of a SentencePiece model.
     """
     source, target = text.dictionaries
     if source.symbols != target.symbols:
         way_out = "train on data of one dictionary (fairseq-preprocess --joined-dictionary), or give --to ctranslate2"
         raise misfit("a tokenizer there has one vocabulary, and the data have two", way_out)
     if text.described.pieces != "sentencepiece":
-        has_merges = text.file is not None
-        cut = "what Moses' tokenizer makes and subword-nmt cuts" if has_merges else "text that comes cut"
-        raise misfit(f"no tokenizer there takes {cut}", "give --to ctranslate2, or a SentencePiece model as --subwords")
+        has_merges = text.file is not None  # subword-nmt's codes; without a file, the text came segmented
+        pieces = "what Moses' tokenizer makes and subword-nmt cuts" if has_merges else "text that comes cut"
+        way_out = "give --to ctranslate2, or a SentencePiece model as --subwords"
+        raise misfit(f"no tokenizer there takes {pieces}", way_out)
 
     vocabulary = folder / "vocab.json"
     numbers = {symbol: number for number, symbol in enumerate(source.symbols)}
@@ -55,14 +60,16 @@ def write_translation_tokenizer(transformers, folder: Path, ported: Port, text: 
 
 
 def segmenter_of(data: str, subwords: str | None) -> Segmenter:
-    """Return what segmented a language model's text.
+    """Return the Segmenter that cut a language model's text into pieces.
 
-    subwords: a SentencePiece model, None for what lies in the folder `data`; UserError if nothing does.
+    subwords: file of a SentencePiece model, None for what lies in `data`, the folder of the binarised text: the
+    text.json of `deepnet prepare lm`, else a SentencePiece model. UserError if neither is there.
     """
     if subwords is not None:
         return Segmenter("sentencepiece", {"sentencepiece_model": Path(subwords)})
     if (Path(data) / lm_text.NAME).is_file():
         return lm_text.read_segmenter(Path(data))
+
     file = Path(data) / "spm.model"
     if not file.is_file():
         raise UserError(f"--data {data}", f"neither {lm_text.NAME} nor {file.name} is there; give --subwords FILE")
@@ -72,8 +79,8 @@ def segmenter_of(data: str, subwords: str | None) -> Segmenter:
 def write_tokenizer(transformers, folder: Path, ported: Port, segmenter: Segmenter, dictionary, data: str) -> Any:
     """Write a language model's tokenizer into `folder` and return it as AutoTokenizer loads it.
 
-    transformers: the module; segmenter: what segmented the text for fairseq; dictionary: fairseq's; data: folder of
-    binarised sentences, which the tokenizer must segment as fairseq does, else UserError.
+    transformers: the module; segmenter: what segmented the text for fairseq; data: folder of binarised sentences, which
+    the tokenizer must segment as fairseq does. UserError if it does not, or if no fast tokenizer can be built.
     """
     tokenizer = _fast_tokenizer(transformers, ported, segmenter, dictionary)
     _check_segmentation(tokenizer, segmenter, dictionary, data)
@@ -82,23 +89,24 @@ def write_tokenizer(transformers, folder: Path, ported: Port, segmenter: Segment
 
 
 def _check_segmentation(tokenizer, segmenter: Segmenter, dictionary, data: str) -> None:
-    """Raise UserError, with the line, if a tokenizer gives other numbers than fairseq for sentences of the data.
+    """Raise UserError, with the line, if a tokenizer gives other numbers than fairseq for a sentence of the data.
 
-    They are the first ones of the data's validation set, else of the test or training set. Lines that contain a mark
-    such as <unk> are left out: tokenizers there read the mark, and fairseq segments it into pieces.
+    tokenizer: of transformers; data: folder of the binarised data, of which the first CHECKED sentences of the
+    validation set, else of the test or training set, are compared. Sentences that contain a special token such as <unk>
+    as text are left out: tokenizers of transformers read the token, and fairseq segments it into pieces.
     """
     sentences: list[list[int]] = []
     for split in ("valid", "test", "train"):
-        dataset = load_indexed_dataset(str(Path(data) / split), dictionary)
+        dataset = load_indexed_dataset(str(Path(data) / split), dictionary)  # None if there is no such set
         if dataset:
             sentences = [dataset[place].tolist() for place in range(min(len(dataset), CHECKED))]
             break
 
     lines = []
     for sentence in sentences:
-        pieces = [dictionary[number] for number in sentence if number >= SPECIALS]
+        pieces = [dictionary[number] for number in sentence if number >= SPECIALS]  # without eos and unk
         line = segmenter.decode(" ".join(pieces))
-        if not any(mark in line for mark in tokenizer.all_special_tokens):
+        if not any(token in line for token in tokenizer.all_special_tokens):
             lines.append(line)
     if not lines:
         return
@@ -113,12 +121,14 @@ def _check_segmentation(tokenizer, segmenter: Segmenter, dictionary, data: str) 
 def _fast_tokenizer(transformers, ported: Port, segmenter: Segmenter, dictionary):
     """Return a fast tokenizer, which begins a text as fairseq begins its blocks of text, and pads on the left.
 
-    ported: its config tells the first token of a text, its `longest` how many a text may have; dictionary: fairseq's.
+    ported: its config has the first token of a text as bos_token_id, BOS or EOS; its `longest` is how many tokens a
+    text may have.
     """
     from tokenizers import processors
 
     numbers = {symbol: number for number, symbol in enumerate(dictionary.symbols)}
-    tokenizer = BUILDERS[segmenter.kind](*segmenter.files.values(), numbers)
+    build = BUILDERS[segmenter.kind]
+    tokenizer = build(*segmenter.files.values(), numbers)
 
     begin = "<s>" if ported.config["bos_token_id"] == BOS else "</s>"
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -131,40 +141,41 @@ def _fast_tokenizer(transformers, ported: Port, segmenter: Segmenter, dictionary
 
 
 def _sentencepiece(path: Path, numbers: dict[str, int]):
-    """Return a Tokenizer that segments as a SentencePiece model does.
+    """Return a Tokenizer (of the library tokenizers) that segments as a SentencePiece model does.
 
-    path: of the model; numbers: symbol of the dictionary -> its number. UserError for a model that Tokenizer cannot
-    follow.
+    path: of the model. UserError for a model with settings that Tokenizer cannot imitate.
     """
     from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]  # made at import
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     proto = ModelProto()
     proto.ParseFromString(path.read_bytes())
-    kinds = ModelProto.SentencePiece
-    scores = {}  # piece -> its score, for all that text is segmented into
+    types = ModelProto.SentencePiece
+    scores = {}  # piece -> its score, without <unk>, <s> and </s>, into which no text is segmented
     for piece in proto.pieces:
-        if piece.type not in (kinds.UNKNOWN, kinds.CONTROL):
+        if piece.type not in (types.UNKNOWN, types.CONTROL):
             scores[piece.piece] = piece.score
 
     trainer = proto.trainer_spec
-    unsupported = (kinds.USER_DEFINED, kinds.UNUSED, kinds.BYTE)
+    unsupported = (types.USER_DEFINED, types.UNUSED, types.BYTE)
     if trainer.treat_whitespace_as_suffix or any(piece.type in unsupported for piece in proto.pieces):
         raise misfit(f"{path.name} has pieces of its user's, of bytes, or blanks at the end of pieces")
-    _all_there(scores, numbers, path)
+    _check_in_dictionary(scores, numbers, path)
 
+    # the model, with the numbers of the dictionary instead of its own
     if trainer.model_type == trainer.BPE:
         tokenizer = Tokenizer(models.BPE(numbers, _merges(scores), unk_token="<unk>", fuse_unk=True))
     elif trainer.model_type == trainer.UNIGRAM:
-        lowest = min(scores.values())  # for symbols of the dictionary that are no pieces
+        lowest = min(scores.values())  # for symbols of the dictionary that are no pieces, such as <s>
         scored = [(symbol, scores.get(symbol, lowest)) for symbol in numbers]
         tokenizer = Tokenizer(models.Unigram(scored, UNK))
     else:
         raise misfit(f"{path.name} is neither of BPE nor of unigrams")
 
+    # the changes of the text before it is segmented, and their undoing by the decoder
     normalizer = proto.normalizer_spec
-    steps: list = []
-    if normalizer.precompiled_charsmap:
+    steps: list = []  # of tokenizers.normalizers
+    if normalizer.precompiled_charsmap:  # replacements of characters, such as NFKC
         steps.append(normalizers.Precompiled(normalizer.precompiled_charsmap))
     if normalizer.remove_extra_whitespaces:
         steps.append(normalizers.Strip())
@@ -177,9 +188,10 @@ def _sentencepiece(path: Path, numbers: dict[str, int]):
 
 
 def _merges(scores: dict[str, float]) -> list[tuple[str, str]]:
-    """Return the merges, pairs of pieces, of a SentencePiece model of BPE; the model stores only pieces with scores.
+    """Return the merges (left piece, right piece) of a SentencePiece model of BPE, the first to apply first.
 
-    Every way to make a piece of two others is a merge; the merges of pieces with a higher score come first.
+    scores: piece -> its score, all that the model stores. Every way to join two pieces into a third is a merge, and
+    SentencePiece applies those with the highest score of the joined piece first.
     """
     merges = []
     for piece in sorted(scores, key=scores.__getitem__, reverse=True):
@@ -192,27 +204,27 @@ def _merges(scores: dict[str, float]) -> list[tuple[str, str]]:
 
 
 def _gpt2(encoder: Path, merges: Path, numbers: dict[str, int]):
-    """Return a Tokenizer of GPT-2's BPE that gives the numbers of fairseq's dictionary.
+    """Return a Tokenizer (of the library tokenizers) of GPT-2's BPE that gives the numbers of fairseq's dictionary.
 
-    encoder, merges: GPT-2's files encoder.json and vocab.bpe; numbers: symbol of the dictionary -> its number. As a
-    symbol of a piece the dictionary has the piece's number in encoder.json, in digits.
+    encoder: GPT-2's file encoder.json, {piece: its number in GPT-2}; merges: its file vocab.bpe, two pieces on each
+    line. The dictionary's symbol of a piece is the piece's number in GPT-2, in digits: "464" for "The".
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    encoded = json.loads(encoder.read_text(encoding="utf-8"))
-    symbols = {piece: str(number) for piece, number in encoded.items()}
-    _all_there(symbols.values(), numbers, encoder)
+    gpt2_numbers = json.loads(encoder.read_text(encoding="utf-8"))
+    symbols = {piece: str(number) for piece, number in gpt2_numbers.items()}
+    _check_in_dictionary(symbols.values(), numbers, encoder)
 
-    # symbols such as <s> under their own name, the others by their piece
-    of_pieces = set(symbols.values())
-    vocabulary = {symbol: number for symbol, number in numbers.items() if symbol not in of_pieces}
+    # what the Tokenizer knows -> number in the dictionary: symbols such as <s>, which are no pieces, and all pieces
+    symbols_of_pieces = set(symbols.values())
+    vocabulary = {symbol: number for symbol, number in numbers.items() if symbol not in symbols_of_pieces}
     for piece, symbol in symbols.items():
         vocabulary[piece] = numbers[symbol]
 
     pairs = []
     for line in merges.read_text(encoding="utf-8").splitlines()[1:]:  # the first line is a version
         pair = line.split(" ")
-        if len(pair) == 2:
+        if len(pair) == 2:  # an empty line at the end is none
             pairs.append((pair[0], pair[1]))
 
     tokenizer = Tokenizer(models.BPE(vocabulary, pairs))
@@ -221,14 +233,14 @@ def _gpt2(encoder: Path, merges: Path, numbers: dict[str, int]):
     return tokenizer
 
 
-# kind of a Segmenter -> the function that builds a Tokenizer of its files, in their order, and the dictionary's numbers
+# kind of a Segmenter -> function that builds a Tokenizer: it takes the paths of the Segmenter's files, and `numbers`
 BUILDERS: dict[str, Callable[..., Any]] = {"sentencepiece": _sentencepiece, "gpt2": _gpt2}
 
 
-def _all_there(pieces: Iterable[str], numbers: dict[str, int], path: Path) -> None:
+def _check_in_dictionary(pieces: Iterable[str], numbers: dict[str, int], path: Path) -> None:
     """Raise UserError if the dictionary lacks one of the pieces of the file `path`.
 
-    A fast tokenizer could not use that piece, and would segment text differently. numbers: of the dictionary's symbols.
+    A fast tokenizer could not use that piece, and would segment text differently.
     """
     missing = [piece for piece in pieces if piece not in numbers]
     if missing:

@@ -1,4 +1,8 @@
-"""Export to Hugging Face: a folder that transformers loads by its Auto classes, checked against fairseq's model."""
+"""Export to Hugging Face: a folder that transformers loads by its Auto classes, checked against fairseq's model.
+
+`folded` is a trained model as a plain Transformer of fairseq's (transformer.py), `served` the same with its text
+(served.py), `ported` what the model of transformers is built from (hub_models.py).
+"""
 
 from __future__ import annotations
 
@@ -13,14 +17,14 @@ from ...errors import UserError
 from ...files import whole
 from ..translation.engines import SHORTEST, HuggingFace, Settings, quiet
 from .checks import check_text
-from .hub_models import AUTO, MARKS, Port, port
+from .hub_models import AUTO, SPECIAL_TOKENS, Port, port
 from .hub_tokenizers import segmenter_of, write_tokenizer, write_translation_tokenizer
 from .readme import write_card
 from .served import Served
 from .transformer import Folded, stock_model
 
 TOLERANCE = 2e-5  # how far logits may differ in float32, as a share of the largest one, or of 1 if that is smaller
-ROWS = 4  # made-up sentences that both models score
+SENTENCES = 4  # made-up ones that both models score
 TOKENS = 40  # of each sentence
 
 
@@ -47,11 +51,12 @@ def library():
 def write_huggingface(
     served: Served, out: Path, subwords: str | None = None, search: Settings | None = None
 ) -> tuple[str, float]:
-    """Write model, tokenizer and card into the folder `out`, whole or not at all; UserError for what does not fit.
+    """Write model, tokenizer and model card into the folder `out`, whole or not at all.
 
-    subwords: file that segmented a language model's text, by default the one beside the data; search: settings that a
-    translation model will search with, by default Settings(); None for a language model. Return the name of
-    transformers' model, and the largest difference of its logits from fairseq's.
+    subwords: SentencePiece model that segmented a language model's text, None for the file beside the data; search:
+    settings that a translation model will search with, None for Settings(); a language model takes only None. Return
+    the name of transformers' model, such as "M2M100", and the largest difference of its logits from fairseq's.
+    UserError if transformers is missing, has no model or tokenizer for this one, or computes something else.
     """
     transformers = library()
     text = served.text
@@ -60,11 +65,11 @@ def write_huggingface(
     if text is not None and search is None:
         search = Settings()
 
-    with whole(out) as part:
+    with whole(out) as part:  # a temporary folder, which is moved to `out` at the end
         part.mkdir()
         ported, difference = write_model(served.folded, part, search)
         write_card(served, part, ported)
-        if text is None:
+        if text is None:  # a language model
             with quiet():
                 segmenter = segmenter_of(served.data, subwords)
                 write_tokenizer(
@@ -84,7 +89,7 @@ def write_huggingface(
 
 
 def write_model(folded: Folded, folder: Path, search: Settings | None) -> tuple[Port, float]:
-    """Write config, weights (safetensors) and generation_config into a folder, and check them as they load again.
+    """Write config, weights (safetensors) and generation_config into a folder, load them again and compare the logits.
 
     search: settings of a translation model's search, None for other models. Return what was written, and the largest
     difference of its logits from those of fairseq's model on made-up tokens. UserError if transformers has no model for
@@ -98,10 +103,11 @@ def write_model(folded: Folded, folder: Path, search: Settings | None) -> tuple[
         model = model_class(config_class(**ported.config))
         model.load_state_dict(ported.state)
         if model.can_generate():
-            model.generation_config = transformers.GenerationConfig(**_generation(folded, ported, search))
+            generation = _generation(folded, ported, search)
+            model.generation_config = transformers.GenerationConfig(**generation)
         _save(model, folder)
         auto_class = getattr(transformers, AUTO[ported.head])
-        model = auto_class.from_pretrained(folder, local_files_only=True).eval()  # the other one is freed
+        model = auto_class.from_pretrained(folder, local_files_only=True).eval()  # the same name, to free the other one
 
     difference, largest_logit = _largest_difference(folded, model, ported)
     if not difference <= TOLERANCE * max(1, largest_logit):  # a NaN fails as well
@@ -113,17 +119,18 @@ def write_model(folded: Folded, folder: Path, search: Settings | None) -> tuple[
 def _largest_difference(folded: Folded, model, ported: Port) -> tuple[float, float]:
     """Compare the logits of fairseq's plain model with those of transformers' `model` on made-up sentences.
 
-    Return the largest difference at tokens that are not padding, and the largest logit. One sentence is padded.
+    Return the largest difference at tokens that are not padding, and fairseq's logit of the largest magnitude. One
+    source sentence is padded on the right, and targets are shorter than sources, so that a wrong mask shows.
     """
     stock = stock_model(folded.config, folded.state)
     longest = min(TOKENS, ported.longest)
     read, predicted = folded.vocabulary_sizes
     source = _made_up(read, longest)
     target = _made_up(predicted, max(1, longest - 3))
-    source[0, longest - longest // 3 :] = PAD  # its last third
+    source[0, longest - longest // 3 :] = PAD  # the last third of the first sentence
     mask = source.ne(PAD).long()
 
-    if ported.head == "ForConditionalGeneration":
+    if ported.head == "ForConditionalGeneration":  # a translation model
         # use_cache=False: a FSMT that fills a cache has no causal mask
         theirs = model(input_ids=source, attention_mask=mask, decoder_input_ids=target, use_cache=False).logits
         ours = stock(source, mask.sum(1), target)[0]
@@ -134,13 +141,16 @@ def _largest_difference(folded: Folded, model, ported: Port) -> tuple[float, flo
 
 
 def _made_up(symbols: int, length: int) -> Tensor:
-    """Return tokens (ROWS, length) of a vocabulary of `symbols`, without special ones, the same each time."""
+    """Return random tokens (SENTENCES, length), the same each time.
+
+    symbols: size of the vocabulary, whose special tokens are left out.
+    """
     generator = torch.Generator().manual_seed(length)
-    return torch.randint(SPECIALS, symbols, (ROWS, length), generator=generator)
+    return torch.randint(SPECIALS, symbols, (SENTENCES, length), generator=generator)
 
 
 def _save(model, folder: Path) -> None:
-    """Save a model of transformers; UserError if the disk is full."""
+    """Save a model of transformers into a folder; UserError if the disk is full."""
     from safetensors import SafetensorError
 
     try:
@@ -150,9 +160,10 @@ def _save(model, folder: Path) -> None:
 
 
 def _generation(folded: Folded, ported: Port, search: Settings | None) -> dict:
-    """Return settings of generate() with which it searches as fairseq does, without padding and empty translations.
+    """Return arguments of GenerationConfig, by name, with which generate() searches as fairseq does.
 
-    search: settings of a translation model, None for a language model.
+    It then produces no padding and no empty translation. search: settings of a translation model's search, None for a
+    language model.
 
     Both libraries take twice as many candidates as beams at each step, count as finished those among the best `beam`
     of them that end, and divide a score by length ** penalty, the eos counted. fairseq stops when `beam` translations
@@ -162,12 +173,12 @@ def _generation(folded: Folded, ported: Port, search: Settings | None) -> dict:
     The longest translation takes all positions of the decoder, of which the first is for the eos in front of it. Its
     own eos is one token more, which takes no position.
     """
-    settings = {name: ported.config[name] for name in MARKS}
+    settings = {name: ported.config[name] for name in SPECIAL_TOKENS}
     if search is None:
         return settings | {"suppress_tokens": [PAD], "max_length": ported.longest}
 
-    max_length = folded.config["max_target_positions"] + 1
-    if ported.bounded:  # a table of the encoder's or the decoder's, the shorter one, must hold all tokens
+    max_length = folded.config["max_target_positions"] + 1  # generate() counts both eos
+    if ported.bounded:  # the table of positions may be cut to the encoder's, and generate() must stay within it
         max_length = min(max_length, ported.longest)
     if search.beam > 1:  # a single beam is compared with no other
         settings |= {"length_penalty": search.lenpen, "early_stopping": True}
@@ -176,6 +187,6 @@ def _generation(folded: Folded, ported: Port, search: Settings | None) -> dict:
         "decoder_start_token_id": EOS,
         "forced_eos_token_id": EOS,
         "num_beams": search.beam,
-        "min_length": SHORTEST + 1,
+        "min_length": SHORTEST + 1,  # generate() counts the eos in front
         "max_length": max_length,
     }

@@ -1,4 +1,8 @@
-"""A folded model (see __init__.py) with its text: all that an exported folder needs to translate without fairseq."""
+"""A folded model (see __init__.py) with its text: all that an exported folder needs to translate without fairseq.
+
+The text of a model is what turns text into its numbers and back: fairseq's dictionaries, what segments lines into
+pieces, and tags, the symbols of languages with which a multilingual model's source or translation begins.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +24,9 @@ from .transformer import Folded
 class Served:
     """A model to export with its text.
 
-    text: of a translation model, None for a language model; dictionaries: fairseq's, of source and target, equal for a
-    language model; data: the folder of the binarised data.
+    folded: the model as one of fairseq's; text: of a translation model, None for a language model, of which the
+    dictionaries say enough; dictionaries: fairseq's, of source and target, equal for a language model; data: the folder
+    of the binarised data, or fairseq's list of folders with os.pathsep between them.
     """
 
     folded: Folded
@@ -31,14 +36,18 @@ class Served:
 
     @property
     def direction(self) -> tuple[str, str]:
-        """Return source and target language; of a multilingual model the first direction that it was trained on."""
+        """Source and target language of a translation model; of a multilingual one its first direction."""
         assert self.text is not None
         described = self.text.described
         source, target = described.pairs[0] if described.pairs else described.languages
         return source, target
 
     def write_text(self, folder: Path) -> None:
-        """Write what segments text into an exported folder; for a language model only if it lies with the data."""
+        """Write what segments text into an exported folder.
+
+        For a translation model that is translation.json with the file of its pieces; for a language model text.json
+        with its files, if `deepnet prepare lm` has left them with the data, else nothing.
+        """
         if self.text is not None:
             self.text.write(folder)
         elif (Path(self.data) / lm_text.NAME).is_file():
@@ -47,11 +56,13 @@ class Served:
     def lines(self, count: int) -> list[str]:
         """Return up to `count` lines of source text: of the data's validation set, else of the test or training set.
 
-        They are joined from the pieces of binarised sentences, which hold no tags of languages; <unk> is left out.
+        They are joined from the pieces of binarised sentences, which hold no tags of languages; <unk> is left out. The
+        list is empty if the data have none of these sets. For translation models only.
         """
         assert self.text is not None
         source, target = self.direction
-        cutter = self.text.cutter(target, source)  # which joins pieces of the source language
+        # a cutter segments its first language and joins pieces of its second, which is to be the source here
+        cutter = self.text.cutter(target, source)
         index = self._first_index(source)
         if index is None:
             return []
@@ -60,18 +71,19 @@ class Served:
         sentences = load_indexed_dataset(str(index).removesuffix(".idx"), dictionary)
         lines = []
         for place in range(min(count, len(sentences))):
-            pieces = [dictionary[number] for number in sentences[place].tolist() if number >= SPECIALS]
+            numbers = sentences[place].tolist()
+            pieces = [dictionary[number] for number in numbers if number >= SPECIALS]  # without eos and unk
             lines.append(cutter.join(pieces))
         return lines
 
     def _first_index(self, language: str) -> Path | None:
-        """Return the .idx file of the data's validation set in a language, else of the test or training set.
+        """Return fairseq's .idx file of the data's validation set in a language, else of the test or training set.
 
-        None if there is none.
+        None if the data have none of them.
         """
-        own_folder = folders_of(self.data)[-1]  # the data may be a list of folders, and lie within a recipe's
+        own_folder = folders_of(self.data)[-1]  # the first folder of the data; the others are those above it
         for split in ("valid", "test", "train"):
-            paths = sorted(own_folder.glob(f"{split}*.{language}.idx"))
+            paths = sorted(own_folder.glob(f"{split}*.{language}.idx"))  # as valid.de-en.de.idx, of each language pair
             if paths:
                 return paths[0]
         return None
@@ -80,10 +92,11 @@ class Served:
 def serve(folded: Folded, data: str | None, subwords: str | None) -> Served:
     """Return a folded model with its text.
 
-    data: folder of the binarised data, None for the one that it was trained on; subwords: as for read_text. UserError
-    for data that are not the model's.
+    data: folder of the binarised data, None for the one that it was trained on; subwords: the user's --subwords, a file
+    that segments text, "none" for text of a translation model that comes segmented, None for the file beside the data.
+    UserError for data or a file that are not the model's.
     """
-    section = folded.sections["task"]
+    section = folded.sections["task"]  # fairseq's settings of the training's task
     data = data or section["data"]
     if folded.stock.name == "transformer":
         text = read_text(
@@ -97,7 +110,7 @@ def serve(folded: Folded, data: str | None, subwords: str | None) -> Served:
         check_own(folded.origin, text.dictionaries, data, file=text.file, subwords=subwords)
         return Served(folded, text, text.dictionaries, data)
 
-    # a language model
+    # a language model; its file only has to be the one of the training, and is read where the tokenizer is written
     file = None
     if subwords is not None:
         file = Path(subwords)

@@ -1,6 +1,7 @@
-"""Make a trained model one of fairseq's own, for programs that do not know this package.
+"""Make a trained model of this package one of fairseq's own, for programs that do not know this package.
 
-A folded model is what fold.py makes of it, a plain Transformer; a stock model is a class of fairseq's.
+A folded model is what fold.py makes of it, a plain Transformer; a stock model is one of fairseq's own classes, which
+computes the same. "Ours" is what belongs to this package. A stack is the encoder or the decoder.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from ...plugin.building import blank_task, from_checkpoint
 from ...plugin.checkpoints import vocabulary
 from .fold import fold, why_not_foldable
 
-TOLERANCE = 1e-3  # largest difference of log-probabilities in float32, in nats; 1e-5 is usual
-NO_TRAINING = {  # what fairseq reads of every checkpoint, as of a training without an update
+TOLERANCE = 1e-3  # largest difference of log-probabilities in float32 that is accepted, in nats; 1e-5 is usual
+NO_TRAINING = {  # entries without which fairseq loads no checkpoint, here as after a training without an update
     "optimizer_history": [{"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0}],
     "extra_state": {"train_iterator": {"epoch": 1}},
     "last_optimizer_state": None,
@@ -41,25 +42,26 @@ class Stock:
     """One of fairseq's models, and how one of this package's models becomes it."""
 
     name: str  # under which fairseq registers it
-    shared: tuple[str, ...]  # config fields that ours has too, beside COMMON and those of each stack
+    shared: tuple[str, ...]  # config fields that our model has too, beside COMMON and STACK_FIELDS
     symbols: tuple[str, str]  # names of the weights with a row for each symbol that it reads, and that it predicts
-    reader: str  # a program that reads its checkpoints
+    reader: str  # fairseq's program for its checkpoints, for a message
     follows: dict[str, str] = field(default_factory=dict)  # its config field -> our field of another name
     fixed: dict[str, bool] = field(default_factory=dict)  # its config field -> a value that is always the same
     prefixes: dict[str, str] = field(default_factory=dict)  # first part of our names of weights -> its own
 
-    def config(self, cfg, pre_ln: dict[str, bool]) -> dict:
-        """Return the fields of its config, as plain data, for a model of ours with the filled config `cfg`.
+    def config(self, cfg, pre_ln: dict[str, bool]) -> dict[str, Any]:
+        """Return the config of fairseq's model, {field: plain value}, for a folded model of ours.
 
-        pre_ln: stack -> whether it is Pre-LN.
+        cfg: config of our model, without open values; pre_ln: "encoder" or "decoder" -> whether that stack is Pre-LN.
         """
         of_stacks = [f"{stack}_{name}" for stack in pre_ln for name in STACK_FIELDS]
-        our_names = {name: name for name in (*COMMON, *self.shared, *of_stacks)} | self.follows
+        same_name = (*COMMON, *self.shared, *of_stacks)
+        our_names = {name: name for name in same_name} | self.follows  # its field -> ours
 
         fields: dict[str, Any] = {}
         for name, our_name in our_names.items():
             value = getattr(cfg, our_name)
-            fields[name] = str(value) if isinstance(value, Enum) else value
+            fields[name] = str(value) if isinstance(value, Enum) else value  # of omegaconf's ChoiceEnum
         for stack, is_pre_ln in pre_ln.items():
             fields[f"{stack}_normalize_before"] = is_pre_ln
         return fields | self.fixed | {"_name": self.name, "arch": self.name}
@@ -67,7 +69,7 @@ class Stock:
 
 # config fields of each stack, without the "encoder_" or "decoder_" in front
 STACK_FIELDS = ("layers", "embed_dim", "ffn_embed_dim", "attention_heads", "learned_pos")
-STOCK = {  # name of our model -> fairseq's
+STOCK = {  # registered name of our model -> fairseq's model that it becomes
     archs.MODEL_NAME: Stock(
         name="transformer",
         shared=("share_all_embeddings", "share_decoder_input_output_embed", "max_source_positions",
@@ -93,17 +95,17 @@ STOCK = {  # name of our model -> fairseq's
         prefixes={"encoder": "encoder.sentence_encoder", "lm_head": "encoder.lm_head"},
     ),
 }  # fmt: skip
-BY_NAME = {stock.name: stock for stock in STOCK.values()}
+BY_NAME = {stock.name: stock for stock in STOCK.values()}  # fairseq's registered name -> its model
 
 
 def stock_model(config: dict, state: dict[str, Tensor]) -> models.BaseFairseqModel:
     """Build fairseq's own model with these weights, in evaluation mode.
 
-    config: as Stock.config returns it; state: the weights under that model's names. The config alone is used, as when
-    fairseq loads a checkpoint: its architectures of transformer_lm would make any model Pre-LN. torch raises a
-    RuntimeError for a weight that is missing or left over.
+    config: as Stock.config returns it; state: the weights by that model's names. No architecture function of fairseq's
+    fills the config, as none does when fairseq loads a checkpoint: those of transformer_lm would make any model Pre-LN.
+    torch raises a RuntimeError for a weight that is missing or left over.
     """
-    read, predicted = BY_NAME[config["_name"]].symbols
+    read, predicted = BY_NAME[config["_name"]].symbols  # names of the weights that tell the sizes of the vocabularies
     task = blank_task(state[read].size(0), state[predicted].size(0))
     model = models.build_model(argparse.Namespace(**config), task)
     model.load_state_dict(dict(state))
@@ -116,11 +118,12 @@ class Folded:
 
     config: of fairseq's model, as Stock.config returns it; state: its weights by their names there; difference: largest
     difference of log-probabilities, in nats, from the original model on a made-up batch; method: that it was trained
-    with; sections: the other sections of the run's config, plain data, empty if it comes from no checkpoint; origin:
-    the run and vocabulary of its checkpoint, as vocabulary.origin_of returns them, None if unknown.
+    with; sections: the sections of the run's config but "model", as {section: {field: value}}, empty if it comes from
+    no checkpoint; origin: the run and vocabulary of its checkpoint, as vocabulary.origin_of returns them, None if
+    unknown.
     """
 
-    config: dict
+    config: dict[str, Any]
     state: dict[str, Tensor]
     difference: float
     method: str = ""
@@ -129,18 +132,22 @@ class Folded:
 
     @property
     def stock(self) -> Stock:
-        """Return which of fairseq's models it is."""
+        """The one of fairseq's models that it is."""
         return BY_NAME[self.config["_name"]]
 
     @property
     def vocabulary_sizes(self) -> tuple[int, int]:
-        """Return how many symbols it reads, and how many it predicts."""
+        """The numbers of symbols that it reads, and that it predicts."""
         read, predicted = self.stock.symbols
         return self.state[read].size(0), self.state[predicted].size(0)
 
 
 def fold_checkpoint(path: str) -> Folded:
-    """Fold the model of a checkpoint; UserError, naming the file, if it cannot be folded."""
+    """Fold the model of a checkpoint file of this package's.
+
+    Call deepnet_fairseq.register() before. UserError, naming the file, if it is no such checkpoint or if its model
+    cannot be folded.
+    """
     model, cfg = from_checkpoint(path)
     try:
         folded = fold_model(model, cfg.model)
@@ -149,18 +156,19 @@ def fold_checkpoint(path: str) -> Folded:
 
     folded.origin = model.origin
     sections: Any = OmegaConf.to_container(cfg, enum_to_str=True)
-    del sections["model"]
+    del sections["model"]  # that of fairseq's model takes its place
     if "common" in sections:
-        sections["common"]["user_dir"] = None
+        sections["common"]["user_dir"] = None  # the folded model needs no plug-in
     folded.sections = sections
     return folded
 
 
 def fold_model(model: DeepModel, cfg) -> Folded:
-    """Return a model, built from the filled config `cfg`, as fairseq's own of its kind.
+    """Fold a model in place, and return it as one of fairseq's: of STOCK the one for its kind.
 
-    `model` is changed, and shares its weights with the result. UserError if it does not fold, or if the scores of a
-    made-up batch in float32 are others than before.
+    cfg: the config that `model` was built from, without open values. `model` shares its weights with the result.
+    UserError if it cannot be folded, or if the log-probabilities on a made-up batch in float32 differ by more than
+    TOLERANCE from those before.
     """
     reason = why_not_foldable(model)
     if reason:
@@ -171,7 +179,8 @@ def fold_model(model: DeepModel, cfg) -> Folded:
     net_input = _made_up(model)
     expected = _scores(model, net_input)
 
-    for name, value in fold(model).items():
+    changes = fold(model)
+    for name, value in changes.items():
         if name in config:  # fold also names fields of fairseq's other models
             config[name] = value
     state = _stock_state(model.float(), stock)
@@ -184,9 +193,10 @@ def fold_model(model: DeepModel, cfg) -> Folded:
 
 
 def write_transformer(folded: Folded, out: Path, half: bool) -> None:
-    """Write a checkpoint for stock fairseq to the file `out`; half: write float16 weights.
+    """Write a checkpoint for stock fairseq to the file `out`.
 
-    It holds weights and config, no state of the optimiser, and plain data alone: no class that a reader would need.
+    half: whether the weights are written in float16. The checkpoint holds weights, config and digests of the vocabulary
+    (vocabulary.py) but no state of an optimiser, and no class of this package, which a reader would need.
     """
     state = {}
     for name, value in folded.state.items():
@@ -197,10 +207,13 @@ def write_transformer(folded: Folded, out: Path, half: bool) -> None:
 
 
 def _stock_state(model: DeepModel, stock: Stock) -> dict[str, Tensor]:
-    """Return the weights of a folded model that a plain Transformer has, by fairseq's names; tied ones share memory."""
+    """Return the weights of a folded model that a plain Transformer has, by the names in fairseq's model `stock`.
+
+    What a method has put into slots is left out. Tied weights share memory.
+    """
     stacks = model.stacks()
     method_tensors: set[int] = set()  # ids of tensors in the method's slots
-    constants: set[str] = set()  # names of the method's numbers that the state dict holds
+    constants: set[str] = set()  # names of the method's constants, which the state dict also holds (core/constants.py)
     for name, stack in stacks.items():
         constants.update(f"{name}.{constant}" for constant in stack.constants)
         for _, module in stack.slots():
@@ -216,22 +229,24 @@ def _stock_state(model: DeepModel, stock: Stock) -> dict[str, Tensor]:
 
     renamed = {}
     for name, tensor in state.items():
-        prefix, rest = name.split(".", 1)
-        renamed[f"{stock.prefixes.get(prefix, prefix)}.{rest}"] = tensor
+        first, rest = name.split(".", 1)
+        prefix = stock.prefixes.get(first, first)
+        renamed[f"{prefix}.{rest}"] = tensor
     return renamed
 
 
 def _made_up(model: DeepModel) -> dict[str, Tensor]:
     """Return fairseq's net_input of a made-up batch of 4 sentences, the same each time.
 
-    What an encoder reads has one sentence with padding, on the left.
+    It is {"src_lengths": (4,), "src_tokens": (4, T)}, and for an encoder-decoder "prev_output_tokens", (4, T). One
+    sentence has padding on the left if an encoder reads it.
     """
     stacks = model.stacks()
-    longest = min(12, *(stack.max_positions() for stack in stacks.values()))  # tokens of each sentence
+    longest = min(12, *(stack.max_positions() for stack in stacks.values()))  # T
     generator = torch.Generator().manual_seed(0)
-    batches = []
+    batches = []  # tokens for each stack, the encoder's first
     for stack in stacks.values():
-        symbols = max(stack.embed_tokens.num_embeddings, SPECIALS + 1)
+        symbols = max(stack.embed_tokens.num_embeddings, SPECIALS + 1)  # at least one symbol that is not special
         batches.append(torch.randint(SPECIALS, symbols, (4, longest), generator=generator))
 
     src_tokens = batches[0]
@@ -247,5 +262,6 @@ def _made_up(model: DeepModel) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def _scores(model: nn.Module, net_input: dict[str, Tensor]) -> Tensor:
-    """Return the log-probabilities (B, T, V) of a model in evaluation mode, in which it is left."""
-    return model.eval()(**net_input)[0].float().log_softmax(-1)
+    """Return the log-probabilities (B, T, V) that a model gives to a batch; leave the model in evaluation mode."""
+    logits = model.eval()(**net_input)[0]
+    return logits.float().log_softmax(-1)
