@@ -13,7 +13,7 @@ from deepnet_fairseq.core import archs
 from deepnet_fairseq.core.methods import METHODS
 from deepnet_fairseq.core.models import build
 from deepnet_fairseq.tools.verify import audit, verify
-from deepnet_fairseq.tools.verify.sources import recognised
+from deepnet_fairseq.tools.verify.sources import recognise
 
 from ..support.errors import refused
 from ..support.helpers import ROOT
@@ -40,7 +40,7 @@ def audited(state: dict, method: str = "deepnorm", alpha: float | None = None):
     """Audit a state dict, with alpha as a number beside the layers if it is given."""
     if alpha is not None:
         state = state | {"decoder.alpha": torch.tensor(alpha)}
-    return audit(recognised(state, {}), method)
+    return audit(recognise(state, {}), method)
 
 
 def model_inputs(kind: str) -> tuple:
@@ -336,7 +336,7 @@ def test_shortcuts_of_a_trained_model_are_judged(trained_deepnorm_model):
 def test_a_checkpoint_after_updates_is_of_a_trained_model():
     state = decoder_in_fairseqs_names(24, gain=1.0)
 
-    assert audit(recognised(state, {}, 7), "deepnorm").trained
+    assert audit(recognise(state, {}, 7), "deepnorm").trained
 
 
 def test_a_stack_without_one_of_its_layers_is_refused():

@@ -17,7 +17,7 @@ from deepnet_fairseq.core.config import namespace
 from deepnet_fairseq.core.models import build
 from deepnet_fairseq.tools.verify import verify
 from deepnet_fairseq.tools.verify.reading import read_weights
-from deepnet_fairseq.tools.verify.sources import recognised
+from deepnet_fairseq.tools.verify.sources import recognise
 
 from ..support.errors import assert_refused, refused
 from ..support.helpers import ROOT
@@ -127,7 +127,7 @@ def test_weights_stored_twice_count_once():
         state[f"wrapped.{name}"] = tensor
     state["lm_head.weight"] = state["decoder.embed_tokens.weight"]
 
-    assert len(recognised(state, {}).matrices) == 4 * MATRICES_OF_A_LAYER
+    assert len(recognise(state, {}).matrices) == 4 * MATRICES_OF_A_LAYER
 
 
 # checkpoints of this package
@@ -212,7 +212,7 @@ def test_names_of_other_packages_are_recognised(prefix):
             end = "_weight" if name.endswith("in_proj") else ".weight"
             state[f"{prefix.format(layer)}{name}{end}"] = torch.randn(*shape)
 
-    model = recognised(state, {})
+    model = recognise(state, {})
 
     weights = [matrix.weight for matrix in model.matrices]
     assert len(weights) == 2 * MATRICES_OF_A_LAYER
@@ -224,7 +224,7 @@ def test_names_of_other_packages_are_recognised(prefix):
 
 @pytest.mark.parametrize("name", ["encoder_attn.q_proj", "multihead_attn.out_proj"])
 def test_cross_attention_is_told_from_self_attention(name):
-    model = recognised({f"decoder.layers.0.{name}.weight": torch.randn(WIDTH, WIDTH)}, {})
+    model = recognise({f"decoder.layers.0.{name}.weight": torch.randn(WIDTH, WIDTH)}, {})
 
     assert model.matrices[0].weight.site.sublayer == "encoder_attn"
 

@@ -4,8 +4,13 @@ Two things are compared, for each residual branch f of each layer: the standard 
 the factor a of its shortcut in the merge a x + b f. The formulas are the methods' own (core/methods/,
 core/initialisation.py). Training changes deviations and learned factors, so only those of a fresh model are judged.
 
-reading.py reads files, sources.py finds branches in their names, merges.py measures factors of a live module,
-evidence.py compares and explains, report.py prints. docs/verify.md says what is read and reported.
+A stack is the encoder or the decoder, a branch (or sublayer) self-attention, cross-attention or feed-forward of a
+layer, a site one branch of one layer (slots.Site). A kind of weight is one role ("q", "fc1", ...) in one branch of all
+layers of a stack. A profile, a key of initialisation.PROFILES, says how weights are drawn; a method multiplies the
+profile's standard deviation by its gain.
+
+reading.py reads files, sources.py recognises branches by the names of weights, merges.py measures factors of a live
+module, evidence.py compares and explains, report.py prints. docs/verify.md says what is read and reported.
 """
 
 from __future__ import annotations
@@ -28,9 +33,10 @@ from . import evidence, merges
 from .evidence import CLOSE, Kind, initial_scales, profile_draw
 from .reading import read_weights
 from .report import Audit, Row
-from .sources import Factor, RecognisedModel, recognised
+from .sources import Factor, RecognisedModel, recognise
 
-NOT_PRESCRIBED = "not the method's"  # verdict on another deviation where the method has no gain, so prescribes none
+# verdict on a deviation that does not fit, of code elsewhere, where the method has no gain and so prescribes none
+NOT_PRESCRIBED = "not the method's"
 
 
 def verify(
@@ -40,40 +46,43 @@ def verify(
     options: dict[str, Any] | None = None,
     rename: Callable[[str], str] = str,
 ) -> Audit:
-    """Return the audit of a module, or of a file or folder of weights, against a method by its registered name.
+    """Audit a module, or a file or folder of weights, against a method.
 
-    inputs: what a live module is called with, once, in evaluation mode, to measure its shortcuts; if None, only the
-    factors that the module stores are examined. options: name -> value of the method's options that are not the
-    default; if None, a checkpoint of this package says them itself. rename: maps the name of a weight to the name that
-    fairseq would give it; reading.read_names makes such a function from a file.
+    model: the module, or the path; method: by its registered name; inputs: arguments with which a module is called,
+    once, in evaluation mode, to measure its shortcuts; if None, only the factors that the module stores are examined;
+    options: name -> value of the method's options that are not the default; if None, a checkpoint of this package says
+    them itself; rename: maps the name of a weight to the name that fairseq would give it, by default (str) the same;
+    reading.read_names makes such a function from a file.
+
     Code in files is not run, and torch's generator is left as it was. UserError for a method, file or names that are
     unknown; whatever the module raises on its inputs.
     """
     get_method(method)  # a UserError for an unknown name, before anything is read
-    with torch.random.fork_rng(devices=()):
+    with torch.random.fork_rng(devices=()):  # a method's modules draw numbers when they are made
         if isinstance(model, nn.Module):
-            config = {"arch": getattr(model, "NAME", None)}
-            recognised_model = recognised(model.state_dict(), config, updates=None, rename=rename)
+            config = {"arch": getattr(model, "NAME", None)}  # by which a model of this package is known
+            recognised = recognise(model.state_dict(), config, updates=None, rename=rename)
             if inputs is not None:
-                measured = merges.measured_factors(model, recognised_model, inputs)
-                recognised_model.factors = measured + recognised_model.factors
-            return audit(recognised_model, method, options)
+                measured = merges.measure_factors(model, recognised, inputs)
+                recognised.factors = measured + recognised.factors  # measured ones first, see _judge_factors
+            return audit(recognised, method, options)
 
         weights, config, updates = read_weights(Path(model))
         try:
-            return audit(recognised(weights, config, updates=updates, rename=rename), method, options)
+            recognised = recognise(weights, config, updates=updates, rename=rename)
+            return audit(recognised, method, options)
         except UserError as error:
             raise UserError(model, str(error)) from error
 
 
 def audit(model: RecognisedModel, name: str, options: dict[str, Any] | None = None) -> Audit:
-    """Return the audit of a recognised model against the method that is registered as `name`.
+    """Audit a recognised model against the method that is registered as `name`.
 
     options: as for verify(). UserError if weights were recognised as those of a branch that the stack does not have,
     such as cross-attention in an encoder.
     """
     method = _method(model, name, options or {})
-    all_kinds = evidence.kinds(model)
+    all_kinds = evidence.kinds(model)  # of weight
     for kind in all_kinds:
         if kind.sublayer not in method.sublayers(kind.stack):
             raise UserError(
@@ -83,12 +92,14 @@ def audit(model: RecognisedModel, name: str, options: dict[str, Any] | None = No
     profile = _profile(model, method, all_kinds)
     result = Audit(name, model.depths, profile, trained=evidence.signs_of_training(model))
     _judge_weights(result, model, method, all_kinds=all_kinds)
+
     config_method = model.config.get("method")
     if model.ours and config_method not in (None, name):
         result.findings.append(f"its config says --method {config_method}")
+
     judged = _judge_factors(result, model, method)
     _note_unexamined(result, model, method, judged=judged)
-    if model.unknown and not model.ours:
+    if model.unknown and not model.ours:  # ours are in a method's slots, which are listed as unexamined
         result.notes.append(f"not recognised: {', '.join(model.unknown)}; rename by --names FILE")
     return result
 
@@ -96,23 +107,24 @@ def audit(model: RecognisedModel, name: str, options: dict[str, Any] | None = No
 def _method(model: RecognisedModel, name: str, options: dict[str, Any]) -> Method:
     """Return the method `name` at the model's depth.
 
-    Its options are `options`; if there are none, those that a model of this package was trained with, or the defaults.
+    options: name -> value of its options; if empty, they are those of the config of a model of this package that was
+    trained with the method, else the defaults.
     """
     method_class = METHODS[name]
     encoder_layers, decoder_layers = model.depths.values()
-    trained_with_it = model.ours and model.config.get("method") in (name, None)
-    if options or not trained_with_it:
+    config_has_options = model.ours and model.config.get("method") in (name, None)
+    if options or not config_has_options:
         return method_class(encoder_layers, decoder_layers, **options)
 
     cfg = argparse.Namespace(**model.config)
-    archs.fill(cfg)
+    archs.fill(cfg)  # values that the config leaves open, by its architecture
     cfg.encoder_layers = encoder_layers
     cfg.decoder_layers = decoder_layers
     return method_class.from_config(cfg)
 
 
 def _expected(kind: Kind, profile: str, method: Method) -> list[float]:
-    """Return the method's standard deviation of each matrix of a kind; profile: a key of initialisation.PROFILES."""
+    """Return the standard deviation that profile and method give to each matrix of a kind of weight, layer by layer."""
     draw = profile_draw(profile)
     expected = []
     for matrix in kind.matrices:
@@ -122,22 +134,23 @@ def _expected(kind: Kind, profile: str, method: Method) -> list[float]:
 
 
 def _profile(model: RecognisedModel, method: Method, all_kinds: list[Kind]) -> str:
-    """Return the key of initialisation.PROFILES to compare with.
+    """Return the profile to compare with, one of those that the method may have.
 
-    It is the one that a checkpoint of this package records, else the method's that most kinds of weight fit.
+    It is the one that a checkpoint of this package records, else the one that most kinds of weight fit.
     """
     recorded = model.config.get("init_profile") if model.ours else None
     if recorded in method.init_profiles:
         return recorded
 
     def count_fitting(profile: str) -> int:
+        """Return how many kinds of weight fit the profile."""
         return len([kind for kind in all_kinds if kind.fits(_expected(kind, profile, method))])
 
     return max(method.init_profiles, key=count_fitting)  # of equals the first
 
 
 def _judge_weights(result: Audit, model: RecognisedModel, method: Method, all_kinds: list[Kind]) -> None:
-    """Add to `result` a row for each kind of weight, and a line for those that do not fit: how they may be drawn.
+    """Add to `result` a row for each kind of weight, and lines that explain how those may be drawn that do not fit.
 
     The lines are findings. They are mere notes where the method has no gain at all and the code is not this package's:
     such a method does not prescribe how weights are drawn, so another initialisation is no mistake.
@@ -147,8 +160,9 @@ def _judge_weights(result: Audit, model: RecognisedModel, method: Method, all_ki
     prescribes_none = has_no_gain and not model.ours
 
     misfits = []
+    misfit_verdict = NOT_PRESCRIBED if prescribes_none else "does not fit"
     for kind in all_kinds:
-        fits = _judge_kind(result, kind, method, misfit=NOT_PRESCRIBED if prescribes_none else "does not fit")
+        fits = _judge_kind(result, kind, method, misfit_verdict=misfit_verdict)
         if not fits and not result.trained:
             misfits.append(kind)
     if result.trained:
@@ -173,15 +187,15 @@ def _judge_weights(result: Audit, model: RecognisedModel, method: Method, all_ki
         ratios = [kind.ratio(_expected(kind, result.profile, method)) for kind in kinds]
         low = f"{min(ratios):.3g}"
         high = f"{max(ratios):.3g}"
-        times = low if low == high else f"{low} to {high}"
+        ratio_range = low if low == high else f"{low} to {high}"
         places = ", ".join(f"{kind.sublayer}.{kind.role}" for kind in kinds)
-        lines.append(f"{stack} {places}: {times} times what {compared_with}; {explanation}")
+        lines.append(f"{stack} {places}: {ratio_range} times what {compared_with}; {explanation}")
 
 
-def _judge_kind(result: Audit, kind: Kind, method: Method, misfit: str) -> bool:
+def _judge_kind(result: Audit, kind: Kind, method: Method, misfit_verdict: str) -> bool:
     """Add the row of a kind of weight to `result`; return whether it fits.
 
-    misfit: the verdict if it does not, unless the model is trained.
+    misfit_verdict: the verdict of the row if it does not fit, unless the model is trained.
     """
     expected = _expected(kind, result.profile, method)
     fits = kind.fits(expected)
@@ -190,7 +204,7 @@ def _judge_kind(result: Audit, kind: Kind, method: Method, misfit: str) -> bool:
     elif result.trained:
         verdict = "trained, not judged"
     else:
-        verdict = misfit
+        verdict = misfit_verdict
 
     row = Row(
         stack=kind.stack,
@@ -208,9 +222,10 @@ def _judge_kind(result: Audit, kind: Kind, method: Method, misfit: str) -> bool:
 def _sites(
     model: RecognisedModel, method: Method, stack: str, layer: int | None = None, sublayer: str | None = None
 ) -> Iterator[Site]:
-    """Yield the branches of a stack, none if the model lacks it; only those of `layer` (from 1) or `sublayer` if given.
+    """Yield the branches of a stack in forward order, none if the model lacks the stack.
 
-    Their num_heads are made up: no factor depends on them.
+    layer: from 1, to yield those of one layer alone; sublayer: to yield those of one sort alone; None for all. Their
+    num_heads are made up, because no factor depends on them.
     """
     dim = model.widths.get(stack, 1)  # without the stack there are no layers either, and 1 is not used
     for number in range(1, model.depths.get(stack, 0) + 1):
@@ -220,39 +235,40 @@ def _sites(
 
 
 class _Group(NamedTuple):
-    """What shortcuts of several layers have in common to share a row of the report.
+    """Shortcut factors of several layers that share a row of the report, because they agree in all of these.
 
-    sublayer: None for all; wanted: the method's factor; source: where the model's was found, in words; has: the model's
-    factor, rounded to the digits in which those of one group agree.
+    sublayer: of the factors' branches, None for all of a layer; expected: the method's factor; source: where the
+    model's factor was found, in words; has: the model's factor, rounded to three digits.
     """
 
     stack: str
     sublayer: str | None
-    wanted: float
+    expected: float
     source: str
     has: str
 
 
 def _judge_factors(result: Audit, model: RecognisedModel, method: Method) -> set[Site]:
-    """Judge the factors of shortcuts; return the branches whose factor was judged.
+    """Judge the factors of shortcuts, adding rows and findings to `result`; return the branches that were judged.
 
-    A factor measured in a forward pass hides those that are stored for the same branch.
+    A factor that was measured in a forward pass is judged instead of those that are stored for the same branch.
     """
     groups: dict[_Group, list[float]] = {}  # -> the factors, unrounded, one for each that was found
     measured: set[Site] = set()
     judged: set[Site] = set()
     for factor in model.factors:  # those that were measured come first
-        of_factor = _sites(model, method, factor.stack, factor.layer, factor.sublayer)
-        sites = [site for site in of_factor if site not in measured]
-        if factor.b is not None:
+        branches = _sites(model, method, factor.stack, factor.layer, factor.sublayer)  # to which the factor belongs
+        sites = [site for site in branches if site not in measured]
+        if factor.b is not None:  # a measured one
             measured.update(sites)
 
-        wanted = _wanted(result, model, method, factor=factor, sites=sites)
-        if wanted is None:
+        expected = _expected_factor(result, model, method, factor=factor, sites=sites)
+        if expected is None:
             continue
         judged.update(sites)
-        has = factor.a if factor.b is None else factor.a / factor.b  # LayerNorm removes a common factor
-        group = _Group(factor.stack, factor.sublayer, wanted, source=_source(factor), has=f"{has:.3g}")
+        # of a measured a x + b f the ratio a / b counts, because a LayerNorm removes a common factor
+        has = factor.a if factor.b is None else factor.a / factor.b
+        group = _Group(factor.stack, factor.sublayer, expected, source=_source(factor), has=f"{has:.3g}")
         groups.setdefault(group, []).append(has)
 
     for group, values in groups.items():
@@ -261,7 +277,7 @@ def _judge_factors(result: Audit, model: RecognisedModel, method: Method) -> set
 
 
 def _source(factor: Factor) -> str:
-    """Return where a factor was found, in words."""
+    """Return where a factor was found, in words: for one of all layers the name under which it is stored."""
     if factor.b is not None:
         return "measured"
     if factor.layer is not None:
@@ -274,39 +290,44 @@ def _judge_group(result: Audit, model: RecognisedModel, method: Method, group: _
 
     values: the group's factors, equal but for rounding, of which the first is shown.
     """
-    stack, sublayer, wanted, source, _ = group
+    stack, sublayer, expected, source, _ = group
     place = sublayer or "all"
     has = values[0]
-    fits = math.isclose(has, wanted, rel_tol=CLOSE)
+    fits = math.isclose(has, expected, rel_tol=CLOSE)
     verdict = "fits" if fits else "does not fit"
     layers = f", {len(values)} layers" if sublayer else ""
-    result.factors.append([stack, place, f"{wanted:.4f}", f"{has:.4f} ({source}{layers})", verdict])
+    result.factors.append([stack, place, f"{expected:.4f}", f"{has:.4f} ({source}{layers})", verdict])
     if fits:
         return
 
+    # factors may depend on the layer: those that would explain this one are computed for the last
     last = Site(stack, model.depths[stack], sublayer or "ffn", dim=1, num_heads=1)
-    explanation = evidence.explain_factor(has, wanted, method, model=model, site=last)
-    finding = f"{stack} {place}: factor of the shortcut {has:.4g}, {result.method} has {wanted:.4g}"
+    explanation = evidence.explain_factor(has, expected, method, model=model, site=last)
+    finding = f"{stack} {place}: factor of the shortcut {has:.4g}, {result.method} has {expected:.4g}"
     result.findings.append(f"{finding}; {explanation}")
 
 
-def _wanted(result: Audit, model: RecognisedModel, method: Method, factor: Factor, sites: list[Site]) -> float | None:
+def _expected_factor(
+    result: Audit, model: RecognisedModel, method: Method, factor: Factor, sites: list[Site]
+) -> float | None:
     """Return the value that a factor has by the method, None if nothing can be said of it.
 
-    It is a / b of the method's merge a x + b f for a measured factor, and a for a stored one. Nothing is said where the
-    method has no such number, where training has changed it, or where a profiling run sets it.
+    It is a / b of the method's merge a x + b f for a measured factor, and a for a stored one. Nothing can be said where
+    the method has no such number, where training has changed it, or where a profiling run before the training sets it.
     sites: the branches that the factor belongs to.
     """
-    modules = [method.residual(site) for site in sites]
-    learned = result.trained and any(module is not None and module.state_dict() for module in modules)
-    if learned or not sites or method.profiled:
+    modules = [method.residual(site) for site in sites]  # the method's merges; None stands for x + f
+    changed = result.trained and any(module is not None and module.state_dict() for module in modules)
+    if changed or not sites or method.profiled:
         return None
 
-    if model.ours and factor.layer is None:  # a constant that our checkpoints hold as STACK.NAME, NAME the method's
+    # a number of a whole stack, which checkpoints of this package hold as STACK.NAME, by the method's name for it
+    if model.ours and factor.layer is None:
         constants = method.constants(factor.stack) or {}
         value = constants.get(factor.source.rsplit(".", 1)[-1])
         return None if value is None else float(value)
 
+    # where the branches differ, the pair of most of them
     pairs: Counter[tuple[float, float]] = Counter()  # (a, b) of the method -> in how many of the branches
     for site in sites:
         pair = initial_scales(method, site)
@@ -321,10 +342,10 @@ def _wanted(result: Audit, model: RecognisedModel, method: Method, factor: Facto
 
 
 def _note_unexamined(result: Audit, model: RecognisedModel, method: Method, judged: set[Site]) -> None:
-    """List in `result` what no row judges: the shortcuts of all branches but the `judged` ones, and LayerNorms."""
+    """List in `result` what no row judges: shortcuts whose branch is not in `judged`, LayerNorms, modules in slots."""
     for stack, depth in model.depths.items():
         missing = Counter(site.sublayer for site in _sites(model, method, stack) if site not in judged)
-        if missing:
+        if missing:  # sublayer -> in how many layers
             layers = ", ".join(f"{sublayer} in {count} of {depth} layers" for sublayer, count in missing.items())
             result.unexamined.append(f"shortcut of the {stack}'s {layers}; docs/verify.md measures it in Python")
     result.unexamined.append("LayerNorms, and what the method has in its slots")

@@ -4,6 +4,9 @@ A kind of weight is one role in one sort of branch of a stack, as "v" in the dec
 layer. A deviation is a standard deviation over the elements of a matrix. Measured on n normal numbers it has a relative
 standard error of 1/sqrt(2n), on uniform ones a smaller one. So a kind fits if the ratio r of measured to expected
 deviation has |log r| <= FLOOR + SIGMAS/sqrt(2n), in each layer alone and pooled over all layers.
+
+A profile, a key of initialisation.PROFILES, says how weights are drawn. A method's gain(site, role) multiplies the
+profile's deviation of the matrix with that role in the branch `site`. A shortcut's factor is the a of a x + b f.
 """
 
 from __future__ import annotations
@@ -26,10 +29,10 @@ from .sources import Matrix, RecognisedModel
 SIGMAS = 5  # how many standard errors a measured deviation may be off
 FLOOR = 0.01  # by what share it may be off besides, because constants are published with two digits
 CLOSE = 0.005  # by what share a factor may differ from the formula's; half precision rounds it by 0.05%
-SAMPLE = 2**20  # about how many elements of a larger matrix are measured
+SAMPLE = 2**20  # about how many elements of a larger matrix are measured, to save time
 ROLES = ("q", "k", "v", "out", "fc1", "fc2")  # in forward order
 DEPTHS = range(1, 201)  # numbers of layers that are tried for a gain or factor that fits no other explanation
-BERT_STD = 0.02  # of BERT's and GPT-2's initial weights
+BERT_STD = 0.02  # standard deviation of BERT's and GPT-2's initial weights
 
 
 class Measured(NamedTuple):
@@ -40,7 +43,7 @@ class Measured(NamedTuple):
 
 
 def measure(weight: Tensor) -> Measured:
-    """Measure a matrix (out, in), of a large one every n-th row, so that about SAMPLE elements are measured."""
+    """Measure a matrix (out, in); of a large one every n-th row, so that about SAMPLE elements are measured."""
     step = max(1, weight.numel() // SAMPLE)
     values = weight.detach()[::step].float()
     return Measured(values.numel(), values.std(unbiased=False).item())
@@ -48,9 +51,10 @@ def measure(weight: Tensor) -> Measured:
 
 @dataclass
 class Kind:
-    """A kind of weight, see above: a matrix for each layer, and in the same order what was measured of it.
+    """A kind of weight, see the top of this file.
 
-    stack: "encoder" or "decoder"; sublayer: one of slots.BRANCHES; role: one of ROLES.
+    stack: "encoder" or "decoder"; sublayer: one of slots.BRANCHES; role: one of ROLES; matrices: one for each layer;
+    measured: what was measured of each matrix, in the same order.
     """
 
     stack: str
@@ -61,7 +65,7 @@ class Kind:
 
     @property
     def elements(self) -> int:
-        """Number of elements that were measured, in all layers."""
+        """Number of elements that were measured, in all layers together."""
         return sum(measured.elements for measured in self.measured)
 
     def tolerance(self, elements: int) -> float:
@@ -69,10 +73,11 @@ class Kind:
         return FLOOR + SIGMAS / math.sqrt(2 * elements)
 
     def ratio(self, expected: list[float]) -> float:
-        """Return measured over expected deviation, pooled: the root mean square over all elements of all layers.
+        """Return measured over expected deviation, pooled over the layers.
 
-        expected: the deviation of each layer. The ratio is infinite if a layer has a deviation where 0 is expected, and
-        1 if 0 is expected and found everywhere.
+        It is the root mean square of the layers' ratios, each weighted by the number of elements that were measured.
+        expected: the deviation of each layer's matrix. The ratio is infinite if a layer has a deviation where 0 is
+        expected, and 1 if 0 is expected and found everywhere.
         """
         if not any(expected):
             return math.inf if any(measured.std for measured in self.measured) else 1.0
@@ -81,32 +86,36 @@ class Kind:
         for measured, std in zip(self.measured, expected):
             if std:
                 squares.append((measured.std / std) ** 2 * measured.elements)
-            elif measured.std:
+            elif measured.std:  # 0 is expected and not found
                 squares.append(math.inf)
         return math.sqrt(sum(squares) / self.elements)
 
     def fits(self, expected: list[float]) -> bool:
-        """Return whether the deviations are the expected ones (one for each layer), layer by layer and pooled."""
+        """Return whether the measured deviations are the expected ones, in each layer alone and pooled.
 
-        def near(ratio: float, elements: int) -> bool:
+        expected: the deviation of each layer's matrix. Where it is 0, exactly 0 has to be found.
+        """
+
+        def is_near_1(ratio: float, elements: int) -> bool:
+            """Return whether a ratio that was measured on so many elements is 1 within its tolerance."""
             return ratio > 0 and abs(math.log(ratio)) <= self.tolerance(elements)
 
         if not any(expected):
             return self.ratio(expected) == 1
 
         for measured, std in zip(self.measured, expected):
-            layer_fits = near(measured.std / std, measured.elements) if std else not measured.std
+            layer_fits = is_near_1(measured.std / std, measured.elements) if std else not measured.std
             if not layer_fits:
                 return False
-        return near(self.ratio(expected), self.elements)
+        return is_near_1(self.ratio(expected), self.elements)
 
 
 def kinds(model: RecognisedModel) -> list[Kind]:
-    """Return every kind of weight of a model, the encoder's first, in forward order.
+    """Measure the matrices of a model's branches; return its kinds of weight, the encoder's first, in forward order.
 
     UserError for a matrix with elements that are not finite.
     """
-    by_key: dict[tuple, Kind] = {}
+    by_key: dict[tuple[str, str, str], Kind] = {}  # (stack, sublayer, role) -> kind
     for matrix in model.matrices:
         site = matrix.weight.site
         key = (site.stack, site.sublayer, matrix.weight.role)
@@ -117,7 +126,8 @@ def kinds(model: RecognisedModel) -> list[Kind]:
         if not math.isfinite(measured.std):
             raise UserError(f"{matrix.name} holds values that are not finite; take a checkpoint from before that")
 
-    def forward_order(kind: Kind) -> tuple:
+    def forward_order(kind: Kind) -> tuple[bool, int, int]:
+        """Return the key to sort by: stack, branch and role, each in the order in which a model computes."""
         return kind.stack == "decoder", BRANCHES.index(kind.sublayer), ROLES.index(kind.role)
 
     return sorted(by_key.values(), key=forward_order)
@@ -126,28 +136,32 @@ def kinds(model: RecognisedModel) -> list[Kind]:
 def signs_of_training(model: RecognisedModel) -> str:
     """Return in words what shows that a model has been trained; "" if nothing does, as in a fresh model.
 
-    Its optimiser has made updates, or the gains of a LayerNorm, all 1 at first, differ from each other.
+    It has been if its optimiser has made updates, or if the gains of a LayerNorm, all 1 at first, differ from each
+    other.
     """
     if model.updates:
         return f"trained, {model.updates} updates"
 
     spreads = [gain.float().std().item() for gain in model.gains if gain.numel() > 1]
     spread = max(spreads, default=0.0)
-    if spread > 1e-6:
+    if spread > 1e-6:  # more than rounding
         return f"trained: gains of its LayerNorms are spread by {spread:.2g}"
     return ""
 
 
 @dataclass(frozen=True)
 class Draw:
-    """A way in which weights may have been drawn. description: in words; std: gives the deviation of a weight."""
+    """A way in which weights may have been drawn.
+
+    description: in words, for the report; std: function that returns the deviation of a weight matrix.
+    """
 
     description: str
     std: Callable[[Weight], float]
 
     def fits(self, kind: Kind) -> bool:
         """Return whether a kind of weight has this draw's deviations; False if these are 0 in every layer."""
-        # almost every draw is far off in the first layer already, which saves the time for the others
+        # to save time, only the first layer is looked at if it is off by a factor of 2, as with almost every draw
         first_expected = self.std(kind.matrices[0].weight)
         first_measured = kind.measured[0].std
         if first_measured > 2 * first_expected or 2 * first_measured < first_expected:
@@ -159,10 +173,12 @@ class Draw:
     def scaled_by(self, gain: Callable[[Site, str], float], description: str) -> Draw:
         """Return a draw with the given description, whose std is this one's times gain(site, role).
 
-        The std is 0 where the gain is undefined or negative, as 1/(N - l + 1) is in layers l above a method's depth N.
+        The std is 0 where the gain is undefined or negative: a method that is made for N layers and has the gain
+        1/(N - l + 1) in layer l has none in layers above N.
         """
 
         def std(weight: Weight) -> float:
+            """Return the scaled deviation of a weight matrix."""
             try:
                 return self.std(weight) * max(gain(weight.site, weight.role), 0.0)
             except (ArithmeticError, ValueError):
@@ -172,21 +188,24 @@ class Draw:
 
 
 def profile_draw(name: str) -> Draw:
-    """Return the draw of an initialisation by its key in PROFILES, before any gain."""
+    """Return the draw of a profile by its name, a key of PROFILES, without any gain."""
     return Draw(f"drawn as {name}", PROFILES[name].weight_std)
 
 
 def _fused_xavier_std(weight: Weight) -> float:
-    """Return Xavier's deviation, for q, k and v that of the one (3C, C) matrix as which they are drawn together."""
+    """Return Xavier's deviation of a matrix, where q, k and v are drawn together as one matrix (3C, C).
+
+    Xavier's standard deviation is sqrt(2 / (inputs + outputs)) (Glorot and Bengio 2010, equation 12). The common matrix
+    has three times the outputs of each part.
+    """
     linear = weight.linear
-    if weight.role not in ATTENTION_INPUTS:
+    if weight.role not in ATTENTION_INPUTS:  # q, k or v
         return xavier_std(linear)
-    # Glorot and Bengio 2010, equation 12, with three times the outputs
     return math.sqrt(2 / (linear.in_features + 3 * linear.out_features))
 
 
 def _draws_elsewhere() -> list[Draw]:
-    """Return the draws, before any gain, that other projects' code makes, likeliest first."""
+    """Return the ways in which the code of other projects draws weights, without any gain, likeliest first."""
     fused = "q, k, v drawn as one (3C, C) matrix, sqrt(2/(4C)) for sqrt(2/(2C)), which is fairseq's gain 1/sqrt(2) too"
     return [
         Draw(fused, _fused_xavier_std),
@@ -199,9 +218,10 @@ def _draws_elsewhere() -> list[Draw]:
 
 
 def _mistaken_gains(method: Method) -> Iterator[tuple[str, Callable[[Site, str], float]]]:
-    """Yield mistakes that are made with a method's gain, likeliest first: a description and the gain(site, role).
+    """Yield mistakes in applying a method's gain, likeliest first, as (description, the mistaken gain(site, role)).
 
-    They are no gain at all, the method's own `mistaken_gains`, and any of its coefficients in place of the gain.
+    First comes a gain of 1, as if there were none, then the method's own `mistaken_gains`, then each of its
+    coefficients, such as alpha, in place of the gain.
     """
     depths = {"encoder": method.num_encoder_layers, "decoder": method.num_decoder_layers}
     stacks = [stack for stack, layers in depths.items() if layers]
@@ -212,14 +232,19 @@ def _mistaken_gains(method: Method) -> Iterator[tuple[str, Callable[[Site, str],
         yield description, _gain_replaced(method, by_stack)
     for stack in stacks:
         for symbol, value in method.coefficients(stack).items():
-            gain = _gain_replaced(method, dict.fromkeys(depths, value))
+            in_both_stacks = dict.fromkeys(depths, value)
+            gain = _gain_replaced(method, in_both_stacks)
             yield f"{symbol} of the {stack}, {value:.4g}, in the gain's place", gain
 
 
 def _gain_replaced(method: Method, by_stack: dict[str, float]) -> Callable[[Site, str], float]:
-    """Return a gain(site, role) that is by_stack[stack] wherever the method's gain is not 1, and 1 elsewhere."""
+    """Return a gain(site, role) that is by_stack[stack] wherever the method's gain is not 1, and 1 elsewhere.
+
+    by_stack: "encoder" or "decoder" -> number.
+    """
 
     def gain(site: Site, role: str) -> float:
+        """Return the gain of the matrix with a role in a branch."""
         return 1.0 if method.gain(site, role) == 1 else by_stack[site.stack]
 
     return gain
@@ -236,20 +261,21 @@ def at_depth(method: Method, layers: int) -> Method:
 def explanations(model: RecognisedModel, method: Method, profile: str) -> Iterator[Draw]:
     """Yield ways in which weights that do not fit may have been drawn, likeliest first.
 
-    profile: the initialisation that the model is compared with, a key of PROFILES; it is tried first.
+    profile: the one that the model is compared with, which is tried first.
     """
-    own = [profile_draw(name) for name in dict.fromkeys((profile, *method.init_profiles))]  # each once
-    others = _draws_elsewhere()
+    profiles = dict.fromkeys((profile, *method.init_profiles))  # each once, in this order
+    own = [profile_draw(name) for name in profiles]
+    elsewhere = _draws_elsewhere()
     mistakes = list(_mistaken_gains(method))
 
     # a single mistake, in the gain or in the draw, is likelier than both
     for mistake, gain in mistakes:
         for draw in own:
             yield draw.scaled_by(gain, mistake)
-    for draw in others:
+    for draw in elsewhere:
         yield draw.scaled_by(method.gain, draw.description)
     for mistake, gain in mistakes:
-        for draw in others:
+        for draw in elsewhere:
             yield draw.scaled_by(gain, f"{draw.description}, and {mistake}")
 
     # then other methods, and other depths
@@ -267,7 +293,10 @@ def explanations(model: RecognisedModel, method: Method, profile: str) -> Iterat
 
 
 def explain(kind: Kind, candidates: list[Draw]) -> str:
-    """Return in words the first of the candidates, which are sorted likeliest first, that a kind of weight fits."""
+    """Return the description of the first candidate whose deviations a kind of weight has.
+
+    candidates: sorted likeliest first, as `explanations` yields them.
+    """
     for draw in candidates:
         if draw.fits(kind):
             return draw.description
@@ -275,12 +304,12 @@ def explain(kind: Kind, candidates: list[Draw]) -> str:
 
 
 def initial_scales(method: Method, site: Site) -> tuple[float, float] | None:
-    """Return a and b of the method's merge a x + b f in a fresh model; None if its merge is of another form.
+    """Return a and b of the method's merge a x + b f after a branch of a fresh model; None for another form of merge.
 
-    Of a vector (C,) the mean over the features is returned.
+    For a vector (C,) it is the mean over the features.
     """
     module = method.residual(site)
-    if module is None:
+    if module is None:  # the plain x + f
         return 1.0, 1.0
     if not knows_scales(module):
         return None
@@ -293,30 +322,32 @@ def _mean(scale: Scale) -> float:
     return torch.as_tensor(scale).float().mean().item()
 
 
-def explain_factor(has: float, wanted: float, method: Method, model: RecognisedModel, site: Site) -> str:
+def explain_factor(has: float, expected: float, method: Method, model: RecognisedModel, site: Site) -> str:
     """Return in words where a factor of a shortcut that is not the method's may come from.
 
-    A factor is a / b of the merge a x + b f, so that x + c f has 1 / c; a stored one is taken for a. has, wanted: the
+    A factor is a / b of the merge a x + b f, so that x + c f has 1 / c; a stored one is taken for a. has, expected: the
     model's factor and the method's, which differ; site: the branch for which the factors of other depths are tried.
     """
 
-    def near(value: float) -> bool:
+    def is_near(value: float) -> bool:
+        """Return whether the model's factor is `value`, within CLOSE."""
         return value > 0 and abs(has / value - 1) <= CLOSE
 
-    if wanted and near(1 / wanted):
-        return f"it stands on the branch, x + {wanted:.4g} f, or is inverted"
-    for symbol, value in method.coefficients(site.stack).items():
-        if near(value) and not math.isclose(value, wanted):
+    if expected and is_near(1 / expected):
+        return f"it stands on the branch, x + {expected:.4g} f, or is inverted"
+    for symbol, value in method.coefficients(site.stack).items():  # such as alpha and beta
+        if is_near(value) and not math.isclose(value, expected):
             return f"that is {symbol}: the two are swapped"
-    if near(1):
+    if is_near(1):
         return "a plain shortcut"
 
+    # the method's factor at another depth
     for layers in DEPTHS:
         with suppress(ArithmeticError, ValueError):  # a method that does not exist at this depth
             pair = initial_scales(at_depth(method, layers), site)
             if pair is None:
                 continue
             a, b = pair
-            if b and near(a / b):
+            if b and is_near(a / b):
                 return f"that is {layers} layers', this model has {model.depths[site.stack]}"
     return "fits nothing that is known"

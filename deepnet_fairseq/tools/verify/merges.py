@@ -1,8 +1,8 @@
 """Measure the factors a and b of a live module's residual merges u = a x + b f, in one forward pass.
 
 Hooks record the tensors that its modules receive and return. Among them a triple is looked for that solves the
-equation: f is the output of a branch, x (the shortcut) was seen before it, and u (the merge) after it. The module need
-not name its merges; it only has to run.
+equation: f is the output of a branch, x (the shortcut) was seen before it, and u (the merged stream) after it. The
+module need not name its merges; it only has to run.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from torch import Tensor, nn
 from ...core.slots import Site
 from .sources import Factor, RecognisedModel
 
-# u = a x + b f holds if the norm |u - a x - b f| is at most both
-EXACT = 1e-5  # of |u|, and
-SHARE = 0.01  # of the smaller one of |a x| and |b f|,
-LEAST = 1e-4  # and if that smaller one is more than this share of |u|
+# u = a x + b f counts as solved if the remainder u - a x - b f is small, and neither of the parts a x and b f tiny:
+MAX_REMAINDER = 1e-5  # largest norm of the remainder, as a share of |u|, and
+MAX_SHARE = 0.01  # as a share of the smaller one of |a x| and |b f|
+MIN_PART = 1e-4  # smallest norm of that smaller one, as a share of |u|
 
 
-def measured_factors(module: nn.Module, model: RecognisedModel, inputs: tuple) -> list[Factor]:
-    """Return the factors a, b of every branch whose merge u = a x + b f is found in a forward pass of `module`.
+def measure_factors(module: nn.Module, model: RecognisedModel, inputs: tuple) -> list[Factor]:
+    """Call a module and return the factors a, b of every branch whose merge u = a x + b f is found.
 
-    model: what was recognised of the module, which tells its branches; inputs: what the module is called with, in
-    evaluation mode. Whatever it raises is raised.
+    model: what was recognised of the module, which tells its branches; inputs: positional arguments of the call, which
+    is in evaluation mode. Whatever the module raises is raised. The modes of its parts are restored.
     """
     recording = _Recording(model)
     hooks = []
@@ -36,7 +36,7 @@ def measured_factors(module: nn.Module, model: RecognisedModel, inputs: tuple) -
             hooks.append(part.register_forward_pre_hook(recording.before, with_kwargs=True))
             hooks.append(part.register_forward_hook(partial(recording.after, name)))
 
-        modes = [(part, part.training) for part in module.modules()]
+        modes = [(part, part.training) for part in module.modules()]  # parts may differ
         module.eval()
         try:
             with torch.no_grad():
@@ -53,9 +53,9 @@ def measured_factors(module: nn.Module, model: RecognisedModel, inputs: tuple) -
 class _Recording:
     """The tensors (.., C) that modules received and returned in a forward pass, and which of them branches returned.
 
-    branches: path of the module that is a branch's last matrix -> the branch; widths: C of each stack; tensors: as they
-    came, flattened and in float64; ends: branch -> index in `tensors` of what it returned; exact: EXACT, or more where
-    half precision rounds more.
+    branches: path of the module that is a branch's last matrix -> the branch; widths: C of each stack; tensors: in the
+    order in which they were seen, flattened and in float64; ends: branch -> index in `tensors` of what it returned;
+    max_remainder: MAX_REMAINDER, or more where half precision rounds more.
     """
 
     def __init__(self, model: RecognisedModel):
@@ -65,13 +65,13 @@ class _Recording:
         self.widths = set(model.widths.values())
         self.tensors: list[Tensor] = []
         self.ends: dict[Site, int] = {}
-        self.exact = EXACT
+        self.max_remainder = MAX_REMAINDER
 
     def record(self, given: Any) -> int | None:
-        """Record the tensors that may belong to the residual stream, by their width and type.
+        """Record the tensors that may belong to the residual stream: floating-point ones whose last dimension is a C.
 
-        given: what a module returned, or a tuple of what it received. Return the index of the first tensor that is
-        recorded, None if there is none.
+        given: what a module returned, or a tuple of what it received. Return the index in `tensors` of the first that
+        is recorded, None if there is none.
         """
         values = given if isinstance(given, (tuple, list)) else (given,)
         first = None
@@ -80,7 +80,8 @@ class _Recording:
                 if first is None:
                     first = len(self.tensors)
                 self.tensors.append(value.detach().double().flatten())
-                self.exact = max(self.exact, 4 * torch.finfo(value.dtype).eps)
+                rounding = 4 * torch.finfo(value.dtype).eps  # of a few operations
+                self.max_remainder = max(self.max_remainder, rounding)
         return first
 
     def before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -88,18 +89,22 @@ class _Recording:
         self.record((*args, *kwargs.values()))
 
     def after(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
-        """Record the outputs of the module with path `name`, and note what branch they end; a forward hook of torch."""
+        """Record the outputs of the module with path `name`, and whether they are what a branch returns.
+
+        It is a forward hook of torch. The first call counts if a module is called more than once.
+        """
         index = self.record(output)
         if index is None:
             return
         for path, site in self.branches.items():
-            is_end = path in (name, f"{name}.out_proj")  # torch's attention does not call its out_proj
+            # torch's attention does not call its module out_proj, so that the attention itself has to end the branch
+            is_end = path in (name, f"{name}.out_proj")
             if is_end and site not in self.ends:
                 self.ends[site] = index
 
     def factors(self) -> list[Factor]:
-        """Return the factors of every branch after which a merge is found."""
-        ordered = sorted(self.ends.items(), key=lambda pair: pair[1])  # pairs (branch, its end)
+        """Return the factors of every branch after which a merge is found, in the order of the forward pass."""
+        ordered = sorted(self.ends.items(), key=lambda pair: pair[1])  # pairs (branch, index of what it returned)
         ends = [end for _, end in ordered]
         starts = [0, *ends[:-1]]  # x is looked for from the end of the branch before
         stops = [*ends[1:], len(self.tensors)]  # and u up to the end of the next one
@@ -116,9 +121,9 @@ class _Recording:
     def _find_merge(self, start: int, end: int, stop: int) -> tuple[float, float] | None:
         """Return a and b, neither 0, of the first merge u = a x + b f after a branch; None if none is found.
 
-        start, end, stop: indices in `tensors`. The branch returned the tensor `end`; x is one from `start` to before
-        `end`, f one from `end` to before u, and u one up to `stop`. The first u is taken, with the latest f and x that
-        solve it: f is then what is merged, after a module that scales the branch.
+        start, end, stop: indices in `tensors`. `end` is what the branch returned; x is looked for from `start` to
+        before `end`, f from `end` to before u, and u after `end` up to `stop`. The first u is taken, with the latest f
+        and x that solve the equation: if a module scales the branch after its last matrix, f is that module's output.
         """
         size = self.tensors[end].numel()
         last = min(stop, len(self.tensors) - 1)
@@ -126,7 +131,8 @@ class _Recording:
         matrix = torch.stack([self.tensors[index] for index in indices])
         gram = (matrix @ matrix.T).tolist()  # inner products of all pairs of these tensors
 
-        branch = indices.index(end)  # from here on x, f, u and `branch` are places in `gram`
+        # x, f, u and `branch` are rows of `matrix`, so also rows and columns of `gram`
+        branch = indices.index(end)
         for u in range(branch + 1, len(indices)):
             for f in range(u - 1, branch - 1, -1):
                 for x in range(branch - 1, -1, -1):
@@ -140,14 +146,14 @@ class _Recording:
     def _solve(self, gram: list[list[float]], x: int, f: int, u: int) -> tuple[float, float] | None:
         """Return a and b of u = a x + b f, by least squares; None unless they explain u and neither part is tiny.
 
-        gram: inner products of all pairs of tensors; x, f, u: the places of three of them in it. The normal equations,
-        solved by Cramer's rule, are
+        gram: inner products of all pairs of tensors; x, f, u: the rows and columns of three of them. The normal
+        equations, solved by Cramer's rule, are
 
             (x.x  x.f) (a)   (x.u)                 a = (x.u f.f - f.u x.f) / d
             (x.f  f.f) (b) = (f.u)                 b = (f.u x.x - x.u x.f) / d,    d = x.x f.f - (x.f)^2,
 
-        and |u - a x - b f|^2 = u.u - a x.u - b f.u is the rest. EXACT and SHARE bound the rest, LEAST the
-        smaller part from below.
+        and the remainder has |u - a x - b f|^2 = u.u - a x.u - b f.u. MAX_REMAINDER and MAX_SHARE bound it, MIN_PART
+        bounds the smaller one of |a x| and |b f| from below.
         """
         xx = gram[x][x]
         xf = gram[x][f]
@@ -162,10 +168,11 @@ class _Recording:
         a = (xu * ff - fu * xf) / determinant
         b = (fu * xx - xu * xf) / determinant
 
-        rest = uu - a * xu - b * fu
+        # squared norms, of the remainder and of the smaller part
+        remainder = uu - a * xu - b * fu
         smaller = min(a * a * xx, b * b * ff)
-        allowed = min(self.exact**2 * uu, max(SHARE, self.exact) ** 2 * smaller)
-        if abs(rest) <= allowed and smaller > LEAST**2 * uu:
+        allowed = min(self.max_remainder**2 * uu, max(MAX_SHARE, self.max_remainder) ** 2 * smaller)
+        if abs(remainder) <= allowed and smaller > MIN_PART**2 * uu:
             return a, b
         return None
 
@@ -173,8 +180,9 @@ class _Recording:
 def _is_almost_multiple(gram: list[list[float]], x: int, u: int) -> bool:
     """Return whether u is a number times x plus a small remainder: x merged with a branch that is almost 0.
 
-    gram, x, u: as for `_solve`. A remainder below 1e-12 of |u|^2 is mere rounding: u is x once more, and no merge.
+    gram, x, u: as for `_solve`. A squared remainder below 1e-12 of |u|^2 is mere rounding: u is x once more, no merge.
     """
     squared_norms = gram[x][x] * gram[u][u]
-    remainder = 1 - gram[x][u] ** 2 / (squared_norms or 1)  # as a share of |u|^2; sin^2 of the angle between x and u
+    # sin^2 of the angle between x and u, which is the squared remainder as a share of |u|^2
+    remainder = 1 - gram[x][u] ** 2 / (squared_norms or 1)  # 1 for a tensor of zeros, whose products are all 0
     return 1e-12 < remainder < 1e-4

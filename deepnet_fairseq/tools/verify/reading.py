@@ -1,4 +1,7 @@
-"""Read what `deepnet verify` takes: files and folders of weights, and files of names. No code in them is run."""
+"""Read what `deepnet verify` takes: files and folders of weights, and files with rules that rename weights.
+
+No code in them is run.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +21,16 @@ from ...errors import UserError
 from ...files import read_json_object
 
 WRAPPERS = ("model", "state_dict", "model_state_dict", "module")  # keys under which checkpoints keep their state dict
-# entries of a Hugging Face config.json that are the factor of a shortcut
+# names of entries in a Hugging Face config.json that are the factor of a shortcut
 SHORTCUT = re.compile(r"((deepnorm|residual|encoder|decoder)_)*alpha|(residual|skip|shortcut)_(scale|factor|weight)")
 
 
 def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], int | None]:
     """Read a checkpoint, a saved state dict, a .safetensors file or a Hugging Face folder.
 
-    Return its weights by name, the fields of the model's config (empty if unknown) and how many updates its optimiser
-    has made (None if unknown). UserError, naming the file, for one that holds no weights.
+    Return (weights by name, {field: value} of the model's config, number of updates that its optimiser has made). The
+    config is empty and the number None where the file does not tell. UserError, naming the file, for one that holds no
+    weights.
     """
     from ...plugin.checkpoints.reading import allow_plain_data, load_or_explain
 
@@ -39,7 +43,7 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], int | N
 
         return load_or_explain(load_file, str(path)), {}, None
 
-    allow_plain_data()
+    allow_plain_data()  # of the classes in fairseq's checkpoints
     can_map = zipfile.is_zipfile(path)  # torch's format since 1.6, of which mmap reads only what is used
     content = load_or_explain(torch.load, str(path), map_location="cpu", weights_only=True, mmap=can_map)
     if not isinstance(content, dict):
@@ -54,9 +58,10 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], int | N
 
 
 def _config(content: dict) -> dict[str, Any]:
-    """Return the fields of the model's config in a checkpoint of fairseq's; empty if it has none.
+    """Return {field: value} of the model's config in a checkpoint; empty for one that is not fairseq's.
 
-    Older versions of fairseq keep one Namespace of all flags in "args", without sections.
+    content: what torch.load returns. fairseq keeps the config in the section "model" of "cfg"; older versions keep one
+    Namespace of all flags in "args", without sections.
     """
     cfg = content.get("cfg")
     config: Any = cfg.get("model") if isinstance(cfg, dict) else None
@@ -67,7 +72,10 @@ def _config(content: dict) -> dict[str, Any]:
 
 
 def _updates(content: dict) -> int | None:
-    """Return the number of updates that a checkpoint of fairseq's or of Lightning's states; None for others."""
+    """Return the number of updates that a checkpoint of fairseq's or of Lightning's states; None for others.
+
+    content: what torch.load returns.
+    """
     history = content.get("optimizer_history")
     if isinstance(history, list) and history:  # fairseq's
         last = history[-1]
@@ -80,8 +88,8 @@ def _updates(content: dict) -> int | None:
 def _folder(path: Path) -> dict[str, Tensor]:
     """Return the weights of a Hugging Face folder by name, and with them the factors of shortcuts in its config.json.
 
-    A factor becomes a tensor "config.json.NAME", as if the model had it as a buffer. UserError, naming the folder or
-    the file, for a folder without weights, and for a config that is no JSON object.
+    A factor becomes a tensor () with the name "config.json.NAME", as if the model had it as a buffer. UserError, naming
+    the folder or the file, for a folder without weights, and for a config that is no JSON object.
     """
     weights_file = path / "model.safetensors"
     config_file = path / "config.json"
@@ -92,16 +100,16 @@ def _folder(path: Path) -> dict[str, Tensor]:
     weights, _, _ = read_weights(weights_file)
     factors = {}
     for name, value in config.items():
-        if type(value) in (int, float) and SHORTCUT.fullmatch(name):
+        if type(value) in (int, float) and SHORTCUT.fullmatch(name):  # type(), because True is an instance of int
             factors[f"{config_file.name}.{name}"] = torch.tensor(float(value))
     return weights | factors
 
 
 def read_names(path: Path) -> Callable[[str], str]:
-    """Return a function that renames weights by the rules of a TOML file: regular expression = replacement.
+    """Return a function that renames a weight by the rules of a TOML file: regular expression = replacement.
 
-    The rules apply one after the other, in the file's order, wherever they match in a name. UserError, naming the file,
-    for one that is missing or holds anything else.
+    path: of the file, or STDIN. The rules apply one after the other, in the file's order, wherever they match in a
+    name. UserError, naming the file, for one that is missing or holds anything else.
     """
     if path != STDIN and not path.exists():
         raise UserError(f"--names {path}", "no such file")
@@ -119,6 +127,7 @@ def read_names(path: Path) -> Callable[[str], str]:
             raise UserError(f"--names {path}", problem) from error
 
     def rename(name: str) -> str:
+        """Return the name of a weight after all rules."""
         for pattern, replacement in rules.items():
             name = re.sub(pattern, replacement, name)
         return name

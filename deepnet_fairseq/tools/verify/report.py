@@ -32,11 +32,11 @@ class Row:
 class Audit:
     """Result of comparing a model with a method. The names of the fields are the keys of --json.
 
-    method: its registered name; depths: layers of each stack, 0 for one that the model lacks; profile: the
-    initialisation that it is compared with; trained: what shows that the model has been trained, "" for a fresh one;
-    rows: one for each kind of weight; factors: [stack, place, expected, has, verdict] of shortcuts, as the table prints
-    them; findings: what does not fit, a line each; notes: remarks, a line each; unexamined: what could not be judged, a
-    line each.
+    method: its registered name; depths: {"encoder": layers, "decoder": layers}, 0 for a stack that the model lacks;
+    profile: the initialisation that it is compared with, a key of initialisation.PROFILES; trained: what shows that the
+    model has been trained, "" for a fresh one; rows: one for each kind of weight; factors: [stack, sublayer or "all",
+    expected, has, verdict] of shortcuts, as the table prints them; findings: what does not fit, a line each; notes:
+    remarks, a line each; unexamined: what could not be judged, a line each.
     """
 
     method: str
@@ -51,7 +51,7 @@ class Audit:
 
     @property
     def fits(self) -> bool:
-        """Return whether there is no finding."""
+        """Whether there is no finding."""
         return not self.findings
 
     def as_dict(self) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class Audit:
         return "\n".join(lines)
 
     def _verdict(self) -> str:
-        """Return the words of the last line, which claim no more than what was judged."""
+        """Return the words that begin the report's last line, which claim no more than what was judged."""
         if not self.fits:
             return "does not fit"
         if self.trained:
@@ -88,7 +88,7 @@ class Audit:
 
 
 def _cells(row: Row) -> list[str]:
-    """Return the cells of a kind of weight in the table of the terminal."""
+    """Return the cells of a row of the terminal's table, under the header in Audit.text."""
     return [
         row.stack,
         row.kind,
@@ -102,7 +102,10 @@ def _cells(row: Row) -> list[str]:
 
 
 def _range(stds: list[float]) -> str:
-    """Return "smallest .. largest" of the layers' standard deviations, or one number if they are within FLOOR."""
+    """Return "smallest .. largest" of the layers' standard deviations, or one number if they differ by at most FLOOR.
+
+    FLOOR is relative to the largest.
+    """
     smallest = min(stds)
     largest = max(stds)
     if largest - smallest <= FLOOR * largest:

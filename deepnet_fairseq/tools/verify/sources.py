@@ -1,8 +1,8 @@
 """Find the weights of residual branches in a state dict, and the factors of shortcuts, by their names.
 
-The layer is the first number in a name. What stands before it gives the stack, what stands behind it the branch
-(self_attn, encoder_attn or ffn) and the role (q, k, v, out, fc1 or fc2). The names of fairseq, torchscale, torch and
-Hugging Face's Marian are known; others have to be renamed (docs/verify.md).
+The layer is the first number in a name. What stands before it gives the stack (encoder or decoder), what stands behind
+it the branch (self_attn, encoder_attn or ffn) and the role (q, k, v, out, fc1 or fc2). The names of fairseq,
+torchscale, torch and Hugging Face's Marian are known; others have to be renamed (docs/verify.md).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ...errors import UserError
 # "encoder.layers.0.fc1.weight": before the layer "encoder.layers", the rest "fc1.weight"
 LAYER = re.compile(r"(?P<before>.*?)(?:^|\.)(?P<layer>\d+)\.(?P<rest>.+)")
 CROSS_ATTENTION = re.compile(r"encoder_attn|multihead_attn")  # the second one is torch's
-ROLES = {  # branch -> role -> how names end, without ".weight"; "qkv" is one matrix of all three
+ROLES = {  # sort of branch -> role -> how names end, without ".weight"; "qkv" is one matrix of all three
     "attention": {
         "qkv": r"in_proj(_weight)?",
         "q": r"q_proj(_weight)?",
@@ -32,8 +32,8 @@ ROLES = {  # branch -> role -> how names end, without ".weight"; "qkv" is one ma
     "ffn": {"fc1": r"fc1|linear1", "fc2": r"fc2|linear2"},
 }
 NORM = re.compile(r".*(norm|(^|[._])ln(_?\w)?([._]|$)).*", re.IGNORECASE)  # "norm1", "ln_f", "self_attn_layer_norm"
-FACTOR = re.compile(r"(?:.*[._])?(alpha|omega|(residual|res|skip|shortcut)_(scale|factor|weight))")
-IGNORED = re.compile(  # neither in a branch nor worth a note that they are not recognised
+FACTOR = re.compile(r"(?:.*[._])?(alpha|omega|(residual|res|skip|shortcut)_(scale|factor|weight))")  # of a shortcut
+IGNORED = re.compile(  # names of tensors that are in no branch, and are known, so that no note says otherwise
     r".*(position|rel.*bias|version|_float_tensor|in_proj_bias|embed_tokens|shared|output_projection|lm_head).*"
 )
 
@@ -42,7 +42,7 @@ IGNORED = re.compile(  # neither in a branch nor worth a note that they are not 
 class Matrix:
     """One weight matrix of a branch; weight.linear.weight is (out, in).
 
-    name: as stored; the matrices of q, k and v may share one, if they are stored as one tensor.
+    name: as stored; the matrices of q, k and v have the same name if they are stored as one tensor.
     """
 
     name: str
@@ -53,8 +53,9 @@ class Matrix:
 class Factor:
     """The factors of a residual merge a x + b f, of shortcut x and branch f.
 
-    stack: "encoder" or "decoder"; layer: from 1, None for all layers; sublayer: None for all branches of the layer; b:
-    None for a stored number, which is taken for a; source: the name of the stored number, or "measured".
+    stack: "encoder" or "decoder"; layer: from 1, None for all layers; sublayer: one of slots.BRANCHES, None for all
+    branches of the layer; b: None for a number that the model stores, which is taken for a; source: the name under
+    which it is stored, or "measured".
     """
 
     stack: str
@@ -71,8 +72,8 @@ class RecognisedModel:
 
     depths: number of layers of "encoder" and of "decoder", in this order, 0 for a stack that it lacks; matrices: the
     weights of its branches; gains: weights (C,) of the LayerNorms in its layers; factors: of its shortcuts; config:
-    fields of its model config, empty if unknown; updates: how many its optimiser has made, None if unknown; unknown:
-    names that were not recognised, with N for a layer's number; widths: C of each stack that it has.
+    {field: value} of its model config, empty if unknown; updates: how many its optimiser has made, None if unknown;
+    unknown: names that were not recognised, with N for a layer's number; widths: stack -> C, for those that it has.
     """
 
     depths: dict[str, int]
@@ -86,12 +87,12 @@ class RecognisedModel:
 
     @property
     def ours(self) -> bool:
-        """Return whether it is one of this package's models, by the architecture in its config."""
+        """Whether it is one of this package's models, by the architecture in its config."""
         return str(self.config.get("arch") or self.config.get("_name")) in archs.PRESETS
 
 
-def carrier(weight: Tensor) -> nn.Linear:
-    """Return a Linear with the given weight (out, in): the form in which the formulas of core/ take a weight."""
+def linear_of(weight: Tensor) -> nn.Linear:
+    """Return a Linear with the given weight (out, in), because the formulas of core/ take a weight in this form."""
     linear = nn.Linear(weight.size(1), weight.size(0), bias=False, device="meta")
     linear.weight = nn.Parameter(weight, requires_grad=False)
     return linear
@@ -102,7 +103,7 @@ class _Entry:
     """A tensor of a layer, with what its name says.
 
     name: as stored; stack: "encoder", "decoder", or "" where the name does not say; layer: the number in the name,
-    which `_number_layers` changes to one from 1; kind: the branch of a matrix ("self_attn", "encoder_attn" or "ffn"),
+    which `_number_layers` changes to one from 1; kind: of a matrix its branch ("self_attn", "encoder_attn" or "ffn"),
     else "norm" or "factor"; role: of a matrix a role of ROLES, of a norm "weight" or "bias", of a factor its name
     inside the layer.
     """
@@ -115,19 +116,20 @@ class _Entry:
     role: str
 
 
-def recognised(
+def recognise(
     weights: dict[str, Tensor],
     config: dict[str, Any],
     updates: int | None = None,
     rename: Callable[[str], str] = str,
 ) -> RecognisedModel:
-    """Recognise branches' weights, LayerNorms' gains and shortcuts' factors in a state dict, by their names.
+    """Recognise the weights of branches, gains of LayerNorms and factors of shortcuts in a state dict, by their names.
 
-    config, updates: as in RecognisedModel; rename: maps a name in `weights` to the name that fairseq would give it.
-    UserError if not one matrix of a branch is recognised, or if a layer is missing.
+    weights: name -> tensor; config, updates: as in RecognisedModel; rename: maps a name in `weights` to the name that
+    fairseq would give it, by default (str) the same. UserError if not one matrix of a branch is recognised, or if a
+    layer is missing.
     """
-    entries = []
-    others = {}  # that are in no layer, or have names that are not known
+    entries = []  # tensors of layers
+    others = {}  # name -> tensor, for those that are in no layer, or have names that are not known
     for name, tensor in weights.items():
         entry = _entry(name, rename(name), tensor)
         if entry is None:
@@ -140,7 +142,7 @@ def recognised(
 
     model = RecognisedModel({"encoder": 0, "decoder": 0}, config=config, updates=updates)
     for entry in entries:
-        entry.stack = entry.stack or "decoder"
+        entry.stack = entry.stack or "decoder"  # layers whose names do not say their stack are taken for a decoder's
     for stack in model.depths:
         _number_layers(model, stack, [entry for entry in entries if entry.stack == stack])
     _add_entries(model, entries)
@@ -150,15 +152,15 @@ def recognised(
 
 
 def _number_layers(model: RecognisedModel, stack: str, entries: list[_Entry]) -> None:
-    """Set the depth of a stack in `model`, and the layers of its `entries` to numbers from 1.
+    """Set the depth of a stack in `model`, and number the layers of its `entries` from 1.
 
-    UserError if a layer is missing.
+    entries: those of the stack. UserError if a layer is missing.
     """
     numbers = {entry.layer for entry in entries if entry.kind in BRANCHES}
-    if not numbers:
+    if not numbers:  # the model lacks the stack
         return
 
-    first = min(*numbers, 1)  # 0 or 1: a stack whose names begin at 2 lacks a layer
+    first = min(*numbers, 1)  # 0 or 1, by which names begin: a stack that begins at 2 lacks a layer
     model.depths[stack] = max(numbers) - first + 1
     if len(numbers) < model.depths[stack]:
         raise UserError(stack, f"{len(numbers)} of its layers up to {max(numbers)} are there; rename by --names")
@@ -177,10 +179,10 @@ def _entry(name: str, known_as: str, tensor: Tensor) -> _Entry | None:
 
     stack = _stack_in(match["before"])
     layer = int(match["layer"])
-    rest = match["rest"]
+    rest = match["rest"]  # the name inside the layer, as "self_attn.q_proj.weight"
     # the module's name, without its parameter's; torchscale's layers of two modalities end in A and B
-    bare = re.sub(r"\.(weight|bias|A|B)$", "", rest)
-    if NORM.fullmatch(bare) and tensor.dim() == 1:
+    module = re.sub(r"\.(weight|bias|A|B)$", "", rest)
+    if NORM.fullmatch(module) and tensor.dim() == 1:
         parameter = rest.rsplit(".", 1)[-1]
         return _Entry(name, tensor, stack, layer, kind="norm", role=parameter)
     if FACTOR.fullmatch(rest) and tensor.dim() <= 1:
@@ -188,16 +190,17 @@ def _entry(name: str, known_as: str, tensor: Tensor) -> _Entry | None:
     if tensor.dim() != 2:
         return None
 
-    branch = _branch_in(bare)
+    # a matrix of a branch, if its name ends as a role's
+    branch = _branch_in(module)
     patterns = ROLES["ffn" if branch == "ffn" else "attention"]
     for role, pattern in patterns.items():
-        if re.fullmatch(rf"(?:.*\.)?(?:{pattern})", bare):
+        if re.fullmatch(rf"(?:.*\.)?(?:{pattern})", module):
             return _Entry(name, tensor, stack, layer, kind=branch, role=role)
     return None
 
 
 def _stack_in(text: str) -> str:
-    """Return the stack that a name, or its part before the layer, contains; "" if none."""
+    """Return the stack that a name, or its part before the layer, names: "encoder", "decoder", or "" for neither."""
     if "sentence_encoder" in text:  # RoBERTa's, in fairseq once below a "decoder"
         return "encoder"
     if "decoder" in text:
@@ -207,25 +210,30 @@ def _stack_in(text: str) -> str:
     return ""
 
 
-def _branch_in(bare: str) -> str:
-    """Return the branch that a matrix belongs to by its name inside the layer; "ffn" if it names no attention."""
-    if CROSS_ATTENTION.search(bare):
+def _branch_in(module: str) -> str:
+    """Return the branch of a matrix by the name of its module inside the layer; "ffn" if it names no attention."""
+    if CROSS_ATTENTION.search(module):
         return "encoder_attn"
-    if "attn" in bare:
+    if "attn" in module:
         return "self_attn"
     return "ffn"
 
 
 def _add_entries(model: RecognisedModel, entries: list[_Entry]) -> None:
-    """Set the widths of a model whose depths are known, and add the matrices, gains and factors of its layers."""
+    """Set the widths of a model whose depths are known, and add the matrices, gains and factors of its layers.
+
+    entries: all tensors of its layers.
+    """
     for stack, depth in model.depths.items():
         if depth:
-            model.widths[stack] = _width([entry for entry in entries if entry.stack == stack])
+            of_stack = [entry for entry in entries if entry.stack == stack]
+            model.widths[stack] = _width(of_stack)
 
-    seen: set[tuple] = set()
+    seen: set[tuple] = set()  # entries without their names: a module that is registered twice has two
     for entry in entries:
         key = (entry.stack, entry.layer, entry.kind, entry.role, entry.tensor.data_ptr())
-        if key in seen or entry.stack not in model.widths:  # a module registered twice; a stack without branches
+        is_without_branches = entry.stack not in model.widths  # such as a "decoder" with a LayerNorm alone
+        if key in seen or is_without_branches:
             continue
         seen.add(key)
 
@@ -242,16 +250,19 @@ def _add_entries(model: RecognisedModel, entries: list[_Entry]) -> None:
 
 
 def _width(entries: list[_Entry]) -> int:
-    """Return the width C of a stack: the side that most of its matrices have, of equals the smaller one.
+    """Return the width C of a stack: the length that most of its matrices have as their height or width.
 
-    entries: those of the stack.
+    Of lengths that are equally frequent it is the smallest. entries: those of the stack.
     """
-    sides = [side for entry in entries if entry.kind in BRANCHES for side in set(entry.tensor.shape)]
-    return max(set(sides), key=lambda side: (sides.count(side), -side))
+    lengths = []
+    for entry in entries:
+        if entry.kind in BRANCHES:
+            lengths += set(entry.tensor.shape)  # a square matrix counts once
+    return max(set(lengths), key=lambda length: (lengths.count(length), -length))
 
 
 def _factor(entry: _Entry) -> Factor | None:
-    """Return the factor that a layer's tensor, () or (C,), holds; None if its features have different values."""
+    """Return the factor that a layer's tensor, () or (C,), holds; None for a vector of different values."""
     value = entry.tensor.float()
     spread = value.std(unbiased=False) if value.numel() > 1 else value.new_zeros(())
     is_one_number = spread <= 1e-3 * value.abs().mean()  # False for NaN too
@@ -271,19 +282,23 @@ def _matrices(entry: _Entry, width: int) -> Iterator[Matrix]:
 
     width: C of the stack. Keys and values of cross-attention may read an input of another width.
     """
-    parts = [(entry.role, entry.tensor)]
+    parts = [(entry.role, entry.tensor)]  # (role, its matrix)
     if entry.role == "qkv":
-        parts = list(zip("qkv", entry.tensor.chunk(3)))  # one below the other, in this order
+        parts = list(zip("qkv", entry.tensor.chunk(3)))  # rows of q, then of k, then of v
 
-    site = Site(entry.stack, entry.layer, entry.kind, dim=width, num_heads=1)
+    site = Site(entry.stack, entry.layer, entry.kind, dim=width, num_heads=1)  # no deviation depends on the heads
     for role, tensor in parts:
         source_dim = entry.tensor.size(1) if role in ("k", "v") else width
-        yield Matrix(entry.name, Weight(site, role, carrier(tensor), source_dim=source_dim))
+        weight = Weight(site, role, linear_of(tensor), source_dim=source_dim)
+        yield Matrix(entry.name, weight)
 
 
 def _share_source_widths(matrices: list[Matrix]) -> None:
-    """Set the source_dim of all weights of an attention to that of its keys' weight, which alone shows it."""
-    source_dims = {}
+    """Set the source_dim of all weights of an attention (see slots.Weight) to the input width of its matrix k.
+
+    `_matrices` has set that of q and out to C, because their shapes do not show it.
+    """
+    source_dims = {}  # site -> source_dim
     for matrix in matrices:
         if matrix.weight.role == "k":
             source_dims[matrix.weight.site] = matrix.weight.source_dim
@@ -293,13 +308,16 @@ def _share_source_widths(matrices: list[Matrix]) -> None:
 
 
 def _add_other(model: RecognisedModel, name: str, tensor: Tensor) -> None:
-    """Add a tensor that is recognised in no layer to `model`: as a factor of a whole stack, or as an unknown name."""
+    """Add a tensor that is recognised in no layer to `model`: as a factor of a whole stack, or as an unknown name.
+
+    Biases, LayerNorms and what is IGNORED are left out.
+    """
     if not tensor.is_floating_point() or IGNORED.fullmatch(name):
         return
     if tensor.numel() == 1 and FACTOR.fullmatch(name):  # "deepnorm_alpha" is no norm
         stack = _stack_in(name) or "decoder"
         model.factors.append(Factor(stack, layer=None, sublayer=None, a=tensor.item(), b=None, source=name))
     elif tensor.numel() > 1 and not name.endswith("bias") and not NORM.fullmatch(name):
-        of_any_layer = re.sub(r"(^|\.)\d+\.", r"\1N.", name)[:100]
-        if of_any_layer not in model.unknown:
-            model.unknown.append(of_any_layer)
+        pattern = re.sub(r"(^|\.)\d+\.", r"\1N.", name)[:100]  # one note for all layers, and none of endless names
+        if pattern not in model.unknown:
+            model.unknown.append(pattern)
