@@ -229,7 +229,7 @@ class Corpus:
 
         If the corpus' languages are unknown, any two language codes will do.
         """
-        pairs = possible_pairs(name, self.languages, words=False)  # the pairs that `name` may stand for, split at each hyphen
+        pairs = possible_pairs(name, self.languages, words=False)  # `name` split at each of its hyphens
         return any(not self.languages or self.languages.issuperset(pair) for pair in pairs)
 
     def only_direction(self, subset: str) -> str | None:

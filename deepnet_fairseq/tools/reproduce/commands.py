@@ -1,6 +1,8 @@
 """Say which commands a row of an experiment takes: its training, the average, translations and score.
 
-A word is one argument of a command, as "--lr" or "5e-4".
+A row is one training of an experiment (study/experiment.py), a word one argument of a command, as "--lr" or "5e-4". The
+plan is what `deepnet plan` chooses for each row, so that it fits into a GPU's memory: batches, and whether activations
+are recomputed.
 """
 
 from __future__ import annotations
@@ -20,22 +22,25 @@ from .evaluation import Judge, Perplexity, Translation
 from .hardware import Hardware
 from .words import as_words, last_value, whole_number
 
-# without a plan, layers from which a model recomputes activations, and from which it shards its optimiser's state
-RECOMPUTED_FROM, SHARDED_FROM = 200, 400
+# number of layers from which, without a plan, a model recomputes activations, and shards the state of its optimiser
+RECOMPUTED_FROM = 200
+SHARDED_FROM = 400
 STUCK = 10_000  # updates after which the plan expects a training to end if the paper's diverged
 AUTO_PROFILE = "auto"  # value of --admin-profile: measured at the start of the training
-PORT, PORTS = 29400, 1000  # first one, and number, of the ports at which the machines of a job meet
+FIRST_PORT = 29400  # of those at which the machines of a job meet; torchrun's default
+PORTS = 1000  # how many there are
 
 
 @dataclass(frozen=True)
 class Setting:
     """What all rows of an experiment have in common.
 
+    corpus: the binarised data
     out: folder of all experiments' folders, which hold the folders of their rows
-    chosen: "EXPERIMENT'S FOLDER/ROW'S NAME" -> flags of fairseq-train that the plan chose for the row
+    chosen: "EXPERIMENT'S FOLDER/ROW'S NAME" -> words of flags of fairseq-train that the plan chose for the row
     too_large: likewise -> GiB of a GPU that the row would take, for rows that the plan found no flags for
-    extra: the user's flags of fairseq-train, which override all others
-    generation: the user's flags of fairseq-generate
+    extra: words of the user's flags of fairseq-train, which override all others
+    generation: words of the user's flags of fairseq-generate
     recompute: whether activations are recomputed, None to let the plan decide
     planned: whether a plan is made
     only: name of the one row to run, None for all
@@ -54,31 +59,40 @@ class Setting:
     only: str | None = None
 
     def rows(self) -> list[Row]:
-        """Return the experiment's rows, or the one that was asked for."""
+        """Return the experiment's rows, or only the one that was asked for."""
         rows = self.experiment.rows(self.hardware.world)
         return [row for row in rows if self.only in (None, row.name)]
 
     def folder(self, row: Row) -> Path:
-        """Return the folder of a row."""
+        """Return the folder in which a row is trained."""
         return self.out / self.experiment.folder / row.name
 
     def training(self, row: Row) -> list[str]:
-        """Return the words after fairseq-train: DATA, and flags, of which the last one counts if one occurs twice."""
+        """Return the words after fairseq-train: DATA and flags.
+
+        The last one counts if a flag occurs twice, so those that override others are behind them.
+        """
         run = str(self.folder(row))
         flags: Flags = {"optimizer": self.adam} | row.flags
-        if "max-epoch" in flags and self.corpus.shards > 1 and flags["max-epoch"]:
+        if "max-epoch" in flags and self.corpus.shards > 1 and flags["max-epoch"]:  # 0 is no limit
             flags["max-epoch"] = flags["max-epoch"] * self.corpus.shards  # fairseq counts a shard as an epoch
+
+        # the flags of the paper
         words = [self.corpus.data, "--user-dir", "deepnet_fairseq", *self.corpus.task, *as_words(flags)]
-        if self.recompute is False:
+        if self.recompute is False:  # not None, which lets the row or the plan decide
             words = [word for word in words if word != "--checkpoint-activations"]
         words += ["--save-dir", run, "--seed", str(row.seed), "--log-format", "json"]
+
+        # the flags of the machine and of the plan
         words += self.precision_flags(row.method) + self.hardware.device_flags + self.memory_flags(row)
         words += list(self.chosen.get(f"{self.experiment.folder}/{row.name}", ()))
         if self.recompute:
             words.append("--checkpoint-activations")
+
+        # the flags of the user
         words += self.extra
 
-        # the profile that Admin's training would measure itself comes from a file, which `profile` makes before it
+        # Admin's training would measure its profile itself. Here it reads the file that the command of `profile` writes
         for index in range(1, len(words)):
             if words[index - 1] == "--admin-profile" and words[index] == AUTO_PROFILE:
                 words[index] = f"{run}/profile.json"
@@ -90,22 +104,27 @@ class Setting:
 
         deepnet_adam has the same results as fairseq's adam, faster, but cannot do memory-efficient half precision.
         """
+        # the experiment's half_precision is "memory-efficient" or missing
         memory_efficient = self.hardware.precision != "fp32" and self.experiment.get("half_precision") is not None
         return "adam" if memory_efficient else "deepnet_adam"
 
     def precision_flags(self, method: str) -> list[str]:
-        """Return the flag of half precision, none for a method that the paper trains in fp32."""
+        """Return the flag of half precision, such as --fp16 or --memory-efficient-fp16; none for fp32.
+
+        method: of the row; the experiment says which ones the paper trains in fp32.
+        """
+        precision = self.hardware.precision
         in_fp32 = self.experiment.get("full_precision", ())
-        if self.hardware.precision == "fp32" or method in in_fp32:
+        if precision == "fp32" or method in in_fp32:
             return []
         kind = self.experiment.get("half_precision")  # "memory-efficient", or None
-        return [f"--{kind}-{self.hardware.precision}" if kind else f"--{self.hardware.precision}"]
+        return [f"--{kind}-{precision}"] if kind else [f"--{precision}"]
 
     @property
     def judge(self) -> Judge:
         """The way to judge trained models: by their translations, or by perplexity."""
-        kind = Translation if self.experiment.get("translation") is not None else Perplexity
-        return kind(self.experiment, self.corpus, self.hardware, self.extra, self.generation)
+        judge_class = Translation if self.experiment.get("translation") is not None else Perplexity
+        return judge_class(self.experiment, self.corpus, self.hardware, self.extra, self.generation)
 
     def memory_flags(self, row: Row) -> list[str]:
         """Return the flags that let a deep model fit into memory, if there is no plan to choose them.
@@ -122,9 +141,10 @@ class Setting:
         return words
 
     def profile(self, row: Row) -> list[str]:
-        """Return the command that measures Admin's profile on the first batch; empty for other methods.
+        """Return the command that measures Admin's profile on the first batch and writes it; empty for other methods.
 
-        It runs on one process, since the profile is the same for any number.
+        It takes the flags of the row's training but for --admin-profile, which names the file to write, and runs in one
+        process, because the profile is the same for any number of them.
         """
         words = self.training(row)
         path = last_value("--admin-profile", words)
@@ -132,7 +152,7 @@ class Setting:
             return []
 
         kept = []  # words but --admin-profile and its value
-        before = ""
+        before = ""  # the word before
         for word in words:
             if "--admin-profile" not in (word, before):
                 kept.append(word)
@@ -140,34 +160,43 @@ class Setting:
         return ["deepnet", "profile", *kept, "--distributed-world-size", "1", "--out", path]
 
     def launcher(self) -> list[str]:
-        """Return the words that start fairseq-train: its name, with torchrun before it, or with srun and torchrun."""
+        """Return the words that start fairseq-train.
+
+        On several machines srun starts torchrun on each of them, which starts a process for each GPU. On one machine
+        torchrun does that if it is asked for, else fairseq-train itself.
+        """
         hardware = self.hardware
         torchrun = ["torchrun", "--nproc-per-node", str(hardware.gpus)]
+        program = ["--no-python", "fairseq-train"]  # torchrun would take the name for a file of Python
         if hardware.nodes > 1:
-            agents = [*torchrun, *self.rendezvous()]
-            return ["srun", "--kill-on-bad-exit=1", "--ntasks-per-node=1", *agents, "--no-python", "fairseq-train"]
+            srun = ["srun", "--kill-on-bad-exit=1", "--ntasks-per-node=1"]
+            return [*srun, *torchrun, *self.rendezvous(), *program]
         if hardware.launch == "torchrun" and hardware.gpus:
-            return [*torchrun, "--no-python", "fairseq-train"]
+            return [*torchrun, *program]
         return ["fairseq-train"]
 
     def rendezvous(self) -> list[str]:
         """Return torchrun's flags by which its processes on the machines of a SLURM job find each other.
 
-        Each job has a port of its own, because two may share a machine.
+        They meet at a port of the first machine. It depends on the job, because two jobs may share a machine.
         """
-        job = os.environ.get("SLURM_JOB_ID", "job")
-        port = PORT
+        job = os.environ.get("SLURM_JOB_ID", "job")  # "job" in a dry run outside of one
+        port = FIRST_PORT
         if job.isdecimal():
             port += int(job) % PORTS
         nodes = ["--nnodes", str(self.hardware.nodes), "--rdzv-backend", "c10d", "--rdzv-id", job]
         return [*nodes, "--rdzv-endpoint", f"{first_host()}:{port}"]
 
     def facts(self, row: Row) -> dict[str, Any]:
-        """Return the content of the row's run.json, by which tables and figures find it."""
+        """Return the content of the row's run.json, by which tables and figures find it.
+
+        batch_tokens: of an update, padding included; paper_batch_tokens: the paper's, missing where there is no paper;
+        averaged: number of checkpoints; the row's own facts, such as its method, come first.
+        """
         words = self.training(row)
-        tokens = whole_number(last_value("--max-tokens", words))
-        frequency = whole_number(last_value("--update-freq", words) or "1")
-        averaged, _epochs = self.experiment.average  # number of checkpoints
+        tokens = whole_number(last_value("--max-tokens", words))  # of a batch in one process
+        frequency = whole_number(last_value("--update-freq", words) or "1")  # batches of an update in one process
+        averaged, _epochs = self.experiment.average
         facts = dict(row.facts) | {
             "experiment": self.experiment.folder,
             "corpus": self.corpus.name,
@@ -182,11 +211,11 @@ class Setting:
         return facts
 
     def average(self, row: Row) -> list[str]:
-        """Return the command that averages checkpoints; empty if a single one is scored.
+        """Return the command that averages checkpoints, to be printed; empty if a single one is scored.
 
-        After a training that ended before its last epoch fewer files are averaged: run.Work then makes the command.
+        run.Work makes the command that is run, because a training that ended before its last epoch leaves fewer files.
         """
-        averaged, epochs = self.experiment.average
+        averaged, epochs = self.experiment.average  # number of checkpoints, and "last:10" or "36-45"
         run = self.folder(row)
         if averaged == 1:
             return []
@@ -197,43 +226,47 @@ class Setting:
         return ["deepnet", "average", *files, "--out", str(run / "averaged.pt")]
 
     def planned_words(self, row: Row, tokens: int | None) -> list[str]:
-        """Return the line of a row, split into words, for plan.rows.read_rows.
+        """Return the words that describe a row's training to the plan: a line for plan.rows.read_rows.
 
-        tokens: of a batch, as the user gave them; None to let the plan choose.
+        That function explains the flags. tokens: of a batch, as the user gave them; None to let the plan choose.
         """
-        averaged, _epochs = self.experiment.average  # number of checkpoints
+        experiment = self.experiment
         words = self.training(row)
         facts = json.dumps(dict(row.facts) | {"corpus": self.corpus.recipe})
 
-        stuck = self.experiment.stuck
-        if self.experiment.choice.stuck is None and not self.experiment.choice.smoke:
+        # updates after which a training ends if the paper's diverged
+        stuck = experiment.stuck
+        if experiment.choice.stuck is None and not experiment.choice.smoke:
             stuck = STUCK
-        if "--disable-validation" in words:  # whose losses would show it
+        if "--disable-validation" in words:  # a training is found stuck by its losses on the validation set
             stuck = 0
 
-        kept = 1 if averaged == 1 else 2  # the last checkpoint, and the average
+        # files with weights that stay: the last checkpoint, and the average
+        averaged, _epochs = experiment.average  # number of checkpoints
+        kept = 1 if averaged == 1 else 2
         if "--no-save" in words:
             kept = 0
 
+        # what the plan may choose to fit into a GPU's memory
         free = []
         if self.hardware.gpus and tokens is None:
             free.append("batch")
         if self.hardware.gpus and self.recompute is None:
             free.append("recompute")
+
+        done = ["--done"] if (self.folder(row) / "trained").exists() else []
+        vocabulary_size = self.corpus.vocabulary_size(experiment.vocabulary)
+        epoch_tokens = experiment["corpus_size"]["tokens"] // self.corpus.shards  # fairseq counts a shard as an epoch
         return [
-            f"{self.experiment.folder}/{row.name}",
-            *(["--done"] if (self.folder(row) / "trained").exists() else []),
-            "--kept", str(kept),
-            "--vocab", str(self.corpus.vocabulary_size(self.experiment.vocabulary)),
-            "--corpus-tokens", str(self.experiment["corpus_size"]["tokens"] // self.corpus.shards),
-            "--facts", facts, "--experiment", self.experiment.folder, "--stuck", str(stuck),
-            "--free", ",".join(free), "--gpu-memory", f"{self.hardware.memory:g}", *words,
+            f"{experiment.folder}/{row.name}", *done, "--kept", str(kept), "--vocab", str(vocabulary_size),
+            "--corpus-tokens", str(epoch_tokens), "--facts", facts, "--experiment", experiment.folder,
+            "--stuck", str(stuck), "--free", ",".join(free), "--gpu-memory", f"{self.hardware.memory:g}", *words,
         ]  # fmt: skip
 
 
 def first_host() -> str:
-    """Return the first machine of a job of SLURM, "" outside of one."""
-    listed = os.environ.get("SLURM_JOB_NODELIST", "")
+    """Return the name of the first machine of the SLURM job that this process is in; "" outside of a job."""
+    listed = os.environ.get("SLURM_JOB_NODELIST", "")  # compressed, as "node[3-5]", which scontrol expands
     if not listed or shutil.which("scontrol") is None:
         return ""
     done = subprocess.run(["scontrol", "show", "hostnames", listed], capture_output=True, text=True)

@@ -1,4 +1,9 @@
-"""Provide the data of an experiment: the user's, those of a recipe of `deepnet prepare corpus`, or generated ones."""
+"""Provide the data of an experiment: the user's, those of a recipe of `deepnet prepare corpus`, or generated ones.
+
+A recipe downloads and prepares a corpus of a paper. A miniature is generated data in the form of a corpus, to try an
+experiment (--smoke). The quickstart's corpus is an artificial language pair, qaa and qab. What `deepnet prepare` writes
+is binarised for fairseq.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +18,9 @@ from ...errors import UserError
 from ...study.experiment import Experiment
 
 MULTILINGUAL = ("opus100", "m2m102")
-# of fairseq's task: DeepNet states neither language tags nor temperature; 5 is that of M2M-100 (Fan et al. 2020)
+# flags of fairseq's task; DeepNet states neither language tags nor temperature, and 5 is M2M-100's (Fan et al. 2020)
 MULTILINGUAL_FLAGS = ("--encoder-langtok", "tgt", "--sampling-method", "temperature", "--sampling-temperature", "5")
-UNKNOWN_DIRECTIONS = ("SRC-TGT", "TGT-SRC")  # in a dry run, before the data are there
+UNKNOWN_DIRECTIONS = ("SRC-TGT", "TGT-SRC")  # printed in a dry run, before the data are there
 SENTENCEPIECE_MARK = "▁"  # before the first piece of a word
 
 
@@ -32,7 +37,7 @@ class Step(NamedTuple):
 
     @property
     def made_by(self) -> str:
-        """The command as a text for the note, with "." for the parent of the folder, which may be moved."""
+        """The command as a text for the note, with "." for the folder's parent, so that this may be moved."""
         return shlex.join(self.command).replace(str(self.folder.parent), ".")
 
     def write_note(self) -> None:
@@ -52,10 +57,10 @@ class Step(NamedTuple):
 class Corpus:
     """Binarised data of an experiment, which may still have to be made.
 
-    data: fairseq's DATA, a folder, or the folders of all shards with colons between them
-    recipe: name of the paper's corpus
+    data: fairseq's DATA: a folder, or the folders of all shards with colons between them
+    recipe: name of the paper's corpus, which is that of a recipe if there is one
     name: what these data are, for run.json: the recipe, "generated", or of the user's own "of DATA" or "of TEXT"
-    steps: what makes the data; empty if they are there
+    steps: what makes the data, in order; empty if they are there
     directions: language directions of a multilingual model, as "de-en"; empty for others
     """
 
@@ -77,7 +82,7 @@ class Corpus:
 
     @property
     def task(self) -> list[str]:
-        """Flags of fairseq's multilingual task, none if there is one language pair or one language."""
+        """Flags that choose fairseq's multilingual task; none if the data have one language pair or one language."""
         if not self.directions:
             return []
         return [
@@ -87,7 +92,7 @@ class Corpus:
 
     @property
     def remove_bpe(self) -> str:
-        """Value of --remove-bpe: the kind of subwords of the data, by the dictionaries."""
+        """Value of fairseq-generate's --remove-bpe: the kind of subwords of the data, as the dictionaries show it."""
         if self.directions:
             return "sentencepiece"
         for file in self.folder.glob("dict.*.txt"):
@@ -96,19 +101,22 @@ class Corpus:
         return "subword_nmt"
 
     def vocabulary_size(self, expected: int) -> int:
-        """Return the largest dictionary's size with fairseq's four symbols; `expected` before the data are there."""
+        """Return the number of symbols of the largest dictionary; `expected` before the data are there."""
         sizes = [len(file.read_bytes().splitlines()) for file in self.folder.glob("dict*.txt")]
-        return max(sizes) + 4 if sizes else expected
+        return max(sizes) + 4 if sizes else expected  # bos, pad, eos and unk are not in the file
 
     def directions_of(self, subset: str) -> list[str]:
-        """List the directions of a test set, both of each language pair; before the data are there, all directions."""
+        """List the directions of a test set, both of each language pair; before the data are there, all directions.
+
+        subset: the test set's name, as fairseq's --gen-subset takes it.
+        """
         if not self.folder.is_dir():
             return list(self.directions)
         found = set()
         for file in self.folder.glob(f"{subset}.*.idx"):
-            _, pair, lang, _ = file.name.split(".")  # as test.de-en.de.idx
+            _, pair, language, _ = file.name.split(".")  # as test.de-en.de.idx
             source, target = pair.split("-")
-            if lang == source:
+            if language == source:  # each pair has two files
                 found |= {pair, f"{target}-{source}"}
         return sorted(found)
 
@@ -128,28 +136,31 @@ def corpus(
 ) -> Corpus:
     """Find the data of an experiment, or the steps that make them in the folder OUT/data.
 
-    data: the user's --data, folders with colons between them; pairs: the user's --pairs, the language pairs to take of
-    a multilingual corpus, with commas; text: the user's --text, files with lines to train on, to validate on and to
-    test on. Raises a UserError for a folder that does not exist.
+    out: the folder OUT; data: the user's --data, folders with colons between them, None to look in OUT/data; pairs: the
+    user's --pairs, the language pairs to take of a multilingual corpus, with commas, None for the recipe's; text: the
+    user's --text, three files with lines to train on, to validate on and to test on, empty if not given. Raises a
+    UserError for a folder that does not exist.
     """
     if text and experiment["corpus"] != "text":
         raise UserError("--text", f"{experiment.name} does not train on lines of one language")
     if data is not None and not Path(data.split(":")[0]).is_dir():
         raise UserError(f"--data {data}", "no such folder")
-    find = WITHOUT_RECIPE.get(experiment["corpus"], _of_recipe)
+    find = WITHOUT_RECIPE.get(experiment["corpus"], _recipes_corpus)
     return find(experiment, out / "data", data, pairs, text)
 
 
-def _of_recipe(
+def _recipes_corpus(
     experiment: Experiment, folder: Path, data: str | None, pairs: str | None, text: Sequence[str]
 ) -> Corpus:
-    """Find the data of a recipe, or the step of `deepnet prepare corpus` that makes them.
+    """Find the data of a recipe, or the step of `deepnet prepare corpus` that makes them in OUT/data/RECIPE.
 
-    folder: OUT/data; the other arguments are those of `corpus`.
+    UserError if data that are there were made by another command, or are a miniature's and should not be, or the other
+    way round. folder: OUT/data; data, pairs, text: as for `corpus`, text is not used.
     """
     recipe = experiment["corpus"]
     if data is not None:
-        return _of_folder(data, recipe, _recipe_of(Path(data.split(":")[0])) or "of DATA")
+        made_by = _recipe_of(Path(data.split(":")[0]))
+        return _corpus_of_folder(data, recipe, made_by or "of DATA")
 
     folder = folder / recipe
     command = ["deepnet", "prepare", "corpus", recipe, str(folder)]
@@ -158,24 +169,25 @@ def _of_recipe(
     if pairs is not None:
         command += ["--pairs", pairs]
     step = Step(folder, command)
-    summary = folder / "recipe.json"
+    summary = folder / "recipe.json"  # written at the end
     if not summary.is_file() or not (folder / "bin").is_dir():
-        return _of_folder(str(folder / "bin"), recipe, recipe, step)
+        return _corpus_of_folder(str(folder / "bin"), recipe, recipe, step)
 
     step.check()  # passes without a note, because users may prepare the data with flags of their own
     is_miniature = bool(json.loads(summary.read_text(encoding="utf-8")).get("miniature"))
     if is_miniature != experiment.choice.smoke:
         what = "a miniature's" if is_miniature else "no miniature's"
         raise UserError(folder, f"these data are {what}; remove the folder, or name another --out")
-    return _of_folder(str(folder / "bin"), recipe, recipe)
+    return _corpus_of_folder(str(folder / "bin"), recipe, recipe)
 
 
-def _lines_of_text(
+def _language_models_corpus(
     experiment: Experiment, folder: Path, data: str | None, pairs: str | None, text: Sequence[str]
 ) -> Corpus:
     """Find the data of a language model, or the steps that make them: from the user's text, or those of a miniature.
 
-    The user's text is split into GPT-2's subwords. The arguments are those of _of_recipe.
+    The user's text is split into GPT-2's subwords. UserError if there are no data: neither folder nor text is given,
+    and the experiment is no miniature. folder: OUT/data; data, pairs, text: as for `corpus`, pairs are not used.
     """
     recipe = experiment["paper_corpus"]
     if data is not None:
@@ -191,7 +203,8 @@ def _lines_of_text(
     if not experiment.choice.smoke:
         way_out = "--data DIR of deepnet prepare lm, --text TRAIN VALID TEST, or --smoke"
         raise UserError(experiment.name, f"the paper's text is not public: {way_out}")
-    plain = folder / "plain"
+
+    plain = folder / "plain"  # of the quickstart's language pair, of which qab is taken
     lines = [str(plain / f"{split}.qab") for split in SPLITS]
     steps = _steps_left(_artificial_language(plain), Step(made, [*prepare, *lines, str(made), "--vocab", "500"]))
     return Corpus(str(made), recipe, "generated", steps)
@@ -200,7 +213,10 @@ def _lines_of_text(
 def _quickstart_lines(
     experiment: Experiment, folder: Path, data: str | None, pairs: str | None, text: Sequence[str]
 ) -> Corpus:
-    """Find the target side of the quickstart's corpus, or the steps that make it. The arguments are _of_recipe's."""
+    """Find the target side of the quickstart's corpus, for a language model, or the steps that make it.
+
+    folder: OUT/data; data: as for `corpus`; pairs, text: not used.
+    """
     name = experiment["paper_corpus"]
     if data is not None:
         return Corpus(data, name, "of DATA")
@@ -215,7 +231,10 @@ def _quickstart_lines(
 def _quickstart_pairs(
     experiment: Experiment, folder: Path, data: str | None, pairs: str | None, text: Sequence[str]
 ) -> Corpus:
-    """Find the quickstart's 20,000 sentence pairs, or the steps that make them. The arguments are _of_recipe's."""
+    """Find the quickstart's 20,000 sentence pairs, or the steps that make them.
+
+    folder: OUT/data; data: as for `corpus`; pairs, text: not used.
+    """
     name = experiment["paper_corpus"]
     if data is not None:
         return Corpus(data, name, "of DATA")
@@ -228,19 +247,20 @@ def _quickstart_pairs(
 
 
 SPLITS = ("train", "valid", "test")
-# `corpus` of an experiment -> function for its data; any other name is that of a recipe
-WITHOUT_RECIPE = {"text": _lines_of_text, "language": _quickstart_lines, "language_pair": _quickstart_pairs}
+# the key `corpus` of an experiment's file -> function that finds its data; any other value is the name of a recipe
+WITHOUT_RECIPE = {"text": _language_models_corpus, "language": _quickstart_lines, "language_pair": _quickstart_pairs}
 
 
 def _artificial_language(folder: Path) -> Step:
-    """Return the step that writes the quickstart's artificial language pair, qaa and qab, as text."""
+    """Return the step that writes the quickstart's language pair as text, into files such as FOLDER/train.qab."""
     return Step(folder, ["deepnet", "prepare", "language", str(folder), "--nouns", "60", "--verbs", "30"])
 
 
 def _steps_left(*steps: Step) -> tuple[Step, ...]:
-    """Return the steps whose folders are not there; none if that of the last step is there.
+    """Return the steps that are still to be done: those whose folders are not there.
 
-    Raises a UserError if that folder was made by another command.
+    None are if the folder of the last step is there, because that needs the others no longer. Raises a UserError if
+    that folder was made by another command.
     """
     if steps[-1].folder.is_dir():
         steps[-1].check()
@@ -249,7 +269,10 @@ def _steps_left(*steps: Step) -> tuple[Step, ...]:
 
 
 def _recipe_of(folder: Path) -> str | None:
-    """Return the recipe that a folder of binarised data was made by, from recipe.json in or above it; None without."""
+    """Return the name of the recipe that made a folder of binarised data; None if there is no recipe.json.
+
+    That file is in the folder, one above it, or two above a shard.
+    """
     for place in (folder, folder.parent, folder.parent.parent):
         file = place / "recipe.json"
         if file.is_file():
@@ -257,23 +280,23 @@ def _recipe_of(folder: Path) -> str | None:
     return None
 
 
-def _of_folder(data: str, recipe: str, name: str, *steps: Step) -> Corpus:
+def _corpus_of_folder(data: str, recipe: str, name: str, *steps: Step) -> Corpus:
     """Return the Corpus of a folder, with the shards and directions that the folder has if it is there.
 
-    The arguments are Corpus's.
+    data: the folder, or several with colons between them; recipe, name, steps: as in Corpus.
     """
     folder = Path(data.split(":")[0])
-    if not folder.is_dir():
+    if not folder.is_dir():  # the steps are still to make it
         unknown = UNKNOWN_DIRECTIONS if recipe in MULTILINGUAL else ()
         return Corpus(data, recipe, name, steps, unknown)
 
     shards = sorted(str(shard) for shard in folder.glob("shard[0-9]*") if shard.is_dir())
-    if shards:
+    if shards:  # a recipe's folder of shards, instead of a list of them
         data = ":".join(shards)
         folder = Path(shards[0])
 
     directions: tuple[str, ...] = ()
-    pairs = folder / "pairs.txt"
+    pairs = folder / "pairs.txt"  # of a multilingual corpus
     if pairs.is_file():
         directions = tuple(pairs.read_text(encoding="utf-8").split())
     return Corpus(data, recipe, name, steps, directions)

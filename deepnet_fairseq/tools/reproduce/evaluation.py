@@ -1,4 +1,8 @@
-"""Say how the trained model of a row is judged: by the BLEU of its translations, or by its perplexity."""
+"""Say how the trained model of a row is judged: by the BLEU of its translations, or by its perplexity.
+
+A row is one training of an experiment. A miniature (the key "smoke") is the experiment with small models on generated
+data, to try it. `run` is always the folder of a row's training.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +16,17 @@ from .hardware import Hardware
 from .words import as_words
 
 LONGEST = 6000  # tokens of a batch of translations, and of the longest sentence that is translated
-SAMPLES_PER_BATCH = 4  # in which perplexity is measured
+SAMPLES_PER_BATCH = 4  # blocks of text in a batch, when perplexity is measured
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """A program that runs a trained model on a test set.
 
-    doing: what it does, for the line of progress; result: file with what the program prints, whose existence says that
-    the evaluation is done; log: file of its standard error; all_printed: whether the result is standard output and
-    standard error together, because fairseq's log with the numbers goes to one or the other, depending on what is
-    installed; False for standard output alone.
+    doing: what it does, for the line of progress; command: its words; result: file with what the program prints, whose
+    existence says that the evaluation is done; log: file of its standard error; all_printed: whether the result is
+    standard output and standard error together, because fairseq's log with the numbers goes to one or the other,
+    depending on what is installed; False for standard output alone.
     """
 
     doing: str
@@ -36,7 +40,7 @@ class Evaluation:
 class Judge:
     """Base of the ways to judge a model.
 
-    extra: the user's flags of fairseq-train; generation: the user's flags of fairseq-generate.
+    extra: words of the user's flags of fairseq-train; generation: words of the user's flags of fairseq-generate.
     """
 
     experiment: Experiment
@@ -63,12 +67,13 @@ class Translation(Judge):
         return ["test"] if several is None else self.corpus.subsets(list(several))
 
     def evaluations(self, run: Path) -> list[Evaluation]:
-        """Return the program that translates each test set: for a multilingual model it translates all directions."""
+        """Return a program for each test set, which translates it; for a multilingual model it takes all directions."""
         translation = self.experiment["translation"]
         averaged, _epochs = self.experiment.average  # number of checkpoints
         model = run / ("averaged.pt" if averaged > 1 else "checkpoint_last.pt")
+
         search = ["--beam", str(translation["beam"])]
-        if translation.get("lenpen", NOT_GIVEN) != NOT_GIVEN:
+        if translation.get("lenpen", NOT_GIVEN) != NOT_GIVEN:  # else fairseq's default
             search += ["--lenpen", str(translation["lenpen"])]
         if self.experiment.choice.smoke:  # a model that has learnt nothing would generate up to fairseq's 200
             search += ["--max-len-a", "1.5", "--max-len-b", "10"]
@@ -94,8 +99,8 @@ class Translation(Judge):
     def positions(self) -> list[str]:
         """Return the flags with which fairseq translates sentences that are longer than those of the training.
 
-        Without them it stops at the first one. There are none for learned positions, of which a model has only so many;
-        sinusoidal ones have no end.
+        Without them it stops at the first longer sentence. For learned positions, of which a model has a fixed number,
+        there are no such flags, and the list is empty; sinusoidal ones can be computed for any length.
         """
         if any(word.endswith("-learned-pos") for word in self.extra):
             return []
@@ -123,18 +128,20 @@ class Perplexity(Judge):
     """Judges a language model by the perplexity of lines that it has not seen."""
 
     def evaluations(self, run: Path) -> list[Evaluation]:
-        """Return the program that measures the perplexity of each subset of lines."""
-        task = dict(self.experiment["task"])
-        if self.experiment.smoke_table is not None:
+        """Return a program for each subset of lines, which measures the perplexity."""
+        task = dict(self.experiment["task"])  # flags of fairseq's task
+        if self.experiment.smoke_table is not None:  # a miniature, which has shorter blocks of text
             task["tokens-per-sample"] = self.experiment.smoke_table["flags"]["tokens-per-sample"]
 
         evaluations = []
         for subset in self.experiment["perplexity"]["subsets"]:
+            # a masked language model, or a causal one
             words = ["fairseq-validate", self.corpus.data, "--valid-subset", subset, "--log-format", "json"]
-            if self.experiment["stack"] == "decoder":  # a causal language model
+            if self.experiment["stack"] == "decoder":
                 words = ["fairseq-eval-lm", self.corpus.data, "--gen-subset", subset, "--context-window", "0"]
             words += ["--user-dir", "deepnet_fairseq", "--path", str(run / "checkpoint_last.pt"), *as_words(task)]
-            words += ["--max-tokens", str(SAMPLES_PER_BATCH * task["tokens-per-sample"]), "--num-workers", "0"]
+            batch_tokens = SAMPLES_PER_BATCH * task["tokens-per-sample"]
+            words += ["--max-tokens", str(batch_tokens), "--num-workers", "0"]
             words += self.hardware.decoding_flags
             evaluations.append(
                 Evaluation(

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from ...errors import UserError
 from ...threads import processes_and_threads
 
-CPU_WIDTH = 64  # width of all models that miniatures train on a CPU
-MANY = 1000  # trainings, more than there are cores
-ASSUMED_MEMORY = 80.0  # GiB of a GPU on a machine without any
+CPU_WIDTH = 64  # width C of all models that miniatures train on a CPU
+MANY = 1000  # trainings: more than a machine has cores, so that all cores are shared out
+ASSUMED_MEMORY = 80.0  # GiB of a GPU, for plans on a machine without any
 LAUNCHERS = ("spawn", "torchrun", "slurm")
 PRECISIONS = ("fp16", "bf16", "fp32")
 IN_JOB = "SLURM_JOB_ID"  # environment variable that a job of SLURM has
@@ -21,11 +21,12 @@ IN_JOB = "SLURM_JOB_ID"  # environment variable that a job of SLURM has
 
 @dataclass(frozen=True)
 class Hardware:
-    """What a training gets.
+    """What each training of an experiment gets.
 
-    gpus: number of GPUs on each machine, 0 to train on the CPU; nodes: number of machines; launch: one of LAUNCHERS;
-    precision: one of PRECISIONS; jobs: trainings at a time; visible: this machine's GPUs, as CUDA_VISIBLE_DEVICES names
-    them; memory: GiB of a GPU; threads: of a training on the CPU.
+    gpus: number of GPUs on each machine, 0 to train on the CPU; nodes: number of machines; launch: what starts the
+    processes of a training, one of LAUNCHERS ("spawn": fairseq-train itself); precision: one of PRECISIONS; jobs:
+    number of trainings at a time; visible: this machine's GPUs, as CUDA_VISIBLE_DEVICES names them; memory: GiB of a
+    GPU; threads: number of threads of a training on the CPU.
     """
 
     gpus: int
@@ -39,7 +40,7 @@ class Hardware:
 
     @property
     def world(self) -> int:
-        """Number of processes of a training."""
+        """Number of processes of a training: one for each GPU, or a single one on the CPU."""
         return max(1, self.gpus * self.nodes)
 
     @property
@@ -49,15 +50,18 @@ class Hardware:
 
     @property
     def decoding_flags(self) -> list[str]:
-        """Flags of fairseq-generate for the device."""
+        """Flags of fairseq-generate, and of the programs that evaluate, for the device and its precision."""
         if not self.gpus:
             return ["--cpu"]
         return [] if self.precision == "fp32" else [f"--{self.precision}"]
 
     @property
     def places(self) -> list[Mapping[str, str]]:
-        """Environment variables for each of the trainings that run at a time, which give it its GPUs or threads."""
-        if not self.gpus:
+        """Environment variables for each of the trainings that run at a time, which give it its GPUs or threads.
+
+        One {name: value} for each of the `jobs`.
+        """
+        if not self.gpus:  # on the CPU
             threads = os.environ.get("OMP_NUM_THREADS", str(self.threads))
             return [{"OMP_NUM_THREADS": threads}] * self.jobs
         if self.nodes > 1 or not self.visible:  # SLURM gives each job its GPUs
@@ -78,7 +82,7 @@ def visible_gpus() -> list[str]:
         return _ask_nvidia_smi("index")
     visible = []
     for name in named.split(","):
-        if name.strip() == "-1":  # CUDA sees none from there on
+        if name.strip() == "-1":  # CUDA ignores this and all that follow
             break
         if name.strip():
             visible.append(name.strip())
@@ -86,13 +90,17 @@ def visible_gpus() -> list[str]:
 
 
 def smallest_memory() -> float:
-    """Return the GiB of the machine's smallest GPU, ASSUMED_MEMORY where there is none."""
+    """Return the memory of the machine's smallest GPU in GiB, ASSUMED_MEMORY where there is none."""
+    # nvidia-smi prints a word instead of a number where a GPU does not tell its memory
     mebibytes = [int(size) for size in _ask_nvidia_smi("memory.total") if size.isdecimal() and int(size) > 0]
     return round(min(mebibytes) / 1024, 1) if mebibytes else ASSUMED_MEMORY
 
 
 def _ask_nvidia_smi(what: str) -> list[str]:
-    """Return a property of each GPU, by its name in `nvidia-smi --query-gpu`; empty without a GPU or its driver."""
+    """Return a property of each GPU as text; empty without a GPU or its driver.
+
+    what: the property's name in `nvidia-smi --query-gpu`.
+    """
     command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits"]
     if shutil.which(command[0]) is None:
         return []
@@ -119,18 +127,24 @@ def hardware(
     without any. Raises a UserError, naming the flag, for what the machine does not have.
     """
     visible = visible_gpus()
+
+    # what is there to start trainings on several machines
     if launch == "slurm" and not only_printed and shutil.which("sbatch") is None:
         problem = "there is no sbatch here; start this on a login node of the cluster, or leave it out"
         raise UserError("--launch slurm", problem)
     if nodes > 1 and launch != "slurm" and IN_JOB not in os.environ:
         raise UserError(f"--nodes {nodes}", "several machines are started by SLURM; add --launch slurm")
 
+    # GPUs of one machine: those of this one, or as many as wanted where the machine is one of a cluster, or assumed
     available = len(visible)
-    if launch == "slurm" or (not available and only_printed and not small):
-        available = gpus or papers_gpus  # on machines of the cluster, or in a dry run
+    is_assumed = not available and only_printed and not small
+    if launch == "slurm" or is_assumed:
+        available = gpus or papers_gpus
 
-    if not available or (small and gpus is None):  # train on the CPU
-        if gpus is not None and not (gpus == 1 and (small or only_printed)):
+    # train on the CPU
+    if not available or (small and gpus is None):
+        cpu_will_do = gpus == 1 and (small or only_printed)  # it stands for the one GPU
+        if gpus is not None and not cpu_will_do:
             raise UserError(f"--gpus {gpus}", "this machine has none; leave it out to train on the CPU")
         if launch == "slurm":
             raise UserError("--launch slurm", "say how many GPUs each job gets (--gpus), or leave it out")
@@ -146,6 +160,7 @@ def hardware(
             threads=share.threads,
         )
 
+    # train on GPUs
     per_training = gpus or min(papers_gpus, available)
     if per_training > available:
         raise UserError(f"--gpus {per_training}", f"this machine has {available}")

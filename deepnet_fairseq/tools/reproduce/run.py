@@ -1,4 +1,9 @@
-"""Run the rows of an experiment: plan them, print what would be run, or train and score them."""
+"""Run the rows of an experiment: plan them, print what would be run, or train and score them.
+
+A row is one training of an experiment, a word one argument of a command. A miniature (the choice "smoke") is the
+experiment with small models on generated data, to try it. A `place` is {name: value} of environment variables, which
+give a row's programs their GPUs or limit their threads (Hardware.places).
+"""
 
 from __future__ import annotations
 
@@ -28,7 +33,9 @@ from .words import differing_flag, last_value, whole_number
 
 # folder that holds the package; programs run there, so that they find --user-dir deepnet_fairseq
 PACKAGE_PARENT = Path(__file__).resolve().parents[3]
-SOON, LATER = 10.0, 60.0  # seconds between two lines of progress: of a miniature, and of others
+# seconds between two lines of progress, of a miniature and of other experiments
+MINIATURE_INTERVAL = 10.0
+INTERVAL = 60.0
 
 
 def plan(setting: Setting, tokens: int | None, rate: float | None) -> tuple[Setting, str]:
@@ -39,35 +46,45 @@ def plan(setting: Setting, tokens: int | None, rate: float | None) -> tuple[Sett
     rows = setting.rows()
     lines = [shlex.join(setting.planned_words(row, tokens)) for row in rows]
     planned = plan_rows.read_rows(lines, rate)
-    chosen = {}
-    too_large = {}
+    chosen = {}  # name of a row -> words, as in Setting
+    too_large = {}  # name of a row -> GiB
     for row in planned:
-        if row.fits or row.done:
+        if row.fits or row.done:  # what is trained already has had its memory
             chosen[row.name] = row.flags.split()
         else:
-            too_large[row.name] = row.least_memory / GIB
+            too_large[row.name] = row.least_memory / GIB  # bytes to GiB
     setting = replace(setting, chosen=chosen, too_large=too_large)
     return setting, plan_rows.as_text(planned, rate, setting.hardware.jobs)
 
 
 def all_commands(setting: Setting) -> list[list[str]]:
-    """List every command of the experiment in order, each as words, as they are known before anything is run."""
+    """List every command of the experiment in order, each as words, as they are known before anything is run.
+
+    They make the data, and then, row by row, measure Admin's profile, train, average checkpoints, evaluate and score.
+    """
     listed = [step.command for step in setting.corpus.steps]
     for row in setting.rows():
-        if profile := setting.profile(row):
+        profile = setting.profile(row)
+        if profile:
             listed.append(profile)
         listed.append([*setting.launcher(), *setting.training(row)])
-        if row.scored:
-            if averaging := setting.average(row):
-                listed.append(averaging)
-            run = setting.folder(row)
-            listed += [evaluation.command for evaluation in setting.judge.evaluations(run)]
-            listed.append(setting.judge.score(run))
+        if not row.scored:
+            continue
+
+        average = setting.average(row)
+        if average:
+            listed.append(average)
+        run = setting.folder(row)
+        listed += [evaluation.command for evaluation in setting.judge.evaluations(run)]
+        listed.append(setting.judge.score(run))
     return listed
 
 
 def refuse_what_does_not_fit(setting: Setting) -> None:
-    """Raise a UserError, which names a GPU that would do, if the plan found no way to train a row in a GPU's memory."""
+    """Raise a UserError if the plan found no way to train a row in a GPU's memory.
+
+    It names the first such row, and the memory of a GPU that would do.
+    """
     for name, needed in setting.too_large.items():  # GiB
         has = f"{name} does not fit into {setting.hardware.memory:g} GiB"
         would = f"it takes GPUs of {math.ceil(needed)} GiB, or perhaps more of them (--gpus), which share the optimiser"
@@ -75,37 +92,43 @@ def refuse_what_does_not_fit(setting: Setting) -> None:
 
 
 def warn_of_other_batches(setting: Setting) -> None:
-    """Warn of each row whose updates do not have as many tokens as the paper's, because of the user's flags."""
+    """Warn on stderr of each row whose updates do not have as many tokens as the paper's, because of the user's flags.
+
+    Nothing is said of a miniature, whose updates never have as many.
+    """
     if setting.experiment.choice.smoke:
         return
     for row in setting.rows():
         facts = setting.facts(row)
-        mine = facts["batch_tokens"]
+        update_tokens = facts["batch_tokens"]
         papers = facts.get("paper_batch_tokens")
-        if papers is not None and mine != papers:
-            differs = f"an update has {mine:,} tokens, the paper's {papers:,}"
+        if papers is not None and update_tokens != papers:
+            differs = f"an update has {update_tokens:,} tokens, the paper's {papers:,}"
             print(f"deepnet: warning: {row.name}: {differs}; the report says so", file=sys.stderr)
 
 
 def prepare(steps: Sequence[Step]) -> None:
-    """Run the steps that make the data; raise a UserError if one fails."""
+    """Run the steps that make the data, and note beside each folder how it was made; UserError if a step fails."""
     for step in steps:
         print(f"\n== {shlex.join(step.command[:4])}", flush=True)
-        if subprocess.run(step.command, env=os.environ | environments_path()).returncode:
+        done = subprocess.run(step.command, env=os.environ | environments_path())
+        if done.returncode:
             raise UserError(shlex.join(step.command), "failed")
         step.write_note()
 
 
 def environments_path() -> dict[str, str]:
     """Return {"PATH": ...} by which the programs of this Python environment are found first, activated or not."""
-    return {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
+    own_programs = Path(sys.executable).parent
+    path = os.environ.get("PATH", os.defpath)
+    return {"PATH": f"{own_programs}{os.pathsep}{path}"}
 
 
 class Work:
     """Trains and scores the rows of an experiment, each as far as this is still to be done.
 
-    keep: whether all checkpoints of a finished run are kept. `place` in all methods: environment variables that assign
-    a row's programs to GPUs or limit their threads, as hardware.places has them.
+    keep: whether all checkpoints of a finished run are kept. In all methods `run` is the folder of a row's training,
+    and `place` the environment variables of its programs (see the top of this file).
     """
 
     def __init__(self, setting: Setting, keep: bool = False):
@@ -119,74 +142,83 @@ class Work:
             hardware.jobs,
             places=hardware.places,
             show=self.show,
-            seconds=SOON if setting.experiment.choice.smoke else LATER,
+            seconds=MINIATURE_INTERVAL if setting.experiment.choice.smoke else INTERVAL,
         )
 
     def _trainings(self) -> dict[str, Training]:
-        """Return the trainings whose progress is shown, by the names of their rows."""
+        """Return name of a row -> its training, for the line of progress."""
         trainings = {}
         for row in self.rows:
-            updates = whole_number(last_value("--max-update", self.setting.training(row)))
+            max_update = last_value("--max-update", self.setting.training(row))
+            updates = whole_number(max_update)  # 0 for a training that ends by another flag
             log = RunFolder(self.setting.folder(row)).log
             trainings[row.name] = Training(row.name, log, layers=row.layers, updates=updates or None)
         return trainings
 
     def _is_over(self, name: str) -> bool:
-        """Tell whether the training of the row of that name has ended."""
+        """Return whether the training of a row has ended; name: the row's."""
         return RunFolder(self.setting.out / self.setting.experiment.folder / name).is_over
 
     def show(self) -> None:
-        """Print a line of progress, unless it has just been printed."""
+        """Print a line of progress, unless it is the last one that was printed."""
         line = self.progress.line()
         if line is not None and line != self.shown:
             print(f"   {line}", flush=True)
         self.shown = line
 
     def run(self) -> None:
-        """Run all rows; before, raise a UserError if one of them was begun with other flags of fairseq-train."""
+        """Train and score all rows, as many at a time as the hardware allows.
+
+        Before anything is run, raise a UserError if a row was begun with other flags of fairseq-train.
+        """
         for row in self.rows:
             self._check_flags(row)
-        cells: list[Callable[[Mapping[str, str]], Awaitable[None]]] = []
+        cells: list[Callable[[Mapping[str, str]], Awaitable[None]]] = []  # functions of the place, for the Runner
         for row in self.rows:
-            cells.append(partial(self._work_off, row))
+            cells.append(partial(self._train_and_score, row))
         try:
             self.runner.run(cells)
-        except Stopped as stopped:
+        except Stopped as stopped:  # by a signal; the line says where
             print(f"   {stopped.line}", file=sys.stderr)
             raise
 
     def _check_flags(self, row: Row) -> None:
         """Raise a UserError if the row's training was begun with other flags than it has now."""
         run = RunFolder(self.setting.folder(row))
-        before = run.command
-        if before is None:
+        command = run.command
+        if command is None:  # it was not begun
             return
-        differs = differing_flag(shlex.split(before)[1:], self.setting.training(row))  # [1:] is behind fairseq-train
+        before = shlex.split(command)[1:]  # without fairseq-train
+        differs = differing_flag(before, self.setting.training(row))
         if differs:
             problem = f"was trained with another {differs} (its file command)"
             raise UserError(run.path, f"{problem}; remove it, take another --out, or give what it had")
 
-    async def _work_off(self, row: Row, place: Mapping[str, str]) -> None:
+    async def _train_and_score(self, row: Row, place: Mapping[str, str]) -> None:
         """Train and score a row, as far as this is still to be done, and remove the files that are no longer needed."""
         run = RunFolder(self.setting.folder(row))
-        with run.locked() as held:
-            if not held:
+        with run.locked() as has_lock:
+            if not has_lock:
                 raise UserError(run.path, "another process works on it; wait for its end, or take another --out")
+
             to_train = not run.is_over
             if to_train:
                 self.progress.begin(row.name)
                 await self._train(row, run, place)
+
             has_model = run.failed is None and run.last_checkpoint.exists()
-            if row.scored and has_model and not (run / FILES["score"]).exists():
+            has_score = (run / FILES["score"]).exists()
+            if row.scored and has_model and not has_score:
                 await self._score(row, run, place)
-            await self._tidy(run, place)
+            await self._remove_and_measure(run, place)
             if to_train:
                 self.progress.end(row.name)
 
     async def _train(self, row: Row, run: RunFolder, place: Mapping[str, str]) -> None:
-        """Train a row, with Admin's profile first if it needs one; UserError if a program failed.
+        """Train a row, or go on with its training, and mark the folder as over.
 
-        A training that diverges or is stuck has not failed.
+        Admin's profile is measured before, if the row's method needs one. UserError if a program failed. A training
+        that diverges or is stuck has not failed: its line is printed.
         """
         setting = self.setting
         run.begin(
@@ -201,11 +233,11 @@ class Work:
             self._check_status(ended, f"profiling {run.path}", run / "profile.log")
 
         print(f"   training {run.path} (log: {run.log})", flush=True)
-        begun_at = run.size_of_log()
+        begun_at = run.size_of_log()  # behind what earlier attempts have printed
         command = [*setting.launcher(), *setting.training(row)]
         ended = await self._program(command, run.log, place)
         run.end(ended.status, f"training {run.path}", begun_at)
-        if run.failed:
+        if run.failed:  # diverged or stuck
             print(f"   {run.path} {run.failed}", flush=True)
 
     async def _score(self, row: Row, run: RunFolder, place: Mapping[str, str]) -> None:
@@ -221,7 +253,7 @@ class Work:
             self._check_status(ended, f"scoring {run.path}", run / "score.log")
 
     async def _evaluate(self, evaluation: Evaluation, run: RunFolder, place: Mapping[str, str]) -> None:
-        """Run the evaluation, and write its result whole or not at all."""
+        """Run an evaluation, and write its result whole or not at all."""
         what = f"{evaluation.doing} {run.path}"
         print(f"   {what}", flush=True)
         evaluation.result.parent.mkdir(exist_ok=True)
@@ -238,12 +270,14 @@ class Work:
     async def _average(self, run: RunFolder, place: Mapping[str, str]) -> None:
         """Write averaged.pt: the mean of the weights of the wanted epochs, or of as many of them as exist.
 
-        If there is only one, averaged.pt is a hard link to it; if there is none, to the last checkpoint.
+        If there is only one, averaged.pt is a hard link to it; if there is none, to the last checkpoint. Nothing is
+        written if the experiment averages no checkpoints.
         """
-        wanted_number, epochs = self.setting.experiment.average
+        wanted_number, epochs = self.setting.experiment.average  # number of checkpoints, and "last:10" or "36-45"
         out = run / "averaged.pt"
         if wanted_number == 1 or out.exists():
             return
+
         by_epoch = {int(file.stem.removeprefix("weights")): file for file in run.path.glob("weights[0-9]*.pt")}
         if epochs.startswith("last:"):
             wanted = sorted(by_epoch)[-wanted_number:]
@@ -254,6 +288,8 @@ class Work:
         if len(files) > 1:
             await self._write_mean(files, out, run, place)
             return
+
+        # a training that ended early
         if not files:
             print(f"   {run.path}: has no weights of epochs {epochs}; its last is translated with", file=sys.stderr)
         else:
@@ -261,28 +297,38 @@ class Work:
         os.link(files[0] if files else run.last_checkpoint, out)
 
     async def _write_mean(self, files: Sequence[Path], out: Path, run: RunFolder, place: Mapping[str, str]) -> None:
-        """Write the mean of checkpoints, even of one, to `out`, without the state that only training needs."""
+        """Write the mean of checkpoint files to `out`, without the state that only training needs.
+
+        Of a single file the mean is its own weights.
+        """
         log = run / "average.log"
-        ended = await self._program(["deepnet", "average", *map(str, files), "--out", str(out)], log, place)
+        command = ["deepnet", "average", *map(str, files), "--out", str(out)]
+        ended = await self._program(command, log, place)
         self._check_status(ended, f"averaging {run.path}", log)
         log.unlink()
 
-    async def _tidy(self, run: RunFolder, place: Mapping[str, str]) -> None:
-        """Keep only the last weights and the averaged ones of a finished run, and write their size to the file disk."""
+    async def _remove_and_measure(self, run: RunFolder, place: Mapping[str, str]) -> None:
+        """Keep only the last weights and the averaged ones of a finished run, and write their size to the file disk.
+
+        With `keep` all checkpoints stay. Nothing is done if the training is not over, if the file disk says that this
+        has been done, or if there are no checkpoints.
+        """
         if not run.is_over or (run / "disk").exists() or not list(run.path.glob("*.pt")):
             return
         if not self.keep:
             await self._remove_needless(run, place)
+
         # by inode, because averaged.pt may be a hard link to another file
         sizes = {file.stat().st_ino: file.stat().st_size for file in run.path.glob("*.pt")}
-        kept = f"checkpoints: {_with_prefix(sum(sizes.values()))}B kept"
+        total = sum(sizes.values())
+        kept = f"checkpoints: {_with_prefix(total)}B kept"
         (run / "disk").write_text(f"{kept}\n")
         print(f"   {run.path} {kept}", flush=True)
 
     async def _remove_needless(self, run: RunFolder, place: Mapping[str, str]) -> None:
         """Remove the optimiser's state from the last checkpoint, and all other checkpoints but averaged.pt."""
         averaged = run / "averaged.pt"
-        weights = run / "last_weights.pt"
+        weights = run / "last_weights.pt"  # the last checkpoint without that state
         if run.last_checkpoint.exists():
             averaged_is_last = averaged.exists() and averaged.samefile(run.last_checkpoint)
             await self._write_mean([run.last_checkpoint], weights, run, place)
@@ -290,6 +336,7 @@ class Work:
                 averaged.unlink()
                 os.link(weights, averaged)
             os.replace(weights, run.last_checkpoint)
+
         for pattern in ("checkpoint_[0-9]*.pt", "checkpoint[0-9]*.pt", "weights[0-9]*.pt"):
             for file in run.path.glob(pattern):
                 file.unlink()
@@ -299,25 +346,30 @@ class Work:
     async def _program(
         self, command: list[str], log: Path, place: Mapping[str, str], output: Path | None = None
     ) -> Ended:
-        """Run a program to its end; output: file for its standard output, None to send it to the log too."""
+        """Run a program to its end.
+
+        command: its words; log: file to which its standard error is appended; output: file for its standard output,
+        None to append it to the log too.
+        """
         variables = {**environments_path(), **place}
         return await self.runner.program(command, log=log, output=output, variables=variables, folder=PACKAGE_PARENT)
 
     def _check_status(self, ended: Ended, what: str, log: Path) -> None:
-        """Raise a UserError with the last line of the log if a program failed; what: what it did."""
+        """Raise a UserError with the last line of the log if a program failed; what: what it did, for the message."""
         if ended.status:
             said = last_line(log.read_text(encoding="utf-8", errors="replace"))
             raise UserError(f"{what} failed", f"{said}; whole log: {log}")
 
 
 def _with_prefix(size: int) -> str:
-    """Format bytes as "12K" or "1.3M", in steps of 1,000."""
-    prefixes = ["", "K", "M", "G", "T"]
+    """Format bytes as "12K" or "1.3M", in steps of 1,000; with a decimal below 10 of a larger unit than bytes."""
+    prefixes = ["", "K", "M", "G", "T"]  # the first one is that of the number
     number = float(size)
     while number >= 1000 and len(prefixes) > 1:
         number /= 1000
         prefixes.pop(0)
-    return f"{number:.1f}{prefixes[0]}" if prefixes[0] and number < 10 else f"{number:.0f}{prefixes[0]}"
+    prefix = prefixes[0]
+    return f"{number:.1f}{prefix}" if prefix and number < 10 else f"{number:.0f}{prefix}"
 
 
 def report(setting: Setting) -> None:
@@ -328,11 +380,12 @@ def report(setting: Setting) -> None:
     """
     runs = setting.out / setting.experiment.folder
     test_sets = setting.corpus.subsets(list(setting.experiment.get("subsets", ())))
-    for end in setting.experiment["end"]:
-        what, _, needed = end.partition(" if ")
+    for end in setting.experiment["end"]:  # as "figure 10 if flores"
+        kind_and_name, _, needed = end.partition(" if ")
         if needed and needed not in test_sets and not list(runs.glob(needed)):
             continue
-        kind, name = what.split()
+
+        kind, name = kind_and_name.split()
         print(f"\n== {kind} {name}", flush=True)
         words = ["deepnet", "report", str(setting.out)]
         page = setting.out / f"{setting.experiment.folder}.md"
@@ -340,7 +393,8 @@ def report(setting: Setting) -> None:
             words += ["--table", name, "--out", str(page)]
         else:
             words += ["--figures", name, "--out", str(setting.out)]
-        if subprocess.run(words, env=os.environ | environments_path()).returncode:
+        done = subprocess.run(words, env=os.environ | environments_path())
+        if done.returncode:
             raise UserError(shlex.join(words), "failed")
         if kind == "table":
             print(page.read_text(encoding="utf-8"))

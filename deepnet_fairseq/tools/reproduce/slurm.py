@@ -16,14 +16,14 @@ from ...study.experiment import Row
 from .commands import Setting
 
 CORES_PER_GPU = 4  # one for the process that trains, the others for loading data
-NOTICE = 180  # seconds before the end of its time at which a job gets a signal
+NOTICE = 180  # seconds before the end of its time at which a job gets the signal USR1
 
 
 def job(setting: Setting, row: Row, command: Sequence[str]) -> str:
-    """Return the script of a row's job.
+    """Return the shell script of a row's job, for sbatch: it runs `deepnet reproduce` for this row alone.
 
     command: words of `deepnet reproduce` with the user's flags, but without --launch, --row and those of fairseq-train,
-    which are in setting.extra.
+    which are in setting.extra and stand behind "--".
     """
     hardware = setting.hardware
     name = f"{setting.experiment.folder}-{row.name}"
@@ -46,7 +46,10 @@ wait $!
 
 
 def submit(setting: Setting, command: Sequence[str]) -> None:
-    """Submit a job for each row; raise a UserError if sbatch refuses one. command: as for `job`."""
+    """Submit a job for each row, whose output goes to EXPERIMENT'S FOLDER/ROW.log; print the jobs' numbers.
+
+    command: as for `job`. Raises a UserError if sbatch refuses a job; those before it stay submitted.
+    """
     for row in setting.rows():
         log = setting.out / setting.experiment.folder / f"{row.name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -55,6 +58,7 @@ def submit(setting: Setting, command: Sequence[str]) -> None:
             ["sbatch", "--parsable", "--output", str(log)], input=text, capture_output=True, text=True
         )
         if done.returncode:
-            said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+            lines = done.stderr.strip().splitlines() or ["it said nothing"]
+            said = lines[-1]
             raise UserError("--launch slurm", f"sbatch refused {row.name} ({said})")
         print(f"{row.name}: job {done.stdout.strip()}", flush=True)

@@ -12,7 +12,10 @@ from ...study.experiment import Flags
 
 
 def as_words(flags: Flags) -> list[str]:
-    """Return flags as words of a command line, from {name without dashes: value}, where True is that of a switch."""
+    """Return flags as words of a command line.
+
+    flags: {name without dashes: value}; the value of a switch is True.
+    """
     words = []
     for name, value in flags.items():
         words.append(f"--{name}")
@@ -23,10 +26,10 @@ def as_words(flags: Flags) -> list[str]:
 
 
 def format_number(value: float) -> str:
-    """Format a number as papers print it: 0.0, 0.4, 5e-4."""
+    """Format a number as papers print it: 0.0, 0.4, 5e-4; those below 0.01 with an exponent."""
     if value == 0 or abs(value) >= 0.01:
         return repr(value)
-    mantissa, exponent = f"{value:e}".split("e")
+    mantissa, exponent = f"{value:e}".split("e")  # "5.000000e-04"
     digits = mantissa.rstrip("0").rstrip(".")
     return f"{digits}e{int(exponent)}"
 
@@ -41,54 +44,59 @@ def last_value(flag: str, words: Sequence[str]) -> str | None:
 
 
 def whole_number(word: str | None) -> int:
-    """Parse a flag's value as a whole number; 0 for no value, and for one that fairseq-train will refuse."""
+    """Parse a flag's value as a whole number; 0 for None and "", and for text that fairseq-train will refuse."""
     try:
         return int(float(word or 0))
     except (ValueError, OverflowError):
         return 0
 
 
-# flags that do not change what a training computes: devices, batches of an update, memory, an earlier end
+# Flags that do not change what a training computes: devices, memory, an earlier end. --update-freq is among them
+# because differing_flag compares the batches of an update on all processes instead.
 WITHOUT_EFFECT = {
     "--distributed-world-size", "--update-freq", "--stop-stuck", "--cpu", "--checkpoint-activations",
     "--checkpoint-every", "--zero-sharding",
 }  # fmt: skip
-EQUAL_OPTIMIZERS = ("adam", "deepnet_adam")  # with the same results
+EQUAL_OPTIMIZERS = ("adam", "deepnet_adam")  # both give the same results
 
 
 def differing_flag(before: Sequence[str], now: Sequence[str]) -> str | None:
     """Return the first flag by which two commands of fairseq-train are different trainings; None if they are the same.
 
-    before, now: the words after fairseq-train.
+    before, now: the words after fairseq-train. "data" is returned if their first words, the data, differ.
     """
-    old = values_by_flag(before)
-    new = values_by_flag(now)
-    if batches_per_update(old) != batches_per_update(new):
+    old_values = values_by_flag(before)
+    new_values = values_by_flag(now)
+    if batches_per_update(old_values) != batches_per_update(new_values):
         return "--update-freq"
-    for flag in {**old, **new}:
+
+    for flag in {**old_values, **new_values}:  # each once, the old ones first
         if flag in WITHOUT_EFFECT:
             continue
-        one = old.get(flag)
-        other = new.get(flag)
-        if flag == "--optimizer" and one in EQUAL_OPTIMIZERS and other in EQUAL_OPTIMIZERS:
+        old = old_values.get(flag)
+        new = new_values.get(flag)
+        if flag == "--optimizer" and old in EQUAL_OPTIMIZERS and new in EQUAL_OPTIMIZERS:
             continue
-        if flag == "--user-dir" and one and other and Path(one).name == Path(other).name:
+        if flag == "--user-dir" and old and new and Path(old).name == Path(new).name:
             continue  # a checkout may have moved
-        if not equal_values(one, other):
+        if not equal_values(old, new):
             return flag
     return None
 
 
 def batches_per_update(values: Mapping[str, str]) -> int:
-    """Return how many batches of --max-tokens an update has, on all processes; values: as values_by_flag returns."""
+    """Return how many batches of --max-tokens an update has, on all processes together.
+
+    values: flag -> value, as values_by_flag returns them.
+    """
     processes = whole_number(values.get("--distributed-world-size") or "1")
     return processes * whole_number(values.get("--update-freq") or "1")
 
 
 def values_by_flag(words: Sequence[str]) -> dict[str, str]:
-    """Return the last value of each flag in the words after fairseq-train, "" for a switch; "data" is the first word.
+    """Return flag -> its value in the words after fairseq-train; the key "data" has the first word.
 
-    Of a flag with several values it is the last of these.
+    The value of a switch is "". If a flag occurs more than once, or has several values, the last one is taken.
     """
     values = {"data": words[0]}
     flag = None
@@ -102,7 +110,7 @@ def values_by_flag(words: Sequence[str]) -> dict[str, str]:
 
 
 def equal_values(one: str | None, other: str | None) -> bool:
-    """Return whether two values of a flag are the same, as words or as numbers; None is a flag that is not given."""
+    """Return whether two values of a flag are the same, as words or as numbers; None stands for a flag not given."""
     if one == other:
         return True
     if one is None or other is None:
