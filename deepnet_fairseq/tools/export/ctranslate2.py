@@ -41,7 +41,7 @@ def write_ctranslate2(served: Served, out: Path, quantization: str | None) -> fl
     if folded.stock.name not in SCORERS:
         raise UserError("--to ctranslate2", f"CTranslate2 reads no fairseq {folded.stock.name}; give --to transformer")
 
-    with whole(out) as part:
+    with whole(out) as part:  # a temporary path, which is moved to `out` at the end
         convert(folded, served.dictionaries, part, quantization)
         difference = _largest_difference(served, part)
         if is_float32 and not difference <= TOLERANCE:  # a NaN fails as well
@@ -71,8 +71,9 @@ def _score_text(model, served: Served, source: Tensor, target: Tensor) -> Tensor
 
     model: a Generator of CTranslate2. served: not used; it is here because _score_translation takes it.
     """
-    log_probs = torch.from_numpy(np.array(model.forward_batch([source.tolist()], return_log_probs=True)))
-    return log_probs[0].gather(-1, target.unsqueeze(-1)).squeeze(-1)
+    scored = model.forward_batch([source.tolist()], return_log_probs=True)
+    log_probs = torch.from_numpy(np.array(scored))[0]  # (T, V)
+    return log_probs.gather(-1, target.unsqueeze(-1)).squeeze(-1)
 
 
 # name of fairseq's model -> (name of CTranslate2's class for it, function that scores tokens by that class)
@@ -109,7 +110,8 @@ def _largest_difference(served: Served, folder: Path) -> float:
             logits = our_model(src_tokens, torch.tensor([length + 1]), prev_output_tokens)[0]  # (1, T + 1, V)
             predicted = torch.cat([target, end])
 
-        ours = logits[0].float().log_softmax(-1).gather(-1, predicted.unsqueeze(-1)).squeeze(-1)
+        log_probs = logits[0].float().log_softmax(-1)
+        ours = log_probs.gather(-1, predicted.unsqueeze(-1)).squeeze(-1)
         theirs = scorer(their_model, served, source, target)
         largest = max(largest, (ours - theirs).abs().max().item())
     return largest

@@ -160,7 +160,7 @@ def _fold_pre_ln(stack: nn.Module) -> None:
 
 
 def _fold_post_ln(model: nn.Module, name: str, stack: nn.Module) -> dict[str, bool]:
-    """Fold a Post-LN stack: its shortcut factors go upstream (see the top of this file) after a LayerNorm.
+    """Fold a Post-LN stack: upstream where a LayerNorm stands before a branch, else as the top of this file says.
 
     name: "encoder" or "decoder", the stack's attribute in the model. Return the config fields that change, as `fold`.
     """

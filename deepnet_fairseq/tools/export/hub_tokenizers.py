@@ -121,6 +121,7 @@ def _check_segmentation(tokenizer, segmenter: Segmenter, dictionary, data: str) 
 def _fast_tokenizer(transformers, ported: Port, segmenter: Segmenter, dictionary):
     """Return a fast tokenizer, which begins a text as fairseq begins its blocks of text, and pads on the left.
 
+    Padding on the left is what generate() needs of a causal model, which goes on behind the last token.
     ported: its config has the first token of a text as bos_token_id, BOS or EOS; its `longest` is how many tokens a
     text may have.
     """
@@ -145,7 +146,7 @@ def _sentencepiece(path: Path, numbers: dict[str, int]):
 
     path: of the model. UserError for a model with settings that Tokenizer cannot imitate.
     """
-    from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]  # made at import
+    from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]  # protobuf makes it at import
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     proto = ModelProto()

@@ -39,7 +39,7 @@ COMMON = (  # config fields with the same name and value in all of fairseq's mod
 
 @dataclass(frozen=True)
 class Stock:
-    """One of fairseq's models, and how one of this package's models becomes it."""
+    """One of fairseq's models ("it" below), and how one of this package's models becomes it."""
 
     name: str  # under which fairseq registers it
     shared: tuple[str, ...]  # config fields that our model has too, beside COMMON and STACK_FIELDS
@@ -164,7 +164,7 @@ def fold_checkpoint(path: str) -> Folded:
 
 
 def fold_model(model: DeepModel, cfg) -> Folded:
-    """Fold a model in place, and return it as one of fairseq's: of STOCK the one for its kind.
+    """Fold a model in place, and return it as fairseq's model of its kind (see STOCK).
 
     cfg: the config that `model` was built from, without open values. `model` shares its weights with the result.
     UserError if it cannot be folded, or if the log-probabilities on a made-up batch in float32 differ by more than

@@ -2,7 +2,8 @@
 
 A row is one training of an experiment (study/experiment.py), a word one argument of a command, as "--lr" or "5e-4". The
 plan is what `deepnet plan` chooses for each row, so that it fits into a GPU's memory: batches, and whether activations
-are recomputed.
+are recomputed. Admin's profile is what that method measures on the first batch, before it trains
+(plugin/admin_profile.py).
 """
 
 from __future__ import annotations

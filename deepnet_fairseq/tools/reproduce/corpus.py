@@ -198,15 +198,17 @@ def _language_models_corpus(
     made = folder / "text"
     prepare = ["deepnet", "prepare", "lm"]
     if text:
-        command = [*prepare, *(str(Path(file).absolute()) for file in text), str(made), "--bpe", "gpt2"]
-        return Corpus(str(made), recipe, "of TEXT", _steps_left(Step(made, command)))
+        files = [str(Path(file).absolute()) for file in text]
+        steps = _steps_left(Step(made, [*prepare, *files, str(made), "--bpe", "gpt2"]))
+        return Corpus(str(made), recipe, "of TEXT", steps)
     if not experiment.choice.smoke:
         way_out = "--data DIR of deepnet prepare lm, --text TRAIN VALID TEST, or --smoke"
         raise UserError(experiment.name, f"the paper's text is not public: {way_out}")
 
     plain = folder / "plain"  # of the quickstart's language pair, of which qab is taken
     lines = [str(plain / f"{split}.qab") for split in SPLITS]
-    steps = _steps_left(_artificial_language(plain), Step(made, [*prepare, *lines, str(made), "--vocab", "500"]))
+    command = [*prepare, *lines, str(made), "--vocab", "500"]
+    steps = _steps_left(_artificial_language(plain), Step(made, command))
     return Corpus(str(made), recipe, "generated", steps)
 
 
@@ -225,7 +227,8 @@ def _quickstart_lines(
     made = folder / "lm"
     lines = [str(plain / f"{split}.qab") for split in SPLITS]
     command = ["deepnet", "prepare", "lm", *lines, str(made), "--vocab", "1000"]
-    return Corpus(str(made), name, name, _steps_left(_artificial_language(plain), Step(made, command)))
+    steps = _steps_left(_artificial_language(plain), Step(made, command))
+    return Corpus(str(made), name, name, steps)
 
 
 def _quickstart_pairs(
@@ -243,24 +246,28 @@ def _quickstart_pairs(
     made = folder / "pair"
     lines = [str(plain / split) for split in SPLITS]
     command = ["deepnet", "prepare", "text", "qaa", "qab", *lines, str(made), "--vocab", "1000"]
-    return Corpus(str(made), name, name, _steps_left(_artificial_language(plain), Step(made, command)))
+    steps = _steps_left(_artificial_language(plain), Step(made, command))
+    return Corpus(str(made), name, name, steps)
 
 
-SPLITS = ("train", "valid", "test")
+SPLITS = ("train", "valid", "test")  # names of the files of text, and of the binarised sets
 # the key `corpus` of an experiment's file -> function that finds its data; any other value is the name of a recipe
 WITHOUT_RECIPE = {"text": _language_models_corpus, "language": _quickstart_lines, "language_pair": _quickstart_pairs}
 
 
 def _artificial_language(folder: Path) -> Step:
-    """Return the step that writes the quickstart's language pair as text, into files such as FOLDER/train.qab."""
+    """Return the step that writes the quickstart's language pair as text, into files such as FOLDER/train.qab.
+
+    It has as many nouns and verbs as tools/quickstart.py takes.
+    """
     return Step(folder, ["deepnet", "prepare", "language", str(folder), "--nouns", "60", "--verbs", "30"])
 
 
 def _steps_left(*steps: Step) -> tuple[Step, ...]:
     """Return the steps that are still to be done: those whose folders are not there.
 
-    None are if the folder of the last step is there, because that needs the others no longer. Raises a UserError if
-    that folder was made by another command.
+    If the folder of the last step is there, nothing is left to do, even if the folders before it are gone. Raises a
+    UserError if that folder was made by another command.
     """
     if steps[-1].folder.is_dir():
         steps[-1].check()

@@ -104,6 +104,7 @@ class Translation(Judge):
         """
         if any(word.endswith("-learned-pos") for word in self.extra):
             return []
+        # fairseq takes the smaller one of the task's limits (the flags) and those of the checkpoint's model
         longest = str(LONGEST)
         limits = {"max_source_positions": LONGEST, "max_target_positions": LONGEST}
         return [

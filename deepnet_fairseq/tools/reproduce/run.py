@@ -2,7 +2,8 @@
 
 A row is one training of an experiment, a word one argument of a command. A miniature (the choice "smoke") is the
 experiment with small models on generated data, to try it. A `place` is {name: value} of environment variables, which
-give a row's programs their GPUs or limit their threads (Hardware.places).
+give a row's programs their GPUs or limit their threads (Hardware.places). Admin's profile is what that method measures
+on the first batch, before it trains (plugin/admin_profile.py).
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def plan(setting: Setting, tokens: int | None, rate: float | None) -> tuple[Sett
     chosen = {}  # name of a row -> words, as in Setting
     too_large = {}  # name of a row -> GiB
     for row in planned:
-        if row.fits or row.done:  # what is trained already has had its memory
+        if row.fits or row.done:  # a row that is done needs no memory any more
             chosen[row.name] = row.flags.split()
         else:
             too_large[row.name] = row.least_memory / GIB  # bytes to GiB
@@ -137,13 +138,9 @@ class Work:
         self.rows = setting.rows()
         self.shown: str | None = None  # the last line of progress that was printed
         hardware = setting.hardware
+        interval = MINIATURE_INTERVAL if setting.experiment.choice.smoke else INTERVAL
         self.progress = Progress(self._trainings(), hardware.jobs, over=self._is_over)
-        self.runner = Runner(
-            hardware.jobs,
-            places=hardware.places,
-            show=self.show,
-            seconds=MINIATURE_INTERVAL if setting.experiment.choice.smoke else INTERVAL,
-        )
+        self.runner = Runner(hardware.jobs, places=hardware.places, show=self.show, seconds=interval)
 
     def _trainings(self) -> dict[str, Training]:
         """Return name of a row -> its training, for the line of progress."""
@@ -257,7 +254,7 @@ class Work:
         what = f"{evaluation.doing} {run.path}"
         print(f"   {what}", flush=True)
         evaluation.result.parent.mkdir(exist_ok=True)
-        if evaluation.all_printed:
+        if evaluation.all_printed:  # both streams go to the log, which becomes the result
             evaluation.log.unlink(missing_ok=True)  # of an attempt that failed
             ended = await self._program(evaluation.command, evaluation.log, place)
             self._check_status(ended, what, evaluation.log)
@@ -337,6 +334,7 @@ class Work:
                 os.link(weights, averaged)
             os.replace(weights, run.last_checkpoint)
 
+        # fairseq's checkpoints of updates and of epochs, and the weights of epochs that were averaged
         for pattern in ("checkpoint_[0-9]*.pt", "checkpoint[0-9]*.pt", "weights[0-9]*.pt"):
             for file in run.path.glob(pattern):
                 file.unlink()

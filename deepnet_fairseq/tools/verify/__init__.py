@@ -54,11 +54,11 @@ def verify(
     them itself; rename: maps the name of a weight to the name that fairseq would give it, by default (str) the same;
     reading.read_names makes such a function from a file.
 
-    Code in files is not run, and torch's generator is left as it was. UserError for a method, file or names that are
-    unknown; whatever the module raises on its inputs.
+    Code in files is not run, and torch's generator is left as it was. UserError for an unknown method, a file that
+    cannot be read, or weights whose names are not recognised. What the module raises on its inputs is not caught.
     """
     get_method(method)  # a UserError for an unknown name, before anything is read
-    with torch.random.fork_rng(devices=()):  # a method's modules draw numbers when they are made
+    with torch.random.fork_rng(devices=()):  # a method's modules may draw numbers when they are made
         if isinstance(model, nn.Module):
             config = {"arch": getattr(model, "NAME", None)}  # by which a model of this package is known
             recognised = recognise(model.state_dict(), config, updates=None, rename=rename)
@@ -237,7 +237,7 @@ def _sites(
 class _Group(NamedTuple):
     """Shortcut factors of several layers that share a row of the report, because they agree in all of these.
 
-    sublayer: of the factors' branches, None for all of a layer; expected: the method's factor; source: where the
+    sublayer: that of the factors' branches, None for all of a layer; expected: the method's factor; source: where the
     model's factor was found, in words; has: the model's factor, rounded to three digits.
     """
 
@@ -258,7 +258,7 @@ def _judge_factors(result: Audit, model: RecognisedModel, method: Method) -> set
     judged: set[Site] = set()
     for factor in model.factors:  # those that were measured come first
         branches = _sites(model, method, factor.stack, factor.layer, factor.sublayer)  # to which the factor belongs
-        sites = [site for site in branches if site not in measured]
+        sites = [site for site in branches if site not in measured]  # those that have no measured factor already
         if factor.b is not None:  # a measured one
             measured.update(sites)
 
@@ -300,7 +300,7 @@ def _judge_group(result: Audit, model: RecognisedModel, method: Method, group: _
     if fits:
         return
 
-    # factors may depend on the layer: those that would explain this one are computed for the last
+    # where a method's factors depend on the layer, those of the last one are tried as explanations
     last = Site(stack, model.depths[stack], sublayer or "ffn", dim=1, num_heads=1)
     explanation = evidence.explain_factor(has, expected, method, model=model, site=last)
     finding = f"{stack} {place}: factor of the shortcut {has:.4g}, {result.method} has {expected:.4g}"

@@ -160,7 +160,10 @@ class Draw:
     std: Callable[[Weight], float]
 
     def fits(self, kind: Kind) -> bool:
-        """Return whether a kind of weight has this draw's deviations; False if these are 0 in every layer."""
+        """Return whether a kind of weight has this draw's deviations.
+
+        False for a draw with 0 in every layer, because it would explain nothing.
+        """
         # to save time, only the first layer is looked at if it is off by a factor of 2, as with almost every draw
         first_expected = self.std(kind.matrices[0].weight)
         first_measured = kind.measured[0].std
@@ -220,8 +223,8 @@ def _draws_elsewhere() -> list[Draw]:
 def _mistaken_gains(method: Method) -> Iterator[tuple[str, Callable[[Site, str], float]]]:
     """Yield mistakes in applying a method's gain, likeliest first, as (description, the mistaken gain(site, role)).
 
-    First comes a gain of 1, as if there were none, then the method's own `mistaken_gains`, then each of its
-    coefficients, such as alpha, in place of the gain.
+    First comes a gain of 1, as if there were none, then the method's own `mistaken_gains` (description -> function of
+    the method and the stack's name), then each of its coefficients, such as alpha, in place of the gain.
     """
     depths = {"encoder": method.num_encoder_layers, "decoder": method.num_decoder_layers}
     stacks = [stack for stack, layers in depths.items() if layers]

@@ -180,7 +180,8 @@ class _Recording:
 def _is_almost_multiple(gram: list[list[float]], x: int, u: int) -> bool:
     """Return whether u is a number times x plus a small remainder: x merged with a branch that is almost 0.
 
-    gram, x, u: as for `_solve`. A squared remainder below 1e-12 of |u|^2 is mere rounding: u is x once more, no merge.
+    gram, x, u: as for `_solve`. The squared remainder has to be below 1e-4 of |u|^2. Below 1e-12 it is mere rounding: u
+    is x once more, and no merge.
     """
     squared_norms = gram[x][x] * gram[u][u]
     # sin^2 of the angle between x and u, which is the squared remainder as a share of |u|^2

@@ -49,6 +49,7 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], int | N
     if not isinstance(content, dict):
         raise UserError(path, f"holds a {type(content).__name__}, not weights by name; save its state_dict()")
 
+    # the state dict, under the first of these keys that has a dict, or the whole content
     wrapper = next((name for name in WRAPPERS if isinstance(content.get(name), dict)), None)
     state = content[wrapper] if wrapper else content
     weights = {name: tensor for name, tensor in state.items() if torch.is_tensor(tensor)}

@@ -254,7 +254,7 @@ def _width(entries: list[_Entry]) -> int:
 
     Of lengths that are equally frequent it is the smallest. entries: those of the stack.
     """
-    lengths = []
+    lengths: list[int] = []
     for entry in entries:
         if entry.kind in BRANCHES:
             lengths += set(entry.tensor.shape)  # a square matrix counts once
