@@ -1,4 +1,4 @@
-"""Fixtures: binarised data of the embedded corpus, and one trained model for the command-line tests."""
+"""Settings of all tests, and the binarised data that most trainings in them read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from deepnet_fairseq.threads import torch_threads
 from deepnet_fairseq.user_dir import import_user_dir
 
 from .support.corpora import make_data
-from .support.helpers import USER_DIR, run
+from .support.helpers import USER_DIR
 
 TRAIN_FLAGS = (
     "--user-dir", USER_DIR, "--cpu", "--optimizer", "adam", "--lr", "2e-3", "--lr-scheduler", "inverse_sqrt",
@@ -127,13 +127,11 @@ def data(tmp_path_factory):
     return make_data(tmp_path_factory.mktemp("corpus"), {"train": 400, "valid": 20, "test": 20})
 
 
-@pytest.fixture(scope="session")
-def trained(data, tmp_path_factory):
-    """Provide a folder with checkpoint_last.pt of a 100L-100L model after 4 updates of fairseq-train."""
-    folder = tmp_path_factory.mktemp("trained")
-    arch = ("--arch", "deepnet_transformer_tiny_100_100")
-    run("fairseq-train", data, *TRAIN_FLAGS, *arch, "--max-update", "4", "--save-dir", folder)
-    return folder
+@pytest.fixture(autouse=True, scope="module")
+def frozen_objects() -> None:
+    """Take objects out of the garbage collector again if tests of an earlier file have put them back."""
+    if gc.get_freeze_count() == 0:
+        pytest_collection_finish()
 
 
 @pytest.fixture(autouse=True)

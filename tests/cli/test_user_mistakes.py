@@ -10,6 +10,7 @@ from ..conftest import TRAIN_FLAGS
 from ..support import sentiment
 from ..support.errors import assert_one_line, assert_refused
 from ..support.helpers import ROOT, USER_DIR, run
+from ..support.prepared_again import save_start
 
 ARCH = ("--arch", "deepnet_transformer_tiny")
 OF_TRAINING = {  # flags -> what the refusal names; None: these flags
@@ -159,12 +160,13 @@ def test_a_mistake_in_yaml_is_refused(setting, data, tmp_path):
     assert not list(tmp_path.rglob("*.pt"))
 
 
-def test_a_checkpoint_of_another_model_is_refused_with_its_depth(data, trained, tmp_path):
-    path = trained / "checkpoint_last.pt"
+def test_a_checkpoint_of_another_model_is_refused_with_its_depth(data, tmp_path):
+    path = tmp_path / "start" / "checkpoint_last.pt"
+    save_start(path, data, *ARCH, "--share-all-embeddings", "--encoder-layers", "9", "--decoder-layers", "9")
     restore = ("--restore-file", path, "--save-dir", tmp_path / "save", "--max-update", "9")
     done = run("fairseq-train", data, *TRAIN_FLAGS, *ARCH, *restore, check=False)
 
-    assert_one_line(done, str(path), "100 encoder layers")
+    assert_one_line(done, str(path), "9 encoder layers")
     assert not list((tmp_path / "save").glob("*.pt"))
 
 

@@ -294,11 +294,11 @@ def test_constants_in_half_precision_are_near_enough():
     small(18).load_state_dict(state)
 
 
-def test_overrides_that_prune_layers_are_refused(trained):
+def test_overrides_that_prune_layers_are_refused(checkpoints):
     """fairseq would silently ignore them for our configs."""
-    register()
+    folder, _ = checkpoints
 
     with refused("encoder_layers_to_keep") as caught:
-        checkpoint_utils.load_checkpoint_to_cpu(str(trained / "checkpoint_last.pt"), {"encoder_layers_to_keep": "0,2"})
+        checkpoint_utils.load_checkpoint_to_cpu(str(folder / "own.pt"), {"encoder_layers_to_keep": "0,2"})
 
     assert "export" in caught.value.way_out

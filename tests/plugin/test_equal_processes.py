@@ -93,14 +93,21 @@ def assert_same_state(state: dict, expected: dict) -> None:
 
 # Translators in float32
 
-# the remaining cases are slow
-SOME = [(2, "deepnorm", "ddp", RECOMPUTING), (2, "admin", "zero", ()), (2, "rezero", "zero", RECOMPUTING)]
+# what is neither here nor in IN_SMOKE is slow
+SOME = [(2, "deepnorm", "ddp", RECOMPUTING), (2, "admin", "zero", ())]
+IN_SMOKE = [(2, "rezero", "zero", RECOMPUTING)]
 ALL = [*product((2, 4), ("deepnorm", "admin", "dlcl", "rezero"), MODES, ((), RECOMPUTING))]
+
+
+def marks_of(case: tuple) -> tuple:
+    if case in SOME:
+        return ()
+    return (pytest.mark.smoke,) if case in IN_SMOKE else (pytest.mark.slow,)
 
 
 @pytest.mark.parametrize(
     "processes, method, mode, recomputing",
-    [pytest.param(*case, marks=() if case in SOME else pytest.mark.slow) for case in ALL],
+    [pytest.param(*case, marks=marks_of(case)) for case in ALL],
 )
 def test_several_processes_train_the_model_of_one(train_alone, processes, method, mode, recomputing, data, tmp_path):
     """Losses, weights and optimiser state after 12 float32 updates are those of one process, up to summation order."""
@@ -164,7 +171,7 @@ def test_two_processes_in_half_precision_train_the_model_of_one(precision, mode,
         pytest.param(("--bf16",), "ddp", marks=pytest.mark.slow),
         pytest.param(("--bf16",), "zero", marks=pytest.mark.slow),
         pytest.param(("--fp16",), "ddp", marks=pytest.mark.slow),
-        (("--fp16",), "zero"),
+        pytest.param(("--fp16",), "zero", marks=pytest.mark.smoke),
     ],
 )
 def test_a_training_on_two_processes_resumes_bit_for_bit(precision, mode, data, tmp_path):
@@ -226,7 +233,7 @@ def train_language_model_on(folder, text, kind: str, *flags, processes: int) -> 
         ("causal", "ddp"),
         pytest.param("causal", "zero", marks=pytest.mark.slow),
         pytest.param("masked", "ddp", marks=pytest.mark.slow),
-        ("masked", "zero"),
+        pytest.param("masked", "zero", marks=pytest.mark.smoke),
     ],
 )
 def test_two_processes_train_the_language_model_of_one(kind, mode, text, tmp_path):

@@ -37,8 +37,17 @@ def quiet(done) -> str:
 # A model of 100 layers
 
 
-def test_a_model_of_100_layers_translates(data, trained):
-    flags = (*TRANSLATE, "--path", trained / "checkpoint_last.pt", "--max-sentences", "20")
+@pytest.fixture(scope="module")
+def trained_100_layers(data, tmp_path_factory) -> Path:
+    """Provide the last checkpoint of a 100L-100L model after 4 updates of fairseq-train."""
+    folder = tmp_path_factory.mktemp("trained")
+    arch = ("--arch", "deepnet_transformer_tiny_100_100")
+    run("fairseq-train", data, *TRAIN_FLAGS, *arch, "--max-update", "4", "--save-dir", folder)
+    return folder / "checkpoint_last.pt"
+
+
+def test_a_model_of_100_layers_translates(data, trained_100_layers):
+    flags = (*TRANSLATE, "--path", trained_100_layers, "--max-sentences", "20")
 
     printed = quiet(run_cold("fairseq-generate", data, *flags))
 
@@ -46,8 +55,8 @@ def test_a_model_of_100_layers_translates(data, trained):
     assert "20 sentences" in printed
 
 
-def test_deepnet_verify_reads_method_updates_and_alphas_of_a_checkpoint(trained, capsys):
-    main(["verify", str(trained / "checkpoint_last.pt"), "--method", "deepnorm"])
+def test_deepnet_verify_reads_method_updates_and_alphas_of_a_checkpoint(trained_100_layers, capsys):
+    main(["verify", str(trained_100_layers), "--method", "deepnorm"])
 
     printed = capsys.readouterr().out
     assert "encoder 100, decoder 100" in printed

@@ -128,7 +128,9 @@ def train_from_python(start, data, folder):
         pytest.param(
             "import deepnet_fairseq; deepnet_fairseq.register()", id="registered before", marks=pytest.mark.smoke
         ),
-        pytest.param("import fairseq.trainer, fairseq_cli.train", id="fairseq imported before"),
+        pytest.param(
+            "import fairseq.trainer, fairseq_cli.train", id="fairseq imported before", marks=pytest.mark.smoke
+        ),
     ],
 )
 def test_a_training_from_python_has_our_trainer(start, data, tmp_path):

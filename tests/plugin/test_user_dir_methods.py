@@ -231,6 +231,7 @@ def test_methods_of_a_folder_pass_the_tests_of_the_registry(user_dir):
     assert passed >= TESTS_OF_A_METHOD * len(METHODS), done.stdout[-500:]
 
 
+@pytest.mark.smoke
 def test_a_slot_that_looks_along_time_fails_a_test_that_names_it(tmp_path):
     folder = write_methods(tmp_path, {"along_time": ALONG_TIME})
 

@@ -112,7 +112,7 @@ def test_a_score_that_is_not_a_number_is_not_among_the_best(run_folder, tmp_path
 # --epoch-weights
 
 
-@pytest.fixture(scope="module", params=["last:2", "2-2"])
+@pytest.fixture(scope="module", params=["last:2", pytest.param("2-2", marks=pytest.mark.smoke)])
 def trained_with_epoch_weights(request, data, tmp_path_factory):
     """Provide --epoch-weights of a run of 3 epochs, its folder and its output."""
     folder = tmp_path_factory.mktemp("epoch_weights")

@@ -133,14 +133,19 @@ TRAININGS = [
 TRAININGS += [
     (MT, "--activation-fn gelu --activation-dropout 0.1 --attention-dropout 0.1 --checkpoint-activations"),
     (MT, "--pro-res --qk-norm"),
-    (MT, "--method dlcl --checkpoint-every 3 --update-freq 2"),
     (MT, f"{LARGE} --criterion {LABEL_SMOOTHED}"),
-    (MT, "--method rezero --bf16 --update-freq 2"),
-    (MT, "--length 400 --optimizer deepnet_adam"),
     (LM, f"{LARGE} --criterion {CROSS_ENTROPY}"),
-    (LM, "--method mhc --checkpoint-every 3"),
     (MASKED, f"{LARGE} --checkpoint-every 3 --update-freq 2"),
-    (MASKED, "--method normformer --bf16 --mask-prob 0.5"),
+]
+TRAININGS += [
+    pytest.param(model, flags, marks=pytest.mark.smoke)
+    for model, flags in [
+        (MT, "--method dlcl --checkpoint-every 3 --update-freq 2"),
+        (MT, "--method rezero --bf16 --update-freq 2"),
+        (MT, "--length 400 --optimizer deepnet_adam"),
+        (LM, "--method mhc --checkpoint-every 3"),
+        (MASKED, "--method normformer --bf16 --mask-prob 0.5"),
+    ]
 ]
 
 
