@@ -1,18 +1,23 @@
-"""The steps from the lines of one language pair to binarised data, each recorded under its name (see steps.Steps).
+"""The steps from the lines of one language pair to binarised data.
 
-A text is two files, called by their prefix: P stands for P.SRC and P.TGT. Texts are passed on as subset -> prefix,
-with fairseq's names of subsets ("train", "valid", "test", "test1", ...), and each stage writes new ones into
-DEST/text/STAGE.
+A text of both languages is two files, called by their prefix: P stands for P.SRC and P.TGT. Texts are passed on as
+subset -> prefix, with fairseq's names of subsets ("train", "valid", "test", "test1", ...), and each stage writes new
+ones into DEST/text/STAGE, where DEST is the folder of the corpus.
+
+steps.run(NAME, outputs, settings, make) calls make(), which writes the files or folders `outputs`, and returns what it
+returns; if the step of this NAME was done before with the same settings, after the same steps, it only returns what
+make() returned then. `with whole(path) as part` lets a file or folder be written as `part`, which becomes `path` at
+the end.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
-from itertools import chain
 from pathlib import Path
 
 from tqdm import tqdm
@@ -26,20 +31,22 @@ from .steps import Steps, file_state
 from .vocabulary import FAIRSEQ_SPECIAL
 
 Texts = dict[str, Path]  # subset -> prefix
-Lines = Callable[[], Iterable[str]]  # function that returns the lines of one side of a text, from the start
+Lines = Callable[[], Iterable[str]]  # function that returns the lines of one language of a text, from the start
 MARK = "@@"  # subword-nmt's mark at the end of a piece whose word continues
 
 
 def sides(prefix: Path, langs: tuple[str, str]) -> list[Path]:
-    """Return the files P.SRC and P.TGT of a prefix P; langs: SRC and TGT."""
+    """Return the files P.SRC and P.TGT of a text; prefix: P; langs: SRC and TGT."""
     return [prefix.with_name(f"{prefix.name}.{lang}") for lang in langs]
 
 
 class Bilingual:
-    """Preparation of a language pair's text in the folder `dest`; each public method runs one or several of `steps`.
+    """Preparation of a language pair's text. Each public method is a step, or several, unless done before.
 
+    steps: runs the steps and records them in DEST/steps
+    dest: DEST
     langs: source and target
-    workers: processes for work on lines
+    workers: number of processes for work on lines
     text: DEST/text
     """
 
@@ -50,7 +57,7 @@ class Bilingual:
         self.workers = workers
         self.text = dest / "text"
 
-    def _pairs(self, prefix: Path) -> Iterator[tuple[str, str]]:
+    def _read(self, prefix: Path) -> Iterator[tuple[str, str]]:
         """Return an iterator of the sentence pairs of a text."""
         return read_pairs(*sides(prefix, self.langs))
 
@@ -58,10 +65,12 @@ class Bilingual:
         """Write sentence pairs as the text `prefix`; return their number."""
         return write_columns(sides(prefix, self.langs), pairs)
 
-    def _each(self, functions: list[Callable[[str], str]], pairs: Iterable[tuple[str, str]], label: str):
-        """Return an iterator of the pairs with functions[0] applied to the source, and functions[1] to the target.
+    def _map_sides(
+        self, functions: list[Callable[[str], str]], pairs: Iterable[tuple[str, str]], label: str
+    ) -> Iterator[tuple[str, str]]:
+        """Return an iterator of (functions[0](source), functions[1](target)) for all pairs, computed by the workers.
 
-        The workers apply them; label: of the progress bar
+        label: of the progress bar
         """
 
         def apply(pair: tuple[str, str]) -> tuple[str, ...]:
@@ -70,9 +79,11 @@ class Bilingual:
         return map_rows(apply, pairs, workers=self.workers, label=label)
 
     def tokenise(self, subset: str, lines: dict[str, Lines], chain: Chain) -> tuple[Path, int]:
-        """Tokenise a text; return its prefix and the number of its sentences.
+        """Tokenise a text; return (prefix of the new text, number of its sentence pairs).
 
-        lines: language -> function that returns its raw lines; chain: the scripts of Moses that are applied
+        subset: name of the text
+        lines: language -> function that returns its raw lines
+        chain: the scripts of Moses that process each line
 
         Raises a UserError if the languages have different numbers of lines.
         """
@@ -81,18 +92,20 @@ class Bilingual:
         def make() -> dict:
             functions = [line_function(lang, chain) for lang in self.langs]
             source, target = self.langs
-            names = (f"{subset}.{source}", f"{subset}.{target}")
+            names = (f"{subset}.{source}", f"{subset}.{target}")  # for errors
             raw = align(lines[source](), lines[target](), names)
-            return {"sentences": self._write(prefix, self._each(functions, raw, subset))}
+            tokenised = self._map_sides(functions, raw, subset)
+            return {"sentences": self._write(prefix, tokenised)}
 
         settings = {"chain": asdict(chain), "tools": {"sacremoses": version("sacremoses")}}
         counts = self.steps.run(f"tokenise.{subset}", sides(prefix, self.langs), settings=settings, make=make)
         return prefix, counts["sentences"]
 
-    def references(self, lines: dict[str, Iterable[str]], sentences: int) -> None:
-        """Write the test set's references for both directions, as DEST/reference/test.SRC-TGT.TGT.
+    def write_references(self, lines: dict[str, Iterable[str]], sentences: int) -> None:
+        """Write the test set's references for both directions: DEST/reference/test.SRC-TGT.TGT and test.TGT-SRC.SRC.
 
-        lines: language -> its lines as published; sentences: number of lines that each must have
+        lines: language -> its lines as published
+        sentences: number of sentence pairs in the tokenised test set, which each language must have as lines
 
         Raises a UserError if one has another number of lines.
         """
@@ -108,8 +121,8 @@ class Bilingual:
 
         self.steps.run("references", [folder], settings={}, make=make)
 
-    def clean(self, stage: str, texts: Texts, limits: Limits) -> tuple[Texts, dict[str, int]]:
-        """Drop the pairs outside the limits; return the new texts, and subset -> the number of pairs left in it.
+    def clean_texts(self, stage: str, texts: Texts, limits: Limits) -> tuple[Texts, dict[str, int]]:
+        """Drop the sentence pairs outside the limits; return (the new texts, subset -> number of pairs left in it).
 
         stage: name of the step, and of the new texts' folder in DEST/text
         """
@@ -119,7 +132,7 @@ class Bilingual:
             counts = {}
             with whole(folder) as part:
                 for subset, prefix in texts.items():
-                    counts[subset] = self._write(part / subset, clean(self._pairs(prefix), limits))
+                    counts[subset] = self._write(part / subset, clean(self._read(prefix), limits))
             return counts
 
         settings = {"limits": str(limits), "tools": {"sacremoses": version("sacremoses")}}
@@ -127,11 +140,16 @@ class Bilingual:
         return {subset: folder / subset for subset in texts}, counts
 
     def hold_out(self, train: Path, every: int) -> Texts:
-        """Split training text into "train" and "valid": every `every`-th pair of `train` goes to "valid"."""
+        """Split training text into "train" and "valid"; return these two texts.
+
+        train: prefix of the training text
+        every: of so many pairs the last one goes to "valid", and the others to "train"
+        """
         folder = self.text / "split"
 
         def pairs_of(subset: str) -> Iterator[tuple[str, str]]:
-            for number, pair in enumerate(self._pairs(train), 1):
+            """Yield the pairs of one subset; the whole text is read for each, so that no pair is kept in memory."""
+            for number, pair in enumerate(self._read(train), 1):
                 pair_subset = "valid" if number % every == 0 else "train"
                 if pair_subset == subset:
                     yield pair
@@ -144,11 +162,12 @@ class Bilingual:
         self.steps.run("split", [folder], settings={"every": every}, make=make)
         return {subset: folder / subset for subset in ("train", "valid")}
 
-    def learn(self, train: Path, merges: int) -> Path:
+    def learn_bpe(self, train: Path, merges: int) -> Path:
         """Learn BPE merges on both languages of `train` together; return the file with them, DEST/text/codes.
 
         The method is that of Sennrich et al. 2016 (arXiv 1508.07909), by subword-nmt. The file has one merge a line.
 
+        train: prefix of the training text
         merges: how many; there are fewer if no pair of symbols occurs twice any more
         """
         codes = self.text / "codes"
@@ -156,30 +175,36 @@ class Bilingual:
         def make() -> None:
             from subword_nmt import learn_bpe as learning
 
-            learning.tqdm = partial(tqdm, desc="merges", disable=None)  # shows its progress bar on a terminal only
-            learning.max = most_frequent  # replaces the builtin there: the same merges in half of the time
-            lines = chain.from_iterable(map(read_lines, sides(train, self.langs)))
+            # two names that its functions use are replaced by setting them in the module
+            learning.tqdm = partial(tqdm, desc="merges", disable=None)  # a progress bar on a terminal only
+            learning.max = most_frequent  # before Python's own: the same merges in half of the time
+            lines = itertools.chain.from_iterable(map(read_lines, sides(train, self.langs)))
             with whole(codes) as part, open(part, "w", encoding="utf-8", newline="\n") as file:
                 learning.learn_bpe(lines, file, merges)
 
         self.steps.run("learn-bpe", [codes], settings={"merges": merges}, make=make)
         return codes
 
-    def apply(self, codes: Path, texts: Texts) -> tuple[Texts, dict[str, int]]:
-        """Segment texts by the merges in the file `codes`; return the new texts, and counts of distinct pieces.
+    def apply_bpe(self, codes: Path, texts: Texts) -> tuple[Texts, dict[str, int]]:
+        """Cut the words of texts into pieces by the BPE merges in the file `codes`.
 
-        The counts are language -> number of distinct pieces in "train".
+        Returns (the new texts, language -> number of distinct pieces in "train").
         """
         segmented = {}
-        types = {}
+        types_in_train = {}
         for subset, prefix in texts.items():
-            segmented[subset], subset_types = self._segment(codes, subset, prefix)
+            segmented[subset], types = self._segment(codes, subset, prefix)
             if subset == "train":
-                types |= subset_types
-        return segmented, types
+                types_in_train |= types
+        return segmented, types_in_train
 
     def _segment(self, codes: Path, subset: str, prefix: Path) -> tuple[Path, dict[str, int]]:
-        """Segment the text `prefix`; return the new text's prefix, and language -> its number of distinct pieces."""
+        """Cut one text into pieces; return (the new text's prefix, language -> its number of distinct pieces).
+
+        codes: file of the BPE merges
+        subset: name of the text
+        prefix: of the text
+        """
         segmented = self.text / "pieces" / subset
         files = sides(segmented, self.langs)
 
@@ -188,19 +213,19 @@ class Bilingual:
 
             with open(codes, encoding="utf-8", newline="\n") as file:
                 segment = BPE(file, separator=MARK).process_line
-            self._write(segmented, self._each([segment, segment], self._pairs(prefix), subset))
+            self._write(segmented, self._map_sides([segment, segment], self._read(prefix), subset))
             return {lang: len(count_pieces(path, self.workers)) for lang, path in zip(self.langs, files, strict=True)}
 
         types = self.steps.run(f"apply-bpe.{subset}", files, settings={}, make=make)
         return segmented, types
 
-    def binarise(self, texts: Texts, codes: Path, dictionary: Path | None = None) -> dict:
-        """Binarise the texts into DEST/bin, with a copy of `codes`.
+    def binarise_texts(self, texts: Texts, codes: Path, dictionary: Path | None = None) -> dict:
+        """Binarise texts in pieces into DEST/bin, with a copy of the file `codes`, which cut them.
 
         dictionary: file of the dictionary of both languages; None to make one of the training text
 
         Returns what binarise.binarise returns, and "words": the number of entries in the dictionary without fairseq's
-        special symbols and its padding.
+        special symbols and without padding ("madeupword0000", ...).
         """
         dest = self.dest / "bin"
 
@@ -216,29 +241,32 @@ class Bilingual:
         return self.steps.run("binarise", [dest], settings={}, make=make)
 
 
-def most_frequent(pairs, key=None):
-    """Return the maximum, as `max` does for subword-nmt's learn_bpe, but in half of the time.
+def most_frequent(counts, key=None):
+    """Return the maximum of `counts`; learn_bpe of subword-nmt calls this in the place of Python's max.
 
-    learn_bpe calls it in two ways: with plain counts and no key; and, at each merge, with pairs as a dict, pair of
-    symbols -> how often it occurs, and a key by which the most frequent pair wins, and of equally frequent ones the
-    greatest. The key is not called, but its rule is followed.
+    It calls max in two ways. Once with an iterable of numbers, without a key. And at each merge with a dict, pair of
+    symbols -> how often it occurs, and with the key (its count, the pair): the most frequent pair is wanted, and of
+    equally frequent ones the greatest. For this second call the same pair is found without calling the key for each
+    pair, which takes half of the time.
     """
     if key is None:
-        return max(pairs)
-    highest = max(pairs.values())
-    return max(pair for pair, count in pairs.items() if count == highest)
+        return max(counts)
+    highest = max(counts.values())
+    return max(pair for pair, count in counts.items() if count == highest)
 
 
 class Tokenised:
-    """Tokenised text of a language pair that a user gives in `folder`; raises a UserError if files are missing.
+    """Tokenised text of a language pair that a user gives in a folder; raises a UserError if files are missing.
 
-    There may be several validation and test sets: test.de and test.NAME.de. The one without a NAME is fairseq's "test",
-    and the others are "test1", "test2", ... in the order of their names; if all have one, the first of them is "test".
+    The folder has train.LANG, and for "valid" and "test" one or several sets, as test.LANG and test.NAME.LANG. fairseq
+    calls them "test", "test1", "test2", ...; these names are given in the order of theirs, "test" before "test.NAME".
 
+    folder: the folder
     langs: source and target
     texts: subset, by fairseq's name -> prefix
-    names: subset, by fairseq's name -> the name it has in the folder, "test.NAME"
-    codes, dictionary: the files `codes` (BPE merges) and `dict.txt` in the folder, None where there are none
+    names: subset, by fairseq's name -> the name that it has in the folder, as "test" or "test.NAME"
+    codes: the file `codes` in the folder, with BPE merges, or None
+    dictionary: the file `dict.txt` in the folder, of both languages, or None; it needs `codes`
     """
 
     def __init__(self, folder: Path, langs: tuple[str, str]):
@@ -260,11 +288,13 @@ class Tokenised:
             raise UserError(dictionary, f"goes with the BPE codes it was made with; put them beside it as {codes}")
 
     def _names(self, split: str) -> list[str]:
-        """Return the sorted names that the subsets of a split have in the folder: "test" and "test.NAME" for "test".
+        """Return the names of the sets of a split in the folder, as "test" and "test.NAME", sorted.
 
-        Raises a UserError if a language lacks one, if there are none, and if there are several for training.
+        split: "train", "valid" or "test"
+
+        Raises a UserError if a set has one language only, if the split has no set, or if "train" has several.
         """
-        names_of = {}  # language -> the names
+        names_of = {}  # language -> names of the sets that have a file for it
         for lang in self.langs:
             found = {path.name.removesuffix(f".{lang}") for path in self.folder.glob(f"{split}*.{lang}")}
             # train.de and train.NAME.de belong to "train"; trained.de does not
@@ -284,7 +314,7 @@ class Tokenised:
         return names
 
     def files(self) -> list[Path]:
-        """Return all files: texts in both languages, and codes and dictionary if present."""
+        """Return the paths of all files: texts in both languages, and codes and dictionary if present."""
         texts = [path for prefix in self.texts.values() for path in sides(prefix, self.langs)]
         return texts + [path for path in (self.codes, self.dictionary) if path]
 
@@ -293,7 +323,7 @@ class Tokenised:
         return {path.name: file_state(path) for path in self.files()}
 
     def check(self) -> dict[str, int]:
-        """Read all texts; return subset -> number of pairs.
+        """Read all texts; return subset -> number of sentence pairs.
 
         Prints a warning if fairseq's special symbols, as <unk>, occur as words. Raises a UserError for unequal numbers
         of lines, bad UTF-8, and text that is in pieces already.
@@ -303,15 +333,16 @@ class Tokenised:
                 pass
 
         counts = dict.fromkeys(self.texts, 0)
-        marks = Counter[str]()  # special symbol -> how often it occurs as a word
+        special = Counter[str]()  # special symbol -> how often it occurs as a word
         for subset, prefix in self.texts.items():
             for number, pair in enumerate(read_pairs(*sides(prefix, self.langs)), 1):
                 counts[subset] = number
                 for lang, line in zip(self.langs, pair, strict=True):
-                    marks.update(word for word in line.split() if word in FAIRSEQ_SPECIAL)
+                    special.update(word for word in line.split() if word in FAIRSEQ_SPECIAL)
                     if f"{MARK} " in line:
                         raise UserError(f"{prefix}.{lang}, line {number}", "is in BPE pieces already; give it before")
 
-        if marks:
-            print(f"| WARNING: {self.folder}: holds fairseq's own marks as words, so often: {dict(marks)}; escape them")
+        if special:
+            marks = dict(special)
+            print(f"| WARNING: {self.folder}: holds fairseq's own marks as words, so often: {marks}; escape them")
         return counts

@@ -1,7 +1,10 @@
-"""Base class of recipes, each of which makes one corpus: their options, their plan, and what all do around their steps.
+"""Base class of recipes. A recipe gets the text of one published corpus and binarises it for fairseq.
 
-DEST stands for the folder that a recipe fills. A miniature is a recipe's corpus made of small generated files in the
-place of the downloads.
+DEST is the folder that a recipe fills. It downloads published files, or takes text that the user has (--from FOLDER).
+A miniature is a recipe's corpus made of small generated files in the place of the downloads.
+
+The work is divided into steps (steps.Steps). steps.run(NAME, outputs, settings, make) calls make(), which writes the
+files `outputs`, and records what it returns; if outputs and settings are as recorded, it only returns that record.
 """
 
 from __future__ import annotations
@@ -23,26 +26,27 @@ from ..folder import say_space
 from ..steps import Steps, read_json, write_json
 
 LIKELY = "sacremoses and the Perl tokeniser differ in a few lines"  # usual reason of counts that are slightly off
-# field of Options that only some recipes use -> its flag of `deepnet prepare corpus`
+# field of Options that only some recipes use -> its flag in `deepnet prepare corpus`
 FLAGS = {"pairs": "--pairs", "text": "--from", "vocab": "--vocab", "vocab_sample": "--vocab-sample",
          "shards": "--shards", "temperature": "--temperature", "spm": "--spm"}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Options:
-    """Options of `deepnet prepare corpus`; None stands for the recipe's own value.
+    """Options of `deepnet prepare corpus`. Where nothing else is said, None stands for the recipe's own value.
 
     dest: DEST, the folder to fill
     downloads: folder of the downloaded files
-    fetch: function that downloads the published files (fetch_all), or generates those of a miniature (miniature.write)
-    workers: processes
+    fetch: function (files, folder) -> {name: path} that downloads the published files (download.fetch_all), or
+        generates those of a miniature (miniature.write)
+    workers: number of processes
     pairs: language pairs, as "de-en"
-    text: --from, a folder of the user's own text; for bilingual recipes it is already tokenised
+    text: the folder of --from, with the user's own text, which bilingual recipes expect tokenised; None to download
     vocab: number of BPE merges or SentencePiece pieces
-    vocab_sample: sentences that SentencePiece learns from
-    shards: parts of the training data, of which fairseq reads one an epoch
-    temperature: of the sampling of languages from which SentencePiece learns, see vocabulary.sampling_probabilities
-    spm: a SentencePiece model to use instead of training one
+    vocab_sample: number of sentences that SentencePiece learns from
+    shards: number of parts of the training data, of which fairseq reads one an epoch
+    temperature: T of vocabulary.sampling_probabilities, by which languages share the sample for SentencePiece
+    spm: file of a SentencePiece model to use; None to train one
     """
 
     dest: Path
@@ -64,16 +68,18 @@ class Options:
 
 
 class Recipe(ABC):
-    """Recipe of one corpus: its files, its steps, its result.
+    """Recipe of one corpus.
 
-    A new one derives from BilingualRecipe or MultilingualRecipe and is listed in RECIPES. It fills DEST/bin (binarised
-    data) and DEST/reference (raw references of the test sets) and describes both in DEST/recipe.json; DEST/steps
-    records the steps that are done.
+    It fills DEST/bin (binarised data) and DEST/reference (raw references of the test sets), describes both in
+    DEST/recipe.json, and records its steps in DEST/steps. A new recipe derives from BilingualRecipe or
+    MultilingualRecipe, and is added to RECIPES in recipes/__init__.py.
 
-    name, title: for the command line, as "iwslt14_de_en", and in words
+    name: of the recipe on the command line, as "iwslt14_de_en"
+    title: of the corpus, for messages
     space: bytes on disk that downloads and all steps need together
-    takes: those fields of Options in FLAGS that this recipe uses
-    expected: what is counted ("train" for its sentence pairs, ...; see check_count) -> its known number
+    takes: names of the fields in FLAGS that this recipe uses; it refuses the others
+    expected: number of sentence pairs, or of distinct pieces, that the corpus is known to have, by what is counted, as
+        "train" or "types de"; check_count compares with it
     vocab, miniature_vocab: number of BPE merges or SentencePiece pieces, of the corpus and of its miniature
     """
 
@@ -95,17 +101,21 @@ class Recipe(ABC):
 
     @abstractmethod
     def tools(self, options: Options) -> dict[str, str]:
-        """Return name -> version of the tools that change the result; raise a UserError if one is missing."""
+        """Return name -> version of the Python packages that the result depends on; UserError if one is missing."""
 
     @abstractmethod
     def make(self, options: Options, steps: Steps, files: dict[str, Path]) -> dict:
         """Run the steps that make DEST/bin and DEST/reference; return the recipe's own entries of recipe.json.
 
-        These are "pieces" (fairseq's --bpe that undoes the segmentation), "detokenise" (whether the text is in Moses
-        tokens), "lowercase" (whether it is lower-cased), "counts" (subset -> sentence pairs, and more), and others that
-        a recipe may add.
+        steps: object that runs and records them
+        files: file name -> path of the downloaded file
 
-        files: name -> downloaded file
+        The entries are:
+        "pieces": fairseq's --bpe that joins the pieces to words again
+        "detokenise": whether the text consists of Moses' tokens
+        "lowercase": whether it is lower-cased
+        "counts": subset ("train", "valid", "test", ...) -> number of sentence pairs, and other counts of the recipe
+        A recipe may add others.
         """
 
     def vocabulary_size(self, options: Options) -> int:
@@ -119,21 +129,26 @@ class Recipe(ABC):
         return self.space
 
     def settings(self, options: Options) -> dict:
-        """Return the settings that the result depends on, as JSON gives them back; a change makes DEST anew."""
+        """Return the settings that the result depends on: the fields in FLAGS, and "tools", what tools() returns.
+
+        build() compares them with those in recipe.json, and makes DEST anew if they differ. So the values have types
+        that JSON keeps: a path is given as text, a tuple as a list.
+        """
         chosen = {}
         for field in sorted(FLAGS):
             value = getattr(options, field)
             chosen[field] = os.fspath(value) if isinstance(value, Path) else value
-        chosen["pairs"] = list(options.pairs) if options.pairs else None  # JSON makes a list of a tuple
-        if options.vocab_sample is None:  # folders of releases without this option stay valid
+        chosen["pairs"] = list(options.pairs) if options.pairs else None
+        if options.vocab_sample is None:  # a DEST of a release that did not have this option yet must compare equal
             del chosen["vocab_sample"]
         chosen["tools"] = self.tools(options)
         return chosen
 
     def build(self, options: Options) -> None:
-        """Make DEST, or those parts of it that are missing or outdated; print that it is whole if none are.
+        """Make DEST, or only those parts of it that are missing or outdated.
 
-        An interrupted call is continued by the next one.
+        If DEST is complete and made with the same settings, nothing is done but to print so. A call continues what an
+        interrupted one has begun.
 
         Raises a UserError for unusable options or tools, a folder that holds something else, a full disk, files that
         cannot be downloaded, and counts more than 1% off.
@@ -144,8 +159,9 @@ class Recipe(ABC):
             settings = self.settings(options)
             summary = options.dest / "recipe.json"
             recorded = read_json(summary)
-            same = settings.items() <= recorded.get("settings", {}).items()  # older releases recorded more settings
-            if same and recorded["outputs"] == output_sizes(options.dest):
+            # recipe.json of an older release may hold settings besides these, which no longer matter
+            same_settings = settings.items() <= recorded.get("settings", {}).items()
+            if same_settings and recorded["outputs"] == output_sizes(options.dest):
                 print(f"{options.dest}: whole")
                 return
             summary.unlink(missing_ok=True)
@@ -153,19 +169,22 @@ class Recipe(ABC):
             if not options.miniature:
                 self._check_space(options)
             steps = Steps(options.dest)
-            # --from gives the text without a download; the files of a miniature are generated in place of downloads
-            fetched = self.fetch(options, steps) if self.files(options) else {}
+            fetched = self.fetch(options, steps) if self.files(options) else {}  # --from needs no download
             own_entries = self.make(options, steps, files={name: options.downloads / name for name in fetched})
 
             entries = {"recipe": self.name, "miniature": options.miniature, "tools": settings["tools"]}
-            entries |= {"files": fetched} | own_entries  # which may hold other "files"
+            # "files" may be among own_entries, and replaces `fetched` then: m2m102 downloads its files in make()
+            entries |= {"files": fetched} | own_entries
             entries |= {"settings": settings, "outputs": output_sizes(options.dest)}
             write_json(summary, entries)
             print(f"| wrote {options.dest}")
 
     def _check_space(self, options: Options) -> None:
-        """Print the bytes that are still needed; raise a UserError if the disk of DEST does not have them."""
-        present = set()  # files that DEST and the downloads, which may lie in it, hold already
+        """Print how much disk space is still needed; raise a UserError if the disk of DEST has less.
+
+        Files that an earlier call has left in DEST and in the folder of downloads are counted as needed no more.
+        """
+        present = set()  # a set, because the folder of downloads is usually in DEST, whose files include its files then
         for folder in {options.dest.resolve(), options.downloads.resolve()}:
             present |= {file for file in folder.rglob("*") if file.is_file()}
         missing = self.needs(options) - sum(file.stat().st_size for file in present)
@@ -173,7 +192,7 @@ class Recipe(ABC):
 
     def check(self, options: Options) -> None:
         """Raise a UserError for options that this recipe does not use, for unusable values, and for missing tools."""
-        refuse_pathsep(options.dest)
+        refuse_pathsep(options.dest)  # fairseq would split a name with ":" into several folders
         for field, flag in FLAGS.items():
             if getattr(options, field) is not None and field not in self.takes:
                 raise UserError(flag, f"means nothing to the recipe {self.name}; leave it out")
@@ -191,7 +210,7 @@ class Recipe(ABC):
         self.tools(options)  # raises for missing ones
 
     def fetch(self, options: Options, steps: Steps) -> dict[str, dict]:
-        """Download missing files in a step; return name -> {"sha256", "size" in bytes, "url"}.
+        """Download missing files in a step; return file name -> {"sha256", "size" in bytes, "url"}.
 
         Raises a UserError if no address gives a file, or if it differs from the published one.
         """
@@ -203,14 +222,17 @@ class Recipe(ABC):
         def make() -> dict[str, dict]:
             return fetch_described(files, options.downloads, options.fetch)
 
+        # keep=True: files that are there already are not removed first, for they need not be downloaded again
         return steps.run("download", paths, settings=settings, make=make, keep=True)
 
     def check_count(self, options: Options, what: str, count: int, unit: str = "sentence pairs") -> None:
         """Print a count beside the expected one; raise a UserError if they are more than 1% apart.
 
-        what: what is counted, the key of `expected`; unit: the things counted, in the plural
+        Smaller differences get a warning: other versions of the tokeniser split a few lines differently. Nothing is
+        expected of a miniature, or of the user's own text (--from).
 
-        Nothing is expected of a miniature, or of the user's own text.
+        what: what is counted, a key of `expected` if a number is known for it
+        unit: the things counted, in the plural, for the message
         """
         known = None
         if not options.miniature and not options.text:
@@ -230,7 +252,7 @@ class Recipe(ABC):
             )
 
     def plan(self, options: Options) -> str:
-        """Describe what build() would do, one line for each file, tool and count; download and write nothing."""
+        """Return a text that describes what build() would do, with the files, tools and counts; do nothing of it."""
         self.check(options)
         needed = self.needs(options)
         size = f"about {tqdm.format_sizeof(needed, 'B')} with all steps" if needed else "size not known"
@@ -247,7 +269,7 @@ class Recipe(ABC):
 
         lines.append(f"text: {self.outline(options)}")
         lines.append("tools:")
-        lines += [f"  {tool} {number}" for tool, number in self.tools(options).items()]
+        lines += [f"  {tool} {tool_version}" for tool, tool_version in self.tools(options).items()]
 
         if self.expected:
             lines.append("expected:")
@@ -262,15 +284,18 @@ def versions(*packages: str) -> dict[str, str]:
 
 @contextmanager
 def claimed(dest: Path, what: str) -> Iterator[None]:
-    """Lock DEST during the context, after waiting for other processes, and record in it that it holds `what`.
+    """Hold a lock on DEST during the context, so that one process at a time fills it; wait for it if necessary.
 
-    what: name of a recipe, or of its miniature. Raises a UserError if DEST holds something else.
+    The file DEST/steps/recipe records which recipe fills DEST. Raises a UserError if DEST holds something else.
+
+    what: name of the recipe, followed by " (miniature)" for its miniature
     """
     mark = dest / "steps" / "recipe"
     if not mark.exists():
         if dest.exists() and not dest.is_dir():
             raise UserError(dest, "is there and no folder; name another")
         if dest.is_dir():
+            # downloads: files may have been put there by hand; steps: left by a process that was killed early
             others = {path.name for path in dest.iterdir()} - {"downloads", "steps"}
             if others:
                 raise UserError(dest, f"is there and holds other things ({sorted(others)[0]}); name a new folder")
@@ -278,7 +303,7 @@ def claimed(dest: Path, what: str) -> Iterator[None]:
 
     with locked(dest / "steps" / "lock"):
         recorded = mark.read_text().strip() if mark.exists() else ""
-        if recorded and recorded != what:  # a process that was killed while it wrote the mark may leave it empty
+        if recorded and recorded != what:  # "": an empty mark, left by a process that was killed while it wrote it
             raise UserError(dest, f"holds {recorded}, not {what}; name another folder")
         mark.write_text(f"{what}\n")
         yield
@@ -287,7 +312,8 @@ def claimed(dest: Path, what: str) -> Iterator[None]:
 def output_sizes(dest: Path) -> dict[str, int]:
     """Return path relative to DEST -> size in bytes, for the files in DEST/bin and DEST/reference.
 
-    There are no times, so that a copy of DEST counts as unchanged; so does DEST without its intermediate files.
+    build() tells by this whether DEST is complete. Times of change are not compared, because a copy of DEST has others.
+    Files of earlier steps, as in DEST/text, are not compared, because they may be deleted when DEST is made.
     """
     sizes = {}
     for folder in (dest / "bin", dest / "reference"):

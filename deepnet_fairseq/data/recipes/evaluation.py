@@ -4,7 +4,11 @@ A test set has the same sentences in several languages, so that any two of them 
 different: from 2019 on their sentences were written in the source language, so that the two directions of a pair have
 texts of their own.
 
-Languages have M2M-100's codes. A pair is two of them, a direction a pair from its first language into its second.
+Languages have M2M-100's codes. A pair is two of them; a direction is a pair that is translated from its first language
+into its second. DEST is the folder that the recipe fills. In FOLDER, which --from names, the user may have test sets of
+their own, as FOLDER/PAIR/SUBSET.LANG with PAIR as "de-en". A subset is the text that is tested on together, under one
+name, such as "valid", "flores" or "wmt". `with whole(path) as part` lets a folder be filled as `part`, which becomes
+`path` at the end.
 """
 
 from __future__ import annotations
@@ -67,14 +71,14 @@ FLORES: dict[str, str] = dict(code.split(":") for code in CODES.split())  # lang
 
 @cache
 def wmt_archives() -> dict[str, RemoteFile]:
-    """Return test set, by its name in WMT -> the archive that sacreBLEU downloads for it, with its checksum."""
+    """Return sacreBLEU's name of a test set, as "wmt19" -> the archive that it downloads for it, with its checksum."""
     from sacrebleu.dataset import DATASETS
 
     archives = {}
     for name in sorted(set(WMT.values())):
-        (url,) = DATASETS[name].data
+        (url,) = DATASETS[name].data  # each of these test sets has one archive
         (md5,) = DATASETS[name].md5
-        file_name = url.rpartition("/")[2]  # the same for several years
+        file_name = url.rpartition("/")[2]  # WMT uses the same name in several years, so `name` is put before it
         archives[name] = RemoteFile(
             f"{name}-{file_name}", (url,), checksum=f"md5:{md5}", origin=f"sacreBLEU's test set {name}"
         )
@@ -82,7 +86,7 @@ def wmt_archives() -> dict[str, RemoteFile]:
 
 
 def wmt_set(direction: tuple[str, str]) -> str:
-    """Return sacreBLEU's name of the test set of a direction from or into English."""
+    """Return sacreBLEU's name of the test set of a direction from or into English, as "wmt19"."""
     return next(WMT[lang] for lang in direction if lang != "en")
 
 
@@ -99,10 +103,11 @@ def wmt_directions(languages: list[str]) -> list[tuple[str, str]]:
 
 
 class Evaluation:
-    """Test sets in DEST/evaluation, and the user's own ones, FOLDER/PAIR/SUBSET.LANG with FOLDER from --from.
+    """The published test sets, in DEST/evaluation, and the user's own ones, in FOLDER.
 
     `fetch` must be called before a subset is read.
 
+    options: of `deepnet prepare corpus`
     folder: FOLDER, None without --from
     root: DEST/evaluation
     """
@@ -114,19 +119,26 @@ class Evaluation:
 
     @property
     def has_ted(self) -> bool:
-        """Whether there are TED's talks: they can no longer be downloaded, but a copy may lie in the downloads."""
+        """Whether TED's talks are used. Their archive can no longer be downloaded, so they are optional.
+
+        They are used if the user has put a copy of the archive into the downloads, or if DEST has them from an earlier
+        call. In a miniature the archive is generated.
+        """
         copy = self.options.downloads / TED.name
         return self.options.miniature or copy.exists() or (self.root / "ted").is_dir()
 
     def files(self) -> tuple[RemoteFile, ...]:
-        """Return the files to download, with TED's talks if there is a copy of them."""
+        """Return the archives to download; TED's talks are among them only if they are used (see has_ted)."""
         files = [FLORES_101, ZERO_SHOT, *wmt_archives().values()]
         if self.has_ted:
             files.append(TED)
         return tuple(files)
 
     def fetch(self) -> dict[str, dict]:
-        """Download and unpack the test sets in a step; return name -> {"sha256", "size" in bytes, "url"}."""
+        """Download the archives and unpack the test sets into DEST/evaluation, unless that is done already.
+
+        Returns file name of an archive -> {"sha256", "size" in bytes, "url"}.
+        """
         files = self.files()
         downloads = self.options.downloads
         folders = [self.root / name for name in ("flores101", "opus100", "wmt")]
@@ -134,10 +146,11 @@ class Evaluation:
             folders.append(self.root / "ted")
 
         def wanted(member: str) -> bool:
-            """Return whether a member of Flores-101's or OPUS-100's archive is one of the test sets."""
+            """Return whether a file in Flores-101's or OPUS-100's archive is one of the test sets; member: its path."""
             return re.search("/dev/|/devtest/|zero-shot", member) is not None
 
         def make() -> dict:
+            """Do the work; Steps.run calls this unless it is done."""
             records = fetch_described(files, downloads, self.options.fetch)
             unpack(downloads / FLORES_101.name, self.root / "flores101", wanted)
             unpack(downloads / ZERO_SHOT.name, self.root / "opus100", wanted)
@@ -153,25 +166,34 @@ class Evaluation:
         return Steps(self.options.dest).run("evaluation", folders, settings=settings, make=make)
 
     def subsets(self, langs: tuple[str, str]) -> dict[str, Callable[[], Sentences]]:
-        """Return subset -> function that reads its sentence pairs, for the subsets that a pair of languages has.
+        """Return subset -> function that returns an iterator of its sentence pairs, for a pair of languages.
 
-        These are "valid" and "flores" (Flores-101), "opus" (OPUS-100), "ted", and those in FOLDER, which replace one of
-        the same name.
+        The subsets are "valid" (Flores-101's dev set), "flores" (its devtest set), "opus" (OPUS-100), "ted", as far as
+        they have both languages, and those in FOLDER. One in FOLDER replaces a published one of the same name.
         """
         subsets: dict[str, Callable[[], Sentences]] = {}
         for name, paths in self._paths(langs).items():
-            empty = "drop" if name == "ted" else "keep"  # not every talk exists in every language
+            # a line of TED's talks is empty where a talk was not translated, and its pair is dropped; other test sets
+            # are read as they are
+            empty = "drop" if name == "ted" else "keep"
             read = partial(read_pairs, *paths, empty=empty, clean=one_line)
-            if name == "ted" and paths[0].exists() and next(read(), None) is None:
-                continue  # no talk exists in both languages
+
+            if name == "ted" and paths[0].exists():
+                first_pair = next(read(), None)
+                if first_pair is None:  # no talk exists in both languages
+                    continue
             subsets[name] = read
         return subsets
 
     def one_way(self, languages: list[str]) -> list[PairText]:
-        """Return WMT's test sets in these languages, one for each direction; none for pairs with a "wmt" in FOLDER."""
+        """Return WMT's test sets in these languages, one for each direction, as the subset "wmt" of a PairText.
+
+        A pair for which the user has a "wmt" in FOLDER is left out: `subsets` returns that one instead.
+        """
         texts = []
         for langs in wmt_directions(languages):
-            if "wmt" in self._own_subsets("-".join(sorted(langs))):
+            pair = "-".join(sorted(langs))  # a pair's folder in FOLDER is named in alphabetical order
+            if "wmt" in self._own_subsets(pair):
                 continue
             paths = [self.root / "wmt" / "-".join(langs) / f"test.{lang}" for lang in langs]
             subsets = {"wmt": partial(read_pairs, *paths, clean=one_line)}
@@ -179,20 +201,29 @@ class Evaluation:
         return texts
 
     def state(self, langs: tuple[str, str]) -> dict:
-        """Return PairText.state for the test sets of a pair: their names, and the state of their files in FOLDER."""
+        """Return what changes when the test sets of a pair change, for PairText.state.
+
+        "subsets" has their names; "given" has, for the user's own, path -> [size in bytes, time of change in ns]. The
+        published ones do not change.
+        """
         paths = self._paths(langs)
-        own = [path for name in self._own_subsets("-".join(langs)) for path in paths[name]]
-        return {"subsets": sorted(paths), "given": {str(path): file_state(path) for path in own}}
+        given = {}
+        for name in self._own_subsets("-".join(langs)):
+            given |= {str(path): file_state(path) for path in paths[name]}
+        return {"subsets": sorted(paths), "given": given}
 
     def held_out(self, lang: str) -> frozenset[str]:
-        """Return all sentences in a language of all test sets, which must not be trained on."""
+        """Return all sentences in a language of all test and validation sets, which must not be trained on.
+
+        The sets of all pairs count, the user's own included.
+        """
         folders = [self.root / name for name in ("opus100", "wmt", "ted")]
         if self.folder:
             folders.append(self.folder)
         files = []
         for folder in folders:
             files += folder.rglob(f"*.{lang}")
-        if lang in FLORES:
+        if lang in FLORES:  # its files are named CODE.SPLIT, not NAME.LANG as the others
             for split in FLORES_SPLITS.values():
                 files += self.root.rglob(f"{FLORES[lang]}.{split}")
 
@@ -202,7 +233,10 @@ class Evaluation:
         return frozenset(sentences)
 
     def _paths(self, langs: tuple[str, str]) -> dict[str, list[Path]]:
-        """Return subset -> its two files, in the order of `langs`, in DEST/evaluation or FOLDER."""
+        """Return subset -> its two files, in the order of `langs`, for the subsets that this pair of languages has.
+
+        Published ones are in DEST/evaluation, the user's own in FOLDER; a later entry replaces one of the same name.
+        """
         pair = "-".join(langs)
         paths = {}
         if all(lang in FLORES for lang in langs):
@@ -219,30 +253,38 @@ class Evaluation:
         return paths
 
     def _own_subsets(self, pair: str) -> list[str]:
-        """Return the names of the subsets that FOLDER has of a pair, as "de-en", sorted; none without FOLDER."""
+        """Return the names of the subsets in FOLDER/PAIR, sorted; none without FOLDER. pair: PAIR, as "de-en"."""
         if not self.folder or not (self.folder / pair).is_dir():
             return []
         return sorted({path.stem for path in (self.folder / pair).iterdir()})
 
 
 def write_wmt(langs: tuple[str, str], downloads: Path, folder: Path) -> None:
-    """Write WMT's test set of a direction, source and reference, as FOLDER/test.LANG, with sacreBLEU's lines.
+    """Write WMT's test set of a direction into `folder`, as test.LANG: source and reference, as sacreBLEU has them.
 
-    langs: the direction; downloads: folder of the archives. Raises a UserError for a broken archive.
+    langs: the direction
+    downloads: folder of the archives
+
+    Raises a UserError for a broken archive.
     """
     from sacrebleu.dataset import DATASETS
 
     name = wmt_set(langs)
     archive = downloads / wmt_archives()[name].name
-    members = DATASETS[name].langpairs["-".join(langs)]
+    members = DATASETS[name].langpairs["-".join(langs)]  # paths of source and reference in the archive
     for lang, member in zip(langs, members, strict=True):
         write_lines(folder / f"test.{lang}", published_segments(stream_lines(archive, member)))
 
 
 def write_ted(archive: Path, folder: Path, workers: int) -> None:
-    """Write the test set of TED's talks, detokenised, as FOLDER/test.LANG; a missing sentence is an empty line.
+    """Write the test set of TED's talks into `folder`, as test.LANG for each language in TED_COLUMNS.
 
-    workers: processes. Raises a UserError for an archive without one of the languages in TED_COLUMNS.
+    The published text is in Moses' tokens; it is detokenised. A missing sentence becomes an empty line.
+
+    archive: ted_talks.tar.gz
+    workers: number of processes
+
+    Raises a UserError for an archive without one of the languages.
     """
     from sacremoses import MosesDetokenizer
 
@@ -258,7 +300,7 @@ def write_ted(archive: Path, folder: Path, workers: int) -> None:
 
 
 def _ted_tokens(cell: str) -> list[str]:
-    """Return the Moses tokens of the sentence in a cell; none where it is missing."""
+    """Return the Moses tokens of the sentence in a cell of the table TED_TEST; none where it is missing."""
     if any(mark in cell for mark in TED_MISSING):
         return []
     return cell.split()

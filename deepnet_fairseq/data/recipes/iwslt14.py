@@ -1,9 +1,9 @@
-"""IWSLT-14 German-English, as fairseq's examples/translation/prepare-iwslt14.sh makes it."""
+"""IWSLT-14 German-English, as fairseq's examples/translation/prepare-iwslt14.sh ("the script") makes it."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 
 from ..archive import stream_lines
@@ -16,7 +16,7 @@ TEST_SETS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.t
 
 
 class Iwslt14(BilingualRecipe):
-    """Recipe of TED talks; its test set joins the published sets in TEST_SETS, as fairseq's script does."""
+    """Recipe of TED talks. Its test set is the published sets in TEST_SETS, one after another, as in the script."""
 
     name = "iwslt14_de_en"
     title = "IWSLT-14 German-English, the runs of Figure 6"
@@ -30,15 +30,17 @@ class Iwslt14(BilingualRecipe):
     # The script cleans before it lower-cases; here lines are lower-cased first, which gives the same text.
     chain = test_chain = Chain(lowercase=True)
     word_limits = Limits(1.5, 1, 175)
-    every = 23
+    valid_every = 23  # of so many training pairs one is held out for validation
     expected = {
         "training text": 174_443, "clean": 167_522, "train": 160_239, "valid": 7_283, "test": 6_750,
         "types de": 8_842, "types en": 6_628, "types joined": 10_144,
     }  # fmt: skip
 
-    def raw(self, subset: str, lang: str, files: dict[str, Path]) -> Iterator[str]:
+    def raw_lines(self, subset: str, lang: str, files: dict[str, Path]) -> Iterator[str]:
+        """Return the lines of the training text, without tags; subset: always "train", as `valid_every` is set."""
         return training_lines(stream_lines(files[ARCHIVE], f"de-en/train.tags.de-en.{lang}"))
 
-    def published(self, lang: str, files: dict[str, Path]) -> Iterator[str]:
+    def test_lines(self, lang: str, files: dict[str, Path]) -> Iterator[str]:
+        """Return the lines of the XML files of all sets in TEST_SETS."""
         members = (f"de-en/IWSLT14.{name}.de-en.{lang}.xml" for name in TEST_SETS)
-        return chain.from_iterable(stream_lines(files[ARCHIVE], member) for member in members)
+        return itertools.chain.from_iterable(stream_lines(files[ARCHIVE], member) for member in members)

@@ -1,6 +1,9 @@
 """Base class of the multilingual recipes, and the recipe of the user's own text in many languages.
 
-A corpus consists of language pairs, as "de-en". Further calls for the same DEST may add pairs to those that are there.
+A corpus consists of language pairs, as "de-en", each of which stands for both directions. DEST is the folder that a
+recipe fills; further calls for the same DEST may add pairs to those that are there. A pair's text is a
+multilingual.PairText: its subsets ("train", "valid", "test", ...), each with a function that reads it, and its state,
+which changes with the text. options.text is the folder of --from.
 """
 
 from __future__ import annotations
@@ -23,16 +26,15 @@ TEMPERATURE = 5.0  # that of M2M-100 (Fan et al., 2020); the DeepNet paper does 
 # Sentences from which 250,000 pieces of 100 languages are learnt; SentencePiece takes some 5 GB of memory for them.
 LARGE_SAMPLE = 10_000_000
 SUBSETS = ("train", "valid", "test")  # of the user's own text
-PAIRS = Path("steps", "pairs.json")  # in DEST: {"pairs": all that were requested so far}
+PAIRS = Path("steps", "pairs.json")  # file in DEST that holds {"pairs": [all that were requested so far]}
 
 
 class MultilingualRecipe(Recipe):
-    """Recipe of many pairs for one model; a subclass lists the pairs and finds their text.
+    """Recipe of many language pairs for one model. A subclass lists the pairs and finds their text.
 
-    vocab: pieces of the SentencePiece model that all languages share
-    sample: sentences that it is learnt from without --vocab-sample; None for as many as fit into memory
-
-    See data.multilingual.Multilingual for the effect of --temperature and --spm.
+    vocab: number of pieces of the SentencePiece model that all languages share
+    sample: number of sentences that this model is learnt from, unless --vocab-sample gives another; None for as many as
+        fit into memory (learning.sample_size)
     """
 
     takes = frozenset({"pairs", "vocab", "vocab_sample", "shards", "temperature", "spm"})
@@ -48,13 +50,14 @@ class MultilingualRecipe(Recipe):
         """Return the text of one pair; raise a UserError if it is missing."""
 
     def evaluated(self, options: Options, texts: Sequence[PairText]) -> list[PairText]:
-        """Return texts of pairs that have test sets, but no training text; texts: those to train on.
+        """Return test sets of language pairs that are not trained on, in the languages that are: none by default.
 
-        Their languages are among those of `texts`.
+        texts: of the pairs that are trained on
         """
         return []
 
     def outline(self, options: Options) -> str:
+        """Return one line for the plan: the SentencePiece model, given by --spm or to be trained."""
         if options.spm:
             return f"one SentencePiece vocabulary: {options.spm}"
         pieces = self.vocabulary_size(options)
@@ -65,12 +68,14 @@ class MultilingualRecipe(Recipe):
         return versions("sentencepiece", "fairseq-fixed")
 
     def settings(self, options: Options) -> dict:
+        """Add "state": pair -> PairText.state, so that DEST is made anew when the text changes."""
         states = {pair: self.text(options, pair).state for pair in self.pairs(options)}
         return super().settings(options) | {"state": states}
 
     def check(self, options: Options) -> None:
+        """Raise a UserError for unusable options, and for a pair that is there, or requested, in both orders."""
         super().check(options)
-        if options.temperature is not None and not options.temperature > 0:  # nan is not above 0 either
+        if options.temperature is not None and not options.temperature > 0:  # written with `not` because of nan
             raise UserError(f"--temperature {options.temperature}", "must be above 0; 1 keeps the proportions")
         if options.spm is not None:
             if options.vocab or options.vocab_sample or options.temperature:
@@ -88,11 +93,16 @@ class MultilingualRecipe(Recipe):
                 )
 
     def _all_pairs(self, options: Options) -> list[str]:
-        """Return the pairs that are requested now or were before in this DEST, sorted."""
+        """Return the pairs that are requested now, and those that earlier calls put into this DEST, sorted."""
         before = read_json(options.dest / PAIRS).get("pairs", [])
         return sorted({*self.pairs(options), *before})
 
     def make(self, options: Options, steps: Steps, files: dict[str, Path]) -> dict:
+        """Prepare all pairs, those of earlier calls too; return the entries of recipe.json, as Recipe.make has them.
+
+        "counts" holds subset -> number of sentence pairs, of all language pairs that are trained on together; and under
+        "pairs", language pair -> subset -> number. `steps` is not used: Multilingual has Steps of its own.
+        """
         pairs = self._all_pairs(options)
         write_json(options.dest / PAIRS, {"pairs": pairs})
 
@@ -109,7 +119,7 @@ class MultilingualRecipe(Recipe):
         )
         counts = work.run(texts, self.evaluated(options, texts))
 
-        total: Counter = Counter()  # subset -> sentence pairs of all language pairs that are trained on
+        total: Counter = Counter()  # subset -> number of sentence pairs; `counts` has pairs that are not trained on too
         for pair in pairs:
             total.update(counts[pair])
         all_counts = {**total, "pairs": counts}
@@ -117,9 +127,10 @@ class MultilingualRecipe(Recipe):
 
 
 class OwnText(MultilingualRecipe):
-    """Recipe of the user's own raw text FOLDER/PAIR/SUBSET.LANG, as FOLDER/deu-eng/train.deu, with a sentence a line.
+    """Recipe of the user's own raw text, with a sentence a line.
 
-    FOLDER is that of --from. The subsets valid and test may be missing.
+    Its files are FOLDER/PAIR/SUBSET.LANG with the FOLDER of --from, as FOLDER/deu-eng/train.deu. The subsets valid and
+    test may be missing.
     """
 
     name = "multilingual"
@@ -131,6 +142,7 @@ class OwnText(MultilingualRecipe):
         return ()
 
     def needs(self, options: Options) -> int:
+        """Return an estimate of the bytes of the binarised data, from the bytes of all text of the requested pairs."""
         pieces = len(Vocabulary(options.spm)) if options.spm else self.vocabulary_size(options)
         text_size = 0  # bytes
         for pair in self.pairs(options):
@@ -143,9 +155,9 @@ class OwnText(MultilingualRecipe):
         super().check(options)
 
     def pairs(self, options: Options) -> tuple[str, ...]:
-        """Return the pairs that --pairs names, each once, or all that have a folder.
+        """Return the pairs that --pairs names, each once; without it, all that have a folder in FOLDER.
 
-        Raises a UserError if one has no folder, or if there is no folder of a pair.
+        Raises a UserError if a named pair has no folder, or if no pair has one.
         """
         present = sorted(folder.name for folder in options.text.iterdir() if folder.is_dir() and "-" in folder.name)
         missing = [pair for pair in options.pairs or () if pair not in present]
@@ -155,12 +167,17 @@ class OwnText(MultilingualRecipe):
         return tuple(dict.fromkeys(options.pairs or present))
 
     def text(self, options: Options, pair: str) -> PairText:
+        """Return the text of a pair from its folder, for the subsets that it has.
+
+        Raises a UserError if it lacks a file of "train", or if another subset has a file for one language alone.
+        """
         langs = split_pair(pair)
         subsets = {}
-        state = {}
+        state = {}  # file name -> [size in bytes, time of change in ns]
         for subset in SUBSETS:
             paths = [options.text / pair / f"{subset}.{lang}" for lang in langs]
             if subset == "train" or any(path.exists() for path in paths):
+                # a pair with an empty side makes `read_pairs` raise an error that ends with REMOVE
                 subsets[subset] = partial(read_pairs, *paths, empty=REMOVE, clean=one_line)
                 state |= {path.name: file_state(path) for path in paths}
         return PairText(langs, subsets, state)

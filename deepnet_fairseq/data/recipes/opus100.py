@@ -1,4 +1,7 @@
-"""OPUS-100 v1.0 (Zhang et al., 2020): 99 pairs with English, up to a million sentence pairs each."""
+"""OPUS-100 v1.0 (Zhang et al., 2020): 99 pairs with English, up to a million sentence pairs each.
+
+The corpus has one archive for each language pair, and calls its splits train, dev and test.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,12 @@ ORIGIN = "the datasets library, datasets/opus100/dataset_infos.json"  # who publ
 
 
 class Archive(NamedTuple):
-    """Archive of one language pair: its bytes, its SHA-256 in hexadecimal, and the sentence pairs of each split."""
+    """Facts about the archive of one language pair.
+
+    size: bytes
+    sha256: in hexadecimal
+    train, dev, test: number of sentence pairs in each split, 0 if the pair lacks it
+    """
 
     size: int
     sha256: str
@@ -33,7 +41,7 @@ class Archive(NamedTuple):
 
 
 def _read_archives() -> dict[str, Archive]:
-    """Return language pair, as "de-en" -> archive, from opus100.tsv beside this file."""
+    """Return language pair, as "de-en" -> facts about its archive, from the table opus100.tsv beside this file."""
     archives = {}
     table = Path(__file__).with_suffix(".tsv").read_text(encoding="utf-8")
     for row in table.splitlines()[1:]:  # after the header
@@ -46,7 +54,10 @@ ARCHIVES = _read_archives()
 
 
 class Opus100(MultilingualRecipe):
-    """Recipe with a vocabulary of 250,000 pieces, as the numbers of parameters in Table 2 of DeepNet imply."""
+    """Recipe of OPUS-100, for all its language pairs or those in --pairs.
+
+    The vocabulary of 250,000 pieces follows from the numbers of parameters in Table 2 of DeepNet.
+    """
 
     name = "opus100"
     title = "OPUS-100 v1.0, 99 pairs with English, for 100 languages in one model (Table 2, Figure 8 of DeepNet)"
@@ -62,12 +73,15 @@ class Opus100(MultilingualRecipe):
         return tuple(archive_of(pair) for pair in self.pairs(options))
 
     def needs(self, options: Options) -> int:
-        return (1 + BINARISED) * sum(ARCHIVES[pair].size for pair in self.pairs(options))
+        """Return the bytes on disk of the archives and the binarised data; text is read from the archives directly."""
+        archive_bytes = sum(ARCHIVES[pair].size for pair in self.pairs(options))
+        return (1 + BINARISED) * archive_bytes
 
     def pairs(self, options: Options) -> tuple[str, ...]:
-        """Return the requested pairs, or all, the languages of each in alphabetical order, as the corpus names them.
+        """Return the pairs that --pairs names; without it, all pairs of the corpus, or those of its miniature.
 
-        Raises a UserError for a pair that the corpus lacks.
+        The languages of each are in alphabetical order, as the corpus names them. Raises a UserError for a pair that
+        the corpus lacks.
         """
         if options.pairs is None:
             return MINIATURE if options.miniature else tuple(ARCHIVES)
@@ -79,11 +93,13 @@ class Opus100(MultilingualRecipe):
         return pairs
 
     def text(self, options: Options, pair: str) -> PairText:
+        """Return the text of a pair, which is read from its archive in the folder of downloads."""
         archive = ARCHIVES[pair]
         path = options.downloads / archive_of(pair).name
         subsets = {}
         for subset, split in SPLITS.items():
-            if getattr(archive, split):  # small languages lack dev and test
+            sentence_pairs = getattr(archive, split)
+            if sentence_pairs:  # small languages lack dev and test
                 subsets[subset] = partial(_read, path, pair, split)
         return PairText(split_pair(pair), subsets, {"sha256": archive.sha256, "miniature": options.miniature})
 
@@ -105,13 +121,22 @@ def archive_of(pair: str) -> RemoteFile:
 
 
 def members(pair: str, split: str) -> list[str]:
-    """Return the paths of a split's source and target in the archive of a pair; split: "train", "dev" or "test"."""
+    """Return the paths of source and target text of a split, "train", "dev" or "test", in the archive of a pair."""
     return [f"opus-100-corpus/v1.0/supervised/{pair}/opus.{pair}-{split}.{lang}" for lang in split_pair(pair)]
 
 
 def _read(archive: Path, pair: str, split: str) -> Sentences:
-    """Return an iterator of the sentence pairs of one split; it raises a UserError if the archive is unusable."""
+    """Return an iterator of the sentence pairs of one split, "train", "dev" or "test".
+
+    Pairs with an empty side are left out of training text alone: test sets stay as published, for comparable scores.
+
+    archive: path of the archive
+    pair: of languages, as "de-en"
+
+    The iterator raises a UserError if the archive is unusable.
+    """
     source, target = members(pair, split)
     sources = map(one_line, stream_lines(archive, source))
     targets = map(one_line, stream_lines(archive, target))
-    return align(sources, targets, (source, target), empty="drop" if split == "train" else "keep")
+    empty = "drop" if split == "train" else "keep"
+    return align(sources, targets, (source, target), empty=empty)

@@ -1,12 +1,13 @@
 """Recipes of WMT's English-German and English-French text, both tested on newstest2014.
 
-"The script" is fairseq's examples/translation/prepare-wmt14en2de.sh.
+"The script" is fairseq's examples/translation/prepare-wmt14en2de.sh. "The Admin authors" are Liu et al. (2020), whose
+scripts make the other two corpora.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 
 from ..archive import stream_lines
@@ -18,7 +19,7 @@ TFDS = "TensorFlow Datasets' list of checksums"
 
 
 def _statmt(path: str, checksum: str, size: int | None = None, origin: str = TFDS) -> RemoteFile:
-    """Return the file at `path` of WMT's site, whose address scripts write with www or without: both are tried.
+    """Return the file at `path` of WMT's site, to be tried at www.statmt.org and statmt.org, by https and then http.
 
     checksum, size, origin: as in RemoteFile
     """
@@ -71,7 +72,7 @@ FRENCH = {
 
 
 class Wmt17(BilingualRecipe):
-    """Recipe of the script without its flag --icml17, which the script calls wmt17_en_de."""
+    """Recipe of what the script makes without its flag --icml17, and calls wmt17_en_de."""
 
     name = "wmt17_en_de"
     title = "WMT English-German of fairseq's wmt17_en_de, the runs of Table 1"
@@ -83,23 +84,25 @@ class Wmt17(BilingualRecipe):
     chain = Chain(normalise=True, aggressive=True)
     test_chain = Chain(aggressive=True)
     subword_limits = Limits(1.5, 1, 250)
-    every = 100
-    # From a public log of the script, with Perl's tokenizer. It ran from German to English, which changes no count,
-    # because cleaning and BPE treat both sides alike.
+    valid_every = 100
+    # From a public log of the script, with Perl's tokenizer. In that run German was the source and English the target,
+    # which changes no count, because cleaning and BPE treat both sides alike.
     expected = {"training text": 4_590_101, "train": 3_961_179, "valid": 40_058, "test": 3_003}
 
-    def raw(self, subset: str, lang: str, files: dict[str, Path]) -> Iterator[str]:
+    def raw_lines(self, subset: str, lang: str, files: dict[str, Path]) -> Iterator[str]:
+        """Return the lines of all training corpora, one after another; subset: "train", as `valid_every` is set."""
         texts = [stream_lines(files[file.name], member.format(lang)) for file, member in self.training.items()]
-        return chain.from_iterable(texts)
+        return itertools.chain.from_iterable(texts)
 
-    def published(self, lang: str, files: dict[str, Path]) -> Iterator[str]:
-        source, target = self.langs
+    def test_lines(self, lang: str, files: dict[str, Path]) -> Iterator[str]:
+        """Return the lines of newstest2014 in SGML, sources from its file "src", references from "ref"."""
+        source, target = self.langs  # English and the other; file names have the pair with English last, as "deen"
         kind = "src" if lang == source else "ref"
         return stream_lines(files[NEWSTEST2014.name], f"test-full/newstest2014-{target}{source}-{kind}.{lang}.sgm")
 
 
 class Wmt14(Wmt17):
-    """Recipe of Admin's authors: the text of Wmt17, but cleaned before BPE, and validated on newstest2013."""
+    """Recipe of the Admin authors: the text of Wmt17, but cleaned before BPE, and validated on newstest2013."""
 
     name = "wmt14_en_de"
     title = "WMT English-German of the Admin authors"
@@ -107,21 +110,22 @@ class Wmt14(Wmt17):
     space = 8_000_000_000
     vocab = 32_764
     subword_limits = None
-    every = None  # newstest2013 is the validation set
+    valid_every = None  # newstest2013 is the validation set
     word_limits = Limits(9, 1, 80)  # a ratio of 9 is clean-corpus-n.perl's default
     expected = {"training text": 4_590_101, "valid": 3_000, "test": 3_003}
 
-    def raw(self, subset: str, lang: str, files: dict[str, Path]) -> Iterator[str]:
+    def raw_lines(self, subset: str, lang: str, files: dict[str, Path]) -> Iterator[str]:
+        """Return the lines of newstest2013 for "valid", and those of Wmt17 for "train"."""
         if subset == "valid":
             return stream_lines(files[NEWSTEST2013.name], f"dev/newstest2013.{lang}")
-        return super().raw(subset, lang, files)
+        return super().raw_lines(subset, lang, files)
 
 
 class Wmt14French(Wmt17):
     """Recipe of the Admin authors' wmt14en-fr.sh: five corpora of 40.8 million pairs, treated as Wmt17 treats its text.
 
-    Their sum is the only published count of training text (facebookresearch/fairseq-lua#59). Its three digits are too
-    few to check the text by.
+    40.8 million is the only published count of training text (facebookresearch/fairseq-lua#59). It is too coarse to
+    check the text by, so `expected` has the test set only.
     """
 
     name = "wmt14_en_fr"
@@ -130,5 +134,5 @@ class Wmt14French(Wmt17):
     training = FRENCH
     archives = (*FRENCH, NEWSTEST2014)
     space = 72_000_000_000  # as many bytes for each sentence pair as wmt17_en_de
-    every = 1333  # as in fairseq's prepare-wmt14en2fr.sh
+    valid_every = 1333  # as in fairseq's prepare-wmt14en2fr.sh
     expected = {"test": 3_003}
