@@ -1,4 +1,7 @@
-"""Unpack archives into a folder, whole and with nothing outside it, or read them line by line without unpacking."""
+"""Unpack archives into a folder, whole and with nothing outside it, or read them line by line without unpacking.
+
+A member of an archive is a file, folder or link in it, with a path.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from posixpath import normpath
+from typing import IO
 
 from ..errors import UserError
 from ..files import whole
@@ -22,9 +26,9 @@ LONGEST_NAME = 255  # bytes that usual file systems allow for the name of a file
 
 
 def unpack(archive: Path, dest: Path, wanted: Callable[[str], bool]) -> None:
-    """Unpack some files of a .tar.gz into the folder `dest`, which appears whole or not at all.
+    """Unpack some files of a .tar.gz into the new folder `dest`, which appears whole or not at all.
 
-    wanted: function that tells by a member's path in the archive whether it is unpacked
+    wanted: function that returns, for the path of a member, whether it is unpacked
 
     Raises a UserError if a member would be written outside `dest` or is neither file nor folder (a link might lead
     outside); if the archive is broken or cut off; if it unpacks to more than the disk has free; if nothing in it is
@@ -34,7 +38,7 @@ def unpack(archive: Path, dest: Path, wanted: Callable[[str], bool]) -> None:
     with (
         _reading(archive),
         tarfile.open(archive, "r:gz") as tar,
-        whole(dest) as part,
+        whole(dest) as part,  # a temporary folder, which becomes `dest` at the end
         writing(dest),
     ):
         part.mkdir()
@@ -46,6 +50,7 @@ def unpack(archive: Path, dest: Path, wanted: Callable[[str], bool]) -> None:
             need_space(part, member.size, str(archive))
 
             # Python 3.11.2 lacks tarfile's extraction filters (PEP 706), so names that lead outside are refused here.
+            # normpath leaves ".." at the beginning of a path only.
             name = normpath(member.name).lstrip("/")
             leads_outside = name.split("/")[0] == ".."
             longest = max(len(component) for component in os.fsencode(name).split(b"/"))
@@ -58,7 +63,7 @@ def unpack(archive: Path, dest: Path, wanted: Callable[[str], bool]) -> None:
 
         if not any(part.iterdir()):
             raise UserError(archive, "holds none of the files wanted; remove it and fetch it again")
-        # Read on to the end of the .gz, which has a checksum that Python compares there.
+        # Read on to the end of the .gz, where Python compares its checksum, and raises an error if it differs.
         while tar.fileobj.read(CHUNK):
             pass
 
@@ -66,19 +71,23 @@ def unpack(archive: Path, dest: Path, wanted: Callable[[str], bool]) -> None:
 def stream_lines(archive: Path, member: str) -> Iterator[str]:
     """Yield the lines of one text in a .zip, .tar or .tar.gz, without their "\\n"; nothing is written to the disk.
 
-    member: path of the text in the archive; one that ends in .gz, in a .tar or .tar.gz, is unpacked too
+    member: path of the text in the archive; in a .tar or .tar.gz, a text in a .gz is unpacked too
 
-    Raises a UserError, at the first or a later line, for a missing member, text that is not UTF-8, or a broken archive.
+    Raises a UserError for a missing member, text that is not UTF-8, or a broken archive. It may come after some lines,
+    because the archive is read on the way.
     """
     with _reading(archive), _member(archive, member) as body:
         yield from split_lines(body, f"{archive}, {member}")
 
 
 @contextmanager
-def _member(archive: Path, name: str):
-    """Open the member `name` of an archive to read its bytes; raise a UserError if a .tar or .tar.gz lacks it.
+def _member(archive: Path, name: str) -> Iterator[IO[bytes]]:
+    """Open a member of an archive to read its bytes, unpacked if it is a .gz in a .tar or .tar.gz.
 
-    A .zip without the member raises a KeyError, which _reading turns into a UserError.
+    name: path of the member
+
+    A UserError is raised if a .tar or .tar.gz lacks it. A .zip that lacks it raises a KeyError, which _reading, around
+    this context, turns into a UserError.
     """
     if archive.name.endswith(".zip"):
         with zipfile.ZipFile(archive) as content, content.open(name) as body:  # checks the member's CRC at its end
@@ -86,7 +95,7 @@ def _member(archive: Path, name: str):
         return
 
     with tarfile.open(archive) as tar:
-        for member in tar:  # to the first match only: the rest of a large archive is not read
+        for member in tar:  # up to the first match: the rest of a large archive is not read
             if member.isreg() and normpath(member.name) == name:
                 break
         else:
@@ -96,14 +105,15 @@ def _member(archive: Path, name: str):
 
 
 @contextmanager
-def _reading(archive: Path):
-    """Turn any error of reading `archive` in the context into a UserError: it may be missing, broken or no archive."""
+def _reading(archive: Path) -> Iterator[None]:
+    """Turn any error in the context into a UserError about `archive`, which may be missing, broken or no archive."""
     if not archive.is_file():
         raise UserError(archive, "is not there; fetch it first")
     try:
         yield
     except UserError:
         raise
-    except Exception as error:  # besides their own they raise EOFError, zlib.error, OSError, ValueError, RuntimeError
+    # besides errors of their own, tarfile and zipfile raise EOFError, zlib.error, OSError, ValueError, RuntimeError
+    except Exception as error:
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(archive, f"cannot be unpacked ({why}); remove it and fetch it again") from error

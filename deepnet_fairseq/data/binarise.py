@@ -1,5 +1,8 @@
 """Binarise text that is already cut into pieces: write the same files as fairseq-preprocess, byte by byte.
 
+In the text, pieces are separated by blanks. Binarised, a piece is its number in a dictionary, <unk>'s if it is not in
+it, and each line ends with the end-of-sentence symbol.
+
 fairseq's own FileBinarizer is slower: of its N processes one works only when the others are done, so that two take as
 long as one, and it calls a Python function for each piece.
 """
@@ -21,12 +24,12 @@ from .lines import map_chunks, read_lines
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
 
-PLAIN = "text"  # key of the counts that `binarise` returns, where text for language models has no language code
+PLAIN = "text"  # stands for the language in what `binarise` returns, for language models, whose text has none
 PADDING_FACTOR = 8  # fairseq-preprocess makes the size of a dictionary a multiple of this (--padding-factor)
 
 
 def refuse_pathsep(dest: Path) -> None:
-    """Raise a UserError if the name of the folder has a ":" (os.pathsep), at which fairseq splits it into several."""
+    """Raise a UserError if the name of a folder has a ":" (os.pathsep), at which fairseq splits it into several."""
     if os.pathsep in str(dest):
         raise UserError(dest, f"fairseq takes a name with {os.pathsep} for several folders; name another")
 
@@ -45,26 +48,29 @@ def binarise(
     langs: source and target, or None for language models
     texts: subset, by fairseq's name ("train", "valid", "test", "test1", ...) -> prefix P of the files P.LANG, or, for
         language models, the file
-    workers: processes
-    dictionary: file with the dictionary of all languages, or language -> file; by default all languages share one that
-        is made of the training text
-    counts: piece -> its count in the training text, from which that shared dictionary is made; counted here if None
+    workers: number of processes
+    dictionary: file with one dictionary for all languages, or language -> file; None to make one for all languages of
+        the training text
+    counts: piece -> its count in the training text, of which the new dictionary is made; None to count them here
     lines: subset -> its number of lines, from which progress bars estimate the time left; None if unknown
 
-    Returns {"types": size of the dictionary (the source language's, if there are several) with its special symbols,
-    "text": subset -> language, or PLAIN -> {"sentences": lines, empty ones included, "pieces": without the ends of
-    sentences, "unknown": per cent of pieces and ends of sentences that became <unk>}}.
+    Returns {"types": number, "text": {subset: {language, or PLAIN: counts}}}. "types" is the size of the dictionary,
+    special symbols and padding included; of several dictionaries it is the source's. The counts are:
+    "sentences": number of lines, empty ones included
+    "pieces": number of pieces, without end-of-sentence symbols
+    "unknown": how many per cent of the pieces and end-of-sentence symbols together became <unk>
     """
     from fairseq.data import Dictionary
 
+    # binarised files are called SUBSET.SRC-TGT.LANG.bin, or SUBSET.bin for language models
     if langs:
-        endings = {lang: f".{lang}" for lang in langs}  # of file names
+        endings = {lang: f".{lang}" for lang in langs}
         pair = f".{'-'.join(langs)}"
     else:
         endings = {PLAIN: ""}
         pair = ""
 
-    by_lang: dict[str, Dictionary] = {}
+    by_lang: dict[str, Dictionary] = {}  # empty if all languages have the dictionary `shared`
     if isinstance(dictionary, dict):
         by_lang = {lang: Dictionary.load(str(path)) for lang, path in dictionary.items()}
         shared = next(iter(by_lang.values()))
@@ -78,7 +84,7 @@ def binarise(
                 counts.update(count_pieces(Path(f"{texts['train']}{ending}"), workers))
         for piece, count in counts.items():
             shared.add_symbol(piece, count)
-        shared.finalize(padding_factor=PADDING_FACTOR)  # sorts by count, then by the text of the piece
+        shared.finalize(padding_factor=PADDING_FACTOR)  # sorts by count, the greatest first, then by text
 
     text_counts: dict[str, dict] = {subset: {} for subset in texts}
     for lang, ending in endings.items():
@@ -96,7 +102,7 @@ def binarise(
 
 
 def count_pieces(path: Path, workers: int) -> Counter:
-    """Return piece -> its count in a text that is cut into pieces; workers: processes."""
+    """Return piece -> its count in the file `path`, a text in pieces; workers: number of processes."""
     total: Counter = Counter()
     for counted in map_chunks(_count_chunk, read_lines(path), workers, label=f"types {path.name}"):
         total.update(counted)
@@ -104,14 +110,20 @@ def count_pieces(path: Path, workers: int) -> Counter:
 
 
 def _count_chunk(lines: list[str]) -> Counter:
-    """Return piece -> its count in some lines."""
+    """Return piece -> its count in some lines of a text in pieces."""
     return Counter(chain.from_iterable(map(str.split, lines)))
 
 
 def _write_binarised(path: Path, dictionary: Dictionary, prefix: Path, workers: int, total: int | None) -> dict:
-    """Binarise the text file `path` into PREFIX.bin and PREFIX.idx; return {"sentences", "pieces", "unknown"}.
+    """Binarise a text file into PREFIX.bin and PREFIX.idx.
 
-    The counts are explained at `binarise`. total: lines of the text for the progress bar, None if unknown.
+    path: the text file, in pieces
+    dictionary: of its language
+    prefix: PREFIX
+    workers: number of processes
+    total: number of lines, for the progress bar; None if unknown
+
+    Returns {"sentences", "pieces", "unknown"}, the counts that `binarise` describes.
     """
     from fairseq.data import indexed_dataset
 
@@ -121,23 +133,23 @@ def _write_binarised(path: Path, dictionary: Dictionary, prefix: Path, workers: 
     dtype = indexed_dataset.best_fitting_int_dtype(len(dictionary))
 
     def encode(lines: list[str]) -> tuple[np.ndarray, np.ndarray, int]:
-        """Return the numbers of all pieces, the length of each line in pieces, and how many pieces became <unk>.
+        """Return (numbers of all pieces, [pieces]; length of each line, [lines]; how many pieces became <unk>).
 
-        Each line ends with the end-of-sentence symbol, which is counted in its length.
+        The end-of-sentence symbol of each line counts as a piece.
         """
         ids: list[int] = []
         sizes = []
-        literal = 0  # pieces that read <unk> in the text already, which did not become it here
+        literal = 0  # pieces that are "<unk>" in the text already: they have its number, but did not become <unk> here
         for line in lines:
             pieces = line.split()
-            # map calls no Python function for each piece, so that it takes half the time of a loop
+            # map with a built-in function takes half the time of a loop
             ids += map(number_of.get, pieces, repeat(unknown))
             ids.append(end)
             sizes.append(len(pieces) + 1)
             literal += pieces.count(dictionary.unk_word)
         return np.array(ids, dtype), np.array(sizes, np.int32), ids.count(unknown) - literal
 
-    replaced = 0
+    replaced = 0  # pieces that became <unk>
     with IndexedWriter(Path(f"{prefix}.bin"), Path(f"{prefix}.idx"), dtype) as writer:
         label = f"binarising {prefix.name}"
         for ids, sizes, chunk_replaced in map_chunks(encode, read_lines(path), workers, label=label, total=total):

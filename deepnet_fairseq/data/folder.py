@@ -1,4 +1,9 @@
-"""Make a new folder of prepared data: check the room on its disk, fill it whole or not at all, remove leftovers."""
+"""Make a new folder of prepared data, which appears under its name whole or not at all.
+
+It is filled under the name NAME.PROCESS.part (see files.whole), with the number of the process. A process that is
+killed leaves it under this name, and the next one removes it. Its size is estimated before, to tell whether the disk
+has the space.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +27,7 @@ from .lines import writing
 IN_PIECES = 1.6  # the text cut into pieces, with SentencePiece's marks and the blanks between
 SHORT_NUMBERS = 0.9  # the binarised data, .bin and .idx, if each piece is a number of 2 bytes
 LONG_NUMBERS = 1.4  # the same if each piece is a number of 4 bytes
-SHORT = 65_500  # fairseq gives numbers of 4 bytes to dictionaries of this size and above (best_fitting_int_dtype)
+LONG_FROM = 65_500  # size of the dictionary from which on fairseq's numbers have 4 bytes (best_fitting_int_dtype)
 LOCK = ".lock"  # lock file in the folder, while a run fills it
 ENDING = (signal.SIGTERM, signal.SIGHUP)  # sent by schedulers and by terminals that close
 
@@ -31,9 +36,11 @@ ENDING = (signal.SIGTERM, signal.SIGHUP)  # sent by schedulers and by terminals 
 def new_folder(dest: Path) -> Iterator[Path]:
     """Give a new folder beside `dest` to fill, which gets the name `dest` at the end of the context.
 
-    It is removed if the context raises, and at the signals in ENDING. SIGKILL and a power cut leave it, and the next
-    call for the same `dest` removes it and says so. A folder that another run still fills, on this host or another,
-    stays: that run holds a lock on it. Raises a UserError if the disk does not take the folder.
+    It is removed if the context raises, and at the signals in ENDING. SIGKILL and a power cut leave it; the next call
+    for the same `dest` removes it and says so. While a process fills the folder it holds a lock on a file in it, so
+    that others, on this host or another one, do not take it for such a leftover.
+
+    Raises a UserError if the folder cannot be made.
     """
     _remove_leftovers(dest)
     with _exit_at_signals(), _parents_removed_on_error(dest), whole(dest) as part:
@@ -49,11 +56,13 @@ def new_folder(dest: Path) -> Iterator[Path]:
 
 
 def need_space(folder: Path, needed: int, what: str) -> int:
-    """Return the bytes that are free on the disk of `folder`, which need not exist yet.
+    """Raise a UserError if the disk of `folder` has less than `needed` bytes free; return how many are free.
 
-    Raises a UserError if that is less than `needed` bytes; what: the thing that needs them, for the message.
+    folder: need not exist yet
+    what: the thing that needs the bytes, for the message
     """
-    existing = next(place for place in (folder.resolve(), *folder.resolve().parents) if place.exists())
+    folder_and_parents = (folder.resolve(), *folder.resolve().parents)
+    existing = next(place for place in folder_and_parents if place.exists())
     free = shutil.disk_usage(existing).free
     if needed > free:
         needs = tqdm.format_sizeof(needed, "B")
@@ -63,9 +72,13 @@ def need_space(folder: Path, needed: int, what: str) -> int:
 
 
 def say_space(folder: Path, needed: int, what: str) -> None:
-    """Print how many bytes are needed and free on the disk of `folder`; print nothing if none are needed.
+    """Print how much space is needed and how much is free on the disk of `folder`; print nothing if none is needed.
 
-    needed, what: as in need_space. Raises a UserError if they do not fit.
+    folder: need not exist yet
+    needed: bytes
+    what: the thing that needs them, for the line
+
+    Raises a UserError if less is free.
     """
     free = need_space(folder, needed, what)
     if needed:
@@ -77,30 +90,31 @@ def say_space(folder: Path, needed: int, what: str) -> None:
 def prepared_size(text: int, pieces: int) -> int:
     """Estimate the bytes on disk of a text cut into pieces and its binarised data together.
 
-    text: bytes of the text; pieces: size of the vocabulary
+    text: bytes of the text
+    pieces: size of the vocabulary
     """
     return int(text * IN_PIECES) + binarised_size(text, pieces)
 
 
 def binarised_size(text: int, pieces: int) -> int:
     """Estimate the bytes on disk of a text's binarised data alone; text, pieces: as in prepared_size."""
-    bytes_per_byte = SHORT_NUMBERS if pieces < SHORT else LONG_NUMBERS
+    bytes_per_byte = SHORT_NUMBERS if pieces < LONG_FROM else LONG_NUMBERS
     return int(text * bytes_per_byte)
 
 
 def _remove_leftovers(dest: Path) -> None:
-    """Remove the folders that killed runs left beside `dest`, and say so; spare those that a run still fills."""
+    """Remove the folders that killed processes left beside `dest`, and say so; spare those that one still fills."""
     dest = dest.resolve()
-    if not dest.parent.is_dir():
+    if not dest.parent.is_dir():  # then nothing can be beside `dest`
         return
 
     for part in sorted(dest.parent.glob(f"{escape(dest.name)}.*.part")):
-        if not part.is_dir() or part.is_symlink():
+        if not part.is_dir() or part.is_symlink():  # not made by new_folder
             continue
         lock = FileLock(part / LOCK)
         try:
             lock.acquire(blocking=False)
-        except Timeout:
+        except Timeout:  # the process that fills it has the lock
             print(f"| {part}: another run is filling it, for {dest} too", file=sys.stderr)
             continue
         shutil.rmtree(part)
@@ -110,7 +124,7 @@ def _remove_leftovers(dest: Path) -> None:
 
 @contextmanager
 def _parents_removed_on_error(dest: Path) -> Iterator[None]:
-    """If the context raises, remove the folders above `dest` that did not exist before it, unless others use them."""
+    """If the context raises, remove the folders above `dest` that did not exist before it, as far as they are empty."""
     missing = [folder for folder in dest.resolve().parents if not folder.exists()]  # the deepest first
     try:
         yield
@@ -133,7 +147,7 @@ def _exit_at_signals() -> Iterator[None]:
 
     replaced = {}
     for kind in ENDING:
-        if signal.getsignal(kind) is signal.SIG_DFL:  # leave a handler that is set already: nohup ignores SIGHUP
+        if signal.getsignal(kind) is signal.SIG_DFL:  # another handler stays: nohup has SIGHUP ignored, for example
             replaced[kind] = signal.signal(kind, leave)
     try:
         yield

@@ -1,6 +1,7 @@
 """Write fairseq's binarised data, PREFIX.bin and PREFIX.idx, in memory that does not grow with the text.
 
-PREFIX.bin holds the numbers of all pieces one after another; PREFIX.idx tells where each sentence begins in it.
+PREFIX.bin holds the numbers of all pieces one after another; PREFIX.idx, the index, tells where each sentence begins
+in it. The format is that of fairseq's MMapIndexedDataset.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ BLOCK = 1 << 20  # lengths of sentences that are in memory at a time when the in
 
 
 class IndexedWriter:
-    """Context manager that writes fairseq's MMapIndexedDataset, byte by byte as fairseq-preprocess does.
+    """Context manager that writes fairseq's MMapIndexedDataset, the same bytes as fairseq-preprocess.
 
-    fairseq's own builder keeps the length of each sentence as a Python number until the end; here a file does.
+    fairseq's own builder keeps the lengths of all sentences in a Python list until the end, which may fill the memory;
+    here they are kept in a temporary file.
 
-    data, index: the files to write, PREFIX.bin and PREFIX.idx, which are complete at the end of the context
+    data: PREFIX.bin, to which `add` appends
+    index: PREFIX.idx, which is written at the end of the context
     dtype: NumPy type of the pieces' numbers in `data`
     sentences, pieces: how many have been added so far; the end-of-sentence symbols count as pieces
     """
@@ -50,15 +53,17 @@ class IndexedWriter:
         self.sentences += len(sizes)
         self.pieces += len(ids)
 
-    def __exit__(self, kind, *_) -> None:
-        with self._files:
-            if kind is None:
+    def __exit__(self, error_type, *_) -> None:
+        with self._files:  # closes them
+            if error_type is None:  # after an error the data are incomplete, and get no index
                 self._write_index()
 
     def _write_index(self) -> None:
         """Write the index: a header, the length of each sentence, and the byte in `data` where each begins.
 
-        The format is that of fairseq's MMapIndexedDataset.Index.
+        The format is that of fairseq's MMapIndexedDataset.Index, where all numbers are little-endian: a magic string,
+        the version of the format (8 bytes), the code of `dtype` (1), the number of sentences (8), the lengths of all
+        sentences in pieces (4 each), and the places where they begin (8 each).
         """
         from fairseq.data import indexed_dataset
 
@@ -70,6 +75,7 @@ class IndexedWriter:
             self._sizes.seek(0)
             shutil.copyfileobj(self._sizes, file)
 
+            # The lengths are read again, BLOCK of them at a time, to add them up to the places.
             pieces_before = 0  # in all earlier blocks
             self._sizes.seek(0)
             while content := self._sizes.read(BLOCK * np.dtype(np.int32).itemsize):

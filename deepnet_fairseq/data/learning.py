@@ -1,4 +1,7 @@
-"""Learn a SentencePiece model from a sample of text that fits into memory, however large the text is."""
+"""Learn a SentencePiece model from a sample of text that fits into memory, however large the text is.
+
+The sample may be limited twice: to a number of lines, and to those of them that SentencePiece has the memory for.
+"""
 
 from __future__ import annotations
 
@@ -20,30 +23,32 @@ from .lines import in_child, writing
 from .survey import characters
 from .vocabulary import sample
 
-SAMPLE = 1_000_000  # lines of text that a vocabulary is learnt from, at most
-ROOM = 1_000_000_000  # bytes that they take in SentencePiece's memory, at most
+# Limits of the sample, unless --vocab-sample gives its number of lines
+MOST_LINES = 1_000_000
+MOST_MEMORY = 1_000_000_000  # bytes that the lines may take in SentencePiece's memory
 # The memory of SentencePiece's training, measured with release 0.2.3 on 30,000 to 1,000,000 lines: a line takes 170
 # bytes and twice its own length; a distinct word takes 65 to 80 bytes for each of its characters, once, however often
 # it occurs. In scripts without blanks, whole sentences are words.
-LINE = 170  # bytes for each line
-TWICE = 2  # bytes for each byte of a line
-CHARACTER = 80  # bytes for each character of a distinct word
-SHARE = 16  # `memory` looks at one distinct word in 16, and multiplies what it finds by 16
+PER_LINE = 170  # bytes of memory
+PER_BYTE = 2  # bytes of memory for each byte of a line
+PER_CHARACTER = 80  # bytes of memory for each character of a distinct word
+ONE_WORD_IN = 16  # estimated_memory looks at one distinct word in so many
 BATCH = 10_000  # lines that are joined and looked at together, for speed
 RESERVED = "\0\u2581\u2585"  # characters that SentencePiece gives a meaning of their own
 RULES = "white_space.tsv"  # file of normalization rules, see _train
 
 
-def sample_size(total: int, asked: int | None) -> tuple[int, int | None]:
-    """Return how many of `total` lines a vocabulary is learnt from, and the bytes that they may take in memory.
+def sample_limits(total: int, asked: int | None) -> tuple[int, int | None]:
+    """Return (number of lines that a vocabulary is learnt from, bytes of memory that they may take or None for any).
 
-    asked: lines that --vocab-sample asks for. They may take any number of bytes, so None is returned for the bytes.
-        Without --vocab-sample, None, lines and bytes are limited by SAMPLE and ROOM.
+    total: number of lines that the text has
+    asked: number of lines that --vocab-sample asks for, which may take any memory; None without this flag, where
+        MOST_LINES and MOST_MEMORY are the limits
 
-    Raises a UserError for less than one line.
+    Raises a UserError if less than one line is asked for.
     """
     if asked is None:
-        return min(total, SAMPLE), ROOM
+        return min(total, MOST_LINES), MOST_MEMORY
     if asked < 1:
         raise UserError(f"--vocab-sample {asked}", "must be 1 or more")
     return min(total, asked), None
@@ -52,7 +57,7 @@ def sample_size(total: int, asked: int | None) -> tuple[int, int | None]:
 def sentencepiece_model(
     sentences: Iterable[str],
     vocab: int,
-    room: int | None = None,
+    memory_limit: int | None = None,
     whole_text: tuple[int, Set[str]] = (0, frozenset()),
     folder: Path | None = None,
     **options,
@@ -63,23 +68,24 @@ def sentencepiece_model(
     becomes a blank, because white space separates the pieces in fairseq's files.
 
     sentences: all sentences of a text, or a sample of them
-    vocab: pieces of the model, those for control symbols included
-    room: bytes that the sentences may take in SentencePiece's memory, None for any number; if they would take more, a
-        random part of them is used, and that is printed
-    whole_text: number of lines, and set of characters, of the text that the sentences are drawn from; if not all lines
-        are used, a character that the used ones lack becomes a piece all the same
-    folder: place for a temporary copy of the sentences, by default that of temporary files
+    vocab: number of pieces of the model, those for control symbols (<s>, </s>, <unk>) included
+    memory_limit: bytes that the sentences may take in SentencePiece's memory, None for any number; if they would take
+        more, a random part of them is used, and that is printed
+    whole_text: (number of lines, set of characters) of the text that the sentences are drawn from. If not all of its
+        lines are used, each of these characters becomes a piece all the same. By default no characters are added.
+    folder: place for a temporary copy of the sentences; None for the system's folder of temporary files
     options: further arguments of SentencePieceTrainer.train
 
     Raises a UserError if the text does not allow so many pieces.
     """
     if vocab < 1:
         raise UserError(f"--vocab {vocab}", "must be 1 or more")
-    options = {"model_type": "bpe", "vocab_size": vocab, "minloglevel": 2} | options
-    model, drawn, used = in_child(_learn, sentences, room, whole_text, folder, options)
+    options = {"model_type": "bpe", "vocab_size": vocab, "minloglevel": 2} | options  # 2: errors only
+    model, drawn, used = in_child(_learn, sentences, memory_limit, whole_text, folder, options)
     if used < drawn:
+        limit = tqdm.format_sizeof(memory_limit, "B")
         print(
-            f"| {used:,} of these lines are used, for more would take over {tqdm.format_sizeof(room, 'B')} of memory; "
+            f"| {used:,} of these lines are used, for more would take over {limit} of memory; "
             "--vocab-sample N takes N lines, whatever they need"
         )
     return model
@@ -87,40 +93,43 @@ def sentencepiece_model(
 
 def _learn(
     sentences: Iterable[str],
-    room: int | None,
+    memory_limit: int | None,
     whole_text: tuple[int, Set[str]],
     folder: Path | None,
     options: dict,
 ) -> tuple[bytes, int, int]:
-    """Choose how many sentences are used, and train a model on them, in the process of sentencepiece_model.
+    """Choose how many sentences fit into memory, and train a model on so many, in the process of sentencepiece_model.
 
-    sentences, room, whole_text, folder: as in sentencepiece_model; options: all arguments of SentencePieceTrainer.train
+    sentences, memory_limit, whole_text, folder: as in sentencepiece_model
+    options: all arguments of SentencePieceTrainer.train but the sentences
 
-    Returns the bytes of the model, the number of all sentences, and how many of them were used.
+    Returns (bytes of the model, number of all sentences, how many of them were used).
     """
     folder = folder or Path(gettempdir())
     with writing(folder), TemporaryFile("w+", encoding="utf-8", newline="\n", dir=folder) as copy:
-        drawn = 0
+        drawn = 0  # number of sentences; they are copied to a file because they have to be read several times
         for line in sentences:
             copy.write(f"{line}\n")
             drawn += 1
 
         def read_copy(count: int) -> Iterator[str]:
-            """Yield `count` of the sentences, the same ones at each call."""
+            """Return an iterator of `count` of the sentences, the same ones at each call."""
             copy.seek(0)
             lines = (line.removesuffix("\n") for line in iter(copy.readline, ""))
             if count == drawn:
                 return lines
             return sample(lines, count=drawn, wanted=count, rng=Random("vocabulary"))
 
-        # Fewer sentences have more distinct words per sentence, so one reduction in proportion may not be enough.
+        # Reduce the number in proportion until they fit. Once may not be enough, because fewer sentences have more
+        # distinct words per sentence.
         used = drawn
-        while room is not None and used > 1:
-            needed = memory(read_copy(used))
-            if needed <= room:
+        while memory_limit is not None and used > 1:
+            needed = estimated_memory(read_copy(used))
+            if needed <= memory_limit:
                 break
-            used = max(1, used * room // needed)
+            used = max(1, used * memory_limit // needed)
 
+        # Have characters of the whole text that these sentences lack become pieces too.
         lines_of_text, characters_of_text = whole_text
         if used < lines_of_text:
             unseen = _unseen_characters(characters_of_text, read_copy(used))
@@ -129,23 +138,24 @@ def _learn(
         return _train(read_copy(used), options), drawn, used
 
 
-def memory(lines: Iterable[str]) -> int:
+def estimated_memory(lines: Iterable[str]) -> int:
     """Estimate the bytes of memory that SentencePiece's training takes for lines of text.
 
-    Each distinct word counts once. To bound the memory of this estimate itself, only words whose hash is a multiple of
-    SHARE are looked at, and the number of their characters is multiplied by SHARE.
+    The estimate is PER_LINE for each line, PER_BYTE for each of its bytes, and PER_CHARACTER for each character of each
+    distinct word. The distinct words could fill the memory themselves, so only those whose hash is a multiple of
+    ONE_WORD_IN are looked at, and the number of their characters is multiplied by it.
     """
-    line_bytes = 0
+    line_memory = 0  # bytes
     characters_of_words = 0  # of the distinct words that are looked at
-    hashes: set[int] = set()  # of these words
+    hashes: set[int] = set()  # of these words, to know those that came before
     for batch in _batches(lines):
-        line_bytes += sum(LINE + TWICE * len(line.encode()) for line in batch)
+        line_memory += sum(PER_LINE + PER_BYTE * len(line.encode()) for line in batch)
         for word in set("\n".join(batch).split()):
             word_hash = crc32(word.encode())
-            if word_hash % SHARE == 0 and word_hash not in hashes:
+            if word_hash % ONE_WORD_IN == 0 and word_hash not in hashes:
                 hashes.add(word_hash)
                 characters_of_words += len(word)
-    return line_bytes + CHARACTER * SHARE * characters_of_words
+    return line_memory + PER_CHARACTER * ONE_WORD_IN * characters_of_words
 
 
 def _batches(lines: Iterable[str]) -> Iterator[list[str]]:
@@ -156,9 +166,12 @@ def _batches(lines: Iterable[str]) -> Iterator[list[str]]:
 
 
 def _unseen_characters(characters_of_text: Set[str], lines: Iterable[str]) -> str:
-    """Return the characters of a whole text that `lines`, a sample of it, lack, in one sorted string.
+    """Return the characters of a text that a sample of its lines lacks, as one sorted string.
 
-    White space and characters that SentencePiece reserves can be no pieces, so they are left out.
+    White space and characters that SentencePiece reserves are left out, because they cannot be pieces.
+
+    characters_of_text: of the whole text
+    lines: of the sample
     """
     seen: set[str] = set()
     for batch in _batches(lines):
@@ -170,15 +183,19 @@ def _unseen_characters(characters_of_text: Set[str], lines: Iterable[str]) -> st
 def _train(sentences: Iterator[str], options: dict) -> bytes:
     """Return the bytes of the model that SentencePiece learns; raise a UserError for a vocabulary size that it refuses.
 
-    Changes the working folder of the process; options: arguments of SentencePieceTrainer.train.
+    The working folder of the process is another one afterwards, which has been deleted.
+
+    options: arguments of SentencePieceTrainer.train, but the sentences
     """
     model = io.BytesIO()
     with TemporaryDirectory() as folder:
-        # SentencePiece writes the path of the rules into the model, whose bytes shall not depend on the name of a
-        # temporary folder. So the path is relative, and this process, forked for the training, works in that folder.
+        # SentencePiece writes the path of the file of rules into the model. The bytes of the model shall not depend on
+        # the name of a temporary folder, so the path is relative to it, the working folder of this process, which was
+        # forked for the training.
         os.chdir(folder)
         white_space = [code for code in range(0x3001) if chr(code).isspace() and code != ord(" ")]
-        Path(RULES).write_text("".join(f"{code:X}\t20\n" for code in white_space))  # each becomes U+0020, a blank
+        # a rule is a line CODE<tab>CODE in hexadecimal: each of these characters becomes U+0020, a blank
+        Path(RULES).write_text("".join(f"{code:X}\t20\n" for code in white_space))
         try:
             sentencepiece.SentencePieceTrainer.train(
                 sentence_iterator=sentences, model_writer=model, normalization_rule_tsv=RULES, **options
@@ -189,7 +206,10 @@ def _train(sentences: Iterator[str], options: dict) -> bytes:
 
 
 def _refused_size(vocab: int, message: str) -> UserError:
-    """Return the UserError for SentencePiece's error message about a vocabulary of `vocab` pieces."""
+    """Return the UserError that puts SentencePiece's error message about a vocabulary of `vocab` pieces in our words.
+
+    message: of SentencePiece; it names the largest or smallest number of pieces that the text allows
+    """
     largest = re.search(r"<= (\d+)", message)
     if largest:
         return UserError(f"--vocab {vocab}", f"this text supports at most {largest.group(1)} pieces")

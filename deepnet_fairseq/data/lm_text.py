@@ -24,7 +24,7 @@ from ..errors import UserError
 from ..files import check_folder, read_json_object
 from .binarise import PLAIN, binarise, refuse_pathsep
 from .folder import new_folder, prepared_size, say_space
-from .learning import sample_size, sentencepiece_model
+from .learning import sample_limits, sentencepiece_model
 from .lines import Letters, as_many, is_blank, map_chunks, read_lines, rereadable, write_lines
 from .steps import write_json
 from .survey import Survey, survey
@@ -312,12 +312,12 @@ def train_sentencepiece(text: PlainText, vocab: int, folder: Path, sample_lines:
 
     vocab: pieces of the model
     folder: where the model is written, as spm.model
-    sample_lines: lines of the sample, None for as many as fit into memory, see learning.sample_size
+    sample_lines: lines of the sample, None for as many as fit into memory, see learning.sample_limits
 
     Raises a UserError if the text does not allow that number of pieces.
     """
     total = text.facts.sentences
-    wanted, room = sample_size(total, sample_lines)
+    wanted, memory_limit = sample_limits(total, sample_lines)
     drawn = f"{total:,} lines" if wanted == total else f"{wanted:,} of {total:,} lines, drawn evenly"
     print(f"| training SentencePiece, {vocab:,} pieces, on {drawn}", flush=True)
 
@@ -325,7 +325,7 @@ def train_sentencepiece(text: PlainText, vocab: int, folder: Path, sample_lines:
     model = sentencepiece_model(
         sample(lines, count=total, wanted=wanted, rng=Random("vocabulary")),
         vocab,
-        room=room,
+        memory_limit=memory_limit,
         whole_text=(total, text.facts.characters),
         folder=folder,
         character_coverage=1.0,

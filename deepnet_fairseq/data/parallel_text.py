@@ -20,7 +20,7 @@ from ..errors import UserError
 from ..languages import check_pair
 from .binarise import binarise, refuse_pathsep
 from .folder import new_folder, prepared_size, say_space
-from .learning import sample_size, sentencepiece_model
+from .learning import sample_limits, sentencepiece_model
 from .like import find_vocabulary
 from .lines import (
     REMOVE,
@@ -95,7 +95,7 @@ def prepare_text(
     vocab: pieces of the joint SentencePiece model
     drop_empty: leave out pairs with an empty side, for which otherwise an error is raised
     sample_lines: lines of the training text that the model is learnt from, both languages together; None for as many as
-        fit into memory, see learning.sample_size
+        fit into memory, see learning.sample_limits
     workers: processes, None for as many as there are cores
     like: a trained model, as for like.find_vocabulary, whose SentencePiece model and dictionaries are taken in place of
         new ones
@@ -232,7 +232,7 @@ def learn_model(text: ParallelText, found: Survey, vocab: int, sample_lines: int
         raise UserError(f"{found.rows} training pairs", f"too few to train on; give at least {MIN_TRAIN_PAIRS}")
 
     lines = 2 * found.rows
-    wanted_lines, room = sample_size(lines, sample_lines)
+    wanted_lines, memory_limit = sample_limits(lines, sample_lines)
     wanted_pairs = max(1, wanted_lines // 2)
     if wanted_pairs == found.rows:
         drawn = f"{lines:,} sentences"
@@ -248,7 +248,7 @@ def learn_model(text: ParallelText, found: Survey, vocab: int, sample_lines: int
     return sentencepiece_model(
         sentences(),
         vocab,
-        room=room,
+        memory_limit=memory_limit,
         whole_text=(lines, found.characters),
         folder=folder,
         character_coverage=1.0,

@@ -1,4 +1,7 @@
-"""Run the steps of a recipe: each once, and again if its outputs, its settings or an earlier step have changed."""
+"""Run the steps of a recipe: each once, and again if its outputs, its settings or an earlier step have changed.
+
+A step writes some files or folders, its outputs, and has a result, a dict. Both are recorded in a file when it is done.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,15 @@ from .lines import writing
 
 
 class Steps:
-    """Steps that one object runs one after another in the folder of a recipe; each depends on all before it.
+    """Runs steps in the folder of a recipe, one after another. A step depends on all that were run before it here.
 
-    FOLDER/steps/NAME.json records each step that is done, under three keys: "asked" is the digest of its inputs,
-    "outputs" is what Steps._state returns of them, and "result" is what its function returned.
+    FOLDER/steps/NAME.json records a step that is done, under three keys: "asked" is the digest of its inputs (its name,
+    its settings, and the steps before it), "outputs" is path -> [bytes, time of change in ns] of the files that it
+    wrote, and "result" is what its function returned.
 
-    previous: digest of the inputs and outputs of the last step that was run here, and so of all steps before it
+    folder: FOLDER
+    previous: digest of the inputs and outputs of the last step that was run here, and so of all steps before it; "" at
+        the beginning
     """
 
     def __init__(self, folder: Path):
@@ -30,16 +36,17 @@ class Steps:
     def run(
         self, name: str, outputs: Sequence[Path], settings: dict, make: Callable[[], dict | None], keep=False
     ) -> dict:
-        """Run a step unless its recorded inputs and outputs are unchanged; return its result.
+        """Run a step, unless its record shows that it is done; return its result.
 
-        A step whose inputs (name, `settings` and the steps before it) and outputs (sizes and times) are those in its
-        record is skipped, and its result is read from the record. When a step runs, all later ones run again too.
+        It is done if its inputs (name, settings and steps before it) and its outputs (sizes and times of files) are
+        those in the record. Then it is skipped, and its result is read from the record. When a step runs, all later
+        ones run again too, because their inputs include its outputs.
 
-        name: of the step, in its record and on the terminal
-        outputs: files, or folders with their content, that make() writes, each whole (`files.whole`)
-        settings: what the step depends on beside the steps before it; JSON must be able to hold it
+        name: of the step, in the name of its record and on the terminal
+        outputs: files, or folders with their content, that make() writes; each must appear whole, or not at all
+        settings: what the step depends on besides the steps before it; JSON must be able to hold it
         make: does the work and returns the step's result, which JSON must be able to hold; None stands for {}
-        keep: leave the outputs of an earlier run where they are, for make() to reuse; by default they are removed first
+        keep: whether make() finds the outputs of an earlier run, to reuse them; by default they are removed first
 
         Raises a RuntimeError if make() does not make an output.
         """
@@ -57,7 +64,7 @@ class Steps:
                 if not keep:
                     remove(path)
 
-            with writing(outputs[0] if outputs else self.folder):
+            with writing(outputs[0] if outputs else self.folder):  # a UserError with this name if the disk is full
                 result = make() or {}
 
             done = {"asked": inputs, "outputs": self._state(outputs), "result": result}
@@ -70,9 +77,9 @@ class Steps:
         return done["result"]
 
     def _state(self, outputs: Sequence[Path]) -> dict[str, list[int] | None]:
-        """Return path, relative to the folder of the recipe -> file_state, for the files in `outputs`.
+        """Return path, relative to the folder of the recipe -> what file_state returns, for the files in `outputs`.
 
-        A folder among the outputs stands for all files in it.
+        A folder among the outputs stands for all files in it, however deep.
         """
         files = []
         for path in outputs:
@@ -84,7 +91,7 @@ class Steps:
 
 
 def file_state(file: Path) -> list[int] | None:
-    """Return [bytes, time of change in ns], by which an unchanged file is known; None if it is missing."""
+    """Return [bytes, time of change in ns], which stay the same if the file is not changed; None if it is missing."""
     return [file.stat().st_size, file.stat().st_mtime_ns] if file.exists() else None
 
 
@@ -108,14 +115,15 @@ def write_json(path: Path, content: dict) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove the file or folder `path`, if there is one, and anything that an interrupted `whole(path)` left beside it.
+    """Remove the file or folder `path`, if there is one, and what interrupted processes left beside it.
 
-    Such leftovers are called NAME.PROCESS.part (see files.whole).
+    files.whole writes under the name NAME.PROCESS.part at first, with the number of the process, so a process that is
+    killed leaves files or folders of such names.
     """
     unfinished = path.parent.glob(f"{escape(path.name)}.*.part") if path.parent.is_dir() else ()
     for leftover in (path, *unfinished):
         if leftover.is_dir() and not leftover.is_symlink():
-            # renamed first, because a program that has outlived its parent may still write into the folder by its name
+            # Renamed first: a program that has outlived its parent may still write into the folder by its name.
             moved = leftover.with_name(f"{leftover.name}.{os.getpid()}.part")
             leftover.rename(moved)
             shutil.rmtree(moved)

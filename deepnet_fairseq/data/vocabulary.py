@@ -1,6 +1,7 @@
-"""Vocabulary of a SentencePiece model in fairseq's numbers, and samples of text to learn such a model from.
+"""Vocabulary of a SentencePiece model as a fairseq dictionary, and samples of text to learn such a model from.
 
-In a sample of many languages, each has a share that a temperature gives it.
+fairseq numbers pieces in another way than SentencePiece. In a sample of many languages, each has a share that a
+temperature gives it.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ PADDING_FACTOR = 8  # a model's vocabulary is a multiple of this, because tensor
 
 
 class Vocabulary:
-    """Vocabulary of fairseq's four special symbols and, behind them, a SentencePiece model's pieces in their order.
+    """Vocabulary that a fairseq model uses with a SentencePiece model: fairseq's four special symbols, then the pieces.
 
-    The dictionary has all pieces of the model, not only those of some text, so that text binarised later fits it.
-    Raises a UserError if the file `model` is missing or no SentencePiece model.
+    It has all pieces of the SentencePiece model, in its order, and not only those of some text, so that text that is
+    binarised later fits it. SentencePiece's own <s>, </s> and <unk> are left out.
 
+    model: file of the SentencePiece model; a UserError is raised if it is missing or no such model
     digest: SHA-256 of the file, in hexadecimal
     processor: SentencePiece's object for the model
-    subwords: the model's pieces without its control symbols, as <s> and </s>, and <unk>
+    subwords: the pieces, without SentencePiece's own special symbols
     """
 
     def __init__(self, model: Path):
@@ -40,12 +42,13 @@ class Vocabulary:
             raise UserError(model, f"no SentencePiece model ({error})") from error
 
         ids = range(len(self.processor))
-        special = [self.processor.is_control(i) or self.processor.is_unknown(i) for i in ids]
+        special = np.array([self.processor.is_control(i) or self.processor.is_unknown(i) for i in ids])
         self.subwords = [self.processor.id_to_piece(i) for i in ids if not special[i]]
 
-        # SentencePiece's number -> fairseq's: the first subword has the number len(FAIRSEQ_SPECIAL), and so on
-        subwords_so_far = np.cumsum([not is_special for is_special in special])  # up to and with each piece
-        self._fairseq_id = subwords_so_far + len(FAIRSEQ_SPECIAL) - 1
+        # _fairseq_id: fairseq's number of a piece, by SentencePiece's number of it, [pieces]. The n-th subword, where n
+        # is counted from 1, has fairseq's number len(FAIRSEQ_SPECIAL) + n - 1.
+        n = np.cumsum(~special)
+        self._fairseq_id = len(FAIRSEQ_SPECIAL) + n - 1
         self._fairseq_id[special] = FAIRSEQ_SPECIAL.index("<unk>")
 
     def __len__(self) -> int:
@@ -53,28 +56,35 @@ class Vocabulary:
         return len(FAIRSEQ_SPECIAL) + len(self.subwords)
 
     def encode(self, sentences: list[str], threads: int = 1) -> list[np.ndarray]:
-        """Return for each sentence fairseq's numbers of its pieces and of the end-of-sentence symbol, [pieces + 1].
+        """Cut sentences into pieces; return for each fairseq's numbers of its pieces and of </s>, [pieces + 1].
 
-        threads: of SentencePiece
+        threads: number of threads that SentencePiece uses
         """
         eos = FAIRSEQ_SPECIAL.index("</s>")
         encoded = self.processor.encode(sentences, out_type=int, num_threads=threads)
         return [np.append(self._fairseq_id[ids], eos) for ids in encoded]
 
     def dictionary(self, languages: int) -> list[str]:
-        """Return the lines of dict.LANG.txt, with fairseq's fillers so that the model's vocabulary is a multiple of 8.
+        """Return the lines of fairseq's dict.LANG.txt.
 
-        languages: how many there are; fairseq's multilingual task adds a tag for each to the dictionary
+        fairseq's multilingual task adds a tag for each language to the dictionary that it reads. Fillers are added
+        here, so that the size with these tags is a multiple of PADDING_FACTOR.
+
+        languages: number of languages
         """
-        missing = -(len(self) + languages) % PADDING_FACTOR
+        size_without_fillers = len(self) + languages
+        missing = -size_without_fillers % PADDING_FACTOR
         fillers = [f"madeupword{i:04d}" for i in range(missing)]  # as in fairseq's Dictionary.pad_to_multiple_
         return [f"{entry} 1" for entry in self.subwords + fillers]  # fairseq needs a count, and does not use it
 
 
 def sampling_probabilities(sizes: dict[str, int], temperature: float) -> dict[str, float]:
-    """Return language l -> its probability p_l, proportional to (n_l / sum of n) ** (1 / T) (Arivazhagan et al. 2019).
+    """Return language l -> the probability p_l with which its sentences are drawn.
 
-    sizes: language l -> n_l, its number of sentences; temperature: T, above 0, where 1 keeps the proportions.
+    p_l is proportional to (n_l / sum of all n) ** (1 / T) (Arivazhagan et al. 2019, arXiv 1907.05019).
+
+    sizes: language l -> n_l, its number of sentences
+    temperature: T, above 0; with 1 languages are drawn in proportion to their sizes, with more nearly equally
     """
     total = sum(sizes.values())
     weights = {lang: (size / total) ** (1 / temperature) for lang, size in sizes.items()}
@@ -83,18 +93,23 @@ def sampling_probabilities(sizes: dict[str, int], temperature: float) -> dict[st
 
 
 def sample(lines: Iterable[str], count: int, wanted: int, rng: Random) -> Iterator[str]:
-    """Yield `wanted` lines that are drawn from `count` lines, in one pass and in their order.
+    """Yield a random sample of lines, in their order, after reading them once.
 
-    Each line is yielded wanted // count times. The wanted % count lines of a random sample without replacement are
-    yielded once more, so that the total is exact; if wanted < count, there are no others. The sample is drawn by
-    algorithm S of Knuth (The Art of Computer Programming, vol. 2, section 3.4.2).
+    lines: to draw from
+    count: number of these lines
+    wanted: number of lines to yield. If it is less than `count`, they are drawn without replacement. Otherwise each
+        line is yielded wanted // count times, and wanted % count of them, drawn without replacement, once more.
+    rng: source of the random numbers
+
+    This is algorithm S of Knuth (The Art of Computer Programming, vol. 2, section 3.4.2): a line is drawn with the
+    probability (number of lines still to draw) / (number of lines left), so that their number is exact at the end.
     """
-    copies, still_wanted = divmod(wanted, count)  # still_wanted: size of the rest of the random sample
+    times_each, still_to_draw = divmod(wanted, count)
     for position, line in enumerate(lines):
-        times = copies
+        times = times_each
         lines_left = count - position  # this one included
-        if rng.random() * lines_left < still_wanted:
+        if rng.random() * lines_left < still_to_draw:
             times += 1
-            still_wanted -= 1
+            still_to_draw -= 1
         for _ in range(times):
             yield line

@@ -195,7 +195,8 @@ def test_a_sample_is_drawn_evenly_and_without_blank_lines(surveyed_numbers, tmp_
     assert of_each_tenth.max() < 250
 
 
-CHINESE_LINE = learning.LINE + 2 * 150 + learning.CHARACTER * 50  # bytes that a line takes in SentencePiece's memory
+# bytes that a line takes in SentencePiece's memory
+CHINESE_LINE = learning.PER_LINE + 2 * 150 + learning.PER_CHARACTER * 50
 
 
 @pytest.fixture(scope="module")
@@ -211,14 +212,14 @@ def test_lines_without_blanks_are_known_to_take_more_memory(lines_with_and_witho
     """SentencePiece keeps every character of a line without blanks."""
     words, chinese = lines_with_and_without_blanks
 
-    of_words = sum(learning.LINE + 2 * len(line) for line in words)
-    assert learning.memory(words) == pytest.approx(of_words, rel=0.01)
-    assert learning.memory(chinese) == pytest.approx(4000 * CHINESE_LINE, rel=0.2)
+    of_words = sum(learning.PER_LINE + 2 * len(line) for line in words)
+    assert learning.estimated_memory(words) == pytest.approx(of_words, rel=0.01)
+    assert learning.estimated_memory(chinese) == pytest.approx(4000 * CHINESE_LINE, rel=0.2)
 
 
 def test_lines_with_blanks_all_fit(lines_with_and_without_blanks, capsys):
     words, _ = lines_with_and_without_blanks
-    sentencepiece_model(words, 12, room=1000 * CHINESE_LINE)
+    sentencepiece_model(words, 12, memory_limit=1000 * CHINESE_LINE)
 
     assert capsys.readouterr().out == ""
 
@@ -227,7 +228,7 @@ def test_lines_that_do_not_fit_into_memory_are_left_out(lines_with_and_without_b
     """The sample is smaller, and every character of the whole text has a piece all the same."""
     _, chinese = lines_with_and_without_blanks
     occurring = characters("".join(chinese) + "é\0\u2581\u2585\u3000")
-    model = sentencepiece_model(chinese, 100, room=1000 * CHINESE_LINE, whole_text=(4000, occurring))
+    model = sentencepiece_model(chinese, 100, memory_limit=1000 * CHINESE_LINE, whole_text=(4000, occurring))
 
     used = re.search(r"\| ([\d,]+) of these", capsys.readouterr().out)
     assert 600 < int(used[1].replace(",", "")) < 1200

@@ -54,6 +54,6 @@ def make_sharded_pairs(many_pairs_text, many_pairs, tmp_path_factory) -> Path:
     The vocabulary is that of `many_pairs`.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(multilingual, "LEAST", 100)
+        patch.setattr(multilingual, "LEAST_IN_SHARD", 100)
         dest = tmp_path_factory.mktemp("sharded") / "dest"
         return prepare_many_pairs(many_pairs_text, dest, "--shards", "2", "--spm", str(many_pairs / "spm.model"))
