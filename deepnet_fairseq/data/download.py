@@ -1,9 +1,12 @@
 """Download files over HTTP into a folder: each appears under its name whole and verified, or not at all.
 
-A partial download lies in NAME.part, and the next call resumes it. Two further files serve downloads without a
-published checksum: .NAME.etag holds the server's validator of the partial download (RFC 9110, section 8.8: its ETag,
-else its Last-Modified), which tells two versions of the file apart, and SHA256SUMS holds the checksum that the file had
-when it was first downloaded.
+A download is written to NAME.part, which gets the name NAME when it is complete and verified. If it is interrupted, the
+next call resumes it: it requests the bytes that are missing. They must belong to the same version of the file. A
+checksum tells this in the end; the server's validator tells it before, the ETag or else the Last-Modified of the
+version (RFC 9110, section 8.8). The validator of the version that NAME.part has the beginning of is in .NAME.etag.
+
+A file without a published checksum is compared with the checksum that it had when it was first downloaded. These are
+recorded in SHA256SUMS.
 """
 
 from __future__ import annotations
@@ -39,15 +42,15 @@ WAIT = 1.0  # seconds before the second attempt, doubled before each later one
 LONGEST_WAIT = 60.0  # seconds
 TIMEOUT = (15.0, 60.0)  # seconds to wait for a connection, and for the next byte
 CHUNK = 1 << 18  # bytes read at a time
-RESUMED = "free some space or mend it, then run this again: it goes on where it stopped"  # for errors of the disk
+RESUMED = "free some space or mend it, then run this again: it goes on where it stopped"  # end of errors of the disk
 
 
 @dataclass(frozen=True)
 class RemoteFile:
     """File to download.
 
-    name: name in the folder, without a path
-    urls: http or https, tried in this order, the official one first
+    name: name in the folder of downloads, without a path
+    urls: addresses, http or https, which are tried in this order, the official one first
     size: bytes, None if unknown
     checksum: "sha256:HEX" or "md5:HEX", None if no trustworthy source published one
     origin: who published the checksum, for messages
@@ -61,11 +64,11 @@ class RemoteFile:
 
 
 def remote_file(*addresses: str, http: bool = False, **facts) -> RemoteFile:
-    """Make a RemoteFile whose name is the last part of its first address.
+    """Return a RemoteFile that is called like the last part of its first address.
 
     addresses: without https://, the official one first
-    http: whether all addresses are tried by http:// too, after https://
-    facts: the fields size, checksum and origin of RemoteFile
+    http: whether, after all addresses by https://, all are tried by http:// too
+    facts: the fields size, checksum and origin of RemoteFile, as far as they are known
     """
     urls = [f"https://{address}" for address in addresses]
     if http:
@@ -75,7 +78,8 @@ def remote_file(*addresses: str, http: bool = False, **facts) -> RemoteFile:
     return RemoteFile(name, tuple(urls), **facts)
 
 
-Fetch = Callable[[Iterable[RemoteFile], Path], dict[str, Path]]  # fetch_all, or another function that gives the files
+# Function (files, folder) -> {name: path} that brings files into a folder: fetch_all, or miniature.write
+Fetch = Callable[[Iterable[RemoteFile], Path], dict[str, Path]]
 
 
 class Unavailable(Exception):
@@ -83,11 +87,11 @@ class Unavailable(Exception):
 
 
 def fetch_all(files: Iterable[RemoteFile], folder: Path) -> dict[str, Path]:
-    """Download the files that `folder` lacks, and make the folder if there is none; return name -> path of all of them.
+    """Download the files that `folder` lacks, and verify the others; return name -> path of all of them.
 
-    A file that is there already is verified without a request.
+    folder: of the downloads; it is made if there is none
 
-    Raises a UserError if an existing file is not the file meant, the disk has no room, or no address gives a file.
+    Raises a UserError if an existing file is not the file meant, the disk has no space, or no address gives a file.
     """
     files = list(files)
     with writing(folder, "name another place"):
@@ -105,10 +109,11 @@ def fetch_all(files: Iterable[RemoteFile], folder: Path) -> dict[str, Path]:
             need_space(folder, bytes_to_come, "the download")
 
             for file in missing:
-                if not _is_there(file, folder):  # another process may have fetched it meanwhile
+                # asked again: another process may have downloaded it while this one waited for the lock
+                if not _is_there(file, folder):
                     _download(file, folder, session)
 
-    # A file without a published checksum is compared with the checksum of its first download from now on.
+    # Record the checksums of files that have no published one, for later calls to compare with.
     sums = recorded_sums(folder)
     unrecorded = [file.name for file in files if not file.checksum and file.name not in sums]
     if unrecorded:
@@ -121,7 +126,7 @@ def fetch_all(files: Iterable[RemoteFile], folder: Path) -> dict[str, Path]:
 
 
 def fetch_described(files: Iterable[RemoteFile], folder: Path, fetch: Fetch) -> dict[str, dict]:
-    """Get files into `folder` by the function `fetch`; return name -> {"sha256", "size" in bytes, "url"}."""
+    """Have `fetch` bring files into `folder`; return name -> {"sha256", "size" in bytes, "url": its first address}."""
     files = list(files)
     paths = fetch(files, folder)
 
@@ -132,7 +137,10 @@ def fetch_described(files: Iterable[RemoteFile], folder: Path, fetch: Fetch) -> 
 
 
 def _is_there(file: RemoteFile, folder: Path) -> bool:
-    """Return whether the file is in `folder`, verified; raise a UserError if another one lies under its name."""
+    """Return whether a file is in `folder`, complete and verified.
+
+    Raises a UserError if there is one of this name with another content.
+    """
     path = folder / file.name
     if not path.exists():
         return False
@@ -144,16 +152,20 @@ def _is_there(file: RemoteFile, folder: Path) -> bool:
 
 
 def _difference(path: Path, file: RemoteFile) -> str | None:
-    """Say how the file at `path` differs from `file` as it was published, or first downloaded; None if it does not.
+    """Return how what was downloaded differs from the file that was meant, for a message; None if it does not differ.
 
-    path: in the folder of downloads, the complete or the partial file
+    path: of what was downloaded, in the folder of downloads: NAME or NAME.part
+    file: the file that was meant
+
+    The size and the checksum are compared, if known, otherwise the checksum of the first download. If there is none
+    either, an archive is unpacked to see whether it is broken.
     """
     if not path.is_file():
         return "no ordinary file"
     if file.size is not None and file.size != _size(path):
         return f"{_size(path):,} bytes instead of {file.size:,}"
 
-    checksum = file.checksum
+    checksum = file.checksum  # "ALGORITHM:HEX"
     origin = file.origin
     if not checksum:
         first_sum = recorded_sums(path.parent).get(file.name)
@@ -167,7 +179,8 @@ def _difference(path: Path, file: RemoteFile) -> str | None:
         if actual == expected:
             return None
 
-    # Servers answer with a web page where a file has moved; saying so helps more than two checksums that differ.
+    # The checksum differs, or there is none. Where a file has moved, servers may send a web page in its place; saying
+    # so helps more than two checksums that differ.
     with open(path, "rb") as content:
         start = content.read(1000).lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if start.startswith((b"<!doctype html", b"<html")):
@@ -178,11 +191,13 @@ def _difference(path: Path, file: RemoteFile) -> str | None:
 
 
 def _broken(path: Path, name: str) -> str | None:
-    """Unpack an archive to its end, and say what is wrong with it; None if nothing is, or if it is no archive.
+    """Unpack an archive to its end, and return what is wrong with it, for a message; None if nothing is.
 
-    This is for files without a published checksum: that of a broken download would be recorded as the right one.
+    This is for files without any checksum, because that of a broken download would be recorded as the right one. A file
+    that is no archive by its name cannot be broken in this sense: None is returned.
 
-    path: where the archive lies now, maybe as NAME.part; name: its NAME, whose ending tells its format
+    path: of the archive, NAME or NAME.part
+    name: its NAME, whose ending tells its format
     """
     try:
         if name.endswith(".zip"):
@@ -193,7 +208,8 @@ def _broken(path: Path, name: str) -> str | None:
             with gzip.open(path) as unpacked:
                 while unpacked.read(CHUNK):
                     pass
-    except Exception as error:  # besides their own they raise EOFError, zlib.error, OSError, RuntimeError
+    # besides errors of their own, zipfile and gzip raise EOFError, zlib.error, OSError, RuntimeError
+    except Exception as error:
         return f"no archive that unpacks ({error})"
     return None
 
@@ -201,17 +217,17 @@ def _broken(path: Path, name: str) -> str | None:
 def _download(file: RemoteFile, folder: Path, session: requests.Session) -> None:
     """Download a file into `folder` from the first address that gives it.
 
-    Raises a UserError with the reasons of all addresses if none does.
+    Raises a UserError if none does, with the reason for each address.
     """
     part = folder / f"{file.name}.part"
-    reasons = []
+    reasons = []  # for each address, "URL: REASON"
     for url in file.urls:
         try:
             resumed = _size(part) > 0
             _receive(file, url, part, session)
             reason = _difference(part, file)
 
-            if reason and resumed:  # the bytes from earlier may belong to another version of the file: start anew
+            if reason and resumed:  # the bytes of an earlier call may belong to another version of the file: start anew
                 part.unlink()
                 _receive(file, url, part, session)
                 reason = _difference(part, file)
@@ -231,23 +247,26 @@ def _download(file: RemoteFile, folder: Path, session: requests.Session) -> None
 
 
 def _receive(file: RemoteFile, url: str, part: Path, session: requests.Session) -> None:
-    """Receive the whole file into `part`, after interruptions too, with a progress bar.
+    """Receive a file from one address until it is complete, with as many requests as that takes; show a progress bar.
 
-    Raises Unavailable after ATTEMPTS interruptions in a row without a further byte, and for an invalid address.
+    part: NAME.part, the file to write; what it has already is not received again
+
+    Raises Unavailable after ATTEMPTS requests in a row that brought no further byte, for an invalid address, and for
+    what _request raises it for.
     """
-    most_received = _size(part)  # bytes; `part` becomes smaller if the server's file has changed
-    vain = 0  # interruptions in a row without a further byte
+    most_received = _size(part)  # bytes that `part` has had at most; it becomes smaller if the server's file changes
+    vain = 0  # requests in a row that brought no further byte
     interval = 0.1 if sys.stderr.isatty() else 30.0  # seconds between updates of the bar
     with tqdm(desc=file.name, total=file.size, unit="B", unit_scale=True, mininterval=interval, file=sys.stderr) as bar:
         while True:
             try:
                 _request(file, url, part, session, bar)
                 return
-            except UserError:  # of a full disk; it is a ValueError too
+            except UserError:  # the disk is full; this clause comes first because UserError is a ValueError
                 raise
-            except (ValueError, requests.TooManyRedirects) as error:  # requests' errors of addresses are ValueErrors
+            except (ValueError, requests.TooManyRedirects) as error:  # ValueErrors of requests: invalid address
                 raise Unavailable(f"no address ({_reason(error)})") from error
-            except (requests.RequestException, HTTPError) as error:
+            except (requests.RequestException, HTTPError) as error:  # an interruption
                 why = _reason(error)
 
             received = _size(part)
@@ -260,28 +279,31 @@ def _receive(file: RemoteFile, url: str, part: Path, session: requests.Session) 
                 raise Unavailable(f"{why}, {vain} times in a row")
 
             say(f"{file.name}: {why}; goes on")
+            # WAIT before the second request, doubled with each further one that is in vain
             doublings = max(vain - 1, 0)
             time.sleep(min(WAIT * 2**doublings, LONGEST_WAIT))
 
 
 def _request(file: RemoteFile, url: str, part: Path, session: requests.Session, bar: tqdm) -> None:
-    """Request once the bytes that `part` lacks, and append them to it.
+    """Request once the bytes that `part` lacks, and append them to it; do nothing if it lacks none.
+
+    part: NAME.part
+    bar: progress bar of the bytes that `part` has
 
     Raises Unavailable if the address does not give the file, an HTTPError of urllib3 or a RequestException where
-    another attempt may help, and a UserError if the disk has no room.
+    another request may help, and a UserError if the disk has no space.
     """
     received = _size(part)
     if received and received == file.size:
         return
-    validator = ""  # the server's validator of the version of the file that `part` has the beginning of
+    validator = ""  # the server's validator of the version of the file that `part` has the beginning of; "" if unknown
     if _validator_file(part).exists():
         validator = _validator_file(part).read_text()
 
-    # A part is only resumed if a checksum or the server can tell that the rest belongs to it.
-    start = received  # first byte to request
-    if file.size is not None and received > file.size:
+    start = received  # the first byte to request
+    if file.size is not None and received > file.size:  # `part` cannot be a beginning of the file
         start = 0
-    if not file.checksum and not validator:
+    if not file.checksum and not validator:  # nothing could tell whether the rest belongs to the same version
         start = 0
     headers = {}
     if start:
@@ -290,17 +312,18 @@ def _request(file: RemoteFile, url: str, part: Path, session: requests.Session, 
             headers["If-Range"] = validator  # the server sends the whole file if it has another version by now
 
     with session.get(url, headers=headers, stream=True, timeout=TIMEOUT) as response:
-        # 200: the whole file; 206: the range that was asked for; 416: there is no such range (RFC 9110)
+        # RFC 9110: status 200 comes with the whole file, 206 with the range that was asked for ("bytes FIRST-LAST/SIZE"
+        # in Content-Range), 416 if there is no such range ("bytes */SIZE")
         status = response.status_code
         content_range = response.headers.get("Content-Range", "")
         etag = response.headers.get("ETag", "")
 
         if status == 416 and content_range == f"bytes */{start}":
-            return  # `part` is complete: an earlier process was killed between the last byte and the renaming
+            return  # `part` has all bytes: an earlier process was killed between the last byte and the renaming
         same_version = not validator or not etag or etag == validator
         continues_part = content_range.startswith(f"bytes {start}-") and same_version
         if status == 416 or (status == 206 and not continues_part):
-            part.unlink(missing_ok=True)
+            part.unlink(missing_ok=True)  # so that the next request is for the whole file
             raise ProtocolError("has no rest that fits what is here")
         if status in BUSY:
             raise ProtocolError(f"{status} {response.reason}")
@@ -311,7 +334,7 @@ def _request(file: RemoteFile, url: str, part: Path, session: requests.Session, 
             start = 0
 
         length = response.headers.get("Content-Length")  # bytes of this answer
-        total = start + int(length) if length else file.size
+        total = start + int(length) if length else file.size  # bytes of the file, None if unknown
         if total is not None and file.size is not None and total != file.size:
             raise Unavailable(f"{total:,} bytes instead of {file.size:,}")
         need_space(part.parent, (total or 0) - start, file.name)
@@ -320,7 +343,8 @@ def _request(file: RemoteFile, url: str, part: Path, session: requests.Session, 
         bar.update(start - bar.n)
         with writing(part, then=RESUMED), open(part, "ab" if start else "wb") as out:
             if status == 200:
-                # only now that an earlier version's bytes are gone: they must never lie beside this one's validator
+                # Written after `part` was opened, which empties it: if the process is killed here, the bytes of an
+                # earlier version must not be beside the validator of this one.
                 _validator_file(part).write_text(etag or response.headers.get("Last-Modified", ""))
             while chunk := response.raw.read1(CHUNK):  # does not wait for a full buffer
                 out.write(chunk)
@@ -340,12 +364,13 @@ def _size(path: Path) -> int:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the end of the message of the innermost error that requests and urllib3 wrapped.
+    """Return a short message of an error of requests or urllib3, as "[Errno 104] Connection reset by peer".
 
-    As "[Errno 104] Connection reset by peer"; what stands before the last ": ", such as an object, is left out.
+    These wrap the error that is the cause, which may wrap another one. The message is that of the innermost error,
+    without what is before its last ": ", such as the name of an object.
     """
     while True:
-        # urllib3 keeps the error that it wraps in `reason`, requests among the arguments
+        # urllib3 keeps the error that it wraps in `reason`, requests keeps it among the arguments
         candidates = (getattr(error, "reason", None), *error.args)
         wrapped = [cause for cause in candidates if isinstance(cause, BaseException)]
         if not wrapped:
@@ -361,7 +386,7 @@ def digest(path: Path, algorithm: str = "sha256") -> str:
 
 
 def recorded_sums(folder: Path) -> dict[str, str]:
-    """Return name -> SHA-256 from FOLDER/SHA256SUMS, {} without that file.
+    """Return file name -> SHA-256, in hexadecimal, from the file SHA256SUMS in a folder; {} without that file.
 
     Raises a UserError that names the first malformed line.
     """
@@ -372,6 +397,7 @@ def recorded_sums(folder: Path) -> dict[str, str]:
     sums = {}
     text = path.read_text(encoding="utf-8", errors="replace")
     for number, line in enumerate(text.splitlines(), 1):
+        # "HEX  NAME" or "HEX *NAME", as sha256sum writes it; users may have called it with ./NAME
         match = re.fullmatch(r"([0-9a-fA-F]{64}) [ *](?:\./)?(.+)", line)
         if not match:
             raise UserError(f"{path}, line {number}", "is not `SHA256  NAME`; write the file anew with sha256sum")
@@ -381,9 +407,11 @@ def recorded_sums(folder: Path) -> dict[str, str]:
 
 @contextmanager
 def locked(path: Path):
-    """Hold the lock file `path`, which one process has at a time, during the context; say so if it has to wait.
+    """Hold a lock during the context, after waiting for a process that has it; print a line if it has to wait.
 
     The lock is free again when the process ends, however it ends.
+
+    path: of the lock file
     """
     lock = FileLock(path)
     with writing(path, "name another place"):

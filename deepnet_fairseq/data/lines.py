@@ -1,9 +1,13 @@
 """Read and write text as a stream of lines, so that memory does not grow with it, and work on it in several processes.
 
-Only \\n ends a line, as for other text tools. A row is what stands in one line of a text: the line itself, or a tuple
-of the lines with the same number in several files, such as a sentence pair.
+Only \\n ends a line, as for other text tools. A text may have columns, each with as many lines: those of parallel text
+are its languages. A row is a line, or a tuple with one line of each column, such as a sentence pair.
 
-No process outlives the one that started it.
+A letter with an accent is composed, é as one character (Unicode's NFC), or decomposed, e and an accent (NFD). Letters
+apart are letters of Indic scripts and Hebrew that Unicode writes as several characters even in NFC; a text that is not
+normalised may have them as one character all the same.
+
+Work is divided among processes that are forked from this one. None outlives it.
 """
 
 from __future__ import annotations
@@ -35,9 +39,9 @@ from ..errors import UserError
 from ..files import whole
 
 Pairs = list[tuple[str, str]]  # sentences, source and target
-REMOVE = "remove the pair from both files"  # end of errors about pairs with an empty side
+REMOVE = "remove the pair from both files"  # `empty` of `align`: the end of its error about a pair with an empty side
 STDIN = Path("-")  # as a file's name: standard input
-CHUNK = 2000  # rows that a process takes at a time
+CHUNK = 2000  # rows that a process works on at a time
 LONGEST = 1 << 24  # bytes that a line may have
 INVISIBLE = frozenset(("Cc", "Cf", "Zl", "Zp", "Zs"))  # categories of Unicode: control, format, separators
 # Characters of other categories that count as invisible too: two that SentencePiece drops, the braille blank, Korean
@@ -49,12 +53,12 @@ _libc = ctypes.CDLL(None)
 
 
 def _letters_apart() -> dict[str, str]:
-    """Return letter -> the several characters as which even NFC writes it.
+    """Return letter -> several characters, for each letter that NFC replaces by several characters.
 
-    There are such letters in Indic scripts (with a nukta) and in Hebrew (with points).
+    They are in Indic scripts (with a nukta) and in Hebrew (with points).
     """
     apart = {}
-    for code in (*range(0x900, 0x1000), *range(0xFB1D, 0xFB50)):
+    for code in (*range(0x900, 0x1000), *range(0xFB1D, 0xFB50)):  # blocks of Indic scripts and Tibetan, and of Hebrew
         letter = chr(code)
         composed = normalize("NFC", letter)
         if len(composed) > 1:
@@ -62,8 +66,8 @@ def _letters_apart() -> dict[str, str]:
     return apart
 
 
-APART = _letters_apart()  # a text that is not normalised may have such a letter as one character all the same
-NEVER_COMPOSED = [  # patterns of a letter of APART written as one character, and written as several
+APART = _letters_apart()  # letter apart, as one character -> as several
+NEVER_COMPOSED = [  # patterns of a letter apart written as one character, and written as several
     re.compile("|".join(APART)),
     re.compile("|".join(normalize("NFD", letter) for letter in APART)),
 ]
@@ -82,7 +86,10 @@ def check_readable(path: Path) -> None:
 
 @contextmanager
 def open_bytes(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file, a pipe or STDIN to read its bytes; standard input stays open at the end. Errors: check_readable."""
+    """Open a file, a pipe or STDIN to read its bytes; standard input stays open at the end.
+
+    Raises a UserError if there is no such file.
+    """
     check_readable(path)
     if path == STDIN:
         yield sys.stdin.buffer
@@ -93,10 +100,10 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def rereadable(path: Path) -> Iterator[Path]:
-    """Give a path that can be read more than once: `path` itself, or a temporary copy of what a pipe or STDIN holds.
+    """Give a path that can be read more than once: `path` itself, or that of a temporary copy of a pipe or STDIN.
 
-    The copy is removed at the end of the context. A UserError that names the copy leaves the context with the name
-    `path` instead.
+    The copy is removed at the end of the context. If a UserError in the context names the copy, `path` is put in the
+    place of that name, because the user does not know the copy.
     """
     check_readable(path)
     if path != STDIN and path.is_file():
@@ -119,9 +126,11 @@ def rereadable(path: Path) -> Iterator[Path]:
 
 
 def read_lines(path: Path, keepends: bool = False) -> Iterator[str]:
-    """Yield the lines of a file, a pipe or standard input, without their \\n unless keepends.
+    """Yield the lines of a UTF-8 file, a pipe or standard input, without a byte order mark.
 
-    Raises the errors of check_readable and split_lines.
+    keepends: whether lines keep their \\n
+
+    Raises a UserError for a missing file, and for a line that is not UTF-8 or longer than LONGEST.
     """
     name = "standard input" if path == STDIN else str(path)
     with open_bytes(path) as file:
@@ -129,17 +138,19 @@ def read_lines(path: Path, keepends: bool = False) -> Iterator[str]:
 
 
 def split_lines(file: IO[bytes], name: str, keepends: bool = False) -> Iterator[str]:
-    """Yield the lines of a file in UTF-8, without a byte order mark and, unless keepends, without their \\n.
+    """Yield the lines of an open file in UTF-8, without a byte order mark.
 
-    name: of the text, for errors. Raises a UserError with the number of a line that is not UTF-8, or longer than
-    LONGEST.
+    name: of the text, for errors
+    keepends: whether lines keep their \\n
+
+    Raises a UserError with the number of a line that is not UTF-8, or longer than LONGEST.
     """
-    read_line = partial(file.readline, LONGEST + 1)  # a whole line, which may have no end, could fill the memory
-    for number, line in enumerate(iter(read_line, b""), 1):
+    read_line = partial(file.readline, LONGEST + 1)  # no more, because a file without line ends could fill the memory
+    for number, line in enumerate(iter(read_line, b""), 1):  # b"" at the end of the file
         if len(line) > LONGEST:
             raise UserError(f"{name}, line {number}", f"is longer than {LONGEST:,} bytes; give a sentence a line")
         try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")  # -sig: without a byte order mark
         except UnicodeDecodeError:
             raise UserError(f"{name}, line {number}", "not UTF-8; convert it, say with iconv -t UTF-8") from None
         yield text if keepends else text.removesuffix("\n")
@@ -148,22 +159,23 @@ def split_lines(file: IO[bytes], name: str, keepends: bool = False) -> Iterator[
 def is_blank(line: str) -> bool:
     """Return whether a line has no visible character, so that a tokenizer may drop it.
 
-    Characters as U+200B (zero width space), BEL and U+FFFD are not visible.
+    Not visible are characters of the categories INVISIBLE, such as blanks, U+200B (zero width space) and BEL, and those
+    in BLANK.
     """
     first = line[:1]
-    if first.isalnum() and first not in BLANK:  # this decides about most lines, in a quarter of the time
+    if first.isalnum() and first not in BLANK:  # decides most cases, and faster; BLANK has characters that are alnum
         return False
     return all(char in BLANK or category(char) in INVISIBLE for char in line)
 
 
 class Letters:
-    """Counts of lines with composed letters (é is one character) and with decomposed ones, for each column of text.
+    """Counts of lines with composed letters and of lines with decomposed ones, for each column of a text.
 
-    Tokenizers treat the two as different letters. A column is one side of parallel text, or plain text.
+    A tokenizer takes a composed letter and the same letter decomposed for different ones, so a text should have one
+    form only. Letters apart are counted separately, because NFC does not compose them.
 
-    names: of the columns, then the same names for the letters in APART
-    counts: [lines with composed letters, lines with decomposed ones], for each of the names: first, of the letters that
-        NFC writes as one character, then of those in APART
+    names: of the columns, for warnings: each once for usual letters, then each once for letters apart
+    counts: for each of the names [lines with composed letters, lines with decomposed letters]
     """
 
     def __init__(self, names: Sequence[str]):
@@ -172,33 +184,33 @@ class Letters:
         self.counts = [[0, 0] for _ in self.names]
 
     def add(self, rows: Iterable[tuple[str, ...]]) -> None:
-        """Count some rows of text, each with a line for each column."""
+        """Count some rows of text, each with one line of each column."""
         columns = len(self.names) // 2
         for row in rows:
             for column, line in enumerate(row):
-                if line.isascii():
+                if line.isascii():  # it has no letters of either kind
                     continue
 
-                forms = self.counts[column]
-                if not is_normalized("NFD", line):
-                    forms[0] += 1
+                usual = self.counts[column]
+                if not is_normalized("NFD", line):  # there is something to decompose
+                    usual[0] += 1
                 # NFC makes a line shorter only by composing letters; what it replaces one by one does not count
                 if not is_normalized("NFC", line) and len(normalize("NFC", line)) < len(line):
-                    forms[1] += 1
+                    usual[1] += 1
 
-                forms = self.counts[columns + column]
+                apart = self.counts[columns + column]
                 for form, pattern in enumerate(NEVER_COMPOSED):
                     if pattern.search(line):
-                        forms[form] += 1
+                        apart[form] += 1
 
     def merge(self, other: Letters) -> None:
-        """Add the counts of another part of the text, with as many columns."""
-        for forms, other_forms in zip(self.counts, other.counts, strict=True):
-            forms[0] += other_forms[0]
-            forms[1] += other_forms[1]
+        """Add the counts of another text, or of another part of this one, with as many columns."""
+        for counts, other_counts in zip(self.counts, other.counts, strict=True):
+            counts[0] += other_counts[0]
+            counts[1] += other_counts[1]
 
     def warn(self) -> None:
-        """Print a warning for each column that has letters of both forms."""
+        """Print a warning for each column that has both composed and decomposed letters."""
         for name, (composed, decomposed) in zip(self.names, self.counts, strict=True):
             if composed and decomposed:
                 print(
@@ -210,7 +222,8 @@ class Letters:
 def note_letters(names: Sequence[str], rows: Iterable[tuple[str, ...]]) -> None:
     """Print a warning for each column of text that has both composed and decomposed letters; see Letters.
 
-    names: of the columns; rows: a line of each column
+    names: of the columns, for the warnings
+    rows: of the text
     """
     letters = Letters(names)
     letters.add(rows)
@@ -218,16 +231,22 @@ def note_letters(names: Sequence[str], rows: Iterable[tuple[str, ...]]) -> None:
 
 
 def one_line(text: str) -> str:
-    """Return `text` without white space around it, and with blanks for what other tools take for line ends."""
+    """Return a text in which no tool finds a line end: without white space around it, and with blanks for line ends.
+
+    Besides \\n these are the characters at which str.splitlines splits, as \\r, U+0085 and U+2028.
+    """
     return " ".join(text.strip().splitlines())
 
 
 def read_pairs(
     source: Path, target: Path, empty: str = "keep", clean: Callable[[str], str] = str
 ) -> Iterator[tuple[str, str]]:
-    """Yield the lines of two files in pairs, each changed by the function `clean`.
+    """Return an iterator of pairs: line i of the file `source` and line i of the file `target`.
 
-    empty: treatment of pairs with an empty side, as in align. Raises the errors of read_lines and align.
+    empty: what is done with a pair that has an empty side, as in align: "keep" it, "drop" it, or end of an error
+    clean: function that changes each line, such as one_line; by default lines stay as they are
+
+    The iterator raises a UserError for a missing file, bad UTF-8 or unequal numbers of lines.
     """
     sources = map(clean, read_lines(source))
     targets = map(clean, read_lines(target))
@@ -239,13 +258,15 @@ def align(
 ) -> Iterator[tuple[str, str]]:
     """Yield the lines of two texts in pairs; raise a UserError if one has more lines.
 
-    names: of the texts, for errors
-    empty: treatment of a pair with an empty side: "keep" it (a published test set, whose sentences must not change),
-        "drop" it (training text), or any other words: raise a UserError that ends with them, as REMOVE
+    names: of the two texts, for errors
+    empty: what is done with a pair that has an empty side (see is_blank). "keep": it is yielded, as in test sets, whose
+        sentences must not change. "drop": it is left out, as of training text. Any other words: a UserError is raised
+        whose message ends with them, as REMOVE.
     """
     for number, pair in enumerate(zip_longest(sources, targets), 1):
         if None in pair:
-            # zip_longest gives None for the shorter text, which has ended; the rest of the longer one is counted
+            # The shorter text has ended before, and zip_longest gives None for it. The longer one has this line and the
+            # rest, which is counted for the message.
             if pair[0] is None:
                 counts = (number - 1, number + sum(1 for _ in targets))
             else:
@@ -261,9 +282,11 @@ def align(
 
 
 def as_many(rows: Iterable, expected: int, path: Path) -> Iterator:
-    """Yield the rows of a text that was read before; raise a UserError at the end unless there are still `expected`.
+    """Yield the rows of a text; raise a UserError at the end if there were not `expected` of them.
 
-    path: file of the text, for the error
+    The text was read and counted before, and somebody may have changed its file since.
+
+    path: of the file, for the error
     """
     count = 0
     for row in rows:
@@ -274,12 +297,18 @@ def as_many(rows: Iterable, expected: int, path: Path) -> Iterator:
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> int:
-    """Write lines to the file `path`, whole or not at all; return their number. Its folder is made if it is missing."""
+    """Write lines to a file, which appears whole or not at all; return their number. Missing folders are made."""
     return write_columns([path], ((line,) for line in lines))
 
 
 def write_columns(paths: list[Path], rows: Iterable[tuple[str, ...]]) -> int:
-    """Write line i of every row to the file paths[i], each file whole or not at all; return the number of rows."""
+    """Write each column of a text to a file of its own; return the number of rows.
+
+    Each file appears whole or not at all. Missing folders are made.
+
+    paths: of the files, one for each column
+    rows: each with one line of each column
+    """
     count = 0
     with ExitStack() as stack:
         files = []
@@ -297,13 +326,13 @@ def write_columns(paths: list[Path], rows: Iterable[tuple[str, ...]]) -> int:
 
 
 @contextmanager
-def writing(path: Path, then: str = "free some space, or name another place"):
+def writing(path: Path, then: str = "free some space, or name another place") -> Iterator[None]:
     """Turn an OSError in the context into a UserError, which says that `path` could not be written.
 
-    The disk may be full, over quota or read-only. Errors of requests and of broken archives are OSErrors without errno,
-    and pass through.
+    This is for disks that are full, over quota or read-only. Errors of the library requests and of broken archives are
+    OSErrors too, but have no errno; they are raised as they are.
 
-    then: the way out that the UserError names
+    then: end of the message, which tells the user what to do then
     """
     try:
         yield
@@ -316,7 +345,12 @@ def writing(path: Path, then: str = "free some space, or name another place"):
 
 
 def map_rows(function: Callable, rows: Iterable, workers: int, label: str, total: int | None = None) -> Iterator:
-    """Yield function(row) of every row, in order; workers, label, total: as for map_chunks."""
+    """Yield function(row) of every row, in order, computed by several processes; show a progress bar on a terminal.
+
+    workers: number of processes
+    label: of the bar
+    total: number of rows, from which the bar estimates the time left; None if unknown
+    """
 
     def map_chunk(chunk: list) -> list:
         return list(map(function, chunk))
@@ -326,11 +360,13 @@ def map_rows(function: Callable, rows: Iterable, workers: int, label: str, total
 
 
 def map_chunks(function: Callable, rows: Iterable, workers: int, label: str, total: int | None = None) -> Iterator:
-    """Cut the rows into lists of CHUNK, and yield function(list) of each, in order; show a progress bar on a terminal.
+    """Divide the rows into lists of CHUNK, and yield function(list) of each, in order, computed by several processes.
 
-    workers: processes, forked from this one if more than 1; a few lists of rows are in memory at a time
+    A progress bar is shown on a terminal. A few lists are in memory at a time.
+
+    workers: number of processes; with 1 this process does the work
     label: of the bar
-    total: number of rows, from which the bar estimates the time left, None if unknown
+    total: number of rows, from which the bar estimates the time left; None if unknown
     """
     with tqdm(desc=label, total=total, unit=" lines", unit_scale=True, disable=None) as bar:
         for size, result in sized_chunks(function, rows, workers):
@@ -339,14 +375,19 @@ def map_chunks(function: Callable, rows: Iterable, workers: int, label: str, tot
 
 
 def sized_chunks(function: Callable, rows: Iterable, workers: int) -> Iterator[tuple[int, Any]]:
-    """Yield (number of rows, function(list)) for lists of CHUNK rows, as map_chunks, but without a progress bar."""
+    """Divide the rows into lists of CHUNK; yield (length of the list, function(list)) for each, in order.
+
+    Other than map_chunks this shows no progress bar.
+
+    workers: number of processes; this process does the work if it is 1, or if there is one list only
+    """
     chunks = _chunks(rows)
     first_two = list(islice(chunks, 2))
     all_chunks = chain(first_two, chunks)
 
     if workers > 1 and len(first_two) > 1:
         yield from _in_processes(function, all_chunks, workers)
-    else:  # processes would take longer to start than one chunk takes
+    else:  # for one chunk, processes would take longer to start than the work takes
         for chunk in all_chunks:
             yield len(chunk), function(chunk)
 
@@ -361,41 +402,43 @@ def _chunks(rows: Iterable) -> Iterator[list]:
 def _in_processes(function: Callable, chunks: Iterable[list], workers: int) -> Iterator[tuple[int, Any]]:
     """Yield (length of the chunk, function(chunk)) of each chunk, in order, computed by processes forked from this one.
 
-    No more than 2 * workers + 1 chunks and their results are in memory, however long the text. Raises a UserError if a
-    process is killed.
+    chunks: lists of rows; no more than 2 * workers + 1 of them, and of their results, are in memory
+    workers: number of processes
+
+    Raises what the function raises, and a UserError if a process is killed.
     """
     with ProcessPoolExecutor(workers, mp_context=_fork, initializer=_begin_worker, initargs=(function,)) as pool:
         pending: deque = deque()  # (rows of the chunk, future of its result), the oldest first
         try:
             for chunk in chunks:
                 pending.append((len(chunk), pool.submit(_work, chunk)))
-                if len(pending) > 2 * workers:
+                if len(pending) > 2 * workers:  # every process has one chunk, and one that waits
                     size, future = pending.popleft()
                     yield size, future.result()
-            for size, future in pending:
+            for size, future in pending:  # the last ones
                 yield size, future.result()
         except BrokenProcessPool:
             raise UserError(_killed_message("some --workers")) from None
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # after an error or interrupt chunks may still be waiting
+            pool.shutdown(wait=False, cancel_futures=True)  # do not begin chunks that wait after an error or interrupt
 
 
 def in_child(function: Callable, *args: Any) -> Any:
-    """Call function(*args) in a process forked from this one, whose memory is free afterwards, and return the result.
+    """Call function(*args) in a process forked from this one, and return the result.
 
-    An interrupt ends the process at once, even within a long call of C++. Raises what the function raises, and a
-    UserError if the process is killed.
+    The memory that it takes is free afterwards. An interrupt (Ctrl-C) ends the process at once, even within a long call
+    of C++. Raises what the function raises, and a UserError if the process is killed.
     """
     receiver, sender = _fork.Pipe(duplex=False)
     child = _fork.Process(target=_send_result, args=(sender, function, args), daemon=False)
     child.start()
-    sender.close()  # then the child has the only open end to write to, and if it dies, recv() raises an EOFError
+    sender.close()  # then only the child can write to the pipe, and recv() raises an EOFError if the child dies
 
     try:
         result, error = receiver.recv()
     except EOFError:
         raise UserError(_killed_message("a smaller --vocab-sample")) from None
-    finally:
+    finally:  # after an interrupt too
         child.kill()
         child.join()
 
@@ -405,7 +448,7 @@ def in_child(function: Callable, *args: Any) -> Any:
 
 
 def _send_result(sender: Connection, function: Callable, args: tuple) -> None:
-    """Call function(*args) in the process of in_child; send (result, None), or (None, the exception that it raises)."""
+    """Call function(*args) in the process of in_child; send (result, None), or (None, the exception that it raised)."""
     _end_with_parent()
     try:
         answer = (function(*args), None)
@@ -415,30 +458,34 @@ def _send_result(sender: Connection, function: Callable, args: tuple) -> None:
 
 
 def _killed_message(remedy: str) -> str:
-    """Return the message of the UserError for a process that was killed; remedy: what would need less memory."""
+    """Return the message of the UserError for a process that was killed, probably for its use of memory.
+
+    remedy: what would need less memory, as "some --workers"
+    """
     return f"a process was killed, probably because memory ran out; {remedy} would need less"
 
 
 _fork = multiprocessing.get_context("fork")  # a spawned process would import torch and fairseq once more
-# The function of _in_processes, in each of its workers. They have it from the fork, so that it need not be pickled, and
-# may be a local function.
+# The function that a process of _in_processes applies to chunks. The process gets it from _begin_worker, by the fork.
+# So it need not be pickled, and may be a local function.
 _worker_function: Callable
 
 
 def _begin_worker(function: Callable) -> None:
-    """Prepare a worker of _in_processes, which runs this first."""
+    """Keep the function that _work applies; each process of _in_processes calls this first."""
     global _worker_function
     _end_with_parent()
     _worker_function = function
 
 
 def _end_with_parent() -> None:
-    """Have Linux kill this process when the one that forked it ends, and ignore interrupts, which that one handles."""
+    """Have Linux kill this process when the one that forked it ends; leave interrupts (Ctrl-C) to that one."""
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the parent's handler, as of new_folder, came with the fork
+    # the parent may have set a handler (folder.new_folder does), which came with the fork: this process just ends
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _work(chunk: list) -> Any:
-    """Return the result of the function of _in_processes, in a worker."""
+    """Return the result of the function for a chunk, in a process of _in_processes."""
     return _worker_function(chunk)

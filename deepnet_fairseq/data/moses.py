@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-# What Perl's \s matches besides the blank, as ranges of a pattern; Python's \s also matches \x1c to \x1f.
+# Content of [...] in a pattern: white space as Perl's \s, but the blank. Python's \s also matches \x1c to \x1f.
 WHITE = "\t\n\v\f\r\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 SPACE = re.compile(f"[ {WHITE}]+")
 UNEVEN = re.compile(f"[{WHITE}][ {WHITE}]*| [ {WHITE}]+")  # all white space except single blanks, which stay
@@ -20,11 +20,13 @@ PATTERN = frozenset(r".^$*+?{}[]\|()")  # characters with a special meaning in a
 
 @dataclass(frozen=True)
 class Chain:
-    """Scripts of Moses that process a line; tokenizer.perl, which also escapes special characters, is always one.
+    """Scripts of Moses that process a line of text, one after another.
 
-    normalise: whether normalize-punctuation.perl and then remove-non-printing-char.perl come first
-    aggressive: whether tokenizer.perl has its flag -a, with which it splits at hyphens
-    lowercase: whether lowercase.perl comes last
+    tokenizer.perl, which also escapes special characters, is always one of them.
+
+    normalise: whether normalize-punctuation.perl and remove-non-printing-char.perl process the line before it
+    aggressive: whether tokenizer.perl has its flag -a, with which it splits words at hyphens
+    lowercase: whether lowercase.perl processes the line after it
     """
 
     normalise: bool = False
@@ -44,13 +46,17 @@ class Chain:
 
 
 def line_function(lang: str, chain: Chain) -> Callable[[str], str]:
-    """Return the function that processes a line of a language, as "de", by the scripts of `chain`."""
+    """Return a function that does what the scripts in `chain` do with a line.
+
+    lang: code of the line's language, as "de"
+    """
     import regex
     from sacremoses import MosesPunctNormalizer
 
     functions: list[Callable[[str], str]] = []
     if chain.normalise:
         functions.append(normaliser(MosesPunctNormalizer(lang, perl_parity=True).substitutions))
+        # remove-non-printing-char.perl: a blank for each character of Unicode's category C (control, format, ...)
         functions.append(partial(regex.compile(r"\p{C}").sub, " "))
     functions.append(
         partial(tokeniser(lang).tokenize, aggressive_dash_splits=chain.aggressive, return_str=True, escape=True)
@@ -69,22 +75,20 @@ def line_function(lang: str, chain: Chain) -> Callable[[str], str]:
 def normaliser(rules: Iterable[tuple[str, str]]) -> Callable[[str], str]:
     """Return a function that normalises the punctuation of a line like sacremoses' normalize, but faster.
 
-    The rules are applied to the line with its "\\n", which Perl's rules see too.
-
-    rules: (pattern, replacement) of sacremoses' MosesPunctNormalizer
+    rules: (pattern, replacement) of sacremoses' MosesPunctNormalizer, in the order in which they are applied
     """
-    replacing: list[Callable[[str], str]] = []
+    replacements: list[Callable[[str], str]] = []  # one function for each rule
     for pattern, new in rules:
         if PATTERN.isdisjoint(pattern):  # plain text, for which str.replace is faster
-            replacing.append(lambda line, old=pattern, new=new: line.replace(old, new))
-        elif pattern == " +":  # by a single blank: single blanks need no replacement
-            replacing.append(partial(re.compile("  +").sub, new))
+            replacements.append(lambda line, old=pattern, new=new: line.replace(old, new))
+        elif pattern == " +":  # its replacement is a single blank, so that single blanks can be left alone
+            replacements.append(partial(re.compile("  +").sub, new))
         else:
-            replacing.append(partial(re.compile(pattern).sub, new))
+            replacements.append(partial(re.compile(pattern).sub, new))
 
     def normalise(line: str) -> str:
-        line = f"{line}\n"
-        for replace in replacing:
+        line = f"{line}\n"  # Perl's rules see the end of the line too
+        for replace in replacements:
             line = replace(line)
         return line.strip()
 
@@ -92,7 +96,10 @@ def normaliser(rules: Iterable[tuple[str, str]]) -> Callable[[str], str]:
 
 
 def tokeniser(lang: str):
-    """Return sacremoses' MosesTokenizer, changed so that it looks letters and prefixes up in sets, which is faster."""
+    """Return sacremoses' MosesTokenizer for a language, as "de", but a faster one.
+
+    sacremoses looks characters and abbreviations up in a string and a list; this one looks them up in sets.
+    """
     from sacremoses import MosesTokenizer
 
     class FasterTokenizer(MosesTokenizer):
@@ -117,19 +124,19 @@ def tokeniser(lang: str):
 def lowercase(line: str) -> str:
     """Return the line in lower case as Perl's lc makes it, where Σ always becomes σ.
 
-    Python's str.lower makes it ς at the end of a word; a Σ that is lower-cased alone is at no end.
+    Python's str.lower makes it ς at the end of a word of two or more letters.
     """
     if "Σ" in line:
-        return "".join(map(str.lower, line))
+        return "".join(map(str.lower, line))  # each character alone, where it is at the end of no word
     return line.lower()
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a sentence pair.
+    """Limits for the lengths of a sentence pair, by which clean-corpus-n.perl keeps or drops it.
 
-    ratio: at most so many times as many words on one side as on the other
-    least, most: words of each side
+    ratio: the longer side may have at most this many times the words of the shorter one
+    least, most: how many words each side must have at least, and may have at most
     """
 
     ratio: float
@@ -141,9 +148,10 @@ class Limits:
 
 
 def clean(pairs: Iterable[tuple[str, str]], limits: Limits) -> Iterator[tuple[str, str]]:
-    """Yield the pairs within the limits, with single blanks between words and without "|", as clean-corpus-n.perl.
+    """Yield the sentence pairs that clean-corpus-n.perl keeps, as it changes them.
 
-    The bar separates the factors of a word in Moses.
+    It keeps those within the limits. It removes "|", which separates the factors of a word in Moses, and puts single
+    blanks between words.
     """
     for pair in pairs:
         source, target = (UNEVEN.sub(" ", line.replace("|", "")).strip(" ") for line in pair)
@@ -154,14 +162,15 @@ def clean(pairs: Iterable[tuple[str, str]], limits: Limits) -> Iterator[tuple[st
 def _within(pair: tuple[str, str], limits: Limits) -> bool:
     """Return whether a pair has text on both sides, is within the limits, and has no word above LONGEST_WORD.
 
-    The words of each side are separated by single blanks.
+    pair: source and target, each with single blanks between words
     """
     if not all(pair):
         return False
 
-    short, long = sorted(line.count(" ") + 1 for line in pair)
+    short, long = sorted(line.count(" ") + 1 for line in pair)  # words of the shorter and of the longer side
     if short < limits.least or long > limits.most or long / short > limits.ratio:
         return False
 
-    # the words of a line that is short enough as a whole need not be looked at
-    return all(len(line) <= LONGEST_WORD or max(map(len, line.split(" "))) <= LONGEST_WORD for line in pair)
+    # only a line above LONGEST_WORD as a whole can have such a word
+    long_lines = [line for line in pair if len(line) > LONGEST_WORD]
+    return all(len(word) <= LONGEST_WORD for line in long_lines for word in line.split(" "))
