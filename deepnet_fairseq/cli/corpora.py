@@ -160,7 +160,7 @@ def plain_text(args) -> Shown:
         prepare_lm(
             texts=texts,
             dest=Path(args.dest),
-            segmenter=SEGMENTERS[args.bpe](args),
+            make_segmenter=SEGMENTERS[args.bpe](args),
             dictionary=dictionary,
             workers=args.workers,
         )

@@ -1,7 +1,8 @@
-"""Find the vocabulary of a model, to prepare a second corpus with its own pieces and dictionary.
+"""Find the vocabulary of a trained model (--like), to prepare a second corpus with the same pieces and dictionaries.
 
-A model is fine-tuned on text that is cut as its own was, because each row of its embeddings stands for one piece. The
-vocabulary lies with the data of its run, and in folders of `deepnet export`.
+A model is fine-tuned on text that is cut as its own was, because each row of its embeddings stands for one piece. Its
+vocabulary, a SentencePiece model and fairseq's dictionaries, is with the data that it was trained on, and in folders of
+`deepnet export`.
 
 A "dictionary" is a file dict.LANG.txt of fairseq, with a symbol and its count in each line. "Data" are binarised data:
 a folder, or fairseq's list of folders, separated by ":" (os.pathsep), of which the first has the dictionaries.
@@ -35,7 +36,7 @@ SHOWN = 8  # unseen symbols that a warning names
 class KnownVocabulary:
     """Vocabulary of a trained model.
 
-    pieces: file of the SentencePiece model that cut its text
+    pieces: file of the SentencePiece model that cuts its text
     dictionaries: language -> lines of fairseq's dict.LANG.txt
     """
 
@@ -50,9 +51,11 @@ class KnownVocabulary:
         return paths
 
     def note_unseen(self, lang: str, subset: str, lines: Iterable[str]) -> None:
-        """Print a warning if a text in pieces has some that the dictionary of `lang` lacks.
+        """Print a warning if a text has pieces that the dictionary of its language lacks; they become <unk>.
 
-        subset: name of the text, for the warning; lines: of the text, with blanks between the pieces
+        lang: language of the text
+        subset: name of the text, for the warning
+        lines: of the text, with blanks between the pieces
         """
         known = set(_symbols(self.dictionaries[lang]))
         unseen = Counter[str]()  # piece -> its count in the text
@@ -76,13 +79,14 @@ class KnownVocabulary:
 
 
 def find_vocabulary(given: str | os.PathLike[str], langs: tuple[str, str]) -> KnownVocabulary:
-    """Return the vocabulary of a model for text in two languages.
+    """Return the vocabulary of a model, with its dictionaries of two languages.
 
-    given: --like, a checkpoint, a run's folder of checkpoints, a folder of binarised data, or one of `deepnet export`
+    given: value of --like: a checkpoint, a run's folder of checkpoints, a folder of binarised data, or one of
+        `deepnet export`
     langs: source and target
 
-    Before a checkpoint is given, deepnet_fairseq.register() must be called, which lets torch load fairseq's classes.
-    Raises a UserError, naming the flag, if nothing there says what the model's pieces and dictionaries are.
+    Before this is called with a checkpoint, deepnet_fairseq.register() must be called, so that torch can load fairseq's
+    classes. Raises a UserError that names --like if the pieces and dictionaries cannot be found.
     """
     path = Path(given)
     if not path.exists():
@@ -92,12 +96,15 @@ def find_vocabulary(given: str | os.PathLike[str], langs: tuple[str, str]) -> Kn
     if path.is_dir() and any(path.glob("dict.*.txt")):
         return _of_data(f"--like {path}", str(path), langs)
     if path.is_dir():
-        path = _newest_checkpoint(path)
+        path = _checkpoint_in(path)
     return _of_checkpoint(path, langs)
 
 
-def _newest_checkpoint(folder: Path) -> Path:
-    """Return the last checkpoint in a run's folder, else the best, else the newest file *.pt; UserError without any."""
+def _checkpoint_in(folder: Path) -> Path:
+    """Return a checkpoint in a run's folder: checkpoint_last.pt, else checkpoint_best.pt, else the newest file *.pt.
+
+    Any will do, because all checkpoints of a run have the same vocabulary. Raises a UserError if there is none.
+    """
     named = _first_file(folder, CHECKPOINTS)
     if named is not None:
         return named
@@ -115,6 +122,8 @@ def _newest_checkpoint(folder: Path) -> Path:
 def _of_checkpoint(path: Path, langs: tuple[str, str]) -> KnownVocabulary:
     """Return the vocabulary of the data that a checkpoint was trained on.
 
+    path: of the checkpoint, which names the folder of its data
+
     Raises a UserError if the file is no checkpoint, or if its data are gone or have another vocabulary by now.
     """
     import torch  # here, because data and exports are read without it
@@ -125,18 +134,19 @@ def _of_checkpoint(path: Path, langs: tuple[str, str]) -> KnownVocabulary:
         data = task["data"]
     except Exception as error:  # a file of another kind makes torch raise errors of any kind
         raise UserError(f"--like {path}", "is no checkpoint of fairseq-train that can be read") from error
-    where = f"--like {path}: its data {data}"
+    where = f"--like {path}: its data {data}"  # beginning of messages
     folder = Path(data.split(os.pathsep)[0])
     if not folder.is_dir():
         raise UserError(f"{where} are not there; give the folder where they lie now, or one of `deepnet export`")
     known = _of_data(where, data, langs)
 
-    # Each digest that the checkpoint has recorded ("pieces", "source", "target") must be that of a file of the data.
-    # Older checkpoints have recorded none. Which dictionary is the source's does not matter.
+    # The data may have been prepared anew since the training. The checkpoint has recorded digests of its SentencePiece
+    # model, as "pieces", and of its dictionaries, as "source" and "target". Each must be that of one of the files that
+    # are there now. Older checkpoints have recorded none.
     recorded = (content.get("task_state") or {}).get(digests.KEY) or {}
     compared = ["pieces"]
     present = [digests.of_cutting([known.pieces])]
-    if str(task.get("_name")) == "translation":  # other tasks add tags of languages to their dictionaries
+    if str(task.get("_name")) == "translation":  # dictionaries of other tasks have tags of languages that files lack
         compared += ["source", "target"]
         for file in folder.glob("dict.*.txt"):
             present.append(digests.of_symbols([*FAIRSEQ_SPECIAL, *_symbols(read_lines(file))]))
@@ -149,7 +159,8 @@ def _of_checkpoint(path: Path, langs: tuple[str, str]) -> KnownVocabulary:
 def _task_of(content: Any) -> dict[str, Any]:
     """Return the settings of a checkpoint's task, with the name of the task as "_name".
 
-    content: of the checkpoint; old releases of fairseq saved all settings as a Namespace "args", new ones "cfg"
+    content: what torch.load returned; new releases of fairseq save "cfg", which has them as "task", and old ones a
+        Namespace of all settings as "args"
     """
     section = (content.get("cfg") or {}).get("task") or content.get("args")
     if isinstance(section, argparse.Namespace):
@@ -158,9 +169,11 @@ def _task_of(content: Any) -> dict[str, Any]:
 
 
 def _of_data(where: str, data: str, langs: tuple[str, str]) -> KnownVocabulary:
-    """Return the vocabulary of binarised data; raise a UserError if no SentencePiece model lies with them.
+    """Return the vocabulary of binarised data; raise a UserError if there is no SentencePiece model beside them.
 
-    where: beginning of messages, which names the data; data: their folder, or fairseq's list of folders
+    where: beginning of messages, which names the data
+    data: their folder, or fairseq's list of folders
+    langs: source and target
     """
     dictionaries = {lang: _dictionary_lines(where, data, lang) for lang in langs}
     files = digests.cutting_files(data)
@@ -176,10 +189,13 @@ def _of_data(where: str, data: str, langs: tuple[str, str]) -> KnownVocabulary:
 
 
 def _dictionary_lines(where: str, data: str, lang: str) -> list[str]:
-    """Return the lines of a language's dictionary; where, data: as in _of_data.
+    """Return the lines of a language's dictionary.
 
-    A language that the data lack gets the dictionary that all their languages share. Raises a UserError if they have
-    different ones.
+    For a language that the data lack, these are the lines of the dictionary that all their languages share; a UserError
+    is raised if they have different ones.
+
+    where: beginning of messages, which names the data
+    data: their folder, or fairseq's list of folders
     """
     folder = Path(data.split(os.pathsep)[0])
     own = folder / f"dict.{lang}.txt"
@@ -195,9 +211,11 @@ def _dictionary_lines(where: str, data: str, lang: str) -> list[str]:
 
 
 def _of_export(folder: Path, langs: tuple[str, str]) -> KnownVocabulary:
-    """Return the vocabulary of an exported model, a folder for CTranslate2 or Hugging Face.
+    """Return the vocabulary of a model in a folder of `deepnet export`, for CTranslate2 or Hugging Face.
 
-    Raises a UserError if its text is not cut by SentencePiece, or a vocabulary is missing.
+    langs: source and target
+
+    Raises a UserError if the model's text is not cut by SentencePiece, or if a vocabulary is missing.
     """
     where = f"--like {folder}"
     described = read_json_object(folder / EXPORTED, "export the model again with `deepnet export`")
@@ -205,16 +223,17 @@ def _of_export(folder: Path, langs: tuple[str, str]) -> KnownVocabulary:
     if described.get("pieces") != "sentencepiece" or pieces is None:
         raise UserError(where, "its model's text is not cut by SentencePiece; give the data of its run")
 
-    tags = set((described.get("symbols") or {}).values())  # of languages; a dict.LANG.txt does not have them
+    tags = set((described.get("symbols") or {}).values())  # of languages; the task adds them, dict.LANG.txt has none
     dictionaries = {}
     for lang, side in zip(langs, ("source", "target"), strict=True):
         names = ("shared_vocabulary.json", f"{side}_vocabulary.json", "vocab.json")
         file = _first_file(folder, names)
         if file is None:
             raise UserError(where, f"holds none of {', '.join(names)}; export the model again")
-        symbols = list(json.loads(file.read_text(encoding="utf-8")))  # in the order of their numbers
-        own = symbols[len(FAIRSEQ_SPECIAL) :]
-        dictionaries[lang] = [f"{symbol} 1" for symbol in own if symbol not in tags]  # any count will do
+        # a list of symbols or a dict, symbol -> number; both have the symbols in the order of their numbers
+        symbols = list(json.loads(file.read_text(encoding="utf-8")))
+        not_special = symbols[len(FAIRSEQ_SPECIAL) :]  # dict.LANG.txt lacks fairseq's special symbols, which are first
+        dictionaries[lang] = [f"{symbol} 1" for symbol in not_special if symbol not in tags]  # any count will do
     return KnownVocabulary(pieces, dictionaries)
 
 

@@ -1,9 +1,12 @@
 """Prepare plain text for fairseq's tasks language_modeling and masked_lm: cut it into pieces, then binarise it.
 
 Text is streamed in lines; only SentencePiece's training keeps some of them in memory, see learning.py. The text is cut
-by one of fairseq's own encoders (its --bpe), and DATA/text.json records which: it holds fairseq's settings, {"bpe":
-"sentencepiece", "sentencepiece_model": "spm.model"} or {"bpe": "gpt2", "gpt2_encoder_json": "encoder.json",
-"gpt2_vocab_bpe": "vocab.bpe"}, where the files are named relative to DATA.
+by one of fairseq's own encoders (its --bpe), here called a segmenter. text.json in the folder of the data records
+which: it holds fairseq's settings, {"bpe": "sentencepiece", "sentencepiece_model": "spm.model"} or {"bpe": "gpt2",
+"gpt2_encoder_json": "encoder.json", "gpt2_vocab_bpe": "vocab.bpe"}, where the files are named relative to the folder.
+
+A split is "train", "valid" or "test"; a subset is one text of a split, by fairseq's name: "valid", "valid1", ... Pipes
+and standard input can be read only once, so they are copied to temporary files first.
 """
 
 from __future__ import annotations
@@ -46,21 +49,21 @@ CHECKSUMS = {  # file of GPT-2's BPE -> the checksum by which OpenAI's tiktoken 
 
 
 def _gpt2_symbols(encoder: Path, merges: Path) -> list[str]:
-    """Return the numbers of GPT-2's pieces in ascending order, as text: fairseq's dictionary has them as symbols.
+    """Return the symbols that fairseq's dictionary has for GPT-2's pieces: their numbers, as text, in ascending order.
 
-    The pieces are those of byte-level BPE (Radford et al. 2019).
+    The pieces are those of byte-level BPE (Radford et al. 2019). Both files are checked: a UserError is raised for one
+    with which fairseq's encoder would fail in the middle of a text.
 
     encoder: encoder.json, which holds piece -> number
-    merges: vocab.bpe, which holds two pieces a line that are merged into one
-
-    Raises a UserError for a file with which fairseq's encoder would fail in the middle of a text.
+    merges: vocab.bpe, which has a line with its version, and then two pieces a line that are merged into one
     """
     number_of = read_json_object(encoder, MEND)
     numbers = list(number_of.values())
-    all_whole = all(type(number) is int and number >= 0 for number in numbers)  # bool is a subclass of int
+    all_whole = all(type(number) is int and number >= 0 for number in numbers)  # not isinstance: True is an int too
     if not all_whole or len(set(numbers)) < len(numbers):
         raise UserError(encoder, f"must give each piece a whole number of its own; {MEND}")
 
+    # bytes_to_unicode: byte -> the character that stands for it in GPT-2's pieces
     missing = [symbol for symbol in bytes_to_unicode().values() if symbol not in number_of]
     if missing:
         raise UserError(encoder, f"has no number for {len(missing)} of the 256 bytes ({missing[0]!r}); {MEND}")
@@ -69,7 +72,7 @@ def _gpt2_symbols(encoder: Path, merges: Path) -> list[str]:
         if line_number == 1:  # "#version: 0.2"
             continue
         pair = line.split(" ")
-        if len(pair) != 2 or "".join(pair) not in number_of:
+        if len(pair) != 2 or "".join(pair) not in number_of:  # the merged piece must have a number
             raise UserError(f"{merges}, line {line_number}", f"is not two pieces that are one in encoder.json; {MEND}")
     return [str(number) for number in sorted(numbers)]
 
@@ -81,21 +84,23 @@ KINDS = {  # fairseq's --bpe -> {fairseq's setting: name of its file in the fold
 
 
 class Segmenter:
-    """Cutter of text into pieces by one of fairseq's encoders; raises a UserError if one of its files is unusable.
+    """Cuts text into pieces by one of fairseq's encoders; raises a UserError if one of its files is unusable.
 
     kind: fairseq's --bpe, one of KINDS
-    files: fairseq's setting -> path, in the order of KINDS[kind]
-    symbols: all pieces, as fairseq's dictionary writes them: SentencePiece's (Kudo and Richardson 2018, arXiv
-        1808.06226) as text, GPT-2's as numbers
+    files: fairseq's setting, as "sentencepiece_model" -> path of the file, in the order of KINDS[kind]
+    symbols: all pieces, as fairseq's dictionary has them: those of SentencePiece (Kudo and Richardson 2018, arXiv
+        1808.06226) as text, those of GPT-2 as numbers
     """
 
     def __init__(self, kind: str, files: dict[str, Path]):
         self.kind = kind
         self.files = files
         if kind == "gpt2":
-            self.symbols = _gpt2_symbols(*files.values())
+            encoder, merges = files.values()
+            self.symbols = _gpt2_symbols(encoder, merges)
         else:
-            self.symbols = Vocabulary(*files.values()).subwords
+            (model,) = files.values()
+            self.symbols = Vocabulary(model).subwords
         settings = {setting: str(path) for setting, path in files.items()}
         self._bpe = encoders.build_bpe(argparse.Namespace(bpe=kind, **settings))
 
@@ -108,9 +113,9 @@ class Segmenter:
         return self._bpe.decode(pieces)
 
     def write(self, folder: Path, **facts) -> None:
-        """Copy the files to `folder`, unless they lie there already, and write text.json there.
+        """Copy the segmenter's files to `folder`, unless they are there already, and write text.json there.
 
-        facts: entries of text.json beside the settings, "types" and "text" (see prepare_lm)
+        facts: further entries of text.json besides fairseq's settings; prepare_lm gives "types" and "text"
         """
         for setting, name in KINDS[self.kind].items():
             source = self.files[setting]
@@ -120,7 +125,10 @@ class Segmenter:
 
 
 def read_segmenter(folder: Path) -> Segmenter:
-    """Return the segmenter that cut the data in `folder`, by its text.json; raise a UserError if it has none."""
+    """Return the segmenter that cut the data in `folder`.
+
+    Raises a UserError if the folder has no text.json, or one without a segmenter.
+    """
     path = folder / NAME
     mend = "make the data with `deepnet prepare lm`, or write their BPE there as docs/language_models.md says"
     content = read_json_object(path, mend)
@@ -154,43 +162,45 @@ def fetch_gpt2(folder: Path) -> dict[str, Path]:
 def prepare_lm(
     texts: dict[str, list[Path]],
     dest: Path,
-    segmenter: Callable[[Path, PlainText], Segmenter],
+    make_segmenter: Callable[[Path, PlainText], Segmenter],
     dictionary: Path | None = None,
     workers: int = 1,
 ) -> None:
     """Check text for language models, cut it into pieces and binarise it into the new folder `dest`.
 
     `dest` appears whole at the end, or not at all. It gets dict.txt, SUBSET.bin and SUBSET.idx, the text in pieces as
-    text/SUBSET, the segmenter's files, and text.json. Beside fairseq's settings that holds "types", the size of the
-    dictionary, and "text": subset -> {"lines", "words", "bytes", "pieces", "unknown": per cent of them}.
+    text/SUBSET, the segmenter's files, and text.json. Besides fairseq's settings this has "types", the size of the
+    dictionary, and "text": subset -> {"lines", "words", "bytes", "pieces": their numbers, "unknown": how many per cent
+    of the pieces became <unk>}.
 
-    texts: "train", "valid" and "test" -> files, one for "train"; the subsets of several files are valid, valid1, ...
-    segmenter: function that returns the segmenter; it is called with the folder that becomes `dest`, where it may write
-        its files, and with the training text, after all text was checked
-    dictionary: file of an earlier model's dictionary; by default a new one has all symbols of the segmenter, sorted by
-        how often they occur in the training text
-    workers: processes
+    texts: "train", "valid" and "test" -> files; "train" has one, the others may have several, which become the subsets
+        "valid", "valid1", ...
+    make_segmenter: function that returns the segmenter; it is called when all text has been checked, with the folder
+        that becomes `dest`, where it may write its files, and with the training text
+    dictionary: file of an earlier model's dictionary; None to make one of all symbols of the segmenter, sorted by how
+        often they occur in the training text
+    workers: number of processes
     """
     check_folder("DEST", dest)
     refuse_pathsep(dest)
     with new_folder(dest) as part, ExitStack() as copies:
         paths = _rereadable_subsets(texts, copies)
         text_size = sum(path.stat().st_size for path in paths.values())
-        # the vocabulary's size is not known yet: taken as one whose numbers have 2 bytes
+        # the size of the vocabulary is not known yet; 0 stands for any whose numbers have 2 bytes
         say_space(dest, prepared_size(text_size, pieces=0), str(dest))
         checked = _survey_all(paths, workers)
 
-        cutter = segmenter(part, checked["train"])
-        counts: Counter = Counter()  # symbol -> its count in the training text
+        segmenter = make_segmenter(part, checked["train"])
+        counts: Counter = Counter()  # symbol -> its count in the training text, for a new dictionary
         (part / "text").mkdir()
         for subset, text in checked.items():
-            total = counts if subset == "train" and dictionary is None else None
-            chunks = _cut(text, cutter, workers=workers, subset=subset, total=total)
+            wanted_counts = counts if subset == "train" and dictionary is None else None
+            chunks = _cut(text, segmenter, workers=workers, subset=subset, counts=wanted_counts)
             write_lines(part / "text" / subset, chunks)
 
         if dictionary is None:
             dictionary = part / "text" / "dict.txt"
-            _new_dictionary(counts, cutter.symbols).save(str(dictionary))
+            _new_dictionary(counts, segmenter.symbols).save(str(dictionary))
 
         print("| binarising", flush=True)
         binarised = binarise(
@@ -199,18 +209,18 @@ def prepare_lm(
             dest=part,
             workers=workers,
             dictionary=dictionary,
-            lines={subset: text.facts.rows for subset, text in checked.items()},
+            lines={subset: text.found.rows for subset, text in checked.items()},
         )
 
-        sizes = {}
+        sizes = {}  # entry "text" of text.json
         for subset, text in checked.items():
-            counted = binarised["text"][subset][PLAIN]
+            of_pieces = binarised["text"][subset][PLAIN]
             sizes[subset] = {
-                **text.facts.sizes(),
-                "pieces": counted["pieces"],
-                "unknown": counted["unknown"],
+                **text.found.sizes(),
+                "pieces": of_pieces["pieces"],
+                "unknown": of_pieces["unknown"],
             }
-        cutter.write(part, types=binarised["types"], text=sizes)
+        segmenter.write(part, types=binarised["types"], text=sizes)
 
     print(f"| dictionary: {binarised['types']:,} types")
     for subset, numbers in sizes.items():
@@ -220,9 +230,10 @@ def prepare_lm(
 
 
 def _rereadable_subsets(texts: dict[str, list[Path]], copies: ExitStack) -> dict[str, Path]:
-    """Return subset, by fairseq's name -> a file that can be read more than once.
+    """Return subset -> a file that can be read more than once: the given one, or a temporary copy of a pipe.
 
-    texts: split -> files; copies: gets the temporary copies of pipes, and removes them when it closes
+    texts: split -> files
+    copies: when it closes, it removes the temporary copies
     """
     paths = {}
     for split, files in texts.items():
@@ -233,9 +244,10 @@ def _rereadable_subsets(texts: dict[str, list[Path]], copies: ExitStack) -> dict
 
 
 class PlainSurvey(Survey):
-    """Survey of text in one language.
+    """Survey of plain text: what Survey counts, and further counts of lines that are not blank (lines.is_blank).
 
-    words: stretches of text between white space, in lines that are not blank; sentences: lines that are not blank
+    words: stretches of text between white space in these lines
+    sentences: number of these lines
     """
 
     words = 0
@@ -250,73 +262,79 @@ class PlainSurvey(Survey):
                 self.sentences += 1
 
     def merge(self, other: PlainSurvey) -> None:
-        """Add what was counted in another part of the text."""
+        """Add the counts of another part of the text."""
         super().merge(other)
         self.words += other.words
         self.sentences += other.sentences
 
     def sizes(self) -> dict[str, int]:
-        """Return {"lines", "words", "bytes": without line ends}, as text.json holds them."""
+        """Return {"lines", "words", "bytes"}, as text.json holds them; line ends, a byte each, are not counted."""
         return {"lines": self.rows, "words": self.words, "bytes": self.size - self.rows}
 
 
 class PlainText(NamedTuple):
-    """File of text that has been checked, and its survey."""
+    """File of text that has been checked, and what was found in it."""
 
     path: Path
-    facts: PlainSurvey
+    found: PlainSurvey
 
 
 def _survey_all(paths: dict[str, Path], workers: int) -> dict[str, PlainText]:
-    """Read the file of each subset once; return subset -> file and survey.
+    """Read the file of each subset once, to check it; return subset -> file and survey.
+
+    paths: subset -> file
+    workers: number of processes
 
     Raises a UserError for a file that cannot be read or holds no text.
     """
     checked = {}
-    letters = Letters(["text"])  # of all files together: a form of accents may differ between them
+    letters = Letters(["text"])  # of all files together: é may be one character in one of them, and two in another
     for subset, path in paths.items():
         rows = ((line,) for line in read_lines(path))
-        facts = survey(PlainSurvey(["text"]), rows, workers, label=subset, size=path.stat().st_size)
-        if not facts.words:
+        found = survey(PlainSurvey(["text"]), rows, workers, label=subset, size=path.stat().st_size)
+        if not found.words:
             raise UserError(path, "no text in it")
-        checked[subset] = PlainText(path, facts)
-        letters.merge(facts.letters)
+        checked[subset] = PlainText(path, found)
+        letters.merge(found.letters)
     letters.warn()
     return checked
 
 
-def _cut(text: PlainText, cutter: Segmenter, workers: int, subset: str, total: Counter | None) -> Iterator[str]:
-    """Yield the text in pieces, in chunks of some thousand lines with "\\n" between.
+def _cut(text: PlainText, segmenter: Segmenter, workers: int, subset: str, counts: Counter | None) -> Iterator[str]:
+    """Yield the text in pieces, some thousand lines at a time as one string with "\\n" between them.
 
-    subset: its name, for the progress bar; total: the count of each piece is added to it, unless it is None. Raises a
-    UserError for a text that has changed since it was checked.
+    workers: number of processes
+    subset: name of the text, for the progress bar
+    counts: the count of each piece is added to it; None to count nothing
+
+    Raises a UserError for a text that has changed since it was checked.
     """
 
     def encode(lines: list[str]) -> tuple[str, Counter]:
-        """Return the lines in pieces as one text, and the count of each piece if counts are wanted."""
-        in_pieces = "\n".join(map(cutter.encode, lines))
-        if total is None:
+        """Return (the lines in pieces, as one string; piece -> its count, empty if nothing is to be counted)."""
+        in_pieces = "\n".join(map(segmenter.encode, lines))
+        if counts is None:
             return in_pieces, Counter()
         return in_pieces, Counter(in_pieces.split())
 
-    expected = text.facts.rows
+    expected = text.found.rows
     lines = as_many(read_lines(text.path), expected, text.path)
-    for in_pieces, counts in map_chunks(encode, lines, workers, label=f"cutting {subset}", total=expected):
-        if total is not None:
-            total.update(counts)
+    for in_pieces, chunk_counts in map_chunks(encode, lines, workers, label=f"cutting {subset}", total=expected):
+        if counts is not None:
+            counts.update(chunk_counts)
         yield in_pieces
 
 
 def train_sentencepiece(text: PlainText, vocab: int, folder: Path, sample_lines: int | None = None) -> Segmenter:
-    """Train a SentencePiece model on an even sample of the text's lines that are not blank; return its segmenter.
+    """Train a SentencePiece model on a random sample of the text's lines that are not blank; return its segmenter.
 
-    vocab: pieces of the model
+    vocab: number of pieces of the model
     folder: where the model is written, as spm.model
-    sample_lines: lines of the sample, None for as many as fit into memory, see learning.sample_limits
+    sample_lines: number of lines in the sample; None for as many as fit into memory (learning.sample_limits)
 
     Raises a UserError if the text does not allow that number of pieces.
     """
-    total = text.facts.sentences
+    total = text.found.sentences
     wanted, memory_limit = sample_limits(total, sample_lines)
     drawn = f"{total:,} lines" if wanted == total else f"{wanted:,} of {total:,} lines, drawn evenly"
     print(f"| training SentencePiece, {vocab:,} pieces, on {drawn}", flush=True)
@@ -326,7 +344,7 @@ def train_sentencepiece(text: PlainText, vocab: int, folder: Path, sample_lines:
         sample(lines, count=total, wanted=wanted, rng=Random("vocabulary")),
         vocab,
         memory_limit=memory_limit,
-        whole_text=(total, text.facts.characters),
+        whole_text=(total, text.found.characters),
         folder=folder,
         character_coverage=1.0,
         input_sentence_size=INPUT_SENTENCE_SIZE,
@@ -339,11 +357,12 @@ def train_sentencepiece(text: PlainText, vocab: int, folder: Path, sample_lines:
 
 
 def _new_dictionary(counts: Counter, symbols: Iterable[str]) -> Dictionary:
-    """Make a dictionary of all symbols, the most frequent first.
+    """Return a new dictionary of all symbols of the segmenter, the most frequent first.
 
-    It has those too that the training text lacks, because other text may have them.
+    Symbols that the training text lacks are among them, because other text may have them.
 
-    counts: symbol -> its count in the training text; symbols: all of the segmenter
+    counts: symbol -> its count in the training text
+    symbols: all of the segmenter
     """
     dictionary = Dictionary()
     for symbol in symbols:

@@ -3,7 +3,8 @@
 The text is read as a stream three times: to check it and count (the survey), to draw the sample from which the
 SentencePiece model is learnt, and to cut it into pieces. Memory does not grow with it.
 
-A split is "train", "valid" or "test"; a subset is one text of a split, by fairseq's name: "valid", "valid1", ...
+A split is "train", "valid" or "test"; a subset is one text of a split, by fairseq's name: "valid", "valid1", ... Pipes
+and standard input can be read only once, so they are copied to temporary files first.
 """
 
 from __future__ import annotations
@@ -39,18 +40,18 @@ from .survey import Survey, survey
 from .text_form import TextForm
 from .vocabulary import sample
 
-MIN_TRAIN_PAIRS = 100
+MIN_TRAIN_PAIRS = 100  # with fewer sentence pairs the text is refused
 
 
 @dataclass(frozen=True)
 class ParallelText:
     """Two files with a sentence a line, line i of one translating line i of the other.
 
-    Each reading starts from the beginning, and passes each line through one_line.
+    Each reading starts from the beginning. lines.one_line removes white space around each line and line ends within it.
 
     source, target: the files
-    empty: treatment of pairs with an empty side, as in lines.align: "drop" them, or raise an error that ends with these
-        words
+    empty: what is done with pairs that have an empty side: "drop" leaves them out; for any other words a UserError is
+        raised that ends with these words
     """
 
     source: Path
@@ -58,12 +59,18 @@ class ParallelText:
     empty: str
 
     def pairs(self) -> Iterator[tuple[str, str]]:
-        """Yield the sentence pairs; UserError for bad UTF-8, unequal numbers of lines, or empty lines."""
+        """Return an iterator of the sentence pairs; it raises a UserError for a text that cannot be used.
+
+        That is for bad UTF-8, unequal numbers of lines, and, unless they are dropped, empty lines.
+        """
         return read_pairs(self.source, self.target, self.empty, one_line)
 
     def side(self, side: int) -> Iterator[str]:
-        """Yield the sentences of one side, 0 for source or 1 for target, of text that `pairs` has checked."""
-        if self.empty == "drop":  # the other side tells too which pairs are dropped
+        """Return an iterator of the sentences of one side of text that `pairs` has checked.
+
+        side: 0 for source, 1 for target
+        """
+        if self.empty == "drop":  # both sides must be read: a pair is dropped if either is empty
             return (pair[side] for pair in self.pairs())
         path = (self.source, self.target)[side]
         return map(one_line, read_lines(path))
@@ -90,15 +97,15 @@ def prepare_text(
     pieces as text/SUBSET.LANG, and, for scores to compare with, all but the training text uncut as raw/SUBSET.LANG.
 
     langs: source and target, which are also the endings of the files
-    prefixes: "train", "valid" and "test" -> prefix P of the files P.LANG; several prefixes for "valid" and "test" are
+    prefixes: "train", "valid" and "test" -> prefix P of the files P.LANG; "valid" and "test" may have several prefixes,
         separated by commas
-    vocab: pieces of the joint SentencePiece model
-    drop_empty: leave out pairs with an empty side, for which otherwise an error is raised
-    sample_lines: lines of the training text that the model is learnt from, both languages together; None for as many as
-        fit into memory, see learning.sample_limits
-    workers: processes, None for as many as there are cores
-    like: a trained model, as for like.find_vocabulary, whose SentencePiece model and dictionaries are taken in place of
-        new ones
+    vocab: number of pieces of the SentencePiece model, which both languages share
+    drop_empty: leave out pairs with an empty side; otherwise a UserError is raised for them
+    sample_lines: number of lines of the training text that the model is learnt from, of both languages together; None
+        for as many as fit into memory (learning.sample_limits)
+    workers: number of processes; None for as many as there are cores
+    like: path of a trained model, see like.find_vocabulary, whose SentencePiece model and dictionaries are used; None
+        to make new ones
 
     Raises a UserError, before `dest` exists, for unusable text.
     """
@@ -111,6 +118,7 @@ def prepare_text(
     workers = workers or os.cpu_count() or 1
     known = find_vocabulary(like, langs) if like is not None else None
 
+    # `part` becomes `dest` at the end; `copies` are of pipes, and removed then
     with new_folder(dest) as part, ExitStack() as copies:
         texts = open_texts(langs, prefixes, drop_empty, copies)
         size = sum(text.size for text in texts.values())
@@ -145,7 +153,7 @@ def prepare_text(
 
 
 def _is_free(dest: Path) -> bool:
-    """Return whether a folder can take this name: nothing has it, or an empty folder."""
+    """Return whether a new folder can be called `dest`: nothing has this name, or an empty folder."""
     if dest.is_dir():
         return not any(dest.iterdir())
     return not dest.exists()
@@ -156,8 +164,10 @@ def open_texts(
 ) -> dict[str, ParallelText]:
     """Return subset -> text; raise a UserError for a missing file.
 
-    langs, prefixes, drop_empty: as in prepare_text
-    copies: gets the temporary copies of pipes, which can be read only once, and removes them when it closes
+    langs: source and target
+    prefixes: "train", "valid" and "test" -> prefix P of the files P.LANG, or several, separated by commas
+    drop_empty: whether pairs with an empty side are left out when the text is read
+    copies: when it closes, it removes the temporary copies of pipes
     """
     empty = "drop" if drop_empty else f"{REMOVE}, or pass --drop-empty"
     source_lang, target_lang = langs
@@ -173,13 +183,16 @@ def open_texts(
 
 
 def read_parallel(prefix: str, source_lang: str, target_lang: str, drop_empty: bool = False) -> Pairs:
-    """Return all sentence pairs of PREFIX.source_lang and PREFIX.target_lang, which must fit into memory.
+    """Return all sentence pairs of the files PREFIX.SRC and PREFIX.TGT, which must fit into memory.
 
-    drop_empty: leave out pairs with an empty side. Raises a UserError for a missing file, bad UTF-8, unequal numbers of
-    lines, or, unless drop_empty, empty lines.
+    prefix: PREFIX
+    source_lang, target_lang: SRC and TGT
+    drop_empty: leave out pairs with an empty side; otherwise a UserError is raised for them
+
+    Raises a UserError for a missing file, bad UTF-8, or unequal numbers of lines.
     """
     with ExitStack() as copies:
-        prefixes = {"train": prefix, "valid": prefix, "test": prefix}  # open_texts wants all three
+        prefixes = {"train": prefix, "valid": prefix, "test": prefix}  # open_texts needs one for each split
         texts = open_texts((source_lang, target_lang), prefixes, drop_empty=drop_empty, copies=copies)
         return list(texts["train"].pairs())
 
@@ -189,7 +202,10 @@ def survey_texts(
 ) -> dict[str, Survey]:
     """Read all texts once, and print the number of their sentence pairs; return subset -> its Survey.
 
-    texts: subset -> text; workers: processes; form: the training text is added to it
+    texts: subset -> text
+    langs: source and target
+    workers: number of processes
+    form: counts the characters of the training text, which is added to it
 
     Raises a UserError for a text that cannot be used.
     """
@@ -205,7 +221,8 @@ def survey_texts(
             raise UserError(text.source, "no sentence in it")
         print(f"| {subset}: {surveys[subset].rows:,} sentence pairs")
 
-    letters = Letters(langs)  # of all texts together: a form of accents may differ between them
+    # of all texts together: é may be one character in one of them, and two in another
+    letters = Letters(langs)
     for found in surveys.values():
         letters.merge(found.letters)
     letters.warn()
@@ -213,17 +230,19 @@ def survey_texts(
 
 
 def _added_to(form: TextForm, pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Yield the pairs unchanged, and add each to `form` on the way."""
+    """Yield the sentence pairs unchanged, and add each to `form` on the way."""
     for pair in pairs:
         form.add(pair)
         yield pair
 
 
 def learn_model(text: ParallelText, found: Survey, vocab: int, sample_lines: int | None, folder: Path) -> bytes:
-    """Return the bytes of a SentencePiece model of both languages, learnt from an even sample of the training pairs.
+    """Learn a SentencePiece model of both languages from a random sample of the training pairs; return its bytes.
 
-    text, found: the training text, and its survey
-    vocab, sample_lines: as in prepare_text
+    text: the training text
+    found: its survey
+    vocab: number of pieces
+    sample_lines: number of lines in the sample, of both languages together; None for as many as fit into memory
     folder: place for a temporary copy of the sample
 
     Raises a UserError for fewer than MIN_TRAIN_PAIRS pairs, and for a text that does not allow so many pieces.
@@ -231,7 +250,7 @@ def learn_model(text: ParallelText, found: Survey, vocab: int, sample_lines: int
     if found.rows < MIN_TRAIN_PAIRS:
         raise UserError(f"{found.rows} training pairs", f"too few to train on; give at least {MIN_TRAIN_PAIRS}")
 
-    lines = 2 * found.rows
+    lines = 2 * found.rows  # of both languages together
     wanted_lines, memory_limit = sample_limits(lines, sample_lines)
     wanted_pairs = max(1, wanted_lines // 2)
     if wanted_pairs == found.rows:
@@ -241,7 +260,7 @@ def learn_model(text: ParallelText, found: Survey, vocab: int, sample_lines: int
     print(f"| training a joint BPE of {vocab:,} pieces on {drawn}", flush=True)
 
     def sentences() -> Iterator[str]:
-        """Yield the sampled sources, then their translations: the same seed draws the same lines of both sides."""
+        """Yield the sources in the sample, then their translations: with the same seed the same pairs are drawn."""
         for side in (0, 1):
             yield from sample(text.side(side), count=found.rows, wanted=wanted_pairs, rng=Random("vocabulary"))
 
@@ -263,25 +282,30 @@ def write_in_pieces(
     folder: Path,
     workers: int,
 ) -> Counter:
-    """Write each text in pieces to FOLDER/text, and all but the training text as they are to FOLDER/raw.
+    """Write texts in pieces, and validation and test sets as they are too; return piece -> its count in "train".
 
-    texts, surveys: subset -> text, and its survey
-    model: bytes of a SentencePiece model
-    workers: processes
+    The files are text/SUBSET.LANG and raw/SUBSET.LANG in `folder`.
 
-    Returns piece -> its count in the training text. Raises a UserError for a text that changed after its survey.
+    texts: subset -> text
+    langs: source and target
+    model: bytes of the SentencePiece model
+    surveys: subset -> survey of the text
+    workers: number of processes
+
+    Raises a UserError for a text that has changed since its survey.
     """
     cutter = Cutter(model)
     training_counts = Counts(len(cutter.pieces))
 
     def cut_sides(pairs: list[tuple[str, str]]) -> list[tuple[str, Counts]]:
-        """Return, for the sources and for the targets, what Cutter.cut returns: lines in pieces, and counts."""
+        """Return, first for the sources and then for the targets, (lines in pieces as one text, counts of pieces)."""
         sources, targets = zip(*pairs, strict=True)
         return [cutter.cut(list(sources)), cutter.cut(list(targets))]
 
     for subset, text in texts.items():
         expected = surveys[subset].rows
         pairs = as_many(text.pairs(), expected, text.source)
+        # `cut_sides` of some thousand pairs at a time
         chunks = map_chunks(cut_sides, pairs, workers, label=f"cutting {subset}", total=expected)
         total = training_counts if subset == "train" else None
         write_columns([folder / "text" / f"{subset}.{lang}" for lang in langs], _counted(chunks, total))
@@ -291,10 +315,11 @@ def write_in_pieces(
 
 
 def _counted(chunks: Iterable[list[tuple[str, Counts]]], total: Counts | None) -> Iterator[tuple[str, ...]]:
-    """Yield for each chunk the sources and the targets in pieces, and add the counts of pieces to `total`.
+    """Yield (sources in pieces, targets in pieces) for each chunk of the text, and add the counts of pieces to `total`.
 
-    chunks: for each some thousand pairs, (lines in pieces with "\\n" between, counts of pieces) of sources and targets;
-    total: None to count nothing
+    chunks: [of the sources, of the targets], for some thousand pairs each; either is (lines in pieces, with "\\n"
+        between them; counts of pieces)
+    total: None to add up nothing
     """
     for sides in chunks:
         if total is not None:
