@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from posixpath import normpath
-from typing import IO
 
 from ..errors import UserError
 from ..files import whole
@@ -81,7 +80,7 @@ def stream_lines(archive: Path, member: str) -> Iterator[str]:
 
 
 @contextmanager
-def _member(archive: Path, name: str) -> Iterator[IO[bytes]]:
+def _member(archive: Path, name: str):
     """Open a member of an archive to read its bytes, unpacked if it is a .gz in a .tar or .tar.gz.
 
     name: path of the member

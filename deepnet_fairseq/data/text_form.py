@@ -6,8 +6,9 @@ the others for unknown characters. `deepnet prepare text` counts what its traini
 text_form.json; for data without that file, the form is told from the pieces in the dictionary. A line is changed only
 where that loses nothing.
 
-Letters apart (lines.APART) are letters of Indic scripts and Hebrew that Unicode writes as several characters even in
-NFC; a text may have them as one character all the same.
+A letter with an accent is composed if it is one character, and decomposed if it is a letter and a mark. Letters apart
+(lines.APART) are letters of Indic scripts and Hebrew that Unicode decomposes even in NFC; a text may have them as one
+character all the same.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from .steps import write_json
 
 NAME = "text_form.json"
 MEND = "prepare the data again, or remove the file: then the dictionary tells the form"
-STRAY = 0.01  # a text is consistently in a form if at most this share of its lines (or pieces) is in another one
+STRAY = 0.01  # a text counts as written in one form if at most this share of its lines (or pieces) is in another one
 
-_TO_APART = str.maketrans(APART)  # table for str.translate: letter apart -> the several characters
-_MARKS_APART = frozenset(mark for letters in APART.values() for mark in letters[1:])  # nuktas and points of these
+_TO_APART = str.maketrans(APART)  # table for str.translate: letter apart, as one character -> as several
+_MARKS_APART = frozenset(mark for letters in APART.values() for mark in letters[1:])  # marks of decomposed ones
 
 # Characters that keyboards, word processors and PDF files put in the place of another -> replacements, of which the
 # first that the training text has is taken. Most are those of Moses' normalize-punctuation.perl.
@@ -61,9 +62,9 @@ LIGATURES = range(0xFB00, 0xFB18)  # ﬁ and its like, of PDF files
 class Form:
     """The form of a training text in one language, to which other lines are brought.
 
-    unicode: "NFC" or "NFD" if the text is consistently so, else ""
+    unicode: "NFC" or "NFD" if the text is written in it, "" if it has both
     replace: character that the text never has -> what it has in its place
-    join: letter apart as several characters -> as one, for those that the text has as one
+    join: letter apart, as several characters -> as one, for those that the text has as one
     """
 
     unicode: str = ""
@@ -71,7 +72,7 @@ class Form:
     join: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self):
-        """Raise a ValueError for fields of other types, because they may come from a file."""
+        """Raise a ValueError for fields with other values, because they may come from a file; prepare `apply`."""
         texts = chain.from_iterable([*self.replace.items(), *self.join.items()])
         if self.unicode not in ("", "NFC", "NFD") or not all(isinstance(text, str) for text in texts):
             raise ValueError("form")
@@ -80,39 +81,41 @@ class Form:
 
     def apply(self, line: str) -> str:
         """Return the line in this form; a line that is in it already stays as it is."""
-        line = line.translate(self._table)  # type: ignore[attr-defined]  # set above
+        line = line.translate(self._table)  # type: ignore[attr-defined]  # __post_init__ sets it
         if self.unicode:
             line = normalize(self.unicode, line)
-        for letters, letter in self.join.items():
+        for letters, letter in self.join.items():  # after `normalize`, which writes letters apart as several characters
             line = line.replace(letters, letter)
         return line
 
     @classmethod
     def of_characters(cls, characters: Iterable[str], unicode: str, joined: bool) -> Form:
-        """Return the form of a text that has these characters.
+        """Return the form of a text from what is known of it.
 
-        unicode: the text's, as in Form; joined: whether it has letters apart as one character
+        characters: all that occur in the text
+        unicode: "NFC" or "NFD" if the text is written in it, else ""
+        joined: whether the text has letters apart as one character
         """
         has = set(characters)
         join = {}
         if joined:
             join = {letters: letter for letter, letters in APART.items() if letter in has}
 
-        # A replacement may be a mark, as that for ﾞ, which NFC then joins with the letter before it. So the marks of the
-        # text's composed letters may be in replacements too.
+        # Characters that replacements may have: those of the text, and the marks of its composed letters. A replacement
+        # may be a mark, as that for ﾞ, and NFC then composes it with the letter before it.
         allowed = set(has)
         if unicode == "NFC":
             allowed |= set(normalize("NFD", "".join(has)))
 
         def is_allowed(replacement: str) -> bool:
-            """Return whether the training text has all characters of a replacement."""
+            """Return whether the text has all characters of a replacement, in the form that `apply` gives it."""
             if unicode:
                 replacement = normalize(unicode, replacement)
             return allowed.issuperset(replacement)
 
         replace = {}
         for typed, replacements in _replacements().items():
-            if typed in has:
+            if typed in has:  # the model knows this character
                 continue
             for replacement in replacements:
                 if is_allowed(replacement):
@@ -124,13 +127,14 @@ class Form:
     def of_pieces(cls, pieces: Iterable[str], escaped: bool = False) -> Form:
         """Return the form of a training text as far as the pieces of its dictionary tell.
 
+        pieces: of the dictionary, without special symbols
         escaped: whether the text has entities for some characters, as &quot;, because Moses' tokeniser made them
         """
         # without the marks of subword-nmt and SentencePiece
         texts = [piece.removesuffix("@@").replace("\u2581", " ") for piece in pieces]
         if escaped:
             texts = [html.unescape(text) for text in texts]
-            # Moses' corpora may be lower-cased; a line that is brought to their form may have upper case all the same.
+            # Such a corpus may be lower-cased. `apply` gets lines before that is done, so upper case counts as known.
             texts += [text.upper() for text in texts]
 
         characters = {" ", *"".join(texts)}
@@ -141,20 +145,21 @@ class Form:
 
 
 def _unicode_of(pieces: list[str], characters: set[str]) -> str:
-    """Return "NFC" or "NFD", the form in which pieces of text are, or "" if it is not certain.
+    """Return "NFC" or "NFD", the form in which pieces of text are written, or "" if it is not certain.
 
     characters: all that occur in the pieces
     """
-    composed = sum(1 for piece in pieces if not is_normalized("NFD", piece))
-    decomposed = sum(1 for piece in pieces if not _is_composed(piece))
-    marks = not characters.isdisjoint(_second_parts())  # a mark may be cut off its letter, in a piece of its own
+    composed = sum(1 for piece in pieces if not is_normalized("NFD", piece))  # pieces with a composed letter
+    decomposed = sum(1 for piece in pieces if not _is_composed(piece))  # pieces with a decomposed letter
+    # a mark may be a piece of its own, cut off its letter; so decomposed letters are not all in `decomposed`
+    has_marks = not characters.isdisjoint(_second_parts())
 
-    if not composed and (decomposed or marks):
+    if not composed and (decomposed or has_marks):
         return "NFD"
-    if not decomposed and not marks:
+    if not decomposed and not has_marks:
         return "NFC"
 
-    # There are pieces of both forms; those of the rarer one may be strays.
+    # There are signs of both forms. If at most the share STRAY is of the rarer one, it does not count.
     if STRAY * composed >= max(1, decomposed):
         return "NFC"
     if STRAY * decomposed >= max(1, composed):
@@ -163,15 +168,15 @@ def _unicode_of(pieces: list[str], characters: set[str]) -> str:
 
 
 def _is_composed(text: str) -> bool:
-    """Return whether a text is in NFC, where letters apart may be one character or several."""
+    """Return whether a text is in NFC, except that letters apart may be one character each."""
     return is_normalized("NFC", text) or is_normalized("NFC", text.translate(_TO_APART))
 
 
 @lru_cache(maxsize=1)
 def _second_parts() -> frozenset[str]:
-    """Return all characters that NFC joins with the one before them: accents, and Korean vowels and finals."""
+    """Return all characters that NFC joins with the one before them: accents, Korean vowels and final consonants."""
     found = {chr(code) for code in (*range(0x1161, 0x1176), *range(0x11A8, 0x11C3))}  # Korean
-    for code in range(0xC0, 0x3100):
+    for code in range(0xC0, 0x3100):  # from À, the first letter with an accent, to the kana, the last
         decomposed = normalize("NFD", chr(code))
         found.update(decomposed[1:])
     return frozenset(found)
@@ -179,33 +184,35 @@ def _second_parts() -> frozenset[str]:
 
 @lru_cache(maxsize=1)
 def _replacements() -> dict[str, tuple[str, ...]]:
-    """Return character -> replacements of it, in the order in which they are tried.
+    """Return character -> what may replace it, in the order in which it is tried.
 
-    To those in TYPED are added a blank for Unicode's other spaces, the plain character for other shapes of it, and a
-    wide or narrow shape for its plain character.
+    Besides those in TYPED these are: a blank for each other space of Unicode, the plain character for one that differs
+    from it by shape alone, as A for Ａ (full width), and the other way round a wide or narrow character for the plain
+    one. Ligatures are replaced by their letters.
     """
     found = dict(TYPED)
     for code in range(0xA0, 0x10000):
         char = chr(code)
         plain = normalize("NFKC", char)
-        kind = decomposition(char)
+        tag_and_codes = decomposition(char)  # as "<wide> 0041"
         if char.isspace():
             found[char] = (" ",)
-        elif kind.startswith(SAME_BUT_SHAPE) or code in LIGATURES:
+        elif tag_and_codes.startswith(SAME_BUT_SHAPE) or code in LIGATURES:
             found[char] = (*found.get(char, ()), plain)
-            if kind.startswith(("<wide>", "<narrow>")) and len(plain) == 1:
+            if tag_and_codes.startswith(("<wide>", "<narrow>")) and len(plain) == 1:
                 found[plain] = (*found.get(plain, ()), char)
     return found
 
 
-class _Counted:
+class _Counts:
     """Counts of the characters and lines of a text in one language.
 
-    Lines wait until there are CHUNK of them and are counted together, which is some 20 times as fast.
+    Lines are kept until there are CHUNK of them, and then counted together, which is some 20 times as fast.
 
     counts: how often each character occurs, by its code, [code points]
     lines: number of lines with a character beyond ASCII
-    composed, decomposed: numbers of those lines that are in NFC, and in NFD; one may be in both
+    composed: number of those lines that are in NFC
+    decomposed: number of those lines that are in NFD; a line without accents is in both
     waiting: lines that are not counted yet
     """
 
@@ -223,10 +230,10 @@ class _Counted:
             self.count()
 
     def count(self) -> None:
-        """Count the lines that wait."""
+        """Count the lines in `waiting`."""
         text = "".join(self.waiting)
-        codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-        found = np.bincount(codes, minlength=1)
+        codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)  # one number for each character
+        found = np.bincount(codes, minlength=1)  # up to the greatest code in the text
         self.counts[: len(found)] += found
 
         for line in self.waiting:
@@ -240,9 +247,11 @@ class _Counted:
         self.waiting.clear()
 
     def facts(self) -> dict:
-        """Return what text_form.json holds for a language.
+        """Return what text_form.json holds for a language, which are the parameters of Form.of_characters.
 
-        That is {"unicode": as in Form, "joined": whether letters apart are one character, "characters": of the text}.
+        "unicode": "NFC" or "NFD" if all but the share STRAY of the lines is in it, else ""
+        "joined": whether the text has letters apart as one character, but for the share STRAY of them
+        "characters": all that occur in the text, as one string
         """
         self.count()
         enough = (1 - STRAY) * self.lines
@@ -253,9 +262,9 @@ class _Counted:
         else:
             unicode = ""
 
-        as_one = self.counts[list(map(ord, APART))].sum()
-        marks = self.counts[list(map(ord, _MARKS_APART))].sum()
-        joined = as_one > 0 and marks <= STRAY * as_one
+        as_one = self.counts[list(map(ord, APART))].sum()  # letters apart that are one character
+        as_several = self.counts[list(map(ord, _MARKS_APART))].sum()  # marks, one for each that is several
+        joined = as_one > 0 and as_several <= STRAY * as_one
         characters = "".join(map(chr, np.flatnonzero(self.counts)))
         return {"unicode": unicode, "joined": bool(joined), "characters": characters}
 
@@ -263,26 +272,28 @@ class _Counted:
 class TextForm:
     """Finds the form of a training text that is read once, row by row; its memory does not grow with the text.
 
+    A row is one line of each language, such as a sentence pair.
+
     languages: language -> counts of its lines, in the order of the lines in a row
     """
 
     def __init__(self, languages: Iterable[str]):
-        self.languages = {language: _Counted() for language in languages}
+        self.languages = {language: _Counts() for language in languages}
 
     def add(self, row: Iterable[str]) -> None:
         """Add a row of the text, a line of each language."""
-        for counted, line in zip(self.languages.values(), row, strict=True):
-            counted.add(line)
+        for counts, line in zip(self.languages.values(), row, strict=True):
+            counts.add(line)
 
     def write(self, folder: Path) -> None:
-        """Write text_form.json, language -> _Counted.facts, into the folder of the prepared data."""
-        write_json(folder / NAME, {language: counted.facts() for language, counted in self.languages.items()})
+        """Write text_form.json, language -> what _Counts.facts returns, into the folder of the prepared data."""
+        write_json(folder / NAME, {language: counts.facts() for language, counts in self.languages.items()})
 
 
 def read_form(folder: Path, language: str) -> Form | None:
-    """Return the form of a language's training text from text_form.json in the folder of the data.
+    """Return the form of a language's training text, from text_form.json in the folder of the data.
 
-    Returns None if the file or the language in it is missing. Raises a UserError for a file with other content.
+    Returns None if there is no such file, or no such language in it. Raises a UserError for a file with other content.
     """
     path = folder / NAME
     if not path.is_file():
@@ -300,6 +311,9 @@ FILLER = re.compile(r"madeupword\d{4}|<0x[0-9A-F]{2}>")  # fairseq's padding of 
 
 
 def text_pieces(symbols: Iterable[str], other_than: Iterable[str] = ()) -> list[str]:
-    """Return the symbols of a dictionary that are pieces of text; other_than: its tags of languages, and the like."""
-    marks = {"<s>", "<pad>", "<blank>", "</s>", "<unk>", *other_than}
-    return [symbol for symbol in symbols if symbol not in marks and not FILLER.fullmatch(symbol)]
+    """Return the symbols of a dictionary that are pieces of text, neither special symbols nor padding.
+
+    other_than: further symbols that are left out, such as tags of languages
+    """
+    special = {"<s>", "<pad>", "<blank>", "</s>", "<unk>", *other_than}
+    return [symbol for symbol in symbols if symbol not in special and not FILLER.fullmatch(symbol)]

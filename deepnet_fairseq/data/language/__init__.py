@@ -29,7 +29,8 @@ SIZES = {"train": 20_000, "valid": 500, "test": 500}
 def sentence_pairs(seed: int, nouns: int, verbs: int) -> Iterator[tuple[str, str]]:
     """Yield sentence pairs without end, in which neither a source nor a target comes twice.
 
-    seed: of lexicon and sentences; nouns, verbs: how many the lexicon has
+    seed: decides the lexicon and the sentences
+    nouns, verbs: how many of them the lexicon has
     """
     speaker = Speaker(build_lexicon(seed, nouns, verbs), Random(f"sentences {seed}"))
     earlier: set[str] = set()
@@ -45,24 +46,29 @@ def sentence_pairs(seed: int, nouns: int, verbs: int) -> Iterator[tuple[str, str
 def make_corpus(sizes: dict[str, int], seed: int = 1, nouns: int = 120, verbs: int = 60) -> dict[str, Pairs]:
     """Return "train", "valid" and "test" -> sentence pairs; equal arguments give the same corpus.
 
-    sizes: "train", "valid" and "test" -> number of pairs. A larger "train" begins with the pairs of a smaller one.
-    seed, nouns, verbs: as in sentence_pairs
+    The test and validation sets are drawn before the training text. So they do not depend on its size, and a larger
+    training text begins with the pairs of a smaller one.
+
+    sizes: "train", "valid" and "test" -> number of pairs
+    seed: decides the lexicon and the sentences
+    nouns, verbs: how many of them the lexicon has
 
     Raises a UserError for fewer than 1 pair, 1 noun or 10 verbs, and for more than MOST nouns or verbs.
     """
     if min(sizes.values()) < 1 or not 1 <= nouns <= MOST or not 10 <= verbs <= MOST:
         raise UserError(f"the corpus needs at least 1 sentence a split, 1 to {MOST:,} nouns and 10 to {MOST:,} verbs")
     pairs = sentence_pairs(seed, nouns, verbs)
-    held_out = {split: list(islice(pairs, sizes[split])) for split in ("test", "valid")}  # drawn before "train"
+    held_out = {split: list(islice(pairs, sizes[split])) for split in ("test", "valid")}
     return {"train": list(islice(pairs, sizes["train"]))} | held_out
 
 
 def write_corpus(corpus: dict[str, Pairs], dest: Path) -> None:
-    """Write DEST/SPLIT.qaa and DEST/SPLIT.qab; a new folder DEST appears whole or not at all.
+    """Write SPLIT.qaa and SPLIT.qab into a folder; if it is new, it appears whole or not at all.
 
-    corpus: as make_corpus returns it
+    corpus: "train", "valid" and "test" -> sentence pairs
+    dest: the folder
     """
-    folder = nullcontext(dest) if dest.exists() else whole(dest)
+    folder = nullcontext(dest) if dest.exists() else whole(dest)  # gives the folder to write to
     with folder as part:
         for split, pairs in corpus.items():
             write_columns([part / f"{split}.{lang}" for lang in LANGS], pairs)

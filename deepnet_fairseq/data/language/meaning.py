@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 # A syllable is an onset, a vowel and a coda; a sound that stands twice is drawn twice as often.
 ONSETS = {"qaa": ("b", "d", "f", "g", "h", "k", "kl", "kr", "m", "n", "r", "s", "sht", "t", "tr", "v", "w", "z"),
           "qab": ("b", "c", "d", "f", "g", "j", "l", "m", "n", "p", "pr", "r", "s", "t", "v", "x")}  # fmt: skip
 VOWELS = {"qaa": ("a", "e", "i", "o", "u", "au", "ei"), "qab": ("a", "e", "i", "o", "u", "ia", "io")}
 CODAS = {"qaa": ("", "", "l", "n", "r", "s", "k", "nd"), "qab": ("", "", "", "n", "l")}
-SPELLING = {  # sound of qaa -> its letters in qab; they are replaced in this order
+SPELLING = {  # sound of qaa -> its letters in qab; in a name they are replaced in this order
     "sht": "st", "kl": "cl", "kr": "cr", "au": "o", "ei": "e", "k": "c", "h": "j", "w": "u", "z": "s",
 }  # fmt: skip
 SEPARABLE = (("ab", "a"), ("auf", "e"), ("mit", "co"), ("vor", "pre"))  # verbs' separable prefix in qaa, prefix in qab
@@ -31,7 +32,12 @@ class Word:
 
 @dataclass(frozen=True)
 class Noun(Word):
-    """Noun with its gender (m, f, n) and plural suffix in qaa, and its noun class, animate or not, in qab."""
+    """Noun.
+
+    gender: in qaa, "m", "f" or "n"
+    plural: its ending in the plural in qaa
+    animate: its noun class in qab, animate or inanimate
+    """
 
     gender: str
     plural: str
@@ -40,7 +46,11 @@ class Noun(Word):
 
 @dataclass(frozen=True)
 class Verb(Word):
-    """Verb with its number of objects, 0, 1 (accusative) or 2 (and dative), and its separable prefix in qaa, or ""."""
+    """Verb.
+
+    objects: how many it takes: 0, 1 (a direct object) or 2 (a direct and an indirect one)
+    prefix: its separable prefix in qaa, "" if it has none
+    """
 
     objects: int
     prefix: str
@@ -48,7 +58,7 @@ class Verb(Word):
 
 @dataclass(frozen=True)
 class Preposition(Word):
-    """Preposition with the case that it governs in qaa, acc or dat."""
+    """Preposition; case: that of its noun phrase in qaa, "acc" (accusative) or "dat" (dative)."""
 
     case: str
 
@@ -68,20 +78,23 @@ class Lexicon:
 def build_lexicon(seed: int, nouns: int, verbs: int) -> Lexicon:
     """Draw a lexicon of the given numbers of nouns and verbs, with adjectives and adverbs in proportion.
 
-    The order of the draws decides which lexicon a seed gives.
+    Each draw changes those after it, so their order, too, decides which lexicon a seed gives.
     """
     random = Random(f"lexicon {seed}")
-    used: set[tuple[str, str]] = set()
+    used: set[tuple[str, str]] = set()  # (language, stem)
 
     def word(lang: str, syllables: int) -> str:
-        """Coin a stem that the language does not have yet; it is longer if too many short ones are taken."""
-        while (coined := (lang, coin_word(random, lang, syllables))) in used:
-            syllables += random.random() < 0.1
-        used.add(coined)
-        return coined[1]
+        """Coin a stem that the language does not have yet."""
+        stem = coin_word(random, lang, syllables)
+        while (lang, stem) in used:
+            if random.random() < 0.1:  # now and then try a longer one, for the short ones may all be used
+                syllables += 1
+            stem = coin_word(random, lang, syllables)
+        used.add((lang, stem))
+        return stem
 
     def pair(syllables: int) -> tuple[str, str]:
-        """Coin a stem in qaa, and its translation in qab."""
+        """Coin a stem in qaa, and its translation in qab; return both."""
         return word("qaa", syllables), word("qab", syllables)
 
     def noun() -> Noun:
@@ -92,7 +105,9 @@ def build_lexicon(seed: int, nouns: int, verbs: int) -> Lexicon:
 
     def verb() -> Verb:
         stem, translation = pair(2)
-        prefix, qab_prefix = random.choice(SEPARABLE) if random.random() < 0.3 else ("", "")
+        prefix = qab_prefix = ""
+        if random.random() < 0.3:
+            prefix, qab_prefix = random.choice(SEPARABLE)
         objects = random.choices((0, 1, 2), weights=(2, 5, 2))[0]
         return Verb(stem, qab_prefix + translation, objects, prefix)
 
@@ -101,7 +116,7 @@ def build_lexicon(seed: int, nouns: int, verbs: int) -> Lexicon:
         verbs=tuple(verb() for _ in range(verbs)),
         adjectives=tuple(Word(*pair(2)) for _ in range(max(4, nouns // 3))),
         adverbs=tuple(Word(*pair(2)) for _ in range(max(4, nouns // 6))),
-        prepositions=tuple(Preposition(*pair(1), case) for case in ("acc", "dat") * 3),
+        prepositions=tuple(Preposition(*pair(1), case) for case in ("acc", "dat") * 3),  # three of each
         conjunctions=tuple(Word(*pair(1)) for _ in range(4)),
     )
 
@@ -126,7 +141,8 @@ class NounPhrase:
     """Noun phrase.
 
     definite: whether it has the definite article
-    count: a count above 1 is said as a numeral; a plural of the count 1 has no numeral
+    plural: whether it is in the plural
+    count: number that is said as a numeral if it is above 1; 1 for a singular, and for a plural without a numeral
     compound: the first part of a compound whose head is `noun`, or None
     relative: a relative clause whose subject is this phrase, or None
     """
@@ -164,10 +180,12 @@ class Pronoun:
 class Clause:
     """Clause: a verb and its noun phrases.
 
-    subject: None in a relative clause, where it is the relative pronoun
+    subject: None in a relative clause, where the noun phrase that it belongs to is the subject
     tense: one of TENSES
     direct, indirect: the objects, None if the verb does not take them
-    topic: the field whose part stands first in a main clause of qaa
+    place: (preposition, its noun phrase), or None
+    topic: name of the field that is said first in a main clause of qaa: "subject", "direct", "indirect", "adverb" or
+        "place"
     """
 
     subject: NounPhrase | Name | Pronoun | None
@@ -185,8 +203,8 @@ class Clause:
 class Sentence:
     """Sentence: a main clause, and further clauses.
 
-    rest: (conjunction, clause) of each further clause: a subordinating conjunction, or None for "and", behind which
-        there is another main clause
+    rest: (conjunction, clause) of each further clause. After a subordinating conjunction it is a subordinate clause;
+        None stands for "and", after which it is another main clause.
     """
 
     main: Clause
@@ -196,7 +214,8 @@ class Sentence:
 class Speaker:
     """Source of random sentences, whose lengths are like those in talks: 15 words in the mean, and up to about 60.
 
-    The probabilities in its methods give these lengths. The order of the draws decides which sentences a seed gives.
+    The probabilities in its methods give these lengths. Each draw changes those after it, so their order, too, decides
+    which sentences a seed gives.
     """
 
     def __init__(self, lexicon: Lexicon, random: Random):
@@ -209,8 +228,10 @@ class Speaker:
         rest = []
         previous = main
         while len(rest) < 4 and self._chance(0.4):
-            conjunction = self.random.choice(self.lexicon.conjunctions) if self._chance(0.6) else None
-            pronoun = None  # for the subject of the clause before
+            conjunction = None  # "and"
+            if self._chance(0.6):
+                conjunction = self.random.choice(self.lexicon.conjunctions)
+            pronoun = None  # half of the clauses have a pronoun for the subject of the clause before, as their subject
             if isinstance(previous.subject, NounPhrase) and self._chance(0.5):
                 pronoun = Pronoun(previous.subject)
             clause = self._clause(pronoun)
@@ -222,41 +243,48 @@ class Speaker:
         """Draw a clause; subject: its subject, None to draw that too."""
         choice = self.random.choice
         verb = choice(self.lexicon.verbs)
-        parts = {
-            "subject": subject or self._participant(relative=0.12),
-            "direct": self._participant(relative=0.08) if verb.objects else None,
-            "indirect": self._participant() if verb.objects == 2 else None,
-            "adverb": choice(self.lexicon.adverbs) if self._chance(0.35) else None,
-            "place": (choice(self.lexicon.prepositions), self._thing()) if self._chance(0.3) else None,
-        }
-        topic = choice([name for name, part in parts.items() if part]) if self._chance(0.4) else "subject"
+        parts: dict[str, Any] = {}  # field of Clause -> its part, for those that the clause has
+        parts["subject"] = subject or self._participant(relative=0.12)
+        if verb.objects:
+            parts["direct"] = self._participant(relative=0.08)
+        if verb.objects == 2:
+            parts["indirect"] = self._participant()
+        if self._chance(0.35):
+            parts["adverb"] = choice(self.lexicon.adverbs)
+        if self._chance(0.3):
+            parts["place"] = (choice(self.lexicon.prepositions), self._noun_phrase())
+
+        topic = "subject"
+        if self._chance(0.4):
+            topic = choice(list(parts))
         return Clause(**parts, verb=verb, tense=choice(TENSES), negated=self._chance(0.12), topic=topic)
 
     def _participant(self, relative: float = 0.0) -> NounPhrase | Name:
         """Draw a name or a noun phrase; relative: probability that the noun phrase has a relative clause."""
         if self._chance(0.12):
-            return Name(coin_word(self.random, "qaa", self.random.choice((2, 2, 3))).capitalize())
-        return self._thing(relative)
+            syllables = self.random.choice((2, 2, 3))
+            return Name(coin_word(self.random, "qaa", syllables).capitalize())
+        return self._noun_phrase(relative)
 
-    def _thing(self, relative: float = 0.0) -> NounPhrase:
+    def _noun_phrase(self, relative: float = 0.0) -> NounPhrase:
         """Draw a noun phrase; relative: probability that it has a relative clause."""
         choice = self.random.choice
-        adjectives = self.lexicon.adjectives
         count = self.random.randint(2, 99) if self._chance(0.1) else 1
-        return NounPhrase(
-            noun=choice(self.lexicon.nouns),
-            definite=self._chance(0.6),
-            plural=count > 1 or self._chance(0.25),
-            count=count,
-            adjectives=tuple(choice(adjectives) for _ in range(self.random.choices((0, 1, 2), (6, 3, 1))[0])),
-            compound=choice(self.lexicon.nouns) if self._chance(0.1) else None,
-            relative=self._relative() if self._chance(relative) else None,
-        )
+        noun = choice(self.lexicon.nouns)
+        definite = self._chance(0.6)
+        plural = count > 1 or self._chance(0.25)
+        (number_of_adjectives,) = self.random.choices((0, 1, 2), weights=(6, 3, 1))
+        adjectives = tuple(choice(self.lexicon.adjectives) for _ in range(number_of_adjectives))
+        compound = choice(self.lexicon.nouns) if self._chance(0.1) else None
+        clause = self._relative() if self._chance(relative) else None
+        return NounPhrase(noun, definite, plural, count, adjectives, compound, clause)
 
     def _relative(self) -> Clause:
-        """Draw a relative clause."""
+        """Draw a relative clause, of a verb with at most a direct object."""
         verb = self.random.choice([verb for verb in self.lexicon.verbs if verb.objects < 2])
-        return Clause(None, verb, self.random.choice(TENSES), direct=self._thing() if verb.objects else None)
+        tense = self.random.choice(TENSES)
+        direct = self._noun_phrase() if verb.objects else None
+        return Clause(None, verb, tense, direct=direct)
 
     def _chance(self, probability: float) -> bool:
         """Return True with the given probability."""

@@ -1,6 +1,7 @@
 """Say sentences in the source language, qaa: verb second or last, separable verbs, gender and case.
 
-Cases are nom, acc and dat. A sentence is a list of words until `say` joins them.
+Cases are "nom" (nominative), "acc" (accusative) and "dat" (dative). A sentence is a list of words until `say` joins
+them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ ENDINGS = {  # case -> gender, or pl for plural -> ending of determiners and adj
     "acc": {"m": "on", "f": "a", "n": "em", "pl": "i"},
     "dat": {"m": "ul", "f": "ur", "n": "ul", "pl": "im"},
 }
-AGREEMENT = {"present": ("et", "on"), "past": ("ite", "iton")}  # tense -> ending of a finite verb in singular, plural
+# tense -> ending of a finite verb in [singular, plural]; "plural", a bool, is the index
+AGREEMENT = {"present": ("et", "on"), "past": ("ite", "iton")}
 UNITS = ("", "ein", "dva", "tri", "fir", "pem", "sek", "sib", "okt", "nen")  # numerals 1 to 9
 CASES = {"subject": "nom", "direct": "acc", "indirect": "dat"}  # field of a clause -> case of what is in it
 MIDDLE_FIELD = ("subject", "indirect", "direct", "adverb", "place")  # order of the fields behind or before the verb
@@ -32,7 +34,7 @@ def say(sentence: Sentence) -> str:
 
 
 def main_clause(clause: Clause) -> list[str]:
-    """Return a main clause: topic, finite verb, other fields, negation, remaining parts of the verb."""
+    """Return the words of a main clause: topic, finite verb, other fields, negation, remaining parts of the verb."""
     parts = _parts(clause)
     finite, remainder = _finite_and_remainder(clause.verb, clause.tense, clause.subject.plural)
     words = [*parts.pop(clause.topic), finite]
@@ -43,9 +45,10 @@ def main_clause(clause: Clause) -> list[str]:
 
 
 def subordinate_clause(clause: Clause, plural: bool | None = None) -> list[str]:
-    """Return a subordinate clause: all fields, negation, the whole verb.
+    """Return the words of a subordinate clause: all fields, negation, the whole verb.
 
-    plural: whether the noun phrase to which a relative clause belongs is plural, None for other clauses
+    plural: for a relative clause, whether its subject, the noun phrase that it belongs to, is plural; None for other
+        clauses, which have a subject of their own
     """
     if plural is None:
         plural = clause.subject.plural
@@ -67,7 +70,7 @@ def _middle_field(parts: dict[str, list[str]]) -> list[str]:
 
 
 def _parts(clause: Clause) -> dict[str, list[str]]:
-    """Return field of the clause -> its words, for those fields that are not empty."""
+    """Return field of the clause, as "subject" -> its words, for those fields that are not empty."""
     parts = {}
     for field, case in CASES.items():
         thing = getattr(clause, field)
@@ -76,20 +79,25 @@ def _parts(clause: Clause) -> dict[str, list[str]]:
     if clause.adverb is not None:
         parts["adverb"] = [clause.adverb.qaa]
     if clause.place is not None:
-        preposition, thing = clause.place
-        parts["place"] = [preposition.qaa] + phrase(thing, preposition.case)
+        preposition, noun_phrase = clause.place
+        parts["place"] = [preposition.qaa] + phrase(noun_phrase, preposition.case)
     return parts
 
 
 def _finite_and_remainder(verb: Verb, tense: str, plural: bool) -> tuple[str, list[str]]:
-    """Return the finite verb, and the remaining parts of the verb: a participle, a separable prefix, or none."""
-    if tense == "perfect":
-        return "hav" + AGREEMENT["present"][plural], [f"{verb.prefix}bi{verb.qaa}t"]
-    return verb.qaa + AGREEMENT[tense][plural], [verb.prefix] if verb.prefix else []
+    """Return (the finite verb, the remaining parts of the verb): a participle, a separable prefix, or nothing.
+
+    plural: whether the subject is plural
+    """
+    if tense == "perfect":  # the auxiliary "hav", and a participle
+        participle = f"{verb.prefix}bi{verb.qaa}t"
+        return "hav" + AGREEMENT["present"][plural], [participle]
+    remainder = [verb.prefix] if verb.prefix else []
+    return verb.qaa + AGREEMENT[tense][plural], remainder
 
 
 def phrase(thing: NounPhrase | Name | Pronoun, case: str) -> list[str]:
-    """Return a noun phrase, name or pronoun in nom, acc or dat."""
+    """Return the words of a noun phrase, name or pronoun in a case: numeral, adjectives and so on in their order."""
     if isinstance(thing, Name):
         return [thing.word]
     if isinstance(thing, Pronoun):
@@ -98,15 +106,18 @@ def phrase(thing: NounPhrase | Name | Pronoun, case: str) -> list[str]:
     ending = _ending(thing, case)
     words = []
     if thing.definite:
-        words.append("z" + ending)
+        words.append("z" + ending)  # the
     elif not thing.plural:
-        words.append("un" + ending)
+        words.append("un" + ending)  # a
     if thing.count > 1:
         words.append(numeral(thing.count))
     words += [adjective.qaa + ending for adjective in thing.adjectives]
 
-    stem = f"{thing.compound.qaa}s{thing.noun.qaa}" if thing.compound else thing.noun.qaa
-    words.append(stem.capitalize() + (thing.noun.plural if thing.plural else ""))
+    stem = thing.noun.qaa
+    if thing.compound is not None:
+        stem = f"{thing.compound.qaa}s{stem}"
+    plural_ending = thing.noun.plural if thing.plural else ""
+    words.append(stem.capitalize() + plural_ending)
     if thing.relative is not None:
         pronoun = "z" + _ending(thing, "nom")
         words += [",", pronoun, *subordinate_clause(thing.relative, thing.plural), ","]

@@ -1,6 +1,7 @@
 """Say sentences in the target language, qab: subject, verb, object; adjectives after nouns; two noun classes, no case.
 
-The noun classes are animate and inanimate. A sentence is a list of words until `say` joins them.
+The noun classes are animate and inanimate. A sentence is a list of words until `say` joins them. Where a pair holds a
+singular and a plural form, "plural", a bool, is the index.
 """
 
 from __future__ import annotations
@@ -34,11 +35,12 @@ def say(sentence: Sentence) -> str:
 
 
 def clause_words(clause: Clause, head: NounPhrase | None = None) -> list[str]:
-    """Return a clause: subject, negation, verb, direct object, indirect object, place, adverb.
+    """Return the words of a clause: subject, negation, verb, direct object, indirect object, place, adverb.
 
-    head: noun phrase to which a relative clause belongs, whose subject is not said again; None for other clauses
+    head: for a relative clause, the noun phrase that it belongs to, which is its subject and not said again; None for
+        other clauses
     """
-    subject = clause.subject or head
+    subject = clause.subject or head  # a relative clause has no subject of its own
     words = [] if head else phrase(subject)
     if clause.negated:
         words.append("non")
@@ -48,20 +50,20 @@ def clause_words(clause: Clause, head: NounPhrase | None = None) -> list[str]:
     if clause.indirect is not None:
         words += ["a"] + phrase(clause.indirect)
     if clause.place is not None:
-        preposition, thing = clause.place
-        words += [preposition.qab] + phrase(thing)
+        preposition, noun_phrase = clause.place
+        words += [preposition.qab] + phrase(noun_phrase)
     if clause.adverb is not None:
         words.append(clause.adverb.qab + "me")
     return words
 
 
 def finite(verb: Verb, tense: str, plural: bool) -> str:
-    """Return the verb in one of TENSES, which qab forms by an ending."""
+    """Return the verb with its ending for a tense, one of TENSES, and for a singular or plural subject."""
     return verb.qab + AGREEMENT[tense][plural]
 
 
 def phrase(thing: NounPhrase | Name | Pronoun) -> list[str]:
-    """Return a noun phrase, name or pronoun."""
+    """Return the words of a noun phrase, name or pronoun: article, numeral, noun, adjectives and so on."""
     if isinstance(thing, Name):
         return [respell(thing.word.lower()).capitalize()]
     if isinstance(thing, Pronoun):

@@ -1,6 +1,7 @@
 """Generate miniatures of the corpora: small archives in the formats of the published ones, in the place of downloads.
 
-All text is in the embedded artificial language (data/language); a miniature has the same bytes each time.
+The archives have the names and the files of the published ones, but all text is in the embedded artificial languages
+(data/language). A miniature has the same bytes each time.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from ...files import whole
 from ..download import RemoteFile
 from . import bilingual, multilingual
 
-ARCHIVES = {  # pattern of an address -> function that takes the pattern's groups and returns the bytes of the archive
+# pattern of addresses -> function that returns the bytes of the archive; its arguments are the groups of the pattern
+ARCHIVES = {
     r"/iwslt14/de-en\.tgz$": bilingual.iwslt14,
     r"statmt\.org/(wmt\d\d)/(?:translation-task/)?test(?:-filtered)?\.tgz$": multilingual.wmt,
     r"/ted_talks\.tar\.gz$": multilingual.ted,
@@ -26,9 +28,9 @@ ARCHIVES = {  # pattern of an address -> function that takes the pattern's group
 
 
 def archive(url: str) -> bytes:
-    """Return the bytes of the miniature of the archive at an address.
+    """Return the bytes of the miniature of the archive that is published at an address.
 
-    The first pattern of ARCHIVES that fits the address decides; raises StopIteration if none does.
+    The first pattern of ARCHIVES that fits the address decides; StopIteration is raised if none does.
     """
     pattern = next(pattern for pattern in ARCHIVES if re.search(pattern, url))
     make = ARCHIVES[pattern]
@@ -36,7 +38,10 @@ def archive(url: str) -> bytes:
 
 
 def write(files: Iterable[RemoteFile], folder: Path) -> dict[str, Path]:
-    """Write the miniatures of files to `folder`, unless they exist; return name -> path. It stands in for fetch_all."""
+    """Write miniatures of published files into `folder`, unless they exist; return name -> path.
+
+    This is called in the place of download.fetch_all, which downloads the published files.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     files = list(files)
     paths = {file.name: folder / file.name for file in files}

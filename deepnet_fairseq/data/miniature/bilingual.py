@@ -5,6 +5,8 @@ IWSLT's training files have the five tags <url>, <keywords>, <talkid>, <title> a
 are translated like sentences; in XML & stands as &amp;.
 
 Sides are numbered: 0 is the source, 1 the target. A talk is a list of pairs: title, description, and its sentences.
+Members of an archive are the files in it: path -> text. Sentence pairs are drawn from iterators (text.translations),
+and the order in which they are drawn decides what text a member gets.
 """
 
 from __future__ import annotations
@@ -40,14 +42,14 @@ HELD_OUT = 200  # sentences of newstest2013, and of newstest2014
 
 
 def iwslt14() -> bytes:
-    """Return the bytes of IWSLT-14's de-en.tgz."""
+    """Return the bytes of IWSLT-14's de-en.tgz: training text as tagged lines, and test sets in XML."""
     pairs = translations("iwslt14", GERMAN_ENGLISH)
-    tests = {}
+    tests = {}  # test set -> its talks
     for name in TEST_SETS:
-        tests[name] = [_talk(pairs, TEST_SENTENCES) for _ in range(TEST_TALKS)]
-    talks = [_talk(pairs, TALK_SENTENCES) for _ in range(TALKS)]
+        tests[name] = [_take_talk(pairs, TEST_SENTENCES) for _ in range(TEST_TALKS)]
+    talks = [_take_talk(pairs, TALK_SENTENCES) for _ in range(TALKS)]  # to train on
     for talk in talks[:: TALKS // SPOILT_TALKS]:
-        talk[4:4] = spoilt(pairs)  # behind title, description and two sentences
+        talk[4:4] = spoilt(pairs)  # inserted behind title, description and two sentences
 
     members = {}
     for side, lang in enumerate(LANGS):
@@ -61,13 +63,17 @@ def iwslt14() -> bytes:
     return tar_gz(members)
 
 
-def _talk(pairs: Iterator[tuple[str, str]], sentences: int) -> Pairs:
-    """Take a talk with so many sentences from `pairs`."""
+def _take_talk(pairs: Iterator[tuple[str, str]], sentences: int) -> Pairs:
+    """Return a talk: a title, a description and so many sentences, the next ones of the iterator `pairs`."""
     return list(islice(pairs, 2 + sentences))
 
 
 def _head(talk: Pairs, number: int, side: int) -> list[str]:
-    """Return the tagged lines before the sentences of a talk, in the language of the side; number: of the talk."""
+    """Return the tagged lines before the sentences of a talk, in the language of one side.
+
+    number: of the talk
+    side: 0 for German, 1 for English
+    """
     title = talk[0][side]
     description = talk[1][side]
     return [
@@ -80,9 +86,11 @@ def _head(talk: Pairs, number: int, side: int) -> list[str]:
 
 
 def _xml(name: str, talks: list[Pairs], side: int) -> list[str]:
-    """Return the lines of one side of a test set: the German sources, or the English references.
+    """Return the lines of the XML file of one side of a test set.
 
     name: of the test set, one of TEST_SETS
+    talks: the test set
+    side: 0 for the German sources, 1 for the English references
     """
     if side == 0:
         kind = "srcset"
@@ -104,7 +112,10 @@ def _xml(name: str, talks: list[Pairs], side: int) -> list[str]:
 
 
 def wmt(name: str) -> bytes:
-    """Return the bytes of an archive of WMT by its file name: plain lines, but newstest2014 in SGML."""
+    """Return the bytes of an archive of WMT: newstest2013, newstest2014 (in SGML), or training text as plain lines.
+
+    name: file name of the archive, as in recipes.wmt
+    """
     if name == published.NEWSTEST2013.name:
         return tar_gz(_plain("dev/newstest2013.{}", GERMAN_ENGLISH, _held_out(name, GERMAN_ENGLISH)))
     if name == published.NEWSTEST2014.name:
@@ -112,7 +123,8 @@ def wmt(name: str) -> bytes:
 
     archive = next(file for file in SIZES if file.name == name)
     size, frames = SIZES[archive]
-    members: dict[str, str] = {}  # path -> text
+    # training text; an archive may have text of both language pairs
+    members: dict[str, str] = {}
     for langs, training in ((GERMAN_ENGLISH, published.GERMAN), (FRENCH_ENGLISH, published.FRENCH)):
         if archive in training:
             member = training[archive]
@@ -124,31 +136,42 @@ def wmt(name: str) -> bytes:
 
 
 def _training(member: str, langs: tuple[str, ...], size: int, frames: tuple[str, ...]) -> Pairs:
-    """Return `size` pairs, and between them, in SPOILT places, some that cleaning has to drop.
+    """Return training pairs, and between them, in SPOILT places, some that cleaning has to drop.
 
-    member: their path in the archive, as for _plain, which decides what sentences are drawn
+    member: path of their text in the archive, with {} for the language; it decides what sentences are drawn
+    langs: source and target
+    size: number of the other pairs
+    frames: those into which some sentences are put, see text.py
     """
-    source = translations(member.removesuffix(".{}"), langs, frames)
-    pairs = list(islice(source, size))
+    drawn = translations(member.removesuffix(".{}"), langs, frames)
+    pairs = list(islice(drawn, size))
     for start in range(0, size, size // SPOILT):
-        pairs[start:start] = spoilt(source)
+        pairs[start:start] = spoilt(drawn)  # inserted
     return pairs
 
 
 def _held_out(name: str, langs: tuple[str, ...]) -> Pairs:
-    """Return HELD_OUT pairs; name: decides what sentences are drawn."""
+    """Return the HELD_OUT pairs of a validation or test set; name: decides what sentences are drawn."""
     return list(islice(translations(name, langs), HELD_OUT))
 
 
 def _plain(member: str, langs: tuple[str, ...], pairs: Pairs) -> dict[str, str]:
-    """Return path -> text of both sides; member: their path in the archive, with {} in the place of the language."""
+    """Return path -> text for both sides of `pairs`, as plain lines.
+
+    member: path in the archive, with {} in the place of the language
+    langs: source and target
+    """
     return {member.format(lang): lines([pair[side] for pair in pairs]) for side, lang in enumerate(langs)}
 
 
 def _sgml(pair: str, langs: tuple[str, ...], name: str) -> dict[str, str]:
-    """Return path -> text of newstest2014 for a pair, both languages as source and as reference.
+    """Return path -> text of newstest2014 for a language pair, in SGML.
 
-    pair: in its file names, as "deen"; name: decides what sentences are drawn
+    Each language has the same sentences in two files: as source (src), and as reference of the other direction (ref).
+
+    pair: as it is in the file names, "deen"
+    langs: the two languages, as "de" and "en"
+    name: decides what sentences are drawn
     """
     pairs = _held_out(name, langs)
     members = {}

@@ -1,6 +1,7 @@
 """Miniatures in many languages: OPUS-100, one archive a pair; OPUS in the Moses format; the test sets of Table 3.
 
-A row is a sentence as a tuple of its translations into several languages; a column holds one of these.
+A row is a sentence as a tuple of its translations into several languages; a column has the text in one of these.
+Members of an archive are the files in it: path -> text. text.split draws rows for "train", "dev" and "test".
 """
 
 from __future__ import annotations
@@ -23,16 +24,21 @@ HELD_OUT = 100  # sentences of each dev set, and of each test set
 
 
 def opus100(pair: str) -> bytes:
-    """Return the bytes of opus-100-corpus-PAIR-v1.0.tar.gz; one pair of its training text has an empty side."""
+    """Return the bytes of opus-100-corpus-PAIR-v1.0.tar.gz.
+
+    One pair of its training text has an empty side, which a recipe has to drop.
+
+    pair: PAIR, as "de-en"
+    """
     langs = tuple(pair.split("-"))
     wanted = {"train": OPUS_100.get(pair, SMALL)}
-    if ARCHIVES[pair].test:
+    if ARCHIVES[pair].test:  # small languages have no dev and test sets
         wanted |= {"dev": HELD_OUT, "test": HELD_OUT}
     members = {}
     for subset, rows in split(f"opus-100 {pair}", langs, wanted).items():
         if subset == "train":
-            empty_side = ("", *rows[0][1:])
-            rows.insert(len(rows) // 2, empty_side)
+            without_source = ("", *rows[0][1:])
+            rows.insert(len(rows) // 2, without_source)
         for column, lang in enumerate(langs):
             path = f"opus-100-corpus/v1.0/supervised/{pair}/opus.{pair}-{subset}.{lang}"
             members[path] = lines([row[column] for row in rows])
@@ -40,19 +46,23 @@ def opus100(pair: str) -> bytes:
 
 
 def kept_sizes(langs: tuple[str, str]) -> dict[str, int]:
-    """Return corpus of OPUS -> number of its sentence pairs that cleaning keeps."""
+    """Return corpus of OPUS -> how many of its sentence pairs of two languages cleaning keeps."""
     if "de" in langs:
         return dict(SIZES)
     return {corpus: size // LESS for corpus, size in SIZES.items()}
 
 
 def opus(corpus: str, pair: str) -> bytes:
-    """Return the bytes of CORPUS/.../PAIR.txt.zip; pair: in the corpus' own codes of languages."""
+    """Return the bytes of the archive of a corpus of OPUS for a language pair, PAIR.txt.zip.
+
+    corpus: as in SIZES
+    pair: in the corpus' own codes of languages, as "de-en"
+    """
     our_codes = {theirs: ours for ours, theirs in OTHER_CODES.get(corpus, {}).items()}
     codes = pair.split("-")
     langs = tuple(our_codes.get(code, code) for code in codes)
 
-    # All corpora share the rows of the language pair, in the order of SIZES, so that none is in two corpora.
+    # The rows of the language pair are divided among the corpora, in the order of SIZES, so that none is in two.
     all_rows = _kept_rows(langs)
     start = 0
     for other, size in kept_sizes(langs).items():
@@ -69,7 +79,7 @@ def opus(corpus: str, pair: str) -> bytes:
 
 @cache
 def _kept_rows(langs: tuple[str, str]) -> list[tuple[str, str]]:
-    """Return the sentence pairs of all corpora of OPUS together that cleaning keeps."""
+    """Return the sentence pairs of two languages that cleaning keeps, of all corpora of OPUS together."""
     total = sum(kept_sizes(langs).values())
     return split(f"opus {'-'.join(langs)}", langs, {"train": total})["train"]
 
@@ -77,29 +87,31 @@ def _kept_rows(langs: tuple[str, str]) -> list[tuple[str, str]]:
 def _dropped_rows(langs: tuple[str, str], rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """Return sentence pairs that are found in mined text, and that cleaning has to drop.
 
-    These are empty and equal sides, a menu, a pair that another corpus has too, and a sentence of a test set.
+    These are empty and equal sides, a menu (a very long sentence), a pair that another corpus has too, and a sentence
+    of a test set.
 
-    rows: those of _kept_rows
+    rows: those of _kept_rows, of which they are made
     """
     source, target = rows[0]
     menu = (" ".join(row[0] for row in rows[:100]), " ".join(row[1] for row in rows[:100]))
     dropped = [("", target), (source, ""), (source, source), menu, (source, target)]
-    if FLORES.keys() >= set(langs):
-        test_sentence = dict(zip(FLORES, _flores_rows()["test"][0], strict=True))  # language -> the first one
+    if set(langs) <= FLORES.keys():  # Flores-101 has both languages
+        first_row = _flores_rows()["test"][0]
+        test_sentence = dict(zip(FLORES, first_row, strict=True))  # language -> its sentence
         dropped.append(tuple(test_sentence[lang] for lang in langs))
     return dropped
 
 
 @cache
 def _flores_rows() -> dict[str, list[tuple[str, ...]]]:
-    """Return "dev" and "test" -> rows with every language of FLORES, in its order."""
+    """Return "dev" and "test" -> rows with a column for every language of FLORES, in its order."""
     return split("flores", tuple(FLORES), {"dev": HELD_OUT, "test": HELD_OUT})
 
 
 def flores() -> bytes:
     """Return the bytes of flores101_dataset.tar.gz: the same sentences in every language."""
     members = {}
-    for subset, folder in zip(("dev", "test"), FLORES_SPLITS.values(), strict=True):
+    for subset, folder in zip(("dev", "test"), FLORES_SPLITS.values(), strict=True):  # folders "dev" and "devtest"
         for column, code in enumerate(FLORES.values()):
             text = lines([row[column] for row in _flores_rows()[subset]])
             members[f"flores101_dataset/{folder}/{code}.{folder}"] = text
@@ -124,13 +136,14 @@ def zero_shot() -> bytes:
 def wmt(name: str) -> bytes:
     """Return the bytes of the archive of a test set of WMT, called `name` by sacreBLEU.
 
-    All directions from English have the same sentences, and all directions into English have others.
+    All directions from English have the same sentences, and all directions into English have others, because WMT's
+    sentences are written in the source language.
     """
     from sacrebleu.dataset import DATASETS
 
-    others = [lang for lang, test_set in WMT.items() if test_set == name]
+    others = [lang for lang, test_set in WMT.items() if test_set == name]  # besides English
     langs = ("en", *others)
-    rows = split(name, langs, {"test": 2 * HELD_OUT})["test"]
+    rows = split(name, langs, {"test": 2 * HELD_OUT})["test"]  # the first half from English, the second into it
     members = {}
 
     def add(direction: tuple[str, str], direction_rows: list[tuple[str, ...]]) -> None:
@@ -147,16 +160,16 @@ def wmt(name: str) -> bytes:
 
 
 def ted() -> bytes:
-    """Return the bytes of ted_talks.tar.gz, with its test set alone.
+    """Return the bytes of ted_talks.tar.gz, with its test set alone: a table with a column for each language.
 
-    The text is tokenised, and every third language lacks every third sentence.
+    The text is tokenised. Some cells have no sentence, but one of the marks in TED_MISSING.
     """
     langs = tuple(TED_COLUMNS)
     table = ["\t".join(["talk_name", *TED_COLUMNS.values()])]
     for number, row in enumerate(split("ted", langs, {"test": HELD_OUT})["test"]):
         cells = [re.sub(r"([.,()])", r" \1 ", cell).strip() for cell in row]
-        if number % 3 == 1:
+        if number % 3 == 1:  # in every third row, every third language has no sentence
             for column in range(2, len(cells), 3):
-                cells[column] = TED_MISSING[number % 2]
+                cells[column] = TED_MISSING[number % 2]  # the two marks take turns
         table.append("\t".join(["talk", *cells]))
     return tar_gz({TED_TEST: lines(table)})

@@ -2,6 +2,8 @@
 
 qab plays the part of English, and qaa that of German; every other language is qaa with other letters. So a sentence can
 be said in every language.
+
+A frame is a pattern with characters that tools have to treat well, as "({})"; one sentence in EVERY is put into one.
 """
 
 from __future__ import annotations
@@ -20,32 +22,37 @@ from ..language import qaa, qab
 from ..language.meaning import Speaker, build_lexicon
 
 # Few words and short sentences, so that a narrow model learns something in 300 updates of 1,000 tokens.
+# Numbers of nouns and verbs
 NOUNS = 6
 VERBS = 10
-LONGEST = 10  # words of a sentence
-RATIO = 1.4  # of the sides' lengths; below the 1.5 of clean-corpus-n, so that only pairs spoilt on purpose are dropped
+LONGEST = 10  # words of a sentence, at most
+# The longer side of a pair has at most so many times the words of the shorter one. It is below the 1.5 that recipes
+# allow when they clean text, so that they drop only pairs that are spoilt on purpose.
+RATIO = 1.4
 
 VOWELS = "aeiou"
 CONSONANTS = "bcdfghjklmnpqrstvwxyz"
 LATIN = (VOWELS, CONSONANTS)
 LETTERS = {"ru": ("аеиоу", "бвгджзйклмнпрстфхцчшщ")}  # language -> vowels and consonants; all others have LATIN
 
-# Some sentences stand in a frame, which adds characters that tools have to treat well.
+# Frames
 TALK = ('"{}"', "O'Malo: {}", "{} (Q&A)", "[{}]", "O’Malo: {}")  # characters that a tokeniser escapes
 # Characters found on the web. Some of them end a line for str.splitlines, but not for other text tools.
 WEB = (*TALK, "„{}“", "{}\u00a0…", "\u2028{}", "{}\u0085", "–\u200b{}")
-EVERY = 12  # one of so many sentences stands in a frame
+EVERY = 12  # one of so many sentences is in a frame
 
 # One English sentence in 10 may occur in dev sets only, one in test sets only, and the others in training text only.
 SHARE = 10
-SUBSETS = {0: "dev", 1: "test"}  # checksum of a sentence modulo SHARE -> where it may occur
+SUBSETS = {0: "dev", 1: "test"}  # checksum of a sentence modulo SHARE -> where it may occur; others: "train"
 EPOCH = (1980, 1, 1, 0, 0, 0)  # date of files in a zip; there is no earlier one
 
 
 def translations(name: str, langs: tuple[str, ...], frames: tuple[str, ...] = TALK) -> Iterator[tuple[str, ...]]:
     """Yield distinct sentences without end, each as a tuple of its translations into all `langs`.
 
-    name: decides which sentences are drawn; frames: those in which some of them stand, see TALK
+    name: decides which sentences are drawn
+    langs: languages of the translations
+    frames: those into which some of the sentences are put, in turn
     """
     for texts in _sentences(name, frames):
         yield _in_languages(langs, texts)
@@ -56,17 +63,17 @@ def split(  # type: ignore[return]  # there is always another sentence
 ) -> dict[str, list[tuple[str, ...]]]:
     """Draw sentences; return subset, "train", "dev" or "test" -> sentences, each a tuple of its translations.
 
-    name: decides which sentences are drawn, as in translations
+    The English text of a sentence, with its frame, decides to which subset it belongs. So this is the same in all
+    corpora: none is trained on in one and tested on in another. Some sentences are in a frame of WEB.
+
+    name: of the corpus; it decides which sentences are drawn
     langs: languages of the translations
     wanted: subset -> how many sentences
-
-    A sentence in the same frame belongs to the same subset under every name: it is not trained on in one corpus and
-    tested on in another. Some sentences stand in a frame of WEB.
     """
     drawn: dict[str, list[tuple[str, ...]]] = {subset: [] for subset in wanted}
     for texts in _sentences(name, frames=WEB):
-        # Two English sentences that differ by the order of subject and object may have the same German translation,
-        # so both must belong to the same subset: the order of letters does not count.
+        # Two English sentences that differ by the order of subject and object may have the same German translation, so
+        # both must belong to the same subset. So the checksum is that of the sorted letters, which they share.
         letters = "".join(sorted(texts["en"].lower()))
         subset = SUBSETS.get(crc32(letters.encode()) % SHARE, "train")
         if subset in wanted and len(drawn[subset]) < wanted[subset]:
@@ -76,7 +83,10 @@ def split(  # type: ignore[return]  # there is always another sentence
 
 
 def _in_languages(langs: tuple[str, ...], texts: dict[str, str]) -> tuple[str, ...]:
-    """Return a sentence in each of `langs`; texts: "de" and "en" -> the sentence in German and in English."""
+    """Return a sentence in each of `langs`.
+
+    texts: "de" and "en" -> the sentence in German and in English; other languages are German with other letters
+    """
     translated = []
     for lang in langs:
         if lang in texts:
@@ -87,14 +97,15 @@ def _in_languages(langs: tuple[str, ...], texts: dict[str, str]) -> tuple[str, .
 
 
 def _sentences(name: str, frames: tuple[str, ...]) -> Iterator[dict[str, str]]:
-    """Yield sentences without end as {"de": German, "en": English}, neither of which came before.
+    """Yield sentences without end, as {"de": German, "en": English}; neither text comes twice.
 
-    Each EVERY-th stands in one of the frames, which take turns. name: seed of the sentences
+    name: seed of the sentences
+    frames: one sentence in EVERY is put into one of them, which take turns
     """
     speaker = Speaker(build_lexicon(1, NOUNS, VERBS), Random(f"miniature {name}"))
     earlier: set[str] = set()
     for number in count(1):
-        while True:
+        while True:  # until a sentence is fit and new
             sentence = speaker.sentence()
             german = _detokenised(qaa.say(sentence))
             english = _detokenised(qab.say(sentence))
@@ -109,9 +120,11 @@ def _sentences(name: str, frames: tuple[str, ...]) -> Iterator[dict[str, str]]:
 
 
 def spoilt(pairs: Iterator[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Make three pairs that cleaning has to drop: an empty source, sides of over 250 words, sides of unlike length.
+    """Make three pairs that cleaning has to drop: an empty source, sides that are too long, sides of unlike length.
 
-    They are made of the next of `pairs`, which are taken from the iterator.
+    Most recipes allow at most 250 words, and at most 1.5 times as many on one side; wmt14_en_de allows 9 times as many.
+
+    pairs: the next ones are taken from this iterator, and joined to make them
     """
     long = [next(pairs)]
     while min(map(_count_words, _joined(long))) <= 250:
@@ -122,8 +135,8 @@ def spoilt(pairs: Iterator[tuple[str, str]]) -> list[tuple[str, str]]:
         _, more = next(pairs)
         target += f" {more}"
 
-    _, alone = next(pairs)
-    return [("", alone), _joined(long), (source, target)]
+    _, target_of_empty = next(pairs)
+    return [("", target_of_empty), _joined(long), (source, target)]
 
 
 def _joined(pairs: list[tuple[str, str]]) -> tuple[str, str]:
@@ -133,24 +146,28 @@ def _joined(pairs: list[tuple[str, str]]) -> tuple[str, str]:
 
 
 def _detokenised(tokens: str) -> str:
-    """Return text with no blank before punctuation, and no comma before another sign, as published text is."""
-    return tokens.replace(" , ,", " ,").replace(" , .", " .").replace(" ,", ",").replace(" .", ".")
+    """Return text as it is published: no blank before punctuation, and no comma before another comma or full stop."""
+    one_sign = tokens.replace(" , ,", " ,").replace(" , .", " .")
+    return one_sign.replace(" ,", ",").replace(" .", ".")
 
 
 def _survives_cleaning(german: str, english: str) -> bool:
     """Return whether both sides have 1 to LONGEST words, and at most RATIO times as many on one side."""
-    short, long = sorted((_count_words(german), _count_words(english)))
+    short, long = sorted((_count_words(german), _count_words(english)))  # words of the shorter and of the longer side
     return 0 < long <= min(LONGEST, RATIO * short)
 
 
 def _count_words(text: str) -> int:
-    """Count words and punctuation as a tokeniser does."""
+    """Return the number of words and punctuation marks, as a tokeniser divides the text."""
     return len(text.replace(",", " ,").replace(".", " .").split())
 
 
 @cache
 def _letter_table(lang: str) -> dict[int, str]:
-    """Return a table for str.translate, of German letters to those of a language, vowels to vowels."""
+    """Return a table for str.translate: German letter -> letter of a language, a vowel for a vowel.
+
+    The letters are shuffled, with the language as the seed.
+    """
     random = Random(f"alphabet {lang}")
     vowels, consonants = LETTERS.get(lang, LATIN)
     shuffled_vowels = random.sample(vowels, len(vowels))
@@ -164,12 +181,12 @@ def _letter_table(lang: str) -> dict[int, str]:
 
 
 def tar_gz(members: dict[str, str]) -> bytes:
-    """Return a gzipped tar of {path: text}; its bytes, as those of the functions below, depend on nothing else."""
+    """Return the bytes of a gzipped tar; they depend on its members alone, not on the time. members: path -> text."""
     return gzipped(tar({path: text.encode() for path, text in members.items()}))
 
 
 def tar(members: dict[str, bytes]) -> bytes:
-    """Return a tar of {path: content}, without times and owners, in the order of paths."""
+    """Return the bytes of a tar, without times and owners, in the order of paths. members: path -> content."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
         for path, content in sorted(members.items()):
@@ -185,7 +202,7 @@ def gzipped(content: bytes) -> bytes:
 
 
 def zipped(members: dict[str, str]) -> bytes:
-    """Return a zip of {path: text}, in the order of paths."""
+    """Return the bytes of a zip, in the order of paths, with EPOCH as all times. members: path -> text."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for path in sorted(members):
