@@ -38,7 +38,7 @@ def unpack(archive: Path, dest: Path, wanted: Callable[[str], bool]) -> None:
         _reading(archive),
         tarfile.open(archive, "r:gz") as tar,
         whole(dest) as part,  # a temporary folder, which becomes `dest` at the end
-        writing(dest),
+        writing(dest),  # raises a UserError with this name if the disk is full
     ):
         part.mkdir()
         for member in tar:

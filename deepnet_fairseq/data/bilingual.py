@@ -276,7 +276,7 @@ class Tokenised:
         self.names: dict[str, str] = {}
         for split in ("train", "valid", "test"):
             for number, name in enumerate(self._names(split)):
-                subset = f"{split}{number}" if number else split
+                subset = split if number == 0 else f"{split}{number}"
                 self.texts[subset] = folder / name
                 self.names[subset] = name
 
@@ -310,7 +310,8 @@ class Tokenised:
         names = sorted(names_of[self.langs[0]])  # "test" comes before "test.NAME"
         if not names or (split == "train" and names != ["train"]):
             expected = " and ".join(f"{split}.{lang}" for lang in self.langs)
-            raise UserError(f"--from {self.folder}: holds no {expected}" + (" alone" if names else ""))
+            alone = " alone" if names else ""  # there are some, but besides "train" or in its place "train.NAME"
+            raise UserError(f"--from {self.folder}: holds no {expected}{alone}")
         return names
 
     def files(self) -> list[Path]:

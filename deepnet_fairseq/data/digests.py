@@ -154,6 +154,7 @@ def cutting_files(data: str) -> list[Path]:
                 settings = read_json_object(folder / SETTINGS, "")
             except UserError:  # the file is broken; only commands that need it raise this error
                 return []
+            # some of its values are names of files, as "spm.model", and others are not, as "sentencepiece"
             named = [folder / name for name in settings.values() if isinstance(name, str)]
             return [path for path in named if path.is_file()]
 

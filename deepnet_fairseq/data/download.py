@@ -152,10 +152,10 @@ def _is_there(file: RemoteFile, folder: Path) -> bool:
 
 
 def _difference(path: Path, file: RemoteFile) -> str | None:
-    """Return how what was downloaded differs from the file that was meant, for a message; None if it does not differ.
+    """Return how a downloaded file differs from the published one, as words of a message; None if it does not.
 
-    path: of what was downloaded, in the folder of downloads: NAME or NAME.part
-    file: the file that was meant
+    path: of the downloaded file, in the folder of downloads: NAME or NAME.part
+    file: the published file
 
     The size and the checksum are compared, if known, otherwise the checksum of the first download. If there is none
     either, an archive is unpacked to see whether it is broken.
@@ -237,7 +237,7 @@ def _download(file: RemoteFile, folder: Path, session: requests.Session) -> None
                     os.replace(part, folder / file.name)
                     _validator_file(part).unlink(missing_ok=True)
                 return
-            part.unlink()
+            part.unlink()  # so that the next address does not resume it
         except Unavailable as error:
             reason = str(error)
         reasons.append(f"{url}: {reason}")
@@ -256,7 +256,7 @@ def _receive(file: RemoteFile, url: str, part: Path, session: requests.Session) 
     """
     most_received = _size(part)  # bytes that `part` has had at most; it becomes smaller if the server's file changes
     vain = 0  # requests in a row that brought no further byte
-    interval = 0.1 if sys.stderr.isatty() else 30.0  # seconds between updates of the bar
+    interval = 0.1 if sys.stderr.isatty() else 30.0  # seconds between updates of the bar; in a log each is a line
     with tqdm(desc=file.name, total=file.size, unit="B", unit_scale=True, mininterval=interval, file=sys.stderr) as bar:
         while True:
             try:
@@ -414,7 +414,7 @@ def locked(path: Path):
     path: of the lock file
     """
     lock = FileLock(path)
-    with writing(path, "name another place"):
+    with writing(path, "name another place"):  # a UserError if the file cannot be made
         try:
             lock.acquire(blocking=False)
         except Timeout:

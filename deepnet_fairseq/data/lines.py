@@ -314,8 +314,8 @@ def write_columns(paths: list[Path], rows: Iterable[tuple[str, ...]]) -> int:
         files = []
         for path in paths:
             path.parent.mkdir(parents=True, exist_ok=True)
-            part = stack.enter_context(whole(path))
-            stack.enter_context(writing(path))
+            part = stack.enter_context(whole(path))  # a temporary path, which becomes `path` at the end
+            stack.enter_context(writing(path))  # raises a UserError if the disk is full
             files.append(stack.enter_context(open(part, "w", encoding="utf-8", newline="\n")))
 
         for row in rows:

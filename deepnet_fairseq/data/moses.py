@@ -34,6 +34,7 @@ class Chain:
     lowercase: bool = False
 
     def __str__(self) -> str:
+        """Return what the scripts do, in words, in their order."""
         steps = []
         if self.normalise:
             steps += ["normalise punctuation", "remove what is not printed"]

@@ -428,7 +428,7 @@ class Multilingual:
             print(f"| {text.name}: {numbers}", flush=True)
             return counts
 
-        outputs = []
+        outputs = []  # all files that make() writes
         for source_prefix, target_prefix in chain.from_iterable(prefixes.values()):
             for prefix in (source_prefix, target_prefix):
                 outputs += [Path(f"{prefix}.bin"), Path(f"{prefix}.idx")]

@@ -223,7 +223,10 @@ class Speaker:
         self.random = random
 
     def sentence(self) -> Sentence:
-        """Draw the next sentence; the same lexicon and random state give the same sentences."""
+        """Draw the next sentence: a main clause and up to four further clauses.
+
+        The same lexicon and random state give the same sentences.
+        """
         main = self._clause()
         rest = []
         previous = main

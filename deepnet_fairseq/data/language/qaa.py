@@ -29,12 +29,15 @@ def say(sentence: Sentence) -> str:
         else:
             words += [",", conjunction.qaa] + subordinate_clause(clause)
     first = words[0]
-    words[0] = first[0].upper() + first[1:]
+    words[0] = first[0].upper() + first[1:]  # str.capitalize would change the other letters too
     return " ".join([*words, "."])
 
 
 def main_clause(clause: Clause) -> list[str]:
-    """Return the words of a main clause: topic, finite verb, other fields, negation, remaining parts of the verb."""
+    """Return the words of a main clause.
+
+    Their order is: the topic (the field that is said first), finite verb, other fields, negation, rest of the verb.
+    """
     parts = _parts(clause)
     finite, remainder = _finite_and_remainder(clause.verb, clause.tense, clause.subject.plural)
     words = [*parts.pop(clause.topic), finite]

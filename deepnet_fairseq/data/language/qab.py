@@ -30,7 +30,7 @@ def say(sentence: Sentence) -> str:
             words += [",", conjunction.qab]
         words += clause_words(clause)
     first = words[0]
-    words[0] = first[0].upper() + first[1:]
+    words[0] = first[0].upper() + first[1:]  # str.capitalize would change the other letters too
     return " ".join([*words, "."])
 
 

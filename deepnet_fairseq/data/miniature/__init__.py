@@ -48,6 +48,6 @@ def write(files: Iterable[RemoteFile], folder: Path) -> dict[str, Path]:
     for file in files:
         path = paths[file.name]
         if not path.exists():
-            with whole(path) as part:
+            with whole(path) as part:  # a temporary name until it is written
                 part.write_bytes(archive(file.urls[0]))
     return paths

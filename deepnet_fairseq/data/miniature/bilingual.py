@@ -100,7 +100,8 @@ def _xml(name: str, talks: list[Pairs], side: int) -> list[str]:
         language = f'srclang="{LANGS["de"]}" trglang="{LANGS["en"]}"'
 
     xml = ['<?xml version="1.0" encoding="UTF-8"?>', "<mteval>"]
-    xml.append(f'<{kind} setid="iwslt2014-{name.split(".")[1]}" {language}>')
+    set_name = name.split(".")[1]  # "dev2010" of "TED.dev2010"
+    xml.append(f'<{kind} setid="iwslt2014-{set_name}" {language}>')
     for number, talk in enumerate(talks, 1):
         escaped = [(escape(german), escape(english)) for german, english in talk]
         xml.append(f'<doc docid="{number}" genre="lectures">')
@@ -116,6 +117,7 @@ def wmt(name: str) -> bytes:
 
     name: file name of the archive, as in recipes.wmt
     """
+    # the last arguments of _held_out and _sgml decide what sentences are drawn
     if name == published.NEWSTEST2013.name:
         return tar_gz(_plain("dev/newstest2013.{}", GERMAN_ENGLISH, _held_out(name, GERMAN_ENGLISH)))
     if name == published.NEWSTEST2014.name:
@@ -146,7 +148,7 @@ def _training(member: str, langs: tuple[str, ...], size: int, frames: tuple[str,
     drawn = translations(member.removesuffix(".{}"), langs, frames)
     pairs = list(islice(drawn, size))
     for start in range(0, size, size // SPOILT):
-        pairs[start:start] = spoilt(drawn)  # inserted
+        pairs[start:start] = spoilt(drawn)  # inserts three
     return pairs
 
 

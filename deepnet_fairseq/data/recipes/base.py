@@ -158,7 +158,7 @@ class Recipe(ABC):
         with claimed(options.dest, what):
             settings = self.settings(options)
             summary = options.dest / "recipe.json"
-            recorded = read_json(summary)
+            recorded = read_json(summary)  # {} if DEST is not complete yet: then it has no recipe.json
             # recipe.json of an older release may hold settings besides these, which no longer matter
             same_settings = settings.items() <= recorded.get("settings", {}).items()
             if same_settings and recorded["outputs"] == output_sizes(options.dest):
@@ -220,6 +220,7 @@ class Recipe(ABC):
         settings = {"files": published, "miniature": options.miniature}
 
         def make() -> dict[str, dict]:
+            """Have options.fetch download the files, or generate those of a miniature."""
             return fetch_described(files, options.downloads, options.fetch)
 
         # keep=True: files that are there already are not removed first, for they need not be downloaded again
@@ -252,11 +253,11 @@ class Recipe(ABC):
             )
 
     def plan(self, options: Options) -> str:
-        """Return a text that describes what build() would do, with the files, tools and counts; do nothing of it."""
+        """Return a text of several lines that tells what build() would download and do; do nothing of it."""
         self.check(options)
         needed = self.needs(options)
-        size = f"about {tqdm.format_sizeof(needed, 'B')} with all steps" if needed else "size not known"
-        lines = [f"{self.name}: {self.title}", f"into {options.dest}, {size}"]
+        all_sizes = f"about {tqdm.format_sizeof(needed, 'B')} with all steps" if needed else "size not known"
+        lines = [f"{self.name}: {self.title}", f"into {options.dest}, {all_sizes}"]
 
         files = self.files(options)
         if files:

@@ -8,7 +8,7 @@ Languages have M2M-100's codes. A pair is two of them; a direction is a pair tha
 into its second. DEST is the folder that the recipe fills. In FOLDER, which --from names, the user may have test sets of
 their own, as FOLDER/PAIR/SUBSET.LANG with PAIR as "de-en". A subset is the text that is tested on together, under one
 name, such as "valid", "flores" or "wmt". `with whole(path) as part` lets a folder be filled as `part`, which becomes
-`path` at the end.
+`path` at the end. one_line(text) puts blanks in the place of characters that other tools take for line ends.
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ def wmt_directions(languages: list[str]) -> list[tuple[str, str]]:
 class Evaluation:
     """The published test sets, in DEST/evaluation, and the user's own ones, in FOLDER.
 
-    `fetch` must be called before a subset is read.
+    `fetch` must be called before a subset is read. A pair is given with its languages in alphabetical order, because
+    folders and files of the test sets are named so.
 
     options: of `deepnet prepare corpus`
     folder: FOLDER, None without --from
@@ -273,7 +274,8 @@ def write_wmt(langs: tuple[str, str], downloads: Path, folder: Path) -> None:
     archive = downloads / wmt_archives()[name].name
     members = DATASETS[name].langpairs["-".join(langs)]  # paths of source and reference in the archive
     for lang, member in zip(langs, members, strict=True):
-        write_lines(folder / f"test.{lang}", published_segments(stream_lines(archive, member)))
+        sentences = published_segments(stream_lines(archive, member))  # out of the tags of SGML
+        write_lines(folder / f"test.{lang}", sentences)
 
 
 def write_ted(archive: Path, folder: Path, workers: int) -> None:
@@ -288,6 +290,7 @@ def write_ted(archive: Path, folder: Path, workers: int) -> None:
     """
     from sacremoses import MosesDetokenizer
 
+    # a table: a row for each sentence, a column for each language
     rows = [line.split("\t") for line in stream_lines(archive, TED_TEST)]
     header = rows.pop(0) if rows else []
     for lang, column in TED_COLUMNS.items():

@@ -6,6 +6,8 @@ removed before the next one comes. Pairs that are prepared stay when others are 
 
 OPUS (opus.nlpl.eu) publishes these corpora: an archive for each corpus and language pair, with a text of each side.
 Languages have M2M-100's codes, mostly those of ISO 639-1; OPUS has the same, except those in OTHER_CODES.
+
+one_line(text) puts blanks in the place of characters that other tools take for line ends.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 A corpus consists of language pairs, as "de-en", each of which stands for both directions. DEST is the folder that a
 recipe fills; further calls for the same DEST may add pairs to those that are there. A pair's text is a
 multilingual.PairText: its subsets ("train", "valid", "test", ...), each with a function that reads it, and its state,
-which changes with the text. options.text is the folder of --from.
+which changes with the text. options.text is the folder of --from. one_line(text) puts blanks in the place of characters
+that other tools take for line ends.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """OPUS-100 v1.0 (Zhang et al., 2020): 99 pairs with English, up to a million sentence pairs each.
 
-The corpus has one archive for each language pair, and calls its splits train, dev and test.
+The corpus has one archive for each language pair, and calls its splits train, dev and test. one_line(text) puts blanks
+in the place of characters that other tools take for line ends.
 """
 
 from __future__ import annotations
@@ -101,7 +102,8 @@ class Opus100(MultilingualRecipe):
             sentence_pairs = getattr(archive, split)
             if sentence_pairs:  # small languages lack dev and test
                 subsets[subset] = partial(_read, path, pair, split)
-        return PairText(split_pair(pair), subsets, {"sha256": archive.sha256, "miniature": options.miniature})
+        state = {"sha256": archive.sha256, "miniature": options.miniature}  # tells whether the text is another one
+        return PairText(split_pair(pair), subsets, state)
 
 
 def alphabetical(pairs: Iterable[str]) -> tuple[str, ...]:
