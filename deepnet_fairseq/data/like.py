@@ -176,7 +176,7 @@ def _of_data(where: str, data: str, langs: tuple[str, str]) -> KnownVocabulary:
     langs: source and target
     """
     dictionaries = {lang: _dictionary_lines(where, data, lang) for lang in langs}
-    files = digests.cutting_files(data)
+    files = digests.cutting_files(data)  # a SentencePiece model, merges of subword-nmt, or GPT-2's two files
     if len(files) != 1 or files[0].name not in MODELS:
         first = Path(data.split(os.pathsep)[0])
         has = "were cut by other means" if files else "hold no spm.model"

@@ -377,7 +377,7 @@ def map_chunks(function: Callable, rows: Iterable, workers: int, label: str, tot
 def sized_chunks(function: Callable, rows: Iterable, workers: int) -> Iterator[tuple[int, Any]]:
     """Divide the rows into lists of CHUNK; yield (length of the list, function(list)) for each, in order.
 
-    Other than map_chunks this shows no progress bar.
+    This is map_chunks without its progress bar, for callers that have one of their own.
 
     workers: number of processes; this process does the work if it is 1, or if there is one list only
     """

@@ -56,6 +56,7 @@ def line_function(lang: str, chain: Chain) -> Callable[[str], str]:
 
     functions: list[Callable[[str], str]] = []
     if chain.normalise:
+        # perl_parity: with the rules of the Perl script, from which sacremoses' own differ
         functions.append(normaliser(MosesPunctNormalizer(lang, perl_parity=True).substitutions))
         # remove-non-printing-char.perl: a blank for each character of Unicode's category C (control, format, ...)
         functions.append(partial(regex.compile(r"\p{C}").sub, " "))
@@ -104,6 +105,8 @@ def tokeniser(lang: str):
     from sacremoses import MosesTokenizer
 
     class FasterTokenizer(MosesTokenizer):
+        """MosesTokenizer that has the set of all letters, and the set of all lower-case letters."""
+
         alphabetic: frozenset[str] = frozenset()
         lower: frozenset[str] = frozenset()
 

@@ -104,7 +104,7 @@ def phrase(thing: NounPhrase | Name | Pronoun, case: str) -> list[str]:
     if isinstance(thing, Name):
         return [thing.word]
     if isinstance(thing, Pronoun):
-        return ["es" + _ending(thing.referent, case)]
+        return ["es" + _ending(thing.referent, case)]  # he, she, it, they
 
     ending = _ending(thing, case)
     words = []
@@ -122,7 +122,7 @@ def phrase(thing: NounPhrase | Name | Pronoun, case: str) -> list[str]:
     plural_ending = thing.noun.plural if thing.plural else ""
     words.append(stem.capitalize() + plural_ending)
     if thing.relative is not None:
-        pronoun = "z" + _ending(thing, "nom")
+        pronoun = "z" + _ending(thing, "nom")  # who, which
         words += [",", pronoun, *subordinate_clause(thing.relative, thing.plural), ","]
     return words
 

@@ -48,7 +48,7 @@ def clause_words(clause: Clause, head: NounPhrase | None = None) -> list[str]:
     if clause.direct is not None:
         words += phrase(clause.direct)
     if clause.indirect is not None:
-        words += ["a"] + phrase(clause.indirect)
+        words += ["a"] + phrase(clause.indirect)  # to
     if clause.place is not None:
         preposition, noun_phrase = clause.place
         words += [preposition.qab] + phrase(noun_phrase)
@@ -77,10 +77,11 @@ def phrase(thing: NounPhrase | Name | Pronoun) -> list[str]:
     plural_ending = "s" if thing.plural else ""
     words.append(thing.noun.qab + plural_ending)
     if thing.compound is not None:
-        words += ["de", thing.compound.qab]
+        words += ["de", thing.compound.qab]  # of
     class_ending = "o" if thing.noun.animate else "e"
     words += [adjective.qab + class_ending + plural_ending for adjective in thing.adjectives]
     if thing.relative is not None:
+        # who, which
         words += ["que"] + clause_words(thing.relative, head=thing)
     return words
 

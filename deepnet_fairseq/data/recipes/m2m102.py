@@ -192,7 +192,7 @@ class M2m102(MultilingualRecipe):
             return filter_pairs(archives.read(), held_out, pair)
 
         def count_uncleaned() -> int:
-            """Count the pairs before filter_pairs, which would take long; they are at least as many as after it."""
+            """Count the pairs without the slow filter_pairs; they are at least as many as those that it keeps."""
             return sum(1 for _ in archives.read())
 
         subsets = {"train": read_training_pairs} | evaluation.subsets(langs)
