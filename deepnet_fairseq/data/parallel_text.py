@@ -148,7 +148,7 @@ def prepare_text(
         print("| binarising", flush=True)
         lines = {subset: found.rows for subset, found in surveys.items()}
         in_pieces = {subset: part / "text" / subset for subset in texts}
-        binarise(langs, in_pieces, part, workers, dictionary=dictionaries, counts=counts, lines=lines)
+        binarise(langs, in_pieces, part, workers, dictionaries, counts, lines)
     print(f"| wrote {dest}; train with --source-lang {langs[0]} --target-lang {langs[1]}")
 
 
