@@ -219,17 +219,6 @@ class Letters:
                 )
 
 
-def note_letters(names: Sequence[str], rows: Iterable[tuple[str, ...]]) -> None:
-    """Print a warning for each column of text that has both composed and decomposed letters; see Letters.
-
-    names: of the columns, for the warnings
-    rows: of the text
-    """
-    letters = Letters(names)
-    letters.add(rows)
-    letters.warn()
-
-
 def one_line(text: str) -> str:
     """Return a text in which no tool finds a line end: without white space around it, and with blanks for line ends.
 

@@ -12,7 +12,6 @@ from functools import partial
 
 # Content of [...] in a pattern: white space as Perl's \s, but the blank. Python's \s also matches \x1c to \x1f.
 WHITE = "\t\n\v\f\r\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
-SPACE = re.compile(f"[ {WHITE}]+")
 UNEVEN = re.compile(f"[{WHITE}][ {WHITE}]*| [ {WHITE}]+")  # all white space except single blanks, which stay
 LONGEST_WORD = 1000  # characters, as in clean-corpus-n.perl
 PATTERN = frozenset(r".^$*+?{}[]\|()")  # characters with a special meaning in a regular expression

@@ -26,7 +26,6 @@ from .like import find_vocabulary
 from .lines import (
     REMOVE,
     Letters,
-    Pairs,
     as_many,
     map_chunks,
     one_line,
@@ -180,21 +179,6 @@ def open_texts(
             target = copies.enter_context(rereadable(Path(f"{prefix}.{target_lang}")))
             texts[subset] = ParallelText(source, target, empty)
     return texts
-
-
-def read_parallel(prefix: str, source_lang: str, target_lang: str, drop_empty: bool = False) -> Pairs:
-    """Return all sentence pairs of the files PREFIX.SRC and PREFIX.TGT, which must fit into memory.
-
-    prefix: PREFIX
-    source_lang, target_lang: SRC and TGT
-    drop_empty: leave out pairs with an empty side; otherwise a UserError is raised for them
-
-    Raises a UserError for a missing file, bad UTF-8, or unequal numbers of lines.
-    """
-    with ExitStack() as copies:
-        prefixes = {"train": prefix, "valid": prefix, "test": prefix}  # open_texts needs one for each split
-        texts = open_texts((source_lang, target_lang), prefixes, drop_empty=drop_empty, copies=copies)
-        return list(texts["train"].pairs())
 
 
 def survey_texts(

@@ -2,6 +2,7 @@
 
 import hashlib
 from itertools import chain
+from pathlib import Path
 
 import pytest
 import sentencepiece
@@ -12,7 +13,7 @@ from deepnet_fairseq.data import lines, parallel_text
 from deepnet_fairseq.data.binarise import binarise
 from deepnet_fairseq.data.language import SIZES as DEFAULT_SIZES
 from deepnet_fairseq.data.language import make_corpus, write_corpus
-from deepnet_fairseq.data.parallel_text import prepare_text, read_parallel
+from deepnet_fairseq.data.parallel_text import prepare_text
 
 from ..support.disks import files_limited_to
 from ..support.errors import refused
@@ -66,12 +67,18 @@ def test_the_embedded_corpus_is_the_one_that_recorded_runs_were_trained_on(embed
     assert hashlib.sha256(text.encode()).hexdigest() == RECORDED_CORPUS
 
 
+def read_text_pairs(prefix) -> list[tuple[str, str]]:
+    """Read the sentence pairs of PREFIX.qaa and PREFIX.qab."""
+    source_lang, target_lang = LANGS
+    return list(lines.read_pairs(Path(f"{prefix}.{source_lang}"), Path(f"{prefix}.{target_lang}")))
+
+
 def test_the_command_writes_the_embedded_corpus(tmp_path):
     run("deepnet", "prepare", "language", tmp_path / "c", "--seed", "2")
 
     expected = make_corpus(DEFAULT_SIZES, seed=2)
     for split in DEFAULT_SIZES:
-        assert read_parallel(str(tmp_path / "c" / split), *LANGS) == expected[split]
+        assert read_text_pairs(tmp_path / "c" / split) == expected[split]
 
 
 def test_a_full_disk_ends_the_command_in_one_line_and_leaves_no_file(tmp_path):
@@ -95,7 +102,10 @@ def test_sentencepiece_changes_nothing_but_white_space(typed, decoded):
 
 def test_letters_in_composed_and_decomposed_form_give_a_warning_by_language(capsys):
     rows = [("\u00e9", "\u00e9 \u095c"), ("e\u0301", "\u0921\u093c"), ("e\u0301", "\u212b")]
-    lines.note_letters(["vi", "hi"], rows)
+    letters = lines.Letters(["vi", "hi"])
+
+    letters.add(rows)
+    letters.warn()
 
     warnings = sorted(capsys.readouterr().out.splitlines())
     assert len(warnings) == 2
@@ -216,8 +226,8 @@ def test_several_test_sets_are_numbered(text_prefixes, tmp_path, monkeypatch):
     assert [path.name for path in binarised.values()] == names
     assert len((tmp_path / "bin" / "text" / "test1.qab").read_text().splitlines()) == SIZES["valid"]
     for name in ("valid", "test1"):
-        raw = read_parallel(str(tmp_path / "bin" / "raw" / name), *LANGS)
-        assert raw == read_parallel(text_prefixes["valid"], *LANGS)
+        raw = read_text_pairs(tmp_path / "bin" / "raw" / name)
+        assert raw == read_text_pairs(text_prefixes["valid"])
 
 
 @pytest.fixture(params=(1, 3))
