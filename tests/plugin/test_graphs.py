@@ -306,7 +306,7 @@ def test_a_setting_that_allows_no_graphs_is_named(flag, monkeypatch):
     trainer.use_graphs(SHAPES)
 
     assert trainer.graphs is None
-    assert flag in settings.setting_without_graphs(trainer)
+    assert flag in settings.why_settings_forbid_graphs(trainer)
 
 
 def test_a_hook_is_called_in_each_pass():

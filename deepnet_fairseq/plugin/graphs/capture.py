@@ -1,7 +1,7 @@
 """Capture the kernels of a function in a CUDA graph, and replay them by one call. No other file of graphs/ calls CUDA.
 
-Graph and Device say what the step of a batch needs. CudaGraph and CudaDevice do it on a GPU; the tests have stand-ins
-that work on a CPU.
+The protocols Graph and Device list what GraphedStep (step.py) asks of a GPU. CudaGraph and CudaDevice do it on one; the
+tests have stand-ins that work on a CPU.
 """
 
 from __future__ import annotations
@@ -19,59 +19,62 @@ from .kernels import FasterKernels
 
 
 class CaptureFailed(UserError):
-    """Failure of a capture, after which CUDA cannot go on in this process."""
+    """Raised when a function cannot be captured in a graph. CUDA is unusable in this process from then on."""
 
 
 class Memory(NamedTuple):
     """Memory of a device in bytes."""
 
-    free: int  # held by no process
+    free: int  # allocated by no process
     total: int
-    reserved: int  # held by torch for tensors, whether tensors use it or not
+    reserved: int  # allocated by torch in this process, whether tensors use it at present or not
 
 
 class Graph(Protocol):
-    """The kernels of a function without arguments and result, which reads and writes tensors at fixed addresses.
+    """The recorded kernels of a function without arguments and result, which reads and writes tensors.
 
-    A replay runs no Python: plain numbers are those of the capture, tensors are read from the addresses they had then.
+    A replay runs these kernels and no Python: Python numbers have the values that they had at the capture, and tensors
+    are read and written at the addresses that they had then.
     """
 
     def capture(self, function: Callable[[], None]) -> None:
-        """Record the function's kernels; all tensors and the state of random numbers are as before then."""
+        """Record the function's kernels without running them: tensors and random generators stay as they were."""
 
     def replay(self) -> None:
-        """Run the recorded kernels; random numbers come from the generator's present state."""
+        """Run the recorded kernels; random numbers come from the generator's state at the time of the replay."""
 
 
 class Device(Protocol):
-    """What the step of a batch asks of a GPU, or of a stand-in for one."""
+    """A GPU, or a stand-in for one, as GraphedStep (step.py) uses it."""
 
     def graph(self) -> Graph:
-        """Return an empty graph, whose memory is shared with the device's other graphs."""
+        """Return a graph in which nothing is captured yet; its memory is shared with the device's other graphs."""
 
     def warm_up(self, function: Callable[[], Any]) -> Any:
         """Call the function in a stream of its own and return its result.
 
-        Libraries as cuBLAS make their workspaces at their first call, which must not come during a capture.
+        This comes before the first capture, because libraries such as cuBLAS allocate their workspaces at their first
+        call, which must not come during a capture.
         """
 
     def faster_kernels(self, most_rows: int) -> AbstractContextManager:
-        """Return a context that replaces slow kernels of the passes captured in it, or does nothing.
+        """Return a context that replaces slow operators called in it by faster kernels; a device may replace none.
 
-        most_rows: rows (batch times length) of the largest matrix of activations in any graph.
+        most_rows: rows (sentences times length) of the largest matrix of activations in any graph.
         """
 
     def seconds(self, function: Callable[[], Any]) -> float:
-        """Call the function, wait for the device, and return how long both took."""
+        """Call the function, wait until the device has finished its kernels, and return the seconds of both."""
 
     def memory(self) -> Memory:
-        """Return the device's memory, after torch has given back what it keeps for later."""
+        """Let torch free the memory that no tensor uses, and return the device's memory after that."""
 
 
 class CudaGraph:
     """A graph on a CUDA device.
 
-    pool: handle of the memory that it shares with other graphs, no two of which may run at the same time.
+    pool: handle (torch.cuda.graph_pool_handle) of the memory that it shares with other graphs, of which therefore only
+    one may run at a time.
 
     A replay draws the random numbers that the function would draw if it were called instead: torch keeps the default
     generator's seed and offset in tensors that a replay fills (ATen/cuda/CUDAGeneratorImpl.cpp, replay_prologue).
@@ -84,12 +87,15 @@ class CudaGraph:
     def capture(self, function: Callable[[], None]) -> None:
         """Record the function; raise CaptureFailed if it cannot be captured.
 
-        A failed capture leaves the allocator and the stream in the state of a capture (CUDAGraph.cpp, reset).
+        CUDA is unusable after a failure, because torch's allocator and the stream stay in the state of a capture
+        (CUDAGraph.cpp, reset).
         """
-        # torch collects garbage before each capture, which takes 0.4 s because fairseq has so many objects
+        # torch calls gc.collect() before each capture, which takes 0.4 s with fairseq's many objects; frozen ones are
+        # skipped
         gc.freeze()
         try:
-            # fairseq's thread that pins the memory of the next batches allocates meanwhile, which thread_local allows
+            # "thread_local": allocations of other threads do not break the capture; fairseq has a thread that pins the
+            # memory of the next batches meanwhile
             with torch.cuda.graph(self.graph, pool=self.pool, capture_error_mode="thread_local"):
                 function()
         except RuntimeError as error:
@@ -100,16 +106,18 @@ class CudaGraph:
             gc.unfreeze()
 
     def replay(self) -> None:
-        """Launch the graph in the current stream."""
+        """Launch the captured kernels in the current stream."""
         self.graph.replay()
 
 
 class CudaDevice:
     """The current CUDA device, with a pool of memory for the graphs of one training.
 
-    faster: replace two kernels by those of kernels.py, which add in another order and so round differently.
+    faster: whether the graphs use the two faster kernels of kernels.py, which add in another order than torch's and so
+    round differently.
 
-    A second training in the same process needs a CudaDevice of its own: torch refuses a pool whose graphs are gone.
+    A second training in the same process needs a CudaDevice of its own: torch refuses to capture into a pool whose
+    graphs have all been deleted.
     """
 
     def __init__(self, faster: bool = True) -> None:
@@ -117,11 +125,14 @@ class CudaDevice:
         self.pool = torch.cuda.graph_pool_handle()
 
     def graph(self) -> CudaGraph:
-        """Return an empty graph in this training's pool."""
+        """Return a graph in which nothing is captured yet; its memory comes from this training's pool."""
         return CudaGraph(self.pool)
 
     def warm_up(self, function: Callable[[], Any]) -> Any:
-        """Call the function in a new stream, in order with the work of the present stream; return its result."""
+        """Call the function in a new stream, after the current stream's work and before what it gets later.
+
+        Returns the function's result. See Device.warm_up.
+        """
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -130,21 +141,24 @@ class CudaDevice:
         return result
 
     def faster_kernels(self, most_rows: int) -> AbstractContextManager:
-        """Return a mode that replaces slow kernels of half precision, or a context that does nothing."""
+        """Return a context that replaces slow operators in half precision, or one that does nothing.
+
+        most_rows: rows (sentences times length) of the largest matrix of activations in any graph.
+        """
         if not self.faster:
             return nullcontext()
         return FasterKernels(most_rows, torch.device("cuda", torch.cuda.current_device()))
 
     def seconds(self, function: Callable[[], Any]) -> float:
-        """Return the seconds of a call, from an idle device to an idle device."""
-        torch.cuda.synchronize()
+        """Call the function, and return the seconds until the device has finished its kernels."""
+        torch.cuda.synchronize()  # earlier kernels do not count
         start = time.perf_counter()
         function()
         torch.cuda.synchronize()
         return time.perf_counter() - start
 
     def memory(self) -> Memory:
-        """Return the device's memory, after torch has given back what it keeps for later."""
+        """Let torch free the memory that no tensor uses, and return the device's memory after that."""
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info()

@@ -1,4 +1,7 @@
-"""Read the flag `--cuda-graphs`, and find the settings under which a training goes on without graphs."""
+"""Read the flag `--cuda-graphs`, and find the settings under which a training goes on without graphs.
+
+The flag is a number N of padded shapes, each of which gets a graph; 0 for no graphs; or auto.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,18 @@ from .step import GraphedStep
 
 logger = logging.getLogger(__name__)
 
-AUTO = "auto"  # compare a graph with the plain passes before the first update, and use graphs if they are faster
-AUTO_SHAPES = 32  # shapes with AUTO: 12% padding on IWSLT-14's batches of 4,096 tokens; 16 have 25%, 64 have 8%
+AUTO = "auto"  # time a batch with and without a graph before the first update, and use graphs if they are faster
+# Number of shapes with AUTO. On IWSLT-14's batches of 4,096 tokens 32 shapes make batches 12% larger by padding, 16
+# shapes 25%, 64 shapes 8%.
+AUTO_SHAPES = 32
 KEY = "deepnet_cuda_graphs"  # in a checkpoint's extra_state: GraphedStep.for_checkpoint, 0 without graphs
 
 
 def parse_cuda_graphs(flag: str | None) -> int | str | None:
-    """Return the flag's number of shapes (0: no graphs) or AUTO, None without the flag; UserError for anything else."""
+    """Return the flag's number of shapes (0: no graphs) or AUTO, None without the flag.
+
+    Raises a UserError for anything else.
+    """
     if flag is None or flag == AUTO:
         return flag
     if not flag.isdecimal():
@@ -34,9 +42,11 @@ def parse_cuda_graphs(flag: str | None) -> int | str | None:
 def after_resume(flag: str | None, began_with: int | str) -> int | str:
     """Return the setting of a resumed training: a number of shapes, 0 for no graphs, or AUTO.
 
-    That is the one it began with, so that it computes the same numbers as without the interruption. Two flags change
-    it: 0 ends the graphs, and any flag replaces an AUTO that has decided nothing yet. began_with: the entry KEY of the
-    checkpoint, 0 for one without the entry.
+    That is the setting it began with, so that it computes the same numbers as without the interruption. The flag has
+    an effect in two cases: 0 ends the graphs, and a number replaces an AUTO that has decided nothing yet.
+
+    flag: --cuda-graphs of the resumed run, None if it is not given; began_with: the entry KEY of the checkpoint, 0 for
+    one without the entry.
     """
     wanted = parse_cuda_graphs(flag)
     if wanted is None or wanted == began_with:
@@ -51,9 +61,10 @@ def after_resume(flag: str | None, began_with: int | str) -> int | str:
 
 
 def graphed_step(trainer: Any, wanted: int | str) -> GraphedStep | None:
-    """Make the object that computes a trainer's batches by graphs; None, and a log line, where settings forbid graphs.
+    """Make the object that computes a trainer's batches by graphs; None for a training without graphs.
 
-    wanted: number of shapes, 0 for no graphs, or AUTO. UserError for a number of shapes on a CPU.
+    wanted: number of shapes, 0 for no graphs, or AUTO. Logs why there are none although they are wanted; raises a
+    UserError for a number of shapes on a CPU.
     """
     if wanted == 0:
         return None
@@ -63,7 +74,7 @@ def graphed_step(trainer: Any, wanted: int | str) -> GraphedStep | None:
             raise UserError(f"--cuda-graphs {wanted}", "needs a GPU, and this training runs on a CPU; drop the flag")
         logger.info("--cuda-graphs auto: without graphs, on a CPU")
         return None
-    reason = setting_without_graphs(trainer)
+    reason = why_settings_forbid_graphs(trainer)
     if reason is not None:
         logger.info(f"--cuda-graphs: the training goes on without: {reason}")
         return None
@@ -80,7 +91,7 @@ def device_of(trainer: Any) -> Device | None:
 
 
 def restart_without_graphs() -> None:
-    """Start fairseq-train again with --cuda-graphs 0, in this process's place; do nothing in another program.
+    """Replace this process by the same fairseq-train command with --cuda-graphs 0; return in any other program.
 
     GraphedStep calls this after a failed capture, which leaves CUDA unusable in the process. Nothing is lost, because
     no update was made yet.
@@ -94,8 +105,8 @@ def restart_without_graphs() -> None:
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:], "--cuda-graphs", "0"])
 
 
-def setting_without_graphs(trainer: Any) -> str | None:
-    """Name the setting of a trainer that cannot go with graphs, and why; None if all settings can."""
+def why_settings_forbid_graphs(trainer: Any) -> str | None:
+    """Return the reason, for the log, why a trainer's settings cannot go with graphs; None if they can."""
     if trainer.data_parallel_world_size > 1:
         return "several processes add up their gradients between the passes"
     if trainer.cfg.optimization.use_bmuf:
@@ -103,6 +114,6 @@ def setting_without_graphs(trainer: Any) -> str | None:
     recomputes = any(getattr(module, "recomputed_layers", 0) for module in submodules(trainer.get_model()))
     if recomputes:
         return "--checkpoint-activations sets random numbers back within a pass"
-    if trainer.task.own_train_step() is not FairseqTask.train_step:
+    if trainer.task.own_train_step() is not FairseqTask.train_step:  # the step that GraphedStep.step replaces
         return f"--task {trainer.cfg.task._name} has a training step of its own"
     return None

@@ -3,8 +3,8 @@
 A shape is (rows, source length, target length), of a language model (rows, length). Arrays of N shapes are (N, 3) or
 (N, 2). A shape covers another one if it has at least as many rows and is at least as long.
 
-Batches stay those of fairseq, in order and content: rows and lengths are filled up with padding, which adds nothing to
-the loss and its gradients.
+A row is a sentence with its padding. Batches stay those of fairseq, in order and content: to reach a larger shape they
+get rows of padding and longer rows, which adds nothing to the loss and its gradients.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from collections.abc import Iterable, Sequence
 import numpy
 
 Shape = tuple[int, ...]
-# `choose` passes over all shapes for each two that it joins, so that 20,000 different shapes would take minutes
+# different shapes from which `choose` starts; it passes over all of them for each join, so 20,000 would take minutes
 MOST_SHAPES = 2000
 
 
 def positions(shapes: numpy.ndarray) -> numpy.ndarray:
-    """Return the number of positions of each shape (..., 2 or 3): rows times the sum of the lengths."""
+    """Return the number of positions of each shape: rows times the sum of the lengths. (..., 2 or 3) -> (...)."""
     return shapes[..., 0] * shapes[..., 1:].sum(-1)
 
 
 def shapes_of(batches: Iterable[Sequence[int]], sizes: numpy.ndarray) -> numpy.ndarray:
     """Return the shapes (N, 2 or 3) of N batches.
 
-    batches: each lists the indices of its sentences in the data set; sizes: the lengths of all M sentences, (M,), or
-    (M, 2) of source and target.
+    batches: each lists the indices of its sentences in the data set; sizes: the lengths in tokens of the data set's M
+    sentences, (M,), or (M, 2) of source and target.
     """
     lengths = sizes.reshape(len(sizes), -1)
     shapes = []
@@ -38,34 +38,36 @@ def shapes_of(batches: Iterable[Sequence[int]], sizes: numpy.ndarray) -> numpy.n
 
 
 def choose(shapes: numpy.ndarray, number: int) -> numpy.ndarray:
-    """Return at most `number` shapes, of which at least one covers each of the batches' `shapes` (N, 2 or 3).
+    """Choose at most `number` shapes, so that at least one of them covers each batch.
 
-    This is greedy clustering. It replaces two shapes by the smallest one that covers both, until no more than `number`
-    are left. Such a join costs the positions by which the batches of both shapes grow; the cheapest join comes first.
-    (On IWSLT-14's batches of 4,096 tokens, 32 shapes cost 12.2% more positions; the optimum among neighbours in size
-    costs the same.)
+    shapes: of the batches, (N, 2 or 3). Returns an array of the same kind.
+
+    This is greedy clustering. A join replaces two shapes by the smallest one that covers both; joins are made until no
+    more than `number` shapes are left. The cost of a join is the number of positions by which the batches of both
+    shapes grow; the cheapest join comes first. (On IWSLT-14's batches of 4,096 tokens, 32 shapes cost 12.2% more
+    positions; the optimum among joins of neighbours in size costs the same.)
     """
-    shapes, counts = numpy.unique(_coarse(shapes), axis=0, return_counts=True)  # counts: batches of each shape
-    alive = numpy.ones(len(shapes), dtype=bool)  # False for a shape that was joined to another one
+    chosen, counts = numpy.unique(_coarse(shapes), axis=0, return_counts=True)  # counts: batches of each shape
+    alive = numpy.ones(len(chosen), dtype=bool)  # False for a shape that was joined to another one
 
     def costs_of_joins(one: int) -> numpy.ndarray:
-        """Return the cost of joining shape number `one` with each other shape, (N,); inf where that is impossible."""
-        joined = numpy.maximum(shapes[one], shapes)
+        """Return the cost of joining shape number `one` with each shape; inf for itself and for one not alive."""
+        joined = numpy.maximum(chosen[one], chosen)
         after = positions(joined) * (counts[one] + counts)
-        before = positions(shapes[one]) * counts[one] + positions(shapes) * counts
+        before = positions(chosen[one]) * counts[one] + positions(chosen) * counts
         costs = (after - before).astype(float)
         costs[one] = numpy.inf
         costs[~alive] = numpy.inf
         return costs
 
-    # for each shape its cheapest join, and the number of the shape to join with
-    all_costs = [costs_of_joins(one) for one in range(len(shapes))]
+    # for each shape the cost of its cheapest join, and the number of the shape that it would be joined with
+    all_costs = [costs_of_joins(one) for one in range(len(chosen))]
     cheapest = numpy.array([costs.min() for costs in all_costs])
     partner = numpy.array([costs.argmin() for costs in all_costs])
-    for _ in range(len(shapes) - number):
+    for _ in range(len(chosen) - number):
         one = int(numpy.where(alive, cheapest, numpy.inf).argmin())
         other = int(partner[one])
-        shapes[one] = numpy.maximum(shapes[one], shapes[other])
+        chosen[one] = numpy.maximum(chosen[one], chosen[other])
         counts[one] += counts[other]
         alive[other] = False
 
@@ -81,14 +83,14 @@ def choose(shapes: numpy.ndarray, number: int) -> numpy.ndarray:
         cheaper = alive & (costs < cheapest)
         cheapest[cheaper] = costs[cheaper]
         partner[cheaper] = one
-    return shapes[alive]
+    return chosen[alive]
 
 
 def _coarse(shapes: numpy.ndarray) -> numpy.ndarray:
-    """Return the shapes with lengths rounded up, so that at most MOST_SHAPES of them differ.
+    """Return the shapes (N, 2 or 3) with lengths rounded up, so that at most MOST_SHAPES of them differ.
 
-    Lengths become multiples of 2, 4, 8, ..., the first of these that suffices. Rows are not rounded; shapes that are
-    few already are returned as they are.
+    Lengths become multiples of 2, 4, 8, ..., the first of these that suffices. The number of rows is not rounded. If at
+    most MOST_SHAPES differ already, the shapes are returned as they are.
     """
     step = 1
     coarse = shapes
@@ -100,21 +102,24 @@ def _coarse(shapes: numpy.ndarray) -> numpy.ndarray:
 
 
 def covering(shape: Shape, known: numpy.ndarray) -> Shape | None:
-    """Return the shape with the fewest positions among those of `known` (N, 2 or 3) that cover `shape`, or None."""
-    if known.ndim != 2 or known.shape[1] != len(shape):  # none is known, or they are those of another kind of model
+    """Return the shape with the fewest positions among those of `known` that cover `shape`; None if none does.
+
+    known: (N, 2 or 3), or an empty array.
+    """
+    if known.ndim != 2 or known.shape[1] != len(shape):  # empty, or of a language model where `shape` is not
         return None
     covers = known[(known >= numpy.array(shape)).all(axis=1)]
     if not len(covers):
         return None
     smallest = covers[positions(covers).argmin()]
-    return tuple(int(length) for length in smallest)
+    return tuple(int(size) for size in smallest)
 
 
 def padding_share(shapes: numpy.ndarray, known: numpy.ndarray) -> float:
-    """Return the positions that padding adds, as a share of those of the batches: 0.12 for 12% more.
+    """Return the number of positions that padding adds, over that of the batches without it: 0.12 for 12% more.
 
-    shapes: of the batches, (N, 2 or 3); known: the shapes they are padded to, (M, 2 or 3). Batches that none of these
-    covers are not padded.
+    shapes: of the batches, (N, 2 or 3); known: the shapes they are padded to, (M, 2 or 3). Each batch gets the smallest
+    one that covers it; one that none covers is not padded.
     """
     padded = [covering(tuple(shape), known) or tuple(shape) for shape in shapes]
     return float(positions(numpy.array(padded)).sum() / positions(shapes).sum() - 1)

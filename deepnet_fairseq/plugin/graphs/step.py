@@ -1,8 +1,8 @@
-"""Compute a batch of training by a graph: copy it into a static batch, replay, and return loss and log.
+"""Compute a batch of training by a graph: copy it into a static batch, replay the graph, and return loss and log.
 
-One graph holds the passes of a batch (forward pass of the model, loss, backward pass of the scaled loss) and the
-addition of its gradients to the buffers. Batches without a graph are computed by fairseq as always, and may be mixed
-with the others in one update.
+The passes of a batch are the forward pass of the model, the loss, and the backward pass of the scaled loss. A graph
+holds the passes of a batch of one shape, and the addition of its gradients to the buffers. Batches that fit into no
+graph are computed by fairseq as always, and may be mixed with the others in one update.
 """
 
 from __future__ import annotations
@@ -33,21 +33,23 @@ logger = logging.getLogger(__name__)
 
 Step = tuple[Tensor, Any, dict[str, Any]]  # loss, sample size and log, as a task's train_step returns them
 KNOWN = {"id", "nsentences", "ntokens", "net_input", "target"}  # entries of a sample that a graph reads or ignores
-# keys of loss and sample size in dicts that have the entries of the criterion's log too, as "loss" and "sample_size"
+# Keys of the loss and of the sample size in dicts that have the entries of the criterion's log too. They differ from
+# those of the log, such as "loss" and "sample_size".
 LOSS, SIZE = "", "size"
-# Memory that the first graph is expected to take for each operator, three times what it took on an H200 (PyTorch 2.11):
-# 36 MiB for the 33,700 operators of a batch of 100L-100L. The others are expected to take what the one before took.
+# Memory that the first graph is expected to take for each operator of the passes: three times what it took on an H200
+# (PyTorch 2.11), 36 MiB for the 33,700 operators of a batch of 100L-100L. Each later graph is expected to take what the
+# one before took.
 BYTES_AN_OPERATOR = 3_500
 SPARE_MEMORY = 1 / 20  # share of the device's memory that captures leave free, for validation
-MORE_SHAPES = 1 / 4  # new shapes that each later epoch may add, as a share of the limit
+MORE_SHAPES = 1 / 4  # new shapes that each later epoch may add, as a share of GraphedStep.limit
 
 
 @dataclass
 class Captured:
     """Graph of one shape, and the tensors that it reads and fills.
 
-    batch: read; outputs: filled by a replay, the numbers that the criterion logs by their keys, and LOSS and SIZE.
-    Counts of the batch, such as of its tokens, are not among them (GraphedStep.counts).
+    batch: what a replay reads; outputs: what it fills, the tensors in the criterion's log by their keys, and LOSS and
+    SIZE if they are tensors. Counts of the batch, such as "ntokens", are not among them (GraphedStep.counts).
     """
 
     batch: StaticBatch
@@ -60,8 +62,9 @@ class GraphedStep:
 
     The trainer calls `plan` at the beginning of an epoch, the task `step` for each batch. The first `step` runs the
     passes once without effect, to find operations that cannot be captured and to let libraries make their workspaces.
-    Then it captures all graphs, the largest first. They are not captured when their first batch comes, because the
-    passes computed without a graph until then would need memory for their activations beside that of the graphs.
+    Then it captures the graphs of all planned shapes, the largest first. A graph is not captured as late as its first
+    batch comes, because the batches computed without a graph until then would need memory for their activations beside
+    that of the graphs.
     """
 
     # set by _prepare, at the first batch
@@ -69,17 +72,17 @@ class GraphedStep:
     criterion: Any
     optimizer: Any
     modules: list[nn.Module]  # of model and criterion
-    timed_modules: list[Any]  # those among them that change with the number of updates
-    module_numbers: list[tuple]  # of timed_modules, as _numbers_of_modules returned them
+    timed_modules: list[Any]  # those among them that have set_num_updates, and so change with the number of updates
+    module_numbers: list[tuple]  # of timed_modules at that time, as _numbers_of_modules returned them
     buffers: GradientBuffers
-    scale: Tensor  # (), multiplies the loss
-    tensor_names: Any  # of the tensors of a sample
-    reads_norm: bool  # the optimiser copies each update's norm to the CPU, and so waits for the device
-    kernels_in_graphs: Any  # context in which passes run and are captured
-    memory_before: Memory
+    scale: Tensor  # (), by which the graphs multiply the loss
+    tensor_names: Any  # of the first sample's tensors
+    reads_norm: bool  # whether the optimiser copies each update's norm to the CPU, and so waits for the device
+    kernels_in_graphs: Any  # context in which passes run and are captured, Device.faster_kernels
+    memory_before: Memory  # before anything was made for graphs
     # set by _try_passes
-    operators: int  # in the passes of a batch
-    like: dict[str, Tensor]  # by key: tensors with type and shape of Captured.outputs
+    operators: int  # in the passes of a batch, as CaptureLint counts them
+    output_like: dict[str, Tensor]  # keys of Captured.outputs -> tensor of the same dtype and shape
     counts: dict[str, str]  # keys of the log that are counts of the batch -> "ntokens" or "nsentences"
 
     def __init__(
@@ -89,18 +92,20 @@ class GraphedStep:
         """Take the settings; nothing is captured yet.
 
         limit: largest number of shapes in the first epoch; pad_index: index of the padding symbol; compare: measure
-        before the first update whether graphs are faster at all, and go on without if they are not; restart: called
-        where a capture fails before the first update, None to let CaptureFailed end the training.
+        before the first update whether graphs are faster at all, and go on without if they are not; restart: called if
+        a capture fails before any batch was computed by a graph; None, or a restart that returns, lets CaptureFailed
+        end the training.
         """
         self.limit = limit
         self.pad_index = pad_index
         self.device = device
         self.compare = compare
         self.restart = restart
-        self.obstacle: str | None = None  # why no batch is computed by a graph any more
+        self.obstacle: str | None = None  # why no batch is computed by a graph any more; None while graphs are in use
+        # arrays of shapes, (N, 2 or 3) once there are any
         self.pending_shapes = numpy.empty((0, 0), numpy.int64)  # shapes whose graphs are still to be captured
-        self.captured_shapes = numpy.empty((0, 0), numpy.int64)  # shapes that have a graph
-        self.epoch_shapes = numpy.empty((0, 0), numpy.int64)  # shapes of the batches that are planned for
+        self.captured_shapes = numpy.empty((0, 0), numpy.int64)  # shapes that have a graph, the keys of `captured`
+        self.epoch_shapes = numpy.empty((0, 0), numpy.int64)  # of the batches for which shapes were chosen last
         self.captured: dict[Shape, Captured] = {}
         self.served = 0  # batches computed by a graph
         self.unserved = 0  # batches left to fairseq
@@ -109,9 +114,9 @@ class GraphedStep:
 
     @property
     def for_checkpoint(self) -> int | str:
-        """The setting that a resumed training goes on with: the limit, "auto" before the comparison, or 0.
+        """The setting that a resumed training goes on with: the number of shapes, "auto", or 0.
 
-        0 stands for no graphs, once the comparison or an obstacle has decided against them.
+        "auto" while the comparison is still to come; 0, for no graphs, once it or an obstacle has decided against them.
         """
         if self.compare and not self.prepared:
             return "auto"
@@ -120,17 +125,17 @@ class GraphedStep:
     # shapes
 
     def plan(self, iterator: Any) -> None:
-        """Choose the shapes to capture for the batches of an epoch.
+        """Choose the shapes to capture for the batches of an epoch, and put them into pending_shapes.
 
         Once graphs are captured, a later epoch gets a few more shapes for the batches that none of them covers.
         iterator: fairseq's EpochBatchIterator.
         """
         sizes = getattr(iterator.dataset, "sizes", None)
         has_size_per_sentence = sizes is not None and len(sizes) == len(iterator.dataset)
-        if not has_size_per_sentence:  # nested data sets have lists of sizes
+        if not has_size_per_sentence:  # as of fairseq's nested data sets, which have a list of sizes for each part
             if not self.captured:
                 self._give_up("the data set does not say how long its sentences are")
-            return
+            return  # graphs that are captured go on without more shapes
         epoch_shapes = shapes.shapes_of(iterator.frozen_batches, numpy.asarray(sizes))
         if not self.captured:
             self.pending_shapes = shapes.choose(epoch_shapes, self.limit)
@@ -146,12 +151,13 @@ class GraphedStep:
     def step(
         self, sample: dict[str, Any], model: nn.Module, criterion: Any, optimizer: Any, update: int, dummy: bool
     ) -> Step | None:
-        """Run the passes of a batch by a graph, as FairseqTask.train_step does; None if fairseq must compute the batch.
+        """Compute a batch by a graph in the place of FairseqTask.train_step; return None if fairseq must compute it.
 
-        update: updates made so far; dummy: the batch counts for nothing, and keeps a process busy that has no more
-        batches of its own.
+        Adds the gradients of the scaled loss to the parameters' `grad`, and returns loss, sample size and log. sample:
+        fairseq's, on the device; update: updates made so far; dummy: the batch counts for nothing, and keeps a process
+        busy that has no more batches of its own.
         """
-        self.unserved += 1  # until it is computed
+        self.unserved += 1  # taken back at the end, once the batch is computed
         if self.obstacle is not None or not self._can_read(sample):
             return None
 
@@ -161,14 +167,14 @@ class GraphedStep:
                 return None
             self._prepare(sample, model, criterion, optimizer, update)
         elif self.timed_modules:
-            # their tensors are updated in place, which a graph sees; a plain number is part of the graph and stays
+            # a graph reads tensors that change in place, but computes with a Python number as it was at the capture
             model.set_num_updates(update)
             if self._numbers_of_modules() != self.module_numbers:
                 self._give_up("a module changes with the updates by a number that is no tensor")
-        if self.obstacle is not None:
+        if self.obstacle is not None:  # found just now
             return None
 
-        if len(self.pending_shapes):  # a later epoch's
+        if len(self.pending_shapes):  # those that a later epoch has added
             self._capture_planned(sample)
         shape = shapes.covering(shape_of(sample), self.captured_shapes)
         if shape is None:
@@ -187,15 +193,16 @@ class GraphedStep:
         return self._results(captured, sample)
 
     def _can_read(self, sample: dict[str, Any]) -> bool:
-        """Return whether a graph can read all of a sample.
+        """Return whether a graph can read all entries of a sample.
 
-        An entry that no graph can read ends the graphs; a sample with other tensors than the first is left to fairseq.
+        If none ever can, because of an entry or tensor that StaticBatch does not know, the training goes on without
+        graphs. A sample that only has other tensors than the first one returns False too, and is left to fairseq.
         """
         unknown = [name for name in sample if name not in KNOWN]
         if "target" in sample:
             unknown += [name for name in tensors_of(sample) if name not in DIMENSIONS]
         else:
-            unknown += ["no target"]
+            unknown += ["no target"]  # words of the message below
         if unknown:
             self._give_up(f"batches have {', '.join(unknown)}")
             return False
@@ -205,23 +212,30 @@ class GraphedStep:
         return True
 
     def _set_scale(self, dummy: bool) -> None:
-        """Set `scale`, by which the graph multiplies the loss: fairseq's loss scale, 0 for a dummy batch."""
+        """Set `scale`, by which the graph multiplies the loss: fairseq's loss scale, 0 for a dummy batch.
+
+        The loss scale is 1 without one, as in float32 and with --bf16.
+        """
         if dummy:
             self.scale.zero_()
         elif isinstance(self.optimizer, AMPOptimizer):
+            # GradScaler.scale multiplies on the device; get_scale would copy the scale to the CPU, and wait for it
             one = torch.ones_like(self.scale)
-            self.scale.copy_(self.optimizer.scaler.scale(one))  # without a copy of torch's scale to the CPU
+            self.scale.copy_(self.optimizer.scaler.scale(one))
         elif isinstance(self.optimizer, FP16Optimizer | MemoryEfficientFP16Optimizer) and self.optimizer.scaler:
             self.scale.fill_(self.optimizer.scaler.loss_scale)
         else:
             self.scale.fill_(1.0)
 
     def _results(self, captured: Captured, sample: dict[str, Any]) -> Step:
-        """Return loss, sample size and log of a replay; counts are those of the sample, without its padding."""
-        log: dict[str, Any] = {}  # with LOSS and SIZE at first
+        """Return loss, sample size and log after the graph `captured` was replayed with a sample.
+
+        Counts are those of the sample, without the padding that it got in the graph.
+        """
+        log: dict[str, Any] = {}  # LOSS and SIZE are taken out of it at the end
         for key, tensor in captured.outputs.items():
             if key == SIZE:
-                log[key] = tensor.item()  # fairseq computes with it at once
+                log[key] = tensor.item()  # fairseq computes with it on the CPU at once
             elif self.reads_norm and tensor.is_cuda:
                 # the copy need not be waited for here: before the trainer looks at the log, it waits for the norm of
                 # the gradients, which deepnet_adam copies to the CPU later
@@ -229,9 +243,9 @@ class GraphedStep:
             else:
                 log[key] = tensor.clone()  # the next replay overwrites the tensor
 
-        of_sample = {"ntokens": sample["ntokens"], "nsentences": len(sample["target"])}
+        counts_of_sample = {"ntokens": sample["ntokens"], "nsentences": len(sample["target"])}
         for key, count in self.counts.items():
-            log[key] = of_sample[count]
+            log[key] = counts_of_sample[count]
         loss = log.pop(LOSS)
         size = log.pop(SIZE)
         return loss, size, log
@@ -241,44 +255,47 @@ class GraphedStep:
     def _prepare(self, sample: dict[str, Any], model: nn.Module, criterion: Any, optimizer: Any, update: int) -> None:
         """Make the buffers, run the passes once without effect, and capture the graphs of the first epoch's shapes.
 
-        Gives up where something forbids graphs; the arguments are those of `step`.
+        Calls _give_up and returns where something forbids graphs. The arguments are those of `step`.
         """
         self.prepared = True
-        gc.collect()
+        gc.collect()  # so that tensors in cycles of references do not count as memory in use
         self.memory_before = self.device.memory()
         self.model = model
         self.criterion = criterion
         self.optimizer = optimizer
         self.modules = [*submodules(model), *criterion.modules()]
-        if any(has_hooks(module) for module in self.modules):
+        if any(has_foreign_hooks(module) for module in self.modules):
             self._give_up("a hook wants to be called in each pass")
             return
 
-        # modules that change with the number of updates make their buffers now, and fill them in place later
+        # some modules change with the number of updates: at this call they make their buffers, which later calls change
+        # in place
         model.set_num_updates(update)
         self.timed_modules = [
             module
             for module in self.modules
+            # stacks and models only hand the number on to the modules in them
             if hasattr(type(module), "set_num_updates") and not isinstance(module, Stack | DeepModel)
         ]
         self.module_numbers = self._numbers_of_modules()
 
-        parameters = {}  # each once
+        parameters = {}  # id -> parameter: each once, in order
         for parameter in (*model.parameters(), *criterion.parameters()):
             if parameter.requires_grad:
                 parameters[id(parameter)] = parameter
         self.buffers = GradientBuffers(list(parameters.values()))
         self.scale = torch.ones((), device=sample["target"].device)
         self.tensor_names = tensors_of(sample).keys()
-        self.reads_norm = False
+        self.reads_norm = False  # until the optimiser's copies are replaced below
         if hasattr(criterion, "masks_padding"):
-            # the chunked losses then mask the loss of padding; else they pick the other targets by a mask, and the CPU
-            # would wait for their number
+            # makes the chunked losses compute the loss of all positions and set that of padding to 0; else they select
+            # the other positions by a mask, and the CPU waits for their number
             criterion.masks_padding = True
 
         rows = self.pending_shapes[:, :1]
         lengths = self.pending_shapes[:, 1:]
         self.kernels_in_graphs = self.device.faster_kernels(int((rows * lengths).max()))
+        # the passes are tried with the largest shape, for which they need the most memory
         largest_shape = self.pending_shapes[shapes.positions(self.pending_shapes).argmax()]
         largest = self._static_batch(sample, tuple(largest_shape))
         self._try_passes(largest)
@@ -288,28 +305,29 @@ class GraphedStep:
             return
 
         self.buffers.attach()
-        self.reads_norm = optimiser_copies.attach(optimizer, self.device, self.buffers)
+        self.reads_norm = optimiser_copies.replace_copies_by_graphs(optimizer, self.device, self.buffers)
         for module in self.modules:
             if isinstance(module, DeepModel):
-                # spares model.train() a walk through all modules, whose modes a replay would not see anyway
+                # spares model.train() the walk through all modules at each batch
                 module.one_mode = True
         self._capture_planned(sample)
 
     def _static_batch(self, sample: dict[str, Any], shape: Shape) -> StaticBatch:
-        """Return a static batch of a shape. It holds the sample if the shape covers it, else padding alone."""
+        """Return a static batch of a shape. It holds the sample if the shape covers it, else nothing but padding."""
         batch = StaticBatch(sample, shape, self.pad_index)
         if shapes.covering(shape_of(sample), numpy.array([shape])):
             batch.fill(sample)
         return batch
 
     def _try_passes(self, batch: StaticBatch) -> None:
-        """Run the passes without effect; give up if they cannot be captured, and note what the criterion returns.
+        """Run the passes once, without adding their gradients; call _give_up if they cannot be captured.
 
-        Sets operators, buffers.used, like and counts.
+        Sets operators, buffers.used, output_like and counts by what the passes do and return.
         """
         lint = CaptureLint()
 
         def passes() -> tuple[tuple[Tensor | None, ...], dict[str, Any]]:
+            """Run the passes under the lint; see _passes."""
             # the lint is the inner context: it sees an operator before kernels_in_graphs replaces it
             with self.kernels_in_graphs, lint:
                 return self._passes(batch)
@@ -318,42 +336,44 @@ class GraphedStep:
             gradients, outputs = self.device.warm_up(passes)
         self.operators = lint.calls
         if lint.findings:
-            places = "; ".join(dict.fromkeys(lint.findings))
+            places = "; ".join(dict.fromkeys(lint.findings))  # each once
             self._give_up(f"the CPU reads what the GPU computes: {places}")
             return
         self.buffers.used = [index for index, gradient in enumerate(gradients) if gradient is not None]
         self._sort_outputs(batch, outputs)
 
     def _sort_outputs(self, batch: StaticBatch, outputs: dict[str, Any]) -> None:
-        """Sort what the passes of a batch return: tensors go to `like`, counts of the batch to `counts`.
+        """Set output_like by the tensors, and `counts` by the counts of the batch, in what _passes has returned.
 
-        Any other plain number is a reason to give up graphs, which would return it for each batch as it is; the sorting
-        goes on.
+        outputs: the criterion's log with LOSS and SIZE, for `batch`. Any other value is a reason to give up graphs,
+        because a replay would return it for every batch as it is now.
         """
         self.counts = {}
-        self.like = {}
+        self.output_like = {}
         for key, value in outputs.items():
             if value is batch.ntokens:
                 self.counts[key] = "ntokens"
             elif torch.is_tensor(value):
-                self.like[key] = torch.empty_like(value)
+                self.output_like[key] = torch.empty_like(value)
             elif key in ("nsentences", "sample_size", SIZE) and value == batch.shape[0]:
+                # a Python number: the batch's sentences, which are the sample size with --sentence-avg
                 self.counts[key] = "nsentences"
             else:
                 self._give_up(f"the loss logs {key}, a number that is no tensor")
 
     def _compare(self, batch: StaticBatch, sample: dict[str, Any]) -> None:
-        """Give up if a graph takes as long as the same passes without, or longer, once padding is counted.
+        """Capture a graph of the batch's shape, and call _give_up if it is no faster than the passes without a graph.
 
-        Padding makes a training's batches larger, on average by 1 + padding; batch: one without a graph, of a planned
-        shape; sample: the batch at hand. The times are the shorter of two each.
+        A graph computes padded batches, on average 1 + `padding` times as large as those that fairseq would compute, so
+        its time is multiplied by that. Each time is the shorter one of two. batch: of a planned shape; sample: the
+        batch at hand, see _capture.
         """
         with self._random_state_restored():
             plain = min(self.device.seconds(lambda: self._passes(batch)) for _ in range(2))
             captured = self._capture(sample, batch.shape)
             captured.batch.fill(batch.sample)
             replayed = min(self.device.seconds(captured.graph.replay) for _ in range(2))
-        self.buffers.zero()  # replays have added gradients
+        self.buffers.zero()  # the replays have added gradients
         padding = shapes.padding_share(self.epoch_shapes, self.pending_shapes)
         line = (
             f"--cuda-graphs auto: the passes of a batch take {1000 * plain:.1f} ms, "
@@ -367,13 +387,16 @@ class GraphedStep:
             self._give_up(f"{line}: graphs are no faster")
 
     def _random_state_restored(self) -> Any:
-        """Return a context at whose end the generators of random numbers are in the state of its beginning."""
+        """Return a context at whose end torch's random generators are put back into their state at its beginning."""
         return torch.random.fork_rng([self.scale.device] if self.scale.is_cuda else [])
 
     # capture
 
     def _capture_planned(self, sample: dict[str, Any]) -> None:
-        """Capture the graphs of the planned shapes, the largest first, as far as memory suffices; log what was made."""
+        """Capture the graphs of pending_shapes, the largest first, as far as memory suffices; log what was made.
+
+        sample: any of the training, see _capture.
+        """
         start = time.perf_counter()
         memory = self.device.memory()
         cost = BYTES_AN_OPERATOR * self.operators  # bytes that the next graph is expected to take
@@ -388,8 +411,8 @@ class GraphedStep:
                 continue
             self._capture(sample, shape)
             after = self.device.memory()
-            # What torch has reserved is not counted: it holds activations, in memory that all graphs share, and the
-            # first graph, the largest, has reserved enough for the others.
+            # What torch has reserved is not counted as the cost of the next graph: it is for activations, in memory
+            # that all graphs share, and the first graph, the largest, has reserved enough for the others.
             cost = (memory.free - after.free) - (after.reserved - memory.reserved)
             memory = after
         self.pending_shapes = self.pending_shapes[:0]
@@ -406,14 +429,16 @@ class GraphedStep:
             logger.info(f"--cuda-graphs: {left_out} more do not fit into memory; their batches go into larger shapes")
 
     def _capture(self, sample: dict[str, Any], shape: Shape) -> Captured:
-        """Capture the passes of a shape, and keep and return their graph. sample: any with the same tensors.
+        """Capture the passes of a batch of some shape; keep the graph in `captured`, and return it.
 
-        Raises CaptureFailed, unless `restart` does not return.
+        sample: any of the training, for the names and dtypes of its tensors. If the capture fails before any batch was
+        computed by a graph, `restart` is called. Raises CaptureFailed if there is no restart, or if it returns.
         """
-        outputs = {key: torch.empty_like(like) for key, like in self.like.items()}
+        outputs = {key: torch.empty_like(like) for key, like in self.output_like.items()}
         captured = Captured(StaticBatch(sample, shape, self.pad_index), self.device.graph(), outputs)
 
         def passes() -> None:
+            """Run the passes, add their gradients to the buffers, and copy their outputs to fixed addresses."""
             with self.kernels_in_graphs:
                 gradients, computed = self._passes(captured.batch)
             self.buffers.add(gradients)
@@ -434,12 +459,13 @@ class GraphedStep:
         """Run model, loss and backward pass of a batch.
 
         Returns the gradients in the order of buffers.parameters, None for a parameter that the loss does not depend on,
-        and the criterion's log with two more entries: LOSS, the unscaled loss, and SIZE, the sample size.
+        and the criterion's log with two more entries: LOSS, the unscaled loss, and SIZE, the sample size. The gradients
+        are those of the loss times `scale`.
         """
         amp = isinstance(self.optimizer, AMPOptimizer)
         with torch.autocast(self.scale.device.type, torch.float16, enabled=amp):
             loss, size, logged = self.criterion(self.model, batch.sample)
-        # the product is in float32, as that of a loss in half precision with a Python number in fairseq
+        # multiplied in float32, as torch multiplies fairseq's loss in half precision by a Python number
         scaled = (loss.float() * self.scale).to(loss.dtype)
         gradients = torch.autograd.grad(scaled, self.buffers.parameters, allow_unused=True)
         return gradients, logged | {LOSS: loss.detach(), SIZE: size}
@@ -447,7 +473,7 @@ class GraphedStep:
     # fallbacks
 
     def _numbers_of_modules(self) -> list[tuple]:
-        """Return the attributes that are plain numbers, of each of the timed_modules.
+        """Return for each of the timed_modules the values of its attributes that are Python numbers or booleans.
 
         A graph computes with such a number as it was at the capture, whatever it is later.
         """
@@ -457,9 +483,9 @@ class GraphedStep:
         return numbers
 
     def _give_up(self, why: str) -> None:
-        """Log why the training goes on without graphs, and undo what they have set in model and criterion.
+        """Compute no more batches by graphs: set `obstacle` to `why`, and log it.
 
-        Only the first call does anything.
+        Also resets the attributes that _prepare has set in model and criterion. Only the first call does anything.
         """
         if self.obstacle is not None:
             return
@@ -479,11 +505,11 @@ class GraphedStep:
             logger.info(line)
 
 
-def has_hooks(module: nn.Module) -> bool:
-    """Return whether a module has a forward or backward hook that is not this package's own.
+def has_foreign_hooks(module: nn.Module) -> bool:
+    """Return whether a module has a forward or backward hook from outside of this package.
 
-    A replay calls no hook. This package's own (DeepTask's on the loss, which hands it copies of a batch's containers)
-    need not be called then.
+    A replay runs no Python and so calls no hook. The package's own hook can be missed: it protects a batch's dicts
+    against changes by the loss (DeepTask), which does not run in a replay.
     """
     hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values(), *module._backward_hooks.values()]
     package = __name__.split(".")[0]
