@@ -25,11 +25,11 @@ LARGE_EXTRAS = ("ema", "ema_fp32_params")  # in a checkpoint's extra_state, as l
 
 
 class WeightsFile(NamedTuple):
-    """File for the weights of an epoch."""
+    """File for the weights of an epoch, and the flags by which it is written."""
 
     path: Path
-    flag: str  # --epoch-weights
-    suffix: str  # --checkpoint-suffix, "" without
+    flag: str  # value of --epoch-weights
+    suffix: str  # value of --checkpoint-suffix, "" without it
 
 
 def check_epoch_weights(flag: str | None) -> None:
@@ -42,17 +42,17 @@ def check_epoch_weights(flag: str | None) -> None:
 
 
 def may_be_wanted(flag: str, epoch: int, updates: int, max_epoch: int, max_update: int) -> bool:
-    """Return whether the weights at the end of `epoch` may be among those that the flag asks for.
+    """Return whether the weights at the end of `epoch` may be among those that --epoch-weights asks for.
 
-    flag: as check_epoch_weights() takes it; updates: made so far; max_epoch, max_update: end of the training, 0 for
-    none. Where updates end it, the last epoch is predicted from the updates that an epoch has had so far. One epoch
-    more than N is kept, in case the prediction is off.
+    flag: its value, last:N or A-B; epoch: from 1; updates: made so far; max_epoch, max_update: limits of the training,
+    0 for none. If max_update ends it, the last epoch is predicted from the number of updates that an epoch has had so
+    far. True for the last N + 1 epochs by that, because the prediction may be off by one.
     """
     match = WHICH.fullmatch(flag)
-    if match[2]:
+    if match[2]:  # A-B
         return int(match[2]) <= epoch <= int(match[3])
 
-    last_epoch = math.inf  # not known
+    last_epoch = math.inf  # stays so if nothing limits the training
     if max_update > 0 and updates > 0:
         last_epoch = max_update * epoch / updates
     if max_epoch:
@@ -63,18 +63,22 @@ def may_be_wanted(flag: str, epoch: int, updates: int, max_epoch: int, max_updat
 
 
 def weights_file(cfg, flag: str, epoch: int, suffix: str) -> WeightsFile:
-    """Return the file for the weights of an epoch. cfg: the config's section for checkpoints."""
+    """Return the file for the weights of an epoch.
+
+    cfg: the config's section for checkpoints; flag, suffix: see WeightsFile.
+    """
     return WeightsFile(Path(cfg.save_dir) / f"weights{epoch}{suffix}.pt", flag, suffix)
 
 
-def surely_goes_on(cfg, length, epoch: int, updates: int) -> bool:
-    """Return whether --save-interval-updates saves the training, and it certainly continues after this epoch.
+def surely_goes_on(cfg, limits, epoch: int, updates: int) -> bool:
+    """Return whether the training certainly continues after `epoch` and is saved by --save-interval-updates.
 
-    cfg: the config's section for checkpoints; length: its section for optimisation; updates: made so far.
+    The checkpoint of the epoch is not needed then. cfg: the config's section for checkpoints; limits: the config's
+    section for optimisation, which says when the training ends; updates: made so far.
     """
-    may_end_early = cfg.patience > 0 or length.stop_time_hours > 0 or length.stop_min_lr >= 0
-    max_epoch = length.max_epoch or math.inf
-    max_update = length.max_update or math.inf
+    may_end_early = cfg.patience > 0 or limits.stop_time_hours > 0 or limits.stop_min_lr >= 0
+    max_epoch = limits.max_epoch or math.inf  # 0 for no limit, as for updates
+    max_update = limits.max_update or math.inf
     at_the_end = epoch >= max_epoch or updates >= max_update
     return cfg.save_interval_updates > 0 and not may_end_early and not at_the_end
 
@@ -82,7 +86,7 @@ def surely_goes_on(cfg, length, epoch: int, updates: int) -> bool:
 def write_weights(state: dict, file: WeightsFile) -> None:
     """Write the weights of a checkpoint to a file of their own, and remove older files that last:N no longer keeps.
 
-    state: content of the checkpoint.
+    state: content of the checkpoint, fairseq's dict.
     """
     atomic.save(weights_of(state), file.path)
     remove_old(file.path.parent, file.flag, file.suffix)
@@ -95,12 +99,15 @@ def weights_of(state: dict) -> dict:
 
 
 def remove_old(folder: Path, flag: str, suffix: str) -> None:
-    """Remove weights of epochs that last:N no longer keeps; with A-B remove nothing."""
+    """Remove all but the last N files of weights in a folder, for the flag last:N; with A-B remove nothing.
+
+    flag, suffix: see WeightsFile; files with another suffix are left alone.
+    """
     kept = WHICH.fullmatch(flag)[1]
     if not kept:
         return
     file_name = re.compile(rf"weights(\d+){re.escape(suffix)}\.pt")
-    files = []
+    files = []  # (epoch, path)
     for path in folder.iterdir():
         match = file_name.fullmatch(path.name)
         if match:
@@ -108,5 +115,5 @@ def remove_old(folder: Path, flag: str, suffix: str) -> None:
 
     files.sort()
     for _epoch, path in files[: -int(kept)]:
-        with suppress(OSError):
+        with suppress(OSError):  # it only takes space
             os.remove(path)

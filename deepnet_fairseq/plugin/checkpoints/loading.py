@@ -12,7 +12,7 @@ from . import vocabulary
 
 @contextmanager
 def naming_file(path: str) -> Iterator[None]:
-    """Put the file's name in front of a UserError that is raised in the context, if its text lacks the name."""
+    """Put the file's name in front of the text of a UserError that the context raises, unless the text has the name."""
     try:
         yield
     except UserError as error:
@@ -22,9 +22,10 @@ def naming_file(path: str) -> Iterator[None]:
 
 
 def load_model_ensemble_and_task(original, filenames, arg_overrides=None, task=None, *args, **kwargs):
-    """Load an ensemble as fairseq's function of this name (`original`) does, one file at a time.
+    """Load an ensemble of models as fairseq's function of this name (`original`) does, one file at a time.
 
-    An error of one of the models then names its file. Returns (models, the last one's config, task).
+    An error of one of the models then names its file. The arguments are fairseq's. Returns what fairseq's function
+    does: (models, the last one's config, task).
     """
     models = []
     cfg = None
@@ -36,13 +37,15 @@ def load_model_ensemble_and_task(original, filenames, arg_overrides=None, task=N
 
 
 def load_pretrained_component_from_model(original, component, checkpoint, strict=True):
-    """Load the encoder or decoder of a checkpoint into `component`, that of a model, as fairseq's `original` does.
+    """Load the encoder or decoder of a checkpoint into `component`, as fairseq's function of this name does.
 
-    Raises a UserError, naming the file, for another vocabulary and for weights that do not fit. A method's constants,
-    such as the factors of shortcuts, follow from depth and options, and are loaded too: those of the checkpoint must be
-    the model's; with strict=False the model keeps its own.
+    original: fairseq's function; component: the encoder or decoder of a model; checkpoint: path of the file. Raises a
+    UserError, naming the file, for another vocabulary and for weights that do not fit.
+
+    A stabilisation method has constants that follow from depth and options, such as the factors of shortcuts; they are
+    part of the state. With `strict` those of the checkpoint must be the model's; else the model keeps its own.
     """
-    if not isinstance(component, Stack):
+    if not isinstance(component, Stack):  # another package's
         return original(component, checkpoint, strict)
 
     # digests of the component's dictionary, to compare with the checkpoint's (vocabulary.py)

@@ -16,20 +16,20 @@ from ...errors import UserError
 from ..distributed import agreement
 
 NAME = ".lock"
-GRACE = 5.0  # seconds that a killed process may take to exit
+GRACE = 5.0  # seconds to wait for the lock: a training that was just killed may take as long to exit
 
 
 class FolderLock:
     """Lock of one folder at a time, which rank 0 holds for all ranks of a training."""
 
     def __init__(self):
-        self._held: FileLock | None = None
+        self._held: FileLock | None = None  # the acquired lock, on rank 0 alone
 
     def take(self, folder: Path) -> None:
         """Make `folder` and lock it until `release`; raise a UserError on all ranks if another training holds it.
 
-        A second call for the same folder changes nothing, one for another folder frees the first. Where the folder
-        cannot be written or the disk has no locks, nothing is locked.
+        A second call for the same folder changes nothing, one for another folder frees the first. If the folder cannot
+        be written or the disk has no locks, nothing is locked and no error is raised.
         """
         agreement.broadcast_from_first(lambda: self._take(folder.absolute()))
 
@@ -40,9 +40,9 @@ class FolderLock:
             self._held = None
 
     def _take(self, folder: Path) -> None:
-        """Do the work of `take` on rank 0; folder: absolute."""
+        """Do the work of `take` on rank 0; folder: an absolute path."""
         file = folder / NAME
-        if self._held is not None and Path(self._held.lock_file) == file:
+        if self._held is not None and Path(self._held.lock_file) == file:  # locked by an earlier call
             return
         self.release()
 
@@ -51,15 +51,15 @@ class FolderLock:
             folder.mkdir(parents=True, exist_ok=True)
             lock.acquire(timeout=GRACE)
         except Timeout:
-            holder = ""
+            holder = ""  # which process it is, if it has written that into the file
             with suppress(OSError):
                 holder = f" ({file.read_text().strip()[:100]})"
             problem = f"{folder}: another training holds it{holder}; wait for its end, or give another --save-dir"
             raise UserError(problem) from None
         except (OSError, NotImplementedError):
-            # read-only, or a disk without locks; if it cannot be written, the first save says why
+            # a read-only folder, or a disk without locks; if nothing can be written, the first save says why
             return
 
         self._held = lock
-        with suppress(OSError):  # for the message to the next training
+        with suppress(OSError):  # for the error message of another training
             file.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")

@@ -10,17 +10,18 @@ from torch import Tensor
 from ...errors import UserError
 from . import atomic, reading
 
-# settings of the config's section for checkpoints, by which fairseq removes older checkpoints
+# Settings in the config's section for checkpoints by which fairseq removes older checkpoints. Run._save_and_exit
+# (plugin/run.py) switches them off.
 RULES_OF_OLD_ONES = ("keep_interval_updates", "keep_last_epochs", "keep_best_checkpoints")
 
 
 def check_settings(cfg) -> None:
     """Raise a UserError for settings by which no save succeeds; cfg: the config's section for checkpoints."""
-    if cfg.write_checkpoints_asynchronously:  # needs iopath, with which fairseq writes no checkpoint_last.pt
+    if cfg.write_checkpoints_asynchronously:  # this needs iopath, with which fairseq writes no checkpoint_last.pt
         raise UserError("--write-checkpoints-asynchronously", "not supported; drop it")
     suffix = cfg.checkpoint_suffix or ""
     if "_" in suffix and cfg.keep_best_checkpoints > 0:
-        # fairseq reads the score from the file's name behind the last _, and would raise a ValueError
+        # fairseq takes what stands behind the last _ of the file's name for the score, and would raise a ValueError
         way_out = f"take one without _, such as {suffix.replace('_', '.')}"
         raise UserError(f"--checkpoint-suffix {suffix}", f"not with --keep-best-checkpoints; {way_out}")
 
@@ -30,9 +31,10 @@ def on_cpu(state: dict) -> dict:
 
     Tensors that share their memory, as tied embeddings do, still share it, so that torch.save writes them once.
     """
-    moved: dict[tuple, Tensor] = {}  # memory, type and layout of a tensor -> its copy
+    moved: dict[tuple, Tensor] = {}  # address, dtype, shape and stride of a tensor -> its copy
 
     def move(tensor: Tensor) -> Tensor:
+        """Return the tensor's copy, the same one for tensors that are the same."""
         key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         if key not in moved:
             cpu = tensor.detach().cpu()
@@ -43,7 +45,10 @@ def on_cpu(state: dict) -> dict:
 
 
 def describe_resume(cfg) -> str:
-    """Say which checkpoint a resume would start from. cfg: the config's section for checkpoints."""
+    """Return a clause for log lines: which checkpoint a resume would start from.
+
+    cfg: the config's section for checkpoints.
+    """
     folder = Path(cfg.save_dir)
     suffix = cfg.checkpoint_suffix or ""
     last = folder / f"{atomic.LAST}{suffix}.pt"

@@ -1,12 +1,17 @@
 """Compare the vocabulary that a checkpoint was trained with to that of the data at hand.
 
 A vocabulary is the dictionaries of source and target, and the file that cut the text into their symbols: a
-SentencePiece model or BPE codes. A checkpoint holds hashes of these, its digests (data/digests.py), in the state of its
-task. Sizes alone would not tell: `prepare text --vocab N` gives equal sizes for any text, and a model with other
-symbols in the rows of its embeddings trains, translates and scores without an error.
+SentencePiece model or BPE codes. A checkpoint holds a hash of each, its digests (data/digests.py), in "task_state", the
+state of its task. Sizes alone would not tell: `prepare text --vocab N` gives equal sizes for any text, and a model with
+other symbols in the rows of its embeddings trains, translates and scores without an error.
 
-A checkpoint of an older release, which has no digests, is compared by the data that its run names; if they are gone, a
-warning says so. The origin of a checkpoint (origin_of) is its file, the settings of its task, and its digests.
+A checkpoint of an older release, which has no digests, is compared by the data on which it was trained, whose folder
+stands in its settings; if they are gone, a warning says so. The origin of a checkpoint (origin_of) is its file, the
+settings of its task, and its digests.
+
+`data`, as fairseq calls the setting of its tasks, is a text: folders of binarised data, joined by os.pathsep. Where a
+dict is "by side", its keys are "source" and "target", or one of them; the task of a language model has its one
+dictionary under both.
 """
 
 from __future__ import annotations
@@ -28,11 +33,11 @@ from ...errors import UserError
 from ..distributed import agreement
 
 log = logging.getLogger(__name__)
-KEY = digests.KEY  # in a checkpoint's task_state
+KEY = digests.KEY  # of the digests in a checkpoint's task_state, and of the origin while it is loaded
 SIDES = ("source", "target")
-# {"source", "target" (dictionaries), "pieces" (the file that cut the text): digest, None for one that is not known}
+# "source", "target" (their dictionaries) and "pieces" (the file that cut the text) -> digest, None if it is not known
 Digests = dict[str, str | None]
-# weights with a row for each symbol -> the side whose dictionary says which row is which
+# parameters with a row for each symbol -> side whose dictionary says which symbol a row stands for
 BY_SYMBOL = {
     "encoder.embed_tokens.weight": "source",
     "decoder.embed_tokens.weight": "target",
@@ -43,9 +48,9 @@ BY_SYMBOL = {
 
 
 def symbols_of(dictionary: Any) -> list[str]:
-    """Return the symbols that the rows of an embedding stand for, in their order.
+    """Return the symbols of a fairseq dictionary in the order of the rows of an embedding.
 
-    fairseq's TruncatedDictionary has more symbols than its length, which counts.
+    fairseq's TruncatedDictionary lists more symbols than its length; an embedding has as many rows as the length.
     """
     return list(dictionary.symbols[: len(dictionary)])
 
@@ -53,10 +58,10 @@ def symbols_of(dictionary: Any) -> list[str]:
 def digests_of(dictionaries: Mapping[str, Any], data: str | None, cutting: Path | None = None) -> Digests:
     """Return the digests of dictionaries, and of the file that cut the text.
 
-    dictionaries: by side; cutting: the file that cut the text; data: the folders of the binarised text, joined by
-    os.pathsep, in which that file is looked for if `cutting` is None; None to look nowhere.
+    dictionaries: fairseq's, by side; cutting: the file that cut the text; data: folders of the binarised text, in which
+    that file is looked for if `cutting` is None; None to look nowhere.
     """
-    files = []
+    files = []  # none leaves the digest of "pieces" None
     if cutting is not None:
         files = [cutting]
     elif data:
@@ -70,7 +75,7 @@ def digests_of(dictionaries: Mapping[str, Any], data: str | None, cutting: Path 
 
 
 def digests_of_task(task: Any) -> Digests | None:
-    """Return the digests of a task's data; None for a task without a dictionary, as of speech."""
+    """Return the digests of the vocabulary of a task; None for a task without a dictionary, such as one for speech."""
     dictionaries = dictionaries_of(task)
     if not dictionaries:
         return None
@@ -83,7 +88,7 @@ def dictionaries_of(task: Any) -> dict[str, Any]:
     for side in SIDES:
         try:
             dictionary = getattr(task, f"{side}_dictionary", None)
-        except (NotImplementedError, AttributeError, KeyError, TypeError):  # from a task that is not fairseq's
+        except (NotImplementedError, AttributeError, KeyError, TypeError):  # from a property of somebody's own task
             continue
         if hasattr(dictionary, "symbols"):
             found[side] = dictionary
@@ -91,7 +96,7 @@ def dictionaries_of(task: Any) -> dict[str, Any]:
 
 
 def data_of(task: Any) -> str | None:
-    """Return the folders of a task's data as its settings name them, joined by os.pathsep; None if they name none."""
+    """Return the setting `data` of a task, folders joined by os.pathsep; None for a task without it."""
     settings = getattr(task, "cfg", None) or getattr(task, "args", None)
     data = getattr(settings, "data", None)
     return data if isinstance(data, str) else None
@@ -100,8 +105,8 @@ def data_of(task: Any) -> str | None:
 def origin_of(path: str | os.PathLike[str], content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the origin of a checkpoint: {"file": path, "task": settings of its task, "digests": Digests or None}.
 
-    content: of the file, as torch loads it. The origin is plain data, which can be broadcast to other ranks. "digests"
-    is None for a checkpoint of an older release.
+    content: of the file, as torch loads it. The origin is plain data, which can be broadcast to other ranks. "task" is
+    {} if the file has no settings; "digests" is None for a checkpoint of an older release.
     """
     cfg = content.get("cfg")
     section = cfg.get("task") if isinstance(cfg, Mapping | DictConfig) else content.get("args")
@@ -120,9 +125,9 @@ def origin_of(path: str | os.PathLike[str], content: Mapping[str, Any]) -> dict[
 
 
 def saved_digests(entry: Mapping[str, Any]) -> Digests:
-    """Return the digests in the entry KEY of a checkpoint's task_state, {} if it has none.
+    """Return the digests in an entry KEY of a task_state, {} if it has none.
 
-    entry: the digests themselves, as a training saves them, or an origin, as `attach_origin` puts it there.
+    entry: the digests themselves, as in a file, or an origin, as `attach_origin` puts it there after loading.
     """
     saved = entry.get("digests", entry)
     if not isinstance(saved, Mapping):
@@ -131,10 +136,10 @@ def saved_digests(entry: Mapping[str, Any]) -> Digests:
 
 
 def attach_origin(path: str, content: Mapping[str, Any], state: dict[str, Any]) -> None:
-    """Put the origin of a loaded checkpoint into its "task_state", which fairseq hands to the task, under KEY.
+    """Put the origin of a loaded checkpoint into its "task_state" under KEY, where the task finds it (DeepTask).
 
-    content: of the file, before --model-overrides change its settings; state: what fairseq made of it, changed in
-    place.
+    path: of the file; content: of the file, before --model-overrides change its settings; state: what fairseq made of
+    the content, changed in place.
     """
     before = state.get("task_state")
     task_state = dict(before) if isinstance(before, dict) else {}
@@ -143,14 +148,17 @@ def attach_origin(path: str, content: Mapping[str, Any], state: dict[str, Any]) 
 
 
 def task_state_of(origin: Mapping[str, Any]) -> dict[str, Digests]:
-    """Return the task_state of a checkpoint that is made from one with that origin, such as an average or an export."""
+    """Return the task_state for a checkpoint that is made from another one, such as an export.
+
+    origin: of the other one, as origin_of returns it.
+    """
     return {} if origin["digests"] is None else {KEY: origin["digests"]}
 
 
 def read_origin(path: str) -> dict[str, Any] | None:
-    """Return the origin of a checkpoint file, whose tensors are not read.
+    """Return the origin of a checkpoint, without reading its tensors; None if the file cannot be read.
 
-    None if the file cannot be read; loading it will then explain why.
+    No error is raised then, because whoever loads the file gets one that explains why.
     """
     if not os.path.isfile(path):
         return None
@@ -162,7 +170,10 @@ def read_origin(path: str) -> dict[str, Any] | None:
 
 
 def describe_difference(saved: Digests, present: Digests) -> str | None:
-    """Return what differs between two vocabularies, in words; None if all digests agree that both have."""
+    """Return in words what differs between two vocabularies; None if nothing does.
+
+    A digest that one of the two does not have is not compared.
+    """
     changed = []
     for name in (*SIDES, "pieces"):
         before = saved.get(name)
@@ -174,22 +185,23 @@ def describe_difference(saved: Digests, present: Digests) -> str | None:
         return None
     if changed == ["pieces"]:
         return "other pieces (SentencePiece model or BPE codes)"
+    # a change of the file that cut the text goes without saying if a dictionary has changed
     sides = [name for name in SIDES if name in changed]
     return "another dictionary" if len(sides) == 2 else f"another {sides[0]} dictionary"
 
 
 def describe_mismatch(origin: dict[str, Any], present: Digests, data: str | None, place: str) -> str | None:
-    """Return the beginning of an error message if a checkpoint was trained with another vocabulary; None if not.
+    """Return an error message, "FILE: was trained with ..." without advice, for a checkpoint of another vocabulary.
 
-    origin: the checkpoint's; present: digests of the data that it is to be used with; data: their folders, None if they
-    have none; place: their name in the message, such as "the data in DIR". Logs a warning for a checkpoint that cannot
-    be compared.
+    None if the vocabularies are the same or cannot be compared. origin: the checkpoint's; present: digests of the data
+    that it is to be used with; data: folders of these data, None if they have none; place: what the message calls them,
+    such as "the data in DIR". Logs a warning if the data of a checkpoint without digests are gone.
     """
     saved = origin["digests"]
-    if saved is None:  # a checkpoint of an older release is compared by the data of its run
+    if saved is None:  # of an older release: its digests are computed from the data of its run
         own_data = origin["task"].get("data")
         if not isinstance(own_data, str) or not own_data or _same_folder(own_data, data):
-            return None
+            return None  # nothing to compare, or the same data
         task = task_of_origin(origin)
         saved = digests_of_task(task) if task is not None else None
         if saved is None:
@@ -206,7 +218,10 @@ def describe_mismatch(origin: dict[str, Any], present: Digests, data: str | None
 
 
 def preparation_advice(origin: dict[str, Any], data: str | None) -> str:
-    """Say how to prepare data for the model of a checkpoint; data: the folders of data that do not fit it, or None."""
+    """Return the advice in an error message: how to prepare data for the model of a checkpoint.
+
+    origin: the checkpoint's; data: folders of the data that do not fit it, None if they have none.
+    """
     own_folder = str(origin["task"].get("data") or "DATA").split(os.pathsep)[0]
     if data is not None and _same_folder(own_folder, data):
         return "the data of its run have been prepared again since: take a run on these data, or a copy of the old ones"
@@ -218,9 +233,9 @@ def preparation_advice(origin: dict[str, Any], data: str | None) -> str:
 def check_vocabulary(origin: dict[str, Any] | None, present: Digests | None, data: str | None, place: str) -> None:
     """Raise a UserError if a checkpoint was trained with another vocabulary than that of the data.
 
-    origin: the checkpoint's, see origin_of; present: digests of the data that it is to be used with; data: their
-    folders, None if they have none; place: what the message calls them, as "the data in DIR". Nothing is compared if
-    origin or present is None.
+    origin: the checkpoint's, None if its file cannot be read; present: digests of the data that it is to be used with,
+    None for data without a dictionary; data: folders of these data, None if they have none; place: what the message
+    calls them, such as "the data in DIR". If origin or present is None, nothing is compared.
     """
     if origin is None or present is None:
         return
@@ -232,11 +247,14 @@ def check_vocabulary(origin: dict[str, Any] | None, present: Digests | None, dat
 
 
 def old_rows_of_symbols(path: str, task: Any, new_vocabulary: bool) -> dict[str, list[int]] | None:
-    """Return the row in a checkpoint's embeddings of each symbol of a training, None if the vocabularies are the same.
+    """Return where the symbols of a training stand in a checkpoint of another vocabulary.
 
-    The answer is {"source": rows, "target": rows}, with a row for each symbol of the task's dictionary, in its order;
-    -1 for a symbol that the checkpoint does not have. new_vocabulary: the flag --new-vocabulary; without it another
-    vocabulary raises a UserError.
+    The answer is {"source": rows, "target": rows}: for each symbol of the task's dictionary, in its order, the number
+    of its row in the checkpoint's embedding, -1 for a symbol that the checkpoint does not have. None if the
+    vocabularies are the same, or cannot be compared.
+
+    path: of the checkpoint; task: the training's; new_vocabulary: whether --new-vocabulary is given. Without it a
+    UserError is raised for another vocabulary.
     """
     origin = read_origin(path)
     present = task.digests
@@ -252,10 +270,10 @@ def old_rows_of_symbols(path: str, task: Any, new_vocabulary: bool) -> dict[str,
             "keep the embeddings of common symbols and learn the others"
         )
 
-    old_dictionaries = _own_dictionaries(origin)
+    old_dictionaries = _dictionaries_of_origin(origin)
     rows = {}
     for side, dictionary in dictionaries_of(task).items():
-        row_of_symbol = {}
+        row_of_symbol = {}  # in the checkpoint; stays empty if its dictionary is gone
         if side in old_dictionaries:
             row_of_symbol = {symbol: row for row, symbol in enumerate(symbols_of(old_dictionaries[side]))}
         rows[side] = [row_of_symbol.get(symbol, -1) for symbol in symbols_of(dictionary)]
@@ -264,10 +282,10 @@ def old_rows_of_symbols(path: str, task: Any, new_vocabulary: bool) -> dict[str,
     return rows
 
 
-def _own_dictionaries(origin: dict[str, Any]) -> dict[str, Any]:
-    """Return by side the dictionaries that a checkpoint was trained with.
+def _dictionaries_of_origin(origin: dict[str, Any]) -> dict[str, Any]:
+    """Return by side the dictionaries with which a checkpoint was trained, from the data of its run.
 
-    {} if the data of its run are gone, or have been prepared again since.
+    {} if these data are gone, or have been prepared again since with another vocabulary.
     """
     task = task_of_origin(origin)
     if task is None:
@@ -282,16 +300,19 @@ def _own_dictionaries(origin: dict[str, Any]) -> dict[str, Any]:
 def loading_by_symbol(trainer: Any, path: str, reset_optimizer: bool) -> Iterator[None]:
     """Let the trainer's model load a checkpoint of another vocabulary in the context, if --new-vocabulary is given.
 
-    In the context the model's `rows` is set, by which its load_state_dict puts the checkpoint's embeddings in the order
-    of its own symbols (`rows_by_symbol`). reset_optimizer: the flag --reset-optimizer. Raises a UserError on all ranks
-    if the checkpoint has another vocabulary and --new-vocabulary is not given, or is given with settings that do not
-    go with it.
+    In the context the model's attribute `rows` is what old_rows_of_symbols returns. By it the model's load_state_dict
+    puts the rows of the checkpoint's embeddings in the order of its own symbols (rows_by_symbol).
+
+    trainer: a DeepTrainer; path: of the checkpoint; reset_optimizer: whether --reset-optimizer is given. Raises a
+    UserError on all ranks if the checkpoint has another vocabulary and --new-vocabulary is not given, or is given with
+    settings that do not go with it.
     """
     new_vocabulary = bool(getattr(trainer.cfg.model, "new_vocabulary", False))
     rows = agreement.broadcast_from_first(lambda: old_rows_of_symbols(path, trainer.task, new_vocabulary))
     if rows is None:  # the same vocabulary, or nothing to compare
         yield
         return
+    # the moments and the average of weights would keep the rows in the order of the checkpoint's symbols
     if not reset_optimizer:
         raise UserError("--new-vocabulary", f"{path} has an optimiser's state of other symbols; give --reset-optimizer")
     if trainer.cfg.ema.store_ema:
@@ -309,16 +330,16 @@ def rows_by_symbol(
 ) -> dict[str, torch.Tensor]:
     """Return a checkpoint's state dict with the rows of its embeddings in the order of the model's dictionaries.
 
-    state: the checkpoint's; own: the model's, whose rows stay for symbols that the checkpoint does not have; rows: as
-    old_rows_of_symbols returns them.
+    state: the checkpoint's state dict; own: the model's, from which the rows of symbols are taken that the checkpoint
+    does not have; rows: as old_rows_of_symbols returns them. Copied tensors are on the CPU, in the model's dtype.
     """
     reordered = dict(state)
-    one_stack = "encoder.embed_tokens.weight" not in own or "decoder.embed_tokens.weight" not in own
+    is_language_model = "encoder.embed_tokens.weight" not in own or "decoder.embed_tokens.weight" not in own
     for name, side in BY_SYMBOL.items():
         if name not in own or name not in state or own[name].shape[1:] != state[name].shape[1:]:
-            continue
-        if one_stack:
-            side = "source"  # a language model's dictionary
+            continue  # what does not fit is refused when the model loads it
+        if is_language_model:
+            side = "source"  # whose dictionary is that of the target too
         # a matrix may have fewer rows than its dictionary has symbols
         old_rows = torch.tensor([row if row < len(state[name]) else -1 for row in rows[side][: len(own[name])]])
         is_known = old_rows >= 0
@@ -329,22 +350,29 @@ def rows_by_symbol(
 
 
 def task_of_origin(origin: dict[str, Any]) -> Any | None:
-    """Set up the task of a checkpoint on the data that its run names; None if they are not there any more."""
+    """Set up the task with which a checkpoint was trained, on the same data; None if they are not there any more.
+
+    origin: the checkpoint's.
+    """
     settings = dict(origin["task"])
     data = settings.get("data")
     if not isinstance(data, str) or not Path(data.split(os.pathsep)[0]).is_dir():
         return None
+    # the name of the task, which setup_task reads under "task": a dataclass has it as _name, old arguments as `task`
     settings["task"] = settings.pop("_name", None) or settings.get("task")
     try:
-        with _quiet():
+        with _tasks_log_no_info():
             return tasks.setup_task(argparse.Namespace(**settings))
     except Exception:  # fairseq raises errors of any kind if the data are not what they were
         return None
 
 
 @contextmanager
-def _quiet():
-    """Keep the sizes of another run's dictionaries out of the log."""
+def _tasks_log_no_info():
+    """Let fairseq's tasks log nothing below a warning in the context.
+
+    They would log the sizes of their dictionaries, here of those of another run.
+    """
     logger = logging.getLogger("fairseq.tasks")
     level = logger.level
     logger.setLevel(logging.WARNING)
@@ -355,7 +383,7 @@ def _quiet():
 
 
 def _same_folder(one: str, other: str | None) -> bool:
-    """Return whether two values of a task's setting `data` begin with the same folder; os.pathsep separates folders."""
+    """Return whether the first folders of two values of the setting `data` are the same; False if `other` is None."""
     if other is None:
         return False
     first_of_one = os.path.realpath(one.split(os.pathsep)[0])
