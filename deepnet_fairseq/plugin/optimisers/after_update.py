@@ -1,4 +1,4 @@
-"""Let a method change weights after each update: call its after_update with those that the optimiser has changed."""
+"""Let a stabilisation method change the weights after each update, by its function after_update."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .deepnet_adam import HalfPrecisionOptimizer
 
 @torch.no_grad()
 def apply_after_update(optimizer: FairseqOptimizer, model: nn.Module) -> None:
-    """Call model.after_update, if there is one, with {name of a parameter: its weights}, which it changes in place.
+    """Call model.after_update, if the model has it, with {name of a parameter: its weights}; it changes them in place.
 
-    DeepModel has it if its method does. In half precision the weights are the optimiser's in float32, which are then
-    copied to the model again; under ZeRO each process changes those of its share. Raises a UserError with
-    --memory-efficient-fp16 or -bf16, which keep no float32 weights.
+    A DeepModel has it if its method does. In half precision the weights are the optimiser's in float32, which are then
+    copied to the model again; under ZeRO each process has those of its share alone. Raises a UserError with
+    --memory-efficient-fp16 or --memory-efficient-bf16, which keep no float32 weights.
     """
     while hasattr(model, "module"):  # DistributedDataParallel's wrapper
         model = model.module
@@ -29,14 +29,14 @@ def apply_after_update(optimizer: FairseqOptimizer, model: nn.Module) -> None:
 
     # updated: {parameter of the model: the tensor that the optimiser has updated for it}
     names = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    half = isinstance(optimizer, FP16Optimizer)
-    if isinstance(optimizer, HalfPrecisionOptimizer):  # one, too; under ZeRO it updates a part of the parameters
-        updated = dict(zip(optimizer.own, optimizer.weights, strict=True))
-    elif half:
+    in_half_precision = isinstance(optimizer, FP16Optimizer)
+    if isinstance(optimizer, HalfPrecisionOptimizer):  # an FP16Optimizer that under ZeRO updates some parameters only
+        updated = dict(zip(optimizer.own_parameters, optimizer.weights, strict=True))
+    elif in_half_precision:
         updated = dict(zip(optimizer.fp16_params, float32_weights.weights(optimizer), strict=True))
     else:
         updated = {parameter: parameter.data for parameter in names}
 
     after_update({name: updated[parameter] for parameter, name in names.items() if parameter in updated})
-    if half:
+    if in_half_precision:
         optimizer._sync_fp32_params_to_fp16()

@@ -10,13 +10,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# keys in the state of an optimiser for half precision, beside fairseq's loss_scale
+# Keys that this module adds to the state of an optimiser for half precision: of the list that `weights` returns, and of
+# the dict that _counts returns. fairseq saves the loss scale itself, under "loss_scale".
 WEIGHTS, SCALER = "fp32_params", "loss_scaler"
 
 
 def weights(optimizer) -> list[Tensor]:
     """Return an optimiser's float32 weights in its parameters' order and shapes; [] if it keeps none."""
-    if hasattr(optimizer, "float32_weights"):
+    if hasattr(optimizer, "float32_weights"):  # deepnet_adam's
         return optimizer.float32_weights()
     fp32_params = getattr(optimizer, "fp32_params", None)
     if fp32_params is None:
@@ -26,14 +27,16 @@ def weights(optimizer) -> list[Tensor]:
 
     # the flat layout of FP16Optimizer: {index of the device: one tensor for all weights}
     (flat,) = fp32_params.values()
-    half_params = getattr(optimizer, "fp16_params", ())
-    sizes = [param.numel() for param in half_params]
-    parts = flat.data[: sum(sizes)].split(sizes)
+    half_params = optimizer.fp16_params
+    parts = flat.data.split([param.numel() for param in half_params])
     return [part.view(param.shape) for part, param in zip(parts, half_params, strict=True)]
 
 
 def with_weights(optimizer, state: dict) -> dict:
-    """Add the float32 weights, and when the loss scale was changed, to an optimiser's state, and return it."""
+    """Add the float32 weights and the counts of the loss scale to an optimiser's state, in place; return the state.
+
+    state: what the optimiser's state_dict has returned.
+    """
     values = weights(optimizer)
     if values:
         state[WEIGHTS] = values
@@ -44,9 +47,9 @@ def with_weights(optimizer, state: dict) -> dict:
 
 
 def _counts(scaler) -> dict:
-    """Return the counts of a loss scaler, such as when it last changed the scale and the overflows since; {} for None.
+    """Return what a loss scaler counts, by name, such as the update of the last overflow.
 
-    scaler: torch's GradScaler, or fairseq's DynamicLossScaler.
+    scaler: torch's GradScaler, or fairseq's DynamicLossScaler; {} for None, an optimiser without a loss scale.
     """
     if scaler is None:
         return {}
@@ -56,22 +59,22 @@ def _counts(scaler) -> dict:
 
 
 def load_weights(optimizer, state_dict: dict) -> None:
-    """Restore what `with_weights` added to state_dict.
+    """Restore the float32 weights and the counts of the loss scale from a state to which `with_weights` added them.
 
     The model is loaded already, in half precision. The float32 weights are restored only if all of them round to its
     weights.
     """
     scaler = getattr(optimizer, "scaler", None)
     counts = state_dict.get(SCALER) or {}
-    if counts and hasattr(scaler, "load_state_dict"):
+    if counts and hasattr(scaler, "load_state_dict"):  # torch's
         scaler.load_state_dict(counts)
     elif counts and scaler is not None and counts.keys() == _counts(scaler).keys():
-        vars(scaler).update(counts)
+        vars(scaler).update(counts)  # fairseq's, if it has the same counts as the one that was saved
 
     half_params = getattr(optimizer, "fp16_params", [])
     saved = state_dict.get(WEIGHTS) or []
     if getattr(optimizer, "fp32_params", None) is None or len(half_params) != len(saved):
-        return
+        return  # this optimiser keeps no float32 weights, or the state has none or those of another model
     for param, value in zip(half_params, saved, strict=True):
         if not torch.equal(value.to(param), param.data):
             return  # the weights of another model, or of a model of which only a part was loaded

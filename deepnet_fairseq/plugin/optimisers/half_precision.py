@@ -30,7 +30,7 @@ ON_CPU = {
 
 
 def warn_on_cpu(trainer) -> None:
-    """Warn that half precision makes nothing faster on a CPU, once for each trainer."""
+    """Log a warning, once for each trainer, if it trains in half precision on a CPU, where that is seldom faster."""
     flag = "--fp16" if trainer.cfg.common.fp16 else "--amp"
     if _is_half_on_cpu(trainer) and flag not in trainer._warn_once and agreement.is_first():
         trainer._warn_once.add(flag)  # a resume builds the optimiser again
@@ -39,10 +39,10 @@ def warn_on_cpu(trainer) -> None:
 
 @contextlib.contextmanager
 def without_cuda_calls(trainer) -> Iterator[None]:
-    """Let fairseq's half precision run on a CPU while the context lasts; on a GPU do nothing.
+    """Let fairseq's half precision run on a CPU while the context lasts; do nothing for any other training.
 
-    fairseq calls torch.cuda in the middle of its training step, where no subclass can come in between. The context
-    replaces these calls by ON_CPU, for the whole process.
+    fairseq calls functions of CUDA in the middle of its training step, where no subclass can replace them. The context
+    replaces them by those of ON_CPU, for the whole process.
     """
     if not _is_half_on_cpu(trainer):
         yield
@@ -61,7 +61,7 @@ def _is_half_on_cpu(trainer) -> bool:
 
 
 def _set_attributes(values: dict) -> None:
-    """Set attributes; values: {(owner, attribute's name): value}."""
+    """Set attributes of several objects; values: {(object, name of its attribute): value}."""
     for (owner, name), value in values.items():
         setattr(owner, name, value)
 
@@ -92,7 +92,7 @@ class DeepAMP(ExactState, AMPOptimizer):
 
     def __init__(self, cfg, params, fp32_optimizer, **kwargs):
         window = cfg.common.amp_scale_window
-        # where it is set, fairseq looks the window up under a name that is no flag, and fails
+        # with a window fairseq looks for it under a name that is no flag, and fails; so it is set below instead
         cfg.common.amp_scale_window = None
         try:
             super().__init__(cfg, params, fp32_optimizer, **kwargs)
@@ -121,9 +121,9 @@ DeepAMP.__name__ = AMPOptimizer.__name__
 def build_optimizer(cfg, params: list):
     """Build the optimiser for half precision that the flags ask for.
 
-    With --fp16 or --bf16 an optimiser class brings its own by an attribute `half_precision`, as DeepnetAdam does. cfg:
-    fairseq's whole config; params: the model's trained parameters. Raises a UserError for an optimiser that does not
-    support half precision.
+    It is a wrapper around the optimiser of --optimizer. With --fp16 or --bf16 the class of that optimiser may have a
+    wrapper of its own, its attribute `half_precision`, as DeepnetAdam has. cfg: fairseq's whole config; params: the
+    model's trained parameters. Raises a UserError for an optimiser that does not support half precision.
     """
     common = cfg.common
     name = cfg.optimizer._name
@@ -146,10 +146,11 @@ def build_optimizer(cfg, params: list):
 
 
 def gradient_scale(optimizer: Any) -> float | Tensor:
-    """Return the factor by which the present `grad` of parameters must be multiplied, to be gradients of the mean loss.
+    """Return the factor by which the parameters' `grad` must be multiplied to be the gradient of the mean loss.
 
-    fairseq's optimisers for half precision and deepnet_adam multiply later, and keep the factor in _multiply_factor.
-    1.0 for an optimiser that multiplies at once.
+    It undoes the loss scale, and divides by the number of tokens. FP16Optimizer, MemoryEfficientFP16Optimizer and
+    deepnet_adam multiply no earlier than in their step, and keep the factor in _multiply_factor. AMPOptimizer has
+    divided by the number of tokens already; any other optimiser has multiplied already, its factor is 1.0.
     """
     if isinstance(optimizer, AMPOptimizer):
         return 1 / optimizer.scaler.get_scale()

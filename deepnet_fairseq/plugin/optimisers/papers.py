@@ -1,8 +1,9 @@
 """RAdam (Admin's optimiser), T-Fixup's learning rate and GPAS's clipping, which papers' recipes need and fairseq lacks.
 
-`--optimizer radam`: Liu et al. 2020, arXiv 1908.03265. `--lr-scheduler t_fixup`: lr(t) = lr sqrt(P / (P + t)) with the
---decay-period P, at its peak from the first update (Huang et al. 2020); fairseq's inverse_sqrt divides by the length of
-its warm-up. clip_apart: --gpas-clip (Chen et al. 2025, core/methods/gpas.py).
+`--optimizer radam`: Liu et al. 2020, arXiv 1908.03265.
+`--lr-scheduler t_fixup`: lr(t) = lr sqrt(P / (P + t)) with the --decay-period P, at its peak from the first update on
+(Huang et al. 2020). fairseq's inverse_sqrt cannot do this, because it divides by the number of warm-up updates.
+clip_apart: `--gpas-clip` (Chen et al. 2025, core/methods/gpas.py).
 """
 
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ HALF = (torch.float16, torch.bfloat16)
 
 @dataclass
 class RAdamConfig(FairseqDataclass):
-    """The flags of `--optimizer radam`, by the names of adam's."""
+    """The flags of `--optimizer radam`, which have the names of adam's flags."""
 
     adam_betas: str = field(default="(0.9, 0.999)", metadata={"help": "betas for RAdam"})
     adam_eps: float = field(default=1e-8, metadata={"help": "epsilon for RAdam"})
@@ -32,12 +33,12 @@ class RAdamConfig(FairseqDataclass):
 
 
 class PatientRAdam(torch.optim.RAdam):
-    """RAdam of torch, but without steps while the variance of its rate is not tractable.
+    """torch's RAdam, but without steps while the variance of the adaptive learning rate is not tractable.
 
-    That is while rho_t, the length of the moving average of squared gradients, is at most 5 (Liu et al. 2020, algorithm
-    2): for the first 5 updates at beta2 0.98. There torch steps by the momentum alone, without the second moment;
-    Admin's authors make no step, but let weight decay act and the moments grow, and so does this class. Parameters in
-    half precision are updated in float32, one after the other, and their moments are float32.
+    It is not while rho_t, the length of the moving average of squared gradients, is at most 5 (Liu et al. 2020,
+    algorithm 2): with beta2 = 0.98 in the first 5 updates. In these torch steps by the momentum alone, without the
+    second moment. Admin's authors make no step in them, but apply weight decay and update the moments, and so does this
+    class. Parameters in half precision are updated in float32, one after the other, and their moments are float32.
     """
 
     # what fairseq requires of an optimiser for --fp16 and --memory-efficient-fp16
@@ -47,7 +48,7 @@ class PatientRAdam(torch.optim.RAdam):
 
     @torch.no_grad()
     def step(self, closure=None):
-        """Update each parameter that has a gradient, and return what the closure returned."""
+        """Update each parameter that has a gradient; return what the closure returned, None without a closure."""
         loss = closure() if closure is not None else None
         groups = self.param_groups  # replaced by _update, restored below
         try:
@@ -66,7 +67,8 @@ class PatientRAdam(torch.optim.RAdam):
     def _update(self, group: dict, params: list, early: bool) -> None:
         """Update some parameters of a group by torch's step, which takes them from self.param_groups.
 
-        early: update their moments, and the parameters by weight decay alone.
+        group: the settings, under torch's names; params: parameters of the group, or float32 copies of them; early:
+        update the moments as always, but change the parameters by weight decay alone (see the class).
         """
         if early:
             for param in params:
@@ -77,7 +79,10 @@ class PatientRAdam(torch.optim.RAdam):
         super().step()
 
     def _update_in_float32(self, group: dict, param: torch.nn.Parameter, early: bool) -> None:
-        """Update a parameter in half precision by a copy in float32, which has its state (moments, step) meanwhile."""
+        """Update a parameter in half precision by updating a float32 copy of it.
+
+        The copy has the parameter's state (moments, step) meanwhile. The arguments are those of _update.
+        """
         float32_copy = torch.nn.Parameter(param.float())
         float32_copy.grad = param.grad.float()
         self.state[float32_copy] = self.state.pop(param, {})
@@ -86,8 +91,12 @@ class PatientRAdam(torch.optim.RAdam):
         param.copy_(float32_copy)
 
     def load_state_dict(self, state_dict: dict) -> None:
-        """Load a state as torch does, but keep moments in float32; torch casts them to the dtype of their parameter."""
+        """Load a state as torch does, but keep the moments in float32.
+
+        torch casts them to the dtype of their parameter, which may be half precision.
+        """
         super().load_state_dict(state_dict)
+        # the n-th parameter of the saved groups is the n-th of these
         indices = [index for group in state_dict["param_groups"] for index in group["params"]]
         params = [param for group in self.param_groups for param in group["params"]]
         for index, param in zip(indices, params, strict=True):
@@ -96,11 +105,12 @@ class PatientRAdam(torch.optim.RAdam):
                 self.state[param] |= {name: saved[name].to(param.device, copy=True) for name in MOMENTS}
 
     def _is_too_early(self, group) -> bool:
-        """Return whether rho_t of a group's next update t is at most 5.
+        """Return whether rho_t is at most 5 in a group's next update, t.
 
         rho_t = rho_inf - 2 t beta2^t / (1 - beta2^t), rho_inf = 2 / (1 - beta2) - 1 (Liu et al. 2020, algorithm 2).
         """
-        update = 1  # t, of the first parameter that was updated before
+        # t follows from the state of the first parameter that has one; without any it is 1
+        update = 1
         for param in group["params"]:
             state = self.state.get(param)
             if state:
@@ -122,7 +132,7 @@ class RAdam(FairseqOptimizer):
 
     @property
     def optimizer_config(self) -> dict:
-        """Settings of the command line, which replace those of a checkpoint."""
+        """Settings of the command line, by torch's names; fairseq lets them replace those of a checkpoint."""
         return torch_settings(self.cfg) | {"decoupled_weight_decay": True}
 
 
@@ -136,12 +146,13 @@ class TFixupScheduleConfig(FairseqDataclass):
 
 @register_lr_scheduler("t_fixup", dataclass=TFixupScheduleConfig)
 class TFixupSchedule(FairseqLRScheduler):
-    """Inverse square root decay without warm-up: lr(t) = lr sqrt(P / (P + t)) in update t = 0, 1, 2, ...
-
-    Raises a UserError, naming the flag, for several rates in --lr and for --decay-period below 1.
-    """
+    """Inverse square root decay without warm-up: lr(t) = lr sqrt(P / (P + t)) after t = 0, 1, 2, ... updates."""
 
     def __init__(self, cfg, optimizer):
+        """Set the first rate; raise a UserError for several rates in --lr, or for --decay-period below 1.
+
+        cfg: a TFixupScheduleConfig; optimizer: the FairseqOptimizer whose rate it sets.
+        """
         super().__init__(cfg, optimizer)
         if len(cfg.lr) != 1:
             raise UserError(f"--lr {','.join(map(str, cfg.lr))}", "--lr-scheduler t_fixup takes one rate")
@@ -150,7 +161,10 @@ class TFixupSchedule(FairseqLRScheduler):
         self.step_update(0)
 
     def step(self, epoch, val_loss=None):
-        """Return the rate at the end of an epoch, which changes nothing."""
+        """Return the rate at the end of an epoch; the rate stays, because it depends on updates alone.
+
+        epoch, val_loss: as fairseq's schedules take them.
+        """
         super().step(epoch, val_loss)
         return self.optimizer.get_lr()
 
@@ -162,11 +176,11 @@ class TFixupSchedule(FairseqLRScheduler):
 
 
 def clip_apart(trainer) -> None:
-    """Clip the gradients of modules that have a `gradient_clip`, apart from those of the other parameters.
+    """Clip the gradients of the modules that have an attribute `gradient_clip`, apart from those of other parameters.
 
-    gradient_clip is the largest L2 norm of the gradients of all such modules together, the same in each of them. Each
-    of their parameters is a scalar, of shape (), as GPAS's g. trainer: a DeepTrainer, whose `limited` keeps the list of
-    the modules.
+    gradient_clip, the same number in all of them, is the largest L2 norm that the gradients of all such modules may
+    have together; 0 for no limit. Their parameters are scalars, of shape (), as GPAS's g. trainer: a DeepTrainer, whose
+    `limited` keeps the list of the modules.
     """
     limited = trainer.limited
     if limited is None:  # the first update: walk through all layers
@@ -174,6 +188,7 @@ def clip_apart(trainer) -> None:
         model = trainer.get_model()
         if isinstance(model, DeepModel):
             for stack in model.stacks().values():
+                # slots: the modules that the stabilisation method has put into the layers
                 limited += [module for _address, module in stack.slots() if getattr(module, "gradient_clip", 0.0)]
         trainer.limited = limited
 
@@ -182,6 +197,7 @@ def clip_apart(trainer) -> None:
         parameters |= dict.fromkeys(module.parameters())
     grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if grads:
-        # the optimiser may still have to multiply the gradients (by the loss scale, the tokens); the limit holds after
+        # The limit is for gradients of the mean loss. These are not yet if the optimiser multiplies them later, to undo
+        # the loss scale and to divide by the number of tokens.
         norm = torch.linalg.vector_norm(torch.stack(grads)) * gradient_scale(trainer.optimizer)
         torch._foreach_mul_(grads, (limited[0].gradient_clip / norm).clamp(max=1))
