@@ -5,9 +5,10 @@ SentencePiece model or BPE codes. A checkpoint holds a hash of each, its digests
 state of its task. Sizes alone would not tell: `prepare text --vocab N` gives equal sizes for any text, and a model with
 other symbols in the rows of its embeddings trains, translates and scores without an error.
 
-A checkpoint of an older release, which has no digests, is compared by the data on which it was trained, whose folder
-stands in its settings; if they are gone, a warning says so. The origin of a checkpoint (origin_of) is its file, the
-settings of its task, and its digests.
+The run of a checkpoint is the training that wrote it, and the data of its run are those on which it was trained. A
+checkpoint of an older release, which has no digests, is compared by the data of its run, whose folder stands in its
+settings; if they are gone, a warning says so. The origin of a checkpoint (origin_of) is its file, the settings of its
+task, and its digests.
 
 `data`, as fairseq calls the setting of its tasks, is a text: folders of binarised data, joined by os.pathsep. Where a
 dict is "by side", its keys are "source" and "target", or one of them; the task of a language model has its one
@@ -61,7 +62,7 @@ def digests_of(dictionaries: Mapping[str, Any], data: str | None, cutting: Path 
     dictionaries: fairseq's, by side; cutting: the file that cut the text; data: folders of the binarised text, in which
     that file is looked for if `cutting` is None; None to look nowhere.
     """
-    files = []  # none leaves the digest of "pieces" None
+    files = []  # if it stays empty, the digest of "pieces" is None
     if cutting is not None:
         files = [cutting]
     elif data:
@@ -69,7 +70,7 @@ def digests_of(dictionaries: Mapping[str, Any], data: str | None, cutting: Path 
 
     found: Digests = {"pieces": digests.of_cutting(files)}
     for side in SIDES:
-        dictionary = dictionaries.get(side)
+        dictionary = dictionaries.get(side)  # may be None, or another class than fairseq's, without symbols
         found[side] = digests.of_symbols(symbols_of(dictionary)) if hasattr(dictionary, "symbols") else None
     return found
 
@@ -97,7 +98,7 @@ def dictionaries_of(task: Any) -> dict[str, Any]:
 
 def data_of(task: Any) -> str | None:
     """Return the setting `data` of a task, folders joined by os.pathsep; None for a task without it."""
-    settings = getattr(task, "cfg", None) or getattr(task, "args", None)
+    settings = getattr(task, "cfg", None) or getattr(task, "args", None)  # `args` of a task without a dataclass
     data = getattr(settings, "data", None)
     return data if isinstance(data, str) else None
 
@@ -108,9 +109,10 @@ def origin_of(path: str | os.PathLike[str], content: Mapping[str, Any]) -> dict[
     content: of the file, as torch loads it. The origin is plain data, which can be broadcast to other ranks. "task" is
     {} if the file has no settings; "digests" is None for a checkpoint of an older release.
     """
+    # the settings of the task: in the config, or among all arguments in a checkpoint of an old release of fairseq
     cfg = content.get("cfg")
     section = cfg.get("task") if isinstance(cfg, Mapping | DictConfig) else content.get("args")
-    if isinstance(section, argparse.Namespace):  # of a task without a dataclass, or of an old release of fairseq
+    if isinstance(section, argparse.Namespace):  # the arguments, which the config too has of a task without a dataclass
         section = {"_name": getattr(section, "task", None)} | vars(section)
     elif isinstance(section, DictConfig):
         section = OmegaConf.to_container(section, enum_to_str=True)
@@ -222,10 +224,11 @@ def preparation_advice(origin: dict[str, Any], data: str | None) -> str:
 
     origin: the checkpoint's; data: folders of the data that do not fit it, None if they have none.
     """
-    own_folder = str(origin["task"].get("data") or "DATA").split(os.pathsep)[0]
+    own_folder = str(origin["task"].get("data") or "DATA").split(os.pathsep)[0]  # DATA where it is not known
     if data is not None and _same_folder(own_folder, data):
         return "the data of its run have been prepared again since: take a run on these data, or a copy of the old ones"
-    if str(origin["task"].get("_name") or "translation").startswith("translation"):
+    is_translation = str(origin["task"].get("_name") or "translation").startswith("translation")
+    if is_translation:
         return f"prepare the text with `deepnet prepare text --like {origin['file']}`"
     return f"prepare the text with the dictionary of its own (`deepnet prepare lm --dict {own_folder}/dict.txt`)"
 
@@ -340,8 +343,9 @@ def rows_by_symbol(
             continue  # what does not fit is refused when the model loads it
         if is_language_model:
             side = "source"  # whose dictionary is that of the target too
-        # a matrix may have fewer rows than its dictionary has symbols
-        old_rows = torch.tensor([row if row < len(state[name]) else -1 for row in rows[side][: len(own[name])]])
+        # a matrix may have fewer rows than its dictionary has symbols, in the model and in the checkpoint
+        rows_of_model = rows[side][: len(own[name])]
+        old_rows = torch.tensor([row if row < len(state[name]) else -1 for row in rows_of_model])
         is_known = old_rows >= 0
         value = own[name].detach().cpu().clone()
         value[: len(old_rows)][is_known] = state[name][old_rows[is_known]].to(value.dtype)

@@ -42,7 +42,7 @@ class GradientBuffers:
         """Make the buffers the gradients (`grad`) of the used parameters; each keeps the value that `grad` has, or 0.
 
         Before the first batch of an update every `grad` is None, because fairseq's optimisers drop the gradients of the
-        last one. Within an update a batch that was computed without a graph may have left a `grad` that is another
+        update before. Within an update a batch that was computed without a graph may have left a `grad` that is another
         tensor than the buffer; it is copied.
         """
         elsewhere = [index for index in self.used if self.parameters[index].grad is not self.views[index]]

@@ -313,7 +313,10 @@ class GraphedStep:
         self._capture_planned(sample)
 
     def _static_batch(self, sample: dict[str, Any], shape: Shape) -> StaticBatch:
-        """Return a static batch of a shape. It holds the sample if the shape covers it, else nothing but padding."""
+        """Return a static batch of a shape, to try the passes with.
+
+        It holds the sample if the shape covers it, else nothing but padding.
+        """
         batch = StaticBatch(sample, shape, self.pad_index)
         if shapes.covering(shape_of(sample), numpy.array([shape])):
             batch.fill(sample)
@@ -382,7 +385,7 @@ class GraphedStep:
         if replayed * (1 + padding) < plain:
             logger.info(f"{line}: with graphs")
         else:
-            self.captured.clear()
+            self.captured.clear()  # frees the memory of the graph
             self.captured_shapes = self.pending_shapes[:0]
             self._give_up(f"{line}: graphs are no faster")
 

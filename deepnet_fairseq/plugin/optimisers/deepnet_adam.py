@@ -297,6 +297,7 @@ class HalfPrecisionOptimizer(DeepFP16):
         """
         flat = not (cfg.common.bf16 or cfg.common.fp16_no_flatten_grads)
         fp32_params = cls.build_fp32_params(cfg.optimizer, params, flat)
+        # fairseq takes a list of parameters, or of dicts of parameters
         fp32_optimizer = optim.build_optimizer(cfg.optimizer, [fp32_params] if flat else fp32_params)
         return cls(cfg, params, fp32_optimizer, fp32_params, **kwargs)
 
@@ -409,7 +410,7 @@ class HalfPrecisionOptimizer(DeepFP16):
         return [entry[WEIGHT] for _, entry in sorted(self.optimizer.gathered.items())]
 
     def load_float32_weights(self, weights: list[Tensor]) -> None:
-        """Load float32 weights of all parameters, as float32_weights returned them."""
+        """Load float32 weights of all parameters, as float32_weights returns them; ZeRO takes this process's share."""
         shard = self.optimizer.shard
         if shard is not None:
             weights = [weights[number] for number in shard.own_numbers]
@@ -427,7 +428,8 @@ class HalfPrecisionOptimizer(DeepFP16):
 
         optimizer_overrides: fairseq's, settings that replace those of the state.
         """
-        saved_flat = sum(len(group["params"]) for group in state_dict["param_groups"]) == 1
+        number_of_parameters = sum(len(group["params"]) for group in state_dict["param_groups"])
+        saved_flat = number_of_parameters == 1  # the flat tensor
         try:
             if saved_flat and not self.has_flat_params:
                 state_dict = _unflattened_state(state_dict, self.fp16_params)
