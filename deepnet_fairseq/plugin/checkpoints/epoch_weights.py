@@ -76,6 +76,7 @@ def surely_goes_on(cfg, limits, epoch: int, updates: int) -> bool:
     The checkpoint of the epoch is not needed then. cfg: the config's section for checkpoints; limits: the config's
     section for optimisation, which says when the training ends; updates: made so far.
     """
+    # the early ends: without their flags these settings are -1, 0 and -1
     may_end_early = cfg.patience > 0 or limits.stop_time_hours > 0 or limits.stop_min_lr >= 0
     max_epoch = limits.max_epoch or math.inf  # 0 for no limit, as for updates
     max_update = limits.max_update or math.inf

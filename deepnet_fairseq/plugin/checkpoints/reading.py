@@ -44,7 +44,7 @@ DEFAULT = "checkpoint_last.pt"  # of --restore-file
 # (checkpoint_EPOCH_UPDATES.pt), and of the best by validation, which alone match group 1. {} stands for
 # --checkpoint-suffix.
 RESUMABLE = r"checkpoint(?:_previous|\d+|_\d+_\d+|(_best|\.best_.+)){}\.pt"
-# errors of zipfile and of torch's reader at a damaged file
+# errors that zipfile and torch's reader raise at a damaged file
 UNREADABLE = (OSError, EOFError, zipfile.BadZipFile, zlib.error, struct.error, ValueError, RuntimeError, IndexError)
 FOLDER = 0x10  # bit in a zip member's attributes that marks a folder: torch reads such a member as empty
 # classes of numpy.dtypes that pickled arrays name
@@ -282,7 +282,7 @@ def _damage_of_archive(path: Path, archive: zipfile.ZipFile) -> str | None:
     if len(names) < len(members) or names != set(torch._C.PyTorchFileReader(str(path)).get_all_records()):
         return "its table of contents is broken"
     for info in members:
-        # torch reads the bytes of a member as they are, and would take compressed ones for a tensor's
+        # torch compresses no member, and with mmap it takes the bytes in the file for those of a tensor
         is_compressed = info.compress_type or info.compress_size != info.file_size
         if is_compressed or info.external_attr & FOLDER:
             return f"{info.filename.partition('/')[2]} is not stored as torch does"

@@ -61,8 +61,8 @@ def _counts(scaler) -> dict:
 def load_weights(optimizer, state_dict: dict) -> None:
     """Restore the float32 weights and the counts of the loss scale from a state to which `with_weights` added them.
 
-    The model is loaded already, in half precision. The float32 weights are restored only if all of them round to its
-    weights.
+    The model's weights are loaded already, in half precision. The float32 weights are restored only if all of them
+    round to these.
     """
     scaler = getattr(optimizer, "scaler", None)
     counts = state_dict.get(SCALER) or {}

@@ -67,14 +67,20 @@ def _set_attributes(values: dict) -> None:
 
 
 class ExactState:
-    """Mixin that saves and loads the float32 weights and the loss scale's counts of an optimiser for half precision."""
+    """Mixin for fairseq's optimisers for half precision, which also saves and loads what they lose at a resume.
+
+    That is the float32 weights and the counts of the loss scale (float32_weights.py).
+    """
 
     def state_dict(self) -> dict:
-        """Return fairseq's state, with the float32 weights and the counts of the loss scale (float32_weights.py)."""
+        """Return fairseq's state with the two added."""
         return float32_weights.with_weights(self, super().state_dict())
 
     def load_state_dict(self, state_dict: dict, optimizer_overrides=None) -> None:
-        """Load what state_dict returned, or the state that fairseq's own class has saved."""
+        """Load what state_dict returned, or the state that fairseq's own class has saved.
+
+        optimizer_overrides: fairseq's, settings that replace those of the state.
+        """
         super().load_state_dict(state_dict, optimizer_overrides)
         float32_weights.load_weights(self, state_dict)
 
@@ -106,7 +112,7 @@ class DeepAMP(ExactState, AMPOptimizer):
 
         torch's GradScaler unscales in step, unless unscale_ was called for the same optimiser object. fairseq passes
         torch's optimiser to unscale_ and its own wrapper to step, so that Adam sees gradients divided by the scale
-        twice. Here both get torch's.
+        twice. Here both get torch's, self.optimizer.
         """
         self.scaler.step(self.optimizer)
         self.scaler.update()
