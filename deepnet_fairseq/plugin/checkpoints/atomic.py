@@ -82,7 +82,7 @@ def new_file(path: str | Path) -> Iterator[Path]:
             yield part
             sync(part)  # before it gets its name, which must never stand for an unfinished file
             keep_previous(path)
-        sync(path.parent)
+        sync(path.parent)  # the new name
     except (OSError, RuntimeError) as error:  # RuntimeError: torch's for a write that failed
         raise SaveError(path, error) from error
 

@@ -53,7 +53,7 @@ def load_pretrained_component_from_model(original, component, checkpoint, strict
     dictionary = getattr(component, "dictionary", None)
     if dictionary is not None:
         present = vocabulary.digests_of({side: dictionary}, data=None)
-    else:
+    else:  # a model of building.from_checkpoint has the digests alone
         present = {side: getattr(component, "digest", None)}
     if present[side] is not None:
         vocabulary.check_vocabulary(vocabulary.read_origin(checkpoint), present, None, f"this {component.name}'s data")

@@ -548,6 +548,7 @@ class DeepnetAdam(FairseqAdam):
                 pieces += grad.reshape(-1).split(NORM_PIECE)
             else:
                 pieces.append(grad)
+        # the norm of the pieces' norms is the norm of all
         norms = torch._foreach_norm(pieces, 2, torch.float32) if pieces else [torch.zeros(())]
         return torch.linalg.vector_norm(torch.stack(norms))
 
