@@ -81,7 +81,7 @@ def check_fit(
             )
         if saved != built:
             way = f"give --{stack}-layers {saved}, or for a new training another --save-dir"
-            raise UserError(f"holds {saved} {stack} layers, this model has {built}; {way}")
+            raise UserError(f"holds {saved} {stack} layers, this model {built}", way)
 
     # names of parameters, by which methods differ
     missing = sorted((own.keys() - state.keys() - set(constants)) | set(missing_constants))
@@ -115,7 +115,7 @@ def check_ties(state: StateDict, model: nn.Module) -> None:
         first_name = first_names.setdefault(parameter, name)
         is_second_name = name in TIES and first_name != name
         if is_second_name and not state[name].equal(state[first_name]):
-            raise UserError(f"{first_name} and {name} differ, this model has one matrix for both; {TIES[name]}")
+            raise UserError(f"{first_name} and {name}", f"differ, this model has one matrix for both; {TIES[name]}")
 
 
 def depth(state: StateDict, stack: str) -> int:

@@ -311,7 +311,7 @@ class Tokenised:
         if not names or (split == "train" and names != ["train"]):
             expected = " and ".join(f"{split}.{lang}" for lang in self.langs)
             alone = " alone" if names else ""  # there are some, but besides "train" or in its place "train.NAME"
-            raise UserError(f"--from {self.folder}: holds no {expected}{alone}")
+            raise UserError(f"--from {self.folder}", f"holds no {expected}{alone}")
         return names
 
     def files(self) -> list[Path]:

@@ -93,8 +93,8 @@ def check_mapped(path: str, vocabulary: int | None) -> None:
     largest = tokens.max()
     suspect = largest if largest >= vocabulary else tokens.min()  # the smallest may be negative
     if not 0 <= suspect < vocabulary:
-        problem = f"{data}: holds token {suspect}, its dictionary has {vocabulary:,}"
-        raise UserError(f"{problem}; take the dict.LANG.txt that was made with it, or {MEND}")
+        problem = f"holds token {suspect}, its dictionary has {vocabulary:,}"
+        raise UserError(data, f"{problem}; take the dict.LANG.txt that was made with it, or {MEND}")
 
 
 def check_has_dictionaries(folder: str) -> None:

@@ -56,7 +56,9 @@ def make_corpus(sizes: dict[str, int], seed: int = 1, nouns: int = 120, verbs: i
     Raises a UserError for fewer than 1 pair, 1 noun or 10 verbs, and for more than MOST nouns or verbs.
     """
     if min(sizes.values()) < 1 or not 1 <= nouns <= MOST or not 10 <= verbs <= MOST:
-        raise UserError(f"the corpus needs at least 1 sentence a split, 1 to {MOST:,} nouns and 10 to {MOST:,} verbs")
+        raise UserError(
+            "the generated corpus", f"needs at least 1 sentence a split, 1 to {MOST:,} nouns and 10 to {MOST:,} verbs"
+        )
     pairs = sentence_pairs(seed, nouns, verbs)
     held_out = {split: list(islice(pairs, sizes[split])) for split in ("test", "valid")}
     return {"train": list(islice(pairs, sizes["train"]))} | held_out

@@ -19,7 +19,7 @@ def find(name: str) -> Recipe:
     """Return the recipe called `name`; raise a UserError with the list of recipes if there is none."""
     if name not in RECIPES:
         listed = "; ".join(f"{recipe.name} ({recipe.title})" for recipe in RECIPES.values())
-        raise UserError(f"there is no recipe {name}; there are {listed}")
+        raise UserError(f"recipe {name}", f"no such recipe; there are {listed}")
     return RECIPES[name]
 
 

@@ -175,7 +175,7 @@ class M2m102(MultilingualRecipe):
         Without --pairs those of a miniature are returned; for the corpus a UserError is raised.
         """
         if options.pairs is None and not options.miniature:
-            raise UserError("m2m102 has 12 billion sentence pairs; name some languages' as --pairs de-en,en-fr")
+            raise UserError("m2m102", "has 12 billion sentence pairs; name some languages' as --pairs de-en,en-fr")
         return opus100.alphabetical(options.pairs or MINIATURE)
 
     def text(self, options: Options, pair: str) -> PairText:

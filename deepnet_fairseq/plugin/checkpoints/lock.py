@@ -54,8 +54,8 @@ class FolderLock:
             holder = ""  # which process it is, if it has written that into the file
             with suppress(OSError):
                 holder = f" ({file.read_text().strip()[:100]})"
-            problem = f"{folder}: another training holds it{holder}; wait for its end, or give another --save-dir"
-            raise UserError(problem) from None
+            problem = f"another training holds it{holder}; wait for its end, or give another --save-dir"
+            raise UserError(folder, problem) from None
         except (OSError, NotImplementedError):
             # a read-only folder, or a disk without locks; if nothing can be written, the first save says why
             return

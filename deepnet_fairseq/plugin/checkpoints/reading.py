@@ -164,8 +164,8 @@ def explaining_unusable(filename: str) -> Iterator[None]:
     except (AssertionError, KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
         if isinstance(error, UserError):  # a ValueError that says what is wrong already
             raise
-        problem = f"{filename}: cannot go on with its training ({_short(error)})"
-        raise UserError(f"{problem}; give the flags of its run, or --reset-optimizer") from error
+        problem = f"cannot go on with its training ({_short(error)})"
+        raise UserError(filename, f"{problem}; give the flags of its run, or --reset-optimizer") from error
 
 
 def _short(error: Exception) -> str:

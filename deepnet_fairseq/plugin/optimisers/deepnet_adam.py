@@ -38,7 +38,8 @@ MOMENTS = ("exp_avg", "exp_avg_sq")  # their keys in a parameter's state
 WEIGHT = "weight"  # key of a float32 weight, beside the moments, in the states that ZeRO's processes gather
 # elements whose squares are added up at once; a CPU's float32 norm of 2^24 elements has a relative error of 6e-4
 NORM_PIECE = 2**18
-OTHER_PARAMETERS = "the checkpoint's optimiser state is of other parameters; add --reset-optimizer"
+# subject and way out of the error about a state that does not fit
+OTHER_PARAMETERS = ("the checkpoint's optimiser state", "is of other parameters; add --reset-optimizer")
 # (section of fairseq's config, setting in it) -> why deepnet_adam refuses the setting if it is True
 REFUSED = {
     ("optimizer", "use_old_adam"): "there is one Adam here; drop the flag",
@@ -207,7 +208,7 @@ class Adam(torch.optim.Optimizer):
         except (KeyError, IndexError):  # another optimiser's, or of more parameters
             fits = False
         if not fits:
-            raise UserError(OTHER_PARAMETERS)
+            raise UserError(*OTHER_PARAMETERS)
 
         # the saved settings (lr, betas, ...), with the numbers of this optimiser's parameters
         (group,) = super().state_dict()["param_groups"]
@@ -436,7 +437,7 @@ class HalfPrecisionOptimizer(DeepFP16):
             elif self.has_flat_params and not saved_flat:
                 state_dict = _flattened_state(state_dict)
         except (KeyError, RuntimeError) as error:  # another optimiser's, or another total size
-            raise UserError(OTHER_PARAMETERS) from error
+            raise UserError(*OTHER_PARAMETERS) from error
         super().load_state_dict(state_dict, optimizer_overrides)
 
 

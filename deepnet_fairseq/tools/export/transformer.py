@@ -188,7 +188,7 @@ def fold_model(model: DeepModel, cfg) -> Folded:
     folded_scores = _scores(stock_model(config, state), net_input)
     difference = (expected - folded_scores).abs().max().item()
     if not difference <= TOLERANCE:  # a NaN fails as well
-        raise UserError(f"the folded model's scores differ by {difference:.1e}; nothing was written")
+        raise UserError("the folded model", f"its scores differ by {difference:.1e}; nothing was written")
     return Folded(config, state, difference, cfg.method)
 
 

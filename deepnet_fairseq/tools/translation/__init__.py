@@ -112,7 +112,7 @@ def _regular_file(file: str | None) -> Path | None:
     """
     if file is None or file == "-":
         if sys.stdin is None:
-            raise UserError("standard input is closed; give a FILE, or text through a pipe")
+            raise UserError("standard input", "is closed; give a FILE, or text through a pipe")
         return None
     path = Path(file)
     if not path.exists():

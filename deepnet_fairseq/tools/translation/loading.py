@@ -58,8 +58,9 @@ class Process:
         with self._loading:
             if not self._loading_intact:
                 raise UserError(
-                    "this process was forked while another thread loaded a model; load models before forking, or in "
-                    "the new process alone"
+                    "this process",
+                    "was forked while another thread loaded a model; load models before forking, or in the new process "
+                    "alone",
                 )
             yield
 
@@ -73,7 +74,7 @@ class Process:
     def check_not_lost(self, engine: Any) -> None:
         """Raise a UserError for an engine that was lost in a fork: it would wait for ever for threads of the parent."""
         if engine.lost:
-            raise UserError("this model was loaded before the process was forked; load it again in the new process")
+            raise UserError("this model", "was loaded before the process was forked; load it again in the new process")
 
     def use_torch(self, choose: Callable[[], int]) -> int:
         """Note that this process computes with torch, set the number of its threads, and return that number.

@@ -86,7 +86,7 @@ def audit(model: RecognisedModel, name: str, options: dict[str, Any] | None = No
     for kind in all_kinds:
         if kind.sublayer not in method.sublayers(kind.stack):
             raise UserError(
-                f"{kind.matrices[0].name} was taken for {kind.sublayer} of a {kind.stack}; rename it by --names FILE"
+                kind.matrices[0].name, f"was taken for {kind.sublayer} of a {kind.stack}; rename it by --names FILE"
             )
 
     profile = _profile(model, method, all_kinds)

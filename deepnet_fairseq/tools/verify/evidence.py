@@ -124,7 +124,7 @@ def kinds(model: RecognisedModel) -> list[Kind]:
         kind.matrices.append(matrix)
         kind.measured.append(measured)
         if not math.isfinite(measured.std):
-            raise UserError(f"{matrix.name} holds values that are not finite; take a checkpoint from before that")
+            raise UserError(matrix.name, "holds values that are not finite; take a checkpoint from before that")
 
     def forward_order(kind: Kind) -> tuple[bool, int, int]:
         """Return the key to sort by: stack, branch and role, each in the order in which a model computes."""
