@@ -17,7 +17,8 @@ from deepnet_fairseq.plugin.trainer import build_trainer, parse_training_flags
 from deepnet_fairseq.text_table import markdown
 
 UPDATES = 25
-TOO_LARGE = ("--fp16-init-scale", str(2**28))  # the first batches overflow
+TOO_LARGE = ("--fp16-init-scale", str(2**28))  # first loss scale, at which the first batches overflow
+# name in the table -> flags of fairseq-train
 PRECISIONS = {"fp16": ("--fp16", *TOO_LARGE), "bf16": ("--bf16",), "amp": ("--amp", *TOO_LARGE)}
 FLAGS = (
     "--arch", "deepnet_transformer_tiny", "--encoder-layers", "3", "--decoder-layers", "3", "--share-all-embeddings",
@@ -28,10 +29,12 @@ FLAGS = (
 
 
 def train(data, *flags, updates: int = UPDATES):
-    """Train so many updates; return the losses (bits a token), the last loss scale and the trainer.
+    """Train with fairseq and return (losses, loss scale, trainer).
 
-    data: folder of the binarised data; flags: of fairseq-train, beside FLAGS. A batch whose gradient overflows is
-    repeated at the next loss scale, until it makes an update.
+    losses: of each update, in bits a token; loss scale: the factor of the loss after the last update, 1.0 where none is
+    used, as in float32 and bf16; trainer: fairseq's. data: folder of the binarised data; flags: of fairseq-train,
+    beside FLAGS. The batches are those of the first epoch, again and again. A batch whose gradient overflows is
+    repeated, at the loss scale that fairseq then halves, until it makes an update.
     """
     words = [str(word) for word in (data, *FLAGS, *flags)]
     trainer = build_trainer(parse_training_flags(words))
@@ -43,40 +46,43 @@ def train(data, *flags, updates: int = UPDATES):
     for batch in itertools.islice(itertools.cycle(batches), updates):
         logged = None  # it stays None where the gradient overflows
         while logged is None:
-            with metrics.aggregate("train_inner"):
+            with metrics.aggregate("train_inner"):  # which train_step logs to
                 logged = trainer.train_step([batch])
         losses.append(float(logged["loss"]))
 
     scaler = getattr(trainer.optimizer, "scaler", None)
     if scaler is None:
         scale = 1.0
-    elif trainer.cfg.common.amp:  # torch's scaler
+    elif trainer.cfg.common.amp:  # torch's GradScaler
         scale = scaler.get_scale()
-    else:  # fairseq's
+    else:  # fairseq's DynamicLossScaler
         scale = scaler.loss_scale
     return losses, scale, trainer
 
 
 def rows(data, *flags):
-    """Yield the rows of the table, the header first. data, flags: as in `train`."""
+    """Yield the rows of the table, the header first: a method a row, trained in float32 and in each of PRECISIONS.
+
+    data, flags: as in `train`.
+    """
     header = ["method", "fp32", *PRECISIONS]
     header += [f"{name} at most" for name in PRECISIONS]
     yield [*header, "overflows"]
 
     for method in sorted(METHODS):
         chosen = ("--method", method, *METHODS[method].train_flags, *flags)
-        exact, *_ = train(data, *chosen)
-        last = [f"{exact[-1]:.3f}"]
+        float32_losses, _scale, _trainer = train(data, *chosen)
+        last_losses = [f"{float32_losses[-1]:.3f}"]
         differences = []
         overflows = ""
         for name, precision in PRECISIONS.items():
-            losses, scale, _ = train(data, *chosen, *precision)
-            last.append(f"{losses[-1]:.3f}")
-            largest = max(abs(a - b) for a, b in zip(losses, exact, strict=True))
+            losses, scale, _trainer = train(data, *chosen, *precision)
+            last_losses.append(f"{losses[-1]:.3f}")
+            largest = max(abs(a - b) for a, b in zip(losses, float32_losses, strict=True))
             differences.append(f"{largest:.3f}")
             if name == "fp16":
                 overflows = f"{28 - math.log2(scale):.0f}"  # each overflow halves the scale, which begins at 2^28
-        yield [f"`{method}`", *last, *differences, overflows]
+        yield [f"`{method}`", *last_losses, *differences, overflows]
 
 
 if __name__ == "__main__":

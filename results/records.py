@@ -6,6 +6,10 @@ render RESULTS     writes tables, pictures and an index from RESULTS/runs
 scripts/render_results.sh calls both. Run as python -m results.records.
 """
 
+# A run is one training: a folder with run.json (its settings), its log, its score and other files. RUNS/EXPERIMENT
+# holds the runs of an experiment. A record is one line of JSON in EXPERIMENT.jsonl with the contents of the run's
+# files, its parts; FILES maps the parts' names to the files'.
+
 from __future__ import annotations
 
 import argparse
@@ -45,9 +49,10 @@ from deepnet_fairseq.text_table import escape, markdown
 from results.small_tables import rows_by_depth, rows_by_method, rows_gradients, rows_inverted
 
 STEP = r"(?:[\w.@%+=-]|\\.)+"  # a name in a path, blanks escaped as a shell prints them
+# absolute paths, and paths in the home folder; groups: the last folder, if there is one, and the file's name
 ABSOLUTE = re.compile(rf"(?<![\w./~*-])/({STEP}/)*({STEP})?/?")
 HOME = re.compile(rf"~/({STEP}/)*({STEP})?/?")
-OWN = ("deepnorm", "normformer", "admin")  # the method that a table's paper is about
+OWN = ("deepnorm", "normformer", "admin")  # methods that are the subject of a paper whose tables are rendered
 # figure -> what it shows, and its script; a figure that is not here is Figure N of DeepNet, by scripts/figureN.sh
 FIGURES: dict[int | str, tuple[str, str]] = {
     10: ("Wang et al. 2022, Figures 9 and 10", "scripts/table3_m2m.sh"),
@@ -56,7 +61,8 @@ FIGURES: dict[int | str, tuple[str, str]] = {
     "normformer4": ("Shleifer et al. 2021, Figure 4", "scripts/normformer_lm.sh"),
     "inverted_gain": ("DeepNorm and its gain inverted", "scripts/inverted_gain.sh"),
 }
-# name of the records in runs/, and of their page -> by the name of a section of that page, what makes its table
+# Experiments with a page of their own: EXPERIMENT -> {section of EXPERIMENT.md: function from its runs to the table's
+# rows, the header first}. The records are in runs/EXPERIMENT.jsonl.
 TABLES_OF_RUNS = {
     "quickstart": {"quickstart": rows_by_depth},
     "inverted_gain": {"inverted_gain": rows_inverted, "gradients": rows_gradients},
@@ -80,14 +86,12 @@ the end, and nothing about the paper's result. The [records](runs) hold the log,
 
 
 def keep(runs: Path, dest: Path) -> Iterator[str]:
-    """Record every finished run below `runs`; a record of the same name is replaced, others stay.
-
-    A record is what reports and figures read of a run's folder, in one line of JSON: the contents of its files, by the
-    names of FILES.
+    """Write a record of every finished run below the folder `runs`, and yield lines that say what was done.
 
     dest: a folder, in which the runs of RUNS/EXPERIMENT get a file EXPERIMENT.jsonl, or a file .jsonl for them all.
-    Yields lines that say what was done. Raises a UserError before it writes anything if no run is over, if one is
-    broken or says nothing of its environment, or if `dest` lies in `runs`.
+    A record of the same name is replaced; the other records of a file stay. Raises a UserError before it writes
+    anything if no run is finished, if one is broken or has no environment.json (the commit, versions and hardware it
+    was trained with), or if `dest` lies in `runs`.
     """
     if not runs.is_dir():
         raise UserError(f"{runs}: no such folder; name one that holds recorded runs")
@@ -102,21 +106,21 @@ def keep(runs: Path, dest: Path) -> Iterator[str]:
         if not run.environment:
             raise UserError(f"{run.place}: has no environment.json; write it with `deepnet path --environment --json`")
 
-    new_records: dict[Path, dict[str, dict]] = {}  # file -> name -> record
+    new_records: dict[Path, dict[str, dict]] = {}  # {file of records: {name of a record: the record}}
     for run in over:
         file, name = _file_and_name(run, runs, dest)
         record = {"name": name}
         for part in FILES:
-            if part in run.parts:
+            if part in run.parts:  # a run that was not scored has no part "score", and so on
                 record[part] = _relative_values(run.parts[part], runs)
         new_records.setdefault(file, {})[name] = record
 
     for file, records in new_records.items():
-        every: dict[str, dict] = {}
+        all_records: dict[str, dict] = {}  # by name: those that the file has, then the new ones
         if file.is_file():
-            every = {run.parts["name"]: run.parts for run in read_records(file)}
-        every |= records
-        lines = [json.dumps(every[name], ensure_ascii=False) + "\n" for name in sorted(every, key=Path)]
+            all_records = {run.parts["name"]: run.parts for run in read_records(file)}
+        all_records |= records
+        lines = [json.dumps(all_records[name], ensure_ascii=False) + "\n" for name in sorted(all_records, key=Path)]
         file.parent.mkdir(parents=True, exist_ok=True)
         with whole(file) as part:
             part.write_text("".join(lines), encoding="utf-8")
@@ -128,23 +132,33 @@ def keep(runs: Path, dest: Path) -> Iterator[str]:
 
 
 def _file_and_name(run: RecordedRun, runs: Path, dest: Path) -> tuple[Path, str]:
-    """Return the file for a run's record, and the record's name there. runs, dest: as in `keep`."""
-    words = run.place.relative_to(runs).parts
+    """Return the file for a run's record, and the record's name there. runs, dest: as in `keep`.
+
+    In one file for all runs (`dest` ends in .jsonl) the name is the run's path below `runs`; in a file for each
+    experiment, the path below the experiment's folder. A run that lies directly in `runs` belongs to no experiment:
+    a UserError in the second case.
+    """
+    folders = run.place.relative_to(runs).parts
     if dest.suffix == RECORDS:
-        return dest, "/".join(words)
-    if len(words) < 2:
+        return dest, "/".join(folders)
+    if len(folders) < 2:
         raise UserError(f"{run.place}: lies in no experiment's folder of {runs}; name a file {RECORDS} for its record")
-    return dest / f"{words[0]}{RECORDS}", "/".join(words[1:])
+    experiment, *below = folders
+    return dest / f"{experiment}{RECORDS}", "/".join(below)
 
 
 def relative(text: str, base: Path) -> str:
-    """Return text with paths below `base` relative to it, and other paths as ".../NAME"; network addresses stay."""
+    """Return text with paths below the folder `base` relative to it, and other absolute paths as ".../NAME".
+
+    Records are public: they name no folder of the machine. Network addresses (https://...) stay.
+    """
     plain = str(base.resolve())
-    escaped = re.sub(r"([^\w@%+=:,./-])", r"\\\1", plain)  # as a shell prints it
-    for spelling in dict.fromkeys((plain, escaped)):
+    escaped = re.sub(r"([^\w@%+=:,./-])", r"\\\1", plain)  # as a shell prints it in a command
+    for spelling in dict.fromkeys((plain, escaped)):  # once where both are equal
         text = re.sub(re.escape(spelling) + r"/(?=[^\s/])", "", text)
 
     def shortened(path: re.Match) -> str:
+        """Return ".../NAME" for a match of ABSOLUTE or HOME."""
         folders = path.group(1)
         name = path.group(2)
         if not folders and not name:  # a slash by itself
@@ -155,7 +169,7 @@ def relative(text: str, base: Path) -> str:
 
 
 def _relative_values(value, base: Path):
-    """Return the content of a JSON file with `relative` applied to every text."""
+    """Return a value of JSON (object, list, text, number, ...) with `relative` applied to every text in it."""
     if isinstance(value, dict):
         return {key: _relative_values(item, base) for key, item in value.items()}
     if isinstance(value, list):
@@ -166,33 +180,33 @@ def _relative_values(value, base: Path):
 
 
 def render(results: Path) -> Iterator[str]:
-    """Render the records in `results`/runs; yield a line for each thing done.
+    """Render the records in the folder `results`/runs; yield a line for each file or section that is written.
 
-    The same records give the same bytes. Written are `results`/tables, /figures and /miniatures.md, and the text
-    between <!-- report NAME --> and <!-- /report NAME --> in `results`/README.md, the index, and in the pages of
-    TABLES_OF_RUNS. A figure whose runs are incomplete is left out, and its line says so. UserError if nothing is
-    recorded, or a record is broken.
+    Written are the papers' tables (tables/TABLE.md), their figures (figures/ and miniatures.md), the index of both in
+    README.md and the tables of the experiments that have a page (TABLES_OF_RUNS). Index and tables go into sections of
+    these pages, see `_put`. The same records give the same bytes. A figure whose runs lack something is left out, and
+    its line says so. Raises a UserError if there is no folder of records, or if one is broken.
     """
     runs = results / "runs"
     if not runs.is_dir():
         raise UserError(f"{runs}: no such folder; record runs there with results/records.py keep")
-    rows: list[tuple] = []  # of the index, as _index takes them
+    index: list[tuple] = []  # its rows, as _index takes them
     for table in TABLES.values():
         first_author = table.paper["citation"].split(",")[0]
         title = f"{first_author}, {table.place}: {table.title}"
         if not any(holds_runs(runs / folder) for folder in table.folders):
-            rows.append((title, table.script, "not run", "–", None))
+            index.append((title, table.script, "not run", "–", None))
             continue
         report = collect(runs, table)
         out = results / "tables" / f"{table.folders[0]}.md"
         out.parent.mkdir(exist_ok=True)
         with whole(out) as part:
             part.write_text(markdown_page(report, out), encoding="utf-8")
-        rows.append((title, table.script, _state(report), _headline(report), out))
+        index.append((title, table.script, _state(report), _headline(report), out))
         yield f"wrote {out}"
 
-    yield from _render_figures(results, rows)
-    yield from _put(results / "README.md", "index", _index(rows, results))
+    yield from _render_figures(results, index)
+    yield from _put(results / "README.md", "index", _index(index, results))
 
     for name, tables in TABLES_OF_RUNS.items():
         recorded = recorded_below(runs / name, over=True)
@@ -206,7 +220,11 @@ def render(results: Path) -> Iterator[str]:
 
 
 def _put(page: Path, section: str, text: str) -> Iterator[str]:
-    """Replace the text of a section, which two comments surround, and yield a line; do nothing without the comments."""
+    """Replace the text of a section of a page, and yield a line that says so.
+
+    A section is what stands between the comments <!-- report SECTION --> and <!-- /report SECTION -->. Nothing is
+    written or yielded if the page or one of the comments is missing: folders other than this one need no pages.
+    """
     old_page = page.read_text(encoding="utf-8") if page.is_file() else ""
     before, first_comment, rest = old_page.partition(f"<!-- report {section} -->\n")
     _, last_comment, after = rest.partition(f"<!-- /report {section} -->")
@@ -217,7 +235,8 @@ def _put(page: Path, section: str, text: str) -> Iterator[str]:
 
 
 def _state(report: TableReport) -> str:
-    """Return the kind and number of a table's runs that are over, as "miniature, 3 runs"."""
+    """Return the kind and number of a table's finished runs, as "miniature, 3 runs"."""
+    # the warnings on the table's page say where its runs depart from the paper, as by fewer updates
     kind = "miniature" if report.miniature else "as in the paper, but for its warnings"
     over = [run for run in report.runs if run.finished]
     noun = "run" if len(over) == 1 else "runs"
@@ -225,12 +244,13 @@ def _state(report: TableReport) -> str:
 
 
 def _headline(report: TableReport) -> str:
-    """Return the best number of a table's first column with the words of its row, "–" where there is none.
+    """Return one number of a table for the index, as "DeepNorm 18L-18L, BLEU: 37.80 (28.8)"; "–" if none is measured.
 
-    It is taken from the row of the paper's own method, with a published number, at the largest depth, if there is one.
+    It stands in the table's first column. Its row is preferably one of the paper's own method; among those, one for
+    which the paper has a number, too; among those, the deepest.
     """
     column = next(iter(report.table.columns))
-    cells = {}
+    cells = {}  # by row of the table (a Result): the cell in that column, if a run was scored
     for result in report.results:
         cell = result.cell(column)
         if cell.mean is not None:
@@ -239,9 +259,10 @@ def _headline(report: TableReport) -> str:
         return "–"
 
     def preference(result: Result) -> tuple[bool, bool, int]:
+        """Return a key for sorting rows, that of the preferred row the largest."""
         return result.method in OWN, cells[result].published is not None, result.layers
 
-    # rows with the same key differ in a setting that was searched over, as the learning rate: the best of them
+    # rows with equal keys differ only in a setting that was searched over, as the learning rate: take the best of them
     preferred = max(cells, key=preference)
     tried = [result for result in cells if result.key == preferred.key]
     sign = 1 if report.table.higher_is_better else -1
@@ -250,12 +271,13 @@ def _headline(report: TableReport) -> str:
     return f"{' '.join(words)}, {column}: {cells[best]}"
 
 
-def _render_figures(results: Path, rows: list[tuple]) -> Iterator[str]:
-    """Draw the figures; pictures of miniatures go to a folder of their own, their numbers to one page.
+def _render_figures(results: Path, index: list[tuple]) -> Iterator[str]:
+    """Draw every figure into `results`/figures, append a row for each to `index`, and yield a line for each.
 
-    Appends the figures to `rows`, which _index takes, and yields a line for each.
+    index: rows as _index takes them. A figure is a miniature if one of its runs trained on generated data: its picture
+    goes to figures/miniature, and its numbers to miniatures.md.
     """
-    page = [MINIATURES.format(banner=BANNER)]
+    page = [MINIATURES.format(banner=BANNER)]  # miniatures.md: its head, then a section a figure
     for figure in EVERY:
         what, script = FIGURES.get(figure, (f"Wang et al. 2022, Figure {figure}", f"scripts/{name_of(figure)}.sh"))
         name = f"{name_of(figure)}.png"
@@ -266,11 +288,11 @@ def _render_figures(results: Path, rows: list[tuple]) -> Iterator[str]:
                 folder = folder / "miniature"
             picture = folder / name
             text = redraw(results / "runs", figure, picture.parent)
-            picture.with_suffix(".md").unlink()  # `text` has what it says
-        except UserError as error:
+            picture.with_suffix(".md").unlink()  # redraw writes the numbers beside the picture, too; `text` has them
+        except UserError as error:  # no finished run, or one lacks what the figure shows
             if holds_runs(results / "runs" / folder_of(figure)):
                 yield f"left out {name_of(figure)}: {error}"
-            rows.append((what, script, "not run", "–", None))
+            index.append((what, script, "not run", "–", None))
             continue
 
         if miniature:
@@ -279,19 +301,20 @@ def _render_figures(results: Path, rows: list[tuple]) -> Iterator[str]:
                 f"## {heading}\n\n![{heading}]({picture.relative_to(results).as_posix()})\n\n"
                 f"<details><summary>numbers</summary>\n\n{numbers.strip()}\n\n</details>\n"
             )
-        rows.append((what, script, "miniature" if miniature else "in full", "picture", picture))
+        index.append((what, script, "miniature" if miniature else "in full", "picture", picture))
         yield f"wrote {picture}"
 
-    if len(page) > 1:
+    if len(page) > 1:  # some figure is a miniature
         with whole(results / "miniatures.md") as part:
             part.write_text("\n".join(page), encoding="utf-8")
         yield f"wrote {results / 'miniatures.md'}"
 
 
 def _index(rows: list[tuple], results: Path) -> str:
-    """Return the index of tables and figures in Markdown, for a page in `results`.
+    """Return the index of tables and figures in Markdown, for a page in the folder `results`.
 
-    rows: title, script, what was run, the headline, and the file with the record or picture, None if there is none.
+    rows: tuples of four texts (the title, the script, what was run, the number or "picture"), and the file of the table
+    or picture, None if there is none.
     """
     table = [["what", "script", "run here", "measured (published)", "record"]]
     for *words, file in rows:
@@ -312,8 +335,12 @@ def _table_of_runs(table: list[list[str]]) -> str:
 
 
 def _trained_with(runs: list[RecordedRun]) -> str:
-    """Return the environments of the runs, each once, with its commits."""
-    commits_by_environment: dict[str, list[str | None]] = {}  # by the description, with COMMITS in place of a commit
+    """Return a sentence with the environments of the runs: commits, versions and hardware.
+
+    Runs that differ only in their commit share one description, which names their commits one after the other.
+    """
+    # by the description of an environment, in which the word COMMITS holds the place of the commits
+    commits_by_environment: dict[str, list[str | None]] = {}
     for run in runs:
         commit = run.environment.get("commit")
         description = environment_line(run.environment | {"commit": "COMMITS"})
@@ -338,9 +365,9 @@ def main(argv: list[str] | None = None) -> None:
     sub = commands.add_parser("render", help="renders records")
     sub.add_argument("results", type=Path, metavar="RESULTS", help="folder with runs, the records; as results")
     args = parser.parse_args(argv)
-    done = keep(args.runs, args.dest) if args.command == "keep" else render(args.results)
+    lines = keep(args.runs, args.dest) if args.command == "keep" else render(args.results)
     try:
-        for line in done:
+        for line in lines:  # both are generators, which do their work meanwhile
             print(line)
     except (UserError, OSError) as error:
         sys.exit(f"records.py: error: {error}")

@@ -34,7 +34,10 @@ TASKS = {"hellaswag": "acc_norm", "piqa": "acc", "winogrande": "acc", "openbookq
 
 
 class HarnessModel(nn.Module):
-    """fairseq's causal model with the interface that the harness expects: logits of input_ids, a config, a device."""
+    """fairseq's causal model with the interface that the harness expects: logits of input_ids, a config, a device.
+
+    model: of this plug-in; config: a transformers config, of which the harness reads vocabulary, length and specials.
+    """
 
     def __init__(self, model, config):
         super().__init__()
@@ -55,10 +58,11 @@ class HarnessModel(nn.Module):
 
 
 def harness_model(path: str, folder: Path, data: str | None = None, device: str = "cpu", batch: int = 16):
-    """Return a checkpoint for lm_eval's simple_evaluate; its config and tokenizer are written into `folder`.
+    """Return a checkpoint as a model that lm_eval's simple_evaluate takes.
 
-    data: folder of the run's data, by default the one of its training; batch: questions at once. UserError for another
-    kind of model, or of text.
+    path: the checkpoint; folder: gets the config and the tokenizer in transformers' format; data: folder of the run's
+    binarised data, None for the one it was trained from; device: as torch names it; batch: questions computed at once.
+    Raises a UserError for a model that is no causal language model, or if the data do not say how text was segmented.
     """
     transformers = library()
     from lm_eval.models.huggingface import HFLM
@@ -71,18 +75,22 @@ def harness_model(path: str, folder: Path, data: str | None = None, device: str 
     task = tasks.setup_task(cfg.task)
     segmenter = segmenter_of(cfg.task.data, None)
 
-    # the config of an OPT, which the harness reads in place of one for fairseq's model
-    begin = BOS if cfg.task.get("add_bos_token") else EOS
+    # Transformers has no config for fairseq's model. Any causal model's serves the harness: OPT's, without weights.
+    begin = BOS if cfg.task.get("add_bos_token") else EOS  # by default fairseq's language models begin with EOS
     marks = SPECIAL_TOKENS | {"bos_token_id": begin, "max_position_embeddings": model.max_positions()}
     config = transformers.OPTConfig(vocab_size=len(task.target_dictionary), **marks)
     config.save_pretrained(folder)
-    port = Port("OPT", "ForCausalLM", marks, {}, model.max_positions(), bounded=True)
+    no_weights: dict = {}  # the tokenizer needs none
+    port = Port("OPT", "ForCausalLM", marks, no_weights, model.max_positions(), bounded=True)
     tokenizer = write_tokenizer(transformers, folder, port, segmenter, task.source_dictionary, cfg.task.data)
     return HFLM(HarnessModel(model.to(device), config), tokenizer=tokenizer, backend="causal", batch_size=batch)
 
 
 def rows(args):
-    """Yield the rows of the table, the header first; a row has accuracies in per cent. args: the flags of `main`."""
+    """Yield the rows of the table, the header first: a checkpoint a row, with its accuracy on each task in per cent.
+
+    args: the flags of `main`.
+    """
     from lm_eval import simple_evaluate
 
     yield ["checkpoint", *args.tasks, "average"]
@@ -90,6 +98,7 @@ def rows(args):
         with tempfile.TemporaryDirectory() as folder:
             model = harness_model(path, Path(folder), args.data, args.device, args.batch)
             results = simple_evaluate(model, tasks=args.tasks, limit=args.limit, bootstrap_iters=0)["results"]
+        # the harness names a metric "acc,none" where answers pass no filter before they are scored
         scores = [100 * results[task][f"{TASKS[task]},none"] for task in args.tasks]
         scores.append(sum(scores) / len(scores))
         yield [f"`{path}`", *(f"{score:.1f}" for score in scores)]

@@ -20,14 +20,18 @@ import sys
 import time
 from pathlib import Path
 
+# A candidate is one of three implementations, by name: "old" and "new" are this package's model in the two checkouts,
+# "stock" is fairseq's own model.
+
 VOCABULARY = 1000
 MARK = "RESULT "  # begins a candidate's answer among what fairseq prints
 
 
 def build_model(kind: str, width: int, depth: int, dropout: float):
-    """Build fairseq's model for the kind "stock", else ours, of equal shape.
+    """Build the model of a candidate: fairseq's for "stock", ours for any other, of equal shape.
 
-    width: features of a hidden state; depth: layers of the encoder, and of the decoder.
+    kind: the candidate's name; width: embed_dim; depth: layers of the encoder, and as many of the decoder; dropout: its
+    probability.
     """
     import torch
     from fairseq.models.transformer import TransformerModel, base_architecture
@@ -36,7 +40,7 @@ def build_model(kind: str, width: int, depth: int, dropout: float):
 
     torch.manual_seed(0)
     shape = {"embed_dim": width, "layers": depth}
-    if width < 128:  # as the tiny architecture
+    if width < 128:  # the proportions of deepnet_transformer_tiny; else those of the Transformer's base size
         shape |= {"ffn_embed_dim": 2 * width, "attention_heads": 2}
     else:
         shape |= {"ffn_embed_dim": 4 * width, "attention_heads": 8}
@@ -53,20 +57,22 @@ def build_model(kind: str, width: int, depth: int, dropout: float):
 
 
 def train(kind: str, width: int, depth: int, sentences: int, length: int):
-    """Return a function that runs a forward and a backward pass with dropout 0.1 and returns its processor seconds.
+    """Build a model and a batch; return a function that runs a forward and a backward pass on them.
 
-    kind, width, depth: of the model; sentences, length: of the batch, in tokens on both sides. The function's second
-    value is None, in the place of the hypotheses of `decode`.
+    The function returns (processor seconds, None); `decode` has hypotheses in place of the None. kind, width, depth: as
+    in build_model, with dropout 0.1; sentences: of the batch; length: tokens of every source and target.
     """
     import torch
 
     model = build_model(kind, width, depth, 0.1).train()
     generator = torch.Generator().manual_seed(1)
+    # tokens 0 to 3 are fairseq's special ones
     source, target = torch.randint(4, VOCABULARY, (2, sentences, length), generator=generator)
-    source[1, :3] = 1  # one sentence is padded
+    source[1, :3] = 1  # 1 is padding, which most real batches have
     lengths = source.ne(1).sum(1)
 
     def step() -> tuple[float, None]:
+        """Compute the gradients once; return the processor seconds, and None for the hypotheses."""
         model.zero_grad()
         begun = time.process_time()
         scores = model(source, lengths, target)[0]
@@ -77,9 +83,11 @@ def train(kind: str, width: int, depth: int, sentences: int, length: int):
 
 
 def decode(kind: str, width: int, depth: int, sentences: int, length: int):
-    """Return a function that translates with beam 5, and returns its processor seconds and the best hypotheses.
+    """Build a model and a batch of sources; return a function that translates them with beam 5.
 
-    kind, width, depth: of the model; sentences: of the batch; length: tokens of every hypothesis.
+    The function returns (processor seconds, the best hypothesis of each sentence as a list of token numbers). kind,
+    width, depth: as in build_model; sentences: of the batch; length: tokens of every hypothesis, so that each candidate
+    decodes as many.
     """
     import torch
     from fairseq.sequence_generator import SequenceGenerator
@@ -87,10 +95,11 @@ def decode(kind: str, width: int, depth: int, sentences: int, length: int):
     from deepnet_fairseq.plugin import building
 
     model = build_model(kind, width, depth, 0.0).eval()
+    # the fields of fairseq's config that prepare_for_inference_ reads, all of them off
     off = {"retain_dropout": False, "print_alignment": None, "no_beamable_mm": False, "retain_dropout_modules": None}
     model.prepare_for_inference_(argparse.Namespace(generation=argparse.Namespace(**off)))
 
-    # sources of 8 to 20 tokens, padded on the left with fairseq's 1
+    # sources of 8 to 20 tokens; fairseq pads them on the left, with token 1
     generator = torch.Generator().manual_seed(1)
     source = torch.randint(4, VOCABULARY, (sentences, 20), generator=generator)
     lengths = torch.randint(8, 21, (sentences,), generator=generator)
@@ -103,6 +112,7 @@ def decode(kind: str, width: int, depth: int, sentences: int, length: int):
     search = SequenceGenerator([model], dictionary, beam_size=5, **limits)
 
     def translate() -> tuple[float, list]:
+        """Translate the batch once; return the processor seconds and the best hypotheses."""
         begun = time.process_time()
         beams = search.generate([model], batch)
         seconds = time.process_time() - begun
@@ -112,9 +122,10 @@ def decode(kind: str, width: int, depth: int, sentences: int, length: int):
 
 
 def serve(kind: str) -> None:
-    """Answer requests "TASK WIDTH DEPTH SENTENCES LENGTH" on standard input with [processor seconds, hypotheses].
+    """Answer requests, a line each, until standard input ends: the program of one candidate.
 
-    TASK is train or decode. Requests in a row for the same case use one model. kind: as in build_model.
+    A request is "TASK WIDTH DEPTH SENTENCES LENGTH": `train` or `decode`, and the numbers that they take. The answer, a
+    line that begins with MARK, is the JSON of [processor seconds, hypotheses or null]. kind: as in build_model.
     """
     import torch
 
@@ -123,18 +134,21 @@ def serve(kind: str) -> None:
     torch.set_num_threads(1)
     deepnet_fairseq.register()
     tasks = {"train": train, "decode": decode}
-    prepared = None  # the request that `measure` answers
+    last_request = None  # the line for which `measure` was made; equal requests in a row use the same model
     for line in sys.stdin:
-        task, *numbers = line.split()
-        if line != prepared:
+        if line != last_request:
+            task, *numbers = line.split()
             measure = tasks[task](kind, *map(int, numbers))
-            measure()  # what the first run alone costs
-            prepared = line
+            measure()  # to warm up: the first call takes longer, as it allocates memory
+            last_request = line
         print(MARK + json.dumps(measure()), flush=True)
 
 
 def ask(worker: subprocess.Popen, request: str) -> list:
-    """Send one request of `serve` and wait for its answer."""
+    """Send a request to a process that runs `serve`; wait for its answer, [processor seconds, hypotheses or None].
+
+    If the process ends instead, this program does, too.
+    """
     assert worker.stdin is not None and worker.stdout is not None
     worker.stdin.write(request + "\n")
     worker.stdin.flush()
@@ -145,13 +159,13 @@ def ask(worker: subprocess.Popen, request: str) -> list:
 
 
 def commit_of(folder: Path) -> str:
-    """Return the commit of a checkout, "" if the folder is none."""
+    """Return the commit of a checkout, all of its digits; "" for a folder without git."""
     words = ["git", "rev-parse", "HEAD"]
     return subprocess.run(words, cwd=folder, capture_output=True, text=True).stdout.strip()
 
 
-def started(kind: str, folder: Path) -> subprocess.Popen:
-    """Start this program as the candidate of a kind, with the package of a checkout."""
+def start_candidate(kind: str, folder: Path) -> subprocess.Popen:
+    """Start this program's `serve` in a process, on one core, for the candidate `kind` with a checkout's package."""
     variables = os.environ | {"PYTHONPATH": str(folder.resolve()), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [sys.executable, __file__, "serve", kind], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -160,14 +174,14 @@ def started(kind: str, folder: Path) -> subprocess.Popen:
 
 
 def median_ratio(seconds: list[float], of_other: list[float]) -> str:
-    """Return the median over the rounds of one candidate's seconds over another's."""
+    """Return the median over the rounds of one candidate's seconds divided by another's in the same round."""
     ratios = [mine / others for mine, others in zip(seconds, of_other, strict=True)]
     return f"{statistics.median(ratios):.2f}"
 
 
 def main() -> None:
-    """Compare the cases of the command line."""
-    if sys.argv[1:2] == ["serve"]:
+    """Compare the candidates on each case of the command line; print a table and append a record of each case."""
+    if sys.argv[1:2] == ["serve"]:  # start_candidate began this process
         return serve(sys.argv[2])
     from deepnet_fairseq.tools.environment import environment
 
@@ -178,21 +192,23 @@ def main() -> None:
     parser.add_argument("cases", nargs="+", metavar="WIDTH-LAYERS-SENTENCESxTOKENS")
     parser.add_argument("--rounds", type=int, default=9)
     args = parser.parse_args()
+
     folders = {"old": args.old, "new": args.new, "stock": args.new}
     commits = {name: commit_of(folder) for name, folder in folders.items()}
-    workers = {name: started(name, folder) for name, folder in folders.items()}
+    workers = {name: start_candidate(name, folder) for name, folder in folders.items()}
     print(f"| {args.task} | old, s | new, s | stock, s | old / new | stock / old | stock / new | same words |")
     print("|---|---|---|---|---|---|---|---|")
     for case in args.cases:
-        request = f"{args.task} {case.replace('-', ' ').replace('x', ' ')}"
-        seconds: dict[str, list[float]] = {name: [] for name in workers}
-        words = {}  # the last hypotheses of each candidate
+        numbers = case.replace("-", " ").replace("x", " ")  # "64-18-24x20" -> "64 18 24 20"
+        request = f"{args.task} {numbers}"
+        seconds: dict[str, list[float]] = {name: [] for name in workers}  # of each candidate, by round
+        hypotheses = {}  # of each candidate, in its last round; None in training
         for _ in range(args.rounds):
             for name, worker in workers.items():
-                taken, words[name] = ask(worker, request)
+                taken, hypotheses[name] = ask(worker, request)
                 seconds[name].append(taken)
 
-        same_words = words["old"] == words["new"]
+        same_words = hypotheses["old"] == hypotheses["new"]
         cells = [case]
         cells += [f"{statistics.median(taken):.3f}" for taken in seconds.values()]
         cells.append(median_ratio(seconds["old"], seconds["new"]))

@@ -27,20 +27,23 @@ from random import Random
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+# A record has "case" (a key of CASES), "which" checkout ("before" or "after") and its "commit", "pairs" (sentence pairs
+# of training text), what `measure` returns, and the machine's "hardware", "versions" and time ("started").
+
 RECORDS = Path(__file__).with_name("records.jsonl")
 PAGE = Path(__file__).parents[2] / "docs" / "corpora.md"
 FIRST_MARK, LAST_MARK = "<!-- memory by size -->\n", "<!-- /memory by size -->\n"  # around the table on the page
-PAIRS = (2**18, 2**20, 2**21)
-MOST_BEFORE = 2**20  # pairs that the older checkout is tried with
+PAIRS = (2**18, 2**20, 2**21)  # sentence pairs of the training text, by measurement
+MOST_BEFORE = 2**20  # most pairs for the checkout BEFORE: it may keep all text in memory
 EVERY = 0.1  # seconds between samples of the memory
-VOCAB = ("--vocab", "1000")
+VOCAB = ("--vocab", "1000")  # subwords: few, since the generated language has few words
 
 
 class Case(NamedTuple):
-    """Command of `deepnet prepare` that is measured.
+    """A command of `deepnet prepare` that is measured.
 
-    title: its name on the page. words: function of the folder of text and of the folder that the command makes, which
-    returns the command's arguments.
+    title: its name on the page. words: function that returns the arguments behind `deepnet prepare`, of the folder of
+    text, as write_corpus returns it, and of the folder that the command makes.
     """
 
     title: str
@@ -68,16 +71,23 @@ CASES = {
 
 
 class Peak(NamedTuple):
-    """Memory of a program and all of its processes: the largest sums of PSS and of RSS, in bytes; seconds; status."""
+    """What a program and all of its processes took.
 
-    pss: int
-    rss: int
-    seconds: float
-    status: int
+    Linux counts a page of memory that several processes share for each of them in RSS (resident set size), and divides
+    it among them in PSS (proportional set size).
+    """
+
+    pss: int  # bytes; the largest of the samples, each the sum over the processes
+    rss: int  # likewise
+    seconds: float  # from start to end
+    status: int  # with which the program ended
 
 
 def watch(words: list, **options) -> Peak:
-    """Run a program and sample the memory of its processes; options: of subprocess.Popen."""
+    """Run a program to its end, and sample the memory of its processes meanwhile.
+
+    words: the program and its arguments, texts or paths; options: of subprocess.Popen.
+    """
     begun = time.monotonic()
     largest_pss = largest_rss = 0
     program = subprocess.Popen([os.fspath(word) for word in words], **options)
@@ -94,7 +104,7 @@ def watch(words: list, **options) -> Peak:
 
 
 def descendants(first: int) -> Iterator[int]:
-    """Yield the numbers of a process, its children, theirs and so on."""
+    """Yield the number (PID) of a process, and those of its children, of their children and so on."""
     yield first
     for task in Path(f"/proc/{first}/task").glob("*/children"):
         try:
@@ -106,33 +116,37 @@ def descendants(first: int) -> Iterator[int]:
 
 
 def memory(process: int) -> tuple[int, int]:
-    """Return PSS and RSS of a process in bytes; both 0 if it has ended."""
+    """Return (PSS, RSS) of a process, by its number, in bytes; both 0 if it has ended."""
     try:
         text = Path(f"/proc/{process}/smaps_rollup").read_text()
     except OSError:
         return 0, 0
-    sizes = {}
+    sizes = {}  # by name, "Pss:" and others
     for line in text.splitlines():
         words = line.split()
-        if len(words) == 3:  # "Pss:   1234 kB"
+        if len(words) == 3:  # "Pss:   1234 kB"; the first line has the addresses
             sizes[words[0]] = int(words[1]) * 1024
     return sizes.get("Pss:", 0), sizes.get("Rss:", 0)
 
 
 def write_corpus(folder: Path, pairs: int) -> Path:
-    """Write FOLDER/de-en/{train,valid,test}.{de,en}; return FOLDER/de-en. pairs: of the training text."""
+    """Write the text of all cases, FOLDER/de-en/{train,valid,test}.{de,en}; return FOLDER/de-en.
+
+    The name is that of a language pair's folder for `prepare corpus`; the text is of the generated language.
+    pairs: sentence pairs of the training text, for which the 20,000 of the language are repeated.
+    """
     from deepnet_fairseq.data.language import SIZES, make_corpus
     from deepnet_fairseq.data.lines import write_columns
 
     def repeated(rows: list) -> Iterator[tuple[str, str]]:
-        """Yield the rows again and again without end, each time in another order."""
+        """Yield the sentence pairs again and again without end, each time in another order; shuffles `rows`."""
         rng = Random(1)
         while True:
             rng.shuffle(rows)
             yield from rows
 
     text = folder / "de-en"
-    for split, rows in make_corpus(SIZES).items():
+    for split, rows in make_corpus(SIZES).items():  # rows: pairs (source sentence, target sentence)
         chosen = islice(repeated(rows), pairs) if split == "train" else rows
         files = [text / f"{split}.{lang}" for lang in ("de", "en")]
         write_columns(files, chosen)
@@ -140,21 +154,24 @@ def write_corpus(folder: Path, pairs: int) -> Path:
 
 
 def measure(name: str, checkout: Path, text: Path, dest: Path) -> dict:
-    """Run one case in a checkout; return what is recorded: seconds, and sizes in bytes.
+    """Run the command of one case with the package of a checkout; return what is recorded of it.
 
-    name: a name of CASES; text: the folder of write_corpus; dest: the folder that the command makes, removed at the
-    end. "bytes" and "resident_bytes" are the peaks of PSS and RSS.
+    name: a key of CASES; text: the folder that write_corpus returned; dest: the folder that the command makes, which is
+    removed at the end. Returns "seconds" by the clock and "processor_seconds" of all processes; "bytes" and
+    "resident_bytes", the peaks of PSS and of RSS; "text_bytes" and "made_bytes", the sizes of the files read and made;
+    and the machine's load average of a minute, "load_at_end", and its "cores". A failure ends this program.
     """
     environment = os.environ | {"PYTHONPATH": str(checkout.resolve()), "OMP_NUM_THREADS": "1"}
     words = [sys.executable, "-m", "deepnet_fairseq", "prepare", *CASES[name].words(text, dest)]
 
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    # processor seconds of all child processes that have ended, before and after the command
+    usage_before = resource.getrusage(resource.RUSAGE_CHILDREN)
     peak = watch(words, cwd=checkout, env=environment, stdout=subprocess.DEVNULL)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    usage_after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if peak.status:
         sys.exit(f"measure.py: error: {' '.join(map(str, words))} ended with status {peak.status}")
 
-    processor_seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    processor_seconds = usage_after.ru_utime + usage_after.ru_stime - usage_before.ru_utime - usage_before.ru_stime
     made = sum(file.stat().st_size for file in dest.rglob("*") if file.is_file())
     shutil.rmtree(dest)
     return {
@@ -170,28 +187,33 @@ def measure(name: str, checkout: Path, text: Path, dest: Path) -> dict:
 
 
 def idle(record: dict) -> bool:
-    """Return whether nothing else was at work.
+    """Return whether nothing else kept the machine busy, so that the seconds of a record may be shown.
 
-    The load is then the command's own: at most one process for each core, their parent, and this program.
+    The load is then the command's own: at most a process for each core, their parent, and this program. That makes the
+    number of cores and two.
     """
     return record["load_at_end"] <= record["cores"] + 2
 
 
 def commit_of(checkout: Path) -> str:
-    """Return the commit of a checkout."""
+    """Return the commit of a checkout, all of its digits."""
     words = ["git", "-C", checkout, "rev-parse", "HEAD"]
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def table(records: list[dict]) -> str:
-    """Return the table in Markdown: memory and seconds of each case, before and after."""
-    newest = {}  # the last record of a case, its pairs and its checkout
+    """Return the table in Markdown: a row for each case and number of pairs, with memory (PSS) and seconds.
+
+    records: the oldest first; the last one of a case, number of pairs and checkout counts. "–" stands for what was not
+    measured, and for the seconds on a machine that was busy.
+    """
+    newest = {}  # by ("case", "pairs", "which")
     for record in records:
         newest[record["case"], record["pairs"], record["which"]] = record
 
     lines = ["| command | pairs | memory before | now | seconds before | now |", "|---|---|---|---|---|---|"]
     for name, case in CASES.items():
-        for pairs in sorted({pairs for measured, pairs, _ in newest if measured == name}):
+        for pairs in sorted({pairs for case_name, pairs, _which in newest if case_name == name}):
             sizes = []
             seconds = []
             for which in ("before", "after"):
@@ -203,11 +225,11 @@ def table(records: list[dict]) -> str:
 
 
 def render() -> None:
-    """Put the table of the records onto the page, and print it."""
+    """Replace the table of docs/corpora.md by that of the records, and print it."""
     made = table(read_records())
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(FIRST_MARK)
-    _, _, after = rest.partition(LAST_MARK)
-    PAGE.write_text(f"{before}{FIRST_MARK}{made}\n{LAST_MARK}{after}", encoding="utf-8")
+    above, _, rest = PAGE.read_text(encoding="utf-8").partition(FIRST_MARK)
+    _old_table, _, below = rest.partition(LAST_MARK)
+    PAGE.write_text(f"{above}{FIRST_MARK}{made}\n{LAST_MARK}{below}", encoding="utf-8")
     print(made)
 
 
@@ -217,7 +239,7 @@ def read_records() -> list[dict]:
 
 
 def main() -> None:
-    """Measure, or print the table."""
+    """Measure the cases in both checkouts, append a record of each and render the table; with --table, only render."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("before", type=Path, nargs="?")
     parser.add_argument("after", type=Path, nargs="?")
@@ -228,12 +250,12 @@ def main() -> None:
     args = parser.parse_args()
     if args.table:
         return render()
-    if not args.after:
+    if not args.after:  # both are optional arguments because of --table
         parser.error("BEFORE and AFTER: name the folders of two checkouts")
 
     from deepnet_fairseq.tools.environment import environment
 
-    machine = environment(0)
+    machine = environment(0)  # versions and hardware, without GPUs
     for pairs in map(int, args.pairs.split(",")):
         with TemporaryDirectory(dir=args.folder) as folder:
             text = write_corpus(Path(folder) / "text", pairs)

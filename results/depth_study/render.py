@@ -23,9 +23,11 @@ from deepnet_fairseq.text_table import markdown
 HERE = Path(__file__).resolve().parent
 # A section of the page. Groups: the first comment, the section's name, the last comment.
 MARKED = re.compile(r"(<!-- report (\w+) -->\n).*?(<!-- /report \2 -->\n)", re.DOTALL)
-SHORT, LONG = 500, 3000  # updates of a training; a tenth of them is warm-up
-GUESSING = 8.917  # held-out bits a token of the tokens' frequencies, where a record does not say it
-FIRST_SEED = 1
+SHORT, LONG = 500, 3000  # updates of the two kinds of training; the first tenth of them is warm-up
+# Held-out loss (bits a token) of a model that predicts every token by its frequency alone. Newer records have it
+# themselves, in "run", as "guessing".
+GUESSING = 8.917
+FIRST_SEED = 1  # which every setting was trained with; other seeds repeat some of them
 NAMES = {  # method -> its name, in the order of the tables
     "rezero": "ReZero", "r_fixup": "R-Fixup", "keel": "Keel", "complete_p": "CompleteP", "pre_ln": "Pre-LN",
     "deepnorm": "DeepNorm", "admin": "Admin", "post_ln": "Post-LN", "dlcl": "DLCL", "t_fixup": "T-Fixup",
@@ -38,9 +40,10 @@ def read(name: str) -> list[dict]:
 
 
 def trainings_of(records: list[dict], method: str, layers: int, updates: int) -> list[dict]:
-    """Select the trainings of a method, with so many encoder and decoder layers and so many updates.
+    """Select the records of a method with so many encoder layers, as many decoder layers, and so many updates.
 
-    CompleteP's base depth is 6, where it equals Pre-LN and has no trainings of its own.
+    CompleteP is Pre-LN with branches multiplied by base depth / depth. The study's base depth is 6, so that at 6 layers
+    the two are the same, and Pre-LN's trainings stand for both.
     """
     if (method, layers) == ("complete_p", 6):
         method = "pre_ln"
@@ -49,9 +52,12 @@ def trainings_of(records: list[dict], method: str, layers: int, updates: int) ->
 
 
 def held_out_loss(record: dict) -> float:
-    """Return the last held-out loss, bits per token; infinite if it diverged or learnt no more than frequencies."""
+    """Return the last held-out loss of a training, bits per token; infinity if the training failed.
+
+    It failed if it diverged, was stuck, or ended no better than by predicting tokens by their frequencies.
+    """
     losses = record["log"]["valid"]
-    if "diverged" in record or "stuck" in record or not losses:
+    if "diverged" in record or "stuck" in record or not losses:  # no losses: it ended before its first validation
         return math.inf
     loss = float(losses[-1]["valid_loss"])
     guessing = record["run"].get("guessing", GUESSING)
@@ -59,16 +65,19 @@ def held_out_loss(record: dict) -> float:
 
 
 def early_loss(record: dict) -> float | None:
-    """Return the mean training loss of updates 401 to 500, bits per token; None for a training that ended before."""
+    """Return the mean training loss of updates 401 to 500, bits per token; None for a training that ended before.
+
+    These are the last updates of a short training; so a long one can be compared with it.
+    """
     losses = []
-    for row in record["log"]["train_inner"]:
-        if 400 < int(row["num_updates"]) <= SHORT:
+    for row in record["log"]["train_inner"]:  # a row is the mean since the row before it
+        if SHORT - 100 < int(row["num_updates"]) <= SHORT:
             losses.append(float(row["loss"]))
     return fmean(losses) if losses else None
 
 
 def longer(records: list[dict]) -> str:
-    """Lay out the trainings of 3,000 updates, one a row."""
+    """Lay out the trainings of 3,000 updates, one a row, by depth and method."""
     order = list(NAMES)
     long_runs = [record for record in records if record["run"]["updates"] == LONG]
     long_runs.sort(key=lambda one: (one["run"]["encoder_layers"], order.index(one["run"]["method"]), one["name"]))
@@ -79,7 +88,7 @@ def longer(records: list[dict]) -> str:
         spent = record["spent"]["training"]
         depth = f"{run['encoder_layers']}L-{run['decoder_layers']}L"
         loss = f"{held_out_loss(record):.3f}"
-        bleu = f"{record['score']['bleu']:.1f}" if "score" in record else "-"
+        bleu = f"{record['score']['bleu']:.1f}" if "score" in record else "-"  # not every one translated
         gigabytes = f"{spent['peak_memory_bytes'] / 1e9:.1f}"
         core_hours = f"{spent['processor_seconds'] / 3600:.2f}"
         rate = f"{run['lr']:g}"
@@ -89,9 +98,10 @@ def longer(records: list[dict]) -> str:
 
 
 def warm_up(records: list[dict]) -> str:
-    """Lay out the loss after 500 updates of trainings with both lengths of warm-up, one rate a row.
+    """Lay out the loss at update 500 after a short and a long warm-up; a row for each depth, method and rate.
 
-    The trainings of 500 updates have 50 updates of warm-up, those of 3,000 have 300.
+    The trainings of 500 updates have 50 updates of warm-up, those of 3,000 have 300. Rates with which only one of the
+    two was trained are left out. "stuck" stands for a training that ended before update 401.
     """
     first_seed = [record for record in records if record["run"]["seed"] == FIRST_SEED]
     rows = []
@@ -116,7 +126,10 @@ def warm_up(records: list[dict]) -> str:
 
 
 def verdicts(records: list[dict]) -> str:
-    """Say how often `deepnet check` was right about the trainings of 500 updates and more that it was asked about."""
+    """Say of how many failures, and of how many trainings that did not fail, `deepnet check` had warned.
+
+    Counted are the trainings that it was asked about, of 500 updates or more: shorter ones are too short to tell.
+    """
     checked = [record for record in records if "check" in record and record["run"]["updates"] >= SHORT]
     failed = [record for record in checked if math.isinf(held_out_loss(record))]
     trained = [record for record in checked if math.isfinite(held_out_loss(record))]
@@ -135,10 +148,11 @@ def sections(records: list[dict]) -> dict[str, str]:
 
 
 def main() -> None:
-    """Write the page's tables, or check them."""
+    """Write the tables into README.md; with --check end with an error if they are not those of the records."""
     made = sections(read("records.jsonl"))
     path = HERE / "README.md"
     page = path.read_text(encoding="utf-8")
+    # the comments around a section stay, and its text becomes that of its name in `made`
     rendered = MARKED.sub(lambda match: f"{match[1]}{made[match[2]]}\n{match[3]}", page)
     if sys.argv[1:] != ["--check"]:
         path.write_text(rendered, encoding="utf-8")

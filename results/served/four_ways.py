@@ -5,6 +5,7 @@
 LINES is a file of the source language. Two hundred odd lines are made of its first four, and the rest is translated as
 it is. Appends a record to records.jsonl: for each way, how many lines differ from fairseq-interactive's with this
 package, and with --rounds the seconds of whole programs for one sentence and for all lines, in turns. It holds no text.
+The made lines are called odd (unusual characters, see tests/support/odd.py), the others real.
 """
 
 from __future__ import annotations
@@ -30,12 +31,15 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.support.odd import odd_lines
 
 BIN = Path(sys.executable).parent
-FOLDERS = ("ctranslate2", "huggingface")
+FOLDERS = ("ctranslate2", "huggingface")  # kinds of export that `deepnet translate` reads
 BEAM = ("--beam", "5")
 
 
 def run(program: str, *arguments) -> tuple[str, float]:
-    """Run a program of this environment; return what it prints, and its seconds. Its failure ends this program."""
+    """Run a program of this Python environment; return its standard output, and its seconds by the clock.
+
+    arguments: texts, paths or numbers. If the program fails, this one ends with the last of its messages.
+    """
     start = time.monotonic()
     done = subprocess.run([BIN / program, *map(str, arguments)], capture_output=True, text=True)
     if done.returncode:
@@ -44,14 +48,17 @@ def run(program: str, *arguments) -> tuple[str, float]:
 
 
 class Ways:
-    """The programs that translate a file, by name, and the lines that they print.
+    """The ways to translate a file, by name; each is a program that runs once for the file.
 
     "ours" is fairseq-interactive with this package, "plain fairseq" the same without it, on the exported Transformer;
     "checkpoint", "ctranslate2" and "huggingface" are `deepnet translate` on the checkpoint and on its two exports.
-    args: the flags of `main`; folder: for the exports.
     """
 
     def __init__(self, args, folder: Path):
+        """Export the checkpoint in every form into `folder`, and find the flags that the programs take.
+
+        args: the flags of `main`.
+        """
         self.args = args
         self.folder = folder
         self.languages: list[str] = []  # flags of `deepnet translate`
@@ -68,9 +75,9 @@ class Ways:
         self.segmentation = self._file_of_data("spm.model")
         source = args.source_lang or described.languages[0]
         target = args.target_lang or described.languages[1]
-        # flags of fairseq-interactive
+        # flags of fairseq-interactive; a translation has at most the decoder's positions, one of them for its end
         self.task = ["-s", source, "-t", target, "--max-len-b", described.positions[1] - 1]
-        if described.symbols:  # a multilingual model, with symbols for languages
+        if described.symbols:  # a multilingual model: the source or the target begins with a token for a language
             pairs = ",".join("-".join(pair) for pair in described.pairs)
             languages = self._file_of_data("langs.txt")
             self.task += ["--task", "translation_multi_simple_epoch", "--lang-dict", languages, "--lang-pairs", pairs]
@@ -80,7 +87,7 @@ class Ways:
                 self.task += ["--decoder-langtok"]
 
     def _file_of_data(self, name: str) -> Path:
-        """Return the first file of that name in the folders of the data."""
+        """Return the file of that name of the corpus: the first one in the folders above DATA and in DATA itself."""
         files = [folder / name for folder in folders_of(self.args.data)]
         return next(file for file in files if file.is_file())
 
@@ -104,7 +111,11 @@ class Ways:
         return output.split("\n")[:-1], seconds
 
     def _by_fairseq(self, checkpoint: str | Path, user_dir: tuple, file: Path) -> tuple[list[str], float]:
-        """Translate a file by fairseq-interactive. user_dir: its flag with a value, or nothing."""
+        """Translate a file by fairseq-interactive; return as `translate` does.
+
+        user_dir: ("--user-dir", folder) for this package's model, () for fairseq's own. A penalty of 1e9 (--unkpen)
+        keeps the token of unknown words out of translations, as in the other ways.
+        """
         output, seconds = run(
             "fairseq-interactive", self.args.data, *user_dir, "--path", checkpoint, *self.task, *BEAM,
             "--unkpen", "1e9", "--bpe", "sentencepiece", "--sentencepiece-model", self.segmentation,
@@ -122,7 +133,7 @@ def write_lines(file: Path, lines: list[str]) -> None:
 
 
 def main() -> None:
-    """Append a record."""
+    """Translate and time by every way, append a record, and print a line for each way."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     for name in ("name", "checkpoint", "data", "lines"):
         parser.add_argument(name)
@@ -134,20 +145,23 @@ def main() -> None:
     model, cfg = from_checkpoint(args.checkpoint)
     lines = Path(args.lines).read_text(encoding="utf-8").split("\n")
     real = [line for line in lines if line.strip()]
+
     with tempfile.TemporaryDirectory() as folder:
         ways = Ways(args, Path(folder))
         odd = odd_lines(real)
         file = Path(folder) / "lines"
         one_line = Path(folder) / "one"
         write_lines(file, [*odd, *real])
-        texts = {name: ways.translate(name, file)[0] for name in ways.names()}
+        translations = {}  # by way: the translated lines, those of the odd ones first
+        for name in ways.names():
+            translations[name], _seconds = ways.translate(name, file)
 
-        differ = {}  # by way: how many of the odd and of the real lines differ from those of "ours"
-        for name, text in texts.items():
-            differences = [a != b for a, b in zip(texts["ours"], text, strict=True)]
+        differ = {}  # by way: [how many odd lines differ from those of "ours", how many real ones]
+        for name, translated in translations.items():
+            differences = [a != b for a, b in zip(translations["ours"], translated, strict=True)]
             differ[name] = [sum(differences[: len(odd)]), sum(differences[len(odd) :])]
 
-        seconds: dict[str, dict[str, list[float]]] = {}  # by way, then of "one" line or "all"
+        seconds: dict[str, dict[str, list[float]]] = {}  # {way: {"one" or "all" (lines): seconds of each round}}
         record = {
             "name": args.name,
             "when": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -156,7 +170,7 @@ def main() -> None:
             "odd": len(odd),
             "real": len(real),
             "differ": differ,
-            "distinct": len(set(texts["ours"])),
+            "distinct": len(set(translations["ours"])),  # few distinct ones would make a poor comparison
             "seconds": seconds,  # which the rounds fill
         }
         write_lines(file, real)

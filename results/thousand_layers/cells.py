@@ -1,7 +1,10 @@
 """The cells of plan.toml, and the records of those that are over.
 
-A cell is one training. plan.toml describes groups of cells: a group has lists of methods, depths, warm-ups and seeds,
-and each combination of these is a cell. A group may wait for another one ("after"), whose best learning rates it takes.
+A cell is one training. plan.toml describes groups of cells: a group has lists of methods, depths, learning rates,
+warm-ups and seeds, and each combination of these is a cell. The comment at the top of plan.toml explains every key of a
+group. A group may wait for another one ("after"), whose best learning rates it may take; before that is over, its own
+cells do not exist. A cell is over when its training has ended, well or not, and run.py has written its
+record: a JSON object with the fields of the Cell, its "name", and how it "ended": trained, stuck or diverged.
 """
 
 from __future__ import annotations
@@ -15,25 +18,25 @@ from pathlib import Path
 
 
 class PlanError(Exception):
-    """A mistake in plan.toml or in WORK, in one line."""
+    """A mistake in plan.toml, or in the folder that run.py writes to (WORK), told in one line."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One training: an entry of the plan with one method, depth, learning rate, warm-up and seed."""
+    """One training: a combination of one method, depth, learning rate, warm-up and seed of a group of the plan."""
 
-    experiment: str
+    experiment: str  # A, B, C1, C2 or D, which design.md describes
     method: str
     layers: int  # of the encoder, and as many of the decoder
-    lr: float  # at its peak
-    warmup: int  # updates
-    updates: int
+    lr: float  # the learning rate at its peak
+    warmup: int  # updates in which the rate rises to the peak
+    updates: int  # of the whole training
     seed: int
-    task: str  # copy or reverse, or the text: language or mix
-    stop_stuck: int  # update from which a training that is stuck ends; 0 lets it go on
-    seconds: float  # predicted, of an update
-    schedule: str = ""  # "held": the rate stays after its warm-up and falls at the end; else the text's own schedule
-    probes: str = ""  # of fairseq-train --deepnet-probe, every 100 updates
+    task: str  # copy or reverse random symbols (symbols.py), or translate a text: language or mix (texts.py)
+    stop_stuck: int  # update from which a training ends whose loss stays at the unigram entropy; 0 lets it go on
+    seconds: float  # predicted processor seconds of an update
+    schedule: str = ""  # "held": the rate stays after its warm-up and falls at the end; "": the task's own schedule
+    probes: str = ""  # value of fairseq-train --deepnet-probe, recorded every 100 updates; "" for none
 
     @property
     def name(self) -> str:
@@ -48,21 +51,22 @@ class Cell:
 
     @property
     def hours(self) -> float:
-        """Predicted processor hours."""
+        """Predicted processor hours of the whole training."""
         return self.seconds * self.updates / 3600
 
 
 @dataclass
 class Records:
-    """The records of cells that are over, by name of the cell."""
+    """The records of all cells that are over."""
 
-    by_cell: dict[str, dict] = field(default_factory=dict)
+    by_cell: dict[str, dict] = field(default_factory=dict)  # by name of the cell
 
     @classmethod
     def read(cls, file: Path, runs: Path) -> Records:
-        """Read the records of a file, and those of the folder `runs`, which the file may not have yet.
+        """Read the records of a file, and those in the folder `runs`, which the file may not have yet.
 
-        file: one record a line. runs: folder of the cells' folders; a cell that is over has a file record.json.
+        file: one record a line; it may be missing. runs: the folder of the cells' folders, in which a cell that is over
+        has a file record.json; its record there replaces that of the file.
         """
         records = []
         if file.exists():
@@ -71,10 +75,15 @@ class Records:
         return cls({record["name"]: record for record in records})
 
     def best_rate(self, cells: Iterable[Cell], method: str, layers: int) -> float | None:
-        """Find the rate of the lowest final loss of a method at a depth; None if nothing trained to its end."""
-        wanted = [cell for cell in cells if cell.method == method and cell.layers == layers]
-        over = [self.by_cell[cell.name] for cell in wanted if cell.name in self.by_cell]
-        trained = [record for record in over if record["ended"] == "trained"]
+        """Return the learning rate with which a method ended at the lowest loss at a depth.
+
+        cells: those to compare; layers: of the encoder. None if no such cell has trained to its end.
+        """
+        trained = []  # records
+        for cell in cells:
+            record = self.by_cell.get(cell.name)
+            if cell.method == method and cell.layers == layers and record and record["ended"] == "trained":
+                trained.append(record)
         if not trained:
             return None
         best = min(trained, key=lambda record: record["final_loss"])
@@ -82,7 +91,7 @@ class Records:
 
 
 def read_plan(path: Path) -> list[dict]:
-    """Read the groups of the plan, in their order; PlanError for a file that is no plan."""
+    """Read the plan's groups in their order, as TOML has them; PlanError for a file that is no plan."""
     try:
         plan = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -93,7 +102,10 @@ def read_plan(path: Path) -> list[dict]:
 
 
 def cells_of(groups: list[dict], records: Records) -> list[Cell]:
-    """Name the cells in the order of the plan; those of a group that waits for another come when that is over."""
+    """Return the cells of all groups that do not wait for another, in the order of the plan.
+
+    A group waits until every cell of the one in its "after" is over. PlanError for an "after" that names no group.
+    """
     by_name = {group["name"]: group for group in groups}
     for group in groups:
         if group.get("after", group["name"]) not in by_name:
@@ -107,7 +119,7 @@ def cells_of(groups: list[dict], records: Records) -> list[Cell]:
 
 
 def may_begin(group: dict, by_name: dict[str, dict], records: Records) -> bool:
-    """Tell whether all groups are over that this one waits for: its "after", the "after" of that one, and so on.
+    """Tell whether nothing keeps a group waiting: the group in its "after", the one in that one's, and so on are over.
 
     by_name: all groups of the plan, by name.
     """
@@ -120,7 +132,10 @@ def may_begin(group: dict, by_name: dict[str, dict], records: Records) -> bool:
 
 
 def expand(group: dict, by_name: dict[str, dict], records: Records) -> Iterator[Cell]:
-    """Yield the cells of a group. by_name: all groups of the plan, by name."""
+    """Yield the cells of a group, whose "after", if it has one, must be over: its best rates may be needed.
+
+    by_name: all groups of the plan, by name.
+    """
     for seed, layers in product(group["seeds"], group["layers"]):
         for method, warmup in product(group["methods"], group["warmups"]):
             for lr in rates_of(group, method, layers, by_name, records):
@@ -141,22 +156,27 @@ def expand(group: dict, by_name: dict[str, dict], records: Records) -> Iterator[
 
 
 def rates_of(group: dict, method: str, layers: int, by_name: dict[str, dict], records: Records) -> list[float]:
-    """Return the learning rates of a group for a method at a depth; plan.toml says what its words mean.
+    """Return the learning rates of a group for a method at a depth, given by the group's "lrs".
 
-    There is none where nothing of the group it waits for has trained to its end. by_name: all groups, by name.
+    "lrs" is a list of rates; "rule", for the rate 2e-3 (18 / layers)^0.6, which these experiments test (design.md);
+    "best", for the best rate in the group that this one waits for; or "best by depth", for that rate carried from the
+    depth "best_layers" to this one as the rule would have it. Where nothing in that group has trained to its end, there
+    is no rate. layers: of the encoder; by_name: all groups, by name.
     """
     if isinstance(group["lrs"], list):
         return group["lrs"]
     if group["lrs"] == "rule":
         return [to_two_digits(2e-3 * (18 / layers) ** 0.6)]
 
-    # "best", or "best by depth": of the group that this one waits for
-    found_at = group.get("best_layers", layers)
     earlier = expand(by_name[group["after"]], by_name, records)
-    best = records.best_rate(earlier, group.get("best_method", method), found_at)
-    if best is not None and group["lrs"] == "best by depth":
-        best = to_two_digits(best * (found_at / layers) ** 0.6)
-    return [] if best is None else [best]
+    best_method = group.get("best_method", method)
+    best_layers = group.get("best_layers", layers)
+    best = records.best_rate(earlier, best_method, best_layers)
+    if best is None:
+        return []
+    if group["lrs"] == "best by depth":
+        best = to_two_digits(best * (best_layers / layers) ** 0.6)
+    return [best]
 
 
 def to_two_digits(rate: float) -> float:

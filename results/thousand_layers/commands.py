@@ -1,4 +1,7 @@
-"""Programs of a cell, and what they take: processor seconds, memory, attempts."""
+"""Run the programs of a cell (a training of plan.toml, see cells.py), and add up what they take.
+
+A cell is attempted once more whenever run.py is started again after it was killed: its programs resume or begin anew.
+"""
 
 from __future__ import annotations
 
@@ -16,41 +19,44 @@ VARIABLES = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 
 class Failed(Exception):
-    """A program ended as it should not have; the text names its log."""
+    """A program of a cell ended with an error; the text names the cell, and the log that has the program's messages."""
 
 
 class Programs:
-    """Programs of one cell, run one after the other by a Runner.
+    """One attempt to run the programs of a cell, one after the other.
 
-    run: the cell's folder. RUN/spent.json adds up the programs' processor seconds, those of killed attempts too, and
-    has their largest memory. work: the folder whose file PAUSE suspends the programs.
+    run: the cell's folder. Its file spent.json holds, over all attempts, "processor_seconds", the number of "attempts",
+    and "peak_memory_bytes", the memory of the largest program. work: the folder whose file PAUSE suspends the programs.
+    spent: the content of spent.json without the program that runs now.
     """
 
     def __init__(self, work: Path, run: Path):
+        """Begin an attempt, and count it in spent.json."""
         self.runner = Runner(jobs=1, pause=work / "PAUSE", show=self._note_running)
         self.file = run / "spent.json"
         self.spent = {"processor_seconds": 0.0, "attempts": 0, "peak_memory_bytes": 0}
-        if self.file.exists():
+        if self.file.exists():  # of earlier attempts
             self.spent = json.loads(self.file.read_text())
         self.spent["attempts"] += 1
-        self._note(seconds=0.0, peak=0)
+        self._write_spent(seconds=0.0, peak=0)
 
     async def run(self, command: list[str], log: Path, output: Path | None = None) -> int:
-        """Run a program to its end and return its status.
+        """Run a program to its end, add what it took to `spent`, and return its exit status.
 
-        log: file that gets what it prints; output: file for its standard output, None for `log`, too.
+        log: file that gets what the program prints; output: another file for its standard output, None for `log`.
         """
         ended = await self.runner.program(command, log=log, output=output, variables=VARIABLES, folder=ROOT)
-        self.spent = self._note(seconds=ended.processor_seconds, peak=ended.peak_memory)
+        self.spent = self._write_spent(seconds=ended.processor_seconds, peak=ended.peak_memory)
         return ended.status
 
     def _note_running(self) -> None:
-        self._note(seconds=self.runner.processor_seconds(), peak=0)
+        """Write what is spent so far while a program runs, so that its seconds count even if all is killed."""
+        self._write_spent(seconds=self.runner.processor_seconds(), peak=0)
 
-    def _note(self, seconds: float, peak: int) -> dict:
-        """Write RUN/spent.json and return its content: `self.spent` with more processor seconds.
+    def _write_spent(self, seconds: float, peak: int) -> dict:
+        """Write `spent` and what a program took beside it into spent.json; return that sum and leave `spent` alone.
 
-        peak: bytes of the memory of the program that took them; the larger one counts.
+        seconds: processor seconds of the program; peak: bytes of its memory, 0 while they are not known.
         """
         now_spent = self.spent | {
             "processor_seconds": round(self.spent["processor_seconds"] + seconds, 1),
@@ -62,7 +68,11 @@ class Programs:
 
 
 def relative(command: list) -> str:
-    """Return a command as a shell would read it, without this machine's paths: "python", and bare names of files."""
+    """Return a command line for a record, without this machine's folders.
+
+    The interpreter's path becomes "python", and any other absolute path the name of its file. command: its words, of
+    any type that str turns into text.
+    """
     words = []
     for word in map(str, command):
         if word == sys.executable:

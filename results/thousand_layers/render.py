@@ -4,8 +4,10 @@ python results/thousand_layers/render.py            writes them
 python results/thousand_layers/render.py --check    says whether README.md's tables are those of the records
 
 A record is the result of one training, as run.py writes it: the fields of a Cell (see cells.py), and among others
-"ended" (trained, stuck or diverged), "final_loss" (bits per token) and, for trainings on text, "bleu". The experiments
-have the names of plan.toml: B and C2 train on the generated language, C1 on random symbols, D on German-English text.
+"ended" (trained, stuck or diverged), "final_loss" (bits per token) and, for models of text that were scored, "bleu".
+"layers" are those of the encoder, and as many of the decoder. The experiments have the names of plan.toml: B and C2
+train on the generated language, C1 on random symbols, D on German-English text. Every setting has seed 1; some have
+others, too.
 """
 
 from __future__ import annotations
@@ -42,18 +44,19 @@ MARKED = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- /\2 -->\n)", re.DOTALL)
 
 
 def order_of(method: str) -> int:
-    """Return the place of a method in the tables."""
+    """Return the place of a method, a key of NAMES, in the tables: 0 for the first."""
     return list(NAMES).index(method)
 
 
 def copy_trainings(records: Iterable[dict], layers: int | None = None) -> list[dict]:
-    """Select the records of C1's task "copy", sorted by method (in the order of NAMES), depth, rate and seed.
+    """Select the trainings that copy symbols, sorted by method (in the order of NAMES), depth, rate and seed.
 
-    layers: the depth of the encoder and of the decoder; None selects all depths.
+    layers: the depth to select; None selects all depths.
     """
     selected = []
     for record in records:
-        if record["task"] == "copy" and layers in (None, record["layers"]):
+        wanted_depth = layers is None or layers == record["layers"]
+        if record["task"] == "copy" and wanted_depth:
             selected.append(record)
     return sorted(selected, key=lambda one: (order_of(one["method"]), one["layers"], one["lr"], one["seed"]))
 
@@ -61,10 +64,12 @@ def copy_trainings(records: Iterable[dict], layers: int | None = None) -> list[d
 def best_by_method(records: Iterable[dict]) -> list[dict]:
     """Select for each method the record with the lowest final loss among those of seed 1.
 
-    Records that did not train to the end come last. Other seeds do not compete: not every method has several.
+    A training that was stuck or diverged is selected only if no other of the method trained to its end. Other seeds are
+    left out: not every method has several, and the best of more would be better by chance.
     """
 
     def rank(record: dict) -> tuple[bool, float]:
+        """Return a key that is the smaller the better the training went."""
         return record["ended"] != "trained", record["final_loss"]
 
     best: dict[str, dict] = {}
@@ -78,14 +83,16 @@ def best_by_method(records: Iterable[dict]) -> list[dict]:
 
 
 def draw_copying(records: list[dict], path: Path) -> None:
-    """Draw the training loss of copying at 500L-500L by update, beside the two entropies that symbols.py explains.
+    """Draw the training loss of copying at 500L-500L by update, and two entropies as lines; symbols.py explains them.
 
-    The curve of each method's best rate is strong and has a label; other rates and seeds are faint.
+    The curve of each method's best rate is strong and has a label; other rates and seeds are faint. records: all
+    records; path: the picture.
     """
     figure, axes = pyplot.subplots(figsize=(7.5, 4.5), layout="constrained")
     deepest = copy_trainings(records, layers=500)
     best = best_by_method(deepest)
     for one in deepest:
+        # "loss" has the mean of every so many updates, "logged_every", up to "update", the last logged one
         updates = range(one["logged_every"], one["update"] + 1, one["logged_every"])
         label = None
         linewidth = 1
@@ -103,7 +110,7 @@ def draw_copying(records: list[dict], path: Path) -> None:
 
     for bits, what in ((UNIGRAM, "unigram entropy"), (SOURCE_BLIND, "entropy without the source")):
         axes.axhline(bits, color="black", linestyle="--", linewidth=0.8)
-        axes.text(700, bits + 0.04, what, ha="right", va="bottom", fontsize=8)
+        axes.text(700, bits + 0.04, what, ha="right", va="bottom", fontsize=8)  # above the line, at the right edge
     axes.set(
         xlabel="updates", ylabel="training loss (bits per token)", ylim=(0, 4.5), xlim=(0, 700),
         title="500 encoder and 500 decoder layers learn to copy",
@@ -113,21 +120,25 @@ def draw_copying(records: list[dict], path: Path) -> None:
 
 
 def common_rate(records: Iterable[dict]) -> float | None:
-    """Return the one rate that experiment B has for all methods and depths, which is that of most of its trainings.
+    """Return the learning rate of most trainings of experiment B; None if `records` has none of B.
 
-    None if `records` has none of B.
+    B compares all methods and depths at this one rate; a few trainings try others.
     """
     rates = [one["lr"] for one in records if one["experiment"] == "B"]
     return mode(rates) if rates else None
 
 
 def by_method_and_depth(records: list[dict]) -> dict[tuple[str, int], list[dict]]:
-    """Group the trainings of B at its common rate, and all of C2, by (method, layers); each group by seed."""
+    """Group the records of B at its common rate, and all of C2, by (method, layers).
+
+    Groups are in the order of NAMES and of depth, and the records of a group in that of their seeds.
+    """
     common = common_rate(records)
     trainings = []
     for record in records:
-        of_b = record["experiment"] == "B" and record["lr"] == common
-        if of_b or record["experiment"] == "C2":
+        is_of_b = record["experiment"] == "B" and record["lr"] == common
+        is_of_c2 = record["experiment"] == "C2"
+        if is_of_b or is_of_c2:
             trainings.append(record)
     trainings.sort(key=lambda one: (order_of(one["method"]), one["layers"], one["seed"]))
 
@@ -138,22 +149,23 @@ def by_method_and_depth(records: list[dict]) -> dict[tuple[str, int], list[dict]
 
 
 def draw_depth(records: list[dict], path: Path) -> None:
-    """Draw BLEU by depth: means over the seeds of B at its common rate, with a bar from the lowest to the highest.
+    """Draw BLEU on the generated language by depth, a curve a method: the means over the seeds of B at its common rate.
 
-    A cross at 0 says that one of them did not train. Hollow points are the trainings of B and C2 at another rate, with
-    the rate beside them. A training without translations counts as a BLEU of 0.
+    A bar goes from the lowest seed to the highest. A cross at 0 says that a seed was stuck or diverged. Hollow points
+    are trainings of B and C2 at another rate, with the rate beside them. A training without translations counts as a
+    BLEU of 0. records: all records; path: the picture.
     """
     figure, axes = pyplot.subplots(figsize=(7.5, 4.5), layout="constrained")
     common = common_rate(records)
     groups = by_method_and_depth([one for one in records if one["experiment"] == "B"])
-    for method in dict.fromkeys(method for method, _ in groups):
-        layers = []
+    for method in dict.fromkeys(method for method, _depth in groups):  # each method once
+        layers = []  # the depths of the method's groups, and for each of them:
         means = []
         lowest = []
         highest = []
-        not_trained = []
-        for (name, depth), trainings in groups.items():
-            if name != method:
+        not_trained = []  # depths at which a seed was stuck or diverged
+        for (group_method, depth), trainings in groups.items():
+            if group_method != method:
                 continue
             scores = [one.get("bleu", 0.0) for one in trainings]
             layers.append(depth)
@@ -167,38 +179,43 @@ def draw_depth(records: list[dict], path: Path) -> None:
         axes.vlines(layers, lowest, highest, color=colour)
         axes.plot(not_trained, [0] * len(not_trained), color=colour, marker="x", markersize=10, linestyle="none")
 
-    others = [one for one in records if one["experiment"] in ("B", "C2") and one["lr"] != common]
-    for one in others:
+    other_rates = [one for one in records if one["experiment"] in ("B", "C2") and one["lr"] != common]
+    for one in other_rates:
         marker = "o" if one["ended"] == "trained" else "x"
         point = one["layers"], one.get("bleu", 0.0)
         axes.plot(*point, color=COLOURS[one["method"]], marker=marker, fillstyle="none", linestyle="none")
         axes.annotate(f"lr {one['lr']:g}", point, xytext=(0, 7), textcoords="offset points", ha="center", fontsize=8)
 
-    ticks = sorted({one["layers"] for one in others} | {layers for _, layers in groups})
+    ticks = sorted({one["layers"] for one in other_rates} | {depth for _method, depth in groups})
     axes.set_xscale("log")
     axes.set_xticks(ticks, labels=[f"{layers}L-{layers}L" for layers in ticks])
     axes.minorticks_off()
-    axes.margins(0.08)
+    axes.margins(0.08)  # room for the rates beside the outermost points
     axes.set(ylabel="BLEU on 500 test sentences", ylim=(-3, None), title="Translation by depth, one rate for all")
     axes.legend(fontsize=8)
     figure.savefig(path, dpi=150, metadata={"Software": None})
 
 
 def depth_header(depths: list[int]) -> list[str]:
-    """Return the header of a table with a method a row and a depth a column."""
+    """Return the header of a table with a method a row and a depth (layers of each stack) a column."""
     return ["method", *(f"{depth}L-{depth}L" for depth in depths)]
 
 
 def depth_table(records: list[dict]) -> str:
-    """Lay out BLEU by method and depth, with the paper's Figure 6 in brackets where it shows the method."""
+    """Lay out BLEU on the generated language (B and C2) by method and depth, one number a seed.
+
+    "stuck" or "diverged" stands for a seed without translations. In brackets is the BLEU of DeepNet's Figure 6 (Wang et
+    al. 2022), on another corpus, where the figure shows the method at that depth.
+    """
     groups = by_method_and_depth(records)
-    depths = sorted({layers for _, layers in groups})
+    depths = sorted({depth for _method, depth in groups})
     rows = []
-    for method in dict.fromkeys(method for method, _ in groups):
-        published = dict(zip(FIGURE6_LAYERS, FIGURE6.get(method, ()), strict=False))  # by layers; none of some methods
+    for method in dict.fromkeys(method for method, _depth in groups):  # each method once
+        # by depth; empty for a method that the figure does not show
+        published = dict(zip(FIGURE6_LAYERS, FIGURE6.get(method, ()), strict=False))
         cells = []
         for depth in depths:
-            results = []
+            results = []  # a text for each seed
             for training in groups.get((method, depth), []):
                 results.append(f"{training['bleu']:.1f}" if "bleu" in training else training["ended"])
             text = ", ".join(results) or "-"
@@ -210,7 +227,10 @@ def depth_table(records: list[dict]) -> str:
 
 
 def real_text_table(records: list[dict]) -> str:
-    """Lay out D's held-out loss (bits per token), BLEU and rate by method and depth, at the best of the rates tried."""
+    """Lay out results on German-English text (D) by method and depth, each at the best of the learning rates tried.
+
+    A cell is "held-out loss (bits per token), BLEU (rate)", or "-" where nothing was trained.
+    """
     trainings = [one for one in records if one["experiment"] == "D"]
     depths = sorted({one["layers"] for one in trainings})
     rows = []
@@ -218,7 +238,7 @@ def real_text_table(records: list[dict]) -> str:
         cells = []
         for depth in depths:
             tried = [one for one in trainings if one["method"] == method and one["layers"] == depth]
-            best = best_by_method(tried)  # one record, or none
+            best = best_by_method(tried)  # one record, as all are of one method; none where nothing was tried
             if best:
                 [one] = best
                 cells.append(f"{one['final_loss']:.2f}, {one['bleu']:.1f} ({one['lr']:g})")
@@ -229,12 +249,15 @@ def real_text_table(records: list[dict]) -> str:
 
 
 def model_name(record: dict) -> str:
-    """Return the method's name and the depth, as DeepNorm 500L-500L."""
+    """Return the name of a record's method and its depth, as "DeepNorm 500L-500L"."""
     return f"{NAMES[record['method']]} {record['layers']}L-{record['layers']}L"
 
 
 def symbols_table(records: list[dict]) -> str:
-    """Lay out trainings on random symbols, one a row."""
+    """Lay out trainings on random symbols, one a row, in the order of `records`; symbols.py writes their entries.
+
+    A layer without a gradient is one whose weights all had a gradient of exactly zero at the last logged update.
+    """
     header = [
         "model", "rate", "seed", "updates", "loss", "tokens right", "sentences right",
         "encoder and decoder layers without a gradient", "minutes",
@@ -245,9 +268,10 @@ def symbols_table(records: list[dict]) -> str:
         if one["ended"] != "trained":
             updates += f" ({one['ended']})"
         loss = f"{one['final_loss']:.3f}" if math.isfinite(one["final_loss"]) else "-"
-        tokens_right = f"{one['right'][-1]:.0%}"
+        tokens_right = f"{one['right'][-1]:.0%}"  # of the last logged interval
+        # a training that diverged has no held-out sentences
         sentences_right = f"{one['sentences_right']} of {one['sentences']}" if "sentences" in one else "-"
-        silent = one["silent_layers"]
+        silent = one["silent_layers"]  # number of such layers by stack
         silent_layers = f"{silent['encoder']} and {silent['decoder']}" if silent else "-"
         minutes = f"{one['processor_seconds'] / 60:.1f}"
         rows.append([
@@ -258,11 +282,11 @@ def symbols_table(records: list[dict]) -> str:
 
 
 def text_table(records: list[dict]) -> str:
-    """Lay out trainings on text, one a row."""
+    """Lay out trainings on text, one a row, in the order of `records`; texts.py writes their entries."""
     rows = []
     for one in records:
         updates = str(one["updates"]) if one["ended"] == "trained" else f"{one['ended']} at {one['ended_at']}"
-        loss = f"{one['final_loss']:.3f}" if one["final_loss"] else "-"
+        loss = f"{one['final_loss']:.3f}" if one["final_loss"] else "-"  # None: it ended before its first validation
         bleu = f"{one['bleu']:.1f}" if "bleu" in one else "-"
         minutes = f"{one['processor_seconds'] / 60:.0f}"
         model = f"{one['task']}: {model_name(one)}"
@@ -271,7 +295,10 @@ def text_table(records: list[dict]) -> str:
 
 
 def hours_table(records: Records) -> str:
-    """Lay out predicted and measured core-hours of each experiment, for the cells that are over and those to come."""
+    """Lay out processor hours, an experiment a row: predicted and taken for cells that are over, predicted for others.
+
+    Cells of a group that waits for another (see cells.py) cannot be named yet, and are missing.
+    """
     header = [
         "experiment", "cells over", "hours predicted", "hours taken", "cells left that can be named",
         "hours predicted for them",
@@ -294,7 +321,7 @@ def hours_table(records: Records) -> str:
 
 
 def made_with(records: Iterable[dict]) -> str:
-    """Name the commits, versions and processors of the records."""
+    """Return a sentence with the commits of this package, the versions of PyTorch and the processors of all records."""
     environments = [one["environment"] for one in records]
     commits = sorted({one["commit"] for one in environments})
     versions = sorted({f"PyTorch {one['versions']['torch']}" for one in environments})
@@ -318,13 +345,17 @@ def sections(records: Records) -> dict[str, str]:
 
 
 def with_sections(page: str, made: dict[str, str]) -> str:
-    """Return a page with the text of its marked sections replaced. made: the new text by the section's name."""
+    """Return a page with the text of every marked section replaced, and all else, comments included, as it was.
+
+    made: the new text by the section's name, without its last line end.
+    """
     return MARKED.sub(lambda match: f"{match[1]}{made[match[2]]}\n{match[3]}", page)
 
 
 def main() -> None:
-    """Write the page and its pictures, or check the page."""
-    records = Records.read(HERE / "records.jsonl", runs=HERE / "runs")  # and those in runs/, if there are any
+    """Write README.md's tables and the pictures; with --check end with an error if its tables are others."""
+    # records that run.py wrote into a folder "runs" here count before they are in the file
+    records = Records.read(HERE / "records.jsonl", runs=HERE / "runs")
     path = HERE / "README.md"
     page = path.read_text(encoding="utf-8")
     rendered = with_sections(page, sections(records))

@@ -31,28 +31,37 @@ from deepnet_fairseq.files import whole
 from deepnet_fairseq.study.run_folder import RunFolder
 from deepnet_fairseq.tools.environment import environment
 
+# A cell is one training of the plan, see cells.py. It is over when its folder has record.json, its record: the fields
+# of the Cell, what it learnt, how it "ended" (trained, stuck or diverged), what it took, commit and machine.
+
 HERE = Path(__file__).resolve().parent
 FAILURES = 3  # cells that may fail before this program gives up
 
 
 async def train_symbols(cell: Cell, run: Path, programs: Programs) -> dict:
-    """Train on random symbols, with the core alone."""
+    """Train a cell on random symbols by symbols.py; return what the record has of it.
+
+    run: the cell's folder; programs: runs the command. Returns the entries of symbols.py's result, "final_loss" (bits
+    per token) and "command". Raises Failed if symbols.py ends with an error.
+    """
     command = [
         sys.executable, str(HERE / "symbols.py"), str(run), "--task", cell.task, "--method", cell.method,
         "--layers", cell.layers, "--lr", f"{cell.lr:g}", "--updates", cell.updates, "--warmup", cell.warmup,
         "--seed", cell.seed, "--stop-stuck", cell.stop_stuck,
     ]  # fmt: skip
     log = run / "train.log"
-    if await programs.run(command, log):
+    status = await programs.run(command, log)
+    if status != 0:
         raise Failed(f"{cell.name}: symbols.py failed; whole log: {log}")
     result = json.loads((run / "result.json").read_text())
     return {"final_loss": result["loss"][-1], "command": relative(command)} | result
 
 
-async def record(cell: Cell, run: Path, work: Path, programs: Programs) -> dict:
-    """Train a cell to its end; return its record.
+async def train_and_record(cell: Cell, run: Path, work: Path, programs: Programs) -> dict:
+    """Train a cell to its end, or go on where it was killed; return its record.
 
-    run: the cell's folder; work: the folder of all trainings and their data; programs: start and count what it takes.
+    run: the cell's folder; work: the folder of all trainings and their data; programs: runs its commands and has in
+    `spent` what they took. Raises Failed or PlanError.
     """
     if cell.task in TEXTS:
         result = await train_text(cell, run, programs, work)
@@ -61,7 +70,7 @@ async def record(cell: Cell, run: Path, work: Path, programs: Programs) -> dict:
 
     facts = asdict(cell) | {"name": cell.name, "predicted_hours": round(cell.hours, 2)}
     del facts["seconds"]  # "predicted_hours" says it
-    del facts["stop_stuck"]
+    del facts["stop_stuck"]  # "command", in `result`, says it
     ended = {
         "ended_on": datetime.now(UTC).isoformat(timespec="seconds"),
         "environment": environment(gpus=0) | {"commit": code_commit()},
@@ -70,15 +79,20 @@ async def record(cell: Cell, run: Path, work: Path, programs: Programs) -> dict:
 
 
 def code_commit() -> str:
-    """Find the last commit that changed the code; later ones of the clone add records and are nowhere else."""
+    """Return ten digits of the last commit that changed the code of the trainings.
+
+    It is not simply the last commit: with --commit this clone has commits of its own that add records, and nobody else
+    has those.
+    """
     words = ["git", "log", "-1", "--format=%H", "--", "deepnet_fairseq", "results/thousand_layers/*.py"]
     return subprocess.run(words, cwd=HERE.parents[1], capture_output=True, text=True).stdout[:10]
 
 
 def write_records(runs: Path, file: Path, commit: bool) -> None:
-    """Write all records to a file, one a line, in the order in which they ended; commit it, if wanted.
+    """Write the records of the cells in `runs` into a file beside those it has, one a line, by the time of their end.
 
-    runs: the folder of the cells' folders. Other programs that share it wait for its lock meanwhile.
+    runs: the folder of the cells' folders; file: of the records; commit: commit the file with git, too. Other processes
+    that share `runs` wait for its lock meanwhile, so that none writes the file without another one's records.
     """
     runs.mkdir(parents=True, exist_ok=True)
     with open(runs / "records.lock", "w") as lock:
@@ -89,14 +103,17 @@ def write_records(runs: Path, file: Path, commit: bool) -> None:
             part.write_text("".join(f"{json.dumps(one)}\n" for one in over), encoding="utf-8")
         if commit:
             message = f"Trainings of 1,000 layers: {len(over)} cells are over"
-            for words in (["add", "--", file], ["commit", "--quiet", "-m", message, "--", file]):
-                subprocess.run(["git", *words], cwd=file.parent, stdout=subprocess.DEVNULL)
+            # nothing is said if git fails: there may be nothing new to commit
+            subprocess.run(["git", "add", "--", file], cwd=file.parent, stdout=subprocess.DEVNULL)
+            commit_words = ["git", "commit", "--quiet", "-m", message, "--", file]
+            subprocess.run(commit_words, cwd=file.parent, stdout=subprocess.DEVNULL)
 
 
 def work_off(args: argparse.Namespace) -> None:
-    """Train cell after cell until none is left that another process does not train.
+    """Train cell after cell, until every cell is over, has failed here or is trained by another process.
 
-    After each training the plan is read again: the end of a group names the cells of those that wait for it.
+    After each training plan and records are read again: when a group is over, groups that wait for it get their cells.
+    args: the flags of `main`. Raises a PlanError if cells failed; after FAILURES of them it trains no more.
     """
     runs = args.work / "runs"
     runs.mkdir(parents=True, exist_ok=True)
@@ -105,17 +122,18 @@ def work_off(args: argparse.Namespace) -> None:
         records = Records.read(args.records, runs)
         cells = cells_of(read_plan(args.plan), records)
         left = [cell for cell in cells if cell.name not in records.by_cell and cell.name not in failed]
+        # train the first cell that no other process trains, and begin again
         for cell in left:
             run = runs / cell.name
-            with RunFolder(run).locked() as held:
-                if not held:
+            with RunFolder(run).locked() as locked_here:
+                if not locked_here:
                     continue  # another process trains it
                 # it may have ended in another process since the records were read
                 over = (run / "record.json").exists()
                 if not over and not train_cell(cell, run, args):
                     failed.add(cell.name)
                 break
-        else:  # every cell is over, has failed or is trained by another process
+        else:  # there was none
             break
     if failed:
         raise PlanError(f"failed: {', '.join(sorted(failed))}; they are tried again at the next start")
@@ -123,13 +141,17 @@ def work_off(args: argparse.Namespace) -> None:
 
 
 def train_cell(cell: Cell, run: Path, args: argparse.Namespace) -> bool:
-    """Train a cell in its folder `run` and record it; return False if a program failed, after printing its error."""
+    """Train a cell in its folder `run`, write its record, and print lines of the log for both.
+
+    args: the flags of `main`. Returns False, after printing the error, if a program failed: then there is no record.
+    """
     print(f"{now()} {cell.name}: {cell.hours:.2f} hours predicted", flush=True)
     programs = Programs(args.work, run)
     result: dict = {}
 
-    async def train(variables: Mapping[str, str]) -> None:
-        result.update(await record(cell, run, args.work, programs))
+    async def train(_variables: Mapping[str, str]) -> None:
+        """Fill `result`, in the form in which a Runner takes what it runs; it offers variables of the environment."""
+        result.update(await train_and_record(cell, run, args.work, programs))
 
     try:
         programs.runner.run([train])
@@ -139,7 +161,7 @@ def train_cell(cell: Cell, run: Path, args: argparse.Namespace) -> bool:
 
     with whole(run / "record.json") as part:
         part.write_text(json.dumps(result), encoding="utf-8")
-    # the last checkpoint of a training that went well stays
+    # only the last checkpoint of a training that went well is of use
     for checkpoint in run.glob("checkpoint*.pt"):
         if checkpoint.name != "checkpoint_last.pt" or result["ended"] != "trained":
             checkpoint.unlink()
@@ -152,7 +174,7 @@ def outcome(result: dict) -> str:
     """Say in a few words how a training ended. result: its record."""
     if result["ended"] != "trained":
         return result["ended"]
-    if "sentences_right" in result:
+    if "sentences_right" in result:  # on random symbols
         return f"{result['final_loss']:.3f} bits, {result['sentences_right']} of {result['sentences']} sentences right"
     return f"{result['final_loss']:.3f} bits, BLEU {result['bleu']:.1f}"
 
@@ -163,9 +185,10 @@ def now() -> str:
 
 
 def listed(plan: Path, work: Path, file: Path) -> str:
-    """Return a table of all cells that can be named now: their outcome, the hours they took and those predicted.
+    """Return what --list prints: a line for each cell with its outcome, and its processor hours, taken and predicted.
 
-    Lines for the groups that wait for another one follow, and the sums of the hours. file: of the records.
+    Lines for the groups that wait for another one follow, whose cells cannot be named yet, and the sums of the hours.
+    plan: plan.toml; work: the folder that the trainings write to; file: of the records.
     """
     records = Records.read(file, work / "runs")
     groups = read_plan(plan)
@@ -178,7 +201,7 @@ def listed(plan: Path, work: Path, file: Path) -> str:
             state = outcome(result)
             hours = f"{result['processor_seconds'] / 3600:.2f}"
         elif (work / "runs" / cell.name / "train.log").exists():
-            state = "begun"
+            state = "begun"  # and running, killed or failed
         else:
             state = "to come"
         rows.append((cell.name, state, hours, f"{cell.hours:.2f}"))

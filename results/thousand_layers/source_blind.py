@@ -20,10 +20,10 @@ import deepnet_fairseq
 
 
 def held_out_bits(checkpoint: str, data: str) -> tuple[float, float]:
-    """Return the bits per token of the validation set: with its own sources, and with each source its neighbour's.
+    """Return the bits per token of the validation set, by a model: (with the right sources, with wrong ones).
 
-    data: folder of the binarised data. A neighbour is the sentence before it in the batch,
-    for the first one the last; in a batch of one sentence it is the sentence itself.
+    A wrong source is that of the sentence before it in the batch, and for the first one that of the last; in a batch
+    of one sentence it is its own. checkpoint: file of a translation model; data: folder of the binarised data.
     """
     [model], _, task = checkpoint_utils.load_model_ensemble_and_task([checkpoint], arg_overrides={"data": data})
     task.load_dataset("valid")
@@ -31,7 +31,7 @@ def held_out_bits(checkpoint: str, data: str) -> tuple[float, float]:
     model.to(device).eval()
 
     padding = task.target_dictionary.pad()
-    nats = [0.0, 0.0]  # sums over all tokens: with the own source, and with the neighbour's
+    nats = [0.0, 0.0]  # sums over all tokens of -ln p, with the right and the wrong sources
     tokens = 0
     max_tokens = 16_000 if device == "cuda" else 2000  # a GPU takes as long for a small batch as for a large one
     batches = task.get_batch_iterator(task.dataset("valid"), max_tokens=max_tokens)
@@ -39,20 +39,20 @@ def held_out_bits(checkpoint: str, data: str) -> tuple[float, float]:
         batch = apply_to_sample(lambda tensor: tensor.to(device), batch)
         inputs = batch["net_input"]
         target = batch["target"].flatten()
-        for shift in (0, 1):
+        for shift in (0, 1):  # sentences by which the sources are moved against the targets
             source = inputs["src_tokens"].roll(shift, 0)
             lengths = inputs["src_lengths"].roll(shift, 0)
             scores = model(source, lengths, inputs["prev_output_tokens"])[0].float()
             loss = cross_entropy(scores.flatten(0, 1), target, ignore_index=padding, reduction="sum")
             nats[shift] += loss.item()
         tokens += batch["ntokens"]
-    own, other = nats
-    return own / math.log(2) / tokens, other / math.log(2) / tokens
+    right, wrong = nats
+    return right / math.log(2) / tokens, wrong / math.log(2) / tokens
 
 
 if __name__ == "__main__":
     deepnet_fairseq.register()
     with torch.no_grad():
         for path in sys.argv[2:]:
-            own, other = held_out_bits(path, sys.argv[1])
-            print(path, f"{own:.3f}", f"{other:.3f}")
+            right, wrong = held_out_bits(path, sys.argv[1])
+            print(path, f"{right:.3f}", f"{wrong:.3f}")
