@@ -30,8 +30,8 @@ from deepnet_fairseq.files import save_tensors, whole
 SYMBOLS = 20  # kinds of symbols, besides the end of the sentence
 LENGTH = 3  # symbols of a sentence: there are 8,000 sentences
 SENTENCES = 64  # of a batch
-WIDTH, FFN, HEADS = 32, 64, 2
-BETAS = (0.9, 0.98)
+WIDTH, FFN, HEADS = 32, 64, 2  # embed_dim, ffn_embed_dim and attention_heads of encoder and decoder
+BETAS = (0.9, 0.98)  # of Adam
 HELD = 0.7  # share of the updates after the warm-up in which the rate stays at its peak, before it falls to 0
 LOGGED = 10  # updates from one line of the log to the next
 SAVED = 50  # updates from one checkpoint to the next
@@ -51,21 +51,31 @@ def held_out() -> Tensor:
 
 
 def draw(count: int, seed: int) -> Tensor:
-    """Draw `count` sentences, each symbol independently: int64 (count, LENGTH)."""
+    """Draw `count` sentences, each symbol independently: token numbers, int64 (count, LENGTH).
+
+    A symbol is a token of the dictionary behind the SPECIALS special ones (padding, end of sentence and so on).
+    """
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(SPECIALS, SPECIALS + SYMBOLS, (count, LENGTH), generator=generator)
 
 
 def batch(task: str, seed: int, update: int) -> tuple[Tensor, Tensor]:
-    """Draw the sources and targets of an update, none of them held out; see `pairs` for their shapes."""
-    symbols = draw(2 * SENTENCES, seed * 10_000_000 + update)  # twice as many as needed: some are left out
-    equal = (symbols[:, None] == held_out()).all(2)  # (sentence, held-out sentence)
+    """Draw the batch of an update: SENTENCES sources and their targets, none of them held out.
+
+    `pairs` says the shapes. task: copy or reverse; seed: of the training; update: counted from 1; 0 gives a batch that
+    no update has.
+    """
+    symbols = draw(2 * SENTENCES, seed * 10_000_000 + update)  # twice as many as needed: those held out are left out
+    equal = (symbols[:, None] == held_out()).all(2)  # bool (sentence, held-out sentence)
     is_held_out = equal.any(1)
     return pairs(task, symbols[~is_held_out][:SENTENCES])
 
 
 def pairs(task: str, symbols: Tensor) -> tuple[Tensor, Tensor]:
-    """Make sources and targets of sentences (count, LENGTH), each (count, LENGTH + 1) with the end of the sentence."""
+    """Return sources and targets of sentences: each int64 (count, LENGTH + 1), with EOS at the end of every sentence.
+
+    task: copy, for targets that equal the sources, or reverse; symbols: the sentences, (count, LENGTH).
+    """
     end = symbols.new_full((len(symbols), 1), EOS)
     wanted = symbols.flip(1) if task == "reverse" else symbols
     source = torch.cat([symbols, end], 1)
@@ -74,7 +84,11 @@ def pairs(task: str, symbols: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def model_of(method: str, layers: int, task: str, seed: int) -> nn.Module:
-    """Build the model. A method whose initialisation is profiled, as Admin's is, is so on a batch of the task."""
+    """Build a model with weights drawn from `seed`. layers: of the encoder, and as many of the decoder.
+
+    A method that is profiled, as Admin, takes its factors (omega) from the variances of the branches in a forward pass:
+    it is made on a batch of the task.
+    """
     torch.manual_seed(seed)
     model = build(
         "deepnet_transformer", SPECIALS + SYMBOLS, method=method, encoder_layers=layers, decoder_layers=layers,
@@ -89,15 +103,22 @@ def model_of(method: str, layers: int, task: str, seed: int) -> nn.Module:
 
 
 def rate_at(update: int, peak: float, warmup: int, updates: int) -> float:
-    """Compute the learning rate of an update, counted from 1: linear warm-up, constant, linear to 0."""
+    """Return the learning rate of an update: it rises linearly to `peak`, stays there, and falls linearly to 0.
+
+    update: counted from 1; warmup: number of updates of the warm-up; updates: of the whole training.
+    """
     if update <= warmup:
         return peak * update / warmup
     fall_begins = warmup + HELD * (updates - warmup)
-    return peak * min(1.0, (updates - update + 1) / (updates - fall_begins))
+    share_left = (updates - update + 1) / (updates - fall_begins)  # of the fall; above 1 before it begins
+    return peak * min(1.0, share_left)
 
 
 def silent_layers(model: nn.Module) -> dict[str, int]:
-    """Count the layers of each stack whose weights all have a gradient of exactly zero."""
+    """Count the layers whose weights all have a gradient of exactly zero: {"encoder": ..., "decoder": ...}.
+
+    Gradients that vanish over many layers end as zeros, since float32 has no smaller numbers: such layers do not learn.
+    """
     counts = {}
     for name, stack in model.stacks().items():
         counts[name] = 0
@@ -111,13 +132,16 @@ def silent_layers(model: nn.Module) -> dict[str, int]:
 def train(args: argparse.Namespace) -> dict:
     """Train to the end, or until the model is stuck or its loss is not finite; return what is recorded of it.
 
-    args: the flags of `main`. The result has the last logged "update"; by logged interval the mean "loss" (bits per
-    token) and the share of "right" tokens; how the training "ended"; and the numbers of `translate`.
+    args: the flags of `main`. Goes on from the checkpoint args.out/state.pt, if there is one. Returns
+    - "ended": trained, stuck or diverged; "update": the last logged one; "logged_every": LOGGED;
+    - "loss" (bits per token) and "right" (share of tokens predicted right): lists of the means of each logged interval;
+    - "seconds" and "processor_seconds": processor time of all attempts, up to the last logged update and in all;
+    - "silent_layers" at the last logged update; and the entries of `translate`, unless the training diverged.
     """
     model = model_of(args.method, args.layers, args.task, args.seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr, betas=BETAS, fused=True)
     state_file = args.out / "state.pt"
-    # what is logged so far; a checkpoint holds it, too
+    # what is logged so far, entries of the result; a checkpoint holds it, too
     done: dict = {"update": 0, "loss": [], "right": [], "seconds": 0.0}
     if state_file.exists():
         state = torch.load(state_file, weights_only=True)
@@ -130,8 +154,8 @@ def train(args: argparse.Namespace) -> dict:
     started = time.process_time()
     ended = "trained"
     silent: dict[str, int] = {}
-    losses = []  # of the updates since the last line of the log, as the shares of right tokens
-    rights = []
+    losses = []  # of each update since the last line of the log
+    rights = []  # shares of right tokens, likewise
     for update in range(done["update"] + 1, args.updates + 1):
         source, target = batch(args.task, args.seed, update)
         optimizer.param_groups[0]["lr"] = rate_at(update, args.lr, args.warmup, args.updates)
@@ -141,7 +165,7 @@ def train(args: argparse.Namespace) -> dict:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        losses.append(loss.item() / math.log(2))
+        losses.append(loss.item() / math.log(2))  # cross_entropy is in nats
         rights.append(scores.argmax(-1).eq(target).double().mean().item())
 
         if update % LOGGED == 0 or update == args.updates:
@@ -155,8 +179,9 @@ def train(args: argparse.Namespace) -> dict:
             if not math.isfinite(done["loss"][-1]):
                 ended = "diverged"
                 break
-            may_stop = args.stop_stuck and update >= args.stop_stuck
-            if may_stop and min(done["loss"][-5:]) > UNIGRAM - 0.05:  # no better than guessing for 50 updates
+            may_stop = args.stop_stuck and update >= args.stop_stuck  # a --stop-stuck of 0 never stops
+            last_50_updates = done["loss"][-5:]  # a loss every 10 updates
+            if may_stop and min(last_50_updates) > UNIGRAM - 0.05:  # hardly better than guessing
                 ended = "stuck"
                 break
         if update % SAVED == 0:
@@ -169,7 +194,10 @@ def train(args: argparse.Namespace) -> dict:
 
 
 def report(done: dict, updates: int) -> None:
-    """Print a line of the log. done: as in `train`; updates: of the whole training."""
+    """Print a line of the log.
+
+    done: entries of the result of `train`, up to the last logged update; updates: of the whole training.
+    """
     print(
         f"update {done['update']} of {updates}: {done['loss'][-1]:.2f} bits a token (unigram entropy {UNIGRAM:.2f}, "
         f"without the source {SOURCE_BLIND:.2f}), {done['right'][-1]:.0%} of tokens right, {done['seconds']:.0f} s",
@@ -178,7 +206,10 @@ def report(done: dict, updates: int) -> None:
 
 
 def translate(model: nn.Module, args: argparse.Namespace) -> dict:
-    """Copy or reverse the held-out sentences by beam search; count those that are right as a whole."""
+    """Copy or reverse the held-out sentences by beam search, count those that are right as a whole, and print some.
+
+    args: the flags of `main`, of which the task counts. Returns "sentences_right", and "sentences": all of them.
+    """
     source, target = pairs(args.task, held_out())
     beams = beam_search(model, source, beams=4, max_length=2 * LENGTH)
     number_right = 0
@@ -187,7 +218,7 @@ def translate(model: nn.Module, args: argparse.Namespace) -> dict:
         right = tokens == wanted[:-1].tolist()
         if right:
             number_right += 1
-        if number < 3:
+        if number < 3:  # as examples
             print(*symbols[:-1].tolist(), "->", *tokens, "" if right else "(wrong)")
     print(f"{number_right} of {HELD_OUT} sentences are right", flush=True)
     return {"sentences_right": number_right, "sentences": HELD_OUT}

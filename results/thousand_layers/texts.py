@@ -19,8 +19,9 @@ TRAINING = """--user-dir deepnet_fairseq --arch deepnet_transformer --encoder-at
     --optimizer deepnet_adam --adam-betas '(0.9, 0.98)' --num-workers 0 --log-format json --log-interval 25 --cpu
     --no-epoch-checkpoints --keep-interval-updates 1 --save-interval-updates 100 --max-tokens-valid 4000
     --validate-interval 999"""
-# languages, flags of fairseq-train, flags of fairseq-generate, pieces of the vocabulary; of the two texts: "language",
-# which deepnet_fairseq.data.language generates, and "mix", German-English text of several sources
+# The two texts: "language", which deepnet_fairseq.data.language generates, and "mix", German-English text of several
+# sources. Each has a tuple: (source and target language), flags of fairseq-train beside TRAINING, flags of
+# fairseq-generate, subwords of the vocabulary.
 TEXTS = {
     "language": (
         ("qaa", "qab"),
@@ -38,15 +39,17 @@ TEXTS = {
 DIVERGED, STUCK = 3, 4  # fairseq-train's statuses for trainings that are results, too
 FALL = 0.3  # share of a held schedule's updates, at its end, in which the rate falls
 SPLITS = ("train", "valid", "test")
-HELD_OUT = {"valid": ("iwslt14", "multi30k", "tatoeba", "newstest2013"), "test": ("tatoeba",)}  # of the mix
-HELD_OUT_SENTENCES = {"valid": 250, "test": 500}  # of each of these sets
+# split of the mix -> the collections whose sentences it has, and how many of each: the first ones
+HELD_OUT = {"valid": ("iwslt14", "multi30k", "tatoeba", "newstest2013"), "test": ("tatoeba",)}
+HELD_OUT_SENTENCES = {"valid": 250, "test": 500}
 
 
 def schedule_flags(cell: Cell) -> list[str]:
-    """Return the flags of the learning rate: its warm-up and what follows.
+    """Return the flags of fairseq-train for a cell's learning rate: a linear warm-up, and a schedule after it.
 
-    The generated language has inverse square root, the mix a linear fall to 0. A held rate falls to a hundredth,
-    exponentially, as fairseq's tri_stage has it.
+    With the schedule "held" the rate stays at its peak, and in the last updates falls exponentially to a hundredth of
+    it, which is the default of fairseq's tri_stage. Otherwise a cell on the generated language has an inverse square
+    root, one on the mix a linear fall to 0.
     """
     if cell.schedule == "held":
         fall = round(FALL * cell.updates)
@@ -64,18 +67,19 @@ def schedule_flags(cell: Cell) -> list[str]:
 
 
 async def train_text(cell: Cell, run: Path, programs: Programs, work: Path) -> dict:
-    """Train with fairseq-train on one of the two texts; translate and score the test set.
+    """Train a cell by fairseq-train on one of the two texts; translate and score the test set.
 
-    run: the cell's folder; work: the folder of the texts and their binarised data. Returns the entries of the record:
-    those of `curves`; "ended" (trained, diverged or stuck) and "ended_at", the update if it did not train to its end;
-    the "command"; and, if there is a checkpoint to translate with, those of `translate`.
+    run: the cell's folder; programs: runs the commands; work: the folder of the texts and their binarised data. Returns
+    the entries of the record: those of `curves`; "ended" (trained, diverged or stuck) and "ended_at", the update of
+    that, None for trained; the "command"; and those of `translate`, unless the training was stuck or left no
+    checkpoint. Raises Failed if a program ends with an error. What was done before a kill is not done again.
     """
     from deepnet_fairseq.core.methods import METHODS
 
-    pair, flags, generation, _vocabulary = TEXTS[cell.task]
+    pair, train_flags, generate_flags, _vocabulary = TEXTS[cell.task]
     data = make_data(cell.task, work)
     command = [
-        sys.executable, "-m", "fairseq_cli.train", str(data), *shlex.split(TRAINING), *shlex.split(flags),
+        sys.executable, "-m", "fairseq_cli.train", str(data), *shlex.split(TRAINING), *shlex.split(train_flags),
         "--encoder-layers", cell.layers, "--decoder-layers", cell.layers, "--method", cell.method,
         *shlex.split(" ".join(METHODS[cell.method].train_flags)), "--lr", f"{cell.lr:g}",
         *schedule_flags(cell), "--max-update", cell.updates, "--seed", cell.seed, "--save-dir", str(run),
@@ -85,7 +89,8 @@ async def train_text(cell: Cell, run: Path, programs: Programs, work: Path) -> d
     if cell.stop_stuck:
         command += ["--stop-stuck", cell.stop_stuck]
 
-    # The file RUN/trained says that the training is over, and how: "stuck 600", with the update, or "trained 0".
+    # The file RUN/trained says that the training is over, and how: "stuck 600" or "diverged 600", with the update, or
+    # "trained 0", in which the number says nothing.
     log = run / "train.log"
     mark = run / "trained"
     if not mark.exists():
@@ -102,16 +107,17 @@ async def train_text(cell: Cell, run: Path, programs: Programs, work: Path) -> d
     ended_at = None if ended == "trained" else int(number)
 
     result = curves(log) | {"ended": ended, "ended_at": ended_at, "command": relative(command)}
-    if ended == "stuck" or not (run / "checkpoint_last.pt").exists():
+    if ended == "stuck" or not (run / "checkpoint_last.pt").exists():  # a training may diverge before it saves
         return result
-    return result | await translate(cell, run, programs, data, pair, generation)
+    return result | await translate(cell, run, programs, data, pair, generate_flags)
 
 
 async def translate(cell: Cell, run: Path, programs: Programs, data: Path, pair: tuple[str, str], flags: str) -> dict:
-    """Translate the test set with the last checkpoint; score it with sacreBLEU, and return BLEU and its signature.
+    """Translate the test set with the last checkpoint and score it; return "bleu" and "bleu_signature", sacreBLEU's.
 
-    run: the cell's folder, which gets the translations; data: the binarised data; pair: source and target language;
-    flags: of fairseq-generate.
+    run: the cell's folder, which gets the translations; programs: runs fairseq-generate; data: folder of the binarised
+    data, beside that of the text; pair: source and target language; flags: of fairseq-generate. Raises Failed if
+    fairseq-generate ends with an error.
     """
     from sacrebleu.metrics import BLEU
 
@@ -121,28 +127,31 @@ async def translate(cell: Cell, run: Path, programs: Programs, data: Path, pair:
     ]  # fmt: skip
     generated = run / "generated.txt"
     log = run / "generate.log"
-    if await programs.run(command, log, generated):
+    status = await programs.run(command, log, generated)
+    if status != 0:
         raise Failed(f"{cell.name}: fairseq-generate failed; whole log: {log}")
 
     # fairseq-generate prints "H-<number of the sentence>\t<score>\t<translation>", in the order of its batches
     printed = generated.read_text(encoding="utf-8")
-    by_number = dict(re.findall(r"^H-(\d+)\t[^\t]*\t(.*)$", printed, re.MULTILINE))
+    translations = dict(re.findall(r"^H-(\d+)\t[^\t]*\t(.*)$", printed, re.MULTILINE))  # by number, as a text
     references = (data.parent / "text" / f"test.{pair[1]}").read_text(encoding="utf-8").split("\n")[:-1]
-    hypotheses = [by_number[str(number)] for number in range(len(references))]
-    # the mix is tokenised already: 13a would cut it again
+    hypotheses = [translations[str(number)] for number in range(len(references))]
+    # the mix is tokenised already: 13a, sacreBLEU's usual tokenisation, would cut it again
     metric = BLEU(force=True, tokenize="none" if cell.task == "mix" else "13a")
     score = metric.corpus_score(hypotheses, [references])
     return {"bleu": round(score.score, 2), "bleu_signature": str(metric.get_signature())}
 
 
 def curves(log: Path) -> dict:
-    """Read the losses of a log, in bits per token.
+    """Read the losses in fairseq-train's log, in bits per token and without label smoothing.
 
-    Returns "train_loss" and "valid_loss", pairs (update, loss), and "final_loss", the last of the validation. The log
-    may hold several attempts, of which a resumed one repeats updates: the last line on each update counts.
+    Returns "train_loss" and "valid_loss", lists of pairs (update, loss), and "final_loss", the last of the validation,
+    None if there was none. The log may hold several attempts, of which a resumed one repeats updates: the last line on
+    each update counts.
     """
     train: dict[int, float] = {}
     valid: dict[int, float] = {}
+    # lines "TIME | INFO | train_inner | {JSON}" of training, and "... | valid | {JSON}" of validations
     for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
         if "| train_inner |" in line:
             row = json.loads(line.split("| train_inner |", 1)[1])
@@ -155,9 +164,10 @@ def curves(log: Path) -> dict:
 
 
 def make_data(task: str, work: Path) -> Path:
-    """Binarise a text, once; return the folder of its binarised data, in WORK/data/TASK.
+    """Write and binarise a text, unless that is done; return the folder of its binarised data, WORK/data/TASK/bin.
 
-    task: a name of TEXTS. PlanError where the mix is not there to be binarised.
+    task: a key of TEXTS. The generated language is written here; the mix is selected from WORK/text, where somebody
+    must have unpacked it. A PlanError says that it is not there.
     """
     pair, _flags, _generation, vocabulary = TEXTS[task]
     folder = work / "data" / task
@@ -170,7 +180,7 @@ def make_data(task: str, work: Path) -> Path:
 
     text = folder / "text"
     text.mkdir(parents=True, exist_ok=True)
-    if task == "language":  # the quickstart's
+    if task == "language":  # the same sentences as the quickstart's
         language.write_corpus(language.make_corpus(language.SIZES, nouns=60, verbs=30), text)
     else:
         select_mix(work / "text", text, pair)
@@ -180,9 +190,11 @@ def make_data(task: str, work: Path) -> Path:
 
 
 def select_mix(source: Path, text: Path, pair: tuple[str, str]) -> None:
-    """Copy the training text as it is, and the first sentences of the sets of HELD_OUT, joined by split.
+    """Write train, valid and test of the mix: train as it is, the others of the collections that HELD_OUT names.
 
-    source: folder of the unpacked mix; text: the folder that gets train, valid and test; pair: the two languages.
+    Of each collection of a split the first sentences are taken, as many as HELD_OUT_SENTENCES says. source: folder of
+    the unpacked mix, with train.LANG and SPLIT.COLLECTION.LANG; text: the folder that gets SPLIT.LANG; pair: the two
+    languages. PlanError if the training text is missing.
     """
     for lang in pair:
         if not (source / f"train.{lang}").exists():

@@ -28,11 +28,12 @@ RECORDS = Path(__file__).with_suffix(".jsonl")
 
 
 def timed(checkout: Path, programs: int, flags: list[str]) -> dict:
-    """Run a checkout's quickstart beside so many spinning programs; return what is recorded of the run.
+    """Run the quickstart of a checkout to its end; return what is recorded of the run.
 
-    flags: of the quickstart. The dict has the "seconds", and by method "bleu" and "held_out", the last held-out loss.
+    programs: number of other programs that keep a core busy meanwhile; flags: of the quickstart. The dict has
+    "seconds", and two dicts by method, "bleu" and "held_out": the last held-out loss (bits per token).
     """
-    # without the variables that set a number of threads: the quickstart chooses it
+    # without the variables that set a number of threads, so that the quickstart chooses it itself
     environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     environment["PYTHONPATH"] = str(checkout)
     words = [sys.executable, "-m", "deepnet_fairseq", "quickstart", *flags]
@@ -56,7 +57,7 @@ def commit_of(checkout: Path) -> str:
 
 
 def main() -> None:
-    """Time the runs of the command line."""
+    """Time the quickstart of both checkouts in turn, for each round and number of busy programs; append records."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("old", type=Path)
     parser.add_argument("new", type=Path)
@@ -66,13 +67,13 @@ def main() -> None:
 
     checkouts = (("old", args.old.resolve()), ("new", args.new.resolve()))
     numbers_busy = [int(number) for number in args.busy.split(",")]
-    for _, programs, (name, checkout) in product(range(args.rounds), numbers_busy, checkouts):
+    for _round, programs, (name, checkout) in product(range(args.rounds), numbers_busy, checkouts):
         record = {
             "checkout": name,
             "commit": commit_of(checkout),
             "hardware": processor(),
             "busy": programs,
-            "load": os.getloadavg()[0],
+            "load": os.getloadavg()[0],  # of the minute before the run
             "flags": flags,
         }
         record |= timed(checkout, programs, flags)

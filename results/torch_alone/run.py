@@ -23,22 +23,29 @@ SENTENCES = 32
 
 
 def example() -> str:
-    """Return README.md's one block of Python that begins with "import torch"."""
+    """Return the code of README.md's example: the one block of Python that begins with "import torch".
+
+    It trains a model to reverse sentences of six random tokens. ValueError if the page has no such block or several.
+    """
     page = (ROOT / "README.md").read_text()
     (block,) = re.findall(r"^```python\n(import torch\n.*?)^```$", page, re.DOTALL | re.MULTILINE)
     return block
 
 
 def run(seed: int) -> dict:
-    """Run the example with a seed, and return its record but for commit and version. Its prints go to stderr."""
+    """Run the example with a seed, let its model reverse new sentences, and return the record without the versions.
+
+    The entries are "seed", "final_loss" (nats a token), "right" sentences "of" so many, and "cpu_seconds". What the
+    example prints goes to standard error, as standard output gets the records.
+    """
     torch.manual_seed(seed)
-    variables: dict = {}  # the example's
+    variables: dict = {}  # gets what the example defines: "model" and "loss" among others
     begun = time.process_time()
     with contextlib.redirect_stdout(sys.stderr):
         exec(example(), variables)
     seconds = round(time.process_time() - begun)
 
-    source = torch.randint(SPECIALS, 30, (SENTENCES, 6))
+    source = torch.randint(SPECIALS, 30, (SENTENCES, 6))  # sentences of six of the example's 30 tokens
     right = 0
     for sentence, hypotheses in zip(source, beam_search(variables["model"], source), strict=True):
         if hypotheses[0].tokens.equal(sentence.flip(0)):
