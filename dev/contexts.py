@@ -1,7 +1,8 @@
-"""A pytest plug-in: programs that a test starts are counted by coverage as that test's.
+"""A pytest plug-in: the lines that a started program runs are recorded by coverage for the test that started it.
 
-Coverage hands its settings to started programs in an environment variable. Its `context` is a name that coverage keeps
-beside each line that ran; here it becomes the test that is running. Used by dev/mutate.py as `-p dev.contexts`.
+Coverage hands its settings to started programs in an environment variable, serialised. One of them, `context`, is a
+name that coverage keeps beside each line that ran; here it becomes the name of the test. Used by dev/mutate.py as
+`-p dev.contexts`.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ SETTINGS = "COVERAGE_PROCESS_CONFIG"
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:
-    """Name the test that begins in the settings of the programs that it will start."""
-    if SETTINGS in os.environ:
+    """Put the name of the test that begins, pytest's `nodeid`, into the settings of programs that it will start."""
+    if SETTINGS in os.environ:  # coverage follows started programs
         settings = CoverageConfig.deserialize(os.environ[SETTINGS])
         settings.context = nodeid
         os.environ[SETTINGS] = settings.serialize()

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from deepnet_fairseq.text_table import render
 
+# A room is a folder of the package, or a folder beside the package.
+
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("benchmarks", "dev", "examples", "results", "tests")  # beside the package
 NO_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
@@ -19,16 +21,22 @@ DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def count(source: str) -> Counter[str]:
-    """Count the lines of a module by kind: code, comment, docstring, blank; a line of two kinds counts as code."""
+    """Count the lines of a module by kind: {"code": ..., "comment": ..., "docstring": ..., "blank": ...}.
+
+    A line with code and a comment counts as code. source: the module's text.
+    """
     number_of_lines = len(source.splitlines())
-    kinds = dict.fromkeys(range(1, number_of_lines + 1), "blank")
+    kinds = dict.fromkeys(range(1, number_of_lines + 1), "blank")  # by number of the line
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT and kinds[token.start[0]] == "blank":
-            kinds[token.start[0]] = "comment"
+        first_line, _column = token.start
+        last_line, _column = token.end
+        if token.type == tokenize.COMMENT and kinds[first_line] == "blank":
+            kinds[first_line] = "comment"
         elif token.type not in NO_CODE:
-            for line in range(token.start[0], token.end[0] + 1):
+            for line in range(first_line, last_line + 1):
                 kinds[line] = "code"
 
+    # for the tokens a docstring is a string, and so was counted as code
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, DOCUMENTED) and ast.get_docstring(node):
             text = node.body[0]
@@ -39,12 +47,17 @@ def count(source: str) -> Counter[str]:
 
 
 def rooms() -> dict[str, list[Path]]:
-    """Return the Python files of each room of the package, and of the folders beside it."""
+    """Return the Python files of each room by its name: first the package's, then "tests/" and others beside it.
+
+    Modules that lie directly in the package are one room, "(single modules)". Only the names of folders beside the
+    package end with a slash.
+    """
     files: dict[str, list[Path]] = {}
     package = ROOT / "deepnet_fairseq"
     for path in sorted(package.rglob("*.py")):
         parts = path.relative_to(package).parts
-        files.setdefault(parts[0] if len(parts) > 1 else "(single modules)", []).append(path)
+        room = parts[0] if len(parts) > 1 else "(single modules)"
+        files.setdefault(room, []).append(path)
     for folder in FOLDERS:
         files[f"{folder}/"] = sorted((ROOT / folder).rglob("*.py"))
     return files
@@ -60,7 +73,7 @@ def main() -> None:
         for path in paths:
             lines += count(path.read_text(encoding="utf-8"))
         table.append([room, str(len(paths)), *(f"{lines[kind]:,}" for kind in kinds)])
-        if not room.endswith("/"):  # as the folders beside the package do
+        if not room.endswith("/"):  # it belongs to the package
             whole += lines
     table.append(["the package", "", *(f"{whole[kind]:,}" for kind in kinds)])
     print(render(table))

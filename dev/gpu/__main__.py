@@ -20,14 +20,22 @@ from .parts import PARTS, Part
 from .records import ROOT
 from .work import ROWS, Work
 
-# cells of Figure 6, which in miniature differ by their method alone
+# A part is one entry of the list (parts.py). It runs in a process of its own, which is this program with --run-part,
+# and gives rows: dictionaries of what it measured. A record is a line of JSON about one try of a part, with its rows. A
+# part is open until a record says that it was done. The miniature (SMOKE=1) runs the list with tiny models on a CPU.
+
+# The parts that train a method at a depth for Figure 6 differ in miniature by their method alone: one of them suffices.
 SAME_IN_MINIATURE = {part.name for part in PARTS if part.name.startswith("figure6-")} - {"figure6-deepnorm-10"}
 
-START = 60.0  # seconds of a call in which no part runs yet: wheels, programs
+START = 60.0  # seconds at the beginning of a call in which no part runs yet: wheels are installed, programs start
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command's flags."""
+    """Return the parser of the command's flags. The last three, which --help hides, are for processes of single parts.
+
+    --run-part: the part's name; --until: moment of time.monotonic() at which it has to be over; --longest: seconds that
+    one part may take at most in the whole call.
+    """
     parser = argparse.ArgumentParser(prog="dev/gpu_minutes.sh", description=__doc__)
     parser.add_argument("--minutes", type=float, default=9.0, help="until all has to be over (default: %(default)g)")
     parser.add_argument("--only", metavar="PART,PART", help="run these parts, open or not (default: all that are open)")
@@ -50,9 +58,13 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Do what the flags ask; a mistake of the user ends the program with one line and status 2."""
+    """Do what the flags ask, and exit with the status of `run`; a mistake of the user is told in one line, status 2.
+
+    argv: the flags; None for those of the command line.
+    """
     args = parser().parse_args(argv)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # the parts are ended then
+    # an exit, unlike a death by the signal, runs the code that ends the parts; 128 + number is a shell's status for it
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     args.smoke = args.smoke or os.environ.get("SMOKE", "0") not in ("", "0")
     try:
         sys.exit(run(args))
@@ -62,12 +74,13 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what the flags ask; return the exit status, 1 if a part failed."""
-    # a miniature's text must never be taken for the real one
-    default = ROOT / "gpu_minutes" / "miniature" if args.smoke else ROOT / "gpu_minutes"
+    """Do what the flags ask; return the exit status, 1 if a part failed. args: as `parser` parses them."""
+    default = ROOT / "gpu_minutes"
+    if args.smoke:
+        default = default / "miniature"  # a miniature's text must never be taken for the real one
     folder = (args.folder or default).resolve()
     file = args.records.resolve() if args.records else records.RECORDS
-    if args.run_part:
+    if args.run_part:  # this is the process of one part, which minutes.py started
         work = Work(
             folder=folder / "work" / args.run_part,
             text=folder / "text",
@@ -83,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"{file}: {number} new records")
         return 0
     if args.list:
-        print(listed(records.read(file), longest(args.minutes)))
+        print(listed(records.read(file), seconds_for_a_part(args.minutes)))
         return 0
     if args.prepare:
         text.prepare(folder, args.mix)
@@ -92,24 +105,29 @@ def run(args: argparse.Namespace) -> int:
 
 
 def spend(args: argparse.Namespace, folder: Path, file: Path) -> int:
-    """Run the open parts, or those that are named; return 1 if one failed.
+    """Run the open parts that fit into the minutes, or those that --only names; return 1 if one failed, else 0.
 
-    folder: of text, wheels and the parts' own files; file: of the records.
+    folder: of text, wheels and the parts' own files; file: of the records, which a miniature leaves alone.
     """
-    wanted = PARTS if args.only is None else [part_named(name) for name in args.only.split(",")]
-    if args.smoke and args.only is None:
+    if args.only is not None:
+        wanted = [part_named(name) for name in args.only.split(",")]
+    elif args.smoke:
         wanted = [part for part in PARTS if part.name not in SAME_IN_MINIATURE]
+    else:
+        wanted = PARTS
     if args.smoke:
         text.miniature(folder / "text")
         file = args.records.resolve() if args.records else folder / "records.jsonl"  # none of results/gpu
     else:
         check_ready(folder)
-    # dev/gpu_minutes.sh notes when it began: what it did since then counts
+    # the minutes count from the start of dev/gpu_minutes.sh, which notes it in seconds since 1970
     began = float(os.environ.get("GPU_MINUTES_BEGAN", time.time()))
+    seconds_ago = time.time() - began
     minutes_given = 60.0 if args.smoke else args.minutes
-    until = time.monotonic() - (time.time() - began) + 60 * minutes_given
+    until = time.monotonic() - seconds_ago + 60 * minutes_given
 
-    call = minutes.Minutes(until, longest(minutes_given), folder, file, out=args.out, miniature=args.smoke)
+    longest = seconds_for_a_part(minutes_given)
+    call = minutes.Minutes(until, longest, folder, file, out=args.out, miniature=args.smoke)
     new = call.run(wanted, open_only=args.only is None and not args.smoke)
     failed = [record["part"] for record in new if record["ended"] == records.FAILED]
     if failed:
@@ -120,7 +138,7 @@ def spend(args: argparse.Namespace, folder: Path, file: Path) -> int:
 
 
 def check_ready(folder: Path) -> None:
-    """Raise a UserError without a GPU, or without the prepared text."""
+    """Raise a UserError if torch sees no GPU, or if --prepare has not made the text in `folder`."""
     if not torch.cuda.is_available():
         raise UserError("torch sees no GPU here; SMOKE=1 runs the list in miniature on a CPU")
     if not (folder / "text" / "language").exists():
@@ -128,7 +146,7 @@ def check_ready(folder: Path) -> None:
 
 
 def part_named(name: str) -> Part:
-    """Return the part of a name; UserError if there is none."""
+    """Return the part with a name; UserError, which tells all names, if there is none."""
     for part in PARTS:
         if part.name == name:
             return part
@@ -136,41 +154,41 @@ def part_named(name: str) -> Part:
 
 
 def run_part(part: Part, work: Work) -> None:
-    """Run one part in this process, and write its rows as they come."""
+    """Run one part in this process, and write its rows to FOLDER/rows.jsonl as they come: it may be killed any time."""
     with open(work.folder / ROWS, "a", encoding="utf-8") as rows:
         for row in part.run(work):
             rows.write(f"{json.dumps(row)}\n")
             rows.flush()
 
 
-def longest(given: float) -> float:
-    """Return the seconds that one part may take of the minutes of a call, of which the start takes some."""
-    return 60 * given - START
+def seconds_for_a_part(minutes_given: float) -> float:
+    """Return the seconds that one part may take at most in a call of so many minutes: all but START."""
+    return 60 * minutes_given - START
 
 
 def listed(known: list[dict], longest: float) -> str:
-    """Return the list as a table: parts, their state by the records `known`, and minutes, taken or predicted.
+    """Return the list as a table in Markdown: a part a row, with its state, its device, and minutes taken or predicted.
 
-    longest: seconds that one part may take.
+    known: all records, the oldest first; longest: seconds that one part may take at most.
     """
     table = [["part", "name", "what", "state", "device", "minutes"]]
     for part in PARTS:
         tries = records.of_part(known, part.name)
         done = [record for record in tries if record["ended"] == records.DONE]
-        last = None  # the record that counts: of the last try that was done, else of the last try
+        shown = None  # the record that the row shows: the last one that was done, else the last one
         if done:
-            last = done[-1]
+            shown = done[-1]
         elif tries:
-            last = tries[-1]
+            shown = tries[-1]
 
-        if last is not None and last["ended"] in (records.DONE, records.FAILED):
-            state = last["ended"]
-            seconds = last.get("seconds")
+        if shown is not None and shown["ended"] in (records.DONE, records.FAILED):
+            state = shown["ended"]
+            seconds = shown.get("seconds")
         else:
-            state = "open" if last is None else f"open, {last['ended']} before"
+            state = "open" if shown is None else f"open, {shown['ended']} before"
             seconds = parts.predicted(part, known, longest)
-        minutes_shown = "-" if seconds is None else f"{seconds / 60:.1f}"
-        device = "" if last is None else last["device"]
+        minutes_shown = "-" if seconds is None else f"{seconds / 60:.1f}"  # none predicted: it would make no sense now
+        device = "" if shown is None else shown["device"]
         table.append([str(part.number), part.name, part.what, state, device, minutes_shown])
     return markdown(table)
 

@@ -1,4 +1,9 @@
-"""Part 4: DeepNet's Figure 6 at its size. The flags of scripts/iwslt14_de_en.sh, on text of IWSLT-14's size."""
+"""Part 4: DeepNet's Figure 6 at its size. The flags of scripts/iwslt14_de_en.sh, on text of IWSLT-14's size.
+
+A cell is one training of the figure: a method with so many encoder layers and as many decoder layers. Each cell is a
+part of the list, with the name figure6-METHOD-LAYERS. A row is a dictionary of what a part measured; a record is one
+try of a part, with its rows.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +16,8 @@ from .work import Work
 
 UPDATES, WARMUP = 8000, 4000  # the paper's
 FEWEST = 2000  # updates below which a training would say nothing about a method
-# Predicted seconds of an update on one H100 with --cuda-graphs, from 28 ms at 18L-18L and 121 at 100L-100L on an H200
+# By layers: predicted seconds of an update on one H100 with --cuda-graphs, from 28 ms at 18L-18L and 121 at 100L-100L
+# on an H200
 SECONDS_AN_UPDATE = {10: 0.017, 20: 0.031, 50: 0.068, 100: 0.13}
 # As scripts/iwslt14_de_en.sh has them, and DeepNet's Table 4
 MODEL = """--encoder-embed-dim 512 --encoder-ffn-embed-dim 2048 --encoder-attention-heads 8 --max-tokens 4000
@@ -21,13 +27,17 @@ MODEL = """--encoder-embed-dim 512 --encoder-ffn-embed-dim 2048 --encoder-attent
 STOP_STUCK = ["--stop-stuck=3000", "--validate-interval-updates=1000", "--max-tokens-valid=8000"]
 # A model that has learnt nothing would go on to fairseq's 200 tokens
 GENERATION = "--beam 5 --max-len-a 1.5 --max-len-b 10"
-GENERATION_TOKENS = {10: 48000, 20: 48000, 50: 24000, 100: 12000}  # of a batch, for keys and values of 40 GiB at most
-TESTS = {"test": "iwslt14", "test1": "newstest2014"}
-TRAINED = "training"
+# By layers: tokens of a batch of fairseq-generate, for which keys and values take 40 GiB at most
+GENERATION_TOKENS = {10: 48000, 20: 48000, 50: 24000, 100: 12000}
+TESTS = {"test": "iwslt14", "test1": "newstest2014"}  # fairseq's name of a test set -> its collection
+TRAINED = "training"  # "what" of the row of a cell's training
 
 
 def flags(work: Work, method: str, layers: int) -> list[str]:
-    """Return the flags of a cell, a method with so many encoder and decoder layers, but for its length."""
+    """Return the flags of a cell for fairseq-train, but those of its length: --warmup-updates and --max-update.
+
+    work: says whether it is a miniature, which has two layers whatever the cell.
+    """
     if work.miniature:
         small = [*model_flags(method, 2), *shlex.split(MODEL), *shlex.split(MINIATURE)]
         return [*small, "--cpu", "--max-tokens=500", "--num-workers=0", "--disable-validation"]
@@ -35,53 +45,65 @@ def flags(work: Work, method: str, layers: int) -> list[str]:
 
 
 def run(work: Work, method: str, layers: int) -> Iterator[dict]:
-    """Train a cell and translate both test sets; yields what fairseq-train logged, then BLEU."""
+    """Train a cell and translate both test sets; yield a row of the training, as Training.run returns it, then of BLEU.
+
+    The row of the training also says what was planned: "of_updates", "warmup", and whether that is "shortened". A
+    training that diverges or is stuck before it saves has no translations. In miniature there is one test set.
+    """
     if work.miniature:
         updates = 12
         warmup = 10
-        more = ["--log-interval=4"]
+        length_flags = ["--log-interval=4"]
     else:
         updates, warmup = length(layers, work.records, work.longest)
-        more = [*STOP_STUCK] if method == "post_ln" else ["--disable-validation"]
-        more.append("--log-interval=100")
-    more.append(f"--warmup-updates={warmup}")
-    more.append("--no-save-optimizer-state")  # nothing resumes from it
+        length_flags = [*STOP_STUCK] if method == "post_ln" else ["--disable-validation"]
+        length_flags.append("--log-interval=100")
+    length_flags.append(f"--warmup-updates={warmup}")
+    length_flags.append("--no-save-optimizer-state")  # nothing resumes from the checkpoint
     facts = {"what": TRAINED, "method": method, "layers": layers, "of_updates": updates, "warmup": warmup}
     facts["shortened"] = updates < UPDATES
 
     data = work.text / "mix"
-    training = Training(work, data, [*flags(work, method, layers), *more], updates, facts=facts)
-    result = training.run(share=0.85)
-    yield result
+    training = Training(work, data, [*flags(work, method, layers), *length_flags], updates, facts=facts)
+    yield training.run(share=0.85)  # translations take the last 15% of the part
     if not training.checkpoint.exists():
-        return  # it diverged or was stuck before it saved anything
+        return
+
     search = [*shlex.split(GENERATION), f"--max-tokens={GENERATION_TOKENS[layers]}"]
     tests = list(TESTS.items())
-    for subset, name in tests[:1] if work.miniature else tests:
-        # the text is in tokens and in lower case, as IWSLT-14's is in the paper
+    if work.miniature:
+        tests = tests[:1]
+    for subset, name in tests:
+        # "none": the text is in tokens and in lower case, as IWSLT-14's is in the paper
         row = translate(work, data, training.checkpoint, search, subset, tokenize="none")
         yield {"what": "translations", "test": name, "method": method, "layers": layers} | row
 
 
 def cell(method: str, layers: int) -> Callable[[Work], Iterator[dict]]:
-    """Return the function of the part that trains a cell."""
+    """Return `run` for one cell, as a function of Work alone, which is what a part has."""
     return lambda work: run(work, method, layers)
 
 
-def beside(layers: int) -> float:
-    """Return the predicted seconds beside the updates: programs, captures, a checkpoint, translations."""
+def seconds_beside_updates(layers: int) -> float:
+    """Return the predicted seconds of a cell in which no update is made. They grow with the depth.
+
+    In them programs start, CUDA graphs are captured, a checkpoint is written, and the test sets are translated.
+    """
     return 60.0 + 2.0 * layers
 
 
 def seconds_an_update(layers: int, records: list[dict]) -> float:
-    """Return the seconds of an update at a depth: measured by an earlier cell that ran alone, else predicted."""
+    """Return the seconds of an update at a depth: the last that a cell measured, else the predicted ones.
+
+    Cells that ran side by side with another part, whose record has "beside", were slowed by it and do not count.
+    """
     alone = [record for record in records if "beside" not in record]
-    known = [row for row in trained(layers, alone) if row.get("seconds_an_update")]
-    return known[-1]["seconds_an_update"] if known else SECONDS_AN_UPDATE[layers]
+    measured = [row for row in trainings_of_depth(layers, alone) if row.get("seconds_an_update")]
+    return measured[-1]["seconds_an_update"] if measured else SECONDS_AN_UPDATE[layers]
 
 
-def trained(layers: int, records: list[dict]) -> list[dict]:
-    """Return the rows of the cells of a depth that were trained, whole or cut off."""
+def trainings_of_depth(layers: int, records: list[dict]) -> list[dict]:
+    """Return the rows of trainings of all cells of a depth, the oldest first, also of those that were cut off."""
     found = []
     for record in records:
         if str(record.get("part", "")).startswith("figure6-"):
@@ -90,24 +112,28 @@ def trained(layers: int, records: list[dict]) -> list[dict]:
 
 
 def length(layers: int, records: list[dict], longest: float) -> tuple[int, int]:
-    """Return updates and warm-up of the cells of a depth.
+    """Return the updates and the updates of warm-up of the cells of a depth.
 
-    They are the paper's where a cell fits into `longest` seconds. Else both are shortened in proportion, to the same
-    length for all methods of the depth: that of the first cell that was not cut off.
+    All methods of a depth are trained equally long. So the first cell decides: it takes the paper's 8,000 updates, or
+    as many hundreds as fit into `longest` seconds, and the others take as many as it had. A cell that was cut off had
+    too many and does not count. The warm-up is half of the updates, as in the paper.
     """
-    over = [row for row in trained(layers, records) if row["ended"] != CUT]
+    over = [row for row in trainings_of_depth(layers, records) if row["ended"] != CUT]
     if over:
         updates = over[0]["of_updates"]
     else:
-        seconds = longest - beside(layers)
+        seconds = longest - seconds_beside_updates(layers)
         that_fit = int(seconds / seconds_an_update(layers, records))
         updates = min(UPDATES, that_fit // 100 * 100)
     return updates, round(WARMUP * updates / UPDATES)
 
 
 def predicted(layers: int, records: list[dict], longest: float) -> float | None:
-    """Return the seconds that a cell needs; None where too few updates would fit for a training to say anything."""
-    updates, _ = length(layers, records, longest)
+    """Return the seconds that a cell of a depth needs; None if so few updates would fit that it makes no sense.
+
+    records: all that there are; longest: seconds that a part may take at most.
+    """
+    updates, _warmup = length(layers, records, longest)
     if updates < FEWEST:
         return None
-    return beside(layers) + updates * seconds_an_update(layers, records)
+    return seconds_beside_updates(layers) + updates * seconds_an_update(layers, records)

@@ -1,4 +1,8 @@
-"""Part 1: trainings by CUDA graphs against plain ones of every method, times beside stock fairseq, two at a time."""
+"""Part 1: trainings by CUDA graphs against plain ones of every method, times beside stock fairseq, two at a time.
+
+A plain training computes its updates without CUDA graphs. The functions that take a Work are parts of the list: they
+yield rows, dictionaries of what they measured, for the part's record.
+"""
 
 from __future__ import annotations
 
@@ -16,29 +20,31 @@ from .records import rows
 from .trainings import Training
 from .work import PYTHON, PartFailed, Work, last_line
 
-UPDATES = 20
-LAYERS = 6
+UPDATES = 20  # of each training of `equal`
+LAYERS = 6  # of its encoder and of its decoder
 TIMES = {  # name -> flags of `python -m benchmarks graphs`; the times that the README shows
     "18L-18L": "--depth 18-18 --candidates stock,plain,graphs --rounds 3 --batches 5",
     "100L-100L": "--depth 100-100 --candidates stock,plain,graphs --rounds 2 --batches 4",
     "500L-500L, width 64": "--depth 500-500 --width tiny --candidates graphs --rounds 2 --batches 2 --updates 4",
 }
-ALONE, TWO = "one training alone", "two trainings side by side"
+ALONE, TWO = "one training alone", "two trainings side by side"  # "what" of the rows of two_at_a_time
 
 
 def equal(work: Work) -> Iterator[dict]:
-    """Train each method at 6L-6L plainly, plainly again, and by graphs, in fp16 with dropout.
+    """Train each method at 6L-6L plainly, plainly again, and by graphs, in fp16 with dropout; yield a row for each.
 
-    Yields the largest relative difference of their losses in 20 updates, and how many batches graphs served. The second
-    plain training shows how far two trainings differ on this device with nothing changed.
+    A row has "plain_again" and "graphs": the largest relative difference of the second and of the third training's
+    losses from the first's in 20 updates. The second shows how far two trainings differ on this device with nothing
+    changed. The row also has the batches "served" by graphs, those "left" to fairseq, and the "obstacle", the reason
+    why graphs were given up, or None.
     """
     from deepnet_fairseq import register
 
     register()
     methods = ["deepnorm", "pre_ln"] if work.miniature else sorted(METHODS)
     for number, method in enumerate(methods):
-        plain, _ = losses(work, method, graphs=False)
-        again, _ = losses(work, method, graphs=False)
+        plain, _no_step = losses(work, method, graphs=False)
+        again, _no_step = losses(work, method, graphs=False)
         # a CPU has no graphs: the miniature compares plain trainings alone
         captured, step = losses(work, method, graphs=not work.miniature)
         row: dict[str, Any] = {
@@ -54,14 +60,15 @@ def equal(work: Work) -> Iterator[dict]:
 
 
 def losses(work: Work, method: str, graphs: bool) -> tuple[list[float], GraphedStep | None]:
-    """Train a narrow model; return the losses of its updates, NaN where fp16 overflowed, and its step by graphs.
+    """Train a narrow model on four batches again and again; return (losses, step).
 
-    graphs: whether CUDA graphs make the updates; without them the step is None.
+    losses: of its updates, NaN where fp16 overflowed; step: what computed the updates by CUDA graphs, None without.
+    graphs: whether to train by CUDA graphs.
     """
     from benchmarks.graphs import full_batches, unique_shapes
     from benchmarks.models import trainer_of, update
 
-    place = ["--cpu"] if work.miniature else ["--fp16", "--fp16-init-scale=4"]
+    place = ["--cpu"] if work.miniature else ["--fp16", "--fp16-init-scale=4"]  # so low that hardly any batch overflows
     layers = 2 if work.miniature else LAYERS
     trainer = trainer_of([
         "--arch=deepnet_transformer_tiny", f"--method={method}", *METHODS[method].train_flags,
@@ -70,7 +77,7 @@ def losses(work: Work, method: str, graphs: bool) -> tuple[list[float], GraphedS
     ])  # fmt: skip
     batches = full_batches(trainer, 1000, number=4)
     step = None
-    if graphs:
+    if graphs:  # set here, for these batches alone, as GraphedStep.plan sets it for those of an epoch
         step = GraphedStep(len(batches), trainer.task.target_dictionary.pad(), CudaDevice())
         step.pending_shapes = step.epoch_shapes = unique_shapes(batches)
         trainer.graphs = trainer.task.graphs = step
@@ -82,7 +89,10 @@ def losses(work: Work, method: str, graphs: bool) -> tuple[list[float], GraphedS
 
 
 def difference(one: list[float], other: list[float]) -> float | None:
-    """Return the largest relative difference of two trainings' losses; None where one of them overflowed alone."""
+    """Return the largest relative difference of two trainings' losses, update by update.
+
+    None if in some update one of them overflowed (NaN) and the other did not: then they are not equal at all.
+    """
     largest = 0.0
     for left, right in zip(one, other, strict=True):
         if math.isnan(left) != math.isnan(right):
@@ -93,7 +103,10 @@ def difference(one: list[float], other: list[float]) -> float | None:
 
 
 def times(work: Work) -> Iterator[dict]:
-    """Time an update of several depths by graphs, plainly and in stock fairseq; yields a row for each."""
+    """Time an update of several depths by graphs, plainly and in stock fairseq; yield a row for each.
+
+    A row has the entries that `python -m benchmarks graphs` prints, and the "name" of the case, a key of TIMES.
+    """
     if work.miniature:
         yield {"what": "times", "note": "not in miniature: python -m benchmarks graphs needs a GPU"}
         return
@@ -101,20 +114,24 @@ def times(work: Work) -> Iterator[dict]:
         out = work.folder / f"times_{number}.txt"
         work.run([PYTHON, "-m", "benchmarks", "graphs", *flags.split()], f"times_{number}", out=out)
         for line in out.read_text().splitlines():
-            if line.startswith("{"):
+            if line.startswith("{"):  # a result in JSON, among lines that fairseq prints
                 yield {"what": "times", "name": name} | json.loads(line)
         work.share((number + 1) / len(TIMES))
 
 
 def two_at_a_time(work: Work) -> Iterator[dict]:
-    """Train DeepNorm 10L-10L alone, then twice side by side; yields updates a second of both, over all trainings."""
+    """Train DeepNorm 10L-10L once alone, then two trainings of it side by side; yield a row for each of the two.
+
+    "updates_a_second" counts the updates of all trainings that run at the time.
+    """
     updates, interval = (30, 5) if work.miniature else (600, 50)
     flags = [*figure6.flags(work, "deepnorm", 10), "--no-save", "--disable-validation", f"--log-interval={interval}"]
     data = work.text / "mix"
     alone = Training(work, data, flags, updates, "alone")
     two = [Training(work, data, flags, updates, name) for name in ("first", "second")]
 
-    yield {"what": ALONE, "updates_a_second": per_second([alone.run(share=0.4)])}
+    alone_result = alone.run(share=0.4)  # 40% of the part
+    yield {"what": ALONE, "updates_a_second": per_second([alone_result])}
 
     processes = [training.start() for training in two]
     results = []
@@ -127,13 +144,19 @@ def two_at_a_time(work: Work) -> Iterator[dict]:
 
 
 def per_second(trainings: list[dict]) -> float:
-    """Return the updates a second of several trainings together. trainings: what Training.result returns of each."""
+    """Return the updates a second of trainings that ran at the same time, added up.
+
+    trainings: what Training.result returned of each.
+    """
     updates_a_second = sum(1 / training["seconds_an_update"] for training in trainings)
     return round(updates_a_second, 2)
 
 
 def gain_of_two(records: list[dict]) -> float:
-    """Return by which factor two trainings side by side make more updates than one after the other; 1 if unmeasured."""
+    """Return the updates a second of two trainings side by side over those of one alone; 1 if not measured.
+
+    records: all that there are; the last measurement of two_at_a_time counts.
+    """
     alone = rows(records, "two_at_a_time", ALONE)
     two = rows(records, "two_at_a_time", TWO)
     if not alone or not two:

@@ -11,39 +11,44 @@ from .trainings import MINIATURE, Training, model_flags
 from .work import PYTHON, Work
 
 UPDATES = 10
-TOKENS = 4000
+TOKENS = 4000  # of a batch
+# flags of `deepnet plan`, beside those of the model, which say what fairseq-train's COMMON and the training's say
 PLAN = "--arch deepnet_transformer --share-all-embeddings --memory-efficient-fp16 --checkpoint-activations"
 
 
 def run(work: Work) -> Iterator[dict]:
-    """Make ten updates with recomputation; yields the planned memory, then memory, speed and losses."""
-    own = [*shlex.split(figure6.MODEL), "--optimizer=adam", f"--max-tokens={TOKENS}"]
+    """Make ten updates with recomputation of activations; yield a row of the planned memory, then one of the training.
+
+    "peak_GiB" is the memory in both rows; the second has the losses and the seconds of an update, too.
+    """
+    settings = [*shlex.split(figure6.MODEL), "--optimizer=adam", f"--max-tokens={TOKENS}"]  # width, optimisation
     layers = 2 if work.miniature else 500
-    model = model_flags("deepnorm", layers)
+    model = model_flags("deepnorm", layers)  # method and depth
     if work.miniature:
         model += [*shlex.split(MINIATURE), "--max-tokens=500"]
 
     out = work.folder / "plan.json"
     dictionary = min(work.corpus.glob("dict.*.txt"))  # both languages share it
     symbols = len(dictionary.read_text(encoding="utf-8").splitlines())
-    sizes = [*plan_flags(own), *model, f"--vocab={symbols}"]
+    sizes = [*plan_flags(settings), *model, f"--vocab={symbols}"]
     work.run([PYTHON, "-m", "deepnet_fairseq", "plan", *shlex.split(PLAN), *sizes, "--json"], "plan", out=out)
     plan = json.loads(out.read_text())
     yield {"what": "plan", "peak_GiB": round(plan["memory"]["peak"] / 2**30, 2)}
 
     place = ["--cpu", "--num-workers=0"] if work.miniature else ["--memory-efficient-fp16"]
-    flags = [*own, *model, *place, "--checkpoint-activations", "--warmup-updates=4000", "--log-interval=1", "--no-save"]
-    training = Training(work, work.corpus, [*flags, "--disable-validation"], UPDATES, facts={"what": "training"})
+    flags = [*settings, *model, *place, "--checkpoint-activations", "--warmup-updates=4000", "--log-interval=1"]
+    flags += ["--no-save", "--disable-validation"]
+    training = Training(work, work.corpus, flags, UPDATES, facts={"what": "training"})
     yield training.run()
 
 
 def plan_flags(flags: list[str]) -> list[str]:
-    """Return the flags without the schedule of the learning rate, which the plan does not take."""
+    """Return flags of fairseq-train without those of the optimisation that `deepnet plan` does not take."""
     kept = []
     words = iter(flags)
     for word in words:
         if word in ("--lr-scheduler", "--warmup-init-lr", "--lr", "--weight-decay", "--clip-norm", "--adam-eps"):
-            next(words)
+            next(words)  # skip the flag's value, too
         else:
             kept.append(word)
     return kept

@@ -1,4 +1,9 @@
-"""Run the open parts that fit into the minutes, each in a process of its own, and record what they gave."""
+"""Run the open parts that fit into the minutes, each in a process of its own, and record what they gave.
+
+A part is an entry of the list (parts.py); it is open until a record says that it was done. Its process writes into its
+folder: rows (dictionaries of what it measured) into rows.jsonl, the share of its work that it has done into share, and
+a row that is not complete yet into so_far.json. A record is one try of a part, with its rows.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +31,7 @@ from .work import PYTHON, ROWS, SHARE, SO_FAR, last_line
 
 LATE = 1.6  # a part may take so many times what was predicted, plus GRACE, where there is time
 GRACE = 30.0  # seconds
-ENOUGH = 1.1  # gain from which parts run side by side
+ENOUGH = 1.1  # factor by which two trainings must make more updates side by side, for parts to run so
 MINIATURE = 60.0  # seconds that a part in miniature takes at most, on a busy machine
 RESERVE = 5.0  # seconds for the last record
 POLL = 0.2  # seconds between looks at the running parts
@@ -36,41 +41,40 @@ LINE = 500
 
 @dataclass
 class Running:
-    """A part that runs. until: moment of time.monotonic() at which it is killed."""
+    """A part that runs."""
 
     part: Part
     process: subprocess.Popen
-    folder: Path
-    began: float
-    until: float
+    folder: Path  # for all that the part writes
+    began: float  # moment of time.monotonic()
+    until: float  # moment at which it is killed, likewise
 
 
 @dataclass
 class Minutes:
-    """The minutes of one call.
+    """The minutes of one call of dev/gpu_minutes.sh."""
 
-    until: moment of time.monotonic() at which they are over. longest: seconds that one part may take at most. folder:
-    text, and the parts' own folders. file: of the records. out: folder for the new records and the logs as well.
-    miniature: on a CPU, with tiny models. program: what runs one part. known: the records.
-    """
-
-    until: float
-    longest: float
-    folder: Path
-    file: Path
-    out: Path | None = None
-    miniature: bool = False
-    program: list[str] = field(default_factory=lambda: [PYTHON, "-m", "dev.gpu"])
-    known: list[dict] = field(default_factory=list)
+    until: float  # moment of time.monotonic() at which they are over
+    longest: float  # seconds that one part may take at most
+    folder: Path  # with the text in FOLDER/text; each part gets FOLDER/work/NAME
+    file: Path  # of the records
+    out: Path | None = None  # folder for copies of the new records and the ends of the logs; None for no copies
+    miniature: bool = False  # whether the list runs on a CPU, with tiny models
+    program: list[str] = field(default_factory=lambda: [PYTHON, "-m", "dev.gpu"])  # command that runs a part
+    known: list[dict] = field(default_factory=list)  # all records, the oldest first
 
     def run(self, wanted: list[Part], open_only: bool = True) -> list[dict]:
-        """Run the parts that fit, in their order; return the new records. open_only: leave out those that are done."""
+        """Run the parts that fit into the time that is left, in their order, and record them; return the new records.
+
+        A part that does not fit, or lacks something, is skipped with a line that says why. open_only: leave out parts
+        that are done.
+        """
         self.known = records.read(self.file)
         new: list[dict] = []
         left = [part for part in wanted if not (open_only and records.is_done(self.known, part.name))]
         while left:
             part = left.pop(0)
-            together = [part, *self._companions(part, left)]
+            together = [part, *self._companions(part, left)]  # which run side by side
             seconds = self._seconds(together)
             reason = self._why_not(part, seconds)
             if reason is not None:
@@ -88,9 +92,10 @@ class Minutes:
         return new
 
     def _companions(self, part: Part, left: list[Part]) -> list[Part]:
-        """Return at most one part that may run beside this one, where the GPU was found to make more updates so.
+        """Return the part of `left` to run side by side with this one, in a list that may be empty.
 
-        Miniatures measure nothing, and run two at a time to be over sooner.
+        Two parts with the same word in Part.beside may run so, if two_at_a_time has found that the GPU then makes more
+        updates. Miniatures measure nothing, and any two run at a time to be over sooner.
         """
         if self.miniature:
             return left[:1]
@@ -99,7 +104,10 @@ class Minutes:
         return [other for other in left if other.beside == part.beside][:1]
 
     def _seconds(self, together: list[Part]) -> float | None:
-        """Return the seconds that a part needs, or two side by side; None if one of them cannot be predicted."""
+        """Return the seconds that parts need side by side; None if one of them makes no sense in the time it may take.
+
+        together: one part or two.
+        """
         if self.miniature:
             return MINIATURE * len(together)
         needed = 0.0
@@ -112,7 +120,7 @@ class Minutes:
         return needed / gain
 
     def _why_not(self, part: Part, seconds: float | None) -> str | None:
-        """Return why a part cannot run now, None if it can."""
+        """Return why a part cannot run now, None if it can. seconds: as _seconds returns them."""
         gpus = torch.cuda.device_count()
         if not self.miniature and gpus < part.gpus:
             return f"needs {part.gpus} GPUs, torch sees {gpus}"
@@ -126,11 +134,15 @@ class Minutes:
         return None
 
     def _left(self) -> float:
-        """Return the seconds that are left for parts."""
+        """Return the seconds that are left for parts, below 0 if the time is over."""
         return self.until - RESERVE - time.monotonic()
 
     def _run_together(self, together: list[Part], seconds: float) -> Iterator[dict]:
-        """Run parts side by side; yield the record of each as it ends. seconds: predicted for them together."""
+        """Run parts side by side; yield the record of each as it ends or is killed.
+
+        seconds: predicted for them together. A part that takes much longer is killed, so that it does not use up the
+        time of others. If this program ends first, it kills them all.
+        """
         limit = min(LATE * seconds + GRACE, self._left())
         running = [self._start(part, limit) for part in together]
         names = " and ".join(part.name for part in together)
@@ -150,7 +162,10 @@ class Minutes:
                 end(one.process)
 
     def _start(self, part: Part, limit: float) -> Running:
-        """Start a part in a process group of its own, so that it can be killed with all that it started."""
+        """Start the process of a part, in an empty folder. limit: seconds after which it is killed.
+
+        It is the first of a process group, so that it can be killed with all that it started.
+        """
         folder = self.folder / "work" / part.name
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -171,9 +186,11 @@ class Minutes:
         return Running(part, process, folder, began=now, until=now + limit)
 
     def _record(self, one: Running, cut: bool, beside: list[str]) -> dict:
-        """Return the record of a part that is over, and keep the ends of its logs.
+        """Return the record of a part that is over; copy the ends of its logs into `out`, if there is one.
 
         cut: whether it was killed because its time was over. beside: names of the parts that ran side by side with it.
+        The record has "part", "ended" (DONE, CUT or FAILED), "seconds", "device", "date", "versions", "commit" and
+        "rows"; and where there is such a thing "why" it failed, "beside", and the "share" of its work that it did.
         """
         if cut:
             ended = CUT
@@ -197,7 +214,7 @@ class Minutes:
         if (one.folder / SHARE).exists():
             record["share"] = float((one.folder / SHARE).read_text())
         record["rows"] = records.read(one.folder / ROWS)
-        if cut and (one.folder / SO_FAR).exists():
+        if cut and (one.folder / SO_FAR).exists():  # the row of the training that was cut off
             record["rows"].append(json.loads((one.folder / SO_FAR).read_text()))
         print(f"== {one.part.name}: {ended} after {record['seconds']:.0f} s {record.get('why', '')}", flush=True)
         if self.out is not None:
@@ -206,14 +223,14 @@ class Minutes:
 
 
 def end(process: subprocess.Popen) -> None:
-    """Kill what is left of a part: its process, and those that it started."""
+    """Kill what is left of a part: its process, and those that it started. Does nothing if all have ended."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def keep_logs(folder: Path, file: Path) -> None:
-    """Add the ends of a part's logs to a file."""
+    """Add the last lines of each log in a part's folder to a file, below a line with the log's name."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with open(file, "a", encoding="utf-8") as output:
         for log in sorted(folder.glob("*.log")):

@@ -13,12 +13,18 @@ NO_TESTS = 5  # pytest's status where nothing was collected
 
 
 def tests(work: Work) -> Iterator[dict]:
-    """Run pytest -m gpu, a process for each two cores up to eight; the miniature only collects the tests."""
+    """Run the tests marked gpu; yield one row: how many passed, failed and so on, and the names of those that failed.
+
+    The miniature only collects the tests, and its row has their number, "collected". work: of the part.
+    """
+    # only these files, as pytest imports every file that it is given
     files = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text()]
     words = [PYTHON, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", "--timeout=120", *files]
     if work.miniature:
-        words += ["--collect-only", "-q"]  # with that of pyproject.toml, the number of tests by file
+        # pyproject.toml has one -q; with two, pytest prints a line "tests/FILE: NUMBER" for each file
+        words += ["--collect-only", "-q"]
     else:
+        # a process for each two cores, but no more than eight, which share the one GPU
         processes = max(1, min(8, (os.cpu_count() or 1) // 2))
         words += ["-n", processes]
     # a test that fails is a result, which the row names

@@ -1,4 +1,8 @@
-"""The list: its parts in their order, with what each needs."""
+"""The list: its parts in their order, with what each needs.
+
+A part measures something on a GPU and yields rows, dictionaries of what it measured. A record is one try of a part,
+with its rows. docs/gpu_minutes.md describes the parts.
+"""
 
 from __future__ import annotations
 
@@ -11,32 +15,32 @@ from .records import CUT, of_part
 from .work import Work
 
 Run = Callable[[Work], Iterator[dict]]
+# Function of all records, and of the seconds that a part may take at most; returns the seconds that the part needs,
+# None if it makes no sense in so few.
 Predict = Callable[[list[dict], float], float | None]
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the list.
+    """A part of the list."""
 
-    name: in the records. number: of the table in docs/gpu_minutes.md. run: yields rows for the record, each as soon as
-    it is known. seconds: needed on one H100, or a function of the records and of the seconds that a part may take, for
-    one that fits itself to them; None where it makes no sense. gpus: fewest that it needs. text: folder of the text
-    that it needs. beside: parts of the same word may run side by side, if two_at_a_time found that this gives more
-    updates a second.
-    """
-
-    name: str
-    number: int
-    what: str
-    run: Run
-    seconds: float | Predict
-    gpus: int = 1
-    text: str = "language"
+    name: str  # in the records
+    number: int  # of its row in the table of docs/gpu_minutes.md; several parts may share a row
+    what: str  # a description in a few words, for --list
+    run: Run  # yields rows for the record, each as soon as it is known
+    seconds: float | Predict  # needed on one H100; a function for a part that fits itself to the time there is
+    gpus: int = 1  # fewest that it needs
+    text: str = "language"  # name of the prepared text that it needs, see text.py
+    # Two parts with the same word here may run side by side, if two_at_a_time found that this gives more updates a
+    # second; "" for a part that runs alone.
     beside: str = ""
 
 
 def cells() -> list[Part]:
-    """Return the cells of Figure 6: those that say most about few minutes first."""
+    """Return the parts that train for Figure 6, a method at a depth each: those that say most in few minutes first.
+
+    Those of 10 layers take the least time, those of 100 the most.
+    """
     order = [(method, 10) for method in ("deepnorm", "post_ln", "pre_ln")]
     order += [(method, 50) for method in ("deepnorm", "pre_ln", "post_ln")]
     order += [(method, layers) for layers in (20, 100) for method in ("deepnorm", "post_ln", "pre_ln")]
@@ -73,9 +77,11 @@ PARTS = [
 
 
 def predicted(part: Part, records: list[dict], longest: float) -> float | None:
-    """Return the seconds that a part needs, from its last try if that was cut off; None if it makes no sense.
+    """Return the seconds that a part needs; None if it makes no sense in the time that it may take.
 
-    longest: seconds that a part may take at most.
+    records: all that there are, the oldest first; longest: seconds that a part may take at most. If the last try was
+    cut off, its pace counts: the seconds it took over the share of the work that it did by then. Below a twentieth of
+    the work, the start of the programs would hide the pace.
     """
     if callable(part.seconds):
         return part.seconds(records, longest)

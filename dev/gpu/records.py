@@ -1,4 +1,8 @@
-"""The records of the list's parts, one line of JSON each: what ran, how it ended, and what it measured."""
+"""The records of the list's parts, one line of JSON each: what ran, how it ended, and what it measured.
+
+A record is one try of a part, an entry of the list. Its "part" is the name, its "ended" one of DONE, CUT and FAILED,
+and its "rows" are what the part measured: dictionaries, each with a "what" that names the measurement.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +17,14 @@ ROOT = Path(__file__).resolve().parents[2]
 RECORDS = ROOT / "results" / "gpu" / "records.jsonl"
 DONE = "done"  # a part that ran to its end, whatever it found
 CUT = "cut off"  # one that had no time left; it begins again another time
-FAILED = "failed"
+FAILED = "failed"  # one whose process ended with an error
 
 
 def read(path: Path) -> list[dict]:
-    """Return the records of a file, none if there is no file; UserError for a line that is no record."""
+    """Return the records of a file in its order, none if there is no file; UserError for a line that is no JSON object.
+
+    A part's rows have a file of the same form.
+    """
     if not path.exists():
         return []
     records = []
@@ -33,14 +40,17 @@ def read(path: Path) -> list[dict]:
 
 
 def append(path: Path, record: dict) -> None:
-    """Add a record at the end of a file."""
+    """Add a record at the end of a file, which is made with its folder if it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a", encoding="utf-8") as file:
         file.write(f"{json.dumps(record)}\n")
 
 
 def collect(source: Path, target: Path) -> int:
-    """Add the records of `source` that `target` lacks, in their order; return how many."""
+    """Add the records of the file `source` that `target` lacks to `target`, in their order; return how many they are.
+
+    UserError if `source` is missing, or a line of either file is no record.
+    """
     if not source.exists():
         raise UserError(f"{source}: no such file; --out of the other machine names its records.jsonl")
     known = read(target)
@@ -51,17 +61,20 @@ def collect(source: Path, target: Path) -> int:
 
 
 def of_part(records: Iterable[dict], name: str) -> list[dict]:
-    """Return the records of one part, the oldest first. Those of the time before the list name no part."""
+    """Return the records of the part with a name, in their order, the oldest first.
+
+    Some records were made before there was a list of parts; they have no "part" and belong to none.
+    """
     return [record for record in records if record.get("part") == name]
 
 
 def is_done(records: Iterable[dict], name: str) -> bool:
-    """Return whether a part ran to its end on some machine."""
+    """Return whether some try of the part with a name ran to its end, on whatever machine."""
     return any(record["ended"] == DONE for record in of_part(records, name))
 
 
 def rows(records: Iterable[dict], name: str, what: str) -> list[dict]:
-    """Return what a part measured under the name `what`, the oldest first."""
+    """Return the rows of the part with a name whose "what" is `what`, of all its records, the oldest first."""
     found = []
     for record in of_part(records, name):
         found += [row for row in record.get("rows", []) if row.get("what") == what]

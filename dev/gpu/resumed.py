@@ -1,4 +1,7 @@
-"""Part 6: 100L-100L killed and resumed in fp16, and beam search beside stock fairseq."""
+"""Part 6: 100L-100L killed and resumed in fp16, and beam search beside stock fairseq.
+
+The functions that take only a Work are parts of the list: they yield rows, dictionaries of what they measured.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,20 @@ from . import figure6
 from .trainings import Training
 from .work import POLL, PYTHON, PartFailed, Work, kill, last_line
 
-UPDATES, SAVE, LOG = 60, 20, 2
-SHAPES = 4  # of --cuda-graphs: each of the three starts captures them anew
+UPDATES, SAVE, LOG = 60, 20, 2  # updates of the training, from one save to the next, and from one line of the log on
+SHAPES = 4  # of batches by --cuda-graphs: few, as each of the three starts captures their graphs anew
+# flags of `python -m benchmarks speed`, for a GPU and for the miniature
 SEARCH = "--device cuda --precision fp16 --widths base --sentences 1,32 --repeats 3"
 SMALL_SEARCH = "--device cpu --widths tiny --sentences 2 --repeats 1 --warmup 0 --vocabulary 100"
-SEARCHES = {"18L-18L": "18-18", "100L-100L": "100-100"}
+SEARCHES = {"18L-18L": "18-18", "100L-100L": "100-100"}  # "name" of a row -> value of --depths
 
 
 def killed(work: Work) -> Iterator[dict]:
-    """Train DeepNorm 100L-100L to the end, and again with a SIGKILL after its first save; yields the losses of both.
+    """Train DeepNorm 100L-100L to the end, and again with a SIGKILL after its first save; yield a row of each.
 
-    The resumed training repeats updates of the undisturbed one: with the same numbers, its losses are the same.
+    A row is what Training.run returns. That of the killed training also has "killed_after_update", the last update that
+    was logged before; "attempts", which is 2; and the "largest_difference" of its losses from the undisturbed ones,
+    which is 0 if the resumed training has the same numbers.
     """
     updates, save, log = (200, 20, 5) if work.miniature else (UPDATES, SAVE, LOG)
     flags = [*figure6.flags(work, "deepnorm", 100), "--warmup-updates=100", f"--log-interval={log}"]
@@ -29,7 +35,7 @@ def killed(work: Work) -> Iterator[dict]:
         flags.append(f"--cuda-graphs={SHAPES}")
 
     whole = Training(work, work.corpus, [*flags, "--no-save"], updates, name="whole", facts={"what": "undisturbed"})
-    undisturbed = whole.run(share=0.4)
+    undisturbed = whole.run(share=0.4)  # 40% of the part
     yield undisturbed
 
     saves = [f"--save-interval-updates={save}", "--keep-interval-updates=1"]
@@ -38,17 +44,21 @@ def killed(work: Work) -> Iterator[dict]:
     kill_after_save(work, training, first=save)
     before = training.last_update()
     work.share(0.75)
-    training.command.append("--no-save")  # 12 GB each, which nobody reads
+    training.command.append("--no-save")  # it resumes, but writes no more checkpoints of 12 GB, which nobody would read
     resumed = training.run(share=1.0, begins_at=0.75)
     yield resumed | {
         "killed_after_update": before,
+        # the log has the command of each start, behind "$ "
         "attempts": training.log.read_text(encoding="utf-8", errors="replace").count("$ "),
         "largest_difference": largest_difference(undisturbed["losses"], resumed["losses"]),
     }
 
 
 def kill_after_save(work: Work, training: Training, first: int) -> None:
-    """Start a training, and kill it with SIGKILL once it has saved and made another update or more."""
+    """Start a training, and kill it with SIGKILL once it has saved and made another update or more.
+
+    first: the update after which it first saves. PartFailed if it ends before.
+    """
     process = training.start()
     while not (training.checkpoint.exists() and training.last_update() > first):
         if process.poll() is not None:
@@ -60,16 +70,19 @@ def kill_after_save(work: Work, training: Training, first: int) -> None:
 def largest_difference(one: list, other: list) -> float:
     """Return the largest difference between two trainings' losses, over the updates that both have.
 
-    one, other: pairs of update and loss; of several for an update the last counts.
+    one, other: lists of [update, loss]. A resumed training may have an update twice: the last one counts.
     """
-    left = dict(one)
-    right = dict(other)
-    common = left.keys() & right.keys()
-    return max(abs(left[update] - right[update]) for update in common)
+    losses_of_one = dict(one)
+    losses_of_other = dict(other)
+    common = losses_of_one.keys() & losses_of_other.keys()
+    return max(abs(losses_of_one[update] - losses_of_other[update]) for update in common)
 
 
 def beam_search(work: Work) -> Iterator[dict]:
-    """Time fairseq's beam search on this package's model and on stock fairseq's; yields the benchmark's tables."""
+    """Time fairseq's beam search on this package's model and on stock fairseq's; yield a row for each depth.
+
+    Its "table" is what `python -m benchmarks speed` prints: a list of rows, each a list of texts, the heads first.
+    """
     size = shlex.split(SMALL_SEARCH if work.miniature else SEARCH)
     for number, (name, depth) in enumerate(SEARCHES.items()):
         words = ["--depths", "1-1" if work.miniature else depth, "--only", "generate", "--beams", "5"]
@@ -81,6 +94,6 @@ def beam_search(work: Work) -> Iterator[dict]:
 
 
 def table_of(printed: str) -> list[list[str]]:
-    """Return the rows of a table in Markdown, without the line below its heads."""
+    """Return the cells of the table in Markdown within a text, a list for each row, the heads first."""
     rows = [line.strip("| ").split(" | ") for line in printed.splitlines() if line.startswith("|")]
-    return [row for row in rows if set(row[0]) != {"-"}]
+    return [row for row in rows if set(row[0]) != {"-"}]  # without the line of dashes below the heads

@@ -1,4 +1,9 @@
-"""What a machine without network needs: the text in binary form, wheels, and the name of the commit."""
+"""What a machine without network needs: the text in binary form, wheels, and the name of the commit.
+
+`dev/gpu_minutes.sh --prepare` makes them on a machine with network, in the folder gpu_minutes: text/language (the
+quickstart's generated language) and text/mix (German-English text of several collections), both binarised for
+fairseq-train; wheels; and commit.json. One takes that folder along with the project's files to the machine with a GPU.
+"""
 
 from __future__ import annotations
 
@@ -27,18 +32,19 @@ FROM_SOURCE = ("antlr4-python3-runtime==4.9.3",)  # of hydra and omegaconf; its 
 PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in (28, 27, 24, 17, 12, 5)] + ["manylinux2014_x86_64"]
 PYTHON = "3.12"
 MOST = 64 * 2**20  # bytes of tree, wheels and text together
-MIX = {  # split -> sets of the German-English mix, the first one named as fairseq's valid or test
+# split -> collections of the German-English mix whose sentences it has; fairseq names the second one of test test1
+MIX = {
     "valid": ("iwslt14",),
     "test": ("iwslt14", "newstest2014"),
 }
 
 
 def prepare(folder: Path, mix: Path | None) -> None:
-    """Fill a folder with what is missing in it: text/language, text/mix and wheels; write commit.json.
+    """Make in `folder` what it does not have yet: text/language, text/mix and wheels; write commit.json anew.
 
-    mix: the German-English text as files train.de, valid.iwslt14.de and so on, None without. Prints the sizes of the
-    tracked files, the text and the wheels. UserError if they are too large together to take along, or if `mix` has no
-    train.de.
+    mix: folder of the German-English text, with files train.de, valid.iwslt14.de and so on; None if text/mix is there
+    or not wanted. Prints the sizes of the project's files, the text and the wheels. UserError if they are too large
+    together, or if `mix` has no train.de.
     """
     register()
     text = folder / "text"
@@ -55,13 +61,16 @@ def prepare(folder: Path, mix: Path | None) -> None:
 
 
 def keep_binary(folder: Path) -> None:
-    """Remove the plain text, which trainings and translations do not need."""
+    """Remove the plain text from a folder of binarised data, to make it smaller: fairseq's programs do not need it."""
     for name in ("text", "raw"):
         shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def quickstart_language(dest: Path, sizes: dict[str, int], vocab: int) -> None:
-    """Make the quickstart's generated language, and binarise it."""
+    """Generate sentences of the quickstart's language, and binarise them into the folder `dest`.
+
+    sizes: {split: number of sentence pairs}; vocab: subwords of the vocabulary.
+    """
     with TemporaryDirectory() as made:
         language.write_corpus(language.make_corpus(sizes, nouns=60, verbs=30), Path(made))
         prefixes = {split: f"{made}/{split}" for split in SPLITS}
@@ -69,7 +78,11 @@ def quickstart_language(dest: Path, sizes: dict[str, int], vocab: int) -> None:
 
 
 def german_english(dest: Path, mix: Path) -> None:
-    """Binarise the German-English mix in 10,000 pieces: its held-out text is iwslt14's, and it has two test sets."""
+    """Binarise the German-English mix into the folder `dest`, with 10,000 subwords, as for IWSLT-14 in Figure 6.
+
+    mix: folder of the plain text; MIX says which of its collections are used. UserError if it has no train.de. A pair
+    with an empty side is left out.
+    """
     if not (mix / "train.de").exists():
         raise UserError(f"--mix {mix}: has no train.de; name the folder with train.de, valid.iwslt14.de and so on")
     prefixes = {"train": str(mix / "train")}
@@ -79,7 +92,10 @@ def german_english(dest: Path, mix: Path) -> None:
 
 
 def miniature(folder: Path) -> None:
-    """Make small texts under the names of the real ones."""
+    """Make small texts in `folder` under the names of the real ones, language and mix, unless they are there.
+
+    Both are of the generated language, which needs no download; that of the mix is called German and English.
+    """
     register()
     sizes = {"train": 400, "valid": 20, "test": 20}
     if not (folder / "language").exists():
@@ -95,7 +111,10 @@ def miniature(folder: Path) -> None:
 
 
 def fetch_wheels(folder: Path) -> None:
-    """Download the wheels of what a machine with torch usually lacks, for Python 3.12 on x86-64."""
+    """Download into `folder` the wheels of what a machine with torch usually lacks, for Python 3.12 on x86-64.
+
+    An empty file "complete" says at the end that all are there. UserError if pip fails.
+    """
     pip = [sys.executable, "-m", "pip"]
     platforms: list[str] = []
     for platform in PLATFORMS:
@@ -110,13 +129,16 @@ def fetch_wheels(folder: Path) -> None:
 
 
 def write_commit(folder: Path) -> None:
-    """Note the commit, for a machine where there is no git."""
+    """Write the commit of this checkout into FOLDER/commit.json, for a machine where there is no git."""
     commit, modified = repository()
     (folder / "commit.json").write_text(json.dumps({"commit": commit, "modified": modified}))
 
 
 def read_commit(folder: Path) -> dict:
-    """Return commit and modified: of this checkout, else as --prepare noted them, else None."""
+    """Return {"commit": ..., "modified": whether files differ from it}, for records.
+
+    They are those of this checkout; without git, those that write_commit noted in `folder`; without either, None.
+    """
     commit, modified = repository()
     noted = folder / "commit.json"
     if commit is None and noted.exists():
@@ -125,9 +147,9 @@ def read_commit(folder: Path) -> dict:
 
 
 def check_size(folder: Path) -> None:
-    """Print the sizes of the folder and of the tracked files; UserError if they are too large to take along."""
+    """Print the sizes of the project's files, and of text and wheels in `folder`; UserError if they exceed MOST."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True).stdout
-    files = {"tree": [ROOT / name for name in listed.split("\0")]}
+    files = {"tree": [ROOT / name for name in listed.split("\0")]}  # the files that git tracks
     for name in ("text", "wheels"):
         files[name] = list((folder / name).rglob("*"))
 

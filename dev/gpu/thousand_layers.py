@@ -1,4 +1,7 @@
-"""Part 2: do 1,000 layers translate? Experiment C2 of results/thousand_layers, for some minutes of a GPU."""
+"""Part 2: do 1,000 layers translate? Experiment C2 of results/thousand_layers, for some minutes of a GPU.
+
+A part yields rows: dictionaries of what it measured. This one makes as many updates as fit into the time that is left.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,14 @@ from deepnet_fairseq.plugin.trainer import build_trainer, parse_training_flags
 from .trainings import COMMON, MINIATURE, Training, model_flags, translate
 from .work import PYTHON, Work
 
-LAYERS = 500
-RATE, WARMUP = 2.5e-4, 200
+LAYERS = 500  # of the encoder, and as many of the decoder
+RATE, WARMUP = 2.5e-4, 200  # learning rate at its peak; updates of warm-up
 SECONDS = 390.0  # of the training at most, with its start and its captures
 FEWEST_SECONDS = 420.0  # of the part, below which it does not begin
 SHAPES = 8  # of --cuda-graphs; batches of this language become 30% larger, which costs little at this width
-TOKENS = (2048, 4096, 8192)
-DEARER = 1.15  # a batch may take so much longer than one of 2,048 tokens
-TIMED = 20  # updates
+TOKENS = (2048, 4096, 8192)  # of a batch: the sizes to choose from
+DEARER = 1.15  # an update may take so many times as long as one with 2,048 tokens
+TIMED = 20  # updates whose mean time is taken
 START = 20.0  # seconds of fairseq-train before its first update, without captures
 AFTER = 110.0  # seconds for translations and held-out bits
 # The quickstart's language, pieces, beam and test set; width and loss of experiment C2
@@ -36,15 +39,19 @@ GENERATION = "--beam 4 --lenpen 0.6 --max-len-a 1.5 --max-len-b 10 --max-tokens 
 
 
 def predicted(records: list[dict], longest: float) -> float:
-    """Return the fewest seconds that the part needs; it takes all that are left, up to those of its training."""
+    """Return the fewest seconds that the part needs, whatever the records and `longest` are: see parts.Predict.
+
+    It takes more, if more are left.
+    """
     return FEWEST_SECONDS
 
 
 def run(work: Work) -> Iterator[dict]:
-    """Choose the batch, train for the time that there is, then yield BLEU and held-out bits.
+    """Time updates, train with the best size of batch for the time that is left, translate the test set; yield rows.
 
-    The bits are measured twice, with each sentence's own source and with another sentence's: a model that reads its
-    source has fewer with its own.
+    There is a row for each size of batch, one of the training as Training.run returns it, one of BLEU, and one of the
+    held-out bits a token: with each sentence's own source, and with another sentence's. A model that reads its source
+    has fewer bits with its own.
     """
     register()
     timed = time_updates(work)
@@ -57,7 +64,7 @@ def run(work: Work) -> Iterator[dict]:
     data = work.text / "language"
     facts = {"what": "training", "tokens": tokens}
     training = Training(work, data, flags(work, tokens, updates), updates, facts=facts)
-    yield training.run(share=0.8)
+    yield training.run(share=0.8)  # 80% of the part
     if not training.checkpoint.exists():
         return  # it diverged before it saved anything
 
@@ -68,32 +75,35 @@ def run(work: Work) -> Iterator[dict]:
     script = "results/thousand_layers/source_blind.py"
     bits = work.folder / "bits.txt"
     work.run([PYTHON, script, data, training.checkpoint], "bits", out=bits)
-    own, other = bits.read_text().split()[-2:]
+    own, other = bits.read_text().split()[-2:]  # it prints "CHECKPOINT OWN OTHER"
     yield {"what": "held-out bits", "own": float(own), "other_sources": float(other)}
 
 
 def time_updates(work: Work) -> dict[int, dict]:
-    """Return what _time_updates does, and free the GPU's memory for the training, which is another process."""
+    """Return what _time_updates returns, and free the GPU's memory: the training is another process and needs it."""
     rows = _time_updates(work)
-    gc.collect()  # of the model and the captured graphs, which only that function held
+    gc.collect()  # model and captured graphs refer to each other in circles, and nothing else refers to them now
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     return rows
 
 
 def _time_updates(work: Work) -> dict[int, dict]:
-    """Time updates with batches of several sizes in this process, each by a graph of its own; return rows by tokens.
+    """Time updates with batches of several sizes in this process, each by a CUDA graph of its own.
 
-    The smaller batches are the first sentences of the largest. On a CPU, which has no graphs, the updates are plain.
+    Returns {tokens of a batch: row}, the row with "ms", the milliseconds of an update, and "first_update_s", the
+    seconds of a first update with the capture of its graph, the mean over the sizes. The smaller batches are the first
+    sentences of the largest. On a CPU, which has no graphs, the updates are plain.
     """
     sizes = (100, 200, 400) if work.miniature else TOKENS
     words = [*shlex.split(COMMON), *flags(work, max(sizes), updates=1000), "--cuda-graphs=0"]
     trainer = build_trainer(parse_training_flags([str(work.text / "language"), *words]))
     padding = trainer.task.target_dictionary.pad()
     (largest,) = full_batches(trainer, max(sizes), number=1)
-    batches = {}
+    batches = {}  # by tokens
     for tokens in sizes:
-        batches[tokens] = first_sentences(largest, len(largest["id"]) * tokens // max(sizes), padding)
+        sentences = len(largest["id"]) * tokens // max(sizes)
+        batches[tokens] = first_sentences(largest, sentences, padding)
     if not work.miniature:
         # graphs of these shapes alone, set here as GraphedStep.plan sets those of an epoch; hence --cuda-graphs=0 above
         step = GraphedStep(len(batches), padding, CudaDevice())
@@ -124,7 +134,10 @@ def _time_updates(work: Work) -> dict[int, dict]:
 
 
 def first_sentences(batch: dict, number: int, padding: int) -> dict:
-    """Return the first sentences of a batch as a batch of their own, as wide as it was."""
+    """Return the first `number` sentences of fairseq's batch as a batch of their own, with as much padding.
+
+    padding: fairseq's number of the padding token, which "ntokens" does not count.
+    """
     target = batch["target"][:number]
     return {
         "id": batch["id"][:number],
@@ -136,20 +149,20 @@ def first_sentences(batch: dict, number: int, padding: int) -> dict:
 
 
 def wait_for_gpu() -> None:
-    """Wait until the GPU has done what it was given."""
+    """Wait until the GPU has done what it was given, so that a clock can be read; a CPU has nothing to wait for."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
 def choose(timed: dict[int, dict], seconds: float) -> tuple[int, int]:
-    """Return the tokens of a batch and the number of updates that fit into the seconds.
+    """Return the tokens of a batch, and the number of updates of a training that takes so many `seconds`.
 
-    timed: rows of time_updates. The largest batch is taken whose update takes at most DEARER times that of the
-    smallest.
+    timed: as time_updates returns it. The largest batch is taken whose update takes at most DEARER times as long as
+    that of the smallest. There are at least twice as many updates as those of the warm-up, even if the time is short.
     """
     smallest = timed[min(timed)]
-    fits = [tokens for tokens, row in timed.items() if row["ms"] <= DEARER * smallest["ms"]]
-    tokens = max(fits)
+    cheap_enough = [tokens for tokens, row in timed.items() if row["ms"] <= DEARER * smallest["ms"]]
+    tokens = max(cheap_enough)
     row = timed[tokens]
 
     captures = SHAPES * row["first_update_s"]
@@ -158,15 +171,18 @@ def choose(timed: dict[int, dict], seconds: float) -> tuple[int, int]:
 
 
 def flags(work: Work, tokens: int, updates: int) -> list[str]:
-    """Return the flags of the training: a rate that is held for two thirds of what follows the warm-up, then falls."""
+    """Return the flags of the training for fairseq-train, beside COMMON. tokens: of a batch; updates: of the training.
+
+    The learning rate stays at its peak for two thirds of the updates after the warm-up, and then falls.
+    """
     warmup = min(WARMUP, updates // 4)
     fall = (updates - warmup) // 3
     schedule = ["--lr-scheduler=tri_stage", f"--lr={RATE:g}", f"--warmup-steps={warmup}"]
     schedule += [f"--hold-steps={updates - warmup - fall}", f"--decay-steps={fall}"]
-    every = [*model_flags("deepnorm", 2 if work.miniature else LAYERS), *shlex.split(MODEL), *schedule]
-    every.append(f"--max-tokens={tokens}")
+    layers = 2 if work.miniature else LAYERS
+    common = [*model_flags("deepnorm", layers), *shlex.split(MODEL), *schedule, f"--max-tokens={tokens}"]
     if work.miniature:
-        return [*every, *shlex.split(MINIATURE), "--cpu", "--log-interval=4", "--num-workers=0"]
+        return [*common, *shlex.split(MINIATURE), "--cpu", "--log-interval=4", "--num-workers=0"]
     # if an update takes longer than it was timed, the training saves and ends, and its rate has not fallen to its end
     hours = (work.seconds_left() - AFTER - START) / 3600
-    return [*every, "--fp16", f"--cuda-graphs={SHAPES}", f"--stop-time-hours={hours:.4f}"]
+    return [*common, "--fp16", f"--cuda-graphs={SHAPES}", f"--stop-time-hours={hours:.4f}"]

@@ -264,7 +264,7 @@ def test_all_methods_of_a_depth_get_the_length_of_the_first_one():
     known = cell_record(100, of_updates=3100, seconds_an_update=0.15, ended="trained", record_ended="done")
 
     assert figure6.length(100, known, LONGEST) == (3100, 1550)
-    assert figure6.predicted(100, known, LONGEST) == pytest.approx(figure6.beside(100) + 3100 * 0.15)
+    assert figure6.predicted(100, known, LONGEST) == pytest.approx(figure6.seconds_beside_updates(100) + 3100 * 0.15)
     assert figure6.length(50, known, LONGEST) == figure6.length(50, [], LONGEST)
 
 
@@ -273,7 +273,7 @@ def test_a_cell_that_was_cut_off_is_planned_anew_by_its_speed():
 
     updates, _ = figure6.length(50, known, LONGEST)
 
-    assert updates == int((LONGEST - figure6.beside(50)) / 0.2) // 100 * 100
+    assert updates == int((LONGEST - figure6.seconds_beside_updates(50)) / 0.2) // 100 * 100
 
 
 def test_a_cell_with_time_for_too_few_updates_is_not_trained():
