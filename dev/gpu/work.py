@@ -43,11 +43,6 @@ class Work:
     records: list[dict] = field(default_factory=list)
 
     @property
-    def device(self) -> str:
-        """Name of torch's device."""
-        return "cpu" if self.miniature else "cuda"
-
-    @property
     def corpus(self) -> Path:
         """Return the text of parts that measure no translations: German-English, or the language if that is missing."""
         mix = self.text / "mix"
