@@ -1,4 +1,9 @@
-"""Write the tables of docs/methods.md that follow from the registry: python -m dev.methods_page [PAGE]."""
+"""Write the tables of docs/methods.md that follow from the registry of methods: python -m dev.methods_page [PAGE].
+
+Most stand between two comments of the page, <!-- methods --> and <!-- /methods -->. The table of initialisations is
+written by hand, but for its last column: which methods use each of them. A modifier is an addition to any method. A
+model folds if its factors can be multiplied into the weights of a plain Transformer, for export.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +28,8 @@ from deepnet_fairseq.core.modifiers import MODIFIERS
 FIRST_MARK, LAST_MARK = "<!-- methods -->\n", "<!-- /methods -->"
 
 
-def markdown(header: list[str], rows: Iterable[list[str]]) -> str:
-    """Return a table in Markdown with the first column in the type of code."""
+def table_of_code(header: list[str], rows: Iterable[list[str]]) -> str:
+    """Return a table in Markdown whose rows have their first cell in backticks, for it is a name or a flag."""
     table = [header]
     for first, *rest in rows:
         table.append([f"`{first}`", *rest])
@@ -32,10 +37,10 @@ def markdown(header: list[str], rows: Iterable[list[str]]) -> str:
 
 
 def methods_page() -> str:
-    """Return the tables: methods, why some do not fold, modifiers, options."""
+    """Return the text between the comments: tables of methods, modifiers and options, and why some do not fold."""
     table_of_methods: list[list[str]] = []
-    reasons: list[str] = []
-    options: list[list[str]] = []
+    reasons: list[str] = []  # items of a list in Markdown
+    options: list[list[str]] = []  # rows: those of the methods, then those of the modifiers
     for name in sorted(METHODS):
         cells, why_not = method_row(name)
         table_of_methods.append(cells)
@@ -45,15 +50,18 @@ def methods_page() -> str:
     for modifier in MODIFIERS.values():
         options += option_rows(modifier)
 
-    lines = [markdown(METHOD_HEADER, table_of_methods), ""]
+    lines = [table_of_code(METHOD_HEADER, table_of_methods), ""]
     lines += ["Why some do not fold into a plain Transformer:", "", *reasons, ""]
-    lines += [markdown(MODIFIER_HEADER, modifier_rows()), ""]
-    lines.append(markdown(OPTION_HEADER, options))
+    lines += [table_of_code(MODIFIER_HEADER, modifier_rows()), ""]
+    lines.append(table_of_code(OPTION_HEADER, options))
     return "\n".join(lines)
 
 
 def with_users(page: str) -> str:
-    """Fill the last column of the table of initialisations: the methods that use each profile by default."""
+    """Return a page with the last column of its table of initialisations filled: the methods that use each by default.
+
+    page: the text of docs/methods.md. The first cell of a row names an initialisation, a key of PROFILES.
+    """
     for profile in PROFILES:
         users = ", ".join(name for name in sorted(METHODS) if get_method(name).init_profiles[0] == profile)
         page = re.sub(rf"^(\| `{profile}` \|.*\|) .* \|$", rf"\1 {users} |", page, flags=re.MULTILINE)
@@ -61,7 +69,7 @@ def with_users(page: str) -> str:
 
 
 def write(page: Path) -> None:
-    """Replace what stands between the marks of a page, and the last column of its table of initialisations."""
+    """Replace the text between the two comments of the file `page`, and fill its table of initialisations."""
     before, rest = page.read_text(encoding="utf-8").split(FIRST_MARK)
     after = rest.split(LAST_MARK)[1]
     rendered = f"{before}{FIRST_MARK}{methods_page()}\n{LAST_MARK}{after}"

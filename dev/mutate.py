@@ -31,24 +31,28 @@ sys.path.insert(0, str(ROOT))
 
 from dev.mutants import PACKAGE, Mutant, draw  # noqa: E402
 
-RECORD = ROOT / "coverage" / "contexts"
+RECORD = ROOT / "coverage" / "contexts"  # coverage's database: which test runs which line
 AT_ONCE = 60  # tests in one call of pytest, whose start takes as long as ten short tests
 LIMIT = 900  # seconds of tests for a mistake
 
 
 def record(arguments: list[str]) -> int:
-    """Run the default suite with coverage, a context for each test; return pytest's status."""
+    """Run the default suite with coverage, and write RECORD anew; return pytest's status.
+
+    Coverage keeps beside each line the names of the tests that ran it, as its contexts. arguments: more words for
+    pytest.
+    """
     RECORD.parent.mkdir(exist_ok=True)
     for old in RECORD.parent.glob("contexts*"):
         old.unlink()
     environment = os.environ | {"COVERAGE_FILE": str(RECORD), "PYTHONPATH": str(ROOT)}
     coverage = ("--cov", "--cov-context=test", "--cov-report=", "-p", "dev.contexts")
-    # pytest-cov names the tests in worker processes alone where --dist is given, so there are always some
+    # without --dist, pytest-cov would name no tests in xdist's worker processes
     words = ["pytest", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", *coverage, *arguments]
     status = subprocess.run([sys.executable, "-m", *words], cwd=ROOT, env=environment, check=False).returncode
 
-    parts = [str(path) for path in RECORD.parent.glob("contexts.*")]
-    if parts:  # of programs that tests started
+    parts = [str(path) for path in RECORD.parent.glob("contexts.*")]  # of programs that tests started
+    if parts:
         combine = [sys.executable, "-m", "coverage", "combine", "--append", "--quiet", *parts]
         subprocess.run(combine, cwd=ROOT, env=environment, check=False)
     return status
@@ -57,22 +61,24 @@ def record(arguments: list[str]) -> int:
 class Record:
     """Which tests run which lines, as coverage has recorded it.
 
-    A line that runs in a fixture that several tests share counts for the first of them alone.
+    A test is named as pytest names one case of it, FILE::TEST[PARAMETERS]. A line that runs in a fixture that several
+    tests share counts for the first of them alone.
     """
 
     def __init__(self, path: Path) -> None:
-        """Read coverage's database."""
+        """Read coverage's database, the file `path`: in SQLite, its table line_bits has a row a file and context."""
         from coverage.numbits import numbits_to_nums
 
+        # {file, as "deepnet_fairseq/errors.py": {line: names of the tests that run it}}
         self.tests: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
-        self.lines: Counter[str] = Counter()  # test -> lines of the package that it runs
+        self.lines: Counter[str] = Counter()  # {name of a test: number of lines of the package that it runs}
         rows = sqlite3.connect(path).execute(
             "select file.path, context.context, line_bits.numbits from line_bits"
             " join file on file.id = line_bits.file_id join context on context.id = line_bits.context_id"
         )
         for file, context, numbits in rows:
             test = re.sub(r"\|(setup|run|teardown)$", "", context)  # pytest-cov's word for the phase of the test
-            if not test or f"/{PACKAGE}/" not in file:
+            if not test or f"/{PACKAGE}/" not in file:  # lines that run outside of any test have the context ""
                 continue
             short = f"{PACKAGE}/" + file.rpartition(f"/{PACKAGE}/")[2]
             numbers = numbits_to_nums(numbits)
@@ -81,9 +87,10 @@ class Record:
                 self.tests[short][number].add(test)
 
     def of(self, mutant: Mutant) -> list[str]:
-        """Return the test functions that run a mutant's line, the most specific first, each with all of its cases.
+        """Return the names of the test functions that run a mutant's line, those first that run the fewest lines.
 
-        A case is no name that pytest takes back if its parameters hold brackets or line ends.
+        They are names without parameters, so that all cases of a function run: parameters with brackets or line ends
+        make a name that pytest does not find.
         """
         cases = self.tests[mutant.path][mutant.line]
         by_lines = sorted(cases, key=lambda case: (self.lines[case], case))
@@ -91,12 +98,14 @@ class Record:
 
 
 def first_failure(folder: Path, tests: list[str]) -> str:
-    """Run tests in `folder` until one fails; return its name, "" if none has failed after LIMIT seconds.
+    """Run tests in their order until one fails; return its name, "" if none has failed in all or after LIMIT seconds.
 
-    Ends the program if pytest cannot run the tests.
+    folder: a copy of the repository; tests: names as Record.of returns them. Where pytest fails without naming a test,
+    "a test" stands for it, and "a test that does not end" for one that is still running long after the limit. Ends the
+    program if pytest cannot run the tests.
     """
     environment = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
-    environment.pop("COVERAGE_PROCESS_CONFIG", None)
+    environment.pop("COVERAGE_PROCESS_CONFIG", None)  # coverage, if it runs, shall not follow into these tests
     began = time.monotonic()
     for first in range(0, len(tests), AT_ONCE):
         left = LIMIT - (time.monotonic() - began)
@@ -115,14 +124,14 @@ def first_failure(folder: Path, tests: list[str]) -> str:
         for line in ended.stdout.splitlines():
             if line.startswith(("FAILED ", "ERROR ")):
                 return line.split(" ", 1)[1].split(" - ")[0]
-        if ended.returncode > 1:  # such as a test that is gone: the record is of another tree
+        if ended.returncode > 1:  # pytest could not run them, as when a test is gone: the record is of another tree
             sys.exit(f"pytest ended with status {ended.returncode}: {ended.stdout[-500:]}{ended.stderr[-500:]}")
         return "a test"
     return ""
 
 
 def copy_tree(folder: Path) -> None:
-    """Copy the files that git knows into `folder`."""
+    """Copy the files that git tracks, as they are in this tree now, into `folder`."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, listed.split("\0")):
         target = folder / name
@@ -131,7 +140,7 @@ def copy_tree(folder: Path) -> None:
 
 
 def main() -> int:
-    """Run the command; return its exit status."""
+    """Record the tests of each line, or draw mistakes and try them; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("seed", nargs="?", type=int, metavar="SEED", help="draws the mistakes")
     record_help = "record which test runs which line; words behind it go to pytest"
@@ -147,30 +156,31 @@ def main() -> int:
         sys.exit("coverage/contexts: no such file; run `python dev/mutate.py --record` first")
 
     record_of_lines = Record(RECORD)
-    unnoticed = []
+    unnoticed = []  # mutants
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
         copy_tree(copy)
         for number, mutant in enumerate(draw(ROOT, args.seed, args.count), start=1):
             began = time.monotonic()
             tests = record_of_lines.of(mutant)
+            # put the mistake into the copy while the tests run
             path = copy / mutant.path
             original = path.read_bytes()
             path.write_text(mutant.source(ROOT), encoding="utf-8")
             try:
-                noticed = first_failure(copy, tests)
+                failed_test = first_failure(copy, tests)
             finally:
                 path.write_bytes(original)
 
             seconds = time.monotonic() - began
-            if noticed:
-                result = f"noticed by {noticed}"
+            if failed_test:
+                result = f"noticed by {failed_test}"
             elif tests:
                 result = f"NOT NOTICED by {len(tests)} tests"
             else:
                 result = "NOT NOTICED: no test runs the line"
             print(f"{number:3d}  {seconds:4.0f} s  {mutant}  {result}", flush=True)
-            if not noticed:
+            if not failed_test:
                 unnoticed.append(mutant)
 
     print(f"\n{args.count - len(unnoticed)} of {args.count} noticed, seed {args.seed}")

@@ -11,7 +11,10 @@ from mypy.types import AnyType, Type, TypeOfAny, UnionType, get_proper_type
 
 
 def _any_if_union(context: AttributeContext) -> Type:
-    """Return Any in place of a union, which is what torch annotates, and another type as it is."""
+    """Return the type of an attribute that mypy found by Module.__getattr__: Any where torch says Tensor | Module.
+
+    A class that annotates its own __getattr__ with another type keeps that. context: mypy's, with the type it found.
+    """
     if isinstance(get_proper_type(context.default_attr_type), UnionType):
         return AnyType(TypeOfAny.special_form)
     return context.default_attr_type
@@ -21,7 +24,11 @@ class ModuleTables(Plugin):
     """Plugin that types members found by Module.__getattr__; declared members keep their type."""
 
     def get_attribute_hook(self, fullname: str):
-        """Return the function that types an attribute, by the attribute's full name; None leaves it to mypy."""
+        """Return the function that gives an attribute its type; None leaves the type to mypy.
+
+        fullname: the class in which mypy found the attribute, or its __getattr__, and the attribute's name. mypy calls
+        this for every attribute.
+        """
         if fullname.startswith("torch.nn.modules.module.Module."):
             return _any_if_union
         return None

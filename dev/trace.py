@@ -28,7 +28,7 @@ from deepnet_fairseq.plugin.trainer import batches_by_update, build_trainer, mak
 from deepnet_fairseq.text_table import markdown
 
 PACKAGE = Path(__file__).resolve().parents[1] / "deepnet_fairseq"
-SIZES = {"train": 200, "valid": 10, "test": 10}
+SIZES = {"train": 200, "valid": 10, "test": 10}  # sentence pairs
 FLAGS = (
     "--arch=deepnet_transformer_tiny", "--encoder-layers=2", "--decoder-layers=2", "--max-tokens=400", "--cpu",
     "--optimizer=deepnet_adam", "--lr=1e-3", "--num-workers=0", "--share-all-embeddings", "--disable-validation",
@@ -37,12 +37,16 @@ FLAGS = (
 
 @dataclass
 class Trace:
-    """The files of the package whose functions were called, in order, a file once for calls in a row."""
+    """The files of the package whose functions were called, in the order of the calls.
+
+    visits: their paths in the package; a file stands there once for calls in a row, and again when the calls come back
+    to it from another file.
+    """
 
     visits: list[str] = field(default_factory=list)
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
-        """Note a call; sys.setprofile calls this for every event."""
+        """Note the file of a call. sys.setprofile calls this for every call and return, with the callee's frame."""
         if event != "call":
             return
         name = frame.f_code.co_filename
@@ -59,7 +63,7 @@ class Trace:
 
 @contextmanager
 def traced() -> Iterator[Trace]:
-    """Trace the calls in a block, in threads that it starts, too."""
+    """Trace the calls that are made in a `with` block, also in threads that it starts; the block gets the Trace."""
     trace = Trace()
     threading.setprofile(trace)
     sys.setprofile(trace)
@@ -71,7 +75,7 @@ def traced() -> Iterator[Trace]:
 
 
 def make_data(folder: Path) -> Path:
-    """Make a small corpus and return the folder of its binarised data."""
+    """Make a small corpus of generated language below `folder`, and return the folder of its binarised data."""
     text = folder / "text"
     language.write_corpus(language.make_corpus(SIZES, nouns=20, verbs=10), text)
     prepare_text(("qaa", "qab"), {split: str(text / split) for split in SIZES}, folder / "bin", vocab=150)
@@ -79,13 +83,14 @@ def make_data(folder: Path) -> Path:
 
 
 def traces(folder: Path) -> dict[str, Trace]:
-    """Train for five updates, save, and resume; return the traces by what was done. folder: for text and checkpoint."""
+    """Train for five updates, save, and resume; return {what was done: its Trace}. folder: for text and checkpoint."""
     words = [str(make_data(folder)), *FLAGS, "--save-dir", str(folder / "run")]
-    found = {}
+    found = {}  # each `with traced()` puts its Trace here
     with traced() as found["until the first update"]:
         trainer = build_trainer(parse_training_flags(words))
         source = batches_by_update(trainer)
         first = next(source)
+    # the first updates also allocate and check what later ones find ready
     make_update(trainer, first)
     for _ in range(3):
         make_update(trainer, next(source))
@@ -94,6 +99,7 @@ def traces(folder: Path) -> dict[str, Trace]:
 
     checkpoint = folder / "run" / "checkpoint_last.pt"
     checkpoint.parent.mkdir()
+    # what fairseq-train itself stores beside the trainer's state: where it is in the data, and the validation loss
     extra_state = {"train_iterator": {"epoch": 1, "iterations_in_epoch": 5}, "val_loss": None}
     with traced() as found["a save"]:
         trainer.consolidate_optimizer()
@@ -105,7 +111,7 @@ def traces(folder: Path) -> dict[str, Trace]:
 
 
 def main() -> None:
-    """Print the table."""
+    """Trace the training, print a table, and with --files the names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", action="store_true", help="name the files, in the order in which they are entered")
     args = parser.parse_args()

@@ -1,4 +1,7 @@
-"""Trainings, translations and scores of the list's parts, by fairseq's own programs."""
+"""Trainings, translations and scores of the list's parts, by fairseq's own programs.
+
+A part yields rows, dictionaries of what it measured: one is what a training or a translation returns here.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +21,25 @@ from .work import PYTHON, SO_FAR, PartFailed, Work
 
 DIVERGED, STUCK = 3, 4  # fairseq-train's statuses for trainings that are results, too
 ENDINGS = {0: "trained", DIVERGED: "diverged", STUCK: "stuck"}
+# flags of every training
 COMMON = """--user-dir deepnet_fairseq --arch deepnet_transformer --share-all-embeddings --criterion
     label_smoothed_cross_entropy --label-smoothing 0.1 --adam-betas '(0.9, 0.98)' --seed 1 --log-format json
     --distributed-world-size 1 --no-epoch-checkpoints --save-interval 100000 --validate-interval 100000"""
+# flags of the model in miniature, behind those of its own size
 MINIATURE = "--encoder-embed-dim 16 --encoder-ffn-embed-dim 32 --encoder-attention-heads 2"
 
 
 def model_flags(method: str, layers: int) -> list[str]:
-    """Return the flags of a method, and of as many layers in the encoder as in the decoder."""
-    own = shlex.split(" ".join(METHODS[method].train_flags))
-    return [f"--method={method}", *own, f"--encoder-layers={layers}", f"--decoder-layers={layers}"]
+    """Return the flags of fairseq-train for a method, and for so many layers in the encoder and in the decoder."""
+    flags_of_method = shlex.split(" ".join(METHODS[method].train_flags))  # that it needs beside --method
+    return [f"--method={method}", *flags_of_method, f"--encoder-layers={layers}", f"--decoder-layers={layers}"]
 
 
 class Training:
-    """A training by fairseq-train that saves into FOLDER/NAME and logs into FOLDER/NAME.log.
+    """A training by fairseq-train that saves into FOLDER/NAME and logs into FOLDER/NAME.log, FOLDER being the part's.
 
-    flags: beside COMMON and --max-update, which is `updates`. facts: of the training, for its row of the record.
+    work: of the part. data: folder of the binarised data. flags: beside COMMON and --max-update, which is `updates`.
+    facts: entries for the row of the training, such as its "what". began: moment of time.monotonic() of its last start.
     """
 
     def __init__(
@@ -56,41 +62,49 @@ class Training:
         self.began = time.monotonic()
 
     def by_torchrun(self, processes: int) -> None:
-        """Start one process for each of so many GPUs of this machine."""
-        program = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-        at = self.command.index("-m")
-        self.command[at:at] = program
+        """Change the command so that torchrun starts so many processes, one for each GPU of this machine."""
+        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+        at = self.command.index("-m")  # of "-m fairseq_cli.train", which torchrun takes behind its own flags
+        self.command[at:at] = torchrun
         self.command.append(f"--distributed-world-size={processes}")
 
     @property
     def checkpoint(self) -> Path:
-        """Return the place of the last checkpoint."""
+        """The file of the last checkpoint, which may not exist yet."""
         return self.folder / "checkpoint_last.pt"
 
     def run(self, share: float = 1.0, begins_at: float = 0.0) -> dict:
-        """Train to the end, or until the training diverges or is stuck; return what the log says.
+        """Train to the end, or until the training diverges or is stuck; return its row, see `result`.
 
-        begins_at, share: how much of the part is over before the training and after it, from 0 to 1; meanwhile it is
-        noted by the updates that are made.
+        PartFailed if fairseq-train ends otherwise. begins_at, share: the share of the part that is over when the
+        training begins, and when it ends, from 0 to 1. While it runs, its share and its row so far are noted in the
+        part's folder, for a part that is cut off.
         """
 
         def look() -> None:
+            """Note the share of the part that is over, in proportion to the updates, and the row so far."""
             done = self.last_update() / self.updates
             self.work.share(begins_at + (share - begins_at) * done)
             self.work.so_far(self.result(None))
 
         self.began = time.monotonic()
         status = self.work.run(self.command, self.name, allowed=tuple(ENDINGS), look=look)
-        (self.work.folder / SO_FAR).unlink(missing_ok=True)
+        (self.work.folder / SO_FAR).unlink(missing_ok=True)  # from here on the part has the row itself
         return self.result(status)
 
     def start(self) -> subprocess.Popen:
-        """Start training, and return the process."""
+        """Start the training, and return its process without waiting for it."""
         self.began = time.monotonic()
         return self.work.start(self.command, self.name)
 
     def result(self, status: int | None) -> dict:
-        """Return how the training ended, and what its log says. status: of fairseq-train, None while it runs."""
+        """Return the row of the training: `facts`, how it ended, and what its log says.
+
+        status: exit status of fairseq-train, None while it runs. The entries are "command"; "ended" (a value of
+        ENDINGS, or "cut off" while it runs); "seconds" since its start; "updates" made; "seconds_an_update", the
+        median; "losses" and "valid_losses", lists of [update, bits a token]; "graphs", what --cuda-graphs said; and
+        "peak_GiB" of the GPU's memory.
+        """
         entries = logged(self.log, "train_inner")
         validations = logged(self.log, "valid")
         return self.facts | {
@@ -112,7 +126,10 @@ class Training:
 
 
 def logged(log: Path, kind: str) -> list[dict]:
-    """Return the entries of a kind, train_inner or valid, in fairseq's log of JSON; none if there is no log yet."""
+    """Return the entries of a kind, train_inner or valid, in fairseq's log of JSON; none if there is no log yet.
+
+    A line is "TIME | INFO | KIND | {...}". The last one may be half written and is left out then.
+    """
     if not log.exists():
         return []
     mark = f"| {kind} | {{"
@@ -124,23 +141,29 @@ def logged(log: Path, kind: str) -> list[dict]:
 
 
 def seconds_an_update(entries: list[dict]) -> float | None:
-    """Return the median over the intervals of a log, of which the first begins with the program; None without one."""
+    """Return the median seconds of an update over the logged intervals; None if there are not two of them.
+
+    The first interval is left out, since it includes the start of the program. entries: of kind train_inner.
+    """
     seconds = []
     for entry in entries[1:]:
-        words_a_second = float(entry["wps"])
+        words_a_second = float(entry["wps"])  # "wpb" are the words (tokens) of a batch
         if words_a_second > 0:
             seconds.append(float(entry["wpb"]) / words_a_second)
     return round(statistics.median(seconds), 5) if seconds else None
 
 
 def graph_lines(log: Path) -> list[str]:
-    """Return what --cuda-graphs said of itself: shapes, seconds of capture, padding, or why there are no graphs."""
+    """Return what --cuda-graphs said in a log: shapes, seconds of capture, padding, or why there are no graphs.
+
+    The line of the command, which begins with "$", also names the flag, but tells nothing.
+    """
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
     return [line.split("| ")[-1] for line in lines if "--cuda-graphs" in line and not line.startswith("$")]
 
 
 def without_paths(words: list[str]) -> list[str]:
-    """Return a command without the folders of this machine."""
+    """Return the words of a command without this machine's folders: "python", and the names of absolute paths alone."""
     shown = []
     for word in words:
         if word == PYTHON:
@@ -153,7 +176,11 @@ def without_paths(words: list[str]) -> list[str]:
 
 
 def peak_memory(log: Path) -> float | None:
-    """Return the GiB that a training had allocated at most, by its log; None on a CPU."""
+    """Return the GiB of the GPU's memory that a training had allocated at most, by its log; None on a CPU.
+
+    fairseq logs at its start the memory of the GPU ("total memory"), and in each line how much of it PyTorch's
+    allocator had left since the line before ("gb_free").
+    """
     free = [float(entry["gb_free"]) for entry in logged(log, "train_inner") if "gb_free" in entry]
     if not free:
         return None
@@ -163,9 +190,12 @@ def peak_memory(log: Path) -> float | None:
 
 
 def translate(work: Work, data: Path, checkpoint: Path, flags: list[str], subset: str, tokenize: str) -> dict:
-    """Translate a test set by fairseq-generate and return BLEU and speed.
+    """Translate a test set by fairseq-generate, and return a row with BLEU and speed.
 
-    flags: beam, lengths and so on; tokenize: sacreBLEU's tokeniser, "none" for text that is in tokens already.
+    data: folder of the binarised data; flags: of fairseq-generate, for the beam, lengths and so on; subset: fairseq's
+    name of the test set, test or test1; tokenize: sacreBLEU's tokeniser, "none" for text that is in tokens already. The
+    entries are "subset", "bleu", its "signature", the number of "sentences", and those of generation_speed. PartFailed
+    if fairseq-generate fails or prints no references.
     """
     name = f"generate_{subset}"
     place = ["--cpu"] if work.miniature else ["--fp16"]

@@ -1,4 +1,8 @@
-"""What a part of the list works with: its folder, its time, and programs that end when it ends."""
+"""What a part of the list works with: its folder, its time, and programs that end when it ends.
+
+A part is one entry of the list. It runs in a process of its own, which may be killed when its time is over ("cut off"),
+with all programs that it started. What it measured are rows: dictionaries, for the record of this try.
+"""
 
 from __future__ import annotations
 
@@ -16,35 +20,32 @@ from deepnet_fairseq.files import whole
 
 from .records import ROOT
 
-ROWS, SHARE, SO_FAR = "rows.jsonl", "share", "so_far.json"  # files of a part's folder, for the record
+# Files of a part's folder, from which the record is made: its rows, one a line; the share of its work that it has done;
+# and the row of the training that runs, which counts only if the part is cut off.
+ROWS, SHARE, SO_FAR = "rows.jsonl", "share", "so_far.json"
 PYTHON = sys.executable
 POLL = 0.5  # seconds between looks at whether a program still runs
 LOOK = 5.0  # seconds between looks at what it has done
 
 
 class PartFailed(Exception):
-    """A program of a part ended as it should not have. The text is one line that names its log."""
+    """A program of a part failed. The text is one line: the program, its status and the last line of its log."""
 
 
 @dataclass
 class Work:
-    """Folder, time and device of one part.
+    """The place and the time of one part."""
 
-    folder: for all that it writes. text: the prepared text. until: moment of time.monotonic() at which it has to be
-    over. longest: seconds that one part may take at most in this call. miniature: tiny models, and a CPU in place of
-    the GPU. records: of the parts that ran before.
-    """
-
-    folder: Path
-    text: Path
-    until: float
-    longest: float = 480.0
-    miniature: bool = False
-    records: list[dict] = field(default_factory=list)
+    folder: Path  # for all that it writes
+    text: Path  # folder of the prepared texts, see text.py: language and perhaps mix, both binarised
+    until: float  # moment of time.monotonic() at which it has to be over
+    longest: float = 480.0  # seconds that one part may take at most in this call of dev/gpu_minutes.sh
+    miniature: bool = False  # whether it has tiny models, and a CPU in place of the GPU
+    records: list[dict] = field(default_factory=list)  # of all tries of parts before this one, the oldest first
 
     @property
     def corpus(self) -> Path:
-        """Return the text of parts that measure no translations: German-English, or the language if that is missing."""
+        """The text for parts that score no translations: German-English if it is there, else the generated language."""
         mix = self.text / "mix"
         return mix if mix.exists() else self.text / "language"
 
@@ -53,17 +54,24 @@ class Work:
         return self.until - time.monotonic()
 
     def share(self, done: float) -> None:
-        """Note which share of the part is over, from 0 to 1, for the plan of the next try if it is cut off."""
+        """Note the share of the part's work that is done, from 0 to 1.
+
+        If the part is cut off, the seconds that the next try needs are predicted from it.
+        """
         with whole(self.folder / SHARE) as part:
             part.write_text(f"{done:.3f}", encoding="utf-8")
 
     def so_far(self, row: dict) -> None:
-        """Note what is known already, for the record if the part is cut off."""
+        """Note a row as far as it is known, which the record gets if the part is cut off now."""
         with whole(self.folder / SO_FAR) as part:
             part.write_text(json.dumps(row), encoding="utf-8")
 
     def start(self, command: list, name: str, out: Path | None = None) -> subprocess.Popen:
-        """Start a program from the project's root. FOLDER/NAME.log gets what it prints; `out`, its standard output."""
+        """Start a program in the project's root and return its process.
+
+        command: its words, of types that str turns into text. FOLDER/NAME.log gets a line "$ COMMAND" and what the
+        program prints. out: another file for its standard output, None for none.
+        """
         words = [str(word) for word in command]
         with open(self.log(name), "a", encoding="utf-8") as errors:
             errors.write(f"$ {shlex.join(words)}\n")
@@ -74,7 +82,7 @@ class Work:
                 return subprocess.Popen(words, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=errors)
 
     def wait(self, process: subprocess.Popen, look: Callable[[], None] | None = None) -> int:
-        """Wait for a program and return its status; `look` is called now and then meanwhile."""
+        """Wait for a program to end and return its exit status. look: is called every LOOK seconds meanwhile."""
         looked = time.monotonic()
         while process.poll() is None:
             time.sleep(POLL)
@@ -91,25 +99,28 @@ class Work:
         allowed: tuple[int, ...] = (0,),
         look: Callable[[], None] | None = None,
     ) -> int:
-        """Run a program to its end; return its status, which must be one of `allowed`, else PartFailed."""
+        """Run a program to its end; return its exit status, which must be one of `allowed`, else PartFailed.
+
+        command, name, out: as in `start`; look: as in `wait`.
+        """
         status = self.wait(self.start(command, name, out), look)
         if status not in allowed:
             raise PartFailed(f"{name} ended with status {status}: {last_line(self.log(name))}")
         return status
 
     def log(self, name: str) -> Path:
-        """Return the file for what a program prints."""
+        """Return the file FOLDER/NAME.log, which `start` writes for the program with that name."""
         return self.folder / f"{name}.log"
 
 
 def last_line(log: Path) -> str:
-    """Return the last line of a log that is not empty, cut to the length of a message."""
+    """Return the last line of a log that is not blank, cut to 300 characters; "no message" if all are."""
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
     lines = [line.strip() for line in lines if line.strip()]
     return lines[-1][:300] if lines else "no message"
 
 
 def kill(process: subprocess.Popen) -> None:
-    """Kill a program as an out-of-memory killer or a lost machine does, and wait until it is gone."""
+    """Kill a program with SIGKILL, as when the machine is lost, and wait until it is gone."""
     process.send_signal(signal.SIGKILL)
     process.wait()
