@@ -14,8 +14,12 @@ from deepnet_fairseq.tools.environment import environment
 
 
 def integers(text: str) -> list[int]:
-    """Return the integers of a list with commas."""
+    """Return the integers of a text, which commas separate, as [1, 32] for "1,32"."""
     return [int(number) for number in text.split(",")]
+
+
+# The next five functions are the commands. A name and a docstring are what --help says of a command; the parsed flags
+# go to the function of that name in the command's module, which is imported only then.
 
 
 def speed(args: argparse.Namespace) -> None:
@@ -54,20 +58,22 @@ def threads(args: argparse.Namespace) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of all commands."""
+    """Return the parser of all commands; `run` of what it parses is the command's function."""
     main_parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     commands = main_parser.add_subparsers(required=True, metavar="COMMAND")
-    models = argparse.ArgumentParser(add_help=False)
-    models.add_argument("--candidates", default="ours,stock,torchscale", help="models (default: %(default)s)")
+    # flags that two commands share
+    of_models = argparse.ArgumentParser(add_help=False)
+    of_models.add_argument("--candidates", default="ours,stock,torchscale", help="models (default: %(default)s)")
     variant = "our model once more, with further flags of fairseq-train"
-    models.add_argument("--variant", action="append", default=[], metavar="NAME=FLAGS", help=variant)
+    of_models.add_argument("--variant", action="append", default=[], metavar="NAME=FLAGS", help=variant)
 
     def add(run, **others) -> argparse.ArgumentParser:
+        """Add a command that calls `run` with the parsed flags; return its parser. others: of argparse's add_parser."""
         command = commands.add_parser(run.__name__, help=run.__doc__, description=run.__doc__, **others)
         command.set_defaults(run=run)
         return command
 
-    sub = add(speed, parents=[models])
+    sub = add(speed, parents=[of_models])
     gpu = torch.cuda.is_available()
     sub.add_argument("--depths", default="6-6,18-18", help="ENCODER-DECODER layers (default: %(default)s)")
     sub.add_argument("--widths", default="tiny", help="tiny (64), base (512), large (1,024) (default: %(default)s)")
@@ -109,7 +115,7 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
     sub.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="further flags of fairseq-train, at the end")
 
-    sub = add(launches, parents=[models])
+    sub = add(launches, parents=[of_models])
     sub.add_argument("--depth", default="18-18", help="ENCODER-DECODER layers (default: %(default)s)")
     sub.add_argument("--width", default="base", help="tiny (64), base (512), large (1,024) (default: %(default)s)")
     sub.add_argument("--precision", choices=("fp32", "bf16", "fp16", "amp"), default="fp16")
@@ -126,14 +132,18 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run one command; a mistake of the user ends it with one line and status 1."""
+    """Print a line about the machine, then run one command; a mistake of the user ends it with one line and status 1.
+
+    argv: the words of the command line, None for those of this process.
+    """
     args = parser().parse_args(argv)
     register()
     logging.getLogger("fairseq").setLevel(logging.WARNING)
     try:
-        where = environment(gpus=int(getattr(args, "device", "cpu") == "cuda"))
-        versions = ", ".join(map(" ".join, where["versions"].items()))
-        print(f"{where['hardware']}, {torch.get_num_threads()} threads, commit {where['commit']}; {versions}\n")
+        on_gpu = getattr(args, "device", "cpu") == "cuda"  # only `speed` has --device
+        machine = environment(gpus=int(on_gpu))
+        versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+        print(f"{machine['hardware']}, {torch.get_num_threads()} threads, commit {machine['commit']}; {versions}\n")
         args.run(args)
     except UserError as error:
         sys.exit(f"benchmarks: error: {error}")

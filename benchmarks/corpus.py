@@ -18,7 +18,7 @@ from deepnet_fairseq.plugin.building import blank_task
 from deepnet_fairseq.plugin.flags import flag
 
 NAME = "deepnet_benchmark"
-SENTENCES = 20_000
+SENTENCES = 20_000  # pairs of a source and a target
 # The lengths of IWSLT-14 German-English in joint BPE of 10,000 merges are near a log-normal distribution with this
 # median and spread on both sides; the lengths of a source and its target are correlated.
 MEDIAN, SPREAD, CORRELATION, LONGEST = 20, 0.66, 0.97, 245
@@ -34,14 +34,16 @@ class BenchmarkTaskConfig(TranslationConfig):
 
 @register_task(NAME, dataclass=BenchmarkTaskConfig)
 class BenchmarkTask(TranslationTask):
-    """fairseq's own translation task with a made-up dictionary and made-up sentences."""
+    """fairseq's own translation task with a made-up dictionary and made-up sentences; it reads no files."""
 
     @classmethod
     def setup_task(cls, cfg: BenchmarkTaskConfig, **kwargs) -> "BenchmarkTask":
+        """Return the task, whose source and target share a dictionary of cfg.benchmark_vocabulary types."""
         dictionary = blank_task(cfg.benchmark_vocabulary).source_dictionary
         return cls(cfg, dictionary, dictionary)
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
+        """Make the dataset of a split, whichever it is, of the same sentences."""
         source, target = sentences(self.cfg.benchmark_vocabulary)
         source_sizes = numpy.array([len(line) for line in source])
         target_sizes = numpy.array([len(line) for line in target])
@@ -57,9 +59,10 @@ class BenchmarkTask(TranslationTask):
 
 @lru_cache(maxsize=2)
 def sentences(vocabulary: int, seed: int = 1) -> tuple[list, list]:
-    """Return SENTENCES lines of source and of target, int64 of shape (length + 1,), with tokens by Zipf's law and eos.
+    """Draw SENTENCES sentences; return (sources, targets), lists of tensors of token numbers.
 
-    vocabulary: types of the dictionary, the special ones included.
+    A sentence is int64 (length + 1,): tokens drawn by Zipf's law (the frequency of a type is 1 / its rank), and the end
+    of the sentence. vocabulary: types of the dictionary, the special ones included.
     """
     # two standard normal numbers a sentence, correlated; exp makes the lengths of source and target log-normal
     normal = numpy.random.default_rng(seed).standard_normal((SENTENCES, 2))
@@ -67,10 +70,10 @@ def sentences(vocabulary: int, seed: int = 1) -> tuple[list, list]:
     lengths = numpy.rint(MEDIAN * numpy.exp(SPREAD * normal)).clip(1, LONGEST).astype(int)
 
     generator = numpy.random.default_rng(seed)
-    frequencies = 1 / numpy.arange(1, vocabulary - SPECIALS + 1)
+    frequencies = 1 / numpy.arange(1, vocabulary - SPECIALS + 1)  # of types by rank, not yet normalised
     probabilities = frequencies / frequencies.sum()
     eos = torch.tensor([blank_task(SPECIALS).source_dictionary.eos()])
-    sides = []
+    sides = []  # sources, targets
     for side in range(2):
         ranks = generator.choice(len(frequencies), lengths[:, side].sum(), p=probabilities)
         tokens = torch.from_numpy(ranks + SPECIALS)

@@ -1,7 +1,8 @@
 """Speed of one checkpoint as it is deployed: each program translates the same test set, in a process of its own.
 
-Stock fairseq-generate reads the folded model, ours the model as it is, CTranslate2 and transformers read what
-`deepnet export` makes of it. All get the same sentences in the same batches.
+Stock fairseq-generate reads the folded model (a plain Transformer whose weights contain the method's factors), ours the
+model as it is, CTranslate2 and transformers read what `deepnet export` makes of it. All get the same sentences in the
+same batches. A candidate is a program by its name in PROGRAMS; translate.py runs one of them.
 """
 
 from __future__ import annotations
@@ -36,22 +37,17 @@ COLUMNS = [
     Column("tokens/s", ""), Column("BLEU", ""), Column("peak memory", "B"), Column("start to end"),
     Column("on disk", "B"),
 ]  # fmt: skip
-# fields that the task reads from other sections of a run's config
-ALONE: dict[str, Any] = {"dataset_impl": None, "required_seq_len_multiple": 1, "train_subset": ""}
+# fields that TranslationTask takes from other sections of a run's config, with their defaults
+TASK_FIELDS: dict[str, Any] = {"dataset_impl": None, "required_seq_len_multiple": 1, "train_subset": ""}
 
 
 class Program(NamedTuple):
-    """A program that translates.
+    """A program that translates."""
 
-    command: of `deepnet`, which writes the program's model; {checkpoint} and {data} stand for the user's. name: of its
-    function in translate.py. flags: further ones of fairseq-generate. type: of CTranslate2's numbers, "float32" or
-    "int8".
-    """
-
-    command: tuple[str, ...]
-    name: str
-    flags: tuple[str, ...] = ()
-    type: str = ""
+    command: tuple[str, ...]  # words behind `deepnet`, which write its model; {checkpoint}, {data}: those of the user
+    name: str  # of its function in translate.py
+    flags: tuple[str, ...] = ()  # further flags of fairseq-generate
+    type: str = ""  # of CTranslate2's numbers, "float32" or "int8"; "" for another program
 
 
 EXPORT = ("export", "{checkpoint}", "--data", "{data}", "--to")
@@ -66,13 +62,17 @@ PROGRAMS = {
 
 
 def deployed(args: argparse.Namespace) -> None:
-    """Print a table of the programs' speeds under each kind of batch."""
+    """Print a table of the candidates' speeds with each kind of batch.
+
+    args: the flags of `python -m benchmarks deployed`. UserError for an unknown candidate or kind of batch, and for a
+    checkpoint of another task.
+    """
     for flag, names, known in (("--candidates", args.candidates, PROGRAMS), ("--batches", args.batches, BATCHES)):
         unknown = [name for name in names.split(",") if name not in known]
         if unknown:
             raise UserError(f"{flag} {','.join(unknown)}: there are {', '.join(known)}")
 
-    _, cfg = from_checkpoint(args.checkpoint)
+    _model, cfg = from_checkpoint(args.checkpoint)
     if cfg.task._name != "translation":
         raise UserError(f"{args.checkpoint}: is of --task {cfg.task._name}; this benchmark is for --task translation")
     task = task_on(args.data, (cfg.task.source_lang, cfg.task.target_lang), args.subset)
@@ -81,24 +81,25 @@ def deployed(args: argparse.Namespace) -> None:
     cells: list[Cell] = []
     with tempfile.TemporaryDirectory(prefix="deepnet-deployed-") as folder:
         work = Path(folder)
-        # name -> size on disk, and the error of a failed export, whose cell then takes no turn
         models = {name: exported(name, args, work) for name in args.candidates.split(",")}
         for kind in args.batches.split(","):
-            test = TestSet(args, languages, kind, work)
-            of_kind = {}
+            test_set = TestSet(args, languages, kind, work)
+            cells_of_kind = {}  # by candidate
             runs = {}
             for name, (facts, reason) in models.items():
-                of_kind[name] = Cell(name, (kind,), facts=facts, reason=reason)
-                runs[name] = partial(test.translate, name)
-            take_turns(of_kind, runs, range(args.rounds))
-            cells += of_kind.values()
+                # a cell with a reason, the error of a failed export, takes no turn
+                cells_of_kind[name] = Cell(name, (kind,), facts=facts, reason=reason)
+                runs[name] = partial(test_set.translate, name)
+            take_turns(cells_of_kind, runs, range(args.rounds))
+            cells += cells_of_kind.values()
     print(table(["batches"], COLUMNS, cells))
 
 
 def exported(name: str, args: argparse.Namespace, work: Path) -> tuple[dict[str, float], str]:
-    """Write a program's model to work / name; return its bytes as the cell's fact "on disk", and "" for no error.
+    """Write a program's model to `work` / `name`; return ({"on disk": its bytes}, "").
 
-    If that failed, return no facts, and the last line of the error.
+    Where that fails, return ({}, the last line of the error). These are `facts` and `reason` of the candidate's cells.
+    name: of the candidate; args: the command's flags.
     """
     words = [word.format(checkpoint=args.checkpoint, data=args.data) for word in PROGRAMS[name].command]
     command = [sys.executable, "-m", "deepnet_fairseq", *words, "--out", str(work / name)]
@@ -116,21 +117,27 @@ def last_line(text: str) -> str:
 
 
 def task_on(data: str, languages: tuple[str | None, str | None], subset: str) -> TranslationTask:
-    """Return fairseq's task on a folder of binarised data, with the subset loaded."""
-    cfg = TranslationConfig(data=data, source_lang=languages[0], target_lang=languages[1], **ALONE)
+    """Return fairseq's task on a folder of binarised data, with the dataset `subset` loaded.
+
+    languages: source and target; None where the names of the files in the folder tell them.
+    """
+    cfg = TranslationConfig(data=data, source_lang=languages[0], target_lang=languages[1], **TASK_FIELDS)
     task = TranslationTask.setup_task(cfg)
     task.load_dataset(subset)
     return task
 
 
 class TestSet:
-    """The first sentences of a test set as each program reads them, in fairseq's batches.
+    """The first sentences of a test set in batches of one kind, written in the form that each program reads.
 
-    args: the command's; languages: source and target; kind: of batches, a name of BATCHES; work: folder of the models,
-    in which the test set gets a folder of its own.
+    They are binarised for fairseq-generate, and in batches.json for the other programs, see `listed`.
     """
 
     def __init__(self, args: argparse.Namespace, languages: tuple[str, str], kind: str, work: Path):
+        """Write the files into a folder of their own in `work`, which has the models, too.
+
+        args: the command's flags; languages: source and target; kind: of the batches, a key of BATCHES.
+        """
         self.args = args
         self.work = work
         self.folder = work / f"batches-{kind}"
@@ -140,7 +147,7 @@ class TestSet:
         batches = listed(task, args.subset, BATCHES[kind])
         (self.folder / "batches.json").write_text(json.dumps(batches), encoding="utf-8")
 
-        # of fairseq-generate
+        # flags of fairseq-generate
         self.flags = [str(self.folder), "--cpu", "--beam", str(args.beam), "--gen-subset", args.subset]
         self.flags += ["--source-lang", languages[0], "--target-lang", languages[1]]
         if kind != "default":
@@ -148,7 +155,7 @@ class TestSet:
         self.flags += ["--required-batch-size-multiple", "1"]  # stock fairseq leaves out the last sentences otherwise
 
     def _write_data(self, languages: tuple[str, str], count: int) -> TranslationTask:
-        """Write a binarised test set of the first `count` sentences; return the task on it."""
+        """Write the first `count` sentences of --subset as binarised data into the folder; return the task on them."""
         subset = self.args.subset
         task = task_on(self.args.data, languages, subset)
         dataset = task.dataset(subset)
@@ -163,9 +170,9 @@ class TestSet:
         return task_on(str(self.folder), languages, subset)
 
     def translate(self, name: str, repeat: int) -> dict[str, float]:
-        """Translate once in a process of its own; return speed, BLEU, peak memory and seconds from start to end.
+        """Translate once in a process of its own; return the numbers of COLUMNS but "on disk", by their names.
 
-        name: of PROGRAMS; repeat: the round, which changes nothing.
+        name: a key of PROGRAMS; repeat: the round, which changes nothing. RuntimeError if the program fails.
         """
         program = PROGRAMS[name]
         model = str(self.work / name)
@@ -206,8 +213,8 @@ class TestSet:
         }
 
     def _bleu(self, generated: Generated) -> float:
-        """Return BLEU of text if --joined undoes the segmentation, else of the dictionary's symbols."""
-        joined = self.args.joined
+        """Return BLEU of text if --joined names the segmentation to undo, else of the dictionary's symbols."""
+        joined = self.args.joined  # None: post_process leaves the lines alone
         translations = [post_process(line, joined) for line in generated.translations]
         references = [post_process(line, joined) for line in generated.references or []]
         metric = bleu_metric(tokenize="13a" if joined == "sentencepiece" else "none")
@@ -215,18 +222,19 @@ class TestSet:
 
 
 def listed(task: TranslationTask, subset: str, sizes: dict[str, int]) -> list[list[dict]]:
-    """Return the sentences in the batches that fairseq-generate makes, in its order.
+    """Return the batches that fairseq-generate makes of a test set, in its order, as lists of sentences for JSON.
 
-    sizes: a value of BATCHES. A sentence has its "id"; its "source" tokens; their "numbers" and that of the end of the
-    sentence; and its "reference", a text.
+    A sentence has its "id", the place in the test set; its "source", a list of tokens; "numbers", those of the tokens
+    and of the end of the sentence; and its "reference", a text. sizes: a value of BATCHES.
     """
     dataset = task.dataset(subset)
     source = task.source_dictionary
     target = task.target_dictionary
-    with numpy_seed(1):
+    with numpy_seed(1):  # as fairseq-generate has it: sentences of equal length come in a random order
         order = dataset.ordered_indices()
 
     def sentence(index: int) -> dict:
+        """Return the sentence with that place in the test set."""
         numbers = dataset.src[index].tolist()
         tokens = [source[number] for number in numbers if number != source.eos()]
         reference = target.string(dataset.tgt[index], None, escape_unk=True)

@@ -32,7 +32,10 @@ FULL = 0.85  # of --max-tokens, which a batch has to fill: the few short ones of
 
 
 def graphs(args: argparse.Namespace) -> None:
-    """Print a line of JSON for each candidate: milliseconds of an update, medians of rounds, and memory."""
+    """Print a line of JSON for each candidate: the setting, what Candidate.row returns, and the machine.
+
+    args: the flags of `python -m benchmarks graphs`. UserError without a GPU, or for an unknown candidate.
+    """
     if not torch.cuda.is_available():
         raise UserError("graphs: torch sees no GPU here")
     names = args.candidates.split(",")
@@ -43,7 +46,7 @@ def graphs(args: argparse.Namespace) -> None:
     where = environment(gpus=1)
     candidates = {name: Candidate(name, args) for name in names}
     for number in range(args.rounds):
-        order = names if number % 2 == 0 else names[::-1]
+        order = names if number % 2 == 0 else names[::-1]  # so that no candidate always comes first
         for name in order:
             candidates[name].run(args.updates)
 
@@ -54,24 +57,29 @@ def graphs(args: argparse.Namespace) -> None:
 
 
 class Candidate:
-    """A candidate's training, and the seconds of its updates. name: of CANDIDATES; args: the command's."""
+    """The training of a candidate, and the seconds of its updates."""
 
     def __init__(self, name: str, args: argparse.Namespace):
+        """Build the training, capture its graphs if it has any, and make an update of each batch, which is not timed.
+
+        name: one of CANDIDATES; args: the command's flags.
+        """
         self.name = name
-        self.freq = args.update_freq
-        own = MODELS[STOCK] if name == STOCK else (*MODELS[OURS], "--method=deepnorm")
-        flags = [*size(args.depth, args.width), *own, "--fp16", "--fp16-init-scale=4"]
+        self.update_freq = args.update_freq  # batches of an update
+        candidate_flags = MODELS[STOCK] if name == STOCK else (*MODELS[OURS], "--method=deepnorm")
+        # with a loss scale of 4 hardly any batch overflows
+        flags = [*size(args.depth, args.width), *candidate_flags, "--fp16", "--fp16-init-scale=4"]
         flags += [f"--max-tokens={args.max_tokens}", f"--benchmark-vocabulary={args.vocabulary}", *args.flags]
 
         torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
+        bytes_before = torch.cuda.memory_allocated()  # of the other candidates
         self.trainer = trainer_of(flags)
         self.batches = full_batches(self.trainer, args.max_tokens, args.batches)
         if name == "waits":
             self.trainer.optimizer.fp32_optimizer.reads_norm = False
 
         start = time.perf_counter()
-        if name in STEPS:
+        if name in STEPS:  # set here, for these batches alone, as GraphedStep.plan sets it for those of an epoch
             padding = self.trainer.task.target_dictionary.pad()
             step = GraphedStep(len(self.batches), padding, CudaDevice(faster=STEPS[name]))
             step.pending_shapes = step.epoch_shapes = unique_shapes(self.batches)
@@ -79,32 +87,37 @@ class Candidate:
         for batch in self.batches:
             update(self.trainer, batch)
         torch.cuda.synchronize()
-        self.first = time.perf_counter() - start  # seconds of the first update of each batch, captures included
+        self.first_updates = time.perf_counter() - start  # seconds of the first update of each batch, with the captures
         self.seconds: list[float] = []  # of an update, by round
-        self.peak = torch.cuda.max_memory_allocated() - before  # bytes
+        self.peak = torch.cuda.max_memory_allocated() - bytes_before  # bytes
 
     def run(self, updates: int) -> None:
-        """Make updates in a row, as a training does, and note the seconds of one."""
+        """Make so many updates in a row, as a training does, and note the mean seconds of one."""
         gc.collect()
         torch.cuda.synchronize()
         start = time.perf_counter()
         for number in range(updates):
-            first = number * self.freq
-            given = [self.batches[place % len(self.batches)] for place in range(first, first + self.freq)]
-            self.trainer.train_step(given)
+            first = number * self.update_freq
+            places = range(first, first + self.update_freq)  # of the update's batches; they are taken again and again
+            self.trainer.train_step([self.batches[place % len(self.batches)] for place in places])
         torch.cuda.synchronize()
         self.seconds.append((time.perf_counter() - start) / updates)
 
     def row(self) -> dict:
-        """Return what was measured: medians over the rounds, and for graphs what GraphedStep says of itself."""
+        """Return what was measured: the median milliseconds of an update over the rounds, and more.
+
+        "ms_range": of the fastest and of the slowest round; "target_tokens_per_s"; "first_updates_s": seconds of the
+        updates that are not timed; "peak_GiB": memory. With graphs also how many batches were "served" by graphs and
+        how many were "left" to fairseq, the "obstacle" that ended the graphs, or None, and how many "graphs" there are.
+        """
         middle = statistics.median(self.seconds)
-        tokens = statistics.mean(batch["ntokens"] for batch in self.batches) * self.freq
+        tokens = statistics.mean(batch["ntokens"] for batch in self.batches) * self.update_freq  # of an update
         row = {
             "candidate": self.name,
             "ms": round(1000 * middle, 1),
             "ms_range": [round(1000 * min(self.seconds), 1), round(1000 * max(self.seconds), 1)],
             "target_tokens_per_s": round(tokens / middle),
-            "first_updates_s": round(self.first, 1),
+            "first_updates_s": round(self.first_updates, 1),
             "peak_GiB": round(self.peak / 2**30, 2),
         }
         step = getattr(self.trainer, "graphs", None)
@@ -119,13 +132,16 @@ class Candidate:
 
 
 def full_batches(trainer: Trainer, max_tokens: int, number: int) -> list[dict]:
-    """Return at most `number` full batches of the first epoch, of different shapes; see FULL."""
+    """Return at most `number` batches of the first epoch, no two of the same shape, each nearly full: see FULL.
+
+    trainer: fairseq's, which yields batches of `max_tokens` at most.
+    """
     iterator = trainer.get_train_iterator(1)
     trainer.begin_epoch(1)
     found: dict[tuple, dict] = {}
     for batch in iterator.next_epoch_itr(shuffle=True):
         shape = shape_of(batch)  # sentences, and their lengths on both sides
-        tokens = shape[0] * max(shape[1:])
+        tokens = shape[0] * max(shape[1:])  # with padding, as fairseq counts a batch
         if tokens > FULL * max_tokens:
             found.setdefault(shape, batch)
         if len(found) == number:
@@ -134,5 +150,5 @@ def full_batches(trainer: Trainer, max_tokens: int, number: int) -> list[dict]:
 
 
 def unique_shapes(batches: list[dict]) -> numpy.ndarray:
-    """Return the different shapes of batches, a row each, as GraphedStep plans them."""
+    """Return the different shapes of batches for GraphedStep: rows (sentences, source length, target length)."""
     return numpy.unique(numpy.array([shape_of(batch) for batch in batches]), axis=0)

@@ -17,11 +17,13 @@ from . import corpus
 from .timing import STOCK, TORCHSCALE_ARCH
 
 OURS, TORCHSCALE = "ours", "torchscale"
+# name of a candidate -> flags of its model and optimiser
 MODELS = {
     OURS: (f"--arch={MODEL_NAME}", "--method=post_ln", "--optimizer=deepnet_adam"),
     STOCK: ("--arch=transformer", "--optimizer=adam"),
     TORCHSCALE: (f"--arch={TORCHSCALE_ARCH}", "--optimizer=adam"),
 }
+# words of fairseq-train for every training; the folder of data, ".", is not read by the task
 TRAINING = (
     ".", f"--task={corpus.NAME}", "--share-all-embeddings", "--dropout=0.1", "--clip-norm=1.0", "--num-workers=0",
     "--criterion=label_smoothed_cross_entropy", "--label-smoothing=0.1", "--adam-betas=(0.9, 0.98)", "--lr=5e-4",
@@ -31,7 +33,10 @@ TRAINING = (
 
 
 def size(depth: str, width: str) -> list[str]:
-    """Return the flags of a depth, as "18-18", and a width, a key of WIDTHS; UserError for others."""
+    """Return the flags of fairseq-train for the size of a model; UserError for a size that cannot be.
+
+    depth: ENCODER-DECODER layers, as "18-18"; width: a key of WIDTHS, such as "base".
+    """
     layers = depth.split("-")
     all_positive = all(number.isdecimal() and int(number) > 0 for number in layers)
     if len(layers) != 2 or not all_positive:
@@ -42,16 +47,16 @@ def size(depth: str, width: str) -> list[str]:
     flags = []
     for stack, number in zip(("encoder", "decoder"), layers):
         flags.append(f"--{stack}-layers={number}")
-        for name, value in vars(WIDTHS[width]).items():
+        for name, value in vars(WIDTHS[width]).items():  # embed_dim and so on
             flags.append(f"--{stack}-{name.replace('_', '-')}={value}")
     return flags
 
 
 def chosen(names: str, variants: list[str]) -> dict[str, tuple[str, ...]]:
-    """Return the flags of fairseq-train by name of the model; UserError for unknown names.
+    """Return {name of a candidate: its flags of fairseq-train}; UserError for unknown names.
 
-    names: keys of MODELS with commas between them; variants: further flags for ours, each "NAME=FLAGS". torchscale is
-    left out, with a line that says so, where it is not installed.
+    names: keys of MODELS with commas between them; variants: candidates that are our model with further flags, each as
+    "NAME=FLAGS". torchscale is left out, with a line that says so, where it is not installed.
     """
     unknown = [name for name in names.split(",") if name not in MODELS]
     if unknown:
@@ -66,7 +71,7 @@ def chosen(names: str, variants: list[str]) -> dict[str, tuple[str, ...]]:
 
     if TORCHSCALE in models:
         try:
-            from . import torchscale  # noqa: F401
+            from . import torchscale  # noqa: F401 - which registers the architecture
         except ImportError as error:
             print(f"torchscale is left out: {error}; pip install --no-deps torchscale==0.3.0")
             del models[TORCHSCALE]
@@ -74,25 +79,28 @@ def chosen(names: str, variants: list[str]) -> dict[str, tuple[str, ...]]:
 
 
 def trainer_of(flags: list[str]) -> Trainer:
-    """Return fairseq's Trainer for flags of fairseq-train, beside those of TRAINING."""
+    """Return fairseq's Trainer, which has the model and the optimiser. flags: of fairseq-train, beside TRAINING."""
     return build_trainer(parse_training_flags([*TRAINING, *flags]))
 
 
 def batches(trainer: Trainer, count: int) -> list[dict]:
-    """Return the first batches of epoch 1, which are the same for every model."""
+    """Return the first `count` batches of epoch 1, which are the same for every model."""
     iterator = trainer.get_train_iterator(epoch=1)
     trainer.begin_epoch(1)
     return list(itertools.islice(iterator.next_epoch_itr(shuffle=True), count))
 
 
 def update(trainer: Trainer, batch: dict) -> dict | None:
-    """Make an update as fairseq-train does; return None where half precision overflowed."""
+    """Make an update as fairseq-train does; return what it logs, None where half precision overflowed.
+
+    batch: of the trainer's iterator. An error for lack of memory is raised, where fairseq-train would skip the batch.
+    """
     with metrics.aggregate("train_inner"):
         return trainer.train_step([batch], raise_oom=True)
 
 
 def parts(trainer: Trainer) -> Iterator[tuple[object, str, str]]:
-    """Yield the functions that an update calls, as owner and attribute, and the part of the update they belong to."""
+    """Yield the functions that an update calls, each as (object, name of its method, part of the update)."""
     yield trainer, "_prepare_sample", "input"
     yield trainer.criterion, "forward", "forward"
     yield trainer.optimizer, "backward", "backward"
@@ -104,7 +112,10 @@ def parts(trainer: Trainer) -> Iterator[tuple[object, str, str]]:
 
 
 def watch(trainer: Trainer, watched: Callable[[Callable, str], Callable]) -> None:
-    """Replace each function of an update by what watched(function, part) returns; see `parts`."""
+    """Replace each function of an update (see `parts`) by what watched(function, part) returns.
+
+    watched: returns a function with the same arguments and result, which may time it or count what it does.
+    """
     for owner, attribute, part in list(parts(trainer)):
         function = getattr(owner, attribute)
         setattr(owner, attribute, watched(function, part))

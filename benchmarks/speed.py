@@ -18,14 +18,20 @@ from fairseq.trainer import Trainer
 from .models import batches, chosen, size, trainer_of, update, watch
 from .timing import Cell, Clock, Column, table, take_turns
 
+# A candidate is a model by its name, with its flags of fairseq-train (models.py). A repeat is one measurement of it;
+# its numbers have the names of the columns.
+
 TOKENS = "tokens/s"
-PARTS = ("forward", "backward", "clip", "optimizer")
+PARTS = ("forward", "backward", "clip", "optimizer")  # of an update; "rest" is what it does beside them
 TRAIN = [Column(TOKENS, ""), *(Column(part) for part in ("step", *PARTS, "rest")), Column("parameters", "")]
 GENERATE = [Column(TOKENS, ""), Column("seconds")]
 
 
 def speed(args: argparse.Namespace) -> None:
-    """Print a table of training and a table of translating for each depth and width."""
+    """Print a table of training and one of translating, each with a row for each depth, width and candidate.
+
+    args: the flags of `python -m benchmarks speed`.
+    """
     models = chosen(args.candidates, args.variant)
     flags = [f"--max-tokens={args.max_tokens}", f"--benchmark-vocabulary={args.vocabulary}"]
     if args.device == "cpu":
@@ -33,14 +39,15 @@ def speed(args: argparse.Namespace) -> None:
     if args.precision != "fp32":
         flags.append(f"--{args.precision}")
 
-    shapes = list(itertools.product(args.depths.split(","), args.widths.split(",")))
+    shapes = list(itertools.product(args.depths.split(","), args.widths.split(",")))  # pairs (depth, width)
     sizes = {shape: size(*shape) for shape in shapes}  # before the first measurement, so that mistakes show at once
 
-    measures: list[tuple[str, list[str], list[Column], Callable]] = [
+    # of each table: its name, the heads of its condition, the columns, and the function that returns its cells
+    tables: list[tuple[str, list[str], list[Column], Callable]] = [
         ("train", ["depth", "width"], TRAIN, train),
         ("generate", ["depth", "width", "sentences", "beam"], GENERATE, generate),
     ]
-    for name, heads, columns, measure in measures:
+    for name, heads, columns, measure in tables:
         if name not in args.only.split(","):
             continue
         cells = []
@@ -52,7 +59,10 @@ def speed(args: argparse.Namespace) -> None:
 
 @contextmanager
 def built(models: dict[str, list[str]]) -> Iterator[dict[str, Trainer]]:
-    """Provide the Trainers of all models, in memory together; free it afterwards. models: flags by name."""
+    """Provide the Trainers of all candidates by name in a `with` block, and free their memory behind it.
+
+    models: {name of a candidate: all of its flags}.
+    """
     trainers = {name: trainer_of(flags) for name, flags in models.items()}
     gc.collect()
     gc.freeze()  # objects that exist now are not garbage; each search through fairseq and torch takes 0.2 s
@@ -60,19 +70,20 @@ def built(models: dict[str, list[str]]) -> Iterator[dict[str, Trainer]]:
         yield trainers
     finally:
         gc.unfreeze()
-        trainers.clear()
+        trainers.clear()  # the block's variable still refers to the dictionary
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
 
 def train(shape: tuple[str, str], models: dict[str, list[str]], args: argparse.Namespace) -> list[Cell]:
-    """Measure updates of fairseq's Trainer; a repeat is a batch.
+    """Measure updates of fairseq's Trainer, the candidates in turn, and each repeat with a batch; return their cells.
 
-    shape: depth and width, the cells' condition; models: flags by name; args: the command's.
+    shape: depth and width, the condition of the cells; models: {name of a candidate: all of its flags}; args: the
+    command's flags.
     """
     cells = {name: Cell(name, shape) for name in models}
-    if args.device == "cuda":  # it chooses kernels by shape: the warm-up sees the batches that are measured
+    if args.device == "cuda":  # a GPU chooses kernels by shape: the warm-up sees the batches that are measured
         warmup = args.repeats
         number = args.repeats
     else:  # the warm-up has batches of its own
@@ -80,8 +91,8 @@ def train(shape: tuple[str, str], models: dict[str, list[str]], args: argparse.N
         number = args.repeats + args.warmup
 
     with built(models) as trainers:
-        first = next(iter(trainers.values()))
-        given = batches(first, number)
+        any_trainer = next(iter(trainers.values()))  # all have the same batches
+        given = batches(any_trainer, number)
         runs = {}
         for name, trainer in trainers.items():
             trainer.begin_epoch(1)
@@ -95,10 +106,11 @@ def train(shape: tuple[str, str], models: dict[str, list[str]], args: argparse.N
 
 
 def _update(step: Callable, clock: Clock, given: list[dict], repeat: int) -> dict[str, float] | None:
-    """Return seconds of the parts of an update and its speed; None where half precision overflowed.
+    """Make one update; return the numbers of its repeat but the parameters, None where half precision overflowed.
 
-    step: makes an update of a batch, watched by `clock` as its parts are; given: the batches; repeat: the number of
-    the update, below 0 in the warm-up.
+    These are the seconds of the whole "step", of PARTS and of the "rest", and the target tokens per second. step: makes
+    an update of a batch, timed by `clock` as its parts are; given: the batches; repeat: number of the repeat, below 0
+    in the warm-up.
     """
     batch = given[repeat % len(given)]
     done = step(batch)
@@ -113,9 +125,9 @@ def _update(step: Callable, clock: Clock, given: list[dict], repeat: int) -> dic
 
 
 def generate(shape: tuple[str, str], models: dict[str, list[str]], args: argparse.Namespace) -> list[Cell]:
-    """Measure fairseq's SequenceGenerator with random weights; a repeat is a batch of sentences of like lengths.
+    """Measure beam search by fairseq's SequenceGenerator with random weights, the candidates in turn; return the cells.
 
-    shape, models, args: as of `train`.
+    Each repeat has a batch, of sentences about equally long. shape, models, args: as of `train`.
     """
     all_cells = []
     with built(models) as trainers:
@@ -124,21 +136,22 @@ def generate(shape: tuple[str, str], models: dict[str, list[str]], args: argpars
             trainer.model.eval()
             trainer.model.make_generation_fast_(need_attn=False)
 
-        first = next(iter(trainers.values()))
+        any_trainer = next(iter(trainers.values()))  # all have the same sentences
         for sentences in args.sentences:
-            given = sorted_batches(first.task, sentences, args.repeats, args.device)
+            given = sorted_batches(any_trainer.task, sentences, args.repeats, args.device)
             for beam in args.beams:
                 cells = {name: Cell(name, (*shape, str(sentences), str(beam))) for name in models}
                 runs = {name: partial(_translate, trainer, given, beam, args) for name, trainer in trainers.items()}
-                take_turns(cells, runs, range(-1, args.repeats))
+                take_turns(cells, runs, range(-1, args.repeats))  # with one repeat as warm-up
                 all_cells += list(cells.values())
     return all_cells
 
 
 def sorted_batches(task, sentences: int, count: int, device: str) -> list[dict]:
-    """Return `count` batches of `sentences` sentences, evenly spread over the corpus in fairseq-generate's order.
+    """Return `count` batches of so many `sentences`, evenly spread over the corpus that is sorted by length.
 
-    It sorts by length.
+    That is the order in which fairseq-generate translates. task: fairseq's, with the dataset "train"; device: cuda or
+    cpu, where the batches lie.
     """
     dataset = task.dataset("train")
     with data_utils.numpy_seed(1):
@@ -156,15 +169,17 @@ def sorted_batches(task, sentences: int, count: int, device: str) -> list[dict]:
 
 
 def _translate(trainer: Trainer, given: list[dict], beam: int, args: argparse.Namespace, repeat: int) -> dict:
-    """Return seconds and tokens per second of translating a batch.
+    """Translate one batch; return "seconds" and the tokens per second of the best hypotheses.
 
-    The best hypotheses are counted, which all have the batch's mean reference length. given: the batches; repeat: the
-    number of the batch, below 0 in the warm-up.
+    Every hypothesis gets the mean length of the batch's references: with random weights no search would end by itself,
+    and all candidates must make as many steps. given: the batches; beam: hypotheses of a sentence; repeat: number of
+    the batch, below 0 in the warm-up, which has the first.
     """
     batch = given[max(repeat, 0)]
     sentences = len(batch["id"])
     length = round(batch["ntokens"] / sentences)
-    limits = {"max_len_a": 0, "max_len_b": length - 1, "min_len": length - 1}  # the end of sentence is one token more
+    # fairseq counts these lengths without the end of the sentence, which is a token of `length`
+    limits = {"max_len_a": 0, "max_len_b": length - 1, "min_len": length - 1}
     model = trainer.model
     generator = SequenceGenerator([model], trainer.task.target_dictionary, beam_size=beam, **limits)
 

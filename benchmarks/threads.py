@@ -32,24 +32,30 @@ TRAINING = (
     "--arch=deepnet_transformer", "--method=deepnorm", "--optimizer=adam", "--dropout=0", "--cpu",
     "--max-tokens=1000", "--benchmark-vocabulary=1000",
 )  # fmt: skip
-LONGEST = 4  # times --seconds: a repeat ends then, where threads wait for each other for ever
-# spins until its parent is gone; nothing pins it to a core, as nothing pins another user's program
+LONGEST = 4  # a repeat ends after so many times --seconds, where threads wait for each other very long
+# program that keeps a core busy: it spins until its parent is gone; nothing pins it to a core, as nothing pins another
+# user's program
 SPIN = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    for _ in range(100_000): pass"
 
 
 class Condition(NamedTuple):
-    """Number of threads, and of other programs that keep a core busy each."""
+    """What an update is timed under."""
 
-    threads: int
-    busy: int
+    threads: int  # of the update
+    busy: int  # number of other programs, each of which keeps a core busy
 
     def __str__(self) -> str:
+        """Name the condition in a table, as "2 threads, 1 busy"."""
         noun = "threads" if self.threads > 1 else "thread"
         return f"{self.threads} {noun}, {self.busy} busy"
 
 
 def threads(args: argparse.Namespace) -> None:
-    """Measure each width under all conditions in turn, print a table, and write a record for each cell."""
+    """Measure each width under all conditions in turn, print its table, and write all records to --out at the end.
+
+    A record is a line of JSON for a width and a condition: its "median" and its "seconds" by round. args: the flags of
+    `python -m benchmarks threads`. UserError for more threads than cores.
+    """
     check_file("--out", Path(args.out))
     if max(args.threads) > available_cores():
         raise UserError(f"--threads {max(args.threads)}: this machine has {available_cores()} cores for it")
@@ -79,10 +85,11 @@ def threads(args: argparse.Namespace) -> None:
 def measure(
     width: int, layers: int, conditions: list[Condition], args: argparse.Namespace
 ) -> tuple[dict[str, Cell], int]:
-    """Return the cells of a width by condition, with the seconds of an update, and how many updates a repeat makes.
+    """Time the updates of a model under all conditions in turn; return (cells by name of the condition, updates).
 
-    The number of updates is that of about args.seconds with one thread, and the same for all conditions, but for a
-    repeat that takes much longer. layers: of each stack; args: the command's.
+    A cell has the "seconds" of an update. updates: how many a repeat makes, those of about args.seconds with one
+    thread; a repeat that takes much longer is ended sooner. width: embed_dim; layers: of each stack; args: the
+    command's flags. UserError if an update fails.
     """
     trainer = trainer_of([*TRAINING, *shape(width, layers)])
     trainer.begin_epoch(1)
@@ -127,9 +134,10 @@ def measure(
 
 
 def shape(width: int, layers: int) -> list[str]:
-    """Return the flags of a model of that width with so many layers in each stack.
+    """Return the flags of a model with embed_dim `width` and so many layers in each stack.
 
-    The feed-forward width is four times as large, at 64 twice, as in `tiny`.
+    ffn_embed_dim is four times the width, or twice up to 64, as in the `tiny` architecture; a head has 64 features, but
+    there are two heads at least.
     """
     fields = {"layers": layers, "embed-dim": width, "attention-heads": max(2, width // 64)}
     fields["ffn-embed-dim"] = 2 * width if width <= 64 else 4 * width
@@ -141,7 +149,7 @@ def shape(width: int, layers: int) -> list[str]:
 
 @contextmanager
 def busy(programs: int) -> Iterator[None]:
-    """Keep as many cores busy as there are `programs`, each of which spins."""
+    """Keep so many cores busy in a `with` block, by `programs` that spin and are killed at its end."""
     spinning = [subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(programs)]
     try:
         if spinning:

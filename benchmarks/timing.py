@@ -1,4 +1,8 @@
-"""Time the parts of a computation, repeat several candidates in turn, and write what was measured as a table."""
+"""Time the parts of a computation, repeat several candidates in turn, and write what was measured as a table.
+
+A candidate is a model or program, by its name; a condition is what it is measured under, such as depth and width. A
+repeat is one measurement; it gives numbers by quantity, such as {"seconds": 0.5}.
+"""
 
 from __future__ import annotations
 
@@ -13,28 +17,29 @@ from typing import NamedTuple
 
 import torch
 
-STOCK = "stock"
-TORCHSCALE_ARCH = "deepnet_benchmark_torchscale"
+STOCK = "stock"  # name of the candidate that others are compared with: fairseq's own model
+TORCHSCALE_ARCH = "deepnet_benchmark_torchscale"  # --arch of torchscale's model
 CLOCKS = {"wall": time.perf_counter, "process": time.process_time}
 
 
 class Clock:
-    """Seconds of the calls of watched functions since the last `read`, by name.
+    """Adds up the seconds that calls of watched functions take, by name.
 
-    device: "cuda" or "cpu"; kind: a name of CLOCKS, which only a CPU's seconds depend on. On a GPU a part lies between
-    two events in the stream. Nothing waits for it, so that the parts overlap with the CPU's work as they do in a
-    training.
+    On a GPU a call lies between two events in the stream, by the GPU's clock. Nothing waits for them before `read`, so
+    that the calls overlap with the CPU's work as they do in a training.
     """
 
     def __init__(self, device: str, kind: str = "wall"):
+        """device: "cuda" or "cpu", where the functions compute; kind: of the clock on a CPU, a key of CLOCKS."""
         self.now = CLOCKS[kind]
         self.on_gpu = device == "cuda"
-        self.spans: dict[str, list] = defaultdict(list)  # name -> (start, end) of each call, as _mark returns them
+        self.spans: dict[str, list] = defaultdict(list)  # {name: (start, end) of each call, as _mark returns them}
 
     def watched(self, function: Callable, name: str) -> Callable:
-        """Return `function` with its calls timed under `name`."""
+        """Return a function that calls `function` and times that under `name`; several may share a name."""
 
         def call(*args, **kwargs):
+            """Call it; arguments and result are those of `function`."""
             start = self._mark()
             try:
                 return function(*args, **kwargs)
@@ -44,7 +49,7 @@ class Clock:
         return call
 
     def read(self) -> dict[str, float]:
-        """Return seconds by name and forget them. This waits for the GPU."""
+        """Return {name: seconds of all calls since the last `read`}. This waits for the GPU."""
         if self.on_gpu:
             torch.cuda.synchronize()
         seconds = {}
@@ -70,35 +75,32 @@ class Clock:
 
 @dataclass
 class Cell:
-    """Measurements of one candidate under one condition.
-
-    candidate: name of the model or program. condition: what it was measured under, the first cells of its row.
-    repeats: number of the repeat -> quantity -> number; facts: numbers that no repeat changes; reason: the error that
-    ended or prevented the repeats, "" if none did.
-    """
+    """What was measured of one candidate under one condition: a row of the table."""
 
     candidate: str
-    condition: tuple[str, ...] = ()
-    repeats: dict[int, dict[str, float]] = field(default_factory=dict)
-    facts: dict[str, float] = field(default_factory=dict)
-    reason: str = ""
+    condition: tuple[str, ...] = ()  # the first texts of the row
+    repeats: dict[int, dict[str, float]] = field(default_factory=dict)  # {number of the repeat: {quantity: number}}
+    facts: dict[str, float] = field(default_factory=dict)  # {quantity: number that is the same in every repeat}
+    reason: str = ""  # the error that ended or prevented the repeats, "" if there was none
 
     def values(self, quantity: str) -> list[float]:
-        """Return the number of each repeat."""
+        """Return the number of a quantity in each repeat."""
         return [numbers[quantity] for numbers in self.repeats.values()]
 
     def ratio(self, other: Cell, quantity: str) -> float | None:
-        """Return the median, over the repeats that both cells have, of this cell's number by the other's."""
+        """Return the median over the repeats of this cell's number divided by the other's; None if they share none."""
         common = self.repeats.keys() & other.repeats.keys()
         ratios = [self.repeats[repeat][quantity] / other.repeats[repeat][quantity] for repeat in common]
         return statistics.median(ratios) if ratios else None
 
 
 def take_turns(cells: dict[str, Cell], runs: dict[str, Callable[[int], dict | None]], repeats: range) -> None:
-    """Call runs[name](repeat) for each repeat and name, in an order that rotates, and fill cells[name].
+    """Measure the candidates in turn, one repeat of each after the other, and fill their cells.
 
-    cells, runs: by name of the candidate. A run returns numbers by quantity, or None for a repeat that does not count;
-    repeats below 0 are the warm-up. A candidate that raises an error is not called again.
+    cells: {candidate: its cell}; runs: {candidate: function that makes a repeat, given its number}. The function
+    returns numbers by quantity, or None for a repeat that does not count. repeats: their numbers; those below 0 are the
+    warm-up and do not count either. Each repeat begins with the next candidate. A candidate that raises an error, or
+    whose cell has a reason from the start, is not called again.
     """
     names = list(runs)
     for repeat in repeats:
@@ -121,22 +123,24 @@ def take_turns(cells: dict[str, Cell], runs: dict[str, Callable[[int], dict | No
 
 
 class Column(NamedTuple):
-    """A column of the table: a quantity, and its unit, "s", "B" or ""."""
+    """A column of the table."""
 
-    quantity: str
-    unit: str = "s"
+    quantity: str  # its name, which is also the head
+    unit: str = "s"  # "s" (seconds), "B" (bytes), or "" for a number without
 
 
 def table(heads: list[str], columns: list[Column], cells: list[Cell]) -> str:
-    """Return a Markdown table of medians; the first column also shows the range, and the ratio to stock fairseq.
+    """Return a table in Markdown with the medians over the repeats, a cell a row.
 
-    heads: names of the parts of a cell's condition; columns: the quantities; cells: the rows.
+    The first quantity also shows the range, and in brackets the ratio to stock fairseq under the same condition, if
+    that was measured. The last one also shows the error of a cell. heads: of the texts of a cell's condition; columns:
+    the quantities.
     """
-    stock = {cell.condition: cell for cell in cells if cell.candidate == STOCK}
+    stock_by_condition = {cell.condition: cell for cell in cells if cell.candidate == STOCK}
     rows = [[*heads, "candidate", *(column.quantity for column in columns)]]
     rows.append(["---"] * len(rows[0]))
     for cell in cells:
-        texts = ["" for _ in columns]
+        texts = ["" for _ in columns]  # "" stays where nothing was measured
         for number, (quantity, unit) in enumerate(columns):
             if quantity in cell.facts:
                 texts[number] = readable(cell.facts[quantity], unit)
@@ -146,7 +150,7 @@ def table(heads: list[str], columns: list[Column], cells: list[Cell]) -> str:
                 if number == 0:
                     texts[number] += f" ({readable(min(values), unit)} to {readable(max(values), unit)})"
 
-        stock_cell = stock.get(cell.condition)
+        stock_cell = stock_by_condition.get(cell.condition)
         ratio = cell.ratio(stock_cell, columns[0].quantity) if stock_cell else None
         if ratio:
             texts[0] += f" [{ratio:.2f}]"
@@ -157,9 +161,9 @@ def table(heads: list[str], columns: list[Column], cells: list[Cell]) -> str:
 
 
 def readable(value: float, unit: str) -> str:
-    """Return a number in three digits: 1,234 tokens, 12.3 ms, 1.23 s, 45.6 MiB, 7.89 GiB.
+    """Return a number in three digits or all of those before the point: 1,234, 12.3 ms, 1.23 s, 45.6 MiB, 7.89 GiB.
 
-    unit: of `value`, as of a Column: "s", "B" (bytes) or "".
+    unit: of `value`, as in a Column.
     """
     if unit == "B" and value >= 2**30:
         return f"{_digits(value / 2**30)} GiB"
@@ -173,7 +177,7 @@ def readable(value: float, unit: str) -> str:
 
 
 def _digits(value: float) -> str:
-    """Return a number with three digits, or all of those before the point."""
+    """Return a number with three digits, or with all digits before the point if there are more: 1.23, 12.3, 1,234."""
     if value < 10:
         return f"{value:,.2f}"
     if value < 100:

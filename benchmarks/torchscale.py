@@ -24,7 +24,10 @@ from .timing import TORCHSCALE_ARCH
 
 @contextmanager
 def stand_ins() -> Iterator[None]:
-    """Provide `timm.models.layers` and `fairscale.nn` in this block; afterwards restore what was there before."""
+    """Let torchscale import `timm.models.layers` and `fairscale.nn` in a `with` block, installed or not.
+
+    Afterwards sys.modules is as before, so that other programs find the real ones.
+    """
     modules = _package("timm.models.layers", drop_path=_off)
     modules |= _package("fairscale.nn", checkpoint_wrapper=_off, wrap=_off)
     before = {name: sys.modules.get(name) for name in modules}
@@ -40,7 +43,10 @@ def stand_ins() -> Iterator[None]:
 
 
 def _package(name: str, **content) -> dict[str, ModuleType]:
-    """Return a new module and the packages above it, by their full names. content: the module's attributes."""
+    """Return {full name: new module} for a module and the packages above it, as sys.modules has them.
+
+    name: of the module, as "timm.models.layers"; content: its attributes.
+    """
     parts = name.split(".")
     modules = {}
     for depth in range(1, len(parts) + 1):
@@ -51,7 +57,7 @@ def _package(name: str, **content) -> dict[str, ModuleType]:
 
 
 def _off(*_):
-    """Stand in for a function of timm or fairscale that nothing should call."""
+    """Stand in for a function of timm or fairscale that torchscale imports, but calls only for what is off here."""
     raise AssertionError("stochastic depth, recomputation and sharding are off")
 
 
@@ -63,22 +69,21 @@ with stand_ins():
 
 @models.register_model(TORCHSCALE_ARCH)
 class TorchscaleModel(FairseqEncoderDecoderModel):
-    """Post-LN Transformer with one embedding matrix, by the flags of fairseq's `transformer`.
-
-    torchscale's EncoderDecoderConfig has options of the same names and ignores the others.
-    """
+    """torchscale's Post-LN Transformer by the flags of fairseq's `transformer`, with one matrix for all embeddings."""
 
     @classmethod
     def add_args(cls, parser) -> None:
+        """Add the flags of fairseq's `transformer`."""
         TransformerModel.add_args(parser)
 
     @classmethod
     def build_model(cls, args, task) -> TorchscaleModel:
+        """Build the model. args: values of the flags, of which torchscale's config takes those whose names it knows."""
         dictionary = task.target_dictionary
         width = args.encoder_embed_dim
         tokens = Embedding(len(dictionary), width, dictionary.pad())
         logits = nn.Linear(width, len(dictionary), bias=False)
-        logits.weight = tokens.weight
+        logits.weight = tokens.weight  # --share-all-embeddings
         most_source, most_target = task.max_positions()
         source_positions = PositionalEmbedding(most_source, width, dictionary.pad())
         target_positions = PositionalEmbedding(most_target, width, dictionary.pad())
@@ -90,6 +95,7 @@ class TorchscaleModel(FairseqEncoderDecoderModel):
         return cls(encoder, decoder)
 
     def forward(self, src_tokens, src_lengths, prev_output_tokens, **kwargs):
+        """Return (scores (B, T, V), extras), as fairseq's models do; the source's padding tells its lengths."""
         return self.decoder(prev_output_tokens, encoder_out=self.encoder(src_tokens))
 
 
@@ -100,9 +106,11 @@ class TorchscaleEncoder(Encoder, FairseqEncoder):
     """torchscale's encoder behind fairseq's interface: makes the padding mask, and reorders beams."""
 
     def forward(self, src_tokens, src_lengths=None, **kwargs):
+        """Encode sources (B, S), padded with the dictionary's padding token."""
         return super().forward(src_tokens, src_tokens.eq(self.dictionary.pad()), **kwargs)
 
     def reorder_encoder_out(self, encoder_out, new_order):
+        """Return the entries that the decoder reads, with the batch's rows in the order of `new_order`."""
         moved = ("encoder_out", "encoder_padding_mask")
         return {name: encoder_out[name].index_select(0, new_order) for name in moved}
 
@@ -111,12 +119,14 @@ class TorchscaleEncoder(Encoder, FairseqEncoder):
 
 
 class TorchscaleDecoder(Decoder, FairseqIncrementalDecoder):
-    """torchscale's decoder, whose incremental state holds tensors by layer and name."""
+    """torchscale's decoder behind fairseq's interface: makes the padding mask, and reorders beams."""
 
     def forward(self, prev_output_tokens, **kwargs):
+        """Decode targets (B, T), padded with the dictionary's padding token; return (scores (B, T, V), extras)."""
         return super().forward(prev_output_tokens, prev_output_tokens.eq(self.dictionary.pad()), **kwargs)
 
     def reorder_incremental_state_scripting(self, incremental_state, new_order) -> None:
+        """Put the rows of torchscale's incremental state, {layer: {name: tensor}}, into the order `new_order`."""
         for state in incremental_state.values():
             for name, tensor in state.items():
                 state[name] = tensor.index_select(0, new_order)

@@ -1,9 +1,13 @@
 """Translate a test set once with one program, as a script of its own: `python -P translate.py JOB.json`.
 
-It imports only what its program needs, because its memory is measured. The job names the `program`, a key of PROGRAMS,
-its model, a file of batches, beam, threads, and flags of fairseq-generate. It prints what fairseq-generate prints: T-,
-D- and the line with the speed, which is that of the search, from tokens to tokens. It writes the peak of resident
-memory, in bytes, to the file `peak`.
+It imports only what its program needs, because its memory is measured. It prints what fairseq-generate prints: T-, D-
+and the line with the speed, which is that of the search, from tokens to tokens. The job, which deployed.py writes, has
+- "program": a key of PROGRAMS, and "model": the file or folder that it reads;
+- "flags": of fairseq-generate, which reads a test set by them; for the others
+- "batches": file of the test set, a list of batches; a batch is a list of sentences, each with "id", "source" (tokens),
+  "numbers" (those of the tokens, with the end of the sentence) and "reference" (a text);
+- "beam"; "threads"; "symbols" of the target dictionary by number; "type" of CTranslate2's numbers;
+- "peak": file that gets the peak of resident memory, in bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ TranslateBatch = Callable[[list[dict]], list[list[str]]]  # a batch -> the token
 
 
 def fairseq_generate(job: dict) -> None:
-    """Run fairseq-generate itself with the job's flags."""
+    """Run fairseq-generate itself with the job's flags, which tell it all."""
     from fairseq_cli.generate import cli_main
 
     sys.argv = ["fairseq-generate", *job["flags"]]
@@ -28,12 +32,13 @@ def fairseq_generate(job: dict) -> None:
 
 
 def ctranslate2(job: dict) -> None:
-    """Translate with a CTranslate2 model; sentences are lists of tokens, "source"."""
+    """Translate with a CTranslate2 model, which takes the tokens of a sentence."""
     import ctranslate2
 
     translator = ctranslate2.Translator(job["model"], compute_type=job["type"], intra_threads=job["threads"])
 
     def translate(batch: list[dict]) -> list[list[str]]:
+        """Return the tokens of the best translation of each sentence."""
         sources = [sentence["source"] for sentence in batch]
         results = translator.translate_batch(sources, beam_size=job["beam"], max_decoding_length=LONGEST)
         return [result.hypotheses[0] for result in results]
@@ -42,7 +47,7 @@ def ctranslate2(job: dict) -> None:
 
 
 def transformers(job: dict) -> None:
-    """Translate with a Hugging Face model; sentences are numbers of tokens with the end of sentence, "numbers"."""
+    """Translate with a Hugging Face model, which takes the numbers of the tokens and of the end of the sentence."""
     modules: dict[str, Any] = sys.modules
     modules["torchaudio"] = None  # transformers imports it, and one built for another torch fails
     import torch
@@ -52,10 +57,12 @@ def transformers(job: dict) -> None:
     logging.set_verbosity_error()
     model = AutoModelForSeq2SeqLM.from_pretrained(job["model"], local_files_only=True).eval()
     config = model.generation_config
-    symbols = job["symbols"]  # of the target dictionary, by number
+    symbols = job["symbols"]
+    # special tokens that generate() returns around a translation
     marks = {config.pad_token_id, config.eos_token_id, config.decoder_start_token_id}
 
     def translate(batch: list[dict]) -> list[list[str]]:
+        """Return the tokens of the best translation of each sentence, without special ones."""
         rows = [torch.tensor(sentence["numbers"]) for sentence in batch]
         inputs = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=config.pad_token_id)
         mask = inputs.ne(config.pad_token_id).long()
@@ -69,7 +76,10 @@ def transformers(job: dict) -> None:
 
 
 def translate_all(job: dict, translate: TranslateBatch) -> None:
-    """Translate all batches, print translations and speed; the end of a sentence counts as a token, as in fairseq."""
+    """Translate all batches, then print translations and speed, so that printing takes none of the time.
+
+    The end of a sentence counts as a token, as in fairseq-generate.
+    """
     batches = json.loads(Path(job["batches"]).read_text(encoding="utf-8"))
     start = time.perf_counter()
     texts = [translate(batch) for batch in batches]

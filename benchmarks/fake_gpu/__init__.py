@@ -25,12 +25,13 @@ import torch
 from deepnet_fairseq.errors import UserError
 
 SOURCE = Path(__file__).with_name("guard.cpp")
-COMPILER = shutil.which("g++") or shutil.which("clang++")
-UPDATE = ("clip", "optimizer")  # parts of an update that share a column
+COMPILER = shutil.which("g++") or shutil.which("clang++")  # None if there is neither
+# parts of an update that each column of the table adds up; () stands for all of them
+COLUMNS = (("forward",), ("backward",), ("clip", "optimizer"), ())
 
 
 def obstacle() -> str | None:
-    """Say what keeps the fake GPU from working here; None if nothing does."""
+    """Return what keeps the fake GPU from working here, with a way out; None if nothing does."""
     if torch.version.cuda:
         return "PyTorch's build for CUDA has hooks of its own: install the CPU build"
     if not COMPILER:
@@ -39,9 +40,10 @@ def obstacle() -> str | None:
 
 
 def guard() -> Path:
-    """Return the library of guard.cpp, built at its first use on this machine (2 s); UserError if there is an obstacle.
+    """Return the file of the library that is compiled from guard.cpp; UserError if there is an obstacle.
 
-    Several processes may build it at once.
+    It is compiled at its first use on this machine (2 s), and again for another version of its source, of torch or of
+    the compiler's path. Several processes may do so at once.
     """
     reason = obstacle()
     if reason:
@@ -66,17 +68,19 @@ def guard() -> Path:
 
 
 class FakeGPU:
-    """A process that has the device. It serves one call after the other; close() ends it."""
+    """A process in which torch believes in a GPU. It computes one call after the other; close() ends it."""
 
     def __init__(self):
+        """Start the process, with the library of guard.cpp loaded before torch."""
         self.pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
-        with mock.patch.dict(os.environ, LD_PRELOAD=str(guard())):  # it must be loaded before torch
-            self.pool.submit(os.getpid).result()
+        with mock.patch.dict(os.environ, LD_PRELOAD=str(guard())):
+            self.pool.submit(os.getpid).result()  # a pool starts its process at the first call, so make one now
 
     def __call__(self, function, *args, **kwargs) -> Any:
-        """Return function(*args, **kwargs) of that process, which finds the function by its name.
+        """Return what function(*args, **kwargs) returns in that process.
 
-        AssertionError with the traceback for what it raises; SystemExit for a program that refuses its flags.
+        function: of a module, for the process imports it by its name. AssertionError with the traceback for what it
+        raises; SystemExit for a program that refuses its flags.
         """
         return self.pool.submit(_called, function, args, kwargs).result()
 
@@ -86,7 +90,7 @@ class FakeGPU:
 
 
 def _called(function, args: tuple, kwargs: dict) -> Any:
-    """Call a function in the process with the device; turn an error into one that reaches the caller's process."""
+    """Call a function, in the process of a FakeGPU; turn an error into one that reaches the caller's process."""
     try:
         return function(*args, **kwargs)
     except Exception as error:  # not every exception can be sent to another process
@@ -94,7 +98,10 @@ def _called(function, args: tuple, kwargs: dict) -> Any:
 
 
 def launches(args: argparse.Namespace) -> None:
-    """Print launches by part of an update, synchronisations and modelled milliseconds; then who waits for what."""
+    """Print a table with a model a row: kernel launches by part of an update, synchronisations, modelled milliseconds.
+
+    Then print what the CPU waits for, and in which function. args: the flags of `python -m benchmarks launches`.
+    """
     from ..models import chosen, size
     from .step import train
 
@@ -103,10 +110,10 @@ def launches(args: argparse.Namespace) -> None:
     rows = [heads, ["---"] * len(heads)]
     waits = []
     gpu = FakeGPU()
-    for name, own in chosen(args.candidates, args.variant).items():
-        record = gpu(train, [*size(args.depth, args.width), *own, *precision])
+    for name, flags in chosen(args.candidates, args.variant).items():
+        record = gpu(train, [*size(args.depth, args.width), *flags, *precision])
         row = [name]
-        for parts in (["forward"], ["backward"], UPDATE, []):  # the last is all of them
+        for parts in COLUMNS:
             row.append(f"{record.launches(*parts):,}")
         milliseconds = 1000 * record.seconds.total()
         rows.append([*row, str(record.waits.total()), f"{milliseconds:.1f}"])

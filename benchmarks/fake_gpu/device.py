@@ -1,6 +1,7 @@
 """The fake device: counts what is asked of it by part of the update, names who waits for it, and models its time.
 
-It works only in a process that guard.cpp was loaded into.
+It works only in a process that guard.cpp was loaded into. Tensors are torch's fake ones: they have a shape, a type and
+a device, and no numbers. A part is a stage of the update, such as forward, backward or optimizer. Operators are ATen's.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ GPU = torch.device("cuda:0")
 BANDWIDTH = 3.6e12  # bytes a second that kernels reach
 FLOPS = 4.0e14  # operations a second that matrix products reach in half precision
 LAUNCH = 2.2e-6  # seconds that the smallest kernel takes in a stream
+# what torch.cuda.get_device_properties returns
 HOPPER = types.SimpleNamespace(name="H200 that is not there", major=9, minor=0, total_memory=141 * 2**30)
 NO_KERNEL = {  # operators that start no kernel, beside views
     "empty", "empty_like", "new_empty", "new_empty_strided", "empty_strided", "_unsafe_view", "resize_", "set_",
@@ -41,62 +43,69 @@ KERNELS = {  # launches of operators that are several kernels on a GPU in half p
 TENSORS = (110, 64, 48, 36, 30)  # most tensors of a list, by the number of lists, from 1
 CHUNK = 65_536  # elements of a tensor that one block handles
 CHUNKS = 320  # most chunks
-# values read from the device, by the function that reads them, the innermost first; for others True or 3
+# Numbers that the CPU reads from the device, which fake tensors do not have: function that reads them -> what it gets.
+# The innermost function that stands here decides. Other functions get True or 3.
 ANSWERS = {
     "_left_padding_mask": False, "reorder": False, "check_overflow": False, "_maybe_opt_step": 0.0,
     "_FP16OptimizerMixin.clip_grad_norm": False, "_MemoryEfficientFP16OptimizerMixin.clip_grad_norm": False,
 }  # fmt: skip
-WAITS = {"_local_scalar_dense": "item", "equal": "equal", "nonzero": "nonzero"}  # operators whose result is read
+# operators for whose result the CPU waits -> why, in the record
+WAITS = {"_local_scalar_dense": "item", "equal": "equal", "nonzero": "nonzero"}
 
 
 @dataclass
 class Record:
-    """Requests to the device.
+    """What was asked of the device."""
 
-    kernels: part of the update -> operator -> launches; waits: "part kind file:function" -> count of host-device
-    synchronisations; copies: the same of copies to the device that do not wait; seconds: part -> modelled time.
-    """
-
+    # {part: {operator: launches of kernels}}
     kernels: dict[str, Counter] = field(default_factory=lambda: defaultdict(Counter))
-    waits: Counter = field(default_factory=Counter)
-    copies: Counter = field(default_factory=Counter)
-    seconds: Counter = field(default_factory=Counter)
-    mismatches: list[str] = field(default_factory=list)
+    waits: Counter = field(default_factory=Counter)  # {"PART KIND FILE:FUNCTION": host-device synchronisations}
+    copies: Counter = field(default_factory=Counter)  # {"PART FILE:FUNCTION": copies to the device without a wait}
+    seconds: Counter = field(default_factory=Counter)  # {part: modelled time}
+    mismatches: list[str] = field(default_factory=list)  # wrong types and devices, which step.py finds, a line each
 
     def launches(self, *parts: str) -> int:
-        """Return the launches of some parts, or of all without arguments."""
+        """Return the launches of kernels in these parts together; in all parts if none is given."""
         wanted = parts or self.kernels
         return sum(self.kernels[part].total() for part in wanted)
 
 
 class Device(TorchDispatchMode):
-    """Stand-in for the device while it is entered: counts into `record`, under `part`, and answers what is read."""
+    """Stand-in for the device. In a `with` block of it, every operator comes to it before it is run.
+
+    record: counts what is asked of the device, under the part that `part` names. Numbers that the CPU reads are made
+    up.
+    """
 
     def __init__(self):
         super().__init__()
         self.record = Record()
-        self.part = "rest"
+        self.part = "rest"  # outside of any part
 
     @contextmanager
     def during(self, part: str) -> Iterator[None]:
-        """Count under `part` in this block."""
-        before = self.part
+        """Count under `part` in a `with` block, and afterwards under the part before it."""
+        outer_part = self.part
         self.part = part
         try:
             yield
         finally:
-            self.part = before
+            self.part = outer_part
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        """Run an operator of ATen, `func`, on fake tensors, and note what it asks of the device."""
+        """Run an operator, `func`, on fake tensors, note what it asks of the device, and return its result.
+
+        torch calls this for every operator, with its arguments `args` and `kwargs`; `types` says nothing here.
+        """
         kwargs = kwargs or {}
-        name = func._overloadpacket._qualified_op_name.split("::")[-1]
+        name = func._overloadpacket._qualified_op_name.split("::")[-1]  # "aten::add" -> "add"
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
 
+        # the batch is made on the host of real tensors: compute that as usual, and stand in for nothing
         fake = name == "lift_fresh" or any(isinstance(tensor, FakeTensor) for tensor in given)
         stays_on_host = torch.device(kwargs.get("device") or "cpu").type == "cpu"
         if given and not fake and stays_on_host:
-            with _disable_current_modes():  # the batch, on the host: there are numbers in it
+            with _disable_current_modes():
                 return func(*args, **kwargs)
 
         # operators whose result depends on numbers, which fake tensors do not have
@@ -114,6 +123,7 @@ class Device(TorchDispatchMode):
         else:
             made = func(*args, **kwargs)
 
+        # what the operator asks of the device
         results = [leaf for leaf in tree_leaves(made) if isinstance(leaf, Tensor)]
         if name in ("_to_copy", "copy_"):
             by_position = name == "copy_" and args[2:] == (True,)  # copy_(self, source, non_blocking)
@@ -125,12 +135,12 @@ class Device(TorchDispatchMode):
         return made
 
     def waits(self, kind: str) -> None:
-        """Note that the CPU waits for the device now. kind: why, as a value of WAITS."""
+        """Note that the CPU waits for the device now, and in which function. kind: why, as a value of WAITS."""
         self.record.waits[f"{self.part} {kind} {caller()}"] += 1
 
     def _copied(self, source: Tensor, result: Tensor, non_blocking: bool) -> None:
-        """Note a copy between host and device."""
-        if source.is_cuda == result.is_cuda:
+        """Note a copy between host and device, for which the CPU waits unless it is `non_blocking`."""
+        if source.is_cuda == result.is_cuda:  # no copy between the two
             return
         if not non_blocking:
             self.waits("copy to device" if result.is_cuda else "copy to host")
@@ -138,20 +148,21 @@ class Device(TorchDispatchMode):
             self.record.copies[f"{self.part} {caller()}"] += 1
 
     def _launched(self, func, name: str, args, kwargs, made, tensors: list[Tensor]) -> None:
-        """Note the launches of an operator `func`, which returned `made`, and their modelled time.
+        """Note the launches of kernels by an operator, and their modelled time.
 
-        tensors: what it reads and writes on the device.
+        func, name: of the operator; args, kwargs: its arguments; made: what it returned; tensors: those on the device
+        that it reads and writes.
         """
         count = KERNELS.get(name, 1)
-        if name.startswith(("_foreach", "_fused_adam")):
+        if name.startswith(("_foreach", "_fused_adam")):  # operators over lists of tensors
             lists = [arg for arg in args if isinstance(arg, (list, tuple)) and arg and isinstance(arg[0], Tensor)]
             if name.startswith("_fused"):
-                depth = 4  # parameters, gradients and two moments
+                number_of_lists = 4  # parameters, gradients and two moments
             elif name.endswith("_"):  # in place
-                depth = len(lists)
+                number_of_lists = len(lists)
             else:
-                depth = len(lists) + 1  # and the results
-            count = launches_over_lists(lists[0], depth)
+                number_of_lists = len(lists) + 1  # and that of the results
+            count = launches_over_lists(lists[0], number_of_lists)
         self.record.kernels[self.part][name] += count
 
         # the slowest of memory, arithmetic and launches decides
@@ -161,7 +172,13 @@ class Device(TorchDispatchMode):
         self.record.seconds[self.part] += max(moved / BANDWIDTH, flops / FLOPS, count * LAUNCH)
 
     def attend(self, q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-        """Call the attention kernel that torch chooses on Hopper; its own choice depends on the build."""
+        """Stand in for F.scaled_dot_product_attention, with its arguments: call the kernel that torch takes on Hopper.
+
+        In half precision that is cuDNN's, if its switch is on and the dropout is a number of sixteenths; else flash
+        attention's, if there is no mask; and in all other cases the memory-efficient one. torch's own choice, which
+        depends on the build, would be one for CPUs here.
+        """
+        # as torch does before it chooses: autocast, and a mask of numbers in place of one of bools
         mask = attn_mask
         if torch.is_autocast_enabled("cuda"):
             dtype = torch.get_autocast_dtype("cuda")
@@ -184,16 +201,18 @@ class Device(TorchDispatchMode):
             return aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, False)[0]
 
         if mask is not None:
-            if any(stride % 8 for stride in mask.stride()[:-1]):  # the kernel reads 16 bytes at a time
+            # the kernel reads 16 bytes at a time: pad the rows of the mask to a multiple of that, and take the rest off
+            if any(stride % 8 for stride in mask.stride()[:-1]):
                 mask = F.pad(mask, (0, -mask.size(-1) % 8)).narrow(-1, 0, mask.size(-1))
             mask = mask.expand(shape)
         return aten._scaled_dot_product_efficient_attention(q, k, v, mask, grad, dropout_p, is_causal)[0]
 
 
-def launches_over_lists(tensors: list[Tensor], depth: int) -> int:
-    """Return the launches of an operator over `depth` lists of tensors of these sizes.
+def launches_over_lists(tensors: list[Tensor], number_of_lists: int) -> int:
+    """Return the launches of an operator over so many lists, each of tensors of these sizes, as ATen divides them.
 
-    A launch is full with CHUNKS chunks, or with the last chunk of the last tensor that it may have.
+    A tensor is cut into chunks of CHUNK elements. A launch takes chunks in order, until it has CHUNKS of them or has
+    finished with as many tensors as TENSORS allows. A tensor that does not fit goes on in the next launch.
     """
     launches = 0
     tensors_in_launch = chunks_in_launch = 0
@@ -203,7 +222,7 @@ def launches_over_lists(tensors: list[Tensor], depth: int) -> int:
         for chunk in range(1, chunks + 1):
             chunks_in_launch += 1
             last = chunk == chunks
-            full_of_tensors = last and tensors_in_launch == TENSORS[depth - 1]
+            full_of_tensors = last and tensors_in_launch == TENSORS[number_of_lists - 1]
             if full_of_tensors or chunks_in_launch == CHUNKS:
                 launches += 1
                 chunks_in_launch = 0
@@ -214,7 +233,10 @@ def launches_over_lists(tensors: list[Tensor], depth: int) -> int:
 
 
 def answer(tensor: Tensor) -> float | bool | int:
-    """Return the value of a number that is read, or, where it is unknown, one that lets the step go on."""
+    """Return the number that the CPU reads from a tensor of one element: by its value, by ANSWERS, or True or 3.
+
+    Made-up numbers let the step go on as an ordinary one. A fake tensor that was made of a constant has its value.
+    """
     if getattr(tensor, "constant", None) is not None:
         return tensor.constant.item()
     for frame in frames():
@@ -253,24 +275,27 @@ def caller() -> str:
 
 
 class Stream(nullcontext):
-    """torch.cuda's Stream and Event: nothing waits."""
+    """Stand-in for torch.cuda's Stream and Event, on which nothing is computed and nothing waits."""
 
     def __init__(self, *_, **__):
-        super().__init__(self)
+        super().__init__(self)  # a block `with stream as s` gets the stream
 
     def record_event(self, *_):
+        """Return an event, which is a stand-in, too."""
         return self
 
-    def record(self, *_): ...
+    def record(self, *_):
+        """Do nothing; so do the methods that wait."""
 
     wait_stream = wait_event = wait = synchronize = record
 
 
 def be_there(device: Device) -> None:
-    """Replace torch.cuda, and functions of torch that do not know fake tensors, for the rest of this process.
+    """Make torch.cuda tell of one GPU, and replace what fails on fake tensors, for the rest of this process.
 
     device: counts the waits of torch.cuda.synchronize, and chooses attention's kernels.
     """
+    # functions of torch that do not know fake tensors, or would start a driver
     FakeTensorMode.avoid_device_init = True
     nn.Module._apply = _apply
     torch.onnx.operators.shape_as_tensor = lambda x: tuple(x.shape)
@@ -292,6 +317,7 @@ def be_there(device: Device) -> None:
     for name, value in constants.items():
         setattr(torch.cuda, name, lambda *_, value=value, **__: value)
 
+    # functions of torch.cuda that return something new, or are counted
     torch.cuda.get_rng_state = lambda *_: torch.zeros(16, dtype=torch.uint8)
     torch.cuda.synchronize = lambda *_: device.waits("synchronize")
     torch.cuda.Stream = torch.cuda.Event = Stream
@@ -301,7 +327,11 @@ def be_there(device: Device) -> None:
 
 
 def _apply(self, fn, recurse=True):
-    """Stand in for nn.Module._apply: fake parameters would keep their device when their data gets another."""
+    """Stand in for nn.Module._apply, by which .to() and .half() change parameters and buffers.
+
+    fn: function of a tensor; recurse: whether to change submodules, too. torch's own sets parameter.data, after which a
+    fake parameter still claims its old device.
+    """
     if recurse:
         for child in self.children():
             child._apply(fn)

@@ -1,4 +1,8 @@
-"""Dry runs on the fake device: an update of fairseq's Trainer, and steps of beam search."""
+"""Dry runs on the fake device: an update of fairseq's Trainer, and steps of beam search.
+
+They compute nothing, and return Records of what was asked of the device, see device.py. They work only in the process
+of a FakeGPU.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ DEVICE = Device()
 
 @dataclass(frozen=True)
 class Shape:
-    """Shape of a batch. One of the sources is shorter by a token."""
+    """Shape of a batch, whose sentences are equally long, but for one source that is shorter by a token."""
 
     rows: int = 128  # sentences
     source: int = 32  # tokens of each source
@@ -31,10 +35,14 @@ class Shape:
 
 
 def train(flags: Sequence[str], shape: Shape = Shape(), steps: int = 2) -> Record:
-    """Return the record of the last of `steps` updates; flags: of fairseq-train, beside those of models.TRAINING."""
+    """Make updates of a training; return the Record of the last one.
+
+    flags: of fairseq-train, beside those of models.TRAINING; shape: of the batches; steps: number of updates. The first
+    also makes the optimiser's state, and so is no example of the others.
+    """
     begin()
     if f"--arch={TORCHSCALE_ARCH}" in flags:
-        from .. import torchscale  # noqa: F401
+        from .. import torchscale  # noqa: F401 - which registers the architecture
 
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with fake, DEVICE:
@@ -49,16 +57,16 @@ def train(flags: Sequence[str], shape: Shape = Shape(), steps: int = 2) -> Recor
             DEVICE.record = Record()
             trainer.train_step(batches, raise_oom=True)
         record = DEVICE.record
-        DEVICE.record = Record()
+        DEVICE.record = Record()  # what the checks ask of the device does not count
         record.mismatches += mismatches(trainer)
     return record
 
 
 def decode(fields: dict, dtype: torch.dtype, rows: int = 16, beams: int = 5, steps: int = 12) -> list[Record]:
-    """Return a record of each step of a beam search, with its reordering.
+    """Make the steps of a beam search, each with the reordering of the hypotheses; return a Record of each.
 
-    fields: of the model's config, as `building.build` takes them; rows: sentences, of 20 tokens each; beams: hypotheses
-    of each; steps: tokens of a hypothesis.
+    fields: of the model's config, as `building.build` takes them; dtype: of the weights; rows: sentences, of 20 tokens
+    each; beams: hypotheses of each; steps: tokens of a hypothesis. Every token is the number 5.
     """
     begin()
     records = []
@@ -71,10 +79,10 @@ def decode(fields: dict, dtype: torch.dtype, rows: int = 16, beams: int = 5, ste
         order = torch.arange(rows, device=GPU).repeat_interleave(beams, output_size=rows * beams)
         encoded = model.encoder.reorder_encoder_out(encoded, order)
 
-        state: dict = {}
+        state: dict = {}  # incremental state of the decoder: keys and values so far
         for step in range(1, steps + 1):
             tokens = torch.full((rows * beams, step), 5, device=GPU)
-            order = torch.arange(rows * beams, device=GPU)
+            order = torch.arange(rows * beams, device=GPU)  # every hypothesis goes on from itself
             DEVICE.record = Record()
             model.decoder(tokens, encoder_out=encoded, incremental_state=state)
             model.decoder.reorder_incremental_state_scripting(state, order)
@@ -83,7 +91,7 @@ def decode(fields: dict, dtype: torch.dtype, rows: int = 16, beams: int = 5, ste
 
 
 def begin() -> None:
-    """Prepare the process, before each run."""
+    """Register the plug-in, silence warnings and logs, and put the fake device in place; once more does no harm."""
     register()
     warnings.simplefilter("ignore")
     logging.disable(logging.INFO)
@@ -107,9 +115,10 @@ def batch(task, shape: Shape) -> dict:
 
 
 def _counted(function: Callable, part: str) -> Callable:
-    """Return `function` with what it asks of the device counted under `part`."""
+    """Return a function that calls `function`, and counts what that asks of the device under `part`."""
 
     def call(*args, **kwargs):
+        """Call it; arguments and result are those of `function`."""
         with DEVICE.during(part):
             return function(*args, **kwargs)
 
@@ -117,7 +126,11 @@ def _counted(function: Callable, part: str) -> Callable:
 
 
 def mismatches(trainer) -> list[str]:
-    """Name gradients of another type or device than their parameter, and moments that are not float32 on the GPU."""
+    """Return a line for each gradient unlike its parameter in type or device, and each moment not float32 on the GPU.
+
+    Moments are the running means of gradients and their squares in the optimiser's state. trainer: fairseq's, after an
+    update.
+    """
     errors = []
     for name, parameter in trainer.get_model().named_parameters():
         gradient = parameter.grad
@@ -135,11 +148,11 @@ def mismatches(trainer) -> list[str]:
 
     states = list(optimiser.state.values())
     states += [part.moments for part in getattr(optimiser, "parts", ())]  # deepnet_adam's
-    any_moments = False
+    any_moments = False  # without one, the search above has not found the optimiser's state
     for state in states:
         for name, value in state.items():
-            if not isinstance(value, torch.Tensor) or not value.dim():
-                continue  # a number, as the count of updates
+            if not isinstance(value, torch.Tensor) or value.dim() == 0:
+                continue  # a number, such as the count of updates
             any_moments = True
             if value.dtype != torch.float32 or value.device != GPU:
                 errors.append(f"{name}: {value.dtype} on {value.device}")
