@@ -21,6 +21,7 @@ class InvertedGain(DeepNorm):
     """DeepNorm with 1 / beta in place of beta, and the correct alpha."""
 
     def gain(self, site, role):
+        """Return 1 / beta for the matrices v, out, fc1 and fc2; q and k keep their gain of 1."""
         return 1 / super().gain(site, role)
 
 
@@ -29,9 +30,10 @@ class FixedAlpha(DeepNorm):
     """DeepNorm with the alpha of 32 decoder layers at every depth, and the correct beta."""
 
     def coefficients(self, stack):
-        return super().coefficients(stack) | {"alpha": 64**0.25}
+        """Return DeepNorm's coefficients of the stack, with alpha = (2 * 32)^(1/4)."""
+        return super().coefficients(stack) | {"alpha": (2 * 32) ** 0.25}
 
 
 @register("deepnorm_inverted_gain_fixed_alpha")
 class InvertedGainFixedAlpha(InvertedGain, FixedAlpha):
-    """DeepNorm with both mistakes, as released."""
+    """DeepNorm with both mistakes, as in the released code: `gain` of the first class, `coefficients` of the second."""

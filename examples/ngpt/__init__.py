@@ -32,24 +32,33 @@ deepnet_fairseq.register()  # before methods of one's own
 from deepnet_fairseq.core.methods import Method, register  # noqa: E402
 from deepnet_fairseq.core.slots import FullPrecision  # noqa: E402
 
+# modules whose weight matrix has the hidden state's C numbers in its rows, or in its columns
 ROWS = ("q_proj", "k_proj", "v_proj", "fc1", "embed_tokens", "output_projection")
 COLUMNS = ("out_proj", "fc2")
 
 
 def on_sphere(x: Tensor) -> Tensor:
-    """Divide each vector (.., C) by its length; a vector of zeros stays."""
+    """Divide each vector (.., C) by its length; a vector of zeros stays.
+
+    rms_norm divides by the root of the mean square, which is the length over C^(1/2).
+    """
     return F.rms_norm(x, x.shape[-1:], eps=1e-12) * x.size(-1) ** -0.5
 
 
 class OnSphere(nn.Module):
-    """Normalisation of vectors to length 1: Norm(x), (.., C)."""
+    """Module of on_sphere, without parameters."""
 
     def forward(self, x):
+        """Return Norm(x), (.., C)."""
         return on_sphere(x)
 
 
 class Scale(FullPrecision):
-    """Learned factor of `size` numbers that begins at `first` and is learnt in units of `scale`."""
+    """Learned vector of `size` factors that begin at `first`: s times first / scale, where s begins at `scale`.
+
+    Adam moves a parameter by about the learning rate, so that the factors move by first / scale of it. The vector of
+    one number serves as a single factor for all features.
+    """
 
     def __init__(self, size: int, first: float, scale: float):
         super().__init__()
@@ -57,28 +66,38 @@ class Scale(FullPrecision):
         self.unit = first / scale
 
     def factor(self, x: Tensor) -> Tensor:
-        """Return the factor in the type of x."""
+        """Return the factors, (size,), in the type of x."""
         return (self.s * self.unit).to(x.dtype)
 
     def forward(self, x):
+        """Multiply x, (.., size), feature by feature; if size is 1, all features of x by the one number."""
         return x * self.factor(x)
 
 
 class Step(Scale):
-    """Step on the sphere: Norm(x + a o (f - x)), (.., C) each, with f on the sphere."""
+    """Residual connection on the sphere: from the shortcut x a step a o (f - x) towards the branch f, and back onto it.
+
+    The factors a are learned; x and f, (.., C) each, are on the sphere.
+    """
 
     def forward(self, x, f):
+        """Return Norm(x + a o (f - x))."""
         return on_sphere(torch.addcmul(x, self.factor(x), f - x))
 
     def branch_and_sum(self, x, f):
-        """Return what is added to x, and the sum on the sphere, for probes."""
+        """Return the step that is added to x, and the result, both (.., C): probes of residual sums ask for them."""
         return self.factor(x) * (f - x), self.forward(x, f)
 
 
 class Heads(Scale):
-    """Normalisation of heads (.., h, d): d^(1/2) s_qk o Norm(.), so that scores over d^(1/2) are the paper's."""
+    """Normalisation of queries and keys by head: (.., h, d) for h heads of d features.
+
+    The paper multiplies scores by d^(1/2), where attention divides them by it. So queries and keys both get another
+    factor d^(1/2) here.
+    """
 
     def forward(self, x, role):
+        """Return d^(1/2) s_qk o Norm(x) for the roles "q" and "k", and x as it is for "v"."""
         if role == "v":
             return x
         scale = self.factor(x) * math.sqrt(x.size(-1))  # one number for each of the h d features
@@ -87,7 +106,11 @@ class Heads(Scale):
 
 @register("ngpt")
 class NGPT(Method):
-    """nGPT: Norm in the slots `beginning`, `outer` and `residual`; weights are normalised after each update."""
+    """nGPT: Norm in the slots `beginning`, `outer` and `residual`; weights are normalised after each update.
+
+    Every function but after_update returns the module of a slot, see core.methods.Method. site.dim is C, the width of
+    the hidden states.
+    """
 
     equation = "Norm(x + a o (Norm(f(x)) - x)), Norm to length 1, weights too"
     paper = "Loshchilov et al. 2024"
@@ -95,27 +118,34 @@ class NGPT(Method):
     bias = False
 
     def heads(self, site, dim):
+        """Return the module on queries and keys: s_qk has C numbers that begin at 1, with the scale C^(-1/2)."""
         return Heads(site.dim, 1.0, site.dim**-0.5)
 
     def hidden(self, site, dim):
+        """Return the factor on fc1's output: s_u C^(1/2), `dim` numbers, with s_u = 1 at the start and the scale 1."""
         return Scale(dim, math.sqrt(site.dim), 1.0)
 
     def outer(self, site):
+        """Return the Norm on a branch's output."""
         return OnSphere()
 
     def residual(self, site):
+        """Return the residual connection: a has C numbers that begin at 0.05, with the scale C^(-1/2)."""
         return Step(site.dim, 0.05, site.dim**-0.5)
 
     def beginning(self, stack, dim):
+        """Return the Norm on the embeddings."""
         return OnSphere()
 
     def ending(self, stack, dim):
+        """Return s_z on the output of a decoder, or of an encoder alone; None for one whose output a decoder reads."""
         has_logits = stack == "decoder" or not self.num_decoder_layers
         return Scale(1, dim**0.5, dim**-0.5) if has_logits else None
 
     def after_update(self, weights: Mapping[str, Tensor]) -> None:
+        """Divide the rows or columns of the weight matrices by their lengths, in place. weights: parameters by name."""
         for name, weight in weights.items():
-            module = name.removesuffix(".weight").rpartition(".")[2]
+            module = name.removesuffix(".weight").rpartition(".")[2]  # "decoder.layers.0.fc1.weight" -> "fc1"
             if module in ROWS:
                 weight.copy_(F.normalize(weight, dim=1))
             elif module in COLUMNS:
