@@ -193,6 +193,7 @@ class TestSet:
 
         printed = self.folder / "generated.txt"
         log = self.folder / "generate.log"
+        # -P keeps this folder off the program's path: it has a torchscale.py, for instance
         command = [sys.executable, "-P", str(Path(__file__).with_name("translate.py")), str(job_file)]
         variables = os.environ | {"OMP_NUM_THREADS": str(self.args.threads)}
         start = time.perf_counter()

@@ -106,9 +106,9 @@ def train(shape: tuple[str, str], models: dict[str, list[str]], args: argparse.N
 
 
 def _update(step: Callable, clock: Clock, given: list[dict], repeat: int) -> dict[str, float] | None:
-    """Make one update; return the numbers of its repeat but the parameters, None where half precision overflowed.
+    """Make one update; return its numbers by column of TRAIN, None where half precision overflowed.
 
-    These are the seconds of the whole "step", of PARTS and of the "rest", and the target tokens per second. step: makes
+    They are the seconds of the whole "step", of PARTS and of the "rest", and the target tokens per second. step: makes
     an update of a batch, timed by `clock` as its parts are; given: the batches; repeat: number of the repeat, below 0
     in the warm-up.
     """

@@ -109,7 +109,7 @@ def take_turns(cells: dict[str, Cell], runs: dict[str, Callable[[int], dict | No
             if cells[name].reason:
                 continue
             gc.collect()
-            gc.disable()  # garbage is collected between the runs and not within one: a search visits all candidates
+            gc.disable()  # a search for garbage, which visits the objects of all candidates, shall not fall into a run
             try:
                 numbers = runs[name](repeat)
                 if numbers is not None and repeat >= 0:

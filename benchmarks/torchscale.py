@@ -88,7 +88,7 @@ class TorchscaleModel(FairseqEncoderDecoderModel):
         source_positions = PositionalEmbedding(most_source, width, dictionary.pad())
         target_positions = PositionalEmbedding(most_target, width, dictionary.pad())
 
-        config = EncoderDecoderConfig(subln=False, **vars(args))
+        config = EncoderDecoderConfig(subln=False, **vars(args))  # without the LayerNorms of Sub-LN
         shared = {"is_encoder_decoder": True, "dictionary": dictionary}
         encoder = TorchscaleEncoder(config, tokens, source_positions, **shared)
         decoder = TorchscaleDecoder(config, tokens, target_positions, logits, **shared)

@@ -64,6 +64,7 @@ def with_users(page: str) -> str:
     """
     for profile in PROFILES:
         users = ", ".join(name for name in sorted(METHODS) if get_method(name).init_profiles[0] == profile)
+        # a row's text up to its last cell, which is replaced
         page = re.sub(rf"^(\| `{profile}` \|.*\|) .* \|$", rf"\1 {users} |", page, flags=re.MULTILINE)
     return page
 

@@ -27,7 +27,7 @@ from deepnet_fairseq.errors import UserError
 SOURCE = Path(__file__).with_name("guard.cpp")
 COMPILER = shutil.which("g++") or shutil.which("clang++")  # None if there is neither
 # parts of an update that each column of the table adds up; () stands for all of them
-COLUMNS = (("forward",), ("backward",), ("clip", "optimizer"), ())
+COLUMNS: tuple[tuple[str, ...], ...] = (("forward",), ("backward",), ("clip", "optimizer"), ())
 
 
 def obstacle() -> str | None:

@@ -102,6 +102,7 @@ class Device(TorchDispatchMode):
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
 
         # the batch is made on the host of real tensors: compute that as usual, and stand in for nothing
+        # (lift_fresh makes a fake tensor of a real one, a constant in the code)
         fake = name == "lift_fresh" or any(isinstance(tensor, FakeTensor) for tensor in given)
         stays_on_host = torch.device(kwargs.get("device") or "cpu").type == "cpu"
         if given and not fake and stays_on_host:
@@ -263,7 +264,7 @@ def caller() -> str:
     """
     for frame in frames():
         path = frame.f_code.co_filename
-        if "/benchmarks/" in path:
+        if "/benchmarks/" in path:  # this file and those that call the model
             continue
         for package in ("deepnet_fairseq", "fairseq", "torchscale"):
             _, found, file = path.rpartition(f"/{package}/")

@@ -154,7 +154,7 @@ class Minutes:
                     over = one.process.poll() is not None
                     if over or time.monotonic() > one.until:
                         running.remove(one)
-                        end(one.process)
+                        end(one.process)  # if it is over, programs that it started may still run
                         others = [part.name for part in together if part != one.part]
                         yield self._record(one, cut=not over, beside=others)
         finally:

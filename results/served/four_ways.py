@@ -152,7 +152,7 @@ def main() -> None:
         file = Path(folder) / "lines"
         one_line = Path(folder) / "one"
         write_lines(file, [*odd, *real])
-        translations = {}  # by way: the translated lines, those of the odd ones first
+        translations: dict[str, list[str]] = {}  # by way: the translated lines, those of the odd ones first
         for name in ways.names():
             translations[name], _seconds = ways.translate(name, file)
 

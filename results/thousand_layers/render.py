@@ -36,6 +36,7 @@ NAMES = {
     "deepnorm": "DeepNorm", "pre_ln": "Pre-LN", "admin": "Admin", "post_ln_init": "Post-LN-init", "post_ln": "Post-LN",
     "r_fixup": "R-Fixup",
 }  # fmt: skip
+# of the curves
 COLOURS = {
     "deepnorm": "#D55E00", "pre_ln": "#0072B2", "admin": "#009E73", "post_ln_init": "#CC79A7", "post_ln": "#555555",
 }  # fmt: skip
@@ -83,7 +84,7 @@ def best_by_method(records: Iterable[dict]) -> list[dict]:
 
 
 def draw_copying(records: list[dict], path: Path) -> None:
-    """Draw the training loss of copying at 500L-500L by update, and two entropies as lines; symbols.py explains them.
+    """Draw the loss of copying at 500L-500L in 700 updates, and two entropies as lines; symbols.py explains them.
 
     The curve of each method's best rate is strong and has a label; other rates and seeds are faint. records: all
     records; path: the picture.
@@ -116,7 +117,7 @@ def draw_copying(records: list[dict], path: Path) -> None:
         title="500 encoder and 500 decoder layers learn to copy",
     )  # fmt: skip
     axes.legend(fontsize=8, loc="lower left")
-    figure.savefig(path, dpi=150, metadata={"Software": None})
+    figure.savefig(path, dpi=150, metadata={"Software": None})  # without matplotlib's version: always the same bytes
 
 
 def common_rate(records: Iterable[dict]) -> float | None:
@@ -193,7 +194,7 @@ def draw_depth(records: list[dict], path: Path) -> None:
     axes.margins(0.08)  # room for the rates beside the outermost points
     axes.set(ylabel="BLEU on 500 test sentences", ylim=(-3, None), title="Translation by depth, one rate for all")
     axes.legend(fontsize=8)
-    figure.savefig(path, dpi=150, metadata={"Software": None})
+    figure.savefig(path, dpi=150, metadata={"Software": None})  # without matplotlib's version: always the same bytes
 
 
 def depth_header(depths: list[int]) -> list[str]:

@@ -103,7 +103,7 @@ def write_records(runs: Path, file: Path, commit: bool) -> None:
             part.write_text("".join(f"{json.dumps(one)}\n" for one in over), encoding="utf-8")
         if commit:
             message = f"Trainings of 1,000 layers: {len(over)} cells are over"
-            # nothing is said if git fails: there may be nothing new to commit
+            # the status of git does not matter: there may be nothing new to commit
             subprocess.run(["git", "add", "--", file], cwd=file.parent, stdout=subprocess.DEVNULL)
             commit_words = ["git", "commit", "--quiet", "-m", message, "--", file]
             subprocess.run(commit_words, cwd=file.parent, stdout=subprocess.DEVNULL)
@@ -150,7 +150,7 @@ def train_cell(cell: Cell, run: Path, args: argparse.Namespace) -> bool:
     result: dict = {}
 
     async def train(_variables: Mapping[str, str]) -> None:
-        """Fill `result`, in the form in which a Runner takes what it runs; it offers variables of the environment."""
+        """Fill `result`. A Runner calls this with variables of the environment for programs, which have others here."""
         result.update(await train_and_record(cell, run, args.work, programs))
 
     try:

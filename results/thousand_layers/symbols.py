@@ -65,7 +65,9 @@ def batch(task: str, seed: int, update: int) -> tuple[Tensor, Tensor]:
     `pairs` says the shapes. task: copy or reverse; seed: of the training; update: counted from 1; 0 gives a batch that
     no update has.
     """
-    symbols = draw(2 * SENTENCES, seed * 10_000_000 + update)  # twice as many as needed: those held out are left out
+    # with random numbers of its own, so that a resumed training draws the same batch; twice as many as are needed,
+    # since those held out are left out
+    symbols = draw(2 * SENTENCES, seed * 10_000_000 + update)
     equal = (symbols[:, None] == held_out()).all(2)  # bool (sentence, held-out sentence)
     is_held_out = equal.any(1)
     return pairs(task, symbols[~is_held_out][:SENTENCES])
@@ -97,6 +99,7 @@ def model_of(method: str, layers: int, task: str, seed: int) -> nn.Module:
     )  # fmt: skip
     if METHODS[method].profiled:
         source, target = batch(task, seed, 0)
+        # the decoder's input is the target shifted by a token; the end of the sentence comes first
         inputs = {"src_tokens": source, "src_lengths": None, "prev_output_tokens": target.roll(1, 1)}
         profile_omegas(model, inputs, seed=seed)
     return model
