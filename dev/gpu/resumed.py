@@ -1,6 +1,7 @@
 """Part 6: 100L-100L killed and resumed in fp16, and beam search beside stock fairseq.
 
-The functions that take only a Work are parts of the list: they yield rows, dictionaries of what they measured.
+The functions that take only a Work are parts of the list: they yield rows, dictionaries of what they measured. The Work
+has the part's folder and time, and says whether it is a miniature, with a tiny model on a CPU.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def killed(work: Work) -> Iterator[dict]:
     saves = [f"--save-interval-updates={save}", "--keep-interval-updates=1"]
     facts = {"what": "killed and resumed"}
     training = Training(work, work.corpus, [*flags, *saves], updates, name="killed", facts=facts)
-    kill_after_save(work, training, first=save)
+    kill_after_save(training, first=save)
     before = training.last_update()
     work.share(0.75)
     training.command.append("--no-save")  # it resumes, but writes no more checkpoints of 12 GB, which nobody would read
@@ -54,7 +55,7 @@ def killed(work: Work) -> Iterator[dict]:
     }
 
 
-def kill_after_save(work: Work, training: Training, first: int) -> None:
+def kill_after_save(training: Training, first: int) -> None:
     """Start a training, and kill it with SIGKILL once it has saved and made another update or more.
 
     first: the update after which it first saves. PartFailed if it ends before.

@@ -1,6 +1,7 @@
 """Part 7: several GPUs of one machine, by torchrun with NCCL, beside one GPU that makes the same updates.
 
-The part yields rows: dictionaries of what it measured.
+The part yields rows: dictionaries of what it measured. Its Work has its folder and time, and says whether it is a
+miniature, with a tiny model on a CPU.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def run(work: Work) -> Iterator[dict]:
 
         saves = [f"--save-interval-updates={SAVE}", "--keep-interval-updates=1"]
         again = training(work, f"killed_{layers}", layers, saves, processes)
-        kill_after_save(work, again, first=SAVE)
+        kill_after_save(again, first=SAVE)
         yield again.run() | {"largest_difference": weights_differ(one.checkpoint, again.checkpoint)}
         work.share((number + 1) / len(depths))
 
