@@ -62,7 +62,7 @@ def sentences(vocabulary: int, seed: int = 1) -> tuple[list, list]:
     """Draw SENTENCES sentences; return (sources, targets), lists of tensors of token numbers.
 
     A sentence is int64 (length + 1,): tokens drawn by Zipf's law (the frequency of a type is 1 / its rank), and the end
-    of the sentence. vocabulary: types of the dictionary, the special ones included.
+    of the sentence. vocabulary: types of the dictionary, the special ones included; seed: of lengths and tokens.
     """
     # two standard normal numbers a sentence, correlated; exp makes the lengths of source and target log-normal
     normal = numpy.random.default_rng(seed).standard_normal((SENTENCES, 2))

@@ -226,7 +226,8 @@ def listed(task: TranslationTask, subset: str, sizes: dict[str, int]) -> list[li
     """Return the batches that fairseq-generate makes of a test set, in its order, as lists of sentences for JSON.
 
     A sentence has its "id", the place in the test set; its "source", a list of tokens; "numbers", those of the tokens
-    and of the end of the sentence; and its "reference", a text. sizes: a value of BATCHES.
+    and of the end of the sentence; and its "reference", a text. task: fairseq's, with the test set `subset` loaded;
+    sizes: a value of BATCHES.
     """
     dataset = task.dataset(subset)
     source = task.source_dictionary

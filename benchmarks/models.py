@@ -100,7 +100,7 @@ def update(trainer: Trainer, batch: dict) -> dict | None:
 
 
 def parts(trainer: Trainer) -> Iterator[tuple[object, str, str]]:
-    """Yield the functions that an update calls, each as (object, name of its method, part of the update)."""
+    """Yield the functions that an update calls, each as (object of the trainer, name of its method, part)."""
     yield trainer, "_prepare_sample", "input"
     yield trainer.criterion, "forward", "forward"
     yield trainer.optimizer, "backward", "backward"

@@ -172,8 +172,8 @@ def _translate(trainer: Trainer, given: list[dict], beam: int, args: argparse.Na
     """Translate one batch; return "seconds" and the tokens per second of the best hypotheses.
 
     Every hypothesis gets the mean length of the batch's references: with random weights no search would end by itself,
-    and all candidates must make as many steps. given: the batches; beam: hypotheses of a sentence; repeat: number of
-    the batch, below 0 in the warm-up, which has the first.
+    and all candidates must make as many steps. trainer: has the candidate's model; given: the batches; beam: hypotheses
+    of a sentence; args: the command's flags; repeat: number of the batch, below 0 in the warm-up, which has the first.
     """
     batch = given[max(repeat, 0)]
     sentences = len(batch["id"])

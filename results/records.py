@@ -122,8 +122,8 @@ def keep(runs: Path, dest: Path) -> Iterator[str]:
         all_records |= records
         lines = [json.dumps(all_records[name], ensure_ascii=False) + "\n" for name in sorted(all_records, key=Path)]
         file.parent.mkdir(parents=True, exist_ok=True)
-        with whole(file) as part:
-            part.write_text("".join(lines), encoding="utf-8")
+        with whole(file) as new_file:  # which replaces the old one at the end, in one step
+            new_file.write_text("".join(lines), encoding="utf-8")
 
     yield f"recorded {len(over)} runs in {dest}"
     left_out = [str(folder.relative_to(runs)) for folder in folders if not is_over(folder)]
@@ -356,7 +356,10 @@ def _trained_with(runs: list[RecordedRun]) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Parse the arguments, run the command and print its lines; a mistake ends it with one line and status 1."""
+    """Parse the arguments, run the command and print its lines; a mistake ends it with one line and status 1.
+
+    argv: the arguments; None for those of the command line.
+    """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True, dest="command", metavar="COMMAND")
     sub = commands.add_parser("keep", help="records finished runs")

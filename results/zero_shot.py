@@ -105,7 +105,7 @@ def rows(args):
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Print the table in Markdown."""
+    """Print the table in Markdown. argv: the arguments; None for those of the command line."""
     parser = argparse.ArgumentParser(prog="zero_shot", description=__doc__.partition("\n")[0])
     parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT")
     parser.add_argument("--data", help="the run's binarised data, by default where it was trained from")

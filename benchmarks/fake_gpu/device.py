@@ -177,7 +177,7 @@ class Device(TorchDispatchMode):
 
         In half precision that is cuDNN's, if its switch is on and the dropout is a number of sixteenths; else flash
         attention's, if there is no mask; and in all other cases the memory-efficient one. torch's own choice, which
-        depends on the build, would be one for CPUs here.
+        depends on the build, would be one for CPUs here. `scale` and `enable_gqa` change no launch and are ignored.
         """
         # as torch does before it chooses: autocast, and a mask of numbers in place of one of bools
         mask = attn_mask

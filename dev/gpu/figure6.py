@@ -1,8 +1,8 @@
 """Part 4: DeepNet's Figure 6 at its size. The flags of scripts/iwslt14_de_en.sh, on text of IWSLT-14's size.
 
 A cell is one training of the figure: a method with so many encoder layers and as many decoder layers. Each cell is a
-part of the list, with the name figure6-METHOD-LAYERS. A row is a dictionary of what a part measured; a record is one
-try of a part, with its rows.
+part of the list, with the name figure6-METHOD-LAYERS. A part gets its folder, its time and its size from a Work. A row
+is a dictionary of what a part measured; a record is one try of a part, with its rows.
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ def length(layers: int, records: list[dict], longest: float) -> tuple[int, int]:
 
     All methods of a depth are trained equally long. So the first cell decides: it takes the paper's 8,000 updates, or
     as many hundreds as fit into `longest` seconds, and the others take as many as it had. A cell that was cut off had
-    too many and does not count. The warm-up is half of the updates, as in the paper.
+    too many and does not count. The warm-up is half of the updates, as in the paper. layers: the depth; records: all
+    that there are, the oldest first.
     """
     over = [row for row in trainings_of_depth(layers, records) if row["ended"] != CUT]
     if over:

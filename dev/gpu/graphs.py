@@ -1,7 +1,8 @@
 """Part 1: trainings by CUDA graphs against plain ones of every method, times beside stock fairseq, two at a time.
 
 A plain training computes its updates without CUDA graphs. The functions that take a Work are parts of the list: they
-yield rows, dictionaries of what they measured, for the part's record.
+yield rows, dictionaries of what they measured, for the part's record. The Work has the part's folder and time, and says
+whether it is a miniature, with a tiny model on a CPU.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def losses(work: Work, method: str, graphs: bool) -> tuple[list[float], GraphedS
     """Train a narrow model on four batches again and again; return (losses, step).
 
     losses: of its updates, NaN where fp16 overflowed; step: what computed the updates by CUDA graphs, None without.
-    graphs: whether to train by CUDA graphs.
+    work: says whether it is a miniature; method: a name of METHODS; graphs: whether to train by CUDA graphs.
     """
     from benchmarks.graphs import full_batches, unique_shapes
     from benchmarks.models import trainer_of, update

@@ -1,4 +1,8 @@
-"""Part 5: 500L-500L of width 512, the deepest model of DeepNet's paper: its memory beside the plan's, and its speed."""
+"""Part 5: 500L-500L of width 512, the deepest model of DeepNet's paper: its memory beside the plan's, and its speed.
+
+The part yields rows: dictionaries of what it measured. Its Work has its folder and time, and says whether it is a
+miniature, with a tiny model on a CPU. The plan is what `deepnet plan` predicts.
+"""
 
 from __future__ import annotations
 

@@ -116,6 +116,7 @@ class Minutes:
             if seconds is None:
                 return None
             needed += seconds
+        # `needed` is for one after the other; side by side they make `gain` times as many updates in a second
         gain = graphs.gain_of_two(self.known) if len(together) > 1 else 1.0
         return needed / gain
 

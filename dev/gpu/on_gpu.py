@@ -1,4 +1,8 @@
-"""Part 3: the tests that need a GPU."""
+"""Part 3: the tests that need a GPU.
+
+The part yields a row: a dictionary of what it found. Its Work has its folder, and says whether it is a miniature, which
+has no GPU.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ NO_TESTS = 5  # pytest's status where nothing was collected
 def tests(work: Work) -> Iterator[dict]:
     """Run the tests marked gpu; yield one row: how many passed, failed and so on, and the names of those that failed.
 
-    The miniature only collects the tests, and its row has their number, "collected". work: of the part.
+    The miniature only collects the tests, and its row has their number, "collected".
     """
     # only these files, as pytest imports every file that it is given
     files = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text()]

@@ -55,8 +55,8 @@ def collect(source: Path, target: Path) -> int:
         raise UserError(f"{source}: no such file; --out of the other machine names its records.jsonl")
     known = read(target)
     new = [record for record in read(source) if record not in known]
-    with whole(target) as part:
-        part.write_text("".join(f"{json.dumps(record)}\n" for record in [*known, *new]), encoding="utf-8")
+    with whole(target) as new_file:
+        new_file.write_text("".join(f"{json.dumps(record)}\n" for record in [*known, *new]), encoding="utf-8")
     return len(new)
 
 

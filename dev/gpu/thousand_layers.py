@@ -1,6 +1,7 @@
 """Part 2: do 1,000 layers translate? Experiment C2 of results/thousand_layers, for some minutes of a GPU.
 
 A part yields rows: dictionaries of what it measured. This one makes as many updates as fit into the time that is left.
+Its Work has its folder and time, and says whether it is a miniature, with a tiny model on a CPU.
 """
 
 from __future__ import annotations

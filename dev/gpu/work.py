@@ -58,13 +58,13 @@ class Work:
 
         If the part is cut off, the seconds that the next try needs are predicted from it.
         """
-        with whole(self.folder / SHARE) as part:
-            part.write_text(f"{done:.3f}", encoding="utf-8")
+        with whole(self.folder / SHARE) as new_file:  # minutes.py may read at any moment: the old one or the new one
+            new_file.write_text(f"{done:.3f}", encoding="utf-8")
 
     def so_far(self, row: dict) -> None:
         """Note a row as far as it is known, which the record gets if the part is cut off now."""
-        with whole(self.folder / SO_FAR) as part:
-            part.write_text(json.dumps(row), encoding="utf-8")
+        with whole(self.folder / SO_FAR) as new_file:
+            new_file.write_text(json.dumps(row), encoding="utf-8")
 
     def start(self, command: list, name: str, out: Path | None = None) -> subprocess.Popen:
         """Start a program in the project's root and return its process.

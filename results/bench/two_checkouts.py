@@ -75,7 +75,7 @@ def train(kind: str, width: int, depth: int, sentences: int, length: int):
         """Compute the gradients once; return the processor seconds, and None for the hypotheses."""
         model.zero_grad()
         begun = time.process_time()
-        scores = model(source, lengths, target)[0]
+        scores = model(source, lengths, target)[0]  # no shifted target: only the work counts
         torch.nn.functional.cross_entropy(scores.flatten(0, 1), target.flatten()).backward()
         return time.process_time() - begun, None
 
@@ -86,8 +86,8 @@ def decode(kind: str, width: int, depth: int, sentences: int, length: int):
     """Build a model and a batch of sources; return a function that translates them with beam 5.
 
     The function returns (processor seconds, the best hypothesis of each sentence as a list of token numbers). kind,
-    width, depth: as in build_model; sentences: of the batch; length: tokens of every hypothesis, so that each candidate
-    decodes as many.
+    width, depth: as in build_model; sentences: of the batch; length: tokens of every hypothesis before its end, so that
+    all candidates decode as many.
     """
     import torch
     from fairseq.sequence_generator import SequenceGenerator

@@ -104,7 +104,7 @@ def watch(words: list, **options) -> Peak:
 
 
 def descendants(first: int) -> Iterator[int]:
-    """Yield the number (PID) of a process, and those of its children, of their children and so on."""
+    """Yield `first`, the number (PID) of a process, and those of its children, of their children and so on."""
     yield first
     # Linux lists the children of a process by the thread that started them
     for task in Path(f"/proc/{first}/task").glob("*/children"):

@@ -107,7 +107,8 @@ async def train_text(cell: Cell, run: Path, programs: Programs, work: Path) -> d
     ended_at = None if ended == "trained" else int(number)
 
     result = curves(log) | {"ended": ended, "ended_at": ended_at, "command": relative(command)}
-    if ended == "stuck" or not (run / "checkpoint_last.pt").exists():  # a training may diverge before it saves
+    # a model that is stuck has learnt nothing to translate with; a training may diverge before it saves one
+    if ended == "stuck" or not (run / "checkpoint_last.pt").exists():
         return result
     return result | await translate(cell, run, programs, data, pair, generate_flags)
 
