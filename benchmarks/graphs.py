@@ -75,7 +75,7 @@ class Candidate:
         bytes_before = torch.cuda.memory_allocated()  # of the other candidates
         self.trainer = trainer_of(flags)
         self.batches = full_batches(self.trainer, args.max_tokens, args.batches)
-        if name == "waits":
+        if name == "waits":  # the optimiser leaves the norm on the GPU, and each of fairseq's comparisons fetches it
             self.trainer.optimizer.fp32_optimizer.reads_norm = False
 
         start = time.perf_counter()

@@ -100,7 +100,7 @@ def update(trainer: Trainer, batch: dict) -> dict | None:
 
 
 def parts(trainer: Trainer) -> Iterator[tuple[object, str, str]]:
-    """Yield the functions that an update calls, each as (object of the trainer, name of its method, part)."""
+    """Yield the functions that an update calls, as (object that has it, name of the method, part of the update)."""
     yield trainer, "_prepare_sample", "input"
     yield trainer.criterion, "forward", "forward"
     yield trainer.optimizer, "backward", "backward"

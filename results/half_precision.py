@@ -70,13 +70,13 @@ def rows(data, *flags):
     yield [*header, "overflows"]
 
     for method in sorted(METHODS):
-        chosen = ("--method", method, *METHODS[method].train_flags, *flags)
-        float32_losses, _scale, _trainer = train(data, *chosen)
+        method_flags = ("--method", method, *METHODS[method].train_flags, *flags)
+        float32_losses, _scale, _trainer = train(data, *method_flags)
         last_losses = [f"{float32_losses[-1]:.3f}"]
         differences = []
         overflows = ""
         for name, precision in PRECISIONS.items():
-            losses, scale, _trainer = train(data, *chosen, *precision)
+            losses, scale, _trainer = train(data, *method_flags, *precision)
             last_losses.append(f"{losses[-1]:.3f}")
             largest = max(abs(a - b) for a, b in zip(losses, float32_losses, strict=True))
             differences.append(f"{largest:.3f}")

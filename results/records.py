@@ -198,7 +198,7 @@ def render(results: Path) -> Iterator[str]:
             index.append((title, table.script, "not run", "–", None))
             continue
         report = collect(runs, table)
-        out = results / "tables" / f"{table.folders[0]}.md"
+        out = results / "tables" / f"{table.folders[0]}.md"  # named as the first experiment that the table shows
         out.parent.mkdir(exist_ok=True)
         with whole(out) as part:
             part.write_text(markdown_page(report, out), encoding="utf-8")

@@ -34,7 +34,7 @@ WIDTH, FFN, HEADS = 32, 64, 2  # embed_dim, ffn_embed_dim and attention_heads of
 BETAS = (0.9, 0.98)  # of Adam
 HELD = 0.7  # share of the updates after the warm-up in which the rate stays at its peak, before it falls to 0
 LOGGED = 10  # updates from one line of the log to the next
-SAVED = 50  # updates from one checkpoint to the next
+SAVED = 50  # updates from one checkpoint to the next; whole intervals of the log, so that no loss is lost between them
 HELD_OUT = 20  # sentences that no update trains on; the trained model copies or reverses them by beam search
 HELD_OUT_SEED = 42
 
