@@ -40,9 +40,9 @@ def size(depth: str, width: str) -> list[str]:
     layers = depth.split("-")
     all_positive = all(number.isdecimal() and int(number) > 0 for number in layers)
     if len(layers) != 2 or not all_positive:
-        raise UserError(f"--depths {depth}: give ENCODER-DECODER layers, as 18-18")
+        raise UserError(f"depth {depth}", "give ENCODER-DECODER layers, as 18-18")
     if width not in WIDTHS:
-        raise UserError(f"--widths {width}: there are {', '.join(WIDTHS)}")
+        raise UserError(f"width {width}", f"there are {', '.join(WIDTHS)}")
 
     flags = []
     for stack, number in zip(("encoder", "decoder"), layers):
