@@ -81,8 +81,7 @@ def own_config(state: dict, path: str) -> Any:
         # None is kept where the default would refer to a setting of the task, "${task...}": there is no task here
         if value is not None or follows_another(field.default):
             settings[field.name] = value
-    if getattr(saved, "arch", None) is not None:
-        settings["arch"] = saved.arch
+    settings["_name"] = name  # fairseq's config classes have no field `arch`
 
     saved_settings = OmegaConf.create(settings)
     try:

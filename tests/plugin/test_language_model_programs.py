@@ -10,7 +10,8 @@ import torch
 from fairseq.data import data_utils
 
 from deepnet_fairseq.core import archs
-from deepnet_fairseq.plugin.building import from_checkpoint
+from deepnet_fairseq.core.config import namespace
+from deepnet_fairseq.plugin.building import from_checkpoint, own_config
 
 from ..support.helpers import USER_DIR, run
 from ..support.logs import losses
@@ -142,3 +143,14 @@ def test_validation_of_a_masked_model_continues_its_training(masked_run, binaris
     bits, perplexity = re.findall(r"\| loss ([\d.]+) \| ppl ([\d.]+)", output)[-1]
     assert float(bits) == pytest.approx(curve[4], abs=0.7)
     assert float(perplexity) == pytest.approx(2 ** float(bits), rel=1e-3)
+
+
+def test_a_config_of_flags_is_read_with_the_values_of_its_architecture():
+    """A Python program may save the flags as they were parsed: with `arch` where fairseq-train writes `_name`."""
+    flags = namespace("deepnet_lm_tiny_12", dropout=0.3)
+
+    config = own_config({"cfg": {"model": flags}}, "checkpoint.pt")
+
+    assert config.decoder_layers == 12
+    assert config.decoder_embed_dim == archs.PRESETS["deepnet_lm_tiny_12"]["decoder_embed_dim"]
+    assert config.dropout == 0.3
