@@ -62,7 +62,8 @@ class Record:
     """Which tests run which lines, as coverage has recorded it.
 
     A test is named as pytest names one case of it, FILE::TEST[PARAMETERS]. A line that runs in a fixture that several
-    tests share counts for the first of them alone.
+    tests share counts for the first of them alone. A line that runs when its module is imported runs in no test: what
+    it makes may be used by any test of the module.
     """
 
     def __init__(self, path: Path) -> None:
@@ -71,6 +72,7 @@ class Record:
 
         # {file, as "deepnet_fairseq/errors.py": {line: names of the tests that run it}}
         self.tests: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+        self.at_import: dict[str, set[int]] = defaultdict(set)  # {file: lines that run outside of any test}
         self.lines: Counter[str] = Counter()  # {name of a test: number of lines of the package that it runs}
         rows = sqlite3.connect(path).execute(
             "select file.path, context.context, line_bits.numbits from line_bits"
@@ -78,10 +80,13 @@ class Record:
         )
         for file, context, numbits in rows:
             test = re.sub(r"\|(setup|run|teardown)$", "", context)  # pytest-cov's word for the phase of the test
-            if not test or f"/{PACKAGE}/" not in file:  # lines that run outside of any test have the context ""
+            if f"/{PACKAGE}/" not in file:
                 continue
             short = f"{PACKAGE}/" + file.rpartition(f"/{PACKAGE}/")[2]
             numbers = numbits_to_nums(numbits)
+            if not test:  # coverage's name for the time outside of any test is ""
+                self.at_import[short].update(numbers)
+                continue
             self.lines[test] += len(numbers)
             for number in numbers:
                 self.tests[short][number].add(test)
@@ -89,10 +94,14 @@ class Record:
     def of(self, mutant: Mutant) -> list[str]:
         """Return the names of the test functions that run a mutant's line, those first that run the fewest lines.
 
-        They are names without parameters, so that all cases of a function run: parameters with brackets or line ends
-        make a name that pytest does not find.
+        For a line that runs at import alone, they are those that run any line of its file. Names are without
+        parameters, so that all cases of a function run: parameters with brackets or line ends make a name that pytest
+        does not find.
         """
-        cases = self.tests[mutant.path][mutant.line]
+        tests_by_line = self.tests[mutant.path]
+        cases = tests_by_line[mutant.line]
+        if not cases and mutant.line in self.at_import[mutant.path]:
+            cases = set().union(*tests_by_line.values())
         by_lines = sorted(cases, key=lambda case: (self.lines[case], case))
         return list(dict.fromkeys(case.partition("[")[0] for case in by_lines))
 
