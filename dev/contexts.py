@@ -1,8 +1,8 @@
-"""A pytest plug-in: the lines that a started program runs are recorded by coverage for the test that started it.
+"""A pytest plug-in: programs that a test starts, and forks of its process, are counted by coverage as that test's.
 
-Coverage hands its settings to started programs in an environment variable, serialised. One of them, `context`, is a
-name that coverage keeps beside each line that ran; here it becomes the name of the test. Used by dev/mutate.py as
-`-p dev.contexts`.
+Coverage hands its settings to started programs in an environment variable, and to forks as they are in the process. Its
+`context` is a name that coverage keeps beside each line that ran; here it becomes the test that is running. Used by
+dev/mutate.py as `-p dev.contexts`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,18 @@ import os
 
 from coverage.config import CoverageConfig
 
+from coverage import Coverage
+
 SETTINGS = "COVERAGE_PROCESS_CONFIG"
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:
-    """Put the name of the test that begins, pytest's `nodeid`, into the settings of programs that it will start."""
-    if SETTINGS in os.environ:  # coverage follows started programs
+    """Name the test that begins in the settings of the programs and forks that it will start."""
+    if SETTINGS in os.environ:
         settings = CoverageConfig.deserialize(os.environ[SETTINGS])
         settings.context = nodeid
         os.environ[SETTINGS] = settings.serialize()
+
+    running = Coverage.current()
+    if running is not None:
+        running.config.context = nodeid  # this process has begun to count, and reads it no more
