@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from omegaconf import OmegaConf
@@ -18,7 +19,7 @@ from ..faults.life import children, lives
 from ..support import ranks
 from ..support.errors import refused
 from ..support.forked import BIN
-from ..support.helpers import USER_DIR, run_cold
+from ..support.helpers import ROOT, USER_DIR, run_cold
 from ..support.lives import TINY, live
 from ..support.logs import losses
 
@@ -28,14 +29,14 @@ PROMPT = "import deepnet_fairseq as d; d.register(); from fairseq_cli.train impo
 PYTHON_M = ("python", "-m", "fairseq_cli.train")  # multiprocessing copies this module into its children
 
 
-def up_to_the_order_of_sums(losses: list[float]):
-    """Expect losses of which the last of three logged decimals may differ by one."""
-    return pytest.approx(losses, abs=1.1e-3)
+def up_to_the_order_of_sums(expected: list[float]):
+    """Expect losses of which the last of three logged decimals may differ by one: sums are rounded differently."""
+    return pytest.approx(expected, abs=1.1e-3)
 
 
 @pytest.fixture(scope="module")
 def losses_of_one_process(data, tmp_path_factory):
-    """Provide the losses of four updates of one process, which accumulates two batches for each."""
+    """Provide the losses of four updates of one process, which accumulates the batches of two for each."""
     folder = tmp_path_factory.mktemp("one")
     flags = (*TRAIN_FLAGS, *MODEL, "--max-update", 4, "--update-freq", 2, "--save-dir", folder)
     rows = ranks.train(1, folder / "log", data, *flags)
@@ -51,19 +52,20 @@ def losses_of_one_process(data, tmp_path_factory):
     ],
 )
 def test_two_processes_train_as_one(program, losses_of_one_process, data, tmp_path):
-    """Two processes train on a CPU, where fairseq's launcher starts none; --user-dir is imported once."""
+    """On a CPU fairseq's own launcher starts one process alone."""
     flags = (*TRAIN_FLAGS, *MODEL, "--max-update", "4", "--save-dir", tmp_path, "--distributed-world-size", "2")
 
     done = run_cold(*program, data, *flags)
 
-    assert list(losses(done.stdout).values()) == up_to_the_order_of_sums(losses_of_one_process)
+    losses_of_two = list(losses(done.stdout).values())
+    assert losses_of_two == up_to_the_order_of_sums(losses_of_one_process)
     assert (tmp_path / "checkpoint_last.pt").exists()
-    assert "already been imported" not in done.stdout
+    assert "already been imported" not in done.stdout  # fairseq's error if both import --user-dir in one process
 
 
 @pytest.mark.smoke
 def test_hydra_trains_on_two_processes_that_are_given_their_ranks(data, tmp_path):
-    """fairseq-hydra-train trains on two processes of a CPU when each is started with its rank."""
+    """Each is started as a program of its own, with its rank, and they meet in a file."""
     settings = {
         "common.user_dir": USER_DIR,
         "common.cpu": True,
@@ -75,11 +77,12 @@ def test_hydra_trains_on_two_processes_that_are_given_their_ranks(data, tmp_path
         "distributed_training.distributed_init_method": f"file://{tmp_path}/meeting",
         "distributed_training.distributed_no_spawn": True,
     }
-    program = (BIN / "fairseq-hydra-train", "--config-dir", f"{USER_DIR}/../configs", "--config-name", "quickstart")
-    common = [str(word) for word in program] + [f"{name}={value}" for name, value in settings.items()]
+    program = [str(BIN / "fairseq-hydra-train"), "--config-dir", f"{ROOT}/configs", "--config-name", "quickstart"]
+    overrides = [f"{name}={value}" for name, value in settings.items()]
 
     def command_of(rank):
-        return [*common, f"distributed_training.distributed_rank={rank}", f"hydra.run.dir={tmp_path}/hydra{rank}"]
+        own = [f"distributed_training.distributed_rank={rank}", f"hydra.run.dir={tmp_path}/hydra{rank}"]
+        return [*program, *overrides, *own]
 
     second = subprocess.Popen(command_of(1), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
@@ -88,75 +91,87 @@ def test_hydra_trains_on_two_processes_that_are_given_their_ranks(data, tmp_path
     finally:
         second.kill()
 
-    log = first.stdout + "".join(path.read_text() for path in (tmp_path / "hydra0").glob("*.log"))
-    assert "training on 2 devices" in log
-    assert "deepnet_fairseq.plugin.run" in log
+    logs_of_hydra = [path.read_text() for path in (tmp_path / "hydra0").glob("*.log")]
+    log = "".join([first.stdout, *logs_of_hydra])
+    assert "training on 2 devices" in log  # fairseq's words
+    assert "deepnet_fairseq.plugin.run" in log  # the logger of the package's trainer: fairseq's own has not trained
     assert (tmp_path / "checkpoint_last.pt").exists()
+
+
+class Launched(NamedTuple):
+    """A running training: the program that was started, and the pids of its worker processes, which train."""
+
+    program: subprocess.Popen
+    workers: list[int]
 
 
 @pytest.fixture
 def start_two_processes(data, tmp_path):
-    """Start two processes of fairseq-train; return the program after their first checkpoints, and their numbers.
+    """Provide a function that starts an endless training of two processes, and returns when it has saved twice.
 
-    All processes are killed when the test ends.
+    launcher: what starts the processes, "fairseq-train", "python -m" or "torchrun". Checkpoints and log, whose name is
+    log, are in tmp_path. The program is killed when the test ends.
     """
     started = []
 
-    def start(launcher: str = "fairseq-train"):
-        program = (BIN / PYTHON_M[0], *PYTHON_M[1:]) if launcher == "python -m" else (BIN / "fairseq-train",)
-        words = [*program, data, *TRAIN_FLAGS, *MODEL, *ENDLESS, "--save-dir", tmp_path]
+    def start(launcher: str = "fairseq-train") -> Launched:
+        start_of_training = (BIN / PYTHON_M[0], *PYTHON_M[1:]) if launcher == "python -m" else (BIN / "fairseq-train",)
+        words = [*start_of_training, data, *TRAIN_FLAGS, *MODEL, *ENDLESS, "--save-dir", tmp_path]
         if launcher == "torchrun":
             words = [BIN / "torchrun", "--standalone", "--nproc_per_node", "2", "--no-python", *words]
         else:
             words += ["--distributed-world-size", "2"]
 
         log = tmp_path / "log"
+        words = [str(word) for word in words]
         with open(log, "w") as output:
-            process = subprocess.Popen(
-                [str(word) for word in words], stdout=output, stderr=output, start_new_session=True
-            )
-        started.append(process)
+            program = subprocess.Popen(words, stdout=output, stderr=output, start_new_session=True)
+        started.append(program)
         deadline = time.monotonic() + 120
         while not (tmp_path / "checkpoint_previous.pt").exists():
-            assert process.poll() is None, log.read_text()[-2000:]
+            assert program.poll() is None, log.read_text()[-2000:]
             assert time.monotonic() < deadline, log.read_text()[-2000:]
             time.sleep(0.1)
 
-        command_lines = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in children(process.pid)}
-        workers = [pid for pid, line in command_lines.items() if "resource_tracker" not in line]
-        return process, workers
+        workers = []
+        for pid in children(program.pid):
+            command_line = Path(f"/proc/{pid}/cmdline").read_text()
+            if "resource_tracker" not in command_line:  # a process of Python's multiprocessing
+                workers.append(pid)
+        return Launched(program, workers)
 
     yield start
-    for process in started:
-        process.kill()
-        process.wait()
+    for program in started:
+        program.kill()
+        program.wait()
 
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("launcher", ["fairseq-train", "python -m"])
 def test_a_signal_to_the_program_makes_its_processes_save_and_end(launcher, start_two_processes, tmp_path):
-    process, _ = start_two_processes(launcher)
+    program, _workers = start_two_processes(launcher)
 
-    process.send_signal(signal.SIGTERM)
+    program.send_signal(signal.SIGTERM)
 
-    assert process.wait(60) == 128 + signal.SIGTERM
-    assert "is saved" in (tmp_path / "log").read_text()
+    assert program.wait(60) == 128 + signal.SIGTERM
+    assert re.search(rf"SIGTERM .*{tmp_path}/checkpoint_last\.pt", (tmp_path / "log").read_text())
 
 
 @pytest.mark.smoke
 def test_a_lost_process_ends_the_other_in_a_line(start_two_processes, tmp_path):
-    process, workers = start_two_processes()
+    """The line names the process that has noticed the loss, and the folder from which a resume starts."""
+    program, workers = start_two_processes()
 
     os.kill(workers[-1], signal.SIGKILL)
 
-    assert process.wait(60) != 0
+    assert program.wait(60) != 0
     log = (tmp_path / "log").read_text()
     assert "Traceback" not in log
     assert re.search(rf"error: process \d of 2: .* {tmp_path}", log), log[-2000:]
 
 
 def end_within(seconds: float, pids: list[int]) -> bool:
-    """Return whether all processes end within that many seconds."""
+    """Wait until all processes have ended, for so many seconds at most; return whether they have."""
     deadline = time.monotonic() + seconds
     while any(lives(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -165,14 +180,14 @@ def end_within(seconds: float, pids: list[int]) -> bool:
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("launcher", ["torchrun", "fairseq-train"])
-def test_workers_end_with_a_killed_launcher(launcher, start_two_processes, data, tmp_path):
-    """Worker processes end seconds after SIGKILL to their launcher's group, and the same command resumes at once."""
-    process, workers = start_two_processes(launcher)
-
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
+def test_workers_end_with_a_killed_launcher_and_free_the_folder(launcher, start_two_processes, data, tmp_path):
+    """A training of one process then takes the folder without waiting, and ends there: more than 6 updates are done."""
+    program, workers = start_two_processes(launcher)
     assert len(workers) == 2
+
+    os.killpg(program.pid, signal.SIGKILL)  # of the launcher's group: workers have groups of their own
+    program.wait()
+
     assert end_within(5, workers)
     resume = ("--max-update", "6", "--reset-dataloader", "--save-dir", tmp_path)
     assert live(tmp_path / "again", data, *TRAIN_FLAGS, *MODEL, *resume) == 0
@@ -192,8 +207,9 @@ def saved_by_two_processes(data, tmp_path_factory):
 def test_all_processes_resume_from_the_checkpoint_before_a_damaged_one(
     saved_by_two_processes, losses_of_one_process, data, tmp_path
 ):
+    """They resume from that of update 3, and make update 4 again."""
     folder = shutil.copytree(saved_by_two_processes, tmp_path / "run")
-    os.truncate(folder / "checkpoint_last.pt", 3000)
+    os.truncate(folder / "checkpoint_last.pt", 3000)  # bytes, of about 100,000
 
     rows = ranks.train(2, tmp_path / "log", data, *SAVING, "--save-dir", folder, "--max-update", "4")
 
@@ -214,11 +230,12 @@ def test_if_all_checkpoints_are_damaged_no_file_changes(saved_by_two_processes, 
 
     assert rows == []
     assert f"error: {folder}/checkpoint_last.pt: " in (tmp_path / "log").read_text()
-    assert {path: path.stat().st_size for path in folder.glob("*.pt")} == dict.fromkeys(checkpoints, 1000)
+    sizes = {path: path.stat().st_size for path in folder.glob("*.pt")}
+    assert sizes == dict.fromkeys(checkpoints, 1000)
 
 
 def test_a_process_that_never_comes_ends_the_other_in_a_line(data, tmp_path):
-    """The other one waits for --heartbeat-timeout."""
+    """The other one, rank 0 of 2, waits for the seconds of --heartbeat-timeout."""
     flags = (
         *TRAIN_FLAGS, *MODEL, "--save-dir", tmp_path, "--heartbeat-timeout", "3", "--distributed-world-size", "2",
         "--distributed-init-method", f"file://{tmp_path}/meeting", "--distributed-no-spawn", "--distributed-rank", "0",
@@ -233,7 +250,10 @@ def test_a_process_that_never_comes_ends_the_other_in_a_line(data, tmp_path):
 
 
 def fail_to_load_on_rank_0_of_2(reason: str) -> None:
-    """Raise what fairseq raises when a checkpoint does not load, for `reason`, inside what explains such errors."""
+    """Raise what fairseq raises when a checkpoint does not load, where fairseq-train explains lost processes.
+
+    reason: message of the RuntimeError that is the cause
+    """
     place = {"distributed_rank": 0, "distributed_world_size": 2}
     cfg = OmegaConf.create({"distributed_training": place, "checkpoint": {"save_dir": "runs/mine"}})
     with launch._lost_process_as_user_error(cfg):

@@ -1,4 +1,4 @@
-"""Tests that a method is made once and handed on, between the command line and the first update."""
+"""Tests that the Method object of a model is made once and handed on, from the command line to the first update."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from ..conftest import TRAIN_FLAGS
 
 @pytest.fixture
 def methods_made(monkeypatch):
-    """Provide a list of the methods that are made."""
+    """Provide the list of the Method objects made since the test began, in order."""
     methods = []
     original = Method.__init__
 
-    def note(self, *args, **options):
+    def note_and_make(self, *args, **options):
         methods.append(self)
         original(self, *args, **options)
 
-    monkeypatch.setattr(Method, "__init__", note)
+    monkeypatch.setattr(Method, "__init__", note_and_make)
     return methods
 
 
-@pytest.mark.parametrize("modifiers", [{}, {"pro_res": True, "qk_norm": True}])
+@pytest.mark.parametrize("modifiers", [{}, {"pro_res": True, "qk_norm": True}], ids=["plain", "with modifiers"])
 def test_build_makes_one_method(methods_made, modifiers):
     model = build("deepnet_transformer_tiny", encoder_layers=2, decoder_layers=2, **modifiers)
 
@@ -36,21 +36,31 @@ def test_build_makes_one_method(methods_made, modifiers):
     assert model.method.depth("decoder") == 2
 
 
-def test_a_training_makes_two_methods(methods_made, data):
-    """One checks the command line, the other fills the model's slots and is asked by everybody else."""
-    arch = ("--arch=deepnet_transformer_tiny", "--encoder-layers=2", "--decoder-layers=2")
-    args = parse_training_flags([str(data), *TRAIN_FLAGS, *arch, "--no-save"])
+ARCH = ("--arch=deepnet_transformer_tiny", "--encoder-layers=2", "--decoder-layers=2")
+
+
+def test_parsing_the_flags_of_a_training_makes_one_method(methods_made, data):
+    """It checks the options on the command line."""
+    parse_training_flags([str(data), *TRAIN_FLAGS, *ARCH, "--no-save"])
+
     assert len(methods_made) == 1
+
+
+def test_a_trainer_makes_one_method_which_its_model_keeps(methods_made, data):
+    """The model, the log's opening line and the first update ask the same object."""
+    args = parse_training_flags([str(data), *TRAIN_FLAGS, *ARCH, "--no-save"])
+    methods_made.clear()
 
     trainer = build_trainer(args)
     opening_line(trainer)
     make_update(trainer, next(batches_by_update(trainer)))
 
-    assert len(methods_made) == 2
-    assert trainer.get_model().method is methods_made[1]
+    assert len(methods_made) == 1
+    assert trainer.get_model().method is methods_made[0]
 
 
-def test_a_model_with_modifiers_is_copied_with_its_method():
+def test_a_copied_model_with_modifiers_has_a_method_of_the_same_name():
+    """A Modifier passes attributes on to the method inside; deepcopy asks for some before the copy has that method."""
     model = build("deepnet_transformer_tiny", encoder_layers=2, decoder_layers=2, qk_norm=True)
 
     copied = copy.deepcopy(model)

@@ -14,6 +14,7 @@ from ..conftest import TRAIN_FLAGS
 from ..support.helpers import run_cold
 from ..support.lives import TINY
 
+# the attributes of other libraries that register() replaces
 CHANGED = {
     "fairseq.checkpoint_utils.load_checkpoint",
     "fairseq.checkpoint_utils.load_checkpoint_to_cpu",
@@ -36,6 +37,8 @@ CHANGED = {
     "torch.utils.data._utils.signal_handling._set_worker_signal_handlers",
 }
 TORCHS_OWN = {"torch._weights_only_unpickler._marked_safe_globals_set"}  # set by torch.serialization.add_safe_globals
+# A program that prints, as JSON in the last line, which attributes of the modules of other libraries, and of classes in
+# them, are other objects after the import and after register() than before.
 PRINT_CHANGES = """
     import json, sys, types
     import fairseq_cli.generate, fairseq_cli.hydra_train, fairseq_cli.interactive, fairseq_cli.train
@@ -69,7 +72,7 @@ PRINT_CHANGES = """
 
 @pytest.fixture(scope="module")
 def changed_attributes():
-    """Provide the names of other libraries' attributes that differ, {"import": after it, "registration": after it}."""
+    """Provide the names of other libraries' attributes that have changed, {"import": [..], "registration": [..]}."""
     printed = run_cold("python", "-c", dedent(PRINT_CHANGES)).stdout
     [changes] = [line for line in printed.splitlines() if line.startswith('{"import"')]
     return json.loads(changes)
@@ -91,6 +94,7 @@ def test_an_import_loads_neither_torch_nor_fairseq():
 
 
 def patched_attributes() -> dict:
+    """Return the present value of each attribute that the package replaces, by (owner, name)."""
     return {place: getattr(*place) for place in patches.PATCHES}
 
 
@@ -104,6 +108,7 @@ def test_a_second_registration_changes_nothing():
     assert patched_attributes() == before
 
 
+# A program that trains, and then prints the class that fairseq-train's factory `Trainer`, a partial, makes.
 TRAIN_IN_PYTHON = """
     import sys
     {start}
@@ -115,7 +120,7 @@ TRAIN_IN_PYTHON = """
 
 
 def train_from_python(start, data, folder):
-    """Make one update in a Python program that begins with the line `start`; return the finished program."""
+    """Make one update, saved in `folder`, in a Python program that begins with the line `start`; return what it did."""
     words = [str(data), *TRAIN_FLAGS, *TINY, "--max-update", "1", "--save-dir", str(folder)]
     program = dedent(TRAIN_IN_PYTHON).format(start=start, words=words)
     return run_cold("python", "-c", program, check=False)
@@ -133,7 +138,7 @@ def train_from_python(start, data, folder):
         ),
     ],
 )
-def test_a_training_from_python_has_our_trainer(start, data, tmp_path):
+def test_a_training_from_python_has_the_packages_trainer(start, data, tmp_path):
     done = train_from_python(start, data, tmp_path)
 
     assert done.returncode == 0, done.stdout[-2000:]
@@ -144,4 +149,4 @@ def test_fairseq_reports_an_import_without_registration(data, tmp_path):
     done = train_from_python("import deepnet_fairseq", data, tmp_path)
 
     assert done.returncode != 0
-    assert "already been imported" in done.stdout, done.stdout[-2000:]
+    assert "already been imported" in done.stdout, done.stdout[-2000:]  # fairseq's words, of --user-dir

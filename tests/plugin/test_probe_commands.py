@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from deepnet_fairseq.cli import main
+from deepnet_fairseq.plugin import divergence
 from deepnet_fairseq.plugin.probe_record import Record, read_record
 from deepnet_fairseq.plugin.probing import reference
 
@@ -23,11 +24,12 @@ from ..support.observing import net_input
 ARCH = ("--arch", "deepnet_transformer_tiny", "--encoder-layers", "3", "--decoder-layers", "2")
 PROBES = ("--deepnet-probe", "all", "--probe-interval", "2")
 DROPOUT = ("--dropout", "0.1")
-TWENTY = ("--max-update", "20", *DROPOUT)
-ONE = ("--max-update", "1", "--dropout", "0", "--no-save")
+TWENTY_UPDATES = ("--max-update", "20", *DROPOUT)
+ONE_UPDATE = ("--max-update", "1", "--dropout", "0", "--no-save")
 
 
 def fairseq_train(data, folder, *flags, check=True):
+    """Train a model of ARCH; checkpoints and probes.jsonl go to `folder`. Return the finished program."""
     return run("fairseq-train", data, *TRAIN_FLAGS, *ARCH, "--save-dir", folder, *flags, check=check)
 
 
@@ -37,9 +39,12 @@ def logged_updates(output: str) -> list[dict]:
 
 
 def assert_rows_close(actual, expected, tolerance):
-    """Check that two rows of records agree, except in numbers near 0, which round differently."""
+    """Check that two rows of records, {probe: {address: value}}, agree up to a relative tolerance.
+
+    Numbers below a tenth of a probe's largest may differ by more, because they are rounded differently.
+    """
     assert actual.keys() == expected.keys()
-    for probe in actual.keys() - {"half_precision"}:
+    for probe in expected:
         assert actual[probe].keys() == expected[probe].keys()
         largest = max(map(abs, expected[probe].values()), default=0.0)  # a method may have learned no factors
         for address, value in expected[probe].items():
@@ -48,17 +53,17 @@ def assert_rows_close(actual, expected, tolerance):
 
 
 class ProbedRun(NamedTuple):
-    """A run with probes: its updates as fairseq logs them, and as the probes' file has them."""
+    """A run of 20 updates with all probes at every second."""
 
-    logged: list[dict]
-    record: Record
+    logged: list[dict]  # the row of each update in fairseq's log
+    record: Record  # what probes.jsonl holds
 
 
 @pytest.fixture(scope="module")
 def folder_without_probes(data, tmp_path_factory):
     """Provide the folder of a run of 20 updates without probes, with dropout."""
     folder = tmp_path_factory.mktemp("plain")
-    fairseq_train(data, folder, *TWENTY)
+    fairseq_train(data, folder, *TWENTY_UPDATES)
     return folder
 
 
@@ -66,7 +71,7 @@ def folder_without_probes(data, tmp_path_factory):
 def folder_with_probes(data, tmp_path_factory):
     """Provide the folder of the same run with all probes, every second update; its output is in out.txt."""
     folder = tmp_path_factory.mktemp("probed")
-    output = fairseq_train(data, folder, *TWENTY, *PROBES).stdout
+    output = fairseq_train(data, folder, *TWENTY_UPDATES, *PROBES).stdout
     (folder / "out.txt").write_text(output)
     return folder
 
@@ -103,7 +108,7 @@ def test_the_record_begins_with_facts_of_the_model(probed_run):
     assert header["encoder_layers"] == 3
 
 
-def test_every_update_is_logged_beside_those_that_probes_watch(probed_run):
+def test_every_update_is_logged_not_only_the_probed_ones(probed_run):
     losses = [row["loss"] for row in probed_run.logged]
 
     assert len(losses) == 20
@@ -114,21 +119,31 @@ def test_every_update_is_logged_beside_those_that_probes_watch(probed_run):
     [("model_update", "decoder"), ("gradient_norm", "decoder.2"), ("gradient_norm", "encoder.3")],
 )
 def test_the_log_has_the_numbers_of_the_record(probed_run, probe, address):
+    """fairseq logs an update that no probe watches without these columns, or with null."""
     column = f"{probe}/{address}"
     logged = [float(row[column]) for row in probed_run.logged if row.get(column) is not None]
 
-    _, recorded = probed_run.record.series(probe, address)
+    _updates, recorded = probed_run.record.series(probe, address)
 
     assert logged == pytest.approx(recorded, rel=1e-3, abs=2e-6)
 
 
-@pytest.mark.parametrize("column", ["ln_input/decoder.encoder_attn", "branch_dependency/encoder.ffn"])
-def test_the_log_sums_up_the_layers_of_a_stack(probed_run, column):
-    assert column in probed_run.logged[0]
+@pytest.mark.parametrize(
+    "probe, stack, layers, sublayer",
+    [("ln_input", "decoder", 2, "encoder_attn"), ("branch_dependency", "encoder", 3, "ffn")],
+)
+def test_the_log_has_the_mean_over_the_layers_of_a_stack(probe, stack, layers, sublayer, probed_run):
+    recorded = probed_run.record.rows[0][probe]
+    of_layers = [recorded[f"{stack}.{layer}.{sublayer}"] for layer in range(1, layers + 1)]
+
+    logged = float(probed_run.logged[0][f"{probe}/{stack}.{sublayer}"])
+
+    assert logged == pytest.approx(sum(of_layers) / layers, rel=1e-3)
 
 
 def test_the_model_moves_away_from_its_start(probed_run):
-    _, distances = probed_run.record.series("model_update", "decoder")
+    """model_update is the distance of the outputs on one batch from those before the first update."""
+    _updates, distances = probed_run.record.series("model_update", "decoder")
 
     assert distances[0] == 0
     assert min(distances[1:]) > 0
@@ -147,23 +162,25 @@ def test_norms_of_the_parts_add_up_to_fairseqs_gnorm(probed_run, update):
 
 
 def test_a_resumed_run_has_the_rows_of_an_undisturbed_one(data, probed_run, tmp_path):
-    """A run resumed after 9 updates remembers the outputs at theta_0."""
+    """It is ended after 9 updates, and still compares its outputs with those before the first update."""
     fairseq_train(data, tmp_path, "--max-update", "9", *DROPOUT, *PROBES)
 
-    output = fairseq_train(data, tmp_path, *TWENTY, *PROBES).stdout
+    output = fairseq_train(data, tmp_path, *TWENTY_UPDATES, *PROBES).stdout
 
     resumed = read_record(tmp_path / "probes.jsonl")
     assert resumed.updates() == probed_run.record.updates()
-    assert "probes.reference.pt" not in output  # no warning of a lost reference
+    assert "probes.reference.pt" not in output  # the file of those outputs: a warning would say that it is lost
     assert_rows_close(resumed.rows[18], probed_run.record.rows[18], 1e-4)
 
 
-def test_a_resumed_run_reads_the_reference_of_its_start(tmp_path, caplog):
+def test_a_resumed_run_reads_the_outputs_of_its_start(tmp_path, caplog):
     model = small(2)
     path = tmp_path / "probes.reference.pt"
-    at_start = reference(model, net_input(), path, 0, write=True)
+    at_start = reference(model, net_input(), path, update=0, write=True)
+    with torch.no_grad():
+        model.decoder.embed_tokens.weight.mul_(2)  # as if updates had changed the model
 
-    read = reference(model, net_input(), path, 5, write=False)
+    read = reference(model, net_input(), path, update=5, write=False)
 
     assert read.keys() == at_start.keys()
     for stack, outputs in at_start.items():
@@ -171,36 +188,40 @@ def test_a_resumed_run_reads_the_reference_of_its_start(tmp_path, caplog):
     assert not caplog.records
 
 
-@pytest.mark.parametrize("lost_by", ["another batch", "damage"])
-def test_a_lost_reference_is_replaced_with_a_warning(lost_by, tmp_path, caplog):
-    """The warning names the file and the update from which model_update counts."""
+@pytest.mark.parametrize(
+    "is_damaged, seed_at_resume",
+    [pytest.param(True, 0, id="the file is damaged"), pytest.param(False, 3, id="the batch is another one")],
+)
+def test_lost_outputs_of_the_start_are_replaced_with_a_warning(is_damaged, seed_at_resume, tmp_path, caplog):
+    """The present outputs take their place; the warning names the file and the update from which model_update counts.
+
+    is_damaged: the file, before the resume; seed_at_resume: of the held batch, whose seed was 0 at the start
+    """
     model = small(2)
     path = tmp_path / "probes.reference.pt"
-    reference(model, net_input(), path, 0, write=True)
-    seed = 0
-    if lost_by == "another batch":
-        seed = 3
-    else:
+    reference(model, net_input(seed=0), path, update=0, write=True)
+    if is_damaged:
         path.write_bytes(b"broken")
+    batch = net_input(seed=seed_at_resume)
 
-    replaced = reference(model, net_input(seed=seed), path, 20, write=False)
+    replaced = reference(model, batch, path, update=20, write=False)
 
-    present = reference(model, net_input(seed=seed), path, 0, write=False)
+    present = reference(model, batch, path, update=0, write=False)
     assert replaced.keys() == present.keys()
     for stack, outputs in present.items():
         assert torch.equal(replaced[stack], outputs)
     [warning] = [record.getMessage() for record in caplog.records]
-    assert warning.startswith(f"{path}: ")
-    assert warning.endswith("update 20")
+    assert str(path) in warning
+    assert "update 20" in warning
 
 
 @pytest.fixture(scope="module")
 def first_row(data, tmp_path_factory):
-    """Provide a function of flags that returns the first row of a run with two batches an update."""
+    """Provide a function of flags that makes one update of two batches, and returns the record's row of it."""
 
     def train_and_read(*flags):
         folder = tmp_path_factory.mktemp("row")
-        fairseq_train(data, folder, *ONE, "--update-freq", "2", *PROBES, *flags)
+        fairseq_train(data, folder, *ONE_UPDATE, "--update-freq", "2", *PROBES, *flags)
         return read_record(folder / "probes.jsonl").rows[0]
 
     return train_and_read
@@ -208,11 +229,12 @@ def first_row(data, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def row_of_two_batches(first_row):
+    """Provide the record's row of an update of two batches without further flags, {probe: {address: value}}."""
     return first_row()
 
 
 def test_recomputation_and_clipping_change_no_value(first_row, row_of_two_batches):
-    """Gradients are read whole and before clipping, and recomputed passes count once."""
+    """Gradients are read before clipping, and a forward pass that is made again for the backward pass counts once."""
     row = first_row("--checkpoint-activations", "--clip-norm", "0.001")
 
     assert_rows_close(row, row_of_two_batches, 1e-4)
@@ -223,7 +245,7 @@ def test_recomputation_and_clipping_change_no_value(first_row, row_of_two_batche
     *(pytest.param(flag, marks=pytest.mark.smoke) for flag in ("--fp16", "--memory-efficient-fp16", "--amp")),
 ])  # fmt: skip
 def test_half_precision_gradients_are_unscaled(first_row, row_of_two_batches, flags):
-    """Gradients in half precision are reported unscaled, although fairseq divides them only after clipping."""
+    """fairseq divides gradients by the loss scale only when they are clipped, after the probes have read them."""
     half = first_row(*flags.split())["gradient_norm"]
 
     full = row_of_two_batches["gradient_norm"]
@@ -232,7 +254,17 @@ def test_half_precision_gradients_are_unscaled(first_row, row_of_two_batches, fl
 
 
 def test_two_processes_report_what_one_reports_of_two_batches(data, tmp_path, row_of_two_batches):
-    flags = (data, *TRAIN_FLAGS, *ARCH, *ONE, *PROBES, "--save-dir", tmp_path / "two", "--ddp-backend", "legacy_ddp")
+    flags = (
+        data,
+        *TRAIN_FLAGS,
+        *ARCH,
+        *ONE_UPDATE,
+        *PROBES,
+        "--save-dir",
+        tmp_path / "two",
+        "--ddp-backend",
+        "legacy_ddp",
+    )
 
     ranks.train(2, tmp_path / "log", *flags)
 
@@ -250,24 +282,26 @@ def test_a_checkpoint_of_a_probed_run_translates(data, folder_with_probes):
 
 
 def test_a_checkpoint_of_a_probed_run_is_averaged(folder_with_probes, folder_without_probes, tmp_path):
-    checkpoints = [str(folder / "checkpoint_last.pt") for folder in (folder_with_probes, folder_without_probes)]
+    """The other checkpoint has the same weights, and so has the average."""
+    with_probes = folder_with_probes / "checkpoint_last.pt"
+    without_probes = folder_without_probes / "checkpoint_last.pt"
 
-    main(["average", *checkpoints, "--out", str(tmp_path / "mean.pt")])
+    main(["average", str(with_probes), str(without_probes), "--out", str(tmp_path / "mean.pt")])
 
-    # both checkpoints have the same weights
     mean = weights(tmp_path / "mean.pt")
-    for name, weight in weights(folder_without_probes / "checkpoint_last.pt").items():
+    for name, weight in weights(without_probes).items():
         assert torch.equal(mean[name], weight), name
 
 
 def test_a_divergence_ends_the_record(data, tmp_path):
-    """The run ends with status 3 and the update; the last of the rows holds null."""
+    """The line of error names the update; the last row, of that update or an earlier one, holds null for a norm."""
+    # without LayerNorms nothing bounds the outputs
     wild = ("--method", "t_fixup", "--lr", "1e6", "--warmup-updates", "1", "--max-update", "20", "--no-save")
     probes = ("--deepnet-probe", "all", "--probe-interval", "1")
 
     done = fairseq_train(data, tmp_path, *wild, *probes, check=False)
 
-    assert done.returncode == 3
+    assert done.returncode == divergence.STATUS
     last_line = done.stdout.rstrip().splitlines()[-1]
     assert re.search(r"error: .*update \d+", last_line)
     record = read_record(tmp_path / "probes.jsonl")

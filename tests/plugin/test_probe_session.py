@@ -22,28 +22,28 @@ HEADER = {"method": "deepnorm"}
 
 
 def test_two_batches_of_an_update_count_as_one_larger_batch():
-    """The rows of the two forward passes are padded differently."""
+    """Probes weight the values of each forward pass by its tokens, of which the two halves have different numbers."""
     whole = net_input(rows=4)
-    targets = (torch.arange(whole["prev_output_tokens"].numel()) % VOCAB).view(4, -1)
+    targets = (torch.arange(whole["prev_output_tokens"].numel()) % VOCAB).view(4, -1)  # those of loss_of
     model = small(2)
     session = Session(model, get_probes("gradient_norm,ln_input,branch_dependency"))
 
     session.begin()
-    for rows in (slice(0, 2), slice(2, 4)):
+    for rows in (slice(0, 2), slice(2, 4)):  # rows 0 and 1 have padding
         half = {name: tensor[rows] for name, tensor in whole.items()}
         scores = model(**half)[0]
         F.cross_entropy(scores.flatten(0, 1), targets[rows].flatten(), reduction="sum").backward()
-    session.gradients(1.0)
+    session.gradients(scale=1.0)
     values = session.values()
 
-    of_one_batch = observe(small(2), [whole])
+    of_one_batch = observe(small(2), [whole], loss=loss_of)
     assert set(values) == {"gradient_norm", "ln_input", "branch_dependency"}
     for probe in values:
         close(values[probe], of_one_batch[probe], 1e-4)
 
 
 def test_a_dummy_batch_counts_for_nothing():
-    """A dummy batch, which keeps a rank busy without data, adds nothing to the sums."""
+    """fairseq gives one to a process that has no data left, to keep it busy."""
     model = small(2)
     session = Session(model, get_probes("ln_input,branch_dependency"))
 
@@ -54,33 +54,35 @@ def test_a_dummy_batch_counts_for_nothing():
     values = session.values()
     session.end()
 
-    without = observe(small(2), [net_input()], "ln_input")
+    without = observe(small(2), [net_input()], "ln_input,branch_dependency")
     close(values["ln_input"], without["ln_input"])
-    assert len(values["branch_dependency"]) == 10
+    close(values["branch_dependency"], without["branch_dependency"])
 
 
 class ResidualWithoutSomeBranches(Residual):
-    """Residual whose branch is left out of a token at random, as in stochastic depth."""
+    """Residual whose branch is left out of each token with probability 0.3, as in stochastic depth."""
 
     def forward(self, x, f):
         return x + f * (torch.rand(*f.shape[:-1], 1) > 0.3)
 
 
+def model_that_draws():
+    """Build a model whose dropout and residuals draw random numbers."""
+    model = small(2, dropout=0.1).train()
+    for layer in model.encoder.layers:
+        layer.residual["ffn"] = ResidualWithoutSomeBranches()
+    return model
+
+
 def test_probes_use_up_no_random_numbers():
-    """Probes consume no random numbers, even where a residual that they evaluate draws some."""
-
-    def model_that_draws():
-        model = small(2, dropout=0.1).train()
-        for layer in model.encoder.layers:
-            layer.residual["ffn"] = ResidualWithoutSomeBranches()
-        torch.manual_seed(4)
-        return model
-
+    """Not even where they evaluate a residual that draws some: an update has the same gradients as without probes."""
     plain = model_that_draws()
+    torch.manual_seed(4)
     loss_of(plain, net_input()).backward()
     random_state = torch.get_rng_state()
 
     probed = model_that_draws()
+    torch.manual_seed(4)
     observe(probed, [net_input()])
 
     assert torch.equal(torch.get_rng_state(), random_state)
@@ -88,30 +90,41 @@ def test_probes_use_up_no_random_numbers():
         assert torch.equal(ours.grad, theirs.grad)
 
 
-def test_an_update_is_recorded_only_once_it_succeeds(tmp_path):
-    """An update that overflows leaves no row; its next attempt does, with the gradients of the mean loss."""
-    model = small(2)
-    inputs = net_input()
-    path = tmp_path / "probes.jsonl"
-    probes = TrainingProbes(model, get_probes("gradient_norm"), 1, tmp_path, HEADER)
+@pytest.fixture
+def training_probes(tmp_path):
+    """Provide the probe gradient_norm of each update of a training, whose record is tmp_path/probes.jsonl."""
+    return TrainingProbes(small(2), get_probes("gradient_norm"), interval=1, folder=tmp_path, header=HEADER)
+
+
+def try_first_update(probes: TrainingProbes, succeeds: bool) -> None:
+    """Call the probes as fairseq's trainer does in its first update, in half precision; without success: overflow."""
     loss_scale = 64
+    model = probes.session.model
+    model.zero_grad()
+    probes.before_batch(update=0)
+    (loss_of(model, net_input()) * loss_scale).backward()
+    probes.see_gradients(1 / loss_scale)
+    probes.end_update(made=succeeds)
 
-    def attempt(made):
-        model.zero_grad()
-        probes.before_batch(0)
-        (loss_of(model, inputs) * loss_scale).backward()
-        probes.see_gradients(1 / loss_scale)
-        probes.end_update(made)
 
-    attempt(made=False)
-    assert not probes.session.watching
-    assert read_record(path).rows == {}
+def test_an_update_that_overflows_is_not_recorded(training_probes, tmp_path):
+    try_first_update(training_probes, succeeds=False)
 
-    attempt(made=True)
-    assert not probes.session.watching
-    rows = read_record(path).rows
+    assert not training_probes.session.watching
+    assert read_record(tmp_path / "probes.jsonl").rows == {}
+
+
+def test_an_update_that_succeeds_after_an_overflow_is_recorded(training_probes, tmp_path):
+    """The row has the gradients of the loss itself, without the loss scale."""
+    try_first_update(training_probes, succeeds=False)
+
+    try_first_update(training_probes, succeeds=True)
+
+    assert not training_probes.session.watching
+    rows = read_record(tmp_path / "probes.jsonl").rows
     assert rows.keys() == {0}
-    close(rows[0]["gradient_norm"], observe(small(2), [inputs])["gradient_norm"], 1e-4)
+    unscaled = observe(small(2), [net_input()])["gradient_norm"]
+    close(rows[0]["gradient_norm"], unscaled, 1e-4)  # the record has five digits
 
 
 def test_without_the_flag_there_are_no_probes():
@@ -126,7 +139,7 @@ def test_probes_are_named_in_a_list_of_which_repetitions_do_not_count():
     assert get_probes("ln_input, gradient_norm,ln_input") == [PROBES["ln_input"], PROBES["gradient_norm"]]
 
 
-@pytest.mark.parametrize("names", ["", "ln_input,x"])
+@pytest.mark.parametrize("names", [pytest.param("", id="no name"), pytest.param("ln_input,x", id="x is unknown")])
 def test_an_unknown_probe_is_refused_with_the_names_of_all(names):
     with refused("--deepnet-probe") as caught:
         get_probes(names)
@@ -146,8 +159,11 @@ def path(tmp_path):
     return tmp_path / "run" / "probes.jsonl"
 
 
-def write_rows(path, distances: dict, header=HEADER, fresh=True) -> None:
-    """Write a record of the values of model_update in the decoder, {update: value}."""
+def write_rows(path, distances: dict[int, float], header=HEADER, fresh=True) -> None:
+    """Write the record of a training as far as the probe model_update in the decoder: update -> value.
+
+    fresh: the training begins, and does not resume.
+    """
     writer = Writer(path, header, fresh)
     for update, value in distances.items():
         writer.append_row(update, {"model_update": {"decoder": value}})
@@ -166,7 +182,7 @@ def test_a_record_is_read_as_written_with_five_digits(path):
 def test_a_value_that_is_not_finite_is_read_as_nan(path):
     write_rows(path, {10: math.inf})
 
-    _, [value] = read_record(path).series("model_update", "decoder")
+    _updates, [value] = read_record(path).series("model_update", "decoder")
 
     assert math.isnan(value)
 
@@ -199,7 +215,7 @@ def test_a_resumed_run_sets_the_header(path):
 
 
 def cut_off_a_row(path) -> None:
-    """Append what a kill leaves of a row."""
+    """Append the beginning of a row, which a kill leaves if it comes while the row is written."""
     with open(path, "a") as file:
         file.write('{"update": 20, "model_upd')
 
@@ -228,20 +244,23 @@ def test_a_fresh_run_begins_its_record_anew(path):
     assert read_record(path).rows == {}
 
 
-@pytest.mark.parametrize("number, text", [("None", ""), ("2", '{"format": 2}\n')])
-def test_a_record_of_another_format_is_refused(path, number, text):
+@pytest.mark.parametrize(
+    "text, number",
+    [pytest.param("", "None", id="an empty file"), pytest.param('{"format": 2}\n', "2", id="a later format")],
+)
+def test_a_record_of_another_format_is_refused_with_its_number(text, number, path):
     path.parent.mkdir()
     path.write_text(text)
 
     with refused(path) as caught:
         read_record(path)
 
-    assert f"format {number}," in caught.value.way_out
+    assert f"format {number}" in caught.value.way_out
 
 
-def test_a_broken_record_is_refused(path):
+def test_a_record_with_a_number_in_place_of_a_probes_values_is_refused(path):
     path.parent.mkdir()
-    path.write_text('{"format": 1}\n{"update": 1, "a": 3}\n')
+    path.write_text('{"format": 1}\n{"update": 1, "ln_input": 3}\n')
 
     with refused(path):
         read_record(path)

@@ -10,52 +10,60 @@ import pytest
 import torch
 
 from deepnet_fairseq.core.profile import apply_omegas, profile_omegas, residuals
-from deepnet_fairseq.plugin.admin_profile import measure_profile, read_profile
+from deepnet_fairseq.plugin.admin_profile import Profile, measure_profile, read_profile
 from deepnet_fairseq.plugin.building import build
 
 from ..support import single_stacks
 from ..support.errors import refused
-from ..support.helpers import small
+from ..support.helpers import FIRST, small
 from ..support.observing import net_input, recording
 from ..support.single_stacks import EVERY, KINDS
 
 DROPOUTS = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
 TRANSLATION = EVERY[0]
 TRANSLATION_INPUT = net_input()
-OF_ONE_STACK = {"src_tokens": single_stacks.batch(), "src_lengths": None}
-# The authors' profile of WMT-14 En-De at 100L-100L, by position.
+INPUT_OF_ONE_STACK = {"src_tokens": single_stacks.batch(), "src_lengths": None}
+# Branches of 3 layers a stack: 2 in each layer of a stack alone, 3 in those of a decoder that attends to an encoder.
+BRANCHES = {TRANSLATION: 3 * 2 + 3 * 3, **dict.fromkeys(KINDS, 3 * 2)}
+# The authors' profile of WMT-14 En-De at 100L-100L: omegas by the position of the branch in its stack, from 1.
 PUBLISHED = {
     "encoder": {1: 1.0, 2: 1.319040, 3: 1.455032, 4: 1.512330, 7: 1.809997, 8: 1.866789, 100: 6.162000, 200: 8.836020},
     "decoder": {1: 1.0, 2: 1.342587, 3: 1.480067, 4: 1.610133, 5: 1.686171, 150: 7.963441, 300: 11.249614},
 }
 
 
-def input_of(kind):
-    return TRANSLATION_INPUT if kind == TRANSLATION else OF_ONE_STACK
+def input_of(kind: str) -> dict:
+    """Return the keyword arguments of a call of such a model."""
+    return TRANSLATION_INPUT if kind == TRANSLATION else INPUT_OF_ONE_STACK
 
 
-def admin_model(kind, layers=2, **fields):
+def admin_model(kind: str, layers=2, **fields):
+    """Build a small model of one of EVERY kind with the method Admin, whose omegas are 1."""
     return single_stacks.small(kind, layers, method="admin", **fields)
 
 
-def profile_of(kind):
+def profile_of(kind: str) -> Profile:
+    """Measure the profile of a small model of 2 layers a stack, without dropout."""
     return measure_profile(admin_model(kind), input_of(kind), seed=1)
 
 
-def omegas_by_definition(model, seed):
-    """Compute omegas by a full pass for each one, with those before it set."""
-    sites = [site for site, _ in residuals(model)]
+def omegas_by_definition(model, seed: int) -> list[float]:
+    """Compute omegas by a full pass for each one, with those before it set, in forward order.
+
+    A stack's first omega is 1; behind shortcut x and branch f the next one is sqrt(omega^2 Var(x) + Var(f)).
+    """
+    sites = [site for site, _residual in residuals(model)]
     omegas = dict.fromkeys(sites, 1.0)
-    following = {"encoder": 1.0, "decoder": 1.0}
+    next_omega = {"encoder": 1.0, "decoder": 1.0}
     for site in sites:
-        omega = following[site.stack]
+        omega = next_omega[site.stack]
         omegas[site] = omega
         apply_omegas(model, list(omegas.values()))
         with torch.random.fork_rng([]), torch.no_grad(), recording(model) as variances:
             torch.manual_seed(seed)
             model(**input_of(model.NAME))
         shortcut, branch = variances[site]
-        following[site.stack] = math.sqrt(omega**2 * shortcut + branch)
+        next_omega[site.stack] = math.sqrt(omega**2 * shortcut + branch)
     return list(omegas.values())
 
 
@@ -71,17 +79,16 @@ def test_one_pass_gives_what_a_pass_for_each_branch_gives(kind):
 @pytest.mark.parametrize("kind", EVERY)
 def test_each_branch_has_an_omega_in_forward_order(kind):
     model = admin_model(kind, 3, **DROPOUTS).train()
-    branches = 3 * 2 if kind in KINDS else 3 * 2 + 3 * 3  # 2 in each layer, 3 in a decoder's that attends to an encoder
 
     omegas = profile_omegas(model, input_of(kind), seed=5)
 
-    assert len(omegas) == branches
-    assert [str(site) for site in omegas] == [str(site) for site, _ in residuals(model)]
+    assert len(omegas) == BRANCHES[kind]
+    assert list(omegas) == [site for site, _residual in residuals(model)]
 
 
 @pytest.fixture(params=[True, False], ids=["training", "evaluating"])
 def model_with_a_layer_in_evaluation_mode(request):
-    """Provide an Admin model in training or evaluation mode, whose first decoder layer is in evaluation mode."""
+    """Provide an Admin model with dropout in training or evaluation mode; one layer is in evaluation mode."""
     model = small(2, method="admin", dropout=0.3).train(request.param)
     model.decoder.layers[0].eval()
     return model
@@ -92,11 +99,11 @@ def test_profiling_sets_the_omegas_it_returns(model_with_a_layer_in_evaluation_m
 
     omegas = profile_omegas(model, TRANSLATION_INPUT, seed=1)
 
-    in_model = {site: residual.omega.unique().item() for site, residual in residuals(model)}
+    in_model = {site: residual.omega.unique().item() for site, residual in residuals(model)}  # equal elements
     assert omegas == pytest.approx(in_model)
 
 
-def test_profiling_draws_dropout_from_its_seed(model_with_a_layer_in_evaluation_mode):
+def test_the_seed_of_profiling_decides_the_dropout(model_with_a_layer_in_evaluation_mode):
     model = model_with_a_layer_in_evaluation_mode
 
     first = profile_omegas(model, TRANSLATION_INPUT, seed=1)
@@ -129,8 +136,8 @@ def test_a_bfloat16_model_has_the_profile_of_its_float32_weights():
     half = measure_profile(model, TRANSLATION_INPUT, seed=1)
 
     full = measure_profile(small(2, method="admin"), TRANSLATION_INPUT, seed=1)
-    assert list(half.omega.values()) == pytest.approx(list(full.omega.values()), rel=5e-3)
-    assert next(model.parameters()).dtype == torch.bfloat16
+    assert list(half.omega.values()) == pytest.approx(list(full.omega.values()), rel=5e-3)  # bfloat16 has 8 bits: 4e-3
+    assert next(model.parameters()).dtype == torch.bfloat16  # as before
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -150,6 +157,7 @@ def test_a_profile_fits_the_model_it_was_taken_of(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_profile_of_other_branches_is_refused(kind):
+    """The model has two layers, and this profile one branch."""
     profile = replace(profile_of(kind), omega={"encoder.1.ffn": 1.0})
 
     with refused("--admin-profile profile.json"):
@@ -158,7 +166,7 @@ def test_a_profile_of_other_branches_is_refused(kind):
 
 def test_a_file_that_is_no_profile_is_refused(tmp_path):
     path = tmp_path / "profile.json"
-    path.write_text("1 1.5\n")
+    path.write_text("1 1.5\n")  # is no JSON
 
     with refused(f"--admin-profile {path}"):
         read_profile(str(path))
@@ -173,12 +181,14 @@ def test_a_file_that_is_no_profile_is_refused(tmp_path):
     ],
 )
 def test_a_profile_of_another_size_is_refused_with_both_sizes(field, name, profiled, wanted):
+    """field: of the config; profiled: its value in the models of profile_of; wanted: that of the model to train."""
     profile = profile_of(TRANSLATION)
+    model = small(2, method="admin", **{field: wanted})
 
     with refused("--admin-profile p.json") as caught:
-        profile.check_model(small(2, method="admin", **{field: wanted}), "p.json")
+        profile.check_model(model, "p.json")
 
-    assert f"{name} {profiled}," in caught.value.way_out
+    assert f"{name} {profiled}" in caught.value.way_out
     assert f" {wanted};" in caught.value.way_out
 
 
@@ -192,32 +202,47 @@ def test_a_profile_taken_with_another_dropout_is_warned_of(caplog):
     assert "0.3" in caplog.text
 
 
-@pytest.mark.parametrize("layers", [10, pytest.param(100, marks=pytest.mark.slow)])
-def test_omegas_are_those_that_the_authors_published(layers):
-    """Omegas of the authors' 100L-100L setting are within 3% of the published ones, on random Zipf tokens.
+ZIPF_VOCABULARY = 10_000
 
-    An encoder's omega does not depend on later layers; a decoder's depends on the depth of its encoder.
+
+def zipf_batch() -> dict:
+    """Draw 16 sentences of 32 words by Zipf's law, without padding: the keyword arguments of a translator's call."""
+    words = ZIPF_VOCABULARY - FIRST  # without special symbols
+    frequencies = 1 / torch.arange(1, words + 1).float()
+    tokens = FIRST + torch.multinomial(frequencies, 2 * 16 * 32, replacement=True).view(2, 16, 32)
+    return {"src_tokens": tokens[0], "src_lengths": None, "prev_output_tokens": tokens[1]}
+
+
+@pytest.mark.parametrize(
+    "layers, stacks, positions",
+    [
+        # an encoder's omega does not depend on later layers; a decoder's depends on the depth of its encoder
+        pytest.param(10, ["encoder"], 6, id="10"),
+        pytest.param(100, ["encoder", "decoder"], 7, id="100", marks=pytest.mark.slow),
+    ],
+)
+def test_omegas_are_those_that_the_authors_published(layers, stacks, positions):
+    """Omegas of the authors' 100L-100L setting, on random words, are within 3% of the published ones.
+
+    positions: how many of PUBLISHED, at least, are within that depth
     """
     torch.manual_seed(1)
     depth = {"encoder_layers": layers, "decoder_layers": layers}
-    model = build(method="admin", vocab=10_000, share_all_embeddings=True, **depth, **DROPOUTS)
-    frequencies = 1 / torch.arange(1, 9_997).float()
-    source, previous = 4 + torch.multinomial(frequencies, 2 * 16 * 32, replacement=True).view(2, 16, 32)
+    model = build(method="admin", vocab=ZIPF_VOCABULARY, share_all_embeddings=True, **depth, **DROPOUTS)
 
-    omegas = profile_omegas(model, {"src_tokens": source, "src_lengths": None, "prev_output_tokens": previous}, seed=1)
+    omegas = profile_omegas(model, zipf_batch(), seed=1)
 
-    compared = PUBLISHED if layers == 100 else {"encoder": PUBLISHED["encoder"]}
-    for stack, published in compared.items():
+    for stack in stacks:
         measured = [omega for site, omega in omegas.items() if site.stack == stack]
-        within = {position: omega for position, omega in published.items() if position <= len(measured)}
-        assert len(within) >= 6
-        for position, omega in within.items():
-            assert measured[position - 1] == pytest.approx(omega, rel=0.03), (stack, position)
+        published = {place: omega for place, omega in PUBLISHED[stack].items() if place <= len(measured)}
+        assert len(published) >= positions
+        for place, omega in published.items():
+            assert measured[place - 1] == pytest.approx(omega, rel=0.03), (stack, place)
 
 
 def test_every_rank_takes_the_profile_of_the_first(group, monkeypatch):
-    """As if rank 0 had measured 7 everywhere."""
-    monkeypatch.setattr(torch.distributed, "broadcast", lambda values, rank: values.fill_(7 + rank))
+    """The broadcast behaves as if rank 0 had measured 7 everywhere."""
+    monkeypatch.setattr(torch.distributed, "broadcast", lambda values, source: values.fill_(7 + source))
 
     profile = measure_profile(small(2, method="admin"), TRANSLATION_INPUT, seed=1)
 

@@ -1,6 +1,6 @@
-"""Tests of recomputation by groups of layers: gradients equal to the last bit, in less memory, by every route.
+"""Tests of recomputation by groups of layers: gradients equal to the last bit, in less memory.
 
-dlcl's history, the only tensor that layers share, is covered too.
+The method dlcl has tests here, too: its layers share a tensor, the history of all outputs so far.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ from deepnet_fairseq.core.methods.dlcl import LayerWeights
 from deepnet_fairseq.plugin.flags import namespace
 
 from ..support.errors import refused
-from ..support.helpers import batch, small
+from ..support.helpers import SMALL, batch, small
 from ..support.observing import loss_of, net_input
 
+BYTES_OF_A_FLOAT = 4
 DROPOUTS = {"dropout": 0.2, "attention_dropout": 0.1, "activation_dropout": 0.1}
-GROUPINGS = {
+GROUPINGS = {  # layers of a group -> fields of the config
     "each": {"checkpoint_activations": True},
     "two": {"checkpoint_every": 2},
     "five": {"checkpoint_every": 5},  # the last group of 7 layers is smaller
     "all": {"checkpoint_every": 99},
 }
-DLCL = [
-    {"dlcl_norm": "post"},
-    {"dlcl_window": 2},
-    {"dlcl_normalize_embedding": True},
-    {"dlcl_plain": True, "dlcl_dilation": 2, "dlcl_period": 3},
-]
+DLCL = {
+    "LayerNorms at the end": {"dlcl_norm": "post"},
+    "sums of the last two": {"dlcl_window": 2},
+    "embedding normalised": {"dlcl_normalize_embedding": True},
+    "DenseFormer": {"dlcl_plain": True, "dlcl_dilation": 2, "dlcl_period": 3},
+}
 
 
 class Step(NamedTuple):
@@ -62,7 +63,10 @@ def assert_same_bits(actual: Step, expected: Step) -> None:
 
 
 def plain_and_recomputing(grouping: str, **fields):
-    """Build a model that keeps its activations and one that recomputes them, with equal weights and dropout."""
+    """Build a model of 7 layers a stack that keeps its activations, and one that recomputes them by a grouping.
+
+    Both have equal weights, and dropout.
+    """
     plain = small(7, **(DROPOUTS | fields))
     recomputing = small(7, **(DROPOUTS | fields | GROUPINGS[grouping]))
     return plain.train(), recomputing.train()
@@ -70,15 +74,15 @@ def plain_and_recomputing(grouping: str, **fields):
 
 @pytest.mark.parametrize("grouping", GROUPINGS)
 def test_recomputation_changes_no_bit_of_the_gradients(grouping):
-    """Gradients and the random state stay; test_methods.py covers every method."""
+    """Nor of the random state; core/test_methods.py tests every method."""
     plain, recomputing = plain_and_recomputing(grouping)
 
     assert_same_bits(training_step(recomputing), training_step(plain))
 
 
-@pytest.mark.parametrize("fields", DLCL)
-def test_recomputation_changes_no_bit_through_dlcls_history(fields):
-    plain, recomputing = plain_and_recomputing("five", method="dlcl", **fields)
+@pytest.mark.parametrize("variant", DLCL)
+def test_recomputation_changes_no_bit_through_dlcls_history(variant):
+    plain, recomputing = plain_and_recomputing("five", method="dlcl", **DLCL[variant])
 
     assert_same_bits(training_step(recomputing), training_step(plain))
 
@@ -102,11 +106,11 @@ def test_recomputation_changes_no_bit_in_mixed_precision():
 
 
 class LiveStorages(TorchDispatchMode):
-    """Recorder of the bytes of all tensors that are made inside and still live."""
+    """Recorder of the memory of all tensors that are made inside the context."""
 
     def __init__(self):
         super().__init__()
-        self.made = {}
+        self.made = {}  # address of a memory -> weak reference, bytes
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
@@ -118,6 +122,7 @@ class LiveStorages(TorchDispatchMode):
         return result
 
     def size(self) -> int:
+        """Return the bytes of the memory that is still in use."""
         return sum(size for storage, size in self.made.values() if not storage.expired())
 
 
@@ -131,21 +136,23 @@ def bytes_for_the_backward_pass(model, rows: int = 64) -> int:
     return size
 
 
-@pytest.mark.parametrize("layers_a_group, more_groups_than_one", [(1, 11), (2, 5), (3, 3)])
-def test_each_group_of_layers_keeps_only_its_input(layers_a_group, more_groups_than_one):
-    """Each group of a stack of 12 layers keeps one tensor of (rows, length, width) floats, and no more."""
-    rows, width, bytes_of_a_float = 64, 16, 4
+@pytest.mark.parametrize("layers_a_group", [1, 2, 3])
+def test_each_group_of_layers_keeps_only_its_input(layers_a_group):
+    """Against one group of all 12 layers, each further group of a stack keeps its input (rows, length, width) more."""
+    rows = 64
+    width = SMALL["encoder_embed_dim"]
     source, target = batch()
-    of_a_group = bytes_of_a_float * rows * width * (source.size(1) + target.size(1))
+    inputs_of_a_group = rows * width * (source.size(1) + target.size(1))  # numbers in encoder and decoder
     one_group = small(12, **DROPOUTS, checkpoint_every=12).train()
     groups = small(12, **DROPOUTS, checkpoint_every=layers_a_group).train()
 
     more = bytes_for_the_backward_pass(groups, rows) - bytes_for_the_backward_pass(one_group, rows)
 
-    assert more == more_groups_than_one * of_a_group
+    further_groups = 12 // layers_a_group - 1
+    assert more == further_groups * inputs_of_a_group * BYTES_OF_A_FLOAT
 
 
-def test_recomputation_of_each_layer_keeps_less_than_a_tenth():
+def test_recomputation_of_each_layer_keeps_less_than_a_tenth_of_the_activations():
     plain = small(12, **DROPOUTS).train()
     recomputing = small(12, **DROPOUTS, checkpoint_every=1).train()
 
@@ -153,7 +160,8 @@ def test_recomputation_of_each_layer_keeps_less_than_a_tenth():
 
 
 @pytest.mark.parametrize("grouping", GROUPINGS)
-def test_flags_of_the_groups_switch_recomputation_on(grouping):
+def test_each_flag_of_groups_switches_recomputation_on(grouping):
+    """A model asks its config for checkpoint_activations alone whether it is to recompute."""
     assert namespace("deepnet_transformer", **GROUPINGS[grouping]).checkpoint_activations
 
 
@@ -167,7 +175,10 @@ def test_a_group_has_at_least_one_layer():
 
 
 def last_sum_of_a_chain(weights: LayerWeights, factors: list[Tensor]) -> Tensor:
-    """Compute layers x -> y sin(x), each on the weighted sum of all outputs so far, from x = 1 on; y: a factor."""
+    """Compute a chain of layers x -> a sin(x) from x = 1 on, each on dlcl's sum of all outputs so far.
+
+    factors: a of each layer, (B, T, C)
+    """
     history = []
     x = torch.as_tensor(1.0)
     for factor in factors:
@@ -175,13 +186,19 @@ def last_sum_of_a_chain(weights: LayerWeights, factors: list[Tensor]) -> Tensor:
     return x
 
 
-@pytest.mark.parametrize("window", [0, 2])
+@pytest.mark.parametrize("window", [pytest.param(0, id="of all outputs"), pytest.param(2, id="of the last two")])
 def test_gradient_of_dlcls_sum_is_that_of_finite_differences(window):
+    layers = 4
     generator = torch.Generator().manual_seed(0)
-    weights = LayerWeights(4, "average", window).double()
-    factors = [torch.randn(2, 4, 5, generator=generator, dtype=torch.float64, requires_grad=True) for _ in range(4)]
+    weights = LayerWeights(layers, "average", window).double()
+    factors = []
+    for _ in range(layers):
+        factors.append(torch.randn(2, 4, 5, generator=generator, dtype=torch.float64, requires_grad=True))
 
-    assert torch.autograd.gradcheck(lambda *_: last_sum_of_a_chain(weights, factors), [weights.weight, *factors])
+    def last_sum(*_changed):  # gradcheck changes the tensors themselves
+        return last_sum_of_a_chain(weights, factors)
+
+    assert torch.autograd.gradcheck(last_sum, [weights.weight, *factors])
 
 
 def test_dlcls_memory_grows_linearly_with_depth():
@@ -193,8 +210,8 @@ def test_dlcls_memory_grows_linearly_with_depth():
 
 
 def test_dlcl_adds_up_in_float32():
-    """dlcl sums in float32: 1,000 outputs of weight 1/1,000 give 1, where float16 would give 0.98."""
-    weights = LayerWeights(1000, "average", 0).half()
+    """1,000 outputs of weight 1/1,000 give 1, where a sum in float16 would give 0.98."""
+    weights = LayerWeights(1000, "average", window=None).half()
     history = []
     for _ in range(1000):
         total = weights(torch.ones(1, 1, 4, dtype=torch.float16), history)

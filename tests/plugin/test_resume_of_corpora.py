@@ -1,4 +1,4 @@
-"""Tests of exact resume for every kind of corpus: ended at three random updates, equal to the bit."""
+"""Tests of exact resume for every kind of corpus: a training killed at three random updates ends equal to the bit."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ..support.many_pairs import make_many_pairs, make_many_pairs_text, make_sha
 from ..support.prepared import lines_of
 
 SAVES = ("--save-interval-updates", "3", "--keep-interval-updates", "1", "--max-update", "30")
-WATCHED = [flag for flag in TRAIN_FLAGS if flag != "--disable-validation"]
-LANGUAGE_MODELS = {
+VALIDATED = [flag for flag in TRAIN_FLAGS if flag != "--disable-validation"]
+LANGUAGE_MODELS = {  # the first three are values of --sample-break-mode, which cuts the text into samples
     "none": (*lm_trainings.CAUSAL, "--sample-break-mode", "none"),
     "complete": (*lm_trainings.CAUSAL, "--sample-break-mode", "complete"),
     "complete_doc": (*lm_trainings.CAUSAL, "--sample-break-mode", "complete_doc"),
@@ -26,7 +26,10 @@ SAMPLING_METHODS = ("temperature", "concat", "uniform")
 
 
 def three_moments(seed: str) -> list[tuple[str, int]]:
-    """Draw the numbers of updates, two to nine, after which the training is ended, started again, ended, and so on."""
+    """Draw the moments at which a training is killed: each time in its second to ninth update since it was started.
+
+    They are as `live` takes them, ("update", number).
+    """
     chance = random.Random(seed)
     return [("update", chance.randint(2, 9)) for _ in range(3)]
 
@@ -43,7 +46,7 @@ def test_a_killed_training_of_a_language_model_ends_as_one_left_alone(case, tmp_
 @pytest.mark.slow
 @pytest.mark.parametrize("method", SAMPLING_METHODS)
 def test_a_killed_training_of_many_pairs_ends_as_one_left_alone(method, sharded_pairs, tmp_path):
-    """Its data are several pairs in both directions, cut into folders, of which each epoch takes the next."""
+    """Its data are several pairs in both directions, in two folders (shards), of which each epoch takes the next."""
     shards = [sharded_pairs / "bin" / name for name in ("shard00", "shard01")]
     pairs = lines_of(shards[0] / "pairs.txt")
     task = (
@@ -52,6 +55,6 @@ def test_a_killed_training_of_many_pairs_ends_as_one_left_alone(method, sharded_
     )  # fmt: skip
     sampling = ("--sampling-method", method, "--sampling-temperature", "5", "--max-tokens", "1500")
     data = ":".join(str(shard) for shard in shards)
-    command = (data, *WATCHED, *TINY, "--dropout", "0.1", *SAVES, *task, *sampling)
+    command = (data, *VALIDATED, *TINY, "--dropout", "0.1", *SAVES, *task, *sampling)
 
     assert_ends_as_one_left_alone(tmp_path, command, three_moments(method))

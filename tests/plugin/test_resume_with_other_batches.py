@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ FLAGS = (*TRAIN_FLAGS, *TINY)
 
 
 class Integers(torch.utils.data.Dataset):
-    """Data set of the numbers below `size`."""
+    """Data set of the integers from 0 to size - 1."""
 
     def __init__(self, size: int):
         self.size = size
@@ -58,41 +59,47 @@ def place_after(done: int, batches: int | None, processes: int = 1) -> dict:
 
 
 class Resume(NamedTuple):
-    """A place in a checkpoint; the epoch and the batches of an update that a training has now; the place now."""
+    """A resume with other batches, and where in the epoch it is to begin."""
 
-    place: dict
-    epoch: iterators.EpochBatchIterator
-    batches_of_update: int
-    batches_done: int  # by each process
+    saved: dict  # the place in the checkpoint
+    epoch: iterators.EpochBatchIterator  # that of the resumed training
+    update_freq: int  # batches that each of its processes takes for an update
+    batches_done: int  # by each of its processes, expected
 
 
 RESUMES = {
     "nothing changed": Resume(place_after(6, 10), epoch_of(10), 2, 6),
-    "a tenth of the batches": Resume(place_after(75, 100), epoch_of(10), 1, 7),
+    "a tenth of the batches": Resume(place_after(75, 100), epoch_of(10), 1, 7),  # 75/100 of 10, rounded down
     "ten times the batches": Resume(place_after(7, 10), epoch_of(100), 1, 70),
-    "at the very end": Resume(place_after(138, 139), epoch_of(40), 1, 39),
-    "two processes for one": Resume(place_after(6, 10), epoch_of(10, processes=2), 1, 3),
-    "one process for two": Resume(place_after(3, 10, processes=2), epoch_of(10), 1, 6),
+    "at the very end": Resume(place_after(138, 139), epoch_of(40), 1, 39),  # 138/139 of 40, rounded down
+    "two processes for one": Resume(place_after(6, 10), epoch_of(10, processes=2), 1, 3),  # 6 / 2
+    "one process for two": Resume(place_after(3, 10, processes=2), epoch_of(10), 1, 6),  # 3 x 2
+    # 6/10 of 20 batches, by two processes
     "two processes with half as large batches": Resume(place_after(6, 10), epoch_of(20, processes=2), 1, 6),
-    "larger updates": Resume(place_after(5, 10), epoch_of(10), 4, 4),
-    "one update of the whole epoch": Resume(place_after(5, 8), epoch_of(8), 100, 0),
+    "larger updates": Resume(place_after(5, 10), epoch_of(10), 4, 4),  # the fifth batch is inside the second update
+    "one update of the whole epoch": Resume(place_after(5, 8), epoch_of(8), 100, 0),  # at its beginning
+    # 9 / 2 by each process, rounded down to whole updates
     "larger updates on two processes": Resume(place_after(9, 20), epoch_of(20, processes=2), 3, 3),
+    # fairseq drops the last batch: 9 are left, of which the resume makes the last one again
     "no remainder any more": Resume(place_after(9, 10), epoch_of(10, skip_remainder=True), 1, 8),
     "an old checkpoint": Resume(place_after(6, None), epoch_of(10), 1, 6),
-    "an old checkpoint of longer epochs": Resume(place_after(60, None), epoch_of(10), 1, 0),
+    "an old checkpoint of longer epochs": Resume(place_after(60, None), epoch_of(10), 1, 0),  # the epoch begins again
 }
 
 
-def converted_place(resume: Resume) -> dict:
-    skip_remainder = resume.epoch.skip_remainder_batch
-    return datasets.converted_place(resume.place, resume.epoch, resume.batches_of_update, skip_remainder)
+def place_now(resume: Resume) -> dict:
+    """Return the saved place, converted to the batches that the training has now."""
+    return datasets.converted_place(
+        resume.saved, resume.epoch, resume.update_freq, skip_remainder=resume.epoch.skip_remainder_batch
+    )
 
 
 @pytest.mark.parametrize("name", RESUMES)
 def test_a_resume_is_after_the_same_share_of_the_epoch(name):
+    """Or a little before it, at the beginning of an update that the epoch still has."""
     resume = RESUMES[name]
 
-    now = converted_place(resume)
+    now = place_now(resume)
 
     assert now["iterations_in_epoch"] == resume.batches_done
     assert now["epoch"] == 2
@@ -100,26 +107,30 @@ def test_a_resume_is_after_the_same_share_of_the_epoch(name):
 
 
 @pytest.mark.parametrize("name", RESUMES)
-def test_a_resume_leaves_the_epoch_an_update_and_ends_it(name):
-    """fairseq counts the updates that are left from the converted place."""
+def test_after_a_resume_the_rest_of_the_epoch_has_an_update_and_ends(name):
+    """fairseq's iterators take the converted place for theirs."""
     resume = RESUMES[name]
     epoch = resume.epoch
+    epoch.load_state_dict(place_now(resume))
 
-    epoch.load_state_dict(converted_place(resume))
-    updates = iterators.GroupedIterator(
-        epoch.next_epoch_itr(), resume.batches_of_update, skip_remainder_batch=epoch.skip_remainder_batch
+    rest = iterators.GroupedIterator(
+        epoch.next_epoch_itr(), resume.update_freq, skip_remainder_batch=epoch.skip_remainder_batch
     )
+    updates = list(rest)
 
-    assert len(list(updates)) >= 1
+    assert len(updates) >= 1
     assert epoch.end_of_epoch()
 
 
 @pytest.mark.parametrize("place", [{"epoch": 3, "version": 2, "iterations_in_epoch": 0}, {"epoch": 1}])
 def test_a_place_between_two_epochs_stays(place):
-    assert datasets.converted_place(place, epoch_of(10), update_freq=3, skip_remainder=False) == place
+    now = datasets.converted_place(place, epoch_of(10), update_freq=3, skip_remainder=False)
+
+    assert now == place
 
 
 def test_an_epoch_of_unknown_length_is_shared_by_its_processes():
+    """Six batches that one process has done are three of each of two processes."""
     without_batches = SimpleNamespace(num_shards=2)
     assert datasets.number_of_batches(without_batches) is None
 
@@ -130,7 +141,7 @@ def test_an_epoch_of_unknown_length_is_shared_by_its_processes():
 
 # Trainings
 
-UPDATES_BEGUN = 33  # of about 48 in an epoch
+UPDATES_BEGUN = 33  # of about 48 in an epoch, each of one batch
 CHANGED_FLAGS = (
     "--max-tokens 3000", "--max-tokens 250", "--batch-size 4", "--required-batch-size-multiple 1", "--update-freq 7",
     "--update-freq 1000", "--skip-remainder-batch", "--train-subset test",
@@ -138,9 +149,16 @@ CHANGED_FLAGS = (
 SAME_PLACE = "--skip-remainder-batch"  # the only change after which the batches done are as many as before
 
 
+class BegunTraining(NamedTuple):
+    """A checkpoint in the middle of the first epoch."""
+
+    checkpoint: Path
+    batches: int  # of the epoch
+
+
 @pytest.fixture(scope="module")
-def begun_training(data, tmp_path_factory):
-    """Provide the checkpoint of 33 updates in the first epoch of a training, and its number of batches."""
+def begun_training(data, tmp_path_factory) -> BegunTraining:
+    """Provide a training that has made UPDATES_BEGUN updates."""
     folder = tmp_path_factory.mktemp("begun")
     status = live(folder / "log", data, *FLAGS, "--max-update", UPDATES_BEGUN, "--save-dir", folder)
     assert status == 0
@@ -149,30 +167,61 @@ def begun_training(data, tmp_path_factory):
     place = torch.load(checkpoint, weights_only=True)["extra_state"]["train_iterator"]
     assert place["iterations_in_epoch"] == UPDATES_BEGUN
     assert place["batches"] > UPDATES_BEGUN
-    return checkpoint, place["batches"]
+    return BegunTraining(checkpoint, place["batches"])
 
 
-@pytest.mark.parametrize(
-    "change",
-    [CHANGED_FLAGS[0], *(pytest.param(flags, marks=pytest.mark.smoke) for flags in CHANGED_FLAGS[1:])],
+class ResumedTraining(NamedTuple):
+    """A training that was resumed with a changed flag, up to the end of its second epoch."""
+
+    change: str
+    log: str
+
+    def updates_of_an_epoch(self) -> int:
+        """Return the updates of a whole epoch with the changed flag, as fairseq logs them."""
+        return int(re.findall(r"grouped total_num_itrs = (\d+)", self.log)[-1])
+
+    def ends_of_epochs(self) -> list[int]:
+        """Return the number of updates at the end of each epoch."""
+        return [int(updates) for updates in re.findall(r'"train_num_updates": "(\d+)"', self.log)]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[CHANGED_FLAGS[0], *(pytest.param(flags, marks=pytest.mark.smoke) for flags in CHANGED_FLAGS[1:])],
 )
-def test_a_training_resumes_with_other_batches(change, begun_training, data, tmp_path):
-    """Two epochs end, the first after the share of it that was left, and the second whole.
+def resumed_training(request, begun_training, data, tmp_path_factory) -> ResumedTraining:
+    """Provide the begun training, resumed with one of CHANGED_FLAGS."""
+    change = request.param
+    folder = tmp_path_factory.mktemp("resumed")
+    shutil.copy(begun_training.checkpoint, folder)
 
-    One warning, of the epoch that was begun, says where it goes on if that is another place.
-    """
-    checkpoint, batches = begun_training
-    shutil.copy(checkpoint, tmp_path)
+    status = live(folder / "log", data, *FLAGS, "--max-epoch", "2", "--save-dir", folder, *change.split())
 
-    status = live(tmp_path / "log", data, *FLAGS, "--max-epoch", "2", "--save-dir", tmp_path, *change.split())
-
-    log = (tmp_path / "log").read_text()
+    log = (folder / "log").read_text()
     assert status == 0, log[-3000:]
     assert "Traceback" not in log
-    updates_of_an_epoch = int(re.findall(r"grouped total_num_itrs = (\d+)", log)[-1])
-    first_end, second_end = (int(updates) for updates in re.findall(r'"train_num_updates": "(\d+)"', log))
-    share_left = 1 - UPDATES_BEGUN / batches
-    assert first_end - UPDATES_BEGUN == pytest.approx(share_left * updates_of_an_epoch, abs=1)
-    assert second_end - first_end == updates_of_an_epoch
-    warnings = [line for line in log.splitlines() if "WARNING" in line and "epoch 1 " in line]
-    assert len(warnings) == (0 if change == SAME_PLACE else 1)
+    return ResumedTraining(change, log)
+
+
+def test_a_resume_with_other_batches_makes_the_share_of_the_epoch_that_was_left(resumed_training, begun_training):
+    share_left = 1 - UPDATES_BEGUN / begun_training.batches
+    expected = share_left * resumed_training.updates_of_an_epoch()
+
+    first_end, _second_end = resumed_training.ends_of_epochs()
+
+    assert first_end - UPDATES_BEGUN == pytest.approx(expected, abs=1)
+
+
+def test_the_epoch_after_a_resume_with_other_batches_is_whole(resumed_training):
+    first_end, second_end = resumed_training.ends_of_epochs()
+
+    assert second_end - first_end == resumed_training.updates_of_an_epoch()
+
+
+def test_one_warning_says_that_the_begun_epoch_goes_on_at_another_place(resumed_training):
+    warnings = [line for line in resumed_training.log.splitlines() if "WARNING" in line and "epoch 1 " in line]
+
+    if resumed_training.change == SAME_PLACE:
+        assert warnings == []
+    else:
+        assert len(warnings) == 1

@@ -1,4 +1,4 @@
-"""Tests that a run's state is its own: two trainings in one process, and what a resume leaves in the folder."""
+"""Tests that the state of a training is its own: of two in one process, and in its folder after errors and resumes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import re
 import signal
 from pathlib import Path
+from typing import NamedTuple
 
 import fairseq_cli.train
 import pytest
@@ -15,7 +16,7 @@ from fairseq import checkpoint_utils, tasks, utils
 from fairseq.data.iterators import GroupedIterator
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
-from deepnet_fairseq.plugin.checkpoints import atomic, lock, reading
+from deepnet_fairseq.plugin.checkpoints import lock, reading
 from deepnet_fairseq.plugin.run import Run
 from deepnet_fairseq.plugin.trainer import parse_training_flags
 
@@ -25,12 +26,16 @@ from ..support.broken import flip_a_bit
 from ..support.errors import refused
 from ..support.lives import TINY
 
+# a validation and checkpoints after every second update
 VALIDATED = [flag for flag in TRAIN_FLAGS if flag not in ("--disable-validation", "--no-epoch-checkpoints")]
 FLAGS = (*VALIDATED, *TINY, "--dropout", "0", "--max-tokens", "3000", "--save-interval-updates", "2", "--patience", "9")
 
 
 class SteppedTraining:
-    """fairseq-train in steps: its main up to the first update, then one update at a time."""
+    """fairseq-train in steps: what its main does up to the first update, then one update at a time.
+
+    data: binarised; folder: --save-dir, from which it resumes; flags: beside FLAGS
+    """
 
     def __init__(self, data: Path, folder: Path, *flags: str):
         args = parse_training_flags([str(data), *FLAGS, "--save-dir", str(folder), *flags])
@@ -56,12 +61,13 @@ class SteppedTraining:
             )
 
     def end(self) -> None:
+        """Free the folder and the signals, as at the end of fairseq-train."""
         self.trainer.run.stop()
 
 
 # Two trainings in one process
 
-SEEDS_AND_RATES = {
+TRAININGS = {  # name -> flags; without a learning rate no validation loss is better than the one before
     "improving": ("--seed", "1"),
     "standing still": ("--seed", "2", "--lr", "1e-9"),
 }
@@ -72,37 +78,37 @@ UPDATES = 6
 def trained_alone(data, tmp_path_factory):
     """Provide the folders, by name, of the two trainings made one after the other."""
     folder = tmp_path_factory.mktemp("alone")
-    for name, flags in SEEDS_AND_RATES.items():
+    for name, flags in TRAININGS.items():
         training = SteppedTraining(data, folder / name, *flags)
         training.step(UPDATES)
         training.end()
-    return {name: folder / name for name in SEEDS_AND_RATES}
+    return {name: folder / name for name in TRAININGS}
 
 
 @pytest.fixture(scope="module")
 def trained_by_turns(data, tmp_path_factory):
     """Provide the folders, by name, of the two trainings made at the same time, an update each by turns."""
     folder = tmp_path_factory.mktemp("by_turns")
-    trainings = [SteppedTraining(data, folder / name, *flags) for name, flags in SEEDS_AND_RATES.items()]
+    trainings = [SteppedTraining(data, folder / name, *flags) for name, flags in TRAININGS.items()]
     for _ in range(UPDATES):
         for training in trainings:
             training.step()
     for training in trainings:
         training.end()
-    return {name: folder / name for name in SEEDS_AND_RATES}
+    return {name: folder / name for name in TRAININGS}
 
 
 def last_state(folder: Path) -> dict:
-    """Return the last checkpoint of a folder without fairseq's averages for the log, which a process has once."""
+    """Return the last checkpoint of a folder without fairseq's averages for the log, which all trainings share."""
     state = states.load(folder / "checkpoint_last.pt")
     del state["extra_state"]["metrics"]
     del state["extra_state"]["deepnet_training"]["averages"]
     return state
 
 
-@pytest.mark.parametrize("name", SEEDS_AND_RATES)
+@pytest.mark.parametrize("name", TRAININGS)
 def test_a_training_beside_another_saves_what_it_saves_alone(name, trained_by_turns, trained_alone):
-    """Weights, best losses and patience, in its own folder."""
+    """Its weights, best loss and patience are not those of the other, nor mixed with them."""
     by_turns = last_state(trained_by_turns[name])
     alone = last_state(trained_alone[name])
 
@@ -110,9 +116,11 @@ def test_a_training_beside_another_saves_what_it_saves_alone(name, trained_by_tu
 
 
 def test_two_trainings_by_turns_have_best_losses_of_their_own(trained_by_turns):
-    best_losses = [last_state(folder)["extra_state"]["best"] for folder in trained_by_turns.values()]
+    best_losses = {}
+    for name, folder in trained_by_turns.items():
+        best_losses[name] = last_state(folder)["extra_state"]["best"]
 
-    assert best_losses[0] != best_losses[1]
+    assert best_losses["improving"] != best_losses["standing still"]
 
 
 @pytest.mark.parametrize("function", [checkpoint_utils.save_checkpoint, fairseq_cli.train.should_stop_early])
@@ -126,7 +134,7 @@ def test_no_best_loss_is_kept_in_fairseqs_functions(function, trained_by_turns):
 
 def test_a_training_in_the_folder_of_another_is_refused_while_that_runs(data, tmp_path, monkeypatch):
     """The first one's folder stays locked after the refusal, so that a second try is refused too."""
-    monkeypatch.setattr(lock, "GRACE", 0.1)
+    monkeypatch.setattr(lock, "GRACE", 0.1)  # seconds that a training waits for another to end
     first = SteppedTraining(data, tmp_path)
 
     for _ in range(2):
@@ -137,9 +145,12 @@ def test_a_training_in_the_folder_of_another_is_refused_while_that_runs(data, tm
 
 
 def test_the_folder_of_a_training_that_has_ended_is_free(data, tmp_path):
-    SteppedTraining(data, tmp_path).end()
+    """The second training would be refused otherwise."""
+    first = SteppedTraining(data, tmp_path)
+    first.end()
 
-    SteppedTraining(data, tmp_path).end()
+    second = SteppedTraining(data, tmp_path)
+    second.end()
 
 
 def handlers() -> dict:
@@ -159,30 +170,40 @@ def test_an_error_in_a_resume_frees_folder_and_signals(data, tmp_path):
         SteppedTraining(data, tmp_path, "--restore-file", str(foreign))
 
     assert handlers() == handlers_before
-    SteppedTraining(data, tmp_path).end()
+    SteppedTraining(data, tmp_path).end()  # is not refused: the folder is free
+
+
+class Updates(NamedTuple):
+    """Numbers of updates in the last two checkpoints of a folder."""
+
+    last: int
+    previous: int
+
+
+def updates_in(folder: Path) -> Updates:
+    last = folder / "checkpoint_last.pt"
+    return Updates(reading.updates(last), reading.updates(folder / "checkpoint_previous.pt"))
 
 
 def test_a_damaged_last_checkpoint_does_not_push_the_previous_one_out(data, tmp_path):
-    """The run resumes from checkpoint_previous, which stays until two whole checkpoints have been saved."""
-    last = tmp_path / "checkpoint_last.pt"
-    previous = tmp_path / "checkpoint_previous.pt"
-    assert atomic.previous_of(last) == previous
+    """A resume starts from checkpoint_previous, which stays until two whole checkpoints have been saved."""
     first = SteppedTraining(data, tmp_path, "--keep-interval-updates", "1")
-    first.step(4)
+    first.step(4)  # saved after 2 and 4
     first.end()
-    for damaged in (last, tmp_path / "checkpoint_1_4.pt", tmp_path / "checkpoint_best.pt"):
-        flip_a_bit(damaged)
+    for damaged in ("checkpoint_last.pt", "checkpoint_1_4.pt", "checkpoint_best.pt"):  # all that hold update 4
+        flip_a_bit(tmp_path / damaged)
 
     second = SteppedTraining(data, tmp_path)
-    assert second.trainer.get_num_updates() == 2
+    resumed_at = second.trainer.get_num_updates()
     second.step(2)
-    after_one_save = (reading.updates(last), reading.updates(previous))
+    after_one_save = updates_in(tmp_path)
     second.step(2)
-    after_two_saves = (reading.updates(last), reading.updates(previous))
+    after_two_saves = updates_in(tmp_path)
     second.end()
 
-    assert after_one_save == (4, 2)
-    assert after_two_saves == (6, 4)
+    assert resumed_at == 2
+    assert after_one_save == Updates(last=4, previous=2)
+    assert after_two_saves == Updates(last=6, previous=4)
 
 
 # Signals, and what a checkpoint holds
@@ -196,10 +217,10 @@ def signal_kind(request):
 
 
 def test_a_signal_between_two_updates_saves_and_ends_the_run(signal_kind, data, tmp_path, caplog):
-    """The run that watches ends the program, with the status that tells the signal."""
+    """The program ends with the status 128 + signal."""
     caplog.set_level(logging.INFO)
     training = SteppedTraining(data, tmp_path)
-    training.trainer.run.signals.watch()
+    training.trainer.run.signals.watch()  # as fairseq-train does before its first update
     training.step()
 
     signal.raise_signal(signal_kind)
@@ -213,7 +234,7 @@ def test_a_signal_between_two_updates_saves_and_ends_the_run(signal_kind, data, 
 
 @pytest.fixture(scope="module")
 def checkpoint_of_a_run(data, tmp_path_factory):
-    """Provide the content of a checkpoint with what --stop-stuck keeps."""
+    """Provide the content of a checkpoint of a training with --stop-stuck, which adds an entry."""
     folder = tmp_path_factory.mktemp("content")
     training = SteppedTraining(data, folder, "--stop-stuck", "90")
     training.step(2)
@@ -222,6 +243,7 @@ def checkpoint_of_a_run(data, tmp_path_factory):
 
 
 def test_the_docstring_of_run_lists_what_a_checkpoint_holds(checkpoint_of_a_run):
+    """Each key of a checkpoint, and of its extra_state, is a word there."""
     words = set(re.findall(r"\w+", Run.__doc__))
 
     assert checkpoint_of_a_run.keys() <= words

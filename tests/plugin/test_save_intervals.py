@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from ..faults import states
 from ..support.diverging import train
 from ..support.lives import TINY, assert_ends_as_one_left_alone, live
 
-FOUR_UPDATES_AN_EPOCH = (
+FOUR_UPDATES_AN_EPOCH = (  # of the 20 sentences of the test set
     "--train-subset", "test", "--batch-size", "5", "--required-batch-size-multiple", "1", "--max-tokens", "10000",
 )  # fmt: skip
 FLAGS = (*TINY, *FOUR_UPDATES_AN_EPOCH)
@@ -27,30 +28,39 @@ def numbered_checkpoints(folder: Path) -> set[str]:
     return names - {"_last", "_previous", "_best"}
 
 
-CHECKPOINTS_OF_13_UPDATES = {
+CHECKPOINTS_OF_13_UPDATES = {  # flags -> checkpoints; updates 4, 8 and 12 end an epoch
     "--save-interval-updates 2": {"_1_2", "_1_4", "_2_6", "_2_8", "_3_10", "_3_12"},
     "--save-interval-updates 4": {"_1_4", "_2_8", "_3_12"},
     "--save-interval-updates 6": {"_2_6", "_3_12"},
+    # the last three
     "--save-interval-updates 2 --keep-interval-updates 3": {"_2_8", "_3_10", "_3_12"},
+    # the last one, and those whose update is divisible by 8
     "--save-interval-updates 2 --keep-interval-updates 1 --keep-interval-updates-pattern 8": {"_2_8", "_3_12"},
+    # fairseq saves no update before that of --validate-after-updates
     "--save-interval-updates 4 --validate-after-updates 5": {"_2_8", "_3_12"},
+    # only every second epoch is validated; saved are as many as without the flag
     "--save-interval-updates 4 --validate-interval 2": {"_1_4", "_2_8", "_3_12"},
 }
 
 
 @pytest.mark.parametrize("flags", CHECKPOINTS_OF_13_UPDATES)
 def test_an_update_that_ends_an_epoch_is_saved_like_others(flags, data, tmp_path):
+    """fairseq saves such an update as the epoch's checkpoint only, which --no-epoch-checkpoints switches off."""
     train(data, tmp_path, *FLAGS, "--max-update", "13", *flags.split(), common=VALIDATED)
 
     assert numbered_checkpoints(tmp_path) == CHECKPOINTS_OF_13_UPDATES[flags]
 
 
-@pytest.fixture(scope="module")
-def saved_by_updates_and_epochs(data, tmp_path_factory):
-    """Provide the folder of a training of 12 updates, and the files that torch.save wrote to.
+class SavedTraining(NamedTuple):
+    """The folder of a training, and the names of the files that torch.save wrote to, in order."""
 
-    Every second update and every epoch is saved, and the last two of each are kept.
-    """
+    folder: Path
+    written: list[str]
+
+
+@pytest.fixture(scope="module")
+def saved_by_updates_and_epochs(data, tmp_path_factory) -> SavedTraining:
+    """Provide a training of 12 updates: every second one and every epoch is saved, the last two of each are kept."""
     folder = tmp_path_factory.mktemp("epochs")
     written = []
     save = torch.save
@@ -63,36 +73,37 @@ def saved_by_updates_and_epochs(data, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "save", note_and_save)
         train(data, folder, *FLAGS, *keep_two, "--max-update", "12", common=SAVED_BY_EPOCHS)
-    return folder, written
+    return SavedTraining(folder, written)
 
 
 def test_old_checkpoints_of_updates_and_of_epochs_are_removed(saved_by_updates_and_epochs):
-    folder, _ = saved_by_updates_and_epochs
+    folder = saved_by_updates_and_epochs.folder
 
     assert numbered_checkpoints(folder) == {"2", "3", "_3_10", "_3_12"}
 
 
 @pytest.mark.parametrize("name", ["checkpoint3.pt", "checkpoint_last.pt"])
 def test_an_update_and_the_epoch_that_it_ends_are_one_file(name, saved_by_updates_and_epochs):
-    folder, _ = saved_by_updates_and_epochs
+    folder = saved_by_updates_and_epochs.folder
 
     assert (folder / name).samefile(folder / "checkpoint_3_12.pt")
 
 
 def test_an_update_that_ends_an_epoch_is_written_once(saved_by_updates_and_epochs):
-    _, written = saved_by_updates_and_epochs
+    """Every second update of 12 is written; the epochs end with updates of these."""
+    written = saved_by_updates_and_epochs.written
 
     assert len(written) == 12 // 2
 
 
-def test_a_resume_from_an_epochs_end_ends_as_one_that_went_on(data, tmp_path):
+def test_a_resume_from_an_epochs_end_ends_as_the_training_that_went_on(data, tmp_path):
     command = (data, *VALIDATED, *FLAGS, "--dropout", "0.1", "--save-interval-updates", "4", "--max-update", "10")
     went_on = tmp_path / "went_on"
     resumed = tmp_path / "resumed"
-
     assert live(tmp_path / "log", *command, "--save-dir", went_on) == 0
-    middle = ("--restore-file", went_on / "checkpoint_1_4.pt")
-    assert live(tmp_path / "log", *command, *middle, "--save-dir", resumed) == 0
+    from_the_epochs_end = ("--restore-file", went_on / "checkpoint_1_4.pt")
+
+    assert live(tmp_path / "log", *command, *from_the_epochs_end, "--save-dir", resumed) == 0
 
     actual = states.load(resumed / "checkpoint_last.pt")
     expected = states.load(went_on / "checkpoint_last.pt")
@@ -104,12 +115,14 @@ def test_a_resume_from_an_epochs_end_ends_as_one_that_went_on(data, tmp_path):
     ("kind", "moment"),
     [
         pytest.param(signal.SIGTERM, ("update", 4), id="SIGTERM in the epoch's last update"),
-        pytest.param(signal.SIGTERM, ("validation", 2), id="SIGTERM in the validation at its end"),
+        # the first validation, after update 2, has four batches, and this is the second batch of the next one
+        pytest.param(signal.SIGTERM, ("validation", 6), id="SIGTERM in the validation at its end"),
+        # update 2 renames checkpoint_1_2, _best and _last into place, update 4 checkpoint_1_4 and then _best
         pytest.param(signal.SIGKILL, ("rename", 5), id="SIGKILL in the save of its last update"),
     ],
 )
 def test_a_training_interrupted_at_an_epochs_end_ends_as_one_left_alone(kind, moment, data, tmp_path):
-    """No checkpoint is missing: files and numbers are those of the training left alone."""
+    """moment: as `live` takes it, the n-th call of a function of fairseq's or of os.replace."""
     command = (data, *VALIDATED, *FLAGS, "--save-interval-updates", "2", "--max-update", "9")
 
     assert_ends_as_one_left_alone(tmp_path, command, [moment], kind=kind)

@@ -1,10 +1,15 @@
-"""Tests of --stop-stuck, which ends a training that learns word frequencies and no more.
+"""Tests of --stop-stuck N, which ends a training that learns word frequencies and no more.
 
-Its bound is the loss of guessing: of the best constant prediction. A validation is bad if its loss is hardly lower.
+Its bound is the loss of guessing: of the best constant prediction. A validation is bad if its loss is not at least 0.5
+bits lower. A training ends once all validations of the last N updates were bad.
 """
 
 import math
 import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -20,8 +25,8 @@ from ..support.errors import assert_one_line
 from ..support.helpers import PAD, run
 from ..support.lm_trainings import FLAGS, KINDS, make_text
 
-WATCHED = tuple(flag for flag in TRAIN_FLAGS if flag != "--disable-validation")
-# This rate changes nothing: the model guesses at random, which is worse than by frequencies.
+VALIDATED = tuple(flag for flag in TRAIN_FLAGS if flag != "--disable-validation")
+# This learning rate changes nothing: the model guesses at random, which is worse than by frequencies.
 LEARNS_NOTHING = (*TINY, "--lr", "1e-9", "--validate-interval-updates", "2", "--save-interval-updates", "2")
 MASKED_SHARE = 0.15  # of the tokens, fairseq's default --mask-prob
 
@@ -31,12 +36,14 @@ MASKED_SHARE = 0.15  # of the tokens, fairseq's default --mask-prob
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.4])
 def test_the_bound_is_the_lowest_loss_of_a_constant_prediction(smoothing):
-    """Descent on fairseq's own loss finds the same."""
+    """Descent on fairseq's own loss, with scores that are the same at every place, finds the same."""
+    vocabulary = 9
     target = torch.tensor([4, 4, 4, 5, 5, 6])
-    logits = torch.zeros(9, dtype=torch.float64, requires_grad=True)
+    logits = torch.zeros(vocabulary, dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.LBFGS([logits], max_iter=200, line_search_fn="strong_wolfe")
 
     def bits_per_token():
+        """Compute the loss and its gradient."""
         optimizer.zero_grad()
         log_probabilities = logits.log_softmax(0).expand(len(target), -1)
         loss, _ = label_smoothed_nll_loss(log_probabilities, target, smoothing)
@@ -46,18 +53,21 @@ def test_the_bound_is_the_lowest_loss_of_a_constant_prediction(smoothing):
 
     optimizer.step(bits_per_token)
 
-    bound = stuck.entropy(torch.bincount(target, minlength=9), smoothing)
+    bound = stuck.entropy(torch.bincount(target, minlength=vocabulary), smoothing)
     assert float(bits_per_token()) == pytest.approx(bound, abs=1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_language_models_bound_is_of_what_its_loss_is_of(kind, tmp_path):
-    """The bound of a language model counts what its loss counts: all tokens, or the masked ones."""
+@pytest.mark.parametrize(
+    "kind, share, tolerance", [("causal", 1.0, 0.0), ("masked", MASKED_SHARE, 0.05)], ids=["causal", "masked"]
+)
+def test_a_language_models_bound_is_of_the_tokens_that_its_loss_is_of(kind, share, tolerance, tmp_path):
+    """share: of the tokens of the validation set; all of them are targets, or those that are drawn to be masked."""
     flags = (*KINDS[kind], "--stop-stuck", "10", "--save-dir", str(tmp_path))
     trainer = build_trainer(parse_training_flags([str(make_text(tmp_path)), *FLAGS, *flags]))
     trainer.task.load_dataset("valid")
     batches = list(trainer.get_valid_iterator("valid").next_epoch_itr(shuffle=False))
 
+    # a validation as fairseq-train makes it
     with metrics.aggregate(new_root=True) as meters:
         for sample in batches:
             trainer.valid_step(sample)
@@ -65,38 +75,35 @@ def test_a_language_models_bound_is_of_what_its_loss_is_of(kind, tmp_path):
 
     targets = torch.cat([sample["target"].flatten() for sample in batches])
     counts = targets[targets.ne(PAD)].bincount()
-    bound = torch.distributions.Categorical(counts.double()).entropy() / math.log(2)
-    assert trainer.stuck.bound == pytest.approx(float(bound))
-    assert trainer.stuck.loss > trainer.stuck.bound
+    entropy = torch.distributions.Categorical(counts.double()).entropy() / math.log(2)
+    assert trainer.stuck.bound == pytest.approx(float(entropy))
+    assert trainer.stuck.loss > trainer.stuck.bound  # the model has not been trained
 
     tokens = sum(sample["net_input"]["src_tokens"].ne(PAD).sum() for sample in batches)
-    share = float(counts.sum() / tokens)
-    if kind == "causal":
-        assert share == 1.0
-    else:
-        assert share == pytest.approx(MASKED_SHARE, abs=0.05)
+    assert float(counts.sum() / tokens) == pytest.approx(share, abs=tolerance)
 
 
 @pytest.fixture
-def watching_trainer(data, tmp_path):
-    return Training(data, tmp_path, *TINY).trainer
+def task(data, tmp_path):
+    """Provide fairseq's task of a training, with the dictionary of its targets."""
+    return Training(data, tmp_path, *TINY).trainer.task
 
 
-def test_padding_is_no_target(watching_trainer):
+def test_padding_is_no_target(task):
     monitor = stuck.Stuck(limit=1)
 
-    monitor.count({"target": torch.tensor([[4, 4, 2], [5, 2, PAD]])}, watching_trainer.task)
+    monitor.count({"target": torch.tensor([[4, 4, 2], [5, 2, PAD]])}, task)
 
     assert monitor.counts.nonzero().flatten().tolist() == [2, 4, 5]
     assert monitor.counts.sum() == 5
 
 
 @pytest.mark.parametrize("no_batch", [{}, None], ids=["empty", "none"])
-def test_a_process_without_data_counts_no_targets(no_batch, watching_trainer):
+def test_a_process_without_data_counts_no_targets(no_batch, task):
     monitor = stuck.Stuck(limit=1)
-    monitor.count({"target": torch.tensor([[4, 4, 2]])}, watching_trainer.task)
+    monitor.count({"target": torch.tensor([[4, 4, 2]])}, task)
 
-    monitor.count(no_batch, watching_trainer.task)
+    monitor.count(no_batch, task)
 
     assert monitor.counts.sum() == 3
 
@@ -106,10 +113,14 @@ def test_a_process_without_data_counts_no_targets(no_batch, watching_trainer):
 
 @pytest.fixture
 def monitor_at_its_limit():
-    """Provide a monitor with a limit of 300 updates whose validations have been bad from update 400 to 700."""
+    """Provide a monitor with a limit of 300 updates whose validations have been bad from update 400 to 700.
+
+    Losses of 7.5 and more are bad: those below the bound of 8 by less than 0.5 bits. Only that after update 300 is not.
+    """
     monitor = stuck.Stuck(limit=300)
     bound = 8.0
-    for update, loss in ((100, 9.0), (200, 8.0), (300, 7.4), (400, 7.6), (500, 8.0), (600, 8.1)):
+    losses = {100: 9.0, 200: 8.0, 300: 7.4, 400: 7.6, 500: 8.0, 600: 8.1}
+    for update, loss in losses.items():
         monitor.note_validation(update, loss, bound)
         assert not monitor.over, update
     monitor.note_validation(700, 7.6, bound)
@@ -117,8 +128,8 @@ def monitor_at_its_limit():
 
 
 def test_updates_count_from_the_first_bad_validation_in_a_row(monitor_at_its_limit):
-    assert monitor_at_its_limit.over
     assert monitor_at_its_limit.since == 400
+    assert monitor_at_its_limit.over  # at update 700, and not before
 
 
 def test_the_headline_names_both_updates(monitor_at_its_limit):
@@ -139,29 +150,37 @@ def test_a_limit_of_zero_ends_no_training(monitor_at_its_limit):
 
 
 def train_without_learning(data, folder, *flags: str) -> None:
-    train(data, folder, *LEARNS_NOTHING, "--max-update", "20", *flags, common=WATCHED)
+    """Run fairseq-train in this process, for 20 updates at most, each second of which is validated."""
+    train(data, folder, *LEARNS_NOTHING, "--max-update", "20", *flags, common=VALIDATED)
+
+
+class StoppedTraining(NamedTuple):
+    """A training that has been stopped."""
+
+    folder: Path  # of its checkpoints
+    program: subprocess.CompletedProcess
 
 
 @pytest.fixture(scope="module")
-def stopped_training(data, tmp_path_factory):
-    """Provide the folder and the ended program of a training that cannot learn, stopped after 6 updates."""
+def stopped_training(data, tmp_path_factory) -> StoppedTraining:
+    """Provide a training of at most 20 updates that cannot learn, with --stop-stuck 6."""
     folder = tmp_path_factory.mktemp("stuck")
-    flags = (*WATCHED, *LEARNS_NOTHING, "--stop-stuck", "6", "--max-update", "20", "--save-dir", folder)
-    return folder, run("fairseq-train", data, *flags, check=False)
+    flags = (*VALIDATED, *LEARNS_NOTHING, "--stop-stuck", "6", "--max-update", "20", "--save-dir", folder)
+    return StoppedTraining(folder, run("fairseq-train", data, *flags, check=False))
 
 
 def test_a_training_that_learns_nothing_is_stopped(stopped_training):
     """It is bad from the first validation on, after update 2; six updates later it ends."""
-    folder, done = stopped_training
+    folder, program = stopped_training
 
+    assert program.returncode == 4  # documented
     assert stuck.STATUS == 4
-    assert done.returncode == stuck.STATUS
-    assert_one_line(done, "fairseq-train: error: stuck at update 8: ", "update 2 ")
+    assert_one_line(program, "fairseq-train: error: stuck at update 8: ", "update 2 ")
     assert updates(folder) == 8
 
 
 def test_a_stopped_training_makes_no_update_when_started_again(stopped_training, data, capsys):
-    folder, _ = stopped_training
+    folder = stopped_training.folder
 
     with pytest.raises(SystemExit) as ended:
         train_without_learning(data, folder, "--stop-stuck", "6")
@@ -172,9 +191,7 @@ def test_a_stopped_training_makes_no_update_when_started_again(stopped_training,
 
 
 def test_a_stopped_training_continues_with_a_limit_of_zero(stopped_training, data, tmp_path):
-    folder, _ = stopped_training
-    checkpoint = folder / "checkpoint_last.pt"
-    (tmp_path / checkpoint.name).write_bytes(checkpoint.read_bytes())
+    shutil.copy(stopped_training.folder / "checkpoint_last.pt", tmp_path)  # of update 8
 
     train_without_learning(data, tmp_path, "--stop-stuck", "0", "--max-update", "9")
 
@@ -182,28 +199,27 @@ def test_a_stopped_training_continues_with_a_limit_of_zero(stopped_training, dat
 
 
 def test_a_training_that_learns_is_not_stopped(data, tmp_path, caplog):
-    """It ends at its last update, although it was no better than guessing for a while."""
+    """It is made to its last update, although the first validations are bad, which the log tells."""
     shallow = ("--encoder-layers", "1", "--decoder-layers", "1", "--encoder-embed-dim", "32", "--lr", "2e-2")
     flags = ("--stop-stuck", "80", "--max-update", "90", "--validate-interval-updates", "10")
 
-    train(data, tmp_path, *TINY, *shallow, *flags, common=WATCHED)
+    train(data, tmp_path, *TINY, *shallow, *flags, common=VALIDATED)
 
     assert updates(tmp_path) == 90
-    bad_validations = [record for record in caplog.records if record.name == stuck.__name__]
+    bad_validations = [record for record in caplog.records if record.name == stuck.logger.name]
     assert bad_validations
 
 
 @pytest.mark.smoke
 def test_two_processes_have_the_bound_of_one_and_end_together(data, stopped_training, tmp_path):
-    """Each of them sees half of the text."""
-    flags = (*WATCHED, *LEARNS_NOTHING, "--stop-stuck", "2", "--max-update", "20", "--save-dir", tmp_path)
+    """Each of them sees half of the text; the bound is of all of it."""
+    flags = (*VALIDATED, *LEARNS_NOTHING, "--stop-stuck", "2", "--max-update", "20", "--save-dir", tmp_path)
 
     two = run("fairseq-train", data, *flags, "--distributed-world-size", "2", check=False)
 
     assert two.returncode == stuck.STATUS
     assert two.stdout.count("error: stuck at update 4: ") == 1
-    _, one = stopped_training
-    assert logged_bound(two.stdout) == logged_bound(one.stdout)
+    assert logged_bound(two.stdout) == logged_bound(stopped_training.program.stdout)
 
 
 def logged_bound(output: str) -> float:
@@ -211,7 +227,7 @@ def logged_bound(output: str) -> float:
     return float(re.search(r"guessing ([\d.]+) bits", output)[1])
 
 
-# Flags that leave nothing to go by
+# Flags that do not go with --stop-stuck
 
 CONFLICTS = {
     "--disable-validation": ("--disable-validation",),
@@ -221,11 +237,12 @@ CONFLICTS = {
 
 
 @pytest.mark.parametrize("flag", CONFLICTS)
-def test_a_flag_without_losses_of_words_is_refused(flag, data, tmp_path, capsys):
+def test_a_flag_without_losses_of_single_words_is_refused(flag, data, tmp_path, capsys):
+    """There is nothing to compare with the bound. The folder of checkpoints is not made."""
     folder = tmp_path / "run"
 
     with pytest.raises(SystemExit):
-        train(data, folder, *TINY, "--stop-stuck", "9", *CONFLICTS[flag], common=WATCHED)
+        train(data, folder, *TINY, "--stop-stuck", "9", *CONFLICTS[flag], common=VALIDATED)
 
     line = capsys.readouterr().err.strip().split("\n")[-1]
     assert "error: --stop-stuck: " in line

@@ -15,7 +15,7 @@ import torch
 from benchmarks.__main__ import main as benchmarks
 from deepnet_fairseq import threads
 from deepnet_fairseq.core.archs import PRESETS
-from deepnet_fairseq.threads import Ratio, processes_and_threads, torch_threads
+from deepnet_fairseq.threads import Ratio, Share, processes_and_threads, torch_threads
 from deepnet_fairseq.tools import compare
 from deepnet_fairseq.tools.check import train_briefly
 from deepnet_fairseq.tools.translation import Settings
@@ -27,14 +27,18 @@ from ..support.programs import import_program
 
 RENDER = ROOT / "results" / "threads" / "render.py"
 CORES = 3
-NARROW, WIDE = 64, 512  # in the table of three_cores
-TWO_THREADS_ON_NARROW = Ratio(idle=0.8, busy=2.2)  # lose more beside a busy core than they gain
-TWO_THREADS_ON_WIDE = Ratio(idle=0.55, busy=1.2)  # gain more
+NARROW = 64  # widths of models, in the table of three_cores
+WIDE = 512
+TWO_THREADS_ON_NARROW = Ratio(idle=0.8, busy=2.2)  # lose 2.2 beside a busy core and gain 1 / 0.8 on idle ones
+TWO_THREADS_ON_WIDE = Ratio(idle=0.55, busy=1.2)  # lose 1.2, gain 1 / 0.55
 
 
 @pytest.fixture
 def three_cores(monkeypatch):
-    """Provide a machine of three cores on which nobody has set threads: torch takes all of them."""
+    """Pretend a machine of three cores, where narrow models gain nothing by threads and wide ones do.
+
+    Nobody has set the number of threads there, and torch begins with a thread for each core.
+    """
     for name in threads.VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(CORES)))
@@ -50,39 +54,59 @@ def three_cores(monkeypatch):
 # The decision
 
 
+ONE_ON_ALL_CORES = Share(processes=1, threads=CORES)
+
+
 @pytest.mark.parametrize(
-    ("width", "tasks", "processes", "expected"),
+    ("width", "tasks", "expected"),
     [
-        # the number of processes follows from that of the tasks
-        (NARROW, 1, None, (1, 1)),
-        (NARROW, 2, None, (2, 1)),
-        (NARROW, 9, None, (3, 1)),
-        (WIDE, 1, None, (1, 3)),
-        (WIDE, 9, None, (1, 3)),
-        # it is given
-        (NARROW, 9, 5, (5, 1)),
-        (WIDE, 9, 2, (2, 1)),
-        (WIDE, 9, 5, (5, 1)),
-        # other widths are judged by the next lower one in the table
-        (16, 2, None, (2, 1)),
-        (500, 2, None, (2, 1)),
-        (4096, 2, None, (1, 3)),
+        (NARROW, 1, Share(processes=1, threads=1)),
+        (NARROW, 2, Share(processes=2, threads=1)),
+        (NARROW, 9, Share(processes=CORES, threads=1)),
+        (WIDE, 1, ONE_ON_ALL_CORES),
+        (WIDE, 9, ONE_ON_ALL_CORES),
     ],
 )
-def test_narrow_models_run_side_by_side_and_wide_ones_alone(three_cores, width, tasks, processes, expected):
-    """Narrow models get a thread each, wide ones all cores, and together never more threads than cores."""
-    assert processes_and_threads(width, tasks=tasks, processes=processes) == expected
+def test_narrow_models_run_side_by_side_and_wide_ones_alone(three_cores, width, tasks, expected):
+    assert processes_and_threads(width, tasks=tasks) == expected
+
+
+@pytest.mark.parametrize(
+    ("width", "processes", "threads_of_each"),
+    [
+        (NARROW, 5, 1),
+        (WIDE, 2, 1),  # two threads each would be more than three cores
+        (WIDE, 5, 1),
+    ],
+)
+def test_a_given_number_of_processes_shares_the_cores(three_cores, width, processes, threads_of_each):
+    """Each gets a thread; together they get no more threads than there are cores, if there are enough."""
+    assert processes_and_threads(width, tasks=9, processes=processes) == Share(processes, threads_of_each)
+
+
+@pytest.mark.parametrize(
+    ("width", "expected"),
+    [
+        pytest.param(16, Share(processes=2, threads=1), id="16 as 64"),  # the lowest of the table
+        pytest.param(500, Share(processes=2, threads=1), id="500 as 64"),
+        pytest.param(4096, ONE_ON_ALL_CORES, id="4096 as 512"),
+    ],
+)
+def test_other_widths_are_judged_by_the_next_lower_one_in_the_table(three_cores, width, expected):
+    assert processes_and_threads(width, tasks=2) == expected
 
 
 def test_two_hyper_threads_are_one_core(three_cores, monkeypatch):
     """Of three logical cores the first and the last are hyper-threads of one."""
-    monkeypatch.setattr(threads, "_siblings", lambda logical: f"{logical % 2},{logical % 2 + 2}")
+    siblings = {0: "0,2", 1: "1", 2: "0,2"}  # as Linux lists them
+    monkeypatch.setattr(threads, "_siblings", siblings.get)
 
     assert threads.available_cores() == 2
 
 
 def test_the_packages_table_has_the_widths_that_were_measured():
-    assert [*threads.measured()] == [64, 128, 256, 512]
+    """results/threads/README.md has the same."""
+    assert list(threads.measured()) == [64, 128, 256, 512]
 
 
 def test_the_packages_table_gives_the_quickstarts_width_one_thread():
@@ -110,7 +134,7 @@ def test_the_width_of_a_model_is_the_larger_one_of_its_stacks(config, width):
 # torch's threads in this process
 
 
-def test_torch_follows_the_models_of_a_process_by_turns(three_cores):
+def test_torch_gets_the_threads_of_each_model_that_a_process_takes_in_turn(three_cores):
     chosen = [torch_threads.use(width) for width in (NARROW, WIDE, NARROW)]
 
     assert chosen == [1, CORES, 1]
@@ -126,20 +150,27 @@ def test_processes_side_by_side_share_the_cores(three_cores):
     assert torch_threads.use(WIDE, processes=3) == 1
 
 
-def test_the_users_own_number_holds_until_the_next_model(three_cores):
+def test_a_number_that_the_user_gives_is_taken(three_cores):
     assert torch_threads.use(NARROW, given=2) == 2
+    assert torch.get_num_threads() == 2
+
+
+def test_a_number_that_the_user_has_given_for_one_model_is_not_that_of_the_next(three_cores):
+    torch_threads.use(NARROW, given=2)
+
     assert torch_threads.use(WIDE) == CORES
     assert torch.get_num_threads() == CORES
 
 
 def test_the_number_that_a_program_has_set_stays(three_cores):
+    """A program other than the package's; a narrow model would get one thread."""
     torch.set_num_threads(2)
 
     assert torch_threads.use(NARROW) == 2
 
 
 def test_the_single_thread_of_a_process_that_loads_data_stays(three_cores):
-    torch.set_num_threads(1)  # as torch does there
+    torch.set_num_threads(1)  # as torch does in such a process
 
     assert torch_threads.use(WIDE) == 1
 
@@ -148,7 +179,7 @@ def test_the_number_of_the_environment_stays(three_cores, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", str(CORES))
 
     assert torch_threads.use(NARROW) == CORES
-    assert threads.from_environment() == "OMP_NUM_THREADS=3"
+    assert threads.from_environment() == f"OMP_NUM_THREADS={CORES}"
 
 
 def test_a_word_in_the_environment_is_ignored_as_by_openmp(three_cores, monkeypatch):
@@ -159,10 +190,10 @@ def test_a_word_in_the_environment_is_ignored_as_by_openmp(three_cores, monkeypa
 
 # Translation, `deepnet compare`, `deepnet check`
 
-CTRANSLATE2 = None  # in place of a width: the engine takes all cores
+CTRANSLATE2 = None  # in place of a width: this engine takes all cores whatever the width is
 
 
-@pytest.mark.parametrize(("width", "expected"), [(CTRANSLATE2, 3), (NARROW, 1), (WIDE, 3)])
+@pytest.mark.parametrize(("width", "expected"), [(CTRANSLATE2, CORES), (NARROW, 1), (WIDE, CORES)])
 def test_translation_takes_threads_by_engine_and_width(three_cores, width, expected):
     assert Settings().choose_threads(width) == expected
 
@@ -181,7 +212,10 @@ def test_translation_takes_the_threads_of_the_environment(three_cores, width, mo
 
 
 def comparison(folder: Path, seeds=(1,), jobs: int | None = None, flags: tuple[str, ...] = ()) -> compare.Grid:
-    """Return a grid of one training for each seed and each of two depths."""
+    """Return a grid of `deepnet compare` with one training for each seed and each of two depths.
+
+    jobs: how many run side by side, None to choose; flags: of fairseq-train; the width is NARROW without any
+    """
     return compare.Grid(
         data=folder,
         methods=["deepnorm"],
@@ -198,14 +232,15 @@ def comparison(folder: Path, seeds=(1,), jobs: int | None = None, flags: tuple[s
 @pytest.mark.parametrize(
     ("jobs", "flags", "expected"),
     [
-        (None, (), (3, 1)),
-        (2, (), (2, 1)),
-        (None, ("--arch", "deepnet_transformer"), (1, 3)),
-        (None, ("--encoder-embed-dim=1024",), (1, 3)),
-        (3, ("--encoder-embed-dim", "1024"), (3, 1)),
+        (None, (), Share(processes=CORES, threads=1)),
+        (2, (), Share(processes=2, threads=1)),
+        (None, ("--arch", "deepnet_transformer"), ONE_ON_ALL_CORES),  # width 512
+        (None, ("--encoder-embed-dim=1024",), ONE_ON_ALL_CORES),
+        (3, ("--encoder-embed-dim", "1024"), Share(processes=3, threads=1)),
     ],
 )
 def test_compare_decides_jobs_and_threads_by_width(three_cores, jobs, flags, expected, tmp_path):
+    """Two seeds at two depths are four trainings."""
     grid = comparison(tmp_path, seeds=(1, 2), jobs=jobs, flags=flags)
 
     assert grid.share() == expected
@@ -225,7 +260,9 @@ def test_check_takes_one_thread_for_a_narrow_model(three_cores, data):
     arch = ("--arch", "deepnet_transformer_tiny", "--encoder-layers", "1", "--decoder-layers", "1")
     assert PRESETS["deepnet_transformer_tiny"]["encoder_embed_dim"] == NARROW
 
-    train_briefly([str(data), *TRAIN_FLAGS, *arch], 2, None, 60, lambda update, loss: None)
+    train_briefly(
+        [str(data), *TRAIN_FLAGS, *arch], updates=2, warmup=None, seconds=60, progress=lambda update, loss: None
+    )
 
     assert torch.get_num_threads() == 1
 
@@ -235,9 +272,9 @@ def test_check_takes_one_thread_for_a_narrow_model(three_cores, data):
 
 @pytest.fixture
 def train_until(data, tmp_path, caplog):
-    """Provide a function that trains a model of width 16 up to an update, or resumes its training.
+    """Provide a function that trains a model of width 16 up to an update; a second call resumes the training.
 
-    It returns what the training says of threads.
+    It returns the messages of the training's log that have "thread" in them.
     """
 
     def run(update: int) -> str:
@@ -263,8 +300,8 @@ def set_threads_by_environment(monkeypatch, number: int) -> None:
 
 
 @pytest.fixture
-def begun_with_two_threads(three_cores, train_until, monkeypatch):
-    """Begin a training with two threads, by the environment, whose variable is then unset."""
+def begun_with_two_threads(three_cores, train_until, monkeypatch) -> str:
+    """Train up to update 2 with OMP_NUM_THREADS=2, which is then unset; provide what the log says of threads."""
     set_threads_by_environment(monkeypatch, 2)
     said = train_until(2)
     monkeypatch.delenv("OMP_NUM_THREADS")
@@ -272,12 +309,13 @@ def begun_with_two_threads(three_cores, train_until, monkeypatch):
 
 
 def test_a_narrow_training_has_one_thread_and_says_why(three_cores, train_until, tmp_path):
+    """The log names the number of cores and the width."""
     said = train_until(1)
 
     assert torch.get_num_threads() == 1
     assert threads_saved(tmp_path) == 1
     assert "1 thread " in said
-    assert "3 cores" in said
+    assert f"{CORES} cores" in said
     assert "width 16" in said
 
 
@@ -288,7 +326,7 @@ def test_a_training_takes_and_names_the_threads_of_the_environment(begun_with_tw
 
 
 def test_a_resume_keeps_the_threads_against_the_environment(begun_with_two_threads, train_until, tmp_path, monkeypatch):
-    """It says so, and names the flag by which a training begins with others."""
+    """The log names the flag by which a training takes others."""
     set_threads_by_environment(monkeypatch, 1)
 
     said = train_until(3)
@@ -311,8 +349,9 @@ def test_a_resume_keeps_the_threads_against_the_decision_by_width(begun_with_two
 def test_a_resume_on_fewer_cores_has_no_more_threads_than_cores(
     begun_with_two_threads, train_until, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})
-    torch.set_num_threads(1)
+    """The log names the number of threads with which it was begun."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})  # one core
+    torch.set_num_threads(1)  # as torch does at the start of a program
 
     said = train_until(3)
 
@@ -332,12 +371,13 @@ def render():
 
 @pytest.fixture
 def records():
-    """Provide records of two widths, in both of which a second thread halves the time on idle cores.
+    """Provide the benchmark's records of two widths, in both of which a second thread halves the time on idle cores.
 
-    Beside a busy core it doubles that of the narrow one, so that it gains as much as it loses there.
+    Beside a busy core it doubles the time of the narrow model, so that it loses as much as it gains; of the wide one it
+    makes 1.5 times as much.
     """
     seconds = {
-        # (width, threads, busy cores)
+        # (width, threads, busy cores): seconds of an update
         (64, 1, 0): 0.5,
         (64, 2, 0): 0.25,
         (64, 1, 1): 0.5,
@@ -354,6 +394,7 @@ def records():
 
 
 def test_page_and_table_are_those_of_the_records():
+    """With --check the program fails, and writes nothing, if they are others."""
     subprocess.run([sys.executable, RENDER, "--check"], check=True)
 
 
@@ -362,10 +403,10 @@ def test_ratios_are_the_seconds_of_two_threads_over_those_of_one(render, records
 
 
 def test_a_width_where_threads_gain_as_much_as_they_lose_gets_one(render, records):
-    rows = render.by_width(records).splitlines()[2:]
-    threads_chosen = [row.split(" | ")[-1] for row in rows]
+    _header, _rule, narrow, wide = render.by_width(records).splitlines()
 
-    assert threads_chosen == ["1 |", "all cores |"]
+    assert narrow.split(" | ")[-1] == "1 |"  # the last column: threads chosen
+    assert wide.split(" | ")[-1] == "all cores |"
 
 
 def test_the_packages_table_is_written_from_the_records(render, records):

@@ -18,7 +18,7 @@ from ..support.errors import assert_one_line
 from ..support.helpers import ROOT, USER_DIR, run, run_cold
 from ..support.lives import TINY
 
-# Each text is a module: a docstring, below which IMPORTS are put, and one method.
+# Each text is a module with one method; write_methods puts IMPORTS below its docstring.
 IMPORTS = """
 import torch
 from torch import nn
@@ -43,6 +43,13 @@ METHODS = {
                 return x + self.share * (pass_state().setdefault("first_values", x) - x)
 
 
+        class Keep(nn.Module):
+            """Notes the values of the first layer."""
+
+            def forward(self, x, role):
+                return pass_state().setdefault("first_values", x) if role == "v" else x
+
+
         @register("value_residual")
         class ValueResidual(Method):
             equation = "x + f(LN(x)), values mixed with the first layer's"
@@ -52,13 +59,6 @@ METHODS = {
             def heads(self, site, dim):
                 if site.sublayer == "self_attn":
                     return Keep() if site.layer == 1 else FirstValues()
-
-
-        class Keep(nn.Module):
-            """Notes the values of the first layer."""
-
-            def forward(self, x, role):
-                return pass_state().setdefault("first_values", x) if role == "v" else x
     ''',
     "earlier_layers": '''
         """Each branch reads a learned sum over the shortcuts of all branches before it, a weight each."""
@@ -157,6 +157,7 @@ METHODS = {
                 return Step(site.dim)
     ''',
 }
+# A method that is wrong: its slot mixes tokens.
 ALONG_TIME = """
     class Backwards(nn.Module):
         def forward(self, x):
@@ -178,11 +179,11 @@ TESTS_OF_THE_WHOLE_REGISTRY = (
     "test_default_profiles_are_the_documented_ones",
     "test_a_method_that_does_not_fold_is_refused_by_name",
 )
-TESTS_OF_A_METHOD = 18  # in the default suite, at least
+TESTS_OF_A_METHOD = 18  # in the default suite, at least: tests with the name of a method in theirs
 
 
 def write_methods(folder: Path, methods: dict[str, str]) -> Path:
-    """Write the module of each method, name -> text, into a folder; return the folder."""
+    """Write a file for each method into a folder; return the folder. methods: name -> text, as in METHODS."""
     for name, indented in methods.items():
         text = dedent(indented).strip()
         docstring, code = "", text
@@ -199,7 +200,7 @@ def user_dir(tmp_path_factory):
 
 
 def pytest_with_methods_from(folder: Path, *words: str) -> subprocess.CompletedProcess:
-    """Run tests in a process of their own, with the methods in a folder among those of the package."""
+    """Run tests in a process of their own, with the methods in a folder beside those of the package."""
     options = ["-vv", "-n", "0", "-p", "no:cacheprovider", "--methods-from", str(folder)]
     return subprocess.run(
         [sys.executable, "-m", "pytest", *options, *words],
@@ -215,10 +216,10 @@ def pytest_with_methods_from(folder: Path, *words: str) -> subprocess.CompletedP
 
 @pytest.mark.smoke
 def test_methods_of_a_folder_pass_the_tests_of_the_registry(user_dir):
-    """Tests with a method's name in theirs pass in the whole suite, and those that go through all methods at once.
+    """All tests of the default suite are run that have a method's name in theirs, or go through all methods at once.
 
-    One is left out: `deepnet verify` takes 1.1 x, which the first branch of earlier_layers reads, for its shortcut, and
-    reports 1/1.1.
+    One is left out, correct_model of earlier_layers: the first branch of that method reads 1.1 x, which `deepnet
+    verify` takes for its shortcut, so that it reports a wrong factor of 1/1.1.
     """
     names = " or ".join([*METHODS, *TESTS_OF_THE_WHOLE_REGISTRY])
 
@@ -238,7 +239,7 @@ def test_a_slot_that_looks_along_time_fails_a_test_that_names_it(tmp_path):
     done = pytest_with_methods_from(folder, "tests/core/test_methods.py", "-k", "along_time and see_each_token")
 
     assert done.returncode == 1
-    assert ".1.ffn.outer" in done.stdout  # the slot
+    assert ".1.ffn.outer" in done.stdout  # the slot `outer` of the first layer's ffn
 
 
 # The commands
@@ -253,13 +254,14 @@ def planned_parameters(user_dir: Path, method: str) -> int:
 
 @pytest.fixture(scope="module")
 def post_ln_parameters(user_dir):
+    """Provide the number of parameters of the same model with the method post_ln, which adds none."""
     return planned_parameters(user_dir, "post_ln")
 
 
 def test_a_plan_counts_widths_that_depend_on_the_depth(user_dir, post_ln_parameters):
-    """`deepnet plan` counts a weight for each branch up to each of the encoder's 60 and the decoder's 90."""
-    encoder_weights = 60 * 61 // 2
-    decoder_weights = 90 * 91 // 2
+    """Branch k of a stack has k weights in earlier_layers."""
+    encoder_weights = 60 * 61 // 2  # 1 + 2 + .. + 60: two branches in each of 30 layers
+    decoder_weights = 90 * 91 // 2  # three
 
     added = planned_parameters(user_dir, "earlier_layers") - post_ln_parameters
 
@@ -267,9 +269,9 @@ def test_a_plan_counts_widths_that_depend_on_the_depth(user_dir, post_ln_paramet
 
 
 def test_a_plan_counts_parameters_that_some_layers_lack(user_dir, post_ln_parameters):
-    """`deepnet plan` counts a share in each layer but the first, and the two more LayerNorms of a Pre-LN."""
-    shares = 2 * 29
-    closing_norms = 2 * 2 * 64
+    """value_residual has a share in each layer but the first, and as a Pre-LN it ends each stack with a LayerNorm."""
+    shares = 2 * 29  # in two stacks
+    closing_norms = 2 * 2 * 64  # each with a gain and a bias
 
     added = planned_parameters(user_dir, "value_residual") - post_ln_parameters
 
@@ -277,12 +279,18 @@ def test_a_plan_counts_parameters_that_some_layers_lack(user_dir, post_ln_parame
 
 
 def test_deepnet_methods_lists_the_methods_of_a_folder(user_dir):
-    assert "\nvalue_residual " in run_cold("deepnet", "methods", "--user-dir", user_dir).stdout
+    listed = run_cold("deepnet", "methods", "--user-dir", user_dir).stdout
+
+    first_words = [line.split(" ")[0] for line in listed.splitlines()]
+    assert set(METHODS) <= set(first_words)
 
 
 @pytest.fixture(scope="module")
 def package(user_dir, tmp_path_factory):
-    """Provide the methods as a package that calls register(): fairseq-train takes one folder, without ours."""
+    """Provide a package of the methods that calls deepnet_fairseq.register().
+
+    --user-dir of fairseq-train takes a single folder, and so cannot name deepnet_fairseq as well.
+    """
     folder = shutil.copytree(user_dir, tmp_path_factory.mktemp("packaged") / "package")
     imports = f"from . import {', '.join(METHODS)}"
     (folder / "__init__.py").write_text(f"import deepnet_fairseq\n\ndeepnet_fairseq.register()\n\n{imports}\n")
@@ -291,6 +299,7 @@ def package(user_dir, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def training_command(package, data):
+    """Provide the command that trains a small model of stochastic_depth, without its length and its --save-dir."""
     common = [package if flag == USER_DIR else flag for flag in TRAIN_FLAGS]
     return ("fairseq-train", data, *common, *TINY, "--method", "stochastic_depth")
 
@@ -309,18 +318,20 @@ def averaged_checkpoint(package, training_command, tmp_path_factory):
 def test_deepnet_check_trains_a_method_of_a_package(training_command):
     done = run("deepnet", "check", "--updates", "11", *training_command)
 
-    assert "1L-1L stochastic_depth, " in done.stdout
+    assert "1L-1L stochastic_depth" in done.stdout  # the model, in the first line
 
 
 def test_deepnet_verify_audits_a_method_of_a_package(averaged_checkpoint, package):
-    """Nothing in the checkpoint contradicts the method: status 0."""
-    done = run("deepnet", "verify", averaged_checkpoint, "--user-dir", package, "--method", "stochastic_depth")
+    """Status 0 says that nothing in the checkpoint contradicts the method."""
+    words = ("--user-dir", package, "--method", "stochastic_depth")
 
-    assert done.returncode == 0
-    assert "contradicts --method stochastic_depth" in done.stdout
+    done = run("deepnet", "verify", averaged_checkpoint, *words, check=False)
+
+    assert done.returncode == 0, done.stdout
+    assert "--method stochastic_depth" in done.stdout
 
 
-def test_deepnet_export_needs_the_package_of_the_method(averaged_checkpoint, tmp_path):
+def test_deepnet_export_without_the_package_of_the_method_is_refused(averaged_checkpoint, tmp_path):
     exported = tmp_path / "plain.pt"
 
     done = run("deepnet", "export", averaged_checkpoint, "--to", "transformer", "--out", exported, check=False)
@@ -349,7 +360,8 @@ def test_deepnet_export_writes_a_model_of_a_package(averaged_checkpoint, package
     ],
 )
 def test_a_folder_that_cannot_be_imported_is_refused(file, place, tmp_path):
-    (tmp_path / file).write_text("def")
+    """file: the only one in the folder; place: in it, named in the line of error."""
+    (tmp_path / file).write_text("def")  # no Python
 
     done = run_cold("deepnet", "methods", "--user-dir", tmp_path, check=False)
 

@@ -1,6 +1,6 @@
 """Tests of a method of a `--user-dir`: its options are flags and fields of configs, as those of the package's methods.
 
-Its title and its looks in pictures are tested here too; test_user_dir_constants.py has its constants.
+Its title, and its colour and marker in pictures, are tested here too; test_user_dir_constants.py has its constants.
 """
 
 import dataclasses
@@ -29,6 +29,7 @@ from ..support.helpers import SMALL, USER_DIR, VOCAB, run, run_cold, small
 from ..support.lives import TINY
 from ..support.own_methods import ScaledBranch, method_with, registered, registered_modifier
 
+# A package with the method own_scale: its option c is the factor, and its option by says whether layers divide it.
 PACKAGE = '''
 """y = LN(x + c f), c / l in layer l."""
 
@@ -66,7 +67,7 @@ class OwnScale(Method):
         return ConstantBranch(self.c / site.layer if self.by == "layer" else self.c)
 '''
 POSITIONS = ("--max-source-positions", "200", "--max-target-positions", "200")
-# fairseq-generate's flags for the search of `deepnet translate`
+# flags with which fairseq-generate searches as `deepnet translate` does; 199: of 200 positions one is for eos
 SEARCH = ("--cpu", "--beam", "5", "--unkpen", "1e9", "--max-len-b", "199", "--remove-bpe", "sentencepiece")
 TEST_LINES = 20  # in the fixture `data`
 
@@ -76,7 +77,7 @@ TEST_LINES = 20  # in the fixture `data`
 
 @pytest.fixture(scope="module")
 def own_package(tmp_path_factory):
-    """Provide a package outside ours that registers own_scale, whose options decide its constants."""
+    """Provide the folder of PACKAGE."""
     folder = tmp_path_factory.mktemp("user_dir") / "own_methods"
     folder.mkdir()
     (folder / "__init__.py").write_text(PACKAGE)
@@ -106,6 +107,7 @@ def test_a_checkpoint_holds_the_options_of_its_method(trained_checkpoint):
 
 
 def test_deepnet_and_fairseq_translate_alike_with_the_user_dir(trained_checkpoint, own_package, data):
+    """fairseq-generate prints D-NUMBER, a score and the translation, in another order than that of the lines."""
     user_dir = ("--user-dir", own_package)
 
     generated = run("fairseq-generate", data, *user_dir, "--path", trained_checkpoint, *SEARCH).stdout
@@ -114,11 +116,11 @@ def test_deepnet_and_fairseq_translate_alike_with_the_user_dir(trained_checkpoin
     by_line_number = dict(re.findall(r"^D-(\d+)\t[^\t]+\t(.*)$", generated, re.MULTILINE))
     expected = [by_line_number[str(number)] for number in range(TEST_LINES)]
     assert translated.split("\n")[:TEST_LINES] == expected
-    assert len(set(expected)) > 1
+    assert len(set(expected)) > 1  # translations differ from line to line
 
 
 def assert_asks_for_the_user_dir(done, checkpoint) -> None:
-    """Check that a program's last line says that the checkpoint's method is unknown without its --user-dir."""
+    """Check that a program fails with a last line that names the checkpoint, its method and --user-dir."""
     assert done.returncode != 0
     assert "Traceback" not in done.stdout
     last_line = done.stdout.strip().split("\n")[-1]
@@ -158,6 +160,7 @@ def test_a_training_refuses_a_wrong_option_by_its_flag(training_command, words, 
 
 
 def test_a_training_does_not_resume_with_another_option(training_command, trained_checkpoint):
+    """The factor is a constant of the model: residual_c."""
     command = (*training_command, "--own-scale-c", "0.4", "--save-dir", trained_checkpoint.parent)
 
     done = run(*command, check=False)
@@ -167,27 +170,35 @@ def test_a_training_does_not_resume_with_another_option(training_command, traine
 
 
 def test_deepnet_plan_takes_the_option(own_package):
+    """An unknown flag would end the program with an error."""
     words = ("--user-dir", own_package, "--method", "own_scale", "--own-scale-c", "0.3", "--cpu")
 
-    assert "own_scale" in run("deepnet", "plan", *words).stdout
+    done = run("deepnet", "plan", *words)
+
+    assert "own_scale" in done.stdout
 
 
 def test_deepnet_methods_lists_the_flag_of_the_option(own_package):
-    assert "--own-scale-c" in run("deepnet", "methods", "own_scale", "--user-dir", own_package).stdout
+    done = run("deepnet", "methods", "own_scale", "--user-dir", own_package)
+
+    assert "--own-scale-c" in done.stdout
 
 
 def test_deepnet_check_takes_the_option(training_command):
+    """An unknown flag would end the program with an error."""
     words = ("--updates", "11", *training_command, "--own-scale-c", "0.3")
 
-    assert "own_scale" in run("deepnet", "check", *words).stdout
+    done = run("deepnet", "check", *words)
+
+    assert "own_scale" in done.stdout
 
 
-# Options of a method that is registered after fairseq has read its configs
+# Options of a method that is registered after the package has registered its models' configs with fairseq
 
 
 @pytest.fixture
 def example():
-    """Provide the name of a method that has just been registered: x + c f, with the options c and by."""
+    """Provide the name of a method that has just been registered: x + c f, with the options c (default 0.5) and by."""
     deepnet_fairseq.register()
     options = {"c": Option(0.5, "factor of the branch"), "by": Option("x", "", ("x", "y"))}
     method = method_with(options=options, residual=lambda self, site: ScaledBranch(self.c))
@@ -196,7 +207,7 @@ def example():
 
 
 def shallow(name: str, c: object) -> dict:
-    """Return the fields of a model with one layer a stack of the method `name`, whose option c is given."""
+    """Return the config fields of a model of the method `name`, with one layer a stack and the option c."""
     return {"method": name, f"{name}_c": c, "encoder_layers": 1, "decoder_layers": 1}
 
 
@@ -232,6 +243,7 @@ def test_flags_of_a_plan_set_an_option(example):
 
 @pytest.mark.parametrize("model", archs.STACKS)
 def test_an_option_is_a_field_of_fairseqs_config(model, example):
+    """The config class is made anew with it, can be pickled, and is the one that fairseq and hydra have."""
     config_class = flags.CONFIGS[model]
 
     assert MODEL_DATACLASS_REGISTRY[model] is config_class
@@ -239,25 +251,29 @@ def test_an_option_is_a_field_of_fairseqs_config(model, example):
     assert ConfigStore.instance().load(f"model/{model}.yaml").node[f"{example}_c"] == 0.5
 
 
-def test_the_models_of_fairseq_are_those_with_configs():
+def test_every_model_of_the_package_has_a_config_of_fairseqs():
     deepnet_fairseq.register()
 
     assert flags.CONFIGS.keys() == archs.STACKS.keys()
 
 
-@pytest.mark.parametrize("wrong", ["0.3", True, None])  # YAML reads 3e-1 as a text
+@pytest.mark.parametrize("wrong", ["0.3", True, None])  # a text: YAML reads 3e-1 as one
 def test_an_option_of_another_type_is_refused_by_its_flag(wrong, example):
     with refused(f"--{example}-c"):
         core_models.build(vocab=VOCAB, **shallow(example, c=wrong))
 
 
-OWN_MODIFIER = type("OwnModifier", (Modifier,), {"help": "", "options": {"rate": Option(0.5, "rate")}})
+class OwnModifier(Modifier):
+    """A modifier that changes nothing, with an option."""
+
+    help = ""
+    options = {"rate": Option(0.5, "rate")}
 
 
 def test_a_modifier_and_its_option_are_fields_of_a_config():
     deepnet_fairseq.register()
 
-    with registered_modifier(OWN_MODIFIER, "own_modifier"):
+    with registered_modifier(OwnModifier, "own_modifier"):
         fields = {field.name for field in dataclasses.fields(flags.CONFIGS["deepnet_lm"])}
 
     assert "own_modifier" in fields
@@ -267,17 +283,20 @@ def test_a_modifier_and_its_option_are_fields_of_a_config():
 def test_a_modifiers_option_of_another_type_is_refused_by_its_flag():
     deepnet_fairseq.register()
 
-    with registered_modifier(OWN_MODIFIER, "own_modifier"), refused("--own-modifier-rate"):
+    with registered_modifier(OwnModifier, "own_modifier"), refused("--own-modifier-rate"):
         small(own_modifier=True, own_modifier_rate="0.5")
 
 
 def test_an_option_may_not_have_the_name_of_another_field():
-    """The option `layers` of a method `encoder` would be the field encoder_layers."""
-    members = {"equation": "y", "paper": "", "options": {"layers": Option(6, "")}}
-    method = type("TakenName", (Method,), members)
+    """The option `layers` of a method `encoder` would be the field encoder_layers, which the config has already."""
+
+    class TakenName(Method):
+        equation = "y"
+        paper = ""
+        options = {"layers": Option(6, "")}
 
     with pytest.raises(ValueError, match="encoder_layers"):
-        register("encoder")(method)
+        register("encoder")(TakenName)
 
     assert "encoder" not in METHODS
 
@@ -285,7 +304,7 @@ def test_an_option_may_not_have_the_name_of_another_field():
 # Titles and looks
 
 
-def test_the_title_of_a_method_of_the_package_is_its_own():
+def test_post_ln_has_a_title_of_its_own():
     assert METHODS["post_ln"].title == "Post-LN"
 
 
@@ -301,17 +320,20 @@ def test_the_title_that_a_method_gives_itself_is_shown_in_pictures():
 
 
 def test_a_method_does_not_take_over_the_title_of_its_base_class():
-    subclass = type("OwnDeepNorm", (DeepNorm,), {})
+    class OwnDeepNorm(DeepNorm):
+        pass
 
-    with registered(subclass) as name:
+    with registered(OwnDeepNorm) as name:
         assert METHODS[name].title == name.capitalize()
         assert METHODS[name].title != DeepNorm.title
 
 
-def test_pictures_tell_all_methods_apart():
+def test_every_method_has_a_colour_and_marker_of_its_own_in_pictures():
+    """Those of the package, and two more."""
     with registered(method_with()) as first, registered(method_with()) as second:
         styles = [style_of(name) for name in METHODS]
-        looks = {(style.colour, style.marker) for style in styles}
 
-        assert {first, second} <= METHODS.keys()
-        assert len(looks) == len(METHODS)
+    looks = [(style.colour, style.marker) for style in styles]
+    assert first != second
+    assert len(set(looks)) == len(looks)
+    assert len(looks) == len(METHODS) + 2
