@@ -174,6 +174,7 @@ def test_a_resumed_run_has_the_rows_of_an_undisturbed_one(data, probed_run, tmp_
 
 
 def test_a_resumed_run_reads_the_outputs_of_its_start(tmp_path, caplog):
+    """`reference` gives the outputs on one batch before the first update, which the first process writes to a file."""
     model = small(2)
     path = tmp_path / "probes.reference.pt"
     at_start = reference(model, net_input(), path, update=0, write=True)
@@ -245,7 +246,7 @@ def test_recomputation_and_clipping_change_no_value(first_row, row_of_two_batche
     *(pytest.param(flag, marks=pytest.mark.smoke) for flag in ("--fp16", "--memory-efficient-fp16", "--amp")),
 ])  # fmt: skip
 def test_half_precision_gradients_are_unscaled(first_row, row_of_two_batches, flags):
-    """fairseq divides gradients by the loss scale only when they are clipped, after the probes have read them."""
+    """fairseq divides gradients by the loss scale only in the optimiser's step, after the probes have read them."""
     half = first_row(*flags.split())["gradient_norm"]
 
     full = row_of_two_batches["gradient_norm"]
@@ -254,19 +255,9 @@ def test_half_precision_gradients_are_unscaled(first_row, row_of_two_batches, fl
 
 
 def test_two_processes_report_what_one_reports_of_two_batches(data, tmp_path, row_of_two_batches):
-    flags = (
-        data,
-        *TRAIN_FLAGS,
-        *ARCH,
-        *ONE_UPDATE,
-        *PROBES,
-        "--save-dir",
-        tmp_path / "two",
-        "--ddp-backend",
-        "legacy_ddp",
-    )
+    own = ("--save-dir", tmp_path / "two", "--ddp-backend", "legacy_ddp")
 
-    ranks.train(2, tmp_path / "log", *flags)
+    ranks.train(2, tmp_path / "log", data, *TRAIN_FLAGS, *ARCH, *ONE_UPDATE, *PROBES, *own)
 
     record = read_record(tmp_path / "two" / "probes.jsonl")
     assert record.updates() == [0]

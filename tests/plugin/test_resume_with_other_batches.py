@@ -67,7 +67,7 @@ class Resume(NamedTuple):
     batches_done: int  # by each of its processes, expected
 
 
-RESUMES = {
+RESUMES = {  # place_after(batches done, of), epoch_of(batches), batches of an update, batches done
     "nothing changed": Resume(place_after(6, 10), epoch_of(10), 2, 6),
     "a tenth of the batches": Resume(place_after(75, 100), epoch_of(10), 1, 7),  # 75/100 of 10, rounded down
     "ten times the batches": Resume(place_after(7, 10), epoch_of(100), 1, 70),

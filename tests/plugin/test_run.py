@@ -48,7 +48,7 @@ class SteppedTraining:
         self.task.load_dataset("valid", combine=False, epoch=1)
 
         self.trainer = fairseq_cli.train.Trainer(self.cfg, self.task, model, criterion)
-        _, self.epoch_batches = checkpoint_utils.load_checkpoint(self.cfg.checkpoint, self.trainer)
+        _extra_state, self.epoch_batches = checkpoint_utils.load_checkpoint(self.cfg.checkpoint, self.trainer)
         self.trainer.begin_epoch(1)
         self.batches_of_updates = GroupedIterator(self.epoch_batches.next_epoch_itr(shuffle=True), 1)
 
@@ -181,6 +181,7 @@ class Updates(NamedTuple):
 
 
 def updates_in(folder: Path) -> Updates:
+    """Read the numbers of updates in checkpoint_last.pt and checkpoint_previous.pt."""
     last = folder / "checkpoint_last.pt"
     return Updates(reading.updates(last), reading.updates(folder / "checkpoint_previous.pt"))
 

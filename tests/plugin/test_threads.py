@@ -35,7 +35,7 @@ TWO_THREADS_ON_WIDE = Ratio(idle=0.55, busy=1.2)  # lose 1.2, gain 1 / 0.55
 
 @pytest.fixture
 def three_cores(monkeypatch):
-    """Pretend a machine of three cores, where narrow models gain nothing by threads and wide ones do.
+    """Pretend a machine of three cores, where threads cost narrow models more than they gain, and wide ones less.
 
     Nobody has set the number of threads there, and torch begins with a thread for each core.
     """
@@ -147,7 +147,7 @@ def test_torch_keeps_its_threads_for_a_model_of_unknown_width(three_cores):
 
 
 def test_processes_side_by_side_share_the_cores(three_cores):
-    assert torch_threads.use(WIDE, processes=3) == 1
+    assert torch_threads.use(WIDE, processes=CORES) == 1
 
 
 def test_a_number_that_the_user_gives_is_taken(three_cores):
