@@ -55,7 +55,7 @@ MODES = {
     "memory-efficient": memory_efficient(),
     "memory-efficient, radam": memory_efficient(RADAM),
 }
-WITH_FLOAT32_PARAMETERS = ("admin", "attn_res", "dlcl", "mhc", "rezero")  # methods that have FullPrecision slots
+WITH_FLOAT32_PARAMETERS = ("admin", "attn_res", "dlcl", "mhc", "rezero")  # some methods with FullPrecision slots
 IN_DEFAULT_SUITE = ("deepnorm", "fp16")
 METHODS_AND_MODES = [("deepnorm", mode) for mode in MODES]
 METHODS_AND_MODES += [(method, "fp16") for method in sorted(METHODS) if method != "deepnorm"]

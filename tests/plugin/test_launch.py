@@ -60,7 +60,7 @@ def test_two_processes_train_as_one(program, losses_of_one_process, data, tmp_pa
     losses_of_two = list(losses(done.stdout).values())
     assert losses_of_two == up_to_the_order_of_sums(losses_of_one_process)
     assert (tmp_path / "checkpoint_last.pt").exists()
-    assert "already been imported" not in done.stdout  # fairseq's error if both import --user-dir in one process
+    assert "already been imported" not in done.stdout  # fairseq logs it where --user-dir is imported twice
 
 
 @pytest.mark.smoke

@@ -146,7 +146,7 @@ def test_a_training_from_python_has_the_packages_trainer(start, data, tmp_path):
 
 
 def test_fairseq_reports_an_import_without_registration(data, tmp_path):
-    """fairseq takes no --user-dir whose package is imported already, unless that has registered its models."""
+    """fairseq logs that it does not import --user-dir again; then it does not know the package's architectures."""
     done = train_from_python("import deepnet_fairseq", data, tmp_path)
 
     assert done.returncode != 0
