@@ -136,13 +136,16 @@ class TestSet:
     def __init__(self, args: argparse.Namespace, languages: tuple[str, str], kind: str, work: Path):
         """Write the files into a folder of their own in `work`, which has the models, too.
 
-        args: the command's flags; languages: source and target; kind: of the batches, a key of BATCHES.
+        args: the command's flags; languages: source and target; kind: of the batches, "default" for fairseq's or the
+        number of sentences in each, as "1".
         """
         self.args = args
         self.work = work
         self.folder = work / f"batches-{kind}"
         self.folder.mkdir()
-        task = self._write_data(languages, args.alone if kind == "1" else args.sentences)
+        # one sentence at a time is slow, so the flag --alone says how many are translated that way
+        count = args.alone if kind == "1" else args.sentences
+        task = self._write_data(languages, count)
         self.symbols = task.target_dictionary.symbols
         batches = listed(task, args.subset, BATCHES[kind])
         (self.folder / "batches.json").write_text(json.dumps(batches), encoding="utf-8")

@@ -2,7 +2,8 @@
 
 An experiment is all trainings of such a table or figure, its rows; study/experiments.py reads it from a file. A
 miniature (--smoke) is the experiment with small models on generated data. The command is a function of the parsed
-flags, `args`; args.behind are the flags of fairseq-train that stand behind -- on the command line.
+flags, `args`; args.behind are the flags of fairseq-train that stand behind -- on the command line. A plan chooses the
+size of micro-batches and whether activations are recomputed, so that a row fits into the GPUs' memory.
 
 The scripts of tables and figures (scripts/table1_wmt17.sh and so on) call it with --variables: they take their settings
 from environment variables, METHODS=deepnorm and so on, and all their arguments are flags of fairseq-train.
@@ -86,7 +87,7 @@ def _setting(args) -> Setting:
     from ..tools.reproduce.hardware import hardware
 
     experiment = experiments.read_experiment(args.name, args.recipe)
-    for_cpu = experiment.get("machine") == "cpu"  # small enough for one; it needs no plan and has no miniature
+    for_cpu = experiment.get("machine") == "cpu"  # as small as a miniature: it needs no plan, and --smoke is ignored
     experiment = experiments.with_choices(
         experiment,
         methods=parse_words("--methods", args.methods),
@@ -107,6 +108,7 @@ def _setting(args) -> Setting:
     if for_cpu and args.launch != "spawn":
         raise UserError(f"--launch {args.launch}", f"{args.name} trains on this machine's CPU; leave it out")
 
+    small = args.smoke or for_cpu
     machine = hardware(
         papers_gpus=experiment["gpus"],
         gpus=args.gpus,
@@ -115,12 +117,12 @@ def _setting(args) -> Setting:
         precision=experiment.get("precision") or args.precision,
         jobs=args.jobs or (1 if for_cpu else None),
         memory=args.gpu_memory,
-        small=args.smoke or for_cpu,
+        small=small,
         only_printed=bool(args.dry_run),
     )
     experiment.check_rows(machine.world, args.row)
 
-    default_out = "runs-smoke" if args.smoke or for_cpu else "runs"
+    default_out = "runs-smoke" if small else "runs"
     out = Path(args.out or default_out).absolute()
     return Setting(
         experiment=experiment,
@@ -129,7 +131,7 @@ def _setting(args) -> Setting:
         out=out,
         extra=[absolute_if_path(word) for word in args.behind],
         generation=shell_words("--generate", args.generate or ""),
-        recompute={"yes": True, "no": False, None: None}[args.recompute],  # None: the plan decides
+        recompute={"yes": True, "no": False, None: None}[args.recompute],  # activations; None: the plan decides
         planned=not (args.no_plan or for_cpu),
         only=args.row,
     )

@@ -23,9 +23,9 @@ def score(args) -> Shown:
 
     BLEU, chrF, length and speed: with --data against the raw references of a prepared corpus; without, against
     those in the output (lines T-n), as they are. BLEU is sacreBLEU's, with the tokenizer of the target
-    language; 95% intervals are of 1,000 bootstrap samples. --paper says what "bleu" in the JSON shall be, for
-    each test set if need be, to stand beside a paper's. With --paper perplexity GENERATED is what fairseq-eval-
-    lm or fairseq-validate --log-format json logged, or a folder of SUBSET.txt.
+    language; 95% intervals are of 1,000 bootstrap samples. --paper chooses which of several BLEUs is "bleu" in
+    the JSON: the one that a paper reports, for all test sets or for each. With --paper perplexity GENERATED is
+    what fairseq-eval-lm or fairseq-validate --log-format json logged, or a folder of SUBSET.txt.
 
     Several systems are compared by paired bootstraps: p is the chance of a difference as large between systems that
     are equally good, * below 0.05. Each direction that all of them have is tested by itself.

@@ -46,20 +46,21 @@ def may_be_wanted(flag: str, epoch: int, updates: int, max_epoch: int, max_updat
 
     flag: its value, last:N or A-B; epoch: from 1; updates: made so far; max_epoch, max_update: limits of the training,
     0 for none. If max_update ends it, the last epoch is predicted from the number of updates that an epoch has had so
-    far. True for the last N + 1 epochs by that, because the prediction may be off by one.
+    far. For last:N the answer is True for the last N + 1 epochs by that, because the prediction may be off by one.
     """
     match = WHICH.fullmatch(flag)
     if match[2]:  # A-B
         return int(match[2]) <= epoch <= int(match[3])
 
-    last_epoch = math.inf  # stays so if nothing limits the training
+    last_epoch = math.inf  # with a fraction if it is cut short; stays infinite if nothing limits the training
     if max_update > 0 and updates > 0:
         last_epoch = max_update * epoch / updates
     if max_epoch:
         last_epoch = min(max_epoch, last_epoch)
     if last_epoch == math.inf:
         return True
-    return epoch > math.floor(last_epoch) - int(match[1]) - 1
+    number_of_epochs = int(match[1])  # N
+    return epoch > math.floor(last_epoch) - (number_of_epochs + 1)
 
 
 def weights_file(cfg, flag: str, epoch: int, suffix: str) -> WeightsFile:

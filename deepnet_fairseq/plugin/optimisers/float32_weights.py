@@ -72,17 +72,17 @@ def load_weights(optimizer, state_dict: dict) -> None:
         vars(scaler).update(counts)  # fairseq's, if it has the same counts as the one that was saved
 
     half_params = getattr(optimizer, "fp16_params", [])
-    saved = state_dict.get(WEIGHTS) or []
+    saved = state_dict.get(WEIGHTS) or []  # a float32 tensor for each parameter, as `weights` returns them
     if getattr(optimizer, "fp32_params", None) is None or len(half_params) != len(saved):
         return  # this optimiser keeps no float32 weights, or the state has none or those of another model
     for param, value in zip(half_params, saved, strict=True):
         if not torch.equal(value.to(param), param.data):
             return  # the weights of another model, or of a model of which only a part was loaded
 
-    if hasattr(optimizer, "load_float32_weights"):
+    if hasattr(optimizer, "load_float32_weights"):  # deepnet_adam's, which may keep a part of them only
         optimizer.load_float32_weights(saved)
     else:
         with torch.no_grad():
-            own = weights(optimizer)
+            own = weights(optimizer)  # the optimiser's own memory: views of its flat tensor
             loaded = [value.to(target.device) for target, value in zip(own, saved, strict=True)]
             torch._foreach_copy_(own, loaded)

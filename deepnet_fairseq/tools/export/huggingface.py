@@ -83,7 +83,7 @@ def write_huggingface(
         else:
             with quiet():
                 write_translation_tokenizer(transformers, part, ported, text)
-            text.described.write(part)
+            text.described.write(part)  # how text becomes symbols, for programs that read the export without fairseq
             check_text(served, part, HuggingFace)
     return ported.name, difference
 

@@ -136,10 +136,10 @@ class Perplexity(Judge):
 
         evaluations = []
         for subset in self.experiment["perplexity"]["subsets"]:
-            # a masked language model, or a causal one
-            words = ["fairseq-validate", self.corpus.data, "--valid-subset", subset, "--log-format", "json"]
-            if self.experiment["stack"] == "decoder":
+            if self.experiment["stack"] == "decoder":  # a causal language model
                 words = ["fairseq-eval-lm", self.corpus.data, "--gen-subset", subset, "--context-window", "0"]
+            else:  # a masked one
+                words = ["fairseq-validate", self.corpus.data, "--valid-subset", subset, "--log-format", "json"]
             words += ["--user-dir", "deepnet_fairseq", "--path", str(run / "checkpoint_last.pt"), *as_words(task)]
             batch_tokens = SAMPLES_PER_BATCH * task["tokens-per-sample"]
             words += ["--max-tokens", str(batch_tokens), "--num-workers", "0"]
@@ -150,7 +150,7 @@ class Perplexity(Judge):
                     command=words,
                     result=run / "evaluated" / f"{subset}.txt",
                     log=run / "evaluated" / f"{subset}.log",
-                    all_printed=True,
+                    all_printed=True,  # fairseq's log, with the perplexity, goes to standard output or error
                 )
             )
         return evaluations

@@ -6,7 +6,8 @@ standard error of 1/sqrt(2n), on uniform ones a smaller one. So a kind fits if t
 deviation has |log r| <= FLOOR + SIGMAS/sqrt(2n), in each layer alone and pooled over all layers.
 
 A profile, a key of initialisation.PROFILES, says how weights are drawn. A method's gain(site, role) multiplies the
-profile's deviation of the matrix with that role in the branch `site`. A shortcut's factor is the a of a x + b f.
+profile's deviation of the matrix with that role in the branch `site`. A shortcut's factor is a / b of the merge
+a x + b f: for x + c f it is 1 / c. One that is stored in a checkpoint is compared as it stands, as if b were 1.
 """
 
 from __future__ import annotations
@@ -328,8 +329,8 @@ def _mean(scale: Scale) -> float:
 def explain_factor(has: float, expected: float, method: Method, model: RecognisedModel, site: Site) -> str:
     """Return in words where a factor of a shortcut that is not the method's may come from.
 
-    A factor is a / b of the merge a x + b f, so that x + c f has 1 / c; a stored one is taken for a. has, expected: the
-    model's factor and the method's, which differ; site: the branch for which the factors of other depths are tried.
+    has, expected: the model's factor and the method's, a / b of the merge a x + b f, which differ; site: the branch for
+    which the factors of other depths are tried.
     """
 
     def is_near(value: float) -> bool:
