@@ -1,7 +1,12 @@
-"""Tests of methods since 2024 on one stream: hidden states by formula, factors, exceptions, gradients."""
+"""Tests of methods since 2024 on one stream: hidden states by formula, factors, exceptions, gradients.
+
+Models have width 16 and 2 heads. `get_method(name)(N, M, **options)` is the method of N encoder and M decoder layers,
+(0, M) that of a language model. x is the shortcut, f the branch: attention or feed-forward with its matrices.
+"""
 
 import json
 import math
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -17,7 +22,7 @@ from ..support import helpers
 from ..support.errors import assert_refused, refused
 from ..support.single_stacks import batch, noisy_model, small
 
-every_decoder = pytest.mark.parametrize("kind", [LM, MODEL_NAME])
+every_decoder = pytest.mark.parametrize("kind", [LM, MODEL_NAME])  # without and with cross-attention
 
 
 def sigmoid(g):
@@ -28,13 +33,16 @@ def silu(g):
     return g * sigmoid(g)
 
 
-def norm(layer, sublayer, x):
-    """Apply the branch's LayerNorm."""
-    return getattr(layer, NORM_NAMES[sublayer])(x)
+def branch_norm(layer, site, x):
+    """Apply the LayerNorm that fairseq's layer has for this branch, wherever the method uses it."""
+    return getattr(layer, NORM_NAMES[site.sublayer])(x)
 
 
 def branch_of(layer, sublayer, memory):
-    """Return the branch from q, k, v or fc1 to out or fc2, x (B, T, C) -> same; memory (B, S, C)."""
+    """Return a branch without its norms as a function of x (B, T, C): matrices, attention or ReLU, matrix.
+
+    memory (B, S, C): the encoder's output, which cross-attention reads.
+    """
     if sublayer == "ffn":
         return lambda x: layer.fc2(layer.fc1(x).relu())
     attention = getattr(layer, sublayer)
@@ -43,53 +51,75 @@ def branch_of(layer, sublayer, memory):
     return lambda x: attention(x, causal=True)
 
 
-def decoder_inputs(model):
-    """Return one row without padding: the decoder's arguments, and the encoder's output (B, S, C) or None."""
+class DecoderPass(NamedTuple):
+    """Forward pass of a decoder on tokens (B, T) without padding."""
+
+    tokens: torch.Tensor
+    output: torch.Tensor  # features (B, T, C), as the projection to the vocabulary reads them
+    states: list[torch.Tensor]  # embedding and output of each layer (B, T, C)
+    memory: torch.Tensor | None  # the encoder's output (B, S, C); None in a language model
+
+
+@torch.no_grad()
+def run_decoder(model):
     if model.NAME == LM:
-        return (batch()[1:],), None
-    src, prev = helpers.batch()
-    encoded = model.encoder(src[2:])
-    return (prev[2:], encoded), encoded["encoder_out"][0].transpose(0, 1)
+        tokens = batch()[1:]
+        encoded = None
+        memory = None
+    else:
+        src, prev = helpers.batch()
+        tokens = prev[2:]
+        encoded = model.encoder(src[2:])
+        memory = encoded["encoder_out"][0].transpose(0, 1)
+
+    output, extra = model.decoder(tokens, encoded, features_only=True, return_all_hiddens=True)
+    states = [state.transpose(0, 1) for state in extra["inner_states"]]
+    return DecoderPass(tokens, output, states, memory)
 
 
-def assert_states(name, equation, kind=LM, end=None, **fields):
-    """Check that every state of a decoder of 3 layers is equation(layer, site, x, branch) of the one before.
+def assert_states(method, equation, kind=LM, end=None, **fields):
+    """Check the hidden states and the output of a decoder of 3 layers against a method's equation.
 
-    end: function of the last state that gives the decoder's output; by default the last LayerNorm.
+    equation: function of layer, site, x and f that gives the residual stream after a branch; site says which branch of
+    which layer. end: function of the last state that gives the decoder's output; by default the last LayerNorm.
     """
-    model = noisy_model(kind, 3, method=name, **fields)
-    with torch.no_grad():
-        given, memory = decoder_inputs(model)
-        output, extra = model.decoder(*given, features_only=True, return_all_hiddens=True)
-        x, *states = (state.transpose(0, 1) for state in extra["inner_states"])
+    model = noisy_model(kind, 3, method=method, **fields)
+    decoded = run_decoder(model)
+    x, *layer_outputs = decoded.states
 
-        for layer, state in zip(model.decoder.layers, states, strict=True):
+    with torch.no_grad():
+        for layer, layer_output in zip(model.decoder.layers, layer_outputs, strict=True):
             for sublayer, site in layer.sites.items():
-                x = equation(layer, site, x, branch_of(layer, sublayer, memory))
-            assert torch.allclose(state, x, atol=1e-5), site
+                x = equation(layer, site, x, branch_of(layer, sublayer, decoded.memory))
+            assert torch.allclose(layer_output, x, atol=1e-5), site
 
         end = end or model.decoder.layer_norm
-        assert torch.allclose(output, end(x), atol=1e-5)
+        assert torch.allclose(decoded.output, end(x), atol=1e-5)
 
 
 @every_decoder
 def test_ln_scaling_is_its_formula(kind):
+    """LayerNorm-Scaling computes x + f(LN(x) / sqrt(l)) in layer l."""
+
     def equation(layer, site, x, f):
-        return x + f(norm(layer, site.sublayer, x) / math.sqrt(site.layer))
+        return x + f(branch_norm(layer, site, x) / math.sqrt(site.layer))
 
     assert_states("ln_scaling", equation, kind)
 
 
-def test_ln_scalings_last_factor_is_a_coefficient():
+def test_ln_scaling_lists_the_factor_of_the_last_layer():
     method = get_method("ln_scaling")(16, 4)
 
-    assert method.coefficients("encoder") == {"last_layer": 0.25}
+    assert method.coefficients("encoder") == {"last_layer": 1 / math.sqrt(16)}
 
 
-@pytest.mark.parametrize(("exponent", "factor"), [(1.0, 2 / 3), (0.5, (2 / 3) ** 0.5)])
-def test_complete_p_is_its_formula(exponent, factor):
+@pytest.mark.parametrize("exponent", [1.0, 0.5])
+def test_complete_p_is_its_formula(exponent):
+    """CompleteP computes x + (L / L_base)^-a f(LN(x)); here of L = 3 layers, by default L_base = 2."""
+    factor = (3 / 2) ** -exponent
+
     def equation(layer, site, x, f):
-        return x + factor * f(norm(layer, site.sublayer, x))
+        return x + factor * f(branch_norm(layer, site, x))
 
     assert_states("complete_p", equation, complete_p_exponent=exponent)
 
@@ -97,10 +127,10 @@ def test_complete_p_is_its_formula(exponent, factor):
 @pytest.mark.parametrize(
     ("depths", "options", "stack", "expected"),
     [
-        ((128, 2), {"exponent": 0.5}, "encoder", {"branch": 1 / 8, "lr": 1 / 8, "adam_eps": 1 / 8}),
-        ((128, 2), {"exponent": 0.5}, "decoder", {"branch": 1, "lr": 1, "adam_eps": 1}),
-        ((6, 100), {"base_depth": 6}, "encoder", {"branch": 1, "lr": 1, "adam_eps": 1}),
-        ((6, 100), {"base_depth": 6}, "decoder", {"branch": 0.06, "lr": 1, "adam_eps": 0.06}),
+        ((128, 2), {"exponent": 0.5}, "encoder", {"branch": 1 / 8, "lr": 1 / 8, "adam_eps": 1 / 8}),  # m = 128 / 2
+        ((128, 2), {"exponent": 0.5}, "decoder", {"branch": 1, "lr": 1, "adam_eps": 1}),  # m = 2 / 2
+        ((6, 100), {"base_depth": 6}, "encoder", {"branch": 1, "lr": 1, "adam_eps": 1}),  # m = 6 / 6, a = 1
+        ((6, 100), {"base_depth": 6}, "decoder", {"branch": 6 / 100, "lr": 1, "adam_eps": 6 / 100}),  # m = 100 / 6
     ],
 )
 def test_complete_p_scales_branches_learning_rate_and_eps(depths, options, stack, expected):
@@ -110,54 +140,66 @@ def test_complete_p_scales_branches_learning_rate_and_eps(depths, options, stack
     assert method.coefficients(stack) == pytest.approx(expected)
 
 
-def test_complete_ps_factor_is_a_constant_of_the_model():
+def test_complete_ps_branch_factor_is_saved_with_the_model():
     method = get_method("complete_p")(6, 100, base_depth=6)
 
-    assert method.constants("decoder") == pytest.approx({"branch_factor": 0.06})
+    assert method.constants("decoder") == pytest.approx({"branch_factor": 6 / 100})
 
 
-def test_the_command_computes_coefficients_with_options(capsys):
-    words = ("--layers", "100,12", "--option", "base_depth=4", "--option", "exponent=0.5")
+def test_the_methods_command_computes_coefficients_with_options(capsys):
+    """CompleteP's three factors are the same at exponent 1/2: (L_base / L)^(1/2)."""
+    options = ("--option", "base_depth=4", "--option", "exponent=0.5")
 
-    main(["methods", "complete_p", *words, "--json"])
+    main(["methods", "complete_p", "--layers", "100,12", *options, "--json"])
 
     coefficients = json.loads(capsys.readouterr().out)["coefficients"]["100L-12L"]
+    of_encoder = math.sqrt(4 / 100)
+    of_decoder = math.sqrt(4 / 12)
     assert coefficients == pytest.approx(
         {
-            "encoder branch": (4 / 100) ** 0.5,
-            "encoder lr": (4 / 100) ** 0.5,
-            "encoder adam_eps": (4 / 100) ** 0.5,
-            "decoder branch": (4 / 12) ** 0.5,
-            "decoder lr": (4 / 12) ** 0.5,
-            "decoder adam_eps": (4 / 12) ** 0.5,
+            "encoder branch": of_encoder,
+            "encoder lr": of_encoder,
+            "encoder adam_eps": of_encoder,
+            "decoder branch": of_decoder,
+            "decoder lr": of_decoder,
+            "decoder adam_eps": of_decoder,
         }
     )
 
 
-def test_the_command_takes_an_option_that_is_true_or_false(capsys):
-    main(["methods", "b2t", "--layers", "4,4", "--option", "rescale=True"])
+def test_the_methods_command_takes_an_option_that_is_true_or_false(capsys):
+    """With rescale, B2T multiplies matrices by N^(-1/2); without it has no coefficient."""
+    main(["methods", "b2t", "--layers", "4,4", "--option", "rescale=True", "--json"])
 
-    assert "encoder gain  0.500000" in capsys.readouterr().out
+    coefficients = json.loads(capsys.readouterr().out)["coefficients"]["4L-4L"]
+    assert coefficients == {"encoder gain": 4**-0.5, "decoder gain": 4**-0.5}
 
 
 @pytest.mark.parametrize(
-    ("method", "option", "subject"),
-    [("b2t", "rescale=0", "--option rescale=0"), ("complete_p", "base_depth=2.5", "--option base_depth=2.5")],
+    ("method", "option"),
+    [
+        ("b2t", "rescale=0"),  # True or False
+        ("complete_p", "base_depth=2.5"),  # a whole number
+    ],
 )
-def test_the_command_refuses_an_option_of_another_type(method, option, subject):
-    assert_refused(subject, "methods", method, "--option", option)
+def test_the_methods_command_refuses_an_option_of_another_type(method, option):
+    assert_refused(f"--option {option}", "methods", method, "--option", option)
 
 
-@pytest.mark.parametrize(("kind", "branches"), [(LM, 6), (MODEL_NAME, 9)])
+@pytest.mark.parametrize(("kind", "branches"), [(LM, 2 * 3), (MODEL_NAME, 3 * 3)])
 def test_keel_is_its_formula(kind, branches):
-    """KEEL merges S x + f(LN(x)), but x in the first layer, whose first branch has no LayerNorm after it."""
+    """Keel computes LN(S x + f(LN(x))), S branches in the stack, and ends without a further LayerNorm.
+
+    The first layer merges x in place of S x, and its self-attention has no LayerNorm after it.
+    """
 
     def equation(layer, site, x, f):
         shortcut = x if site.layer == 1 else branches * x
-        total = shortcut + f(layer.before[site.sublayer](x))
+        norm_on_input = layer.before[site.sublayer]
+        total = shortcut + f(norm_on_input(x))
         if site.layer == 1 and site.sublayer == "self_attn":
             return total
-        return norm(layer, site.sublayer, total)
+        return branch_norm(layer, site, total)
 
     assert_states("keel", equation, kind, end=lambda x: x)
 
@@ -170,39 +212,43 @@ def test_keels_first_branch_alone_has_no_layer_norm_after_it(kind):
     assert hasattr(second, "self_attn_layer_norm")
 
 
-@pytest.mark.parametrize(("stack", "alpha"), [("encoder", 36), ("decoder", 54)])
-def test_keels_alpha_is_the_number_of_branches(stack, alpha):
+@pytest.mark.parametrize(("stack", "branches"), [("encoder", 2 * 18), ("decoder", 3 * 18)])
+def test_keels_alpha_is_the_number_of_branches(stack, branches):
     method = get_method("keel")(18, 18)
 
-    assert method.coefficients(stack)["alpha"] == alpha
+    assert method.coefficients(stack)["alpha"] == branches
 
 
-@pytest.mark.parametrize(("share", "post_layers"), [(0.25, 0), (0.34, 1), (0.7, 2)])
+@pytest.mark.parametrize(("share", "post_layers"), [(0.25, 0), (0.34, 1), (0.7, 2)])  # of 3 layers, rounded down
 def test_mix_ln_is_post_ln_in_a_share_of_its_layers(share, post_layers):
+    """The first layers are Post-LN, LN(x + f(x)), the others Pre-LN, x + f(LN(x))."""
+
     def equation(layer, site, x, f):
         if site.layer <= post_layers:
-            return norm(layer, site.sublayer, x + f(x))
-        return x + f(norm(layer, site.sublayer, x))
+            return branch_norm(layer, site, x + f(x))
+        return x + f(branch_norm(layer, site, x))
 
     assert_states("mix_ln", equation, mix_ln_share=share)
 
 
 @pytest.mark.parametrize(("stack", "post_layers"), [("encoder", 3), ("decoder", 6)])
-def test_mix_lns_share_is_a_quarter_as_in_the_authors_scripts(stack, post_layers):
+def test_mix_lns_share_is_a_quarter_by_default(stack, post_layers):
+    """The authors' scripts have 3 Post-LN layers of 12 and 6 of 24."""
     method = get_method("mix_ln")(12, 24)
 
     assert method.post_layers(stack) == post_layers
 
 
 @pytest.mark.parametrize(("share", "post_layers"), [(0.29, 29), (0.99, 99), (0, 0)])
-def test_mix_lns_share_of_100_layers(share, post_layers):
+def test_mix_lns_share_of_100_layers_is_exact(share, post_layers):
+    """0.29 x 100 is 28.999.. in floating point."""
     method = get_method("mix_ln")(0, 100, share=share)
 
     assert method.post_layers("decoder") == post_layers
 
 
-def test_mix_lns_layers_are_a_constant_of_the_model():
-    method = get_method("mix_ln")(0, 32, share=0.0625)
+def test_mix_lns_number_of_post_ln_layers_is_saved_with_the_model():
+    method = get_method("mix_ln")(0, 32, share=1 / 16)
 
     assert method.constants("decoder") == {"post_layers": 2}
 
@@ -211,8 +257,8 @@ def test_gpas_is_its_formula():
     """GPAS computes (1 - SiLU(g_l)) (x + f(LN(x))), with one g for both branches of a layer."""
 
     def equation(layer, site, x, f):
-        (g,) = {residual.g for residual in layer.residual.values()}
-        return (1 - silu(g.item())) * (x + f(norm(layer, site.sublayer, x)))
+        (g,) = {residual.g for residual in layer.residual.values()}  # one parameter in both merges
+        return (1 - silu(g.item())) * (x + f(branch_norm(layer, site, x)))
 
     assert_states("gpas", equation)
 
@@ -230,7 +276,8 @@ def test_peri_ln_is_its_formula(kind):
     """Peri-LN computes x + LN(f(LN(x)))."""
 
     def equation(layer, site, x, f):
-        return x + layer.outer[site.sublayer](f(norm(layer, site.sublayer, x)))
+        norm_on_output = layer.outer[site.sublayer]
+        return x + norm_on_output(f(branch_norm(layer, site, x)))
 
     assert_states("peri_ln", equation, kind)
 
@@ -239,17 +286,16 @@ def test_peri_ln_is_its_formula(kind):
 def test_peri_ln_normalises_the_embedding(kind):
     model = noisy_model(kind, method="peri_ln")
     decoder = model.decoder
-    tokens = batch()[1:]
+    norm = decoder.beginning
+
+    decoded = run_decoder(model)
 
     with torch.no_grad():
-        given = () if kind == LM else (model.encoder(tokens),)
-        states = decoder(tokens, *given, return_all_hiddens=True)[1]["inner_states"]
-        embedding, _ = decoder.embed(tokens, decoder.positions(tokens))
-
+        embedding, _ = decoder.embed(decoded.tokens, decoder.positions(decoded.tokens))
     mean = embedding.mean(-1, keepdim=True)
     std = embedding.std(-1, correction=0, keepdim=True)
-    expected = (embedding - mean) / std * decoder.beginning.weight + decoder.beginning.bias
-    assert torch.allclose(states[0].transpose(0, 1), expected, atol=1e-3)
+    expected = (embedding - mean) / std * norm.weight + norm.bias
+    assert torch.allclose(decoded.states[0], expected, atol=1e-3)
 
 
 @every_decoder
@@ -260,103 +306,131 @@ def test_hybrid_norm_is_its_formula(kind, star):
 
     def equation(layer, site, x, f):
         if star and site.layer == 1:
-            return x + f(norm(layer, site.sublayer, x))
+            return x + f(branch_norm(layer, site, x))
         if site.sublayer == last_attention:
-            return norm(layer, site.sublayer, x + f(x))
+            return branch_norm(layer, site, x + f(x))
         return x + f(x)
 
     assert_states("hybrid_norm", equation, kind, hybrid_norm_star=star)
 
 
 def test_hybrid_norm_has_a_layer_norm_a_layer_and_one_at_the_end():
-    model = noisy_model(LM, 3, method="hybrid_norm")
+    """Apart from those on heads."""
+    model = noisy_model(LM, 2, method="hybrid_norm")
 
-    norms = [name for name, _ in model.named_parameters() if "layer_norm.weight" in name]
+    norms = {name for name, _ in model.named_parameters() if name.endswith("layer_norm.weight")}
 
-    assert len(norms) == 3 + 1
+    assert norms == {
+        "decoder.layers.0.self_attn_layer_norm.weight",
+        "decoder.layers.1.self_attn_layer_norm.weight",
+        "decoder.layer_norm.weight",
+    }
 
 
 def test_hybrid_norms_heads_are_their_formula():
     """HybridNorm's heads compute softmax(n(q) n(k) / sqrt(d)) n(v), normalised over the d features of a head."""
-    d = 8
+    d = 8  # width 16, 2 heads
     attention = noisy_model(LM, 1, method="hybrid_norm").decoder.layers[0].self_attn
     x = torch.randn(2, 5, 2 * d, generator=torch.Generator().manual_seed(0))
-    earlier = torch.ones(5, 5).tril().bool()
+    visible = torch.ones(5, 5).tril().bool()  # queries by keys
 
     def normalised(role):
-        heads = attention.weights()[role](x).view(2, 5, 2, d).transpose(1, 2)
-        return F.layer_norm(heads, (d,), attention.heads[role].weight, attention.heads[role].bias)
+        projected = attention.weights()[role](x)
+        by_head = projected.view(2, 5, 2, d).transpose(1, 2)
+        norm = attention.heads[role]
+        return F.layer_norm(by_head, (d,), norm.weight, norm.bias)
 
     with torch.no_grad():
+        actual = attention(x, causal=True)
+
         products = normalised("q") @ normalised("k").transpose(2, 3) / math.sqrt(d)
-        weights = products.masked_fill(~earlier, -math.inf).softmax(-1)
+        weights = products.masked_fill(~visible, -math.inf).softmax(-1)
         heads = weights @ normalised("v")
         expected = attention.out_proj(heads.transpose(1, 2).flatten(2))
 
-        assert torch.allclose(attention(x, causal=True), expected, atol=1e-5)
+    assert torch.allclose(actual, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize(("role", "gain"), [("q", 1), ("v", 1), ("fc1", 1), ("out", 32**-0.5), ("fc2", 32**-0.5)])
+def matrix_gain(method, stack, role):
+    """Return a method's factor on the std of a matrix, of methods that have the same factor in all layers."""
+    return method.gain(Site(stack, layer=2, sublayer="ffn", dim=8, num_heads=2), role)
+
+
+ROOT_OF_BRANCHES = math.sqrt(2 * 16)  # of a language model of 16 layers
+
+
+@pytest.mark.parametrize(
+    ("role", "gain"), [("q", 1), ("v", 1), ("fc1", 1), ("out", 1 / ROOT_OF_BRANCHES), ("fc2", 1 / ROOT_OF_BRANCHES)]
+)
 def test_hybrid_norm_has_megatrons_initialisation(role, gain):
-    """Matrices that end a branch are divided by the root of the branches, here 2 x 16."""
+    """Matrices that end a branch are divided by the root of the number of branches."""
     method = get_method("hybrid_norm")(0, 16)
 
-    assert method.gain(Site("decoder", 9, "ffn", 8, 2), role) == pytest.approx(gain)
+    assert matrix_gain(method, "decoder", role) == pytest.approx(gain)
 
 
-@pytest.fixture
-def gate_and_streams():
-    """Provide a gate in float64, and shortcut, branch and output's gradient (2, 4, 8)."""
-    gate = torch.nn.Parameter(torch.tensor(0.0, dtype=torch.float64))
-    generator = torch.Generator().manual_seed(0)
-    x, f, gradient = torch.randn(3, 2, 4, 8, dtype=torch.float64, generator=generator)
-    return gate, x.requires_grad_(), f.requires_grad_(), gradient
+def drawn_in_float64(seed):
+    return torch.randn(2, 4, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("g", [-1.5, 0.0, 0.8])
-def test_gpas_passes_the_outputs_gradient_on_unscaled(g, gate_and_streams):
-    gate, x, f, gradient = gate_and_streams
-    gate.data.fill_(g)
+class Merge(NamedTuple):
+    """Merge of shortcut and branch by GPAS, (1 - SiLU(g)) (x + f), in float64, with a gradient of its output."""
 
-    Shrink(gate)(x, f).backward(gradient)
-
-    assert torch.equal(x.grad, gradient)
-    assert torch.equal(f.grad, gradient)
+    shrink: Shrink
+    x: torch.Tensor  # shortcut (B, T, C)
+    f: torch.Tensor  # branch
+    output_gradient: torch.Tensor
 
 
-@pytest.mark.parametrize("g", [-1.5, 0.0, 0.8])
-def test_gradient_of_gpas_gate_equals_finite_differences(g, gate_and_streams):
-    gate, x, f, gradient = gate_and_streams
-    shrink = Shrink(gate)
+@pytest.fixture(params=[-1.5, 0.0, 0.8])
+def gpas_merge(request):
+    """Provide a GPAS merge of random numbers at three values of its gate g."""
+    gate = torch.nn.Parameter(torch.tensor(request.param, dtype=torch.float64))
+    x = drawn_in_float64(seed=0).requires_grad_()
+    f = drawn_in_float64(seed=1).requires_grad_()
+    return Merge(Shrink(gate), x, f, output_gradient=drawn_in_float64(seed=2))
+
+
+def test_gpas_passes_the_outputs_gradient_on_unscaled(gpas_merge):
+    y = gpas_merge.shrink(gpas_merge.x, gpas_merge.f)
+    y.backward(gpas_merge.output_gradient)
+
+    assert torch.equal(gpas_merge.x.grad, gpas_merge.output_gradient)
+    assert torch.equal(gpas_merge.f.grad, gpas_merge.output_gradient)
+
+
+def test_gradient_of_gpas_gate_equals_finite_differences(gpas_merge):
+    shrink, x, f, output_gradient = gpas_merge
+    g = shrink.g.item()
     step = 1e-5
 
     @torch.no_grad()
     def loss_at(value):
-        gate.fill_(value)
-        return (shrink(x, f) * gradient).sum().item()
+        shrink.g.fill_(value)
+        return (shrink(x, f) * output_gradient).sum().item()
 
-    gate.data.fill_(g)
-    shrink(x, f).backward(gradient)
+    shrink(x, f).backward(output_gradient)
+
     difference = (loss_at(g + step) - loss_at(g - step)) / (2 * step)
-
-    assert gate.grad.item() == pytest.approx(difference, rel=1e-8)
+    assert shrink.g.grad.item() == pytest.approx(difference, rel=1e-8)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_gpas_in_half_precision_keeps_its_gate_and_gradient_in_float32(dtype):
     """The gradient is a sum beyond float16's range."""
     g = 0.5
+    numbers = 2**17
     shrink = Shrink(torch.nn.Parameter(torch.tensor(g))).to(dtype)
-    x, f = torch.full((2, 2**17), 1.0, dtype=dtype)
+    ones = torch.ones(numbers, dtype=dtype)
 
-    y = shrink(x, f)
+    y = shrink(ones, ones)
     y.backward(torch.ones_like(y))
 
-    silu_slope = sigmoid(g) * (1 + g * (1 - sigmoid(g)))
+    slope_of_silu = sigmoid(g) * (1 + g * (1 - sigmoid(g)))
     assert y.dtype == dtype
-    assert y[0].item() == pytest.approx(2 * (1 - silu(g)), rel=1e-2)
+    assert y[0].item() == pytest.approx(2 * (1 - silu(g)), rel=1e-2)  # x + f is 2
     assert shrink.g.grad.dtype == torch.float32
-    assert shrink.g.grad.item() == pytest.approx(-(2**18) * silu_slope, rel=1e-3)
+    assert shrink.g.grad.item() == pytest.approx(-2 * numbers * slope_of_silu, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -367,20 +441,24 @@ def test_gpas_in_half_precision_keeps_its_gate_and_gradient_in_float32(dtype):
         ((0, 12), "decoder", 2 * 12),  # a language model
     ],
 )
-def test_gpt_2s_initialisation_divides_by_the_root_of_the_branches(depths, stack, branches):
+@pytest.mark.parametrize("role", ["out", "fc2"])
+def test_gpt_2s_initialisation_divides_last_matrices_by_the_root_of_the_branches(role, depths, stack, branches):
     method = get_method("pre_ln")(*depths, scaled_init=True)
-    site = Site(stack, 2, "ffn", 8, 2)
 
-    for role in ("q", "k", "v", "fc1"):
-        assert method.gain(site, role) == pytest.approx(1), role
-    for role in ("out", "fc2"):
-        assert method.gain(site, role) == pytest.approx(branches**-0.5), role
+    assert matrix_gain(method, stack, role) == pytest.approx(1 / math.sqrt(branches))
+
+
+@pytest.mark.parametrize("role", ["q", "k", "v", "fc1"])
+def test_gpt_2s_initialisation_leaves_other_matrices_as_they_are(role):
+    method = get_method("pre_ln")(6, 6, scaled_init=True)
+
+    assert matrix_gain(method, "encoder", role) == pytest.approx(1)
 
 
 def test_pre_ln_leaves_last_matrices_as_they_are_by_default():
     method = get_method("pre_ln")(6, 6)
 
-    assert method.gain(Site("encoder", 1, "ffn", 8, 2), "fc2") == 1
+    assert matrix_gain(method, "encoder", "fc2") == 1
 
 
 @pytest.mark.parametrize(
