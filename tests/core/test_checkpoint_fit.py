@@ -1,9 +1,16 @@
-"""Tests that a checkpoint of another model is refused with the flag that differs."""
+"""Tests that a checkpoint of another model is refused with the flag that differs.
+
+`small(layers, **fields)` builds a translator of width 16 by DeepNorm, `single_stacks.small(kind, layers, **fields)` any
+kind of model. A constant of a method is a number of its formula that follows from depth and options, as DeepNorm's
+alpha; state dicts hold constants, but loading one never changes those of a model.
+"""
 
 import logging
 import re
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -14,6 +21,7 @@ from deepnet_fairseq.core.archs import LM, MASKED_LM
 from deepnet_fairseq.core.methods import METHODS
 from deepnet_fairseq.errors import UserError
 from deepnet_fairseq.plugin.building import build
+from deepnet_fairseq.plugin.trainer import DeepTrainer
 
 from ..support import single_stacks
 from ..support.errors import refused
@@ -31,7 +39,7 @@ def weights_kept(model):
 
 
 def assert_state_refused(state, model, *facts):
-    """Check that a model refuses a state in one line with these facts, and keeps its weights."""
+    """Check that a model refuses a state dict in one line that has each fact as words of its own; weights are kept."""
     with weights_kept(model), refused() as caught:
         model.load_state_dict(state)
 
@@ -40,17 +48,17 @@ def assert_state_refused(state, model, *facts):
 
 
 @pytest.mark.parametrize(
-    ("fields", "facts"),  # fields of the checkpoint's model; what the refusal names
+    ("saved_with", "facts"),  # fields of the checkpoint's model; the flag that would help, and the model's own number
     [
         ({"encoder_layers": 3}, ("--encoder-layers 3", "2")),
         ({"decoder_layers": 5}, ("--decoder-layers 5", "2")),
-        ({"encoder_embed_dim": 32}, ("--encoder-embed-dim 32",)),
-        ({"decoder_ffn_embed_dim": 48}, ("--decoder-ffn-embed-dim 48",)),
-        ({"decoder_learned_pos": True}, ("decoder.embed_positions",)),
+        ({"encoder_embed_dim": 32}, ("--encoder-embed-dim 32", "16")),
+        ({"decoder_ffn_embed_dim": 48}, ("--decoder-ffn-embed-dim 48", "32")),
+        ({"decoder_learned_pos": True}, ("--decoder-learned-pos",)),
     ],
 )
-def test_a_checkpoint_of_another_size_is_refused_with_the_flag(fields, facts):
-    state = small(2, **fields).state_dict()
+def test_a_checkpoint_of_another_size_is_refused_with_the_flag(saved_with, facts):
+    state = small(2, **saved_with).state_dict()
 
     assert_state_refused(state, small(2), *facts)
 
@@ -58,29 +66,43 @@ def test_a_checkpoint_of_another_size_is_refused_with_the_flag(fields, facts):
 def test_a_checkpoint_of_another_vocabulary_is_refused_with_both_sizes():
     other = build(vocab=VOCAB + 8, encoder_layers=2, decoder_layers=2, **SMALL)
 
-    assert_state_refused(other.state_dict(), small(2), f"{VOCAB + 8} encoder embeddings", f"{VOCAB}")
+    assert_state_refused(other.state_dict(), small(2), str(VOCAB + 8), str(VOCAB))
+
+
+class OtherModel(NamedTuple):
+    """A language model's checkpoint that does not fit a model."""
+
+    saved_kind: str
+    saved_with: dict  # fields
+    kind: str
+    fields: dict
+    facts: tuple[str, ...]  # what the refusal names: the flag that would help, or the model's own number
 
 
 LEARNED = {"encoder_learned_pos": True}
-LANGUAGE_MODELS = {  # the checkpoint's kind and fields, the model's, what the refusal names
-    "of a masked model": (MASKED_LM, {}, LM, {}, ("--arch",)),
-    "learned positions": (LM, {"decoder_learned_pos": True}, LM, {}, ("give --decoder-learned-pos",)),
-    "computed positions": (MASKED_LM, {}, MASKED_LM, LEARNED, ("drop --encoder-learned-pos",)),
-    "a LayerNorm more": (MASKED_LM, {"layernorm_embedding": True}, MASKED_LM, {}, ("give --layernorm-embedding",)),
-    "more positions": (
-        MASKED_LM, LEARNED | {"max_positions": 64}, MASKED_LM, LEARNED | {"max_positions": 32},
-        ("32", "give --max-positions 64"),
+UNFIT_LANGUAGE_MODELS = {
+    "a masked model's": OtherModel(MASKED_LM, {}, LM, {}, ("--arch",)),
+    "learned positions": OtherModel(LM, {"decoder_learned_pos": True}, LM, {}, ("give --decoder-learned-pos",)),
+    "computed positions": OtherModel(MASKED_LM, {}, MASKED_LM, LEARNED, ("drop --encoder-learned-pos",)),
+    "a LayerNorm more": OtherModel(
+        MASKED_LM, {"layernorm_embedding": True}, MASKED_LM, {}, ("give --layernorm-embedding",)
     ),
-    "two matrices": (MASKED_LM, {"untie_weights_roberta": True}, MASKED_LM, {}, ("give --untie-weights-roberta",)),
+    "more positions": OtherModel(
+        MASKED_LM, LEARNED | {"max_positions": 64}, MASKED_LM, LEARNED | {"max_positions": 32},
+        ("give --max-positions 64", "32"),
+    ),
+    "an output matrix of its own": OtherModel(
+        MASKED_LM, {"untie_weights_roberta": True}, MASKED_LM, {}, ("give --untie-weights-roberta",)
+    ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", LANGUAGE_MODELS)
-def test_a_language_models_checkpoint_is_refused_with_the_flag(case):
-    saved_kind, saved_fields, built_kind, built_fields, facts = LANGUAGE_MODELS[case]
-    state = single_stacks.small(saved_kind, 2, **saved_fields).state_dict()
+@pytest.mark.parametrize("other", UNFIT_LANGUAGE_MODELS.values(), ids=UNFIT_LANGUAGE_MODELS)
+def test_a_language_models_checkpoint_is_refused_with_the_flag(other):
+    state = single_stacks.small(other.saved_kind, 2, **other.saved_with).state_dict()
+    model = single_stacks.small(other.kind, 2, **other.fields)
 
-    assert_state_refused(state, single_stacks.small(built_kind, 2, **built_fields), *facts)
+    assert_state_refused(state, model, *other.facts)
 
 
 @lru_cache
@@ -91,6 +113,7 @@ def model_of_method(name):
 
 @pytest.mark.parametrize("saved", sorted(METHODS))
 def test_a_checkpoint_loads_only_into_methods_of_the_same_function(saved):
+    """The model of another method refuses it, or has the same scores, as Post-LN has that of DS-Init."""
     tokens = single_stacks.batch()
     source = single_stacks.noisy_model(LM, 4, method=saved)
     expected = single_stacks.scores(source, tokens)
@@ -106,27 +129,24 @@ def test_a_checkpoint_loads_only_into_methods_of_the_same_function(saved):
             assert torch.equal(single_stacks.scores(model, tokens), expected), built
 
 
-def test_layers_cut_from_a_deeper_model_are_refused():
-    """Its alpha is that of the depth that they were trained at."""
+def test_layers_cut_from_a_deeper_model_are_refused_with_its_alpha():
+    """DeepNorm's alpha is that of the depth that the layers were trained at, here 100L-100L."""
+    alpha = 0.81 * (100**4 * 100) ** (1 / 16)
     state = small(2).state_dict()
-    state["encoder.alpha"] = torch.tensor(3.415742)
+    state["encoder.alpha"] = torch.tensor(alpha)
 
-    assert_state_refused(state, small(2), "encoder.alpha", "3.41574")
+    assert_state_refused(state, small(2), "encoder.alpha", f"{alpha:.6g}")
 
 
 def constants_of(model):
-    """Return a model's numbers that follow from depth and options, as its state dict holds them."""
+    """Return a model's constants as its state dict holds them: name -> a number, or a list of them."""
     state = model.state_dict()
     constants = {}
-    for name, stack in model.stacks().items():
-        for key in stack.constants:
-            constants[f"{name}.{key}"] = state[f"{name}.{key}"]
+    for stack_name, stack in model.stacks().items():
+        for constant in stack.constants:
+            name = f"{stack_name}.{constant}"
+            constants[name] = state[name].tolist()
     return constants
-
-
-def as_numbers(constants):
-    """Return constants as numbers, which can be compared."""
-    return {name: value.tolist() for name, value in constants.items()}
 
 
 def encoder_entries(state):
@@ -149,27 +169,27 @@ def shallow_model(method):
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_an_encoder_with_other_constants_is_refused_by_name(method):
+def test_an_encoder_is_refused_only_if_its_constants_differ(method):
+    """It is refused by the first of them; of the package's methods that is DeepNorm's alpha."""
     source = deep_model(method)
     model = shallow_model(method)
     own = constants_of(model)
     different = []
     for name, value in encoder_entries(constants_of(source)).items():
-        if not torch.equal(value, own[name]):
+        if value != own[name]:
             different.append(name)
-    encoder = without_stack(encoder_entries(source.state_dict()))
+    if method == "deepnorm":
+        assert different == ["encoder.alpha"]
 
-    if different:
-        with refused() as caught:
-            model.encoder.load_state_dict(encoder)
-        assert different[0] in str(caught.value)
-    else:
-        model.encoder.load_state_dict(encoder)
+    with refused(different[0]) if different else nullcontext():
+        model.encoder.load_state_dict(without_stack(encoder_entries(source.state_dict())))
 
 
-def fill_constants(model, state):
-    for value in constants_of(model).values():
-        value.copy_(torch.full_like(value, 9.0))
+def overwrite_constants(model, state):
+    """Write numbers into the constants that the model's own state dict holds, as averaging of checkpoints may."""
+    own = model.state_dict()
+    for name in constants_of(model):
+        own[name].fill_(9.0)
 
 
 @pytest.mark.parametrize(
@@ -178,23 +198,24 @@ def fill_constants(model, state):
         lambda model, state: model.encoder.load_state_dict(without_stack(state), strict=False),
         lambda model, state: model.load_state_dict(state, strict=False),
         lambda model, state: torch.nn.Module.load_state_dict(model, state, strict=False),
-        fill_constants,
+        overwrite_constants,
     ],
     ids=["into the encoder", "into the model", "by torch", "by hand"],
 )
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_constants_of_another_depth_are_not_taken_over(method, load):
+def test_a_model_keeps_its_own_constants_whatever_is_loaded(method, load):
+    """Loaded is the encoder of a deeper model."""
     source = deep_model(method)
     model = shallow_model(method)
-    own = as_numbers(constants_of(model))
+    own = constants_of(model)
 
     load(model, encoder_entries(source.state_dict()))
 
-    assert as_numbers(constants_of(model)) == own
+    assert constants_of(model) == own
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_a_model_with_an_encoder_of_another_depth_is_saved_and_loaded(method):
+def test_a_model_with_the_encoder_of_a_deeper_one_is_saved_and_loaded(method):
     """It takes over the encoder's weights without its constants, and computes the same bits after it is loaded."""
     source = deep_model(method)
     model = shallow_model(method)
@@ -208,97 +229,107 @@ def test_a_model_with_an_encoder_of_another_depth_is_saved_and_loaded(method):
     assert torch.equal(again.encoder.layers[5].fc1.weight, source.encoder.layers[5].fc1.weight)
 
 
-def test_constants_that_a_model_has_not_are_warned_of(caplog):
-    """A part of a DeepNorm model in a Post-LN one computes something else."""
+def test_constants_that_the_model_lacks_are_logged_as_a_warning(caplog):
+    """A DeepNorm checkpoint computes something else in a Post-LN model, which has no alpha."""
     logging.getLogger("deepnet_fairseq").propagate = True
     caplog.set_level(logging.WARNING)
 
-    small(2, method="post_ln").load_state_dict(small(2).state_dict(), strict=False)
+    small(2, method="post_ln").load_state_dict(small(2, method="deepnorm").state_dict(), strict=False)
 
     assert "encoder.alpha" in caplog.text
     assert "decoder.alpha" in caplog.text
 
 
 @pytest.mark.parametrize(("saved", "built"), [("deepnorm", "post_ln"), ("post_ln", "deepnorm")])
-def test_an_encoder_of_a_method_with_other_constants_is_refused(saved, built):
+def test_an_encoder_with_or_without_alpha_does_not_load_into_the_other(saved, built):
     state = small(2, method=saved).encoder.state_dict()
 
     with pytest.raises(RuntimeError, match="alpha"):
         small(2, method=built).encoder.load_state_dict(state)
 
 
+class Checkpoints(NamedTuple):
+    """Files of trainings that have made no update; all models have 6 encoder layers."""
+
+    deep: Path  # DeepNorm, 6 decoder layers
+    shallow: Path  # DeepNorm, 2 decoder layers
+    deep_post_ln: Path  # Post-LN, 6 decoder layers
+    shallow_trainer: DeepTrainer  # that of `shallow`
+
+
 @pytest.fixture(scope="module")
 def checkpoints(data, tmp_path_factory):
-    """Provide a folder with checkpoints of 6-6 and 6-2 layers, deep.pt and own.pt, and the trainer of own.pt."""
     register()
     folder = tmp_path_factory.mktemp("checkpoints")
     flags = ("--arch", "deepnet_transformer_tiny", "--share-all-embeddings", "--encoder-layers", "6")
-    save_start(folder / "deep.pt", data, *flags, "--decoder-layers", "6")
-    trainer = save_start(folder / "own.pt", data, *flags, "--decoder-layers", "2")
-    save_start(folder / "plain.pt", data, *flags, "--decoder-layers", "6", "--method", "post_ln")
-    return folder, trainer
+    deep = folder / "deep.pt"
+    shallow = folder / "shallow.pt"
+    deep_post_ln = folder / "deep_post_ln.pt"
+
+    save_start(deep, data, *flags, "--decoder-layers", "6")
+    shallow_trainer = save_start(shallow, data, *flags, "--decoder-layers", "2")
+    save_start(deep_post_ln, data, *flags, "--decoder-layers", "6", "--method", "post_ln")
+    return Checkpoints(deep, shallow, deep_post_ln, shallow_trainer)
 
 
 @pytest.mark.parametrize("stack", ["encoder", "decoder"])
 def test_fairseqs_loader_of_a_part_names_the_file_and_the_constant(stack, checkpoints):
-    folder, trainer = checkpoints
-    path = str(folder / "deep.pt")
-    part = trainer.get_model().stacks()[stack]
+    part = checkpoints.shallow_trainer.get_model().stacks()[stack]
 
-    with refused(path) as caught:
-        checkpoint_utils.load_pretrained_component_from_model(part, path)
+    with refused(checkpoints.deep) as caught:
+        checkpoint_utils.load_pretrained_component_from_model(part, str(checkpoints.deep))
 
     assert f"{stack}.alpha" in str(caught.value)
 
 
 def test_fairseqs_loader_of_a_part_names_the_file_of_another_depth(checkpoints):
-    folder, _ = checkpoints
-    path = str(folder / "plain.pt")
     model = build(vocab=VOCAB, method="post_ln", encoder_layers=6, decoder_layers=2, **SMALL)
 
-    with refused(path) as caught:
-        checkpoint_utils.load_pretrained_component_from_model(model.decoder, path)
+    with refused(checkpoints.deep_post_ln) as caught:
+        checkpoint_utils.load_pretrained_component_from_model(model.decoder, str(checkpoints.deep_post_ln))
 
     assert "decoder" in str(caught.value)
 
 
-def test_a_part_that_was_taken_over_is_saved_for_fairseq_generate(checkpoints, tmp_path):
-    folder, trainer = checkpoints
-    deep = str(folder / "deep.pt")
-    started = str(tmp_path / "started.pt")
+def test_a_model_that_took_over_a_part_is_saved_for_fairseq_generate(checkpoints, tmp_path):
+    trainer = checkpoints.shallow_trainer
+    encoder = trainer.get_model().encoder
+    saved = str(tmp_path / "saved.pt")
+    checkpoint_utils.load_pretrained_component_from_model(encoder, str(checkpoints.deep), strict=False)
+    trainer.save_checkpoint(saved, dict(BEGINNING))
 
-    checkpoint_utils.load_pretrained_component_from_model(trainer.get_model().encoder, deep, strict=False)
-    trainer.save_checkpoint(started, dict(BEGINNING))
-    [model], _, _ = checkpoint_utils.load_model_ensemble_and_task([started])
+    [model], _, _ = checkpoint_utils.load_model_ensemble_and_task([saved])
 
-    expected = torch.load(deep)["model"]["encoder.layers.5.fc1.weight"]
+    expected = torch.load(checkpoints.deep)["model"]["encoder.layers.5.fc1.weight"]
     assert torch.equal(model.encoder.layers[5].fc1.weight, expected)
 
 
 def test_fairseq_generates_loader_names_the_file_and_the_constant(checkpoints, tmp_path):
-    folder, _ = checkpoints
+    """The file is the second of an ensemble."""
     wrong = str(tmp_path / "wrong.pt")
-    state = torch.load(folder / "deep.pt")
+    state = torch.load(checkpoints.deep)
     state["model"]["encoder.alpha"].fill_(3.0)
     torch.save(state, wrong)
 
     with refused(wrong) as caught:
-        checkpoint_utils.load_model_ensemble_and_task([str(folder / "own.pt"), wrong])
+        checkpoint_utils.load_model_ensemble_and_task([str(checkpoints.shallow), wrong])
 
     assert "encoder.alpha" in str(caught.value)
 
 
-def test_constants_in_half_precision_are_near_enough():
+def test_a_checkpoint_in_half_precision_is_loaded_though_its_constants_are_rounded():
     state = {name: tensor.half() for name, tensor in small(18).state_dict().items()}
+    model = small(18)
 
-    small(18).load_state_dict(state)
+    model.load_state_dict(state)
+
+    assert state["encoder.alpha"].item() != model.encoder.constants["alpha"]
+    assert torch.equal(model.encoder.layers[17].fc1.weight, state["encoder.layers.17.fc1.weight"].float())
 
 
 def test_overrides_that_prune_layers_are_refused(checkpoints):
-    """fairseq would silently ignore them for our configs."""
-    folder, _ = checkpoints
-
+    """fairseq would silently ignore them for our configs; `deepnet export` can leave out layers."""
     with refused("encoder_layers_to_keep") as caught:
-        checkpoint_utils.load_checkpoint_to_cpu(str(folder / "own.pt"), {"encoder_layers_to_keep": "0,2"})
+        checkpoint_utils.load_checkpoint_to_cpu(str(checkpoints.shallow), {"encoder_layers_to_keep": "0,2"})
 
     assert "export" in caught.value.way_out

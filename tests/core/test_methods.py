@@ -1,7 +1,11 @@
 """Tests of the properties that every registered method keeps; a new method file is covered without a new test.
 
-Each option of each method gets one check. The others take a covering choice: each method in one kind of model, and a
-method that fills every slot in all kinds.
+Each option of each method gets one check. The others take a covering choice: each method in one kind of model, and
+`every_slot` in all kinds, a method of tests/support that fills every slot, registered while a test runs.
+
+A slot is a place in a layer for a module of the method. A variant is (name, options): a method's name with its
+modifiers, as "deepnorm+qk_norm", and further fields of the config. `noisy_model` builds a model of width 16 with noise
+on all parameters; `inputs(kind)` are the arguments of a call of it.
 """
 
 import copy
@@ -16,24 +20,29 @@ from deepnet_fairseq.core.pass_state import copied, pass_state, running
 from deepnet_fairseq.core.slots import Residual
 
 from ..support.decoded import step_by_step
-from ..support.helpers import PAD, TOLERANCE, VOCAB, batch, logits
+from ..support.helpers import FIRST, PAD, TOLERANCE, VOCAB, batch, logits
 from ..support.own_methods import registered
-from ..support.single_stacks import EVERY, KINDS, disturb, inputs, loss_of, noisy_model, scores, sizes, small
+from ..support.single_stacks import EVERY as EVERY_KIND
+from ..support.single_stacks import KINDS as LANGUAGE_MODELS
 from ..support.single_stacks import batch as text_batch
+from ..support.single_stacks import disturb, inputs, loss_of, noisy_model, scores, sizes, small
 
 pytestmark = pytest.mark.usefixtures("every_slot")
 
 FP32 = TOLERANCE[torch.float32]
-TRANSLATION, LM, MASKED = EVERY
+TRANSLATION, LM, MASKED = EVERY_KIND
 MODIFIED = [f"{name}+pro_res+qk_norm" for name in ("deepnorm", "pre_ln", "keel") if name in METHODS]
 
 
 def spread(names):
     """Give each name one of the three kinds of model, in turn."""
-    return [(EVERY[number % len(EVERY)], name) for number, name in enumerate(names)]
+    return [(EVERY_KIND[number % len(EVERY_KIND)], name) for number, name in enumerate(names)]
 
 
-CHOICE = [*spread(sorted(METHODS)), *((kind, "every_slot") for kind in EVERY), *spread(MODIFIED)]
+every_method = pytest.mark.parametrize(
+    ("kind", "name"),
+    [*spread(sorted(METHODS)), *((kind, "every_slot") for kind in EVERY_KIND), *spread(MODIFIED)],
+)
 
 
 def option_values(option):
@@ -59,9 +68,13 @@ def variants():
 def language_model_variants():
     """Yield (kind, variant): each variant in one kind of language model, those with an option in the causal one."""
     for number, (name, options) in enumerate(variants()):
-        kind = LM if options else KINDS[number % 2]
+        kind = LM if options else LANGUAGE_MODELS[number % 2]
         yield kind, (name, options)
     yield LM, ("every_slot", {})
+
+
+CAUSAL_VARIANTS = [variant for kind, variant in language_model_variants() if kind == LM]
+MASKED_VARIANTS = [variant for kind, variant in language_model_variants() if kind == MASKED]
 
 
 def variant_id(parameter):
@@ -79,7 +92,7 @@ def config_fields(name):
     return {"method": method} | dict.fromkeys(modifiers, True)
 
 
-def padded_left(tokens, places=2):
+def padded_left(tokens, places):
     padding = torch.full((len(tokens), places), PAD)
     return torch.cat([padding, tokens], 1)
 
@@ -98,64 +111,85 @@ def assert_same(actual, expected):
 def test_a_translations_scores_do_not_depend_on_batch_padding_or_caching(variant):
     name, options = variant
     model = noisy_model(TRANSLATION, 3, **config_fields(name), **options)
-    src, prev = batch()
-    second_src = src[1:2, 4:]  # the second row without its padding
+    src, prev = batch()  # three rows: the second source begins with 4 of padding, the first target ends with some
+    second_src = src[1:2, 4:]
     second_prev = prev[1:2]
+    later_src = src[1:]
+    later_prev = prev[1:]  # without padding
 
     batched = logits(model, src, prev)
     alone = logits(model, second_src, second_prev)
-    source_padded_right = logits(model, padded_right(second_src, 4), second_prev)
-    target_padded_left = logits(model, src[1:], padded_left(prev[1:], 2))
+    source_padded_right = logits(model, padded_right(second_src, places=4), second_prev)
+    target_padded_left = logits(model, later_src, padded_left(later_prev, places=2))
     with torch.no_grad():
-        decoded = step_by_step(model, prev[1:], model.encoder(src[1:]))  # rows without padding in their target
+        cached = step_by_step(model, later_prev, model.encoder(later_src))
 
     assert_same(batched[1:2], alone)
     assert_same(source_padded_right, alone)
     assert_same(target_padded_left[:, 2:], batched[1:])
-    assert_same(decoded, batched[1:])
+    assert_same(cached, batched[1:])
 
 
 @pytest.mark.parametrize(("kind", "variant"), language_model_variants(), ids=variant_id)
 def test_a_texts_scores_do_not_depend_on_batch_padding_or_caching(kind, variant):
     name, options = variant
     model = noisy_model(kind, 3, **config_fields(name), **options)
-    tokens = text_batch()
-    first_row = tokens[:1, :-2]  # without its padding
-    among_others = torch.cat([padded_left(first_row, 2), tokens[1:]])
+    tokens = text_batch()  # three rows, of which the first ends with 2 of padding
+    first_row = tokens[:1, :-2]
+    first_row_padded_left = padded_left(first_row, places=2)
 
     batched = scores(model, tokens)
     alone = scores(model, first_row)
-    mates = scores(model, among_others)
+    alone_padded_left = scores(model, first_row_padded_left)
+    batched_padded_left = scores(model, torch.cat([first_row_padded_left, tokens[1:]]))
 
     assert_same(batched[:1, :-2], alone)
-    assert_same(scores(model, padded_left(first_row, 2))[:, 2:], alone)
-    assert_same(mates[:1, 2:], alone)
-    assert torch.isfinite(mates).all()
-    if kind == LM:
+    assert_same(alone_padded_left[:, 2:], alone)
+    assert_same(batched_padded_left[:1, 2:], alone)
+    assert torch.isfinite(batched_padded_left).all()
+    if kind == LM:  # a masked model does not decode
         real = tokens.ne(PAD)
         with torch.no_grad():
-            decoded = step_by_step(model, tokens)
-        assert_same(decoded[real], batched[real])
+            cached = step_by_step(model, tokens)
+        assert_same(cached[real], batched[real])
 
 
-@pytest.mark.parametrize(("kind", "variant"), language_model_variants(), ids=variant_id)
-def test_only_a_masked_model_looks_ahead(kind, variant):
-    """A word changes the scores at its place and later ones, in a masked model earlier ones too, and no other text."""
-    name, options = variant
-    model = noisy_model(kind, 3, **config_fields(name), **options)
+PLACE = 5  # of a word that is replaced
+
+
+def changes_by_another_word(model):
+    """Replace a word of the second of three texts; return how much the scores at each token change, (B, T)."""
     tokens = text_batch()
-    place = 5
     changed = tokens.clone()
-    changed[1, place] = (tokens[1, place] + 1) % (VOCAB - 10) + 5
+    changed[1, PLACE] = FIRST if tokens[1, PLACE] != FIRST else FIRST + 1
 
-    difference = (scores(model, changed) - scores(model, tokens)).abs().amax(-1)
+    differences = scores(model, changed) - scores(model, tokens)  # (B, T, V)
+    return differences.abs().amax(-1)
 
-    assert not difference[[0, 2]].any()  # the other texts of the batch
-    assert (difference[1, place:] > FP32).all()
-    if kind == MASKED:
-        assert (difference[1, :place] > FP32).all()
-    else:
-        assert not difference[1, :place].any()
+
+@pytest.mark.parametrize("variant", CAUSAL_VARIANTS, ids=variant_id)
+def test_a_causal_model_does_not_look_ahead(variant):
+    """A word changes the scores at its place and at later ones, not at earlier ones or in other texts."""
+    name, options = variant
+    model = noisy_model(LM, 3, **config_fields(name), **options)
+
+    changes = changes_by_another_word(model)
+
+    assert (changes[1, PLACE:] > FP32).all()
+    assert not changes[1, :PLACE].any()
+    assert not changes[[0, 2]].any()
+
+
+@pytest.mark.parametrize("variant", MASKED_VARIANTS, ids=variant_id)
+def test_a_masked_model_looks_both_ways(variant):
+    """A word changes the scores everywhere in its text, and in no other text."""
+    name, options = variant
+    model = noisy_model(MASKED, 3, **config_fields(name), **options)
+
+    changes = changes_by_another_word(model)
+
+    assert (changes[1] > FP32).all()
+    assert not changes[[0, 2]].any()
 
 
 def reversed_in_time(value):
@@ -169,11 +203,23 @@ def reversed_in_time(value):
     return value
 
 
-@pytest.mark.parametrize(("kind", "name"), CHOICE)
+def slots_of_branches(model):
+    """Return the modules in slots of a model's branches, with addresses as "decoder.3.ffn.inner", in a list."""
+    slots = []
+    for stack in model.stacks().values():
+        slots += [(address, slot) for address, slot in stack.slots() if address.count(".") == 3]
+    return slots
+
+
+@every_method
 def test_slots_see_each_token_alone(kind, name):
-    """Slots treat each token alone, as incremental decoding needs: reversing the order of tokens changes nothing."""
+    """Slots treat each token alone, as incremental decoding needs: reversing the order of tokens changes nothing.
+
+    Each slot is called twice: in a forward pass, and by a hook with its inputs reversed, and so the state of the pass,
+    by which modules of several layers share tensors.
+    """
     model = noisy_model(kind, 3, **config_fields(name))
-    state_before = {}
+    state_before = {}  # slot -> state of the pass when it is called
     compared = set()
 
     def keep_state(slot, given):
@@ -188,17 +234,14 @@ def test_slots_see_each_token_alone(kind, name):
 
         return compare
 
-    for stack in model.stacks().values():
-        for address, slot in stack.slots():
-            of_a_branch = address.count(".") == 3
-            if of_a_branch:
-                slot.register_forward_pre_hook(keep_state)
-                slot.register_forward_hook(comparison(address))
+    for address, slot in slots_of_branches(model):
+        slot.register_forward_pre_hook(keep_state)
+        slot.register_forward_hook(comparison(address))
     with torch.no_grad():
         model(*inputs(kind))
 
-    branches_of_a_language_model = 3 * 2
-    assert len(compared) >= len(model.stacks()) * branches_of_a_language_model
+    least_branches = len(model.stacks()) * 3 * 2  # two a layer; each has at least the slot that merges it
+    assert len(compared) >= least_branches
 
 
 def core_model(kind, name):
@@ -217,23 +260,32 @@ def assert_equal_models(actual, expected, kind):
     assert torch.equal(scores(actual, *inputs(kind)), scores(expected, *inputs(kind)))
 
 
-@pytest.mark.parametrize(("kind", "name"), CHOICE)
+@every_method
 def test_a_saved_model_is_loaded_with_its_config_weights_and_scores(kind, name, tmp_path):
     model = core_model(kind, name)
     path = tmp_path / "model.pt"
     save(model, path)
-    random_state = torch.get_rng_state()
 
     loaded = load(path)
 
-    assert torch.equal(torch.get_rng_state(), random_state)
     assert type(loaded) is type(model)
     assert not loaded.training
     assert loaded.built_from == model.built_from
     assert_equal_models(loaded, model, kind)
 
 
-@pytest.mark.parametrize(("kind", "name"), CHOICE)
+@every_method
+def test_loading_a_model_draws_no_random_numbers(kind, name, tmp_path):
+    path = tmp_path / "model.pt"
+    save(core_model(kind, name), path)
+    random_state = torch.get_rng_state()
+
+    load(path)
+
+    assert torch.equal(torch.get_rng_state(), random_state)
+
+
+@every_method
 def test_a_deep_copy_has_the_same_weights_and_scores(kind, name):
     """Exponential moving averages copy models so."""
     model = core_model(kind, name)
@@ -241,19 +293,19 @@ def test_a_deep_copy_has_the_same_weights_and_scores(kind, name):
     assert_equal_models(copy.deepcopy(model), model, kind)
 
 
-@pytest.mark.parametrize(("kind", "name"), CHOICE)
-def test_every_parameter_learns_at_100_layers(kind, name):
-    """Every parameter gets a finite gradient at 100 layers, which DDP needs; scores in bf16 are finite."""
+@every_method
+def test_gradients_and_scores_in_bfloat16_are_finite_at_100_layers(kind, name):
+    """Every parameter that is trained gets a gradient, as DDP needs."""
     model = small(kind, 100, **config_fields(name)).train()
 
     loss_of(model).backward()
+    scores_in_bfloat16 = scores(model.to(torch.bfloat16), *inputs(kind))
 
     for parameter_name, parameter in model.named_parameters():
         if parameter.requires_grad:
             assert parameter.grad is not None, parameter_name
             assert torch.isfinite(parameter.grad).all(), parameter_name
-    half = model.to(torch.bfloat16)
-    assert torch.isfinite(scores(half, *inputs(kind))).all()
+    assert torch.isfinite(scores_in_bfloat16).all()
 
 
 def count_runs_of_layers(model):
@@ -265,13 +317,12 @@ def count_runs_of_layers(model):
     return runs
 
 
-@pytest.mark.parametrize(("kind", "name"), CHOICE)
+@every_method
 def test_checkpointed_activations_give_the_same_gradients(kind, name):
-    """Recomputation in groups of two of three layers gives the same gradients, and runs each layer once more."""
+    """Layers are recomputed in groups of two, of which the third one is left, with the same dropout."""
     fields = config_fields(name) | {"dropout": 0.2, "attention_dropout": 0.1}
     plain = noisy_model(kind, 3, **fields).train()
     recomputing = noisy_model(kind, 3, **fields, checkpoint_every=2).train()
-    layers = 3 * len(archs.STACKS[kind])
     runs_of_plain = count_runs_of_layers(plain)
     runs_of_recomputing = count_runs_of_layers(recomputing)
 
@@ -279,47 +330,74 @@ def test_checkpointed_activations_give_the_same_gradients(kind, name):
         torch.manual_seed(3)
         loss_of(model).backward()
 
+    layers = 3 * len(archs.STACKS[kind])
     assert len(runs_of_plain) == layers
     assert len(runs_of_recomputing) == 2 * layers
-    for (parameter_name, p), q in zip(plain.named_parameters(), recomputing.parameters(), strict=True):
-        if p.requires_grad:
-            assert torch.equal(p.grad, q.grad), parameter_name
+    recomputed = dict(recomputing.named_parameters())
+    for parameter_name, parameter in plain.named_parameters():
+        if parameter.requires_grad:
+            assert torch.equal(parameter.grad, recomputed[parameter_name].grad), parameter_name
 
 
-@pytest.mark.parametrize("flag", ["dropout", "attention_dropout", "activation_dropout"])
-@pytest.mark.parametrize("kind", EVERY)
-def test_dropout_acts_in_training_only(kind, flag):
-    model = noisy_model(kind, method="every_slot", **{flag: 0.3})
-    given = inputs(kind)
-
-    model.train()
-    assert not torch.equal(scores(model, *given), scores(model, *given))
-
-    model.eval()
-    assert torch.equal(scores(model, *given), scores(model, *given))
+every_dropout = pytest.mark.parametrize("flag", ["dropout", "attention_dropout", "activation_dropout"])
+every_kind = pytest.mark.parametrize("kind", EVERY_KIND)
 
 
-@pytest.mark.parametrize("kind", EVERY)
-def test_hidden_states_are_returned_on_request_only(kind):
+@every_dropout
+@every_kind
+def test_dropout_acts_in_training(kind, flag):
+    model = noisy_model(kind, method="every_slot", **{flag: 0.3}).train()
+
+    first = scores(model, *inputs(kind))
+    second = scores(model, *inputs(kind))
+
+    assert not torch.equal(first, second)
+
+
+@every_dropout
+@every_kind
+def test_dropout_does_not_act_in_evaluation(kind, flag):
+    model = noisy_model(kind, method="every_slot", **{flag: 0.3}).eval()
+
+    first = scores(model, *inputs(kind))
+    second = scores(model, *inputs(kind))
+
+    assert torch.equal(first, second)
+
+
+@every_kind
+def test_hidden_states_are_returned_on_request(kind):
     model = noisy_model(kind, 2)
     given = inputs(kind)
-    length = given[-1].size(1)
+    last_stacks_tokens = given[-1]
 
     with torch.no_grad():
-        unasked = model(*given)[1]["inner_states"]
         states = model(*given, return_all_hiddens=True)[1]["inner_states"]
 
-    assert not unasked
-    assert [tuple(state.shape) for state in states] == [(length, 3, 16)] * 3  # of the embedding and two layers
+    rows, length = last_stacks_tokens.shape
+    expected_shape = (length, rows, 16)  # (T, B, C), as in fairseq
+    assert [tuple(state.shape) for state in states] == [expected_shape] * 3  # of the embedding and two layers
 
 
-def test_a_name_is_registered_once():
+@every_kind
+def test_hidden_states_are_not_returned_unasked(kind):
+    model = noisy_model(kind, 2)
+
+    with torch.no_grad():
+        extra = model(*inputs(kind))[1]
+
+    assert not extra["inner_states"]
+
+
+def test_a_methods_name_cannot_be_registered_twice():
+    another = type("Another", (Method,), {})
+
     with pytest.raises(ValueError, match="every_slot"):
-        register("every_slot")(type("Other", (Method,), {}))
+        register("every_slot")(another)
 
 
 class TwiceTheBranch(nn.ModuleList):
-    """A merge x + 2 f that is an empty list of modules, as one is whose branch has nothing to learn."""
+    """A merge x + 2 f that is an empty list of modules, and therefore false as a truth value."""
 
     def forward(self, x, f, state=None):
         return x + 2 * f
@@ -328,7 +406,7 @@ class TwiceTheBranch(nn.ModuleList):
     scales = Residual.scales
 
 
-def test_a_merge_without_modules_inside_is_not_replaced():
+def test_a_merge_whose_truth_value_is_false_is_not_replaced_by_a_sum():
     method = type("Twice", (Method,), {"equation": "", "paper": "", "residual": lambda self, site: TwiceTheBranch()})
 
     with registered(method) as name:
@@ -341,12 +419,13 @@ def test_a_merge_without_modules_inside_is_not_replaced():
 @pytest.mark.parametrize(
     ("default", "values"), [(True, "flag"), (3, "number"), (0.5, "number"), (None, "text"), ("a", "text")]
 )
-def test_a_table_of_options_names_the_type_of_the_default(default, values):
+def test_an_option_without_choices_takes_values_of_its_defaults_type(default, values):
+    """A table of options says so in the column "values"."""
     assert Option(default, "help").values == values
 
 
-def test_a_merge_may_tell_its_terms_under_their_old_name():
-    """Methods of before define `added`, which is branch_and_sum by now."""
+def test_a_merge_may_define_branch_and_sum_by_its_former_name():
+    """The name was `added`."""
 
     class Doubling(Residual):
         def added(self, x, f):
