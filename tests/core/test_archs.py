@@ -1,4 +1,8 @@
-"""Tests of architecture names: the documented list, their sizes, one config by every route, DeepNorm's constants."""
+"""Tests of architecture names: the documented list, their sizes, one config by every route, DeepNorm's constants.
+
+A name is KIND[_WIDTH][_DEPTH]; `namespace(name)` is the config of a model, with the fields of fairseq's flags. Kinds
+are deepnet_transformer (a translator), deepnet_lm (a causal language model) and deepnet_masked_lm.
+"""
 
 import argparse
 from pathlib import Path
@@ -18,7 +22,8 @@ from deepnet_fairseq.plugin.building import build
 from deepnet_fairseq.plugin.flags import DeepTransformerConfig, namespace
 
 from ..support.configs import settings_of_flags, settings_of_yaml
-from ..support.single_stacks import KINDS, stack_of
+from ..support.single_stacks import KINDS as LANGUAGE_MODELS
+from ..support.single_stacks import stack_of
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "archs.txt"
 WIDTHS = {  # part of the name -> width, feed-forward width and heads
@@ -27,19 +32,18 @@ WIDTHS = {  # part of the name -> width, feed-forward width and heads
     "_medium": (768, 3072, 12),
     "_large": (1024, 4096, 16),
 }
-DEPTHS = (6, 12, 18, 24, 36, 48, 50, 60, 72, 100, 200, 250, 500, 1000)
+DEPTHS_OF_LANGUAGE_MODELS = (6, 12, 18, 24, 36, 48, 50, 60, 72, 100, 200, 250, 500, 1000)
 
 
-def test_the_names_are_those_of_the_golden_file():
+def test_the_architecture_names_are_those_of_the_golden_file():
     assert sorted(PRESETS) == GOLDEN.read_text().split()
 
 
-def test_the_command_prints_every_name(capsys):
+def test_the_methods_command_lists_every_architecture(capsys):
     main(["methods", "--archs"])
 
-    printed = capsys.readouterr().out
-    for name in PRESETS:
-        assert f"{name} " in printed, name
+    first_words = {line.partition(" ")[0] for line in capsys.readouterr().out.splitlines()}
+    assert PRESETS.keys() <= first_words
 
 
 def sizes_of(cfg, stack: str) -> tuple[int, ...]:
@@ -64,11 +68,10 @@ def test_a_translators_name_sets_its_sizes(arch, encoder_layers, decoder_layers,
     assert sizes_of(cfg, "decoder") == (decoder_layers, *WIDTHS[width])
 
 
-@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("depth", DEPTHS_OF_LANGUAGE_MODELS)
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", LANGUAGE_MODELS)
 def test_a_language_models_name_sets_its_sizes(kind, width, depth):
-    """Architecture names are KIND[_WIDTH][_DEPTH]."""
     cfg = namespace(f"{kind}{width}_{depth}")
 
     assert sizes_of(cfg, stack_of(kind)) == (depth, *WIDTHS[width])
@@ -76,7 +79,7 @@ def test_a_language_models_name_sets_its_sizes(kind, width, depth):
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", LANGUAGE_MODELS)
 def test_a_language_model_has_twelve_layers_by_default(kind, width):
     cfg = namespace(f"{kind}{width}")
 
@@ -84,14 +87,20 @@ def test_a_language_model_has_twelve_layers_by_default(kind, width):
     assert cfg.method == "deepnorm"
 
 
-def test_flags_override_a_name_and_the_decoder_is_as_wide_as_the_encoder():
-    cfg = namespace("deepnet_transformer_tiny_18_18", encoder_layers=5, encoder_embed_dim=32, decoder_ffn_embed_dim=48)
+def test_fields_that_are_given_override_those_of_the_name():
+    cfg = namespace("deepnet_transformer_tiny_18_18", encoder_layers=5, decoder_ffn_embed_dim=48)
 
-    assert sizes_of(cfg, "encoder") == (5, 32, 128, 2)
-    assert sizes_of(cfg, "decoder") == (18, 32, 48, 2)
+    assert sizes_of(cfg, "encoder") == (5, *WIDTHS["_tiny"])
+    assert sizes_of(cfg, "decoder") == (18, 64, 48, 2)
 
 
-OWN_FIELDS = {
+def test_a_decoder_is_as_wide_as_the_encoder_unless_told_otherwise():
+    cfg = namespace("deepnet_transformer_tiny_18_18", encoder_embed_dim=32)
+
+    assert cfg.decoder_embed_dim == 32
+
+
+OWN_FIELDS = {  # of our configs, beside the options of methods and modifiers
     "method", "init_profile", "deepnet_probe", "probe_interval", "probe_dir", "checkpoint_every", "_name",
     "stop_stuck", "epoch_weights", "cuda_graphs", "new_vocabulary", *MODIFIERS,
 }  # fmt: skip
@@ -107,22 +116,22 @@ def option_fields():
     return fields
 
 
-def test_other_flags_are_those_of_fairseqs_transformer():
+def test_all_other_fields_are_flags_of_fairseqs_transformer():
     parser = argparse.ArgumentParser(add_help=False)
     MODEL_REGISTRY["transformer"].add_args(parser)
-    of_fairseq = set()
+    flags_of_fairseq = set()
     for action in parser._actions:
-        of_fairseq |= set(action.option_strings)
+        flags_of_fairseq |= set(action.option_strings)
 
-    others = DeepTransformerConfig.__dataclass_fields__.keys() - OWN_FIELDS - option_fields()
+    other_fields = DeepTransformerConfig.__dataclass_fields__.keys() - OWN_FIELDS - option_fields()
 
-    assert others
-    for name in others:
-        assert f"--{name.replace('_', '-')}" in of_fairseq
+    assert other_fields
+    for field in other_fields:
+        assert f"--{field.replace('_', '-')}" in flags_of_fairseq
 
 
 @pytest.mark.parametrize(
-    ("arch", "ties"),
+    ("arch", "fields"),  # fields that give all embeddings and the output projection one matrix
     [
         ("deepnet_transformer_tiny_18_18", {"share_all_embeddings": True}),
         ("deepnet_lm_tiny_18", {"share_decoder_input_output_embed": True}),
@@ -130,29 +139,38 @@ def test_other_flags_are_those_of_fairseqs_transformer():
         ("normformer_lm_125m", {"share_decoder_input_output_embed": True}),
     ],
 )
-def test_the_parameter_count_is_that_of_the_built_model(arch, ties):
+def test_the_parameter_count_is_that_of_a_built_model_with_one_shared_matrix(arch, fields):
     with torch.device("meta"):
-        model = build(arch, vocab=500, **ties)
+        model = build(arch, vocab=500, **fields)
 
-    assert parameter_count(arch, 500) == sum(parameter.numel() for parameter in model.parameters())
+    assert parameter_count(arch, vocab=500) == sum(parameter.numel() for parameter in model.parameters())
 
 
-def test_the_command_reports_initial_weights(capsys):
+def cells_of_table(printed, place):
+    """Return the rows of a printed table as lists of words, without header and rule; a blank line ends each table."""
+    table = printed.strip().split("\n\n")[place]
+    return [line.split() for line in table.splitlines()[2:]]
+
+
+def test_the_methods_command_reports_initial_weights(capsys):
+    """A row has stack, branch, role of the matrix, layers, expected std, measured std, their ratio, largest bias."""
     main(["methods", "--weights", "deepnet_transformer_tiny_18_18"])
 
-    table = capsys.readouterr().out.split("\n\n")[0]
-    rows = [line.split() for line in table.splitlines()[2:]]
-    by_weight = {tuple(row[:3]): row for row in rows}
-    assert len(by_weight) == 16
-    assert by_weight["decoder", "encoder_attn", "v"][4] == f"{0.260847 / 8:.6f}"  # beta / sqrt(64)
-    for row in rows:
-        *_, ratio, largest_bias = row
+    rows = cells_of_table(capsys.readouterr().out, place=0)
+    in_encoder = 4 + 2  # matrices of self-attention and feed-forward
+    in_decoder = 4 + 4 + 2
+    assert len(rows) == in_encoder + in_decoder
+    expected_std = {(stack, branch, role): cells[1] for stack, branch, role, *cells in rows}
+    beta = (12 * 18) ** -0.25
+    xavier = (2 / (64 + 64)) ** 0.5
+    assert expected_std["decoder", "encoder_attn", "v"] == f"{beta * xavier:.6f}"
+    for *_, ratio, largest_bias in rows:
         assert float(ratio) == pytest.approx(1, abs=0.02)
-        assert largest_bias == "0"
+        assert float(largest_bias) == 0
 
 
 @pytest.mark.parametrize(
-    ("depths", "encoder", "decoder"),  # alpha and beta of DeepNet's Figure 2, to six decimals
+    ("depths", "encoder", "decoder"),  # (N, M); (alpha, beta) of a stack, DeepNet's Figure 2, to six decimals
     [
         ((1, 1), (0.810000, 0.870000), (1.316074, 0.537285)),
         ((6, 6), (1.417938, 0.496989), (2.059767, 0.343295)),
@@ -162,28 +180,33 @@ def test_the_command_reports_initial_weights(capsys):
     ],
 )
 def test_deepnorm_has_its_published_constants(depths, encoder, decoder):
+    """In the encoder 0.81 (N^4 M)^(1/16) and 0.87 (N^4 M)^(-1/16), in the decoder (3M)^(1/4) and (12M)^(-1/4)."""
     method = DeepNorm(*depths)
 
     assert tuple(method.coefficients("encoder").values()) == pytest.approx(encoder, abs=6e-7)
     assert tuple(method.coefficients("decoder").values()) == pytest.approx(decoder, abs=6e-7)
 
 
-def test_the_command_prints_deepnorms_constants(capsys):
+def test_the_methods_command_prints_deepnorms_constants(capsys):
     main(["methods", "deepnorm", "--layers", "60,12"])
 
-    table = capsys.readouterr().out.split("\n\n")[-1]
-    numbers = [line.split()[-1] for line in table.splitlines()[2:]]
-    assert numbers == ["2.633126", "0.267629", "2.449490", "0.288675"]
+    rows = cells_of_table(capsys.readouterr().out, place=-1)
+    assert rows == [
+        ["encoder", "alpha", "2.633126"],
+        ["encoder", "beta", "0.267629"],
+        ["decoder", "alpha", "2.449490"],
+        ["decoder", "beta", "0.288675"],
+    ]
 
 
-def test_a_causal_model_has_relu_and_untied_matrices():
+def test_a_causal_model_has_relu_and_untied_matrices_by_default():
     cfg = namespace(archs.LM)
 
     assert cfg.activation_fn == "relu"
     assert cfg.share_decoder_input_output_embed is False
 
 
-def test_a_masked_model_has_gelu_and_a_tied_head():
+def test_a_masked_model_has_gelu_and_a_tied_head_by_default():
     cfg = namespace(archs.MASKED_LM)
 
     assert cfg.activation_fn == "gelu"
@@ -191,7 +214,7 @@ def test_a_masked_model_has_gelu_and_a_tied_head():
 
 
 @pytest.mark.parametrize("field", ["encoder_learned_pos", "layernorm_embedding", "no_scale_embedding"])
-def test_normformers_masked_model_embeds_as_roberta_does(field):
+def test_normformers_masked_model_embeds_as_roberta_and_others_do_not(field):
     assert getattr(namespace("normformer_masked_lm_base"), field) is True
     assert getattr(namespace(archs.MASKED_LM), field) is False
 
@@ -199,37 +222,38 @@ def test_normformers_masked_model_embeds_as_roberta_does(field):
 def test_normformers_masked_model_is_of_base_size():
     cfg = namespace("normformer_masked_lm_base")
 
-    assert sizes_of(cfg, "encoder") == (12, 768, 3072, 12)
+    assert sizes_of(cfg, "encoder") == (12, *WIDTHS["_medium"])
     assert cfg.method == "normformer"
 
 
 TASKS = {archs.MODEL_NAME: "translation", archs.LM: "language_modeling", archs.MASKED_LM: "masked_lm"}
-SET_BY_TASKS = {"model.max_source_positions", "model.max_target_positions"}
+SET_BY_FAIRSEQS_TASKS = {"model.max_source_positions", "model.max_target_positions"}  # on the command line alone
 
 
 def write_yaml(path, task, fields):
+    """Write a config for fairseq-hydra-train with this task and these fields of the model."""
     lines = "".join(f"  {key}: {value}\n" for key, value in fields.items())
     path.write_text(f"# @package _group_\ntask:\n  _name: {task}\n  data: x\nmodel:\n{lines}")
 
 
 @pytest.mark.parametrize(
-    ("arch", "flags", "fields"),
+    ("arch", "flags", "fields", "method"),  # the same settings as flags and in YAML
     [
-        ("deepnet_transformer_tiny_12_6", ("--method", "pre_ln", "--encoder-normalize-before"),  # implied by pre_ln
-         {"method": "pre_ln", "encoder_normalize_before": "true"}),
-        ("deepnet_lm_tiny_24", (), {}),
+        ("deepnet_transformer_tiny_12_6", ("--method", "pre_ln", "--encoder-normalize-before"),
+         {"method": "pre_ln", "encoder_normalize_before": "true"}, "pre_ln"),
+        ("deepnet_lm_tiny_24", (), {}, "deepnorm"),
         ("normformer_lm_125m", ("--decoder-layers", "3", "--normformer-scale-residual"),
-         {"decoder_layers": 3, "normformer_scale_residual": "true"}),
+         {"decoder_layers": 3, "normformer_scale_residual": "true"}, "normformer"),
     ],
 )  # fmt: skip
-def test_flags_and_yaml_give_one_config(arch, flags, fields, tmp_path):
+def test_flags_and_yaml_give_one_config(arch, flags, fields, method, tmp_path):
     task = TASKS[archs.MODELS[arch]]
     write_yaml(tmp_path / "own.yaml", task, {"_name": arch} | fields)
 
     from_yaml = settings_of_yaml("own", tmp_path)
-    from_flags = settings_of_flags(["", "--task", task, "--arch", arch, *flags], "x")
+    from_flags = settings_of_flags(["fairseq-train", "--task", task, "--arch", arch, *flags], data="x")
 
+    assert from_flags["model.method"] == method
     for key, value in from_flags.items():
-        if key.startswith("model.") and key not in SET_BY_TASKS:
+        if key.startswith("model.") and key not in SET_BY_FAIRSEQS_TASKS:
             assert from_yaml[key] == value, key
-    assert from_flags["model.method"] == (archs.PRESETS[arch] | fields)["method"]

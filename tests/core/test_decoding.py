@@ -8,6 +8,7 @@ tokens.
 
 import copy
 from itertools import chain
+
 import pytest
 import torch
 

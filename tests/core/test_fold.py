@@ -1,4 +1,9 @@
-"""Tests that a folded model is fairseq's own `transformer`, `transformer_lm` or `roberta` with equal scores."""
+"""Tests that a folded model is fairseq's own `transformer`, `transformer_lm` or `roberta` with equal scores.
+
+Folding multiplies a method's factors, as DeepNorm's alpha, into the weights of a plain Post-LN or Pre-LN Transformer.
+`as_if_trained` builds a model of width 16 with noise on all weights; `folded` returns the config and the state dict of
+the plain model. FOLDABLE lists the methods that can be folded.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +11,8 @@ import pytest
 import torch
 
 from deepnet_fairseq.core import archs
-from deepnet_fairseq.core.archs import LM, ROBERTA
-from deepnet_fairseq.core.archs import MASKED_LM as MASKED
-from deepnet_fairseq.core.archs import MODEL_NAME as PAIR
+from deepnet_fairseq.core.archs import LM, MASKED_LM, ROBERTA
+from deepnet_fairseq.core.archs import MODEL_NAME as TRANSLATOR
 from deepnet_fairseq.core.methods import METHODS, Method
 from deepnet_fairseq.core.profile import residuals
 from deepnet_fairseq.tools.export.fold import fold, why_not_foldable
@@ -19,13 +23,16 @@ from ..support.errors import refused
 from ..support.every_slot import EverySlot
 from ..support.folds import FOLDABLE, as_if_trained, folded
 from ..support.helpers import PAD
-from ..support.single_stacks import EVERY, small
+from ..support.single_stacks import EVERY as EVERY_KIND
+from ..support.single_stacks import small
 
-WITHOUT_NORMS = {"normformer_no_attention_norm": True, "normformer_no_ffn_norm": True, "normformer_head_scale": "none"}
+PLAIN_NORMFORMER = {  # NormFormer without what it adds to Pre-LN
+    "normformer_no_attention_norm": True, "normformer_no_ffn_norm": True, "normformer_head_scale": "none",
+}  # fmt: skip
 CERTAINLY_FOLDABLE = {
     "admin", "admin_torch", "branchnorm", "deepnorm", "ds_init", "post_ln", "post_ln_init", "pre_ln",
 }  # fmt: skip
-OBSTACLES = {  # methods that do not fold -> what stands in the way
+OBSTACLES = {  # methods that do not fold -> what stands in the way, as a refusal names it
     "dlcl": "outputs",
     "normformer": "HeadScale",
     "r_fixup": "no LayerNorm",
@@ -41,8 +48,8 @@ def scores_at_real_tokens(model, kind):
     return single_stacks.scores(model, *given)[given[-1].ne(PAD)]
 
 
-def fairseqs_twin(model, layers, **fields):
-    """Build fairseq's own model from the folded one."""
+def fairseq_model_of(model, layers, **fields):
+    """Fold a model of these layers and fields, and build fairseq's own model from the result."""
     plain = folded(model, layers, **fields)
     return stock_model(plain.config, plain.state)
 
@@ -51,104 +58,117 @@ def assert_same_scores_in_fairseq(kind, layers, **fields):
     model = as_if_trained(kind, layers, **fields)
     before = scores_at_real_tokens(model, kind)
 
-    theirs = fairseqs_twin(model, layers, **fields)
+    theirs = fairseq_model_of(model, layers, **fields)
 
     assert type(theirs).__module__.startswith("fairseq.models.")
-    assert before.std() > 0.1
+    assert before.std() > 0.1  # scores that are all alike would prove nothing
     assert (before - scores_at_real_tokens(theirs, kind)).abs().max() <= 1e-4
 
 
-SCORED = [(EVERY[number % 3], 6, method) for number, method in enumerate(FOLDABLE)] + [(PAIR, 100, "deepnorm")]
+@pytest.mark.parametrize(
+    ("kind", "method"), [(EVERY_KIND[number % 3], method) for number, method in enumerate(FOLDABLE)]
+)
+def test_a_folded_method_has_the_same_scores_in_fairseq(kind, method):
+    assert_same_scores_in_fairseq(kind, 6, method=method)
 
 
-@pytest.mark.parametrize("kind, layers, method", SCORED)
-def test_a_folded_method_has_the_same_scores_in_fairseq(kind, layers, method):
-    assert_same_scores_in_fairseq(kind, layers, method=method)
+def test_a_folded_model_of_100_layers_has_the_same_scores_in_fairseq():
+    assert_same_scores_in_fairseq(TRANSLATOR, 100, method="deepnorm")
 
 
 def admin_with_first_omega_trained(**fields):
+    """Return the fields of an Admin model whose first branch has a trained omega too: it goes into the embedding."""
     return {"method": "admin", "admin_train": "all"} | fields
 
 
-OTHER_FLAGS = {
-    "admin_torch, trained": (PAIR, {"method": "admin_torch", "admin_torch_as_parameter": True}),
-    "first omega, shared embeddings": (PAIR, admin_with_first_omega_trained(share_all_embeddings=True)),
-    "first omega, LayerNorm on embeddings": (PAIR, admin_with_first_omega_trained(layernorm_embedding=True)),
-    "first omega, learned positions": (PAIR, admin_with_first_omega_trained(encoder_learned_pos=True)),
-    "first omega, no positions": (PAIR, admin_with_first_omega_trained(no_token_positional_embeddings=True)),
+MODELS_WITH_FLAGS = {  # what is tested -> kind of model, fields; few positions are hardly more than a batch needs
+    "admin_torch, trained": (TRANSLATOR, {"method": "admin_torch", "admin_torch_as_parameter": True}),
+    "first omega, shared embeddings": (TRANSLATOR, admin_with_first_omega_trained(share_all_embeddings=True)),
+    "first omega, LayerNorm on embeddings": (TRANSLATOR, admin_with_first_omega_trained(layernorm_embedding=True)),
+    "first omega, learned positions": (TRANSLATOR, admin_with_first_omega_trained(encoder_learned_pos=True)),
+    "first omega, no positions": (TRANSLATOR, admin_with_first_omega_trained(no_token_positional_embeddings=True)),
     "few positions": (
-        PAIR, {"method": "deepnorm", "encoder_learned_pos": True, "max_source_positions": 10},
+        TRANSLATOR, {"method": "deepnorm", "encoder_learned_pos": True, "max_source_positions": 10},
     ),
-    "branches that rise": (PAIR, {"method": "deepnorm", "pro_res": True}),
-    "normformer less its norms": (PAIR, {"method": "normformer", **WITHOUT_NORMS}),
+    "branches that rise": (TRANSLATOR, {"method": "deepnorm", "pro_res": True}),
+    "normformer less its norms": (TRANSLATOR, {"method": "normformer", **PLAIN_NORMFORMER}),
     "causal, first omega, tied output": (LM, admin_with_first_omega_trained(share_decoder_input_output_embed=True)),
     "causal, few positions": (
         LM, {"method": "deepnorm", "decoder_learned_pos": True, "max_target_positions": 9},
     ),
-    "as RoBERTa, Pre-LN": (MASKED, {"method": "pre_ln", **ROBERTA}),
-    "masked, first omega, untied": (MASKED, admin_with_first_omega_trained(untie_weights_roberta=True)),
-    "masked, first omega, as RoBERTa": (MASKED, admin_with_first_omega_trained(**ROBERTA)),
-    "masked, few positions": (MASKED, {"method": "post_ln", "max_positions": 9, **ROBERTA}),
+    "as RoBERTa, Pre-LN": (MASKED_LM, {"method": "pre_ln", **ROBERTA}),
+    "masked, first omega, untied": (MASKED_LM, admin_with_first_omega_trained(untie_weights_roberta=True)),
+    "masked, first omega, as RoBERTa": (MASKED_LM, admin_with_first_omega_trained(**ROBERTA)),
+    "masked, few positions": (MASKED_LM, {"method": "post_ln", "max_positions": 9, **ROBERTA}),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", OTHER_FLAGS)
-def test_a_model_with_other_flags_has_the_same_scores_in_fairseq(case):
-    kind, fields = OTHER_FLAGS[case]
-
+@pytest.mark.parametrize(("kind", "fields"), MODELS_WITH_FLAGS.values(), ids=MODELS_WITH_FLAGS)
+def test_a_folded_model_with_other_flags_has_the_same_scores_in_fairseq(kind, fields):
     assert_same_scores_in_fairseq(kind, 3, **fields)
 
 
 def test_admins_fold_is_exact_in_float64():
-    """Admin's fold moves omegas into LayerNorms and divides the next matrices."""
-    model = as_if_trained(PAIR, 6, method="admin").double()
-    before = scores_at_real_tokens(model, PAIR)
+    """Admin's fold moves omegas into LayerNorms and divides the matrices that read these."""
+    model = as_if_trained(TRANSLATOR, 6, method="admin").double()
+    before = scores_at_real_tokens(model, TRANSLATOR)
 
-    left_over = fold(model)
-    for _, residual in residuals(model):  # folded factors leave a plain residual
+    changed_fields = fold(model)
+    for _, residual in residuals(model):  # weights have the omegas, so the model has to compute without them
         residual.omega.data.fill_(1.0)
 
-    assert left_over == {}
-    assert (scores_at_real_tokens(model, PAIR) - before).abs().max().item() < 1e-12
+    assert changed_fields == {}
+    assert (scores_at_real_tokens(model, TRANSLATOR) - before).abs().max().item() < 1e-12
 
 
 @pytest.mark.parametrize(
-    "kind, fields, output",
+    ("kind", "fields", "output"),
     [
-        (PAIR, {"share_all_embeddings": True}, "decoder.output_projection.weight"),
+        (TRANSLATOR, {"share_all_embeddings": True}, "decoder.output_projection.weight"),
         (LM, {"share_decoder_input_output_embed": True}, "decoder.output_projection.weight"),
-        (MASKED, {}, "encoder.lm_head.weight"),
+        (MASKED_LM, {}, "encoder.lm_head.weight"),
     ],
 )
-def test_tied_weights_stay_tied(kind, fields, output):
+def test_an_embedding_tied_to_the_output_stays_tied(kind, fields, output):
     model = as_if_trained(kind, 2, method="post_ln", **fields)
 
     plain = folded(model, 2, method="post_ln", **fields)
 
-    embedding = plain.state[STOCK[kind].symbols[0]]
-    assert plain.state[output].data_ptr() == embedding.data_ptr()
+    embedding = STOCK[kind].symbols[0]  # the first name of a matrix with a row for each symbol
+    assert plain.state[output].data_ptr() == plain.state[embedding].data_ptr()
     for name, value in fields.items():
         assert plain.config[name] == value
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
+@pytest.mark.parametrize(("method", "is_pre_norm"), [("post_ln", False), ("pre_ln", True)])
+def test_a_folded_models_config_says_where_its_layer_norms_are(kind, method, is_pre_norm):
+    model = as_if_trained(kind, 2, method=method)
+
+    plain = folded(model, 2, method=method)
+
     for stack in archs.STACKS[kind]:
-        assert plain.config[f"{stack}_normalize_before"] is False
+        assert plain.config[f"{stack}_normalize_before"] is is_pre_norm
 
 
 def test_a_classification_head_is_kept():
-    model = as_if_trained(MASKED, 2, method="deepnorm")
-    model.register_classification_head("colours", 3, 8)
-    asked = {"classification_head_name": "colours", "features_only": True}
+    """Its scores of three classes are the same in fairseq."""
+    model = as_if_trained(MASKED_LM, 2, method="deepnorm")
+    model.register_classification_head("colours", num_classes=3, inner_dim=8)
+    by_head = {"classification_head_name": "colours", "features_only": True}
     tokens = single_stacks.batch()
 
     with torch.no_grad():
-        ours = model(tokens, **asked)[0]
-        theirs = fairseqs_twin(model, 2, method="deepnorm")(tokens, **asked)[0]
+        before = model(tokens, **by_head)[0]
+        theirs = fairseq_model_of(model, 2, method="deepnorm")
+        after = theirs(tokens, **by_head)[0]
 
-    assert ours.shape == (3, 3)
-    assert ours.std() > 0
-    assert (ours - theirs).abs().max() <= 1e-5
+    assert before.shape == (len(tokens), 3)
+    assert before.std() > 0
+    assert (before - after).abs().max() <= 1e-5
 
 
-def test_methods_that_certainly_fold_are_foldable():
+def test_methods_with_plain_layers_are_foldable():
     assert set(FOLDABLE) >= CERTAINLY_FOLDABLE
 
 
@@ -156,7 +176,7 @@ def test_methods_with_an_obstacle_are_not_foldable():
     assert not OBSTACLES.keys() & set(FOLDABLE)
 
 
-@pytest.mark.parametrize("kind", EVERY)
+@pytest.mark.parametrize("kind", EVERY_KIND)
 @pytest.mark.parametrize("method", sorted(METHODS.keys() - set(FOLDABLE)))
 def test_a_method_that_does_not_fold_is_refused_by_name(kind, method):
     model = small(kind, 4, method=method)
@@ -164,8 +184,9 @@ def test_a_method_that_does_not_fold_is_refused_by_name(kind, method):
     with refused() as caught:
         folded(model, 4, method=method)
 
-    assert f"--method {method} " in f"{caught.value.subject} "
-    assert OBSTACLES.get(method, "") in caught.value.way_out
+    words = caught.value.subject.split()
+    assert words[words.index("--method") + 1] == method
+    assert OBSTACLES.get(method, "") in caught.value.way_out  # further methods have obstacles of any kind
 
 
 OPTIONAL_SLOTS = ("mixer", "ending", "before", "hidden", "heads", "inner", "outer", "beginning", "bypass")
@@ -173,14 +194,17 @@ OPTIONAL_SLOTS = ("mixer", "ending", "before", "hidden", "heads", "inner", "oute
 
 @pytest.fixture
 def why_every_slot_does_not_fold(monkeypatch):
-    """Register a method that fills every slot; the value is a function that says why a model of it does not fold."""
+    """Register EverySlot, a method that fills every slot, with streams of double width and norms in two places.
+
+    The value is a function that says why a model of it does not fold.
+    """
     monkeypatch.setitem(METHODS, "every_slot", EverySlot)
     monkeypatch.setattr(EverySlot, "name", "every_slot", raising=False)
-    return lambda: why_not_foldable(small(PAIR, method="every_slot"))
+    return lambda: why_not_foldable(small(TRANSLATOR, method="every_slot"))
 
 
-def test_a_stream_of_another_width_does_not_fold(why_every_slot_does_not_fold):
-    assert "branch reads" in why_every_slot_does_not_fold()
+def test_a_stream_wider_than_a_branch_does_not_fold(why_every_slot_does_not_fold):
+    assert "branch" in why_every_slot_does_not_fold()
 
 
 def test_layer_norms_at_different_places_do_not_fold(why_every_slot_does_not_fold, monkeypatch):
@@ -189,28 +213,37 @@ def test_layer_norms_at_different_places_do_not_fold(why_every_slot_does_not_fol
     assert "LayerNorms" in why_every_slot_does_not_fold()
 
 
-@pytest.mark.parametrize("emptied", range(len(OPTIONAL_SLOTS) + 1))
-def test_a_filled_slot_does_not_fold(emptied, why_every_slot_does_not_fold, monkeypatch):
-    """Slots are left empty one after the other, until only the merge of shortcut and branch is left, a Gate."""
+@pytest.fixture
+def plain_streams_and_norms(monkeypatch):
+    """Give EverySlot the streams and norms of a plain Transformer, so that only its slots stand in the way."""
     monkeypatch.setattr(EverySlot, "stream_width", Method.stream_width)
     monkeypatch.setattr(EverySlot, "norm_place", Method.norm_place)
+
+
+@pytest.mark.usefixtures("plain_streams_and_norms")
+@pytest.mark.parametrize("emptied", range(len(OPTIONAL_SLOTS)))
+def test_a_filled_slot_does_not_fold(emptied, why_every_slot_does_not_fold, monkeypatch):
+    """Slots are left empty one after the other."""
     for slot in OPTIONAL_SLOTS[:emptied]:
         monkeypatch.setattr(EverySlot, slot, lambda *_: None)
 
-    reason = why_every_slot_does_not_fold()
+    assert why_every_slot_does_not_fold() is not None
 
-    assert reason is not None
-    if emptied == 0:
-        assert "combination" in reason
-    if emptied == len(OPTIONAL_SLOTS):
-        assert "a Gate" in reason
+
+@pytest.mark.usefixtures("plain_streams_and_norms")
+def test_an_unknown_merge_of_shortcut_and_branch_does_not_fold(why_every_slot_does_not_fold, monkeypatch):
+    """It is named by its class, Gate."""
+    for slot in OPTIONAL_SLOTS:
+        monkeypatch.setattr(EverySlot, slot, lambda *_: None)
+
+    assert "Gate" in why_every_slot_does_not_fold()
 
 
 def test_a_shortcut_scaled_feature_by_feature_is_refused():
-    fields = {"method": "normformer", "normformer_scale_residual": True} | WITHOUT_NORMS
+    fields = {"method": "normformer", "normformer_scale_residual": True} | PLAIN_NORMFORMER
 
     with refused("--method normformer") as caught:
-        folded(small(PAIR, **fields), 2, **fields)
+        folded(small(TRANSLATOR, **fields), 2, **fields)
 
     assert "shortcut" in caught.value.way_out
 
@@ -219,18 +252,19 @@ def test_a_norm_on_queries_and_keys_is_refused():
     fields = {"method": "deepnorm", "qk_norm": True}
 
     with refused("--method deepnorm") as caught:
-        folded(small(PAIR, **fields), 2, **fields)
+        folded(small(TRANSLATOR, **fields), 2, **fields)
 
     assert "queries" in caught.value.way_out
 
 
 def test_a_shortcut_with_a_negative_factor_is_refused():
-    model = as_if_trained(PAIR, 2, method="gpas")
+    """GPAS's factor on the shortcut is 1 - SiLU(g), here of g = 1.5."""
+    model = as_if_trained(TRANSLATOR, 2, method="gpas")
     for _, residual in residuals(model):
-        residual.g.data.fill_(1.5)  # 1 - SiLU(1.5) < 0
+        residual.g.data.fill_(1.5)
 
     with refused("--method gpas") as caught:
         folded(model, 2, method="gpas")
 
     assert "shortcut" in caught.value.way_out
-    assert "above 0" in caught.value.way_out
+    assert "0" in caught.value.way_out  # the limit

@@ -1,6 +1,11 @@
-"""Tests of initial weights against the closed forms of each method and profile."""
+"""Tests of initial weights against the closed forms of each method and profile.
+
+A profile says from which distribution matrices and biases are drawn; a method multiplies the standard deviations of
+matrices by gains of its own. "6L-6L" is a model of 6 encoder and 6 decoder layers.
+"""
 
 import math
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -8,17 +13,15 @@ from torch import nn
 
 from deepnet_fairseq.core import archs
 from deepnet_fairseq.core.initialisation import branch_weights, init_report, initialize
-from deepnet_fairseq.core.methods import METHODS, get_method
+from deepnet_fairseq.core.methods import METHODS, Method, get_method
 from deepnet_fairseq.plugin.building import build
 
 from ..support import single_stacks
 from ..support.helpers import PAD, small
 
-BASE_STD = 0.0095954  # of fc1 and fc2 in a decoder of 6L-6L: DeepNorm's beta 0.343295 x Xavier's 0.0279508
-
 
 def first_layers(method, profile):
-    """Build a 2L-2L base model initialised as the first layers of a 6L-6L one."""
+    """Build a 2L-2L model of width 512 and FFN width 2048, initialised as the first layers of a 6L-6L one."""
     model = build(encoder_layers=2, decoder_layers=2, method=method, vocab=50)
     torch.manual_seed(0)
     initialize(model, get_method(method)(6, 6), profile)
@@ -30,44 +33,49 @@ def largest_in_stds(weight):
 
 
 @pytest.mark.parametrize("profile", ["xavier_normal", "xavier_uniform"])
-def test_deepnorms_profiles_have_its_std_and_no_biases(profile):
+def test_deepnorms_profiles_have_the_std_beta_times_xaviers(profile):
     model = first_layers("deepnorm", profile)
 
-    assert model.decoder.layers[0].fc1.weight.std().item() == pytest.approx(BASE_STD, rel=0.01)
-    for weight in branch_weights(model):
-        assert not weight.linear.bias.any()
+    beta = (12 * 6) ** -0.25  # of a decoder, DeepNet's Figure 2
+    xavier = math.sqrt(2 / (512 + 2048))
+    assert model.decoder.layers[0].fc1.weight.std().item() == pytest.approx(beta * xavier, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("method", "profile"),
+    [("deepnorm", "xavier_normal"), ("deepnorm", "xavier_uniform"), ("post_ln", "xavier_legacy")],
+)
+def test_biases_of_the_xavier_profiles_are_zero(method, profile):
+    for weight in branch_weights(first_layers(method, profile)):
+        assert not weight.linear.bias.any(), weight
 
 
 def test_deepnorm_draws_from_a_normal_distribution():
+    """The largest of a million numbers is near 5 standard deviations."""
     model = first_layers("deepnorm", "xavier_normal")
 
     assert largest_in_stds(model.decoder.layers[0].fc1.weight) > 3.5
 
 
 def test_deepnorms_variant_draws_from_a_uniform_distribution():
-    """It ends at sqrt(3) standard deviations."""
+    """A uniform distribution ends at sqrt(3) standard deviations."""
     model = first_layers("deepnorm", "xavier_uniform")
 
     assert largest_in_stds(model.decoder.layers[0].fc1.weight) == pytest.approx(math.sqrt(3), rel=0.01)
 
 
 def test_fairseqs_biases_are_drawn_but_for_attentions_output():
-    """Their bound is 1 / sqrt(inputs), 512 or 2048."""
-    bounds = {"q": 0.0442, "k": 0.0442, "v": 0.0442, "out": 0.0, "fc1": 0.0442, "fc2": 0.0221}
+    """Their bound is 1 / sqrt(inputs)."""
+    bounds = {"q": 512**-0.5, "k": 512**-0.5, "v": 512**-0.5, "out": 0.0, "fc1": 512**-0.5, "fc2": 2048**-0.5}
 
     for weight in branch_weights(first_layers("post_ln", "fairseq_head")):
         largest = weight.linear.bias.abs().max().item()
         assert largest == pytest.approx(bounds[weight.role], rel=0.02), weight
 
 
-def test_biases_of_the_legacy_profile_are_zero():
-    for weight in branch_weights(first_layers("post_ln", "xavier_legacy")):
-        assert not weight.linear.bias.any(), weight
-
-
-@pytest.mark.parametrize("decoder_width", [256, 384])
+@pytest.mark.parametrize("decoder_width", [256, 384])  # the encoder's width and another one, for cross-attention
 def test_profile_fairseq_head_is_what_fairseq_draws(decoder_width):
-    """Every matrix has the std of the stock model's, whose sampling noise is below 3%."""
+    """Every matrix of a branch has the std of the stock model's, whose sampling noise is below 3%."""
     fields = {
         "encoder_embed_dim": 256,
         "decoder_embed_dim": decoder_width,
@@ -78,20 +86,27 @@ def test_profile_fairseq_head_is_what_fairseq_draws(decoder_width):
     theirs = single_stacks.stock(archs.MODEL_NAME, **fields).state_dict()
 
     matrices = [name for name, tensor in ours.items() if tensor.dim() == 2]
-    branches = [name for name in matrices if "embed_tokens" not in name and "output_projection" not in name]
-    assert branches
-    for name in branches:
+    of_branches = [name for name in matrices if "embed_tokens" not in name and "output_projection" not in name]
+    assert of_branches
+    for name in of_branches:
         assert ours[name].std().item() == pytest.approx(theirs[name].std().item(), rel=0.03), name
 
 
 WIDTH = 336
-INITIAL_EMBEDDING = {"t_fixup": 18**-0.25}  # times 1 / sqrt(width): T-Fixup's (9N)^(-1/4) for N = 2
-INITIAL_PROJECTION = {"r_fixup": 0}
+EMBEDDING_GAINS = {"t_fixup": (9 * 2) ** -0.25}  # method -> factor on 1 / sqrt(width): T-Fixup's (9N)^(-1/4), N = 2
+PROJECTION_GAINS = {"r_fixup": 0}  # method -> factor on 1 / sqrt(width), of the projection to the vocabulary
+
+
+class Drawn(NamedTuple):
+    """A model with its initial values, and the method that drew them."""
+
+    method: Method
+    model: nn.Module
 
 
 @pytest.fixture(scope="module", params=range(len(METHODS)), ids=sorted(METHODS))
-def method_and_model(request):
-    """Provide each method with a model in one of three kinds, with 2 layers a stack.
+def drawn(request):
+    """Provide a model of each method in one of three kinds, in turn, with 2 layers a stack.
 
     Learned positions and 2000 symbols of width 336 make standard deviations of embeddings exact enough.
     """
@@ -106,7 +121,7 @@ def method_and_model(request):
 
     torch.manual_seed(0)
     model = build(kind, 2000, method=name, **fields)
-    return get_method(name)(*depths), model
+    return Drawn(get_method(name)(*depths), model)
 
 
 def std_in_widths(weight):
@@ -114,31 +129,35 @@ def std_in_widths(weight):
     return weight.std().item() * WIDTH**0.5
 
 
-def test_branch_weights_have_the_std_that_the_methods_gain_states(method_and_model):
-    """The std is pooled over layers."""
-    method, model = method_and_model
+def test_branch_weights_have_the_std_that_the_methods_gain_states(drawn):
+    """A row of the report compares the matrices of one role, over all layers of a stack."""
+    default_profile = drawn.method.init_profiles[0]
 
-    report = list(init_report(model, method, method.init_profiles[0]))
+    report = init_report(drawn.model, drawn.method, default_profile)
 
     assert report
     for row in report:
         assert row.ratio == pytest.approx(1, abs=0.015), row
 
 
-def test_embeddings_have_the_methods_std_and_padding_is_zero(method_and_model):
-    method, model = method_and_model
+def test_embeddings_have_the_methods_std_and_zero_for_padding(drawn):
+    gain = EMBEDDING_GAINS.get(drawn.method.name, 1)
 
-    for stack in model.stacks().values():
-        words = stack.embed_tokens.weight
+    for stack in drawn.model.stacks().values():
+        symbols = stack.embed_tokens.weight
+        assert std_in_widths(symbols[PAD + 1 :]) == pytest.approx(gain, rel=0.01)
+        assert not symbols[PAD].any()
+
+
+def test_positions_have_the_same_std_in_all_methods_and_zero_for_padding(drawn):
+    for stack in drawn.model.stacks().values():
         positions = stack.embed_positions.weight
-        assert not words[PAD].any()
-        assert not positions[PAD].any()
-        assert std_in_widths(words[PAD + 1 :]) == pytest.approx(INITIAL_EMBEDDING.get(method.name, 1), rel=0.01)
         assert std_in_widths(positions[PAD + 1 :]) == pytest.approx(1, rel=0.01)
+        assert not positions[PAD].any()
 
 
-def test_the_vocabulary_projection_is_drawn_or_tied_in_a_masked_model(method_and_model):
-    method, model = method_and_model
+def test_the_vocabulary_projection_is_drawn_or_tied_in_a_masked_model(drawn):
+    model = drawn.model
     first_stack = next(iter(model.stacks().values()))
     projection = model.vocabulary_projection().weight
 
@@ -148,20 +167,19 @@ def test_the_vocabulary_projection_is_drawn_or_tied_in_a_masked_model(method_and
         assert not model.lm_head.bias.any()
         assert not model.lm_head.dense.bias.any()
     else:
+        gain = PROJECTION_GAINS.get(drawn.method.name, 1)
         assert projection is not first_stack.embed_tokens.weight
-        assert std_in_widths(projection) == pytest.approx(INITIAL_PROJECTION.get(method.name, 1), rel=0.01)
+        assert std_in_widths(projection) == pytest.approx(gain, rel=0.01)
 
 
-def test_layer_norms_begin_as_plain_ones(method_and_model):
-    _, model = method_and_model
-
-    for module in model.modules():
+def test_layer_norms_begin_with_gain_one_and_bias_zero(drawn):
+    for module in drawn.model.modules():
         if isinstance(module, nn.LayerNorm):
             assert (module.weight == 1).all()
             assert not module.bias.any()
 
 
-def test_a_parameter_that_no_profile_knows_is_an_error():
+def test_a_parameter_that_no_rule_covers_is_an_error():
     model = small(1)
     model.encoder.surprise = nn.Parameter(torch.zeros(3))
 

@@ -1,4 +1,7 @@
-"""Tests that an update needs few operations and few copies on a GPU, counted on the CPU and the device meta."""
+"""Tests that an update needs few operations and few copies on a GPU, counted on the CPU and the device meta.
+
+`Operations` records the operations of ATen in its context, without those that only make views.
+"""
 
 import copy
 
@@ -7,7 +10,6 @@ import torch
 
 from deepnet_fairseq import register
 from deepnet_fairseq.core import models
-from deepnet_fairseq.core.archs import LM, MODEL_NAME
 from deepnet_fairseq.core.cache import DecoderCache, EncoderOutput
 from deepnet_fairseq.core.methods.branchnorm import RisingBranch
 from deepnet_fairseq.core.modules import additive_mask
@@ -15,12 +17,17 @@ from deepnet_fairseq.core.slots import Multiply, Shift
 
 from ..support.operations import Operations
 
-ALIGNMENT = 8  # numbers; rows of a mask that begin elsewhere would be copied for the memory-efficient kernel
-TINY = {MODEL_NAME: "deepnet_transformer_tiny", LM: "deepnet_lm_tiny"}
+ALIGNMENT = 8  # numbers; rows of a mask that begin elsewhere would be copied for torch's memory-efficient kernel
+VOCAB = 20  # symbols of models here
 
 
-@pytest.mark.parametrize("begin", [register, lambda: models.build(TINY[LM], 20)], ids=["fairseq", "the core alone"])
+def build_core_model():
+    models.build("deepnet_lm_tiny", VOCAB)
+
+
+@pytest.mark.parametrize("begin", [register, build_core_model])  # with fairseq, and without it
 def test_cudnns_attention_is_disabled(begin):
+    """cuDNN needs half a second for each new shape of a batch."""
     torch.backends.cuda.enable_cudnn_sdp(True)
 
     begin()
@@ -29,6 +36,7 @@ def test_cudnns_attention_is_disabled(begin):
 
 
 def assert_rows_aligned(mask):
+    """Check that the rows of a mask (.., S) begin a multiple of 8 numbers apart, and are whole in memory."""
     assert mask.stride(-1) == 1
     for stride in mask.stride()[:-1]:
         assert stride % ALIGNMENT == 0
@@ -37,21 +45,36 @@ def assert_rows_aligned(mask):
 @pytest.mark.parametrize("length", [7, 8, 13])
 def test_rows_of_masks_are_aligned(length):
     visible = torch.ones(3, 1, 1, length, dtype=torch.bool)
+
+    mask = additive_mask(visible, torch.float16)
+
+    assert_rows_aligned(mask)
+
+
+@pytest.mark.parametrize("length", [7, 8, 13])
+def test_masks_are_zero_where_a_query_may_look_and_the_lowest_number_elsewhere(length):
+    visible = torch.ones(3, 1, 1, length, dtype=torch.bool)
     visible[1, ..., :2] = False
 
     mask = additive_mask(visible, torch.float16)
 
-    assert mask.shape == visible.shape
-    assert_rows_aligned(mask)
-    assert torch.equal(mask == 0, visible)
-    assert mask[1, 0, 0, 0] == torch.finfo(torch.float16).min
+    expected = torch.zeros(3, 1, 1, length)
+    expected[1, ..., :2] = torch.finfo(torch.float16).min
+    assert torch.equal(mask.float(), expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_masks_have_autocasts_type(dtype):
+every_half_precision = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+
+
+@pytest.fixture
+def nothing_visible():
+    """Provide a bool mask (B, 1, 1, S) of 2 sentences of 7 tokens that hides all of them."""
+    return torch.zeros(2, 1, 1, 7, dtype=torch.bool)
+
+
+@every_half_precision
+def test_masks_have_autocasts_type(dtype, nothing_visible):
     """That avoids a copy in each layer, and an overflow of float32's minimum to -inf."""
-    nothing_visible = torch.zeros(2, 1, 1, 7, dtype=torch.bool)
-
     with torch.autocast("cpu", dtype):
         mask = additive_mask(nothing_visible, torch.float32)
 
@@ -60,79 +83,95 @@ def test_masks_have_autocasts_type(dtype):
     assert mask.stride(0) == ALIGNMENT
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_masks_keep_their_type_where_autocast_does_not_act(dtype):
-    """It leaves float64 alone, and is not on for the device meta."""
-    nothing_visible = torch.zeros(2, 1, 1, 7, dtype=torch.bool)
-
+@every_half_precision
+def test_masks_are_float64_under_autocast_where_scores_are(dtype, nothing_visible):
+    """Autocast leaves float64 alone."""
     with torch.autocast("cpu", dtype):
-        exact = additive_mask(nothing_visible, torch.float64)
-        elsewhere = additive_mask(nothing_visible.to("meta"), torch.float32)
+        mask = additive_mask(nothing_visible, torch.float64)
 
-    assert exact.dtype == torch.float64
-    assert elsewhere.dtype == torch.float32
+    assert mask.dtype == torch.float64
+
+
+@every_half_precision
+def test_masks_on_the_device_meta_have_the_type_of_the_scores(dtype, nothing_visible):
+    """Autocast is not on for that device."""
+    with torch.autocast("cpu", dtype):
+        mask = additive_mask(nothing_visible.to("meta"), torch.float32)
+
+    assert mask.dtype == torch.float32
 
 
 def test_a_step_of_decoding_copies_nothing_to_the_device():
-    """It makes a mask on the device whose rows need no copy."""
-    states = torch.empty(3, 5, 64, device="meta")
-    embedded = torch.empty(12, 1, 64, device="meta")
+    """It makes its mask on the device, with rows that need no copy."""
+    sentences, source_tokens, beams, width = 3, 5, 4, 64
+    states = torch.empty(sentences, source_tokens, width, device="meta")
+    newest_tokens = torch.empty(sentences * beams, 1, width, device="meta")
 
     with torch.no_grad(), Operations() as operations:
-        cache = DecoderCache(EncoderOutput(states, None, 4), 12)
-        x, mask = cache.advance(embedded)
+        cache = DecoderCache(EncoderOutput(states, mask=None, beams=beams), rows=sentences * beams)
+        x, mask = cache.advance(newest_tokens)
 
     assert "_to_copy" not in operations.names
-    assert x.shape == (3, 4, 64)
-    assert mask.shape == (3, 1, 4, 4)
+    assert x.shape == (sentences, beams, width)
+    assert mask.shape == (sentences, 1, beams, beams)  # each beam has one key so far
     assert_rows_aligned(mask)
+
+
+NUMBERS = 10_000
+OUTPUT_GRADIENT = 100.0  # of each number; a sum of NUMBERS of them is beyond float16's range
 
 
 @pytest.fixture
 def half_precision_input():
-    return torch.linspace(0.5, 2, 10_000).half().requires_grad_()
+    """Provide 10,000 numbers from 0.5 to 2 in float16."""
+    return torch.linspace(0.5, 2, NUMBERS).half().requires_grad_()
 
 
 def with_a_number_beyond_half_precision(module):
-    """Move a module's learned number by what float16 cannot tell; return the number."""
+    """Return a module with its one learned number moved by what float16 cannot tell."""
     (number,) = module.parameters()
     with torch.no_grad():
         number.add_(1e-4)
-    return number
+    return module
 
 
 def test_a_learned_factor_costs_one_operation_in_half_precision(half_precision_input):
     """It is applied exactly, and its gradient is summed in float32."""
     x = half_precision_input
-    module = Multiply(1.3)
-    number = with_a_number_beyond_half_precision(module)
+    multiply = with_a_number_beyond_half_precision(Multiply(1.3))
+    (factor,) = multiply.parameters()
 
     with Operations() as operations:
-        y = module(x)
-    y.backward(torch.full_like(y, 100.0))
+        y = multiply(x)
+    y.backward(torch.full_like(y, OUTPUT_GRADIENT))
 
     assert len(operations) == 1
     assert y.dtype == torch.float16
-    assert torch.equal(y, (x.double() * float(number)).half())
-    assert number.grad.item() == pytest.approx(100 * x.double().sum().item(), rel=1e-5)
-    assert torch.allclose(x.grad.float(), torch.full((10_000,), 100.0 * float(number)), rtol=1e-3)
+    assert torch.equal(y, (x.double() * factor.item()).half())
+    assert factor.grad.item() == pytest.approx(OUTPUT_GRADIENT * x.double().sum().item(), rel=1e-5)
+    assert torch.allclose(x.grad.float(), torch.full((NUMBERS,), OUTPUT_GRADIENT * factor.item()), rtol=1e-3)
 
 
 def test_a_learned_shift_costs_one_operation_in_half_precision(half_precision_input):
-    """It is applied exactly, and its gradient is summed in float32."""
+    """A shift computes x - b. It is applied exactly, and its gradient is summed in float32."""
     x = half_precision_input
-    module = Shift()
-    number = with_a_number_beyond_half_precision(module)
+    shift = with_a_number_beyond_half_precision(Shift())
+    (b,) = shift.parameters()
 
     with Operations() as operations:
-        y = module(x)
-    y.backward(torch.full_like(y, 100.0))
+        y = shift(x)
+    y.backward(torch.full_like(y, OUTPUT_GRADIENT))
 
     assert len(operations) == 1
     assert y.dtype == torch.float16
-    assert torch.equal(y, (x.double() - float(number)).half())
-    assert number.grad.item() == pytest.approx(-100 * 10_000, rel=1e-5)
-    assert torch.allclose(x.grad.float(), torch.full((10_000,), 100.0), rtol=1e-3)
+    assert torch.equal(y, (x.double() - b.item()).half())
+    assert b.grad.item() == pytest.approx(-OUTPUT_GRADIENT * NUMBERS, rel=1e-5)
+    assert torch.allclose(x.grad.float(), torch.full((NUMBERS,), OUTPUT_GRADIENT), rtol=1e-3)
+
+
+# BranchNorm multiplies branches by min(t / T, 1) in update t, T = 4000
+
+every_stack_count = pytest.mark.parametrize("arch", ["deepnet_transformer_tiny", "deepnet_lm_tiny"])  # two stacks, one
 
 
 def branchnorm_factors(model):
@@ -141,9 +180,9 @@ def branchnorm_factors(model):
 
 
 @pytest.mark.parametrize("cast_before", [False, True])  # a cast separates the branches' copies of the factor
-@pytest.mark.parametrize("kind", [MODEL_NAME, LM])
-def test_branchnorms_factor_is_written_once_a_stack(kind, cast_before):
-    model = models.build(TINY[kind], 20, method="branchnorm")
+@every_stack_count
+def test_branchnorms_factor_is_written_once_a_stack(arch, cast_before):
+    model = models.build(arch, VOCAB, method="branchnorm")
     if cast_before:
         model.set_num_updates(99)
         model.half().float()
@@ -152,20 +191,29 @@ def test_branchnorms_factor_is_written_once_a_stack(kind, cast_before):
         model.set_num_updates(99)
 
     assert operations.names == ["fill_"] * len(model.stacks())
+
+
+@every_stack_count
+def test_branchnorms_factor_is_saved_for_every_branch(arch):
+    model = models.build(arch, VOCAB, method="branchnorm")
+
+    model.set_num_updates(99)
+
     saved = [value.item() for name, value in model.state_dict().items() if name.endswith(".a")]
-    assert saved
+    assert len(saved) == len(branchnorm_factors(model))
     assert saved == pytest.approx([100 / 4000] * len(saved))
 
 
-@pytest.mark.parametrize("kind", [MODEL_NAME, LM])
-def test_a_copy_of_a_branchnorm_model_has_factors_of_its_own(kind):
-    model = models.build(TINY[kind], 20, method="branchnorm")
+@every_stack_count
+def test_a_copy_of_a_branchnorm_model_has_factors_of_its_own(arch):
+    model = models.build(arch, VOCAB, method="branchnorm")
     model.set_num_updates(99)
 
     copied = copy.deepcopy(model)
     copied.set_num_updates(1999)
 
     factors = branchnorm_factors(model)
+    factors_of_copy = branchnorm_factors(copied)
     assert factors
     assert factors == pytest.approx([100 / 4000] * len(factors), abs=1e-6)
-    assert branchnorm_factors(copied) == pytest.approx([2000 / 4000] * len(factors), abs=1e-6)
+    assert factors_of_copy == pytest.approx([2000 / 4000] * len(factors), abs=1e-6)

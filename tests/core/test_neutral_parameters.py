@@ -1,6 +1,11 @@
-"""Tests that a method with neutral parameters equals the one it extends, bit for bit where algebra allows."""
+"""Tests that a method with neutral parameters equals the one it extends, bit for bit where algebra allows.
 
+Neutral is a parameter or constant that leaves an equation as it was without it, as a factor of 1. Models have width 16.
+"""
+
+from collections.abc import Callable
 from itertools import product
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -20,7 +25,7 @@ def three_layers_of(kind, method, **options):
 
 
 def with_the_weights_of(model, kind, method):
-    """Build a model of another method with the weights of `model`, as far as it has them."""
+    """Build a model of another method, all of whose weights are those of `model`."""
     other = three_layers_of(kind, method)
     state = model.state_dict()
     other.load_state_dict({key: state[key] for key in other.state_dict()})
@@ -33,130 +38,159 @@ def scores(model, kind):
 
 def gradients_of_first_layers(model, kind):
     """Compute the gradients of each stack's first fc1."""
+    first_matrices = [stack.layers[0].fc1.weight for stack in model.stacks().values()]
     loss = model.train()(*single_stacks.inputs(kind))[0].square().mean()
-    return torch.autograd.grad(loss, [stack.layers[0].fc1.weight for stack in model.stacks().values()])
+    return torch.autograd.grad(loss, first_matrices)
 
 
-# Changes that make a method neutral.
+# Changes that make a model's method neutral
 
 
-def unchanged(model):
+def leave_unchanged(model):
     pass
 
 
-def with_alpha_one(model):
+def set_alpha_to_one(model):
     for _, residual in residuals(model):
         residual.alpha = 1.0
 
 
 @torch.no_grad()
-def with_gates_open(model):
+def set_factors_of_branches_to_one(model):
     for _, residual in residuals(model):
         residual.a.fill_(1.0)
 
 
 @torch.no_grad()
-def reading_the_last_layer(model):
+def read_the_last_layer_alone(model):
+    """Make the next layer read DLCL's newest output, and not a sum of all outputs that LayerNorms have normalised."""
     for stack in model.stacks().values():
         stack.mixer.norms = nn.ModuleList(nn.Identity() for _ in stack.mixer.norms)
         stack.mixer.weights.weight.copy_(torch.eye(len(stack.mixer.norms)))
 
 
-def after_the_rise(model):
-    model.set_num_updates(4000)
+def finish_the_rise_of_branches(model):
+    model.set_num_updates(4000)  # BranchNorm's T
 
 
-def without_its_norms(model):
+def remove_inner_norms(model):
+    """Remove Sub-LN's LayerNorms in front of the last matrices."""
     for stack in model.stacks().values():
         for layer in stack.layers:
             layer.inner = EMPTY
             layer.self_attn.inner = EMPTY
 
 
-NO_NORMS = {"normformer_no_attention_norm": True, "normformer_no_ffn_norm": True}
-PAIRS = {  # method, options, the change that makes it neutral, the method that it then equals
-    "deepnorm, alpha 1": ("deepnorm", {}, with_alpha_one, "post_ln"),
-    "admin, not profiled": ("admin", {}, unchanged, "post_ln"),
-    "admin_torch, linear": ("admin_torch", {"admin_torch_output_change": "linear"}, unchanged, "post_ln"),
-    "branchnorm after T": ("branchnorm", {}, after_the_rise, "post_ln"),
-    "dlcl post, W = I": ("dlcl", {"dlcl_norm": "post"}, reading_the_last_layer, "post_ln"),
-    "dlcl pre, W = I": ("dlcl", {"dlcl_norm": "pre"}, reading_the_last_layer, "pre_ln"),
-    "sub_ln less its LN": ("sub_ln", {}, without_its_norms, "pre_ln"),
-    "rezero, a = 1": ("rezero", {}, with_gates_open, "t_fixup"),
-    "ds_init": ("ds_init", {}, unchanged, "post_ln"),
-    "post_ln_init": ("post_ln_init", {}, unchanged, "post_ln"),
-    "gpas at first": ("gpas", {}, unchanged, "pre_ln"),
-    "denseformer at first": ("dlcl", {"dlcl_plain": True, "dlcl_init": "last"}, unchanged, "pre_ln"),
-    "normformer, paper's": ("normformer", NO_NORMS | {"normformer_scale_residual": True}, unchanged, "pre_ln"),
+class Extension(NamedTuple):
+    """A method, made neutral, that is then the method `base`."""
+
+    method: str
+    options: dict
+    neutralise: Callable
+    base: str
+
+
+NORMFORMER_WITHOUT_NORMS = {
+    "normformer_no_attention_norm": True, "normformer_no_ffn_norm": True, "normformer_scale_residual": True,
 }  # fmt: skip
-CASES = [
-    *product([archs.MODEL_NAME], PAIRS),
-    *product((archs.LM, archs.MASKED_LM), ("deepnorm, alpha 1", "normformer, paper's")),
-]
+EXTENSIONS = {
+    "deepnorm, alpha 1": Extension("deepnorm", {}, set_alpha_to_one, "post_ln"),
+    "admin, not profiled": Extension("admin", {}, leave_unchanged, "post_ln"),
+    "admin_torch, omega 1": Extension(
+        "admin_torch", {"admin_torch_output_change": "linear"}, leave_unchanged, "post_ln"
+    ),
+    "branchnorm after T": Extension("branchnorm", {}, finish_the_rise_of_branches, "post_ln"),
+    "dlcl post, W = I": Extension("dlcl", {"dlcl_norm": "post"}, read_the_last_layer_alone, "post_ln"),
+    "dlcl pre, W = I": Extension("dlcl", {"dlcl_norm": "pre"}, read_the_last_layer_alone, "pre_ln"),
+    "sub_ln less its LN": Extension("sub_ln", {}, remove_inner_norms, "pre_ln"),
+    "rezero, a = 1": Extension("rezero", {}, set_factors_of_branches_to_one, "t_fixup"),
+    "ds_init": Extension("ds_init", {}, leave_unchanged, "post_ln"),
+    "post_ln_init": Extension("post_ln_init", {}, leave_unchanged, "post_ln"),
+    "gpas at first": Extension("gpas", {}, leave_unchanged, "pre_ln"),
+    "denseformer at first": Extension(
+        "dlcl", {"dlcl_plain": True, "dlcl_init": "last"}, leave_unchanged, "pre_ln"
+    ),
+    "normformer, factors 1": Extension("normformer", NORMFORMER_WITHOUT_NORMS, leave_unchanged, "pre_ln"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "pair"), CASES)
-def test_a_neutral_method_is_the_one_it_extends_bit_for_bit(kind, pair):
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        *product([archs.MODEL_NAME], EXTENSIONS),
+        *product([archs.LM, archs.MASKED_LM], ["deepnorm, alpha 1", "normformer, factors 1"]),
+    ],
+)
+def test_a_neutral_method_is_the_one_it_extends_bit_for_bit(kind, name):
     """Scores and gradients are equal."""
-    method, options, neutralise, base = PAIRS[pair]
-    model = three_layers_of(kind, method, **options)
-    neutralise(model)
-    other = with_the_weights_of(model, kind, base)
+    extension = EXTENSIONS[name]
+    model = three_layers_of(kind, extension.method, **extension.options)
+    extension.neutralise(model)
+    base = with_the_weights_of(model, kind, extension.base)
 
-    assert torch.equal(scores(model, kind), scores(other, kind))
+    assert torch.equal(scores(model, kind), scores(base, kind))
     gradients = gradients_of_first_layers(model, kind)
-    for gradient, expected in zip(gradients, gradients_of_first_layers(other, kind), strict=True):
+    for gradient, expected in zip(gradients, gradients_of_first_layers(base, kind), strict=True):
         assert torch.equal(gradient, expected)
 
 
 @torch.no_grad()
 def move_matrices_from_zero(model):
-    """Add noise to matrices, but not to scalars, which are neutral as they are."""
+    """Add noise to matrices, but not to R-Fixup's numbers, which are neutral at first."""
     for parameter in model.parameters():
         if parameter.dim() == 2:
             parameter.add_(torch.randn(parameter.shape), alpha=0.1)
 
 
-def test_r_fixup_is_t_fixup_without_biases():
-    model = small(3, method="r_fixup")
-    move_matrices_from_zero(model)
-    other = small(3, method="t_fixup")
-    state = model.state_dict()
-
+def test_r_fixup_at_first_is_t_fixup_with_biases_of_zero():
+    """R-Fixup has no biases; its last matrices, which begin at zero, get noise here."""
+    r_fixup = small(3, method="r_fixup")
+    move_matrices_from_zero(r_fixup)
+    t_fixup = small(3, method="t_fixup")
+    state = r_fixup.state_dict()
     weights = {}
-    for key, value in other.state_dict().items():
+    for key, value in t_fixup.state_dict().items():
         weights[key] = torch.zeros_like(value) if key.endswith("bias") else state[key]
-    other.load_state_dict(weights)
+    t_fixup.load_state_dict(weights)
 
-    assert torch.allclose(logits(model, *batch()), logits(other, *batch()), atol=1e-5)
+    actual = logits(r_fixup, *batch())
+
+    assert torch.allclose(actual, logits(t_fixup, *batch()), atol=1e-5)
 
 
-FULL_PRECISION = {  # method -> ends of the names of parameters that half precision would ruin
+FLOAT32_NAMES = {  # method -> ends of the names of parameters and buffers that half precision would ruin
     "admin": (".omega",),
     "rezero": (".a",),
     "dlcl": (".weights.weight",),
     "branchnorm": (".a",),
     "r_fixup": (".shift", ".scale"),
 }
+every_half_precision = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 
 
-@pytest.mark.parametrize("precision", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("method", FULL_PRECISION)
-def test_numbers_that_half_precision_ruins_stay_in_float32(method, precision):
-    state = small(2, method=method).to(precision).state_dict()
+@every_half_precision
+@pytest.mark.parametrize("method", FLOAT32_NAMES)
+def test_numbers_that_half_precision_ruins_stay_in_float32(method, dtype):
+    state = small(2, method=method).to(dtype).state_dict()
 
-    expected = {name for name in state if name.endswith(FULL_PRECISION[method])}
+    expected = {name for name in state if name.endswith(FLOAT32_NAMES[method])}
+    in_float32 = {name for name, tensor in state.items() if tensor.dtype == torch.float32}
     assert expected
-    assert {name for name, tensor in state.items() if tensor.dtype == torch.float32} == expected
+    assert in_float32 == expected
 
 
-@pytest.mark.parametrize("precision", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("method", FULL_PRECISION)
-def test_double_precision_holds_for_all_numbers_until_the_next_cast(method, precision):
+@pytest.mark.parametrize("method", FLOAT32_NAMES)
+def test_all_numbers_become_float64_in_double_precision(method):
     model = small(1, method=method).double()
-    in_double = {parameter.dtype for parameter in model.parameters()}
 
-    model.to(precision)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float64}
 
-    assert in_double == {torch.float64}
-    assert {tensor.dtype for tensor in model.state_dict().values()} == {precision, torch.float32}
+
+@every_half_precision
+@pytest.mark.parametrize("method", FLOAT32_NAMES)
+def test_no_number_stays_in_float64_after_a_cast_from_double_to_half_precision(method, dtype):
+    model = small(1, method=method).double()
+
+    model.to(dtype)
+
+    assert {tensor.dtype for tensor in model.state_dict().values()} == {dtype, torch.float32}

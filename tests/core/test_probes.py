@@ -44,8 +44,8 @@ def fixed_batch(kind):
 def observe_one_update(model, probes="all", scale=1.0):
     """Return the probes' values of an update on one batch.
 
-    The loss is divided by `scale` before the backward pass, and the probes are told so, as in half precision. A language
-    model takes its batch from single_stacks.loss_of.
+    The loss is divided by `scale` before the backward pass, and the probes are told so, as in half precision. The batch
+    of a language model is that of single_stacks.loss_of.
     """
     if model.NAME == TRANSLATION:
         return observing.observe(model, [net_input()], probes, scale)

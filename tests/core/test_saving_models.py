@@ -1,4 +1,7 @@
-"""Tests of saving a model of the core in one file, beside test_methods.py: it comes back whole, or a line says why."""
+"""Tests of saving a model of the core in one file: it comes back whole, or is refused in a line that names the file.
+
+test_methods.py saves and loads models of every method. `sizes(kind, layers)` are the fields of a model of width 16.
+"""
 
 import copy
 from itertools import product
@@ -25,70 +28,85 @@ def noisy_core_model(kind=MODEL_NAME, **fields):
     return model.eval()
 
 
-def precisions(model):
+def dtypes(model):
     return {name: parameter.dtype for name, parameter in model.named_parameters()}
 
 
-every_method_and_precision = pytest.mark.parametrize(
-    ("method", "dtype"), list(product(("deepnorm", "admin"), (torch.bfloat16, torch.float64)))
-)
+METHODS_AND_DTYPES = list(product(("deepnorm", "admin"), (torch.bfloat16, torch.float64)))
 
 
-@every_method_and_precision
-def test_precision_and_shared_matrices_come_back(method, dtype, tmp_path):
-    """So do admin's omegas, which stay float32 in half precision."""
-    model = noisy_core_model(method=method, share_all_embeddings=True).to(dtype)
+@pytest.fixture(params=METHODS_AND_DTYPES, ids=lambda case: f"{case[0]}-{case[1]}")
+def model_in_another_precision(request):
+    """Provide a translator with one matrix for all embeddings; in bfloat16 admin's omegas are float32 all the same."""
+    method, dtype = request.param
+    return noisy_core_model(method=method, share_all_embeddings=True).to(dtype)
 
-    save(model, tmp_path / "model.pt")
+
+def test_a_model_is_loaded_with_its_precision_and_shared_matrices(model_in_another_precision, tmp_path):
+    save(model_in_another_precision, tmp_path / "model.pt")
+
     loaded = load(tmp_path / "model.pt")
 
-    assert precisions(loaded) == precisions(model)
+    assert dtypes(loaded) == dtypes(model_in_another_precision)
     assert loaded.decoder.output_projection.weight is loaded.encoder.embed_tokens.weight
-    assert torch.equal(scores(loaded, *inputs(MODEL_NAME)), scores(model, *inputs(MODEL_NAME)))
+    expected = scores(model_in_another_precision, *inputs(MODEL_NAME))
+    assert torch.equal(scores(loaded, *inputs(MODEL_NAME)), expected)
 
 
-@every_method_and_precision
-@pytest.mark.parametrize("again", [lambda model, path: load(path), lambda model, path: copy.deepcopy(model)],
-                         ids=["loaded", "copied"])  # fmt: skip
-def test_loaded_and_copied_models_can_be_saved(again, method, dtype, tmp_path):
-    model = noisy_core_model(method=method, share_all_embeddings=True).to(dtype)
+def test_a_loaded_model_can_be_saved(model_in_another_precision, tmp_path):
+    """Paths may be texts."""
     first = str(tmp_path / "first.pt")
     second = str(tmp_path / "second.pt")
-    save(model, first)
+    save(model_in_another_precision, first)
 
-    save(again(model, first), second)
+    save(load(first), second)
 
-    assert load(second).built_from == model.built_from
+    assert load(second).built_from == model_in_another_precision.built_from
 
 
-def test_the_file_is_plain_data_and_its_weights_fit_fairseqs_model(tmp_path):
+def test_a_deep_copy_of_a_model_can_be_saved(model_in_another_precision, tmp_path):
+    copied = copy.deepcopy(model_in_another_precision)
+
+    save(copied, tmp_path / "model.pt")
+
+    assert load(tmp_path / "model.pt").built_from == model_in_another_precision.built_from
+
+
+@pytest.fixture
+def saved_path(tmp_path):
+    """Provide the file of a saved translator."""
+    save(noisy_core_model(), tmp_path / "whole.pt")
+    return tmp_path / "whole.pt"
+
+
+@pytest.fixture
+def saved_content(saved_path):
+    """Provide the dictionary in the file of a saved translator."""
+    return torch.load(saved_path, weights_only=True)
+
+
+def test_the_file_is_a_dictionary_of_plain_data_and_weights(tmp_path):
     options = {"method": "branchnorm", "branchnorm_updates": 9}
 
     save(noisy_core_model(**options), tmp_path / "model.pt")
 
     content = torch.load(tmp_path / "model.pt", weights_only=True)
-    weights = content.pop("model")
+    del content["model"]
     assert content == {
         "format": "deepnet_fairseq core model 1",
         "arch": MODEL_NAME,
         "vocab": VOCAB,
         "fields": sizes(MODEL_NAME, 2) | options,
     }
-    small(MODEL_NAME, **options).load_state_dict(weights)
 
 
-@pytest.fixture
-def saved_bytes(tmp_path):
-    """Provide the bytes of a saved model."""
-    save(noisy_core_model(), tmp_path / "whole.pt")
-    return (tmp_path / "whole.pt").read_bytes()
+def test_the_weights_in_the_file_fit_the_plug_ins_model(saved_content):
+    model = small(MODEL_NAME)
 
+    model.load_state_dict(saved_content["model"])
 
-@pytest.fixture
-def saved_content(tmp_path):
-    """Provide the entries of a saved model."""
-    save(noisy_core_model(), tmp_path / "whole.pt")
-    return torch.load(tmp_path / "whole.pt", weights_only=True)
+    saved = saved_content["model"]["encoder.layers.1.fc2.weight"]
+    assert torch.equal(model.encoder.layers[1].fc2.weight, saved)
 
 
 @pytest.fixture
@@ -119,8 +137,8 @@ def test_a_folder_is_refused(tmp_path):
     ],
     ids=["empty", "text", "first bytes", "first half", "without the last bytes", "without the first bytes"],
 )
-def test_a_damaged_file_is_refused(damage, saved_bytes, path):
-    path.write_bytes(damage(saved_bytes))
+def test_a_damaged_file_is_refused(damage, saved_path, path):
+    path.write_bytes(damage(saved_path.read_bytes()))
 
     with refused(path) as caught:
         load(path)
@@ -128,7 +146,8 @@ def test_a_damaged_file_is_refused(damage, saved_bytes, path):
     assert "damaged" in caught.value.way_out
 
 
-def test_a_malicious_file_is_refused_and_not_run(path, tmp_path):
+def test_a_malicious_file_is_refused_and_its_code_not_run(path, tmp_path):
+    """Unpickling it would open another file for writing."""
     written_by_the_file = tmp_path / "written"
     torch.save({"model": Call(open, str(written_by_the_file), "w")}, path)
 
@@ -157,12 +176,12 @@ def test_a_file_of_another_format_is_refused(change, saved_content, path):
 
 
 @pytest.mark.parametrize(
-    ("entry", "value", "fact"),
+    ("entry", "value", "fact"),  # fact: what the refusal says of the entry
     [
-        ("fields", {"encoder_layer": 2}, "encoder_layers"),
+        ("fields", {"encoder_layer": 2}, "encoder_layers"),  # the field that is meant
         ("fields", {"method": "mine"}, "--method mine"),
         ("arch", "mine", "mine"),
-        ("vocab", VOCAB + 1, f"{VOCAB} encoder embeddings"),
+        ("vocab", VOCAB + 1, str(VOCAB)),  # that of the weights
         ("model", {}, "damaged"),
     ],
 )
@@ -185,6 +204,7 @@ def test_a_file_that_lacks_an_entry_is_refused(entry, saved_content, path):
 
 
 def pruned_model():
+    """Return a model that has lost one of its two layers since it was built."""
     model = noisy_core_model(LM)
     del model.decoder.layers[1]
     return model
@@ -203,7 +223,8 @@ def test_a_model_that_load_could_not_make_again_is_not_saved(other_model, path, 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_model_built_from_a_tensor_is_not_saved(path, tmp_path):
+def test_a_model_with_a_tensor_among_its_fields_is_not_saved(path, tmp_path):
+    """torch would not load the file without running code."""
     model = noisy_core_model(LM, max_target_positions=9)
     model.built_from.fields["max_target_positions"] = torch.tensor(9)
 
@@ -214,7 +235,7 @@ def test_a_model_built_from_a_tensor_is_not_saved(path, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_model_is_not_saved_as_a_folder(tmp_path):
+def test_a_model_is_not_saved_in_place_of_a_folder(tmp_path):
     with refused(tmp_path):
         save(noisy_core_model(LM), tmp_path)
 
@@ -233,17 +254,16 @@ def test_a_model_is_not_saved_into_a_folder_that_does_not_exist(tmp_path):
     [(RuntimeError("disk full"), UserError), (KeyboardInterrupt(), KeyboardInterrupt)],
     ids=["disk full", "interrupted"],
 )
-def test_a_file_is_written_whole_or_stays_as_it_was(error, raised, tmp_path, path, monkeypatch):
-    model = noisy_core_model()
-    save(model, path)
+def test_a_file_stays_as_it_was_if_writing_ends_half_way(error, raised, saved_path, tmp_path, monkeypatch):
+    before = saved_path.read_bytes()
 
-    def write_half(content, part):
-        part.write_bytes(b"half")
+    def write_half(content, file):
+        file.write_bytes(b"half")
         raise error
 
     monkeypatch.setattr(torch, "save", write_half)
     with pytest.raises(raised):
-        save(noisy_core_model(method="pre_ln"), path)
+        save(noisy_core_model(method="pre_ln"), saved_path)
 
-    assert list(tmp_path.iterdir()) == [path]
-    assert load(path).built_from == model.built_from
+    assert list(tmp_path.iterdir()) == [saved_path]
+    assert saved_path.read_bytes() == before
