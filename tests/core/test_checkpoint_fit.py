@@ -317,7 +317,7 @@ def test_fairseq_generates_loader_names_the_file_and_the_constant(checkpoints, t
     assert "encoder.alpha" in str(caught.value)
 
 
-def test_a_checkpoint_in_half_precision_is_loaded_though_its_constants_are_rounded():
+def test_a_half_precision_checkpoint_with_rounded_constants_is_loaded():
     state = {name: tensor.half() for name, tensor in small(18).state_dict().items()}
     model = small(18)
 

@@ -289,7 +289,7 @@ def test_hooks_and_replaced_forwards_act_in_a_step_as_in_a_whole_pass(dtype, tol
 
 
 @pytest.mark.parametrize("order", [[0, 2, 3, 3], [0, 1, 2]], ids=["of two sentences", "of one beam alone"])
-def test_an_order_that_does_not_keep_the_beams_of_a_sentence_together_is_refused(order):
+def test_an_order_that_separates_the_beams_of_a_sentence_is_refused(order):
     """Rows 0 and 1 are the beams of the first sentence, rows 2 and 3 those of the second."""
     decoding = Decoding(small(1), lengths=(5, 4), beams=2)
     decoding.step()

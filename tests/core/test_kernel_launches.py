@@ -52,7 +52,7 @@ def test_rows_of_masks_are_aligned(length):
 
 
 @pytest.mark.parametrize("length", [7, 8, 13])
-def test_masks_are_zero_where_a_query_may_look_and_the_lowest_number_elsewhere(length):
+def test_masks_are_zero_at_visible_keys_and_the_lowest_number_elsewhere(length):
     visible = torch.ones(3, 1, 1, length, dtype=torch.bool)
     visible[1, ..., :2] = False
 

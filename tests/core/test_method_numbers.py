@@ -273,7 +273,7 @@ def test_admin_torchs_omega_is_that_of_any_stack_with_as_many_branches(layers, s
 
 
 @pytest.mark.parametrize(("stack", "branches"), [("encoder", 2 * 18), ("decoder", 3 * 18)])
-def test_admin_torchs_omega_of_a_constant_output_change_is_the_root_of_the_branches(stack, branches):
+def test_admin_torchs_omega_of_constant_output_change_is_the_root_of_branches(stack, branches):
     admin_torch = method_of("admin_torch", 18, output_change="constant")
 
     assert admin_torch.omega(stack) == pytest.approx(math.sqrt(branches))
@@ -494,7 +494,7 @@ def embedded(stack, tokens):
 
 @pytest.mark.parametrize("kind", [MODEL_NAME, LM])
 @pytest.mark.parametrize("method", ["r_fixup", "rezero"])
-def test_a_decoder_of_silent_branches_scores_words_by_the_last_words_embedding(method, kind):
+def test_a_decoder_of_silent_branches_scores_words_by_the_last_embedding(method, kind):
     """The scores are the products of a word's embedding, position included, and all embeddings, which are tied."""
     model = small(kind, 3, method=method, share_decoder_input_output_embed=True)
     given = inputs(kind)

@@ -351,7 +351,7 @@ def test_hybrid_norms_heads_are_their_formula():
     assert torch.allclose(actual, expected, atol=1e-5)
 
 
-def matrix_gain(method, stack, role):
+def gain_in_every_layer(method, stack, role):
     """Return a method's factor on the std of a matrix, of methods that have the same factor in all layers."""
     return method.gain(Site(stack, layer=2, sublayer="ffn", dim=8, num_heads=2), role)
 
@@ -366,7 +366,7 @@ def test_hybrid_norm_has_megatrons_initialisation(role, gain):
     """Matrices that end a branch are divided by the root of the number of branches."""
     method = get_method("hybrid_norm")(0, 16)
 
-    assert matrix_gain(method, "decoder", role) == pytest.approx(gain)
+    assert gain_in_every_layer(method, "decoder", role) == pytest.approx(gain)
 
 
 def drawn_in_float64(seed):
@@ -442,23 +442,23 @@ def test_gpas_in_half_precision_keeps_its_gate_and_gradient_in_float32(dtype):
     ],
 )
 @pytest.mark.parametrize("role", ["out", "fc2"])
-def test_gpt_2s_initialisation_divides_last_matrices_by_the_root_of_the_branches(role, depths, stack, branches):
+def test_gpt_2s_initialisation_divides_last_matrices_by_the_root_of_branches(role, depths, stack, branches):
     method = get_method("pre_ln")(*depths, scaled_init=True)
 
-    assert matrix_gain(method, stack, role) == pytest.approx(1 / math.sqrt(branches))
+    assert gain_in_every_layer(method, stack, role) == pytest.approx(1 / math.sqrt(branches))
 
 
 @pytest.mark.parametrize("role", ["q", "k", "v", "fc1"])
 def test_gpt_2s_initialisation_leaves_other_matrices_as_they_are(role):
     method = get_method("pre_ln")(6, 6, scaled_init=True)
 
-    assert matrix_gain(method, "encoder", role) == pytest.approx(1)
+    assert gain_in_every_layer(method, "encoder", role) == pytest.approx(1)
 
 
 def test_pre_ln_leaves_last_matrices_as_they_are_by_default():
     method = get_method("pre_ln")(6, 6)
 
-    assert matrix_gain(method, "encoder", "fc2") == 1
+    assert gain_in_every_layer(method, "encoder", "fc2") == 1
 
 
 @pytest.mark.parametrize(

@@ -188,7 +188,7 @@ def test_all_numbers_become_float64_in_double_precision(method):
 
 @every_half_precision
 @pytest.mark.parametrize("method", FLOAT32_NAMES)
-def test_no_number_stays_in_float64_after_a_cast_from_double_to_half_precision(method, dtype):
+def test_no_number_stays_in_float64_after_a_cast_to_half_precision(method, dtype):
     model = small(1, method=method).double()
 
     model.to(dtype)
