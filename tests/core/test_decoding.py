@@ -74,6 +74,7 @@ def test_sampling_continuations_with_a_cache_equals_sampling_without():
     assert_sampling_same_without_cache(noisy_model(LM), draw_prompts())
 
 
+# half of the methods translate, the other half continue prompts, with four beams; DeepNorm does both with one and five
 TRANSLATED_WITH = [*((method, 4) for method in sorted(METHODS)[::2]), ("deepnorm", 1), ("deepnorm", 5)]
 CONTINUED_WITH = [*((method, 4) for method in sorted(METHODS)[1::2]), ("deepnorm", 1), ("deepnorm", 5)]
 
