@@ -19,6 +19,7 @@ from ..conftest import TRAIN_FLAGS
 from ..support.diverging import TINY, train
 from ..support.errors import assert_refused, refused
 from ..support.helpers import USER_DIR, run
+from ..support.logs import hypotheses
 
 TWO_UPDATES_AN_EPOCH = (
     "--train-subset", "test", "--batch-size", "10", "--required-batch-size-multiple", "1", "--max-tokens", "10000",
@@ -26,13 +27,19 @@ TWO_UPDATES_AN_EPOCH = (
 FLAGS = (*TINY, *TWO_UPDATES_AN_EPOCH)
 COMMON = tuple(flag for flag in TRAIN_FLAGS if flag not in ("--disable-validation", "--no-epoch-checkpoints"))
 GENERATE = ("--user-dir", USER_DIR, "--cpu")
-SUFFIXES = ("", "_a", "12")  # 12: as of a job's number, so that checkpoint112.pt is of epoch 1
+# of the trainings in three_trainings; 12: as of a job's number, so that checkpoint112.pt is of epoch 1
+SUFFIXES = ("", "_a", "12")
 UNUSED_SUFFIX = "_c"
+TEST_SENTENCES = 20
 
 
 @pytest.fixture(scope="module")
 def three_trainings(data, tmp_path_factory) -> Path:
-    """Provide a folder with two epochs, of two updates each, of three trainings."""
+    """Provide a folder with the checkpoints of three trainings, each of two epochs of two updates.
+
+    X stands for the suffix: checkpoint1X.pt, checkpoint2X.pt, checkpoint_EPOCH_UPDATESX.pt, and those named last,
+    previous and best.
+    """
     folder = tmp_path_factory.mktemp("run")
     for suffix in SUFFIXES:
         flags = ("--checkpoint-suffix", suffix, "--save-interval-updates", "1", "--max-epoch", "2")
@@ -42,11 +49,11 @@ def three_trainings(data, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def one_training(suffix, three_trainings, tmp_path) -> Path:
-    """Provide a folder with the files of one of the three trainings alone."""
+    """Provide a folder with the files of one of the three trainings alone; a test's parameter `suffix` tells which."""
     folder = tmp_path / "alone"
     folder.mkdir()
     for path in three_trainings.glob(f"checkpoint*{suffix}.pt"):
-        if reading.suffix_of(path) == suffix:
+        if reading.suffix_of(path) == suffix:  # checkpoint*.pt are the files of all three
             shutil.copy(path, folder)
     return folder
 
@@ -58,27 +65,41 @@ def names(paths) -> list[str]:
 # Reading a checkpoint
 
 
-def test_fairseq_generate_reads_the_file_with_the_suffix(three_trainings, data):
-    path = ("--path", three_trainings / "checkpoint_best.pt", "--checkpoint-suffix", "_a")
+@pytest.mark.parametrize("suffix", ["_a"])
+def test_fairseq_generate_reads_the_file_with_the_suffix(suffix, one_training, data):
+    path = ("--path", one_training / "checkpoint_best.pt", "--checkpoint-suffix", suffix)
+    assert not (one_training / "checkpoint_best.pt").exists()
 
-    run("fairseq-generate", data, *GENERATE, "--max-len-b", "3", *path)
+    printed = run("fairseq-generate", data, *GENERATE, "--max-len-b", "3", *path).stdout
+
+    assert len(hypotheses(printed)) == TEST_SENTENCES
 
 
-@pytest.mark.parametrize("flag, name", [("--path", "checkpoint_best_a.pt"), ("--restore-file", "checkpoint9.pt")])
-def test_a_missing_file_is_named_with_the_suffix(flag, name, three_trainings, data, tmp_path):
-    """The line names the file with the suffix, which fairseq adds to a name that has it already too."""
-    if flag == "--path":
-        command = ("fairseq-generate", data, *GENERATE)
-    else:
-        command = ("fairseq-train", data, *COMMON, *FLAGS, "--save-dir", tmp_path / "none")
-
-    done = run(*command, flag, three_trainings / name, "--checkpoint-suffix", "_a", check=False)
-
+def assert_names_the_missing_file(done, flag: str, path: Path) -> None:
+    """Check that a program has ended in one line, of its own flag and the missing file."""
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert flag in done.stderr
-    assert name.replace(".pt", "_a.pt") in done.stderr
-    assert not (tmp_path / "none").exists()
+    assert str(path) in done.stderr
+
+
+def test_a_missing_file_to_translate_with_is_named_with_the_suffix(three_trainings, data):
+    """fairseq adds the suffix to a name that has it already, too."""
+    path = ("--path", three_trainings / "checkpoint_best_a.pt", "--checkpoint-suffix", "_a")
+
+    done = run("fairseq-generate", data, *GENERATE, *path, check=False)
+
+    assert_names_the_missing_file(done, "--path", three_trainings / "checkpoint_best_a_a.pt")
+
+
+def test_a_missing_file_to_start_from_is_named_with_the_suffix(three_trainings, data, tmp_path):
+    start = ("--restore-file", three_trainings / "checkpoint9.pt", "--checkpoint-suffix", "_a")
+    save_dir = tmp_path / "none"
+
+    done = run("fairseq-train", data, *COMMON, *FLAGS, "--save-dir", save_dir, *start, check=False)
+
+    assert_names_the_missing_file(done, "--restore-file", three_trainings / "checkpoint9_a.pt")
+    assert not save_dir.exists()
 
 
 def test_a_training_starts_from_the_restore_file_with_its_suffix(three_trainings, data, tmp_path):
@@ -90,8 +111,9 @@ def test_a_training_starts_from_the_restore_file_with_its_suffix(three_trainings
 
 
 def test_a_missing_restore_file_of_a_yaml_is_refused(three_trainings, data, tmp_path):
-    words = (str(data), *COMMON, *FLAGS, "--save-dir", str(tmp_path), "--checkpoint-suffix", "_a")
-    cfg = convert_namespace_to_omegaconf(parse_training_flags([*words]))
+    """The config of fairseq-hydra-train is not checked with the command line; its file gets the suffix twice."""
+    words = [str(data), *COMMON, *FLAGS, "--save-dir", str(tmp_path), "--checkpoint-suffix", "_a"]
+    cfg = convert_namespace_to_omegaconf(parse_training_flags(words))
     cfg.checkpoint.restore_file = str(three_trainings / "checkpoint_1_1_a.pt")
 
     with refused("--restore-file") as caught:
@@ -106,7 +128,7 @@ BEST = ("--keep-best-checkpoints", "1", "--max-epoch", "3")
 
 
 def test_a_suffix_that_fairseq_takes_for_a_score_is_refused(data, tmp_path):
-    """fairseq reads a score behind the last _ of a name: a suffix with one is refused before a file is made."""
+    """fairseq reads the score of a best checkpoint behind the last _ of its name: the suffix must not have one."""
     with refused("--checkpoint-suffix _a"):
         train(data, tmp_path, *FLAGS, *BEST, "--checkpoint-suffix", "_a", common=COMMON)
 
@@ -121,32 +143,35 @@ def test_the_best_checkpoint_is_kept_with_the_suffix(data, tmp_path):
 
 
 def test_a_finished_fine_tuning_makes_no_update_when_started_again(three_trainings, data, tmp_path, monkeypatch):
-    updates = []
+    updates_before = []  # of each training step
     train_step = Trainer.train_step
 
     def counted(trainer, *args, **kwargs):
-        updates.append(trainer.get_num_updates())
+        updates_before.append(trainer.get_num_updates())
         return train_step(trainer, *args, **kwargs)
 
     monkeypatch.setattr(Trainer, "train_step", counted)
     start = ("--finetune-from-model", str(three_trainings / "checkpoint2_a.pt"), "--checkpoint-suffix", "_b")
+    flags = (*FLAGS, *start, "--max-update", "1")
 
-    for _ in range(2):
-        train(data, tmp_path, *FLAGS, *start, "--max-update", "1", common=COMMON)
+    train(data, tmp_path, *flags, common=COMMON)
+    train(data, tmp_path, *flags, common=COMMON)
 
-        assert reading.updates(tmp_path / "checkpoint_last_b.pt") == 1
-        assert updates == [0]
+    assert updates_before == [0]
+    assert reading.updates(tmp_path / "checkpoint_last_b.pt") == 1
 
 
 def test_epoch_weights_of_another_training_are_not_removed(data, tmp_path):
-    """--epoch-weights removes only the weights of its own training."""
+    """--epoch-weights last:1 removes the weights of its own earlier epochs alone."""
     of_the_last = ("--epoch-weights", "last:1")
 
     train(data, tmp_path, *FLAGS, *of_the_last, "--checkpoint-suffix", "", "--max-epoch", "2")
     train(data, tmp_path, *FLAGS, *of_the_last, "--checkpoint-suffix", "12", "--max-epoch", "3")
 
-    assert set(names(tmp_path.glob("weights*"))) == {"weights2.pt", "weights312.pt"}
-    assert names(averaging.last(tmp_path, 1, "12")) == ["weights312.pt"]
+    weights_of_first = "weights2.pt"  # of epoch 2
+    weights_of_second = "weights312.pt"  # of epoch 3, suffix 12
+    assert set(names(tmp_path.glob("weights*"))) == {weights_of_first, weights_of_second}
+    assert names(averaging.last(tmp_path, 1, "12")) == [weights_of_second]
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -154,13 +179,14 @@ def test_a_resume_takes_the_newest_file_of_the_same_suffix(suffix, three_trainin
     """The newest file of the same suffix takes the place of a checkpoint_last that is missing."""
     folder = tmp_path / "folder"
     shutil.copytree(three_trainings, folder)
-    for path in folder.glob(f"checkpoint_[lp]*{suffix}.pt"):
-        path.unlink()
+    for name in ("last", "previous"):
+        for path in folder.glob(f"checkpoint_{name}*{suffix}.pt"):
+            path.unlink()
 
     files = reading.all_but_last(folder, suffix)
 
     assert {reading.suffix_of(path) for path in files} == {suffix}
-    assert files[0].name in (f"checkpoint2{suffix}.pt", f"checkpoint_2_4{suffix}.pt")
+    assert files[0].name in (f"checkpoint2{suffix}.pt", f"checkpoint_2_4{suffix}.pt")  # both of update 4
     assert reading.other_than_last(folder, suffix) == files[0]
 
 
@@ -197,16 +223,17 @@ def test_the_best_checkpoints_are_those_of_one_training(suffix, three_trainings,
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_the_last_checkpoints_by_updates_are_those_of_one_training(suffix, three_trainings):
-    last = averaging.last(three_trainings, 3, suffix)  # more than there are epochs
+    last = averaging.last(three_trainings, 3, suffix)  # more than there are epochs, of 4 updates
 
     assert names(last) == [f"checkpoint_1_2{suffix}.pt", f"checkpoint_2_3{suffix}.pt", f"checkpoint_2_4{suffix}.pt"]
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_the_suffix_is_read_from_the_files_where_no_name_tells_it(suffix, one_training):
-    """The suffix stands in the files too, where no checkpoint_last, _previous or _best is left, whose name tells it."""
-    for path in one_training.glob("checkpoint_[lpb]*"):
-        path.unlink()
+    """The names of checkpoint_last, _previous and _best alone tell it; numbered ones may end in a job's number."""
+    for name in ("last", "previous", "best"):
+        for path in one_training.glob(f"checkpoint_{name}*"):
+            path.unlink()
 
     assert names(averaging.last(one_training, 1)) == [f"checkpoint2{suffix}.pt"]
 
@@ -221,4 +248,4 @@ def test_a_suffix_without_checkpoints_is_refused(three_trainings):
     with refused(three_trainings) as caught:
         averaging.last(three_trainings, 2, UNUSED_SUFFIX)
 
-    assert "not 2" in caught.value.way_out
+    assert " 0 " in caught.value.way_out  # checkpoints where 2 are wanted

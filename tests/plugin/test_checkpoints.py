@@ -22,7 +22,10 @@ NO_SUFFIX = ""  # of --checkpoint-suffix
 
 
 def state_after(updates: int, size: int = 100) -> dict:
-    """Return the content of a small checkpoint, whose only weight differs from update to update."""
+    """Return the content of a small checkpoint, whose only weight differs from update to update.
+
+    size: numbers of the weight
+    """
     weights = torch.arange(size, dtype=torch.float32) + updates
     return {"model": {"w": weights}, "optimizer_history": [{"num_updates": updates}]}
 
@@ -39,6 +42,7 @@ def last(tmp_path):
 
 @pytest.fixture
 def previous(tmp_path):
+    """Provide the path of checkpoint_previous.pt, by which the last checkpoint but one is kept."""
     return tmp_path / "checkpoint_previous.pt"
 
 
@@ -52,7 +56,8 @@ def file_system(request, monkeypatch):
     def refuse(*paths):
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
-    if not request.param:
+    has_hard_links = request.param
+    if not has_hard_links:
         monkeypatch.setattr(os, "link", refuse)
 
 
@@ -65,15 +70,14 @@ def test_the_first_save_has_no_previous_checkpoint(last, tmp_path):
 
 
 @pytest.mark.usefixtures("file_system")
-def test_each_save_keeps_the_one_before_as_checkpoint_previous(last, previous, tmp_path):
-    atomic.save(state_after(1), last)
-
-    for updates in (2, 3):
+@pytest.mark.parametrize("saves", [2, 3])
+def test_a_save_keeps_the_one_before_as_checkpoint_previous(saves, last, previous, tmp_path):
+    for updates in range(1, saves + 1):
         atomic.save(state_after(updates), last)
 
-        assert reading.updates(last) == updates
-        assert reading.updates(previous) == updates - 1
-        assert file_names(tmp_path) == {last.name, previous.name}
+    assert reading.updates(last) == saves
+    assert reading.updates(previous) == saves - 1
+    assert file_names(tmp_path) == {last.name, previous.name}
 
 
 @pytest.mark.usefixtures("file_system")
@@ -88,12 +92,15 @@ def test_saving_another_checkpoint_leaves_checkpoint_previous(last, previous, tm
 
 
 @pytest.mark.usefixtures("file_system")
-def test_a_save_follows_one_killed_between_its_two_renames(last, previous):
-    """A run that was killed between the two renames finds both names to be one file."""
+def test_a_save_follows_two_that_were_killed_between_their_renames(last, previous):
+    """A save gives checkpoint_last the name checkpoint_previous, and then the new file the name checkpoint_last.
+
+    A run that was killed in between leaves both names to one file; the next save does not lose what it holds.
+    """
     for updates in (1, 2, 3):
         atomic.save(state_after(updates), last)
-    atomic.keep_previous(last)  # the first rename
-    atomic.keep_previous(last)
+    for _killed_run in range(2):
+        atomic.keep_previous(last)  # the first rename of a save
 
     atomic.save(state_after(4), last)
 
@@ -101,17 +108,19 @@ def test_a_save_follows_one_killed_between_its_two_renames(last, previous):
     assert reading.updates(previous) == 3
 
 
-MOMENTS = {"save": torch, "fsync": os, "link": os, "replace": os}  # function that a save calls -> its module
+# Functions that a save calls, each with its module: a test kills the process in the place of one of them.
+MOMENTS = {"save": torch, "fsync": os, "link": os, "replace": os}
 
 
 @pytest.fixture(params=MOMENTS)
 def killed_save(request, last):
     """Save a checkpoint after one update; kill the process that saves the next one at one of the MOMENTS."""
+    function = request.param
     atomic.save(state_after(1), last)
 
     child = os.fork()
     if not child:
-        setattr(MOMENTS[request.param], request.param, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        setattr(MOMENTS[function], function, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         atomic.save(state_after(2), last)
         os._exit(0)
 
@@ -122,12 +131,12 @@ def killed_save(request, last):
 @pytest.mark.usefixtures("killed_save")
 def test_a_killed_save_leaves_the_old_checkpoint(last, tmp_path):
     assert reading.updates(last) == 1
-    assert any(name.endswith(".part") for name in file_names(tmp_path))
+    assert list(tmp_path.glob("*.part")), "no unfinished file: the save was not killed"
 
 
 @pytest.mark.usefixtures("killed_save")
 def test_a_new_run_removes_what_killed_saves_have_left(last, previous, tmp_path):
-    (tmp_path / "weights7.pt.1.part").write_bytes(b"of a killed run")
+    (tmp_path / "weights7.pt.1.part").write_bytes(b"of a killed run of process 1")
     (tmp_path / "generated.part").write_bytes(b"of another program")
 
     atomic.remove_unfinished(tmp_path)
@@ -142,7 +151,8 @@ def test_a_full_disk_leaves_the_old_checkpoint(last, tmp_path):
     """A full disk is reported with the system's reason, not torch's, and the old file stays unchanged."""
     atomic.save(state_after(1), last)
     before = contents(tmp_path)
-    (tmp_path / f"checkpoint_last.pt.{os.getpid()}.part").symlink_to("/dev/full")
+    unfinished = tmp_path / f"checkpoint_last.pt.{os.getpid()}.part"  # name of the file that a save writes first
+    unfinished.symlink_to("/dev/full")  # which takes no byte
 
     with refused(last) as caught:
         atomic.save(state_after(2, size=100_000), last)
@@ -170,14 +180,14 @@ FOLDER_BIT = 0x10  # in a zip member's attributes: turns it into a folder, for w
 
 
 def bits_to_flip(offset: int) -> set[int]:
-    """Return the bits to flip of a file's byte: FOLDER_BIT in all of them, another one in every fourth."""
+    """Return the bits to flip in the byte at an offset: FOLDER_BIT in each, another in every fourth, to save time."""
     if offset % 4 == 0:
         return {FOLDER_BIT, 1 << offset % 8}
     return {FOLDER_BIT}
 
 
-def test_every_flipped_bit_that_matters_is_noticed(tmp_path):
-    """A flipped bit in any byte is reported as damage, unless torch reads the same tensor."""
+def test_a_flipped_bit_in_any_byte_is_noticed(tmp_path):
+    """A flipped bit is reported as damage, unless torch reads the same tensor, as with one in a time stamp."""
     path = tmp_path / "checkpoint1.pt"
     expected = torch.arange(100.0)
     file = io.BytesIO()
@@ -196,7 +206,7 @@ def test_formats_before_torch_1_6_are_left_to_torch(tmp_path):
     path = tmp_path / "old.pt"
     torch.save(state_after(1), path, _use_new_zipfile_serialization=False)
 
-    reading.check_whole(path)
+    reading.check_whole(path)  # raises no UserError
 
 
 def test_a_missing_file_is_described_in_the_systems_words(tmp_path):
@@ -236,6 +246,7 @@ def test_a_resume_takes_the_last_checkpoint_if_it_is_whole(tmp_path):
 
 @pytest.mark.parametrize("damaged", range(1, len(UPDATES)))
 def test_a_resume_takes_the_newest_whole_checkpoint(damaged, checkpoints, tmp_path):
+    """damaged: how many of the files are, the last checkpoint first."""
     for path in checkpoints[:damaged]:
         flip_a_bit(path)
 
@@ -244,14 +255,14 @@ def test_a_resume_takes_the_newest_whole_checkpoint(damaged, checkpoints, tmp_pa
 
 def test_the_log_names_the_damaged_checkpoint_and_the_one_taken(checkpoints, tmp_path, caplog):
     caplog.set_level(logging.WARNING, reading.log.name)
-    flip_a_bit(checkpoints[0])
+    damaged, newest_whole = checkpoints[:2]
+    flip_a_bit(damaged)
 
     reading.other_than_last(tmp_path, NO_SUFFIX)
 
     (message,) = caplog.messages
-    assert message.startswith(f"{checkpoints[0]}: ")
-    assert "damaged" in message
-    assert message.endswith(str(checkpoints[1]))
+    assert message.startswith(f"{damaged}: ")
+    assert message.endswith(str(newest_whole))
 
 
 def test_a_folder_of_damaged_checkpoints_is_refused_and_left_alone(checkpoints, tmp_path):
@@ -266,19 +277,19 @@ def test_a_folder_of_damaged_checkpoints_is_refused_and_left_alone(checkpoints, 
     assert contents(tmp_path) == before
 
 
-def test_a_folder_without_checkpoints_is_a_new_beginning(tmp_path):
-    assert reading.other_than_last(tmp_path, NO_SUFFIX) is None
-    assert reading.other_than_last(tmp_path / "none", NO_SUFFIX) is None
+@pytest.mark.parametrize("folder", ["", "none"], ids=["an empty folder", "no folder"])
+def test_a_run_without_checkpoints_begins_anew(folder, tmp_path):
+    assert reading.other_than_last(tmp_path / folder, NO_SUFFIX) is None
 
 
-def test_a_missing_last_checkpoint_is_not_a_new_beginning(tmp_path):
+def test_without_a_last_checkpoint_a_resume_takes_the_newest_other(tmp_path):
     path = tmp_path / "checkpoint_1_3.pt"
     torch.save(state_after(3), path)
 
     assert reading.other_than_last(tmp_path, NO_SUFFIX) == path
 
 
-def test_a_checkpoint_of_another_suffix_is_not_taken(tmp_path):
+def test_a_checkpoint_without_the_suffix_is_not_taken_with_it(tmp_path):
     torch.save(state_after(3), tmp_path / "checkpoint_1_3.pt")
 
     assert reading.other_than_last(tmp_path, "-rank-0") is None
@@ -288,6 +299,7 @@ def test_a_checkpoint_of_another_suffix_is_not_taken(tmp_path):
 
 
 def test_tied_weights_in_half_precision_stay_tied_in_float32():
+    """Checkpoints hold weights in float32, as fairseq's do, and a weight under two names once."""
     weight = torch.arange(16.0).bfloat16().view(4, 4)
 
     copied = on_cpu({"model": {"a": weight, "tie": weight}, "none": None})

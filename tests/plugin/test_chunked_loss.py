@@ -28,12 +28,12 @@ from ..support.single_stacks import stock
 
 STOCK = "fairseq's own"  # its model, which stands for no method
 EVERY_MODEL = [*sorted(METHODS), STOCK]
-CHUNK = 3  # tokens
+CHUNK = 3  # tokens: the sample's 19 make seven chunks
 WIDTH = SMALL["encoder_embed_dim"]
 
 
 def translation_sample() -> dict:
-    """Return a batch of 3 sentences of 7 positions, with 19 tokens to predict."""
+    """Return a batch of 3 sentences of 7 positions, with 19 tokens to predict and 2 of padding."""
     src, prev = batch()
     target = prev.roll(-1, 1)
     inputs = {"src_tokens": src, "src_lengths": src.ne(PAD).sum(1), "prev_output_tokens": prev}
@@ -41,6 +41,7 @@ def translation_sample() -> dict:
 
 
 def settings_of_criteria(flags: dict) -> dict:
+    """Return the arguments of a criterion: some values of our own, replaced by `flags`."""
     return {"task": blank_task(VOCAB), "sentence_avg": False, "label_smoothing": 0.1} | flags
 
 
@@ -55,8 +56,11 @@ def chunked_criterion(chunk: int = CHUNK, **flags) -> ChunkedLabelSmoothedCrossE
     return criterion
 
 
-def loss_and_gradients(model, criterion, scale: float = 1.0):
-    """Return the loss of the sample and the gradient of every parameter; scale: factor of the loss before backward."""
+def loss_and_gradients(model, criterion, scale: float = 1.0) -> tuple[float, dict[str, torch.Tensor]]:
+    """Return the loss of the sample, and the gradient of `scale` times the loss by name of the parameter.
+
+    Parameters without a gradient are left out.
+    """
     model.zero_grad(set_to_none=True)
     loss, _size, _log = criterion(model, translation_sample())
     (loss * scale).backward()
@@ -77,7 +81,7 @@ def assert_gradients_close(actual, expected, tolerance: float = 2e-6) -> None:
 
 
 def model_of(method: str):
-    """Build a model of two layers; half of the methods have tied embeddings."""
+    """Build a model of two layers, with tied embeddings if the name's length is even: as good as half of them."""
     tied = len(method) % 2 == 0
     if method == STOCK:
         return stock(MODEL_NAME, share_all_embeddings=tied)
@@ -86,6 +90,7 @@ def model_of(method: str):
 
 @pytest.mark.parametrize("method", EVERY_MODEL)
 def test_loss_and_gradients_equal_fairseqs(method):
+    """The gradients are computed with the loss, and have to follow a factor that comes later, as a loss scale."""
     model = model_of(method)
 
     expected_loss, expected_gradients = loss_and_gradients(model, fairseqs_criterion(), scale=3.0)
@@ -108,13 +113,15 @@ def test_validation_computes_the_loss_and_no_gradient(method, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "flags", [{}, {"label_smoothing": 0.0}, {"sentence_avg": True}, {"report_accuracy": True, "ignore_prefix_size": 2}]
+    "flags",
+    [{}, {"label_smoothing": 0.0}, {"sentence_avg": True}, {"report_accuracy": True, "ignore_prefix_size": 2}],
+    ids=str,
 )
 def test_the_log_equals_fairseqs(flags):
     model = small(2)
     sample = translation_sample()
     likeliest = model(**sample["net_input"])[0].argmax(-1)
-    sample["target"][:, 3] = likeliest[:, 3]  # otherwise the accuracy would be 0
+    sample["target"][:, 3] = likeliest[:, 3]  # one word a sentence is right; otherwise the accuracy would be 0
 
     _, expected_size, expected_log = fairseqs_criterion(**flags)(model, sample)
     _, size, log = chunked_criterion(**flags)(model, sample)
@@ -145,9 +152,9 @@ def test_fairseqs_loss_holds_the_logits_of_every_position():
 
 
 def test_the_chunked_loss_holds_the_logits_of_one_chunk():
-    """Logits are held for at most one chunk: 19 tokens make two chunks of at most 17.
+    """19 tokens make two chunks of 10 and 9, as 17 are allowed at a time.
 
-    The largest tensor is then the transposed weight, which has a row for each feature.
+    The largest tensor as wide as the vocabulary is then the transposed weight, with a row for each of 16 features.
     """
     with LargestLogits() as largest:
         loss_and_gradients(small(1), chunked_criterion(chunk=17))
@@ -155,23 +162,25 @@ def test_the_chunked_loss_holds_the_logits_of_one_chunk():
     assert largest.rows == WIDTH
 
 
-@pytest.mark.parametrize("frozen", ["output_projection", "features"])
+@pytest.mark.parametrize("frozen", ["output projection", "all but the output projection"])
 def test_frozen_parameters_get_no_gradients(frozen):
-    """With the output projection frozen, or all parameters but it, the others' gradients equal fairseq's."""
+    """The gradients of the parameters that are not frozen equal fairseq's."""
     model = small(1)
     for name, parameter in model.named_parameters():
-        is_projection = "output_projection" in name
-        parameter.requires_grad_(is_projection != (frozen == "output_projection"))
+        in_projection = "output_projection" in name
+        is_frozen = in_projection if frozen == "output projection" else not in_projection
+        parameter.requires_grad_(not is_frozen)
 
     _, expected = loss_and_gradients(model, fairseqs_criterion(label_smoothing=0.0))
     _, gradients = loss_and_gradients(model, chunked_criterion(label_smoothing=0.0))
 
+    assert gradients
     assert_gradients_close(gradients, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_no_worse_than_fairseqs(dtype):
-    """Errors against float64 are no larger than fairseq's; unlikely words have gradients below the range of fp16."""
+    """Gradients are no further from those in float64 than fairseq's; those of unlikely words are below fp16's range."""
     tokens = 300
     width = 32
     vocabulary = 3000
@@ -180,20 +189,22 @@ def test_half_precision_is_no_worse_than_fairseqs(dtype):
     weight = (torch.randn(vocabulary, width, generator=generator) / 3).to(dtype)
     targets = torch.randint(0, 8, (tokens,), generator=generator)  # frequent words, so that sums are large
 
-    def fairseqs(x, w):
+    def fairseqs_loss(x, w):
         lprobs = F.log_softmax(x @ w.t(), -1, dtype=torch.promote_types(x.dtype, torch.float32))
-        return label_smoothed_nll_loss(lprobs, targets, 0.1)[0]
+        loss, _nll_loss = label_smoothed_nll_loss(lprobs, targets, epsilon=0.1)
+        return loss
 
     def chunked(x, w):
-        return label_smoothed_loss(x, w, targets, 0.1, 70).loss
+        return label_smoothed_loss(x, w, targets, smoothing=0.1, chunk=70).loss
 
-    def gradients(loss, kind):
+    def gradients(loss_function, kind):
         """Return the gradients of features and weight, computed in a type."""
         inputs = [tensor.detach().clone().to(kind).requires_grad_() for tensor in (features, weight)]
-        return [gradient.double() for gradient in torch.autograd.grad(loss(*inputs), inputs)]
+        loss = loss_function(*inputs)
+        return [gradient.double() for gradient in torch.autograd.grad(loss, inputs)]
 
-    truth = gradients(fairseqs, torch.float64)
-    theirs = gradients(fairseqs, dtype)
+    truth = gradients(fairseqs_loss, torch.float64)
+    theirs = gradients(fairseqs_loss, dtype)
     ours = gradients(chunked, dtype)
 
     for exact, their, our in zip(truth, theirs, ours, strict=True):
@@ -213,7 +224,7 @@ def test_loss_and_gradients_equal_fairseqs_under_autocast():
 
 
 def test_a_model_without_one_output_projection_is_refused():
-    model = stock(MODEL_NAME, 1, adaptive_softmax_cutoff="10,20")
+    model = stock(MODEL_NAME, 1, adaptive_softmax_cutoff="10,20")  # one for each of three groups of words
 
     with refused(f"--criterion {LABEL_SMOOTHED}"):
         chunked_criterion()(model, translation_sample())

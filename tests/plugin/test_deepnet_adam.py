@@ -42,18 +42,21 @@ from ..support.optimisers import (
     optimiser_config,
 )
 
-ABSENT = {4: (1,), 5: (1, 2), 20: (0, 3), 21: (0, 1, 2, 3, 4, 5)}  # update -> parameters without gradients
-RADAM_WAITS = 5  # updates whose rho (Liu et al. 2020) is at most 5, for beta2 = 0.98: the rate is not known yet
+ABSENT = {4: (1,), 5: (1, 2), 20: (0, 3), 21: (0, 1, 2, 3, 4, 5)}  # update -> places of parameters without gradients
+# Updates without a step. Liu et al. 2020 correct the rate from rho > 5 on: for beta2 = 0.98 and update t,
+# rho = 2 / (1 - beta2) - 1 - 2 t beta2^t / (1 - beta2^t) is 4.92 at t = 5 and 5.88 at t = 6.
+RADAM_WAITS = 5
 
 
 @pytest.fixture(autouse=True)
-def no_gpu_needed(monkeypatch):
+def flat_parameters_without_a_gpu(monkeypatch):
     """Replace torch.cuda.current_device, which fairseq calls for flat parameters, where there is no GPU."""
     if not torch.cuda.is_available():
         monkeypatch.setattr("torch.cuda.current_device", lambda: None)
 
 
-def absent(update: int) -> tuple[int, ...]:
+def some_absent(update: int) -> tuple[int, ...]:
+    """Return the places of the parameters that get no gradient in an update."""
     return ABSENT.get(update, ())
 
 
@@ -66,12 +69,12 @@ def test_updates_equal_those_of_fairseqs_adam(eps):
     theirs = draw_parameters()
     ours = draw_parameters()
 
-    expected_norms = make_updates(build_optimiser("adam", theirs, adam_eps=eps), theirs, range(30), absent)
-    norms = make_updates(build_optimiser("deepnet_adam", ours, adam_eps=eps), ours, range(30), absent)
+    expected_norms = make_updates(build_optimiser("adam", theirs, adam_eps=eps), theirs, range(30), some_absent)
+    norms = make_updates(build_optimiser("deepnet_adam", ours, adam_eps=eps), ours, range(30), some_absent)
 
     assert norms == pytest.approx(expected_norms, rel=1e-6)
     assert largest_difference(ours, theirs) < 4e-6
-    assert largest_difference(ours, draw_parameters()) > 0.1
+    assert largest_difference(ours, draw_parameters()) > 0.1  # they have changed
 
 
 def test_the_norm_of_no_gradients_is_zero():
@@ -83,21 +86,22 @@ def test_the_norm_of_no_gradients_is_zero():
 @pytest.mark.parametrize("large", [1000.0, math.nan, math.inf])
 def test_gradient_norms_are_exact_in_float32(large):
     """Gradient norms hold float32 precision for many small and a few large values, and report NaN and infinity."""
-    many = 2**24
+    many = 2**24  # from which on a sum of ones in float32, one by one, would not grow
     params = [nn.Parameter(torch.zeros(many)), nn.Parameter(torch.zeros(3))]
     optimizer = build_optimiser("deepnet_adam", params)
     optimizer.zero_grad()
     params[0].grad = torch.ones(many)
     params[1].grad = torch.full((3,), large)
 
-    norm = optimizer.clip_grad_norm(0.0, lambda own: 3 * own).item()
+    # fairseq passes a function that aggregates the norms of all processes
+    norm = optimizer.clip_grad_norm(0.0, aggregate_norm_fn=lambda own: 3 * own).item()
 
-    expected = 3 * math.sqrt(many + 3 * large**2)
+    expected = 3 * math.sqrt(many * 1.0**2 + 3 * large**2)
     assert norm == pytest.approx(expected, rel=2e-7, nan_ok=True)
 
 
 def test_probes_read_the_gradients_of_the_mean_loss(tmp_path):
-    """Probes read the gradients of the mean loss, although they look before the scaling factor is applied."""
+    """fairseq sums losses over tokens and divides the gradients by their number; probes look before that is applied."""
     tokens = 64
     model = small(2)
     inputs = net_input()
@@ -112,7 +116,7 @@ def test_probes_read_the_gradients_of_the_mean_loss(tmp_path):
     probes.end_update(made=True)
 
     norms = read_record(tmp_path / "probes.jsonl").rows[0]["gradient_norm"]
-    expected = observe(small(2), [inputs])["gradient_norm"]
+    expected = observe(small(2), [inputs])["gradient_norm"]  # of the loss without the factor
     close(norms, expected, tolerance=1e-4)
 
 
@@ -122,11 +126,14 @@ def test_probes_read_the_gradients_of_the_mean_loss(tmp_path):
 class Trained(NamedTuple):
     optimizer: Any
     params: list[nn.Parameter]
-    norms: list[float | str]  # see make_updates
+    norms: list[float | str]  # of the gradients of each update; the error's message where they overflow
 
 
 def trained_in_half_precision(name: str, kind: str) -> Trained:
-    """Make 30 updates, with clipping, overflows and a growing loss scale, in which one parameter has no gradient."""
+    """Make 30 updates, with clipping, overflows and a growing loss scale, in which parameter 4 has no gradient.
+
+    name: adam or deepnet_adam; kind: one of support.optimisers.HALF, precision and layout
+    """
     params = model_parameters(kind)
     optimizer = build_optimiser(name, params, kind)
     norms = make_updates(optimizer, params, range(30), absent=lambda update: (4,))
@@ -134,7 +141,7 @@ def trained_in_half_precision(name: str, kind: str) -> Trained:
 
 
 @pytest.fixture
-def fairseqs(kind) -> Trained:
+def by_fairseq(kind) -> Trained:
     """Provide parameters trained by fairseq's adam; a parameter without a gradient counts as one with gradient 0."""
     trained = trained_in_half_precision("adam", kind)
     assert type(trained.optimizer) is half_precision.DeepFP16
@@ -142,7 +149,7 @@ def fairseqs(kind) -> Trained:
 
 
 @pytest.fixture
-def ours(kind) -> Trained:
+def by_deepnet_adam(kind) -> Trained:
     """Provide parameters trained by deepnet_adam."""
     trained = trained_in_half_precision("deepnet_adam", kind)
     assert type(trained.optimizer) is HalfPrecisionOptimizer
@@ -150,8 +157,8 @@ def ours(kind) -> Trained:
 
 
 @pytest.mark.parametrize("kind", HALF)
-def test_gradient_norms_in_half_precision_equal_fairseqs(kind, fairseqs, ours):
-    for norm, expected in zip(ours.norms, fairseqs.norms, strict=True):
+def test_gradient_norms_in_half_precision_equal_fairseqs(kind, by_fairseq, by_deepnet_adam):
+    for norm, expected in zip(by_deepnet_adam.norms, by_fairseq.norms, strict=True):
         if isinstance(expected, str):  # an overflow
             assert norm == expected
         else:
@@ -159,34 +166,43 @@ def test_gradient_norms_in_half_precision_equal_fairseqs(kind, fairseqs, ours):
 
 
 @pytest.mark.parametrize("kind", [kind for kind in HALF if "fp16" in kind])
-def test_overflows_and_loss_scales_equal_fairseqs(kind, fairseqs, ours):
-    overflows = [update for update, norm in enumerate(fairseqs.norms) if isinstance(norm, str)]
+def test_overflows_and_loss_scales_equal_fairseqs(kind, by_fairseq, by_deepnet_adam):
+    overflows = [update for update, norm in enumerate(by_deepnet_adam.norms) if isinstance(norm, str)]
 
     assert overflows == list(OVERFLOWS)
-    assert ours.optimizer.scaler.loss_scale == fairseqs.optimizer.scaler.loss_scale
+    assert by_deepnet_adam.optimizer.scaler.loss_scale == by_fairseq.optimizer.scaler.loss_scale
 
 
 @pytest.mark.parametrize("kind", HALF)
-def test_float32_weights_equal_fairseqs(kind, fairseqs, ours):
-    expected = float32_weights(fairseqs.optimizer, fairseqs.params)
-    actual = float32_weights(ours.optimizer, ours.params)
+def test_float32_weights_equal_fairseqs(kind, by_fairseq, by_deepnet_adam):
+    expected = float32_weights(by_fairseq.optimizer, by_fairseq.params)
+    actual = float32_weights(by_deepnet_adam.optimizer, by_deepnet_adam.params)
 
     assert largest_difference(actual, expected) < 3e-6
-    assert largest_difference(ours.params, model_parameters(kind)) > 0.05
+    assert largest_difference(by_deepnet_adam.params, model_parameters(kind)) > 0.05  # they have changed
 
 
 @pytest.mark.parametrize("kind", HALF)
-def test_model_weights_are_the_rounded_float32_weights(kind, ours):
-    for weight, param in zip(float32_weights(ours.optimizer, ours.params), ours.params, strict=True):
+def test_model_weights_are_the_rounded_float32_weights(kind, by_deepnet_adam):
+    in_float32 = float32_weights(by_deepnet_adam.optimizer, by_deepnet_adam.params)
+
+    for weight, param in zip(in_float32, by_deepnet_adam.params, strict=True):
         assert torch.equal(weight.to(param.dtype), param)
 
 
 # States of the optimisers
 
 
-def trained_in_two_halves(first: str, second: str, kind: str):
-    """Make 12 updates with an optimiser and, from its state, 12 with another; return parameters and the last state."""
-    missing = absent if kind == "fp32" else none_absent
+class Handover(NamedTuple):
+    """Parameters and optimiser state after a training that a second optimiser has taken over."""
+
+    params: list[nn.Parameter]
+    state: dict
+
+
+def trained_in_two_halves(first: str, second: str, kind: str) -> Handover:
+    """Make 12 updates with an optimiser and, from its state, 12 with another; in float32 some gradients are absent."""
+    missing = some_absent if kind == "fp32" else none_absent
     params = model_parameters(kind)
     optimizer = build_optimiser(first, params, kind)
     make_updates(optimizer, params, range(12), missing)
@@ -195,7 +211,7 @@ def trained_in_two_halves(first: str, second: str, kind: str):
     optimizer = build_optimiser(second, params, kind)
     optimizer.load_state_dict(state, {"lr": LEARNING_RATE})
     make_updates(optimizer, params, range(12, 24), missing)
-    return params, optimizer.state_dict()
+    return Handover(params, optimizer.state_dict())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -203,38 +219,46 @@ def test_fairseqs_state_has_an_entry_for_each_parameter(kind):
     """A state has an entry for each parameter, for the flat one with --fp16, and the loss scale if there is one."""
     params, state = trained_in_two_halves("adam", "adam", kind)
 
-    assert len(state["state"]) == (1 if kind == "fp16" else len(params))
+    entries = 1 if kind == "fp16" else len(params)
+    assert len(state["state"]) == entries
     assert ("loss_scale" in state) == ("fp16" in kind)
+
+
+def assert_same_states(actual: dict, expected: dict, tolerance: float) -> None:
+    """Check that two states of optimisers have the same entries and steps, and moments up to the tolerance."""
+    assert actual.keys() == expected.keys()
+    for key in expected.keys() - {"state", "fp32_params"}:
+        assert actual[key] == expected[key]
+
+    assert list(actual["state"]) == list(expected["state"])
+    for place, expected_entry in expected["state"].items():
+        entry = actual["state"][place]
+        assert entry.keys() == expected_entry.keys()
+        assert type(entry["step"]) is int
+        assert entry["step"] == expected_entry["step"]
+        for moment in ("exp_avg", "exp_avg_sq"):
+            assert largest_difference([entry[moment]], [expected_entry[moment]]) < tolerance
 
 
 @pytest.mark.parametrize(("first", "second"), [("adam", "deepnet_adam"), ("deepnet_adam", "adam")])
 @pytest.mark.parametrize("kind", KINDS)
 def test_state_moves_between_adam_and_deepnet_adam(kind, first, second):
     """12 updates with one optimiser and 12 with the other give the weights and the state of 24 with adam."""
-    expected_params, expected = trained_in_two_halves("adam", "adam", kind)
-    params, state = trained_in_two_halves(first, second, kind)
+    expected = trained_in_two_halves("adam", "adam", kind)
+
+    trained = trained_in_two_halves(first, second, kind)
+
     if kind == "fp32":
         weight_tolerance = 2e-6
         moment_tolerance = 1e-6
     else:  # a difference in the last place
         weight_tolerance = 2e-2
         moment_tolerance = 1e-3
-
-    assert largest_difference(params, expected_params) < weight_tolerance
-    assert state.keys() == expected.keys()
-    for key in expected.keys() - {"state", "fp32_params"}:
-        assert state[key] == expected[key]
-
-    assert list(state["state"]) == list(expected["state"])
-    for place, expected_entry in expected["state"].items():
-        entry = state["state"][place]
-        assert entry.keys() == expected_entry.keys()
-        assert type(entry["step"]) is int
-        assert entry["step"] == expected_entry["step"]
-        for moment in ("exp_avg", "exp_avg_sq"):
-            assert largest_difference([entry[moment]], [expected_entry[moment]]) < moment_tolerance
+    assert largest_difference(trained.params, expected.params) < weight_tolerance
+    assert_same_states(trained.state, expected.state, moment_tolerance)
 
 
+# shapes of the parameters of other models than that of SHAPES, whose last one is (40, 16)
 ONE_LESS = SHAPES[:-1]
 ONE_TRANSPOSED = [*SHAPES[:-1], (16, 40)]
 ONE_IN_ALL = [(5,)]
@@ -245,7 +269,7 @@ OTHER_MODELS = [
     ("bf16", ONE_LESS),
     ("bf16", ONE_TRANSPOSED),
     ("bf16", ONE_IN_ALL),
-    ("fp16", ONE_LESS),  # only the length of the flat tensor can tell
+    ("fp16", ONE_LESS),  # the state is of one flat tensor, of which only the length can tell
 ]
 
 
@@ -256,16 +280,16 @@ def test_the_state_of_another_model_is_refused_as_a_whole(kind, shapes):
     other_params = draw_parameters(dtype, shapes)
     other_optimizer = build_optimiser("deepnet_adam", other_params, kind)
     make_updates(other_optimizer, other_params, range(2))
-    assert optimizer.state_dict()["state"] == {}
 
     with refused("--reset-optimizer"):
         optimizer.load_state_dict(other_optimizer.state_dict())
 
-    assert optimizer.state_dict()["state"] == {}
+    assert optimizer.state_dict()["state"] == {}  # no part was taken over
 
 
 @pytest.mark.parametrize(("section", "key"), REFUSED)
 def test_settings_without_a_meaning_for_deepnet_adam_are_refused(section, key):
+    """Each setting of fairseq's config (section, key) that adam follows and deepnet_adam does not."""
     cfg = optimiser_config("deepnet_adam")
     cfg[section][key] = True
 
@@ -283,6 +307,7 @@ def test_settings_without_a_meaning_for_deepnet_adam_are_refused(section, key):
 
 @pytest.fixture(scope="module", params=["fp32", "bf16"])
 def precision(request) -> str:
+    """Run the test on a checkpoint of float32, and on one of --bf16."""
     return request.param
 
 
@@ -300,32 +325,38 @@ def checkpoint(precision, data, tmp_path_factory):
 def test_a_checkpoint_stores_each_tensor_once(checkpoint, precision):
     model, _ = from_checkpoint(str(checkpoint))
     parameters = sum(param.numel() for param in model.parameters())
-    tensors = 4 if precision == "bf16" else 3  # the weights, two moments, and with bf16 the float32 weights
+    copies = 4 if precision == "bf16" else 3  # the weights, two moments, and with bf16 the float32 weights
     config_and_log = 100_000  # bytes
 
-    assert checkpoint.stat().st_size < 1.25 * 4 * tensors * parameters + config_and_log
+    # 4 bytes a number; a tensor that is stored twice would make it a third or a quarter larger
+    assert checkpoint.stat().st_size < 1.25 * 4 * copies * parameters + config_and_log
 
 
-def test_checkpoints_can_be_averaged(checkpoint, tmp_path):
+def test_the_average_of_equal_checkpoints_is_the_checkpoint(checkpoint, tmp_path):
     average([checkpoint, checkpoint], tmp_path / "mean.pt")
 
     trained = diverging.weights(checkpoint)
-    mean = from_checkpoint(str(tmp_path / "mean.pt"))[0]
+    mean, _ = from_checkpoint(str(tmp_path / "mean.pt"))
     for name, param in mean.named_parameters():
         assert largest_difference([param], [trained[name]]) == 0
 
 
-def test_averaged_checkpoints_export(checkpoint, tmp_path):
+def test_an_averaged_checkpoint_folds_into_the_stock_transformer(checkpoint, tmp_path):
     average([checkpoint, checkpoint], tmp_path / "mean.pt")
 
-    assert fold_checkpoint(str(tmp_path / "mean.pt")).difference < 1e-4
+    folded = fold_checkpoint(str(tmp_path / "mean.pt"))
+
+    assert folded.difference < 1e-4  # of the scores of both models
 
 
 # radam
 
 
 def test_radam_equals_torchs_once_its_rate_is_known():
-    """radam equals torch's RAdam from update 6 on, and takes no steps before, as in the code of Admin's authors."""
+    """radam equals torch's RAdam from update 6 on, and takes no steps before, as in the code of Admin's authors.
+
+    torch takes steps of the momentum alone meanwhile, so both begin each update with the same parameters.
+    """
     weight_decay = 0.1
     params = draw_parameters(torch.float64)
     twins = draw_parameters(torch.float64)
@@ -363,8 +394,9 @@ def test_radam_in_half_precision_stays_close_to_float32(half_precision_radam):
 
     make_updates(build_optimiser("radam", params), params, range(20, 32))
 
-    rounding = 12 * 2**-10  # of twelve updates of fp16 weights from 2 to 4
-    assert largest_difference(half_precision_radam.params, params) < 4e-3 + rounding
+    updates = 12
+    rounding = 2**-10  # of an fp16 weight from 2 to 4: half of the last place
+    assert largest_difference(half_precision_radam.params, params) < 4e-3 + updates * rounding
 
 
 def test_radam_in_half_precision_keeps_float32_moments(half_precision_radam):

@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
 
 from deepnet_fairseq.plugin.graphs import settings
+from deepnet_fairseq.plugin.graphs.step import GraphedStep
 from deepnet_fairseq.plugin.probe_record import read_record
 
 from ..conftest import TRAIN_FLAGS
 from ..support.diverging import TINY, train, updates, weights
 from ..support.recorded_graph import RecordedDevice
 
+# 20 sentences in batches of 4, which no limit of tokens divides further
 FIVE_UPDATES_AN_EPOCH = (
     "--train-subset", "test", "--batch-size", "4", "--required-batch-size-multiple", "1", "--max-tokens", "10000",
 )  # fmt: skip
-SHAPES = 3
+SHAPES = 3  # shapes of batches that get a graph
 FLAGS = (*TINY, *FIVE_UPDATES_AN_EPOCH, "--cuda-graphs", str(SHAPES))
+# probes that read the gradients of every fourth update, and an end after 100 updates without progress
 WATCHED = (*FLAGS, "--deepnet-probe", "gradient_norm", "--probe-interval", "4", "--stop-stuck", "100")
 WITH_VALIDATION = tuple(flag for flag in TRAIN_FLAGS if flag != "--disable-validation")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def trainers():
-    """Provide the list of the trainers of this file's runs, which have graphs on a CPU."""
+    """Let the runs of this file record graphs on a CPU; provide the list of their trainers, the latest last."""
     made = []
 
     def device_of(trainer):
@@ -37,23 +42,26 @@ def trainers():
         yield made
 
 
+class Run(NamedTuple):
+    folder: Path
+    graphs: GraphedStep
+
+
 @pytest.fixture(scope="module")
-def uninterrupted_run(data, tmp_path_factory, trainers):
-    """Provide the folder and the GraphedStep of three epochs with probes, validation and --stop-stuck."""
+def uninterrupted_run(data, tmp_path_factory, trainers) -> Run:
+    """Provide a run of three epochs, 15 updates, with probes, validation and --stop-stuck."""
     folder = tmp_path_factory.mktemp("whole")
     train(data, folder, *WATCHED, "--max-epoch", "3", common=WITH_VALIDATION)
-    return folder, trainers[-1].graphs
+    return Run(folder, trainers[-1].graphs)
 
 
 def test_updates_that_probes_watch_are_computed_without_graphs(uninterrupted_run):
-    folder, graphs = uninterrupted_run
-
-    watched = read_record(folder / "probes.jsonl").updates()
+    watched = read_record(uninterrupted_run.folder / "probes.jsonl").updates()
 
     assert watched == [0, 4, 8, 12]
-    assert graphs.served == 15 - len(watched)
-    assert graphs.unserved == 0
-    assert graphs.obstacle is None
+    assert uninterrupted_run.graphs.served == 15 - len(watched)
+    assert uninterrupted_run.graphs.unserved == 0  # batches that came to the graphs, and were left to fairseq
+    assert uninterrupted_run.graphs.obstacle is None
 
 
 def test_a_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(data, uninterrupted_run, tmp_path):
@@ -61,23 +69,24 @@ def test_a_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(data, uninterr
     train(data, tmp_path, *WATCHED, "--max-epoch", "3", common=WITH_VALIDATION)
 
     resumed = weights(tmp_path / "checkpoint_last.pt")
-    uninterrupted = weights(uninterrupted_run[0] / "checkpoint_last.pt")
+    uninterrupted = weights(uninterrupted_run.folder / "checkpoint_last.pt")
     assert resumed.keys() == uninterrupted.keys()
     for name, weight in uninterrupted.items():
         assert torch.equal(resumed[name], weight), name
 
 
-def test_an_epoch_with_other_data_goes_on_with_graphs(data, tmp_path, trainers):
-    """Batches of the second shard are made in its epoch; shapes that none covers get some of their own."""
+def test_an_epoch_with_other_data_gets_graphs_too(data, tmp_path, trainers):
+    """The second epoch trains on another shard: shapes of its batches that no graph covers get some of their own."""
     second_shard = shutil.copytree(data, tmp_path / "second")
-    for file in data.glob("valid.*"):
+    for file in data.glob("valid.*"):  # in the place of the sentences that the first epoch trains on
         shutil.copy(file, second_shard / file.name.replace("valid.", "test.", 1))
-
     flags = (*FLAGS, "--update-epoch-batch-itr", "True", "--max-epoch", "2")
+
     train(f"{data}:{second_shard}", tmp_path / "run", *flags)
 
     graphs = trainers[-1].graphs
     made = updates(tmp_path / "run")
-    assert made > 5
+    assert made > 5  # updates of the first epoch
     assert graphs.obstacle is None
+    assert len(graphs.captured) > SHAPES
     assert graphs.served >= made - 3
